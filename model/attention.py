@@ -1,0 +1,209 @@
+"""Attention over a packed ribbon: the only code that knows where sequences end.
+
+Scaled dot-product attention (Vaswani et al. 2017, section 3.2.1), bidirectional within each sequence, never
+across two. Queries may be fewer than keys: in the last layer only read positions ask.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.nn.attention import varlen
+
+from model.packing import Segments
+
+
+class Attention(Protocol):
+    """Attention of one batch, set up once and used by every layer."""
+
+    def __call__(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        """query (total_queries, heads, head_dim), key and value (total_keys, heads, head_dim)
+        -> (total_queries, heads, head_dim)"""
+        ...
+
+
+def attention_for(
+    queries: Segments, keys: Segments, device: torch.device, dtype: torch.dtype, head_dim: int, dropout: float = 0.0
+) -> Attention:
+    """The fastest attention that computes this batch: variable-length flash attention where it exists."""
+    if can_use_varlen(device, dtype, head_dim) and dropout == 0.0:
+        return VarlenAttention(queries, keys)
+    return PaddedAttention(queries, keys, device, dropout)
+
+
+def can_use_varlen(device: torch.device, dtype: torch.dtype, head_dim: int) -> bool:
+    """Whether the variable-length kernel takes such tensors (16-bit on Ampere or newer)."""
+    return (
+        device.type == "cuda"
+        and dtype in (torch.float16, torch.bfloat16)
+        and head_dim % 8 == 0
+        and head_dim <= 256
+        and torch.cuda.get_device_capability(device) >= (8, 0)
+    )
+
+
+class VarlenAttention:
+    """Flash attention that reads the boundaries from `cu_seqlens`; no padding at all."""
+
+    def __init__(self, queries: Segments, keys: Segments) -> None:
+        self.queries = queries
+        self.keys = keys
+
+    def __call__(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        out: Tensor = varlen.varlen_attn(
+            query,
+            key,
+            value,
+            self.queries.cu_seqlens,
+            self.keys.cu_seqlens,
+            self.queries.max_seqlen,
+            self.keys.max_seqlen,
+        )
+        return out
+
+
+class PaddedAttention:
+    """Pads inside attention only, in runs of neighbours of similar length, and unpads at once.
+
+    A run of sequences of equal length is a view of the ribbon and costs no copy, so a ribbon sorted by
+    length is computed with next to no padding.
+    """
+
+    def __init__(self, queries: Segments, keys: Segments, device: torch.device, dropout: float = 0.0) -> None:
+        self.dropout = dropout
+        self.runs = [_Run.make(run, queries, keys, device) for run in similar_runs(keys.lengths)]
+
+    def __call__(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        outs = [run.attend(query, key, value, self.dropout) for run in self.runs]
+        return outs[0] if len(outs) == 1 else torch.cat(outs)
+
+
+# A run ends where its padding would outgrow this share of its own tokens, once it has enough of them to keep
+# a matmul busy. Each run costs a few kernel launches.
+_PADDING_TOLERANCE = 0.125
+_RUN_TOKENS = 512
+
+
+def similar_runs(lengths: tuple[int, ...]) -> list[range]:
+    """Split a batch into runs of neighbouring sequences that waste little when padded to their longest."""
+    runs: list[range] = []
+    start = tokens = longest = 0
+    for i, length in enumerate(lengths):
+        padded = max(longest, length) * (i - start + 1)
+        if tokens >= _RUN_TOKENS and padded - tokens - length > _PADDING_TOLERANCE * padded:
+            runs.append(range(start, i))
+            start, tokens, longest = i, 0, 0
+        tokens += length
+        longest = max(longest, length)
+    runs.append(range(start, len(lengths)))
+    return runs
+
+
+@dataclass(frozen=True, slots=True)
+class _Side:
+    """Rows [first, last) of a ribbon as (batch, longest) and back."""
+
+    first: int
+    last: int
+    batch: int
+    longest: int
+    pad_index: Tensor | None
+    """Ribbon row (from `first`) of each padded cell, 0 for padding: (batch * longest,); None if none is padding."""
+    unpad_index: Tensor | None
+    """Padded cell of each ribbon row: (last - first,)"""
+
+    @classmethod
+    def make(cls, run: range, segments: Segments, device: torch.device) -> _Side:
+        lengths = segments.lengths[run.start : run.stop]
+        first = sum(segments.lengths[: run.start])
+        total, longest = sum(lengths), max(lengths)
+        if longest * len(lengths) == total:
+            return cls(first, first + total, len(lengths), longest, None, None)
+        counts = torch.tensor(lengths)
+        column = torch.arange(longest)
+        real = (column < counts[:, None]).flatten()  # (batch * longest,)
+        unpad = real.nonzero().squeeze(1)
+        pad = torch.zeros(len(lengths) * longest, dtype=torch.int64)
+        pad[unpad] = torch.arange(total)
+        return cls(first, first + total, len(lengths), longest, pad.to(device), unpad.to(device))
+
+    def pad(self, ribbon: Tensor) -> Tensor:
+        """(rows, heads, head_dim) -> (batch, heads, longest, head_dim)"""
+        rows = ribbon[self.first : self.last]
+        if self.pad_index is not None and self.unpad_index is not None:
+            rows = _Rows.apply(rows, self.pad_index, self.unpad_index)
+        return rows.view(self.batch, self.longest, *rows.shape[1:]).transpose(1, 2)
+
+    def unpad(self, padded: Tensor) -> Tensor:
+        """(batch, heads, longest, head_dim) -> (rows, heads, head_dim)"""
+        rows = padded.transpose(1, 2).flatten(0, 1)
+        if self.pad_index is not None and self.unpad_index is not None:
+            rows = _Rows.apply(rows, self.unpad_index, self.pad_index)
+        return rows
+
+
+class _Rows(torch.autograd.Function):
+    """`rows[index]`, whose gradient is a gather too: `back[i]` is the one place where row i went.
+
+    Padding cells repeat row 0 going in; their gradient is zero because the key mask hides them, and going
+    out nobody reads them. So the slow scatter-add of `index_select`'s own backward is never needed.
+    """
+
+    @staticmethod
+    def forward(ctx: torch.autograd.function.FunctionCtx, rows: Tensor, index: Tensor, back: Tensor) -> Tensor:
+        ctx.save_for_backward(index, back)
+        return rows.index_select(0, index)
+
+    @staticmethod
+    def backward(ctx: torch.autograd.function.FunctionCtx, *grads: Tensor) -> tuple[Tensor, None, None]:
+        index, back = ctx.saved_tensors  # type: ignore[attr-defined]
+        grad = grads[0].index_select(0, back)
+        if index.shape[0] < back.shape[0]:  # an unpad: nobody read the padding
+            padding = torch.ones(back.shape[0], dtype=torch.bool, device=back.device)
+            padding[index] = False
+            grad.masked_fill_(padding[:, None, None], 0)
+        return grad, None, None
+
+
+@dataclass(frozen=True, slots=True)
+class _Run:
+    queries: _Side
+    keys: _Side
+    bias: Tensor | None
+    """0 for keys, -inf for padding: (batch, 1, 1, longest) float32; None without padding."""
+
+    @classmethod
+    def make(cls, run: range, queries: Segments, keys: Segments, device: torch.device) -> _Run:
+        query_side = _Side.make(run, queries, device)
+        key_side = query_side if queries is keys else _Side.make(run, keys, device)
+        bias = None
+        if key_side.pad_index is not None:
+            lengths = torch.tensor(keys.lengths[run.start : run.stop])
+            hidden = torch.arange(key_side.longest) >= lengths[:, None]  # (batch, longest)
+            bias = torch.zeros(hidden.shape).masked_fill_(hidden, -math.inf)[:, None, None].to(device)
+        return cls(query_side, key_side, bias)
+
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, dropout: float) -> Tensor:
+        if self.queries.longest == 0:  # nobody asks
+            return query[self.queries.first : self.queries.last]
+        q, k, v = self.queries.pad(query), self.keys.pad(key), self.keys.pad(value)
+        if torch.is_grad_enabled() and q.device.type == "cpu":
+            return self.queries.unpad(_matmul_attention(q, k, v, self.bias, dropout))
+        mask = None if self.bias is None else self.bias.to(q.dtype)
+        return self.queries.unpad(F.scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=dropout))
+
+
+def _matmul_attention(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, dropout: float) -> Tensor:
+    """(batch, heads, seq, head_dim): on CPU the backward of three plain operations beats the fused kernel's."""
+    scores = (q * q.shape[-1] ** -0.5) @ k.transpose(-1, -2)  # (batch, heads, queries, keys)
+    if bias is not None:
+        scores = scores + bias.to(scores.dtype)
+    weights = scores.softmax(-1)
+    if dropout:
+        weights = F.dropout(weights, dropout)
+    return weights @ v

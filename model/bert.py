@@ -1,0 +1,139 @@
+"""BERT's encoder (Devlin et al. 2018, https://arxiv.org/abs/1810.04805), read from top to bottom.
+
+Post-layer-norm transformer with learned positions and segment embeddings, as published. It differs from the
+usual implementations in what it does not compute: no padding (`PackedBatch`), and in the last layer nothing
+for positions that nobody reads (`Reads`).
+"""
+
+from __future__ import annotations
+
+from functools import partial
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from model.attention import Attention, attention_for
+from model.config import BertConfig
+from model.packing import PackedBatch
+
+_ACTIVATIONS = {
+    "gelu": F.gelu,
+    "gelu_new": partial(F.gelu, approximate="tanh"),
+    "gelu_pytorch_tanh": partial(F.gelu, approximate="tanh"),
+    "gelu_fast": partial(F.gelu, approximate="tanh"),
+    "relu": F.relu,
+    "silu": F.silu,
+    "swish": F.silu,
+    "tanh": torch.tanh,
+}
+
+
+class Activation(nn.Module):
+    """The non-linearity that the configuration names."""
+
+    def __init__(self, config: BertConfig) -> None:
+        super().__init__()
+        self.name = config.hidden_act
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = _ACTIVATIONS[self.name](x)  # type: ignore[operator]
+        return out
+
+
+class BertEmbeddings(nn.Module):
+    """Sum of word, position and segment embeddings (section 3, "Input/Output Representations")."""
+
+    def __init__(self, config: BertConfig) -> None:
+        super().__init__()
+        self.word_embeddings = nn.Embedding(config.vocab_size, config.hidden_size)
+        self.position_embeddings = nn.Embedding(config.max_position_embeddings, config.hidden_size)
+        self.token_type_embeddings = nn.Embedding(config.type_vocab_size, config.hidden_size)
+        self.norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
+        self.dropout = nn.Dropout(config.hidden_dropout_prob)
+
+    def forward(self, batch: PackedBatch) -> Tensor:
+        embedded = self.word_embeddings(batch.input_ids)  # (total_tokens, hidden)
+        embedded = embedded + self.token_type_embeddings(batch.token_type_ids)
+        embedded = embedded + self.position_embeddings(batch.position_ids)
+        return self.dropout(self.norm(embedded))  # type: ignore[no-any-return]
+
+
+class BertLayer(nn.Module):
+    """Self-attention and feed-forward, each with a residual and a layer norm after it."""
+
+    def __init__(self, config: BertConfig) -> None:
+        super().__init__()
+        hidden = config.hidden_size
+        self.heads, self.head_dim = config.num_attention_heads, config.head_dim
+        self.query_key_value = nn.Linear(hidden, 3 * hidden)  # one matmul instead of three
+        self.attention_output = nn.Linear(hidden, hidden)
+        self.attention_norm = nn.LayerNorm(hidden, eps=config.layer_norm_eps)
+        self.intermediate = nn.Linear(hidden, config.intermediate_size)
+        self.activation = Activation(config)
+        self.output = nn.Linear(config.intermediate_size, hidden)
+        self.output_norm = nn.LayerNorm(hidden, eps=config.layer_norm_eps)
+        self.dropout = nn.Dropout(config.hidden_dropout_prob)
+
+    def forward(self, hidden: Tensor, attention: Attention, read: Tensor | None = None) -> Tensor:
+        """(total_tokens, hidden) -> the same, or (num_reads, hidden) where `read` indexes the rows wanted."""
+        if read is None:
+            qkv = self.query_key_value(hidden).unflatten(-1, (3, self.heads, self.head_dim))
+            query, key, value = qkv.unbind(1)  # each (total_tokens, heads, head_dim)
+        else:
+            query, key, value = self._project_reads(hidden, read)
+            hidden = hidden.index_select(0, read)
+        context = attention(query, key, value).flatten(1)
+        hidden = self.attention_norm(hidden + self.dropout(self.attention_output(context)))
+        inner = self.activation(self.intermediate(hidden))
+        return self.output_norm(hidden + self.dropout(self.output(inner)))  # type: ignore[no-any-return]
+
+    def _project_reads(self, hidden: Tensor, read: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries of the read rows only, keys and values of all: (rows, heads, head_dim) each."""
+        width = self.heads * self.head_dim
+        weight, bias = self.query_key_value.weight, self.query_key_value.bias
+        query = F.linear(hidden.index_select(0, read), weight[:width], bias[:width])
+        keys_values = F.linear(hidden, weight[width:], bias[width:]).unflatten(-1, (2, self.heads, self.head_dim))
+        key, value = keys_values.unbind(1)
+        return query.unflatten(-1, (self.heads, self.head_dim)), key, value
+
+
+class BertEncoder(nn.Module):
+    """Embeddings and the stack of layers: the part that every head shares."""
+
+    def __init__(self, config: BertConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.embeddings = BertEmbeddings(config)
+        self.layers = nn.ModuleList(BertLayer(config) for _ in range(config.num_hidden_layers))
+
+    def forward(self, batch: PackedBatch) -> Tensor:
+        """Final hidden states: (num_reads, hidden) of `batch.reads`, or (total_tokens, hidden) without reads."""
+        hidden = self.embeddings(batch)
+        dropout = self.config.attention_probs_dropout_prob if self.training else 0.0
+        where = (hidden.device, _compute_dtype(hidden), self.config.head_dim, dropout)
+        attention = attention_for(batch.segments, batch.segments, *where)
+        for layer in self.layers[:-1]:
+            hidden = layer(hidden, attention)
+        if batch.reads is None:
+            return self.layers[-1](hidden, attention)  # type: ignore[no-any-return]
+        attention = attention_for(batch.reads.segments, batch.segments, *where)
+        return self.layers[-1](hidden, attention, batch.reads.index)  # type: ignore[no-any-return]
+
+
+def _compute_dtype(hidden: Tensor) -> torch.dtype:
+    """The precision that the linear layers answer in."""
+    device = hidden.device.type
+    return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else hidden.dtype
+
+
+def initialise(module: nn.Module, config: BertConfig, generator: torch.Generator | None = None) -> None:
+    """Weights from N(0, initializer_range), biases 0, norms 1 (as in the published code)."""
+    for part in module.modules():
+        if isinstance(part, nn.Linear | nn.Embedding):
+            nn.init.normal_(part.weight, std=config.initializer_range, generator=generator)
+        if isinstance(part, nn.Linear) and part.bias is not None:
+            nn.init.zeros_(part.bias)
+        if isinstance(part, nn.LayerNorm):
+            nn.init.ones_(part.weight)
+            nn.init.zeros_(part.bias)

@@ -1,0 +1,65 @@
+"""Everything that can go wrong below the HTTP line, in the domain's words.
+
+BertError
+├── ConfigError            a configuration that describes no model
+├── CheckpointError        a directory that cannot be loaded; names the file and the reason
+└── TextError              a text that has no answer; the caller can mend it
+    ├── EmptyTextError
+    ├── TextTooLongError
+    ├── NoMaskError
+    └── UnknownTargetError
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+
+class BertError(Exception):
+    """Base of every error that `model` raises on purpose."""
+
+
+class ConfigError(BertError, ValueError):
+    """A configuration that describes no model."""
+
+
+class CheckpointError(BertError):
+    """A checkpoint directory that cannot be loaded or written."""
+
+    def __init__(self, path: Path | str, reason: str) -> None:
+        super().__init__(f"{path}: {reason}")
+        self.path = Path(path)
+        self.reason = reason
+
+
+class TextError(BertError, ValueError):
+    """A text that has no answer. The message says what to change."""
+
+
+class EmptyTextError(TextError):
+    """Nothing is left of the text after normalisation."""
+
+
+class TextTooLongError(TextError):
+    """More tokens than the model has positions."""
+
+    def __init__(self, tokens: int, limit: int) -> None:
+        super().__init__(
+            f"the input has {tokens} tokens, the model takes at most {limit} "
+            "(special tokens included); shorten it or set parameters.truncate to true"
+        )
+        self.tokens = tokens
+        self.limit = limit
+
+
+class NoMaskError(TextError):
+    """A text for fill-mask without a mask that reaches the model."""
+
+
+class UnknownTargetError(TextError):
+    """A target that is not a single token of the vocabulary."""
+
+    def __init__(self, target: str, pieces: list[str]) -> None:
+        split = f"it is split into {pieces}" if pieces else "it holds no token at all"
+        super().__init__(f"target {target!r} is no single token of the vocabulary: {split}")
+        self.target = target

@@ -1,0 +1,101 @@
+"""What is asked of the encoder: masked words, next sentence, class of a sequence.
+
+Heads take rows of hidden states, not sequences, so that the caller decides which positions are worth a
+projection onto the vocabulary.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from model.bert import Activation, BertEncoder, initialise
+from model.config import BertConfig
+from model.packing import PackedBatch
+
+
+class MaskedLMHead(nn.Module):
+    """Transform and decoder (Devlin et al. 2018, section 3.1, task 1). The decoder's weight is the word
+    embedding unless the checkpoint was trained untied."""
+
+    def __init__(self, config: BertConfig, word_embeddings: nn.Embedding) -> None:
+        super().__init__()
+        self.transform = nn.Linear(config.hidden_size, config.hidden_size)
+        self.activation = Activation(config)
+        self.norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
+        self.decoder = nn.Linear(config.hidden_size, config.vocab_size)
+        if config.tie_word_embeddings:
+            self.decoder.weight = word_embeddings.weight
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        """(rows, hidden) -> logits (rows, vocab_size)"""
+        return self.decoder(self.norm(self.activation(self.transform(hidden))))  # type: ignore[no-any-return]
+
+
+class Pooler(nn.Module):
+    """`tanh(W h)` of a sequence's [CLS]."""
+
+    def __init__(self, config: BertConfig) -> None:
+        super().__init__()
+        self.dense = nn.Linear(config.hidden_size, config.hidden_size)
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        """Hidden states of [CLS] (batch, hidden) -> (batch, hidden)"""
+        return torch.tanh(self.dense(hidden))
+
+
+class NextSentenceHead(nn.Module):
+    """Logit 0: the second segment follows the first; logit 1: it does not (section 3.1, task 2)."""
+
+    def __init__(self, config: BertConfig) -> None:
+        super().__init__()
+        self.pooler = Pooler(config)
+        self.classifier = nn.Linear(config.hidden_size, 2)
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        """Hidden states of [CLS] (batch, hidden) -> logits (batch, 2)"""
+        return self.classifier(self.pooler(hidden))  # type: ignore[no-any-return]
+
+
+class BertForPreTraining(nn.Module):
+    """Encoder with the masked-LM head and, unless the checkpoint has none, the next-sentence head."""
+
+    def __init__(self, config: BertConfig, *, next_sentence: bool = True) -> None:
+        super().__init__()
+        self.config = config
+        self.encoder = BertEncoder(config)
+        self.masked_lm = MaskedLMHead(config, self.encoder.embeddings.word_embeddings)
+        self.next_sentence = NextSentenceHead(config) if next_sentence else None
+
+    def forward(self, batch: PackedBatch) -> Tensor:
+        """Hidden states of the read positions; give rows of them to `masked_lm` and `next_sentence`."""
+        return self.encoder(batch)  # type: ignore[no-any-return]
+
+    def initialise(self, generator: torch.Generator | None = None) -> None:
+        initialise(self, self.config, generator)
+
+
+class BertForSequenceClassification(nn.Module):
+    """Encoder, pooler and a linear classifier over it (section 4.1)."""
+
+    def __init__(self, config: BertConfig) -> None:
+        super().__init__()
+        self.config = config
+        dropout = config.classifier_dropout
+        self.encoder = BertEncoder(config)
+        self.pooler = Pooler(config)
+        self.dropout = nn.Dropout(config.hidden_dropout_prob if dropout is None else dropout)
+        self.classifier = nn.Linear(config.hidden_size, config.num_labels)
+
+    def forward(self, batch: PackedBatch) -> Tensor:
+        """Batch that reads each sequence's [CLS] and nothing else -> logits (batch, num_labels)"""
+        return self.classifier(self.dropout(self.pooler(self.encoder(batch))))  # type: ignore[no-any-return]
+
+    def initialise(self, generator: torch.Generator | None = None) -> None:
+        initialise(self, self.config, generator)
+
+
+def masked_lm_loss(logits: Tensor, labels: Tensor) -> Tensor:
+    """Mean cross-entropy in nats over the masked positions: (rows, vocab_size), (rows,) -> ()."""
+    return F.cross_entropy(logits.float(), labels)

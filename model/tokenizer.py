@@ -1,0 +1,244 @@
+"""Text to token ids and back: WordPiece (Devlin et al. 2018, section 3; Wu et al. 2016) on `tokenizers`."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import tokenizers
+from tokenizers import Tokenizer as _RustTokenizer
+from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
+
+from model.errors import CheckpointError, EmptyTextError, TextTooLongError, UnknownTargetError
+
+PAD, UNK, CLS, SEP, MASK = SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
+
+
+@dataclass(frozen=True, slots=True)
+class Encoding:
+    """One text, or a pair of texts, as the model reads it: `[CLS] a [SEP]` or `[CLS] a [SEP] b [SEP]`."""
+
+    input_ids: list[int]
+    token_type_ids: list[int]
+    """0 up to and including the first [SEP], 1 after it."""
+    spans: list[tuple[int, int]]
+    """Characters of its own text that each token covers; (0, 0) for [CLS] and [SEP]."""
+    truncated: bool
+    dropped: tuple[int, ...] = ()
+    """Ids of the tokens that truncation cut off."""
+
+    def __len__(self) -> int:
+        return len(self.input_ids)
+
+
+class Tokenizer:
+    """WordPiece with BERT's five special tokens, which the text may spell out (`[MASK]`)."""
+
+    def __init__(self, rust: _RustTokenizer) -> None:
+        missing = [token for token in SPECIAL_TOKENS if rust.token_to_id(token) is None]
+        if missing:
+            raise ValueError(f"the vocabulary lacks {', '.join(missing)}")
+        rust.no_padding()
+        rust.no_truncation()
+        self._rust = rust
+        self.pad_id, self.unk_id, self.cls_id, self.sep_id, self.mask_id = map(self.token_id, SPECIAL_TOKENS)
+        self.special_ids = frozenset(map(self.token_id, SPECIAL_TOKENS))
+        self.vocab_size: int = rust.get_vocab_size(with_added_tokens=True)
+
+    @classmethod
+    def load(cls, path: Path | str) -> Tokenizer:
+        """Read `tokenizer.json` or, without one, `vocab.txt` from a checkpoint directory (or such a file).
+
+        Raises:
+            CheckpointError: neither is there, or the file is broken; the message names it.
+        """
+        path = Path(path)
+        candidates = [path] if path.is_file() else [path / "tokenizer.json", path / "vocab.txt"]
+        found = next((file for file in candidates if file.is_file()), None)
+        if found is None:
+            raise CheckpointError(path, "holds neither tokenizer.json nor vocab.txt")
+        try:
+            return cls(_from_json(found) if found.suffix == ".json" else _from_vocab(found))
+        except CheckpointError:
+            raise
+        except Exception as error:  # `tokenizers` raises bare Exception
+            raise CheckpointError(found, f"is no usable WordPiece tokenizer: {error}") from error
+
+    @classmethod
+    def from_vocab(cls, vocab: Sequence[str], *, lowercase: bool = True) -> Tokenizer:
+        """A BERT tokenizer over word pieces in the order of their ids."""
+        return cls(_wordpiece({token: i for i, token in enumerate(vocab)}, lowercase=lowercase))
+
+    @classmethod
+    def train(
+        cls,
+        texts: Iterable[str],
+        vocab_size: int,
+        *,
+        lowercase: bool = True,
+        min_frequency: int = 2,
+        show_progress: bool = True,
+    ) -> Tokenizer:
+        """Learn a vocabulary of word pieces. The special tokens get the ids 0 to 4."""
+        rust = _wordpiece({}, lowercase=lowercase)
+        trainer = tokenizers.trainers.WordPieceTrainer(
+            vocab_size=vocab_size,
+            min_frequency=min_frequency,
+            special_tokens=list(SPECIAL_TOKENS),
+            limit_alphabet=1000,
+            continuing_subword_prefix="##",
+            show_progress=show_progress,
+        )
+        rust.train_from_iterator(texts, trainer)
+        return cls(_wordpiece(rust.get_vocab(), lowercase=lowercase))
+
+    def save(self, path: Path | str) -> None:
+        """Write `tokenizer.json`, and beside it the small files with which `transformers` opens it."""
+        path = Path(path)
+        self._rust.save(str(path / "tokenizer.json"))
+        settings: dict[str, Any] = {"tokenizer_class": "BertTokenizer", "do_lower_case": self.lowercase}
+        settings |= {f"{name}_token": token for name, token in _special_names()}
+        (path / "tokenizer_config.json").write_text(json.dumps(settings, indent=2) + "\n")
+
+    @property
+    def lowercase(self) -> bool:
+        """Whether case is folded."""
+        return bool(getattr(self._rust.normalizer, "lowercase", False))
+
+    @property
+    def vocab(self) -> list[str]:
+        """Every token in the order of its id."""
+        return [self._rust.id_to_token(i) or "" for i in range(self.vocab_size)]
+
+    def to_json(self) -> str:
+        """The whole tokenizer as one string; equal strings tokenize equally."""
+        return str(self._rust.to_str())
+
+    def token_id(self, token: str) -> int:
+        """Id of a token spelled exactly as in the vocabulary."""
+        found = self._rust.token_to_id(token)
+        if found is None:
+            raise KeyError(token)
+        return int(found)
+
+    def token(self, token_id: int) -> str:
+        """Spelling of an id, with its `##` if it continues a word."""
+        return self._rust.id_to_token(token_id) or UNK
+
+    def target_id(self, word: str) -> int:
+        """Id of a word a caller asks about, normalised as a text would be.
+
+        Raises:
+            UnknownTargetError: the word is no single token of the vocabulary.
+        """
+        exact = self._rust.token_to_id(word)
+        if exact is not None:
+            return int(exact)
+        pieces = self._rust.encode(word, add_special_tokens=False)
+        if len(pieces.ids) != 1 or pieces.ids[0] == self.unk_id:
+            raise UnknownTargetError(word, pieces.tokens)
+        return int(pieces.ids[0])
+
+    def encode(
+        self, text: str, text_pair: str | None = None, *, max_length: int | None = None, truncate: bool = False
+    ) -> Encoding:
+        """One text or a pair with its special tokens.
+
+        A pair that is too long loses tokens from the end of whichever half is longer.
+
+        Raises:
+            EmptyTextError: a text holds no token.
+            TextTooLongError: longer than `max_length` while `truncate` is false.
+        """
+        halves = [self._rust.encode(text, add_special_tokens=False)]
+        if text_pair is not None:
+            halves.append(self._rust.encode(text_pair, add_special_tokens=False))
+        for half, name in zip(halves, ("text", "text_pair"), strict=False):
+            if not half.ids:
+                raise EmptyTextError(f"{name} is empty" if text_pair is not None else "the text is empty")
+        return self._assemble(halves, max_length, truncate)
+
+    def _assemble(self, halves: Sequence[tokenizers.Encoding], max_length: int | None, truncate: bool) -> Encoding:
+        lengths = [len(half.ids) for half in halves]
+        total = sum(lengths) + len(halves) + 1
+        kept = lengths
+        if max_length is not None and total > max_length:
+            if not truncate:
+                raise TextTooLongError(total, max_length)
+            kept = truncate_longest_first(lengths, max_length - len(halves) - 1)
+        ids, types, spans, dropped = [self.cls_id], [0], [(0, 0)], []
+        for segment, (half, keep) in enumerate(zip(halves, kept, strict=True)):
+            ids += half.ids[:keep]
+            spans += half.offsets[:keep]
+            dropped += half.ids[keep:]
+            ids.append(self.sep_id)
+            spans.append((0, 0))
+            types += [segment] * (len(ids) - len(types))
+        return Encoding(ids, types, spans, bool(dropped), tuple(dropped))
+
+    def ids(self, text: str) -> list[int]:
+        """Ids of a text without [CLS] and [SEP]."""
+        return list(self._rust.encode(text, add_special_tokens=False).ids)
+
+    def ids_batch(self, texts: Sequence[str]) -> list[list[int]]:
+        """`ids` of many texts, computed in parallel threads."""
+        return [list(e.ids) for e in self._rust.encode_batch_fast(list(texts), add_special_tokens=False)]
+
+    def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
+        """Ids to text, word pieces joined."""
+        return str(self._rust.decode(list(ids), skip_special_tokens=skip_special_tokens))
+
+
+def truncate_longest_first(lengths: Sequence[int], budget: int) -> list[int]:
+    """How much of each part to keep so that the sum fits, taking from the longest first.
+
+    >>> truncate_longest_first([10, 4], 9)
+    [5, 4]
+    """
+    kept = list(lengths)
+    if len(kept) == 1:
+        return [min(kept[0], max(budget, 0))]
+    first, second = kept
+    short = min(first, second, budget // 2)
+    return [budget - short, short] if first >= second else [short, budget - short]
+
+
+def _special_names() -> list[tuple[str, str]]:
+    return [(token.strip("[]").lower(), token) for token in SPECIAL_TOKENS]
+
+
+def _wordpiece(vocab: dict[str, int], *, lowercase: bool, **normalizer: Any) -> _RustTokenizer:
+    rust = _RustTokenizer(models.WordPiece(vocab, unk_token=UNK, max_input_chars_per_word=100))
+    rust.normalizer = normalizers.BertNormalizer(lowercase=lowercase, **normalizer)
+    rust.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    rust.decoder = decoders.WordPiece(prefix="##")
+    rust.add_special_tokens([token for token in SPECIAL_TOKENS if token in vocab])
+    if SEP in vocab and CLS in vocab:
+        rust.post_processor = processors.TemplateProcessing(
+            single=f"{CLS}:0 $A:0 {SEP}:0",
+            pair=f"{CLS}:0 $A:0 {SEP}:0 $B:1 {SEP}:1",
+            special_tokens=[(CLS, vocab[CLS]), (SEP, vocab[SEP])],
+        )
+    return rust
+
+
+def _from_json(file: Path) -> _RustTokenizer:
+    rust = _RustTokenizer.from_file(str(file))
+    if not isinstance(rust.model, models.WordPiece):
+        raise CheckpointError(file, f"is a {type(rust.model).__name__} tokenizer, BERT needs WordPiece")
+    return rust
+
+
+def _from_vocab(file: Path) -> _RustTokenizer:
+    lines = file.read_text(encoding="utf-8").splitlines()
+    settings_file = file.with_name("tokenizer_config.json")
+    settings = json.loads(settings_file.read_text()) if settings_file.is_file() else {}
+    return _wordpiece(
+        {line.rstrip("\n"): i for i, line in enumerate(lines)},
+        lowercase=settings.get("do_lower_case", True),
+        strip_accents=settings.get("strip_accents"),
+        handle_chinese_chars=settings.get("tokenize_chinese_chars", True),
+    )
