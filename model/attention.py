@@ -28,7 +28,12 @@ class Attention(Protocol):
 
 
 def attention_for(
-    queries: Segments, keys: Segments, device: torch.device, dtype: torch.dtype, head_dim: int, dropout: float = 0.0
+    queries: Segments,
+    keys: Segments,
+    device: torch.device,
+    dtype: torch.dtype,
+    head_dim: int,
+    dropout: float = 0.0,
 ) -> Attention:
     """The fastest attention that computes this batch: variable-length flash attention where it exists."""
     if can_use_varlen(device, dtype, head_dim) and dropout == 0.0:
@@ -55,7 +60,7 @@ class VarlenAttention:
         self.keys = keys
 
     def __call__(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        out: Tensor = varlen.varlen_attn(
+        out = varlen.varlen_attn(
             query,
             key,
             value,
@@ -64,6 +69,7 @@ class VarlenAttention:
             self.queries.max_seqlen,
             self.keys.max_seqlen,
         )
+        assert isinstance(out, Tensor)  # a tuple only if more was asked for
         return out
 
 
@@ -113,7 +119,7 @@ class _Side:
     batch: int
     longest: int
     pad_index: Tensor | None
-    """Ribbon row (from `first`) of each padded cell, 0 for padding: (batch * longest,); None if none is padding."""
+    """Ribbon row (from `first`) of each cell, 0 for padding: (batch * longest,); None if all are real."""
     unpad_index: Tensor | None
     """Padded cell of each ribbon row: (last - first,)"""
 
@@ -136,14 +142,14 @@ class _Side:
         """(rows, heads, head_dim) -> (batch, heads, longest, head_dim)"""
         rows = ribbon[self.first : self.last]
         if self.pad_index is not None and self.unpad_index is not None:
-            rows = _Rows.apply(rows, self.pad_index, self.unpad_index)
+            rows = _take_rows(rows, self.pad_index, self.unpad_index)
         return rows.view(self.batch, self.longest, *rows.shape[1:]).transpose(1, 2)
 
     def unpad(self, padded: Tensor) -> Tensor:
         """(batch, heads, longest, head_dim) -> (rows, heads, head_dim)"""
         rows = padded.transpose(1, 2).flatten(0, 1)
         if self.pad_index is not None and self.unpad_index is not None:
-            rows = _Rows.apply(rows, self.unpad_index, self.pad_index)
+            rows = _take_rows(rows, self.unpad_index, self.pad_index)
         return rows
 
 
@@ -168,6 +174,12 @@ class _Rows(torch.autograd.Function):
             padding[index] = False
             grad.masked_fill_(padding[:, None, None], 0)
         return grad, None, None
+
+
+def _take_rows(rows: Tensor, index: Tensor, back: Tensor) -> Tensor:
+    taken = _Rows.apply(rows, index, back)  # type: ignore[no-untyped-call]
+    assert isinstance(taken, Tensor)
+    return taken
 
 
 @dataclass(frozen=True, slots=True)

@@ -56,7 +56,7 @@ class BertEmbeddings(nn.Module):
         embedded = self.word_embeddings(batch.input_ids)  # (total_tokens, hidden)
         embedded = embedded + self.token_type_embeddings(batch.token_type_ids)
         embedded = embedded + self.position_embeddings(batch.position_ids)
-        return self.dropout(self.norm(embedded))  # type: ignore[no-any-return]
+        return self.dropout(self.norm(embedded))
 
 
 class BertLayer(nn.Module):
@@ -86,14 +86,16 @@ class BertLayer(nn.Module):
         context = attention(query, key, value).flatten(1)
         hidden = self.attention_norm(hidden + self.dropout(self.attention_output(context)))
         inner = self.activation(self.intermediate(hidden))
-        return self.output_norm(hidden + self.dropout(self.output(inner)))  # type: ignore[no-any-return]
+        return self.output_norm(hidden + self.dropout(self.output(inner)))
 
     def _project_reads(self, hidden: Tensor, read: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Queries of the read rows only, keys and values of all: (rows, heads, head_dim) each."""
         width = self.heads * self.head_dim
         weight, bias = self.query_key_value.weight, self.query_key_value.bias
         query = F.linear(hidden.index_select(0, read), weight[:width], bias[:width])
-        keys_values = F.linear(hidden, weight[width:], bias[width:]).unflatten(-1, (2, self.heads, self.head_dim))
+        keys_values = F.linear(hidden, weight[width:], bias[width:]).unflatten(
+            -1, (2, self.heads, self.head_dim)
+        )
         key, value = keys_values.unbind(1)
         return query.unflatten(-1, (self.heads, self.head_dim)), key, value
 
@@ -108,7 +110,7 @@ class BertEncoder(nn.Module):
         self.layers = nn.ModuleList(BertLayer(config) for _ in range(config.num_hidden_layers))
 
     def forward(self, batch: PackedBatch) -> Tensor:
-        """Final hidden states: (num_reads, hidden) of `batch.reads`, or (total_tokens, hidden) without reads."""
+        """Final hidden states: (num_reads, hidden) of `batch.reads`, or (total_tokens, hidden) without."""
         hidden = self.embeddings(batch)
         dropout = self.config.attention_probs_dropout_prob if self.training else 0.0
         where = (hidden.device, _compute_dtype(hidden), self.config.head_dim, dropout)
@@ -116,9 +118,9 @@ class BertEncoder(nn.Module):
         for layer in self.layers[:-1]:
             hidden = layer(hidden, attention)
         if batch.reads is None:
-            return self.layers[-1](hidden, attention)  # type: ignore[no-any-return]
+            return self.layers[-1](hidden, attention)
         attention = attention_for(batch.reads.segments, batch.segments, *where)
-        return self.layers[-1](hidden, attention, batch.reads.index)  # type: ignore[no-any-return]
+        return self.layers[-1](hidden, attention, batch.reads.index)
 
 
 def _compute_dtype(hidden: Tensor) -> torch.dtype:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import math
+import reprlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -20,6 +22,19 @@ _PRESETS: dict[str, tuple[int, int]] = {  # name: (layers, hidden size); 64 wide
     "base": (12, 768),
     "large": (24, 1024),
 }
+
+_SIZES = (
+    "vocab_size",
+    "hidden_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "intermediate_size",
+    "max_position_embeddings",
+    "type_vocab_size",
+)
+# Far beyond any BERT: what lies above is a broken file, and would overflow a tensor or fill the memory.
+_LARGEST_SIZE = 2**24
+_MOST_LABELS = 2**16
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,34 +65,43 @@ class BertConfig:
     """Divides the classifier's logits before the softmax (Guo et al. 2017). Not applied by the network
     itself, so that `transformers`, which knows no such field, computes the same logits."""
 
+    truncation: str = "head"
+    """Which end of a text that is too long a caller's `truncate` keeps: "head" or "head_tail"."""
+
     def __post_init__(self) -> None:
-        for name in (
-            "vocab_size",
-            "hidden_size",
-            "num_hidden_layers",
-            "num_attention_heads",
-            "intermediate_size",
-            "max_position_embeddings",
-            "type_vocab_size",
-        ):
+        for name in _SIZES:
             value = getattr(self, name)
-            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-                raise ConfigError(f"{name} must be a positive integer, not {value!r}")
+            if not _is_number(value, int) or not 1 <= value <= _LARGEST_SIZE:
+                raise ConfigError(f"{name} must be a positive integer, not {reprlib.repr(value)}")
         if self.hidden_size % self.num_attention_heads:
             raise ConfigError(
                 f"hidden_size {self.hidden_size} is not divisible by "
                 f"num_attention_heads {self.num_attention_heads}"
             )
         if self.hidden_act not in ACTIVATIONS:
-            raise ConfigError(f"hidden_act {self.hidden_act!r} is none of {', '.join(ACTIVATIONS)}")
+            raise ConfigError(
+                f"hidden_act {reprlib.repr(self.hidden_act)} is none of {', '.join(ACTIVATIONS)}"
+            )
+        if not isinstance(self.tie_word_embeddings, bool):
+            raise ConfigError(
+                f"tie_word_embeddings must be true or false, not {reprlib.repr(self.tie_word_embeddings)}"
+            )
+        if self.truncation not in ("head", "head_tail"):
+            raise ConfigError(f"truncation must be head or head_tail, not {reprlib.repr(self.truncation)}")
+        self._check_fractions()
+        _check_labels(self.id2label)
+
+    def _check_fractions(self) -> None:
         for name in ("hidden_dropout_prob", "attention_probs_dropout_prob", "classifier_dropout"):
             value = getattr(self, name)
-            if value is not None and not 0 <= value < 1:
-                raise ConfigError(f"{name} must lie in [0, 1), not {value!r}")
-        if not self.temperature > 0:
-            raise ConfigError(f"temperature must be positive, not {self.temperature!r}")
-        if sorted(self.id2label) != list(range(len(self.id2label))) or not self.id2label:
-            raise ConfigError(f"id2label must number its labels from 0, not {sorted(self.id2label)}")
+            if name == "classifier_dropout" and value is None:
+                continue
+            if not _is_number(value, int | float) or not 0 <= value < 1:
+                raise ConfigError(f"{name} must lie in [0, 1), not {reprlib.repr(value)}")
+        for name in ("initializer_range", "layer_norm_eps", "temperature"):
+            value = getattr(self, name)
+            if not _is_number(value, int | float) or not 0 < value < math.inf:
+                raise ConfigError(f"{name} must be a positive number, not {reprlib.repr(value)}")
 
     @property
     def head_dim(self) -> int:
@@ -121,24 +145,15 @@ class BertConfig:
         """
         if values.get("model_type", "bert") != "bert":
             raise ConfigError(f"model_type is {values['model_type']!r}, only 'bert' is supported")
-        if values.get("position_embedding_type", "absolute") != "absolute":
+        if values.get("position_embedding_type") not in ("absolute", None):
             raise ConfigError(f"position_embedding_type {values['position_embedding_type']!r} is not supported")
         for flag in ("is_decoder", "add_cross_attention"):
             if values.get(flag):
                 raise ConfigError(f"{flag} is true: this is a decoder, not an encoder")
         known = {f.name for f in dataclasses.fields(cls)}
         kept = {name: value for name, value in values.items() if name in known}
-        if "id2label" in kept:
-            try:
-                kept["id2label"] = {int(key): str(label) for key, label in kept["id2label"].items()}
-            except (AttributeError, TypeError, ValueError) as error:
-                raise ConfigError(f"id2label is no mapping from numbers to names: {error}") from error
-        elif isinstance(values.get("num_labels"), int) and values["num_labels"] > 0:
-            kept["id2label"] = {i: f"LABEL_{i}" for i in range(values["num_labels"])}
-        try:
-            return cls(**kept)
-        except TypeError as error:
-            raise ConfigError(str(error)) from error
+        kept["id2label"] = _labels(values)
+        return cls(**kept)
 
     def to_dict(self) -> dict[str, Any]:
         """The fields as `config.json` stores them."""
@@ -146,3 +161,29 @@ class BertConfig:
         values["id2label"] = {str(key): label for key, label in self.id2label.items()}
         values["label2id"] = {label: key for key, label in self.id2label.items()}
         return {"model_type": "bert", "position_embedding_type": "absolute"} | values
+
+
+def _is_number(value: object, kind: Any) -> bool:
+    return isinstance(value, kind) and not isinstance(value, bool)
+
+
+def _labels(values: Mapping[str, Any]) -> dict[int, str]:
+    """Label names by index, as `transformers` fills in what a `config.json` leaves out: two without names."""
+    names, count = values.get("id2label"), values.get("num_labels")
+    if names is not None:
+        try:
+            return {int(key): str(label) for key, label in names.items()}
+        except (AttributeError, TypeError, ValueError):
+            raise ConfigError(f"id2label is no mapping from numbers to names: {reprlib.repr(names)}") from None
+    if count is None:
+        count = 2
+    if not _is_number(count, int) or not 1 <= count <= _MOST_LABELS:
+        raise ConfigError(f"num_labels must be a positive integer, not {reprlib.repr(count)}")
+    return {i: f"LABEL_{i}" for i in range(count)}
+
+
+def _check_labels(id2label: Mapping[int, str]) -> None:
+    if not isinstance(id2label, Mapping) or not id2label or set(id2label) != set(range(len(id2label))):
+        raise ConfigError(f"id2label must number its labels from 0, not {reprlib.repr(id2label)}")
+    if not all(isinstance(label, str) for label in id2label.values()):
+        raise ConfigError(f"id2label must name its labels with strings, not {reprlib.repr(id2label)}")

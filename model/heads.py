@@ -30,7 +30,7 @@ class MaskedLMHead(nn.Module):
 
     def forward(self, hidden: Tensor) -> Tensor:
         """(rows, hidden) -> logits (rows, vocab_size)"""
-        return self.decoder(self.norm(self.activation(self.transform(hidden))))  # type: ignore[no-any-return]
+        return self.decoder(self.norm(self.activation(self.transform(hidden))))
 
 
 class Pooler(nn.Module):
@@ -55,7 +55,7 @@ class NextSentenceHead(nn.Module):
 
     def forward(self, hidden: Tensor) -> Tensor:
         """Hidden states of [CLS] (batch, hidden) -> logits (batch, 2)"""
-        return self.classifier(self.pooler(hidden))  # type: ignore[no-any-return]
+        return self.classifier(self.pooler(hidden))
 
 
 class BertForPreTraining(nn.Module):
@@ -70,7 +70,7 @@ class BertForPreTraining(nn.Module):
 
     def forward(self, batch: PackedBatch) -> Tensor:
         """Hidden states of the read positions; give rows of them to `masked_lm` and `next_sentence`."""
-        return self.encoder(batch)  # type: ignore[no-any-return]
+        return self.encoder(batch)
 
     def initialise(self, generator: torch.Generator | None = None) -> None:
         initialise(self, self.config, generator)
@@ -90,7 +90,7 @@ class BertForSequenceClassification(nn.Module):
 
     def forward(self, batch: PackedBatch) -> Tensor:
         """Batch that reads each sequence's [CLS] and nothing else -> logits (batch, num_labels)"""
-        return self.classifier(self.dropout(self.pooler(self.encoder(batch))))  # type: ignore[no-any-return]
+        return self.classifier(self.dropout(self.pooler(self.encoder(batch))))
 
     def initialise(self, generator: torch.Generator | None = None) -> None:
         initialise(self, self.config, generator)

@@ -1,9 +1,9 @@
 """Many sequences as one ribbon of tokens: no padding, so no arithmetic is spent on it.
 
-    sequences      [CLS] a b [SEP]      [CLS] c [SEP]
-    input_ids      [CLS] a b [SEP] [CLS] c [SEP]        (total_tokens,)
-    position_ids     0   1 2   3     0   1   2          (total_tokens,)
-    cu_seqlens       0 ----------->  4 ------> 7        (batch + 1,)
+sequences      [CLS] a b [SEP]  and  [CLS] c [SEP]
+input_ids      [CLS] a b [SEP] [CLS] c [SEP]        (total_tokens,)
+position_ids     0   1 2   3     0   1   2          (total_tokens,)
+cu_seqlens       0 ----------->  4 ------> 7        (batch + 1,)
 """
 
 from __future__ import annotations

@@ -16,6 +16,8 @@ from model.errors import CheckpointError, EmptyTextError, TextTooLongError, Unkn
 
 PAD, UNK, CLS, SEP, MASK = SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 
+_LONG_TEXT = 4096  # characters
+
 
 @dataclass(frozen=True, slots=True)
 class Encoding:
@@ -143,39 +145,48 @@ class Tokenizer:
         return int(pieces.ids[0])
 
     def encode(
-        self, text: str, text_pair: str | None = None, *, max_length: int | None = None, truncate: bool = False
+        self,
+        text: str,
+        text_pair: str | None = None,
+        *,
+        max_length: int | None = None,
+        truncate: bool = False,
+        truncation: str = "head",
     ) -> Encoding:
         """One text or a pair with its special tokens.
 
-        A pair that is too long loses tokens from the end of whichever half is longer.
+        A pair that is too long loses tokens of whichever half is longer; `truncation` says which of a half's
+        tokens stay: "head" its beginning, "head_tail" its beginning and its end.
 
         Raises:
             EmptyTextError: a text holds no token.
             TextTooLongError: longer than `max_length` while `truncate` is false.
         """
-        halves = [self._rust.encode(text, add_special_tokens=False)]
-        if text_pair is not None:
-            halves.append(self._rust.encode(text_pair, add_special_tokens=False))
+        texts = [text] if text_pair is None else [text, text_pair]
+        # `encode` holds the interpreter's lock, `encode_batch` does not; it costs more for a short text.
+        if sum(map(len, texts)) > _LONG_TEXT:
+            halves = self._rust.encode_batch(texts, add_special_tokens=False)
+        else:
+            halves = [self._rust.encode(part, add_special_tokens=False) for part in texts]
         for half, name in zip(halves, ("text", "text_pair"), strict=False):
             if not half.ids:
                 raise EmptyTextError(f"{name} is empty" if text_pair is not None else "the text is empty")
-        return self._assemble(halves, max_length, truncate)
+        total = sum(len(half.ids) for half in halves) + len(halves) + 1
+        if max_length is not None and total > max_length and not truncate:
+            raise TextTooLongError(total, max_length)
+        return self._assemble(halves, max_length, truncation)
 
-    def _assemble(self, halves: Sequence[tokenizers.Encoding], max_length: int | None, truncate: bool) -> Encoding:
+    def _assemble(
+        self, halves: Sequence[tokenizers.Encoding], max_length: int | None, truncation: str
+    ) -> Encoding:
         lengths = [len(half.ids) for half in halves]
-        total = sum(lengths) + len(halves) + 1
-        kept = lengths
-        if max_length is not None and total > max_length:
-            if not truncate:
-                raise TextTooLongError(total, max_length)
-            kept = truncate_longest_first(lengths, max_length - len(halves) - 1)
+        room = sum(lengths) if max_length is None else max_length - len(halves) - 1
         ids, types, spans, dropped = [self.cls_id], [0], [(0, 0)], []
-        for segment, (half, keep) in enumerate(zip(halves, kept, strict=True)):
-            ids += half.ids[:keep]
-            spans += half.offsets[:keep]
-            dropped += half.ids[keep:]
-            ids.append(self.sep_id)
-            spans.append((0, 0))
+        for segment, (half, keep) in enumerate(zip(halves, truncate_longest_first(lengths, room), strict=True)):
+            head, tail = kept_ends(len(half.ids), keep, truncation)
+            ids += half.ids[:head] + half.ids[tail:] + [self.sep_id]
+            spans += half.offsets[:head] + half.offsets[tail:] + [(0, 0)]
+            dropped += half.ids[head:tail]
             types += [segment] * (len(ids) - len(types))
         return Encoding(ids, types, spans, bool(dropped), tuple(dropped))
 
@@ -193,17 +204,33 @@ class Tokenizer:
 
 
 def truncate_longest_first(lengths: Sequence[int], budget: int) -> list[int]:
-    """How much of each part to keep so that the sum fits, taking from the longest first.
+    """How much of one or two parts to keep so that the sum fits, taking from the longer first.
 
     >>> truncate_longest_first([10, 4], 9)
     [5, 4]
     """
-    kept = list(lengths)
-    if len(kept) == 1:
-        return [min(kept[0], max(budget, 0))]
-    first, second = kept
+    if sum(lengths) <= budget:
+        return list(lengths)
+    if len(lengths) == 1:
+        return [max(budget, 0)]
+    first, second = lengths
     short = min(first, second, budget // 2)
     return [budget - short, short] if first >= second else [short, budget - short]
+
+
+def kept_ends(length: int, keep: int, truncation: str) -> tuple[int, int]:
+    """Which tokens of a part stay: those before the first number, and from the second on.
+
+    "head" keeps the beginning, "head_tail" as much of the end as of the beginning, where reviews conclude
+    (Sun et al. 2019, section 5.3.1).
+
+    >>> kept_ends(5, 3, "head"), kept_ends(5, 3, "head_tail")
+    ((3, 5), (2, 4))
+    """
+    if length <= keep:
+        return length, length
+    tail = keep // 2 if truncation == "head_tail" else 0
+    return keep - tail, length - tail
 
 
 def _special_names() -> list[tuple[str, str]]:

@@ -1,0 +1,67 @@
+# Every target makes the virtual environment it needs: a fresh machine needs only make and Python 3.11 or newer.
+# Nothing is fetched again until pyproject.toml or constraints.txt changes.
+
+VENV ?= .venv
+DATA ?= ../shared/data
+ARGS ?=
+BIN := $(VENV)/bin
+
+# The first that runs, is new enough and can make virtual environments; `make PYTHON=...` overrides.
+PYTHON ?= $(shell for p in python3.11 python3.12 python3.13 python3.14 python3 python; do \
+	$$p -c 'import ensurepip, sys, venv; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1 && echo $$p && break; done)
+
+.DEFAULT_GOAL := help
+.PHONY: help serve test lint format train clean FORCE
+
+help:  ## this list
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' Makefile
+
+serve: $(VENV)/.core  ## answer HTTP on port 8000; settings: BERT_... variables, or ARGS="--port 9000"
+	@exec $(BIN)/bert-serve $(ARGS)
+
+test: $(VENV)/.dev  ## the whole test suite; a part of it: ARGS="tests/model -k name"
+	@exec $(BIN)/python -m pytest $(ARGS)
+
+lint: $(VENV)/.dev  ## ruff and mypy; changes nothing
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@$(BIN)/mypy
+
+format: $(VENV)/.dev  ## mend what ruff can mend
+	@$(BIN)/ruff check --fix .
+	@$(BIN)/ruff format .
+
+train: $(VENV)/.train  ## from text to both checkpoints by the quick recipe; DATA=../shared/data
+	@exec $(BIN)/python -m training all quick --data $(DATA) $(ARGS)
+
+clean:  ## remove the virtual environment and what tools left behind
+	rm -rf $(VENV) dist build .mypy_cache .pytest_cache .ruff_cache
+
+# Stamps say what has been installed. A virtual environment whose Python has gone is made again.
+ifneq ($(shell $(BIN)/python -c 'print("runs")' 2>/dev/null),runs)
+$(VENV)/.core $(VENV)/.train $(VENV)/.dev: FORCE
+endif
+
+define install
+	@$(BIN)/python -m pip --version >/dev/null 2>&1 || { \
+		test -n "$(PYTHON)" || { echo "no Python 3.11 or newer with the venv module; try: make PYTHON=/path/to/python3" >&2; exit 1; }; \
+		echo "making $(VENV) with $$($(PYTHON) -V)"; \
+		$(PYTHON) -m venv --clear $(VENV); }
+	@echo "installing $(WHAT) into $(VENV) (once; a few minutes)"
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '$(WHAT)'
+endef
+
+$(VENV)/.core: WHAT = .
+$(VENV)/.core: pyproject.toml constraints.txt
+	$(install)
+	@touch $@
+
+$(VENV)/.train: WHAT = .[train]
+$(VENV)/.train: pyproject.toml constraints.txt
+	$(install)
+	@touch $(VENV)/.core $@
+
+$(VENV)/.dev: WHAT = .[train,dev]
+$(VENV)/.dev: pyproject.toml constraints.txt
+	$(install)
+	@touch $(VENV)/.core $(VENV)/.train $@

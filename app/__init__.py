@@ -1,0 +1,1 @@
+"""How questions are answered: HTTP in front, dynamic batches behind, `model` at the end."""

@@ -1,0 +1,320 @@
+"""Where batches are computed. The queue knows no tensors, the model knows no HTTP; this is the seam.
+
+The one file of `app` that imports torch.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from enum import StrEnum
+from pathlib import Path
+from typing import Protocol
+
+import torch
+from torch import Tensor, nn
+
+from app.batcher import BackendDiedError, OutOfMemoryError
+from app.cpu import available_cpus, has_native_bfloat16
+from app.errors import InferenceError
+from app.settings import SettingsError
+from model import (
+    BertConfig,
+    BertForPreTraining,
+    BertForSequenceClassification,
+    Checkpoint,
+    Encoding,
+    PackedBatch,
+    Tokenizer,
+    load_checkpoint,
+)
+from model.errors import CheckpointError
+
+
+class Task(StrEnum):
+    """What a caller can ask."""
+
+    FILL_MASK = "fill-mask"
+    NEXT_SENTENCE = "next-sentence"
+    SENTIMENT = "sentiment"
+
+
+@dataclass(frozen=True, slots=True)
+class Query:
+    """One input, tokenized, and what is asked about it."""
+
+    task: Task
+    encoding: Encoding
+    masks: tuple[int, ...] = ()
+    """Fill-mask: token indices of the masks, ascending."""
+    top_k: int = 0
+    """Fill-mask: predictions per mask."""
+    targets: tuple[int, ...] = ()
+    """Fill-mask: the only token ids to score; empty for the whole vocabulary."""
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """Probabilities, one row per mask, highest first; or one row over the labels, in the order of their ids."""
+
+    scores: list[list[float]]
+    token_ids: list[list[int]] = field(default_factory=list)
+    """Fill-mask: the token that each score belongs to."""
+
+
+@dataclass(frozen=True, slots=True)
+class ServedModel:
+    """One encoder with its heads, as the rest of the service sees it."""
+
+    name: str
+    tasks: tuple[Task, ...]
+    config: BertConfig
+    tokenizer: Tokenizer
+    parameters: int
+
+
+class Backend(Protocol):
+    """A computer of batches. All but the attributes is called from the inference thread only."""
+
+    models: dict[str, ServedModel]
+    """By lane, which is what `run` is told; empty until `load` is done."""
+    forward_passes: int
+    device: str
+    dtype: str
+    threads: int
+
+    def load(self) -> None:
+        """Read the weights and compute something with each model.
+
+        Raises:
+            CheckpointError: a directory cannot be served; the message names it.
+            SettingsError: there is no such device.
+        """
+        ...
+
+    def run(self, lane: str, queries: Sequence[Query]) -> Sequence[Answer | Exception]:
+        """Answers in the order of the queries, in one forward pass.
+
+        Raises:
+            OutOfMemoryError: fewer queries may fit.
+            BackendDiedError: nothing will work any more.
+        """
+        ...
+
+
+class TorchBackend:
+    """Our own models on one device."""
+
+    def __init__(
+        self, pretrained: Path, sentiment: Path, *, device: str = "auto", dtype: str = "auto", threads: int = 0
+    ) -> None:
+        self.models: dict[str, ServedModel] = {}
+        self.forward_passes = 0
+        self.device = device
+        self.dtype = dtype
+        self.threads = threads or available_cpus()
+        self._directories = {"pretrained": pretrained, "sentiment": sentiment}
+        self._networks: dict[str, BertForPreTraining | BertForSequenceClassification] = {}
+
+    def load(self) -> None:
+        """See `Backend.load`."""
+        torch.set_num_threads(self.threads)
+        self.device = _resolve_device(self.device)
+        self.dtype = _resolve_dtype(self.dtype, self.device)
+        checkpoints = {lane: load_checkpoint(directory) for lane, directory in self._directories.items()}
+        _check_architectures(checkpoints["pretrained"], checkpoints["sentiment"])
+        served = {}
+        for lane, checkpoint in checkpoints.items():
+            served[lane] = _describe(checkpoint)
+            self._networks[lane] = _place(checkpoint.model, self.device, getattr(torch, self.dtype))
+            self._warm_up(lane, served[lane])
+        self.models = served
+
+    def run(self, lane: str, queries: Sequence[Query]) -> list[Answer | Exception]:
+        """See `Backend.run`."""
+        order = sorted(range(len(queries)), key=lambda i: len(queries[i].encoding))  # neighbours pad alike
+        answers: list[Answer | Exception] = [InferenceError()] * len(queries)
+        with _torch_errors(), torch.inference_mode():
+            for i, answer in zip(order, self._compute(lane, [queries[i] for i in order]), strict=True):
+                answers[i] = answer
+        return answers
+
+    def _compute(self, lane: str, queries: Sequence[Query]) -> list[Answer | Exception]:
+        batch = PackedBatch.pack(
+            [query.encoding.input_ids for query in queries],
+            [query.encoding.token_type_ids for query in queries],
+            [query.masks or (0,) for query in queries],  # (0,): [CLS]
+        ).to(self.device)
+        network = self._networks[lane]
+        hidden = network.encoder(batch).float()  # (num_reads, hidden); heads compute in float32
+        self.forward_passes += 1
+        if isinstance(network, BertForSequenceClassification):
+            logits = network.classifier(network.pooler(hidden)) / network.config.temperature
+            return [_class_answer(row) for row in logits.softmax(-1).tolist()]
+        return _pretraining_answers(network, hidden, queries)
+
+    def _warm_up(self, lane: str, served: ServedModel) -> None:
+        """One forward pass per task: what cannot compute shall fail now."""
+        words = [served.tokenizer.cls_id, served.tokenizer.mask_id, served.tokenizer.sep_id]
+        encoding = Encoding(words, [0, 0, 0], [(0, 0)] * 3, truncated=False)
+        for task in served.tasks:
+            masks, top_k = ((1,), 1) if task is Task.FILL_MASK else ((), 0)
+            (answer,) = self.run(lane, [Query(task, encoding, masks, top_k)])
+            if isinstance(answer, Exception):
+                raise CheckpointError(self._directories[lane], "its weights do not compute finite numbers")
+
+
+def _pretraining_answers(
+    network: BertForPreTraining, hidden: Tensor, queries: Sequence[Query]
+) -> list[Answer | Exception]:
+    """hidden (num_reads, hidden) holds each query's rows: its masks', or the one of [CLS]."""
+    rows = hidden.split([len(query.masks) or 1 for query in queries])
+    answers: list[Answer | Exception | None] = [None] * len(queries)
+    pairs = [i for i, query in enumerate(queries) if query.task is Task.NEXT_SENTENCE]
+    if pairs and network.next_sentence is not None:
+        scores = network.next_sentence(torch.cat([rows[i] for i in pairs])).softmax(-1).tolist()
+        for i, row in zip(pairs, scores, strict=True):
+            answers[i] = _class_answer(row)
+    texts = [i for i, query in enumerate(queries) if query.task is Task.FILL_MASK]
+    for chunk in _chunks(texts, [len(query.masks) for query in queries]):
+        logits = network.masked_lm(torch.cat([rows[i] for i in chunk]))  # (masks, vocab)
+        for i, answer in zip(chunk, _mask_answers(logits, [queries[i] for i in chunk]), strict=True):
+            answers[i] = answer
+    return [InferenceError() if answer is None else answer for answer in answers]
+
+
+# Masks that are projected onto the vocabulary at once: 512 x 30522 float32 are 60 MB.
+_MASKS_AT_ONCE = 512
+
+
+def _chunks(indices: Sequence[int], sizes: Sequence[int]) -> Iterator[list[int]]:
+    """Runs of indices whose sizes sum up to no more than `_MASKS_AT_ONCE`, or single ones."""
+    chunk: list[int] = []
+    masks = 0
+    for i in indices:
+        if chunk and masks + sizes[i] > _MASKS_AT_ONCE:
+            yield chunk
+            chunk, masks = [], 0
+        chunk.append(i)
+        masks += sizes[i]
+    if chunk:
+        yield chunk
+
+
+def _mask_answers(logits: Tensor, queries: Sequence[Query]) -> list[Answer | Exception]:
+    """Probabilities of the whole vocabulary for each query's masks: logits (masks of all queries, vocab)."""
+    normaliser = logits.logsumexp(-1, keepdim=True)  # (masks, 1)
+    longest = max((query.top_k for query in queries if not query.targets), default=0)
+    top_logits, top_ids = logits.topk(min(longest, logits.shape[-1]))  # (masks, longest)
+    finite = normaliser.isfinite().flatten().tolist()
+    top_scores, top_tokens = (top_logits - normaliser).exp().tolist(), top_ids.tolist()
+    answers: list[Answer | Exception] = []
+    first = 0
+    for query in queries:
+        rows = slice(first, first + len(query.masks))
+        first = rows.stop
+        if not all(finite[rows]):
+            answers.append(InferenceError("the model computed no finite number for this input"))
+        elif query.targets:
+            answers.append(_target_answer(logits[rows], normaliser[rows], query))
+        else:
+            k = query.top_k
+            answers.append(Answer([row[:k] for row in top_scores[rows]], [row[:k] for row in top_tokens[rows]]))
+    return answers
+
+
+def _target_answer(logits: Tensor, normaliser: Tensor, query: Query) -> Answer:
+    targets = torch.tensor(query.targets, device=logits.device)
+    scores = (logits[:, targets] - normaliser).exp()  # (masks, targets)
+    scores, order = scores.sort(stable=True, dim=-1, descending=True)
+    k = query.top_k
+    return Answer(scores[:, :k].tolist(), targets[order][:, :k].tolist())
+
+
+def _class_answer(row: list[float]) -> Answer | Exception:
+    if not all(map(math.isfinite, row)):
+        return InferenceError("the model computed no finite number for this input")
+    return Answer([row])
+
+
+@contextmanager
+def _torch_errors() -> Iterator[None]:
+    try:
+        yield
+    except torch.OutOfMemoryError as error:
+        torch.cuda.empty_cache()
+        raise OutOfMemoryError(str(error)) from error
+    except torch.AcceleratorError as error:  # after a device-side fault, every call to the device fails
+        raise BackendDiedError(str(error)) from error
+    except RuntimeError as error:
+        if "can't allocate memory" in str(error) or "not enough memory" in str(error):  # DefaultCPUAllocator
+            raise OutOfMemoryError(str(error)) from error
+        raise
+
+
+def _check_architectures(pretrained: Checkpoint, sentiment: Checkpoint) -> None:
+    if not isinstance(pretrained.model, BertForPreTraining):
+        raise CheckpointError(
+            pretrained.path, "is a sequence classifier, BERT_PRETRAINED needs a masked-LM head"
+        )
+    if not isinstance(sentiment.model, BertForSequenceClassification):
+        raise CheckpointError(sentiment.path, "is no sequence classifier, which BERT_SENTIMENT needs")
+
+
+def _describe(checkpoint: Checkpoint) -> ServedModel:
+    network = checkpoint.model
+    if isinstance(network, BertForSequenceClassification):
+        tasks: tuple[Task, ...] = (Task.SENTIMENT,)
+    else:
+        tasks = (Task.FILL_MASK,) if network.next_sentence is None else (Task.FILL_MASK, Task.NEXT_SENTENCE)
+    parameters = sum(parameter.numel() for parameter in network.parameters())
+    return ServedModel(
+        checkpoint.path.resolve().name, tasks, checkpoint.config, checkpoint.tokenizer, parameters
+    )
+
+
+def _place(
+    network: BertForPreTraining | BertForSequenceClassification, device: str, dtype: torch.dtype
+) -> BertForPreTraining | BertForSequenceClassification:
+    """The encoder in `dtype`, the heads in float32: bfloat16 logits would tie where scores differ by 5%."""
+    heads = {name: copy.deepcopy(head) for name, head in network.named_children() if name != "encoder"}
+    network.encoder.to(dtype)
+    for name, head in heads.items():  # copies, since the decoder shares its weight with the embeddings
+        setattr(network, name, head.float())
+    nn.Module.requires_grad_(network, False)
+    return network.to(device)
+
+
+def _resolve_device(device: str) -> str:
+    if device == "auto":
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    if device.startswith("cuda") and not torch.cuda.is_available():
+        raise SettingsError(f"BERT_DEVICE={device}: this machine has no usable CUDA device")
+    return device
+
+
+def _resolve_dtype(dtype: str, device: str) -> str:
+    if dtype != "auto":
+        return dtype
+    if device.startswith("cuda"):
+        return "bfloat16" if torch.cuda.is_bf16_supported(including_emulation=False) else "float16"
+    return "bfloat16" if has_native_bfloat16() and _bfloat16_is_faster() else "float32"
+
+
+def _bfloat16_is_faster() -> bool:
+    """A timed matmul: some builds of torch emulate what the processor could do."""
+
+    def seconds(dtype: torch.dtype) -> float:
+        left, right = torch.ones(512, 512, dtype=dtype), torch.ones(512, 512, dtype=dtype)
+        best = math.inf
+        for _ in range(8):
+            before = time.perf_counter()
+            left @ right
+            best = min(best, time.perf_counter() - before)
+        return best
+
+    return seconds(torch.bfloat16) < seconds(torch.float32)

@@ -1,0 +1,329 @@
+"""Dynamic batches: callers on the event loop, one inference thread, and nothing that waits for a clock.
+
+The thread takes the next batch the moment it is free. What has arrived by then shares a forward pass; an
+idle service answers at once. There are no tensors here: an item is anything with a cost in tokens.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Generic, Protocol, TypeVar
+
+from app.errors import DeadlineExceededError, InferenceError, QueueFullError, TooLargeError, UnavailableError
+
+Item = TypeVar("Item")
+Answer = TypeVar("Answer")
+
+logger = logging.getLogger(__name__)
+
+
+class OutOfMemoryError(Exception):
+    """A batch did not fit; a smaller one may."""
+
+
+class BackendDiedError(Exception):
+    """No batch will ever succeed again."""
+
+
+@dataclass(slots=True)
+class Pending(Generic[Item, Answer]):
+    """One item that waits for a forward pass."""
+
+    job: Job[Item, Answer]
+    index: int
+    item: Item
+    cost: int
+    """Tokens."""
+
+
+@dataclass(slots=True, eq=False)
+class Job(Generic[Item, Answer]):
+    """One caller's request: all items are answered, or it fails as a whole. Times are `time.monotonic()`."""
+
+    lane: str
+    """Which encoder computes it; only items of one lane share a batch."""
+    cost: int
+    deadline: float
+    waiting: deque[Pending[Item, Answer]] = field(default_factory=deque)
+    answers: list[Answer | None] = field(default_factory=list)
+    unanswered: int = 0
+    submitted: float = 0.0
+    started: float = math.inf
+    """When its first item was taken."""
+    future: asyncio.Future[None] | None = None
+
+    @classmethod
+    def of(cls, lane: str, items: Sequence[Item], costs: Sequence[int], deadline: float) -> Job[Item, Answer]:
+        job = cls(lane, sum(costs), deadline, answers=[None] * len(items), unanswered=len(items))
+        job.waiting.extend(
+            Pending(job, i, item, cost) for i, (item, cost) in enumerate(zip(items, costs, strict=True))
+        )
+        return job
+
+    @property
+    def results(self) -> list[Answer]:
+        """The answers, once the job is done."""
+        return [answer for answer in self.answers if answer is not None]
+
+
+def take_batch(waiting: deque[Job[Item, Answer]], budget: int) -> list[Pending[Item, Answer]]:
+    """Take items off `waiting` up to `budget` tokens, one from each job in turn.
+
+    A job that gave an item goes to the back if it has more, so a request of 512 inputs delays a single one
+    by at most a batch. The item at the front is always taken, even alone above the budget, and nothing
+    overtakes it: so nobody starves.
+    """
+    batch: list[Pending[Item, Answer]] = []
+    room = budget
+    while waiting:
+        job = waiting[0]
+        if not job.waiting:  # expired or abandoned
+            waiting.popleft()
+            continue
+        if batch and job.waiting[0].cost > room:
+            break
+        pending = job.waiting.popleft()
+        room -= pending.cost
+        batch.append(pending)
+        waiting.popleft()
+        if job.waiting:
+            waiting.append(job)
+    return batch
+
+
+class Observer(Protocol):
+    """Who counts what the batcher does."""
+
+    def batch(self, items: int, tokens: int) -> None: ...
+    def refused(self) -> None: ...
+    def expired(self) -> None: ...
+    def cancelled(self) -> None: ...
+
+
+class DynamicBatcher(Generic[Item, Answer]):
+    """Queue and inference thread.
+
+    `run(lane, items)` computes a batch in the thread: one answer per item, or in its place the exception
+    that only this item gets. If it raises, the batch is halved until the guilty item stands alone.
+    """
+
+    def __init__(
+        self,
+        run: Callable[[str, list[Item]], Sequence[Answer | Exception]],
+        *,
+        max_batch_tokens: int,
+        max_queue_tokens: int,
+        observer: Observer,
+    ) -> None:
+        self.batch_tokens = max_batch_tokens
+        self.max_queue_tokens = max_queue_tokens
+        self.queued_tokens = 0
+        self.reserved_tokens = 0
+        """Estimated tokens of requests that are still being tokenized; they count as queued."""
+        self.tokens_per_second = 0.0
+        self.error: BaseException | None = None
+        """Why the thread died."""
+        self._run = run
+        self._observer = observer
+        self._lanes: dict[str, deque[Job[Item, Answer]]] = {}
+        self._work = threading.Condition()
+        self._closing = False
+        self._unsettled: set[Job[Item, Answer]] = set()
+        self._thread: threading.Thread | None = None
+
+    @property
+    def queued_requests(self) -> int:
+        """Requests that are accepted and not answered yet, those in compute included."""
+        return len(self._unsettled)
+
+    def start(self, setup: Callable[[], None], started: Callable[[], None], died: Callable[[], None]) -> None:
+        """Start the thread. It calls `setup`; then the event loop calls `started`, or `died` at any time."""
+        self._loop = asyncio.get_running_loop()
+        self._thread = threading.Thread(
+            target=self._main, args=(setup, started, died), name="inference", daemon=True
+        )
+        self._thread.start()
+
+    async def close(self, patience: float) -> None:
+        """Stop the thread after its batch; whoever still waits gets `UnavailableError`."""
+        with self._work:
+            self._closing = True
+            self._work.notify()
+        if self._thread is not None:
+            await asyncio.to_thread(self._thread.join, patience)
+        self._fail_everyone()
+
+    async def answer(self, job: Job[Item, Answer]) -> list[Answer]:
+        """Queue a job and wait for its answers, in the order of its items. Cancelling this leaves the queue.
+
+        Raises:
+            TooLargeError: it would not fit into an empty queue.
+            QueueFullError: it does not fit now.
+            DeadlineExceededError: its deadline passed; items that still waited are not computed.
+            InferenceError: an item of it failed.
+            UnavailableError: there is no inference thread.
+        """
+        future = self._admit(job)
+        timer = self._loop.call_later(job.deadline - job.submitted, self._expire, job)
+        try:
+            await future
+        except asyncio.CancelledError:
+            self._abandon(job)
+            raise
+        finally:
+            timer.cancel()
+            self._unsettled.discard(job)
+        return job.results
+
+    def check_room(self, tokens: int) -> None:
+        """Raise what `answer` would raise for a job of so many tokens, as far as that can be known now."""
+        if self.error is not None or self._closing or self._thread is None:
+            raise UnavailableError("broken" if self.error is not None else "stopped")
+        if tokens > self.max_queue_tokens:
+            raise TooLargeError(
+                f"the request has {tokens} tokens, the queue holds {self.max_queue_tokens}; send fewer inputs"
+            )
+        if self.queued_tokens + self.reserved_tokens + tokens > self.max_queue_tokens:
+            self._observer.refused()
+            raise QueueFullError(self._retry_after())
+
+    def _admit(self, job: Job[Item, Answer]) -> asyncio.Future[None]:
+        job.submitted = time.monotonic()
+        if job.deadline <= job.submitted:
+            self._observer.expired()
+            raise DeadlineExceededError
+        self.check_room(job.cost)
+        job.future = self._loop.create_future()
+        self._unsettled.add(job)
+        with self._work:
+            self._lanes.setdefault(job.lane, deque()).append(job)
+            self.queued_tokens += job.cost
+            self._work.notify()
+        return job.future
+
+    def _retry_after(self) -> int:
+        """Seconds until what waits now is computed, at the measured speed."""
+        if not self.tokens_per_second:
+            return 1
+        return min(max(math.ceil(self.queued_tokens / self.tokens_per_second), 1), 60)
+
+    # On the event loop ----------------------------------------------------------------------------------------
+
+    def _abandon(self, job: Job[Item, Answer]) -> None:
+        if self._withdraw(job):
+            self._observer.cancelled()
+
+    def _expire(self, job: Job[Item, Answer]) -> None:
+        self._withdraw(job)
+        self._observer.expired()
+        self._fail(job, DeadlineExceededError())
+
+    def _withdraw(self, job: Job[Item, Answer]) -> bool:
+        """Take a job's waiting items off the queue; whether there were any."""
+        with self._work:
+            self.queued_tokens -= sum(pending.cost for pending in job.waiting)
+            waited = bool(job.waiting)
+            job.waiting.clear()
+        return waited
+
+    def _deliver(self, batch: list[Pending[Item, Answer]], answers: Sequence[Answer | Exception]) -> None:
+        self._observer.batch(len(batch), sum(pending.cost for pending in batch))
+        for pending, answer in zip(batch, answers, strict=True):
+            job = pending.job
+            if isinstance(answer, Exception):
+                self._withdraw(job)
+                self._fail(job, answer)
+                continue
+            job.answers[pending.index] = answer
+            job.unanswered -= 1
+            if not job.unanswered and job.future is not None and not job.future.done():
+                job.future.set_result(None)
+
+    def _fail(self, job: Job[Item, Answer], error: Exception) -> None:
+        if job.future is not None and not job.future.done():
+            job.future.set_exception(error)
+
+    def _fail_everyone(self) -> None:
+        for job in list(self._unsettled):
+            self._withdraw(job)
+            self._fail(job, UnavailableError("broken" if self.error is not None else "stopped"))
+
+    # In the inference thread ----------------------------------------------------------------------------------
+
+    def _main(self, setup: Callable[[], None], started: Callable[[], None], died: Callable[[], None]) -> None:
+        try:
+            setup()
+            self._hand_over(started)
+            while batch := self._next_batch():
+                self._compute(batch)
+        except BaseException as error:
+            self.error = error
+            self._hand_over(self._fail_everyone)
+            self._hand_over(died)
+
+    def _next_batch(self) -> list[Pending[Item, Answer]]:
+        """Wait for work, however long; empty when the batcher closes."""
+        with self._work:
+            while not self._closing:
+                batch = self._take()
+                if batch:
+                    return batch
+                if not any(self._lanes.values()):
+                    self._work.wait()
+        return []
+
+    def _take(self) -> list[Pending[Item, Answer]]:
+        """The next batch of the lane whose turn it is, without what has expired meanwhile."""
+        for lane, waiting in list(self._lanes.items()):
+            batch = take_batch(waiting, self.batch_tokens)
+            if batch:
+                self._lanes[lane] = self._lanes.pop(lane)  # its turn comes last now
+                self.queued_tokens -= sum(pending.cost for pending in batch)
+                now = time.monotonic()
+                batch = [pending for pending in batch if pending.job.deadline > now]
+                for pending in batch:
+                    pending.job.started = min(pending.job.started, now)
+                return batch
+        return []
+
+    def _compute(self, batch: list[Pending[Item, Answer]]) -> None:
+        before = time.monotonic()
+        answers = self._run_isolated(batch)
+        tokens = sum(pending.cost for pending in batch)
+        speed = tokens / max(time.monotonic() - before, 1e-6)
+        self.tokens_per_second += (speed - self.tokens_per_second) * (0.1 if self.tokens_per_second else 1.0)
+        self._hand_over(self._deliver, batch, answers)
+
+    def _run_isolated(self, batch: list[Pending[Item, Answer]]) -> list[Answer | Exception]:
+        """Answers of a batch; where it fails, of its halves, so that only the guilty item gets the error."""
+        try:
+            answers = list(self._run(batch[0].job.lane, [pending.item for pending in batch]))
+            if len(answers) != len(batch):
+                raise RuntimeError(f"{len(answers)} answers to {len(batch)} items")
+            return answers
+        except BackendDiedError:
+            raise
+        except OutOfMemoryError:
+            tokens = sum(pending.cost for pending in batch)
+            self.batch_tokens = max(min(self.batch_tokens, tokens // 2), 1)
+            logger.warning("out of memory at %d tokens; batches are now %d", tokens, self.batch_tokens)
+        except Exception:
+            if len(batch) == 1:
+                logger.exception("inference failed on one input of %d tokens", batch[0].cost)
+        if len(batch) == 1:
+            return [InferenceError()]
+        middle = len(batch) // 2
+        return self._run_isolated(batch[:middle]) + self._run_isolated(batch[middle:])
+
+    def _hand_over(self, callback: Callable[..., None], *arguments: object) -> None:
+        try:
+            self._loop.call_soon_threadsafe(callback, *arguments)
+        except RuntimeError:  # the loop is closed, and with it every future
+            logger.debug("the event loop is gone")

@@ -1,0 +1,59 @@
+"""What this process may use of the processor: its quota, and whether it computes bfloat16 natively."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+_NATIVE_BFLOAT16 = {"avx512_bf16", "amx_bf16", "bf16"}
+"""Flags of /proc/cpuinfo on x86 (the first two) and ARM."""
+
+
+def available_cpus(root: Path = Path("/")) -> int:
+    """Whole CPUs that the affinity mask and the cgroup quota leave: at least 1.
+
+    A container with a quota of 2 on a machine of 64 cores sees 64; 64 threads would be throttled most of
+    the time.
+    """
+    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(1, min([allowed, *(int(quota) for quota in _quotas(root))]))
+
+
+def has_native_bfloat16(cpuinfo: Path = Path("/proc/cpuinfo")) -> bool:
+    """Whether the processor says that it multiplies bfloat16 in hardware."""
+    text = _read(cpuinfo)
+    line = next((row for row in text.splitlines() if row.lower().startswith(("flags", "features"))), "")
+    return not _NATIVE_BFLOAT16.isdisjoint(line.split())
+
+
+def _quotas(root: Path) -> list[float]:
+    """Every limit, in CPUs, from this process's cgroup up to the root (cgroup v2 and v1)."""
+    mount = root / "sys/fs/cgroup"
+    quotas = []
+    for line in _read(root / "proc/self/cgroup").splitlines() or ["0::/"]:
+        _, controllers, path = line.split(":", 2)
+        v1 = "cpu" in controllers.split(",")
+        if controllers and not v1:
+            continue
+        top = mount / "cpu" if v1 else mount
+        own = top / path.lstrip("/")
+        folders = [own, *(parent for parent in own.parents if parent.is_relative_to(top))]
+        quotas += [quota for folder in folders if (quota := _quota_v1(folder) if v1 else _quota_v2(folder))]
+    return quotas
+
+
+def _quota_v2(folder: Path) -> float | None:
+    words = _read(folder / "cpu.max").split()  # "200000 100000" or "max 100000"
+    return int(words[0]) / int(words[1]) if len(words) == 2 and words[0] != "max" else None
+
+
+def _quota_v1(folder: Path) -> float | None:
+    quota, period = _read(folder / "cpu.cfs_quota_us").strip(), _read(folder / "cpu.cfs_period_us").strip()
+    return int(quota) / int(period) if quota and period and int(quota) > 0 else None
+
+
+def _read(file: Path) -> str:
+    try:
+        return file.read_text()
+    except OSError:
+        return ""

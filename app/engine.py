@@ -1,0 +1,271 @@
+"""The way of a request between HTTP and the batcher: admit, tokenize, queue, answer."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+from app import answers
+from app.backend import Answer, Backend, Query, ServedModel, Task
+from app.batcher import DynamicBatcher, Job
+from app.errors import InvalidInputError, Loc, TaskNotServedError, TooLargeError, UnavailableError
+from app.metrics import Metrics
+from app.schemas import FillMaskResult, LabelResult, TextPair
+from app.settings import Settings, SettingsError
+from model import Encoding
+from model.errors import BertError, NoMaskError, TextError
+
+logger = logging.getLogger(__name__)
+
+Result = TypeVar("Result")
+Input = str | TextPair
+
+DEFAULT_TOP_K = 5
+# A short text is tokenized in 30 us, less than a hand-over to a thread costs.
+_INLINE_CHARACTERS = 4096
+# Characters per token, on the safe side; only for the room that a text is given before it is tokenized.
+_CHARACTERS_PER_TOKEN = 4
+# A text of 510 masks with 100 predictions each would be repeated 51,000 times.
+_MAX_ANSWER_CHARACTERS = 32 * 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Timings:
+    """Where a request's time went, in seconds."""
+
+    tokenize: float
+    queue: float
+    inference: float
+
+
+@dataclass(frozen=True, slots=True)
+class Reply(Generic[Result]):
+    """Results in the order of the inputs, and who computed them."""
+
+    model: str
+    results: list[Result]
+    timings: Timings
+
+
+class Engine:
+    """Answers the three tasks. Every method runs on the event loop; deadlines are `time.monotonic()`."""
+
+    def __init__(self, backend: Backend, settings: Settings, metrics: Metrics) -> None:
+        self.backend = backend
+        self.failure: BaseException | None = None
+        """Why the models could not be loaded, or why the inference thread died."""
+        self.loaded = False
+        """Whether the models have ever computed something."""
+        self.refusing = False
+        """Whether new requests are turned away."""
+        self._draining = False
+        self._settings = settings
+        self._metrics = metrics
+        self._pool = ThreadPoolExecutor(max_workers=2, thread_name_prefix="tokenize")
+        self.batcher: DynamicBatcher[Query, Answer] = DynamicBatcher(
+            backend.run,
+            max_batch_tokens=settings.max_batch_tokens,
+            max_queue_tokens=settings.max_queue_tokens,
+            observer=metrics,
+        )
+        metrics.watch(lambda: self.batcher.queued_requests, lambda: self.batcher.queued_tokens)
+
+    # Life -----------------------------------------------------------------------------------------------------
+
+    @property
+    def status(self) -> str:
+        """loading, ready, draining or broken."""
+        if self.failure is not None:
+            return "broken"
+        if self._draining:
+            return "draining"
+        return "ready" if self.loaded else "loading"
+
+    @property
+    def alive(self) -> bool:
+        """False once the inference thread is dead: only a restart helps."""
+        return self.failure is None
+
+    def start(self) -> None:
+        """Load the models in the inference thread; `status` says when that is done."""
+        self.batcher.start(self.backend.load, self._on_ready, self._on_death)
+
+    def drain(self) -> None:
+        """Say that the service will end soon; requests are still accepted."""
+        self._draining = True
+
+    def refuse(self) -> None:
+        """Accept no more requests; those that were accepted are answered."""
+        self._draining = self.refusing = True
+
+    async def close(self) -> None:
+        """Stop the inference thread after its batch; whoever still waits gets an error."""
+        self.refuse()
+        await self.batcher.close(patience=10)
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
+    def _on_ready(self) -> None:
+        self.loaded = True
+
+    def _on_death(self) -> None:
+        self.failure = self.batcher.error
+        if not isinstance(self.failure, BertError | SettingsError):  # those explain themselves
+            logger.critical("the inference thread died", exc_info=self.failure)
+
+    # Tasks ----------------------------------------------------------------------------------------------------
+
+    async def fill_mask(
+        self,
+        inputs: Sequence[str],
+        *,
+        deadline: float,
+        top_k: int | None = None,
+        targets: Sequence[str] | None = None,
+        truncate: bool = False,
+    ) -> Reply[FillMaskResult]:
+        """Words for each `[MASK]`. Raises errors of `app.errors`."""
+        lane, served = self._serving(Task.FILL_MASK)
+        target_ids = _target_ids(served, targets or ())
+        wanted = top_k or (len(target_ids) if target_ids else DEFAULT_TOP_K)
+
+        def read(text: Input) -> Query:
+            return _mask_query(served, _encode(served, text, truncate), wanted, target_ids)
+
+        def shape(text: Input, query: Query, answer: Answer) -> FillMaskResult:
+            return answers.fill_mask_result(str(text), query, answer, served.tokenizer)
+
+        def check(queries: Sequence[Query]) -> None:
+            size = sum(
+                len(text) * len(query.masks) * wanted for text, query in zip(inputs, queries, strict=True)
+            )
+            if size > _MAX_ANSWER_CHARACTERS:
+                raise TooLargeError(
+                    f"the answer would have {size} characters, more than {_MAX_ANSWER_CHARACTERS}; "
+                    "lower top_k or send fewer masks"
+                )
+
+        return await self._answer(lane, served, inputs, read, shape, deadline, check)
+
+    async def next_sentence(
+        self, inputs: Sequence[TextPair], *, deadline: float, truncate: bool = False
+    ) -> Reply[LabelResult]:
+        """Whether the second text of a pair follows the first. Raises errors of `app.errors`."""
+        return await self._labels(Task.NEXT_SENTENCE, inputs, deadline, truncate, None)
+
+    async def sentiment(
+        self, inputs: Sequence[Input], *, deadline: float, top_k: int | None = None, truncate: bool = False
+    ) -> Reply[LabelResult]:
+        """The labels of a text or pair. Raises errors of `app.errors`."""
+        return await self._labels(Task.SENTIMENT, inputs, deadline, truncate, top_k)
+
+    async def _labels(
+        self, task: Task, inputs: Sequence[Input], deadline: float, truncate: bool, top_k: int | None
+    ) -> Reply[LabelResult]:
+        lane, served = self._serving(task)
+        labels = answers.NEXT_SENTENCE_LABELS if task is Task.NEXT_SENTENCE else served.config.labels
+
+        def read(given: Input) -> Query:
+            return Query(task, _encode(served, given, truncate))
+
+        def shape(_: Input, query: Query, answer: Answer) -> LabelResult:
+            return answers.label_result(labels, query, answer, top_k)
+
+        return await self._answer(lane, served, inputs, read, shape, deadline)
+
+    # The way --------------------------------------------------------------------------------------------------
+
+    def _serving(self, task: Task) -> tuple[str, ServedModel]:
+        if self.failure is not None or not self.loaded or self.refusing:
+            raise UnavailableError(self.status)
+        for lane, served in self.backend.models.items():
+            if task in served.tasks:
+                return lane, served
+        raise TaskNotServedError(f"the loaded checkpoint has no head for {task}")
+
+    async def _answer(
+        self,
+        lane: str,
+        served: ServedModel,
+        inputs: Sequence[Input],
+        read: Callable[[Input], Query],
+        shape: Callable[[Input, Query, Answer], Result],
+        deadline: float,
+        check: Callable[[Sequence[Query]], None] | None = None,
+    ) -> Reply[Result]:
+        if len(inputs) > self._settings.max_client_batch:
+            raise TooLargeError(
+                f"the request has {len(inputs)} inputs, one may carry {self._settings.max_client_batch}"
+            )
+        began = time.monotonic()
+        queries = await self._tokenize(inputs, read, served.config.max_position_embeddings)
+        if check is not None:
+            check(queries)
+        job = Job[Query, Answer].of(lane, queries, [len(query.encoding) for query in queries], deadline)
+        given = await self.batcher.answer(job)
+        done = time.monotonic()
+        timings = Timings(job.submitted - began, job.started - job.submitted, done - job.started)
+        results = [shape(*row) for row in zip(inputs, queries, given, strict=True)]
+        return Reply(served.name, results, timings)
+
+    async def _tokenize(
+        self, inputs: Sequence[Input], read: Callable[[Input], Query], max_length: int
+    ) -> list[Query]:
+        """Inputs into queries: here if that is quick, else in a thread while the room they need is held."""
+        sizes = [_characters(given) for given in inputs]
+        room = sum(min(size // _CHARACTERS_PER_TOKEN, max_length) for size in sizes)
+        room = min(room, self._settings.max_queue_tokens)  # an estimate is no reason to refuse it for good
+        self.batcher.check_room(room)
+        if sum(sizes) <= _INLINE_CHARACTERS:
+            return _read_all(inputs, read)
+        self.batcher.reserved_tokens += room
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self._pool, _read_all, inputs, read)
+        finally:
+            self.batcher.reserved_tokens -= room
+
+
+def _read_all(inputs: Sequence[Input], read: Callable[[Input], Query]) -> list[Query]:
+    queries = []
+    for i, given in enumerate(inputs):
+        try:
+            queries.append(read(given))
+        except TextError as error:
+            raise InvalidInputError(error, ("inputs", i)) from error
+    return queries
+
+
+def _characters(given: Input) -> int:
+    return len(given) if isinstance(given, str) else len(given.text) + len(given.text_pair)
+
+
+def _encode(served: ServedModel, given: Input, truncate: bool) -> Encoding:
+    text, text_pair = (given, None) if isinstance(given, str) else (given.text, given.text_pair)
+    limit = served.config.max_position_embeddings
+    return served.tokenizer.encode(text, text_pair, max_length=limit, truncate=truncate)
+
+
+def _mask_query(served: ServedModel, encoding: Encoding, top_k: int, targets: tuple[int, ...]) -> Query:
+    mask_id = served.tokenizer.mask_id
+    if mask_id in encoding.dropped:
+        raise NoMaskError("a [MASK] lies beyond the model's limit and was lost by truncation")
+    masks = tuple(i for i, token_id in enumerate(encoding.input_ids) if token_id == mask_id)
+    if not masks:
+        raise NoMaskError("the text holds no [MASK]")
+    return Query(Task.FILL_MASK, encoding, masks, top_k, targets)
+
+
+def _target_ids(served: ServedModel, targets: Sequence[str]) -> tuple[int, ...]:
+    """Token ids in the caller's order, each once: "Good" and "good" may be the same token."""
+    ids: dict[int, Loc] = {}
+    for i, word in enumerate(targets):
+        loc: Loc = ("parameters", "targets", i)
+        try:
+            ids.setdefault(served.tokenizer.target_id(word), loc)
+        except TextError as error:
+            raise InvalidInputError(error, loc) from error
+    return tuple(ids)

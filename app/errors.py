@@ -1,0 +1,109 @@
+"""Everything that can go wrong between HTTP and the model, in the domain's words. `problems` has the statuses.
+
+ServiceError
+├── NotJSONError                 the body is no JSON
+├── UnsupportedMediaTypeError    the body claims to be something else than JSON
+├── UnauthorizedError            no API key, or a wrong one
+├── InvalidRequestError          JSON that does not fit the schema
+├── InvalidInputError            a text that has no answer; wraps a `model.errors.TextError`
+├── TooLargeError                body, inputs, tokens or answer beyond a limit
+├── TaskNotServedError           the loaded checkpoint has no head for this
+├── QueueFullError               refused before it was started
+├── DeadlineExceededError        too late to be of use
+├── CallerGoneError              nobody is listening any more
+├── UnavailableError             loading, draining or broken
+└── InferenceError               the model failed on this input
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from model.errors import TextError
+
+Loc = tuple[str | int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class FieldError:
+    """One fault and where in the body it lies."""
+
+    message: str
+    loc: Loc
+
+
+class ServiceError(Exception):
+    """Base of every error that `app` raises on purpose. The message may be shown to the caller."""
+
+
+class NotJSONError(ServiceError):
+    """The body is no JSON."""
+
+
+class UnsupportedMediaTypeError(ServiceError):
+    """The body claims to be something else than JSON."""
+
+
+class UnauthorizedError(ServiceError):
+    """API keys are configured, and none or a wrong one came."""
+
+
+class InvalidRequestError(ServiceError):
+    """JSON that does not fit the schema."""
+
+    def __init__(self, errors: list[FieldError]) -> None:
+        first = errors[0]
+        super().__init__(f"{'.'.join(map(str, first.loc)) or 'body'}: {first.message}")
+        self.errors = errors
+
+
+class InvalidInputError(ServiceError):
+    """A text that has no answer, and which one it was."""
+
+    def __init__(self, error: TextError, loc: Loc) -> None:
+        super().__init__(str(error))
+        self.error = error
+        self.loc = loc
+
+
+class TooLargeError(ServiceError):
+    """Body, inputs, tokens or answer beyond a limit, so that trying again cannot help."""
+
+
+class TaskNotServedError(ServiceError):
+    """The loaded checkpoint has no head for this task."""
+
+
+class QueueFullError(ServiceError):
+    """The queue's token limit is reached; the request was not started."""
+
+    def __init__(self, retry_after: int) -> None:
+        super().__init__(f"the queue is full; try again in {retry_after} s")
+        self.retry_after = retry_after
+
+
+class DeadlineExceededError(ServiceError):
+    """The deadline passed before the answer was there."""
+
+    def __init__(self) -> None:
+        super().__init__("the deadline passed before the answer was there")
+
+
+class CallerGoneError(ServiceError):
+    """The caller closed the connection before the answer was there."""
+
+
+class UnavailableError(ServiceError):
+    """The service cannot answer now. `status` is the engine's."""
+
+    def __init__(self, status: str, retry_after: int = 5) -> None:
+        super().__init__(f"the service is {status}")
+        self.status = status
+        self.retry_after = retry_after
+
+
+class InferenceError(ServiceError):
+    """The model failed on this input, and only on this one."""
+
+    def __init__(self, reason: str = "the model failed on this input") -> None:
+        super().__init__(reason)

@@ -1,0 +1,197 @@
+"""A FastAPI route whose body is read, checked and parsed once, straight from bytes to the schema.
+
+FastAPI's own way parses JSON in Python and then validates; and its errors are not this service's. The
+signature of an endpoint, `(body: Schema, request: TaskRequest)`, still writes the OpenAPI document.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import time
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any, NoReturn, TypeVar
+
+from fastapi import Request, Response
+from fastapi.routing import APIRoute
+from pydantic import BaseModel, ValidationError
+from starlette.types import Receive
+
+from app.engine import Engine
+from app.errors import (
+    CallerGoneError,
+    DeadlineExceededError,
+    FieldError,
+    InvalidRequestError,
+    NotJSONError,
+    TooLargeError,
+    UnauthorizedError,
+    UnsupportedMediaTypeError,
+)
+from app.metrics import Metrics
+from app.schemas import UNION_TAGS
+from app.settings import Settings
+
+T = TypeVar("T")
+
+_TIMEOUT_HEADER = "x-request-timeout-ms"
+_MAX_FAULTS = 20
+"""Of 512 wrong inputs, the first ones tell enough."""
+
+
+class TaskRequest(Request):
+    """A request to a task, with what it needs at hand."""
+
+    deadline: float
+    """`time.monotonic()` after which nobody wants the answer."""
+
+    @property
+    def engine(self) -> Engine:
+        engine: Engine = self.app.state.engine
+        return engine
+
+    @property
+    def metrics(self) -> Metrics:
+        metrics: Metrics = self.app.state.metrics
+        return metrics
+
+    @property
+    def settings(self) -> Settings:
+        settings: Settings = self.app.state.settings
+        return settings
+
+
+class JSONRoute(APIRoute):
+    """Authorise, read, parse, answer while somebody listens."""
+
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        """See `APIRoute`."""
+        endpoint: Callable[[BaseModel, TaskRequest], Awaitable[Response]] = self.endpoint
+        if self.body_field is None:
+            raise TypeError(f"{endpoint} takes no body")
+        schema: type[BaseModel] = self.body_field.field_info.annotation  # type: ignore[assignment]
+
+        async def handle(request: Request) -> Response:
+            task_request = TaskRequest(request.scope, request.receive)
+            task_request.deadline = time.monotonic() + _timeout(task_request)
+            _authorise(task_request)
+            _check_media_type(task_request)
+            body = parse(schema, await _read(task_request))
+            return await while_connected(request.receive, endpoint(body, task_request))
+
+        return handle
+
+
+def parse(schema: type[BaseModel], body: bytes) -> BaseModel:
+    """Bytes to a schema.
+
+    Raises:
+        NotJSONError: no JSON in UTF-8; also lone surrogates, nesting and numbers beyond all measure.
+        InvalidRequestError: JSON, but not this schema.
+    """
+    try:
+        return schema.model_validate_json(body)
+    except ValidationError as error:
+        _refuse(error)
+
+
+def _refuse(error: ValidationError) -> NoReturn:
+    faults = error.errors(include_url=False, include_input=False, include_context=False)  # no text in a log
+    if faults[0]["type"] == "json_invalid":
+        raise NotJSONError(faults[0]["msg"]) from None
+    raise InvalidRequestError(
+        [
+            FieldError(fault["msg"], tuple(part for part in fault["loc"] if part not in UNION_TAGS))
+            for fault in faults[:_MAX_FAULTS]
+        ]
+    ) from None
+
+
+async def while_connected(receive: Receive, answer: Awaitable[T]) -> T:
+    """Wait for an answer, and cancel it if the caller goes away first. The body must have been read.
+
+    Raises:
+        CallerGoneError: the caller went away.
+    """
+    task = asyncio.current_task()
+    gone = False
+
+    async def watch() -> None:
+        nonlocal gone
+        while (await receive())["type"] != "http.disconnect":
+            pass
+        gone = True
+        if task is not None:
+            task.cancel()
+
+    watcher = asyncio.create_task(watch())
+    try:
+        return await answer
+    except asyncio.CancelledError:
+        if gone and task is not None and task.uncancel() == 0:
+            raise CallerGoneError("the caller closed the connection") from None
+        raise
+    finally:
+        watcher.cancel()
+
+
+def _timeout(request: TaskRequest) -> float:
+    """Seconds: the server's limit, or less if the caller asks for less."""
+    limit = request.settings.request_timeout_ms / 1000
+    given = request.headers.get(_TIMEOUT_HEADER)
+    if given is None:
+        return limit
+    if not (given.isascii() and given.isdecimal() and len(given) <= 12 and int(given)):
+        raise InvalidRequestError(
+            [FieldError("must be a positive number of milliseconds", ("header", "X-Request-Timeout-Ms"))]
+        )
+    return min(int(given) / 1000, limit)
+
+
+def _authorise(request: TaskRequest) -> None:
+    keys = request.settings.api_keys
+    if not keys:
+        return
+    scheme, _, given = request.headers.get("authorization", "").partition(" ")
+    candidate = given.strip().encode()
+    matches = [secrets.compare_digest(candidate, key.encode()) for key in keys]  # all of them: constant time
+    if scheme.lower() != "bearer" or not any(matches):
+        raise UnauthorizedError("send an API key: Authorization: Bearer <key>")
+
+
+def _check_media_type(request: TaskRequest) -> None:
+    """JSON, or nothing said at all."""
+    given = request.headers.get("content-type")
+    if given is None:
+        return
+    media_type = given.partition(";")[0].strip().lower()
+    if media_type != "application/json" and not (
+        media_type.startswith("application/") and media_type.endswith("+json")
+    ):
+        raise UnsupportedMediaTypeError("send JSON with the header Content-Type: application/json")
+
+
+async def _read(request: TaskRequest) -> bytes:
+    """The body, refused as soon as it is known to be too large, and not awaited beyond the deadline."""
+    limit = request.settings.max_body_bytes
+    declared = request.headers.get("content-length", "")
+    if declared.isdecimal() and int(declared) > limit:
+        raise TooLargeError(f"the body has {declared} bytes, the limit is {limit}")
+    try:
+        async with asyncio.timeout(request.deadline - time.monotonic()):
+            return await _collect(request.receive, limit)
+    except TimeoutError:
+        raise DeadlineExceededError from None
+
+
+async def _collect(receive: Receive, limit: int) -> bytes:
+    body = bytearray()
+    while True:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            raise CallerGoneError("the caller closed the connection")
+        body += message.get("body", b"")
+        if len(body) > limit:
+            raise TooLargeError(f"the body has more than {limit} bytes")
+        if not message.get("more_body", False):
+            return bytes(body)

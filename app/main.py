@@ -1,0 +1,119 @@
+"""The application, and `bert-serve`, which runs it."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from importlib import metadata
+
+from fastapi import FastAPI
+from fastapi.middleware.cors import CORSMiddleware
+from pydantic import TypeAdapter
+
+from app import problems
+from app.backend import Backend, TorchBackend
+from app.cpu import available_cpus
+from app.engine import Engine
+from app.metrics import Metrics
+from app.middleware import Envelope
+from app.routes import fill_mask, hugging_face, next_sentence, operations, sentiment
+from app.schemas import Problem
+from app.server import run
+from app.settings import Settings, SettingsError
+
+DESCRIPTION = """\
+Masked words, next sentences and sentiment from a BERT that was built and trained from scratch.
+
+Every error is a [problem document](https://www.rfc-editor.org/rfc/rfc9457); every response carries
+`X-Request-ID`."""
+
+
+def create_app(settings: Settings, backend: Backend | None = None) -> FastAPI:
+    """The service as an ASGI app. Weights are loaded when its lifespan starts, not here."""
+    metrics = Metrics()
+    engine = Engine(backend or _torch_backend(settings), settings, metrics)
+
+    @asynccontextmanager
+    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        engine.start()
+        try:
+            yield
+        finally:
+            await engine.close()
+
+    app = FastAPI(
+        title="BERT service",
+        version=_version(),
+        description=DESCRIPTION,
+        lifespan=lifespan,
+        openapi_url=None,
+        docs_url=None,
+        redoc_url=None,
+        redirect_slashes=False,
+    )
+    app.state.settings, app.state.engine, app.state.metrics = settings, engine, metrics
+    for routes in (fill_mask, next_sentence, sentiment, hugging_face, operations):
+        app.include_router(routes.router)
+    if settings.docs:
+        app.include_router(operations.docs_router)
+        _document_problems(app)
+    problems.install(app)
+    if settings.cors_origins:
+        app.add_middleware(
+            CORSMiddleware,
+            allow_origins=settings.cors_origins,
+            allow_methods=["GET", "POST"],
+            allow_headers=["Authorization", "Content-Type", "X-Request-ID", "X-Request-Timeout-Ms"],
+            expose_headers=["X-Request-ID", "Server-Timing", "Retry-After"],
+        )
+    app.add_middleware(Envelope, engine=engine, metrics=metrics)  # the outermost
+    return app
+
+
+def serve() -> None:
+    """Console entry `bert-serve`."""
+    try:
+        settings = Settings.from_command_line(sys.argv[1:], os.environ)
+    except SettingsError as error:
+        sys.exit(f"bert-serve: {error}")
+    sys.exit(run(create_app, settings))
+
+
+def _torch_backend(settings: Settings) -> TorchBackend:
+    return TorchBackend(
+        settings.pretrained,
+        settings.sentiment,
+        device=settings.device,
+        dtype=settings.dtype,
+        threads=settings.threads or max(1, available_cpus() // settings.workers),
+    )
+
+
+def _document_problems(app: FastAPI) -> None:
+    """Add the schema that every documented error refers to; FastAPI knows only those of endpoints."""
+    generate = app.openapi
+
+    def openapi() -> dict[str, object]:
+        if app.openapi_schema is None:
+            schema = generate()
+            problem = TypeAdapter(Problem).json_schema(ref_template="#/components/schemas/{model}")
+            schemas = schema["components"]["schemas"]
+            schemas |= problem.pop("$defs") | {"Problem": problem}
+            for name in ("HTTPValidationError", "ValidationError"):
+                schemas.pop(name, None)
+        return app.openapi_schema or {}
+
+    app.openapi = openapi  # type: ignore[method-assign]
+
+
+def _version() -> str:
+    try:
+        return metadata.version("bert-service")
+    except metadata.PackageNotFoundError:  # run from a checkout that is not installed
+        return "0+checkout"
+
+
+if __name__ == "__main__":
+    serve()

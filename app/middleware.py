@@ -1,0 +1,70 @@
+"""What every response goes through: one plain ASGI layer (BaseHTTPMiddleware costs a task per request)."""
+
+from __future__ import annotations
+
+import logging
+import re
+import secrets
+
+from starlette.datastructures import MutableHeaders
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from app.engine import Engine
+from app.metrics import Metrics
+from app.problems import problem_response
+
+logger = logging.getLogger(__name__)
+
+_SANE_ID = re.compile(rb"[A-Za-z0-9._:/+=-]{1,128}")
+_TASKS = {
+    "/fill-mask": "fill-mask",
+    "/next-sentence": "next-sentence",
+    "/sentiment": "sentiment",
+    "/hf/fill-mask": "fill-mask",
+    "/hf/text-classification": "sentiment",
+}
+
+
+class Envelope:
+    """Request id, count by status, `Connection: close` while draining, and an answer to what nobody caught."""
+
+    def __init__(self, app: ASGIApp, engine: Engine, metrics: Metrics) -> None:
+        self.app = app
+        self.engine = engine
+        self.metrics = metrics
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        request_id = scope["request_id"] = _request_id(scope)
+        task = _TASKS.get(scope["path"])
+        started = False
+
+        async def send_enveloped(message: Message) -> None:
+            nonlocal started
+            if message["type"] == "http.response.start":
+                started = True
+                headers = MutableHeaders(scope=message)
+                headers["X-Request-ID"] = request_id
+                if self.engine.status == "draining":
+                    headers["Connection"] = "close"
+                if task is not None:
+                    self.metrics.request(task, message["status"])
+            await send(message)
+
+        try:
+            await self.app(scope, receive, send_enveloped)
+        except Exception as error:
+            logger.exception("unhandled error", extra={"request_id": request_id})
+            if started:
+                raise
+            await problem_response(error, request_id)(scope, receive, send_enveloped)
+
+
+def _request_id(scope: Scope) -> str:
+    """The caller's own if it is harmless in headers and logs, else a new one."""
+    for name, value in scope["headers"]:
+        if name == b"x-request-id" and _SANE_ID.fullmatch(value):
+            return str(value, "ascii")
+    return secrets.token_hex(16)

@@ -1,0 +1,122 @@
+"""Every error to its status: one table, one shape (RFC 9457, `application/problem+json`)."""
+
+from __future__ import annotations
+
+import http
+import logging
+from dataclasses import dataclass
+
+from fastapi import FastAPI, Request, Response
+from pydantic_core import to_json
+from starlette.exceptions import HTTPException
+
+from app import errors
+from app.schemas import Problem, ProblemError
+from model.errors import EmptyTextError, NoMaskError, TextTooLongError, UnknownTargetError
+
+MEDIA_TYPE = "application/problem+json"
+_MAX_DETAIL = 500  # characters; a message may quote the caller's own text
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """How one sort of error looks from outside."""
+
+    status: int
+    code: str
+    title: str
+
+
+INTERNAL = Kind(500, "internal_error", "Something is broken here, not in the request")
+
+# The first class of an error's own hierarchy that stands here decides.
+TABLE: dict[type[Exception], Kind] = {
+    errors.NotJSONError: Kind(400, "not_json", "The body is no JSON"),
+    errors.UnauthorizedError: Kind(401, "unauthorized", "An API key is needed"),
+    errors.TaskNotServedError: Kind(404, "task_not_served", "No loaded model can do this"),
+    errors.TooLargeError: Kind(413, "too_large", "The request is too large"),
+    errors.UnsupportedMediaTypeError: Kind(415, "unsupported_media_type", "Only JSON is read here"),
+    errors.InvalidRequestError: Kind(422, "invalid_request", "The request does not fit the schema"),
+    errors.InvalidInputError: Kind(422, "invalid_input", "An input has no answer"),
+    EmptyTextError: Kind(422, "empty_text", "A text is empty"),
+    TextTooLongError: Kind(422, "text_too_long", "A text is longer than the model reads"),
+    NoMaskError: Kind(422, "no_mask", "A text holds no mask"),
+    UnknownTargetError: Kind(422, "unknown_target", "A target is no token of the vocabulary"),
+    errors.QueueFullError: Kind(429, "queue_full", "Too much is waiting already"),
+    errors.CallerGoneError: Kind(499, "caller_gone", "The caller closed the connection"),
+    errors.InferenceError: Kind(500, "inference_failed", "The model failed on this input"),
+    errors.UnavailableError: Kind(503, "unavailable", "The service cannot answer now"),
+    errors.DeadlineExceededError: Kind(504, "deadline_exceeded", "The deadline passed"),
+}
+
+
+def kind_of(error: Exception) -> Kind:
+    """What an error is called outside; anything unforeseen is an internal error."""
+    if isinstance(error, errors.InvalidInputError):
+        return kind_of(error.error)
+    if isinstance(error, errors.UnavailableError):
+        return Kind(503, error.status, TABLE[errors.UnavailableError].title)
+    if isinstance(error, HTTPException):
+        phrase = http.HTTPStatus(error.status_code).phrase
+        return Kind(error.status_code, phrase.lower().replace(" ", "_").replace("-", "_"), phrase)
+    return next((TABLE[cls] for cls in type(error).__mro__ if cls in TABLE), INTERNAL)
+
+
+def problem_response(error: Exception, request_id: str) -> Response:
+    """The response to an error. Says nothing about errors that were not raised on purpose."""
+    kind = kind_of(error)
+    detail = _shorten(_detail(error, kind))
+    faults = [ProblemError(_shorten(fault.message), list(fault.loc)) for fault in _faults(error)]
+    body = Problem(
+        type=f"urn:bert-service:problem:{kind.code}",
+        title=kind.title,
+        status=kind.status,
+        detail=detail,
+        code=kind.code,
+        request_id=request_id,
+        error=detail,
+        errors=faults,
+    )
+    return Response(to_json(body), kind.status, headers=_headers(error), media_type=MEDIA_TYPE)
+
+
+def install(app: FastAPI) -> None:
+    """Answer every error that is raised on purpose. The rest reaches `middleware.Envelope`."""
+
+    async def handle(request: Request, error: Exception) -> Response:
+        return problem_response(error, request.scope["request_id"])
+
+    for cls in (errors.ServiceError, HTTPException):
+        app.add_exception_handler(cls, handle)
+
+
+def _detail(error: Exception, kind: Kind) -> str:
+    if isinstance(error, HTTPException):
+        return {404: "there is nothing at this path", 405: "this path has other methods"}.get(
+            error.status_code, kind.title
+        )
+    return str(error) if kind is not INTERNAL else "an internal error; the request id finds it in the log"
+
+
+def _faults(error: Exception) -> list[errors.FieldError]:
+    if isinstance(error, errors.InvalidRequestError):
+        return error.errors
+    if isinstance(error, errors.InvalidInputError):
+        return [errors.FieldError(str(error), error.loc)]
+    return []
+
+
+def _headers(error: Exception) -> dict[str, str]:
+    if isinstance(error, errors.QueueFullError | errors.UnavailableError):
+        return {"Retry-After": str(error.retry_after)}
+    if isinstance(error, errors.UnauthorizedError):
+        return {"WWW-Authenticate": "Bearer"}
+    if isinstance(error, HTTPException):
+        return dict(error.headers or {})
+    return {}
+
+
+def _shorten(text: str) -> str:
+    return text if len(text) <= _MAX_DETAIL else text[: _MAX_DETAIL - 1] + "…"

@@ -1,0 +1,1 @@
+"""The paths. Each file is thin: schema in, engine, schema out."""

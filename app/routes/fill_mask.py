@@ -1,0 +1,48 @@
+"""`POST /fill-mask`: words for `[MASK]`."""
+
+from __future__ import annotations
+
+from fastapi import Response
+
+from app.json_route import TaskRequest
+from app.routes.replies import documented, respond, task_router
+from app.schemas import FillMaskRequest, FillMaskResponse, as_list
+
+router = task_router(tags=["tasks"])
+
+_EXAMPLE = {
+    "model": "pretrained",
+    "results": [
+        {
+            "masks": [
+                {
+                    "position": 4,
+                    "predictions": [
+                        {
+                            "score": 0.21,
+                            "token": 1523,
+                            "token_str": "good",
+                            "sequence": "The movie was good and I loved it.",
+                        }
+                    ],
+                }
+            ],
+            "tokens": 11,
+            "truncated": False,
+        }
+    ],
+}
+
+
+@router.post("/fill-mask", summary="Fill in masked words", **documented(FillMaskResponse, _EXAMPLE))
+async def fill_mask(body: FillMaskRequest, request: TaskRequest) -> Response:
+    """The likeliest words for each `[MASK]`, with their probability over the whole vocabulary."""
+    parameters = body.parameters
+    reply = await request.engine.fill_mask(
+        as_list(body.inputs),
+        deadline=request.deadline,
+        top_k=parameters.top_k,
+        targets=parameters.targets,
+        truncate=parameters.truncate,
+    )
+    return respond(request, "fill-mask", reply, FillMaskResponse(reply.model, reply.results))

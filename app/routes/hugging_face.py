@@ -1,0 +1,63 @@
+"""`POST /hf/*`: the wire shapes of `huggingface_hub.InferenceClient` and of `@huggingface/inference`.
+
+One text gives what the clients parse. A list of texts gives a list of that, as their own API does.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastapi import Response
+
+from app.json_route import TaskRequest
+from app.routes.replies import documented, respond, task_router
+from app.schemas import (
+    FillMaskParameters,
+    FillMaskResult,
+    HuggingFaceClassificationParameters,
+    HuggingFaceClassificationRequest,
+    HuggingFaceFillMaskRequest,
+    LabelPrediction,
+    TokenPrediction,
+    as_list,
+)
+
+router = task_router("/hf", tags=["Hugging Face clients"])
+
+_FILLED = [{"score": 0.21, "token": 1523, "token_str": "good", "sequence": "The movie was good."}]
+_CLASSIFIED = [[{"label": "POSITIVE", "score": 0.98}, {"label": "NEGATIVE", "score": 0.02}]]
+Tokens = list[TokenPrediction] | list[list[TokenPrediction]] | list[list[list[TokenPrediction]]]
+
+
+@router.post("/fill-mask", summary="InferenceClient.fill_mask", **documented(Tokens, _FILLED))
+async def fill_mask(body: HuggingFaceFillMaskRequest, request: TaskRequest) -> Response:
+    """The predictions of the one mask of one text; one list more for several masks, and for several texts."""
+    parameters = body.parameters or FillMaskParameters()
+    reply = await request.engine.fill_mask(
+        as_list(body.inputs),
+        deadline=request.deadline,
+        top_k=parameters.top_k,
+        targets=parameters.targets,
+        truncate=parameters.truncate,
+    )
+    shapes = [_tokens(result) for result in reply.results]
+    return respond(request, "fill-mask", reply, shapes if isinstance(body.inputs, list) else shapes[0])
+
+
+@router.post(
+    "/text-classification",
+    summary="InferenceClient.text_classification",
+    **documented(list[list[LabelPrediction]], _CLASSIFIED),
+)
+async def text_classification(body: HuggingFaceClassificationRequest, request: TaskRequest) -> Response:
+    """One list of labels per text, likeliest first; for one text too, since that is what the clients read."""
+    parameters = body.parameters or HuggingFaceClassificationParameters()
+    reply = await request.engine.sentiment(
+        as_list(body.inputs), deadline=request.deadline, top_k=parameters.top_k, truncate=parameters.truncate
+    )
+    return respond(request, "sentiment", reply, [result.predictions for result in reply.results])
+
+
+def _tokens(result: FillMaskResult) -> list[Any]:
+    rows = [mask.predictions for mask in result.masks]
+    return rows[0] if len(rows) == 1 else rows

@@ -1,0 +1,116 @@
+"""One table of settings, each an environment variable (`BERT_PORT`) and a flag of `bert-serve` (`--port`)."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+
+import model
+
+PREFIX = "BERT_"
+_WEIGHTS = Path(model.__file__).parent / "weights"
+
+
+class SettingsError(Exception):
+    """A setting with an impossible value; the message names the variable."""
+
+
+def _split(value: object) -> object:
+    return [part.strip() for part in value.split(",") if part.strip()] if isinstance(value, str) else value
+
+
+Names = Annotated[tuple[str, ...], BeforeValidator(_split)]
+
+
+class Settings(BaseModel):
+    """The table: name, default, help. Frozen; checked when it is made."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True)
+
+    host: str = Field("0.0.0.0", description="address to listen on")  # noqa: S104 (a service in a container)
+    port: int = Field(8000, ge=0, le=65535, description="port to listen on; 0 takes a free one")
+    workers: int = Field(1, ge=1, le=256, description="processes, each with its own copy of the models")
+    pretrained: Path = Field(
+        _WEIGHTS / "pretrained", description="checkpoint directory for fill-mask and next-sentence"
+    )
+    sentiment: Path = Field(_WEIGHTS / "sentiment", description="checkpoint directory for sentiment")
+    device: str = Field("auto", pattern=r"^(auto|cpu|cuda(:\d+)?)$", description="auto, cpu, cuda or cuda:N")
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
+        "auto",
+        description="precision of the encoder; auto takes bfloat16 where the hardware computes it natively",
+    )
+    threads: int = Field(
+        0, ge=0, description="threads of one forward pass on CPU; 0 shares the CPU quota among the workers"
+    )
+    max_batch_tokens: int = Field(4096, ge=1, description="tokens that one forward pass computes together")
+    max_queue_tokens: int = Field(262_144, ge=1, description="tokens that may wait; beyond it requests get 429")
+    max_client_batch: int = Field(512, ge=1, description="inputs that one request may carry")
+    max_body_bytes: int = Field(2 * 1024 * 1024, ge=1, description="bytes that one request body may have")
+    request_timeout_ms: int = Field(
+        30_000, ge=1, description="deadline of a request; X-Request-Timeout-Ms can shorten it"
+    )
+    drain_seconds: float = Field(
+        25, ge=0, description="after SIGTERM, the time that accepted requests have to finish"
+    )
+    api_keys: Names = Field(
+        (),
+        description="comma-separated; with any, the tasks and /hf/* ask for one (health, info, metrics do not)",
+    )
+    cors_origins: Names = Field(
+        (), description="comma-separated origins that browsers may call from; * for all"
+    )
+    docs: bool = Field(True, description="serve /docs and /openapi.json")
+    log_format: Literal["text", "json"] = Field("text", description="text or json")
+    log_level: Literal["debug", "info", "warning", "error"] = Field(
+        "info", description="debug also logs one line per request"
+    )
+
+    @classmethod
+    def read(cls, environ: Mapping[str, str], flags: Mapping[str, str] | None = None) -> Settings:
+        """Defaults, overridden by the environment, overridden by flags.
+
+        Raises:
+            SettingsError: names every variable whose value cannot be used.
+        """
+        given = {
+            name: environ[PREFIX + name.upper()]
+            for name in cls.model_fields
+            if environ.get(PREFIX + name.upper())
+        }
+        try:
+            return cls.model_validate(given | dict(flags or {}))
+        except ValidationError as error:
+            raise SettingsError("; ".join(map(_explain, error.errors()))) from None
+
+    @classmethod
+    def from_command_line(cls, arguments: Sequence[str], environ: Mapping[str, str]) -> Settings:
+        """Settings of `bert-serve [flags]`."""
+        flags = vars(_parser().parse_args(arguments))
+        return cls.read(environ, {name: value for name, value in flags.items() if value is not None})
+
+
+def _explain(error: Any) -> str:
+    name = str(error["loc"][0])
+    value = "***" if name == "api_keys" else repr(error["input"])
+    # Kubernetes sets BERT_PORT=tcp://... in every pod beside a service that is called "bert".
+    hint = " (set by Kubernetes? use enableServiceLinks: false)" if "tcp://" in value else ""
+    return f"{PREFIX}{name.upper()}={value}: {error['msg']}{hint}"
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="bert-serve", description="Serve masked words, next sentences and sentiment over HTTP."
+    )
+    for name, field in Settings.model_fields.items():
+        shown = ",".join(field.default) if isinstance(field.default, tuple) else field.default
+        parser.add_argument(
+            "--" + name.replace("_", "-"),
+            dest=name,
+            metavar="X",
+            help=f"{field.description} [{PREFIX}{name.upper()}, default: {shown or 'none'}]",
+        )
+    return parser

@@ -1,0 +1,88 @@
+"""The import rules of the house (CONTRIBUTING.md), read from the sources and from a fresh interpreter."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+HTTP = {"fastapi", "starlette", "uvicorn", "httpx", "requests", "aiohttp", "http", "urllib", "socket"}
+
+
+def imports(file: Path) -> set[str]:
+    """Every module that a file imports anywhere, also inside functions; each with its parents' names."""
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{file}:{node.lineno}: relative import"
+            found |= {f"{node.module}", *(f"{node.module}.{alias.name}" for alias in node.names)}
+    return {name.split(".")[0] for name in found} | found
+
+
+def sources(package: str) -> list[Path]:
+    files = sorted((ROOT / package).rglob("*.py"))
+    assert files, f"{package}/ holds no sources"
+    return files
+
+
+def name(file: Path) -> str:
+    return str(file.relative_to(ROOT))
+
+
+@pytest.mark.parametrize("file", sources("model"), ids=name)
+def test_model_knows_neither_app_nor_training_nor_http(file: Path) -> None:
+    assert not imports(file) & ({"app", "training"} | HTTP)
+
+
+@pytest.mark.parametrize("file", sources("app"), ids=name)
+def test_app_never_imports_training(file: Path) -> None:
+    assert "training" not in imports(file)
+
+
+@pytest.mark.parametrize("file", sources("training"), ids=name)
+def test_training_never_imports_app(file: Path) -> None:
+    assert "app" not in imports(file)
+
+
+@pytest.mark.parametrize("file", sources("app"), ids=name)
+def test_only_the_backend_imports_torch(file: Path) -> None:
+    assert file.name == "backend.py" or "torch" not in imports(file)
+
+
+def loaded_by(statement: str) -> set[str]:
+    """Names of all modules in a fresh interpreter after a statement, warnings being errors."""
+    script = f"import sys\n{statement}\nprint(*sys.modules)"
+    command = [sys.executable, "-W", "error", "-c", script]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+    assert not done.stderr
+    return set(done.stdout.split())
+
+
+def test_batcher_and_client_load_no_torch() -> None:
+    assert "torch" not in loaded_by("import app.batcher, app.client")
+
+
+def test_model_loads_no_http_library() -> None:
+    assert not loaded_by("import model") & {"fastapi", "starlette", "uvicorn", "httpx"}
+
+
+# Opening a weights file, starting a thread or a process: what an import must not do.
+WATCH = """
+import threading
+def watch(event, args):
+    opened = event == 'open' and str(args[0]).endswith(('.safetensors', 'tokenizer.json', 'config.json'))
+    assert not opened and event != 'subprocess.Popen', (event, args)
+sys.addaudithook(watch)
+"""
+
+
+@pytest.mark.parametrize("module", ["model", "app.main", "training.__main__"])
+def test_importing_does_nothing_else(module: str) -> None:
+    loaded_by(f"{WATCH}\nimport {module}\nassert threading.active_count() == 1, threading.enumerate()")

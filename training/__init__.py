@@ -1,0 +1,1 @@
+"""How it learns: raw text in, a checkpoint directory out."""

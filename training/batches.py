@@ -1,0 +1,114 @@
+"""Examples to the packed tensors that the model takes, with what it should have answered."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from model.packing import PackedBatch, Reads, Segments
+from training.examples import Example, Ints
+
+
+@dataclass(frozen=True, slots=True)
+class PretrainingBatch:
+    """A packed batch that reads each example's [CLS] and masked positions."""
+
+    packed: PackedBatch
+    cls_rows: Tensor
+    """Rows of [CLS] among the reads: (batch,)"""
+    masked_rows: Tensor
+    """Rows of the masked positions among the reads: (num_masked,)"""
+    masked_ids: Tensor
+    """What stood at each masked position: (num_masked,)"""
+    next_labels: Tensor
+    """IS_NEXT, NOT_NEXT or IGNORE_INDEX: (batch,)"""
+    kinds: Tensor
+    """Index into `examples.KINDS`: (batch,)"""
+
+    @property
+    def tokens(self) -> int:
+        return self.packed.total_tokens
+
+    def to(self, device: torch.device) -> PretrainingBatch:
+        rest = (self.cls_rows, self.masked_rows, self.masked_ids, self.next_labels, self.kinds)
+        return PretrainingBatch(
+            self.packed.to(device, non_blocking=True), *(t.to(device, non_blocking=True) for t in rest)
+        )
+
+
+def collate_pretraining(examples: Sequence[Example]) -> PretrainingBatch:
+    """Pack examples, longest first, so that attention on a CPU pads little."""
+    examples = sorted(examples, key=lambda e: -len(e.input_ids))
+    packed, starts = pack([e.input_ids for e in examples], [e.token_type_ids for e in examples])
+    masked = np.array([len(e.masked_positions) for e in examples])
+    reads = [np.append(0, e.masked_positions) + at for e, at in zip(examples, starts, strict=True)]
+    cls_rows = np.cumsum(masked + 1) - masked - 1
+    is_masked = np.ones(int(masked.sum()) + len(examples), dtype=bool)
+    is_masked[cls_rows] = False
+    index = torch.from_numpy(np.concatenate(reads))
+    return PretrainingBatch(
+        packed=PackedBatch(
+            packed.input_ids,
+            packed.position_ids,
+            packed.token_type_ids,
+            packed.segments,
+            Reads(index, Segments.of((masked + 1).tolist())),
+        ),
+        cls_rows=torch.from_numpy(cls_rows),
+        masked_rows=torch.from_numpy(is_masked.nonzero()[0]),
+        masked_ids=torch.from_numpy(np.concatenate([e.masked_ids for e in examples])),
+        next_labels=torch.tensor([e.next_label for e in examples]),
+        kinds=torch.tensor([e.kind for e in examples]),
+    )
+
+
+def pack(input_ids: Sequence[Ints], token_type_ids: Sequence[Ints]) -> tuple[PackedBatch, NDArray[np.int64]]:
+    """Lay arrays end to end; also the first row of each sequence: (batch,)."""
+    lengths = np.array([len(ids) for ids in input_ids])
+    starts = np.cumsum(lengths) - lengths
+    positions = np.arange(int(lengths.sum())) - np.repeat(starts, lengths)
+    batch = PackedBatch(
+        torch.from_numpy(np.concatenate(input_ids).astype(np.int64)),
+        torch.from_numpy(positions),
+        torch.from_numpy(np.concatenate(token_type_ids).astype(np.int64)),
+        Segments.of(lengths.tolist()),
+    )
+    return batch, starts
+
+
+def cls_reads(packed: PackedBatch, starts: NDArray[np.int64]) -> PackedBatch:
+    """The same batch, reading each sequence's [CLS] only."""
+    reads = Reads(torch.from_numpy(starts), Segments.of([1] * len(starts)))
+    return PackedBatch(packed.input_ids, packed.position_ids, packed.token_type_ids, packed.segments, reads)
+
+
+@dataclass(frozen=True, slots=True)
+class ClassificationBatch:
+    """A packed batch that reads each text's [CLS]."""
+
+    packed: PackedBatch
+    labels: Tensor
+    """(batch,)"""
+
+    @property
+    def tokens(self) -> int:
+        return self.packed.total_tokens
+
+    def to(self, device: torch.device) -> ClassificationBatch:
+        return ClassificationBatch(
+            self.packed.to(device, non_blocking=True), self.labels.to(device, non_blocking=True)
+        )
+
+
+def collate_classification(
+    input_ids: Sequence[Ints], token_type_ids: Sequence[Ints], labels: Sequence[int]
+) -> ClassificationBatch:
+    """Pack texts, longest first."""
+    order = sorted(range(len(labels)), key=lambda i: -len(input_ids[i]))
+    packed, starts = pack([input_ids[i] for i in order], [token_type_ids[i] for i in order])
+    return ClassificationBatch(cls_reads(packed, starts), torch.tensor([labels[i] for i in order]))

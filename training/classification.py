@@ -1,0 +1,118 @@
+"""Labelled texts to token ids: read, label, cut to length, split into train and dev."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from model.tokenizer import Tokenizer, kept_ends, truncate_longest_first
+from training.batches import ClassificationBatch, collate_classification
+from training.config import FinetuneConfig, SourceConfig
+from training.errors import SourceError
+from training.examples import Ints
+from training.sources import Document, documents, source_name
+
+BATCH = 64
+
+
+@dataclass(frozen=True, slots=True)
+class LabelledTexts:
+    """Texts of one source, ready to be packed."""
+
+    name: str
+    input_ids: list[Ints]
+    """With special tokens; each (length,)"""
+    token_type_ids: list[Ints]
+    labels: list[int]
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def batch(self, indices: Sequence[int]) -> ClassificationBatch:
+        return collate_classification(
+            [self.input_ids[i] for i in indices],
+            [self.token_type_ids[i] for i in indices],
+            [self.labels[i] for i in indices],
+        )
+
+    def batches(self) -> Iterator[ClassificationBatch]:
+        """All texts once, those of similar length together."""
+        order = sorted(range(len(self)), key=lambda i: len(self.input_ids[i]))
+        return (self.batch(order[at : at + BATCH]) for at in range(0, len(order), BATCH))
+
+    @property
+    def tokens(self) -> int:
+        return sum(map(len, self.input_ids))
+
+
+def read_labelled(
+    source: SourceConfig, root: Path, config: FinetuneConfig, tokenizer: Tokenizer
+) -> tuple[LabelledTexts, LabelledTexts]:
+    """Read a source; split off `dev_fraction` by a hash of each text's group, or of the text itself.
+
+    Raises:
+        SourceError: a label is missing or not in `finetune.labels`; names the document.
+    """
+    if source.label is None:
+        raise SourceError(
+            f"{source_name(source)}: fine-tuning needs the source's `label`, the column of labels"
+        )
+    split: tuple[list[Document], list[Document]] = ([], [])
+    for document in documents(source, root):
+        split[_share(document) < config.dev_fraction].append(document)
+    name = source_name(source)
+    return tuple(_encode(name, part, config, tokenizer) for part in split)  # type: ignore[return-value]
+
+
+def _share(document: Document) -> float:
+    """A number in [0, 1) that depends on the group, or else the text, alone."""
+    key = document.group or document.text
+    return int.from_bytes(hashlib.blake2b(key.encode(), digest_size=7).digest()) / 2**56
+
+
+def _encode(
+    name: str, texts: Sequence[Document], config: FinetuneConfig, tokenizer: Tokenizer
+) -> LabelledTexts:
+    numbers = {value: i for i, value in enumerate(config.labels)}
+    ids, types, labels = [], [], []
+    for at in range(0, len(texts), 1000):
+        block = texts[at : at + 1000]
+        pieces = [tokenizer.ids_batch(column) for column in zip(*(d.fields for d in block), strict=True)]
+        for number, (document, *halves) in enumerate(zip(block, *pieces, strict=True), at + 1):
+            if document.label not in numbers:
+                raise SourceError(
+                    f"{name}, document {number}: label {document.label!r} is none of "
+                    f"{', '.join(map(repr, numbers))}; name every value of the column in finetune.labels"
+                )
+            sequence = assemble(halves, config, tokenizer)
+            ids.append(sequence[0])
+            types.append(sequence[1])
+            labels.append(numbers[document.label])
+    return LabelledTexts(name, ids, types, labels)
+
+
+def assemble(halves: Sequence[list[int]], config: FinetuneConfig, tokenizer: Tokenizer) -> tuple[Ints, Ints]:
+    """`[CLS] a [SEP]` or `[CLS] a [SEP] b [SEP]`, cut to `max_length`: (length,) ids and types."""
+    room = config.max_length - 1 - len(halves)
+    ids, types = [tokenizer.cls_id], [0]
+    for segment, (half, keep) in enumerate(
+        zip(halves, truncate_longest_first([len(half) for half in halves], room), strict=True)
+    ):
+        head, tail = kept_ends(len(half), keep, config.truncation)
+        ids += [*half[:head], *half[tail:], tokenizer.sep_id]
+        types += [segment] * (len(ids) - len(types))
+    return np.array(ids, dtype=np.int64), np.array(types, dtype=np.int64)
+
+
+def joined(parts: Iterable[LabelledTexts], name: str) -> LabelledTexts:
+    """Several sources as one."""
+    whole = LabelledTexts(name, [], [], [])
+    for part in parts:
+        whole.input_ids.extend(part.input_ids)
+        whole.token_type_ids.extend(part.token_type_ids)
+        whole.labels.extend(part.labels)
+    return whole

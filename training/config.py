@@ -1,0 +1,272 @@
+"""What a run does: one TOML recipe, strict and typed, with overrides from the command line."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from model.config import BertConfig
+from model.errors import ConfigError
+from training.errors import RecipeError
+
+RECIPES = Path(__file__).parent / "recipes"
+
+Share = Annotated[float, Field(ge=0, le=1)]
+Positive = Annotated[int, Field(gt=0)]
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+
+class SourceConfig(_Strict):
+    """Where documents come from."""
+
+    name: str = ""
+    """How reports call it; the file's name if absent."""
+    path: str | None = None
+    """A file, a directory or a glob, relative to the recipe's `data`."""
+    hub: str | None = None
+    """Instead of a path: a data set of the Hugging Face hub, `owner/name` or `owner/name:config`."""
+    split: str = "train"
+    """Split of the hub data set."""
+    format: Literal["auto", "jsonl", "csv", "tsv", "parquet", "text", "wikitext"] = "auto"
+    """`auto` goes by the file's suffix. `wikitext`: lines like ` = Title = ` begin a document."""
+    text: tuple[str, ...] = ("text",)
+    """Columns that hold the text; several are joined as paragraphs, or are a pair when fine-tuning."""
+    label: str | None = None
+    """Column that holds the label, for fine-tuning."""
+    group: str | None = None
+    """Column whose equal values must not be split between train and dev (a film, an author)."""
+    lines: Literal["paragraph", "wrapped", "sentence"] = "paragraph"
+    """Plain text: what a line is. In `wrapped` text, sentences run on over the ends of lines. A blank line always
+    ends a document."""
+    limit: Positive | None = None
+    """Take only so many documents."""
+
+    @model_validator(mode="after")
+    def _one_place(self) -> SourceConfig:
+        if (self.path is None) == (self.hub is None):
+            raise ValueError("a source needs exactly one of path and hub")
+        return self
+
+
+class TokenizerConfig(_Strict):
+    """The vocabulary to learn."""
+
+    vocab_size: Positive = 8192
+    lowercase: bool = True
+    min_frequency: Positive = 2
+    sample_megabytes: Positive = 100
+    """Learn from about so much text, drawn evenly from all sources."""
+
+
+class CorpusConfig(_Strict):
+    """The text to pretrain on."""
+
+    sources: tuple[SourceConfig, ...] = ()
+    heldout: tuple[SourceConfig, ...] = ()
+    """Documents never trained on. Without any, `heldout_fraction` of each source is put aside."""
+    heldout_fraction: Share = 0.01
+    """Decided by a hash of the document, so the same documents are held out in every run."""
+    workers: Positive = 2
+
+
+class ModelConfig(_Strict):
+    """Shape of the network; see `model.config.BertConfig`."""
+
+    preset: Literal["tiny", "mini", "small", "medium", "base", "large"] = "mini"
+    hidden_size: Positive | None = None
+    num_hidden_layers: Positive | None = None
+    num_attention_heads: Positive | None = None
+    intermediate_size: Positive | None = None
+    max_position_embeddings: Positive = 512
+
+    def bert(self, vocab_size: int) -> BertConfig:
+        """The model's own configuration over a vocabulary of this size."""
+        changes = self.model_dump(exclude={"preset"}, exclude_none=True)
+        return BertConfig.preset(self.preset, vocab_size=vocab_size, **changes)
+
+
+class ExamplesConfig(_Strict):
+    """How text becomes masked sentence pairs (Devlin et al. 2018, section 3.1 and appendix A.1)."""
+
+    sequence_length: Positive = 128
+    """Tokens of a full example, special tokens included."""
+    mask_fraction: Share = 0.15
+    whole_word: bool = False
+    """Mask all pieces of a word together."""
+    short_fraction: Share = 0.1
+    """Share of examples filled only to a random shorter length."""
+    sentence_pair_fraction: Share = 0.1
+    """Share of examples that pair one single sentence with one other, as callers send them."""
+    next_fraction: Share = 0.5
+    """Share of pairs whose second segment truly follows the first."""
+    random_fraction: Share = 0.25
+    """Share of pairs whose second segment comes from another document. The rest is negative too, from the
+    same document: swapped, or not adjacent."""
+
+    @model_validator(mode="after")
+    def _shares(self) -> ExamplesConfig:
+        if self.next_fraction + self.random_fraction > 1 + 1e-9:
+            raise ValueError("next_fraction + random_fraction is more than 1")
+        if self.sequence_length < 8:
+            raise ValueError("sequence_length below 8 leaves no room for two segments")
+        return self
+
+
+class PretrainConfig(_Strict):
+    """The long run."""
+
+    minutes: Annotated[float, Field(gt=0)] | None = None
+    """Budget in minutes of training (evaluation not counted); the rate reaches 0 when it is spent."""
+    tokens: Positive | None = None
+    """Budget in tokens, instead of minutes."""
+    batch: Positive = 32
+    """Examples per optimizer step, over all processes."""
+    micro_batch: Positive | None = None
+    """Examples per forward pass and process; `batch` over the processes if absent."""
+    learning_rate: Annotated[float, Field(gt=0)] = 1e-3
+    warmup_fraction: Share = 0.06
+    weight_decay: Annotated[float, Field(ge=0)] = 0.01
+    betas: tuple[float, float] = (0.9, 0.98)
+    eps: Annotated[float, Field(gt=0)] = 1e-6
+    clip_norm: Annotated[float, Field(gt=0)] = 1.0
+    dropout: Share = 0.0
+    zero_residual: bool = True
+    """Start every residual branch at 0: the network begins as its embeddings and leaves the plateau sooner."""
+    long_fraction: Share = 0.0
+    """Share of the budget at the end that is spent on examples of `long_length` tokens."""
+    long_length: Positive = 512
+    examples: ExamplesConfig = ExamplesConfig()
+    evaluate_minutes: Annotated[float, Field(gt=0)] = 10.0
+    evaluate_examples: Positive = 512
+    """Held-out examples per source for the evaluations on the way."""
+    checkpoint_minutes: Annotated[float, Field(gt=0)] = 5.0
+    log_steps: Positive = 50
+    compile: bool = False
+
+    @model_validator(mode="after")
+    def _one_budget(self) -> PretrainConfig:
+        if (self.minutes is None) == (self.tokens is None):
+            raise ValueError("pretrain needs exactly one budget: minutes or tokens")
+        return self
+
+
+class FinetuneConfig(_Strict):
+    """The classifier."""
+
+    train: tuple[SourceConfig, ...] = ()
+    test: tuple[SourceConfig, ...] = ()
+    labels: dict[str, str] = {"0": "NEGATIVE", "1": "POSITIVE"}
+    """Value in the label column -> label of the model, in the order of the logits."""
+    dev_fraction: Share = 0.05
+    max_length: Positive = 256
+    truncation: Literal["head", "head_tail"] = "head_tail"
+    """What is kept of a long text: its beginning, or its beginning and its end."""
+    learning_rate: Annotated[float, Field(gt=0)] = 2e-4
+    epochs: Annotated[float, Field(gt=0)] = 2.0
+    minutes: Annotated[float, Field(gt=0)] | None = None
+    """Stop there at the latest; the rate is planned so that it reaches 0 by then."""
+    batch: Positive = 32
+    warmup_fraction: Share = 0.1
+    weight_decay: Annotated[float, Field(ge=0)] = 0.01
+    betas: tuple[float, float] = (0.9, 0.98)
+    eps: Annotated[float, Field(gt=0)] = 1e-6
+    clip_norm: Annotated[float, Field(gt=0)] = 1.0
+    dropout: Share = 0.1
+    log_steps: Positive = 50
+
+
+class ExportConfig(_Strict):
+    """Where the trained directories go."""
+
+    pretrained: Path | None = None
+    sentiment: Path | None = None
+    dtype: Literal["float32", "float16", "bfloat16"] = "float16"
+
+
+class Recipe(_Strict):
+    """Everything a run depends on besides the data's bytes and the machine."""
+
+    name: str
+    description: str = ""
+    seed: int = 1
+    data: Path = Path()
+    """Folder that relative source paths start from."""
+    run: Path = Path("runs")
+    """Folder for everything the run writes; it gets a sub-folder with the recipe's name."""
+    device: str = "auto"
+    threads: Positive | None = None
+    """CPU threads; all cores if absent."""
+    tokenizer: TokenizerConfig = TokenizerConfig()
+    corpus: CorpusConfig = CorpusConfig()
+    model: ModelConfig = ModelConfig()
+    pretrain: PretrainConfig = PretrainConfig(minutes=10)
+    finetune: FinetuneConfig = FinetuneConfig()
+    export: ExportConfig = ExportConfig()
+
+    @property
+    def folder(self) -> Path:
+        """Where this run writes."""
+        return self.run / self.name
+
+    @model_validator(mode="after")
+    def _fits(self) -> Recipe:
+        positions = self.model.max_position_embeddings
+        lengths = {
+            "pretrain.examples.sequence_length": self.pretrain.examples.sequence_length,
+            "pretrain.long_length": self.pretrain.long_length if self.pretrain.long_fraction else 0,
+            "finetune.max_length": self.finetune.max_length,
+        }
+        for key, length in lengths.items():
+            if length > positions:
+                raise ValueError(f"{key} is {length}, but model.max_position_embeddings is {positions}")
+        try:
+            self.model.bert(self.tokenizer.vocab_size)
+        except ConfigError as error:
+            raise ValueError(f"model: {error}") from error
+        return self
+
+
+def load_recipe(name: str, overrides: Sequence[str] = ()) -> Recipe:
+    """Read a recipe by file name, or by the name of one that ships, and apply `key.sub=value` overrides.
+
+    Raises:
+        RecipeError: names the file and the key.
+    """
+    file = Path(name) if name.endswith(".toml") else RECIPES / f"{name}.toml"
+    if not file.is_file():
+        known = ", ".join(sorted(path.stem for path in RECIPES.glob("*.toml")))
+        raise RecipeError(f"{file}: no such recipe; the shipped ones are {known}")
+    try:
+        values = tomllib.loads(file.read_text())
+    except tomllib.TOMLDecodeError as error:
+        raise RecipeError(f"{file}: {error}") from error
+    for override in overrides:
+        _apply(values, override)
+    try:
+        return Recipe(**values)
+    except ValidationError as error:
+        lines = [f"{'.'.join(map(str, e['loc'])) or 'recipe'}: {e['msg']}" for e in error.errors()]
+        raise RecipeError(f"{file}: " + "; ".join(lines)) from error
+
+
+def _apply(values: dict[str, Any], override: str) -> None:
+    """`pretrain.minutes=5` into nested tables; the value is TOML, or else a plain string."""
+    key, separator, text = override.partition("=")
+    if not separator:
+        raise RecipeError(f"override {override!r} is not of the form key=value")
+    *tables, leaf = key.split(".")
+    for table in tables:
+        values = values.setdefault(table, {})
+        if not isinstance(values, dict):
+            raise RecipeError(f"override {override!r}: {table} is no table")
+    try:
+        values[leaf] = tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        values[leaf] = text

@@ -1,0 +1,215 @@
+"""How good a model is, on text it has not seen, beside what a trivial guess would score."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from model.heads import BertForPreTraining, BertForSequenceClassification
+from model.tokenizer import Tokenizer
+from training.batches import ClassificationBatch, PretrainingBatch, collate_pretraining
+from training.config import ExamplesConfig
+from training.corpus import Corpus
+from training.examples import ALONE, IS_NEXT, KINDS, NEXT, NOT_NEXT, RANDOM, Example, ExampleMaker, Vocabulary
+from training.loop import autocast, choose_precision
+
+EVALUATION_SEED = 20181011
+"""Of masks and pairs in every evaluation, so that all models answer the same questions."""
+
+BATCH = 64
+
+
+@dataclass(frozen=True, slots=True)
+class PretrainingReport:
+    """Masked LM at 15% and next sentence on one held-out source."""
+
+    examples: int
+    masked: int
+    mlm_loss: float
+    """Nats per masked token"""
+    mlm_accuracy: float
+    unigram_entropy: float
+    """What the best guess without context loses: the entropy of this source's own tokens, in nats"""
+    unigram_accuracy: float
+    """How often the most frequent token is right"""
+    nsp_accuracy: float
+    """Over all pairs; a coin scores 0.5"""
+    nsp_accuracy_random: float
+    """Over true pairs and second segments from another document, each weighing half"""
+    nsp_recall: dict[str, float]
+    """Share answered rightly by kind of pair"""
+
+    def summary(self) -> dict[str, float]:
+        """The figures for a line of the log."""
+        return {
+            "mlm_loss": round(self.mlm_loss, 4),
+            "mlm_accuracy": round(self.mlm_accuracy, 4),
+            "nsp_accuracy": round(self.nsp_accuracy, 4),
+            "nsp_accuracy_random": round(self.nsp_accuracy_random, 4),
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class ClassificationReport:
+    """A classifier on one labelled source."""
+
+    examples: int
+    accuracy: float
+    majority_accuracy: float
+    """What always answering the most frequent label scores"""
+    loss: float
+    expected_calibration_error: float
+    """Guo et al. 2017, 15 bins of equal width over the confidence"""
+    confusion: list[list[int]]
+    """Rows: true label; columns: answer"""
+
+
+def evaluate_pretraining(
+    model: BertForPreTraining,
+    heldout: Mapping[str, Corpus],
+    tokenizer: Tokenizer,
+    config: ExamplesConfig,
+    *,
+    examples: int,
+) -> dict[str, PretrainingReport]:
+    """Evaluate on the same examples every time, 15% of them masked whatever the training does."""
+    config = config.model_copy(update={"mask_fraction": 0.15, "whole_word": False})
+    vocabulary = Vocabulary.of(tokenizer)
+    reports = {}
+    for name, corpus in heldout.items():
+        maker = ExampleMaker(corpus, vocabulary, config, EVALUATION_SEED)
+        chosen = [maker(0, i) for i in range(min(examples, len(maker.starts(0))))]
+        reports[name] = _report(predict_pretraining(model, chosen), unigram_shares(corpus))
+    return reports
+
+
+def predict_pretraining(model: BertForPreTraining, examples: Sequence[Example]) -> PretrainingAnswers:
+    """Answers to examples, in order."""
+    cuts = range(0, len(examples), BATCH)
+    with evaluating(model):
+        answers = [_predict(model, collate_pretraining(examples[at : at + BATCH])) for at in cuts]
+    return PretrainingAnswers(*(np.concatenate(column) for column in zip(*answers, strict=True)))
+
+
+@dataclass(frozen=True, slots=True)
+class PretrainingAnswers:
+    """What a model said to many examples."""
+
+    losses: NDArray[np.float32]
+    """Of each masked token, in nats: (num_masked,)"""
+    right: NDArray[np.bool_]
+    """Whether the first guess was right: (num_masked,)"""
+    follows: NDArray[np.int64]
+    """IS_NEXT or NOT_NEXT: (examples,)"""
+    kinds: NDArray[np.int64]
+    """Index into KINDS: (examples,)"""
+
+
+def _predict(model: BertForPreTraining, batch: PretrainingBatch) -> tuple[NDArray[Any], ...]:
+    assert model.next_sentence is not None
+    batch = batch.to(next(model.parameters()).device)
+    hidden = model(batch.packed)
+    logits = model.masked_lm(hidden[batch.masked_rows]).float()
+    follows = model.next_sentence(hidden[batch.cls_rows]).argmax(1)
+    losses = F.cross_entropy(logits, batch.masked_ids, reduction="none")
+    right = logits.argmax(1) == batch.masked_ids
+    return tuple(tensor.cpu().numpy() for tensor in (losses, right, follows, batch.kinds))
+
+
+def _report(answers: PretrainingAnswers, unigrams: NDArray[np.float64]) -> PretrainingReport:
+    paired = answers.kinds != ALONE
+    correct = answers.follows == np.where(answers.kinds == NEXT, IS_NEXT, NOT_NEXT)
+    recall = {
+        KINDS[kind]: float(correct[answers.kinds == kind].mean()) for kind in np.unique(answers.kinds[paired])
+    }
+    by_topic = [recall[KINDS[kind]] for kind in (NEXT, RANDOM) if KINDS[kind] in recall]
+    return PretrainingReport(
+        examples=len(answers.kinds),
+        masked=len(answers.losses),
+        mlm_loss=float(answers.losses.mean()),
+        mlm_accuracy=float(answers.right.mean()),
+        unigram_entropy=float(-(unigrams * np.log(unigrams)).sum()),
+        unigram_accuracy=float(unigrams.max()),
+        nsp_accuracy=float(correct[paired].mean()) if paired.any() else math.nan,
+        nsp_accuracy_random=sum(by_topic) / len(by_topic) if by_topic else math.nan,
+        nsp_recall=recall,
+    )
+
+
+def unigram_shares(corpus: Corpus) -> NDArray[np.float64]:
+    """How frequent each token of a corpus is, without those that do not occur; sums to 1."""
+    bounds = corpus.sentence_starts[corpus.document_starts]
+    counts = np.zeros(0, dtype=np.int64)
+    for first, last in pairwise(bounds.tolist()):
+        found = np.bincount(corpus.tokens(first, last), minlength=len(counts))
+        found[: len(counts)] += counts
+        counts = found
+    return counts[counts > 0] / counts.sum()
+
+
+def evaluate_classification(
+    model: BertForSequenceClassification, batches: Iterable[ClassificationBatch]
+) -> ClassificationReport:
+    """Evaluate on labelled texts, with the temperature that the checkpoint carries."""
+    logits, labels = predict_classification(model, batches)
+    return classification_report(logits / model.config.temperature, labels)
+
+
+def predict_classification(
+    model: BertForSequenceClassification, batches: Iterable[ClassificationBatch]
+) -> tuple[Tensor, Tensor]:
+    """Logits (texts, num_labels) and true labels (texts,), on the CPU in float32."""
+    device = next(model.parameters()).device
+    with evaluating(model):
+        answers = [(model(batch.to(device).packed).float().cpu(), batch.labels) for batch in batches]
+    logits, labels = zip(*answers, strict=True)
+    return torch.cat(logits), torch.cat(labels)
+
+
+def classification_report(logits: Tensor, labels: Tensor) -> ClassificationReport:
+    """Figures from logits (texts, num_labels), temperature applied, and true labels (texts,)."""
+    probabilities = logits.softmax(1)
+    confidence, answer = probabilities.max(1)
+    right = answer == labels
+    counts = labels.bincount(minlength=logits.shape[1])
+    confusion = torch.zeros(logits.shape[1], logits.shape[1], dtype=torch.int64)
+    confusion.index_put_((labels, answer), torch.ones_like(labels), accumulate=True)
+    return ClassificationReport(
+        examples=len(labels),
+        accuracy=right.double().mean().item(),
+        majority_accuracy=counts.max().item() / len(labels),
+        loss=F.cross_entropy(logits, labels).item(),
+        expected_calibration_error=expected_calibration_error(confidence, right),
+        confusion=confusion.tolist(),
+    )
+
+
+def expected_calibration_error(confidence: Tensor, right: Tensor, bins: int = 15) -> float:
+    """Mean gap between confidence and accuracy over bins of equal width (Guo et al. 2017, section 2)."""
+    index = (confidence.double() * bins).long().clamp_(max=bins - 1)
+    gap = torch.zeros(bins, dtype=torch.float64)
+    gap.index_add_(0, index, confidence.double() - right.double())
+    return gap.abs().sum().item() / len(confidence)
+
+
+@contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """Evaluation mode, no gradients, the precision that training uses; all undone at the end."""
+    was_training = model.training
+    precision = choose_precision(next(model.parameters()).device)
+    model.eval()
+    try:
+        with torch.no_grad(), autocast(model, precision):
+            yield
+    finally:
+        model.train(was_training)

@@ -1,0 +1,166 @@
+"""Fine-tuning: a classifier on top of the pretrained encoder."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from model.checkpoint import load_checkpoint, save_checkpoint
+from model.heads import BertForPreTraining, BertForSequenceClassification
+from model.tokenizer import Tokenizer
+from training.batches import ClassificationBatch
+from training.classification import LabelledTexts, joined, read_labelled
+from training.config import FinetuneConfig, Recipe
+from training.errors import RunError
+from training.evaluation import classification_report, predict_classification
+from training.loop import Budget, Loop, choose_device, choose_precision
+from training.optimizer import make_optimizer
+from training.run_state import Progress, RunState
+from training.watch import RunLog
+
+logger = logging.getLogger(__name__)
+
+
+def finetune(recipe: Recipe) -> bool:
+    """Train the classifier from the exported pretrained model; continues an interrupted run."""
+    config = recipe.finetune
+    source = load_checkpoint(recipe.folder / "pretrained")
+    device = choose_device(recipe.device)
+    if not isinstance(source.model, BertForPreTraining):
+        raise RunError(f"{source.path} is no pretrained model, but a {type(source.model).__name__}")
+    torch.manual_seed(recipe.seed)
+    model = classifier_from(source.model, config, recipe.seed).to(device)
+    train, dev = read_all(recipe, source.tokenizer)
+    task = ClassificationTask(model, joined(train, "train"), config, recipe.seed)
+    steps = max(1, round(config.epochs * len(task.texts) / config.batch))
+    identity = {
+        "seed": recipe.seed,
+        "finetune": config.model_dump_json(exclude={"log_steps"}),
+        "texts": len(task.texts),
+    }
+    state = RunState(recipe.folder / "finetune", identity)
+    loop = Loop(
+        task=task,
+        optimizer=make_optimizer(model, config),
+        budget=Budget(minutes=config.minutes, steps=steps),
+        learning_rate=config.learning_rate,
+        warmup_fraction=config.warmup_fraction,
+        clip_norm=config.clip_norm,
+        precision=choose_precision(device),
+        log=RunLog(recipe.folder / "finetune" / "log.jsonl"),
+        log_steps=config.log_steps,
+        state=state,
+        evaluate=lambda _: {text.name: report for text, report in _reports(model, dev)},
+    )
+    loop.progress = state.resume(model, loop.optimizer)
+    logger.info("%d texts, %s tokens per epoch, %d steps", len(task.texts), f"{task.texts.tokens:,}", steps)
+    if not loop.run():
+        return False
+    model.config = model.config.replace(temperature=fit_temperature(model, joined(dev, "dev")))
+    save_checkpoint(recipe.folder / "sentiment", model.cpu(), source.tokenizer)
+    return True
+
+
+def classifier_from(
+    pretrained: BertForPreTraining, config: FinetuneConfig, seed: int
+) -> BertForSequenceClassification:
+    """The pretrained encoder and pooler under a fresh classifier."""
+    shape = pretrained.config.replace(
+        hidden_dropout_prob=config.dropout,
+        attention_probs_dropout_prob=config.dropout,
+        id2label=dict(enumerate(config.labels.values())),
+        truncation=config.truncation,
+    )
+    model = BertForSequenceClassification(shape)
+    model.initialise(torch.Generator().manual_seed(seed))
+    model.encoder.load_state_dict(pretrained.encoder.state_dict())
+    if pretrained.next_sentence is not None:
+        model.pooler.load_state_dict(pretrained.next_sentence.pooler.state_dict())
+    return model.train()
+
+
+def read_all(recipe: Recipe, tokenizer: Tokenizer) -> tuple[list[LabelledTexts], list[LabelledTexts]]:
+    """Train and dev part of every training source."""
+    parts = [read_labelled(s, recipe.data, recipe.finetune, tokenizer) for s in recipe.finetune.train]
+    if not parts:
+        raise RunError("finetune.train names no source")
+    return [train for train, _ in parts], [dev for _, dev in parts if len(dev)]
+
+
+class ClassificationTask:
+    """Batches of random texts; every text once per epoch."""
+
+    def __init__(
+        self, model: BertForSequenceClassification, texts: LabelledTexts, config: FinetuneConfig, seed: int
+    ) -> None:
+        self.model: nn.Module = model
+        self.texts = texts
+        self.config = config
+        self.seed = seed
+        self.device = next(model.parameters()).device
+        self._epoch = (-1, np.empty(0, dtype=np.int64))
+
+    def micro_batches(self, progress: Progress, spent: float) -> Sequence[ClassificationBatch]:
+        """The next `batch` texts of the epoch."""
+        del spent
+        if progress.position >= len(self.texts):
+            progress.epoch, progress.position = progress.epoch + 1, 0
+        order = self._order(progress.epoch)
+        chosen = order[progress.position : progress.position + self.config.batch]
+        progress.position += len(chosen)
+        return [self.texts.batch(chosen.tolist()).to(self.device)]
+
+    def loss(
+        self, batch: ClassificationBatch, of: Sequence[ClassificationBatch]
+    ) -> tuple[Tensor, dict[str, float]]:
+        """Mean cross-entropy in nats, and the share of right answers."""
+        del of
+        logits = self.model(batch.packed).float()
+        loss = F.cross_entropy(logits, batch.labels)
+        right = (logits.argmax(1) == batch.labels).float().mean()
+        return loss, {"loss": loss.item(), "accuracy": right.item()}
+
+    def _order(self, epoch: int) -> np.ndarray[Any, np.dtype[np.int64]]:
+        if self._epoch[0] != epoch:
+            order = np.random.default_rng((self.seed, epoch)).permutation(len(self.texts))
+            self._epoch = (epoch, order)
+        return self._epoch[1]
+
+
+def fit_temperature(model: BertForSequenceClassification, dev: LabelledTexts) -> float:
+    """The temperature with the lowest loss on dev (Guo et al. 2017, section 4.2)."""
+    if not len(dev):
+        return 1.0
+    logits, labels = predict_classification(model, dev.batches())
+    candidates = torch.logspace(-1, 1, 401, base=5.0).tolist()  # 0.2 to 5
+    losses = [F.cross_entropy(logits / temperature, labels).item() for temperature in candidates]
+    temperature = round(candidates[int(np.argmin(losses))], 4)
+    before, after = (classification_report(logits / t, labels) for t in (1.0, temperature))
+    logger.info(
+        "temperature %.3f: calibration error on dev %.4f before, %.4f after",
+        temperature,
+        before.expected_calibration_error,
+        after.expected_calibration_error,
+    )
+    return temperature
+
+
+def _reports(
+    model: BertForSequenceClassification, texts: Sequence[LabelledTexts]
+) -> list[tuple[LabelledTexts, dict[str, Any]]]:
+    return [
+        (part, asdict(classification_report(*predict_classification(model, part.batches())))) for part in texts
+    ]
+
+
+def read_test(recipe: Recipe, tokenizer: Tokenizer) -> list[LabelledTexts]:
+    """The test sources, whole."""
+    config = recipe.finetune.model_copy(update={"dev_fraction": 0.0})
+    return [read_labelled(source, recipe.data, config, tokenizer)[0] for source in config.test]

@@ -1,0 +1,67 @@
+"""The README.md of an exported checkpoint: where it comes from and how good it is, from the run's own files."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from training.config import Recipe, SourceConfig
+
+_WHAT = {
+    "pretrained": ("fill-mask", "BERT for masked words and next sentences"),
+    "sentiment": ("text-classification", "BERT for the sentiment of English reviews and sentences"),
+}
+
+
+def write_card(recipe: Recipe, name: str, target: Path) -> None:
+    """Write `README.md` into an exported directory; figures come from `report.json` if there is one."""
+    task, title = _WHAT[name]
+    sources = recipe.corpus.sources if name == "pretrained" else recipe.finetune.train
+    settings = recipe.pretrain if name == "pretrained" else recipe.finetune
+    report = recipe.folder / "report.md"
+    figures = report.read_text() if report.is_file() else "Not evaluated: run `python -m training evaluate`.\n"
+    lines = [
+        "---",
+        f"pipeline_tag: {task}",
+        "language: en",
+        "---",
+        "",
+        f"# {title}",
+        "",
+        recipe.description,
+        "",
+        "Trained from random weights by this repository, with",
+        "",
+        f"    python -m training all {recipe.name}",
+        "",
+        f"Seed {recipe.seed}. {_run_line(recipe, name)}",
+        "",
+        "## Data",
+        "",
+        *(f"- {_source_line(source)}" for source in sources),
+        "",
+        "## Figures",
+        "",
+        figures,
+        "## Settings",
+        "",
+        "```json",
+        json.dumps(settings.model_dump(mode="json", exclude={"train", "test"}), indent=2),
+        "```",
+        "",
+    ]
+    (target / "README.md").write_text("\n".join(lines))
+
+
+def _run_line(recipe: Recipe, name: str) -> str:
+    stage = "pretrain" if name == "pretrained" else "finetune"
+    log = recipe.folder / stage / "log.jsonl"
+    if not log.is_file():
+        return ""
+    last = json.loads(log.read_text().splitlines()[-1])
+    return f"{last['step']:,} steps, {last['tokens']:,} tokens, {last['minutes']:.0f} minutes of training."
+
+
+def _source_line(source: SourceConfig) -> str:
+    place = source.path or f"{source.hub} ({source.split})"
+    return f"{source.name or place}: `{place}`" + (f", first {source.limit:,}" if source.limit else "")

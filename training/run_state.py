@@ -1,0 +1,113 @@
+"""The state of a run on disk: written atomically, the newest that can be read is resumed."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from training.errors import RunError
+
+logger = logging.getLogger(__name__)
+
+KEEP = 2
+
+
+@dataclass(slots=True)
+class Progress:
+    """How far a run has come."""
+
+    step: int = 0
+    tokens: int = 0
+    """Tokens trained on, special tokens included."""
+    seconds: float = 0.0
+    """Time spent training; evaluation and checkpoints do not count."""
+    phase: int = 0
+    """Which of the run's phases: 0, then 1 for the long sequences."""
+    epoch: int = 0
+    """Which pass over the text, in this phase."""
+    position: int = 0
+    """Examples consumed in this epoch."""
+
+
+class RunState:
+    """Checkpoints of one run in one folder."""
+
+    def __init__(self, folder: Path, identity: Mapping[str, Any]) -> None:
+        self.folder = folder
+        self.identity = dict(identity)
+        """What must be equal for a run to be resumed: its part of the recipe, the corpus, the model."""
+
+    def save(self, progress: Progress, model: nn.Module, optimizer: torch.optim.Optimizer) -> Path:
+        """Write everything a bit-exact resume needs, then forget all but the newest two.
+
+        Raises:
+            RunError: the disk is full or the folder not writable; earlier checkpoints are untouched.
+        """
+        state = {
+            "identity": self.identity,
+            "progress": asdict(progress),
+            "model": model.state_dict(),
+            "optimizer": optimizer.state_dict(),
+            "random": torch.get_rng_state(),
+            "cuda_random": torch.cuda.get_rng_state_all() if torch.cuda.is_available() else [],
+        }
+        file = self.folder / f"state-{progress.step:09d}.pt"
+        part = file.with_suffix(".part")
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            with part.open("wb") as stream:
+                torch.save(state, stream)
+                stream.flush()
+                os.fsync(stream.fileno())
+            part.replace(file)
+        except (OSError, RuntimeError) as error:
+            part.unlink(missing_ok=True)
+            raise RunError(f"{file}: the checkpoint could not be written: {error}") from error
+        for old in self._files()[KEEP:]:
+            old.unlink()
+        return file
+
+    def resume(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> Progress:
+        """Load the newest checkpoint that can be read, or start at zero where there is none.
+
+        Raises:
+            RunError: the checkpoint belongs to another recipe, vocabulary or corpus.
+        """
+        for file in self._files():
+            try:
+                state = torch.load(file, map_location="cpu", weights_only=True)
+            except Exception as error:  # torch.load raises whatever the broken bytes provoke
+                logger.warning("%s cannot be read (%s); falling back to the one before", file, error)
+                continue
+            self._check(file, state["identity"])
+            model.load_state_dict(state["model"])
+            optimizer.load_state_dict(state["optimizer"])
+            torch.set_rng_state(state["random"])
+            if state["cuda_random"] and torch.cuda.is_available():
+                torch.cuda.set_rng_state_all(state["cuda_random"])
+            progress = Progress(**state["progress"])
+            logger.info("resuming from %s, step %d", file, progress.step)
+            return progress
+        return Progress()
+
+    def _check(self, file: Path, found: Mapping[str, Any]) -> None:
+        changed = sorted(
+            key for key in self.identity.keys() | found.keys() if self.identity.get(key) != found.get(key)
+        )
+        if changed:
+            was = {key: found.get(key) for key in changed}
+            now = {key: self.identity.get(key) for key in changed}
+            raise RunError(
+                f"{file} belongs to another run: {', '.join(changed)} differ ({was} there, {now} now). "
+                f"Restore the recipe, name another run, or delete {self.folder} to start anew."
+            )
+
+    def _files(self) -> list[Path]:
+        return sorted(self.folder.glob("state-*.pt"), reverse=True)

@@ -1,0 +1,157 @@
+"""A document to sentences, and sentences to token ids."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from array import array
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import sentencex
+from numpy.typing import NDArray
+
+from model.tokenizer import Tokenizer
+
+MAX_SENTENCE_TOKENS = 400
+"""A longer "sentence" is a table or a list without punctuation; it is cut into parts of at most `CUT_TOKENS`."""
+CUT_TOKENS = 128
+
+MAX_UNKNOWN = 0.5
+"""A sentence with a larger share of [UNK] is of another script; it is dropped."""
+
+CACHED_WORDS = 300_000
+"""Words whose pieces are remembered, some 100 bytes each."""
+
+_BATCH = 2000
+"""Sentences whose words are held at a time."""
+
+_WORD = re.compile(r"\[UNK\]|[!-/:-@\[-`{-~]|[^ \t\n\r!-/:-@\[-`{-~]+")
+"""One character of ASCII punctuation, or a run of anything else between ASCII white space."""
+
+
+@dataclass(frozen=True, slots=True)
+class EncodedDocuments:
+    """Documents that lie end to end."""
+
+    tokens: NDArray[np.unsignedinteger]
+    """(tokens,) uint16 or uint32."""
+    sentence_starts: NDArray[np.int32]
+    """(sentences + 1,) where each sentence starts in `tokens`."""
+    document_starts: NDArray[np.int32]
+    """(documents + 1,) where each document starts in `sentence_starts`."""
+    unknown_sentences: int
+    """Sentences dropped because they are mostly [UNK]."""
+    cut_sentences: int
+    """Sentences cut because they are too long."""
+
+
+def split_sentences(text: str) -> list[str]:
+    """Sentences of a text whose paragraphs are separated by newlines; a sentence ends with its paragraph."""
+    return [sentence for paragraph in text.split("\n") for sentence in sentencex.segment("en", paragraph)]
+
+
+class SentenceEncoder:
+    """Documents to token ids, by remembering the pieces of each word.
+
+    BERT's pre-tokenizer splits at white space and around punctuation before anything else, so the pieces of a word
+    do not depend on its neighbours. Running text repeats its words, and a look-up is many times faster than WordPiece.
+    A spelled `[MASK]` comes out as the three words that it is in a corpus, not as the special token.
+    """
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self.dtype = np.dtype(np.uint16 if tokenizer.vocab_size <= 2**16 else np.uint32)
+        self._tokenizer = tokenizer
+        self._continues = np.array([token.startswith("##") for token in tokenizer.vocab])  # (vocab_size,)
+        self._pieces: dict[str, bytes] = {}
+
+    def encode(self, texts: Iterable[str], *, lines: bool = False) -> EncodedDocuments:
+        """Sentences of each text, or its lines if they are sentences already.
+
+        Sentences without a token and documents without a sentence are left out.
+        """
+        split = str.splitlines if lines else split_sentences
+        sentences = [split(text) for text in texts]
+        ids = self._ids(list(itertools.chain.from_iterable(sentences)))
+        tokens = np.frombuffer(b"".join(ids), self.dtype)
+        lengths = np.array([len(sentence) for sentence in ids], np.int64) // self.dtype.itemsize  # (sentences,)
+        document = np.repeat(np.arange(len(sentences)), [len(part) for part in sentences])  # (sentences,)
+
+        unknown = _sums(tokens == self._tokenizer.unk_id, lengths) > MAX_UNKNOWN * lengths
+        kept = (lengths > 0) & ~unknown
+        tokens, lengths, document = tokens[np.repeat(kept, lengths)], lengths[kept], document[kept]
+
+        cut = lengths > MAX_SENTENCE_TOKENS
+        lengths, document = self._cut(tokens, lengths, document, cut)
+        per_document = np.bincount(document)
+        return EncodedDocuments(
+            tokens,
+            _starts(lengths),
+            _starts(per_document[per_document > 0]),
+            unknown_sentences=int(unknown.sum()),
+            cut_sentences=int(cut.sum()),
+        )
+
+    def _ids(self, sentences: Sequence[str]) -> list[bytes]:
+        """Ids of each sentence as the bytes of an array."""
+        ids: list[bytes] = []
+        piece = self._pieces.__getitem__
+        for first in range(0, len(sentences), _BATCH):
+            words = [_WORD.findall(sentence) for sentence in sentences[first : first + _BATCH]]
+            self._learn(set(itertools.chain.from_iterable(words)))
+            ids += [b"".join(map(piece, sentence)) for sentence in words]
+        return ids
+
+    def _learn(self, words: set[str]) -> None:
+        if len(self._pieces) > CACHED_WORDS:
+            self._pieces.clear()
+        new = list(words - self._pieces.keys())
+        for word, ids in zip(new, self._tokenizer.ids_batch(new), strict=True):
+            self._pieces[word] = array(self.dtype.char, ids).tobytes()
+
+    def _cut(
+        self,
+        tokens: NDArray[np.unsignedinteger],
+        lengths: NDArray[np.int64],
+        document: NDArray[np.int64],
+        cut: NDArray[np.bool_],
+    ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """`lengths` and `document` with each sentence that is to be cut replaced by its parts."""
+        starts = _starts(lengths)
+        parts = np.ones_like(lengths)
+        inserted = []
+        for index in np.flatnonzero(cut):
+            inserted.append(even_parts(self._continues[tokens[starts[index] : starts[index + 1]]]))
+            parts[index] = len(inserted[-1])
+        lengths = np.repeat(lengths, parts)
+        lengths[np.repeat(cut, parts)] = list(itertools.chain.from_iterable(inserted))
+        return lengths, np.repeat(document, parts)
+
+
+def even_parts(continues: NDArray[np.bool_]) -> list[int]:
+    """Lengths of about equal parts of at most `CUT_TOKENS` tokens that do not begin within a word.
+
+    Args:
+        continues: (tokens,) whether a token continues the word before it. A word longer than a part is cut all the same.
+    """
+    total = len(continues)
+    ends = [0]
+    while ends[-1] < total:
+        left = total - ends[-1]
+        end = ends[-1] + -(-left // -(-left // CUT_TOKENS))
+        begins = np.flatnonzero(~continues[ends[-1] + 1 : end + 1])
+        ends.append(ends[-1] + 1 + int(begins[-1]) if end < total and len(begins) else end)
+    return [int(length) for length in np.diff(ends)]
+
+
+def _starts(lengths: NDArray[np.int64]) -> NDArray[np.int32]:
+    """(n,) lengths to (n + 1,) offsets."""
+    return np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
+
+
+def _sums(flags: NDArray[np.bool_], lengths: NDArray[np.int64]) -> NDArray[np.int64]:
+    """(tokens,) flags to (sentences,) how many are set in each sentence."""
+    before = np.concatenate([[0], np.cumsum(flags)])
+    ends = np.cumsum(lengths)
+    return before[ends] - before[ends - lengths]
