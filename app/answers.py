@@ -6,7 +6,7 @@ from app.backend import Answer, Query
 from app.schemas import FillMaskResult, LabelPrediction, LabelResult, Mask, TokenPrediction
 from model import Tokenizer
 
-IS_NEXT, NOT_NEXT = NEXT_SENTENCE_LABELS = [
+NEXT_SENTENCE_LABELS = [
     "IS_NEXT",
     "NOT_NEXT",
 ]  # logit 0: the second follows (Devlin et al.)

@@ -238,7 +238,6 @@ class DynamicBatcher(Generic[Item, Answer]):
         for pending, answer in zip(batch, answers, strict=True):
             job = pending.job
             if isinstance(answer, Exception):
-                self._withdraw(job)
                 self._fail(job, answer)
                 continue
             job.answers[pending.index] = answer
@@ -299,6 +298,9 @@ class DynamicBatcher(Generic[Item, Answer]):
         tokens = sum(pending.cost for pending in batch)
         speed = tokens / max(time.monotonic() - before, 1e-6)
         self.tokens_per_second += (speed - self.tokens_per_second) * (0.1 if self.tokens_per_second else 1.0)
+        for pending, answer in zip(batch, answers, strict=True):
+            if isinstance(answer, Exception):
+                self._withdraw(pending.job)  # before the next batch: the request has failed as a whole
         self._hand_over(self._deliver, batch, answers)
 
     def _run_isolated(self, batch: list[Pending[Item, Answer]]) -> list[Answer | Exception]:

@@ -63,6 +63,8 @@ class Engine:
         """Whether the models have ever computed something."""
         self.refusing = False
         """Whether new requests are turned away."""
+        self.settled = asyncio.Event()
+        """Set once the models are loaded, or cannot be."""
         self._draining = False
         self._settings = settings
         self._metrics = metrics
@@ -91,8 +93,17 @@ class Engine:
         """False once the inference thread is dead: only a restart helps."""
         return self.failure is None
 
+    def check_open(self) -> None:
+        """Whether a new request may come in; one that has may still be on its way through when this changes.
+
+        Raises:
+            UnavailableError: loading, draining or broken.
+        """
+        if self.failure is not None or not self.loaded or self.refusing:
+            raise UnavailableError(self.status)
+
     def start(self) -> None:
-        """Load the models in the inference thread; `status` says when that is done."""
+        """Load the models in the inference thread; `settled` is set when that has succeeded or failed."""
         self.batcher.start(self.backend.load, self._on_ready, self._on_death)
 
     def drain(self) -> None:
@@ -111,9 +122,11 @@ class Engine:
 
     def _on_ready(self) -> None:
         self.loaded = True
+        self.settled.set()
 
     def _on_death(self) -> None:
         self.failure = self.batcher.error
+        self.settled.set()
         if not isinstance(self.failure, BertError | SettingsError):  # those explain themselves
             logger.critical("the inference thread died", exc_info=self.failure)
 
@@ -180,7 +193,7 @@ class Engine:
     # The way --------------------------------------------------------------------------------------------------
 
     def _serving(self, task: Task) -> tuple[str, ServedModel]:
-        if self.failure is not None or not self.loaded or self.refusing:
+        if self.failure is not None or not self.loaded:
             raise UnavailableError(self.status)
         for lane, served in self.backend.models.items():
             if task in served.tasks:
@@ -245,8 +258,14 @@ def _characters(given: Input) -> int:
 
 def _encode(served: ServedModel, given: Input, truncate: bool) -> Encoding:
     text, text_pair = (given, None) if isinstance(given, str) else (given.text, given.text_pair)
-    limit = served.config.max_position_embeddings
-    return served.tokenizer.encode(text, text_pair, max_length=limit, truncate=truncate)
+    config = served.config
+    return served.tokenizer.encode(
+        text,
+        text_pair,
+        max_length=config.max_position_embeddings,
+        truncate=truncate,
+        truncation=config.truncation,
+    )
 
 
 def _mask_query(served: ServedModel, encoding: Encoding, top_k: int, targets: tuple[int, ...]) -> Query:

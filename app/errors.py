@@ -19,8 +19,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from model.errors import TextError
-
 Loc = tuple[str | int, ...]
 
 
@@ -58,9 +56,9 @@ class InvalidRequestError(ServiceError):
 
 
 class InvalidInputError(ServiceError):
-    """A text that has no answer, and which one it was."""
+    """A text that has no answer (`error` is a `model.errors.TextError`), and which one it was."""
 
-    def __init__(self, error: TextError, loc: Loc) -> None:
+    def __init__(self, error: Exception, loc: Loc) -> None:
         super().__init__(str(error))
         self.error = error
         self.loc = loc

@@ -73,8 +73,9 @@ class JSONRoute(APIRoute):
 
         async def handle(request: Request) -> Response:
             task_request = TaskRequest(request.scope, request.receive)
-            task_request.deadline = time.monotonic() + _timeout(task_request)
             _authorise(task_request)
+            task_request.engine.check_open()
+            task_request.deadline = time.monotonic() + _timeout(task_request)
             _check_media_type(task_request)
             body = parse(schema, await _read(task_request))
             return await while_connected(request.receive, endpoint(body, task_request))

@@ -1,9 +1,7 @@
-"""The application, and `bert-serve`, which runs it."""
+"""The application."""
 
 from __future__ import annotations
 
-import os
-import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from importlib import metadata
@@ -13,6 +11,7 @@ from fastapi.middleware.cors import CORSMiddleware
 from pydantic import TypeAdapter
 
 from app import problems
+from app.__main__ import serve
 from app.backend import Backend, TorchBackend
 from app.cpu import available_cpus
 from app.engine import Engine
@@ -20,8 +19,9 @@ from app.metrics import Metrics
 from app.middleware import Envelope
 from app.routes import fill_mask, hugging_face, next_sentence, operations, sentiment
 from app.schemas import Problem
-from app.server import run
-from app.settings import Settings, SettingsError
+from app.settings import Settings
+
+__all__ = ["create_app", "serve"]
 
 DESCRIPTION = """\
 Masked words, next sentences and sentiment from a BERT that was built and trained from scratch.
@@ -38,6 +38,8 @@ def create_app(settings: Settings, backend: Backend | None = None) -> FastAPI:
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         engine.start()
+        if settings.workers > 1:  # this one joins the port when it can answer; others may be answering already
+            await engine.settled.wait()
         try:
             yield
         finally:
@@ -55,9 +57,9 @@ def create_app(settings: Settings, backend: Backend | None = None) -> FastAPI:
     )
     app.state.settings, app.state.engine, app.state.metrics = settings, engine, metrics
     for routes in (fill_mask, next_sentence, sentiment, hugging_face, operations):
-        app.include_router(routes.router)
+        app.router.routes.extend(routes.router.routes)  # `include_router` costs 50 us per request to match
     if settings.docs:
-        app.include_router(operations.docs_router)
+        app.router.routes.extend(operations.docs_router.routes)
         _document_problems(app)
     problems.install(app)
     if settings.cors_origins:
@@ -70,15 +72,6 @@ def create_app(settings: Settings, backend: Backend | None = None) -> FastAPI:
         )
     app.add_middleware(Envelope, engine=engine, metrics=metrics)  # the outermost
     return app
-
-
-def serve() -> None:
-    """Console entry `bert-serve`."""
-    try:
-        settings = Settings.from_command_line(sys.argv[1:], os.environ)
-    except SettingsError as error:
-        sys.exit(f"bert-serve: {error}")
-    sys.exit(run(create_app, settings))
 
 
 def _torch_backend(settings: Settings) -> TorchBackend:
@@ -113,7 +106,3 @@ def _version() -> str:
         return metadata.version("bert-service")
     except metadata.PackageNotFoundError:  # run from a checkout that is not installed
         return "0+checkout"
-
-
-if __name__ == "__main__":
-    serve()

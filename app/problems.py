@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import http
-import logging
 from dataclasses import dataclass
 
 from fastapi import FastAPI, Request, Response
@@ -12,12 +11,17 @@ from starlette.exceptions import HTTPException
 
 from app import errors
 from app.schemas import Problem, ProblemError
-from model.errors import EmptyTextError, NoMaskError, TextTooLongError, UnknownTargetError
+from model.errors import (
+    EmptyTextError,
+    InvalidTextError,
+    NoMaskError,
+    PairError,
+    TextTooLongError,
+    UnknownTargetError,
+)
 
 MEDIA_TYPE = "application/problem+json"
 _MAX_DETAIL = 500  # characters; a message may quote the caller's own text
-
-logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +45,8 @@ TABLE: dict[type[Exception], Kind] = {
     errors.InvalidRequestError: Kind(422, "invalid_request", "The request does not fit the schema"),
     errors.InvalidInputError: Kind(422, "invalid_input", "An input has no answer"),
     EmptyTextError: Kind(422, "empty_text", "A text is empty"),
+    InvalidTextError: Kind(422, "invalid_text", "A string is no text"),
+    PairError: Kind(422, "no_pairs", "The model reads single texts only"),
     TextTooLongError: Kind(422, "text_too_long", "A text is longer than the model reads"),
     NoMaskError: Kind(422, "no_mask", "A text holds no mask"),
     UnknownTargetError: Kind(422, "unknown_target", "A target is no token of the vocabulary"),

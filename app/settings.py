@@ -9,10 +9,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
-import model
-
 PREFIX = "BERT_"
-_WEIGHTS = Path(model.__file__).parent / "weights"
+
+_WEIGHTS = Path(__file__).parents[1] / "model" / "weights"  # beside `app` in a checkout and in a wheel
 
 
 class SettingsError(Exception):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -10,14 +11,19 @@ import torch
 from model import BertConfig, BertForPreTraining, BertForSequenceClassification, Tokenizer, save_checkpoint
 from model.tokenizer import SPECIAL_TOKENS
 
-WORDS = "the a film movie was is good bad great boring and i loved hated it . , ! ? walk ##ing ##s".split()
+WORDS = [
+    *("the", "a", "film", "movie", "was", "is", "good", "bad", "great", "boring", "and", "i", "loved", "hated"),
+    *("it", ".", ",", "!", "?", "walk", "##ing", "##s"),
+]
 LETTERS = [chr(code) for code in range(ord("a"), ord("z") + 1)]
 VOCAB = [*SPECIAL_TOKENS, *dict.fromkeys([*WORDS, *LETTERS, *(f"##{letter}" for letter in LETTERS)])]
+
+MakeCheckpoint = Callable[..., Path]
 
 
 def tiny_config(**changes: object) -> BertConfig:
     """Two layers of 32 over 64 positions."""
-    shape = {
+    shape: dict[str, object] = {
         "vocab_size": len(VOCAB),
         "hidden_size": 32,
         "num_hidden_layers": 2,
@@ -29,29 +35,48 @@ def tiny_config(**changes: object) -> BertConfig:
     return BertConfig(**(shape | changes))  # type: ignore[arg-type]
 
 
-def save_pretrained(directory: Path, *, next_sentence: bool = True) -> Path:
-    """A masked-LM checkpoint, with a next-sentence head or without."""
-    network = BertForPreTraining(tiny_config(), next_sentence=next_sentence)
-    network.initialise(torch.Generator().manual_seed(0))
-    save_checkpoint(directory, network, Tokenizer.from_vocab(VOCAB))
-    return directory
-
-
-def save_sentiment(directory: Path, **changes: object) -> Path:
-    """A classifier of two labels."""
-    network = BertForSequenceClassification(tiny_config(id2label={0: "NEGATIVE", 1: "POSITIVE"}, **changes))
-    network.initialise(torch.Generator().manual_seed(1))
-    save_checkpoint(directory, network, Tokenizer.from_vocab(VOCAB))
-    return directory
+@pytest.fixture(scope="session")
+def tokenizer() -> Tokenizer:
+    """A tokenizer of 76 tokens: a few whole words, and letters for the rest."""
+    return Tokenizer.from_vocab(VOCAB)
 
 
 @pytest.fixture(scope="session")
-def pretrained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def save_pretrained(tmp_path_factory: pytest.TempPathFactory, tokenizer: Tokenizer) -> MakeCheckpoint:
+    """Writes a masked-LM checkpoint, with a next-sentence head or without."""
+
+    def save(name: str = "tiny-pretrained", *, next_sentence: bool = True, **changes: object) -> Path:
+        network = BertForPreTraining(tiny_config(**changes), next_sentence=next_sentence)
+        network.initialise(torch.Generator().manual_seed(0))
+        directory = tmp_path_factory.mktemp("checkpoints") / name
+        save_checkpoint(directory, network, tokenizer)
+        return directory
+
+    return save
+
+
+@pytest.fixture(scope="session")
+def save_sentiment(tmp_path_factory: pytest.TempPathFactory, tokenizer: Tokenizer) -> MakeCheckpoint:
+    """Writes a classifier of two labels."""
+
+    def save(name: str = "tiny-sentiment", **changes: object) -> Path:
+        labels = {0: "NEGATIVE", 1: "POSITIVE"}
+        network = BertForSequenceClassification(tiny_config(**({"id2label": labels} | changes)))
+        network.initialise(torch.Generator().manual_seed(1))
+        directory = tmp_path_factory.mktemp("checkpoints") / name
+        save_checkpoint(directory, network, tokenizer)
+        return directory
+
+    return save
+
+
+@pytest.fixture(scope="session")
+def pretrained(save_pretrained: MakeCheckpoint) -> Path:
     """Directory of a tiny random pre-trained checkpoint."""
-    return save_pretrained(tmp_path_factory.mktemp("checkpoints") / "tiny-pretrained")
+    return save_pretrained()
 
 
 @pytest.fixture(scope="session")
-def sentiment(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def sentiment(save_sentiment: MakeCheckpoint) -> Path:
     """Directory of a tiny random classifier."""
-    return save_sentiment(tmp_path_factory.mktemp("checkpoints") / "tiny-sentiment")
+    return save_sentiment()

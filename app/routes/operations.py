@@ -6,7 +6,7 @@ import json
 from importlib import resources
 from typing import Any
 
-from fastapi import APIRouter, FastAPI, Request, Response
+from fastapi import APIRouter, FastAPI, HTTPException, Request, Response
 from fastapi.responses import HTMLResponse, JSONResponse, RedirectResponse
 
 from app.engine import Engine
@@ -131,6 +131,6 @@ async def swagger(request: Request) -> Response:
 def asset(name: str) -> Response:
     """A file of Swagger UI."""
     if name not in _ASSETS:
-        return RedirectResponse("../docs")
+        raise HTTPException(404)
     content = resources.files("fastapi_swagger.resources").joinpath(name).read_bytes()
     return Response(content, media_type=_ASSETS[name], headers={"Cache-Control": "max-age=86400"})

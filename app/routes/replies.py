@@ -10,7 +10,6 @@ from pydantic_core import to_json
 from app.engine import Reply
 from app.json_route import JSONRoute, TaskRequest
 from app.problems import MEDIA_TYPE
-from app.schemas import Problem
 
 _STATUSES = {
     400: "The body is no JSON.",
@@ -65,6 +64,3 @@ def respond(request: TaskRequest, task: str, reply: Reply[Any], body: Any) -> Re
     stages = (("tokenize", times.tokenize), ("queue", times.queue), ("inference", times.inference))
     timing = ", ".join(f"{name};dur={seconds * 1000:.3f}" for name, seconds in stages)
     return Response(to_json(body), headers={"Server-Timing": timing}, media_type="application/json")
-
-
-__all__ = ["PROBLEMS", "Problem", "documented", "respond", "task_router"]

@@ -1,0 +1,144 @@
+"""A backend without tensors, whose gate the test holds, and a service around it."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import dataclass, field
+
+import httpx
+import pytest
+from fastapi import FastAPI
+
+from app.backend import Answer, Backend, Query, ServedModel, Task
+from app.engine import Engine
+from app.main import create_app
+from app.settings import Settings
+from model import BertConfig, Tokenizer
+
+PATIENCE = 30  # seconds; only a hung test waits so long
+
+
+@dataclass
+class FakeBackend:
+    """Answers at once while `gate` is open. `fault` says what happens to a query."""
+
+    models: dict[str, ServedModel]
+    fault: Callable[[Query], BaseException | None] = lambda _: None
+    load_error: BaseException | None = None
+    forward_passes: int = 0
+    device: str = "cpu"
+    dtype: str = "float32"
+    threads: int = 1
+    batches: list[list[Query]] = field(default_factory=list)
+    gate: threading.Event = field(default_factory=threading.Event)
+    may_load: threading.Event = field(default_factory=threading.Event)
+    entered: threading.Semaphore = field(default_factory=lambda: threading.Semaphore(0))
+    """Released each time a batch has arrived, before it waits at the gate."""
+
+    def load(self) -> None:
+        assert self.may_load.wait(PATIENCE)
+        if self.load_error is not None:
+            raise self.load_error
+
+    def run(self, lane: str, queries: Sequence[Query]) -> list[Answer | Exception]:
+        self.forward_passes += 1
+        self.batches.append(list(queries))
+        self.entered.release()
+        assert self.gate.wait(PATIENCE)
+        for query in queries:
+            if (error := self.fault(query)) is not None:
+                raise error
+        return [_answer(query) for query in queries]
+
+    async def has_entered(self) -> None:
+        """Wait until one more batch is at the gate."""
+        assert await asyncio.to_thread(self.entered.acquire, timeout=PATIENCE)
+
+
+def _answer(query: Query) -> Answer:
+    if query.task is not Task.FILL_MASK:
+        return Answer([[0.25, 0.75]])
+    chosen = list(query.targets or range(5, 76))[: query.top_k]
+    row = [1 / (rank + 2) for rank in range(len(chosen))]
+    return Answer([row] * len(query.masks), [chosen] * len(query.masks))
+
+
+@pytest.fixture
+def backend(tokenizer: Tokenizer) -> FakeBackend:
+    """A fake with its gate open: fill-mask and next-sentence on one encoder, sentiment on the other."""
+    config = BertConfig(
+        vocab_size=tokenizer.vocab_size,
+        hidden_size=2,
+        num_attention_heads=1,
+        max_position_embeddings=64,
+        id2label={0: "NEGATIVE", 1: "POSITIVE"},
+    )
+    both = (Task.FILL_MASK, Task.NEXT_SENTENCE)
+    fake = FakeBackend(
+        {
+            "pretrained": ServedModel("fake-pretrained", both, config, tokenizer, 1),
+            "sentiment": ServedModel("fake-sentiment", (Task.SENTIMENT,), config, tokenizer, 1),
+        }
+    )
+    fake.gate.set()
+    fake.may_load.set()
+    return fake
+
+
+@dataclass
+class Service:
+    """An app in its lifespan, and a client of it."""
+
+    app: FastAPI
+    client: httpx.AsyncClient
+
+    @property
+    def engine(self) -> Engine:
+        engine: Engine = self.app.state.engine
+        return engine
+
+    async def settled(self) -> None:
+        """Wait until loading has ended."""
+        async with asyncio.timeout(PATIENCE):
+            await self.engine.settled.wait()
+
+    async def queued(self, requests: int) -> None:
+        """Wait until so many requests are accepted and unanswered."""
+        async with asyncio.timeout(PATIENCE):
+            while self.engine.batcher.queued_requests != requests:  # noqa: ASYNC110 (nobody else needs an event)
+                await asyncio.sleep(0.002)
+
+    async def metric(self, name: str) -> float:
+        """The value of one line of /metrics."""
+        text = (await self.client.get("/metrics")).text
+        return float(next(line.rsplit(" ", 1)[1] for line in text.splitlines() if line.startswith(name + " ")))
+
+
+Serve = Callable[..., AbstractAsyncContextManager[Service]]
+
+
+@pytest.fixture
+def serve(backend: FakeBackend) -> Serve:
+    """Serve a backend (the fake one) with some settings, loaded unless its loading is held."""
+
+    @asynccontextmanager
+    async def start(computer: Backend = backend, **settings: object) -> AsyncIterator[Service]:
+        app = create_app(Settings.model_validate(settings), computer)
+        transport = httpx.ASGITransport(app)
+        async with (
+            app.router.lifespan_context(app),
+            httpx.AsyncClient(transport=transport, base_url="http://t") as c,
+        ):
+            service = Service(app, c)
+            if backend.may_load.is_set():
+                await service.settled()
+            try:
+                yield service
+            finally:
+                backend.gate.set()
+                backend.may_load.set()
+
+    return start

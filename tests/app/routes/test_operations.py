@@ -1,0 +1,99 @@
+"""Health, info, metrics, docs."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from app.backend import TorchBackend
+from app.errors import UnavailableError
+from model.errors import CheckpointError
+
+
+async def test_liveness_and_readiness_differ_while_loading(serve: Any, backend: Any) -> None:
+    backend.may_load.clear()
+    async with serve() as service:
+        live, ready = await service.client.get("/health/live"), await service.client.get("/health/ready")
+        assert (live.status_code, ready.status_code) == (200, 503)
+        assert (ready.json()["code"], ready.headers["retry-after"]) == ("loading", "1")
+        task = await service.client.post("/sentiment", json={"inputs": "good"})
+        assert (task.status_code, task.json()["code"]) == (503, "loading")
+        backend.may_load.set()
+        await service.settled()
+        assert (await service.client.get("/health/ready")).json() == {"status": "ready"}
+
+
+async def test_dead_inference_thread_turns_health_red(serve: Any, backend: Any) -> None:
+    async with serve() as service:
+        backend.fault = lambda _: SystemExit()
+        stranded = await service.client.post("/sentiment", json={"inputs": "good"})
+        assert (stranded.status_code, stranded.json()["code"]) == (503, "broken")
+        for path in ("/health/live", "/health/ready"):
+            answer = await service.client.get(path)
+            assert (answer.status_code, answer.json()["code"]) == (503, "broken")
+        assert isinstance(service.engine.failure, SystemExit)
+
+
+async def test_failed_load_is_broken_for_good(serve: Any, backend: Any) -> None:
+    backend.load_error = CheckpointError("weights", "is missing")
+    async with serve() as service:
+        answer = await service.client.post("/sentiment", json={"inputs": "good"})
+    assert (answer.status_code, answer.json()["code"]) == (503, "broken")
+
+
+async def test_info_tells_models_device_and_limits(serve: Any, pretrained: Any, sentiment: Any) -> None:
+    backend = TorchBackend(pretrained, sentiment, device="cpu", dtype="float32", threads=1)
+    async with serve(backend, max_batch_tokens=77) as service:
+        info = (await service.client.get("/info")).json()
+    assert (info["status"], info["device"], info["dtype"], info["threads"]) == ("ready", "cpu", "float32", 1)
+    assert info["limits"]["max_batch_tokens"] == 77
+    first, second = info["models"]
+    assert (first["name"], first["tasks"]) == ("tiny-pretrained", ["fill-mask", "next-sentence"])
+    assert (second["layers"], second["hidden_size"], second["vocab_size"]) == (2, 32, 76)
+    assert second["labels"] == ["NEGATIVE", "POSITIVE"]
+    assert str(pretrained) not in str(info)
+
+
+async def test_metrics_are_text_for_prometheus(serve: Any) -> None:
+    async with serve() as service:
+        await service.client.post("/sentiment", json={"inputs": ["good", "bad"]})
+        answer = await service.client.get("/metrics")
+        assert answer.headers["content-type"].startswith("text/plain; version=0.0.4")
+        assert await service.metric("bert_batch_size_sum") == 2
+        assert await service.metric('bert_request_seconds_count{stage="inference",task="sentiment"}') == 1
+        assert await service.metric("bert_queue_tokens") == 0
+
+
+async def test_docs_ask_no_other_host(serve: Any) -> None:
+    async with serve() as service:
+        page = await service.client.get("/docs")
+        assert not re.findall(r"(?:https?:)?//\S+", page.text)
+        for link in re.findall(r'(?:src|href)="([^"]+)"', page.text):
+            asset = await service.client.get("/" + link)
+            assert asset.status_code == 200
+            assert len(asset.content) > 500
+        assert (await service.client.get("/openapi.json")).json()["openapi"].startswith("3.1")
+
+
+async def test_start_page_leads_to_the_docs(serve: Any) -> None:
+    async with serve() as service:
+        answer = await service.client.get("/")
+    assert (answer.status_code, answer.headers["location"]) == (307, "docs")
+
+
+async def test_docs_can_be_switched_off(serve: Any) -> None:
+    async with serve(docs=False) as service:
+        answers = [
+            await service.client.get(path) for path in ("/docs", "/openapi.json", "/docs/swagger-ui.css")
+        ]
+    assert [answer.status_code for answer in answers] == [404] * 3
+
+
+async def test_unknown_asset_is_not_found(serve: Any) -> None:
+    async with serve() as service:
+        answer = await service.client.get("/docs/__init__.py")
+    assert answer.status_code == 404
+
+
+def test_unavailable_says_why() -> None:
+    assert str(UnavailableError("draining")) == "the service is draining"

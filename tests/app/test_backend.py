@@ -1,0 +1,217 @@
+"""Our own models behind the seam, with tiny random weights."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from app.backend import Answer, Query, Task, TorchBackend, _torch_errors
+from app.batcher import BackendDiedError, OutOfMemoryError
+from app.settings import SettingsError
+from model import Tokenizer, load_checkpoint
+from model.errors import CheckpointError
+
+TEXTS = [
+    "[MASK]",
+    "the [MASK] was good",
+    "i loved the movie and hated the [MASK] [MASK] .",
+    "a b [MASK] c d e f g",
+]
+
+
+@pytest.fixture(scope="module")
+def loaded(pretrained: Path, sentiment: Path) -> TorchBackend:
+    backend = TorchBackend(pretrained, sentiment, device="cpu", dtype="float32", threads=1)
+    backend.load()
+    return backend
+
+
+def masked(tokenizer: Tokenizer, text: str, top_k: int = 5, targets: tuple[int, ...] = ()) -> Query:
+    encoding = tokenizer.encode(text)
+    masks = tuple(i for i, token_id in enumerate(encoding.input_ids) if token_id == tokenizer.mask_id)
+    return Query(Task.FILL_MASK, encoding, masks, top_k, targets)
+
+
+def answered(backend: TorchBackend, lane: str, queries: list[Query]) -> list[Answer]:
+    answers = backend.run(lane, queries)
+    assert all(isinstance(answer, Answer) for answer in answers)
+    return [answer for answer in answers if isinstance(answer, Answer)]
+
+
+def test_batch_answers_as_single_queries_do(loaded: TorchBackend, tokenizer: Tokenizer) -> None:
+    queries = [masked(tokenizer, text) for text in TEXTS]
+    pair = Query(Task.NEXT_SENTENCE, tokenizer.encode("a film", "it was good"))
+    queries.insert(2, pair)
+    together = answered(loaded, "pretrained", queries)
+    alone = [answered(loaded, "pretrained", [query])[0] for query in queries]
+    for one, other in zip(together, alone, strict=True):
+        assert one.token_ids == other.token_ids
+        for row, expected in zip(one.scores, other.scores, strict=True):
+            assert row == pytest.approx(expected, abs=1e-5)
+
+
+def test_mixed_tasks_of_one_encoder_cost_one_forward_pass(loaded: TorchBackend, tokenizer: Tokenizer) -> None:
+    before = loaded.forward_passes
+    pair = Query(Task.NEXT_SENTENCE, tokenizer.encode("a", "b"))
+    loaded.run("pretrained", [masked(tokenizer, TEXTS[1]), pair, masked(tokenizer, TEXTS[2])])
+    assert loaded.forward_passes == before + 1
+
+
+def test_scores_are_probabilities_of_the_whole_vocabulary(loaded: TorchBackend, tokenizer: Tokenizer) -> None:
+    (answer,) = answered(loaded, "pretrained", [masked(tokenizer, TEXTS[1], top_k=100)])
+    assert len(answer.scores[0]) == tokenizer.vocab_size
+    assert sum(answer.scores[0]) == pytest.approx(1, abs=1e-5)
+    assert answer.scores[0] == sorted(answer.scores[0], reverse=True)
+
+
+def test_targets_keep_their_probability_in_the_whole_vocabulary(
+    loaded: TorchBackend, tokenizer: Tokenizer
+) -> None:
+    good, bad = tokenizer.token_id("good"), tokenizer.token_id("bad")
+    whole, chosen = answered(
+        loaded,
+        "pretrained",
+        [masked(tokenizer, TEXTS[1], top_k=100), masked(tokenizer, TEXTS[1], 2, (bad, good))],
+    )
+    probabilities = dict(zip(whole.token_ids[0], whole.scores[0], strict=True))
+    assert set(chosen.token_ids[0]) == {good, bad}
+    assert chosen.scores[0] == sorted(chosen.scores[0], reverse=True)
+    for token_id, score in zip(chosen.token_ids[0], chosen.scores[0], strict=True):
+        assert score == pytest.approx(probabilities[token_id], abs=1e-6)
+
+
+def test_many_masks_are_projected_in_pieces(
+    loaded: TorchBackend, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queries = [masked(tokenizer, "[MASK] " * n) for n in (3, 5, 1, 4)]
+    whole = answered(loaded, "pretrained", queries)
+    monkeypatch.setattr("app.backend._MASKS_AT_ONCE", 4)
+    pieces = answered(loaded, "pretrained", queries)
+    assert [answer.token_ids for answer in pieces] == [answer.token_ids for answer in whole]
+
+
+def test_next_sentence_follows_the_models_own_logits(
+    loaded: TorchBackend, pretrained: Path, tokenizer: Tokenizer
+) -> None:
+    from model import BertForPreTraining, PackedBatch
+
+    network = load_checkpoint(pretrained).model
+    assert isinstance(network, BertForPreTraining)
+    assert network.next_sentence is not None
+    encoding = tokenizer.encode("a film", "it was good")
+    with torch.inference_mode():
+        batch = PackedBatch.pack([encoding.input_ids], [encoding.token_type_ids], [[0]])
+        expected = network.next_sentence(network(batch)).softmax(-1)[0].tolist()
+    (answer,) = answered(loaded, "pretrained", [Query(Task.NEXT_SENTENCE, encoding)])
+    assert answer.scores[0] == pytest.approx(expected, abs=1e-5)
+
+
+def test_temperature_of_the_checkpoint_divides_the_logits(
+    loaded: TorchBackend, pretrained: Path, save_sentiment: Any, tokenizer: Tokenizer
+) -> None:
+    cooled = TorchBackend(pretrained, save_sentiment(temperature=4.0), device="cpu", dtype="float32")
+    cooled.load()
+    query = Query(Task.SENTIMENT, tokenizer.encode("a good film"))
+    (warm,), (cool,) = answered(loaded, "sentiment", [query]), answered(cooled, "sentiment", [query])
+    ratio = warm.scores[0][1] / warm.scores[0][0]
+    assert cool.scores[0][1] / cool.scores[0][0] == pytest.approx(ratio**0.25, rel=1e-3)
+
+
+def test_bfloat16_gives_nearly_the_same_scores(
+    loaded: TorchBackend, pretrained: Path, sentiment: Path, tokenizer: Tokenizer
+) -> None:
+    half = TorchBackend(pretrained, sentiment, device="cpu", dtype="bfloat16")
+    half.load()
+    queries = [masked(tokenizer, text, 3) for text in TEXTS]
+    for one, other in zip(
+        answered(half, "pretrained", queries), answered(loaded, "pretrained", queries), strict=True
+    ):
+        assert one.scores[0] == pytest.approx(other.scores[0], abs=0.03)
+
+
+def test_answer_that_is_no_number_is_an_error_of_its_input_only(
+    pretrained: Path, sentiment: Path, tokenizer: Tokenizer
+) -> None:
+    backend = TorchBackend(pretrained, sentiment, device="cpu", dtype="float32")
+    backend.load()
+    network = backend._networks["pretrained"]
+    with torch.no_grad():
+        network.encoder.embeddings.word_embeddings.weight[tokenizer.token_id("bad")] = float("nan")
+    good, bad = backend.run("pretrained", [masked(tokenizer, "good [MASK]"), masked(tokenizer, "bad [MASK]")])
+    assert isinstance(good, Answer)
+    assert isinstance(bad, Exception)
+
+
+def test_checkpoint_that_computes_no_numbers_is_refused(save_pretrained: Any, sentiment: Path) -> None:
+    from safetensors.torch import load_file, save_file
+
+    directory = save_pretrained()
+    tensors = load_file(directory / "model.safetensors")
+    tensors["bert.embeddings.LayerNorm.weight"].fill_(float("nan"))
+    save_file(tensors, directory / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(CheckpointError):
+        TorchBackend(directory, sentiment, device="cpu").load()
+
+
+def test_masked_lm_without_next_sentence_head_serves_one_task(save_pretrained: Any, sentiment: Path) -> None:
+    backend = TorchBackend(save_pretrained(next_sentence=False), sentiment, device="cpu")
+    backend.load()
+    assert backend.models["pretrained"].tasks == (Task.FILL_MASK,)
+
+
+def test_swapped_directories_are_named(pretrained: Path, sentiment: Path) -> None:
+    with pytest.raises(CheckpointError, match=r"tiny-pretrained: is no sequence classifier"):
+        TorchBackend(pretrained, pretrained, device="cpu").load()
+    with pytest.raises(CheckpointError, match=r"tiny-sentiment: is a sequence classifier"):
+        TorchBackend(sentiment, sentiment, device="cpu").load()
+
+
+def test_missing_directory_is_named(tmp_path: Path, sentiment: Path) -> None:
+    with pytest.raises(CheckpointError, match="nowhere"):
+        TorchBackend(tmp_path / "nowhere", sentiment).load()
+
+
+def test_labels_are_the_checkpoints_own(pretrained: Path, save_sentiment: Any) -> None:
+    directory = save_sentiment(id2label={0: "one star", 1: "two stars", 2: "three stars"})
+    assert len(json.loads((directory / "config.json").read_text())["id2label"]) == 3
+    backend = TorchBackend(pretrained, directory, device="cpu")
+    backend.load()
+    assert backend.models["sentiment"].config.labels == ["one star", "two stars", "three stars"]
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without CUDA")
+def test_absent_device_is_named(pretrained: Path, sentiment: Path) -> None:
+    with pytest.raises(SettingsError, match="BERT_DEVICE=cuda:3"):
+        TorchBackend(pretrained, sentiment, device="cuda:3").load()
+
+
+@pytest.mark.parametrize(
+    ("raised", "expected"),
+    [
+        (torch.OutOfMemoryError("x"), OutOfMemoryError),
+        (RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried ..."), OutOfMemoryError),
+        (torch.AcceleratorError("device-side assert"), BackendDiedError),
+        (RuntimeError("shape"), RuntimeError),
+    ],
+)
+def test_errors_of_torch_get_their_meaning(raised: Exception, expected: type[Exception]) -> None:
+    with pytest.raises(expected), _torch_errors():
+        raise raised
+
+
+@pytest.mark.cuda
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
+def test_cuda_answers_as_the_cpu_does(
+    loaded: TorchBackend, pretrained: Path, sentiment: Path, tokenizer: Tokenizer
+) -> None:
+    backend = TorchBackend(pretrained, sentiment, device="cuda", dtype="float32")
+    backend.load()
+    queries = [masked(tokenizer, text) for text in TEXTS]
+    for one, other in zip(
+        answered(backend, "pretrained", queries), answered(loaded, "pretrained", queries), strict=True
+    ):
+        assert one.scores[0] == pytest.approx(other.scores[0], abs=1e-3)

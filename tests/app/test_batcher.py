@@ -1,0 +1,398 @@
+"""The decision as a pure function, and the thread around it with a fake computer."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from app.batcher import BackendDiedError, DynamicBatcher, Job, OutOfMemoryError, take_batch
+from app.errors import (
+    DeadlineExceededError,
+    InferenceError,
+    QueueFullError,
+    TooLargeError,
+    UnavailableError,
+)
+
+PATIENCE = 30
+FAR = 1e12  # a deadline nobody meets
+
+Requests = st.lists(st.lists(st.integers(1, 40), min_size=1, max_size=6), min_size=1, max_size=8)
+
+
+def waiting_of(requests: Sequence[Sequence[int]]) -> deque[Job[tuple[int, int], int]]:
+    """One job per list of costs; an item is (request, index)."""
+    return deque(
+        Job.of("lane", [(r, i) for i in range(len(costs))], costs, FAR) for r, costs in enumerate(requests)
+    )
+
+
+def batches_of(requests: Sequence[Sequence[int]], budget: int) -> list[list[tuple[int, int]]]:
+    waiting = waiting_of(requests)
+    batches = []
+    while waiting:
+        batches.append([pending.item for pending in take_batch(waiting, budget)])
+    return batches
+
+
+@given(Requests, st.integers(1, 100))
+def test_every_item_is_taken_exactly_once(requests: list[list[int]], budget: int) -> None:
+    taken = [item for batch in batches_of(requests, budget) for item in batch]
+    assert sorted(taken) == [(r, i) for r, costs in enumerate(requests) for i in range(len(costs))]
+
+
+@given(Requests, st.integers(1, 100))
+def test_batch_exceeds_the_budget_only_with_a_single_item(requests: list[list[int]], budget: int) -> None:
+    for batch in batches_of(requests, budget):
+        assert batch
+        assert len(batch) == 1 or sum(requests[r][i] for r, i in batch) <= budget
+
+
+@given(Requests, st.integers(1, 100))
+def test_items_of_one_request_keep_their_order(requests: list[list[int]], budget: int) -> None:
+    taken = [item for batch in batches_of(requests, budget) for item in batch]
+    for r in range(len(requests)):
+        own = [i for request, i in taken if request == r]
+        assert own == sorted(own)
+
+
+@given(Requests, st.integers(1, 100))
+def test_no_request_gives_a_second_item_before_all_gave_one(requests: list[list[int]], budget: int) -> None:
+    taken = [r for batch in batches_of(requests, budget) for r, _ in batch]
+    assert taken[: len(requests)] == list(range(len(requests)))
+
+
+def test_single_request_behind_512_inputs_is_in_the_next_batch() -> None:
+    waiting = waiting_of([[10] * 512])
+    take_batch(waiting, 100)
+    waiting += waiting_of([[10]])
+    batch = take_batch(waiting, 100)
+    assert waiting[0].cost == 5120  # only the large one is left
+    assert len({id(pending.job) for pending in batch}) == 2
+
+
+def test_large_item_at_the_front_is_not_overtaken() -> None:
+    waiting = waiting_of([[90], [90], [5]])
+    assert [p.cost for p in take_batch(waiting, 100)] == [90]
+    assert [p.cost for p in take_batch(waiting, 100)] == [90, 5]
+
+
+def test_abandoned_jobs_are_passed_over() -> None:
+    waiting = waiting_of([[1], [1]])
+    waiting[0].waiting.clear()
+    assert [p.item for p in take_batch(waiting, 10)] == [(1, 0)]
+    assert not waiting
+
+
+@dataclass
+class Counts:
+    """An observer that counts."""
+
+    seen: dict[str, int] = field(default_factory=dict)
+
+    def _add(self, name: str) -> None:
+        self.seen[name] = self.seen.get(name, 0) + 1
+
+    def batch(self, items: int, tokens: int) -> None:
+        self._add("batch")
+
+    def refused(self) -> None:
+        self._add("refused")
+
+    def expired(self) -> None:
+        self._add("expired")
+
+    def cancelled(self) -> None:
+        self._add("cancelled")
+
+
+@dataclass
+class Computer:
+    """Doubles numbers; a test may close its gate or make items fail."""
+
+    batches: list[tuple[str, list[int]]] = field(default_factory=list)
+    gate: threading.Event = field(default_factory=threading.Event)
+    entered: threading.Semaphore = field(default_factory=lambda: threading.Semaphore(0))
+    fault: Callable[[list[int]], BaseException | None] = lambda _: None
+
+    def run(self, lane: str, items: list[int]) -> list[int | Exception]:
+        self.batches.append((lane, list(items)))
+        self.entered.release()
+        assert self.gate.wait(PATIENCE)
+        if (error := self.fault(items)) is not None:
+            raise error
+        return [2 * item for item in items]
+
+    async def has_entered(self) -> None:
+        assert await asyncio.to_thread(self.entered.acquire, timeout=PATIENCE)
+
+
+@pytest.fixture
+def computer() -> Computer:
+    made = Computer()
+    made.gate.set()
+    return made
+
+
+@asynccontextmanager
+async def running(
+    computer: Computer, *, batch: int = 100, queue: int = 1000, setup: Callable[[], None] = lambda: None
+) -> AsyncIterator[DynamicBatcher[int, int]]:
+    batcher = DynamicBatcher[int, int](
+        computer.run, max_batch_tokens=batch, max_queue_tokens=queue, observer=Counts()
+    )
+    batcher.start(setup, lambda: None, lambda: None)
+    try:
+        yield batcher
+    finally:
+        computer.gate.set()
+        await batcher.close(PATIENCE)
+
+
+def job(*items: int, lane: str = "a", cost: int = 10, seconds: float = PATIENCE) -> Job[int, int]:
+    return Job.of(lane, items, [cost] * len(items), time.monotonic() + seconds)
+
+
+async def start(batcher: DynamicBatcher[int, int], waiting: Job[int, int]) -> asyncio.Task[list[int]]:
+    """Let a job enter the queue."""
+    task = asyncio.create_task(batcher.answer(waiting))
+    await asyncio.sleep(0)
+    return task
+
+
+def counts(batcher: DynamicBatcher[int, int]) -> dict[str, int]:
+    observer = batcher._observer
+    assert isinstance(observer, Counts)
+    return observer.seen
+
+
+async def test_answers_come_in_the_order_of_the_items(computer: Computer) -> None:
+    async with running(computer, batch=20) as batcher:
+        assert await batcher.answer(job(5, 1, 4, 2, 3)) == [10, 2, 8, 4, 6]
+
+
+async def test_what_arrives_during_a_batch_shares_the_next(computer: Computer) -> None:
+    computer.gate.clear()
+    async with running(computer) as batcher:
+        tasks = [await start(batcher, job(0))]
+        await computer.has_entered()
+        tasks += [await start(batcher, job(i)) for i in (1, 2, 3)]
+        computer.gate.set()
+        assert await asyncio.gather(*tasks) == [[0], [2], [4], [6]]
+    assert computer.batches == [("a", [0]), ("a", [1, 2, 3])]
+
+
+async def test_lanes_do_not_mix_and_take_turns(computer: Computer) -> None:
+    computer.gate.clear()
+    async with running(computer, batch=10) as batcher:
+        tasks = [await start(batcher, job(0, lane="a"))]
+        await computer.has_entered()
+        tasks += [await start(batcher, job(1, 2, 3, lane="a")), await start(batcher, job(7, lane="b"))]
+        computer.gate.set()
+        await asyncio.gather(*tasks)
+    assert [lane for lane, _ in computer.batches] == ["a", "a", "b", "a", "a"]
+
+
+async def test_only_the_guilty_item_of_a_failing_batch_gets_the_error(computer: Computer) -> None:
+    computer.fault = lambda items: ValueError("13") if 13 in items else None
+    computer.gate.clear()
+    async with running(computer) as batcher:
+        tasks = [await start(batcher, job(0))]
+        await computer.has_entered()
+        tasks += [await start(batcher, job(i)) for i in (11, 12, 13, 14, 15)]
+        computer.gate.set()
+        results = await asyncio.gather(*tasks, return_exceptions=True)
+    assert [r for r in results if isinstance(r, list)] == [[0], [22], [24], [28], [30]]
+    assert isinstance(results[3], InferenceError)
+
+
+async def test_request_whose_item_fails_leaves_the_queue(computer: Computer) -> None:
+    computer.fault = lambda items: ValueError() if 1 in items else None
+    async with running(computer, batch=10) as batcher:
+        with pytest.raises(InferenceError):
+            await batcher.answer(job(1, *range(2, 50)))
+        assert await batcher.answer(job(60)) == [120]
+        assert batcher.queued_tokens == 0
+    assert [items for _, items in computer.batches] == [[1], [60]]
+
+
+async def test_exception_in_place_of_an_answer_reaches_only_its_caller() -> None:
+    class Picky(Computer):
+        def run(self, lane: str, items: list[int]) -> list[int | Exception]:
+            return [InferenceError("odd") if item % 2 else item for item in items]
+
+    async with running(Picky()) as batcher:
+        good, bad = await asyncio.gather(batcher.answer(job(2)), batcher.answer(job(3)), return_exceptions=True)
+    assert good == [2]
+    assert isinstance(bad, InferenceError)
+
+
+async def test_wrong_number_of_answers_is_an_error() -> None:
+    class Forgetful(Computer):
+        def run(self, lane: str, items: list[int]) -> list[int | Exception]:
+            return []
+
+    async with running(Forgetful()) as batcher:
+        with pytest.raises(InferenceError):
+            await batcher.answer(job(1))
+
+
+async def test_out_of_memory_splits_the_batch_and_lowers_the_budget(computer: Computer) -> None:
+    computer.fault = lambda items: OutOfMemoryError() if len(items) > 2 else None
+    async with running(computer) as batcher:
+        assert await batcher.answer(job(1, 2, 3, 4, 5, 6, 7, 8)) == [2, 4, 6, 8, 10, 12, 14, 16]
+        assert batcher.batch_tokens <= 40
+        tries = len(computer.batches)
+        await batcher.answer(job(1, 2))
+        assert len(computer.batches) == tries + 1
+
+
+async def test_item_that_never_fits_fails_alone(computer: Computer) -> None:
+    computer.fault = lambda items: OutOfMemoryError() if 1 in items else None
+    async with running(computer) as batcher:
+        with pytest.raises(InferenceError):
+            await batcher.answer(job(1))
+        assert await batcher.answer(job(2)) == [4]
+
+
+async def test_cancelled_request_never_reaches_the_computer(computer: Computer) -> None:
+    computer.gate.clear()
+    async with running(computer) as batcher:
+        first = await start(batcher, job(0))
+        await computer.has_entered()
+        second, third = await start(batcher, job(1)), await start(batcher, job(2))
+        second.cancel()
+        await asyncio.wait([second])
+        assert batcher.queued_tokens == 10
+        computer.gate.set()
+        assert await first == [0]
+        assert await third == [4]
+        assert counts(batcher)["cancelled"] == 1
+    assert computer.batches == [("a", [0]), ("a", [2])]
+
+
+async def test_expired_request_is_never_computed(computer: Computer) -> None:
+    computer.gate.clear()
+    async with running(computer) as batcher:
+        first = await start(batcher, job(0))
+        await computer.has_entered()
+        with pytest.raises(DeadlineExceededError):
+            await batcher.answer(job(1, seconds=0.02))
+        assert batcher.queued_tokens == 0
+        computer.gate.set()
+        await first
+        assert counts(batcher)["expired"] == 1
+    assert computer.batches == [("a", [0])]
+
+
+async def test_deadline_that_has_passed_is_refused_at_the_door(computer: Computer) -> None:
+    async with running(computer) as batcher:
+        with pytest.raises(DeadlineExceededError):
+            await batcher.answer(job(1, seconds=-1))
+    assert computer.batches == []
+
+
+async def test_deadline_is_checked_by_the_thread_too(computer: Computer) -> None:
+    computer.gate.clear()
+    async with running(computer) as batcher:
+        first = await start(batcher, job(0))
+        await computer.has_entered()
+        late = job(1)
+        second = await start(batcher, late)
+        late.deadline = 0.0  # its timer on the loop has not fired
+        computer.gate.set()
+        await first
+        assert await batcher.answer(job(2)) == [4]
+        second.cancel()
+    assert [items for _, items in computer.batches] == [[0], [2]]
+
+
+async def test_full_queue_refuses_whole_requests_and_says_when_to_return(computer: Computer) -> None:
+    computer.gate.clear()
+    async with running(computer, queue=50) as batcher:
+        first = await start(batcher, job(0))
+        await computer.has_entered()
+        second = await start(batcher, job(1, 2, 3))
+        with pytest.raises(QueueFullError) as refused:
+            await batcher.answer(job(4, 5, 6))
+        assert refused.value.retry_after >= 1
+        assert counts(batcher)["refused"] == 1
+        third = await start(batcher, job(7, 8))
+        computer.gate.set()
+        assert await asyncio.gather(first, second, third) == [[0], [2, 4, 6], [14, 16]]
+
+
+@pytest.mark.parametrize(("speed", "expected"), [(0.0, 1), (10.0, 4), (1e6, 1), (1e-3, 60)])
+async def test_retry_after_follows_the_measured_speed(computer: Computer, speed: float, expected: int) -> None:
+    computer.gate.clear()
+    async with running(computer, queue=40) as batcher:
+        first = await start(batcher, job(0))
+        await computer.has_entered()
+        second = await start(batcher, job(1, 2, 3, 4))
+        batcher.tokens_per_second = speed
+        with pytest.raises(QueueFullError) as refused:
+            batcher.check_room(1)
+        assert refused.value.retry_after == expected
+        computer.gate.set()
+        await asyncio.gather(first, second)
+
+
+async def test_request_beyond_the_whole_queue_is_told_so(computer: Computer) -> None:
+    async with running(computer, queue=50) as batcher:
+        with pytest.raises(TooLargeError):
+            await batcher.answer(job(1, 2, 3, 4, 5, 6))
+
+
+@pytest.mark.parametrize("death", [BackendDiedError(), SystemExit()])
+async def test_dead_thread_strands_nobody(computer: Computer, death: BaseException) -> None:
+    computer.gate.clear()
+    async with running(computer, batch=10) as batcher:
+        tasks = [await start(batcher, job(0))]
+        await computer.has_entered()
+        tasks += [await start(batcher, job(i, i)) for i in (1, 2)]
+        computer.fault = lambda _: death
+        computer.gate.set()
+        results = await asyncio.gather(*tasks, return_exceptions=True)
+        assert all(isinstance(result, UnavailableError) for result in results)
+        assert batcher.error is death
+        assert batcher.queued_tokens == 0
+        with pytest.raises(UnavailableError):
+            await batcher.answer(job(3))
+
+
+async def test_failed_setup_counts_as_death(computer: Computer) -> None:
+    died = asyncio.Event()
+
+    def fail() -> None:
+        raise ValueError("no weights")
+
+    batcher = DynamicBatcher[int, int](computer.run, max_batch_tokens=1, max_queue_tokens=1, observer=Counts())
+    batcher.start(fail, lambda: None, died.set)
+    async with asyncio.timeout(PATIENCE):
+        await died.wait()
+    assert isinstance(batcher.error, ValueError)
+    await batcher.close(PATIENCE)
+
+
+async def test_closing_settles_who_still_waits(computer: Computer) -> None:
+    computer.gate.clear()
+    async with running(computer, batch=10) as batcher:
+        tasks = [await start(batcher, job(0))]
+        await computer.has_entered()
+        tasks.append(await start(batcher, job(1)))
+        closing = asyncio.create_task(batcher.close(PATIENCE))
+        await asyncio.sleep(0)
+        computer.gate.set()
+        await closing
+        first, second = await asyncio.gather(*tasks, return_exceptions=True)
+    assert first == [0]
+    assert isinstance(second, UnavailableError)

@@ -1,0 +1,222 @@
+"""Admission, tokenization and shaping, with a fake backend."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+
+from app.backend import Task
+from app.engine import Engine
+from app.errors import (
+    DeadlineExceededError,
+    InferenceError,
+    InvalidInputError,
+    QueueFullError,
+    TaskNotServedError,
+    TooLargeError,
+    UnavailableError,
+)
+from app.metrics import Metrics
+from app.schemas import TextPair
+from app.settings import Settings
+from model.errors import EmptyTextError, NoMaskError, TextTooLongError, UnknownTargetError
+
+PATIENCE = 30
+
+
+@asynccontextmanager
+async def running(backend: Any, **settings: object) -> AsyncIterator[Engine]:
+    engine = Engine(backend, Settings.model_validate(settings), Metrics())
+    engine.start()
+    try:
+        async with asyncio.timeout(PATIENCE):
+            await engine.settled.wait()
+        yield engine
+    finally:
+        backend.gate.set()
+        await engine.close()
+
+
+async def queued(engine: Engine, requests: int) -> None:
+    """Wait until so many requests are accepted and unanswered."""
+    async with asyncio.timeout(PATIENCE):
+        while engine.batcher.queued_requests < requests:  # noqa: ASYNC110 (nobody else needs an event)
+            await asyncio.sleep(0.002)
+
+
+def soon() -> float:
+    return time.monotonic() + PATIENCE
+
+
+async def test_tasks_of_one_encoder_share_a_forward_pass(backend: Any) -> None:
+    async with running(backend) as engine:
+        backend.gate.clear()
+        first = asyncio.create_task(engine.fill_mask(["a [MASK]"], deadline=soon()))
+        await backend.has_entered()
+        others = [
+            asyncio.create_task(engine.fill_mask(["the [MASK]", "[MASK] is"], deadline=soon())),
+            asyncio.create_task(engine.next_sentence([TextPair(text="a", text_pair="b")], deadline=soon())),
+            asyncio.create_task(engine.sentiment(["good"], deadline=soon())),
+        ]
+        await queued(engine, 4)
+        backend.gate.set()
+        await asyncio.gather(first, *others)
+    assert backend.forward_passes == 3
+    tasks = [[query.task for query in batch] for batch in backend.batches]
+    assert sorted(tasks[1:], key=len) == [
+        [Task.SENTIMENT],
+        [Task.FILL_MASK, Task.NEXT_SENTENCE, Task.FILL_MASK],
+    ]
+
+
+async def test_results_keep_the_order_of_the_inputs(backend: Any) -> None:
+    texts = ["[MASK] a", "b [MASK] c", "d e [MASK] f"]
+    async with running(backend, max_batch_tokens=1) as engine:
+        reply = await engine.fill_mask(texts, deadline=soon(), top_k=1)
+    assert [result.masks[0].position for result in reply.results] == [1, 2, 3]
+    assert reply.model == "fake-pretrained"
+
+
+@pytest.mark.parametrize(
+    ("text", "options", "expected"),
+    [
+        ("", {}, EmptyTextError),
+        ("a film", {}, NoMaskError),
+        ("[MASK] " * 100, {}, TextTooLongError),
+        ("a " * 100 + "[MASK]", {"truncate": True}, NoMaskError),
+    ],
+)
+async def test_text_without_an_answer_is_named(
+    backend: Any, text: str, options: dict[str, bool], expected: type[Exception]
+) -> None:
+    async with running(backend) as engine:
+        with pytest.raises(InvalidInputError) as raised:
+            await engine.fill_mask(["[MASK]", text], deadline=soon(), **options)
+    assert raised.value.loc == ("inputs", 1)
+    assert isinstance(raised.value.error, expected)
+    assert backend.batches == []
+
+
+async def test_unknown_target_is_named(backend: Any) -> None:
+    async with running(backend) as engine:
+        with pytest.raises(InvalidInputError, match="xyzzy") as raised:
+            await engine.fill_mask(["[MASK]"], deadline=soon(), targets=["good", "xyzzy"])
+    assert raised.value.loc == ("parameters", "targets", 1)
+    assert isinstance(raised.value.error, UnknownTargetError)
+
+
+@pytest.mark.parametrize(("top_k", "expected"), [(None, 6), (2, 2), (50, 6)])
+async def test_targets_are_all_answered_unless_top_k_says_less(
+    backend: Any, top_k: int | None, expected: int
+) -> None:
+    words = ["good", "bad", "great", "boring", "film", "movie"]
+    async with running(backend) as engine:
+        reply = await engine.fill_mask(["[MASK]"], deadline=soon(), targets=words, top_k=top_k)
+    assert len(reply.results[0].masks[0].predictions) == expected
+
+
+async def test_targets_that_are_one_token_count_once(backend: Any) -> None:
+    async with running(backend) as engine:
+        reply = await engine.fill_mask(["[MASK]"], deadline=soon(), targets=["good", "Good", "GOOD", "bad"])
+    assert [p.token_str for p in reply.results[0].masks[0].predictions] == ["good", "bad"]
+
+
+async def test_long_texts_are_tokenized_like_short_ones(backend: Any) -> None:
+    text = "a " * 5000 + "."
+    async with running(backend) as engine:
+        reply = await engine.sentiment([text, "a"], deadline=soon(), truncate=True)
+        assert engine.batcher.reserved_tokens == 0
+    assert [(result.tokens, result.truncated) for result in reply.results] == [(64, True), (3, False)]
+
+
+async def test_room_is_held_while_a_text_is_tokenized(backend: Any) -> None:
+    async with running(backend, max_queue_tokens=100) as engine:
+        engine.batcher.reserved_tokens = 99
+        with pytest.raises(QueueFullError):
+            await engine.sentiment(["a " * 5000], deadline=soon(), truncate=True)
+        engine.batcher.reserved_tokens = 0
+        await engine.sentiment(["a " * 5000], deadline=soon(), truncate=True)
+
+
+async def test_too_many_inputs_are_too_large(backend: Any) -> None:
+    async with running(backend, max_client_batch=2) as engine:
+        with pytest.raises(TooLargeError, match="3 inputs"):
+            await engine.sentiment(["a"] * 3, deadline=soon())
+
+
+async def test_answer_beyond_all_measure_is_refused_before_compute(
+    backend: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("app.engine._MAX_ANSWER_CHARACTERS", 1000)
+    async with running(backend) as engine:
+        with pytest.raises(TooLargeError, match="top_k"):
+            await engine.fill_mask(["[MASK] " * 20], deadline=soon(), top_k=10)
+    assert backend.batches == []
+
+
+async def test_task_without_a_head_is_not_served(backend: Any) -> None:
+    del backend.models["sentiment"]
+    async with running(backend) as engine:
+        with pytest.raises(TaskNotServedError, match="sentiment"):
+            await engine.sentiment(["a"], deadline=soon())
+
+
+async def test_passed_deadline_is_an_error(backend: Any) -> None:
+    async with running(backend) as engine:
+        with pytest.raises(DeadlineExceededError):
+            await engine.sentiment(["a"], deadline=time.monotonic() - 1)
+
+
+async def test_one_bad_input_does_not_fail_the_neighbours(backend: Any) -> None:
+    async with running(backend) as engine:
+        backend.gate.clear()
+        first = asyncio.create_task(engine.sentiment(["a"], deadline=soon()))
+        await backend.has_entered()
+        tasks = [
+            asyncio.create_task(engine.sentiment([text], deadline=soon())) for text in ("good", "a a a", "bad")
+        ]
+        await queued(engine, 4)
+        backend.fault = lambda query: ValueError() if len(query.encoding) == 5 else None
+        backend.gate.set()
+        await first
+        good, guilty, bad = await asyncio.gather(*tasks, return_exceptions=True)
+    assert isinstance(guilty, InferenceError)
+    assert not isinstance(good, BaseException)
+    assert not isinstance(bad, BaseException)
+
+
+async def test_status_follows_the_life_of_the_service(backend: Any) -> None:
+    backend.may_load.clear()
+    engine = Engine(backend, Settings(), Metrics())
+    engine.start()
+    assert engine.status == "loading"
+    with pytest.raises(UnavailableError, match="loading"):
+        await engine.sentiment(["a"], deadline=soon())
+    backend.may_load.set()
+    async with asyncio.timeout(PATIENCE):
+        await engine.settled.wait()
+    assert engine.status == "ready"
+    engine.drain()
+    assert engine.status == "draining"
+    engine.check_open()  # its bytes may have been here before the signal
+    engine.refuse()
+    with pytest.raises(UnavailableError, match="draining"):
+        engine.check_open()
+    await engine.sentiment(["a"], deadline=soon())  # it came in before, and its body only now
+    await engine.close()
+
+
+async def test_dead_inference_thread_breaks_the_service(backend: Any) -> None:
+    async with running(backend) as engine:
+        backend.fault = lambda _: SystemExit()
+        with pytest.raises(UnavailableError):
+            await engine.sentiment(["a"], deadline=soon())
+        assert engine.status == "broken"
+        assert not engine.alive
+        with pytest.raises(UnavailableError, match="broken"):
+            await engine.sentiment(["a"], deadline=soon())

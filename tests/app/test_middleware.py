@@ -1,0 +1,87 @@
+"""What every response carries."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import pytest
+
+
+@pytest.mark.parametrize("path", ["/health/live", "/nowhere", "/fill-mask", "/docs"])
+async def test_every_response_has_a_request_id(serve: Any, path: str) -> None:
+    async with serve() as service:
+        first, second = await service.client.get(path), await service.client.get(path)
+    assert first.headers["x-request-id"]
+    assert first.headers["x-request-id"] != second.headers["x-request-id"]
+
+
+async def test_callers_own_id_comes_back(serve: Any) -> None:
+    async with serve() as service:
+        answer = await service.client.post("/fill-mask", json={}, headers={"X-Request-ID": "abc-1.2_3"})
+    assert answer.headers["x-request-id"] == answer.json()["request_id"] == "abc-1.2_3"
+
+
+@pytest.mark.parametrize("given", [b"", b"a b", b"x" * 129, b'"><script>', b"\xff\xfe", b"a\tb"])
+async def test_insane_id_is_replaced(serve: Any, given: bytes) -> None:
+    async with serve() as service:
+        answer = await service.client.get("/health/live", headers={b"X-Request-ID": given})
+    assert answer.headers["x-request-id"].encode("latin-1") != given
+    assert answer.headers["x-request-id"].isalnum()
+
+
+async def test_answers_say_where_the_time_went(serve: Any) -> None:
+    async with serve() as service:
+        answer = await service.client.post("/sentiment", json={"inputs": "good"})
+    stages = [part.split(";dur=") for part in answer.headers["server-timing"].split(", ")]
+    assert [name for name, _ in stages] == ["tokenize", "queue", "inference"]
+    assert all(float(milliseconds) >= 0 for _, milliseconds in stages)
+
+
+async def test_unforeseen_error_is_logged_and_not_told(
+    serve: Any, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with serve() as service:
+
+        async def break_down(*_: object, **__: object) -> None:
+            raise ZeroDivisionError("internal")
+
+        monkeypatch.setattr(service.engine, "sentiment", break_down)
+        with caplog.at_level(logging.ERROR):
+            answer = await service.client.post("/sentiment", json={"inputs": "my secret text"})
+    assert (answer.status_code, answer.json()["code"]) == (500, "internal_error")
+    assert 'internal"' not in answer.text
+    assert "ZeroDivisionError" in caplog.text
+    assert "my secret text" not in caplog.text
+
+
+async def test_requests_are_counted_by_task_and_status(serve: Any) -> None:
+    async with serve() as service:
+        await service.client.post("/sentiment", json={"inputs": "good"})
+        await service.client.post("/sentiment", json={})
+        assert await service.metric('bert_requests_total{status="200",task="sentiment"}') == 1
+        assert await service.metric('bert_requests_total{status="422",task="sentiment"}') == 1
+
+
+async def test_while_draining_connections_are_closed(serve: Any) -> None:
+    async with serve() as service:
+        service.engine.drain()
+        ready = await service.client.get("/health/ready")
+        assert (ready.status_code, ready.headers["connection"]) == (503, "close")
+        service.engine.refuse()
+        refused = await service.client.post("/sentiment", json={"inputs": "good"})
+    assert (refused.status_code, refused.json()["code"]) == (503, "draining")
+    assert refused.headers["connection"] == "close"
+    assert int(refused.headers["retry-after"]) >= 1
+
+
+async def test_cors_is_closed_unless_opened(serve: Any) -> None:
+    headers = {"Origin": "https://example.org"}
+    async with serve() as service:
+        closed = await service.client.get("/health/live", headers=headers)
+    async with serve(cors_origins="https://example.org") as service:
+        opened = await service.client.get("/health/live", headers=headers)
+        other = await service.client.get("/health/live", headers={"Origin": "https://evil.example"})
+    assert "access-control-allow-origin" not in closed.headers
+    assert opened.headers["access-control-allow-origin"] == "https://example.org"
+    assert "access-control-allow-origin" not in other.headers

@@ -1,0 +1,258 @@
+"""A real `bert-serve` process on a real port, with real weights."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+PATIENCE = 120  # seconds; other jobs may hold the processor
+GOOD = {"inputs": "good"}
+PAIR = {"text": "a film", "text_pair": "it was good"}
+
+
+class Process:
+    """A running `bert-serve`."""
+
+    def __init__(self, arguments: list[str], environ: dict[str, str]) -> None:
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            self.port = probe.getsockname()[1]
+        self.url = f"http://127.0.0.1:{self.port}"
+        command = [
+            sys.executable,
+            "-m",
+            "app",
+            "--host",
+            "127.0.0.1",
+            "--port",
+            str(self.port),
+            *arguments,
+        ]
+        self.process = subprocess.Popen(
+            command,
+            env=os.environ | environ,
+            cwd=Path(__file__).parents[2],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+
+    def until_ready(self) -> None:
+        end = time.monotonic() + PATIENCE
+        while time.monotonic() < end and self.process.poll() is None:
+            try:
+                if httpx.get(self.url + "/health/ready").status_code == 200:
+                    return
+            except httpx.TransportError:
+                pass
+            time.sleep(0.05)
+        self.process.kill()
+        raise AssertionError(self.process.communicate()[0])
+
+    def end(self) -> tuple[int, str]:
+        """Exit code and output."""
+        output, _ = self.process.communicate(timeout=PATIENCE)
+        return self.process.returncode, output
+
+
+@contextmanager
+def running(environ: dict[str, str], *arguments: str) -> Iterator[Process]:
+    started = Process(list(arguments), environ)
+    try:
+        yield started
+    finally:
+        if started.process.poll() is None:
+            started.process.kill()
+            started.process.wait()
+        if started.process.stdout is not None:
+            started.process.stdout.close()
+
+
+@pytest.fixture(scope="module")
+def checkpoints(pretrained: Path, sentiment: Path) -> dict[str, str]:
+    """The environment; set BERT_PRETRAINED and BERT_SENTIMENT to test other weights."""
+    tiny = {"BERT_PRETRAINED": str(pretrained), "BERT_SENTIMENT": str(sentiment)}
+    return tiny | {name: os.environ[name] for name in tiny if name in os.environ}
+
+
+@pytest.fixture(scope="module")
+def service(checkpoints: dict[str, str]) -> Iterator[Process]:
+    with running(checkpoints) as process:
+        process.until_ready()
+        yield process
+
+
+@pytest.fixture
+async def client(service: Process) -> AsyncIterator[httpx.AsyncClient]:
+    async with httpx.AsyncClient(base_url=service.url, timeout=PATIENCE) as made:
+        yield made
+
+
+async def test_three_tasks_answer(client: httpx.AsyncClient) -> None:
+    filled = await client.post("/fill-mask", json={"inputs": "The film was [MASK]."})
+    next_one = await client.post("/next-sentence", json={"inputs": PAIR})
+    felt = await client.post("/sentiment", json={"inputs": ["good", "bad"]})
+    assert [answer.status_code for answer in (filled, next_one, felt)] == [200] * 3
+    assert len(filled.json()["results"][0]["masks"][0]["predictions"]) == 5
+    scores = [p["score"] for p in next_one.json()["results"][0]["predictions"]]
+    assert sum(scores) == pytest.approx(1, abs=1e-3)
+    assert {p["label"] for p in felt.json()["results"][0]["predictions"]} == {"POSITIVE", "NEGATIVE"}
+
+
+async def test_concurrent_requests_share_forward_passes(client: httpx.AsyncClient) -> None:
+    async def batches() -> float:
+        lines = (await client.get("/metrics")).text.splitlines()
+        return float(next(line.split()[1] for line in lines if line.startswith("bert_batch_size_count ")))
+
+    before = await batches()
+    large = {"inputs": ["a film was good and great"] * 400}
+    answers = await asyncio.gather(
+        *(client.post("/sentiment", json=body) for body in [large, *[{"inputs": "good"}] * 60])
+    )
+    assert {answer.status_code for answer in answers} == {200}
+    assert await batches() - before < 30
+
+
+async def test_answers_do_not_depend_on_neighbours(client: httpx.AsyncClient) -> None:
+    bodies = [{"inputs": f"the film {'was ' * n}[MASK]", "parameters": {"top_k": 1}} for n in range(24)]
+    alone = [(await client.post("/fill-mask", json=body)).json() for body in bodies]
+    together = [
+        a.json() for a in await asyncio.gather(*(client.post("/fill-mask", json=body) for body in bodies))
+    ]
+    for one, other in zip(alone, together, strict=True):
+        (first,), (second,) = (body["results"][0]["masks"][0]["predictions"] for body in (one, other))
+        assert first["token"] == second["token"]
+        assert first["score"] == pytest.approx(second["score"], abs=0.02)
+
+
+async def test_oversized_body_is_refused_before_it_is_sent(service: Process) -> None:
+    reader, writer = await asyncio.open_connection("127.0.0.1", service.port)
+    writer.write(b"POST /sentiment HTTP/1.1\r\nHost: x\r\nContent-Length: 99999999999\r\n\r\n")
+    async with asyncio.timeout(PATIENCE):
+        assert (await reader.readline()).startswith(b"HTTP/1.1 413")
+    writer.close()
+    await writer.wait_closed()
+
+
+async def test_caller_that_hangs_up_does_no_harm(service: Process, client: httpx.AsyncClient) -> None:
+    body = json.dumps({"inputs": ["a film was good and great"] * 500}).encode()
+    for _ in range(5):
+        _, writer = await asyncio.open_connection("127.0.0.1", service.port)
+        writer.write(b"POST /sentiment HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
+        await writer.drain()
+        writer.close()
+        await writer.wait_closed()
+    assert (await client.post("/sentiment", json={"inputs": "good"})).status_code == 200
+
+
+async def test_real_hugging_face_client_reads_the_answers(service: Process) -> None:
+    from huggingface_hub import InferenceClient
+    from huggingface_hub.errors import HfHubHTTPError
+
+    def ask() -> tuple[Any, Any, Any, Any]:
+        masks = InferenceClient(model=service.url + "/hf/fill-mask", token="x")
+        labels = InferenceClient(model=service.url + "/hf/text-classification", token="x")
+        with pytest.raises(HfHubHTTPError) as refused:
+            masks.fill_mask("no mask here")
+        return (
+            masks.fill_mask("The film was [MASK]."),
+            masks.fill_mask("The film was [MASK].", targets=["good", "bad"], top_k=1),
+            labels.text_classification("The film was good."),
+            refused.value,
+        )
+
+    filled, targeted, labelled, error = await asyncio.to_thread(ask)
+    assert [entry.sequence for entry in filled] == [
+        f"The film was {e.token_str}.".replace(" ##", "") for e in filled
+    ]
+    assert len(filled) == 5
+    assert targeted[0].token_str in ("good", "bad")
+    assert len(targeted) == 1
+    assert {entry.label for entry in labelled} == {"POSITIVE", "NEGATIVE"}
+    assert "no [MASK]" in str(error)
+
+
+@pytest.mark.parametrize("workers", ["1", "2"])
+async def test_sigterm_answers_what_was_accepted_and_exits_0(checkpoints: dict[str, str], workers: str) -> None:
+    with running(checkpoints, "--workers", workers) as process:
+        process.until_ready()
+        limits = httpx.Limits(max_connections=120)
+        async with httpx.AsyncClient(base_url=process.url, timeout=PATIENCE, limits=limits) as client:
+            body = {"inputs": ["a film was good and great"] * 20}
+            asked = [asyncio.create_task(client.post("/sentiment", json=body)) for _ in range(100)]
+            await asyncio.wait(asked, return_when=asyncio.FIRST_COMPLETED)  # all have been sent by then
+            process.process.send_signal(signal.SIGTERM)
+            answers = await asyncio.gather(*asked)
+        assert {answer.status_code for answer in answers} == {200}
+        code, output = await asyncio.to_thread(process.end)
+    assert code == 0, output
+    assert "Traceback" not in output
+
+
+async def test_while_draining_the_port_answers_503(checkpoints: dict[str, str]) -> None:
+    with running(checkpoints) as process:
+        process.until_ready()
+        reader, writer = await asyncio.open_connection("127.0.0.1", process.port)
+        head = b"POST /sentiment HTTP/1.1\r\nHost: x\r\nContent-Length: 17\r\n\r\n"
+        writer.write(head + b'{"inputs":')  # an accepted request whose body is on its way
+        await writer.drain()
+        async with httpx.AsyncClient(base_url=process.url, timeout=PATIENCE) as client:
+            await client.get("/health/live")  # by now the head has been read
+            process.process.send_signal(signal.SIGTERM)
+            while (ready := await client.get("/health/ready")).status_code == 200:  # noqa: ASYNC110 (another process)
+                await asyncio.sleep(0.01)
+            assert (ready.status_code, ready.json()["code"]) == (503, "draining")
+            assert ready.headers["connection"] == "close"
+            while (late := await client.post("/sentiment", json=GOOD)).status_code == 200:  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+            assert (late.status_code, late.json()["code"]) == (503, "draining")
+            assert "retry-after" in late.headers
+        writer.write(b'"good"}')
+        await writer.drain()
+        async with asyncio.timeout(PATIENCE):
+            answer = await reader.read()
+        writer.close()
+        await writer.wait_closed()
+        assert answer.startswith(b"HTTP/1.1 200")
+        code, output = await asyncio.to_thread(process.end)
+    assert code == 0, output
+
+
+@pytest.mark.parametrize("workers", ["1", "2"])
+def test_wrong_checkpoint_ends_with_one_clear_line(checkpoints: dict[str, str], workers: str) -> None:
+    wrong = checkpoints | {"BERT_SENTIMENT": checkpoints["BERT_PRETRAINED"]}
+    with running(wrong, "--workers", workers) as process:
+        code, output = process.end()
+    assert code == 3
+    assert f"bert-serve: {wrong['BERT_SENTIMENT']}: is no sequence classifier" in output
+    assert "Traceback" not in output
+
+
+def test_impossible_setting_ends_with_one_clear_line(checkpoints: dict[str, str]) -> None:
+    with running(checkpoints | {"BERT_MAX_QUEUE_TOKENS": "many"}) as process:
+        code, output = process.end()
+    assert code == 1
+    assert output.startswith("bert-serve: BERT_MAX_QUEUE_TOKENS='many'")
+    assert len(output.splitlines()) == 1
+
+
+@pytest.mark.parametrize("workers", ["1", "2"])
+def test_taken_port_ends_with_an_error(service: Process, checkpoints: dict[str, str], workers: str) -> None:
+    with running(checkpoints, "--workers", workers, "--port", str(service.port)) as process:
+        code, output = process.end()
+    assert code != 0
+    assert "address already in use" in output.lower()
+    assert "Traceback" not in output

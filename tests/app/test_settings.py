@@ -1,0 +1,95 @@
+"""One table, three sources."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import model
+from app.settings import Settings, SettingsError
+
+CONTRACT = {  # what outside checks rely on
+    "host", "port", "pretrained", "sentiment", "device", "dtype", "workers", "api_keys", "max_body_bytes",
+    "max_client_batch", "max_batch_tokens", "max_queue_tokens", "request_timeout_ms", "drain_seconds",
+    "cors_origins", "log_format",
+}  # fmt: skip
+
+
+def test_every_promised_setting_exists() -> None:
+    assert set(Settings.model_fields) >= CONTRACT
+
+
+def test_every_setting_is_explained() -> None:
+    assert all(field.description for field in Settings.model_fields.values())
+
+
+def test_wrong_setting_is_told_without_loading_torch() -> None:
+    script = "import sys, app.__main__, app.workers; assert 'torch' not in sys.modules"
+    subprocess.run([sys.executable, "-c", script], check=True)
+
+
+def test_defaults_are_the_shipped_weights_and_port_8000() -> None:
+    settings = Settings()
+    assert settings.port == 8000
+    assert settings.pretrained == Path(model.__file__).parent / "weights" / "pretrained"
+    assert settings.sentiment == Path(model.__file__).parent / "weights" / "sentiment"
+
+
+def test_flags_override_the_environment() -> None:
+    environ = {"BERT_PORT": "9000", "BERT_HOST": "127.0.0.1", "PORT": "1"}
+    settings = Settings.from_command_line(["--port", "9001", "--max-queue-tokens", "7"], environ)
+    assert (settings.host, settings.port, settings.max_queue_tokens) == ("127.0.0.1", 9001, 7)
+
+
+def test_empty_variable_is_as_good_as_none() -> None:
+    assert Settings.read({"BERT_PORT": "", "BERT_API_KEYS": ""}) == Settings()
+
+
+def test_lists_are_split_at_commas() -> None:
+    assert Settings.read({"BERT_API_KEYS": " one, two ,,"}).api_keys == ("one", "two")
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("BERT_PORT", "http"),
+        ("BERT_PORT", "70000"),
+        ("BERT_WORKERS", "0"),
+        ("BERT_DEVICE", "tpu"),
+        ("BERT_DTYPE", "int8"),
+        ("BERT_LOG_FORMAT", "xml"),
+        ("BERT_DOCS", "perhaps"),
+        ("BERT_DRAIN_SECONDS", "-1"),
+    ],
+)
+def test_impossible_value_is_named(name: str, value: str) -> None:
+    with pytest.raises(SettingsError, match=f"{name}='{value}'"):
+        Settings.read({name: value})
+
+
+def test_all_impossible_values_are_named_at_once() -> None:
+    with pytest.raises(SettingsError, match=r"BERT_PORT.*BERT_WORKERS"):
+        Settings.read({"BERT_PORT": "x", "BERT_WORKERS": "y"})
+
+
+def test_variable_set_by_kubernetes_is_recognised() -> None:
+    with pytest.raises(SettingsError, match="enableServiceLinks"):
+        Settings.read({"BERT_PORT": "tcp://10.0.0.1:8000"})
+
+
+def test_help_shows_every_setting(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        Settings.from_command_line(["--help"], {})
+    assert ended.value.code == 0
+    shown = capsys.readouterr().out
+    assert all(f"BERT_{name.upper()}" in shown for name in Settings.model_fields)
+
+
+def test_unknown_flag_ends_with_a_message(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        Settings.from_command_line(["--prot", "1"], {})
+    assert ended.value.code == 2
+    assert "--prot" in capsys.readouterr().err
