@@ -50,6 +50,8 @@ _NAMES = {
     "classifier": "classifier",
 }
 _QKV = ("query", "key", "value")
+_WORD_EMBEDDINGS = "bert.embeddings.word_embeddings.weight"
+_DECODER = "cls.predictions.decoder.weight"
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,21 +71,21 @@ def load_checkpoint(directory: Path | str, *, dtype: torch.dtype = torch.float32
         CheckpointError: names the file and what is wrong with it.
     """
     path = Path(directory)
-    if not path.is_dir():
+    if not _is_directory(path):
         raise CheckpointError(path, "is no directory")
     values = _read_json(path / "config.json")
     try:
         config = BertConfig.from_dict(values)
     except ConfigError as error:
-        raise CheckpointError(path / "config.json", str(error)) from error
+        raise CheckpointError(path / "config.json", str(error)) from None
     model = _build(path, config, values.get("architectures"))
-    tokenizer = Tokenizer.load(path)
+    tokenizer = Tokenizer.load(path, segments=config.type_vocab_size)
     if tokenizer.vocab_size > config.vocab_size:
         raise CheckpointError(
             path / "config.json",
             f"vocab_size is {config.vocab_size}, but the tokenizer has {tokenizer.vocab_size} tokens",
         )
-    return Checkpoint(config, model.to(dtype).eval(), tokenizer, path)
+    return Checkpoint(model.config, model.to(dtype).eval(), tokenizer, path)
 
 
 def save_checkpoint(
@@ -102,12 +104,22 @@ def save_checkpoint(
     }
     try:
         path.mkdir(parents=True, exist_ok=True)
-        (path / "config.json").write_text(json.dumps(values, indent=2) + "\n")
+        (path / "config.json").write_text(json.dumps(values, indent=2) + "\n", encoding="utf-8")
         tensors = {name: tensor.to(dtype).contiguous() for name, tensor in to_hugging_face(model).items()}
-        save_file(tensors, path / "model.safetensors", metadata={"format": "pt"})
+        _save_tensors(path / "model.safetensors", tensors)
         tokenizer.save(path)
     except (OSError, SafetensorError) as error:
         raise CheckpointError(path, f"cannot be written: {error}") from error
+
+
+def _save_tensors(file: Path, tensors: dict[str, Tensor]) -> None:
+    """Write aside and rename: the weights may be mapped from the very file that they replace."""
+    aside = file.with_name(f".{file.name}.tmp")
+    try:
+        save_file(tensors, aside, metadata={"format": "pt"})
+        aside.replace(file)
+    finally:
+        aside.unlink(missing_ok=True)
 
 
 def architecture(model: Model) -> str:
@@ -154,9 +166,9 @@ def from_hugging_face(model: Model, tensors: Mapping[str, Tensor], file: Path) -
 
 def _their_names(name: str, config: BertConfig) -> tuple[str, ...]:
     if name == "masked_lm.decoder.bias":
-        return ("cls.predictions.bias", "cls.predictions.decoder.bias")
+        return ("cls.predictions.decoder.bias", "cls.predictions.bias")  # if they differ, the first is used
     if name == "masked_lm.decoder.weight" and config.tie_word_embeddings:
-        return ("bert.embeddings.word_embeddings.weight",)
+        return (_WORD_EMBEDDINGS,)
     return (_their_name(name),)
 
 
@@ -179,7 +191,10 @@ def _take(tensors: Mapping[str, Tensor], names: tuple[str, ...], shape: tuple[in
             )
         if not tensor.is_floating_point():
             raise CheckpointError(file, f"tensor {name} holds {tensor.dtype}, not floating-point numbers")
-        return tensor.to(torch.float32)
+        tensor = tensor.to(torch.float32)
+        if not tensor.sum().isfinite():  # one pass, and nothing finite sums up to infinity here
+            raise CheckpointError(file, f"tensor {name} holds numbers that are not finite")
+        return tensor
     raise CheckpointError(file, f"tensor {names[0]} is missing")
 
 
@@ -193,6 +208,11 @@ def _build(path: Path, config: BertConfig, architectures: Any) -> Model:
         )
     if named is None:
         named = "BertForSequenceClassification" if "classifier.weight" in tensors else "BertForMaskedLM"
+    last = f"bert.encoder.layer.{config.num_hidden_layers - 1}.output.dense.weight"
+    if last not in tensors:  # before layers without number are built
+        raise CheckpointError(file, f"tensor {last} is missing")
+    if _trained_untied(tensors):
+        config = config.replace(tie_word_embeddings=False)
     with torch.device("meta"):
         model = _empty_model(named, config, tensors)
     state = from_hugging_face(model, tensors, file)
@@ -206,8 +226,24 @@ def _empty_model(named: str, config: BertConfig, tensors: Mapping[str, Tensor]) 
     if named == "BertForSequenceClassification":
         return BertForSequenceClassification(config)
     # The published checkpoints call themselves BertForMaskedLM and carry a next-sentence head all the same.
-    next_sentence = named == "BertForPreTraining" or "cls.seq_relationship.weight" in tensors
+    next_sentence = named == "BertForPreTraining" or tensors.keys() >= {
+        "cls.seq_relationship.weight",
+        "bert.pooler.dense.weight",
+    }
     return BertForPreTraining(config, next_sentence=next_sentence)
+
+
+def _trained_untied(tensors: Mapping[str, Tensor]) -> bool:
+    """Whether the file has a decoder of its own, whatever the configuration says: `transformers` looks too."""
+    own, word = tensors.get(_DECODER), tensors.get(_WORD_EMBEDDINGS)
+    return own is not None and word is not None and not torch.equal(own, word)
+
+
+def _is_directory(path: Path) -> bool:
+    try:
+        return path.is_dir()
+    except OSError:  # a name that is too long
+        return False
 
 
 def _read_json(file: Path) -> dict[str, Any]:
@@ -215,8 +251,8 @@ def _read_json(file: Path) -> dict[str, Any]:
         values = json.loads(file.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise CheckpointError(file, "is missing") from None
-    except (OSError, ValueError) as error:
-        raise CheckpointError(file, f"cannot be read as JSON: {error}") from error
+    except (OSError, ValueError, RecursionError) as error:
+        raise CheckpointError(file, f"cannot be read as JSON: {error}") from None
     if not isinstance(values, dict):
         raise CheckpointError(file, "is not a JSON object")
     return values
@@ -231,13 +267,19 @@ def _read_tensors(path: Path) -> tuple[Path, dict[str, Tensor]]:
         shards = _read_json(index).get("weight_map")
         if not isinstance(shards, dict):
             raise CheckpointError(index, "has no weight_map")
-        files = sorted({path / str(name) for name in shards.values()})
+        if strange := [name for name in shards.values() if not _is_file_name(name)]:
+            raise CheckpointError(index, f"names a shard that is no file beside it: {strange[0]!r}")
+        files = sorted({path / name for name in shards.values()})
         return index, {name: tensor for file in files for name, tensor in _tensors_of(file)}
     if pickles := sorted(file.name for file in path.glob("*.bin")):
         raise CheckpointError(
             path, f"holds only pickled weights ({pickles[0]}), which can run code; save it as safetensors first"
         )
     raise CheckpointError(single, "is missing")
+
+
+def _is_file_name(name: object) -> bool:
+    return isinstance(name, str) and name == Path(name).name != ""
 
 
 def _tensors_of(file: Path) -> Iterator[tuple[str, Tensor]]:
@@ -248,7 +290,7 @@ def _tensors_of(file: Path) -> Iterator[tuple[str, Tensor]]:
     except FileNotFoundError:
         raise CheckpointError(file, "is missing") from None
     except (OSError, SafetensorError, ValueError) as error:
-        raise CheckpointError(file, f"is truncated or corrupt: {error}") from error
+        raise CheckpointError(file, f"is truncated or corrupt: {error}") from None
 
 
 def _todays_name(name: str) -> str:

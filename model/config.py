@@ -79,9 +79,7 @@ class BertConfig:
                 f"num_attention_heads {self.num_attention_heads}"
             )
         if self.hidden_act not in ACTIVATIONS:
-            raise ConfigError(
-                f"hidden_act {reprlib.repr(self.hidden_act)} is none of {', '.join(ACTIVATIONS)}"
-            )
+            raise ConfigError(f"hidden_act {reprlib.repr(self.hidden_act)} is none of {', '.join(ACTIVATIONS)}")
         if not isinstance(self.tie_word_embeddings, bool):
             raise ConfigError(
                 f"tie_word_embeddings must be true or false, not {reprlib.repr(self.tie_word_embeddings)}"
@@ -100,8 +98,10 @@ class BertConfig:
                 raise ConfigError(f"{name} must lie in [0, 1), not {reprlib.repr(value)}")
         for name in ("initializer_range", "layer_norm_eps", "temperature"):
             value = getattr(self, name)
-            if not _is_number(value, int | float) or not 0 < value < math.inf:
-                raise ConfigError(f"{name} must be a positive number, not {reprlib.repr(value)}")
+            if not _is_number(value, int | float) or not 0 <= value < math.inf:
+                raise ConfigError(f"{name} must be a number from 0 up, not {reprlib.repr(value)}")
+        if not self.temperature:
+            raise ConfigError("temperature must not be 0: the logits are divided by it")
 
     @property
     def head_dim(self) -> int:

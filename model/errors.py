@@ -5,6 +5,8 @@ BertError
 ├── CheckpointError        a directory that cannot be loaded; names the file and the reason
 └── TextError              a text that has no answer; the caller can mend it
     ├── EmptyTextError
+    ├── InvalidTextError
+    ├── PairError
     ├── TextTooLongError
     ├── NoMaskError
     └── UnknownTargetError
@@ -38,6 +40,14 @@ class TextError(BertError, ValueError):
 
 class EmptyTextError(TextError):
     """Nothing is left of the text after normalisation."""
+
+
+class InvalidTextError(TextError):
+    """A string that is no text: a lone surrogate, which stands for no character."""
+
+
+class PairError(TextError):
+    """Two texts for a model that knows one segment."""
 
 
 class TextTooLongError(TextError):

@@ -92,6 +92,9 @@ class PackedBatch:
 
     def reading(self, reads: Sequence[Sequence[int]]) -> PackedBatch:
         """The same ribbon with other positions to read; see `pack`."""
+        for length, row in zip(self.segments.lengths, reads, strict=True):
+            if row and not 0 <= min(row) <= max(row) < length:
+                raise ValueError(f"reads {list(row)} leave a sequence of {length} tokens")
         starts = accumulate(self.segments.lengths[:-1], initial=0)
         index = _flat([[start + i for i in row] for start, row in zip(starts, reads, strict=True)])
         return replace(self, reads=Reads(index, Segments.of([len(row) for row in reads])))

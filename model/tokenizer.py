@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +14,20 @@ import tokenizers
 from tokenizers import Tokenizer as _RustTokenizer
 from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
 
-from model.errors import CheckpointError, EmptyTextError, TextTooLongError, UnknownTargetError
+from model.errors import (
+    CheckpointError,
+    EmptyTextError,
+    InvalidTextError,
+    PairError,
+    TextTooLongError,
+    UnknownTargetError,
+)
 
 PAD, UNK, CLS, SEP, MASK = SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 
 _LONG_TEXT = 4096  # characters
+_LARGEST_ALPHABET = 1000  # letters beyond the most frequent ones become [UNK]
+_SURROGATE = "the text holds half of a surrogate pair, which is no character"
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,19 +50,27 @@ class Encoding:
 class Tokenizer:
     """WordPiece with BERT's five special tokens, which the text may spell out (`[MASK]`)."""
 
-    def __init__(self, rust: _RustTokenizer) -> None:
+    def __init__(self, rust: _RustTokenizer, *, segments: int = 2) -> None:
+        """`segments` is the model's `type_vocab_size`: with 1, pairs are refused."""
         missing = [token for token in SPECIAL_TOKENS if rust.token_to_id(token) is None]
         if missing:
             raise ValueError(f"the vocabulary lacks {', '.join(missing)}")
+        if UNK not in rust.get_vocab(with_added_tokens=False) or rust.model.unk_token != UNK:
+            raise ValueError(f"unknown words become {rust.model.unk_token!r}, not a {UNK} of the vocabulary")
         rust.no_padding()
         rust.no_truncation()
+        known = {added.content for added in rust.get_added_tokens_decoder().values()}
+        rust.add_special_tokens([token for token in SPECIAL_TOKENS if token not in known])
+        if rust.encode(f"{MASK}{SEP}", add_special_tokens=False).tokens != [MASK, SEP]:
+            raise ValueError(f"it does not find {MASK} in a text")
         self._rust = rust
         self.pad_id, self.unk_id, self.cls_id, self.sep_id, self.mask_id = map(self.token_id, SPECIAL_TOKENS)
         self.special_ids = frozenset(map(self.token_id, SPECIAL_TOKENS))
-        self.vocab_size: int = rust.get_vocab_size(with_added_tokens=True)
+        self.segments = segments
+        self.vocab_size: int = max(rust.get_vocab(with_added_tokens=True).values()) + 1  # there may be gaps
 
     @classmethod
-    def load(cls, path: Path | str) -> Tokenizer:
+    def load(cls, path: Path | str, *, segments: int = 2) -> Tokenizer:
         """Read `tokenizer.json` or, without one, `vocab.txt` from a checkpoint directory (or such a file).
 
         Raises:
@@ -63,11 +82,12 @@ class Tokenizer:
         if found is None:
             raise CheckpointError(path, "holds neither tokenizer.json nor vocab.txt")
         try:
-            return cls(_from_json(found) if found.suffix == ".json" else _from_vocab(found))
+            rust = _from_json(found) if found.suffix == ".json" else _from_vocab(found)
+            return cls(rust, segments=segments)
         except CheckpointError:
             raise
         except Exception as error:  # `tokenizers` raises bare Exception
-            raise CheckpointError(found, f"is no usable WordPiece tokenizer: {error}") from error
+            raise CheckpointError(found, f"is no usable WordPiece tokenizer: {error}") from None
 
     @classmethod
     def from_vocab(cls, vocab: Sequence[str], *, lowercase: bool = True) -> Tokenizer:
@@ -77,20 +97,28 @@ class Tokenizer:
     @classmethod
     def train(
         cls,
-        texts: Iterable[str],
+        texts: Sequence[str],
         vocab_size: int,
         *,
         lowercase: bool = True,
         min_frequency: int = 2,
         show_progress: bool = True,
     ) -> Tokenizer:
-        """Learn a vocabulary of word pieces. The special tokens get the ids 0 to 4."""
+        """Learn a vocabulary of word pieces: the same from the same texts, the special tokens first.
+
+        Raises:
+            InvalidTextError: a text holds a lone surrogate.
+        """
         rust = _wordpiece({}, lowercase=lowercase)
+        # The trainer numbers letters in the order of a hash map, another in every process, and breaks ties
+        # between pieces by number. So they are numbered here.
+        letters = _alphabet(rust, texts)
         trainer = tokenizers.trainers.WordPieceTrainer(
             vocab_size=vocab_size,
             min_frequency=min_frequency,
-            special_tokens=list(SPECIAL_TOKENS),
-            limit_alphabet=1000,
+            special_tokens=[*SPECIAL_TOKENS, *letters],
+            initial_alphabet=[letter for letter in letters if len(letter) == 1],
+            limit_alphabet=_LARGEST_ALPHABET,
             continuing_subword_prefix="##",
             show_progress=show_progress,
         )
@@ -100,15 +128,16 @@ class Tokenizer:
     def save(self, path: Path | str) -> None:
         """Write `tokenizer.json`, and beside it the small files with which `transformers` opens it."""
         path = Path(path)
-        self._rust.save(str(path / "tokenizer.json"))
-        settings: dict[str, Any] = {"tokenizer_class": "BertTokenizer", "do_lower_case": self.lowercase}
+        (path / "tokenizer.json").write_text(self._rust.to_str(pretty=True), encoding="utf-8")
+        settings = _transformers_settings(self._rust.normalizer)
         settings |= {f"{name}_token": token for name, token in _special_names()}
-        (path / "tokenizer_config.json").write_text(json.dumps(settings, indent=2) + "\n")
+        (path / "tokenizer_config.json").write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")
 
     @property
     def lowercase(self) -> bool:
         """Whether case is folded."""
-        return bool(getattr(self._rust.normalizer, "lowercase", False))
+        normalizer = self._rust.normalizer
+        return normalizer is not None and bool(normalizer.normalize_str("A") == "a")
 
     @property
     def vocab(self) -> list[str]:
@@ -136,7 +165,10 @@ class Tokenizer:
         Raises:
             UnknownTargetError: the word is no single token of the vocabulary.
         """
-        exact = self._rust.token_to_id(word)
+        try:
+            exact = self._rust.token_to_id(word)
+        except UnicodeEncodeError:  # a lone surrogate
+            raise UnknownTargetError(word, []) from None
         if exact is not None:
             return int(exact)
         pieces = self._rust.encode(word, add_special_tokens=False)
@@ -160,21 +192,30 @@ class Tokenizer:
 
         Raises:
             EmptyTextError: a text holds no token.
-            TextTooLongError: longer than `max_length` while `truncate` is false.
+            InvalidTextError: a text holds a lone surrogate.
+            PairError: the model knows one segment only.
+            TextTooLongError: longer than `max_length` while `truncate` is false, or no room for any token.
         """
+        if text_pair is not None and self.segments < 2:
+            raise PairError("the model was made for single texts (its type_vocab_size is 1); send no pair")
         texts = [text] if text_pair is None else [text, text_pair]
-        # `encode` holds the interpreter's lock, `encode_batch` does not; it costs more for a short text.
-        if sum(map(len, texts)) > _LONG_TEXT:
-            halves = self._rust.encode_batch(texts, add_special_tokens=False)
-        else:
-            halves = [self._rust.encode(part, add_special_tokens=False) for part in texts]
+        halves = self._encode(texts)
         for half, name in zip(halves, ("text", "text_pair"), strict=False):
             if not half.ids:
                 raise EmptyTextError(f"{name} is empty" if text_pair is not None else "the text is empty")
         total = sum(len(half.ids) for half in halves) + len(halves) + 1
-        if max_length is not None and total > max_length and not truncate:
+        if max_length is not None and total > max_length and not (truncate and max_length > 2 * len(halves)):
             raise TextTooLongError(total, max_length)
         return self._assemble(halves, max_length, truncation)
+
+    def _encode(self, texts: list[str]) -> list[tokenizers.Encoding]:
+        try:
+            # `encode` holds the interpreter's lock, `encode_batch` does not; it costs more for a short text.
+            if sum(map(len, texts)) > _LONG_TEXT:
+                return list(self._rust.encode_batch(texts, add_special_tokens=False))
+            return [self._rust.encode(text, add_special_tokens=False) for text in texts]
+        except TypeError:
+            raise InvalidTextError(_SURROGATE) from None
 
     def _assemble(
         self, halves: Sequence[tokenizers.Encoding], max_length: int | None, truncation: str
@@ -192,11 +233,14 @@ class Tokenizer:
 
     def ids(self, text: str) -> list[int]:
         """Ids of a text without [CLS] and [SEP]."""
-        return list(self._rust.encode(text, add_special_tokens=False).ids)
+        return list(self._encode([text])[0].ids)
 
     def ids_batch(self, texts: Sequence[str]) -> list[list[int]]:
         """`ids` of many texts, computed in parallel threads."""
-        return [list(e.ids) for e in self._rust.encode_batch_fast(list(texts), add_special_tokens=False)]
+        try:
+            return [list(e.ids) for e in self._rust.encode_batch_fast(list(texts), add_special_tokens=False)]
+        except TypeError:
+            raise InvalidTextError(_SURROGATE) from None
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """Ids to text, word pieces joined."""
@@ -205,6 +249,8 @@ class Tokenizer:
 
 def truncate_longest_first(lengths: Sequence[int], budget: int) -> list[int]:
     """How much of one or two parts to keep so that the sum fits, taking from the longer first.
+
+    Of two equal parts the second keeps the odd token, as in `transformers`.
 
     >>> truncate_longest_first([10, 4], 9)
     [5, 4]
@@ -215,7 +261,7 @@ def truncate_longest_first(lengths: Sequence[int], budget: int) -> list[int]:
         return [max(budget, 0)]
     first, second = lengths
     short = min(first, second, budget // 2)
-    return [budget - short, short] if first >= second else [short, budget - short]
+    return [budget - short, short] if first > second else [short, budget - short]
 
 
 def kept_ends(length: int, keep: int, truncation: str) -> tuple[int, int]:
@@ -252,6 +298,24 @@ def _wordpiece(vocab: dict[str, int], *, lowercase: bool, **normalizer: Any) -> 
     return rust
 
 
+def _alphabet(rust: _RustTokenizer, texts: Iterable[str]) -> list[str]:
+    """The most frequent letters, then with `##` those of them that continue a word, each in order."""
+    pairs: Counter[tuple[str, str]] = Counter()
+    try:
+        for text in texts:
+            normal = f" {rust.normalizer.normalize_str(text)}"
+            pairs.update(pairwise(normal))
+    except UnicodeEncodeError:
+        raise InvalidTextError(_SURROGATE) from None
+    counts: Counter[str] = Counter()
+    for (_, letter), count in pairs.items():
+        counts[letter] += 0 if letter.isspace() else count
+    frequent = sorted(+counts, key=lambda letter: (-counts[letter], letter))[:_LARGEST_ALPHABET]
+    split = rust.pre_tokenizer.pre_tokenize_str
+    joined = {second for first, second in pairs if split(first + second)[:1] == [(first + second, (0, 2))]}
+    return [*sorted(frequent), *(f"##{letter}" for letter in sorted(joined.intersection(frequent)))]
+
+
 def _from_json(file: Path) -> _RustTokenizer:
     rust = _RustTokenizer.from_file(str(file))
     if not isinstance(rust.model, models.WordPiece):
@@ -260,12 +324,39 @@ def _from_json(file: Path) -> _RustTokenizer:
 
 
 def _from_vocab(file: Path) -> _RustTokenizer:
-    lines = file.read_text(encoding="utf-8").splitlines()
-    settings_file = file.with_name("tokenizer_config.json")
-    settings = json.loads(settings_file.read_text()) if settings_file.is_file() else {}
+    # One token a line; some tokens are characters that `splitlines` would split at.
+    lines = file.read_bytes().decode("utf-8").removesuffix("\n").split("\n")
+    settings = _settings_beside(file)
     return _wordpiece(
-        {line.rstrip("\n"): i for i, line in enumerate(lines)},
+        {line.rstrip(): i for i, line in enumerate(lines)},
         lowercase=settings.get("do_lower_case", True),
         strip_accents=settings.get("strip_accents"),
         handle_chinese_chars=settings.get("tokenize_chinese_chars", True),
     )
+
+
+def _settings_beside(file: Path) -> dict[str, Any]:
+    settings_file = file.with_name("tokenizer_config.json")
+    if not settings_file.is_file():
+        return {}
+    try:
+        settings = json.loads(settings_file.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise CheckpointError(settings_file, f"cannot be read as JSON: {error}") from None
+    if not isinstance(settings, dict):
+        raise CheckpointError(settings_file, "is not a JSON object")
+    return settings
+
+
+def _transformers_settings(normalizer: Any) -> dict[str, Any]:
+    """What `tokenizer_config.json` says, so that `transformers` normalises text alike."""
+    inputs = {"model_input_names": ["input_ids", "token_type_ids", "attention_mask"]}
+    if not isinstance(normalizer, normalizers.BertNormalizer):  # it would rebuild a plain one for BertTokenizer
+        return {"tokenizer_class": "PreTrainedTokenizerFast", **inputs}
+    return {
+        "tokenizer_class": "BertTokenizer",
+        **inputs,
+        "do_lower_case": normalizer.lowercase,
+        "strip_accents": normalizer.strip_accents,
+        "tokenize_chinese_chars": normalizer.handle_chinese_chars,
+    }

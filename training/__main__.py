@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import logging
 import os
+import shlex
 import sys
 from collections.abc import Callable, Sequence
 
@@ -14,12 +15,15 @@ from tqdm.contrib.logging import logging_redirect_tqdm
 from model.errors import BertError
 from model.tokenizer import Tokenizer
 from training.config import Recipe, load_recipe
-from training.corpus import prepare, train_tokenizer
+from training.corpus import prepare
+from training.distributed import launched
+from training.errors import RunError
 from training.export import export
 from training.finetune import finetune
 from training.memory import keep_freed_memory
 from training.pretrain import pretrain
 from training.report import evaluate
+from training.vocabulary import train_tokenizer
 
 STOPPED = 130
 """Exit status of a run that a signal ended; run the same command again to continue."""
@@ -63,8 +67,39 @@ COMMANDS: dict[str, tuple[Callable[[Recipe], bool], str]] = {
 }
 
 
+PARALLEL = ("pretrain", "finetune")
+"""Commands that `torchrun` may start in several processes."""
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Entry point of `bert-train`: 0 when done, 1 after an error, 130 when stopped by a signal."""
+    arguments = sys.argv[1:] if arguments is None else arguments
+    parsed = _parse(arguments)
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s  %(message)s", datefmt="%H:%M:%S")
+    logging.captureWarnings(True)
+    try:
+        finished = _run(parsed)
+    except (BertError, OSError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        finished = False
+    if not finished:
+        print(f"stopped; to continue: python -m training {shlex.join(arguments)}", file=sys.stderr)
+    return 0 if finished else STOPPED
+
+
+def _parse(arguments: Sequence[str]) -> argparse.Namespace:
+    """Options may stand anywhere among the overrides, which argparse alone does not allow."""
+    parser = _parser()
+    parsed, rest = parser.parse_known_args(arguments)
+    if unknown := [argument for argument in rest if argument.startswith("-")]:
+        parser.error(f"unrecognized arguments: {' '.join(unknown)}")
+    parsed.override += rest
+    return parsed
+
+
+def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser("bert-train", description="Train a BERT on your own text.")
     commands = parser.add_subparsers(dest="command", required=True)
     for name, (_, summary) in COMMANDS.items():
@@ -72,19 +107,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
         command.add_argument("recipe", help="a TOML file, or the name of a recipe that ships")
         command.add_argument("--data", help="folder that relative source paths start from")
         command.add_argument("override", nargs="*", metavar="key=value", help="e.g. pretrain.minutes=5")
-    parsed = parser.parse_args(arguments)
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s  %(message)s", datefmt="%H:%M:%S")
-    logging.captureWarnings(True)
-    try:
-        recipe = load_recipe(parsed.recipe, _overrides(parsed))
-        keep_freed_memory()
-        torch.set_num_threads(recipe.threads or len(os.sched_getaffinity(0)))
-        with logging_redirect_tqdm():
-            finished = COMMANDS[parsed.command][0](recipe)
-    except BertError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
-    return 0 if finished else STOPPED
+    return parser
+
+
+def _run(parsed: argparse.Namespace) -> bool:
+    """False if a signal ended it early."""
+    if launched() > 1 and parsed.command not in PARALLEL:
+        raise RunError(f"{parsed.command} is for one process; torchrun is for {' and '.join(PARALLEL)}")
+    recipe = load_recipe(parsed.recipe, _overrides(parsed))
+    keep_freed_memory()
+    torch.set_num_threads(recipe.threads or max(1, len(os.sched_getaffinity(0)) // launched()))
+    torch.backends.cuda.matmul.allow_tf32 = True  # for what a GPU computes in float32
+    with logging_redirect_tqdm():
+        return COMMANDS[parsed.command][0](recipe)
 
 
 def _overrides(parsed: argparse.Namespace) -> list[str]:

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from model.packing import PackedBatch, Reads, Segments
-from training.examples import Example, Ints
+from training.examples import IGNORE_INDEX, Example, Ints
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,6 +19,8 @@ class PretrainingBatch:
     """A packed batch that reads each example's [CLS] and masked positions."""
 
     packed: PackedBatch
+    labelled: int
+    """How many examples have a next-sentence label; kept on the host"""
     cls_rows: Tensor
     """Rows of [CLS] among the reads: (batch,)"""
     masked_rows: Tensor
@@ -34,11 +36,22 @@ class PretrainingBatch:
     def tokens(self) -> int:
         return self.packed.total_tokens
 
+    @property
+    def counts(self) -> tuple[int, int]:
+        """Masked tokens and labelled pairs: what a step's losses are means over."""
+        return len(self.masked_ids), self.labelled
+
     def to(self, device: torch.device) -> PretrainingBatch:
-        rest = (self.cls_rows, self.masked_rows, self.masked_ids, self.next_labels, self.kinds)
-        return PretrainingBatch(
-            self.packed.to(device, non_blocking=True), *(t.to(device, non_blocking=True) for t in rest)
-        )
+        rest = (tensor.to(device, non_blocking=True) for tensor in self._tensors())
+        return PretrainingBatch(self.packed.to(device, non_blocking=True), self.labelled, *rest)
+
+    def pin_memory(self) -> PretrainingBatch:
+        """The same in page-locked memory, from where a GPU copies without the host waiting."""
+        rest = (tensor.pin_memory() for tensor in self._tensors())
+        return PretrainingBatch(_pinned(self.packed), self.labelled, *rest)
+
+    def _tensors(self) -> tuple[Tensor, ...]:
+        return self.cls_rows, self.masked_rows, self.masked_ids, self.next_labels, self.kinds
 
 
 def collate_pretraining(examples: Sequence[Example]) -> PretrainingBatch:
@@ -64,6 +77,7 @@ def collate_pretraining(examples: Sequence[Example]) -> PretrainingBatch:
         masked_ids=torch.from_numpy(np.concatenate([e.masked_ids for e in examples])),
         next_labels=torch.tensor([e.next_label for e in examples]),
         kinds=torch.tensor([e.kind for e in examples]),
+        labelled=sum(e.next_label != IGNORE_INDEX for e in examples),
     )
 
 
@@ -79,6 +93,20 @@ def pack(input_ids: Sequence[Ints], token_type_ids: Sequence[Ints]) -> tuple[Pac
         Segments.of(lengths.tolist()),
     )
     return batch, starts
+
+
+def _pinned(packed: PackedBatch) -> PackedBatch:
+    def pinned(segments: Segments) -> Segments:
+        return Segments(segments.lengths, segments.cu_seqlens.pin_memory())
+
+    reads = packed.reads
+    return PackedBatch(
+        packed.input_ids.pin_memory(),
+        packed.position_ids.pin_memory(),
+        packed.token_type_ids.pin_memory(),
+        pinned(packed.segments),
+        None if reads is None else Reads(reads.index.pin_memory(), pinned(reads.segments)),
+    )
 
 
 def cls_reads(packed: PackedBatch, starts: NDArray[np.int64]) -> PackedBatch:
@@ -98,6 +126,11 @@ class ClassificationBatch:
     @property
     def tokens(self) -> int:
         return self.packed.total_tokens
+
+    @property
+    def counts(self) -> tuple[int]:
+        """Texts: what a step's loss is the mean over."""
+        return (len(self.labels),)
 
     def to(self, device: torch.device) -> ClassificationBatch:
         return ClassificationBatch(

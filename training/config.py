@@ -43,8 +43,8 @@ class SourceConfig(_Strict):
     group: str | None = None
     """Column whose equal values must not be split between train and dev (a film, an author)."""
     lines: Literal["paragraph", "wrapped", "sentence"] = "paragraph"
-    """Plain text: what a line is. In `wrapped` text, sentences run on over the ends of lines. A blank line always
-    ends a document."""
+    """Plain text: what a line is. In `wrapped` text, sentences run on over the ends of lines. A blank line
+    always ends a document."""
     limit: Positive | None = None
     """Take only so many documents."""
 
@@ -129,7 +129,13 @@ class PretrainConfig(_Strict):
     batch: Positive = 32
     """Examples per optimizer step, over all processes."""
     micro_batch: Positive | None = None
-    """Examples per forward pass and process; `batch` over the processes if absent."""
+    """Examples of `sequence_length` per forward pass and process. If absent: on a CPU all of a step's, on a
+    GPU as many of them as fit."""
+    gradient_checkpointing: bool = False
+    """Compute each layer again in the backward pass instead of keeping it: a third more time, for much less
+    memory."""
+    workers: Annotated[int, Field(ge=0)] | None = None
+    """Processes that make examples ahead. If absent: none on a CPU, which has better to do; 4 for a GPU."""
     learning_rate: Annotated[float, Field(gt=0)] = 1e-3
     warmup_fraction: Share = 0.06
     weight_decay: Annotated[float, Field(ge=0)] = 0.01
@@ -139,6 +145,8 @@ class PretrainConfig(_Strict):
     dropout: Share = 0.0
     zero_residual: bool = True
     """Start every residual branch at 0: the network begins as its embeddings and leaves the plateau sooner."""
+    neighbour_attention: bool = True
+    """Start the first layer's heads looking at neighbouring words; see `training.initialisation`."""
     long_fraction: Share = 0.0
     """Share of the budget at the end that is spent on examples of `long_length` tokens."""
     long_length: Positive = 512
@@ -148,7 +156,9 @@ class PretrainConfig(_Strict):
     """Held-out examples per source for the evaluations on the way."""
     checkpoint_minutes: Annotated[float, Field(gt=0)] = 5.0
     log_steps: Positive = 50
-    compile: bool = False
+    compile: bool | Literal["auto"] = "auto"
+    """`torch.compile` of the layers. `auto` tries it on a GPU for some steps, and keeps it where they get
+    faster."""
 
     @model_validator(mode="after")
     def _one_budget(self) -> PretrainConfig:
@@ -179,6 +189,7 @@ class FinetuneConfig(_Strict):
     eps: Annotated[float, Field(gt=0)] = 1e-6
     clip_norm: Annotated[float, Field(gt=0)] = 1.0
     dropout: Share = 0.1
+    checkpoint_minutes: Annotated[float, Field(gt=0)] = 5.0
     log_steps: Positive = 50
 
 
@@ -203,6 +214,8 @@ class Recipe(_Strict):
     device: str = "auto"
     threads: Positive | None = None
     """CPU threads; all cores if absent."""
+    tensorboard: bool = False
+    """Write event files for TensorBoard beside the logs."""
     tokenizer: TokenizerConfig = TokenizerConfig()
     corpus: CorpusConfig = CorpusConfig()
     model: ModelConfig = ModelConfig()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -21,7 +20,7 @@ from training.batches import ClassificationBatch, PretrainingBatch, collate_pret
 from training.config import ExamplesConfig
 from training.corpus import Corpus
 from training.examples import ALONE, IS_NEXT, KINDS, NEXT, NOT_NEXT, RANDOM, Example, ExampleMaker, Vocabulary
-from training.loop import autocast, choose_precision
+from training.hardware import autocast, choose_precision
 
 EVALUATION_SEED = 20181011
 """Of masks and pairs in every evaluation, so that all models answer the same questions."""
@@ -42,21 +41,31 @@ class PretrainingReport:
     """What the best guess without context loses: the entropy of this source's own tokens, in nats"""
     unigram_accuracy: float
     """How often the most frequent token is right"""
-    nsp_accuracy: float
-    """Over all pairs; a coin scores 0.5"""
-    nsp_accuracy_random: float
+    nsp_accuracy: float | None
+    """Over all pairs; a coin scores 0.5; None where no document has two sentences"""
+    nsp_accuracy_random: float | None
     """Over true pairs and second segments from another document, each weighing half"""
     nsp_recall: dict[str, float]
     """Share answered rightly by kind of pair"""
 
     def summary(self) -> dict[str, float]:
         """The figures for a line of the log."""
-        return {
-            "mlm_loss": round(self.mlm_loss, 4),
-            "mlm_accuracy": round(self.mlm_accuracy, 4),
-            "nsp_accuracy": round(self.nsp_accuracy, 4),
-            "nsp_accuracy_random": round(self.nsp_accuracy_random, 4),
+        figures = {
+            "mlm_loss": self.mlm_loss,
+            "mlm_accuracy": self.mlm_accuracy,
+            "nsp_accuracy": self.nsp_accuracy,
+            "nsp_accuracy_random": self.nsp_accuracy_random,
         }
+        return {name: round(figure, 4) for name, figure in figures.items() if figure is not None}
+
+
+@dataclass(frozen=True, slots=True)
+class Bin:
+    """Answers of about the same confidence."""
+
+    count: int
+    confidence: float
+    accuracy: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +81,17 @@ class ClassificationReport:
     """Guo et al. 2017, 15 bins of equal width over the confidence"""
     confusion: list[list[int]]
     """Rows: true label; columns: answer"""
+    reliability: list[Bin]
+    """The 15 bins, from unsure to sure"""
+
+    def summary(self) -> dict[str, float]:
+        """The figures for a line of the log."""
+        figures = {
+            "accuracy": self.accuracy,
+            "loss": self.loss,
+            "expected_calibration_error": self.expected_calibration_error,
+        }
+        return {name: round(figure, 4) for name, figure in figures.items()}
 
 
 def evaluate_pretraining(
@@ -140,8 +160,8 @@ def _report(answers: PretrainingAnswers, unigrams: NDArray[np.float64]) -> Pretr
         mlm_accuracy=float(answers.right.mean()),
         unigram_entropy=float(-(unigrams * np.log(unigrams)).sum()),
         unigram_accuracy=float(unigrams.max()),
-        nsp_accuracy=float(correct[paired].mean()) if paired.any() else math.nan,
-        nsp_accuracy_random=sum(by_topic) / len(by_topic) if by_topic else math.nan,
+        nsp_accuracy=float(correct[paired].mean()) if paired.any() else None,
+        nsp_accuracy_random=sum(by_topic) / len(by_topic) if by_topic else None,
         nsp_recall=recall,
     )
 
@@ -181,6 +201,7 @@ def classification_report(logits: Tensor, labels: Tensor) -> ClassificationRepor
     probabilities = logits.softmax(1)
     confidence, answer = probabilities.max(1)
     right = answer == labels
+    bins = reliability(confidence, right)
     counts = labels.bincount(minlength=logits.shape[1])
     confusion = torch.zeros(logits.shape[1], logits.shape[1], dtype=torch.int64)
     confusion.index_put_((labels, answer), torch.ones_like(labels), accumulate=True)
@@ -189,17 +210,25 @@ def classification_report(logits: Tensor, labels: Tensor) -> ClassificationRepor
         accuracy=right.double().mean().item(),
         majority_accuracy=counts.max().item() / len(labels),
         loss=F.cross_entropy(logits, labels).item(),
-        expected_calibration_error=expected_calibration_error(confidence, right),
+        expected_calibration_error=expected_calibration_error(bins),
         confusion=confusion.tolist(),
+        reliability=bins,
     )
 
 
-def expected_calibration_error(confidence: Tensor, right: Tensor, bins: int = 15) -> float:
-    """Mean gap between confidence and accuracy over bins of equal width (Guo et al. 2017, section 2)."""
+def reliability(confidence: Tensor, right: Tensor, bins: int = 15) -> list[Bin]:
+    """Answers by confidence, in bins of equal width; both (answers,)."""
     index = (confidence.double() * bins).long().clamp_(max=bins - 1)
-    gap = torch.zeros(bins, dtype=torch.float64)
-    gap.index_add_(0, index, confidence.double() - right.double())
-    return gap.abs().sum().item() / len(confidence)
+    counts = index.bincount(minlength=bins)
+    sums = [index.bincount(values.double(), minlength=bins) for values in (confidence, right)]
+    means = [(total / counts.clamp(min=1)).tolist() for total in sums]
+    return [Bin(*row) for row in zip(counts.tolist(), *means, strict=True)]
+
+
+def expected_calibration_error(bins: Sequence[Bin]) -> float:
+    """Mean gap between confidence and accuracy over all answers (Guo et al. 2017, section 2)."""
+    total = sum(b.count for b in bins)
+    return sum(b.count * abs(b.confidence - b.accuracy) for b in bins) / total
 
 
 @contextmanager

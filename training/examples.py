@@ -1,9 +1,10 @@
 """Text to training examples: pure functions of (corpus, seed, epoch, index).
 
 An example is `[CLS] first [SEP] second [SEP]` with some tokens masked (Devlin et al. 2018, section 3.1). Both
-segments are runs of whole sentences, cut the same way whatever the label is, so that neither length nor
-position gives the label away. Negatives come from another document, which topic alone can tell, and from the
-same document, swapped or not adjacent, which needs more.
+segments are runs of whole sentences. Negatives come from another document, which topic alone can tell, and from
+the same document, swapped or not adjacent, which needs more. A second segment that does not follow is chosen to
+be as long as the one that does, and like it never opens a document, so that neither length nor position gives
+the label away.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from model.tokenizer import Tokenizer
+from model.tokenizer import Tokenizer, truncate_longest_first
 from training.config import ExamplesConfig
 
 IGNORE_INDEX = -100
@@ -23,7 +24,12 @@ IS_NEXT, NOT_NEXT = 0, 1
 KINDS = ("next", "random document", "swapped", "not adjacent", "alone")
 NEXT, RANDOM, SWAPPED, APART, ALONE = range(len(KINDS))
 
+CANDIDATES = 16
+"""Places drawn for a second segment that does not follow; the one whose length fits best is taken."""
+
 Ints = NDArray[np.int64]
+Span = tuple[int, int]
+"""Sentences [first, last)."""
 
 
 class Text(Protocol):
@@ -93,6 +99,12 @@ class ExampleMaker:
         counts = np.diff(self.corpus.document_starts)
         return np.repeat(np.arange(len(counts), dtype=np.int32), counts)
 
+    @cached_property
+    def _followers(self) -> Ints:
+        """How many sentences that do not open their document come before each document: (num_documents + 1,)"""
+        counts = np.diff(self.corpus.document_starts)
+        return np.concatenate([[0], np.cumsum(np.maximum(counts - 1, 0))])
+
     def starts(self, epoch: int) -> Ints:
         """Sentences at which the examples of an epoch begin, shuffled: (examples per epoch,).
 
@@ -125,22 +137,20 @@ class ExampleMaker:
         document = int(self._document_of[start])
         begin, end = self._sentences(document)
         kind = self._kind(end - begin, rng)
-        share = int(rng.integers(room // 4, room - room // 4 + 1))
         if kind == ALONE:
-            return self._ids(start, self._run(start, end, room, single), room), np.empty(0, np.int64), kind
+            stop = start + 1 if single else self._stop(start, end, room)
+            return self._ids((start, stop))[:room], np.empty(0, np.int64), kind
         start = min(start, end - 2)  # leave a sentence to follow
-        first_end = self._run(start, end - 1, share, single)
-        first = self._ids(start, first_end, max(room // 2, share))
-        after, until = first_end, end
+        stop = start + 2 if single else max(start + 2, self._stop(start, end, room))
+        cut = int(rng.integers(start + 1, stop))
+        first, second = (start, cut), (cut, stop)
         if kind == RANDOM:
-            begin, until = self._sentences(self._other_document(document, rng))
-            after = int(rng.integers(begin, until))
+            second = self._elsewhere(document, first, second, room, single, rng)
         elif kind == APART:
-            after, kind = self._apart(start, first_end, begin, end, rng)
-            until = start if after < start else end  # it may touch the first segment, never overlap it
-        second_end = self._run(after, until, room - share, single)
-        second = self._ids(after, second_end, min(room - len(first), max(room // 2, room - share)))
-        return (second, first, kind) if kind == SWAPPED else (first, second, kind)
+            second, kind = self._apart((begin, end), first, second, room, single, rng)
+        if kind == SWAPPED:
+            first, second = second, first
+        return *self._fitted(self._ids(first), self._ids(second), room), kind
 
     def mask(self, first: Ints, second: Ints, label: int, kind: int, rng: np.random.Generator) -> Example:
         """Assemble a pair and mask it: of the chosen tokens 80% become [MASK], 10% any token, 10% stay."""
@@ -150,8 +160,9 @@ class ExampleMaker:
         ids = np.concatenate(parts)
         types = np.zeros(len(ids), dtype=np.int64)
         types[len(first) + 2 :] = 1
-        candidates = np.concatenate([np.arange(1, len(first) + 1), np.arange(len(first) + 2, len(ids) - 1)])
-        positions = self._choose(ids, candidates[: len(first) + len(second)], rng)
+        candidates = np.arange(1, len(first) + len(second) + 1)
+        candidates[len(first) :] += 1  # past the first [SEP]
+        positions = self._choose(ids, candidates, rng)
         originals = ids[positions]
         lot = rng.random(len(positions))
         replaced = np.where(lot < 0.8, v.mask_id, originals)
@@ -160,9 +171,10 @@ class ExampleMaker:
         return Example(ids, types, positions, originals, label, kind)
 
     def _choose(self, ids: Ints, candidates: Ints, rng: np.random.Generator) -> Ints:
+        """Ascending positions to mask."""
         wanted = max(1, round(self.config.mask_fraction * len(candidates)))
         if not self.config.whole_word:
-            return np.sort(rng.choice(candidates, wanted, replace=False))
+            return np.sort(candidates[rng.random(len(candidates)).argsort()[:wanted]])
         word = np.cumsum(~self.vocabulary.continues_word[ids[candidates]])
         order = rng.permutation(word.max() + 1)  # a rank for each word; whole words by rank until enough
         ranked = np.argsort(order[word], kind="stable")
@@ -187,41 +199,76 @@ class ExampleMaker:
         if lot < self.config.next_fraction:
             return NEXT
         if lot < self.config.next_fraction + self.config.random_fraction:
-            return RANDOM if len(self.corpus.document_starts) > 2 else APART
+            return RANDOM if self._followers[-1] > sentences - 1 else APART
         return SWAPPED if rng.random() < 0.5 else APART
 
-    def _apart(
-        self, start: int, first_end: int, begin: int, end: int, rng: np.random.Generator
-    ) -> tuple[int, int]:
-        """A sentence of the same document that does not follow the first segment; else swap the two."""
-        before, behind = start - begin, end - first_end - 1
-        if before + behind < 1:
-            return first_end, SWAPPED
-        lot = int(rng.integers(before + behind))
-        return (begin + lot if lot < before else first_end + 1 + lot - before), APART
-
-    def _other_document(self, document: int, rng: np.random.Generator) -> int:
-        """Drawn by length, as the first segments are, so that no document is more often second than first."""
+    def _elsewhere(
+        self, document: int, first: Span, follower: Span, room: int, single: bool, rng: np.random.Generator
+    ) -> Span:
+        """Sentences of another document, drawn by length as first segments are, so that no document is more
+        often second than first."""
+        own, until = self._followers[document : document + 2]
+        lots = rng.integers(self._followers[-1] - (until - own), size=CANDIDATES)
+        lots[lots >= own] += until - own
+        documents = np.searchsorted(self._followers, lots, side="right") - 1
         starts = self.corpus.document_starts
-        total = int(starts[-1] - (starts[document + 1] - starts[document]))
-        lot = int(rng.integers(total))
-        lot += int(starts[document + 1] - starts[document]) if lot >= starts[document] else 0
-        return int(self._document_of[lot])
+        after = starts[documents] + 1 + lots - self._followers[documents]
+        return self._like(follower, first, room, single, after, starts[documents + 1])[0]
 
-    def _sentences(self, document: int) -> tuple[int, int]:
+    def _apart(
+        self, document: Span, first: Span, follower: Span, room: int, single: bool, rng: np.random.Generator
+    ) -> tuple[Span, int]:
+        """Sentences of the same document that neither follow nor overlap; where none are of like length, the
+        true pair to be swapped."""
+        before = max(0, first[0] - document[0] - 1)
+        behind = document[1] - first[1] - 1
+        if before + behind < 1:
+            return follower, SWAPPED
+        lots = rng.integers(before + behind, size=CANDIDATES)
+        after = np.where(lots < before, document[0] + 1 + lots, first[1] + 1 + lots - before)
+        until = np.where(lots < before, first[0], document[1])
+        found, gap = self._like(follower, first, room, single, after, until)
+        return (found, APART) if gap <= 2 + self._length(follower) // 8 else (follower, SWAPPED)
+
+    def _like(
+        self, model: Span, first: Span, room: int, single: bool, after: Ints, until: Ints
+    ) -> tuple[Span, int]:
+        """Of the runs of sentences that begin at `after` and end by `until`, the one whose length is nearest to
+        `model`'s, and the difference in tokens."""
+        begins = self.corpus.sentence_starts
+        wanted = self._length(model)
+        stops = after + 1 if single else np.searchsorted(begins, begins[after] + wanted, side="right")
+        after, until = np.tile(after, 2), np.tile(until, 2)
+        stops = np.clip(
+            np.concatenate([stops - 1, stops]), after + 1, until
+        )  # the last that fits, and one more
+        lengths = begins[stops] - begins[after]
+        gaps = np.abs(lengths - wanted)
+        fits = lengths <= max(wanted, room - self._length(first))
+        best = int(np.argmin(np.where(fits, gaps, gaps + room)))
+        return (int(after[best]), int(stops[best])), int(gaps[best])
+
+    def _sentences(self, document: int) -> Span:
         starts = self.corpus.document_starts
         return int(starts[document]), int(starts[document + 1])
 
-    def _run(self, start: int, end: int, budget: int, single: bool) -> int:
-        """End of a run of whole sentences that fits the budget; at least one sentence."""
-        if single:
-            return start + 1
+    def _stop(self, start: int, end: int, budget: int) -> int:
+        """End of the longest run of whole sentences that fits the budget; at least one sentence."""
         begins = self.corpus.sentence_starts
-        fits = int(np.searchsorted(begins[start : end + 1], begins[start] + budget, side="right")) - 1
-        return min(end, start + max(1, fits))
+        last = min(end, start + budget)  # no sentence is empty
+        fits = int(np.searchsorted(begins[start : last + 1], begins[start] + budget, side="right")) - 1
+        return start + max(1, fits)
 
-    def _ids(self, start: int, end: int, budget: int) -> Ints:
-        """Ids of sentences [start, end), cut to the budget."""
+    def _length(self, span: Span) -> int:
         begins = self.corpus.sentence_starts
-        first = int(begins[start])
-        return self.corpus.tokens(first, min(int(begins[end]), first + max(budget, 1))).astype(np.int64)
+        return int(begins[span[1]] - begins[span[0]])
+
+    def _ids(self, span: Span) -> Ints:
+        begins = self.corpus.sentence_starts
+        return self.corpus.tokens(int(begins[span[0]]), int(begins[span[1]])).astype(np.int64)
+
+    @staticmethod
+    def _fitted(first: Ints, second: Ints, room: int) -> tuple[Ints, Ints]:
+        """Cut the longer at its outer end, so that the tokens on both sides of the [SEP] stay neighbours."""
+        keep, keep_second = truncate_longest_first([len(first), len(second)], room)
+        return first[len(first) - keep :], second[:keep_second]

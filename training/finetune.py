@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import logging
 from collections.abc import Sequence
-from dataclasses import asdict
 from typing import Any
 
 import numpy as np
@@ -12,17 +12,21 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from model.checkpoint import load_checkpoint, save_checkpoint
+from model.checkpoint import load_checkpoint
 from model.heads import BertForPreTraining, BertForSequenceClassification
 from model.tokenizer import Tokenizer
 from training.batches import ClassificationBatch
 from training.classification import LabelledTexts, joined, read_labelled
 from training.config import FinetuneConfig, Recipe
+from training.directory import write_directory
+from training.distributed import Processes, processes
 from training.errors import RunError
 from training.evaluation import classification_report, predict_classification
-from training.loop import Budget, Loop, choose_device, choose_precision
+from training.flops import classification_flops
+from training.hardware import choose_device, choose_precision, matmul_peak
+from training.loop import Budget, Loop
 from training.optimizer import make_optimizer
-from training.run_state import Progress, RunState
+from training.run_state import Progress, RunState, identity
 from training.watch import RunLog
 
 logger = logging.getLogger(__name__)
@@ -30,42 +34,60 @@ logger = logging.getLogger(__name__)
 
 def finetune(recipe: Recipe) -> bool:
     """Train the classifier from the exported pretrained model; continues an interrupted run."""
-    config = recipe.finetune
-    source = load_checkpoint(recipe.folder / "pretrained")
-    device = choose_device(recipe.device)
+    folder = recipe.folder / "pretrained"
+    if not folder.is_dir():
+        raise RunError(f"{folder} is missing; run pretrain first")
+    source = load_checkpoint(folder)
     if not isinstance(source.model, BertForPreTraining):
         raise RunError(f"{source.path} is no pretrained model, but a {type(source.model).__name__}")
-    torch.manual_seed(recipe.seed)
-    model = classifier_from(source.model, config, recipe.seed).to(device)
-    train, dev = read_all(recipe, source.tokenizer)
-    task = ClassificationTask(model, joined(train, "train"), config, recipe.seed)
+    with processes() as group:
+        device = choose_device(recipe.device, group.local_rank)
+        torch.manual_seed(recipe.seed)
+        model = classifier_from(source.model, recipe.finetune, recipe.seed).to(device)
+        train, dev = read_all(recipe, source.tokenizer)
+        task = ClassificationTask(model, joined(train, "train"), recipe.finetune, recipe.seed, group)
+        loop = _loop(recipe, task, dev, fingerprint(source.model), group)
+        if loop.spent < 1:
+            loop.peak_flops = matmul_peak(device, loop.precision)
+        finished = loop.run()
+        if finished and group.first:
+            model.config = model.config.replace(temperature=fit_temperature(model, joined(dev, "dev")))
+            write_directory(recipe.folder / "sentiment", model.cpu(), source.tokenizer, torch.float32)
+        group.wait()
+    return finished
+
+
+def _loop(
+    recipe: Recipe, task: ClassificationTask, dev: list[LabelledTexts], start: str, group: Processes
+) -> Loop[ClassificationBatch]:
+    """The loop, set to where an earlier run stopped."""
+    config = recipe.finetune
     steps = max(1, round(config.epochs * len(task.texts) / config.batch))
-    identity = {
-        "seed": recipe.seed,
-        "finetune": config.model_dump_json(exclude={"log_steps"}),
-        "texts": len(task.texts),
-    }
-    state = RunState(recipe.folder / "finetune", identity)
-    loop = Loop(
+    logger.info("%d texts, %s tokens per epoch, %d steps", len(task.texts), f"{task.texts.tokens:,}", steps)
+    who = identity(
+        seed=recipe.seed,
+        finetune=config.model_dump(mode="json", exclude={"log_steps", "checkpoint_minutes", "train", "test"}),
+        texts=len(task.texts),
+        tokens=task.texts.tokens,
+        pretrained=start,
+    )
+    loop: Loop[ClassificationBatch] = Loop(
         task=task,
-        optimizer=make_optimizer(model, config),
+        optimizer=make_optimizer(task.model, config),
         budget=Budget(minutes=config.minutes, steps=steps),
         learning_rate=config.learning_rate,
         warmup_fraction=config.warmup_fraction,
         clip_norm=config.clip_norm,
-        precision=choose_precision(device),
+        precision=choose_precision(task.device),
         log=RunLog(recipe.folder / "finetune" / "log.jsonl"),
         log_steps=config.log_steps,
-        state=state,
-        evaluate=lambda _: {text.name: report for text, report in _reports(model, dev)},
+        state=RunState(recipe.folder / "finetune", who),
+        checkpoint_minutes=config.checkpoint_minutes,
+        evaluate=lambda _: {text.name: report for text, report in _reports(task.classifier, dev)},
+        processes=group,
     )
-    loop.progress = state.resume(model, loop.optimizer)
-    logger.info("%d texts, %s tokens per epoch, %d steps", len(task.texts), f"{task.texts.tokens:,}", steps)
-    if not loop.run():
-        return False
-    model.config = model.config.replace(temperature=fit_temperature(model, joined(dev, "dev")))
-    save_checkpoint(recipe.folder / "sentiment", model.cpu(), source.tokenizer)
-    return True
+    loop.resume()
+    return loop
 
 
 def classifier_from(
@@ -97,41 +119,62 @@ def read_all(recipe: Recipe, tokenizer: Tokenizer) -> tuple[list[LabelledTexts],
 class ClassificationTask:
     """Batches of random texts; every text once per epoch."""
 
+    figures: tuple[str, ...] = ("loss", "accuracy")
+
     def __init__(
-        self, model: BertForSequenceClassification, texts: LabelledTexts, config: FinetuneConfig, seed: int
+        self,
+        model: BertForSequenceClassification,
+        texts: LabelledTexts,
+        config: FinetuneConfig,
+        seed: int,
+        processes: Processes | None = None,
     ) -> None:
         self.model: nn.Module = model
+        self.classifier = model
         self.texts = texts
         self.config = config
         self.seed = seed
+        self.processes = processes or Processes()
         self.device = next(model.parameters()).device
+        if min(config.batch, len(texts)) < self.processes.world:
+            raise RunError(f"{len(texts)} texts in batches of {config.batch}: too few for all processes")
         self._epoch = (-1, np.empty(0, dtype=np.int64))
 
     def micro_batches(self, progress: Progress, spent: float) -> Sequence[ClassificationBatch]:
-        """The next `batch` texts of the epoch."""
+        """This process's share of the next `batch` texts of the epoch."""
         del spent
-        if progress.position >= len(self.texts):
+        if len(self.texts) - progress.position < self.processes.world:  # not a text for each process
             progress.epoch, progress.position = progress.epoch + 1, 0
         order = self._order(progress.epoch)
         chosen = order[progress.position : progress.position + self.config.batch]
         progress.position += len(chosen)
-        return [self.texts.batch(chosen.tolist()).to(self.device)]
+        own = chosen[self.processes.rank :: self.processes.world]
+        return [self.texts.batch(own.tolist()).to(self.device)]
 
-    def loss(
-        self, batch: ClassificationBatch, of: Sequence[ClassificationBatch]
-    ) -> tuple[Tensor, dict[str, float]]:
-        """Mean cross-entropy in nats, and the share of right answers."""
-        del of
+    def losses(self, batch: ClassificationBatch, counts: Sequence[float]) -> Tensor:
+        """Part of the step's mean cross-entropy in nats, and of its share of right answers."""
         logits = self.model(batch.packed).float()
-        loss = F.cross_entropy(logits, batch.labels)
-        right = (logits.argmax(1) == batch.labels).float().mean()
-        return loss, {"loss": loss.item(), "accuracy": right.item()}
+        loss = F.cross_entropy(logits, batch.labels, reduction="sum")
+        right = (logits.argmax(1) == batch.labels).float().sum()
+        return torch.stack([loss, right]) / counts[0]
+
+    def flops(self, batch: ClassificationBatch) -> int:
+        """Of the forward and backward pass."""
+        return classification_flops(self.classifier.config, batch.packed)
 
     def _order(self, epoch: int) -> np.ndarray[Any, np.dtype[np.int64]]:
         if self._epoch[0] != epoch:
             order = np.random.default_rng((self.seed, epoch)).permutation(len(self.texts))
             self._epoch = (epoch, order)
         return self._epoch[1]
+
+
+def fingerprint(model: nn.Module) -> str:
+    """Equal for equal weights."""
+    digest = hashlib.blake2b(digest_size=16)
+    for tensor in model.state_dict().values():
+        digest.update(tensor.contiguous().view(torch.uint8).numpy())
+    return digest.hexdigest()
 
 
 def fit_temperature(model: BertForSequenceClassification, dev: LabelledTexts) -> float:
@@ -156,7 +199,8 @@ def _reports(
     model: BertForSequenceClassification, texts: Sequence[LabelledTexts]
 ) -> list[tuple[LabelledTexts, dict[str, Any]]]:
     return [
-        (part, asdict(classification_report(*predict_classification(model, part.batches())))) for part in texts
+        (part, classification_report(*predict_classification(model, part.batches())).summary())
+        for part in texts
     ]
 
 

@@ -1,11 +1,13 @@
 """The training loop that pretraining and fine-tuning share: budget, rate, clipping, log, checkpoints.
 
-What is trained comes in as a `Task`; the loop knows no text and no labels.
+What is trained comes in as a `Task`; the loop knows no text and no labels. With several processes (`Processes`)
+every one runs this loop over its share of each step, and all take the same decisions.
 """
 
 from __future__ import annotations
 
 import logging
+import math
 import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -17,7 +19,10 @@ from typing import Any, Generic, Protocol, TypeVar
 import torch
 from torch import Tensor, nn
 
+from training.advice import Advisor
+from training.distributed import Processes
 from training.errors import RunError
+from training.hardware import autocast
 from training.optimizer import rate_factor, set_rate
 from training.run_state import Progress, RunState
 from training.watch import ProgressBar, RunLog, Window
@@ -25,28 +30,40 @@ from training.watch import ProgressBar, RunLog, Window
 logger = logging.getLogger(__name__)
 
 
-class Sized(Protocol):
+class Countable(Protocol):
     """A micro-batch as far as the loop looks into it."""
 
     @property
     def tokens(self) -> int: ...
 
+    @property
+    def counts(self) -> tuple[int, ...]:
+        """What the losses are means over."""
+        ...
 
-B = TypeVar("B", bound=Sized)
+
+B = TypeVar("B", bound=Countable)
 
 
 class Task(Protocol[B]):
     """What one step is made of."""
 
     model: nn.Module
+    figures: tuple[str, ...]
+    """Names of what `losses` returns; the first is minimised."""
 
     def micro_batches(self, progress: Progress, spent: float) -> Sequence[B]:
-        """The micro-batches of the next step, a pure function of the position, which it advances. `spent`
-        is the share of the budget that is spent."""
+        """This process's micro-batches of the next step, at least one: a pure function of the position, which
+        it advances. `spent` is the share of the budget that is spent."""
         ...
 
-    def loss(self, batch: B, of: Sequence[B]) -> tuple[Tensor, dict[str, float]]:
-        """This micro-batch's part of the step's loss, and figures for the log (summed over the step)."""
+    def losses(self, batch: B, counts: Sequence[float]) -> Tensor:
+        """This micro-batch's part of the step's figures: (len(figures),). `counts` are those of all the step's
+        micro-batches in all processes, summed, so that the parts sum to means."""
+        ...
+
+    def flops(self, batch: B) -> int:
+        """Of the forward and backward pass."""
         ...
 
 
@@ -86,94 +103,155 @@ class Loop(Generic[B]):
     checkpoint_minutes: float = 5.0
     evaluate: Callable[[Progress], dict[str, Any]] | None = None
     evaluate_minutes: float = 10.0
+    advisor: Advisor = field(default_factory=Advisor)
+    peak_flops: float | None = None
+    """Of one device, per second; without it no share of the peak is reported."""
+    processes: Processes = field(default_factory=Processes)
     progress: Progress = field(default_factory=Progress)
-    _stop: int | None = None
+    _stop: int = 0
+    _window: Window = field(init=False)
+    _saved: Progress = field(init=False)
+    _evaluated: float = 0.0
 
     def run(self) -> bool:
         """Train. False if a signal ended it early; the state is saved in either case."""
-        saved = evaluated = self.progress.seconds
-        window = Window(self.progress)
-        with self._signals(), ProgressBar(self.budget.spent(self.progress), self.progress) as bar:
-            while self.budget.spent(self.progress) < 1 and self._stop is None:
+        self._saved, self._evaluated = self.progress.copy(), self.progress.seconds
+        self._window = Window(self.task.figures, self.progress, self.peak_flops)
+        began_at = self.progress.step
+        with self._signals(), ProgressBar(self.spent, shown=self.processes.first) as bar:
+            while self._goes_on():
                 began = time.perf_counter()
-                figures = self.step()
+                self.step()
                 self.progress.seconds += time.perf_counter() - began
-                window.add(figures)
-                bar.update(self.budget.spent(self.progress), self.progress, figures)
-                if self.progress.step % self.log_steps == 0:
-                    self.log.write("train", self.progress, window.means(self.progress))
-                    window = Window(self.progress)
-                if self.progress.seconds - saved >= 60 * self.checkpoint_minutes:
-                    self._save()
-                    saved = self.progress.seconds
-                if self.evaluate and self.progress.seconds - evaluated >= 60 * self.evaluate_minutes:
-                    self.log.write("evaluation", self.progress, self.evaluate(self.progress))
-                    evaluated = self.progress.seconds
-        self._save()
-        if self._stop is not None:
+                self._look(bar)
+        if self.progress.step > began_at:
+            self._finish()
+        if self._stop:
             logger.warning("stopped by %s at step %d", signal.Signals(self._stop).name, self.progress.step)
-        return self._stop is None
+        return not self._stop
 
-    def step(self) -> dict[str, float]:
-        """One optimizer step; the figures of its micro-batches summed."""
-        spent = self.budget.spent(self.progress)
-        rate = self.learning_rate * rate_factor(spent, self.warmup_fraction)
+    def resume(self) -> None:
+        """Go to where an earlier run of the same identity stopped, if there was one.
+
+        Raises:
+            RunError: there was one of another identity.
+        """
+        if self.state is None:
+            return
+        self.progress = self.state.resume(self.task.model, self.optimizer)
+        if self.processes.first:
+            self.log.rewind(self.progress.step)
+        else:  # dropout of its own
+            torch.manual_seed(hash((self.processes.rank, self.progress.step)))
+
+    def step(self) -> None:
+        """One optimizer step."""
+        rate = self.learning_rate * rate_factor(self.spent, self.warmup_fraction)
         set_rate(self.optimizer, rate)
-        batches = self.task.micro_batches(self.progress, spent)
-        figures: dict[str, float] = {}
-        for batch in batches:
-            with autocast(self.task.model, self.precision):
-                loss, parts = self.task.loss(batch, batches)
-            loss.backward()
-            for name, value in parts.items():
-                figures[name] = figures.get(name, 0.0) + value
-        norm = nn.utils.clip_grad_norm_(self.task.model.parameters(), self.clip_norm).item()
-        if not norm < float("inf"):
-            raise RunError(
-                f"the gradient's norm is {norm} at step {self.progress.step}: lower learning_rate, or train in "
-                "float32; the last checkpoint is intact"
-            )
+        batches = self.task.micro_batches(self.progress, self.spent)
+        own = [sum(column) for column in zip(*(batch.counts for batch in batches), strict=True)]
+        tokens, *counts = self.processes.sums([sum(batch.tokens for batch in batches), *own])
+        figures = self._backward(batches, counts)
+        norm = nn.utils.clip_grad_norm_(self.task.model.parameters(), self.clip_norm)
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
         self.progress.step += 1
-        self.progress.tokens += sum(batch.tokens for batch in batches)
-        return figures | {"gradient_norm": norm, "learning_rate": rate}
+        self.progress.tokens += int(tokens)
+        self._window.add(figures, norm, sum(map(self.task.flops, batches)), rate)
+
+    def _backward(self, batches: Sequence[B], counts: Sequence[float]) -> Tensor:
+        """Gradients of the whole step on every process; its figures: (len(task.figures),)"""
+        parameters = [p for p in self.task.model.parameters() if p.requires_grad]
+        total = torch.zeros(len(self.task.figures), device=parameters[0].device)
+        for batch in batches:
+            with autocast(self.task.model, self.precision):
+                figures = self.task.losses(batch, counts)
+            figures[0].backward()
+            total += figures.detach()
+        if self.processes.world > 1:
+            self.processes.sum_([*(p.grad for p in parameters if p.grad is not None), total])
+        return total
+
+    @property
+    def spent(self) -> float:
+        """Share of the budget."""
+        return self.budget.spent(self.progress)
+
+    def _goes_on(self) -> bool:
+        """Decided alike in all processes: the first's clock counts, and a signal to any stops all."""
+        if self.processes.world > 1:
+            seconds, stop = self.processes.sums([self.progress.seconds * self.processes.first, self._stop])
+            self.progress.seconds = seconds
+            self._stop = self._stop or (signal.SIGTERM if stop else 0)
+        return self.spent < 1 and not self._stop
+
+    def _look(self, bar: ProgressBar) -> None:
+        """Whatever is due after a step. Figures are read now and then only: to read is to wait for the GPU."""
+        if bar.due:
+            bar.update(self.spent, self._read())
+        if self.progress.step % self.log_steps == 0:
+            self._log()
+        if self.progress.seconds - self._saved.seconds >= 60 * self.checkpoint_minutes:
+            self._save()
+        if self.progress.seconds - self._evaluated >= 60 * self.evaluate_minutes:
+            self._evaluate()
+
+    def _read(self) -> dict[str, float]:
+        """The window's figures.
+
+        Raises:
+            RunError: the gradient is not finite any more.
+        """
+        figures = self._window.read(self.progress)
+        if not math.isfinite(figures["gradient_norm"]):
+            raise RunError(
+                f"by step {self.progress.step} the gradient's norm is {figures['gradient_norm']}: lower "
+                "learning_rate or raise warmup_fraction; the last checkpoint is intact"
+            )
+        return figures
+
+    def _log(self) -> None:
+        figures, norms = self._read(), self._window.norms
+        self._window = Window(self.task.figures, self.progress, self.peak_flops)
+        if self.processes.first:
+            self.log.write("train", self.progress, figures)
+            for event, text in self.advisor.look(figures, norms, self.spent):
+                self.log.write(event, self.progress, {"text": text})
+                logger.warning("%s", text)
+
+    def _evaluate(self) -> None:
+        if self.evaluate is not None and self.processes.first:
+            self.log.write("evaluation", self.progress, self.evaluate(self.progress))
+        self._evaluated = self.progress.seconds
 
     def _save(self) -> None:
-        if self.state is not None:
+        if self._window.steps:
+            self._read()  # never save what is not finite
+        if self.state is not None and self.processes.first:
             self.state.save(self.progress, self.task.model, self.optimizer)
+        self._saved = self.progress.copy()
+
+    def _finish(self) -> None:
+        if self._saved.step < self.progress.step:
+            self._save()
+        if self._window.steps:
+            self._log()
+        if not self._stop:
+            self._evaluate()
 
     @contextmanager
     def _signals(self) -> Iterator[None]:
-        """SIGTERM and Ctrl-C let the current step finish; then the state is saved."""
+        """SIGTERM and Ctrl-C let the current step finish; then the state is saved. A second ends at once."""
+        before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
 
         def stop(number: int, _frame: FrameType | None) -> None:
             self._stop = number
+            signal.signal(number, before[signal.Signals(number)])
 
-        before = {number: signal.signal(number, stop) for number in (signal.SIGTERM, signal.SIGINT)}
+        for number in before:
+            signal.signal(number, stop)
         try:
             yield
         finally:
             for number, handler in before.items():
                 signal.signal(number, handler)
-
-
-def autocast(model: nn.Module, precision: torch.dtype) -> torch.autocast:
-    """Mixed precision for a forward pass on the model's device."""
-    device = next(model.parameters()).device.type
-    return torch.autocast(device, dtype=torch.bfloat16, enabled=precision is torch.bfloat16)
-
-
-def choose_device(name: str) -> torch.device:
-    """`auto` is CUDA where there is one."""
-    if name == "auto":
-        name = "cuda" if torch.cuda.is_available() else "cpu"
-    return torch.device(name)
-
-
-def choose_precision(device: torch.device) -> torch.dtype:
-    """bfloat16 where the chip multiplies it natively; it needs no loss scaling."""
-    if device.type == "cuda":
-        return torch.bfloat16 if torch.cuda.is_bf16_supported(including_emulation=False) else torch.float32
-    native = torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
-    return torch.bfloat16 if native else torch.float32

@@ -6,6 +6,8 @@ import json
 from pathlib import Path
 
 from training.config import Recipe, SourceConfig
+from training.report import PLOTS
+from training.watch import RunLog
 
 _WHAT = {
     "pretrained": ("fill-mask", "BERT for masked words and next sentences"),
@@ -19,7 +21,11 @@ def write_card(recipe: Recipe, name: str, target: Path) -> None:
     sources = recipe.corpus.sources if name == "pretrained" else recipe.finetune.train
     settings = recipe.pretrain if name == "pretrained" else recipe.finetune
     report = recipe.folder / "report.md"
-    figures = report.read_text() if report.is_file() else "Not evaluated: run `python -m training evaluate`.\n"
+    figures = (
+        report.read_text().split(PLOTS)[0]
+        if report.is_file()
+        else "Not evaluated: run `python -m training evaluate`.\n"
+    )
     lines = [
         "---",
         f"pipeline_tag: {task}",
@@ -55,10 +61,10 @@ def write_card(recipe: Recipe, name: str, target: Path) -> None:
 
 def _run_line(recipe: Recipe, name: str) -> str:
     stage = "pretrain" if name == "pretrained" else "finetune"
-    log = recipe.folder / stage / "log.jsonl"
-    if not log.is_file():
+    lines = list(RunLog(recipe.folder / stage / "log.jsonl"))
+    if not lines:
         return ""
-    last = json.loads(log.read_text().splitlines()[-1])
+    last = lines[-1]
     return f"{last['step']:,} steps, {last['tokens']:,} tokens, {last['minutes']:.0f} minutes of training."
 
 

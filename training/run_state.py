@@ -5,7 +5,8 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from contextlib import suppress
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,9 @@ class Progress:
     """Which pass over the text, in this phase."""
     position: int = 0
     """Examples consumed in this epoch."""
+
+    def copy(self) -> Progress:
+        return replace(self)
 
 
 class RunState:
@@ -68,8 +72,12 @@ class RunState:
                 os.fsync(stream.fileno())
             part.replace(file)
         except (OSError, RuntimeError) as error:
-            part.unlink(missing_ok=True)
-            raise RunError(f"{file}: the checkpoint could not be written: {error}") from error
+            with suppress(OSError):
+                part.unlink()
+            raise RunError(
+                f"{file}: the checkpoint could not be written: {error}. Earlier ones are untouched: make "
+                "room and run the same command again"
+            ) from error
         for old in self._files()[KEEP:]:
             old.unlink()
         return file
@@ -102,12 +110,28 @@ class RunState:
             key for key in self.identity.keys() | found.keys() if self.identity.get(key) != found.get(key)
         )
         if changed:
-            was = {key: found.get(key) for key in changed}
-            now = {key: self.identity.get(key) for key in changed}
+            differ = ", ".join(
+                f"{key} was {found.get(key)!r}, is {self.identity.get(key)!r}" for key in changed
+            )
             raise RunError(
-                f"{file} belongs to another run: {', '.join(changed)} differ ({was} there, {now} now). "
+                f"{file} belongs to another run: {differ}. "
                 f"Restore the recipe, name another run, or delete {self.folder} to start anew."
             )
 
     def _files(self) -> list[Path]:
         return sorted(self.folder.glob("state-*.pt"), reverse=True)
+
+
+def identity(**parts: Mapping[str, Any] | int | str) -> dict[str, Any]:
+    """What a run depends on, flat, so that a difference can be named by its key.
+
+    >>> identity(seed=1, pretrain={"batch": 32, "examples": {"whole_word": False}})
+    {'seed': 1, 'pretrain.batch': 32, 'pretrain.examples.whole_word': False}
+    """
+    flat: dict[str, Any] = {}
+    for name, value in parts.items():
+        if isinstance(value, Mapping):
+            flat |= {f"{name}.{key}": inner for key, inner in identity(**value).items()}
+        else:
+            flat[name] = value
+    return flat

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import bz2
+import codecs
 import csv
+import functools
 import gzip
 import importlib
 import io
@@ -11,12 +13,13 @@ import itertools
 import json
 import lzma
 import re
+import sys
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from glob import glob
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO, cast
 
 from training.config import SourceConfig
 from training.errors import SourceError
@@ -41,10 +44,12 @@ COMPRESSIONS = (".gz", ".xz", ".bz2", ".zst")
 MAX_CHARACTERS = 4_000_000
 """A longer stretch of plain text without a blank line is read as several documents, to bound memory."""
 
-_BREAK = re.compile(r"\s*<br\s*/?>\s*", re.IGNORECASE)
+_BREAK = re.compile(r"(?:<br\s*/?>\s*)+", re.IGNORECASE)
+_SURROGATE = re.compile("[\ud800-\udfff]")
 _HEADING = re.compile(r"\s*(=(?: ?=)*) (.*\S) (=(?: ?=)*)\s*")
 _JOINER = re.compile(r" @([-.,])@ ")
-_DAMAGED = (EOFError, lzma.LZMAError, zlib.error, gzip.BadGzipFile)
+
+Progress = Callable[[int], object]
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,8 +64,12 @@ class Document:
     group: str | None = None
 
 
-def documents(source: SourceConfig, root: Path) -> Iterator[Document]:
+def documents(source: SourceConfig, root: Path, progress: Progress | None = None) -> Iterator[Document]:
     """Stream the documents of a source; those without any text are left out.
+
+    Args:
+        root: Folder that a relative path starts from.
+        progress: Called with each count of bytes that were read from a file.
 
     Raises:
         SourceError: names the file, the line or row, and the remedy.
@@ -68,7 +77,9 @@ def documents(source: SourceConfig, root: Path) -> Iterator[Document]:
     if source.hub is not None:
         found = _from_hub(source, source.hub)
     else:
-        found = itertools.chain.from_iterable(_from_file(file, source) for file in files(source, root))
+        found = itertools.chain.from_iterable(
+            _from_file(file, source, progress) for file in files(source, root)
+        )
     return itertools.islice(found, source.limit)
 
 
@@ -103,25 +114,36 @@ def source_name(source: SourceConfig) -> str:
 # --- one file ----------------------------------------------------------------------------------------------
 
 
-def _from_file(file: Path, source: SourceConfig) -> Iterator[Document]:
+def _from_file(file: Path, source: SourceConfig, progress: Progress | None) -> Iterator[Document]:
     kind = _format(file) if source.format == "auto" else source.format
-    readers: dict[str | None, Callable[[], Iterator[Document]]] = {
-        "jsonl": lambda: _from_rows(_json_rows(file), source, str(file)),
-        "csv": lambda: _from_rows(_csv_rows(file, "excel"), source, str(file)),
-        "tsv": lambda: _from_rows(_tsv_rows(file), source, str(file)),
-        "parquet": lambda: _from_rows(_parquet_rows(file, source), source, str(file)),
-        "text": lambda: _from_plain_text(file, source),
-        "wikitext": lambda: _from_wikitext(line for _, line in _lines(file)),
-    }
-    if kind not in readers:
-        known = ", ".join(filter(None, readers))
-        raise SourceError(f"{file}: unknown suffix; rename it, or set the source's format to one of {known}")
     empty = True
-    for document in readers[kind]():
-        empty = False
-        yield document
+    try:
+        with io.BufferedReader(_Counted(file, progress), 2**18) as raw, _decompressed(raw, file) as content:
+            for document in _read(kind, content, file, source):
+                empty = False
+                yield document
+    except _damage() as error:
+        raise SourceError(f"{file}: cannot be read ({error})") from error
     if empty:
-        raise SourceError(f"{file}: the file holds no text; remove it from the source, or fill it")
+        raise SourceError(f"{file}: holds no text; fill it, or take it out of the source")
+
+
+def _read(kind: str | None, content: BinaryIO, file: Path, source: SourceConfig) -> Iterator[Document]:
+    match kind:
+        case "jsonl":
+            return _from_rows(_json_rows(content, file), source, str(file))
+        case "csv":
+            return _from_rows(_csv_rows(content, file), source, str(file))
+        case "tsv":
+            return _from_rows(_tsv_rows(content, file), source, str(file))
+        case "parquet":
+            return _from_rows(_parquet_rows(content, file, source), source, str(file))
+        case "text":
+            return _from_plain_text(content, file, source)
+        case "wikitext":
+            return _from_wikitext(line for _, line in _lines(content, file, MAX_CHARACTERS))
+    known = ", ".join(sorted(set(FORMATS.values())))
+    raise SourceError(f"{file}: unknown suffix; rename it, or set the source's `format` to one of {known}")
 
 
 def _format(file: Path) -> str | None:
@@ -132,44 +154,62 @@ def _format(file: Path) -> str | None:
     return FORMATS.get(inner.suffix.lower())
 
 
-def _open(file: Path) -> io.BufferedIOBase:
+class _Counted(io.FileIO):
+    """A file that says how much of it was read."""
+
+    def __init__(self, file: Path, progress: Progress | None) -> None:
+        super().__init__(file)
+        self._progress = progress
+
+    def readinto(self, buffer: Any) -> int:
+        count = super().readinto(buffer) or 0
+        if self._progress:
+            self._progress(count)
+        return count
+
+
+def _decompressed(raw: BinaryIO, file: Path) -> BinaryIO:
     match file.suffix:
         case ".gz":
-            return gzip.open(file, "rb")
+            return cast("BinaryIO", gzip.open(raw))
         case ".xz":
-            return lzma.open(file, "rb")
+            return cast("BinaryIO", lzma.open(raw))
         case ".bz2":
-            return bz2.open(file, "rb")
+            return cast("BinaryIO", bz2.open(raw))
         case ".zst":
-            zstandard = _library("zstandard", "zstandard", str(file))
-            return io.BufferedReader(zstandard.open(file, "rb"))
-    return file.open("rb")
+            return io.BufferedReader(_library("zstandard", str(file)).open(raw))
+    return raw
 
 
-def _library(module: str, package: str, wanted_by: str) -> Any:
+def _damage() -> tuple[type[Exception], ...]:
+    """What the reading of a file raises if the disk or the file is at fault."""
+    zstandard = sys.modules.get("zstandard")
+    return (OSError, EOFError, lzma.LZMAError, zlib.error, *([zstandard.ZstdError] if zstandard else []))
+
+
+def _library(name: str, wanted_by: str) -> Any:
     try:
-        return importlib.import_module(module)
+        return importlib.import_module(name)
     except ImportError as error:
-        raise SourceError(f"{wanted_by}: reading it needs a library; run `pip install {package}`") from error
+        package = name.partition(".")[0]
+        raise SourceError(f"{wanted_by}: needs a library to be read; run `pip install {package}`") from error
 
 
-def _lines(file: Path) -> Iterator[tuple[int, str]]:
-    """(line number from 1, line with its newline). Decoded line by line, so an error can name the line."""
-    number = 0
-    try:
-        with _open(file) as handle:
-            while raw := handle.readline(4 * MAX_CHARACTERS):
-                number += 1
-                yield number, raw.decode("utf-8-sig" if number == 1 else "utf-8")
-    except UnicodeDecodeError as error:
-        where = f"{file}, line {number}"
-        raise SourceError(
-            f"{where}: byte {error.object[error.start]:#04x} is no UTF-8; convert the file to UTF-8"
-        ) from error
-    except _DAMAGED as error:
-        raise SourceError(
-            f"{file}, after line {number}: the compressed file is damaged ({error}); fetch it again"
-        ) from error
+def _lines(content: BinaryIO, file: Path, limit: int = -1) -> Iterator[tuple[int, str]]:
+    """(number from 1, line with its newline), or parts of a line that is longer than the limit.
+
+    Decoded line by line, so that an error can name the line.
+    """
+    decoder = codecs.getincrementaldecoder("utf-8-sig")()  # a part may end within a character
+    for number, raw in enumerate(iter(functools.partial(content.readline, limit), b""), 1):
+        try:
+            line = decoder.decode(raw)
+        except UnicodeDecodeError as error:
+            byte = f"byte {error.object[error.start]:#04x}"
+            raise SourceError(
+                f"{file}, line {number}: {byte} is no UTF-8; convert the file to UTF-8"
+            ) from error
+        yield number, line
 
 
 # --- formats with columns -----------------------------------------------------------------------------------
@@ -180,50 +220,56 @@ Row = tuple[str, Mapping[str, Any]]
 
 def _from_rows(rows: Iterable[Row], source: SourceConfig, place: str) -> Iterator[Document]:
     for where, row in rows:
-        fields = tuple(
-            _clean(_text(_column(row, name, f"{place}, {where}"), f"{place}, {where}")) for name in source.text
-        )
-        text = "\n".join(field for field in fields if field)
+        at = f"{place}, {where}"
+        fields = tuple(_clean(_text(_column(row, name, at), at)) for name in source.text)
+        text = "\n".join(filter(None, fields))
         if text:
-            label = source.label and _label(_column(row, source.label, f"{place}, {where}"))
-            group = source.group and _label(_column(row, source.group, f"{place}, {where}"))
+            label = source.label and _label(_column(row, source.label, at))
+            group = source.group and _label(_column(row, source.group, at))
             yield Document(text, fields, label, group)
 
 
-def _column(row: Mapping[str, Any], name: str, where: str) -> Any:
+def _column(row: Mapping[str, Any], name: str, at: str) -> Any:
     try:
         return row[name]
     except KeyError:
-        raise SourceError(f"{where}: no column {name!r}; there are {', '.join(map(str, row))}") from None
+        raise SourceError(f"{at}: no column {name!r}; there are {', '.join(map(str, row))}") from None
 
 
-def _text(value: Any, where: str) -> str:
+def _text(value: Any, at: str) -> str:
     if isinstance(value, str):
         return value
     if value is None:
         return ""
     if isinstance(value, list) and all(isinstance(item, str) for item in value):
         return "\n".join(value)
-    raise SourceError(f"{where}: the text column holds {type(value).__name__} {value!r:.40}, not text")
+    raise SourceError(f"{at}: a text column holds {type(value).__name__} {value!r:.40}; name a column of text")
 
 
 def _label(value: Any) -> str | None:
     if value is None or value == "":
         return None
-    if isinstance(value, float) and value.is_integer():  # pandas writes a column with holes as 1.0
+    if isinstance(value, float) and value.is_integer():  # pandas writes 1 as 1.0 if another row has no label
         return str(int(value))
     return str(value)
 
 
 def _clean(text: str) -> str:
-    """Breaks of HTML and of other systems become newlines."""
+    """Breaks of HTML and of other systems become newlines; half characters are replaced."""
     if "<" in text:
         text = _BREAK.sub("\n", text)
-    return text.replace("\r\n", "\n").replace("\r", "\n").strip()
+    if not text.isascii():
+        text = _SURROGATE.sub("\ufffd", text)  # JSON can spell what no file can hold
+    text = text.replace("\r\n", "\n").replace("\r", "\n")
+    if (
+        "\\n" in text and "\n" not in text
+    ):  # as Yahoo, Amazon and Yelp reviews are published (Zhang et al. 2015)
+        text = text.replace("\\n", "\n")
+    return text.strip()
 
 
-def _json_rows(file: Path) -> Iterator[Row]:
-    for number, line in _lines(file):
+def _json_rows(content: BinaryIO, file: Path) -> Iterator[Row]:
+    for number, line in _lines(content, file):
         if line.isspace():
             continue
         try:
@@ -233,88 +279,91 @@ def _json_rows(file: Path) -> Iterator[Row]:
                 f"{file}, line {number}: invalid JSON ({error}); every line is one object"
             ) from error
         if not isinstance(row, dict):
-            remedy = "; write one object per line (jq -c '.[]')" if isinstance(row, list) else ""
-            raise SourceError(f"{file}, line {number}: a JSON {type(row).__name__}, not an object{remedy}")
+            remedy = "write one object per line (jq -c '.[]')"
+            raise SourceError(f"{file}, line {number}: a JSON {type(row).__name__}, not an object; {remedy}")
         yield f"line {number}", row
 
 
-def _csv_rows(file: Path, dialect: str, **options: Any) -> Iterator[Row]:
-    csv.field_size_limit(2**31 - 1)  # the default refuses a text over 128 KiB
-    reader = csv.reader((line for _, line in _lines(file)), dialect, **options)
-    names: list[str] = []
-    try:
-        for values in reader:
-            if not names:
-                names = values
-            elif len(values) == len(names):
-                yield f"line {reader.line_num}", dict(zip(names, values, strict=True))
-            elif values:
-                raise SourceError(
-                    f"{file}, line {reader.line_num}: {len(values)} fields, but the header names {len(names)}: "
-                    f"{', '.join(names)}; quote the fields"
-                )
-    except csv.Error as error:
-        raise SourceError(f"{file}, line {reader.line_num}: {error}; quote the fields") from error
+def _csv_rows(content: BinaryIO, file: Path) -> Iterator[Row]:
+    return _table((line for _, line in _lines(content, file)), file, delimiter=",")
 
 
-def _tsv_rows(file: Path) -> Iterator[Row]:
-    """Quoted as a spreadsheet does, unless the file's beginning shows quotes that are just text (GLUE)."""
-    beginning = [line.rstrip("\r\n").split("\t") for _, line in itertools.islice(_lines(file), 1000)]
-    regular = len({len(fields) for fields in beginning}) == 1
-    stray = any(_is_stray(field) for fields in beginning for field in fields)
-    return _csv_rows(file, "excel-tab", quoting=csv.QUOTE_NONE if regular and stray else csv.QUOTE_MINIMAL)
+def _tsv_rows(content: BinaryIO, file: Path) -> Iterator[Row]:
+    """Quoted as a spreadsheet does, unless the first lines show that a quotation mark is just text (GLUE)."""
+    lines = (line for _, line in _lines(content, file))
+    beginning = list(itertools.islice(lines, 1000))
+    fields = [line.rstrip("\r\n").split("\t") for line in beginning]
+    regular = len({len(row) for row in fields}) == 1
+    stray = any(_is_stray(field) for row in fields for field in row)
+    quoting = csv.QUOTE_NONE if regular and stray else csv.QUOTE_MINIMAL
+    return _table(itertools.chain(beginning, lines), file, delimiter="\t", quoting=quoting)
 
 
 def _is_stray(field: str) -> bool:
-    """Begins with a quote that does not enclose the field."""
+    """Begins with a quotation mark that does not enclose the field."""
     return field.startswith('"') and not re.fullmatch(r'"(?:[^"]|"")*"', field)
 
 
-def _parquet_rows(file: Path, source: SourceConfig) -> Iterator[Row]:
-    parquet = _library("pyarrow.parquet", "pyarrow", str(file))
+def _table(lines: Iterable[str], file: Path, **dialect: Any) -> Iterator[Row]:
+    csv.field_size_limit(2**31 - 1)  # the default refuses a text of over 128 KiB
+    reader = csv.reader(lines, strict=True, **dialect)
+    names: list[str] = []
     try:
-        table = parquet.ParquetFile(file)
-    except (OSError, ValueError) as error:  # pyarrow's own errors derive from these
-        raise SourceError(f"{file}: no readable Parquet file ({error})") from error
-    names = set(table.schema_arrow.names)
+        for values in reader:
+            at = f"line {reader.line_num}"
+            if not names:
+                names = values
+            elif len(values) == len(names):
+                yield at, dict(zip(names, values, strict=True))
+            elif values:
+                counts = f"{len(values)} fields, but the header names {len(names)} ({', '.join(names)})"
+                raise SourceError(f"{file}, {at}: {counts}; quote a field that holds a delimiter or a newline")
+    except csv.Error as error:
+        remedy = 'in a quoted field, a quotation mark is written twice ("")'
+        raise SourceError(f"{file}, line {reader.line_num}: {error}; {remedy}") from error
+
+
+def _parquet_rows(content: BinaryIO, file: Path, source: SourceConfig) -> Iterator[Row]:
+    parquet = _library("pyarrow.parquet", str(file))
     wanted = [name for name in (*source.text, source.label, source.group) if name is not None]
-    for name in wanted:
-        if name not in names:
-            raise SourceError(f"{file}: no column {name!r}; there are {', '.join(table.schema_arrow.names)}")
-    number = 0
-    for batch in table.iter_batches(batch_size=512, columns=wanted):
-        for row in batch.to_pylist():
-            number += 1
+    try:
+        table = parquet.ParquetFile(content)
+        columns = dict.fromkeys(table.schema_arrow.names)
+        for name in wanted:
+            _column(columns, name, str(file))
+        rows = (row for batch in table.iter_batches(512, columns=wanted) for row in batch.to_pylist())
+        for number, row in enumerate(rows, 1):
             yield f"row {number}", row
+    except ValueError as error:  # pyarrow's own errors are ValueErrors
+        raise SourceError(f"{file}: no Parquet file, or a damaged one ({error})") from error
 
 
 # --- plain text ---------------------------------------------------------------------------------------------
 
 
-def _from_plain_text(file: Path, source: SourceConfig) -> Iterator[Document]:
+def _from_plain_text(content: BinaryIO, file: Path, source: SourceConfig) -> Iterator[Document]:
     """A blank line ends a document; lines stay lines unless the source says that they are only wrapped."""
     separator = " " if source.lines == "wrapped" else "\n"
     paragraphs: list[str] = []
     size = 0
-    for _, line in _lines(file):
+    for _, line in _lines(content, file, MAX_CHARACTERS):
         paragraph = _clean(line)
-        if paragraph and size < MAX_CHARACTERS:
+        if not paragraph or size >= MAX_CHARACTERS:
+            yield from _joined(paragraphs, separator)
+            paragraphs, size = [], 0
+        if paragraph:
             paragraphs.append(paragraph)
             size += len(paragraph)
-            continue
-        yield from _joined(paragraphs, separator)
-        paragraphs = [paragraph] if paragraph else []
-        size = len(paragraph)
     yield from _joined(paragraphs, separator)
 
 
 def _from_wikitext(lines: Iterable[str]) -> Iterator[Document]:
-    """A heading of level 1 begins a document; deeper headings are left out."""
+    """A heading of level 1 begins a document; headings are no text."""
     paragraphs: list[str] = []
     for line in lines:
         heading = _HEADING.fullmatch(line)
         if heading is None:
-            paragraph = _JOINER.sub(r"\1", line.strip()).replace("<unk>", "[UNK]")
+            paragraph = _JOINER.sub(r"\1", _clean(line)).replace("<unk>", "[UNK]")
             paragraphs += [paragraph] if paragraph else []
         elif heading[1] == heading[3] == "=":
             yield from _joined(paragraphs)
@@ -332,16 +381,15 @@ def _joined(paragraphs: list[str], separator: str = "\n") -> Iterator[Document]:
 
 
 def _from_hub(source: SourceConfig, hub: str) -> Iterator[Document]:
-    library = _library("datasets", "datasets", f"hub data set {hub}")
+    library = _library("datasets", f"hub data set {hub}")
     name, _, configuration = hub.partition(":")
     place = f"hub data set {hub}, split {source.split}"
     try:
-        rows = library.load_dataset(name, configuration or None, split=source.split, streaming=True)
-        numbered = ((f"row {number}", row) for number, row in enumerate(rows, 1))
+        dataset = library.load_dataset(name, configuration or None, split=source.split, streaming=True)
+        rows = ((f"row {number}", row) for number, row in enumerate(dataset, 1))
         if source.format == "wikitext":
-            lines = (_text(_column(row, source.text[0], f"{place}, {where}"), place) for where, row in numbered)
-            yield from _from_wikitext(lines)
+            yield from _from_wikitext(_text(_column(row, source.text[0], place), place) for _, row in rows)
         else:
-            yield from _from_rows(numbered, source, place)
-    except (OSError, ValueError) as error:  # not found, no network, no such split or configuration
+            yield from _from_rows(rows, source, place)
+    except (OSError, ValueError) as error:  # no such data set, configuration or split; no network
         raise SourceError(f"{place}: {error}") from error

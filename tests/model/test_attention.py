@@ -1,0 +1,194 @@
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from model.attention import (
+    _PADDING_TOLERANCE,
+    _RUN_TOKENS,
+    PaddedAttention,
+    VarlenAttention,
+    attention_for,
+    can_use_varlen,
+    similar_runs,
+)
+from model.packing import Segments
+
+CPU = torch.device("cpu")
+HEADS, HEAD_DIM = 2, 4
+
+Lengths = Sequence[int]
+
+
+def reference(query: Tensor, key: Tensor, value: Tensor, queries: Lengths, keys: Lengths) -> Tensor:
+    """The definition, one sequence at a time."""
+    outs = []
+    parts = zip(query.split(list(queries)), key.split(list(keys)), value.split(list(keys)), strict=True)
+    for q, k, v in parts:
+        scores = torch.einsum("qhd,khd->hqk", q, k) / q.shape[-1] ** 0.5
+        outs.append(torch.einsum("hqk,khd->qhd", scores.softmax(-1), v))
+    return torch.cat(outs)
+
+
+def tensors(
+    queries: Lengths, keys: Lengths, *, seed: int = 0, dtype: torch.dtype = torch.float64
+) -> list[Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    rows = (sum(queries), sum(keys), sum(keys))
+    return [torch.randn(n, HEADS, HEAD_DIM, generator=generator, dtype=dtype).requires_grad_() for n in rows]
+
+
+def padded(queries: Lengths, keys: Lengths) -> PaddedAttention:
+    segments = Segments.of(keys)
+    return PaddedAttention(segments if queries is keys else Segments.of(queries), segments, CPU)
+
+
+def some_lengths(seed: int) -> tuple[list[int], list[int]]:
+    """Keys of several runs, and fewer queries; some sequences ask nothing."""
+    rng = random.Random(seed)
+    keys = [rng.choice([1, 2, 7, 60, 61, 64, 300]) for _ in range(rng.randint(2, 16))]
+    return [rng.randint(0, min(n, 3)) for n in keys], keys
+
+
+CASES = {
+    "one": ([5], [5]),
+    "one token each": ([1, 1, 1], [1, 1, 1]),
+    "equal lengths": ([6, 6, 6], [6, 6, 6]),
+    "ragged": ([3, 1, 8], [3, 1, 8]),
+    "fewer queries": ([1, 1, 2], [3, 1, 8]),
+    "nobody asks in the first": ([0, 1, 2], [3, 1, 8]),
+    "nobody asks in equal lengths": ([0, 0, 3], [4, 4, 4]),
+    "several runs": ([300, 290, 300, 5, 4, 5], [300, 290, 300, 5, 4, 5]),
+    "several runs, fewer queries": ([1, 0, 2, 1, 0, 1], [300, 290, 300, 5, 4, 5]),
+    "a run where nobody asks": ([1, 2, 1, 0, 0, 0], [300, 290, 300, 5, 4, 5]),
+    **{f"random {seed}": some_lengths(seed) for seed in range(6)},
+}
+cases = pytest.mark.parametrize(("queries", "keys"), CASES.values(), ids=CASES.keys())
+
+
+@cases
+def test_padded_attention_is_attention_of_each_sequence_alone(queries: Lengths, keys: Lengths) -> None:
+    inputs = tensors(queries, keys)
+    expected = reference(*inputs, queries, keys)
+    learning = padded(queries, keys)(*inputs)
+    with torch.no_grad():
+        serving = padded(queries, keys)(*inputs)
+    torch.testing.assert_close(learning, expected)
+    torch.testing.assert_close(serving, expected)
+
+
+@cases
+def test_gradients_are_those_of_each_sequence_alone(queries: Lengths, keys: Lengths) -> None:
+    inputs = tensors(queries, keys)
+    weights = torch.randn(sum(queries), HEADS, HEAD_DIM, generator=torch.Generator().manual_seed(1)).double()
+    ours = torch.autograd.grad((padded(queries, keys)(*inputs) * weights).sum(), inputs)
+    theirs = torch.autograd.grad((reference(*inputs, queries, keys) * weights).sum(), inputs)
+    for mine, expected in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(mine, expected)
+
+
+@pytest.mark.parametrize(("queries", "keys"), [([2, 1, 3], [2, 1, 3]), ([0, 1, 2], [2, 1, 3])])
+def test_gradients_agree_with_finite_differences(queries: Lengths, keys: Lengths) -> None:
+    assert torch.autograd.gradcheck(padded(queries, keys), tensors(queries, keys))
+
+
+def test_padding_never_leaks_into_a_gradient() -> None:
+    """A huge first row stands in for all padding: it must not be seen in any other sequence."""
+    keys = [2, 5, 3]
+    query, key, value = tensors(keys, keys)
+    with torch.no_grad():
+        value[0], key[0] = 1e9, 1e3
+    out = padded(keys, keys)(query, key, value)
+    assert out[2:].abs().max() < 100
+    (grad,) = torch.autograd.grad(out[2:].sum(), value)
+    assert not grad[:2].any()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_padded_attention_keeps_the_precision_it_is_given(dtype: torch.dtype) -> None:
+    inputs = tensors([3, 5], [3, 5], dtype=dtype)
+    expected = reference(*(x.double() for x in inputs), [3, 5], [3, 5])
+    with torch.no_grad():
+        out = padded([3, 5], [3, 5])(*inputs)
+    assert out.dtype == dtype
+    torch.testing.assert_close(out.double(), expected, atol=3e-2, rtol=3e-2)
+
+
+def test_dropout_thins_the_weights_and_keeps_their_mean() -> None:
+    segments = Segments.of([4, 6])
+    torch.manual_seed(0)
+    query, key, value = tensors([4, 6], [4, 6])
+    value = torch.ones_like(value)  # every output is the sum of its weights
+    drop = PaddedAttention(segments, segments, CPU, dropout=0.5)
+    sums = torch.stack([drop(query, key, value) for _ in range(400)])
+    assert sums.std(0).min() > 0.1
+    torch.testing.assert_close(sums.mean(0), torch.ones_like(value), atol=0.2, rtol=0)
+
+
+def test_cpu_never_uses_the_variable_length_kernel() -> None:
+    segments = Segments.of([3])
+    assert not can_use_varlen(CPU, torch.bfloat16, 64)
+    assert isinstance(attention_for(segments, segments, CPU, torch.bfloat16, 64), PaddedAttention)
+
+
+# --- runs of similar length ---------------------------------------------------------------------------------
+
+lengths_of_a_batch = st.lists(st.integers(1, 512), min_size=1, max_size=80)
+
+
+@given(lengths_of_a_batch)
+@settings(max_examples=200, deadline=None, derandomize=True)
+def test_runs_cover_every_sequence_once_in_order(lengths: list[int]) -> None:
+    assert [i for run in similar_runs(tuple(lengths)) for i in run] == list(range(len(lengths)))
+
+
+@given(lengths_of_a_batch)
+@settings(max_examples=200, deadline=None, derandomize=True)
+def test_a_run_of_some_size_wastes_little_and_a_small_one_is_small(lengths: list[int]) -> None:
+    for run in similar_runs(tuple(lengths)):
+        own = [lengths[i] for i in run]
+        waste = max(own) * len(own) - sum(own)
+        before_last = sum(own[:-1])
+        assert waste <= _PADDING_TOLERANCE * max(own) * len(own) or before_last < _RUN_TOKENS
+
+
+@given(lengths_of_a_batch.filter(lambda lengths: sum(lengths) > 4 * _RUN_TOKENS))
+@settings(max_examples=100, deadline=None, derandomize=True)
+def test_a_sorted_ribbon_wastes_little(lengths: list[int]) -> None:
+    lengths.sort()
+    cells = sum(max(lengths[i] for i in run) * len(run) for run in similar_runs(tuple(lengths)))
+    assert cells - sum(lengths) <= 0.35 * sum(lengths) + 2 * _RUN_TOKENS
+
+
+def test_equal_lengths_are_one_run_without_a_copy() -> None:
+    assert similar_runs((128,) * 50) == [range(50)]
+    run = padded([4] * 3, [4] * 3).runs[0]
+    assert run.keys.pad_index is None
+    assert run.bias is None
+
+
+# --- the kernel on CUDA -------------------------------------------------------------------------------------
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@cases
+def test_kernel_equals_padded_attention(queries: Lengths, keys: Lengths, dtype: torch.dtype) -> None:
+    if not torch.cuda.is_available():
+        pytest.skip("no CUDA device: the variable-length kernel was not checked")
+    device = torch.device("cuda")
+    asked, known = Segments.of(queries).to(device), Segments.of(keys).to(device)
+    generator = torch.Generator().manual_seed(0)
+    rows = (sum(queries), sum(keys), sum(keys))
+    inputs = [torch.randn(n, 4, 64, generator=generator).to(device, dtype) for n in rows]
+    with torch.no_grad():
+        kernel = VarlenAttention(asked, known)(*inputs)
+        ours = PaddedAttention(asked, known, device)(*(x.float() for x in inputs))
+    assert kernel.dtype == dtype
+    torch.testing.assert_close(kernel.float(), ours, atol=1e-2, rtol=1e-2)

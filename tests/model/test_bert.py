@@ -1,0 +1,213 @@
+from __future__ import annotations
+
+import random
+from functools import partial
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from model import BertConfig, BertForPreTraining, BertForSequenceClassification, PackedBatch
+from model.bert import Activation, BertEncoder, initialise
+from tests.model.reference import randomise
+
+CONFIG = BertConfig(
+    vocab_size=50,
+    hidden_size=32,
+    num_hidden_layers=3,
+    num_attention_heads=4,
+    intermediate_size=48,
+    max_position_embeddings=200,
+)
+
+
+def network(config: BertConfig = CONFIG, seed: int = 0) -> BertForPreTraining:
+    model = BertForPreTraining(config)
+    randomise(model, seed)
+    return model.eval()
+
+
+def some_sequences(count: int, seed: int) -> list[list[int]]:
+    """Lengths that fall into several runs, one token included."""
+    rng = random.Random(seed)
+    lengths = [rng.choice([1, 2, 3, 9, 40, 41, 199, 200]) for _ in range(count)]
+    return [[rng.randrange(CONFIG.vocab_size) for _ in range(n)] for n in lengths]
+
+
+def count(module: nn.Module) -> int:
+    return sum(parameter.numel() for parameter in module.parameters())  # a tied weight counts once
+
+
+# --- sizes, as published ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "with_pooler", "millions"),
+    [
+        ("tiny", 4_385_920, 4.4),  # Turc et al. 2019, table 1, and the released models
+        ("mini", 11_170_560, 11.2),
+        ("small", 28_763_648, 28.8),
+        ("medium", 41_373_184, 41.4),
+        ("base", 109_482_240, 109.5),
+        ("large", 335_141_888, 335.1),
+    ],
+)
+def test_encoder_and_pooler_have_the_published_size(name: str, with_pooler: int, millions: float) -> None:
+    with torch.device("meta"):
+        model = BertForSequenceClassification(BertConfig.preset(name))
+    assert count(model) - count(model.classifier) == with_pooler
+    assert round(with_pooler / 1e6, 1) == millions
+
+
+@pytest.mark.parametrize(("name", "parameters"), [("base", 110_106_428), ("large", 336_226_108)])
+def test_bert_with_its_pretraining_heads_has_the_published_size(name: str, parameters: int) -> None:
+    """110M and 340M in Devlin et al. 2018, section 3."""
+    with torch.device("meta"):
+        assert count(BertForPreTraining(BertConfig.preset(name))) == parameters
+
+
+# --- a sequence is computed alike in any company ------------------------------------------------------------
+
+
+@torch.no_grad()
+def alone(model: BertForPreTraining, sequences: list[list[int]]) -> list[Tensor]:
+    return [model.masked_lm(model(PackedBatch.pack([ids]))) for ids in sequences]
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_sequence_has_the_same_logits_alone_and_in_any_company(seed: int) -> None:
+    model, sequences = network(), some_sequences(12, seed)
+    expected = alone(model, sequences)
+    for order in (range(12), sorted(range(12), key=lambda i: len(sequences[i])), [7, 3, 11], [5] * 3):
+        with torch.no_grad():
+            logits = model.masked_lm(model(PackedBatch.pack([sequences[i] for i in order])))
+        torch.testing.assert_close(logits, torch.cat([expected[i] for i in order]), atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_bfloat16_names_the_same_words_alone_and_in_company(seed: int) -> None:
+    model, sequences = network(seed=seed), some_sequences(12, seed)
+    best, second = torch.cat(alone(model, sequences)).topk(2).values.unbind(-1)
+    clear = best - second > 0.05  # closer than that, the two are one number in bfloat16
+    assert clear.float().mean() > 0.8
+    model.to(torch.bfloat16)
+    expected = torch.cat(alone(model, sequences)).argmax(-1)
+    with torch.no_grad():
+        logits = model.masked_lm(model(PackedBatch.pack(sequences)))
+    assert logits.dtype == torch.bfloat16
+    assert torch.equal(logits.argmax(-1)[clear], expected[clear])
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_reading_some_positions_equals_selecting_them_from_all(seed: int) -> None:
+    model, sequences, rng = network(), some_sequences(9, seed), random.Random(seed)
+    reads = [sorted(rng.sample(range(len(ids)), rng.randint(0, min(len(ids), 4)))) for ids in sequences]
+    reads[0] = [0]
+    batch = PackedBatch.pack(sequences)
+    with torch.no_grad():
+        everything, some = model(batch), model(batch.reading(reads))
+    chosen = [start + i for start, row in zip(batch.cu_seqlens.tolist(), reads, strict=False) for i in row]
+    torch.testing.assert_close(some, everything[chosen], atol=1e-5, rtol=1e-5)
+
+
+def test_reading_nothing_gives_no_rows() -> None:
+    with torch.no_grad():
+        assert network()(PackedBatch.pack([[1, 2], [3]], reads=[[], []])).shape == (0, 32)
+
+
+def test_gradients_through_reads_equal_those_through_all_positions() -> None:
+    sequences, reads = [[1, 2, 3], [4], [5, 6, 7, 8, 9]], [[0, 2], [], [3]]
+    batch = PackedBatch.pack(sequences)
+    gradients = []
+    for rows in (lambda model: model(batch.reading(reads)), lambda model: model(batch)[[0, 2, 7]]):
+        model = network().double()
+        rows(model).square().sum().backward()
+        gradients.append([p.grad for p in model.encoder.parameters()])
+    for mine, expected in zip(*gradients, strict=True):
+        torch.testing.assert_close(mine, expected)
+
+
+def test_a_neighbour_is_never_attended_to() -> None:
+    model = network()
+    with torch.no_grad():
+        before = model(PackedBatch.pack([[1, 2, 3], [4, 5]]))[:3]
+        after = model(PackedBatch.pack([[1, 2, 3], [9, 9, 9, 9]]))[:3]
+    torch.testing.assert_close(before, after, atol=1e-6, rtol=1e-6)
+
+
+def test_every_input_matters() -> None:
+    """Word, position, segment and every other word of the sequence."""
+    model = network()
+    variants = [([7, 8, 9], [0, 0, 0]), ([7, 8, 6], [0, 0, 0]), ([8, 7, 9], [0, 0, 0]), ([7, 8, 9], [0, 0, 1])]
+    with torch.no_grad():
+        firsts = [model(PackedBatch.pack([ids], [types]))[0] for ids, types in variants]
+    for i, first in enumerate(firsts):
+        assert all((first - other).abs().max() > 1e-3 for other in firsts[:i])
+
+
+# --- parts --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "function"),
+    [
+        ("gelu", lambda x: x * 0.5 * (1 + torch.erf(x / 2**0.5))),  # exact, not the tanh approximation
+        ("gelu_new", partial(F.gelu, approximate="tanh")),
+        ("relu", lambda x: x.clamp_min(0)),
+        ("swish", lambda x: x * torch.sigmoid(x)),
+    ],
+)
+def test_activation_is_what_its_name_says(name: str, function: object) -> None:
+    x = torch.linspace(-4, 4, 101)
+    torch.testing.assert_close(Activation(CONFIG.replace(hidden_act=name))(x), function(x))  # type: ignore[operator]
+
+
+def test_norms_come_after_the_residuals() -> None:
+    """Post-LN: what a layer hands on is normalised, whatever its size before."""
+    encoder = BertEncoder(CONFIG).eval()
+    with torch.no_grad():
+        hidden = encoder(PackedBatch.pack([[1, 2, 3, 4]]))
+    torch.testing.assert_close(hidden.mean(-1), torch.zeros(4), atol=1e-5, rtol=0)
+    torch.testing.assert_close(hidden.var(-1, unbiased=False), torch.ones(4), atol=1e-3, rtol=0)
+
+
+def test_dropout_works_in_training_only() -> None:
+    model, batch = network(CONFIG.replace(hidden_dropout_prob=0.5)), PackedBatch.pack([[1, 2, 3]])
+    assert torch.equal(model(batch), model(batch))
+    model.train()
+    assert not torch.equal(model(batch), model(batch))
+
+
+def test_attention_dropout_works_in_training_only() -> None:
+    config = CONFIG.replace(hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.5)
+    model, batch = network(config), PackedBatch.pack([[1, 2, 3]])
+    assert torch.equal(model(batch), model(batch))
+    model.train()
+    assert not torch.equal(model(batch), model(batch))
+
+
+def test_initial_weights_are_those_published_and_come_from_the_generator() -> None:
+    first, second, other = (BertForPreTraining(CONFIG) for _ in range(3))
+    for model, seed in ((first, 1), (second, 1), (other, 2)):
+        initialise(model, CONFIG, torch.Generator().manual_seed(seed))
+    state = first.state_dict()
+    assert all(torch.equal(tensor, second.state_dict()[name]) for name, tensor in state.items())
+    assert not torch.equal(first.masked_lm.transform.weight, other.masked_lm.transform.weight)
+    for name, tensor in state.items():
+        if "norm" in name:
+            assert torch.equal(tensor, torch.full_like(tensor, float(name.endswith("weight"))))
+        elif name.endswith("bias"):
+            assert not tensor.any()
+        else:
+            assert 0.015 < tensor.std() < 0.025
+
+
+def test_autocast_trains_in_bfloat16_with_float32_weights() -> None:
+    model = network().train()
+    with torch.autocast("cpu", torch.bfloat16):
+        loss = model.masked_lm(model(PackedBatch.pack([[1, 2, 3], [4, 5]]))).float().logsumexp(-1).mean()
+    loss.backward()
+    gradients = [p.grad for p in model.parameters() if p.grad is not None]
+    assert gradients
+    assert all(grad.dtype == torch.float32 and grad.isfinite().all() for grad in gradients)

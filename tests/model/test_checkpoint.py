@@ -1,0 +1,475 @@
+from __future__ import annotations
+
+import json
+import re
+import traceback
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from model import (
+    BertConfig,
+    BertForPreTraining,
+    BertForSequenceClassification,
+    Tokenizer,
+    load_checkpoint,
+    save_checkpoint,
+)
+from model.errors import CheckpointError, PairError
+from tests.model.reference import (
+    VOCAB,
+    Sequences,
+    assert_same,
+    our_answers,
+    randomise,
+    save_theirs,
+    their_answers,
+    their_model,
+)
+
+ARCHITECTURES = ("BertForPreTraining", "BertForMaskedLM", "BertForSequenceClassification")
+
+SHAPES: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "deep": {"num_hidden_layers": 5, "hidden_size": 24, "num_attention_heads": 1},
+    "one layer": {"num_hidden_layers": 1, "intermediate_size": 37},
+    "many heads": {"hidden_size": 48, "num_attention_heads": 12},
+    "vocabulary": {"vocab_size": 1009, "max_position_embeddings": 7},
+    "long": {"max_position_embeddings": 600},
+    "one segment": {"type_vocab_size": 1},
+    "untied": {"tie_word_embeddings": False},
+    "coarse norm": {"layer_norm_eps": 1e-3},
+    "three labels": {"id2label": {0: "bad", 1: "fair", 2: "good"}},
+    **{
+        name: {"hidden_act": name}
+        for name in ("gelu_new", "gelu_fast", "gelu_pytorch_tanh", "relu", "silu", "swish", "tanh")
+    },
+}
+
+
+def sequences_for(config: Any) -> Sequences:
+    return Sequences.random(config.vocab_size, config.max_position_embeddings, config.type_vocab_size)
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES.keys())
+def test_what_transformers_saved_computes_the_same_here(
+    tmp_path: Path, architecture: str, shape: dict[str, Any]
+) -> None:
+    theirs = their_model(architecture, **shape)
+    checkpoint = load_checkpoint(save_theirs(tmp_path, theirs))
+    sequences = sequences_for(theirs.config)
+    assert_same(our_answers(checkpoint.model, sequences), their_answers(theirs, sequences))
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES.keys())
+def test_what_is_saved_here_computes_the_same_in_transformers(
+    tmp_path: Path, letters: Tokenizer, architecture: str, shape: dict[str, Any]
+) -> None:
+    values = their_model(architecture, **shape).config.to_dict()
+    ours = our_model(architecture, BertConfig.from_dict(values))
+    save_checkpoint(tmp_path, ours, letters)
+    theirs = opened_by_transformers(tmp_path, architecture)
+    sequences = sequences_for(ours.config)
+    assert_same(our_answers(ours, sequences), their_answers(theirs, sequences))
+
+
+def our_model(
+    architecture: str, config: BertConfig, seed: int = 0
+) -> BertForPreTraining | BertForSequenceClassification:
+    model: BertForPreTraining | BertForSequenceClassification
+    if architecture == "BertForSequenceClassification":
+        model = BertForSequenceClassification(config)
+    else:
+        model = BertForPreTraining(config, next_sentence=architecture == "BertForPreTraining")
+    randomise(model, seed)
+    return model.eval()
+
+
+def opened_by_transformers(directory: Path, architecture: str) -> Any:
+    """With the class that `config.json` names, and not one key missing or left over."""
+    assert json.loads((directory / "config.json").read_text())["architectures"] == [architecture]
+    model, info = getattr(transformers, architecture).from_pretrained(
+        directory, dtype=torch.float32, output_loading_info=True
+    )
+    assert not any(info.values()), info
+    return model
+
+
+SMALL = BertConfig(
+    vocab_size=40,
+    hidden_size=16,
+    num_hidden_layers=2,
+    num_attention_heads=2,
+    intermediate_size=24,
+    max_position_embeddings=12,
+)
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_saving_and_loading_keeps_every_bit(tmp_path: Path, letters: Tokenizer, architecture: str) -> None:
+    ours = our_model(architecture, SMALL.replace(temperature=1.5, id2label={0: "NEGATIVE", 1: "POSITIVE"}))
+    save_checkpoint(tmp_path, ours, letters)
+    loaded = load_checkpoint(tmp_path)
+    assert type(loaded.model) is type(ours)
+    assert loaded.config == ours.config == loaded.model.config
+    assert loaded.tokenizer.to_json() == letters.to_json()
+    state = ours.state_dict()
+    assert loaded.model.state_dict().keys() == state.keys()
+    assert all(torch.equal(tensor, state[name]) for name, tensor in loaded.model.state_dict().items())
+
+
+def test_a_loaded_model_is_in_evaluation_mode_and_can_be_trained(tmp_path: Path, letters: Tokenizer) -> None:
+    save_checkpoint(tmp_path, our_model("BertForPreTraining", SMALL), letters)
+    model = load_checkpoint(tmp_path).model
+    assert not model.training
+    assert isinstance(model, BertForPreTraining)
+    assert all(parameter.requires_grad for parameter in model.parameters())
+    assert model.masked_lm.decoder.weight is model.encoder.embeddings.word_embeddings.weight
+
+
+def test_a_checkpoint_can_replace_the_one_it_was_loaded_from(tmp_path: Path, letters: Tokenizer) -> None:
+    ours = our_model("BertForPreTraining", SMALL)
+    save_checkpoint(tmp_path, ours, letters)
+    loaded = load_checkpoint(tmp_path)  # its weights may be mapped from the file
+    save_checkpoint(tmp_path, loaded.model, loaded.tokenizer)
+    again = load_checkpoint(tmp_path).model.state_dict()
+    assert all(torch.equal(tensor, again[name]) for name, tensor in ours.state_dict().items())
+    assert not list(tmp_path.glob(".*")), "something was left lying about"
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_the_size_on_disk_is_opened_by_both(
+    tmp_path: Path, letters: Tokenizer, dtype: torch.dtype
+) -> None:
+    ours = our_model("BertForPreTraining", SMALL)
+    save_checkpoint(tmp_path, ours, letters, dtype=dtype)
+    assert {tensor.dtype for tensor in load_file(tmp_path / "model.safetensors").values()} == {dtype}
+    loaded = load_checkpoint(tmp_path)
+    assert {parameter.dtype for parameter in loaded.model.parameters()} == {torch.float32}
+    sequences = sequences_for(SMALL)
+    assert_same(our_answers(loaded.model, sequences), our_answers(ours, sequences), tolerance=5e-2)
+    theirs = opened_by_transformers(tmp_path, "BertForPreTraining")
+    assert_same(our_answers(loaded.model, sequences), their_answers(theirs, sequences))
+
+
+def test_loading_can_change_the_precision(tmp_path: Path, letters: Tokenizer) -> None:
+    save_checkpoint(tmp_path, our_model("BertForPreTraining", SMALL), letters)
+    model = load_checkpoint(tmp_path, dtype=torch.bfloat16).model
+    assert {parameter.dtype for parameter in model.parameters()} == {torch.bfloat16}
+
+
+# --- other people's habits ----------------------------------------------------------------------------------
+
+
+def test_shards_are_put_together(tmp_path: Path) -> None:
+    theirs = their_model("BertForPreTraining")
+    save_theirs(tmp_path, theirs, max_shard_size="20KB")
+    assert len(list(tmp_path.glob("model-*.safetensors"))) > 1
+    checkpoint = load_checkpoint(tmp_path)
+    sequences = sequences_for(theirs.config)
+    assert_same(our_answers(checkpoint.model, sequences), their_answers(theirs, sequences))
+
+
+def test_half_precision_of_transformers_is_computed_in_float32(tmp_path: Path) -> None:
+    theirs = their_model("BertForSequenceClassification").half()
+    checkpoint = load_checkpoint(save_theirs(tmp_path, theirs))
+    sequences = sequences_for(theirs.config)
+    assert_same(our_answers(checkpoint.model, sequences), their_answers(theirs.float(), sequences))
+
+
+def edit_tensors(directory: Path, edit: Callable[[dict[str, Tensor]], None]) -> None:
+    file = directory / "model.safetensors"
+    tensors = {name: tensor.clone() for name, tensor in load_file(file).items()}  # not mapped from the file
+    edit(tensors)
+    save_file(tensors, file, metadata={"format": "pt"})
+
+
+def edit_config(directory: Path, **changes: Any) -> None:
+    file = directory / "config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | changes))
+
+
+def test_norms_named_as_in_2018_are_found(tmp_path: Path) -> None:
+    def rename(tensors: dict[str, Tensor]) -> None:
+        for name in list(tensors):
+            old = name.replace("LayerNorm.weight", "LayerNorm.gamma").replace(
+                "LayerNorm.bias", "LayerNorm.beta"
+            )
+            tensors[old] = tensors.pop(name)
+
+    theirs = their_model("BertForPreTraining")
+    edit_tensors(save_theirs(tmp_path, theirs), rename)
+    assert "bert.embeddings.LayerNorm.gamma" in load_file(tmp_path / "model.safetensors")
+    sequences = sequences_for(theirs.config)
+    assert_same(our_answers(load_checkpoint(tmp_path).model, sequences), their_answers(theirs, sequences))
+
+
+def test_masked_lm_that_carries_a_next_sentence_head_gets_it(tmp_path: Path) -> None:
+    """As the published checkpoints do."""
+    theirs = their_model("BertForPreTraining")
+    edit_config(save_theirs(tmp_path, theirs), architectures=["BertForMaskedLM"])
+    checkpoint = load_checkpoint(tmp_path)
+    assert isinstance(checkpoint.model, BertForPreTraining)
+    assert checkpoint.model.next_sentence is not None
+    sequences = sequences_for(theirs.config)
+    assert_same(our_answers(checkpoint.model, sequences), their_answers(theirs, sequences))
+
+
+def test_masked_lm_without_a_pooler_has_no_next_sentence_head(tmp_path: Path) -> None:
+    edit_config(save_theirs(tmp_path, their_model("BertForPreTraining")), architectures=["BertForMaskedLM"])
+    edit_tensors(tmp_path, lambda tensors: tensors.__delitem__("bert.pooler.dense.weight"))
+    model = load_checkpoint(tmp_path).model
+    assert isinstance(model, BertForPreTraining)
+    assert model.next_sentence is None
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_architecture_that_is_not_named_is_seen_from_the_weights(tmp_path: Path, architecture: str) -> None:
+    theirs = their_model(architecture)
+    edit_config(save_theirs(tmp_path, theirs), architectures=None)
+    sequences = sequences_for(theirs.config)
+    assert_same(our_answers(load_checkpoint(tmp_path).model, sequences), their_answers(theirs, sequences))
+
+
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize("name", ["cls.predictions.decoder.weight", "cls.predictions.decoder.bias"])
+def test_decoder_that_differs_from_what_it_is_tied_to_is_used(tmp_path: Path, name: str, tied: bool) -> None:
+    """`transformers` then unties it, whatever the configuration says."""
+    save_theirs(tmp_path, their_model("BertForMaskedLM", tie_word_embeddings=tied))
+    shape = (61, 32) if name.endswith("weight") else (61,)
+    edit_tensors(tmp_path, lambda tensors: tensors.update({name: torch.full(shape, 0.25).cumsum(0)}))
+    theirs = transformers.BertForMaskedLM.from_pretrained(tmp_path, dtype=torch.float32)
+    checkpoint = load_checkpoint(tmp_path)
+    sequences = sequences_for(theirs.config)
+    assert_same(our_answers(checkpoint.model, sequences), their_answers(theirs, sequences), tolerance=1e-4)
+    save_checkpoint(tmp_path / "again", checkpoint.model, checkpoint.tokenizer)
+    again = opened_by_transformers(tmp_path / "again", "BertForMaskedLM")
+    assert_same(our_answers(checkpoint.model, sequences), their_answers(again, sequences), tolerance=1e-4)
+
+
+def test_decoder_that_equals_the_embedding_stays_tied(tmp_path: Path) -> None:
+    def repeat(tensors: dict[str, Tensor]) -> None:
+        tensors["cls.predictions.decoder.weight"] = tensors["bert.embeddings.word_embeddings.weight"].clone()
+
+    edit_tensors(save_theirs(tmp_path, their_model("BertForMaskedLM")), repeat)
+    model = load_checkpoint(tmp_path).model
+    assert isinstance(model, BertForPreTraining)
+    assert model.masked_lm.decoder.weight is model.encoder.embeddings.word_embeddings.weight
+
+
+def test_tensors_that_no_head_needs_are_passed_over(tmp_path: Path) -> None:
+    extra = {"bert.embeddings.position_ids": torch.arange(24), "something.else": torch.ones(2)}
+    edit_tensors(save_theirs(tmp_path, their_model("BertForMaskedLM")), lambda tensors: tensors.update(extra))
+    load_checkpoint(tmp_path)
+
+
+def test_vocab_txt_is_enough(tmp_path: Path) -> None:
+    save_theirs(tmp_path, their_model("BertForMaskedLM"))
+    (tmp_path / "tokenizer.json").unlink()
+    (tmp_path / "vocab.txt").write_text("\n".join(VOCAB) + "\n")
+    assert load_checkpoint(tmp_path).tokenizer.vocab == VOCAB
+
+
+def test_auto_classes_open_what_is_saved_here(tmp_path: Path, letters: Tokenizer) -> None:
+    save_checkpoint(tmp_path, our_model("BertForMaskedLM", SMALL), letters)
+    model = transformers.AutoModelForMaskedLM.from_pretrained(tmp_path)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path)
+    assert type(model).__name__ == "BertForMaskedLM"
+    assert tokenizer("Hello, [MASK]!")["input_ids"] == letters.encode("Hello, [MASK]!").input_ids
+
+
+def test_a_pair_for_a_model_of_one_segment_is_refused_by_its_tokenizer(
+    tmp_path: Path, letters: Tokenizer
+) -> None:
+    save_checkpoint(tmp_path, our_model("BertForPreTraining", SMALL.replace(type_vocab_size=1)), letters)
+    tokenizer = load_checkpoint(tmp_path).tokenizer
+    assert tokenizer.encode("hello world").token_type_ids == [0, 0, 0, 0]
+    with pytest.raises(PairError, match="made for single texts"):
+        tokenizer.encode("a", "pair")
+
+
+# --- broken directories -------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def directory(tmp_path: Path, letters: Tokenizer) -> Path:
+    """A sound checkpoint, to be broken."""
+    save_checkpoint(tmp_path / "bert", our_model("BertForPreTraining", SMALL), letters)
+    return tmp_path / "bert"
+
+
+def refusal(directory: Path | str) -> CheckpointError:
+    """The error, which must be one, and must not trail the error of some library."""
+    with pytest.raises(CheckpointError) as caught:
+        load_checkpoint(directory)
+    lines = traceback.format_exception(caught.value)
+    assert sum(line.startswith("Traceback") for line in lines) == 1, "".join(lines)
+    assert str(caught.value) == f"{caught.value.path}: {caught.value.reason}"
+    return caught.value
+
+
+Damage = Callable[[Path], object]
+
+
+def write(name: str, content: bytes | str) -> Damage:
+    return lambda path: (path / name).write_bytes(content if isinstance(content, bytes) else content.encode())
+
+
+def truncate(name: str, keep: float) -> Damage:
+    return lambda path: (path / name).write_bytes(
+        (path / name).read_bytes()[: int(keep * (path / name).stat().st_size)]
+    )
+
+
+def remove(*names: str) -> Damage:
+    return lambda path: [(path / name).unlink() for name in names]
+
+
+def config(**changes: Any) -> Damage:
+    return lambda path: edit_config(path, **changes)
+
+
+def tensor(name: str, value: Tensor | None) -> Damage:
+    def change(tensors: dict[str, Tensor]) -> None:
+        del tensors[name]
+        if value is not None:
+            tensors[name] = value
+
+    return lambda path: edit_tensors(path, change)
+
+
+def only_pickle(path: Path) -> None:
+    (path / "model.safetensors").rename(path / "pytorch_model.bin")
+
+
+def index(weight_map: Any) -> Damage:
+    def damage(path: Path) -> None:
+        (path / "model.safetensors").rename(path / "model-1.safetensors")
+        names = load_file(path / "model-1.safetensors")
+        mapped = dict.fromkeys(names, weight_map) if isinstance(weight_map, str) else weight_map
+        (path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": mapped}))
+
+    return damage
+
+
+def no_unknown_word(path: Path) -> None:
+    values = json.loads((path / "tokenizer.json").read_text())
+    values["model"]["unk_token"] = "<unk>"
+    (path / "tokenizer.json").write_text(json.dumps(values))
+
+
+def too_many_words(path: Path) -> None:
+    Tokenizer.from_vocab([*VOCAB, "four", "words", "too", "many"]).save(path)
+
+
+LAST = "bert.encoder.layer.1.output.dense.weight"
+QUERY = "bert.encoder.layer.0.attention.self.query.bias"
+
+DAMAGES: dict[str, tuple[Damage, str, str]] = {
+    # config.json
+    "no config": (remove("config.json"), "config.json", "is missing"),
+    "empty config": (write("config.json", ""), "config.json", "cannot be read as JSON"),
+    "config cut short": (truncate("config.json", 0.5), "config.json", "cannot be read as JSON"),
+    "config in another encoding": (
+        write("config.json", b"\xff\xfe{}"),
+        "config.json",
+        "cannot be read as JSON",
+    ),
+    "config nested without end": (write("config.json", "[" * 100_000), "config.json", "cannot be read as JSON"),
+    "config is a list": (write("config.json", "[]"), "config.json", "is not a JSON object"),
+    "not a BERT": (config(model_type="gpt2"), "config.json", "model_type is 'gpt2', only 'bert'"),
+    "no such architecture": (config(architectures=["BertForX"]), "config.json", "'BertForX' is none of"),
+    "odd architecture": (config(architectures=[["x"]]), "config.json", "is none of BertForPreTraining"),
+    "a bare encoder": (config(architectures=["BertModel"]), "config.json", "'BertModel' is none of"),
+    "size of a wrong type": (
+        config(hidden_size="abc"),
+        "config.json",
+        "hidden_size must be a positive integer",
+    ),
+    "size without end": (config(num_hidden_layers=10**30), "config.json", "num_hidden_layers"),
+    "number that is none": (config(layer_norm_eps=float("nan")), "config.json", "layer_norm_eps"),
+    "odd labels": (config(id2label=["a"]), "config.json", "id2label is no mapping"),
+    # weights
+    "no weights": (remove("model.safetensors"), "model.safetensors", "is missing"),
+    "only a pickle": (only_pickle, "", r"holds only pickled weights \(pytorch_model.bin\)"),
+    "empty weights": (write("model.safetensors", b""), "model.safetensors", "is truncated or corrupt"),
+    "weights cut short": (truncate("model.safetensors", 0.7), "model.safetensors", "is truncated or corrupt"),
+    "weights cut in the header": (truncate("model.safetensors", 0.1), "model.safetensors", "is truncated"),
+    "weights are a page": (write("model.safetensors", "<html>" * 99), "model.safetensors", "is truncated or"),
+    "missing tensor": (tensor(QUERY, None), "model.safetensors", f"tensor {QUERY} is missing"),
+    "missing last layer": (tensor(LAST, None), "model.safetensors", f"tensor {LAST} is missing"),
+    "fewer layers than configured": (
+        config(num_hidden_layers=9_999_999),
+        "model.safetensors",
+        "tensor bert.encoder.layer.9999998.output.dense.weight is missing",
+    ),
+    "another shape": (tensor(QUERY, torch.ones(8)), "model.safetensors", r"shape \(8,\), config.json makes it"),
+    "scalar": (tensor(QUERY, torch.tensor(1.0)), "model.safetensors", r"has shape \(\)"),
+    "other vocabulary": (config(vocab_size=39), "model.safetensors", r"\(40, 16\), config.json makes it \(39,"),
+    "integers": (tensor(QUERY, torch.ones(16, dtype=torch.int8)), "model.safetensors", "holds torch.int8"),
+    "not a number": (tensor(QUERY, torch.full((16,), torch.nan)), "model.safetensors", "not finite"),
+    "infinite": (tensor(LAST, torch.full((16, 24), torch.inf)), "model.safetensors", "not finite"),
+    "no such shard": (index("gone.safetensors"), "gone.safetensors", "is missing"),
+    "no weight map": (index([]), "model.safetensors.index.json", "has no weight_map"),
+    "empty weight map": (index({}), "model.safetensors.index.json", "is missing"),
+    "shard elsewhere": (index("../bert/model-1.safetensors"), "model.safetensors.index.json", "no file beside"),
+    "shard at the root": (index("/etc/passwd"), "model.safetensors.index.json", "no file beside it"),
+    "shard without a name": (index({"x": 5}), "model.safetensors.index.json", "no file beside it: 5"),
+    # tokenizer
+    "no tokenizer": (remove("tokenizer.json"), "", "holds neither tokenizer.json nor vocab.txt"),
+    "tokenizer cut short": (
+        truncate("tokenizer.json", 0.5),
+        "tokenizer.json",
+        "is no usable WordPiece tokenizer",
+    ),
+    "tokenizer is empty": (write("tokenizer.json", "{}"), "tokenizer.json", "is no usable WordPiece tokenizer"),
+    "unknown words have no token": (no_unknown_word, "tokenizer.json", "unknown words become '<unk>'"),
+    "tokenizer larger than the model": (
+        too_many_words,
+        "config.json",
+        "vocab_size is 40, but the tokenizer has 41 tokens",
+    ),
+}
+
+
+@pytest.mark.parametrize(("damage", "file", "reason"), DAMAGES.values(), ids=DAMAGES.keys())
+def test_broken_directory_is_one_error_that_names_file_and_reason(
+    directory: Path, damage: Damage, file: str, reason: str
+) -> None:
+    damage(directory)
+    error = refusal(directory)
+    assert error.path == directory / file
+    assert re.search(reason, error.reason)
+
+
+@pytest.mark.parametrize("path", ["nowhere", "x" * 5000, "nul\0"])
+def test_directory_that_is_none_is_named(path: str) -> None:
+    assert refusal(path).reason == "is no directory"
+
+
+def test_file_in_place_of_a_directory_is_refused(directory: Path) -> None:
+    assert refusal(directory / "config.json").reason == "is no directory"
+
+
+@pytest.mark.parametrize("position", range(0, 400, 13))
+def test_any_wrong_byte_in_the_weights_header_is_an_error_or_harmless(directory: Path, position: int) -> None:
+    content = bytearray((directory / "model.safetensors").read_bytes())
+    content[position] ^= 0x15
+    (directory / "model.safetensors").write_bytes(content)
+    with suppress(CheckpointError):
+        load_checkpoint(directory)
+
+
+def test_directory_that_cannot_be_written_is_named(tmp_path: Path, letters: Tokenizer) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(CheckpointError, match="file/bert: cannot be written"):
+        save_checkpoint(tmp_path / "file" / "bert", our_model("BertForMaskedLM", SMALL), letters)

@@ -1,0 +1,189 @@
+from __future__ import annotations
+
+import json
+import math
+from typing import Any
+
+import pytest
+import transformers
+
+from model import BertConfig
+from model.bert import _ACTIVATIONS
+from model.config import ACTIVATIONS
+from model.errors import ConfigError
+
+
+def test_defaults_are_bert_base() -> None:
+    assert BertConfig() == BertConfig.preset("base")
+    assert BertConfig().head_dim == 64
+
+
+@pytest.mark.parametrize(
+    ("name", "layers", "hidden", "heads"),
+    [
+        ("tiny", 2, 128, 2),
+        ("mini", 4, 256, 4),
+        ("small", 4, 512, 8),
+        ("medium", 8, 512, 8),
+        ("base", 12, 768, 12),
+        ("large", 24, 1024, 16),
+    ],
+)
+def test_preset_has_its_published_shape(name: str, layers: int, hidden: int, heads: int) -> None:
+    config = BertConfig.preset(name)
+    shape = (config.num_hidden_layers, config.hidden_size, config.num_attention_heads, config.intermediate_size)
+    assert shape == (layers, hidden, heads, 4 * hidden)
+
+
+def test_preset_takes_changes() -> None:
+    assert BertConfig.preset("tiny", vocab_size=8192).vocab_size == 8192
+
+
+def test_unknown_preset_names_the_known_ones() -> None:
+    with pytest.raises(ConfigError, match="preset 'huge' is none of tiny, mini, small, medium, base, large"):
+        BertConfig.preset("huge")
+
+
+def test_dict_and_back_is_the_same() -> None:
+    config = BertConfig(
+        vocab_size=99,
+        hidden_size=48,
+        num_attention_heads=6,
+        type_vocab_size=1,
+        classifier_dropout=0.2,
+        tie_word_embeddings=False,
+        id2label={0: "bad", 1: "fair", 2: "good"},
+        temperature=1.7,
+    )
+    assert BertConfig.from_dict(json.loads(json.dumps(config.to_dict()))) == config
+
+
+def test_what_transformers_writes_is_read() -> None:
+    theirs = transformers.BertConfig(hidden_size=48, num_attention_heads=3, num_labels=5, hidden_act="relu")
+    config = BertConfig.from_dict(theirs.to_dict())
+    assert (config.hidden_size, config.head_dim, config.hidden_act) == (48, 16, "relu")
+    assert config.labels == [f"LABEL_{i}" for i in range(5)]
+
+
+def test_what_is_written_transformers_reads() -> None:
+    config = BertConfig.preset("mini", id2label={0: "NEGATIVE", 1: "POSITIVE"}, type_vocab_size=1)
+    theirs = transformers.BertConfig.from_dict(config.to_dict())
+    assert theirs.hidden_size == 256
+    assert theirs.type_vocab_size == 1
+    assert theirs.id2label == {0: "NEGATIVE", 1: "POSITIVE"}
+    assert theirs.label2id == {"NEGATIVE": 0, "POSITIVE": 1}
+
+
+def test_activations_of_the_configuration_are_those_of_the_network() -> None:
+    assert set(ACTIVATIONS) == set(_ACTIVATIONS)
+
+
+@pytest.mark.parametrize(
+    ("values", "labels"),
+    [
+        ({}, 2),
+        ({"num_labels": 3}, 3),
+        ({"num_labels": None, "id2label": None}, 2),
+        ({"num_labels": 2, "id2label": {"0": "a", "1": "b", "2": "c"}}, 3),
+    ],
+)
+def test_labels_without_names_are_counted(values: dict[str, Any], labels: int) -> None:
+    assert BertConfig.from_dict(values).num_labels == labels
+
+
+def test_fields_that_change_no_arithmetic_are_passed_over() -> None:
+    assert BertConfig.from_dict({"use_cache": True, "torch_dtype": "float16", "who": [1]}) == BertConfig()
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"model_type": "roberta"}, "model_type is 'roberta', only 'bert' is supported"),
+        ({"position_embedding_type": "relative_key"}, "'relative_key' is not supported"),
+        ({"is_decoder": True}, "is_decoder is true"),
+        ({"add_cross_attention": True}, "add_cross_attention is true"),
+    ],
+)
+def test_variant_that_is_computed_differently_is_refused(values: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        BertConfig.from_dict(values)
+
+
+SIZES = [
+    "vocab_size",
+    "hidden_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "intermediate_size",
+    "max_position_embeddings",
+    "type_vocab_size",
+]
+
+
+@pytest.mark.parametrize("name", SIZES)
+@pytest.mark.parametrize("value", [None, "768", "abc", 0, -1, 768.0, math.nan, True, [768], {}, 10**30])
+def test_size_that_is_no_positive_integer_is_refused(name: str, value: object) -> None:
+    with pytest.raises(ConfigError, match=f"^{name} must be a positive integer"):
+        BertConfig.from_dict({name: value})
+
+
+@pytest.mark.parametrize("name", ["hidden_dropout_prob", "attention_probs_dropout_prob", "classifier_dropout"])
+@pytest.mark.parametrize("value", ["0.1", -0.1, 1.0, math.nan, math.inf, True, [0.1]])
+def test_dropout_that_is_no_share_is_refused(name: str, value: object) -> None:
+    with pytest.raises(ConfigError, match=rf"^{name} must lie in \[0, 1\)"):
+        BertConfig.from_dict({name: value})
+
+
+def test_only_the_classifiers_dropout_may_be_left_open() -> None:
+    assert BertConfig.from_dict({"classifier_dropout": None}).classifier_dropout is None
+    with pytest.raises(ConfigError, match="hidden_dropout_prob"):
+        BertConfig.from_dict({"hidden_dropout_prob": None})
+
+
+@pytest.mark.parametrize("name", ["layer_norm_eps", "initializer_range", "temperature"])
+@pytest.mark.parametrize("value", [None, "1e-12", -1e-12, math.nan, math.inf, True])
+def test_number_that_is_no_number_is_refused(name: str, value: object) -> None:
+    with pytest.raises(ConfigError, match=f"^{name} must be a number from 0 up"):
+        BertConfig.from_dict({name: value})
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"hidden_size": 100, "num_attention_heads": 3}, "hidden_size 100 is not divisible"),
+        ({"hidden_act": "mish"}, "hidden_act 'mish' is none of gelu"),
+        ({"hidden_act": None}, "hidden_act None is none of gelu"),
+        ({"hidden_act": ["gelu"]}, "hidden_act"),
+        ({"tie_word_embeddings": "false"}, "tie_word_embeddings must be true or false, not 'false'"),
+        ({"temperature": 0}, "temperature must not be 0"),
+        ({"truncation": "tail"}, "truncation must be head or head_tail"),
+        ({"id2label": {}}, "id2label must number its labels from 0"),
+        ({"id2label": {"1": "a", "2": "b"}}, "id2label must number its labels from 0"),
+        ({"id2label": {"a": "b"}}, "id2label is no mapping"),
+        ({"id2label": {"0": None, "x": None}}, "id2label is no mapping"),
+        ({"id2label": ["a", "b"]}, "id2label is no mapping"),
+        ({"id2label": 2}, "id2label is no mapping"),
+        ({"num_labels": 0}, "num_labels must be a positive integer"),
+        ({"num_labels": "3"}, "num_labels must be a positive integer"),
+        ({"num_labels": 10**12}, "num_labels must be a positive integer"),
+    ],
+)
+def test_value_that_describes_no_model_is_named(values: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        BertConfig.from_dict(values)
+
+
+def test_labels_must_be_named_by_strings() -> None:
+    with pytest.raises(ConfigError, match="id2label must name its labels with strings"):
+        BertConfig(id2label={0: 5})  # type: ignore[dict-item]
+
+
+def test_message_quotes_only_a_little_of_a_long_value() -> None:
+    with pytest.raises(ConfigError) as caught:
+        BertConfig.from_dict({"hidden_act": "x" * 100_000})
+    assert len(str(caught.value)) < 300
+
+
+def test_a_copy_is_checked_again() -> None:
+    with pytest.raises(ConfigError, match="not divisible"):
+        BertConfig().replace(num_attention_heads=7)

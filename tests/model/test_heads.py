@@ -1,0 +1,97 @@
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from model import BertConfig, BertForPreTraining, BertForSequenceClassification, PackedBatch
+from model.heads import masked_lm_loss
+from tests.model.reference import randomise
+
+CONFIG = BertConfig(
+    vocab_size=30,
+    hidden_size=16,
+    num_hidden_layers=1,
+    num_attention_heads=2,
+    intermediate_size=32,
+    max_position_embeddings=16,
+)
+
+
+def test_tied_decoder_is_the_word_embedding_itself() -> None:
+    model = BertForPreTraining(CONFIG)
+    words = model.encoder.embeddings.word_embeddings.weight
+    assert model.masked_lm.decoder.weight is words
+    model.masked_lm(model(PackedBatch.pack([[1, 2]]))).sum().backward()
+    assert words.grad is not None
+    assert words.grad[29].any()  # a word that is not in the text learns through the decoder
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_the_tie_survives_a_change_of_precision(dtype: torch.dtype) -> None:
+    model = BertForPreTraining(CONFIG).to(dtype)
+    assert model.masked_lm.decoder.weight is model.encoder.embeddings.word_embeddings.weight
+
+
+def test_untied_decoder_has_its_own_weight() -> None:
+    tied, untied = (BertForPreTraining(CONFIG.replace(tie_word_embeddings=tie)) for tie in (True, False))
+    sizes = [sum(p.numel() for p in model.parameters()) for model in (tied, untied)]
+    assert sizes[1] - sizes[0] == 30 * 16
+
+
+def test_words_are_projected_only_for_the_rows_given() -> None:
+    model = BertForPreTraining(CONFIG)
+    randomise(model)
+    hidden = model.eval()(PackedBatch.pack([[1, 2, 3], [4]]))
+    everything = model.masked_lm(hidden)
+    assert everything.shape == (4, 30)
+    torch.testing.assert_close(model.masked_lm(hidden[[2]]), everything[[2]])
+    assert model.masked_lm(hidden[:0]).shape == (0, 30)
+
+
+def test_next_sentence_head_may_be_absent() -> None:
+    model = BertForPreTraining(CONFIG, next_sentence=False)
+    assert model.next_sentence is None
+    assert not any("pooler" in name for name in model.state_dict())
+
+
+def test_next_sentence_has_two_logits_from_the_pooled_cls() -> None:
+    model = BertForPreTraining(CONFIG)
+    randomise(model)
+    assert model.next_sentence is not None
+    cls = model(PackedBatch.pack([[1, 2], [3]], reads=[[0], [0]]))
+    dense, classifier = model.next_sentence.pooler.dense, model.next_sentence.classifier
+    logits = model.next_sentence(cls)
+    assert logits.shape == (2, 2)
+    torch.testing.assert_close(logits, classifier(torch.tanh(dense(cls))))
+
+
+def test_classifier_has_a_logit_per_label() -> None:
+    model = BertForSequenceClassification(CONFIG.replace(id2label={0: "a", 1: "b", 2: "c"}))
+    assert model(PackedBatch.pack([[1, 2], [3]], reads=[[0], [0]])).shape == (2, 3)
+
+
+@pytest.mark.parametrize(("own", "expected"), [(None, 0.1), (0.0, 0.0), (0.4, 0.4)])
+def test_classifier_drops_what_its_own_setting_says_or_else_the_hidden_one(
+    own: float | None, expected: float
+) -> None:
+    assert BertForSequenceClassification(CONFIG.replace(classifier_dropout=own)).dropout.p == expected
+
+
+def test_untrained_weights_guess_every_word_alike() -> None:
+    model = BertForPreTraining(CONFIG).eval()
+    model.initialise(torch.Generator().manual_seed(0))
+    logits = model.masked_lm(model(PackedBatch.pack([[1, 2, 3, 4]])))
+    assert masked_lm_loss(logits, torch.tensor([1, 2, 3, 4])).item() == pytest.approx(math.log(30), abs=0.2)
+
+
+def test_loss_is_the_mean_surprise_in_nats() -> None:
+    logits = torch.tensor([[0.0, math.log(3)], [0.0, 0.0]], dtype=torch.bfloat16)
+    loss = masked_lm_loss(logits, torch.tensor([0, 1]))
+    assert loss.dtype == torch.float32
+    assert loss.item() == pytest.approx((math.log(4) + math.log(2)) / 2, abs=1e-2)
+
+
+def test_id_0_is_a_word_like_any_other() -> None:
+    assert masked_lm_loss(torch.tensor([[-5.0, 5.0]]), torch.tensor([0])).item() > 5

@@ -1,0 +1,85 @@
+from __future__ import annotations
+
+from itertools import pairwise
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from model import PackedBatch
+from model.packing import Segments
+
+
+def test_sequences_lie_end_to_end() -> None:
+    batch = PackedBatch.pack([[5, 6, 7], [8], [9, 10]])
+    assert batch.input_ids.tolist() == [5, 6, 7, 8, 9, 10]
+    assert batch.position_ids.tolist() == [0, 1, 2, 0, 0, 1]
+    assert batch.token_type_ids.tolist() == [0] * 6
+    assert batch.cu_seqlens.tolist() == [0, 3, 4, 6]
+    assert batch.cu_seqlens.dtype == torch.int32  # what the variable-length kernel takes
+    assert (batch.lengths, batch.max_seqlen, batch.total_tokens) == ((3, 1, 2), 3, 6)
+    assert batch.reads is None
+
+
+def test_segments_are_kept() -> None:
+    assert PackedBatch.pack([[5, 6], [7]], [[0, 1], [1]]).token_type_ids.tolist() == [0, 1, 1]
+
+
+def test_reads_become_rows_of_the_ribbon() -> None:
+    batch = PackedBatch.pack([[5, 6, 7], [8, 9], [10]], reads=[[0, 2], [], [0]])
+    assert batch.reads is not None
+    assert batch.reads.index.tolist() == [0, 2, 5]
+    assert batch.reads.segments.lengths == (2, 0, 1)
+    assert batch.reads.segments.cu_seqlens.tolist() == [0, 2, 2, 3]
+
+
+def test_nothing_at_all_may_be_read() -> None:
+    batch = PackedBatch.pack([[5], [6]], reads=[[], []])
+    assert batch.reads is not None
+    assert batch.reads.index.shape == (0,)
+    assert batch.reads.index.dtype == torch.int64
+
+
+@pytest.mark.parametrize("sequences", [[], [[]], [[1], []]])
+def test_empty_sequences_are_refused(sequences: list[list[int]]) -> None:
+    with pytest.raises(ValueError, match="none of length 0"):
+        PackedBatch.pack(sequences)
+
+
+def test_segments_of_another_length_are_refused() -> None:
+    with pytest.raises(ValueError, match="token_type_ids has 2 tokens, input_ids 3"):
+        PackedBatch.pack([[5, 6, 7]], [[0, 0]])
+
+
+@pytest.mark.parametrize("reads", [[[3], [0]], [[-1], [0]], [[0], [0, 1]]])
+def test_reads_outside_their_own_sequence_are_refused(reads: list[list[int]]) -> None:
+    with pytest.raises(ValueError, match="leave a sequence of"):
+        PackedBatch.pack([[5, 6, 7], [8]], reads=reads)
+
+
+def test_reads_for_another_number_of_sequences_are_refused() -> None:
+    with pytest.raises(ValueError, match="shorter"):
+        PackedBatch.pack([[5], [6]], reads=[[0]])
+
+
+def test_moving_a_batch_moves_every_tensor() -> None:
+    batch = PackedBatch.pack([[5, 6], [7]], reads=[[0], [0]]).to("meta")
+    assert batch.reads is not None
+    tensors = [batch.input_ids, batch.position_ids, batch.token_type_ids, batch.cu_seqlens]
+    tensors += [batch.reads.index, batch.reads.segments.cu_seqlens]
+    assert {tensor.device.type for tensor in tensors} == {"meta"}
+    assert batch.lengths == (2, 1)  # stay on the host
+
+
+@given(st.lists(st.lists(st.integers(0, 9), min_size=1, max_size=8), min_size=1, max_size=8))
+@settings(max_examples=50, deadline=None, derandomize=True)
+def test_cumulative_lengths_cut_the_ribbon_into_its_sequences(sequences: list[list[int]]) -> None:
+    batch = PackedBatch.pack(sequences)
+    ends = batch.cu_seqlens.tolist()
+    pieces = [batch.input_ids[a:b].tolist() for a, b in pairwise(ends)]
+    assert pieces == sequences
+
+
+def test_segments_know_their_longest() -> None:
+    assert Segments.of([2, 9, 4]).max_seqlen == 9

@@ -1,0 +1,474 @@
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tokenizers
+import transformers
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tokenizers import AddedToken, normalizers
+
+from model import Tokenizer
+from model.errors import (
+    CheckpointError,
+    EmptyTextError,
+    InvalidTextError,
+    PairError,
+    TextError,
+    TextTooLongError,
+    UnknownTargetError,
+)
+from model.tokenizer import SPECIAL_TOKENS, kept_ends, truncate_longest_first
+
+ALPHABET = [*"abcdefghijklmnopqrstuvwxyz0123456789", *".,!?'-()[]#…“”"]
+WORDS = ["the", "movie", "was", "great", "wall", "##ing", "##s", "cafe", "naive", "中", "😀"]
+VOCAB = list(dict.fromkeys([*SPECIAL_TOKENS, *ALPHABET, *(f"##{letter}" for letter in ALPHABET[:36]), *WORDS]))
+
+TEXTS = [
+    "The movie was great!",
+    "Café naïve Ångström e\u0301\u0301 ﬁ ẞ İstanbul Ǆ",
+    "日本語と中文 the 한국어 中",
+    "😀 great 👩‍👩‍👧 \U0001f1e9\U0001f1ea 😀😀",
+    "tabs\tand\r\nlines \x00 \x07 zero\u200bwidth soft\u00adhyphen \ufffd \u2028 \x85 end",
+    "the [MASK] was [MASK]. a[MASK]b [mask] [ MASK ] ##ing #### [UNK] [PAD]",
+    "[CLS] the [SEP] movie [SEP]",
+    "x" * 100 + " " + "x" * 101,
+    "don't can't a_b-c/d …“the”… ١٢٣ ½ ²",
+    "(the) movie , was .great ! ?",
+]
+
+
+def transformers_bert(vocab: Sequence[str] = VOCAB, **options: Any) -> Any:
+    return transformers.BertTokenizer(vocab={token: i for i, token in enumerate(vocab)}, **options)
+
+
+@pytest.fixture(scope="module")
+def words() -> Tokenizer:
+    return Tokenizer.from_vocab(VOCAB)
+
+
+# --- the same as transformers -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("lowercase", [True, False])
+@pytest.mark.parametrize("text", TEXTS)
+def test_ids_and_offsets_are_those_of_transformers(text: str, lowercase: bool) -> None:
+    ours = Tokenizer.from_vocab(VOCAB, lowercase=lowercase).encode(text)
+    theirs = transformers_bert(do_lower_case=lowercase)(text, return_offsets_mapping=True)
+    assert ours.input_ids == theirs["input_ids"]
+    assert ours.token_type_ids == theirs["token_type_ids"]
+    assert ours.spans == theirs["offset_mapping"]
+
+
+def test_a_pair_is_that_of_transformers(words: Tokenizer) -> None:
+    for first, second in pairwise(TEXTS):
+        ours, theirs = words.encode(first, second), transformers_bert()(first, second)
+        assert ours.input_ids == theirs["input_ids"]
+        assert ours.token_type_ids == theirs["token_type_ids"]
+
+
+def test_the_longest_loses_first_as_in_transformers(words: Tokenizer) -> None:
+    theirs, rng = transformers_bert(), random.Random(0)
+    for _ in range(400):
+        first, second = " ".join(["the"] * rng.randint(1, 9)), " ".join(["movie"] * rng.randint(1, 9))
+        limit = rng.randint(5, 20)
+        expected = theirs(first, second, truncation="longest_first", max_length=limit)
+        ours = words.encode(first, second, max_length=limit, truncate=True)
+        assert ours.input_ids == expected["input_ids"]
+        assert ours.token_type_ids == expected["token_type_ids"]
+        single = theirs(first, truncation=True, max_length=3 + limit % 6)["input_ids"]
+        assert words.encode(first, max_length=3 + limit % 6, truncate=True).input_ids == single
+
+
+def test_published_vocabulary_gives_the_published_ids(published_vocab: Path) -> None:
+    ours = Tokenizer.load(published_vocab)
+    assert (ours.vocab_size, ours.pad_id, ours.cls_id, ours.sep_id, ours.mask_id) == (30522, 0, 101, 102, 103)
+    assert ours.encode("Hello, world!").input_ids == [101, 7592, 1010, 2088, 999, 102]
+    theirs = transformers_bert(ours.vocab)
+    for text in TEXTS:
+        assert ours.encode(text).input_ids == theirs(text)["input_ids"]
+
+
+# --- what the model reads -----------------------------------------------------------------------------------
+
+
+def test_a_text_stands_between_cls_and_sep(words: Tokenizer) -> None:
+    encoding = words.encode("The walls")
+    assert [words.token(i) for i in encoding.input_ids] == ["[CLS]", "the", "wall", "##s", "[SEP]"]
+    assert encoding.token_type_ids == [0] * 5
+    assert encoding.spans == [(0, 0), (0, 3), (4, 8), (8, 9), (0, 0)]
+    assert (len(encoding), encoding.truncated, encoding.dropped) == (5, False, ())
+
+
+def test_the_second_text_is_the_second_segment(words: Tokenizer) -> None:
+    encoding = words.encode("The movie", "was great")
+    tokens = [words.token(i) for i in encoding.input_ids]
+    assert tokens == ["[CLS]", "the", "movie", "[SEP]", "was", "great", "[SEP]"]
+    assert encoding.token_type_ids == [0, 0, 0, 0, 1, 1, 1]
+    assert encoding.spans[4:6] == [(0, 3), (4, 9)]  # of its own text
+
+
+def test_spans_cut_the_callers_own_spelling_out_of_his_text(words: Tokenizer) -> None:
+    text = "😀 CAFÉ  [MASK]\tNaïve 中!"
+    encoding = words.encode(text)
+    cut = {words.token(i): text[a:b] for i, (a, b) in zip(encoding.input_ids, encoding.spans, strict=True)}
+    assert cut["cafe"] == "CAFÉ"
+    assert cut["naive"] == "Naïve"
+    assert cut["[MASK]"] == "[MASK]"
+    assert cut["😀"] == "😀"
+    assert cut["中"] == "中"
+
+
+@given(st.text(max_size=40))
+@settings(max_examples=200, deadline=None, derandomize=True)
+def test_any_text_is_tokens_or_a_text_error(text: str) -> None:
+    tokenizer = Tokenizer.from_vocab(VOCAB)
+    try:
+        encoding = tokenizer.encode(text)
+    except TextError:
+        return
+    assert encoding.input_ids[0] == tokenizer.cls_id
+    assert encoding.input_ids[-1] == tokenizer.sep_id
+    assert all(0 <= a <= b <= len(text) for a, b in encoding.spans)
+
+
+@pytest.mark.parametrize("text", ["", "   ", "\n\t", "\x00", "\u200b", "\ufffd"])
+def test_a_text_without_tokens_is_refused(words: Tokenizer, text: str) -> None:
+    with pytest.raises(EmptyTextError, match="the text is empty"):
+        words.encode(text)
+    with pytest.raises(EmptyTextError, match="text_pair is empty"):
+        words.encode("the", text)
+    with pytest.raises(EmptyTextError, match="text is empty"):
+        words.encode(text, "the")
+
+
+LONE = "half a \ud83d smile"
+
+
+def test_a_lone_surrogate_is_refused(words: Tokenizer) -> None:
+    for text in (LONE, LONE * 1000):  # short and long texts take different ways
+        with pytest.raises(InvalidTextError, match="surrogate"):
+            words.encode(text)
+        with pytest.raises(InvalidTextError, match="surrogate"):
+            words.encode("the", text)
+    with pytest.raises(InvalidTextError):
+        words.ids(LONE)
+    with pytest.raises(InvalidTextError):
+        words.ids_batch(["the", LONE])
+    with pytest.raises(InvalidTextError):
+        Tokenizer.train(["the", LONE], 100, show_progress=False)
+
+
+def test_nul_is_passed_over(words: Tokenizer) -> None:
+    encoding = words.encode("the\0 movie")
+    assert [words.token(i) for i in encoding.input_ids[1:-1]] == ["the", "movie"]
+    assert encoding.spans[2] == (5, 10)
+
+
+def test_a_megabyte_of_one_word_is_one_unknown_token(words: Tokenizer) -> None:
+    encoding = words.encode("a" * 1_000_000)
+    assert encoding.input_ids == [words.cls_id, words.unk_id, words.sep_id]
+    assert encoding.spans[1] == (0, 1_000_000)
+
+
+def test_a_very_long_text_is_measured_and_cut(words: Tokenizer) -> None:
+    text = "the movie was great ! " * 20_000
+    with pytest.raises(TextTooLongError) as caught:
+        words.encode(text, max_length=512)
+    assert (caught.value.tokens, caught.value.limit) == (100_002, 512)
+    encoding = words.encode(text, max_length=512, truncate=True)
+    assert len(encoding) == len(encoding.spans) == 512
+    assert len(encoding.dropped) == 100_002 - 512
+
+
+def test_a_pair_for_a_model_of_one_segment_is_refused(tmp_path: Path, words: Tokenizer) -> None:
+    words.save(tmp_path)
+    single = Tokenizer.load(tmp_path, segments=1)
+    assert single.encode("the movie").input_ids == words.encode("the movie").input_ids
+    with pytest.raises(PairError, match="type_vocab_size is 1"):
+        single.encode("the", "movie")
+
+
+# --- too long -----------------------------------------------------------------------------------------------
+
+
+def test_a_text_that_is_too_long_is_refused_with_both_lengths(words: Tokenizer) -> None:
+    with pytest.raises(TextTooLongError, match="has 7 tokens, the model takes at most 6"):
+        words.encode("the movie was great !", max_length=6)
+    assert len(words.encode("the movie was great !", max_length=7)) == 7
+
+
+def test_truncation_is_told_and_keeps_what_was_cut(words: Tokenizer) -> None:
+    encoding = words.encode("the movie was great [MASK]", max_length=5, truncate=True)
+    assert [words.token(i) for i in encoding.input_ids] == ["[CLS]", "the", "movie", "was", "[SEP]"]
+    assert encoding.truncated
+    assert [words.token(i) for i in encoding.dropped] == ["great", "[MASK]"]
+
+
+def test_head_tail_keeps_the_end_too(words: Tokenizer) -> None:
+    encoding = words.encode("a b c d e f", max_length=6, truncate=True, truncation="head_tail")
+    assert [words.token(i) for i in encoding.input_ids] == ["[CLS]", "a", "b", "e", "f", "[SEP]"]
+    assert encoding.spans[1:-1] == [(0, 1), (2, 3), (8, 9), (10, 11)]
+    assert [words.token(i) for i in encoding.dropped] == ["c", "d"]
+
+
+@pytest.mark.parametrize(("text_pair", "limit"), [(None, 2), (None, 0), ("b c", 4), ("b c", 3)])
+def test_without_room_for_a_token_truncation_is_refused_too(
+    words: Tokenizer, text_pair: str | None, limit: int
+) -> None:
+    with pytest.raises(TextTooLongError):
+        words.encode("a b c", text_pair, max_length=limit, truncate=True)
+
+
+@given(st.lists(st.integers(0, 30), min_size=1, max_size=2), st.integers(0, 60))
+@settings(deadline=None, derandomize=True)
+def test_truncation_fills_the_budget_and_takes_from_the_longer(lengths: list[int], budget: int) -> None:
+    kept = truncate_longest_first(lengths, budget)
+    assert sum(kept) == min(sum(lengths), budget)
+    assert all(0 <= keep <= length for keep, length in zip(kept, lengths, strict=True))
+    if len(kept) == 2 and kept != lengths:
+        cut = [keep for keep, length in zip(kept, lengths, strict=True) if keep < length]
+        assert min(cut) >= max(kept) - 1  # what was cut is still as long as the other
+
+
+@given(st.integers(0, 30), st.integers(0, 30), st.sampled_from(["head", "head_tail"]))
+@settings(deadline=None, derandomize=True)
+def test_kept_ends_keep_as_many_as_asked(length: int, keep: int, truncation: str) -> None:
+    head, tail = kept_ends(length, keep, truncation)
+    assert 0 <= head <= tail <= length
+    assert head + length - tail == min(length, keep)
+    assert truncation == "head_tail" or length <= keep or tail == length
+
+
+# --- words that a caller asks about -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("word", "token"), [("great", "great"), ("Great", "great"), ("CAFÉ", "cafe"), ("##s", "##s")]
+)
+def test_a_target_is_normalised_like_a_text(words: Tokenizer, word: str, token: str) -> None:
+    assert words.token(words.target_id(word)) == token
+
+
+def test_a_target_of_a_cased_model_keeps_its_case() -> None:
+    cased = Tokenizer.from_vocab([*VOCAB, "Great"], lowercase=False)
+    assert cased.token(cased.target_id("Great")) == "Great"
+    with pytest.raises(UnknownTargetError):
+        cased.target_id("GREAT")
+
+
+@pytest.mark.parametrize(
+    ("word", "reason"),
+    [
+        ("walls", r"split into \['wall', '##s'\]"),
+        ("the movie", r"split into \['the', 'movie'\]"),
+        ("語", r"\['\[UNK\]'\]"),
+        ("", "holds no token at all"),
+        (" ", "holds no token at all"),
+        ("\ud800", "holds no token at all"),
+    ],
+)
+def test_a_target_that_is_no_single_token_is_named(words: Tokenizer, word: str, reason: str) -> None:
+    with pytest.raises(UnknownTargetError, match=reason) as caught:
+        words.target_id(word)
+    assert caught.value.target == word
+    assert repr(word) in str(caught.value)
+
+
+# --- tokens and back ----------------------------------------------------------------------------------------
+
+
+def test_every_id_has_its_token(words: Tokenizer) -> None:
+    assert words.vocab == VOCAB
+    assert [words.token_id(token) for token in VOCAB] == list(range(words.vocab_size))
+    assert words.token(10**6) == "[UNK]"
+    with pytest.raises(KeyError):
+        words.token_id("nowhere")
+
+
+def test_decoding_joins_the_pieces(words: Tokenizer) -> None:
+    ids = words.encode("The walls [MASK] great!").input_ids
+    assert words.decode(ids) == "the walls great!"
+    assert words.decode(ids, skip_special_tokens=False) == "[CLS] the walls [MASK] great! [SEP]"
+
+
+def test_many_texts_are_the_same_as_one_by_one(words: Tokenizer) -> None:
+    assert words.ids_batch(TEXTS) == [words.ids(text) for text in TEXTS]
+    assert words.ids_batch([]) == []
+    assert words.ids("the movie") == words.encode("the movie").input_ids[1:-1]
+
+
+# --- files --------------------------------------------------------------------------------------------------
+
+
+def odd_tokenizers() -> dict[str, Any]:
+    entities = transformers_bert()
+    entities.add_tokens(["great movie"])
+    entities.add_tokens([AddedToken("<x>", lstrip=True, rstrip=True, normalized=False)], special_tokens=True)
+    sequence = transformers_bert()._tokenizer
+    parts = [normalizers.NFD(), normalizers.Lowercase(), normalizers.StripAccents()]
+    sequence.normalizer = normalizers.Sequence(parts)
+    named = {f"{token.strip('[]').lower()}_token": token for token in SPECIAL_TOKENS}
+    return {
+        "plain": transformers_bert(),
+        "cased": transformers_bert(do_lower_case=False),
+        "lower-case with accents": transformers_bert(strip_accents=False),
+        "cased without accents": transformers_bert(do_lower_case=False, strip_accents=True),
+        "no Chinese": transformers_bert(tokenize_chinese_chars=False),
+        "added tokens": entities,
+        "greedy mask": transformers_bert(mask_token=AddedToken("[MASK]", lstrip=True)),
+        "a gap in the ids": transformers_bert([*VOCAB, "gap", "last", "gap"]),
+        "another normalizer": transformers.PreTrainedTokenizerFast(tokenizer_object=sequence, **named),
+    }
+
+
+@pytest.mark.parametrize("name", odd_tokenizers())
+def test_any_bert_tokenizer_of_transformers_is_read_and_written_back(tmp_path: Path, name: str) -> None:
+    theirs = odd_tokenizers()[name]
+    theirs.save_pretrained(tmp_path / "theirs")
+    ours = Tokenizer.load(tmp_path / "theirs")
+    (tmp_path / "ours").mkdir()
+    ours.save(tmp_path / "ours")
+    (tmp_path / "ours" / "config.json").write_text('{"model_type": "bert"}')
+    again = transformers.AutoTokenizer.from_pretrained(tmp_path / "ours")
+    assert again.mask_token_id == ours.mask_id
+    assert again.pad_token_id == ours.pad_id
+    for text in [*TEXTS, "A great movie<x>the", "the <x> GREAT MOVIE"]:
+        encoding = ours.encode(text)
+        assert encoding.input_ids == theirs(text)["input_ids"] == again(text)["input_ids"]
+        assert encoding.token_type_ids == again(text)["token_type_ids"]
+
+
+def test_vocab_size_counts_up_to_the_last_id(tmp_path: Path) -> None:
+    """An embedding must have a row for every id, though the vocabulary may have gaps."""
+    odd_tokenizers()["a gap in the ids"].save_pretrained(tmp_path)
+    tokenizer = Tokenizer.load(tmp_path)
+    assert tokenizer.vocab_size == len(VOCAB) + 3
+    assert len(tokenizer.vocab) == tokenizer.vocab_size
+
+
+@pytest.mark.parametrize(
+    ("name", "lowercase"),
+    [("plain", True), ("cased", False), ("lower-case with accents", True), ("another normalizer", True)],
+)
+def test_whether_case_is_folded_is_known(tmp_path: Path, name: str, lowercase: bool) -> None:
+    odd_tokenizers()[name].save_pretrained(tmp_path)
+    assert Tokenizer.load(tmp_path).lowercase is lowercase
+
+
+def test_a_tokenizer_file_without_marked_special_tokens_finds_them_all_the_same(tmp_path: Path) -> None:
+    values = json.loads(Tokenizer.from_vocab(VOCAB).to_json()) | {"added_tokens": []}
+    (tmp_path / "tokenizer.json").write_text(json.dumps(values))
+    tokenizer = Tokenizer.load(tmp_path)
+    assert (
+        tokenizer.encode("the [MASK]").input_ids == Tokenizer.from_vocab(VOCAB).encode("the [MASK]").input_ids
+    )
+
+
+def test_padding_and_truncation_of_the_file_are_not_applied(tmp_path: Path) -> None:
+    rust = tokenizers.Tokenizer.from_str(Tokenizer.from_vocab(VOCAB).to_json())
+    rust.enable_padding(length=50)
+    rust.enable_truncation(4)
+    rust.save(str(tmp_path / "tokenizer.json"))
+    assert len(Tokenizer.load(tmp_path).encode("the movie was great !")) == 7
+
+
+@pytest.mark.parametrize("lowercase", [True, False])
+def test_vocab_txt_says_with_its_settings_how_to_normalise(tmp_path: Path, lowercase: bool) -> None:
+    (tmp_path / "vocab.txt").write_text("\r\n".join(VOCAB) + "\r\n", encoding="utf-8", newline="")
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"do_lower_case": lowercase}))
+    tokenizer = Tokenizer.load(tmp_path)
+    assert tokenizer.vocab == VOCAB
+    assert tokenizer.lowercase is lowercase
+
+
+def test_a_line_of_vocab_txt_ends_at_its_newline_only(tmp_path: Path) -> None:
+    """Real vocabularies hold characters that Python's `splitlines` would end a line at."""
+    (tmp_path / "vocab.txt").write_text(
+        "\n".join([*SPECIAL_TOKENS, "a\u2028b", "\x85", "last"]), encoding="utf-8"
+    )
+    assert Tokenizer.load(tmp_path).token_id("last") == 7
+
+
+def test_saving_and_loading_keeps_the_tokenizer(tmp_path: Path, words: Tokenizer) -> None:
+    words.save(tmp_path)
+    assert Tokenizer.load(tmp_path).to_json() == words.to_json()
+    assert Tokenizer.load(tmp_path / "tokenizer.json").to_json() == words.to_json()
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "reason"),
+    [
+        ("tokenizer.json", "{", "tokenizer.json: is no usable WordPiece tokenizer"),
+        ("vocab.txt", b"\xff\xfe", "vocab.txt: is no usable WordPiece tokenizer"),
+        ("vocab.txt", "a\nb\n", r"vocab.txt: .* the vocabulary lacks \[PAD\], \[UNK\]"),
+        ("vocab.txt", "", r"vocab.txt: .* the vocabulary lacks \[PAD\], \[UNK\]"),
+        ("nothing", "", "holds neither tokenizer.json nor vocab.txt"),
+    ],
+)
+def test_broken_file_is_named(tmp_path: Path, name: str, content: str | bytes, reason: str) -> None:
+    (tmp_path / name).write_bytes(content if isinstance(content, bytes) else content.encode())
+    with pytest.raises(CheckpointError, match=reason):
+        Tokenizer.load(tmp_path)
+
+
+@pytest.mark.parametrize("settings", ["{", "[]"])
+def test_broken_settings_beside_vocab_txt_are_named(tmp_path: Path, settings: str) -> None:
+    (tmp_path / "vocab.txt").write_text("\n".join(VOCAB), encoding="utf-8")
+    (tmp_path / "tokenizer_config.json").write_text(settings)
+    with pytest.raises(CheckpointError, match=r"tokenizer_config\.json"):
+        Tokenizer.load(tmp_path)
+
+
+def test_another_kind_of_tokenizer_is_refused(tmp_path: Path) -> None:
+    tokenizers.Tokenizer(tokenizers.models.BPE()).save(str(tmp_path / "tokenizer.json"))
+    with pytest.raises(CheckpointError, match="is a BPE tokenizer, BERT needs WordPiece"):
+        Tokenizer.load(tmp_path)
+
+
+# --- learning a vocabulary ----------------------------------------------------------------------------------
+
+CORPUS = ["The walls were walking, and Walter was talking about the Café.", "中文 talking walls!"] * 3
+
+
+def test_a_vocabulary_is_learnt_from_texts() -> None:
+    tokenizer = Tokenizer.train(CORPUS, 60, show_progress=False)
+    assert tokenizer.vocab[:5] == list(SPECIAL_TOKENS)
+    assert tokenizer.vocab_size <= 60
+    assert any(token.startswith("##") and len(token) > 3 for token in tokenizer.vocab)
+    assert tokenizer.unk_id not in tokenizer.ids("talking walls cafe 中")
+    assert tokenizer.unk_id in tokenizer.ids("zzz")
+    assert tokenizer.decode(tokenizer.ids("Talking walls")) == "talking walls"
+
+
+def test_letters_come_first_and_only_those_that_continue_a_word_have_a_continuing_piece() -> None:
+    tokenizer = Tokenizer.train(["ab, 中b"] * 2, 20, show_progress=False)
+    assert tokenizer.vocab == [*SPECIAL_TOKENS, ",", "a", "b", "中", "##b", "ab"]
+
+
+def test_case_is_learnt_where_it_is_not_folded() -> None:
+    cased = Tokenizer.train(CORPUS, 200, lowercase=False, show_progress=False)
+    assert not cased.lowercase
+    assert {"W", "É", "é"} & set(cased.vocab) == {"W", "é"}
+
+
+def test_a_learnt_tokenizer_survives_its_file(tmp_path: Path) -> None:
+    tokenizer = Tokenizer.train(CORPUS, 60, show_progress=False)
+    tokenizer.save(tmp_path)
+    assert Tokenizer.load(tmp_path).to_json() == tokenizer.to_json()
+    theirs = transformers.BertTokenizer.from_pretrained(tmp_path)
+    assert theirs(CORPUS[0])["input_ids"] == tokenizer.encode(CORPUS[0]).input_ids
+
+
+def test_the_same_texts_give_the_same_vocabulary_every_time() -> None:
+    """Though the trainer goes through hash maps, and many pieces are equally frequent."""
+    rng = random.Random(0)
+    texts = ["".join(rng.choices("abcdefgh  ", k=60)) for _ in range(50)]
+    vocabularies = [Tokenizer.train(texts, 120, show_progress=False).vocab for _ in range(5)]
+    assert all(vocab == vocabularies[0] for vocab in vocabularies)

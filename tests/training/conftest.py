@@ -1,0 +1,120 @@
+"""A tiny world for the tests of training: a recipe of seconds and a network of two layers."""
+
+from __future__ import annotations
+
+import json
+import random
+import shutil
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+
+from model.tokenizer import Tokenizer
+from tests.training.texts import review, story
+from training.config import Recipe, load_recipe
+from training.corpus import prepare
+from training.vocabulary import train_tokenizer
+
+MakeRecipe = Callable[..., Recipe]
+
+
+@pytest.fixture(scope="session")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """stories.txt (a document per paragraph), reviews.jsonl and test.jsonl (text, label)."""
+    folder = tmp_path_factory.mktemp("data")
+    rng = random.Random(0)
+    (folder / "stories.txt").write_text("\n\n".join(story(rng) for _ in range(120)))
+    for name, count in (("reviews", 80), ("test", 20)):
+        rows = [{"text": review(rng, good=i % 2 == 1), "label": i % 2} for i in range(count)]
+        (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return folder
+
+
+RECIPE = """
+name = "tiny"
+description = "Seconds, for tests."
+threads = 1
+
+[tokenizer]
+vocab_size = 200
+min_frequency = 1
+
+[corpus]
+sources = [{ name = "stories", path = "stories.txt" }]
+heldout_fraction = 0.1
+workers = 1
+
+[model]
+hidden_size = 16
+num_hidden_layers = 2
+num_attention_heads = 2
+intermediate_size = 32
+max_position_embeddings = 64
+
+[pretrain]
+tokens = 8000
+batch = 8
+dropout = 0.1
+log_steps = 5
+evaluate_examples = 16
+long_fraction = 0.2
+long_length = 64
+
+[pretrain.examples]
+sequence_length = 32
+
+[finetune]
+epochs = 2
+batch = 16
+max_length = 48
+dev_fraction = 0.2
+log_steps = 2
+train = [{ name = "reviews", path = "reviews.jsonl", label = "label" }]
+test = [{ name = "reviews", path = "test.jsonl", label = "label" }]
+"""
+
+
+@pytest.fixture(scope="session")
+def recipe_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    file = tmp_path_factory.mktemp("recipes") / "tiny.toml"
+    file.write_text(RECIPE)
+    return file
+
+
+@pytest.fixture(scope="session")
+def prepared(tmp_path_factory: pytest.TempPathFactory, recipe_file: Path, data: Path) -> Path:
+    """A `run` folder with the tiny recipe's tokenizer and corpus."""
+    run = tmp_path_factory.mktemp("prepared")
+    recipe = load_recipe(str(recipe_file), [f"data={data}", f"run={run}"])
+    train_tokenizer(recipe)
+    prepare(recipe, Tokenizer.load(recipe.folder / "tokenizer"))
+    return run
+
+
+@pytest.fixture(scope="session")
+def make_recipe_in(prepared: Path, recipe_file: Path, data: Path) -> MakeRecipe:
+    """The tiny recipe with overrides, in a run folder that gets a copy of the prepared corpus."""
+
+    def make(run: Path, *overrides: str) -> Recipe:
+        shutil.copytree(prepared / "tiny", run / "tiny")
+        return load_recipe(str(recipe_file), [f"data={data}", f"run={run}", *overrides])
+
+    return make
+
+
+@pytest.fixture
+def make_recipe(make_recipe_in: MakeRecipe, tmp_path: Path) -> MakeRecipe:
+    """The same in a run folder of the test's own."""
+    return partial(make_recipe_in, tmp_path / "run")
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """Small tensors are fastest on one thread, and other tests may run beside."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)

@@ -1,0 +1,63 @@
+"""Trials and their verdicts."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from model import BertForPreTraining
+from tests.conftest import tiny_config
+from training.acceleration import compile_if_it_pays, largest_micro_batch, without_trace
+
+
+def fits(limit: int, tried: list[int]):  # type: ignore[no-untyped-def]
+    def attempt(size: int) -> None:
+        tried.append(size)
+        if size > limit:
+            raise torch.OutOfMemoryError
+
+    return attempt
+
+
+def test_a_micro_batch_is_halved_until_it_fits() -> None:
+    tried: list[int] = []
+    assert largest_micro_batch(96, fits(30, tried)) == 24
+    assert tried == [96, 48, 24]
+
+
+def test_what_fits_at_once_is_tried_once() -> None:
+    tried: list[int] = []
+    assert largest_micro_batch(7, fits(7, tried)) == 7
+    assert tried == [7]
+
+
+def test_no_room_for_a_single_example_is_an_error() -> None:
+    with pytest.raises(torch.OutOfMemoryError):
+        largest_micro_batch(3, fits(0, []))
+
+
+def test_on_a_cpu_layers_are_compiled_only_on_demand() -> None:
+    encoder = BertForPreTraining(tiny_config()).encoder
+    assert not compile_if_it_pays(encoder, "auto", lambda: pytest.fail("no trial is needed"))
+    assert not compile_if_it_pays(encoder, False, lambda: pytest.fail("no trial is needed"))
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch's own, on import of its compiler
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch's own, on import of its compiler
+def test_a_compiler_that_fails_is_no_reason_not_to_train() -> None:
+    encoder = BertForPreTraining(tiny_config()).encoder
+
+    def broken() -> None:
+        raise RuntimeError("no compiler here")
+
+    assert not compile_if_it_pays(encoder, True, broken)
+    assert all(layer._compiled_call_impl is None for layer in encoder.layers)
+
+
+def test_trials_leave_neither_gradients_nor_random_numbers_behind() -> None:
+    model = torch.nn.Linear(2, 2)
+    before = torch.get_rng_state()
+    with without_trace(model):
+        model(torch.rand(1, 2)).sum().backward()
+    assert torch.equal(torch.get_rng_state(), before)
+    assert model.weight.grad is None

@@ -1,0 +1,97 @@
+"""Labelled texts: labels, cuts, the split by group."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from model.tokenizer import Tokenizer
+from training.classification import LabelledTexts, assemble, joined, read_labelled
+from training.config import FinetuneConfig, SourceConfig
+from training.errors import SourceError
+
+
+def write(folder: Path, rows: list[dict[str, object]]) -> SourceConfig:
+    (folder / "texts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return SourceConfig(path="texts.jsonl", label="label", group="film" if "film" in rows[0] else None)
+
+
+def read(
+    folder: Path, rows: list[dict[str, object]], tokenizer: Tokenizer, **changes: object
+) -> tuple[LabelledTexts, LabelledTexts]:
+    config = FinetuneConfig(**({"dev_fraction": 0.0} | changes))  # type: ignore[arg-type]
+    return read_labelled(write(folder, rows), folder, config, tokenizer)
+
+
+def test_labels_are_numbered_in_the_order_of_the_recipe(tmp_path: Path, tokenizer: Tokenizer) -> None:
+    rows = [{"text": "good", "label": "pos"}, {"text": "bad", "label": "neg"}, {"text": "a", "label": "neg"}]
+    train, dev = read(tmp_path, rows, tokenizer, labels={"pos": "POSITIVE", "neg": "NEGATIVE"})
+    assert train.labels == [0, 1, 1]
+    assert len(dev) == 0
+
+
+def test_a_label_outside_the_set_names_the_document(tmp_path: Path, tokenizer: Tokenizer) -> None:
+    rows = [{"text": "good", "label": 1}, {"text": "bad", "label": 7}]
+    with pytest.raises(SourceError, match=r"document 2: label '7' is none of '0', '1'; name every value"):
+        read(tmp_path, rows, tokenizer)
+
+
+def test_a_source_without_label_column_is_refused(tmp_path: Path, tokenizer: Tokenizer) -> None:
+    write(tmp_path, [{"text": "good", "label": 1}])
+    with pytest.raises(SourceError, match="the column of labels"):
+        read_labelled(SourceConfig(path="texts.jsonl"), tmp_path, FinetuneConfig(), tokenizer)
+
+
+def test_no_group_is_split_between_train_and_dev(tmp_path: Path, tokenizer: Tokenizer) -> None:
+    letters = "abcdefghijklmnopqrstuvwxyz"
+    rows: list[dict[str, object]] = [
+        {"text": f"{letter} good", "label": 1, "film": letter} for letter in letters for _ in range(3)
+    ]
+    train, dev = read(tmp_path, rows, tokenizer, dev_fraction=0.4)
+    films = [{int(ids[1]) for ids in part.input_ids} for part in (train, dev)]
+    assert not films[0] & films[1]
+    assert len(films[0] | films[1]) == len(letters)
+    assert len(train) + len(dev) == len(rows)
+    assert 0 < len(dev) < len(train)
+
+
+def test_the_split_is_the_same_in_every_run(tmp_path: Path, tokenizer: Tokenizer) -> None:
+    rows: list[dict[str, object]] = [{"text": "good " * i, "label": 1} for i in range(1, 40)]
+    first, again = (read(tmp_path, rows, tokenizer, dev_fraction=0.3)[1] for _ in range(2))
+    assert [i.tolist() for i in first.input_ids] == [i.tolist() for i in again.input_ids]
+
+
+@pytest.mark.parametrize(("truncation", "kept"), [("head", [10, 11, 12, 13]), ("head_tail", [10, 11, 18, 19])])
+def test_a_long_text_keeps_the_ends_that_the_recipe_says(
+    tokenizer: Tokenizer, truncation: str, kept: list[int]
+) -> None:
+    config = FinetuneConfig(max_length=6, truncation=truncation)  # type: ignore[arg-type]
+    ids, types = assemble([list(range(10, 20))], config, tokenizer)
+    assert ids.tolist() == [tokenizer.cls_id, *kept, tokenizer.sep_id]
+    assert types.tolist() == [0] * 6
+
+
+def test_a_pair_has_two_segments_and_loses_from_the_longer(tokenizer: Tokenizer) -> None:
+    config = FinetuneConfig(max_length=9, truncation="head")
+    ids, types = assemble([list(range(10, 20)), [30, 31]], config, tokenizer)
+    sep = tokenizer.sep_id
+    assert ids.tolist() == [tokenizer.cls_id, 10, 11, 12, 13, sep, 30, 31, sep]
+    assert types.tolist() == [0] * 6 + [1] * 3
+
+
+def test_training_encodes_as_serving_does(tmp_path: Path, tokenizer: Tokenizer) -> None:
+    text = "the film was good and i loved it. " * 5
+    for truncation in ("head", "head_tail"):
+        train, _ = read(tmp_path, [{"text": text, "label": 1}], tokenizer, max_length=20, truncation=truncation)
+        served = tokenizer.encode(text, max_length=20, truncate=True, truncation=truncation)
+        assert train.input_ids[0].tolist() == served.input_ids
+
+
+def test_batches_hold_every_text_once(tmp_path: Path, tokenizer: Tokenizer) -> None:
+    rows: list[dict[str, object]] = [{"text": "good " * (i % 7 + 1), "label": i % 2} for i in range(150)]
+    train, _ = read(tmp_path, rows, tokenizer)
+    lengths = [n for batch in train.batches() for n in batch.packed.lengths]
+    assert sorted(lengths) == sorted(len(ids) for ids in train.input_ids)
+    assert joined([train, train], "both").tokens == 2 * train.tokens

@@ -1,0 +1,64 @@
+"""Recipes: strict, typed, with overrides; a mistake names its key."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from training.config import RECIPES, load_recipe
+from training.errors import RecipeError
+
+SHIPPED = sorted(file.stem for file in RECIPES.glob("*.toml"))
+
+
+@pytest.mark.parametrize("name", SHIPPED)
+def test_every_shipped_recipe_is_valid_and_bears_its_files_name(name: str) -> None:
+    recipe = load_recipe(name)
+    assert recipe.name == name
+    assert recipe.description
+
+
+def test_overrides_are_toml_values_in_nested_tables(recipe_file: Path) -> None:
+    overrides = ["pretrain.tokens=5", "pretrain.examples.whole_word=true", "name=mine", "model.preset=tiny"]
+    recipe = load_recipe(str(recipe_file), overrides)
+    assert recipe.pretrain.tokens == 5
+    assert recipe.pretrain.examples.whole_word
+    assert (recipe.name, recipe.model.preset) == ("mine", "tiny")
+    assert recipe.folder == Path("runs/mine")
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("pretrain.token=5", r"pretrain\.token: Extra inputs"),
+        ("pretrain.batch=0", r"pretrain\.batch: .*greater than 0"),
+        ("pretrain.minutes=5", "exactly one budget: minutes or tokens"),
+        (
+            "pretrain.examples.sequence_length=128",
+            "is 128, but model.max_position_embeddings is 64",
+        ),
+        ("pretrain.examples.sequence_length=4", "leaves no room for two segments"),
+        ("pretrain.examples.random_fraction=0.7", r"next_fraction \+ random_fraction is more than 1"),
+        ("pretrain.long_length=4096", "long_length is 4096"),
+        ("finetune.max_length=100", r"finetune\.max_length is 100"),
+        ("model.num_attention_heads=3", "not divisible"),
+        ("pretrain.tokens.much=1", "tokens is no table"),
+        ("corpus.sources=[{}]", "exactly one of path and hub"),
+        ("pretrain.tokens", "not of the form key=value"),
+    ],
+)
+def test_a_mistake_names_the_key(recipe_file: Path, override: str, message: str) -> None:
+    with pytest.raises(RecipeError, match=message):
+        load_recipe(str(recipe_file), [override])
+
+
+def test_broken_toml_names_the_file(tmp_path: Path) -> None:
+    (tmp_path / "broken.toml").write_text("name = ")
+    with pytest.raises(RecipeError, match=r"broken\.toml"):
+        load_recipe(str(tmp_path / "broken.toml"))
+
+
+def test_an_unknown_recipe_lists_the_shipped_ones() -> None:
+    with pytest.raises(RecipeError, match="quick"):
+        load_recipe("unknown")

@@ -1,0 +1,68 @@
+"""Exported directories: whole, compared, in the precision asked for."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from model import Tokenizer, load_checkpoint, save_checkpoint
+from tests.training.conftest import MakeRecipe
+from training import directory
+from training.directory import write_directory
+from training.errors import RunError
+from training.export import export
+from training.pretrain import new_model
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+def test_weights_are_written_in_the_precision_asked_for(
+    tmp_path: Path, pretrained: Path, tokenizer: Tokenizer, dtype: torch.dtype
+) -> None:
+    write_directory(tmp_path / "out", load_checkpoint(pretrained).model, tokenizer, dtype)
+    tensors = load_file(tmp_path / "out" / "model.safetensors")
+    assert {tensor.dtype for tensor in tensors.values()} == {dtype}
+    assert load_checkpoint(tmp_path / "out").config.vocab_size == tokenizer.vocab_size
+
+
+def test_an_older_directory_is_replaced_and_nothing_left_beside(
+    tmp_path: Path, pretrained: Path, tokenizer: Tokenizer
+) -> None:
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "stale").write_text("")
+    write_directory(tmp_path / "out", load_checkpoint(pretrained).model, tokenizer, torch.float32)
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
+    assert not (tmp_path / "out" / "stale").exists()
+
+
+def test_what_changes_on_the_way_to_disk_is_no_success(
+    tmp_path: Path, pretrained: Path, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def damaged(path: Path) -> object:
+        loaded = load_checkpoint(path)
+        next(loaded.model.parameters()).data.add_(1)
+        return loaded
+
+    monkeypatch.setattr(directory, "load_checkpoint", damaged)
+    with pytest.raises(RunError, match=r"tensors changed on the way to disk: bert\.embeddings"):
+        write_directory(tmp_path / "out", load_checkpoint(pretrained).model, tokenizer, torch.float32)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_only_the_models_that_exist_are_exported(make_recipe: MakeRecipe) -> None:
+    recipe = make_recipe()
+    with pytest.raises(RunError, match="run pretrain first"):
+        export(recipe)
+    tokenizer = Tokenizer.load(recipe.folder / "tokenizer")
+    save_checkpoint(recipe.folder / "pretrained", new_model(recipe, tokenizer), tokenizer)
+    assert export(recipe) == [recipe.folder / "export" / "pretrained"]
+
+
+def test_the_recipe_says_where_to(make_recipe: MakeRecipe, tmp_path: Path) -> None:
+    recipe = make_recipe(f"export.pretrained={tmp_path / 'weights'}", "export.dtype=bfloat16")
+    tokenizer = Tokenizer.load(recipe.folder / "tokenizer")
+    save_checkpoint(recipe.folder / "pretrained", new_model(recipe, tokenizer), tokenizer)
+    assert export(recipe) == [tmp_path / "weights"]
+    assert "Not evaluated" in (tmp_path / "weights" / "README.md").read_text()

@@ -1,0 +1,190 @@
+"""Pretraining that is killed, stopped, resumed, and shared by two processes."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+
+from model import BertForPreTraining, Tokenizer, load_checkpoint
+from tests.training.commands import finish, start, until
+from tests.training.conftest import MakeRecipe
+from training.config import Recipe
+from training.corpus import Corpus
+from training.errors import CorpusError, RunError
+from training.pretrain import new_model, open_heldout, pretrain
+from training.pretraining_task import PretrainingTask
+from training.run_state import Progress
+
+RENDEZVOUS = ("--rdzv-backend=c10d", "--rdzv-endpoint=localhost:0")
+TORCHRUN = ("-m", "torch.distributed.run", "--nproc-per-node=2", *RENDEZVOUS)
+EVERY_STEP = "pretrain.checkpoint_minutes=1e-9"
+
+
+def weights(recipe: Recipe) -> dict[str, Tensor]:
+    return load_file(recipe.folder / "pretrained" / "model.safetensors")
+
+
+def same(one: dict[str, Tensor], other: dict[str, Tensor]) -> bool:
+    return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
+
+
+def lines(recipe: Recipe, event: str) -> list[dict[str, Any]]:
+    log = (recipe.folder / "pretrain" / "log.jsonl").read_text().splitlines()
+    return [line for line in map(json.loads, log) if line["event"] == event]
+
+
+def command(recipe: Recipe, file: Path, *overrides: str) -> list[str]:
+    return ["pretrain", str(file), f"data={recipe.data}", f"run={recipe.run}", *overrides]
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(make_recipe_in: MakeRecipe, tmp_path_factory: pytest.TempPathFactory) -> Recipe:
+    """A finished run with dropout, two phases and several epochs."""
+    recipe = make_recipe_in(tmp_path_factory.mktemp("uninterrupted"))
+    torch.set_num_threads(1)
+    assert pretrain(recipe)
+    return recipe
+
+
+def test_a_run_killed_at_any_moment_ends_with_the_same_weights(
+    make_recipe: MakeRecipe, recipe_file: Path, uninterrupted: Recipe
+) -> None:
+    recipe = make_recipe(EVERY_STEP)
+    for sign in ("step 10 ", "step 40 "):  # in the first phase, and in the second
+        process = start(*command(recipe, recipe_file, EVERY_STEP))
+        until(process, sign)
+        process.send_signal(signal.SIGKILL)
+        assert finish(process)[0] == -signal.SIGKILL
+        assert not (recipe.folder / "pretrained").exists()
+    assert pretrain(recipe)
+    assert same(weights(recipe), weights(uninterrupted))
+    steps = [line["step"] for line in lines(recipe, "train")]
+    assert steps == sorted(set(steps)), "the log repeats steps"
+    assert steps == [line["step"] for line in lines(uninterrupted, "train")]
+
+
+def test_sigterm_saves_and_says_how_to_continue(
+    make_recipe: MakeRecipe, recipe_file: Path, uninterrupted: Recipe
+) -> None:
+    recipe = make_recipe()
+    arguments = command(recipe, recipe_file)
+    process = start(*arguments)
+    until(process, "step 5 ")
+    process.terminate()
+    status, _, errors = finish(process)
+    assert status == 130
+    assert "stopped by SIGTERM" in errors
+    assert "to continue: python -m training pretrain" in errors
+    assert str(recipe_file) in errors
+    assert list((recipe.folder / "pretrain").glob("state-*.pt"))
+    assert pretrain(recipe)
+    assert same(weights(recipe), weights(uninterrupted))
+
+
+def test_a_truncated_newest_checkpoint_costs_one_interval_and_no_exactness(
+    make_recipe: MakeRecipe, uninterrupted: Recipe, caplog: pytest.LogCaptureFixture
+) -> None:
+    recipe = make_recipe(EVERY_STEP)
+    assert pretrain(recipe)
+    newest = max((recipe.folder / "pretrain").glob("state-*.pt"))
+    os.truncate(newest, newest.stat().st_size // 2)
+    assert pretrain(recipe)
+    assert "falling back to the one before" in caplog.text
+    assert same(weights(recipe), weights(uninterrupted))
+
+
+def test_a_finished_run_started_again_changes_nothing(uninterrupted: Recipe) -> None:
+    before, log = weights(uninterrupted), lines(uninterrupted, "train")
+    assert pretrain(uninterrupted)
+    assert same(weights(uninterrupted), before)
+    assert lines(uninterrupted, "train") == log
+
+
+def test_resuming_with_another_recipe_names_the_key(uninterrupted: Recipe) -> None:
+    changed = uninterrupted.model_copy(
+        update={"pretrain": uninterrupted.pretrain.model_copy(update={"learning_rate": 0.5})}
+    )
+    with pytest.raises(RunError, match=r"pretrain\.learning_rate was 0\.001, is 0\.5"):
+        pretrain(changed)
+
+
+def test_watching_may_change_between_resumes(uninterrupted: Recipe) -> None:
+    changed = uninterrupted.pretrain.model_copy(
+        update={"log_steps": 7, "checkpoint_minutes": 1.0, "workers": 1}
+    )
+    assert pretrain(uninterrupted.model_copy(update={"pretrain": changed}))
+
+
+def test_the_checkpoint_is_the_recipes_network(uninterrupted: Recipe) -> None:
+    loaded = load_checkpoint(uninterrupted.folder / "pretrained")
+    assert isinstance(loaded.model, BertForPreTraining)
+    assert loaded.config.hidden_size == 16
+    assert loaded.model.next_sentence is not None
+
+
+def test_the_log_holds_every_figure_of_the_run(uninterrupted: Recipe) -> None:
+    last = lines(uninterrupted, "train")[-1]
+    assert {"loss", "mlm_loss", "nsp_loss", "gradient_norm", "learning_rate", "mfu"} <= last.keys()
+    assert last["tokens"] >= 8000
+    assert "stories" in lines(uninterrupted, "evaluation")[-1]
+
+
+def test_the_long_phase_has_longer_examples_and_as_many_tokens_a_step(make_recipe: MakeRecipe) -> None:
+    recipe = make_recipe()
+    tokenizer = Tokenizer.load(recipe.folder / "tokenizer")
+    corpus = Corpus.open(recipe.folder / "corpus" / "train")
+    task = PretrainingTask(new_model(recipe, tokenizer), corpus, tokenizer, recipe)
+    progress = Progress()
+    (short,) = task.micro_batches(progress, 0.0)
+    assert (progress.phase, progress.position) == (0, 8)
+    (long,) = task.micro_batches(progress, 0.9)
+    assert (progress.phase, progress.position) == (1, 4)
+    assert max(short.packed.lengths) <= 32 < max(long.packed.lengths) <= 64
+
+
+def test_a_corpus_with_fewer_examples_than_a_batch_goes_on_to_the_next_epoch(make_recipe: MakeRecipe) -> None:
+    recipe = make_recipe("pretrain.batch=1000")
+    tokenizer = Tokenizer.load(recipe.folder / "tokenizer")
+    corpus = Corpus.open(recipe.folder / "corpus" / "train")
+    task = PretrainingTask(new_model(recipe, tokenizer), corpus, tokenizer, recipe)
+    progress = Progress()
+    (batch,) = task.micro_batches(progress, 0.0)
+    assert len(batch.kinds) == 1000
+    assert progress.epoch > 0
+
+
+def test_two_processes_compute_what_one_does(
+    make_recipe_in: MakeRecipe, recipe_file: Path, tmp_path: Path
+) -> None:
+    changes = ["pretrain.dropout=0.0", "pretrain.tokens=4000"]
+    one = make_recipe_in(tmp_path / "one", *changes)
+    assert pretrain(one)
+    two = make_recipe_in(tmp_path / "two", *changes)
+    torchrun = (
+        "-m",
+        "torch.distributed.run",
+        "--nproc-per-node=2",
+        "--rdzv-backend=c10d",
+        "--rdzv-endpoint=localhost:0",
+    )
+    status, _, errors = finish(start(*command(two, recipe_file, *changes), launcher=torchrun))
+    assert status == 0, errors
+    for mine, theirs in zip(lines(one, "train"), lines(two, "train"), strict=True):
+        assert (mine["step"], mine["tokens"]) == (theirs["step"], theirs["tokens"])
+        assert mine["loss"] == pytest.approx(theirs["loss"], rel=1e-3)
+    for mine, theirs in zip(weights(one).values(), weights(two).values(), strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=0.02, atol=2e-3)
+
+
+def test_without_heldout_text_the_remedy_is_named(make_recipe: MakeRecipe) -> None:
+    recipe = make_recipe().model_copy(update={"run": Path("nowhere")})
+    with pytest.raises(CorpusError, match="run prepare again"):
+        open_heldout(recipe)

@@ -1,0 +1,114 @@
+"""Checkpoints of a run: whole, newest first, of this run only."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from training.errors import RunError
+from training.run_state import Progress, RunState, identity
+
+IDENTITY = {"seed": 1, "pretrain.batch": 32}
+
+
+def trained(steps: int) -> tuple[nn.Linear, torch.optim.AdamW]:
+    torch.manual_seed(0)
+    model = nn.Linear(4, 4)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+    for _ in range(steps):
+        model(torch.randn(2, 4)).square().sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return model, optimizer
+
+
+def save(folder: Path, step: int) -> Path:
+    return RunState(folder, IDENTITY).save(Progress(step=step, tokens=10 * step), *trained(step))
+
+
+def test_a_resumed_state_is_the_saved_one(tmp_path: Path) -> None:
+    model, optimizer = trained(3)
+    progress = Progress(step=3, tokens=30, seconds=1.5, phase=1, epoch=2, position=7)
+    RunState(tmp_path, IDENTITY).save(progress, model, optimizer)
+    wanted = torch.rand(3)
+    fresh, other = trained(0)
+    assert RunState(tmp_path, IDENTITY).resume(fresh, other) == progress
+    assert torch.equal(torch.rand(3), wanted)
+    assert torch.equal(fresh.weight, model.weight)
+    mine, theirs = optimizer.state_dict()["state"], other.state_dict()["state"]
+    assert all(torch.equal(mine[i][key], theirs[i][key]) for i in mine for key in mine[i])
+
+
+def test_nothing_to_resume_is_the_beginning(tmp_path: Path) -> None:
+    assert RunState(tmp_path, IDENTITY).resume(*trained(0)) == Progress()
+
+
+def test_the_newest_two_are_kept(tmp_path: Path) -> None:
+    for step in (1, 2, 9, 10):
+        save(tmp_path, step)
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["state-000000009.pt", "state-000000010.pt"]
+
+
+@pytest.mark.parametrize("share", [0.0, 0.3, 0.9, 0.999])
+def test_a_truncated_newest_falls_back_to_the_one_before_and_says_so(
+    tmp_path: Path, share: float, caplog: pytest.LogCaptureFixture
+) -> None:
+    save(tmp_path, 1)
+    newest = save(tmp_path, 2)
+    os.truncate(newest, int(share * newest.stat().st_size))
+    assert RunState(tmp_path, IDENTITY).resume(*trained(0)).step == 1
+    assert f"{newest} cannot be read" in caplog.text
+    assert "falling back" in caplog.text
+
+
+def test_a_leftover_of_an_interrupted_write_is_no_checkpoint(tmp_path: Path) -> None:
+    save(tmp_path, 1)
+    (tmp_path / "state-000000002.part").write_bytes(b"half")
+    assert RunState(tmp_path, IDENTITY).resume(*trained(0)).step == 1
+
+
+def test_another_recipe_is_refused_with_the_key_that_differs(tmp_path: Path) -> None:
+    save(tmp_path, 1)
+    state = RunState(tmp_path, IDENTITY | {"pretrain.batch": 64})
+    with pytest.raises(RunError, match=r"pretrain\.batch was 32, is 64.*delete .* to start anew"):
+        state.resume(*trained(0))
+
+
+def test_an_unwritable_folder_is_a_clear_error(tmp_path: Path) -> None:
+    blocked = tmp_path / "file"
+    blocked.write_text("")
+    with pytest.raises(RunError, match="could not be written"):
+        RunState(blocked, IDENTITY).save(Progress(), *trained(0))
+
+
+FULL_DISK = """
+import resource, sys
+from pathlib import Path
+from torch import nn, optim
+from training.errors import RunError
+from training.run_state import Progress, RunState
+resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
+model = nn.Linear(400, 400)
+try:
+    RunState(Path(sys.argv[1]), {}).save(Progress(), model, optim.AdamW(model.parameters()))
+except RunError as error:
+    sys.exit(f"clear: {error}")
+"""
+
+
+def test_a_full_disk_is_a_clear_error_and_leaves_nothing_behind(tmp_path: Path) -> None:
+    done = subprocess.run([sys.executable, "-c", FULL_DISK, str(tmp_path)], capture_output=True, text=True)
+    assert "clear: " in done.stderr, done.stderr
+    assert "could not be written" in done.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_identity_names_every_setting_by_its_key() -> None:
+    flat = identity(seed=1, pretrain={"batch": 2, "examples": {"whole_word": False}})
+    assert flat == {"seed": 1, "pretrain.batch": 2, "pretrain.examples.whole_word": False}

@@ -1,0 +1,96 @@
+"""Ways to train the same network faster or in less memory: kept where a trial shows that they pay."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import Literal
+
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+from model.bert import BertEncoder
+from training.hardware import synchronise
+
+logger = logging.getLogger(__name__)
+
+WARMUP, TRIALS = 3, 10
+"""Steps before and during a measurement."""
+
+WORTHWHILE = 1.03
+"""Speed-up from which compiled layers are kept."""
+
+Trial = Callable[[], None]
+"""A forward and backward pass over a typical micro-batch."""
+
+
+def checkpoint_layers(encoder: BertEncoder) -> None:
+    """Keep only each layer's input for the backward pass (Chen et al. 2016); dropout repeats exactly."""
+    for layer in encoder.layers:
+        layer.forward = partial(checkpoint, layer.forward, use_reentrant=False)
+
+
+def compile_if_it_pays(encoder: BertEncoder, wanted: bool | Literal["auto"], trial: Trial) -> bool:
+    """Compile each layer, for any number of tokens; whether they stay compiled."""
+    device = next(encoder.parameters()).device
+    if not wanted or (wanted == "auto" and device.type != "cuda"):
+        return False
+    before = _seconds(trial, device) if wanted == "auto" else float("inf")
+    try:
+        for layer in encoder.layers:
+            layer.compile(dynamic=True)
+        after = _seconds(trial, device)
+    except Exception as error:  # a compiler fails in many ways; the layers run without it
+        logger.warning("torch.compile does not work here (%s); training without", str(error).split("\n")[0])
+        after = before = float("inf")
+    if before < WORTHWHILE * after or after == float("inf"):
+        for layer in encoder.layers:
+            layer._compiled_call_impl = None
+        logger.info(
+            "layers stay uncompiled: %.1f ms a micro-batch, %.1f ms compiled", 1e3 * before, 1e3 * after
+        )
+        return False
+    return True
+
+
+def _seconds(trial: Trial, device: torch.device) -> float:
+    for _ in range(WARMUP):
+        trial()
+    synchronise(device)
+    began = time.perf_counter()
+    for _ in range(TRIALS):
+        trial()
+    synchronise(device)
+    return (time.perf_counter() - began) / TRIALS
+
+
+def largest_micro_batch(most: int, attempt: Callable[[int], None]) -> int:
+    """The largest of most, half of it, ... with which an attempt does not run out of memory.
+
+    Raises:
+        torch.OutOfMemoryError: not even one example fits.
+    """
+    size = most
+    while True:
+        try:
+            attempt(size)
+        except torch.OutOfMemoryError:
+            if size == 1:
+                raise
+            size = (size + 1) // 2
+            torch.cuda.empty_cache()
+        else:
+            return size
+
+
+@contextmanager
+def without_trace(model: nn.Module) -> Iterator[None]:
+    """Trials leave no gradients, and dropout draws what it would have drawn without them."""
+    cuda = list(range(torch.cuda.device_count()))
+    with torch.random.fork_rng(devices=cuda):
+        yield
+    model.zero_grad(set_to_none=True)

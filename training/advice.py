@@ -1,0 +1,64 @@
+"""What to tell a person while a run can still be mended."""
+
+from __future__ import annotations
+
+import statistics
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+LEFT_PLATEAU = "left_plateau"
+ADVICE = "advice"
+
+PATIENCE = 1 / 3
+"""Share of the budget after which a run should have left the plateau."""
+
+EXPLOSION = 100
+"""A gradient norm this many times its running median is worth a word."""
+
+_ENOUGH = 20
+
+
+@dataclass(slots=True)
+class Advisor:
+    """Looks at a run's figures at every line of its log."""
+
+    unigram_entropy: float | None = None
+    """Masked-LM loss of a model that has learned nothing but the frequency of tokens, in nats."""
+    left_plateau: bool = False
+    _warned: bool = False
+    _norms: deque[float] = field(default_factory=lambda: deque(maxlen=200))
+
+    def look(
+        self, figures: Mapping[str, float], norms: Sequence[float], spent: float
+    ) -> Iterator[tuple[str, str]]:
+        """Events and their text; `norms` are those of each step since the last look."""
+        if self.unigram_entropy is not None and not self.left_plateau:
+            yield from self._plateau(figures["mlm_loss"], self.unigram_entropy, spent)
+        if explosion := self._exploded(norms):
+            yield ADVICE, explosion
+
+    def _plateau(self, loss: float, entropy: float, spent: float) -> Iterator[tuple[str, str]]:
+        if loss < entropy:
+            self.left_plateau = True
+            yield LEFT_PLATEAU, f"masked-LM loss {loss:.3f} is below the unigram entropy {entropy:.3f}"
+        elif spent >= PATIENCE and not self._warned:
+            self._warned = True
+            yield (
+                ADVICE,
+                f"STILL ON THE PLATEAU: {spent:.0%} of the budget is spent and the masked-LM loss {loss:.3f} "
+                f"is not below the unigram entropy {entropy:.3f}: nothing but word frequencies is learned. "
+                "Stop, and try a smaller batch, fewer layers, another learning_rate, or a larger budget.",
+            )
+
+    def _exploded(self, norms: Sequence[float]) -> str | None:
+        found = None
+        for norm in norms:
+            usual = statistics.median(self._norms) if len(self._norms) >= _ENOUGH else norm
+            if norm > EXPLOSION * usual:
+                found = (
+                    f"EXPLODING GRADIENT: its norm was {norm:.3g}, {norm / usual:.0f} times the usual "
+                    f"{usual:.3g}. If the loss does not recover, lower learning_rate or raise warmup_fraction."
+                )
+            self._norms.append(norm)
+        return found

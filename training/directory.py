@@ -1,0 +1,51 @@
+"""A checkpoint directory that appears whole, loaded again and compared, or not at all."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from model.checkpoint import Checkpoint, Model, load_checkpoint, save_checkpoint, to_hugging_face
+from model.heads import BertForPreTraining
+from model.packing import PackedBatch
+from model.tokenizer import Tokenizer
+from training.errors import RunError
+
+
+def write_directory(target: Path, model: Model, tokenizer: Tokenizer, dtype: torch.dtype) -> None:
+    """Write beside the target, load and compare, then swap: a reader never sees half a checkpoint."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=target.parent, prefix=f".{target.name}-") as folder:
+        made = Path(folder) / "checkpoint"
+        save_checkpoint(made, model, tokenizer, dtype=dtype)
+        _compare(load_checkpoint(made), model, tokenizer, dtype)
+        if target.exists():
+            target.rename(Path(folder) / "old")
+        shutil.move(made, target)
+
+
+def _compare(loaded: Checkpoint, model: Model, tokenizer: Tokenizer, dtype: torch.dtype) -> None:
+    """Every tensor, the tokenizer and the logits of one text survived the disk."""
+    ours, theirs = to_hugging_face(model), to_hugging_face(loaded.model)
+    differing = [name for name in ours if not torch.equal(ours[name].to(dtype).float(), theirs[name].float())]
+    if differing:
+        raise RunError(f"{loaded.path}: tensors changed on the way to disk: {', '.join(differing)}")
+    if loaded.tokenizer.to_json() != tokenizer.to_json():
+        raise RunError(f"{loaded.path}: the tokenizer changed on the way to disk")
+    written, read = _logits(model, tokenizer), _logits(loaded.model, tokenizer)
+    if dtype is torch.float32 and not torch.allclose(
+        written, read, rtol=1e-4, atol=1e-5
+    ):  # else rounding is coarser
+        raise RunError(f"{loaded.path}: the logits changed on the way to disk")
+
+
+@torch.no_grad()
+def _logits(model: Model, tokenizer: Tokenizer) -> Tensor:
+    model.eval()
+    ids = [tokenizer.cls_id, tokenizer.mask_id, tokenizer.sep_id]
+    out = model(PackedBatch.pack([ids], reads=[[0]]))
+    return model.masked_lm(out) if isinstance(model, BertForPreTraining) else out

@@ -1,0 +1,43 @@
+"""Floating-point operations of a step, counted for what is computed: no padding, and in the last layer only
+the read positions. A multiplication and an addition are two. Norms, activations and look-ups are left out, as
+is usual; so is what gradient checkpointing computes twice."""
+
+from __future__ import annotations
+
+from model.config import BertConfig
+from model.packing import PackedBatch
+
+BACKWARD = 2
+"""The backward pass has a product for the inputs' gradient and one for the weights', each like forward's."""
+
+
+def encoder_flops(config: BertConfig, batch: PackedBatch) -> int:
+    """Forward pass of the encoder over a batch."""
+    tokens = batch.total_tokens
+    keys = batch.lengths
+    queries = keys if batch.reads is None else batch.reads.segments.lengths
+    full = _layer_flops(config, tokens, tokens, sum(n * n for n in keys))
+    pairs = sum(q * k for q, k in zip(queries, keys, strict=True))
+    return (config.num_hidden_layers - 1) * full + _layer_flops(config, sum(queries), tokens, pairs)
+
+
+def _layer_flops(config: BertConfig, queries: int, keys: int, pairs: int) -> int:
+    """One layer: `pairs` of a query and a key meet in attention."""
+    hidden, inner = config.hidden_size, config.intermediate_size
+    per_query = 2 * hidden * (hidden + hidden + 2 * inner)  # query, attention output, feed-forward
+    per_key = 2 * hidden * 2 * hidden  # key, value
+    return queries * per_query + keys * per_key + pairs * 2 * 2 * hidden  # scores, weighted sum
+
+
+def pretraining_flops(config: BertConfig, batch: PackedBatch, masked: int) -> int:
+    """Forward and backward pass with both heads; `masked` positions are projected onto the vocabulary."""
+    hidden = config.hidden_size
+    heads = masked * 2 * hidden * (hidden + config.vocab_size) + len(batch.lengths) * 2 * hidden * (hidden + 2)
+    return (1 + BACKWARD) * (encoder_flops(config, batch) + heads)
+
+
+def classification_flops(config: BertConfig, batch: PackedBatch) -> int:
+    """Forward and backward pass of a classifier."""
+    hidden = config.hidden_size
+    heads = len(batch.lengths) * 2 * hidden * (hidden + config.num_labels)
+    return (1 + BACKWARD) * (encoder_flops(config, batch) + heads)

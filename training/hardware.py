@@ -1,0 +1,58 @@
+"""The machine a run computes on: device, precision, and how fast it multiplies matrices."""
+
+from __future__ import annotations
+
+import time
+
+import torch
+from torch import nn
+
+
+def choose_device(name: str, local_rank: int = 0) -> torch.device:
+    """`auto` is CUDA where there is one; several processes of a machine take one device each."""
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    if name != "cuda":
+        return torch.device(name)
+    torch.cuda.set_device(local_rank)
+    return torch.device("cuda", local_rank)
+
+
+def choose_precision(device: torch.device) -> torch.dtype:
+    """bfloat16 where the chip multiplies it natively; it needs no loss scaling."""
+    if device.type == "cuda":
+        return torch.bfloat16 if torch.cuda.is_bf16_supported(including_emulation=False) else torch.float32
+    native = torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
+    return torch.bfloat16 if native else torch.float32
+
+
+def autocast(model: nn.Module, precision: torch.dtype) -> torch.autocast:
+    """Mixed precision for a forward pass on the model's device."""
+    device = next(model.parameters()).device.type
+    return torch.autocast(device, dtype=torch.bfloat16, enabled=precision is torch.bfloat16)
+
+
+def matmul_peak(device: torch.device, precision: torch.dtype, seconds: float = 0.2) -> float:
+    """FLOP/s of a large square matrix product: what a training step is measured against."""
+    size = 8192 if device.type == "cuda" else 1024
+    ones = torch.ones(size, size, device=device, dtype=precision)
+    ones @ ones  # the first call loads the kernel
+    best, ends = 0.0, time.perf_counter() + seconds
+    while time.perf_counter() < ends or not best:
+        best = max(best, 4 * 2 * size**3 / _seconds(ones, products=4))
+    return best
+
+
+def _seconds(ones: torch.Tensor, products: int) -> float:
+    synchronise(ones.device)
+    began = time.perf_counter()
+    for _ in range(products):
+        ones @ ones
+    synchronise(ones.device)
+    return time.perf_counter() - began
+
+
+def synchronise(device: torch.device) -> None:
+    """Wait until the device has done what it was given; a CPU always has."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)

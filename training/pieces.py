@@ -1,0 +1,122 @@
+"""Which document goes where: sources to pieces of text, one for each shard, the same in every run."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import logging
+import zlib
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from training.config import Recipe, SourceConfig
+from training.sources import documents, source_name
+
+PIECE_CHARACTERS = 8_000_000
+"""Text per shard; memory in use is a few times this per worker, whatever the size of the corpus."""
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """The text of one shard on its way to a worker."""
+
+    part: str
+    """`train` or `heldout/<source>`."""
+    number: int
+    """Counted from 0 in its part."""
+    source: str
+    lines: bool
+    """Whether each line is a sentence."""
+    texts: list[str]
+    bytes_read: int
+    """From all files up to here, for the progress bar."""
+
+    @property
+    def crc32(self) -> int:
+        """Of the texts and where each ends."""
+        checksum = 0
+        for text in self.texts:
+            checksum = zlib.crc32(text.encode() + b"\0", checksum)
+        return checksum
+
+
+@dataclass(slots=True)
+class _Meter:
+    bytes_read: int = 0
+
+    def add(self, count: int) -> None:
+        self.bytes_read += count
+
+
+def pieces(recipe: Recipe) -> Iterator[Piece]:
+    """The text of every shard of the recipe's corpus. A piece is of one part and one source.
+
+    Raises:
+        SourceError: text that cannot be read.
+    """
+    meter = _Meter()
+    numbers: Counter[str] = Counter()
+    for source, routed in itertools.groupby(_routed(recipe, meter), key=lambda item: item[1]):
+        for part, texts in _cut((part, text) for part, _, text in routed):
+            lines = source.lines == "sentence"
+            yield Piece(part, numbers[part], source_name(source), lines, texts, meter.bytes_read)
+            numbers[part] += 1
+
+
+def _cut(routed: Iterable[tuple[str, str]]) -> Iterator[tuple[str, list[str]]]:
+    """(part, text) to (part, texts) of about `PIECE_CHARACTERS`."""
+    waiting: dict[str, list[str]] = {}
+    sizes: Counter[str] = Counter()
+    for part, text in routed:
+        waiting.setdefault(part, []).append(text)
+        sizes[part] += len(text)
+        if sizes[part] >= PIECE_CHARACTERS:
+            yield part, waiting.pop(part)
+            sizes[part] = 0
+    yield from waiting.items()
+
+
+def _routed(recipe: Recipe, meter: _Meter) -> Iterator[tuple[str, SourceConfig, str]]:
+    """(part, source, text) of each document. A text that occurs twice is never in both kinds of part."""
+    config, root = recipe.corpus, recipe.data
+    heldout: set[int] = set()
+    for source in config.heldout:
+        for document in documents(source, root, meter.add):
+            heldout.add(text_hash(document.text))
+            yield f"heldout/{source_name(source)}", source, document.text
+    below = 0 if config.heldout else int(config.heldout_fraction * 2**64)
+    if below:
+        heldout = set().union(*(_at_least_one(source, root, below) for source in config.sources))
+    for source in config.sources:
+        left_out = 0
+        for document in documents(source, root, meter.add):
+            key = text_hash(document.text)
+            if key >= below and key not in heldout:
+                yield "train", source, document.text
+            elif not config.heldout:
+                yield f"heldout/{source_name(source)}", source, document.text
+            else:
+                left_out += 1
+        if left_out:
+            logger.info("%s: %d documents are held out as well, so left out", source_name(source), left_out)
+
+
+def text_hash(text: str) -> int:
+    """64 bits that do not depend on the case of ASCII letters or on white space."""
+    normalised = text.encode().lower().translate(None, b" \t\r\n")
+    return int.from_bytes(hashlib.blake2b(normalised, digest_size=8).digest(), "big")
+
+
+def _at_least_one(source: SourceConfig, root: Path, below: int) -> set[int]:
+    """The lowest hash of a source so small that none is below the limit, unless all of it is one text."""
+    lowest: set[int] = set()
+    for document in documents(source, root):
+        key = text_hash(document.text)
+        if key < below:
+            return set()
+        lowest = set(sorted({*lowest, key})[:2])
+    return {min(lowest)} if len(lowest) > 1 else set()

@@ -1,0 +1,135 @@
+"""What a step of pretraining is made of: masked LM and next sentence over packed pairs."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from model.heads import BertForPreTraining
+from model.tokenizer import Tokenizer
+from training.acceleration import (
+    checkpoint_layers,
+    compile_if_it_pays,
+    largest_micro_batch,
+    without_trace,
+)
+from training.batches import PretrainingBatch, collate_pretraining
+from training.config import ExamplesConfig, PretrainConfig, Recipe
+from training.distributed import Processes
+from training.errors import RunError
+from training.examples import IGNORE_INDEX, ExampleMaker, Text, Vocabulary
+from training.flops import pretraining_flops
+from training.hardware import autocast, choose_precision
+from training.run_state import Progress
+from training.stream import Share, Step, stream
+
+logger = logging.getLogger(__name__)
+
+GPU_WORKERS = 4
+"""One process makes close to a million tokens of examples a second; a GPU eats one to two."""
+
+
+class PretrainingTask:
+    """Batches of masked pairs, first short, then (phase 1) long."""
+
+    figures: tuple[str, ...] = ("loss", "mlm_loss", "nsp_loss")
+
+    def __init__(
+        self,
+        model: BertForPreTraining,
+        corpus: Text,
+        tokenizer: Tokenizer,
+        recipe: Recipe,
+        processes: Processes | None = None,
+    ) -> None:
+        config = recipe.pretrain
+        self.processes = processes or Processes()
+        if config.batch < self.processes.world:
+            raise RunError(f"pretrain.batch is {config.batch}, fewer than {self.processes.world} processes")
+        self.model: nn.Module = model
+        self.bert = model
+        self.config = config
+        self.device = next(model.parameters()).device
+        self.micro_batch = config.micro_batch or -(-config.batch // self.processes.world)
+        vocabulary = Vocabulary.of(tokenizer)
+        self.makers = [
+            ExampleMaker(corpus, vocabulary, examples, recipe.seed + phase)
+            for phase, examples in enumerate(phases(config))
+        ]
+        self._stream: tuple[tuple[int, int, int], Iterator[Step]] | None = None
+
+    def prepare(self) -> None:
+        """Choose what is fastest on this machine: size of a micro-batch, compiled layers or not."""
+        if self.config.gradient_checkpointing:
+            checkpoint_layers(self.bert.encoder)
+        with without_trace(self.bert):
+            if self.config.micro_batch is None and self.device.type == "cuda":
+                self.micro_batch = largest_micro_batch(self.micro_batch, self._trial)
+                logger.info("%d examples per forward pass", self.micro_batch)
+            compile_if_it_pays(self.bert.encoder, self.config.compile, lambda: self._trial(self.micro_batch))
+
+    def micro_batches(self, progress: Progress, spent: float) -> Sequence[PretrainingBatch]:
+        """This process's share of the next examples."""
+        if progress.phase == 0 and spent >= 1 - self.config.long_fraction:
+            progress.phase, progress.epoch, progress.position = 1, 0, 0
+        place = (progress.phase, progress.epoch, progress.position)
+        if self._stream is None or self._stream[0] != place:
+            self._stream = (place, self._steps_from(progress))
+        steps = self._stream[1]
+        step = next(steps)
+        progress.epoch, progress.position = step.epoch, step.position
+        self._stream = ((progress.phase, progress.epoch, progress.position), steps)
+        return [batch.to(self.device) for batch in step.batches]
+
+    def losses(self, batch: PretrainingBatch, counts: Sequence[float]) -> Tensor:
+        """Part of the step's mean masked-LM loss plus mean next-sentence loss, in nats, and of each."""
+        masked, labelled = counts
+        hidden = self.bert(batch.packed)  # (num_reads, hidden)
+        logits = self.bert.masked_lm(hidden.index_select(0, batch.masked_rows))
+        mlm = F.cross_entropy(logits.float(), batch.masked_ids, reduction="sum") / masked
+        assert self.bert.next_sentence is not None
+        follows = self.bert.next_sentence(hidden.index_select(0, batch.cls_rows)).float()
+        nsp = F.cross_entropy(follows, batch.next_labels, ignore_index=IGNORE_INDEX, reduction="sum")
+        nsp = nsp / max(1.0, labelled)
+        return torch.stack([mlm + nsp, mlm, nsp])
+
+    def flops(self, batch: PretrainingBatch) -> int:
+        """Of the forward and backward pass."""
+        return pretraining_flops(self.bert.config, batch.packed, len(batch.masked_ids))
+
+    def _steps_from(self, progress: Progress) -> Iterator[Step]:
+        on_gpu = self.device.type == "cuda"
+        workers = self.config.workers
+        if workers is None:
+            workers = GPU_WORKERS if on_gpu else 0
+        maker, share = self.makers[progress.phase], self._share(progress.phase)
+        return stream(maker, share, progress.epoch, progress.position, workers=workers, pin=on_gpu)
+
+    def _share(self, phase: int) -> Share:
+        """Fewer examples when they are long, so that a step keeps its number of tokens."""
+        lengths = [maker.config.sequence_length for maker in self.makers]
+        step, micro = (size * lengths[0] // lengths[phase] for size in (self.config.batch, self.micro_batch))
+        world = self.processes.world
+        return Share(max(world, step), max(1, micro), self.processes.rank, world)
+
+    def _trial(self, examples: int) -> None:
+        """Forward and backward pass over `examples` examples, with room set aside for AdamW's moments."""
+        moments = [torch.empty_like(p) for p in self.bert.parameters() for _ in range(2)]
+        maker = self.makers[0]
+        chosen = [maker(0, i % len(maker.starts(0))) for i in range(examples)]
+        longest = max(chosen, key=lambda example: len(example.input_ids))
+        batch = collate_pretraining([longest] * examples).to(self.device)
+        with autocast(self.bert, choose_precision(self.device)):
+            loss = self.losses(batch, batch.counts)[0]
+        loss.backward()
+        del moments
+
+
+def phases(config: PretrainConfig) -> list[ExamplesConfig]:
+    """How examples are made at first, and at the end of the run."""
+    short = config.examples
+    return [short, short.model_copy(update={"sequence_length": config.long_length})]
