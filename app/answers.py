@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from app.backend import Answer, Query
-from app.schemas import FillMaskResult, LabelPrediction, LabelResult, Mask, TokenPrediction
+from app.responses import FillMaskResult, LabelPrediction, LabelResult, Mask, TokenPrediction
 from model import Tokenizer
 
 NEXT_SENTENCE_LABELS = [

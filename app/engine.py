@@ -15,7 +15,8 @@ from app.backend import Answer, Backend, Query, ServedModel, Task
 from app.batcher import DynamicBatcher, Job
 from app.errors import InvalidInputError, Loc, TaskNotServedError, TooLargeError, UnavailableError
 from app.metrics import Metrics
-from app.schemas import FillMaskResult, LabelResult, TextPair
+from app.responses import FillMaskResult, LabelResult, Status
+from app.schemas import TextPair
 from app.settings import Settings, SettingsError
 from model import Encoding
 from model.errors import BertError, NoMaskError, TextError
@@ -80,8 +81,8 @@ class Engine:
     # Life -----------------------------------------------------------------------------------------------------
 
     @property
-    def status(self) -> str:
-        """loading, ready, draining or broken."""
+    def status(self) -> Status:
+        """How the service is, in a word."""
         if self.failure is not None:
             return "broken"
         if self._draining:

@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
+import tomllib
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from importlib import metadata
+from pathlib import Path
 
 from fastapi import FastAPI
 from fastapi.middleware.cors import CORSMiddleware
-from pydantic import TypeAdapter
 
-from app import problems
+from app import openapi, problems
 from app.__main__ import serve
 from app.backend import Backend, TorchBackend
 from app.cpu import available_cpus
 from app.engine import Engine
 from app.metrics import Metrics
 from app.middleware import Envelope
-from app.routes import fill_mask, hugging_face, next_sentence, operations, sentiment
-from app.schemas import Problem
+from app.routes import fill_mask, hugging_face, next_sentence, operations, pages, sentiment
 from app.settings import Settings
 
 __all__ = ["create_app", "serve"]
@@ -59,8 +59,8 @@ def create_app(settings: Settings, backend: Backend | None = None) -> FastAPI:
     for routes in (fill_mask, next_sentence, sentiment, hugging_face, operations):
         app.router.routes.extend(routes.router.routes)  # `include_router` costs 50 us per request to match
     if settings.docs:
-        app.router.routes.extend(operations.docs_router.routes)
-        _document_problems(app)
+        app.router.routes.extend(pages.router.routes)
+        openapi.install(app, settings)
     problems.install(app)
     if settings.cors_origins:
         app.add_middleware(
@@ -84,25 +84,9 @@ def _torch_backend(settings: Settings) -> TorchBackend:
     )
 
 
-def _document_problems(app: FastAPI) -> None:
-    """Add the schema that every documented error refers to; FastAPI knows only those of endpoints."""
-    generate = app.openapi
-
-    def openapi() -> dict[str, object]:
-        if app.openapi_schema is None:
-            schema = generate()
-            problem = TypeAdapter(Problem).json_schema(ref_template="#/components/schemas/{model}")
-            schemas = schema["components"]["schemas"]
-            schemas |= problem.pop("$defs") | {"Problem": problem}
-            for name in ("HTTPValidationError", "ValidationError"):
-                schemas.pop(name, None)
-        return app.openapi_schema or {}
-
-    app.openapi = openapi  # type: ignore[method-assign]
-
-
 def _version() -> str:
     try:
         return metadata.version("bert-service")
     except metadata.PackageNotFoundError:  # run from a checkout that is not installed
-        return "0+checkout"
+        project = Path(__file__).parents[1] / "pyproject.toml"
+        return str(tomllib.loads(project.read_text())["project"]["version"]) if project.exists() else "unknown"

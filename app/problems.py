@@ -10,7 +10,7 @@ from pydantic_core import to_json
 from starlette.exceptions import HTTPException
 
 from app import errors
-from app.schemas import Problem, ProblemError
+from app.responses import Problem, ProblemError
 from model.errors import (
     EmptyTextError,
     InvalidTextError,

@@ -1,15 +1,17 @@
-"""Request and response bodies.
+"""Request bodies; `responses` has the answers.
 
-Requests are strict (a bool is no int, "5" is no int) and know no field that is not listed. Responses are
-plain dataclasses: nothing is validated twice.
+They are strict (a bool is no int, "5" is no int) and know no field that is not listed. Clients are generated
+from them, so a union that stands in several places has a name.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag
+from typing_extensions import TypeAliasType
+
+from app.responses import LabelPrediction, TokenPrediction
 
 MAX_TOP_K = 100
 MAX_TARGETS = 100
@@ -39,16 +41,17 @@ def _examples(*examples: dict[str, Any]) -> ConfigDict:
 class TextPair(_Strict):
     """Two texts that are read together."""
 
-    text: str
-    text_pair: str
+    text: str = Field(description="The first text; of a review, its title.")
+    text_pair: str = Field(description="The second text; of a review, its body.")
 
 
 OneOrMany = Annotated[
     Annotated[T, Tag("one")] | Annotated[list[T], Field(min_length=1), Tag("many")], Discriminator(_one_or_many)
 ]
-TextOrPair = Annotated[
-    Annotated[str, Tag("string")] | Annotated[TextPair, Tag("pair")], Discriminator(_string_or_pair)
-]
+TextOrPair = TypeAliasType(
+    "TextOrPair",
+    Annotated[Annotated[str, Tag("string")] | Annotated[TextPair, Tag("pair")], Discriminator(_string_or_pair)],
+)
 Truncate = Annotated[
     bool, Field(description="Cut an input that is longer than the model's limit, instead of refusing it.")
 ]
@@ -93,7 +96,7 @@ class FillMaskRequest(_Strict):
         {"inputs": "The movie was [MASK].", "parameters": {"targets": ["good", "bad"]}},
     )
 
-    inputs: OneOrMany[str]
+    inputs: OneOrMany[str] = Field(description="One text or many; each holds at least one `[MASK]`.")
     parameters: FillMaskParameters = FillMaskParameters()
 
 
@@ -104,7 +107,7 @@ class NextSentenceRequest(_Strict):
         {"inputs": {"text": "I went to the cinema.", "text_pair": "The film was good."}},
     )
 
-    inputs: OneOrMany[TextPair]
+    inputs: OneOrMany[TextPair] = Field(description="One pair or many.")
     parameters: Parameters = Parameters()
 
 
@@ -119,7 +122,7 @@ class SentimentRequest(_Strict):
         },
     )
 
-    inputs: OneOrMany[TextOrPair]
+    inputs: OneOrMany[TextOrPair] = Field(description="One text or pair, or many.")
     parameters: SentimentParameters = SentimentParameters()
 
 
@@ -131,7 +134,7 @@ class HuggingFaceFillMaskRequest(_Strict):
 
     model_config = _examples({"inputs": "The movie was [MASK].", "parameters": {"top_k": 3}})
 
-    inputs: OneOrMany[str]
+    inputs: OneOrMany[str] = Field(description="One text or many; each holds at least one `[MASK]`.")
     parameters: FillMaskParameters | None = None
     options: dict[str, Any] | None = Field(None, description="Accepted and passed over.")
 
@@ -139,7 +142,7 @@ class HuggingFaceFillMaskRequest(_Strict):
 class HuggingFaceClassificationParameters(SentimentParameters):
     """Parameters of text-classification."""
 
-    function_to_apply: Literal["softmax"] | None = None
+    function_to_apply: Literal["softmax"] | None = Field(None, description="Nothing else is computed here.")
 
 
 class HuggingFaceClassificationRequest(_Strict):
@@ -147,91 +150,17 @@ class HuggingFaceClassificationRequest(_Strict):
 
     model_config = _examples({"inputs": "The movie was good."})
 
-    inputs: OneOrMany[TextOrPair]
+    inputs: OneOrMany[TextOrPair] = Field(description="One text or pair, or many.")
     parameters: HuggingFaceClassificationParameters | None = None
     options: dict[str, Any] | None = Field(None, description="Accepted and passed over.")
 
 
-@dataclass(frozen=True, slots=True)
-class TokenPrediction:
-    """One token that may stand for a mask."""
+HuggingFaceTokens = TypeAliasType(
+    "HuggingFaceTokens",
+    list[TokenPrediction] | list[list[TokenPrediction]] | list[list[list[TokenPrediction]]],
+)
 
-    score: float
-    token: int
-    token_str: str
-    sequence: str
-
-
-@dataclass(frozen=True, slots=True)
-class Mask:
-    """One mask of a text and what may stand there, likeliest first. [CLS] has position 0."""
-
-    position: int
-    predictions: list[TokenPrediction]
-
-
-@dataclass(frozen=True, slots=True)
-class LabelPrediction:
-    """One label and its probability."""
-
-    label: str
-    score: float
-
-
-@dataclass(frozen=True, slots=True)
-class FillMaskResult:
-    """The answer to one text."""
-
-    masks: list[Mask]
-    tokens: int
-    truncated: bool
-
-
-@dataclass(frozen=True, slots=True)
-class LabelResult:
-    """The answer to one text or pair, likeliest label first."""
-
-    predictions: list[LabelPrediction]
-    tokens: int
-    truncated: bool
-
-
-@dataclass(frozen=True, slots=True)
-class FillMaskResponse:
-    """One result per input, in the order of the inputs."""
-
-    model: str
-    results: list[FillMaskResult]
-
-
-@dataclass(frozen=True, slots=True)
-class LabelResponse:
-    """One result per input, in the order of the inputs."""
-
-    model: str
-    results: list[LabelResult]
-
-
-@dataclass(frozen=True, slots=True)
-class ProblemError:
-    """One fault and where in the body it lies."""
-
-    message: str
-    loc: list[str | int]
-
-
-@dataclass(frozen=True, slots=True)
-class Problem:
-    """RFC 9457, and `error` for Hugging Face's clients."""
-
-    type: str
-    title: str
-    status: int
-    detail: str
-    code: str
-    request_id: str
-    error: str
-    errors: list[ProblemError]
+HuggingFaceLabels = list[list[LabelPrediction]]
 
 
 def as_list(inputs: T | list[T]) -> list[T]:

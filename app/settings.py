@@ -62,7 +62,7 @@ class Settings(BaseModel):
     cors_origins: Names = Field(
         (), description="comma-separated origins that browsers may call from; * for all"
     )
-    docs: bool = Field(True, description="serve /docs and /openapi.json")
+    docs: bool = Field(True, description="serve the playground, /docs and /openapi.json")
     log_format: Literal["text", "json"] = Field("text", description="text or json")
     log_level: Literal["debug", "info", "warning", "error"] = Field(
         "info", description="debug also logs one line per request"

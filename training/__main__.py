@@ -14,12 +14,14 @@ from tqdm.contrib.logging import logging_redirect_tqdm
 
 from model.errors import BertError
 from model.tokenizer import Tokenizer
+from training.bench import bench
 from training.config import Recipe, load_recipe
 from training.corpus import prepare
 from training.distributed import launched
 from training.errors import RunError
 from training.export import export
 from training.finetune import finetune
+from training.inspection import inspect
 from training.memory import keep_freed_memory
 from training.pretrain import pretrain
 from training.report import evaluate
@@ -107,6 +109,22 @@ def _parser() -> argparse.ArgumentParser:
         command.add_argument("recipe", help="a TOML file, or the name of a recipe that ships")
         command.add_argument("--data", help="folder that relative source paths start from")
         command.add_argument("override", nargs="*", metavar="key=value", help="e.g. pretrain.minutes=5")
+        command.add_argument("--tensorboard", action="store_true", help="write event files for TensorBoard too")
+    summary = "print decoded examples with their masks and labels, and the balances"
+    inspection = commands.add_parser("inspect", help=summary, description=summary)
+    inspection.add_argument("recipe", help="of a run whose corpus is prepared")
+    inspection.add_argument("--data", help="folder that relative source paths start from")
+    inspection.add_argument("--examples", type=int, default=5, help="how many to print")
+    inspection.add_argument("override", nargs="*", metavar="key=value")
+    summary = "time a training step beside the same step of transformers"
+    timing = commands.add_parser("bench", help=summary, description=summary)
+    timing.add_argument("preset", nargs="?", default="mini", help="tiny, mini, small, medium, base or large")
+    timing.add_argument("--length", type=int, default=128, help="tokens of a full example")
+    timing.add_argument("--batch", type=int, default=32, help="examples per step")
+    timing.add_argument("--steps", type=int, default=5, help="steps to take the median of")
+    timing.add_argument("--threads", type=int, help="CPU threads; all cores if absent")
+    timing.add_argument("--device", default="auto")
+    timing.set_defaults(override=[])
     return parser
 
 
@@ -114,17 +132,29 @@ def _run(parsed: argparse.Namespace) -> bool:
     """False if a signal ended it early."""
     if launched() > 1 and parsed.command not in PARALLEL:
         raise RunError(f"{parsed.command} is for one process; torchrun is for {' and '.join(PARALLEL)}")
-    recipe = load_recipe(parsed.recipe, _overrides(parsed))
     keep_freed_memory()
-    torch.set_num_threads(recipe.threads or max(1, len(os.sched_getaffinity(0)) // launched()))
+    if parsed.command == "bench":
+        _use_threads(parsed.threads)
+        print(bench(parsed.preset, parsed.length, parsed.batch, parsed.steps, parsed.device))
+        return True
+    recipe = load_recipe(parsed.recipe, _overrides(parsed))
+    if parsed.command == "inspect":
+        print(inspect(recipe, parsed.examples))
+        return True
+    _use_threads(recipe.threads)
     torch.backends.cuda.matmul.allow_tf32 = True  # for what a GPU computes in float32
     with logging_redirect_tqdm():
         return COMMANDS[parsed.command][0](recipe)
 
 
+def _use_threads(wanted: int | None) -> None:
+    torch.set_num_threads(wanted or max(1, len(os.sched_getaffinity(0)) // launched()))
+
+
 def _overrides(parsed: argparse.Namespace) -> list[str]:
     data = [f"data={parsed.data}"] if parsed.data else []
-    return [*data, *parsed.override]
+    tensorboard = ["tensorboard=true"] if getattr(parsed, "tensorboard", False) else []
+    return [*data, *tensorboard, *parsed.override]
 
 
 if __name__ == "__main__":

@@ -13,6 +13,7 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
+from model.attention import PaddedAttention, VarlenAttention
 from model.bert import BertEncoder
 from training.hardware import synchronise
 
@@ -41,6 +42,7 @@ def compile_if_it_pays(encoder: BertEncoder, wanted: bool | Literal["auto"], tri
         return False
     before = _seconds(trial, device) if wanted == "auto" else float("inf")
     try:
+        _keep_attention_out_of_graphs()
         for layer in encoder.layers:
             layer.compile(dynamic=True)
         after = _seconds(trial, device)
@@ -55,6 +57,12 @@ def compile_if_it_pays(encoder: BertEncoder, wanted: bool | Literal["auto"], tri
         )
         return False
     return True
+
+
+def _keep_attention_out_of_graphs() -> None:
+    """Attention reads every sequence's length on the host: a compiler would make a graph for each batch."""
+    for kind in (VarlenAttention, PaddedAttention):
+        setattr(kind, "__call__", torch.compiler.disable(kind.__call__))  # noqa: B010 (a method)
 
 
 def _seconds(trial: Trial, device: torch.device) -> float:

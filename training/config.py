@@ -72,7 +72,8 @@ class CorpusConfig(_Strict):
     heldout: tuple[SourceConfig, ...] = ()
     """Documents never trained on. Without any, `heldout_fraction` of each source is put aside."""
     heldout_fraction: Share = 0.01
-    """Decided by a hash of the document, so the same documents are held out in every run."""
+    """Decided by a hash of the document, so the same documents are held out in every run; at least one of a
+    source, unless it is a single text."""
     workers: Positive = 2
 
 

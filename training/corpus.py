@@ -21,38 +21,30 @@ import itertools
 import logging
 import os
 import shutil
-import signal
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
-from concurrent.futures.process import BrokenProcessPool
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from importlib.metadata import version
-from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import tokenizers
 from numpy.typing import NDArray
 from tqdm import tqdm
 
 from model.tokenizer import Tokenizer
 from training.config import Recipe
 from training.errors import CorpusError, SourceError
-from training.pieces import Piece, pieces
-from training.sentences import SentenceEncoder
-from training.shards import Shard, make_shard, read_json, write_json
+from training.pieces import pieces
+from training.shards import Shard, read_json, write_json
 from training.sources import files, source_name
+from training.workers import shards_in_workers
 
 FORMAT = 2
 """Raised when the files or the way of splitting text change, so that older corpora are made anew."""
 
 OPEN_SHARDS = 256
 """Memory maps kept open at a time; each holds a file descriptor."""
-
-SMALL = 1_000_000
-"""Characters of text that are prepared sooner than worker processes start."""
 
 COUNTS = ("documents", "sentences", "tokens", "unknown_sentences", "cut_sentences")
 
@@ -214,11 +206,12 @@ def _is_whole(corpus: Path) -> bool:
 
 def _make(recipe: Recipe, tokenizer: Tokenizer, corpus: Path) -> None:
     shards = _make_shards(recipe, tokenizer, corpus)
-    if not any(shard.tokens for shard in shards.get("train", [])):
+    parts = [part for part in sorted(shards) if any(shard.tokens for shard in shards[part])]
+    if "train" not in parts:
         raise CorpusError(f"recipe {recipe.name}: corpus.sources hold no text to train on")
-    for part in shards:
+    for part in parts:
         _write_manifest(corpus / part, shards[part], tokenizer)
-    write_json(corpus / "manifest.json", {"parts": sorted(shards)})
+    write_json(corpus / "manifest.json", {"parts": parts})
 
 
 def _make_shards(recipe: Recipe, tokenizer: Tokenizer, corpus: Path) -> dict[str, list[Shard]]:
@@ -227,7 +220,7 @@ def _make_shards(recipe: Recipe, tokenizer: Tokenizer, corpus: Path) -> dict[str
     total = sum(file.stat().st_size for source in sources for file in files(source, recipe.data))
     done: dict[str, dict[int, Shard]] = {}
     with tqdm(desc="prepare", total=total or None, unit="B", unit_scale=True) as bar:
-        for piece, shard in _in_workers(pieces(recipe), recipe.corpus.workers, tokenizer, corpus):
+        for piece, shard in shards_in_workers(pieces(recipe), recipe.corpus.workers, tokenizer, corpus):
             done.setdefault(piece.part, {})[piece.number] = shard
             bar.update(max(0, piece.bytes_read - bar.n))
     return {part: [shards[number] for number in sorted(shards)] for part, shards in done.items()}
@@ -283,54 +276,3 @@ def entropy(counts: NDArray[np.int64]) -> float:
     """Of the distribution that counts give, in nats."""
     shares = counts[counts > 0] / counts.sum()
     return float(-(shares * np.log(shares)).sum())
-
-
-# --- worker processes ---------------------------------------------------------------------------------------
-
-_worker: tuple[SentenceEncoder, Path]
-"""Set when a worker process starts."""
-
-
-def _start_worker(tokenizer: str, corpus: Path) -> None:
-    global _worker
-    signal.signal(
-        signal.SIGINT, signal.SIG_IGN
-    )  # Ctrl-C reaches every process of the terminal; the parent decides
-    os.environ["TOKENIZERS_PARALLELISM"] = "false"  # one core per worker
-    _worker = SentenceEncoder(Tokenizer(tokenizers.Tokenizer.from_str(tokenizer))), corpus
-
-
-def _work(piece: Piece) -> Shard:
-    return make_shard(*_worker, piece)
-
-
-def _in_workers(
-    work: Iterator[Piece], workers: int, tokenizer: Tokenizer, corpus: Path
-) -> Iterator[tuple[Piece, Shard]]:
-    """Shards as they are made. At most two pieces per worker are in memory."""
-    first = list(itertools.islice(work, 2 * workers))
-    work = itertools.chain(first, work)
-    if workers == 1 or sum(len(text) for piece in first for text in piece.texts) < SMALL:
-        encoder = SentenceEncoder(tokenizer)
-        yield from ((piece, make_shard(encoder, corpus, piece)) for piece in work)
-        return
-    pool = ProcessPoolExecutor(workers, get_context("spawn"), _start_worker, (tokenizer.to_json(), corpus))
-    running: dict[Future[Shard], Piece] = {}
-    try:
-        for piece in work:
-            running[pool.submit(_work, piece)] = piece
-            if len(running) >= 2 * workers:
-                yield from _completed(running)
-        while running:
-            yield from _completed(running)
-    except BrokenProcessPool as error:
-        raise CorpusError(
-            "a worker died, perhaps of too little memory; run prepare again, it continues"
-        ) from error
-    finally:
-        pool.shutdown(cancel_futures=True)
-
-
-def _completed(running: dict[Future[Shard], Piece]) -> list[tuple[Piece, Shard]]:
-    done, _ = wait(running, return_when=FIRST_COMPLETED)
-    return [(running.pop(future), future.result()) for future in done]

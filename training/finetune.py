@@ -27,6 +27,7 @@ from training.hardware import choose_device, choose_precision, matmul_peak
 from training.loop import Budget, Loop
 from training.optimizer import make_optimizer
 from training.run_state import Progress, RunState, identity
+from training.tensorboard import Board
 from training.watch import RunLog
 
 logger = logging.getLogger(__name__)
@@ -71,6 +72,8 @@ def _loop(
         tokens=task.texts.tokens,
         pretrained=start,
     )
+    folder = recipe.folder / "finetune"
+    board = Board(folder / "tensorboard") if recipe.tensorboard and group.first else None
     loop: Loop[ClassificationBatch] = Loop(
         task=task,
         optimizer=make_optimizer(task.model, config),
@@ -79,9 +82,9 @@ def _loop(
         warmup_fraction=config.warmup_fraction,
         clip_norm=config.clip_norm,
         precision=choose_precision(task.device),
-        log=RunLog(recipe.folder / "finetune" / "log.jsonl"),
+        log=RunLog(folder / "log.jsonl", board),
         log_steps=config.log_steps,
-        state=RunState(recipe.folder / "finetune", who),
+        state=RunState(folder, who),
         checkpoint_minutes=config.checkpoint_minutes,
         evaluate=lambda _: {text.name: report for text, report in _reports(task.classifier, dev)},
         processes=group,

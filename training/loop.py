@@ -124,6 +124,8 @@ class Loop(Generic[B]):
                 self.step()
                 self.progress.seconds += time.perf_counter() - began
                 self._look(bar)
+            if self._window.steps:
+                bar.update(self.spent, self._read())
         if self.progress.step > began_at:
             self._finish()
         if self._stop:

@@ -23,6 +23,8 @@ from training.loop import Budget, Loop
 from training.optimizer import make_optimizer
 from training.pretraining_task import PretrainingTask
 from training.run_state import Progress, RunState, identity
+from training.samples import sample_predictions
+from training.tensorboard import Board
 from training.watch import RunLog
 
 logger = logging.getLogger(__name__)
@@ -56,7 +58,15 @@ def _loop(
     config = recipe.pretrain
     heldout = open_heldout(recipe)
 
-    def evaluate(_: Progress) -> dict[str, Any]:
+    board = Board(recipe.folder / "pretrain" / "tensorboard") if recipe.tensorboard and group.first else None
+    if board is not None:
+        board.graph(task.bert)
+
+    def evaluate(progress: Progress) -> dict[str, Any]:
+        if board is not None:
+            for name, text in heldout.items():
+                filled = sample_predictions(task.bert, text, tokenizer, config.examples)
+                board.write("samples", progress, {name: filled})
         reports = evaluate_pretraining(
             task.bert, heldout, tokenizer, config.examples, examples=config.evaluate_examples
         )
@@ -71,7 +81,7 @@ def _loop(
         warmup_fraction=config.warmup_fraction,
         clip_norm=config.clip_norm,
         precision=choose_precision(task.device),
-        log=RunLog(recipe.folder / "pretrain" / "log.jsonl"),
+        log=RunLog(recipe.folder / "pretrain" / "log.jsonl", board),
         log_steps=config.log_steps,
         state=state,
         checkpoint_minutes=config.checkpoint_minutes,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 import torch.nn.functional as F
@@ -68,9 +68,9 @@ class PretrainingTask:
             checkpoint_layers(self.bert.encoder)
         with without_trace(self.bert):
             if self.config.micro_batch is None and self.device.type == "cuda":
-                self.micro_batch = largest_micro_batch(self.micro_batch, self._trial)
+                self.micro_batch = largest_micro_batch(self.micro_batch, self._fill_memory)
                 logger.info("%d examples per forward pass", self.micro_batch)
-            compile_if_it_pays(self.bert.encoder, self.config.compile, lambda: self._trial(self.micro_batch))
+            compile_if_it_pays(self.bert.encoder, self.config.compile, self._trial())
 
     def micro_batches(self, progress: Progress, spent: float) -> Sequence[PretrainingBatch]:
         """This process's share of the next examples."""
@@ -86,16 +86,8 @@ class PretrainingTask:
         return [batch.to(self.device) for batch in step.batches]
 
     def losses(self, batch: PretrainingBatch, counts: Sequence[float]) -> Tensor:
-        """Part of the step's mean masked-LM loss plus mean next-sentence loss, in nats, and of each."""
-        masked, labelled = counts
-        hidden = self.bert(batch.packed)  # (num_reads, hidden)
-        logits = self.bert.masked_lm(hidden.index_select(0, batch.masked_rows))
-        mlm = F.cross_entropy(logits.float(), batch.masked_ids, reduction="sum") / masked
-        assert self.bert.next_sentence is not None
-        follows = self.bert.next_sentence(hidden.index_select(0, batch.cls_rows)).float()
-        nsp = F.cross_entropy(follows, batch.next_labels, ignore_index=IGNORE_INDEX, reduction="sum")
-        nsp = nsp / max(1.0, labelled)
-        return torch.stack([mlm + nsp, mlm, nsp])
+        """Part of the step's mean losses, in nats."""
+        return pretraining_losses(self.bert, batch, counts)
 
     def flops(self, batch: PretrainingBatch) -> int:
         """Of the forward and backward pass."""
@@ -116,17 +108,40 @@ class PretrainingTask:
         world = self.processes.world
         return Share(max(world, step), max(1, micro), self.processes.rank, world)
 
-    def _trial(self, examples: int) -> None:
-        """Forward and backward pass over `examples` examples, with room set aside for AdamW's moments."""
+    def _fill_memory(self, examples: int) -> None:
+        """A pass over `examples` examples, all as long as the longest of many, beside AdamW's moments."""
         moments = [torch.empty_like(p) for p in self.bert.parameters() for _ in range(2)]
         maker = self.makers[0]
-        chosen = [maker(0, i % len(maker.starts(0))) for i in range(examples)]
-        longest = max(chosen, key=lambda example: len(example.input_ids))
-        batch = collate_pretraining([longest] * examples).to(self.device)
-        with autocast(self.bert, choose_precision(self.device)):
-            loss = self.losses(batch, batch.counts)[0]
-        loss.backward()
+        many = (maker(0, i) for i in range(min(64, len(maker.starts(0)))))
+        longest = max(many, key=lambda example: len(example.input_ids))
+        self._pass(collate_pretraining([longest] * examples))
         del moments
+
+    def _trial(self) -> Callable[[], None]:
+        """A pass over the first micro-batches of the run, another one each time."""
+        steps = stream(self.makers[0], self._share(0), 0, 0)
+        return lambda: self._pass(next(steps).batches[0])
+
+    def _pass(self, batch: PretrainingBatch) -> None:
+        with autocast(self.bert, choose_precision(self.device)):
+            loss = self.losses(batch.to(self.device), batch.counts)[0]
+        loss.backward()
+
+
+def pretraining_losses(model: BertForPreTraining, batch: PretrainingBatch, counts: Sequence[float]) -> Tensor:
+    """Sum of both losses, masked LM and next sentence (Devlin et al. 2018, section 3.1): (3,), in nats.
+
+    `counts` says how many masked tokens and labelled pairs they are means over.
+    """
+    masked, labelled = counts
+    hidden = model(batch.packed)  # (num_reads, hidden)
+    logits = model.masked_lm(hidden.index_select(0, batch.masked_rows))
+    mlm = F.cross_entropy(logits.float(), batch.masked_ids, reduction="sum") / masked
+    assert model.next_sentence is not None
+    follows = model.next_sentence(hidden.index_select(0, batch.cls_rows)).float()
+    nsp = F.cross_entropy(follows, batch.next_labels, ignore_index=IGNORE_INDEX, reduction="sum")
+    nsp = nsp / max(1.0, labelled)
+    return torch.stack([mlm + nsp, mlm, nsp])
 
 
 def phases(config: PretrainConfig) -> list[ExamplesConfig]:

@@ -2,27 +2,18 @@
 
 from __future__ import annotations
 
-import bz2
-import codecs
-import csv
-import functools
-import gzip
-import importlib
-import io
 import itertools
-import json
-import lzma
 import re
-import sys
-import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from glob import glob
 from pathlib import Path
-from typing import Any, BinaryIO, cast
+from typing import Any, BinaryIO
 
 from training.config import SourceConfig
 from training.errors import SourceError
+from training.tables import Row, column, csv_rows, json_rows, parquet_rows, tsv_rows
+from training.text_files import COMPRESSIONS, Progress, decoded_lines, library, open_bytes
 
 FORMATS = {
     ".jsonl": "jsonl",
@@ -39,8 +30,6 @@ FORMATS = {
 }
 """What `format = "auto"` makes of a suffix; WikiText itself ships as `.tokens` and `.raw`."""
 
-COMPRESSIONS = (".gz", ".xz", ".bz2", ".zst")
-
 MAX_CHARACTERS = 4_000_000
 """A longer stretch of plain text without a blank line is read as several documents, to bound memory."""
 
@@ -48,8 +37,6 @@ _BREAK = re.compile(r"(?:<br\s*/?>\s*)+", re.IGNORECASE)
 _SURROGATE = re.compile("[\ud800-\udfff]")
 _HEADING = re.compile(r"\s*(=(?: ?=)*) (.*\S) (=(?: ?=)*)\s*")
 _JOINER = re.compile(r" @([-.,])@ ")
-
-Progress = Callable[[int], object]
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,33 +102,33 @@ def source_name(source: SourceConfig) -> str:
 
 
 def _from_file(file: Path, source: SourceConfig, progress: Progress | None) -> Iterator[Document]:
-    kind = _format(file) if source.format == "auto" else source.format
     empty = True
-    try:
-        with io.BufferedReader(_Counted(file, progress), 2**18) as raw, _decompressed(raw, file) as content:
-            for document in _read(kind, content, file, source):
-                empty = False
-                yield document
-    except _damage() as error:
-        raise SourceError(f"{file}: cannot be read ({error})") from error
+    with open_bytes(file, progress) as content:
+        for document in _read(content, file, source):
+            empty = False
+            yield document
     if empty:
         raise SourceError(f"{file}: holds no text; fill it, or take it out of the source")
 
 
-def _read(kind: str | None, content: BinaryIO, file: Path, source: SourceConfig) -> Iterator[Document]:
+def _read(content: BinaryIO, file: Path, source: SourceConfig) -> Iterator[Document]:
+    kind = _format(file) if source.format == "auto" else source.format
     match kind:
         case "jsonl":
-            return _from_rows(_json_rows(content, file), source, str(file))
+            return _from_rows(json_rows(content, file), source, str(file))
         case "csv":
-            return _from_rows(_csv_rows(content, file), source, str(file))
+            return _from_rows(csv_rows(content, file), source, str(file))
         case "tsv":
-            return _from_rows(_tsv_rows(content, file), source, str(file))
+            return _from_rows(tsv_rows(content, file), source, str(file))
         case "parquet":
-            return _from_rows(_parquet_rows(content, file, source), source, str(file))
+            columns = filter(None, (*source.text, source.label, source.group))
+            return _from_rows(parquet_rows(content, file, list(columns)), source, str(file))
+    lines = (line for _, line in decoded_lines(content, file, MAX_CHARACTERS))
+    match kind:
         case "text":
-            return _from_plain_text(content, file, source)
+            return _joined(_plain_paragraphs(lines), " " if source.lines == "wrapped" else "\n")
         case "wikitext":
-            return _from_wikitext(line for _, line in _lines(content, file, MAX_CHARACTERS))
+            return _joined(_wikitext_paragraphs(lines))
     known = ", ".join(sorted(set(FORMATS.values())))
     raise SourceError(f"{file}: unknown suffix; rename it, or set the source's `format` to one of {known}")
 
@@ -154,86 +141,18 @@ def _format(file: Path) -> str | None:
     return FORMATS.get(inner.suffix.lower())
 
 
-class _Counted(io.FileIO):
-    """A file that says how much of it was read."""
-
-    def __init__(self, file: Path, progress: Progress | None) -> None:
-        super().__init__(file)
-        self._progress = progress
-
-    def readinto(self, buffer: Any) -> int:
-        count = super().readinto(buffer) or 0
-        if self._progress:
-            self._progress(count)
-        return count
-
-
-def _decompressed(raw: BinaryIO, file: Path) -> BinaryIO:
-    match file.suffix:
-        case ".gz":
-            return cast("BinaryIO", gzip.open(raw))
-        case ".xz":
-            return cast("BinaryIO", lzma.open(raw))
-        case ".bz2":
-            return cast("BinaryIO", bz2.open(raw))
-        case ".zst":
-            return io.BufferedReader(_library("zstandard", str(file)).open(raw))
-    return raw
-
-
-def _damage() -> tuple[type[Exception], ...]:
-    """What the reading of a file raises if the disk or the file is at fault."""
-    zstandard = sys.modules.get("zstandard")
-    return (OSError, EOFError, lzma.LZMAError, zlib.error, *([zstandard.ZstdError] if zstandard else []))
-
-
-def _library(name: str, wanted_by: str) -> Any:
-    try:
-        return importlib.import_module(name)
-    except ImportError as error:
-        package = name.partition(".")[0]
-        raise SourceError(f"{wanted_by}: needs a library to be read; run `pip install {package}`") from error
-
-
-def _lines(content: BinaryIO, file: Path, limit: int = -1) -> Iterator[tuple[int, str]]:
-    """(number from 1, line with its newline), or parts of a line that is longer than the limit.
-
-    Decoded line by line, so that an error can name the line.
-    """
-    decoder = codecs.getincrementaldecoder("utf-8-sig")()  # a part may end within a character
-    for number, raw in enumerate(iter(functools.partial(content.readline, limit), b""), 1):
-        try:
-            line = decoder.decode(raw)
-        except UnicodeDecodeError as error:
-            byte = f"byte {error.object[error.start]:#04x}"
-            raise SourceError(
-                f"{file}, line {number}: {byte} is no UTF-8; convert the file to UTF-8"
-            ) from error
-        yield number, line
-
-
-# --- formats with columns -----------------------------------------------------------------------------------
-
-Row = tuple[str, Mapping[str, Any]]
-"""Where it is, for messages ("line 7"), and its columns."""
+# --- columns ------------------------------------------------------------------------------------------------
 
 
 def _from_rows(rows: Iterable[Row], source: SourceConfig, place: str) -> Iterator[Document]:
     for where, row in rows:
         at = f"{place}, {where}"
-        fields = tuple(_clean(_text(_column(row, name, at), at)) for name in source.text)
+        fields = tuple(_clean(_text(column(row, name, at), at)) for name in source.text)
         text = "\n".join(filter(None, fields))
         if text:
-            label = source.label and _label(_column(row, source.label, at))
-            group = source.group and _label(_column(row, source.group, at))
+            label = source.label and _label(column(row, source.label, at))
+            group = source.group and _label(column(row, source.group, at))
             yield Document(text, fields, label, group)
-
-
-def _column(row: Mapping[str, Any], name: str, at: str) -> Any:
-    try:
-        return row[name]
-    except KeyError:
-        raise SourceError(f"{at}: no column {name!r}; there are {', '.join(map(str, row))}") from None
 
 
 def _text(value: Any, at: str) -> str:
@@ -261,134 +180,57 @@ def _clean(text: str) -> str:
     if not text.isascii():
         text = _SURROGATE.sub("\ufffd", text)  # JSON can spell what no file can hold
     text = text.replace("\r\n", "\n").replace("\r", "\n")
-    if (
-        "\\n" in text and "\n" not in text
-    ):  # as Yahoo, Amazon and Yelp reviews are published (Zhang et al. 2015)
+    if "\\n" in text and "\n" not in text:  # the spelling of Zhang et al. 2015 (Yahoo, Amazon, Yelp)
         text = text.replace("\\n", "\n")
     return text.strip()
 
 
-def _json_rows(content: BinaryIO, file: Path) -> Iterator[Row]:
-    for number, line in _lines(content, file):
-        if line.isspace():
-            continue
-        try:
-            row = json.loads(line)
-        except ValueError as error:
-            raise SourceError(
-                f"{file}, line {number}: invalid JSON ({error}); every line is one object"
-            ) from error
-        if not isinstance(row, dict):
-            remedy = "write one object per line (jq -c '.[]')"
-            raise SourceError(f"{file}, line {number}: a JSON {type(row).__name__}, not an object; {remedy}")
-        yield f"line {number}", row
+# --- running text -------------------------------------------------------------------------------------------
 
 
-def _csv_rows(content: BinaryIO, file: Path) -> Iterator[Row]:
-    return _table((line for _, line in _lines(content, file)), file, delimiter=",")
+def _plain_paragraphs(lines: Iterable[str]) -> Iterator[str | None]:
+    """Lines of text, and None where a blank line ends a document."""
+    for line in lines:
+        yield _clean(line) or None
 
 
-def _tsv_rows(content: BinaryIO, file: Path) -> Iterator[Row]:
-    """Quoted as a spreadsheet does, unless the first lines show that a quotation mark is just text (GLUE)."""
-    lines = (line for _, line in _lines(content, file))
-    beginning = list(itertools.islice(lines, 1000))
-    fields = [line.rstrip("\r\n").split("\t") for line in beginning]
-    regular = len({len(row) for row in fields}) == 1
-    stray = any(_is_stray(field) for row in fields for field in row)
-    quoting = csv.QUOTE_NONE if regular and stray else csv.QUOTE_MINIMAL
-    return _table(itertools.chain(beginning, lines), file, delimiter="\t", quoting=quoting)
-
-
-def _is_stray(field: str) -> bool:
-    """Begins with a quotation mark that does not enclose the field."""
-    return field.startswith('"') and not re.fullmatch(r'"(?:[^"]|"")*"', field)
-
-
-def _table(lines: Iterable[str], file: Path, **dialect: Any) -> Iterator[Row]:
-    csv.field_size_limit(2**31 - 1)  # the default refuses a text of over 128 KiB
-    reader = csv.reader(lines, strict=True, **dialect)
-    names: list[str] = []
-    try:
-        for values in reader:
-            at = f"line {reader.line_num}"
-            if not names:
-                names = values
-            elif len(values) == len(names):
-                yield at, dict(zip(names, values, strict=True))
-            elif values:
-                counts = f"{len(values)} fields, but the header names {len(names)} ({', '.join(names)})"
-                raise SourceError(f"{file}, {at}: {counts}; quote a field that holds a delimiter or a newline")
-    except csv.Error as error:
-        remedy = 'in a quoted field, a quotation mark is written twice ("")'
-        raise SourceError(f"{file}, line {reader.line_num}: {error}; {remedy}") from error
-
-
-def _parquet_rows(content: BinaryIO, file: Path, source: SourceConfig) -> Iterator[Row]:
-    parquet = _library("pyarrow.parquet", str(file))
-    wanted = [name for name in (*source.text, source.label, source.group) if name is not None]
-    try:
-        table = parquet.ParquetFile(content)
-        columns = dict.fromkeys(table.schema_arrow.names)
-        for name in wanted:
-            _column(columns, name, str(file))
-        rows = (row for batch in table.iter_batches(512, columns=wanted) for row in batch.to_pylist())
-        for number, row in enumerate(rows, 1):
-            yield f"row {number}", row
-    except ValueError as error:  # pyarrow's own errors are ValueErrors
-        raise SourceError(f"{file}: no Parquet file, or a damaged one ({error})") from error
-
-
-# --- plain text ---------------------------------------------------------------------------------------------
-
-
-def _from_plain_text(content: BinaryIO, file: Path, source: SourceConfig) -> Iterator[Document]:
-    """A blank line ends a document; lines stay lines unless the source says that they are only wrapped."""
-    separator = " " if source.lines == "wrapped" else "\n"
-    paragraphs: list[str] = []
-    size = 0
-    for _, line in _lines(content, file, MAX_CHARACTERS):
-        paragraph = _clean(line)
-        if not paragraph or size >= MAX_CHARACTERS:
-            yield from _joined(paragraphs, separator)
-            paragraphs, size = [], 0
-        if paragraph:
-            paragraphs.append(paragraph)
-            size += len(paragraph)
-    yield from _joined(paragraphs, separator)
-
-
-def _from_wikitext(lines: Iterable[str]) -> Iterator[Document]:
-    """A heading of level 1 begins a document; headings are no text."""
-    paragraphs: list[str] = []
+def _wikitext_paragraphs(lines: Iterable[str]) -> Iterator[str | None]:
+    """Lines of text, and None where a heading of level 1 begins a document. Headings are no text."""
     for line in lines:
         heading = _HEADING.fullmatch(line)
         if heading is None:
-            paragraph = _JOINER.sub(r"\1", _clean(line)).replace("<unk>", "[UNK]")
-            paragraphs += [paragraph] if paragraph else []
+            if paragraph := _clean(line):
+                yield _JOINER.sub(r"\1", paragraph).replace("<unk>", "[UNK]")
         elif heading[1] == heading[3] == "=":
-            yield from _joined(paragraphs)
-            paragraphs = []
-    yield from _joined(paragraphs)
+            yield None
 
 
-def _joined(paragraphs: list[str], separator: str = "\n") -> Iterator[Document]:
-    if paragraphs:
-        text = separator.join(paragraphs)
-        yield Document(text, (text,))
+def _joined(paragraphs: Iterable[str | None], separator: str = "\n") -> Iterator[Document]:
+    waiting: list[str] = []
+    size = 0
+    for paragraph in itertools.chain(paragraphs, [None]):
+        if waiting and (paragraph is None or size >= MAX_CHARACTERS):
+            text = separator.join(waiting)
+            yield Document(text, (text,))
+            waiting, size = [], 0
+        if paragraph is not None:
+            waiting.append(paragraph)
+            size += len(paragraph)
 
 
 # --- the hub ------------------------------------------------------------------------------------------------
 
 
 def _from_hub(source: SourceConfig, hub: str) -> Iterator[Document]:
-    library = _library("datasets", f"hub data set {hub}")
+    hub_library = library("datasets", f"hub data set {hub}")
     name, _, configuration = hub.partition(":")
     place = f"hub data set {hub}, split {source.split}"
     try:
-        dataset = library.load_dataset(name, configuration or None, split=source.split, streaming=True)
+        dataset = hub_library.load_dataset(name, configuration or None, split=source.split, streaming=True)
         rows = ((f"row {number}", row) for number, row in enumerate(dataset, 1))
         if source.format == "wikitext":
-            yield from _from_wikitext(_text(_column(row, source.text[0], place), place) for _, row in rows)
+            lines = (_text(column(row, source.text[0], place), place) for _, row in rows)
+            yield from _joined(_wikitext_paragraphs(lines))
         else:
             yield from _from_rows(rows, source, place)
     except (OSError, ValueError) as error:  # no such data set, configuration or split; no network

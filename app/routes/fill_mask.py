@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from fastapi import Response
 
+from app import openapi
 from app.json_route import TaskRequest
-from app.routes.replies import documented, respond, task_router
-from app.schemas import FillMaskRequest, FillMaskResponse, as_list
+from app.responses import FillMaskResponse
+from app.routes.replies import respond, task_router
+from app.schemas import FillMaskRequest, as_list
 
 router = task_router(tags=["tasks"])
 
@@ -34,7 +36,12 @@ _EXAMPLE = {
 }
 
 
-@router.post("/fill-mask", summary="Fill in masked words", **documented(FillMaskResponse, _EXAMPLE))
+@router.post(
+    "/fill-mask",
+    operation_id="fill_mask",
+    summary="Fill in masked words",
+    **openapi.task(FillMaskResponse, _EXAMPLE),
+)
 async def fill_mask(body: FillMaskRequest, request: TaskRequest) -> Response:
     """The likeliest words for each `[MASK]`, with their probability over the whole vocabulary."""
     parameters = body.parameters

@@ -9,16 +9,17 @@ from typing import Any
 
 from fastapi import Response
 
+from app import openapi
 from app.json_route import TaskRequest
-from app.routes.replies import documented, respond, task_router
+from app.responses import FillMaskResult
+from app.routes.replies import respond, task_router
 from app.schemas import (
     FillMaskParameters,
-    FillMaskResult,
     HuggingFaceClassificationParameters,
     HuggingFaceClassificationRequest,
     HuggingFaceFillMaskRequest,
-    LabelPrediction,
-    TokenPrediction,
+    HuggingFaceLabels,
+    HuggingFaceTokens,
     as_list,
 )
 
@@ -26,10 +27,14 @@ router = task_router("/hf", tags=["Hugging Face clients"])
 
 _FILLED = [{"score": 0.21, "token": 1523, "token_str": "good", "sequence": "The movie was good."}]
 _CLASSIFIED = [[{"label": "POSITIVE", "score": 0.98}, {"label": "NEGATIVE", "score": 0.02}]]
-Tokens = list[TokenPrediction] | list[list[TokenPrediction]] | list[list[list[TokenPrediction]]]
 
 
-@router.post("/fill-mask", summary="InferenceClient.fill_mask", **documented(Tokens, _FILLED))
+@router.post(
+    "/fill-mask",
+    operation_id="hf_fill_mask",
+    summary="InferenceClient.fill_mask",
+    **openapi.task(HuggingFaceTokens, _FILLED),
+)
 async def fill_mask(body: HuggingFaceFillMaskRequest, request: TaskRequest) -> Response:
     """The predictions of the one mask of one text; one list more for several masks, and for several texts."""
     parameters = body.parameters or FillMaskParameters()
@@ -46,8 +51,9 @@ async def fill_mask(body: HuggingFaceFillMaskRequest, request: TaskRequest) -> R
 
 @router.post(
     "/text-classification",
+    operation_id="hf_text_classification",
     summary="InferenceClient.text_classification",
-    **documented(list[list[LabelPrediction]], _CLASSIFIED),
+    **openapi.task(HuggingFaceLabels, _CLASSIFIED),
 )
 async def text_classification(body: HuggingFaceClassificationRequest, request: TaskRequest) -> Response:
     """One list of labels per text, likeliest first; for one text too, since that is what the clients read."""

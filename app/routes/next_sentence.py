@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from fastapi import Response
 
+from app import openapi
 from app.json_route import TaskRequest
-from app.routes.replies import documented, respond, task_router
-from app.schemas import LabelResponse, NextSentenceRequest, as_list
+from app.responses import LabelResponse
+from app.routes.replies import respond, task_router
+from app.schemas import NextSentenceRequest, as_list
 
 router = task_router(tags=["tasks"])
 
@@ -22,7 +24,12 @@ _EXAMPLE = {
 }
 
 
-@router.post("/next-sentence", summary="Judge whether a text follows", **documented(LabelResponse, _EXAMPLE))
+@router.post(
+    "/next-sentence",
+    operation_id="next_sentence",
+    summary="Judge whether a text follows",
+    **openapi.task(LabelResponse, _EXAMPLE),
+)
 async def next_sentence(body: NextSentenceRequest, request: TaskRequest) -> Response:
     """The probability that `text_pair` stood right after `text`."""
     reply = await request.engine.next_sentence(

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from fastapi import Response
 
+from app import openapi
 from app.json_route import TaskRequest
-from app.routes.replies import documented, respond, task_router
-from app.schemas import LabelResponse, SentimentRequest, as_list
+from app.responses import LabelResponse
+from app.routes.replies import respond, task_router
+from app.schemas import SentimentRequest, as_list
 
 router = task_router(tags=["tasks"])
 
@@ -22,7 +24,12 @@ _EXAMPLE = {
 }
 
 
-@router.post("/sentiment", summary="Classify texts", **documented(LabelResponse, _EXAMPLE))
+@router.post(
+    "/sentiment",
+    operation_id="sentiment",
+    summary="Classify texts",
+    **openapi.task(LabelResponse, _EXAMPLE),
+)
 async def sentiment(body: SentimentRequest, request: TaskRequest) -> Response:
     """The labels of the loaded classifier with their probabilities."""
     parameters = body.parameters

@@ -43,7 +43,6 @@ def test_on_a_cpu_layers_are_compiled_only_on_demand() -> None:
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch's own, on import of its compiler
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch's own, on import of its compiler
 def test_a_compiler_that_fails_is_no_reason_not_to_train() -> None:
     encoder = BertForPreTraining(tiny_config()).encoder
 

@@ -6,6 +6,7 @@ import json
 import math
 import random
 from collections.abc import Callable
+from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ import pytest
 from model.tokenizer import SPECIAL_TOKENS, Tokenizer
 from training import corpus as corpus_module
 from training import pieces as pieces_module
+from training import workers as workers_module
 from training.config import Recipe
 from training.corpus import Corpus, entropy, prepare
 from training.errors import CorpusError
@@ -211,7 +213,7 @@ class Killed(BaseException):
 
 def killed_after(monkeypatch: pytest.MonkeyPatch, count: int) -> Callable[[], int]:
     """Let that many shards be made, then end in the middle of one. Returns how many were asked for since."""
-    original = corpus_module.make_shard
+    original = workers_module.make_shard
     calls = [0]
 
     def make_shard(encoder: Any, corpus: Path, piece: Any) -> Any:
@@ -223,7 +225,7 @@ def killed_after(monkeypatch: pytest.MonkeyPatch, count: int) -> Callable[[], in
         calls[0] += 1
         return original(encoder, corpus, piece)
 
-    monkeypatch.setattr(corpus_module, "make_shard", make_shard)
+    monkeypatch.setattr(workers_module, "make_shard", make_shard)
     return lambda: calls[0]
 
 
@@ -294,10 +296,30 @@ def test_a_corpus_moved_with_its_data_is_still_the_same(
 
 
 def test_two_workers_make_the_same_files_as_one(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(corpus_module, "SMALL", 0)
+    monkeypatch.setattr(workers_module, "SMALL", 0)
     one = contents(prepare(recipe(root).model_copy(update={"name": "one"}), TOKENIZER))
     two = contents(prepare(recipe(root, workers=2).model_copy(update={"name": "two"}), TOKENIZER))
     assert one == two
+
+
+class DyingPool:
+    """Stands for a pool whose process the system has ended."""
+
+    def __init__(self, *arguments: Any) -> None:
+        pass
+
+    def submit(self, *arguments: Any) -> None:
+        raise BrokenProcessPool
+
+    def shutdown(self, *, cancel_futures: bool) -> None:
+        pass
+
+
+def test_death_of_a_worker_is_reported_with_what_to_do(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(workers_module, "SMALL", 0)
+    monkeypatch.setattr(workers_module, "ProcessPoolExecutor", DyingPool)
+    with pytest.raises(CorpusError, match=r"a worker died.*run prepare again, it continues"):
+        prepare(recipe(root, workers=2), TOKENIZER)
 
 
 # --- what is refused
@@ -352,11 +374,22 @@ def test_no_text_to_train_on_is_refused(root: Path) -> None:
         prepare(recipe(root, sources=[{"path": "a.jsonl"}]), TOKENIZER)
 
 
+def test_a_shard_or_a_heldout_source_without_known_words_does_no_harm(root: Path) -> None:
+    write_texts(root / "data" / "a.jsonl", ["Ξένο κείμενο είναι."] * 200)
+    write_texts(root / "data" / "dev.jsonl", ["Ξένο κείμενο εδώ."])
+    folder = prepare(recipe(root, heldout=[{"path": "dev.jsonl"}]), TOKENIZER)
+    corpus = Corpus.open(folder / "train")
+    assert [shard["tokens"] for shard in corpus.manifest["shards"]][:2] == [0, 0]
+    assert len(texts_of(corpus)) == corpus.num_documents == 40
+    with pytest.raises(CorpusError, match="no prepared corpus"):
+        Corpus.open(folder / "heldout" / "dev")
+
+
 def test_full_disk_is_reported_with_what_to_do(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*arguments: Any) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(corpus_module, "make_shard", full)
+    monkeypatch.setattr(workers_module, "make_shard", full)
     with pytest.raises(CorpusError, match="No space left on device; when there is room, run prepare again"):
         prepare(recipe(root), TOKENIZER)
 

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
+import resource
 from pathlib import Path
 
 import pytest
@@ -87,26 +86,18 @@ def test_an_unwritable_folder_is_a_clear_error(tmp_path: Path) -> None:
         RunState(blocked, IDENTITY).save(Progress(), *trained(0))
 
 
-FULL_DISK = """
-import resource, sys
-from pathlib import Path
-from torch import nn, optim
-from training.errors import RunError
-from training.run_state import Progress, RunState
-resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
-model = nn.Linear(400, 400)
-try:
-    RunState(Path(sys.argv[1]), {}).save(Progress(), model, optim.AdamW(model.parameters()))
-except RunError as error:
-    sys.exit(f"clear: {error}")
-"""
-
-
-def test_a_full_disk_is_a_clear_error_and_leaves_nothing_behind(tmp_path: Path) -> None:
-    done = subprocess.run([sys.executable, "-c", FULL_DISK, str(tmp_path)], capture_output=True, text=True)
-    assert "clear: " in done.stderr, done.stderr
-    assert "could not be written" in done.stderr
-    assert list(tmp_path.iterdir()) == []
+def test_a_full_disk_is_a_clear_error_and_leaves_the_earlier_checkpoint(tmp_path: Path) -> None:
+    earlier = save(tmp_path, 1)
+    model = nn.Linear(400, 400)
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, limits[1]))
+    try:
+        with pytest.raises(RunError, match=r"could not be written.*make room and run the same command again"):
+            RunState(tmp_path, IDENTITY).save(Progress(step=2), model, torch.optim.AdamW(model.parameters()))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert list(tmp_path.iterdir()) == [earlier]
+    assert RunState(tmp_path, IDENTITY).resume(*trained(0)).step == 1
 
 
 def test_identity_names_every_setting_by_its_key() -> None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import re
 
 import numpy as np
 import pytest
+import tokenizers
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -62,12 +64,23 @@ ANYTHING = st.text(
 @pytest.mark.parametrize("tokenizer", [TOKENIZER, CASED])
 @given(texts=st.lists(ANYTHING))
 def test_ids_are_those_of_the_tokenizer(tokenizer: Tokenizer, texts: list[str]) -> None:
-    lines = ["".join(text.splitlines()) for text in texts]
+    lines = [text.replace("\n", "") for text in texts]
     encoded = SentenceEncoder(tokenizer).encode(lines, lines=True)
     ids = [tokenizer.ids(line) for line in lines]
     kept = [line for line in ids if line and line.count(tokenizer.unk_id) <= len(line) / 2]
     found = np.split(encoded.tokens, encoded.sentence_starts[1:-1])
     assert [sentence.tolist() for sentence in found] == (kept or [[]])
+
+
+def test_ids_are_those_of_a_tokenizer_that_does_not_split_punctuation() -> None:
+    settings = json.loads(TOKENIZER.to_json())
+    settings["pre_tokenizer"] = {"type": "WhitespaceSplit"}
+    settings["model"]["vocab"] |= {"film.": 90, "##'s": 91}
+    tokenizer = Tokenizer(tokenizers.Tokenizer.from_str(json.dumps(settings)))
+    texts = ["the film's the film.", "the film. is"]
+    encoded = SentenceEncoder(tokenizer).encode(texts, lines=True)
+    assert encoded.tokens.tolist() == [i for text in texts for i in tokenizer.ids(text)]
+    assert 90 in encoded.tokens
 
 
 def test_remembered_words_may_be_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:

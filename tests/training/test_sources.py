@@ -265,6 +265,7 @@ def test_documents_are_streamed_not_collected(tmp_path: Path) -> None:
         ),
         ("a.txt", "text".encode("utf-16"), r"a\.txt, line 1: byte 0xff is no UTF-8"),
         ("a.txt", "cut short: é".encode()[:-1] + b"\nnext", r"a\.txt, line 1: byte 0xc3"),
+        ("a.txt", "First.\ncut short: é".encode()[:-1], r"a\.txt, line 2: byte 0xc3"),
         ("a.csv", "", r"a\.csv: holds no text; fill it"),
         ("a.csv", "text,label\n", r"a\.csv: holds no text"),
         ("a.txt", "\n \n", r"a\.txt: holds no text"),

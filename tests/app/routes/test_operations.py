@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from typing import Any
 
 from app.backend import TorchBackend
@@ -62,37 +61,6 @@ async def test_metrics_are_text_for_prometheus(serve: Any) -> None:
         assert await service.metric("bert_batch_size_sum") == 2
         assert await service.metric('bert_request_seconds_count{stage="inference",task="sentiment"}') == 1
         assert await service.metric("bert_queue_tokens") == 0
-
-
-async def test_docs_ask_no_other_host(serve: Any) -> None:
-    async with serve() as service:
-        page = await service.client.get("/docs")
-        assert not re.findall(r"(?:https?:)?//\S+", page.text)
-        for link in re.findall(r'(?:src|href)="([^"]+)"', page.text):
-            asset = await service.client.get("/" + link)
-            assert asset.status_code == 200
-            assert len(asset.content) > 500
-        assert (await service.client.get("/openapi.json")).json()["openapi"].startswith("3.1")
-
-
-async def test_start_page_leads_to_the_docs(serve: Any) -> None:
-    async with serve() as service:
-        answer = await service.client.get("/")
-    assert (answer.status_code, answer.headers["location"]) == (307, "docs")
-
-
-async def test_docs_can_be_switched_off(serve: Any) -> None:
-    async with serve(docs=False) as service:
-        answers = [
-            await service.client.get(path) for path in ("/docs", "/openapi.json", "/docs/swagger-ui.css")
-        ]
-    assert [answer.status_code for answer in answers] == [404] * 3
-
-
-async def test_unknown_asset_is_not_found(serve: Any) -> None:
-    async with serve() as service:
-        answer = await service.client.get("/docs/__init__.py")
-    assert answer.status_code == 404
 
 
 def test_unavailable_says_why() -> None:

@@ -1,0 +1,98 @@
+# The service as a container image; docker-compose.yml has the commands.
+#
+#   docker build -t bert-service .                      CPU (the last target, so the default one)
+#   docker build -t bert-service:cuda --target cuda .   NVIDIA GPU
+#   docker build -t bert-train --target train .         training on an NVIDIA GPU
+#
+# On x86-64 the package index's own torch carries CUDA, several gigabytes that a CPU never reads. For the small
+# image name the index of PyTorch's CPU builds, the one in its installation guide:
+#   docker build --build-arg TORCH_INDEX=... .
+
+FROM python:3.11-slim AS base
+ENV PYTHONDONTWRITEBYTECODE=1 \
+    PYTHONUNBUFFERED=1
+WORKDIR /srv
+
+
+# What changes least comes first: torch, the other dependencies, the code. Each is a layer of the final image.
+FROM base AS builder
+ENV PIP_DISABLE_PIP_VERSION_CHECK=1 \
+    PIP_NO_CACHE_DIR=1 \
+    PIP_ROOT_USER_ACTION=ignore
+RUN python3 -m venv --without-pip /opt/venv
+COPY constraints.txt .
+
+FROM builder AS requirements
+COPY pyproject.toml .
+RUN python3 -c 'import tomllib; project = tomllib.load(open("pyproject.toml", "rb"))["project"]; \
+print(*project["dependencies"], sep="\n", file=open("serve.txt", "w")); \
+print(*project["optional-dependencies"]["train"], sep="\n", file=open("train.txt", "w"))'
+
+FROM builder AS cpu-dependencies
+ARG TORCH_INDEX=
+RUN python3 -m pip --python /opt/venv/bin/python install --no-deps ${TORCH_INDEX:+--index-url "$TORCH_INDEX"} \
+    -c constraints.txt torch \
+    # torch's own tests and C++ headers: 190 MB
+    && cd /opt/venv/lib/python3*/site-packages/torch \
+    && rm -rf include test \
+    && find bin -type f ! -name torch_shm_manager -delete
+COPY --from=requirements /srv/serve.txt .
+RUN python3 -m pip --python /opt/venv/bin/python install -c constraints.txt -r serve.txt
+
+FROM builder AS cuda-dependencies
+ARG TORCH_CUDA_INDEX=
+RUN python3 -m pip --python /opt/venv/bin/python install --no-deps \
+    ${TORCH_CUDA_INDEX:+--index-url "$TORCH_CUDA_INDEX"} -c constraints.txt torch
+COPY --from=requirements /srv/serve.txt .
+RUN python3 -m pip --python /opt/venv/bin/python install -c constraints.txt -r serve.txt
+
+FROM cuda-dependencies AS train-dependencies
+COPY --from=requirements /srv/train.txt .
+RUN python3 -m pip --python /opt/venv/bin/python install -c constraints.txt -r train.txt
+
+FROM builder AS package
+COPY pyproject.toml README.md LICENSE ./
+COPY app app
+COPY model model
+COPY training training
+RUN python3 -m pip --python /opt/venv/bin/python install --no-deps --target /opt/bert .
+
+
+# What is installed belongs to root, and the process is not root: it writes to volumes only.
+FROM base AS runtime
+ENV PATH=/opt/bert/bin:/opt/venv/bin:$PATH \
+    PYTHONPATH=/opt/bert \
+    HOME=/tmp \
+    USER=bert
+RUN install -d -o 10001 -g 10001 /checkpoints /runs
+USER 10001:10001
+STOPSIGNAL SIGTERM
+
+FROM runtime AS service
+EXPOSE 8000
+HEALTHCHECK --interval=10s --timeout=5s --start-period=60s --retries=3 CMD ["python3", "-c", \
+    "import os, urllib.request as r; r.urlopen(f'http://127.0.0.1:{os.environ.get(\"BERT_PORT\", 8000)}/health/ready')"]
+ENTRYPOINT ["bert-serve"]
+
+# torch.compile builds kernels while it trains: the one image with a C compiler.
+FROM runtime AS train
+USER root
+RUN apt-get update \
+    && apt-get install -y --no-install-recommends gcc libc6-dev \
+    && rm -rf /var/lib/apt/lists/*
+USER 10001:10001
+ENV NVIDIA_VISIBLE_DEVICES=all \
+    NVIDIA_DRIVER_CAPABILITIES=compute,utility
+COPY --from=train-dependencies /opt/venv /opt/venv
+COPY --from=package /opt/bert /opt/bert
+ENTRYPOINT ["bert-train"]
+
+FROM service AS cuda
+ENV NVIDIA_VISIBLE_DEVICES=all \
+    NVIDIA_DRIVER_CAPABILITIES=compute,utility
+COPY --from=cuda-dependencies /opt/venv /opt/venv
+COPY --from=package /opt/bert /opt/bert
+
+FROM service AS cpu
+COPY --from=cpu-dependencies /opt/venv /opt/venv
+COPY --from=package /opt/bert /opt/bert

@@ -1,0 +1,190 @@
+"""`bert`: ask a running service from a shell. Needs httpx only, like `app.client`."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
+
+from app import scoring, tables
+from app.client import BertClient, BertServiceError, ConnectionFailedError, FillMaskResult, RetryPolicy
+from app.client.calls import DEFAULT_URL
+from app.responses import LabelResult
+
+REFUSED, MISUSED, UNREACHABLE, INTERRUPTED = 1, 2, 3, 130
+
+_EPILOG = """\
+exit codes: 0 answered (rows of a file may have an `error`), 1 the service refused or a file cannot be used,
+2 wrong usage, 3 the service cannot be reached, 130 interrupted"""
+_FILE_HELP = "answer every row of a CSV, TSV, JSONL or text file (.gz too), or of standard input: -"
+_COLUMN_HELP = "the column or field to read [text]"
+
+_HURRIED = RetryPolicy(attempts=3)
+_PATIENT = RetryPolicy(attempts=12, deadline=600)
+
+
+def main() -> None:
+    """Run the command line; ends the process with a documented exit code."""
+    try:
+        code = run(sys.argv[1:], os.environ)
+        sys.stdout.flush()
+    except BrokenPipeError:  # `bert ... | head`; what Python would still flush goes nowhere
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        code = REFUSED
+    sys.exit(code)
+
+
+def run(arguments: Sequence[str], environ: Mapping[str, str]) -> int:
+    """Answer one command line. Returns the exit code."""
+    parser = _parser(environ)
+    given = parser.parse_args(arguments)
+    if fault := _misuse(given):
+        parser.error(fault)
+    try:
+        with BertClient(
+            given.url,
+            api_key=given.api_key,
+            timeout=given.timeout,
+            concurrency=given.concurrency,
+            retry=_PATIENT if given.file else _HURRIED,
+        ) as client:
+            if given.file:
+                _answer_file(client, given)
+            else:
+                _answer_texts(client, given)
+    except ConnectionFailedError as error:
+        return _fail(f"{given.url}: {error}", UNREACHABLE)
+    except BrokenPipeError:
+        raise
+    except (BertServiceError, tables.TableError, OSError) as error:
+        return _fail(str(error), REFUSED)
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    return 0
+
+
+def _answer_texts(client: BertClient, given: argparse.Namespace) -> None:
+    inputs = [tuple(given.texts)] if given.task == "next-sentence" else given.texts
+    for text, result in zip(inputs, _ask(client, given)(inputs), strict=True):
+        if isinstance(result, BertServiceError):
+            raise result
+        if given.json:
+            print(json.dumps(asdict(result), ensure_ascii=False))
+            continue
+        if len(inputs) > 1:
+            print(text)
+        print(*_lines(result), sep="\n")
+
+
+def _answer_file(client: BertClient, given: argparse.Namespace) -> None:
+    source_format = given.format or tables.format_of(given.file)
+    target_format = source_format if given.output == "-" else tables.format_of(given.output)
+    job = scoring.Job(
+        given.file,
+        given.output,
+        source_format,
+        "jsonl" if given.json else target_format,
+        (given.column, given.pair_column) if given.pair_column else (given.column,),
+        scoring.MASK_COLUMNS if given.task == "fill-mask" else scoring.LABEL_COLUMNS,
+    )
+    scoring.run(job, _ask(client, given))
+
+
+def _ask(client: BertClient, given: argparse.Namespace) -> scoring.Ask:
+    """The client's stream for the task, with its options."""
+    top_k = 1 if given.file else given.top_k
+
+    def ask(inputs: Any) -> Any:
+        if given.task == "fill-mask":
+            return client.fill_mask_stream(inputs, top_k=top_k, targets=given.targets, truncate=given.truncate)
+        if given.task == "sentiment":
+            return client.sentiment_stream(inputs, top_k=top_k, truncate=given.truncate)
+        return client.next_sentence_stream(inputs, truncate=given.truncate)
+
+    return ask
+
+
+def _lines(result: FillMaskResult | LabelResult) -> list[str]:
+    """A result for people."""
+    if isinstance(result, LabelResult):
+        return [f"{entry.score:8.4f}  {entry.label}" for entry in result.predictions]
+    return [
+        f"{entry.score:8.4f}  {entry.token_str:<16}  {entry.sequence}"
+        for mask in result.masks
+        for entry in mask.predictions
+    ]
+
+
+def _misuse(given: argparse.Namespace) -> str | None:
+    """What is wrong with arguments that are each right."""
+    if bool(given.texts) == bool(given.file):
+        return "give texts or --file, one of them"
+    if given.texts and given.output != "-":
+        return "--output goes with --file"
+    if given.task != "next-sentence":
+        return None
+    if given.texts and len(given.texts) != 2:
+        return "next-sentence takes two texts"
+    if given.file and (given.format or tables.format_of(given.file)) == "lines":
+        return "pairs need a file with two columns: CSV, TSV or JSONL; see --format"
+    return None
+
+
+def _parser(environ: Mapping[str, str]) -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="bert",
+        description="Ask a running BERT service.",
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    tasks = parser.add_subparsers(dest="task", required=True, metavar="TASK")
+    common = _common(environ)
+    for name, summary, texts in (
+        ("fill-mask", "words for [MASK]", "a text with one or more [MASK]"),
+        ("next-sentence", "does the second text follow the first?", "two texts"),
+        ("sentiment", "what texts feel", "a text"),
+    ):
+        task = tasks.add_parser(name, help=summary, description=summary, parents=[common])
+        task.add_argument("texts", nargs="*", metavar="TEXT", help=texts)
+        task.set_defaults(top_k=None, targets=None, pair_column=None)
+        if name != "next-sentence":
+            task.add_argument("--top-k", type=int, metavar="N", help="predictions to print")
+        if name == "fill-mask":
+            task.add_argument("--targets", nargs="+", metavar="WORD", help="score these words only")
+        if name == "sentiment":
+            task.add_argument("--pair-column", metavar="NAME", help="a second column: the text is its title")
+        if name == "next-sentence":
+            task.add_argument(
+                "--pair-column", default="text_pair", metavar="NAME", help="the second text [text_pair]"
+            )
+    return parser
+
+
+def _common(environ: Mapping[str, str]) -> argparse.ArgumentParser:
+    common = argparse.ArgumentParser(add_help=False)
+    url = environ.get("BERT_URL") or DEFAULT_URL
+    common.add_argument("--url", default=url, help=f"of the service [BERT_URL, {DEFAULT_URL}]")
+    common.add_argument("--api-key", default=environ.get("BERT_API_KEY"), metavar="KEY", help="[BERT_API_KEY]")
+    common.add_argument("--json", action="store_true", help="print JSON, one answer per line")
+    common.add_argument("--truncate", action="store_true", help="cut texts that are too long")
+    common.add_argument("--timeout", type=float, default=60.0, metavar="SECONDS", help="of one request [60]")
+    files = common.add_argument_group("files")
+    files.add_argument("--file", metavar="FILE", help=_FILE_HELP)
+    files.add_argument("--output", default="-", metavar="FILE", help="appears when it is complete [-]")
+    files.add_argument("--format", choices=tables.FORMATS, help="of the input, if its name does not tell")
+    files.add_argument("--column", default=tables.LINE, metavar="NAME", help=_COLUMN_HELP)
+    files.add_argument("--concurrency", type=int, default=4, metavar="N", help="requests at once [4]")
+    return common
+
+
+def _fail(message: str, code: int) -> int:
+    print(f"bert: {message}", file=sys.stderr)
+    return code
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,142 @@
+"""The whole conversation with the service, without a network: what to send, when to wait, what to make of it.
+
+A plan is a generator that yields steps and is sent their outcomes. So retries, and the search for the inputs
+that spoil a request, are written and tested once; `BertClient` and `AsyncBertClient` only perform the steps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+import httpx
+
+from app.client.calls import Call, Chunk, Sizes, read_limits
+from app.client.errors import ConnectionFailedError, ProblemError, problem_of
+from app.client.retry import RetryPolicy, pause_before_retry
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Send:
+    """Send a request; its outcome is the response, or httpx's error."""
+
+    method: str
+    path: str
+    body: bytes | None = None
+    request_id: str | None = None
+
+    def headers(self, timeout: float) -> dict[str, str]:
+        """What this request says beside the client's own headers; `timeout` in seconds."""
+        given = {"X-Request-Timeout-Ms": str(max(int(timeout * 1000), 1))}
+        if self.body is not None:
+            given["Content-Type"] = "application/json"
+        if self.request_id is not None:
+            given["X-Request-ID"] = self.request_id
+        return given
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """Wait; its outcome is None."""
+
+    seconds: float
+
+
+Outcome = httpx.Response | httpx.RequestError | None
+Plan = Generator[Send | Wait, Outcome, T]
+
+
+@dataclass(frozen=True, slots=True)
+class Exchange:
+    """Makes plans. `clock` tells seconds, `random` a number in [0, 1)."""
+
+    policy: RetryPolicy
+    clock: Callable[[], float]
+    random: Callable[[], float]
+
+    def sizes(self) -> Plan[Sizes]:
+        """Ask how much one request may carry."""
+        response = yield from self._insist(Send("GET", "/info"), self.clock())
+        return Sizes.of(read_limits(response))
+
+    def answer(self, call: Call[T], chunk: Chunk) -> Plan[list[T | ProblemError]]:
+        """Results in the order of the inputs; an input that has none gets its error instead.
+
+        Raises:
+            ProblemError: it is no input's fault.
+            ConnectionFailedError: nobody answered.
+            UnexpectedAnswerError: the answer makes no sense.
+        """
+        began = self.clock()
+        outcomes: dict[int, T | ProblemError] = {}
+        groups = [list(range(len(chunk.inputs)))]
+        while groups:
+            group = groups.pop()
+            inputs = [chunk.inputs[i] for i in group]
+            send = Send("POST", call.path, call.body(inputs), call.request_id)
+            try:
+                response = yield from self._insist(send, began)
+            except ProblemError as error:
+                guilty, rest = isolate(error, inputs)
+                outcomes |= {group[i]: error.at(chunk.first + group[i]) for i in guilty}
+                groups += [[group[i] for i in indices] for indices in rest]
+            else:
+                outcomes |= zip(group, call.results(response, len(group)), strict=True)
+        return [outcomes[i] for i in range(len(chunk.inputs))]
+
+    def _insist(self, send: Send, began: float) -> Plan[httpx.Response]:
+        """Send until there is an answer or the policy's patience ends."""
+        attempt = 0
+        while True:
+            attempt += 1
+            reply = yield send
+            if reply is None:
+                raise TypeError("a request was answered by nothing")
+            if isinstance(reply, httpx.Response) and reply.is_success:
+                return reply
+            pause = pause_before_retry(self.policy, reply, attempt, self.clock() - began, self.random())
+            if pause is None:
+                _give_up(reply)
+            else:
+                yield Wait(pause)
+
+
+def result_or_raise(outcome: T | ProblemError) -> T:
+    """A result; an input's error is raised."""
+    if isinstance(outcome, ProblemError):
+        raise outcome
+    return outcome
+
+
+def isolate(error: ProblemError, inputs: Sequence[bytes]) -> tuple[list[int], list[list[int]]]:
+    """The inputs that cannot be answered, and the groups in which to ask for the others again.
+
+    Where the service names an input, that one and its equals are guilty. Where it only says that some input
+    is too much, halves are asked until the guilty one stands alone.
+
+    Raises:
+        ProblemError: no input is at fault.
+    """
+    everyone = range(len(inputs))
+    named = error.input_index
+    if error.status == 422 and named is not None and named < len(inputs):
+        guilty = [i for i in everyone if inputs[i] == inputs[named]]
+        rest = [i for i in everyone if inputs[i] != inputs[named]]
+        return guilty, [rest] if rest else []
+    if error.status not in (400, 413, 504) and error.code != "inference_failed":
+        raise error
+    if len(inputs) > 1:
+        middle = len(inputs) // 2
+        return [], [list(everyone[:middle]), list(everyone[middle:])]
+    if error.status == 504:  # a slow service is no fault of the one input
+        raise error
+    return [0], []
+
+
+def _give_up(reply: httpx.Response | httpx.RequestError) -> None:
+    if isinstance(reply, httpx.Response):
+        raise problem_of(reply)
+    raise ConnectionFailedError(str(reply) or type(reply).__name__) from reply

@@ -1,0 +1,163 @@
+"""The OpenAPI document: good enough to generate clients from. `docs/openapi.json` is the versioned one.
+
+`python -m app.openapi > docs/openapi.json` rewrites it; a test fails until that is done.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import Any
+
+from fastapi import FastAPI
+from pydantic import TypeAdapter
+
+from app import errors
+from app.problems import MEDIA_TYPE, problem_response
+from app.responses import Problem
+from app.settings import Settings
+from model.errors import TextTooLongError
+
+_EXAMPLE_ID = "5d3e8f02c61ba794"
+_PROBLEMS: dict[int, tuple[str, errors.ServiceError]] = {
+    400: ("The body is no JSON.", errors.NotJSONError("Invalid JSON: EOF while parsing a value")),
+    401: (
+        "API keys are configured, and none or a wrong one came.",
+        errors.UnauthorizedError("send an API key: Authorization: Bearer <key>"),
+    ),
+    404: (
+        "The loaded checkpoint cannot do this task.",
+        errors.TaskNotServedError("the loaded checkpoint has no head for next-sentence"),
+    ),
+    413: (
+        "Too many bytes, inputs or tokens for one request.",
+        errors.TooLargeError("the request has 600 inputs, one may carry 512"),
+    ),
+    415: (
+        "The body is not declared as JSON.",
+        errors.UnsupportedMediaTypeError("send JSON with the header Content-Type: application/json"),
+    ),
+    422: (
+        "Well-formed but meaningless: wrong types, empty or too long a text, no mask, unknown target.",
+        errors.InvalidInputError(TextTooLongError(tokens=614, limit=512), ("inputs", 3)),
+    ),
+    429: ("The queue is full; the request was not started.", errors.QueueFullError(retry_after=2)),
+    500: ("The model failed on this input.", errors.InferenceError()),
+    503: ("Loading, draining or broken.", errors.UnavailableError("loading")),
+    504: (
+        "The deadline passed (`X-Request-Timeout-Ms`, or the server's own).",
+        errors.DeadlineExceededError(),
+    ),
+}
+_REQUEST_ID = {
+    "X-Request-ID": {
+        "description": "The caller's own, or one that was made; it stands in the log.",
+        "schema": {"type": "string"},
+    }
+}
+_RETRY_AFTER = {"Retry-After": {"description": "Seconds to wait.", "schema": {"type": "integer", "minimum": 1}}}
+_SERVER_TIMING = {
+    "Server-Timing": {
+        "description": "Milliseconds per stage: `tokenize;dur=0.1, queue;dur=0.2, inference;dur=3.4`.",
+        "schema": {"type": "string"},
+    }
+}
+_PARAMETERS = [
+    {
+        "name": "X-Request-Timeout-Ms",
+        "in": "header",
+        "description": "Milliseconds after which the answer is of no use; at most the server's own limit.",
+        "schema": {"type": "integer", "minimum": 1},
+    },
+    {
+        "name": "X-Request-ID",
+        "in": "header",
+        "description": "Comes back in the response and stands in the log.",
+        "schema": {"type": "string", "maxLength": 128},
+    },
+]
+_TAGS = [
+    {"name": "tasks", "description": "Ask the models."},
+    {"name": "Hugging Face clients", "description": "The same in the wire shapes of Hugging Face's clients."},
+    {"name": "operations", "description": "Health, limits and metrics; never ask for an API key."},
+]
+_API_KEY = {"type": "http", "scheme": "bearer", "description": "One of the keys in BERT_API_KEYS."}
+
+Responses = dict[int | str, dict[str, Any]]
+
+
+def task(response: Any, example: Any) -> dict[str, Any]:
+    """Arguments of `router.post` that document a task which returns a ready response."""
+    ok = {
+        "model": response,
+        "description": "One answer per input, in order.",
+        "headers": _REQUEST_ID | _SERVER_TIMING,
+        "content": {"application/json": {"example": example}},
+    }
+    return {"responses": {200: ok} | problems(*_PROBLEMS), "openapi_extra": {"parameters": _PARAMETERS}}
+
+
+def answer(example: Any) -> Responses:
+    """The 200 of an operation that takes no body."""
+    content = {"application/json": {"example": example}}
+    return {200: {"description": "The answer.", "headers": _REQUEST_ID, "content": content}}
+
+
+def problems(*statuses: int) -> Responses:
+    """The error responses of an operation."""
+    return {status: _problem(status) for status in statuses}
+
+
+def _problem(status: int) -> dict[str, Any]:
+    description, error = _PROBLEMS[status]
+    example = json.loads(bytes(problem_response(error, _EXAMPLE_ID).body))
+    schema = {"$ref": "#/components/schemas/Problem"}
+    return {
+        "description": description,
+        "headers": _REQUEST_ID | (_RETRY_AFTER if hasattr(error, "retry_after") else {}),
+        "content": {MEDIA_TYPE: {"schema": schema, "example": example}},
+    }
+
+
+def install(app: FastAPI, settings: Settings) -> None:
+    """Let `app.openapi()` write the whole document: FastAPI leaves out what every error refers to."""
+    app.openapi_tags = _TAGS
+    generate = app.openapi
+
+    def openapi() -> dict[str, Any]:
+        if app.openapi_schema is None:
+            document = generate()
+            _add_problem(document["components"]["schemas"])
+            if settings.api_keys:
+                _ask_for_keys(document)
+        return app.openapi_schema or {}
+
+    app.openapi = openapi  # type: ignore[method-assign]
+
+
+def _add_problem(schemas: dict[str, Any]) -> None:
+    problem = TypeAdapter(Problem).json_schema(ref_template="#/components/schemas/{model}")
+    schemas |= problem.pop("$defs") | {"Problem": problem}
+    for name in ("HTTPValidationError", "ValidationError"):  # FastAPI's own, which are never sent
+        schemas.pop(name, None)
+
+
+def _ask_for_keys(document: dict[str, Any]) -> None:
+    """What asks for a key is what documents a 401."""
+    document["components"]["securitySchemes"] = {"apiKey": _API_KEY}
+    for operations in document["paths"].values():
+        for operation in operations.values():
+            if "401" in operation["responses"]:
+                operation["security"] = [{"apiKey": []}]
+
+
+def main() -> None:
+    """Print the document of a service with default settings."""
+    from app.main import create_app
+
+    json.dump(create_app(Settings()).openapi(), sys.stdout, indent=2, ensure_ascii=False)
+    sys.stdout.write("\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,125 @@
+"""A file of texts into a file of answers, one row each, in bounded memory."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from app.client.calls import Pair
+from app.client.errors import ProblemError
+from app.progress import Progress
+from app.responses import FillMaskResult, LabelResult
+from app.tables import Row, TableError, open_source, open_target, read_rows, write_rows
+
+Result = FillMaskResult | LabelResult
+Ask = Callable[[Iterable[Any]], Iterator[Any]]
+"""One of the clients' streams."""
+
+
+LABEL_COLUMNS = ("label", "score", "truncated", "error")
+MASK_COLUMNS = ("words", "scores", "truncated", "error")
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """From where, to where, and which columns are read."""
+
+    source: str
+    target: str
+    source_format: str
+    target_format: str
+    columns: tuple[str, ...]
+    """One, or two for pairs."""
+    added: tuple[str, ...]
+    """`LABEL_COLUMNS` or `MASK_COLUMNS`."""
+
+
+def run(job: Job, ask: Ask) -> Progress:
+    """Answer every row; one that has no answer gets its reason in the column `error`.
+
+    Raises:
+        TableError: the file is not what it is said to be, or lacks a column.
+        BertServiceError: nobody answers, or it is no row's fault.
+        OSError: a file cannot be read or written.
+    """
+    with open_source(job.source) as source, Progress(source) as progress, open_target(job.target) as target:
+        rows = _checked(read_rows(source.text, job.source_format), job.columns)
+        answers = answered(rows, job.columns, job.added, ask)
+        write_rows(target, job.target_format, _watched(answers, progress))
+    return progress
+
+
+def answered(
+    rows: Iterable[Row], columns: tuple[str, ...], added: tuple[str, ...], ask: Ask
+) -> Iterator[dict[str, Any]]:
+    """Rows with the columns of their answers; as many wait in memory as the client has on its way."""
+    waiting: deque[Row] = deque()
+
+    def inputs() -> Iterator[str | Pair]:
+        for row in rows:
+            row = read_columns(row, columns)
+            waiting.append(row)
+            yield _input(row, columns)
+
+    for outcome in ask(inputs()):
+        row = waiting.popleft()
+        new = dict.fromkeys(added) | new_columns(outcome, row.fault)
+        yield row.cells | {_free_name(name, row.cells): value for name, value in new.items()}
+
+
+def read_columns(row: Row, columns: tuple[str, ...]) -> Row:
+    """The row, with a fault if a column is not there or is no text."""
+    if row.fault is None:
+        for column in columns:
+            if not isinstance(row.cells.get(column), str):
+                missing = "is not there" if column not in row.cells else "is no text"
+                return Row(row.cells, f"the field {column!r} {missing}")
+    return row
+
+
+def new_columns(outcome: Result | ProblemError, fault: str | None) -> dict[str, Any]:
+    """What an answer adds to a row."""
+    error = fault or (outcome.detail if isinstance(outcome, ProblemError) else None)
+    if isinstance(outcome, FillMaskResult) and error is None:
+        best = [mask.predictions[0] for mask in outcome.masks]
+        words, scores = [entry.token_str for entry in best], [round(entry.score, 6) for entry in best]
+        return {"words": words, "scores": scores, "truncated": outcome.truncated, "error": None}
+    if isinstance(outcome, LabelResult) and error is None:
+        first = outcome.predictions[0]
+        score = round(first.score, 6)
+        return {"label": first.label, "score": score, "truncated": outcome.truncated, "error": None}
+    return {"error": error}
+
+
+def _input(row: Row, columns: tuple[str, ...]) -> str | Pair:
+    """What is asked of a row. Of a broken one, an empty text: it keeps its place among the answers."""
+    if row.fault is not None:
+        return "" if len(columns) == 1 else ("", "")
+    texts = [str(row.cells[column]) for column in columns]
+    return texts[0] if len(texts) == 1 else (texts[0], texts[1])
+
+
+def _free_name(name: str, taken: dict[str, Any]) -> str:
+    """A review's own label is not overwritten by the predicted one."""
+    return f"predicted_{name}" if name in taken else name
+
+
+def _checked(rows: Iterator[Row], columns: tuple[str, ...]) -> Iterator[Row]:
+    """The rows; the first must have the columns."""
+    first = next(rows, None)
+    if first is None:
+        return
+    for column in columns:
+        if column not in first.cells:
+            has = ", ".join(map(repr, first.cells))
+            raise TableError(first.fault or f"there is no column {column!r}, but {has}")
+    yield first
+    yield from rows
+
+
+def _watched(rows: Iterator[dict[str, Any]], progress: Progress) -> Iterator[dict[str, Any]]:
+    for row in rows:
+        progress.count(failed=bool(row.get("predicted_error", row.get("error"))))
+        yield row

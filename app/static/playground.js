@@ -1,0 +1,296 @@
+// The three panels. User text enters the page as text nodes only.
+
+import { access, ask, curl, info, python } from "./service.js";
+
+const MASK = "[MASK]";
+const PAUSE = 250; // ms without a keystroke before the service is asked
+const MOST_WORDS = 100; // weighed one by one
+
+const $ = (selector, root = document) => root.querySelector(selector);
+const percent = (share) => `${(100 * share).toFixed(share > 0.0995 || share < 0.0005 ? 0 : 1)} %`;
+const compact = new Intl.NumberFormat("en", { notation: "compact", maximumFractionDigits: 1 });
+const words = (text) => [...text.matchAll(/\[MASK\]|[\p{L}\p{N}]+(?:['’-][\p{L}\p{N}]+)*/gu)];
+const spliced = (text, word, by) => text.slice(0, word.index) + by + text.slice(word.index + word[0].length);
+
+function element(tag, properties = {}, ...children) {
+  const made = Object.assign(document.createElement(tag), properties);
+  made.append(...children);
+  return made;
+}
+
+// The text with each word replaced by what `make(word)` returns.
+function marked(text, make) {
+  const parts = [];
+  let end = 0;
+  for (const word of words(text)) {
+    parts.push(text.slice(end, word.index), make(word));
+    end = word.index + word[0].length;
+  }
+  return [...parts, text.slice(end)];
+}
+
+// A row of a ranking: name, bar, share. With `act`, a button.
+function bar(name, share, longest, act) {
+  const label = element("span", { className: "name" }, name);
+  const track = element("span", { className: "bar" });
+  track.style.setProperty("--share", share / longest);
+  const row = element(act ? "button" : "div", { className: "row" }, label, track, element("span", {}, percent(share)));
+  if (act) row.addEventListener("click", act);
+  return element("li", {}, row);
+}
+
+// A scale from one label to its opposite; `share` is the right one's.
+function gauge(left, right, share, verdict) {
+  const needle = element("span", { className: "needle" });
+  needle.style.setProperty("--share", share);
+  const ends = element("p", { className: "ends" }, element("span", {}, left), element("span", {}, right));
+  return [element("p", { className: "verdict" }, verdict), element("div", { className: "gauge" }, needle), ends];
+}
+
+const panels = {
+  "fill-mask": {
+    fields: ["masked"],
+    examples: [
+      ["The food was [MASK] and I would go there again."],
+      ["She opened the [MASK] and read the [MASK] twice."],
+      ["The capital of France is [MASK]."],
+    ],
+    hidden: new Map(), // what stood where a mask now stands, by the text before it
+    masks: [], // of the last answer
+    inputs: ([text]) => text,
+    python: ([text]) => python("fill_mask", text),
+    missing: ([text]) => (text.includes(MASK) ? null : "No word is masked yet."),
+
+    draw([text]) {
+      const toggle = (word) => {
+        const masked = word[0] === MASK;
+        const before = text.slice(0, word.index);
+        if (!masked) this.hidden.set(before, word[0]);
+        const chip = element("button", { className: masked ? "chip masked" : "chip" }, word[0]);
+        chip.setAttribute("aria-pressed", masked);
+        chip.addEventListener("click", () => {
+          const index = [...$("#masked-words").children].indexOf(chip);
+          const likeliest = this.masks[before.split(MASK).length - 1]?.predictions[0]?.token_str ?? "…";
+          put("fill-mask", [spliced(text, word, masked ? (this.hidden.get(before) ?? likeliest) : MASK)]);
+          $("#masked-words").children[index]?.focus();
+        });
+        return chip;
+      };
+      $("#masked-words").replaceChildren(...marked(text, toggle));
+    },
+
+    show({ masks }, output) {
+      this.masks = masks;
+      const lists = masks.map(({ predictions }, index) => {
+        const choose = ({ sequence }) => () => put("fill-mask", [sequence]);
+        const rows = predictions.map((p) => bar(p.token_str, p.score, predictions[0].score, choose(p)));
+        const heading = masks.length > 1 ? [element("h2", {}, `Mask ${index + 1}`)] : [];
+        return element("div", {}, ...heading, element("ol", {}, ...rows));
+      });
+      output.replaceChildren(element("div", { className: "columns" }, ...lists));
+    },
+  },
+
+  "next-sentence": {
+    fields: ["first", "second"],
+    examples: [
+      ["She opened the letter.", "It was from her brother."],
+      ["She opened the letter.", "The match ended in a draw."],
+      ["We ordered the soup of the day.", "It was cold when it came."],
+    ],
+    inputs: ([text, text_pair]) => ({ text, text_pair }),
+    python: (texts) => python("next_sentence", texts),
+
+    show({ predictions }, output) {
+      const share = predictions.find(({ label }) => label === "IS_NEXT").score;
+      const verdict = [element("strong", {}, percent(share)), " that the second follows the first"];
+      output.replaceChildren(...gauge("does not follow", "follows", share, element("span", {}, ...verdict)));
+    },
+  },
+
+  sentiment: {
+    fields: ["opinion"],
+    examples: [
+      ["The plot is thin, but the actors are wonderful and I loved every minute of it."],
+      ["It broke after two days and nobody answers my letters."],
+      ["Not bad at all, though a little long."],
+    ],
+    inputs: ([text]) => text,
+    python: ([text]) => python("sentiment", text),
+
+    show({ predictions }, output) {
+      $("#influence").hidden = true;
+      if (predictions.length !== 2) {
+        const rows = predictions.map(({ label, score }) => bar(label, score, 1));
+        output.replaceChildren(element("ol", {}, ...rows));
+        return;
+      }
+      const right = predictions.find(({ label }) => /pos/i.test(label)) ?? predictions[0];
+      const left = predictions.find((prediction) => prediction !== right);
+      const verdict = element("span", {}, element("strong", {}, percent(predictions[0].score)), ` ${predictions[0].label}`);
+      output.replaceChildren(...gauge(left.label, right.label, right.score, verdict));
+    },
+
+    // Occlusion: how far the score falls when a word is hidden is how much the word had raised it.
+    async after([text], { predictions }, signal) {
+      const weighed = words(text).slice(0, MOST_WORDS);
+      if (!weighed.length) return;
+      const label = (predictions.find((p) => /pos/i.test(p.label)) ?? predictions[0]).label;
+      const score = (result) => result.predictions.find((p) => p.label === label).score;
+      const hidden = weighed.map((word) => spliced(text, word, MASK));
+      const { results } = await ask("sentiment", hidden, signal);
+      const shifts = results.map((result, index) => [weighed[index], score({ predictions }) - score(result)]);
+      this.colour(text, label, shifts);
+    },
+
+    colour(text, label, shifts) {
+      const shift = new Map(shifts.map(([word, by]) => [word.index, by]));
+      const most = Math.max(...shifts.map(([, by]) => Math.abs(by)), 0.01);
+      const signed = (by) => `${by < 0 ? "−" : "+"}${Math.abs(by).toFixed(2)}`;
+      const tinted = (word) => {
+        const by = shift.get(word.index) ?? 0;
+        const made = element("span", { className: by < 0 ? "against" : "for", title: signed(by) }, word[0]);
+        made.style.setProperty("--weight", Math.abs(by) / most);
+        return made;
+      };
+      const ranked = shifts.toSorted(([, a], [, b]) => Math.abs(b) - Math.abs(a)).slice(0, 3);
+      const told = ranked.map(([word, by]) => `“${word[0]}” ${signed(by)}`).join(", ");
+      $("#influence .words").replaceChildren(...marked(text, tinted));
+      $("#influence .hint").textContent = `What each word adds to ${label}, found by hiding it: most of all ${told}.`;
+      $("#influence").hidden = false;
+    },
+  },
+};
+
+let current = "fill-mask";
+let pending = new AbortController();
+let timer;
+
+const values = () => panels[current].fields.map((id) => $(`#${id}`).value);
+
+function put(name, texts) {
+  panels[name].fields.forEach((id, index) => ($(`#${id}`).value = texts[index]));
+  if (name === current) changed(0);
+}
+
+function changed(pause = PAUSE) {
+  const panel = panels[current];
+  panel.draw?.(values());
+  const inputs = panel.inputs(values());
+  $("#curl").textContent = curl(current, inputs);
+  $("#python").textContent = panel.python(values());
+  later(pause);
+}
+
+function later(pause) {
+  clearTimeout(timer);
+  pending.abort();
+  timer = setTimeout(run, pause);
+}
+
+async function run() {
+  const [panel, texts, output] = [panels[current], values(), $(`#${current} output`)];
+  const { signal } = (pending = new AbortController());
+  const missing = texts.some((text) => !text.trim()) ? "There is nothing to read yet." : panel.missing?.(texts);
+  if (missing) return fail(missing, output);
+  try {
+    const answer = await ask(current, panel.inputs(texts), signal);
+    say("");
+    panel.show(answer.results[0], output);
+    tell(answer);
+    await panel.after?.(texts, answer.results[0], signal);
+  } catch (error) {
+    if (error.name !== "AbortError") refused(error, output);
+  }
+}
+
+function refused(error, output) {
+  if (error.status === 401) $("#access").hidden = false;
+  fail(error.retryAfter ? `${error.message} Trying again…` : error.message, output);
+  if (error.retryAfter) timer = setTimeout(run, 1000 * error.retryAfter);
+}
+
+function fail(sentence, output) {
+  say(sentence);
+  output.replaceChildren();
+  $("#influence").hidden = true;
+  $("#timing").textContent = "";
+}
+
+function say(sentence) {
+  if ($("#problem").textContent !== sentence) $("#problem").textContent = sentence;
+}
+
+function tell({ results: [{ tokens, truncated }], timing }) {
+  const stages = ["tokenize", "queue", "inference"].filter((stage) => stage in timing);
+  const parts = stages.map((stage) => `${stage} ${timing[stage].toFixed(1)} ms`);
+  const read = `${tokens} tokens${truncated ? ", cut to the model’s limit" : ""}`;
+  $("#timing").textContent = [read, ...parts, `round trip ${timing.total.toFixed(0)} ms`].join(" · ");
+}
+
+function open(name) {
+  current = name in panels ? name : "fill-mask";
+  for (const tab of document.querySelectorAll("[role=tab]")) {
+    const chosen = tab.getAttribute("aria-controls") === current;
+    tab.setAttribute("aria-selected", chosen);
+    tab.tabIndex = chosen ? 0 : -1;
+    $(`#${tab.getAttribute("aria-controls")}`).hidden = !chosen;
+  }
+  say("");
+  changed(0);
+}
+
+function choose(name) {
+  history.replaceState(null, "", `#${name}`);
+  open(name);
+}
+
+function walk(event) {
+  const names = Object.keys(panels);
+  const at = names.indexOf(current);
+  const to = { ArrowRight: at + 1, ArrowLeft: at - 1, Home: 0, End: names.length - 1 }[event.key];
+  if (to === undefined) return;
+  event.preventDefault();
+  choose(names.at(to % names.length));
+  $(`#tab-${current}`).focus();
+}
+
+async function copy(event) {
+  const button = event.target;
+  const source = $(`#${button.dataset.copy}`);
+  getSelection().selectAllChildren(source); // where the clipboard is closed (no HTTPS), Ctrl-C is all that is left to do
+  await navigator.clipboard?.writeText(source.textContent);
+  button.textContent = navigator.clipboard ? "Copied" : "Press Ctrl-C";
+  setTimeout(() => (button.textContent = "Copy"), 1500);
+}
+
+async function introduce() {
+  try {
+    const { status, models, device, dtype } = await info();
+    const sizes = models.map(({ name, parameters }) => `${name} ${compact.format(parameters)}`);
+    $("#status").textContent = [status, ...sizes, `${device} ${dtype}`].join(" · ");
+    if (status === "loading") setTimeout(introduce, 1000);
+  } catch (error) {
+    $("#status").textContent = error.message;
+    setTimeout(introduce, 3000);
+  }
+}
+
+for (const [name, panel] of Object.entries(panels)) {
+  let shown = 0;
+  put(name, panel.examples[0]);
+  for (const id of panel.fields) $(`#${id}`).addEventListener("input", () => changed());
+  $(`#${name} [data-example]`).addEventListener("click", () => put(name, panel.examples[++shown % panel.examples.length]));
+  $(`#tab-${name}`).addEventListener("click", () => choose(name));
+}
+$("[role=tablist]").addEventListener("keydown", walk);
+$("#swap").addEventListener("click", () => put("next-sentence", values().reverse()));
+$("#access").addEventListener("submit", (event) => {
+  event.preventDefault();
+  access.key = $("#key").value.trim();
+  changed(0);
+});
+for (const button of document.querySelectorAll("[data-copy]")) button.addEventListener("click", copy);
+addEventListener("hashchange", () => open(location.hash.slice(1)));
+open(location.hash.slice(1));
+introduce();

@@ -1,0 +1,268 @@
+"""The playground, by mouse, by keyboard and on a phone."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from tests.browser.conftest import OpenPage
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Page, Request, Route
+
+ROOT = Path(__file__).parents[2]
+TABS = ["Fill a mask", "Next sentence", "Sentiment"]
+
+
+def answered(page: Page) -> str:
+    """Wait for an answer to what is on the page now; its line of times."""
+    page.locator("#timing:not(:empty)").wait_for()
+    return page.locator("#timing").inner_text()
+
+
+def asked(page: Page) -> list[Request]:
+    """The list that the page's questions to the model will be in."""
+    requests: list[Request] = []
+    page.on("request", lambda request: requests.append(request) if request.method == "POST" else None)
+    return requests
+
+
+def write(page: Page, label: str, text: str) -> None:
+    """Text into a field, and its answer awaited."""
+    field = page.get_by_label(label, exact=True)
+    field.fill("")
+    page.get_by_text("There is nothing to read yet.").wait_for()
+    field.fill(text)
+
+
+def test_word_is_masked_by_a_click_and_replaced_by_another(open_page: OpenPage) -> None:
+    page = open_page()
+    write(page, "A sentence", "the film was good")
+    page.get_by_text("No word is masked yet.").wait_for()
+    page.get_by_role("button", name="film", exact=True).click()
+    assert page.get_by_label("A sentence").input_value() == "the [MASK] was good"
+    assert "tokens" in answered(page)
+    candidates = page.locator("#fill-mask ol button")
+    assert candidates.count() == 5
+    assert candidates.first.locator(".bar").bounding_box()["width"] > 50  # type: ignore[index]
+    candidates.last.click()
+    text = page.get_by_label("A sentence").input_value()
+    assert "[MASK]" not in text
+    assert text != "the film was good"
+
+
+def test_mask_is_taken_back_by_a_second_click(open_page: OpenPage) -> None:
+    page = open_page()
+    write(page, "A sentence", "the film was good")
+    page.get_by_role("button", name="good", exact=True).click()
+    page.get_by_role("button", name="[MASK]", pressed=True).click()
+    assert page.get_by_label("A sentence").input_value() == "the film was good"
+
+
+def test_every_mask_has_its_candidates(open_page: OpenPage) -> None:
+    page = open_page()
+    write(page, "A sentence", "a [MASK] film and a [MASK] movie")
+    page.get_by_role("heading", name="Mask 2").wait_for()
+    page.locator("#fill-mask ol").nth(1).get_by_role("button").first.click()
+    assert page.get_by_label("A sentence").input_value().startswith("a [MASK] film and a ")
+
+
+def test_everything_can_be_done_by_keyboard(open_page: OpenPage) -> None:
+    page = open_page()
+    answered(page)
+    page.keyboard.press("Tab")  # the link to the API
+    page.keyboard.press("Tab")  # the chosen tab
+    page.keyboard.press("ArrowRight")
+    assert page.get_by_role("tab", name="Next sentence").get_attribute("aria-selected") == "true"
+    for text in ("i loved it", "it was good"):
+        page.keyboard.press("Tab")  # the field's button
+        page.keyboard.press("Tab")
+        page.keyboard.press("Control+a")
+        page.keyboard.type(text)
+    page.get_by_text("that the second follows the first").wait_for()
+    assert '"i loved it", "it was good"' in page.locator("#python").inner_text()
+    page.get_by_role("tab", name="Next sentence").focus()
+    page.keyboard.press("Home")
+    assert page.get_by_role("tab", name="Fill a mask").get_attribute("aria-selected") == "true"
+    page.get_by_role("button", name="again", exact=True).focus()
+    page.keyboard.press("Enter")
+    assert page.get_by_label("A sentence").input_value().endswith("there [MASK].")
+    assert page.evaluate("document.activeElement.textContent") == "[MASK]"
+
+
+def test_gauge_stands_where_the_score_is(open_page: OpenPage) -> None:
+    page = open_page("/#sentiment")
+    answered(page)
+    percent = int(page.locator("#sentiment .verdict strong").inner_text().split()[0])
+    label = page.locator("#sentiment .verdict").inner_text().split()[-1]
+    page.wait_for_timeout(300)  # the needle glides
+    gauge, needle = page.locator(".gauge").bounding_box(), page.locator(".needle").bounding_box()
+    assert gauge
+    assert needle
+    position = (needle["x"] + needle["width"] / 2 - gauge["x"]) / gauge["width"]
+    assert position == pytest.approx((percent if label == "POSITIVE" else 100 - percent) / 100, abs=0.01)
+
+
+def test_words_are_weighed_in_one_request(open_page: OpenPage) -> None:
+    page = open_page("/#sentiment")
+    answered(page)
+    page.locator("#influence:visible").wait_for()
+    requests = asked(page)
+    write(page, "An opinion", "i loved the film!")
+    page.locator("#influence .words", has_text="i loved the film!").wait_for()
+    inputs = [request.post_data_json["inputs"] for request in requests]
+    hidden = ["[MASK] loved the film!", "i [MASK] the film!", "i loved [MASK] film!", "i loved the [MASK]!"]
+    assert inputs == ["i loved the film!", hidden]
+    weights = page.locator("#influence .words span").evaluate_all(
+        "spans => spans.map((span) => Number(span.style.getPropertyValue('--weight')))"
+    )
+    assert len(weights) == 4
+    assert max(weights) == 1
+
+
+def test_only_the_last_of_many_keystrokes_is_asked_about(open_page: OpenPage) -> None:
+    page = open_page("/#next-sentence")
+    answered(page)
+    requests = asked(page)
+    page.get_by_label("And what may follow it").focus()
+    page.keyboard.press("Control+a")
+    page.keyboard.type("it was a good film and i loved it")
+    page.wait_for_timeout(500)
+    answered(page)
+    assert requests[-1].post_data_json["inputs"]["text_pair"] == "it was a good film and i loved it"
+    assert len(requests) <= 3
+
+
+def test_late_answer_to_an_old_question_is_not_shown(open_page: OpenPage) -> None:
+    page = open_page("/#next-sentence")
+    answered(page)
+    held: list[Route] = []
+    page.route("**/next-sentence", held.append, times=1)
+    page.get_by_label("A text", exact=True).fill("first")
+    page.wait_for_timeout(500)
+    page.get_by_label("A text", exact=True).fill("second")
+    page.wait_for_timeout(500)
+    shown = answered(page)
+    held[0].fulfill(json={"results": [{"predictions": [{"label": "IS_NEXT", "score": 1}], "tokens": 9999}]})
+    page.wait_for_timeout(200)
+    assert answered(page) == shown
+
+
+def test_error_is_a_sentence(open_page: OpenPage) -> None:
+    page = open_page("/#sentiment")
+    answered(page)
+    page.get_by_label("An opinion").fill("good " * 100)
+    problem = page.get_by_role("alert").filter(has_text="tokens")
+    problem.wait_for()
+    assert problem.inner_text()[0].isupper()
+    assert problem.inner_text().endswith(".")
+    assert page.locator("#sentiment output").inner_text() == ""
+
+
+def test_loading_service_is_asked_again(open_page: OpenPage) -> None:
+    def loading(route: Route) -> None:
+        problem = {"detail": "the service is loading"}
+        route.fulfill(status=503, json=problem, headers={"Retry-After": "1"})
+
+    page = open_page("/docs")
+    page.route("**/fill-mask", loading, times=1)
+    page.goto("/")
+    page.get_by_text("The service is loading. Trying again…").wait_for()
+    assert "tokens" in answered(page)
+    assert page.get_by_role("alert").inner_text() == ""
+
+
+def test_key_is_asked_for_and_sent(open_page: OpenPage) -> None:
+    def guarded(route: Route) -> None:
+        if route.request.headers.get("authorization") == "Bearer secret":
+            route.continue_()
+        else:
+            route.fulfill(status=401, json={"detail": "send an API key"})
+
+    page = open_page("/docs")
+    page.route("**/fill-mask", guarded)
+    page.goto("/")
+    page.get_by_label("This service asks for an API key.").fill("secret")
+    page.keyboard.press("Enter")
+    assert "tokens" in answered(page)
+    assert "$BERT_API_KEY" in page.locator("#curl").inner_text()
+    assert "secret" not in page.locator("main").inner_text()
+
+
+def test_markup_in_a_text_stays_text(open_page: OpenPage) -> None:
+    page = open_page("/#sentiment")
+    text = "<img src=x onerror=alert(1)> good"
+    page.get_by_label("An opinion").fill(text)
+    page.locator("#influence .words", has_text=text).wait_for()
+    assert page.locator("main img").count() == 0
+
+
+@pytest.mark.parametrize("language", ["curl", "python"])
+@pytest.mark.parametrize("tab", TABS)
+def test_shown_call_gives_the_shown_answer(open_page: OpenPage, tab: str, language: str) -> None:
+    page = open_page(permissions=["clipboard-read", "clipboard-write"])
+    page.get_by_role("tab", name=tab).click()
+    page.locator("textarea:visible").last.fill("""It's "good" \\ [MASK] & it was $HOME""")
+    page.locator(f"[data-copy={language}]").click()
+    page.get_by_role("button", name="Copied").wait_for()
+    copied = page.evaluate("navigator.clipboard.readText()")
+    assert copied == page.locator(f"#{language}").text_content()
+    answered(page)
+    output = run(language, copied)
+    if tab == "Fill a mask":
+        for name in page.locator("#fill-mask ol .name").all_inner_texts():
+            assert name in output
+    else:
+        assert "NEGATIVE" in output if tab == "Sentiment" else "IS_NEXT" in output
+
+
+def run(language: str, text: str) -> str:
+    """What a copied call prints."""
+    if language == "curl" and not shutil.which("curl"):
+        pytest.skip("needs curl")
+    command = ["bash", "-c", text] if language == "curl" else [sys.executable, "-c", text]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.mark.parametrize("tab", TABS)
+def test_phone_needs_no_scrolling_sideways(open_page: OpenPage, tab: str) -> None:
+    phone: dict[str, Any] = {"viewport": {"width": 360, "height": 740}, "is_mobile": True, "has_touch": True}
+    page = open_page(**phone)
+    page.get_by_role("tab", name=tab).tap()
+    page.locator("textarea:visible").last.fill("averyveryveryverylongwordthatneverends " * 2 + "[MASK]")
+    answered(page)
+    assert page.evaluate("document.documentElement.scrollWidth") == 360
+    for box in page.get_by_role("tab").all():
+        assert box.bounding_box()["height"] >= 40  # type: ignore[index]  # a thumb's worth
+
+
+@pytest.mark.parametrize(("scheme", "dark"), [("light", False), ("dark", True)])
+def test_page_follows_the_system_into_the_dark(open_page: OpenPage, scheme: str, dark: bool) -> None:
+    page = open_page(color_scheme=scheme)
+    script = "getComputedStyle(document.body).backgroundColor.match(/\\d+/g).map(Number)"
+    assert (max(page.evaluate(script)) < 64) is dark
+
+
+def test_pages_work_behind_a_path_prefix(open_page: OpenPage, url: str) -> None:
+    page = open_page("/docs")
+    # What a reverse proxy does: /models/bert/x here is /x there.
+    page.route("**/models/bert/**", lambda route: route.fulfill(response=route.fetch(url=direct(route))))
+
+    def direct(route: Route) -> str:
+        return route.request.url.replace("/models/bert/", "/")
+
+    page.goto("/models/bert/")
+    answered(page)
+    assert f"{url}/models/bert/fill-mask" in page.locator("#curl").inner_text()
+    page.get_by_role("link", name="API").click()
+    page.locator('[data-path="/sentiment"]').first.click()
+    page.locator(".opblock.is-open").get_by_role("button", name="Execute").click()
+    assert f"{url}/models/bert/sentiment" in page.locator(".request-url").inner_text()
+    page.locator(".live-responses-table", has_text="POSITIVE").wait_for()

@@ -1,0 +1,74 @@
+"""What the shipped weights answer to everyday English, through the real service: floors that must not sink.
+
+The floors are a little below what `make test` prints (run with `ARGS="tests/shipped -rP"`); raise them when
+better weights are shipped.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+FOLDER = Path(__file__).parent
+CLOZE_TOP_5 = 0.60
+PAIRS = 0.60
+OPINIONS = 0.75
+
+
+def read(name: str) -> list[list[Any]]:
+    rows: list[list[Any]] = json.loads((FOLDER / f"{name}.json").read_text())
+    return rows
+
+
+def ask(client: httpx.Client, path: str, inputs: list[Any]) -> list[dict[str, Any]]:
+    response = client.post(path, json={"inputs": inputs})
+    assert response.status_code == 200, response.text
+    results: list[dict[str, Any]] = response.json()["results"]
+    return results
+
+
+def share(right: list[bool], what: str) -> float:
+    print(f"{what}: {sum(right)} of {len(right)} right")
+    return sum(right) / len(right)
+
+
+def test_cloze_sentences_find_a_fitting_word_among_the_first_five(shipped: httpx.Client) -> None:
+    rows = read("cloze")
+    results = ask(shipped, "/fill-mask", [text for text, _ in rows])
+    right = []
+    for (text, accepted), result in zip(rows, results, strict=True):
+        words = [prediction["token_str"] for prediction in result["masks"][0]["predictions"]]
+        print(text, words)
+        right.append(bool(set(words) & set(accepted)))
+    assert share(right, "cloze, top 5") >= CLOZE_TOP_5
+
+
+def test_sentence_pairs_are_told_apart(shipped: httpx.Client) -> None:
+    rows = read("pairs")
+    results = ask(shipped, "/next-sentence", [{"text": a, "text_pair": b} for a, b, _ in rows])
+    right = [
+        result["predictions"][0]["label"] == label for result, (*_, label) in zip(results, rows, strict=True)
+    ]
+    assert share(right, "sentence pairs") >= PAIRS
+
+
+@pytest.mark.parametrize("batched", [True, False])
+def test_short_opinions_are_understood(shipped: httpx.Client, batched: bool) -> None:
+    rows = read("opinions")
+    texts = [text for text, _ in rows]
+    results = (
+        ask(shipped, "/sentiment", texts)
+        if batched
+        else [ask(shipped, "/sentiment", [text])[0] for text in texts]
+    )
+    right = []
+    for (text, label), result in zip(rows, results, strict=True):
+        best = result["predictions"][0]
+        right.append(best["label"] == label)
+        if not right[-1]:
+            print(f"wrong: {text} {best}")
+    assert share(right, "opinions") >= OPINIONS

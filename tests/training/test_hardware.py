@@ -1,0 +1,42 @@
+"""Device, precision and peak of the machine at hand; processes that are alone."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from training.distributed import Processes, launched, processes
+from training.hardware import autocast, choose_device, choose_precision, matmul_peak
+
+
+def test_auto_takes_a_gpu_where_there_is_one() -> None:
+    assert choose_device("auto").type == ("cuda" if torch.cuda.is_available() else "cpu")
+    assert choose_device("cpu") == torch.device("cpu")
+
+
+def test_precision_is_one_that_needs_no_loss_scaling() -> None:
+    assert choose_precision(torch.device("cpu")) in (torch.float32, torch.bfloat16)
+
+
+@pytest.mark.parametrize("precision", [torch.float32, torch.bfloat16])
+def test_autocast_computes_in_the_precision_chosen(precision: torch.dtype) -> None:
+    layer = torch.nn.Linear(2, 2)
+    with autocast(layer, precision):
+        assert layer(torch.ones(1, 2)).dtype == precision
+
+
+def test_the_peak_is_a_speed() -> None:
+    assert 1e8 < matmul_peak(torch.device("cpu"), torch.float32, seconds=0) < 1e14
+
+
+def test_a_process_alone_sums_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("WORLD_SIZE", raising=False)
+    assert launched() == 1
+    with processes() as group:
+        assert group == Processes()
+        assert group.first
+        assert group.sums([1.0, 2.0]) == [1.0, 2.0]
+        tensor = torch.ones(2)
+        group.sum_([tensor])
+        group.wait()
+        assert tensor.tolist() == [1.0, 1.0]

@@ -1,0 +1,97 @@
+"""Files with columns to rows: JSON lines, CSV, TSV, Parquet."""
+
+from __future__ import annotations
+
+import csv
+import itertools
+import json
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from training.errors import SourceError
+from training.text_files import decoded_lines, library
+
+Row = tuple[str, Mapping[str, Any]]
+"""Where it is, for messages ("line 7"), and its columns."""
+
+
+def column(row: Mapping[str, Any], name: str, at: str) -> Any:
+    """Value of a column. Raises SourceError, naming the columns there are."""
+    try:
+        return row[name]
+    except KeyError:
+        raise SourceError(f"{at}: no column {name!r}; there are {', '.join(map(str, row))}") from None
+
+
+def json_rows(content: BinaryIO, file: Path) -> Iterator[Row]:
+    """A row per line; blank lines are skipped."""
+    for number, line in decoded_lines(content, file):
+        if line.isspace():
+            continue
+        try:
+            row = json.loads(line)
+        except ValueError as error:
+            raise SourceError(
+                f"{file}, line {number}: invalid JSON ({error}); every line is one object"
+            ) from error
+        if not isinstance(row, dict):
+            remedy = "write one object per line (jq -c '.[]')"
+            raise SourceError(f"{file}, line {number}: a JSON {type(row).__name__}, not an object; {remedy}")
+        yield f"line {number}", row
+
+
+def csv_rows(content: BinaryIO, file: Path) -> Iterator[Row]:
+    """Rows below a header."""
+    return _table((line for _, line in decoded_lines(content, file)), file, delimiter=",")
+
+
+def tsv_rows(content: BinaryIO, file: Path) -> Iterator[Row]:
+    """Quoted as a spreadsheet does, unless the first lines show that a quotation mark is just text (GLUE)."""
+    lines = (line for _, line in decoded_lines(content, file))
+    beginning = list(itertools.islice(lines, 1000))
+    fields = [line.rstrip("\r\n").split("\t") for line in beginning]
+    regular = len({len(row) for row in fields}) == 1
+    stray = any(_is_stray(field) for row in fields for field in row)
+    quoting = csv.QUOTE_NONE if regular and stray else csv.QUOTE_MINIMAL
+    return _table(itertools.chain(beginning, lines), file, delimiter="\t", quoting=quoting)
+
+
+def _is_stray(field: str) -> bool:
+    """Begins with a quotation mark that does not enclose the field."""
+    return field.startswith('"') and not re.fullmatch(r'"(?:[^"]|"")*"', field)
+
+
+def _table(lines: Iterable[str], file: Path, **dialect: Any) -> Iterator[Row]:
+    csv.field_size_limit(2**31 - 1)  # the default refuses a text of over 128 KiB
+    reader = csv.reader(lines, strict=True, **dialect)
+    names: list[str] = []
+    try:
+        for values in reader:
+            at = f"line {reader.line_num}"
+            if not names:
+                names = values
+            elif len(values) == len(names):
+                yield at, dict(zip(names, values, strict=True))
+            elif values:
+                counts = f"{len(values)} fields, but the header names {len(names)} ({', '.join(names)})"
+                raise SourceError(f"{file}, {at}: {counts}; quote a field that holds a delimiter or a newline")
+    except csv.Error as error:
+        remedy = 'in a quoted field, a quotation mark is written twice ("")'
+        raise SourceError(f"{file}, line {reader.line_num}: {error}; {remedy}") from error
+
+
+def parquet_rows(content: BinaryIO, file: Path, columns: list[str]) -> Iterator[Row]:
+    """Rows of the chosen columns, a few hundred in memory at a time."""
+    parquet = library("pyarrow.parquet", str(file))
+    try:
+        table = parquet.ParquetFile(content)
+        there = dict.fromkeys(table.schema_arrow.names)
+        for name in columns:
+            column(there, name, str(file))
+        rows = (row for batch in table.iter_batches(512, columns=columns) for row in batch.to_pylist())
+        for number, row in enumerate(rows, 1):
+            yield f"row {number}", row
+    except ValueError as error:  # pyarrow's own errors are ValueErrors
+        raise SourceError(f"{file}: no Parquet file, or a damaged one ({error})") from error
