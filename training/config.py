@@ -31,7 +31,8 @@ class SourceConfig(_Strict):
     path: str | None = None
     """A file, a directory or a glob, relative to the recipe's `data`."""
     hub: str | None = None
-    """Instead of a path: a data set of the Hugging Face hub, `owner/name` or `owner/name:config`."""
+    """A data set of the Hugging Face hub, `owner/name` or `owner/name:config`. With a path as well, the hub is
+    asked only if no file is there."""
     split: str = "train"
     """Split of the hub data set."""
     format: Literal["auto", "jsonl", "csv", "tsv", "parquet", "text", "wikitext"] = "auto"
@@ -49,9 +50,9 @@ class SourceConfig(_Strict):
     """Take only so many documents."""
 
     @model_validator(mode="after")
-    def _one_place(self) -> SourceConfig:
-        if (self.path is None) == (self.hub is None):
-            raise ValueError("a source needs exactly one of path and hub")
+    def _some_place(self) -> SourceConfig:
+        if self.path is None and self.hub is None:
+            raise ValueError("a source needs a path, or a data set of the hub")
         return self
 
 

@@ -61,17 +61,18 @@ def documents(source: SourceConfig, root: Path, progress: Progress | None = None
     Raises:
         SourceError: names the file, the line or row, and the remedy.
     """
-    if source.hub is not None:
+    chosen = files(source, root)
+    if source.hub is not None and not chosen:
         found = _from_hub(source, source.hub)
     else:
         found = itertools.chain.from_iterable(
-            _from_file(file, source, progress) for file in files(source, root)
+            _from_file(file, source, progress) for file in chosen
         )
     return itertools.islice(found, source.limit)
 
 
 def files(source: SourceConfig, root: Path) -> list[Path]:
-    """The files of a source in the order they are read; none for a hub data set.
+    """The files of a source in the order they are read; none if it is to come from the hub.
 
     Raises:
         SourceError: no file is there.
@@ -87,7 +88,7 @@ def files(source: SourceConfig, root: Path) -> list[Path]:
             raise SourceError(f"{place}: the directory holds no file ending in {', '.join(FORMATS)}")
         return found
     found = sorted(Path(name) for name in glob(str(place), recursive=True) if Path(name).is_file())  # noqa: PTH207
-    if not found:
+    if not found and source.hub is None:
         raise SourceError(f"{place}: no such file; relative paths start from the recipe's `data`, now {root}")
     return found
 

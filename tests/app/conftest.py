@@ -1,15 +1,18 @@
-"""A backend without tensors, whose gate the test holds, and a service around it."""
+"""A backend without tensors, whose gate the test holds, and a service around it: in process, or on a port."""
 
 from __future__ import annotations
 
 import asyncio
+import socket
 import threading
-from collections.abc import AsyncIterator, Callable, Sequence
+import time
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field
 
 import httpx
 import pytest
+import uvicorn
 from fastapi import FastAPI
 
 from app.backend import Answer, Backend, Query, ServedModel, Task
@@ -142,3 +145,27 @@ def serve(backend: FakeBackend) -> Serve:
                 backend.may_load.set()
 
     return start
+
+
+@pytest.fixture
+def url(backend: FakeBackend, request: pytest.FixtureRequest) -> Iterator[str]:
+    """The fake backend on a real port; settings come as `@pytest.mark.parametrize("url", [...], indirect=True)`."""
+    settings = Settings.model_validate(getattr(request, "param", {}))
+    config = uvicorn.Config(create_app(settings, backend), log_config=None, timeout_graceful_shutdown=1)
+    server = uvicorn.Server(config)
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        address = f"http://127.0.0.1:{listening.getsockname()[1]}"
+        thread = threading.Thread(target=server.run, args=([listening],), name="uvicorn")
+        thread.start()
+        try:
+            _wait_until_ready(address)
+            yield address
+        finally:
+            server.should_exit = True
+            thread.join(PATIENCE)
+
+
+def _wait_until_ready(address: str) -> None:
+    end = time.monotonic() + PATIENCE
+    while httpx.get(address + "/health/ready", timeout=PATIENCE).status_code != 200:
+        assert time.monotonic() < end

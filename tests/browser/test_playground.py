@@ -142,7 +142,7 @@ def test_late_answer_to_an_old_question_is_not_shown(open_page: OpenPage) -> Non
     page = open_page("/#next-sentence")
     answered(page)
     held: list[Route] = []
-    page.route("**/next-sentence", held.append, times=1)
+    page.route("**/next-sentence", lambda route: held.append(route), times=1)
     page.get_by_label("A text", exact=True).fill("first")
     page.wait_for_timeout(500)
     page.get_by_label("A text", exact=True).fill("second")

@@ -84,7 +84,7 @@ def terminate(runner: subprocess.Popen[str], program: str) -> None:
     for entry in Path("/proc").iterdir():
         if entry.name.isdecimal() and _descends(int(entry.name), runner.pid):
             words = _read(entry / "cmdline").split("\0")
-            if any(word.endswith(program) for word in words[:2]):
+            if any(word.endswith(f"/{program}") for word in words[:2]):  # not buildah's own, which wrap it
                 os.kill(int(entry.name), signal.SIGTERM)
                 return
     raise AssertionError(f"{program} does not run")

@@ -44,7 +44,7 @@ def test_overrides_are_toml_values_in_nested_tables(recipe_file: Path) -> None:
         ("finetune.max_length=100", r"finetune\.max_length is 100"),
         ("model.num_attention_heads=3", "not divisible"),
         ("pretrain.tokens.much=1", "tokens is no table"),
-        ("corpus.sources=[{}]", "exactly one of path and hub"),
+        ("corpus.sources=[{}]", "needs a path, or a data set of the hub"),
         ("pretrain.tokens", "not of the form key=value"),
     ],
 )

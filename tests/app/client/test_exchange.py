@@ -1,0 +1,146 @@
+"""Plans, performed by hand: no network, no clock."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import httpx
+import pytest
+
+from app.client import (
+    ConnectionFailedError,
+    DeadlineExceededError,
+    InvalidInputError,
+    LabelResult,
+    ProblemError,
+    RetryPolicy,
+    TooBusyError,
+    TooLargeError,
+    calls,
+)
+from app.client.calls import Chunk
+from app.client.exchange import Exchange, Outcome, Send
+
+Answer = Callable[[list[str]], Outcome]
+
+
+def perform(plan: Any, answer: Answer) -> tuple[Any, list[Any]]:
+    """Drive a plan to its end; the result and the steps it took, sends as the inputs they carried."""
+    steps: list[Any] = []
+    outcome = None
+    while True:
+        try:
+            step = plan.send(outcome)
+        except StopIteration as end:
+            return end.value, steps
+        if isinstance(step, Send):
+            inputs = json.loads(step.body or b"{}").get("inputs")
+            steps.append(inputs)
+            outcome = answer(inputs)
+        else:
+            steps.append(step.seconds)
+            outcome = None
+
+
+def ask(inputs: list[str], answer: Answer, first: int = 0) -> tuple[Any, list[Any]]:
+    exchange = Exchange(RetryPolicy(attempts=3, first_pause=1), clock=lambda: 0.0, random=lambda: 0.0)
+    chunk = Chunk(first, [calls.encode(one) for one in inputs])
+    return perform(exchange.answer(calls.sentiment(), chunk), answer)
+
+
+def ok(inputs: list[str]) -> httpx.Response:
+    results = [{"predictions": [{"label": one, "score": 1}], "tokens": 3, "truncated": False} for one in inputs]
+    return httpx.Response(200, json={"results": results})
+
+
+def problem(status: int, code: str, *loc: str | int, **headers: str) -> httpx.Response:
+    faults = [{"message": "no", "loc": list(loc)}] if loc else []
+    body = {"code": code, "detail": "no", "request_id": "r1", "errors": faults}
+    return httpx.Response(status, json=body, headers=headers)
+
+
+def labels(outcomes: list[LabelResult | ProblemError]) -> list[str]:
+    return [one.code if isinstance(one, ProblemError) else one.predictions[0].label for one in outcomes]
+
+
+def test_busy_service_is_asked_again_when_it_said() -> None:
+    replies = iter([problem(429, "queue_full", **{"retry-after": "2"}), httpx.ConnectError("refused")])
+    outcomes, steps = ask(["a"], lambda inputs: next(replies, None) or ok(inputs))
+    assert labels(outcomes) == ["a"]
+    assert steps == [["a"], 2.0, ["a"], 1.0, ["a"]]
+
+
+def test_patience_ends_with_the_last_problem() -> None:
+    with pytest.raises(TooBusyError) as raised:
+        ask(["a"], lambda _: problem(429, "queue_full"))
+    assert (raised.value.status, raised.value.code, raised.value.request_id) == (429, "queue_full", "r1")
+
+
+def test_patience_ends_with_the_connections_error() -> None:
+    with pytest.raises(ConnectionFailedError, match="refused") as raised:
+        ask(["a"], lambda _: httpx.ConnectError("refused"))
+    assert isinstance(raised.value.__cause__, httpx.ConnectError)
+
+
+def test_named_input_and_its_equals_are_left_out() -> None:
+    def answer(inputs: list[str]) -> httpx.Response:
+        return problem(422, "empty_text", "inputs", inputs.index("")) if "" in inputs else ok(inputs)
+
+    outcomes, steps = ask(["a", "", "b", ""], answer, first=100)
+    assert labels(outcomes) == ["a", "empty_text", "b", "empty_text"]
+    assert steps == [["a", "", "b", ""], ["a", "b"]]
+    assert [one.errors[0].loc for one in outcomes if isinstance(one, ProblemError)] == [
+        ("inputs", 101),
+        ("inputs", 103),
+    ]
+    assert isinstance(outcomes[1], InvalidInputError)
+
+
+def test_nothing_is_asked_when_all_inputs_are_wrong() -> None:
+    outcomes, steps = ask(["", ""], lambda _: problem(422, "empty_text", "inputs", 0))
+    assert labels(outcomes) == ["empty_text"] * 2
+    assert len(steps) == 1
+
+
+@pytest.mark.parametrize(("status", "code"), [(400, "not_json"), (413, "too_large"), (500, "inference_failed")])
+def test_unnamed_guilty_input_is_found_by_halves(status: int, code: str) -> None:
+    outcomes, _ = ask(
+        list("abcdefg"), lambda inputs: problem(status, code) if "e" in inputs else ok(inputs), first=7
+    )
+    assert labels(outcomes) == ["a", "b", "c", "d", code, "f", "g"]
+    assert outcomes[4].input_index == 11
+
+
+def test_proxys_page_is_a_problem_too() -> None:
+    page = httpx.Response(413, text="<html>too large</html>", headers={"X-Request-ID": "p"})
+    (outcome,), _ = ask(["a"], lambda _: page)
+    assert isinstance(outcome, TooLargeError)
+    assert (outcome.code, outcome.request_id) == ("no_problem_document", "p")
+    assert "413" in str(outcome)
+
+
+def test_slow_service_is_given_less_at_once() -> None:
+    outcomes, steps = ask(
+        list("abcd"), lambda inputs: problem(504, "deadline_exceeded") if len(inputs) > 2 else ok(inputs)
+    )
+    assert labels(outcomes) == list("abcd")
+    assert [len(inputs) for inputs in steps] == [4, 2, 2]
+    with pytest.raises(DeadlineExceededError):
+        ask(["a"], lambda _: problem(504, "deadline_exceeded"))
+
+
+@pytest.mark.parametrize(
+    ("status", "code", "loc"),
+    [
+        (401, "unauthorized", ()),
+        (404, "task_not_served", ()),
+        (422, "unknown_target", ("parameters", "targets", 0)),
+        (500, "internal_error", ()),
+    ],
+)
+def test_what_is_no_inputs_fault_ends_the_call(status: int, code: str, loc: tuple[str | int, ...]) -> None:
+    with pytest.raises(ProblemError) as raised:
+        ask(["a", "b"], lambda _: problem(status, code, *loc))
+    assert raised.value.code == code
