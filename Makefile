@@ -11,16 +11,19 @@ PYTHON ?= $(shell for p in python3.11 python3.12 python3.13 python3.14 python3 p
 	$$p -c 'import ensurepip, sys, venv; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1 && echo $$p && break; done)
 
 .DEFAULT_GOAL := help
-.PHONY: help serve test lint format train clean FORCE
+.PHONY: help serve test test-container lint format train screenshots clean FORCE
 
 help:  ## this list
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' Makefile
 
 serve: $(VENV)/.core  ## answer HTTP on port 8000; settings: BERT_... variables, or ARGS="--port 9000"
 	@exec $(BIN)/bert-serve $(ARGS)
 
 test: $(VENV)/.dev  ## the whole test suite; a part of it: ARGS="tests/model -k name"
 	@exec $(BIN)/python -m pytest $(ARGS)
+
+test-container: $(VENV)/.dev  ## build the image and run it; needs root, buildah and debootstrap (Debian packages)
+	@exec $(BIN)/python -m pytest -m container tests/container $(ARGS)
 
 lint: $(VENV)/.dev  ## ruff and mypy; changes nothing
 	@$(BIN)/ruff check .
@@ -33,6 +36,9 @@ format: $(VENV)/.dev  ## mend what ruff can mend
 
 train: $(VENV)/.train  ## from text to both checkpoints by the quick recipe; DATA=../shared/data
 	@exec $(BIN)/python -m training all quick --data $(DATA) $(ARGS)
+
+screenshots: $(VENV)/.dev  ## the pictures of the README, from the shipped weights; needs chromium
+	@$(BIN)/python -m tests.browser.screenshots docs/images
 
 clean:  ## remove the virtual environment and what tools left behind
 	rm -rf $(VENV) dist build .mypy_cache .pytest_cache .ruff_cache

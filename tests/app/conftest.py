@@ -149,7 +149,7 @@ def serve(backend: FakeBackend) -> Serve:
 
 @pytest.fixture
 def url(backend: FakeBackend, request: pytest.FixtureRequest) -> Iterator[str]:
-    """The fake backend on a real port; settings come as `@pytest.mark.parametrize("url", [...], indirect=True)`."""
+    """The fake backend on a real port; its settings are the fixture's indirect parameter."""
     settings = Settings.model_validate(getattr(request, "param", {}))
     config = uvicorn.Config(create_app(settings, backend), log_config=None, timeout_graceful_shutdown=1)
     server = uvicorn.Server(config)

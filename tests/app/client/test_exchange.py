@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import httpx
@@ -66,7 +66,9 @@ def labels(outcomes: list[LabelResult | ProblemError]) -> list[str]:
 
 
 def test_busy_service_is_asked_again_when_it_said() -> None:
-    replies = iter([problem(429, "queue_full", **{"retry-after": "2"}), httpx.ConnectError("refused")])
+    replies: Iterator[Outcome] = iter(
+        [problem(429, "queue_full", **{"retry-after": "2"}), httpx.ConnectError("refused")]
+    )
     outcomes, steps = ask(["a"], lambda inputs: next(replies, None) or ok(inputs))
     assert labels(outcomes) == ["a"]
     assert steps == [["a"], 2.0, ["a"], 1.0, ["a"]]

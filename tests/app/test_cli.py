@@ -1,0 +1,187 @@
+"""`bert`, run as a command against a real port."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from app.cli import run
+
+ROOT = Path(__file__).parents[2]
+Bert = Callable[..., tuple[int, str, str]]
+
+# Nothing may be imported but the standard library, httpx with what it needs, and `app` itself.
+LIGHT = """
+import sys
+
+ALLOWED = {"app", "httpx", "httpcore", "h11", "anyio", "sniffio", "certifi", "idna", "typing_extensions"}
+
+class Refuse:
+    def find_spec(self, name, path=None, target=None):
+        top = name.partition(".")[0]
+        if top not in ALLOWED | sys.stdlib_module_names:
+            raise ModuleNotFoundError(name)
+
+sys.meta_path.insert(0, Refuse())
+"""
+
+
+@pytest.fixture
+def bert(url: str, capsys: pytest.CaptureFixture[str]) -> Bert:
+    """Run a command line; its exit code, output and complaints."""
+
+    def command(*arguments: str, **environ: str) -> tuple[int, str, str]:
+        try:
+            code = run(arguments, {"BERT_URL": url} | environ)
+        except SystemExit as end:  # argparse's
+            code = int(end.code or 0)
+        output, complaints = capsys.readouterr()
+        return code, output, complaints
+
+    return command
+
+
+def light(program: str, *arguments: str, given: str = "") -> subprocess.CompletedProcess[str]:
+    """Run Python in an interpreter that has httpx only."""
+    command = [sys.executable, "-W", "error", "-c", LIGHT + program, *arguments]
+    return subprocess.run(
+        command, cwd=ROOT, input=given, capture_output=True, text=True, timeout=120, check=False
+    )
+
+
+def test_client_works_where_only_httpx_is_installed(url: str) -> None:
+    program = """
+import asyncio
+from app.client import AsyncBertClient, BertClient
+
+async def ask():
+    async with AsyncBertClient(sys.argv[1]) as client:
+        return await client.sentiment(["good"])
+
+print(BertClient(sys.argv[1]).sentiment(["good"]) == asyncio.run(ask()))
+"""
+    done = light(program, url)
+    assert (done.stdout, done.stderr) == ("True\n", "")
+
+
+def test_command_works_where_only_httpx_is_installed(url: str) -> None:
+    done = light(
+        "from app.cli import main; main()", "sentiment", "--url", url, "--file", "-", given="good\n\nbad\n"
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == [
+        "text\tlabel\tscore\ttruncated\terror",
+        "good\tPOSITIVE\t0.75\tfalse\t",
+        "\t\t\t\tthe text is empty",
+        "bad\tPOSITIVE\t0.75\tfalse\t",
+    ]
+    assert done.stderr.startswith("3 rows, 1 with an error")
+
+
+def test_fill_mask_prints_words_and_texts(bert: Bert) -> None:
+    code, output, _ = bert("fill-mask", "the [MASK] was good", "--targets", "film", "movie")
+    assert code == 0
+    assert [line.split(maxsplit=2) for line in output.splitlines()] == [
+        ["0.5000", "film", "the film was good"],
+        ["0.3333", "movie", "the movie was good"],
+    ]
+
+
+def test_next_sentence_takes_two_texts(bert: Bert) -> None:
+    code, output, _ = bert("next-sentence", "a film", "it was good")
+    assert (code, output.split()) == (0, ["0.7500", "NOT_NEXT", "0.2500", "IS_NEXT"])
+    assert bert("next-sentence", "a film")[0] == 2
+
+
+def test_json_is_the_services_result(bert: Bert) -> None:
+    code, output, _ = bert("sentiment", "good", "bad film", "--json", "--top-k", "1")
+    assert code == 0
+    assert [json.loads(line) for line in output.splitlines()] == [
+        {"predictions": [{"label": "POSITIVE", "score": 0.75}], "tokens": tokens, "truncated": False}
+        for tokens in (3, 4)
+    ]
+
+
+@pytest.mark.parametrize("url", [{"max_client_batch": 3, "api_keys": "secret"}], indirect=True)
+def test_file_is_scored_row_by_row(bert: Bert, tmp_path: Path) -> None:
+    source, target = tmp_path / "reviews.csv", tmp_path / "scored.csv"
+    long = "a " * 100
+    source.write_text(f'id,review,label\n1,good,1\n2,,0\n3,{long},1\n4,"b ""c"",\nd",0\n5,x,y,z\n6,bad,0\n')
+    code, output, complaints = bert(
+        *("sentiment", "--file", str(source), "--column", "review", "--output", str(target)),
+        BERT_API_KEY="secret",
+    )
+    assert (code, output) == (0, "")
+    assert complaints.startswith("6 rows, 3 with an error")
+    rows = list(csv.DictReader(io.StringIO(target.read_text())))
+    assert [row["id"] for row in rows] == list("123456")
+    assert [row["label"] for row in rows] == ["1", "0", "1", "0", "y", "0"]  # the file's own
+    assert [row["predicted_label"] for row in rows] == ["POSITIVE", "", "", "POSITIVE", "", "POSITIVE"]
+    assert [row["error"].split(",")[0] for row in rows] == [
+        *("", "the text is empty", "the input has 102 tokens", ""),
+        *("the row has 4 cells", ""),
+    ]
+    assert rows[3]["review"] == 'b "c",\nd'
+
+
+def test_long_texts_can_be_cut(bert: Bert, tmp_path: Path) -> None:
+    (tmp_path / "texts.txt").write_text("a " * 100)
+    _, output, _ = bert("sentiment", "--file", str(tmp_path / "texts.txt"), "--truncate", "--json")
+    row = json.loads(output)
+    assert (row["label"], row["truncated"], row["error"]) == ("POSITIVE", True, None)
+
+
+def test_pairs_are_read_from_two_fields(bert: Bert, tmp_path: Path) -> None:
+    lines = [{"text": "a", "text_pair": "b"}, {"text": "a"}, {"text": "a", "text_pair": 5}]
+    (tmp_path / "pairs.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    code, output, _ = bert("next-sentence", "--file", str(tmp_path / "pairs.jsonl"))
+    assert code == 0
+    assert [(row["label"], row["error"]) for row in map(json.loads, output.splitlines())] == [
+        ("NOT_NEXT", None),
+        (None, "the field 'text_pair' is not there"),
+        (None, "the field 'text_pair' is no text"),
+    ]
+
+
+def test_masks_of_a_file_are_filled(bert: Bert, tmp_path: Path) -> None:
+    (tmp_path / "texts.tsv").write_text("text\nthe [MASK] was [MASK]\nno mask\n")
+    _, output, _ = bert("fill-mask", "--file", str(tmp_path / "texts.tsv"), "--targets", "film")
+    first, second = csv.DictReader(io.StringIO(output), delimiter="\t")
+    assert (first["words"], first["scores"]) == ("film film", "0.5 0.5")
+    assert "no [MASK]" in second["error"]
+
+
+def test_exit_codes_tell_what_happened(bert: Bert, tmp_path: Path) -> None:
+    code, _, complaint = bert("sentiment", "")
+    assert (code, complaint) == (1, "bert: the text is empty (422 empty_text)\n")
+    code, _, complaint = bert("sentiment", "good", "--url", "http://127.0.0.1:9")
+    assert code == 3
+    assert complaint.startswith("bert: http://127.0.0.1:9: ")
+    assert bert("sentiment", "--file", str(tmp_path / "nowhere.csv"))[0] == 1
+    for misuse in ([], ["good", "--file", "a.csv"], ["good", "--output", "a.csv"], ["--format", "xml"]):
+        assert bert("sentiment", *misuse)[0] == 2
+    assert bert("next-sentence", "--file", "pairs.txt")[0] == 2
+
+
+def test_missing_column_ends_before_anything_is_written(bert: Bert, tmp_path: Path) -> None:
+    source, target = tmp_path / "reviews.csv", tmp_path / "scored.csv"
+    source.write_text("id,review\n1,good\n")
+    code, _, complaint = bert("sentiment", "--file", str(source), "--output", str(target))
+    assert (code, complaint) == (1, "bert: there is no column 'text', but 'id', 'review'\n")
+    assert not target.exists()
+
+
+def test_service_that_fails_leaves_no_half_file(bert: Bert, backend: Any, tmp_path: Path) -> None:
+    backend.fault = lambda _: SystemExit()
+    (tmp_path / "texts.txt").write_text("good\n")
+    code = bert("sentiment", "--file", str(tmp_path / "texts.txt"), "--output", str(tmp_path / "out.csv"))[0]
+    assert code == 1
+    assert [file.name for file in tmp_path.iterdir()] == ["texts.txt"]

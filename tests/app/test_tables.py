@@ -1,0 +1,113 @@
+"""Files in, files out."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import os
+from pathlib import Path
+
+import pytest
+
+from app.tables import Row, TableError, format_of, open_source, open_target, read_rows, write_rows
+
+
+@pytest.mark.parametrize(
+    ("name", "form"),
+    [("a.csv", "csv"), ("a.TSV.gz", "tsv"), ("b/a.ndjson", "jsonl"), ("a.txt", "lines"), ("-", "lines")],
+)
+def test_name_tells_the_format(name: str, form: str) -> None:
+    assert format_of(name) == form
+
+
+@pytest.mark.parametrize(
+    ("form", "text", "rows"),
+    [
+        ("lines", "a\r\n\n b", [{"text": "a"}, {"text": ""}, {"text": " b"}]),
+        ("csv", 'id,text\n1,"a, ""b""\nc"\n\n2\n', [{"id": "1", "text": 'a, "b"\nc'}, {"id": "2", "text": ""}]),
+        ("tsv", "text\tid\na b\t1\n", [{"text": "a b", "id": "1"}]),
+        ("jsonl", '{"text": "a", "n": [1]}\n\n{}\n', [{"text": "a", "n": [1]}, {}]),
+    ],
+)
+def test_formats_are_read(form: str, text: str, rows: list[dict[str, object]]) -> None:
+    assert list(read_rows(io.StringIO(text, newline=""), form)) == [Row(cells) for cells in rows]
+
+
+def test_broken_rows_are_told_and_do_not_end_the_file() -> None:
+    table = read_rows(io.StringIO("text\na\nb,c\nd\n"), "csv")
+    assert [row.fault for row in table] == [None, "the row has 2 cells, the header has 1", None]
+    lines = read_rows(io.StringIO('{"text": 1\n[]\n{}\n'), "jsonl")
+    assert [row.fault for row in lines] == ["the line is no JSON", "the line is no JSON object", None]
+
+
+def test_long_cells_are_read() -> None:
+    (row,) = read_rows(io.StringIO("text\n" + "x" * 200_000), "csv")
+    assert len(row.cells["text"]) == 200_000
+
+
+def test_empty_table_has_no_header() -> None:
+    with pytest.raises(TableError, match="empty"):
+        list(read_rows(io.StringIO(""), "csv"))
+
+
+@pytest.mark.parametrize(
+    ("form", "text"),
+    [
+        ("csv", 'text,words,truncated,error\n"a, b",c ##d,true,\n'),
+        ("lines", "text\twords\ttruncated\terror\na, b\tc ##d\ttrue\t\n"),
+        ("jsonl", '{"text": "a, b", "words": ["c", "##d"], "truncated": true, "error": null}\n'),
+    ],
+)
+def test_formats_are_written(form: str, text: str) -> None:
+    stream = io.StringIO()
+    write_rows(stream, form, [{"text": "a, b", "words": ["c", "##d"], "truncated": True, "error": None}])
+    assert stream.getvalue() == text
+
+
+@pytest.mark.parametrize("name", ["a.txt", "a.txt.gz"])
+def test_what_is_written_is_read_back(tmp_path: Path, name: str) -> None:
+    path = str(tmp_path / name)
+    with open_target(path) as target:
+        target.write("é\n")
+    with open_source(path) as source:
+        assert source.text.read() == "é\n"
+        assert source.position() == source.size == os.stat(path).st_size
+    if name.endswith(".gz"):
+        assert gzip.decompress(Path(path).read_bytes()).decode() == "é\n"
+
+
+def test_byte_order_mark_and_broken_bytes_do_no_harm(tmp_path: Path) -> None:
+    path = tmp_path / "a.csv"
+    path.write_bytes(b"\xef\xbb\xbftext\n\xff\n")
+    with open_source(str(path)) as source:
+        assert [row.cells for row in read_rows(source.text, "csv")] == [{"text": "\ufffd"}]
+
+
+def test_target_appears_only_when_it_is_complete(tmp_path: Path) -> None:
+    path = tmp_path / "out.csv"
+    path.write_text("old")
+
+    def write() -> None:
+        with open_target(str(path)) as target:
+            target.write("new")
+            assert path.read_text() == "old"
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        write()
+    assert [file.read_text() for file in tmp_path.iterdir()] == ["old"]
+
+
+def test_link_stays_a_link_and_a_device_a_device(tmp_path: Path) -> None:
+    (tmp_path / "link.csv").symlink_to(tmp_path / "real.csv")
+    with open_target(str(tmp_path / "link.csv")) as target:
+        target.write("x")
+    assert (tmp_path / "link.csv").is_symlink()
+    assert (tmp_path / "real.csv").read_text() == "x"
+    os.mkfifo(tmp_path / "pipe")
+    reader = os.open(tmp_path / "pipe", os.O_RDONLY | os.O_NONBLOCK)
+    with open_target(str(tmp_path / "pipe")) as target:
+        target.write("x")
+    assert os.read(reader, 9) == b"x"
+    os.close(reader)
+    assert (tmp_path / "pipe").is_fifo()
