@@ -128,6 +128,7 @@ def install(app: FastAPI, settings: Settings) -> None:
         if app.openapi_schema is None:
             document = generate()
             _add_problem(document["components"]["schemas"])
+            _leave_out_defaults(document["components"]["schemas"])
             if settings.api_keys:
                 _ask_for_keys(document)
         return app.openapi_schema or {}
@@ -140,6 +141,13 @@ def _add_problem(schemas: dict[str, Any]) -> None:
     schemas |= problem.pop("$defs") | {"Problem": problem}
     for name in ("HTTPValidationError", "ValidationError"):  # FastAPI's own, which are never sent
         schemas.pop(name, None)
+
+
+def _leave_out_defaults(schemas: dict[str, Any]) -> None:
+    """Generators for TypeScript take a field with a default for one that is always there."""
+    for schema in schemas.values():
+        for field in schema.get("properties", {}).values():
+            field.pop("default", None)
 
 
 def _ask_for_keys(document: dict[str, Any]) -> None:

@@ -53,7 +53,10 @@ TextOrPair = TypeAliasType(
     Annotated[Annotated[str, Tag("string")] | Annotated[TextPair, Tag("pair")], Discriminator(_string_or_pair)],
 )
 Truncate = Annotated[
-    bool, Field(description="Cut an input that is longer than the model's limit, instead of refusing it.")
+    bool,
+    Field(
+        description="Cut an input that is longer than the model's limit, instead of refusing it. Default: no."
+    ),
 ]
 Target = Annotated[str, Field(min_length=1, max_length=200)]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -44,7 +45,11 @@ def run(job: Job, ask: Ask) -> Progress:
         BertServiceError: nobody answers, or it is no row's fault.
         OSError: a file cannot be read or written.
     """
-    with open_source(job.source) as source, Progress(source) as progress, open_target(job.target) as target:
+    with (
+        open_source(job.source) as source,
+        Progress(source, sys.stderr) as progress,
+        open_target(job.target) as target,
+    ):
         rows = _checked(read_rows(source.text, job.source_format), job.columns)
         answers = answered(rows, job.columns, job.added, ask)
         write_rows(target, job.target_format, _watched(answers, progress))

@@ -44,18 +44,47 @@ class LabelledTexts:
         order = sorted(range(len(self)), key=lambda i: len(self.input_ids[i]))
         return (self.batch(order[at : at + BATCH]) for at in range(0, len(order), BATCH))
 
+    def sample(self, count: int) -> LabelledTexts:
+        """At most `count` of the texts, drawn evenly: a file may be sorted by its labels."""
+        chosen = evenly(len(self), count)
+        ids, types = ([column[i] for i in chosen] for column in (self.input_ids, self.token_type_ids))
+        return LabelledTexts(self.name, ids, types, [self.labels[i] for i in chosen])
+
     @property
     def tokens(self) -> int:
         return sum(map(len, self.input_ids))
 
 
+def evenly(available: int, count: int) -> list[int]:
+    """At most `count` of so many positions, spread over them.
+
+    >>> evenly(10, 4)
+    [0, 2, 5, 7]
+    """
+    count = min(available, count)
+    return [i * available // count for i in range(count)]
+
+
 def read_labelled(
     source: SourceConfig, root: Path, config: FinetuneConfig, tokenizer: Tokenizer
 ) -> tuple[LabelledTexts, LabelledTexts]:
-    """Read a source; split off `dev_fraction` by a hash of each text's group, or of the text itself.
+    """Read a source as token ids: its train and its dev part.
 
     Raises:
         SourceError: a label is missing or not in `finetune.labels`; names the document.
+    """
+    train, dev = split_documents(source, root, config.dev_fraction)
+    name = source_name(source)
+    return _encode(name, train, config, tokenizer), _encode(name, dev, config, tokenizer)
+
+
+def split_documents(
+    source: SourceConfig, root: Path, dev_fraction: float
+) -> tuple[list[Document], list[Document]]:
+    """Train and dev part of a labelled source, by a hash of each text's group, or of the text itself.
+
+    Raises:
+        SourceError: the source names no column of labels.
     """
     if source.label is None:
         raise SourceError(
@@ -63,9 +92,8 @@ def read_labelled(
         )
     split: tuple[list[Document], list[Document]] = ([], [])
     for document in documents(source, root):
-        split[_share(document) < config.dev_fraction].append(document)
-    name = source_name(source)
-    return tuple(_encode(name, part, config, tokenizer) for part in split)  # type: ignore[return-value]
+        split[_share(document) < dev_fraction].append(document)
+    return split
 
 
 def _share(document: Document) -> float:

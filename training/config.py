@@ -48,6 +48,8 @@ class SourceConfig(_Strict):
     always ends a document."""
     limit: Positive | None = None
     """Take only so many documents."""
+    note: str = ""
+    """What the model card says of it: licence, citation."""
 
     @model_validator(mode="after")
     def _some_place(self) -> SourceConfig:
@@ -174,9 +176,21 @@ class FinetuneConfig(_Strict):
 
     train: tuple[SourceConfig, ...] = ()
     test: tuple[SourceConfig, ...] = ()
+    pretrained: Path | None = None
+    """Checkpoint directory to start from; if absent, what this run has pretrained."""
     labels: dict[str, str] = {"0": "NEGATIVE", "1": "POSITIVE"}
     """Value in the label column -> label of the model, in the order of the logits."""
+    seeds: tuple[int, ...] = ()
+    """Train once with each of them, and keep the best on dev. If empty, once with the recipe's `seed`."""
     dev_fraction: Share = 0.05
+    """Share of each source that is not trained on: it decides which weights are kept, and their temperature."""
+    evaluate_steps: Positive = 500
+    """Look at dev at least so often, and at the end of each epoch; the best weights so far are kept."""
+    evaluate_texts: Positive = 2000
+    """Texts per source for these looks, drawn evenly from its dev part."""
+    patience: Positive | None = None
+    """Stop after so many looks without a better one. If absent, train to the end: the rate falls to 0, and the
+    last steps are often the best."""
     max_length: Positive = 256
     truncation: Literal["head", "head_tail"] = "head_tail"
     """What is kept of a long text: its beginning, or its beginning and its end."""
@@ -193,6 +207,10 @@ class FinetuneConfig(_Strict):
     dropout: Share = 0.1
     checkpoint_minutes: Annotated[float, Field(gt=0)] = 5.0
     log_steps: Positive = 50
+    baseline_texts: Annotated[int, Field(ge=0)] = 200_000
+    """Training texts, drawn evenly, for the TF-IDF baseline of the report; 0 leaves it out."""
+    from_scratch_baseline: bool = False
+    """Train the same network from random weights too, for the report: it shows what pretraining was worth."""
 
 
 class ExportConfig(_Strict):
@@ -208,6 +226,8 @@ class Recipe(_Strict):
 
     name: str
     description: str = ""
+    overrides: tuple[str, ...] = ()
+    """What the command line changed; set by `load_recipe`."""
     seed: int = 1
     data: Path = Path()
     """Folder that relative source paths start from."""
@@ -265,7 +285,7 @@ def load_recipe(name: str, overrides: Sequence[str] = ()) -> Recipe:
     for override in overrides:
         _apply(values, override)
     try:
-        return Recipe(**values)
+        return Recipe(**values, overrides=tuple(overrides))
     except ValidationError as error:
         lines = [f"{'.'.join(map(str, e['loc'])) or 'recipe'}: {e['msg']}" for e in error.errors()]
         raise RecipeError(f"{file}: " + "; ".join(lines)) from error

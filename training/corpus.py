@@ -155,6 +155,9 @@ def prepare(recipe: Recipe, tokenizer: Tokenizer) -> Path:
     return corpus
 
 
+_NOTES: Any = {"__all__": {"note"}}
+
+
 def _fingerprint(recipe: Recipe, tokenizer: Tokenizer) -> dict[str, Any]:
     """Everything the shards depend on, except for what a hub data set holds today."""
     config = recipe.corpus
@@ -166,7 +169,9 @@ def _fingerprint(recipe: Recipe, tokenizer: Tokenizer) -> dict[str, Any]:
         "format": FORMAT,
         "sentencex": version("sentencex"),
         "tokenizer": _hash(tokenizer),
-        "config": config.model_dump(mode="json", exclude={"workers"}),
+        "config": config.model_dump(
+            mode="json", exclude={"workers": True, "sources": _NOTES, "heldout": _NOTES}
+        ),
         "files": {
             os.path.relpath(file, recipe.data): _file_hash(file)
             for source in (*config.heldout, *config.sources)

@@ -79,6 +79,8 @@ class ClassificationReport:
     loss: float
     expected_calibration_error: float
     """Guo et al. 2017, 15 bins of equal width over the confidence"""
+    uncalibrated_error: float
+    """The same at temperature 1, before calibration"""
     confusion: list[list[int]]
     """Rows: true label; columns: answer"""
     reliability: list[Bin]
@@ -182,7 +184,7 @@ def evaluate_classification(
 ) -> ClassificationReport:
     """Evaluate on labelled texts, with the temperature that the checkpoint carries."""
     logits, labels = predict_classification(model, batches)
-    return classification_report(logits / model.config.temperature, labels)
+    return classification_report(logits, labels, model.config.temperature)
 
 
 def predict_classification(
@@ -196,10 +198,10 @@ def predict_classification(
     return torch.cat(logits), torch.cat(labels)
 
 
-def classification_report(logits: Tensor, labels: Tensor) -> ClassificationReport:
-    """Figures from logits (texts, num_labels), temperature applied, and true labels (texts,)."""
-    probabilities = logits.softmax(1)
-    confidence, answer = probabilities.max(1)
+def classification_report(logits: Tensor, labels: Tensor, temperature: float = 1.0) -> ClassificationReport:
+    """Figures from the model's logits (texts, num_labels) and true labels (texts,)."""
+    logits, raw = logits / temperature, logits
+    confidence, answer = logits.softmax(1).max(1)
     right = answer == labels
     bins = reliability(confidence, right)
     counts = labels.bincount(minlength=logits.shape[1])
@@ -211,6 +213,7 @@ def classification_report(logits: Tensor, labels: Tensor) -> ClassificationRepor
         majority_accuracy=counts.max().item() / len(labels),
         loss=F.cross_entropy(logits, labels).item(),
         expected_calibration_error=expected_calibration_error(bins),
+        uncalibrated_error=expected_calibration_error(reliability(raw.softmax(1).amax(1), right)),
         confusion=confusion.tolist(),
         reliability=bins,
     )

@@ -1,32 +1,37 @@
-"""Fine-tuning: a classifier on top of the pretrained encoder."""
+"""Fine-tuning: a classifier on top of the pretrained encoder, once per seed; the best on dev is kept."""
 
 from __future__ import annotations
 
 import hashlib
 import logging
 from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import nn
 
-from model.checkpoint import load_checkpoint
+from model.checkpoint import Checkpoint, load_checkpoint
 from model.heads import BertForPreTraining, BertForSequenceClassification
 from model.tokenizer import Tokenizer
 from training.batches import ClassificationBatch
+from training.best import Best, Score
 from training.classification import LabelledTexts, joined, read_labelled
+from training.classification_task import ClassificationTask, classifier_from
 from training.config import FinetuneConfig, Recipe
 from training.directory import write_directory
 from training.distributed import Processes, processes
 from training.errors import RunError
 from training.evaluation import classification_report, predict_classification
-from training.flops import classification_flops
 from training.hardware import choose_device, choose_precision, matmul_peak
 from training.loop import Budget, Loop
 from training.optimizer import make_optimizer
+from training.pretrain import fresh_model
 from training.run_state import Progress, RunState, identity
+from training.seeds import SeedResult, best_of, save_results, seed_folder, seeds_of
 from training.tensorboard import Board
 from training.watch import RunLog
 
@@ -34,46 +39,107 @@ logger = logging.getLogger(__name__)
 
 
 def finetune(recipe: Recipe) -> bool:
-    """Train the classifier from the exported pretrained model; continues an interrupted run."""
-    folder = recipe.folder / "pretrained"
+    """Train the classifier from the pretrained model; continues an interrupted run. True when finished."""
+    source = _source(recipe)
+    with processes() as group:
+        train, dev = read_all(recipe, source.tokenizer)
+        material = Material(recipe, source.tokenizer, joined(train, "train"), dev, group)
+        assert isinstance(source.model, BertForPreTraining)
+        results = []
+        for seed in seeds_of(recipe):
+            result = _train(material, source.model, seed, seed_folder(recipe, seed))
+            if result is None:
+                return False
+            results.append(result)
+        if recipe.finetune.from_scratch_baseline:
+            blank = fresh_model(source.config, recipe)
+            if _train(material, blank, seeds_of(recipe)[0], from_scratch_folder(recipe)) is None:
+                return False
+        if group.first:
+            _keep(recipe, source.tokenizer, results)
+        group.wait()
+    return True
+
+
+@dataclass(frozen=True, slots=True)
+class Material:
+    """What the runs of all seeds have in common."""
+
+    recipe: Recipe
+    tokenizer: Tokenizer
+    train: LabelledTexts
+    dev: list[LabelledTexts]
+    group: Processes
+
+
+def from_scratch_folder(recipe: Recipe) -> Path:
+    """The run of the baseline that was never pretrained."""
+    return recipe.folder / "finetune" / "from-scratch"
+
+
+def _source(recipe: Recipe) -> Checkpoint:
+    """The checkpoint to start from.
+
+    Raises:
+        RunError: there is none, or none of a kind that can be fine-tuned with this recipe.
+    """
+    config = recipe.finetune
+    folder = config.pretrained or recipe.folder / "pretrained"
     if not folder.is_dir():
         raise RunError(f"{folder} is missing; run pretrain first")
     source = load_checkpoint(folder)
     if not isinstance(source.model, BertForPreTraining):
         raise RunError(f"{source.path} is no pretrained model, but a {type(source.model).__name__}")
-    with processes() as group:
-        device = choose_device(recipe.device, group.local_rank)
-        torch.manual_seed(recipe.seed)
-        model = classifier_from(source.model, recipe.finetune, recipe.seed).to(device)
-        train, dev = read_all(recipe, source.tokenizer)
-        task = ClassificationTask(model, joined(train, "train"), recipe.finetune, recipe.seed, group)
-        loop = _loop(recipe, task, dev, fingerprint(source.model), group)
-        if loop.spent < 1:
-            loop.peak_flops = matmul_peak(device, loop.precision)
-        finished = loop.run()
-        if finished and group.first:
-            model.config = model.config.replace(temperature=fit_temperature(model, joined(dev, "dev")))
-            write_directory(recipe.folder / "sentiment", model.cpu(), source.tokenizer, torch.float32)
-        group.wait()
-    return finished
+    if config.max_length > (positions := source.config.max_position_embeddings):
+        raise RunError(f"finetune.max_length is {config.max_length}, but {folder} has {positions} positions")
+    if len(config.seeds) > 1 and not config.dev_fraction:
+        raise RunError("finetune.seeds: to choose among several, finetune.dev_fraction must be above 0")
+    return source
+
+
+def _train(material: Material, start: BertForPreTraining, seed: int, folder: Path) -> SeedResult | None:
+    """One run, from where it stopped; its best model goes into `model` in its folder. None if stopped."""
+    recipe, group = material.recipe, material.group
+    device = choose_device(recipe.device, group.local_rank)
+    torch.manual_seed(seed)
+    model = classifier_from(start, recipe.finetune, seed).to(device)
+    task = ClassificationTask(model, material.train, recipe.finetune, seed, group)
+    best = Best(folder / "best.pt", recipe.finetune.patience)
+    loop = _loop(material, task, best, fingerprint(start), folder)
+    if loop.spent < 1 and not best.enough:
+        loop.peak_flops = matmul_peak(device, loop.precision)
+    if not loop.run():
+        return None
+    if group.first:
+        best.restore(model)
+        model.config = model.config.replace(temperature=fit_temperature(model, joined(material.dev, "dev")))
+        write_directory(folder / "model", model.cpu(), material.tokenizer, torch.float32)
+    group.wait()
+    if best.step < 0:
+        return SeedResult(seed, None, None, None)
+    return SeedResult(seed, best.step, best.score.accuracy, -best.score.gain)
+
+
+def _keep(recipe: Recipe, tokenizer: Tokenizer, results: Sequence[SeedResult]) -> None:
+    """Make the best seed's model the run's classifier."""
+    best = best_of(results)
+    save_results(recipe, results)
+    model = load_checkpoint(seed_folder(recipe, best.seed) / "model").model
+    write_directory(recipe.folder / "sentiment", model, tokenizer, torch.float32)
+    if best.step is not None:
+        logger.info("kept: seed %d, step %d, %.4f on dev", best.seed, best.step, best.dev_accuracy)
 
 
 def _loop(
-    recipe: Recipe, task: ClassificationTask, dev: list[LabelledTexts], start: str, group: Processes
+    material: Material, task: ClassificationTask, best: Best, start: str, folder: Path
 ) -> Loop[ClassificationBatch]:
     """The loop, set to where an earlier run stopped."""
-    config = recipe.finetune
+    recipe, group, config = material.recipe, material.group, material.recipe.finetune
+    per_epoch = -(-len(task.texts) // config.batch)
     steps = max(1, round(config.epochs * len(task.texts) / config.batch))
     logger.info("%d texts, %s tokens per epoch, %d steps", len(task.texts), f"{task.texts.tokens:,}", steps)
-    who = identity(
-        seed=recipe.seed,
-        finetune=config.model_dump(mode="json", exclude={"log_steps", "checkpoint_minutes", "train", "test"}),
-        texts=len(task.texts),
-        tokens=task.texts.tokens,
-        pretrained=start,
-    )
-    folder = recipe.folder / "finetune"
     board = Board(folder / "tensorboard") if recipe.tensorboard and group.first else None
+    looks = -(-per_epoch // config.evaluate_steps)  # in an epoch, the last one at its end
     loop: Loop[ClassificationBatch] = Loop(
         task=task,
         optimizer=make_optimizer(task.model, config),
@@ -84,31 +150,51 @@ def _loop(
         precision=choose_precision(task.device),
         log=RunLog(folder / "log.jsonl", board),
         log_steps=config.log_steps,
-        state=RunState(folder, who),
+        state=RunState(folder, _identity(config, task, start)),
         checkpoint_minutes=config.checkpoint_minutes,
-        evaluate=lambda _: {text.name: report for text, report in _reports(task.classifier, dev)},
+        evaluate=_look_at(material.dev, task.classifier, best, config) if material.dev else None,
+        evaluate_steps=-(-per_epoch // looks),
+        enough=lambda: best.enough,
         processes=group,
     )
     loop.resume()
+    best.recall(loop.log)
     return loop
 
 
-def classifier_from(
-    pretrained: BertForPreTraining, config: FinetuneConfig, seed: int
-) -> BertForSequenceClassification:
-    """The pretrained encoder and pooler under a fresh classifier."""
-    shape = pretrained.config.replace(
-        hidden_dropout_prob=config.dropout,
-        attention_probs_dropout_prob=config.dropout,
-        id2label=dict(enumerate(config.labels.values())),
-        truncation=config.truncation,
+_NOT_WHAT_IS_LEARNED = {
+    *("train", "test", "pretrained", "seeds", "checkpoint_minutes", "log_steps"),
+    *("baseline_texts", "from_scratch_baseline"),
+}
+
+
+def _identity(config: FinetuneConfig, task: ClassificationTask, start: str) -> dict[str, Any]:
+    """What a resumed run must have in common with the one it continues."""
+    return identity(
+        seed=task.seed,
+        finetune=config.model_dump(mode="json", exclude=_NOT_WHAT_IS_LEARNED),
+        texts=len(task.texts),
+        tokens=task.texts.tokens,
+        pretrained=start,
     )
-    model = BertForSequenceClassification(shape)
-    model.initialise(torch.Generator().manual_seed(seed))
-    model.encoder.load_state_dict(pretrained.encoder.state_dict())
-    if pretrained.next_sentence is not None:
-        model.pooler.load_state_dict(pretrained.next_sentence.pooler.state_dict())
-    return model.train()
+
+
+def _look_at(
+    dev: Sequence[LabelledTexts], model: BertForSequenceClassification, best: Best, config: FinetuneConfig
+) -> Any:
+    """The loop's `evaluate`: figures by source of some dev texts, of which the best weights are kept."""
+    parts = [part.sample(config.evaluate_texts) for part in dev]
+
+    def evaluate(progress: Progress) -> dict[str, Any]:
+        answers = {part.name: predict_classification(model, part.batches()) for part in parts}
+        figures = {name: classification_report(*answer).summary() for name, answer in answers.items()}
+        accuracy, loss = (
+            sum(report[key] for report in figures.values()) / len(figures) for key in ("accuracy", "loss")
+        )
+        best.offer(progress.step, Score(accuracy, -loss), model)
+        return {**figures, "dev_accuracy": accuracy, "dev_loss": loss, "best_step": best.step}
+
+    return evaluate
 
 
 def read_all(recipe: Recipe, tokenizer: Tokenizer) -> tuple[list[LabelledTexts], list[LabelledTexts]]:
@@ -119,57 +205,10 @@ def read_all(recipe: Recipe, tokenizer: Tokenizer) -> tuple[list[LabelledTexts],
     return [train for train, _ in parts], [dev for _, dev in parts if len(dev)]
 
 
-class ClassificationTask:
-    """Batches of random texts; every text once per epoch."""
-
-    figures: tuple[str, ...] = ("loss", "accuracy")
-
-    def __init__(
-        self,
-        model: BertForSequenceClassification,
-        texts: LabelledTexts,
-        config: FinetuneConfig,
-        seed: int,
-        processes: Processes | None = None,
-    ) -> None:
-        self.model: nn.Module = model
-        self.classifier = model
-        self.texts = texts
-        self.config = config
-        self.seed = seed
-        self.processes = processes or Processes()
-        self.device = next(model.parameters()).device
-        if min(config.batch, len(texts)) < self.processes.world:
-            raise RunError(f"{len(texts)} texts in batches of {config.batch}: too few for all processes")
-        self._epoch = (-1, np.empty(0, dtype=np.int64))
-
-    def micro_batches(self, progress: Progress, spent: float) -> Sequence[ClassificationBatch]:
-        """This process's share of the next `batch` texts of the epoch."""
-        del spent
-        if len(self.texts) - progress.position < self.processes.world:  # not a text for each process
-            progress.epoch, progress.position = progress.epoch + 1, 0
-        order = self._order(progress.epoch)
-        chosen = order[progress.position : progress.position + self.config.batch]
-        progress.position += len(chosen)
-        own = chosen[self.processes.rank :: self.processes.world]
-        return [self.texts.batch(own.tolist()).to(self.device)]
-
-    def losses(self, batch: ClassificationBatch, counts: Sequence[float]) -> Tensor:
-        """Part of the step's mean cross-entropy in nats, and of its share of right answers."""
-        logits = self.model(batch.packed).float()
-        loss = F.cross_entropy(logits, batch.labels, reduction="sum")
-        right = (logits.argmax(1) == batch.labels).float().sum()
-        return torch.stack([loss, right]) / counts[0]
-
-    def flops(self, batch: ClassificationBatch) -> int:
-        """Of the forward and backward pass."""
-        return classification_flops(self.classifier.config, batch.packed)
-
-    def _order(self, epoch: int) -> np.ndarray[Any, np.dtype[np.int64]]:
-        if self._epoch[0] != epoch:
-            order = np.random.default_rng((self.seed, epoch)).permutation(len(self.texts))
-            self._epoch = (epoch, order)
-        return self._epoch[1]
+def read_test(recipe: Recipe, tokenizer: Tokenizer) -> list[LabelledTexts]:
+    """The test sources, whole."""
+    config = recipe.finetune.model_copy(update={"dev_fraction": 0.0})
+    return [read_labelled(source, recipe.data, config, tokenizer)[0] for source in config.test]
 
 
 def fingerprint(model: nn.Module) -> str:
@@ -188,26 +227,11 @@ def fit_temperature(model: BertForSequenceClassification, dev: LabelledTexts) ->
     candidates = torch.logspace(-1, 1, 401, base=5.0).tolist()  # 0.2 to 5
     losses = [F.cross_entropy(logits / temperature, labels).item() for temperature in candidates]
     temperature = round(candidates[int(np.argmin(losses))], 4)
-    before, after = (classification_report(logits / t, labels) for t in (1.0, temperature))
+    report = classification_report(logits, labels, temperature)
     logger.info(
         "temperature %.3f: calibration error on dev %.4f before, %.4f after",
         temperature,
-        before.expected_calibration_error,
-        after.expected_calibration_error,
+        report.uncalibrated_error,
+        report.expected_calibration_error,
     )
     return temperature
-
-
-def _reports(
-    model: BertForSequenceClassification, texts: Sequence[LabelledTexts]
-) -> list[tuple[LabelledTexts, dict[str, Any]]]:
-    return [
-        (part, classification_report(*predict_classification(model, part.batches())).summary())
-        for part in texts
-    ]
-
-
-def read_test(recipe: Recipe, tokenizer: Tokenizer) -> list[LabelledTexts]:
-    """The test sources, whole."""
-    config = recipe.finetune.model_copy(update={"dev_fraction": 0.0})
-    return [read_labelled(source, recipe.data, config, tokenizer)[0] for source in config.test]

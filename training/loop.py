@@ -103,6 +103,10 @@ class Loop(Generic[B]):
     checkpoint_minutes: float = 5.0
     evaluate: Callable[[Progress], dict[str, Any]] | None = None
     evaluate_minutes: float = 10.0
+    evaluate_steps: int | None = None
+    """Evaluate every so many steps instead."""
+    enough: Callable[[], bool] = lambda: False
+    """Ends the run before its budget is spent; asked after each step, of the first process."""
     advisor: Advisor = field(default_factory=Advisor)
     peak_flops: float | None = None
     """Of one device, per second; without it no share of the peak is reported."""
@@ -180,12 +184,13 @@ class Loop(Generic[B]):
         return self.budget.spent(self.progress)
 
     def _goes_on(self) -> bool:
-        """Decided alike in all processes: the first's clock counts, and a signal to any stops all."""
+        """Decided alike in all processes: the first's clock and word count, and a signal to any stops all."""
+        enough = float(self.processes.first and self.enough())
         if self.processes.world > 1:
-            seconds, stop = self.processes.sums([self.progress.seconds * self.processes.first, self._stop])
-            self.progress.seconds = seconds
+            clock = self.progress.seconds * self.processes.first
+            self.progress.seconds, stop, enough = self.processes.sums([clock, self._stop, enough])
             self._stop = self._stop or (signal.SIGTERM if stop else 0)
-        return self.spent < 1 and not self._stop
+        return self.spent < 1 and not enough and not self._stop
 
     def _look(self, bar: ProgressBar) -> None:
         """Whatever is due after a step. Figures are read now and then only: to read is to wait for the GPU."""
@@ -193,10 +198,10 @@ class Loop(Generic[B]):
             bar.update(self.spent, self._read())
         if self.progress.step % self.log_steps == 0:
             self._log()
-        if self.progress.seconds - self._saved.seconds >= 60 * self.checkpoint_minutes:
-            self._save()
-        if self.progress.seconds - self._evaluated >= 60 * self.evaluate_minutes:
+        if self._evaluation_is_due():
             self._evaluate()
+        if self.progress.seconds - self._saved.seconds >= 60 * self.checkpoint_minutes:
+            self._save()  # after the evaluation: a resumed run will not make up for it
 
     def _read(self) -> dict[str, float]:
         """The window's figures.
@@ -221,6 +226,11 @@ class Loop(Generic[B]):
                 self.log.write(event, self.progress, {"text": text})
                 logger.warning("%s", text)
 
+    def _evaluation_is_due(self) -> bool:
+        if self.evaluate_steps is not None:
+            return self.progress.step % self.evaluate_steps == 0
+        return self.progress.seconds - self._evaluated >= 60 * self.evaluate_minutes
+
     def _evaluate(self) -> None:
         if self.evaluate is not None and self.processes.first:
             self.log.write("evaluation", self.progress, self.evaluate(self.progress))
@@ -234,12 +244,12 @@ class Loop(Generic[B]):
         self._saved = self.progress.copy()
 
     def _finish(self) -> None:
+        if not self._stop and self._evaluated < self.progress.seconds:
+            self._evaluate()
         if self._saved.step < self.progress.step:
             self._save()
         if self._window.steps:
             self._log()
-        if not self._stop:
-            self._evaluate()
 
     @contextmanager
     def _signals(self) -> Iterator[None]:

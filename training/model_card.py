@@ -7,6 +7,7 @@ from pathlib import Path
 
 from training.config import Recipe, SourceConfig
 from training.report import PLOTS
+from training.seeds import chosen_folder
 from training.watch import RunLog
 
 _WHAT = {
@@ -38,7 +39,7 @@ def write_card(recipe: Recipe, name: str, target: Path) -> None:
         "",
         "Trained from random weights by this repository, with",
         "",
-        f"    python -m training all {recipe.name}",
+        f"    python -m training all {_command(recipe)}",
         "",
         f"Seed {recipe.seed}. {_run_line(recipe, name)}",
         "",
@@ -60,8 +61,8 @@ def write_card(recipe: Recipe, name: str, target: Path) -> None:
 
 
 def _run_line(recipe: Recipe, name: str) -> str:
-    stage = "pretrain" if name == "pretrained" else "finetune"
-    lines = list(RunLog(recipe.folder / stage / "log.jsonl"))
+    folder = recipe.folder / "pretrain" if name == "pretrained" else chosen_folder(recipe)
+    lines = list(RunLog(folder / "log.jsonl"))
     if not lines:
         return ""
     last = lines[-1]
@@ -70,4 +71,12 @@ def _run_line(recipe: Recipe, name: str) -> str:
 
 def _source_line(source: SourceConfig) -> str:
     place = source.path or f"{source.hub} ({source.split})"
-    return f"{source.name or place}: `{place}`" + (f", first {source.limit:,}" if source.limit else "")
+    first = f", first {source.limit:,} documents" if source.limit else ""
+    note = f". {source.note}" if source.note else ""
+    return f"{source.name or place}: `{place}`{first}{note}"
+
+
+def _command(recipe: Recipe) -> str:
+    """The recipe and what was changed in it, without the folders of one machine."""
+    places = ("data=", "run=", "export.", "threads=", "device=")
+    return " ".join([recipe.name, *(o for o in recipe.overrides if not o.startswith(places))])

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from model.config import BertConfig
 from model.heads import BertForPreTraining
 from model.tokenizer import Tokenizer
 from training.advice import LEFT_PLATEAU, Advisor
@@ -106,8 +107,12 @@ def _describe(loop: Loop[PretrainingBatch], corpus: Corpus) -> None:
 
 
 def new_model(recipe: Recipe, tokenizer: Tokenizer) -> BertForPreTraining:
-    """A network with fresh weights, the same for the same seed."""
-    shape = recipe.model.bert(tokenizer.vocab_size)
+    """The recipe's network with fresh weights, the same for the same seed."""
+    return fresh_model(recipe.model.bert(tokenizer.vocab_size), recipe)
+
+
+def fresh_model(shape: BertConfig, recipe: Recipe) -> BertForPreTraining:
+    """A network of any shape with the weights that the recipe's pretraining would start from."""
     dropout = recipe.pretrain.dropout
     model = BertForPreTraining(shape.replace(hidden_dropout_prob=dropout, attention_probs_dropout_prob=dropout))
     model.initialise(torch.Generator().manual_seed(recipe.seed))

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from model.checkpoint import load_checkpoint
+from model.checkpoint import Checkpoint, load_checkpoint
 from model.heads import BertForPreTraining, BertForSequenceClassification
+from training.baselines import Baseline, tf_idf_baseline
+from training.classification import LabelledTexts
 from training.config import Recipe
 from training.corpus import Corpus
 from training.errors import RunError
@@ -18,10 +21,11 @@ from training.evaluation import (
     evaluate_classification,
     evaluate_pretraining,
 )
-from training.finetune import read_test
+from training.finetune import from_scratch_folder, read_test
 from training.hardware import choose_device
 from training.plots import plot_confusion, plot_losses, plot_reliability
 from training.pretrain import open_heldout
+from training.seeds import SeedResult, chosen_folder, load_results, mean_and_spread, seed_folder
 from training.watch import RunLog
 
 EXAMPLES = 2000
@@ -29,6 +33,15 @@ EXAMPLES = 2000
 
 PLOTS = "## Plots"
 """Heading of the part of `report.md` that needs the PNG files beside it."""
+
+
+@dataclass(frozen=True, slots=True)
+class SeedReport:
+    """One seed's accuracies."""
+
+    result: SeedResult
+    test: dict[str, float]
+    """By name of the test set"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +53,11 @@ class Report:
     classification: dict[str, ClassificationReport] = field(default_factory=dict)
     """By name of the test set"""
     labels: list[str] = field(default_factory=list)
+    tf_idf: Baseline | None = None
+    from_scratch: dict[str, float] = field(default_factory=dict)
+    """Accuracy of the network without pretraining, by name of the test set"""
+    seeds: list[SeedReport] = field(default_factory=list)
+    """Each seed's run, where there were several"""
 
 
 def evaluate(recipe: Recipe) -> str:
@@ -50,10 +68,9 @@ def evaluate(recipe: Recipe) -> str:
     """
     folder = recipe.folder
     pretraining = _pretraining(recipe, folder / "pretrained")
-    classification, labels = _classification(recipe, folder / "sentiment")
-    if not pretraining and not labels:
+    if not pretraining and not (folder / "sentiment").is_dir():
         raise RunError(f"{folder} holds no trained model; run pretrain first")
-    report = Report(pretraining, classification, labels)
+    report = Report(pretraining, **_classification(recipe, folder / "sentiment"))
     (folder / "report.json").write_text(to_json(report))
     text = tables(report)
     plots = [f"![{file.stem}]({file.name})" for file in _plot(recipe, report)]
@@ -63,16 +80,12 @@ def evaluate(recipe: Recipe) -> str:
 
 def to_json(report: Report) -> str:
     """Every figure; one that a source cannot have is null."""
-    figures: dict[str, Any] = {
-        "pretraining": {name: asdict(r) for name, r in report.pretraining.items()},
-        "classification": {name: asdict(r) for name, r in report.classification.items()},
-        "labels": report.labels,
-    }
+    figures = asdict(report)
     return json.dumps(figures, indent=2, allow_nan=False) + "\n"
 
 
 def tables(report: Report) -> str:
-    """Both tables as Markdown."""
+    """All tables as Markdown."""
     lines = []
     if report.pretraining:
         lines += [
@@ -84,9 +97,19 @@ def tables(report: Report) -> str:
         ]
     if report.classification:
         lines += [
-            "| test set | texts | accuracy | majority | calibration error |",
-            "|---|---|---|---|---|",
-            *(_classification_row(name, r) for name, r in report.classification.items()),
+            "| test set | texts | accuracy | majority | TF-IDF + logistic regression | without pretraining "
+            "| calibration error before | after |",
+            "|---|---|---|---|---|---|---|---|",
+            *(_classification_row(name, report) for name in report.classification),
+            "",
+        ]
+    if report.seeds:
+        names = list(report.seeds[0].test)
+        lines += [
+            f"| seed | best step | dev | {' | '.join(names)} |",
+            "|---" * (3 + len(names)) + "|",
+            *(_seed_row(seed) for seed in report.seeds),
+            _spread_row(report.seeds),
             "",
         ]
     return "\n".join(lines)
@@ -97,21 +120,45 @@ def _pretraining_row(name: str, r: PretrainingReport) -> str:
         *(r.mlm_loss, r.unigram_entropy, r.mlm_accuracy, r.unigram_accuracy),
         *(r.nsp_accuracy, r.nsp_accuracy_random, 0.5),
     )
-    return f"| {name} | " + " | ".join("–" if f is None else f"{f:.3f}" for f in figures) + " |"
+    return f"| {name} | {_cells(figures, 3)} |"
 
 
-def _classification_row(name: str, r: ClassificationReport) -> str:
-    error = r.expected_calibration_error
-    return f"| {name} | {r.examples:,} | {r.accuracy:.4f} | {r.majority_accuracy:.4f} | {error:.4f} |"
+def _cells(figures: Iterable[float | None], digits: int = 4) -> str:
+    return " | ".join("–" if figure is None else f"{figure:.{digits}f}" for figure in figures)
+
+
+def _classification_row(name: str, report: Report) -> str:
+    r = report.classification[name]
+    figures = (
+        *(r.accuracy, r.majority_accuracy, report.tf_idf and report.tf_idf.accuracy.get(name)),
+        *(report.from_scratch.get(name), r.uncalibrated_error, r.expected_calibration_error),
+    )
+    return (
+        f"| {name} | {r.examples:,} | " + " | ".join("–" if f is None else f"{f:.4f}" for f in figures) + " |"
+    )
+
+
+def _seed_row(report: SeedReport) -> str:
+    result = report.result
+    figures = (result.dev_accuracy or 0.0, *report.test.values())
+    return f"| {result.seed} | {result.step} | {_cells(figures)} |"
+
+
+def _spread_row(seeds: Sequence[SeedReport]) -> str:
+    """Mean and sample standard deviation of each column."""
+    columns = zip(*((s.result.dev_accuracy or 0.0, *s.test.values()) for s in seeds), strict=True)
+    cells = ("{:.4f} ± {:.4f}".format(*mean_and_spread(column)) for column in columns)
+    return f"| mean | | {' | '.join(cells)} |"
 
 
 def _plot(recipe: Recipe, report: Report) -> list[Path]:
     """Write the plots; the files."""
     folder, written = recipe.folder, []
     train = folder / "corpus" / "train"
-    for stage, entropy in (("pretrain", _unigram_entropy(train)), ("finetune", None)):
+    runs = ((folder / "pretrain", _unigram_entropy(train)), (chosen_folder(recipe), None))
+    for stage, (run, entropy) in zip(("pretrain", "finetune"), runs, strict=True):
         file = folder / f"{stage}-loss.png"
-        if plot_losses(RunLog(folder / stage / "log.jsonl"), file, entropy):
+        if plot_losses(RunLog(run / "log.jsonl"), file, entropy):
             written.append(file)
     for name, figures in report.classification.items():
         confusion, reliability = folder / f"confusion-{name}.png", folder / f"reliability-{name}.png"
@@ -137,15 +184,32 @@ def _pretraining(recipe: Recipe, folder: Path) -> dict[str, PretrainingReport]:
     )
 
 
-def _classification(recipe: Recipe, folder: Path) -> tuple[dict[str, ClassificationReport], list[str]]:
-    """Reports by test set, and the labels of the model."""
+def _classification(recipe: Recipe, folder: Path) -> dict[str, Any]:
+    """The fields of a report that are about the classifier; none where there is no classifier."""
     if not folder.is_dir():
-        return {}, []
+        return {}
+    model, checkpoint = _classifier(recipe, folder)
+    texts = read_test(recipe, checkpoint.tokenizer)
+    results = load_results(recipe) if len(recipe.finetune.seeds) > 1 else []
+    scratch = from_scratch_folder(recipe) / "model"
+    return {
+        "classification": {text.name: evaluate_classification(model, text.batches()) for text in texts},
+        "labels": checkpoint.config.labels,
+        "tf_idf": tf_idf_baseline(recipe),
+        "from_scratch": _accuracies(recipe, scratch, texts) if scratch.is_dir() else {},
+        "seeds": [
+            SeedReport(result, _accuracies(recipe, seed_folder(recipe, result.seed) / "model", texts))
+            for result in results
+        ],
+    }
+
+
+def _accuracies(recipe: Recipe, folder: Path, texts: Sequence[LabelledTexts]) -> dict[str, float]:
+    model, _ = _classifier(recipe, folder)
+    return {text.name: evaluate_classification(model, text.batches()).accuracy for text in texts}
+
+
+def _classifier(recipe: Recipe, folder: Path) -> tuple[BertForSequenceClassification, Checkpoint]:
     checkpoint = load_checkpoint(folder)
     assert isinstance(checkpoint.model, BertForSequenceClassification)
-    model = checkpoint.model.to(choose_device(recipe.device))
-    reports = {
-        text.name: evaluate_classification(model, text.batches())
-        for text in read_test(recipe, checkpoint.tokenizer)
-    }
-    return reports, checkpoint.config.labels
+    return checkpoint.model.to(choose_device(recipe.device)), checkpoint

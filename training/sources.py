@@ -65,9 +65,7 @@ def documents(source: SourceConfig, root: Path, progress: Progress | None = None
     if source.hub is not None and not chosen:
         found = _from_hub(source, source.hub)
     else:
-        found = itertools.chain.from_iterable(
-            _from_file(file, source, progress) for file in chosen
-        )
+        found = itertools.chain.from_iterable(_from_file(file, source, progress) for file in chosen)
     return itertools.islice(found, source.limit)
 
 

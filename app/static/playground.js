@@ -166,6 +166,7 @@ let current = "fill-mask";
 let pending = new AbortController();
 let timer;
 
+const busy = (state) => $("main").setAttribute("aria-busy", state);
 const values = () => panels[current].fields.map((id) => $(`#${id}`).value);
 
 function put(name, texts) {
@@ -185,6 +186,7 @@ function changed(pause = PAUSE) {
 function later(pause) {
   clearTimeout(timer);
   pending.abort();
+  busy(true);
   timer = setTimeout(run, pause);
 }
 
@@ -198,6 +200,7 @@ async function run() {
     say("");
     panel.show(answer.results[0], output);
     tell(answer);
+    busy(false);
     await panel.after?.(texts, answer.results[0], signal);
   } catch (error) {
     if (error.name !== "AbortError") refused(error, output);
@@ -211,6 +214,7 @@ function refused(error, output) {
 }
 
 function fail(sentence, output) {
+  busy(false);
   say(sentence);
   output.replaceChildren();
   $("#influence").hidden = true;

@@ -9,7 +9,6 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -66,7 +65,8 @@ async def ask():
     async with AsyncBertClient(sys.argv[1]) as client:
         return await client.sentiment(["good"])
 
-print(BertClient(sys.argv[1]).sentiment(["good"]) == asyncio.run(ask()))
+with BertClient(sys.argv[1]) as client:
+    print(client.sentiment(["good"]) == asyncio.run(ask()))
 """
     done = light(program, url)
     assert (done.stdout, done.stderr) == ("True\n", "")
@@ -115,10 +115,8 @@ def test_file_is_scored_row_by_row(bert: Bert, tmp_path: Path) -> None:
     source, target = tmp_path / "reviews.csv", tmp_path / "scored.csv"
     long = "a " * 100
     source.write_text(f'id,review,label\n1,good,1\n2,,0\n3,{long},1\n4,"b ""c"",\nd",0\n5,x,y,z\n6,bad,0\n')
-    code, output, complaints = bert(
-        *("sentiment", "--file", str(source), "--column", "review", "--output", str(target)),
-        BERT_API_KEY="secret",
-    )
+    command = ("sentiment", "--file", str(source), "--column", "review", "--output", str(target))
+    code, output, complaints = bert(*command, BERT_API_KEY="secret")
     assert (code, output) == (0, "")
     assert complaints.startswith("6 rows, 3 with an error")
     rows = list(csv.DictReader(io.StringIO(target.read_text())))
@@ -179,8 +177,8 @@ def test_missing_column_ends_before_anything_is_written(bert: Bert, tmp_path: Pa
     assert not target.exists()
 
 
-def test_service_that_fails_leaves_no_half_file(bert: Bert, backend: Any, tmp_path: Path) -> None:
-    backend.fault = lambda _: SystemExit()
+@pytest.mark.parametrize("url", [{"api_keys": "secret"}], indirect=True)
+def test_refused_job_leaves_no_half_file(bert: Bert, tmp_path: Path) -> None:
     (tmp_path / "texts.txt").write_text("good\n")
     code = bert("sentiment", "--file", str(tmp_path / "texts.txt"), "--output", str(tmp_path / "out.csv"))[0]
     assert code == 1

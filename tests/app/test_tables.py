@@ -71,7 +71,7 @@ def test_what_is_written_is_read_back(tmp_path: Path, name: str) -> None:
         target.write("é\n")
     with open_source(path) as source:
         assert source.text.read() == "é\n"
-        assert source.position() == source.size == os.stat(path).st_size
+        assert source.position() == source.size == Path(path).stat().st_size
     if name.endswith(".gz"):
         assert gzip.decompress(Path(path).read_bytes()).decode() == "é\n"
 

@@ -39,8 +39,7 @@ def docs(page: Page) -> None:
     block.locator(".opblock-summary-control").click()
     block.get_by_role("button", name="Execute").click()
     block.locator(".live-responses-table").wait_for()
-    block.scroll_into_view_if_needed()
-    page.evaluate("document.activeElement.blur()")
+    block.locator(".opblock-section-request-body").evaluate("section => section.scrollIntoView()")
 
 
 def main(folder: Path) -> None:
@@ -49,7 +48,7 @@ def main(folder: Path) -> None:
     with running({}) as service, sync_playwright() as playwright:
         service.until_ready()
         browser = launch(playwright)
-        for show, height in ((playground, 900), (sentiment, 900), (docs, 1000)):
+        for show, height in ((playground, 900), (sentiment, 900), (docs, 1100)):
             page = browser.new_page(base_url=service.url, viewport={"width": WIDTH, "height": height})
             show(page)
             picture = Image.open(io.BytesIO(page.screenshot())).convert("RGB")

@@ -20,6 +20,6 @@ def test_playground_breaks_no_rule(open_page: OpenPage, scheme: str) -> None:
     page = open_page(color_scheme=scheme, bypass_csp=True)  # axe is a foreign script
     for tab, answer in ANSWERS.items():
         page.get_by_role("tab", name=tab).click()
-        page.locator(answer).first.wait_for()
+        page.locator(f"[aria-busy=false] {answer}").first.wait_for()
         violations = Axe().run(page).response["violations"]
         assert [(fault["id"], [node["html"] for node in fault["nodes"]]) for fault in violations] == []

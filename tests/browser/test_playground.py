@@ -20,7 +20,7 @@ TABS = ["Fill a mask", "Next sentence", "Sentiment"]
 
 def answered(page: Page) -> str:
     """Wait for an answer to what is on the page now; its line of times."""
-    page.locator("#timing:not(:empty)").wait_for()
+    page.locator("[aria-busy=false] #timing:not(:empty)").wait_for()
     return page.locator("#timing").inner_text()
 
 
@@ -156,7 +156,7 @@ def test_error_is_a_sentence(open_page: OpenPage) -> None:
     page = open_page("/#sentiment")
     answered(page)
     page.get_by_label("An opinion").fill("good " * 100)
-    problem = page.get_by_role("alert").filter(has_text="tokens")
+    problem = page.locator("[aria-busy=false]").get_by_role("alert").filter(has_text="tokens")
     problem.wait_for()
     assert problem.inner_text()[0].isupper()
     assert problem.inner_text().endswith(".")
@@ -168,7 +168,7 @@ def test_loading_service_is_asked_again(open_page: OpenPage) -> None:
         problem = {"detail": "the service is loading"}
         route.fulfill(status=503, json=problem, headers={"Retry-After": "1"})
 
-    page = open_page("/docs")
+    page = open_page("/info")
     page.route("**/fill-mask", loading, times=1)
     page.goto("/")
     page.get_by_text("The service is loading. Trying again…").wait_for()
@@ -183,7 +183,7 @@ def test_key_is_asked_for_and_sent(open_page: OpenPage) -> None:
         else:
             route.fulfill(status=401, json={"detail": "send an API key"})
 
-    page = open_page("/docs")
+    page = open_page("/info")
     page.route("**/fill-mask", guarded)
     page.goto("/")
     page.get_by_label("This service asks for an API key.").fill("secret")
@@ -245,7 +245,7 @@ def test_page_follows_the_system_into_the_dark(open_page: OpenPage, scheme: str,
 
 
 def test_pages_work_behind_a_path_prefix(open_page: OpenPage, url: str) -> None:
-    page = open_page("/docs")
+    page = open_page("/info")
     # What a reverse proxy does: /models/bert/x here is /x there.
     page.route("**/models/bert/**", lambda route: route.fulfill(response=route.fetch(url=direct(route))))
 

@@ -84,7 +84,8 @@ def terminate(runner: subprocess.Popen[str], program: str) -> None:
     for entry in Path("/proc").iterdir():
         if entry.name.isdecimal() and _descends(int(entry.name), runner.pid):
             words = _read(entry / "cmdline").split("\0")
-            if any(word.endswith(f"/{program}") for word in words[:2]):  # not buildah's own, which wrap it
+            wrapper = words[0].startswith("buildah")
+            if not wrapper and any(word.endswith(f"/{program}") for word in words):
                 os.kill(int(entry.name), signal.SIGTERM)
                 return
     raise AssertionError(f"{program} does not run")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -13,18 +14,14 @@ from model import BertForPreTraining, BertForSequenceClassification, Tokenizer, 
 from tests.conftest import MakeCheckpoint
 from tests.training.commands import finish, start, until
 from tests.training.conftest import MakeRecipe
+from training.classification_task import ClassificationTask, classifier_from
 from training.config import FinetuneConfig, Recipe
 from training.errors import RunError
-from training.finetune import (
-    ClassificationTask,
-    classifier_from,
-    finetune,
-    fit_temperature,
-    read_all,
-    read_test,
-)
+from training.finetune import finetune, fit_temperature, read_all, read_test
 from training.pretrain import new_model
 from training.run_state import Progress
+from training.seeds import best_of, load_results, seed_folder
+from training.watch import RunLog
 
 
 def with_pretrained(recipe: Recipe) -> Recipe:
@@ -71,6 +68,82 @@ def test_the_checkpoint_carries_labels_truncation_and_temperature(finished: Reci
     assert config.labels == ["NEGATIVE", "POSITIVE"]
     assert config.truncation == "head_tail"
     assert 0.2 <= config.temperature <= 5
+
+
+def test_the_best_look_at_dev_is_what_is_kept(finished: Recipe) -> None:
+    folder = seed_folder(finished, 1)
+    looks = [line for line in RunLog(folder / "log.jsonl") if line["event"] == "evaluation"]
+    best = max(looks, key=lambda line: (line["dev_accuracy"], -line["dev_loss"]))
+    (result,) = load_results(finished)
+    assert (result.step, result.dev_accuracy) == (best["step"], best["dev_accuracy"])
+    kept, state = weights(finished), torch.load(folder / "best.pt", weights_only=True)
+    assert torch.equal(kept["classifier.weight"], state["model"]["classifier.weight"])
+
+
+def test_dev_is_looked_at_evenly_within_an_epoch_and_at_its_end(make_recipe: MakeRecipe) -> None:
+    recipe = with_pretrained(make_recipe("finetune.evaluate_steps=3", "finetune.epochs=2"))
+    assert finetune(recipe)
+    log = list(RunLog(seed_folder(recipe, 1) / "log.jsonl"))
+    looks = [line["step"] for line in log if line["event"] == "evaluation"]
+    last = log[-1]["step"]
+    per_epoch = last // 2
+    assert per_epoch in looks
+    assert looks[-1] == last
+    assert all(later - earlier <= 3 for earlier, later in pairwise([0, *looks]))
+
+
+def test_a_run_that_gets_no_better_ends_early_and_stays_ended(make_recipe: MakeRecipe) -> None:
+    never = ("finetune.learning_rate=1e-12", "finetune.patience=2", "finetune.evaluate_steps=1")
+    recipe = with_pretrained(make_recipe("finetune.epochs=50", *never))
+    assert finetune(recipe)
+    log = (seed_folder(recipe, 1) / "log.jsonl").read_text()
+    last = [line["step"] for line in RunLog(seed_folder(recipe, 1) / "log.jsonl")][-1]
+    assert last < 100
+    assert finetune(recipe)
+    assert (seed_folder(recipe, 1) / "log.jsonl").read_text() == log
+
+
+def test_of_several_seeds_the_best_on_dev_is_kept(make_recipe: MakeRecipe) -> None:
+    recipe = with_pretrained(make_recipe("finetune.seeds=[1, 2, 3]", "finetune.epochs=1"))
+    assert finetune(recipe)
+    results = load_results(recipe)
+    assert [result.seed for result in results] == [1, 2, 3]
+    own = [load_file(seed_folder(recipe, seed) / "model" / "model.safetensors") for seed in (1, 2, 3)]
+    assert not torch.equal(own[0]["classifier.weight"], own[1]["classifier.weight"])
+    assert torch.equal(
+        weights(recipe)["classifier.weight"], own[best_of(results).seed - 1]["classifier.weight"]
+    )
+
+
+def test_several_seeds_without_a_dev_part_are_refused(make_recipe: MakeRecipe) -> None:
+    recipe = with_pretrained(make_recipe("finetune.seeds=[1, 2]", "finetune.dev_fraction=0"))
+    with pytest.raises(RunError, match="dev_fraction must be above 0"):
+        finetune(recipe)
+
+
+def test_without_a_dev_part_the_last_state_is_kept(make_recipe: MakeRecipe) -> None:
+    recipe = with_pretrained(make_recipe("finetune.dev_fraction=0", "finetune.epochs=1"))
+    assert finetune(recipe)
+    assert load_results(recipe)[0].step is None
+    assert load_checkpoint(recipe.folder / "sentiment").config.temperature == 1
+
+
+def test_another_checkpoint_can_be_the_start(make_recipe: MakeRecipe, save_pretrained: MakeCheckpoint) -> None:
+    start = save_pretrained("elsewhere")
+    recipe = make_recipe(f"finetune.pretrained={start}", "finetune.epochs=1")
+    assert finetune(recipe)
+    assert (
+        load_checkpoint(recipe.folder / "sentiment").config.vocab_size
+        == load_checkpoint(start).config.vocab_size
+    )
+
+
+def test_texts_longer_than_the_start_has_positions_are_refused(
+    make_recipe: MakeRecipe, save_pretrained: MakeCheckpoint
+) -> None:
+    start = save_pretrained("short", max_position_embeddings=16)
+    with pytest.raises(RunError, match=r"max_length is 48, but .* has 16 positions"):
+        finetune(make_recipe(f"finetune.pretrained={start}"))
 
 
 def test_a_killed_run_ends_with_the_same_weights(

@@ -8,14 +8,17 @@ import pytest
 
 from model import Tokenizer, save_checkpoint
 from tests.training.conftest import MakeRecipe
+from training.baselines import Baseline
+from training.classification_task import classifier_from
 from training.errors import RunError
 from training.evaluation import ClassificationReport, PretrainingReport
-from training.finetune import classifier_from
+from training.finetune import finetune
 from training.pretrain import new_model
-from training.report import Report, evaluate, tables, to_json
+from training.report import Report, SeedReport, evaluate, tables, to_json
+from training.seeds import SeedResult
 
 LINE = PretrainingReport(10, 100, 3.0, 0.4, 6.0, 0.1, None, None, {})
-CLASSES = ClassificationReport(10, 0.9, 0.5, 0.3, 0.02, [[5, 0], [1, 4]], [])
+CLASSES = ClassificationReport(10, 0.9, 0.5, 0.3, 0.02, 0.05, [[5, 0], [1, 4]], [])
 
 
 def test_a_run_without_models_names_the_remedy(make_recipe: MakeRecipe) -> None:
@@ -52,5 +55,38 @@ def test_a_figure_that_cannot_be_is_null_and_a_dash() -> None:
 
 def test_every_figure_stands_beside_its_trivial_guess() -> None:
     text = tables(Report({"tweets": LINE}, {"reviews": CLASSES}, []))
-    for guess in ("unigram entropy", "unigram guess", "coin", "majority"):
+    for guess in ("unigram entropy", "unigram guess", "coin", "majority", "TF-IDF", "without pretraining"):
         assert guess in text
+
+
+def test_calibration_error_is_reported_before_and_after() -> None:
+    assert "| 0.0500 | 0.0200 |" in tables(Report({}, {"reviews": CLASSES}, []))
+
+
+def test_baselines_stand_in_the_row_of_their_test_set() -> None:
+    bag = Baseline(100, 50, 1.0, 0.1, {"reviews": 0.8})
+    text = tables(Report({}, {"reviews": CLASSES}, [], bag, {"reviews": 0.7}))
+    assert "| reviews | 10 | 0.9000 | 0.5000 | 0.8000 | 0.7000 |" in text
+
+
+def test_several_seeds_are_reported_with_mean_and_spread() -> None:
+    seeds = [
+        SeedReport(SeedResult(1, 10, 0.8, 0.5), {"reviews": 0.7}),
+        SeedReport(SeedResult(2, 20, 0.9, 0.4), {"reviews": 0.9}),
+    ]
+    report = Report({}, {"reviews": CLASSES}, [], seeds=seeds)
+    assert "| 2 | 20 | 0.9000 | 0.9000 |" in tables(report)
+    assert "| mean | | 0.8500 ± 0.0707 | 0.8000 ± 0.1414 |" in tables(report)
+    assert json.loads(to_json(report))["seeds"][1]["result"]["dev_accuracy"] == 0.9
+
+
+def test_seeds_and_the_network_without_pretraining_are_evaluated(make_recipe: MakeRecipe) -> None:
+    recipe = make_recipe("finetune.seeds=[1, 2]", "finetune.from_scratch_baseline=true", "finetune.epochs=1")
+    tokenizer = Tokenizer.load(recipe.folder / "tokenizer")
+    save_checkpoint(recipe.folder / "pretrained", new_model(recipe, tokenizer), tokenizer)
+    assert finetune(recipe)
+    evaluate(recipe)
+    figures = json.loads((recipe.folder / "report.json").read_text())
+    assert [seed["result"]["seed"] for seed in figures["seeds"]] == [1, 2]
+    assert set(figures["from_scratch"]) == set(figures["tf_idf"]["accuracy"]) == {"reviews"}
+    assert (recipe.folder / "finetune-loss.png").is_file()

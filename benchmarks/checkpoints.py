@@ -1,0 +1,34 @@
+"""The two checkpoints that everything is measured with: the shipped ones, others, or random weights."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+
+from benchmarks import texts
+from model import BertConfig, BertForPreTraining, BertForSequenceClassification, Tokenizer, save_checkpoint
+
+_SHIPPED = Path(__file__).parents[1] / "model" / "weights"
+_RANDOM = Path(__file__).parent / ".venv" / "random-weights"  # ignored by git
+VOCABULARY = 8192
+
+
+def directories(root: Path | None) -> tuple[Path, Path]:
+    """`pretrained` and `sentiment` under `root`, or the shipped ones; speed does not depend on what the
+    weights have learned, so where there are none, random ones of the same shape (4 layers of 256) will do."""
+    if root is None:
+        root = _SHIPPED if (_SHIPPED / "sentiment").is_dir() else _make_random()
+    return root / "pretrained", root / "sentiment"
+
+
+def _make_random() -> Path:
+    if not (_RANDOM / "sentiment" / "model.safetensors").exists():
+        generator = torch.Generator().manual_seed(0)
+        config = BertConfig.preset("mini", vocab_size=VOCABULARY)
+        tokenizer = Tokenizer.train(texts.generated(20_000), VOCABULARY, lowercase=True, min_frequency=2)
+        for name, kind in (("pretrained", BertForPreTraining), ("sentiment", BertForSequenceClassification)):
+            network = kind(config)
+            network.initialise(generator)
+            save_checkpoint(_RANDOM / name, network, tokenizer)
+    return _RANDOM

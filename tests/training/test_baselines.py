@@ -1,0 +1,44 @@
+"""A bag of words on the texts of a recipe."""
+
+from __future__ import annotations
+
+import json
+
+from tests.training.conftest import MakeRecipe
+from training.baselines import tf_idf_baseline
+from training.config import SourceConfig
+
+
+def test_words_that_decide_the_label_are_learned(make_recipe: MakeRecipe) -> None:
+    baseline = tf_idf_baseline(make_recipe())
+    assert baseline is not None
+    assert baseline.accuracy["reviews"] == 1.0
+    assert 0 < baseline.texts < 80  # without the dev part
+
+
+def test_the_same_texts_are_learned_once(make_recipe: MakeRecipe) -> None:
+    recipe = make_recipe()
+    first = tf_idf_baseline(recipe)
+    assert first is not None
+    file = recipe.folder / "baseline.json"
+    stored = json.loads(file.read_text())
+    stored["baseline"]["accuracy"]["reviews"] = 0.25
+    file.write_text(json.dumps(stored))
+    again = tf_idf_baseline(recipe)
+    assert again is not None
+    assert again.accuracy["reviews"] == 0.25
+
+
+def test_other_texts_are_learned_anew(make_recipe: MakeRecipe) -> None:
+    recipe = make_recipe()
+    first = tf_idf_baseline(recipe)
+    source = SourceConfig(path="reviews.jsonl", label="label", limit=40)
+    fewer = recipe.model_copy(update={"finetune": recipe.finetune.model_copy(update={"train": (source,)})})
+    second = tf_idf_baseline(fewer)
+    assert first is not None
+    assert second is not None
+    assert second.texts < first.texts
+
+
+def test_zero_texts_leave_it_out(make_recipe: MakeRecipe) -> None:
+    assert tf_idf_baseline(make_recipe("finetune.baseline_texts=0")) is None

@@ -1,0 +1,100 @@
+"""What a bag of words scores on the same texts and the same split: the figure a network has to beat."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from training.classification import evenly, split_documents
+from training.config import Recipe, SourceConfig
+from training.sources import Document, source_name
+
+logger = logging.getLogger(__name__)
+
+MAX_FEATURES = 400_000
+
+STRENGTHS = (1.0, 10.0)
+"""Inverse regularisation; dev decides between them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Baseline:
+    """TF-IDF of words and word pairs under a logistic regression, trained on all sources together."""
+
+    texts: int
+    features: int
+    strength: float
+    """Inverse regularisation that was best on dev"""
+    seconds: float
+    accuracy: dict[str, float]
+    """By name of the test set"""
+
+
+def tf_idf_baseline(recipe: Recipe) -> Baseline | None:
+    """Train and test it, or read `baseline.json` of the same texts; None where the recipe leaves it out."""
+    config = recipe.finetune
+    if not (config.baseline_texts and config.train and config.test):
+        return None
+    split = [split_documents(source, recipe.data, config.dev_fraction) for source in config.train]
+    train = [document for part, _ in split for document in part]
+    train = [train[i] for i in evenly(len(train), config.baseline_texts)]
+    dev = [document for _, part in split for document in part]
+    test = {source_name(source): _whole(source, recipe.data) for source in config.test}
+    file, key = recipe.folder / "baseline.json", _key(train, dev, *test.values())
+    found = json.loads(file.read_text()) if file.is_file() else {}
+    if found.get("key") == key:
+        return Baseline(**found["baseline"])
+    baseline = _fit(train, dev, test)
+    file.write_text(json.dumps({"key": key, "baseline": asdict(baseline)}, indent=2) + "\n")
+    return baseline
+
+
+def _whole(source: SourceConfig, root: Path) -> list[Document]:
+    return split_documents(source, root, 0.0)[0]
+
+
+def _key(*parts: Sequence[Document]) -> str:
+    """Equal for equal texts and labels in the same parts."""
+    digest = hashlib.blake2b(digest_size=16)
+    for part in parts:
+        digest.update(b"%d\n" % len(part))
+        for document in part:
+            digest.update(repr((document.text, document.label)).encode())
+    return digest.hexdigest()
+
+
+def _fit(train: Sequence[Document], dev: Sequence[Document], test: dict[str, list[Document]]) -> Baseline:
+    from sklearn.feature_extraction.text import TfidfVectorizer  # seconds to import
+    from sklearn.linear_model import LogisticRegression
+
+    logger.info("TF-IDF baseline: %d texts", len(train))
+    began = time.perf_counter()
+    words = TfidfVectorizer(ngram_range=(1, 2), max_features=MAX_FEATURES, sublinear_tf=True, dtype=np.float32)
+    features = words.fit_transform(document.text for document in train)
+    known = words.transform(document.text for document in dev) if dev else None
+
+    def fitted(strength: float) -> tuple[float, float, Any]:
+        model = LogisticRegression(C=strength, max_iter=1000)
+        model.fit(features, [str(document.label) for document in train])
+        return (_accuracy(model, known, dev) if dev else 0.0), strength, model
+
+    candidates = [fitted(strength) for strength in (STRENGTHS if dev else STRENGTHS[:1])]
+    _, strength, model = max(candidates, key=lambda candidate: candidate[0])
+    accuracy = {
+        name: _accuracy(model, words.transform(document.text for document in documents), documents)
+        for name, documents in test.items()
+    }
+    seconds = round(time.perf_counter() - began, 1)
+    return Baseline(len(train), len(words.vocabulary_), strength, seconds, accuracy)
+
+
+def _accuracy(model: Any, features: Any, documents: Sequence[Document]) -> float:
+    return float(np.mean(model.predict(features) == [str(document.label) for document in documents]))

@@ -1,0 +1,91 @@
+"""What a step of fine-tuning is made of: cross-entropy over packed texts, on top of a pretrained encoder."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from model.heads import BertForPreTraining, BertForSequenceClassification
+from training.batches import ClassificationBatch
+from training.classification import LabelledTexts
+from training.config import FinetuneConfig
+from training.distributed import Processes
+from training.errors import RunError
+from training.flops import classification_flops
+from training.run_state import Progress
+
+
+def classifier_from(
+    pretrained: BertForPreTraining, config: FinetuneConfig, seed: int
+) -> BertForSequenceClassification:
+    """The pretrained encoder and pooler under a fresh classifier."""
+    shape = pretrained.config.replace(
+        hidden_dropout_prob=config.dropout,
+        attention_probs_dropout_prob=config.dropout,
+        id2label=dict(enumerate(config.labels.values())),
+        truncation=config.truncation,
+    )
+    model = BertForSequenceClassification(shape)
+    model.initialise(torch.Generator().manual_seed(seed))
+    model.encoder.load_state_dict(pretrained.encoder.state_dict())
+    if pretrained.next_sentence is not None:
+        model.pooler.load_state_dict(pretrained.next_sentence.pooler.state_dict())
+    return model.train()
+
+
+class ClassificationTask:
+    """Batches of random texts; every text once per epoch."""
+
+    figures: tuple[str, ...] = ("loss", "accuracy")
+
+    def __init__(
+        self,
+        model: BertForSequenceClassification,
+        texts: LabelledTexts,
+        config: FinetuneConfig,
+        seed: int,
+        processes: Processes | None = None,
+    ) -> None:
+        self.model: nn.Module = model
+        self.classifier = model
+        self.texts = texts
+        self.config = config
+        self.seed = seed
+        self.processes = processes or Processes()
+        self.device = next(model.parameters()).device
+        if min(config.batch, len(texts)) < self.processes.world:
+            raise RunError(f"{len(texts)} texts in batches of {config.batch}: too few for all processes")
+        self._epoch = (-1, np.empty(0, dtype=np.int64))
+
+    def micro_batches(self, progress: Progress, spent: float) -> Sequence[ClassificationBatch]:
+        """This process's share of the next `batch` texts of the epoch."""
+        del spent
+        if len(self.texts) - progress.position < self.processes.world:  # not a text for each process
+            progress.epoch, progress.position = progress.epoch + 1, 0
+        order = self._order(progress.epoch)
+        chosen = order[progress.position : progress.position + self.config.batch]
+        progress.position += len(chosen)
+        own = chosen[self.processes.rank :: self.processes.world]
+        return [self.texts.batch(own.tolist()).to(self.device)]
+
+    def losses(self, batch: ClassificationBatch, counts: Sequence[float]) -> Tensor:
+        """Part of the step's mean cross-entropy in nats, and of its share of right answers."""
+        logits = self.model(batch.packed).float()
+        loss = F.cross_entropy(logits, batch.labels, reduction="sum")
+        right = (logits.argmax(1) == batch.labels).float().sum()
+        return torch.stack([loss, right]) / counts[0]
+
+    def flops(self, batch: ClassificationBatch) -> int:
+        """Of the forward and backward pass."""
+        return classification_flops(self.classifier.config, batch.packed)
+
+    def _order(self, epoch: int) -> np.ndarray[Any, np.dtype[np.int64]]:
+        if self._epoch[0] != epoch:
+            order = np.random.default_rng((self.seed, epoch)).permutation(len(self.texts))
+            self._epoch = (epoch, order)
+        return self._epoch[1]
