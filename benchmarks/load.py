@@ -19,6 +19,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import cycle
 from pathlib import Path
+from typing import cast
 from urllib.parse import urlsplit
 
 from benchmarks import texts
@@ -78,8 +79,7 @@ class Connection(asyncio.Protocol):
         self.transport.write(payload)
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self.transport = transport
+        self.transport = cast("asyncio.Transport", transport)
 
     def data_received(self, data: bytes) -> None:
         self._received = self._received + data if self._received else data
@@ -111,7 +111,7 @@ def _complete(received: bytes) -> str | None:
     return received[9:12].decode() if len(received) >= end + 4 + length else None
 
 
-@dataclass(slots=True)
+@dataclass
 class _Run:
     """Counts answers to requests that were meant for [start, end), and keeps connections busy till `end`."""
 

@@ -132,7 +132,7 @@ def contestants(pretrained: Path, sentiment: Path, dtype: str, flags: Sequence[s
     offline = {"HF_HUB_OFFLINE": "1", "DO_NOT_TRACK": "1", "INFINITY_ANONYMOUS_USAGE_STATS": "0"}
     infinity = [str(INFINITY), "v2", "--model-id", str(sentiment), "--served-model-name", "bert"]
     infinity += ["--device", "cpu", "--engine", "torch", "--dtype", dtype, "--port", "{port}"]
-    infinity += ["--host", "127.0.0.1", "--no-bettertransformer", "--log-level", "error"]
+    infinity += ["--host", "127.0.0.1", "--no-bettertransformer", "--no-model-warmup", "--log-level", "error"]
     return [
         Server("bert-serve", ours),
         Server("LitServe", _named(peer, "with_litserve"), "/predict", lists=False, environ=offline),

@@ -62,8 +62,11 @@ class TokenizerConfig(_Strict):
     """The vocabulary to learn."""
 
     vocab_size: Positive = 8192
+    """Entries of the vocabulary, special tokens included."""
     lowercase: bool = True
+    """Lower-case, and take accents off."""
     min_frequency: Positive = 2
+    """Words that are rarer teach the vocabulary nothing."""
     sample_megabytes: Positive = 100
     """Learn from about so much text, drawn evenly from all sources."""
 
@@ -72,23 +75,31 @@ class CorpusConfig(_Strict):
     """The text to pretrain on."""
 
     sources: tuple[SourceConfig, ...] = ()
+    """Where the text comes from."""
     heldout: tuple[SourceConfig, ...] = ()
     """Documents never trained on. Without any, `heldout_fraction` of each source is put aside."""
     heldout_fraction: Share = 0.01
     """Decided by a hash of the document, so the same documents are held out in every run; at least one of a
     source, unless it is a single text."""
     workers: Positive = 2
+    """Processes that split and tokenize."""
 
 
 class ModelConfig(_Strict):
     """Shape of the network; see `model.config.BertConfig`."""
 
     preset: Literal["tiny", "mini", "small", "medium", "base", "large"] = "mini"
+    """Shape; single figures of it can be changed by the keys below."""
     hidden_size: Positive | None = None
+    """Width of the ribbon of hidden states."""
     num_hidden_layers: Positive | None = None
+    """Layers."""
     num_attention_heads: Positive | None = None
+    """Heads per layer; they divide `hidden_size`."""
     intermediate_size: Positive | None = None
+    """Width of the feed-forward layers."""
     max_position_embeddings: Positive = 512
+    """The longest sequence, in tokens."""
 
     def bert(self, vocab_size: int) -> BertConfig:
         """The model's own configuration over a vocabulary of this size."""
@@ -102,6 +113,7 @@ class ExamplesConfig(_Strict):
     sequence_length: Positive = 128
     """Tokens of a full example, special tokens included."""
     mask_fraction: Share = 0.15
+    """Share of tokens to predict: 80% of these become `[MASK]`, 10% another token, 10% stay."""
     whole_word: bool = False
     """Mask all pieces of a word together."""
     short_fraction: Share = 0.1
@@ -141,12 +153,19 @@ class PretrainConfig(_Strict):
     workers: Annotated[int, Field(ge=0)] | None = None
     """Processes that make examples ahead. If absent: none on a CPU, which has better to do; 4 for a GPU."""
     learning_rate: Annotated[float, Field(gt=0)] = 1e-3
+    """At its peak."""
     warmup_fraction: Share = 0.06
+    """Share of the budget in which the rate rises; then it falls to 0 linearly."""
     weight_decay: Annotated[float, Field(ge=0)] = 0.01
+    """Of matrices; biases and norms have none."""
     betas: tuple[float, float] = (0.9, 0.98)
+    """Of AdamW."""
     eps: Annotated[float, Field(gt=0)] = 1e-6
+    """Of AdamW."""
     clip_norm: Annotated[float, Field(gt=0)] = 1.0
+    """The gradient's norm is cut to this."""
     dropout: Share = 0.0
+    """Of hidden states and of attention."""
     zero_residual: bool = True
     """Start every residual branch at 0: the network begins as its embeddings and leaves the plateau sooner."""
     neighbour_attention: bool = True
@@ -154,12 +173,16 @@ class PretrainConfig(_Strict):
     long_fraction: Share = 0.0
     """Share of the budget at the end that is spent on examples of `long_length` tokens."""
     long_length: Positive = 512
+    """Tokens of a full example in that last part."""
     examples: ExamplesConfig = ExamplesConfig()
     evaluate_minutes: Annotated[float, Field(gt=0)] = 10.0
+    """How often the held-out text is looked at."""
     evaluate_examples: Positive = 512
     """Held-out examples per source for the evaluations on the way."""
     checkpoint_minutes: Annotated[float, Field(gt=0)] = 5.0
+    """A kill loses at most so much training."""
     log_steps: Positive = 50
+    """Steps that a line of the log is the mean over."""
     compile: bool | Literal["auto"] = "auto"
     """`torch.compile` of the layers. `auto` tries it on a GPU for some steps, and keeps it where they get
     faster."""
@@ -175,7 +198,9 @@ class FinetuneConfig(_Strict):
     """The classifier."""
 
     train: tuple[SourceConfig, ...] = ()
+    """Labelled sources to train on."""
     test: tuple[SourceConfig, ...] = ()
+    """Labelled sources for the report; never trained on."""
     pretrained: Path | None = None
     """Checkpoint directory to start from; if absent, what this run has pretrained."""
     labels: dict[str, str] = {"0": "NEGATIVE", "1": "POSITIVE"}
@@ -192,21 +217,33 @@ class FinetuneConfig(_Strict):
     """Stop after so many looks without a better one. If absent, train to the end: the rate falls to 0, and the
     last steps are often the best."""
     max_length: Positive = 256
+    """Tokens of a text, or of both texts of a pair, that are read."""
     truncation: Literal["head", "head_tail"] = "head_tail"
     """What is kept of a long text: its beginning, or its beginning and its end."""
     learning_rate: Annotated[float, Field(gt=0)] = 2e-4
+    """At its peak."""
     epochs: Annotated[float, Field(gt=0)] = 2.0
+    """Passes over the texts."""
     minutes: Annotated[float, Field(gt=0)] | None = None
     """Stop there at the latest; the rate is planned so that it reaches 0 by then."""
     batch: Positive = 32
+    """Texts per optimizer step, over all processes."""
     warmup_fraction: Share = 0.1
+    """Share of the budget in which the rate rises; then it falls to 0 linearly."""
     weight_decay: Annotated[float, Field(ge=0)] = 0.01
+    """Of matrices; biases and norms have none."""
     betas: tuple[float, float] = (0.9, 0.98)
+    """Of AdamW."""
     eps: Annotated[float, Field(gt=0)] = 1e-6
+    """Of AdamW."""
     clip_norm: Annotated[float, Field(gt=0)] = 1.0
+    """The gradient's norm is cut to this."""
     dropout: Share = 0.1
+    """Of hidden states and of attention."""
     checkpoint_minutes: Annotated[float, Field(gt=0)] = 5.0
+    """A kill loses at most so much training."""
     log_steps: Positive = 50
+    """Steps that a line of the log is the mean over."""
     baseline_texts: Annotated[int, Field(ge=0)] = 200_000
     """Training texts, drawn evenly, for the TF-IDF baseline of the report; 0 leaves it out."""
     from_scratch_baseline: bool = False
@@ -217,23 +254,30 @@ class ExportConfig(_Strict):
     """Where the trained directories go."""
 
     pretrained: Path | None = None
+    """Directory for the pretrained model; `export/pretrained` in the run's folder if absent."""
     sentiment: Path | None = None
+    """Directory for the classifier; `export/sentiment` in the run's folder if absent."""
     dtype: Literal["float32", "float16", "bfloat16"] = "float16"
+    """Precision of the exported weights."""
 
 
 class Recipe(_Strict):
     """Everything a run depends on besides the data's bytes and the machine."""
 
     name: str
+    """Of the run, and of its folder."""
     description: str = ""
+    """For the model card."""
     overrides: tuple[str, ...] = ()
     """What the command line changed; set by `load_recipe`."""
     seed: int = 1
+    """Of weights, masks, pairs and order."""
     data: Path = Path()
     """Folder that relative source paths start from."""
     run: Path = Path("runs")
     """Folder for everything the run writes; it gets a sub-folder with the recipe's name."""
     device: str = "auto"
+    """`cpu`, `cuda`, `cuda:1`; `auto` takes a GPU where there is one."""
     threads: Positive | None = None
     """CPU threads; all cores if absent."""
     tensorboard: bool = False

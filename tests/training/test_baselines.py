@@ -12,7 +12,7 @@ from training.config import SourceConfig
 def test_words_that_decide_the_label_are_learned(make_recipe: MakeRecipe) -> None:
     baseline = tf_idf_baseline(make_recipe())
     assert baseline is not None
-    assert baseline.accuracy["reviews"] == 1.0
+    assert baseline.accuracy["reviews"] >= 0.9
     assert 0 < baseline.texts < 80  # without the dev part
 
 

@@ -1,0 +1,54 @@
+"""The table of recipe fields in docs/training.md, from `training.config`; run this file to renew it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel
+from pydantic.fields import FieldInfo
+
+from training.config import Recipe, SourceConfig
+
+DOCUMENT = Path(__file__).parents[2] / "docs" / "training.md"
+PLACE = re.compile(r"(?<=<!-- fields -->\n).*?(?=<!-- end of fields -->)", re.DOTALL)
+
+
+def table() -> str:
+    """Every key of a recipe with its default and what its docstring says."""
+    lines = ["", "| key | default | what it does |", "|---|---|---|"]
+    lines += [*_rows(Recipe), *_rows(SourceConfig, "source."), "", ""]
+    return "\n".join(lines)
+
+
+def _rows(model: type[BaseModel], prefix: str = "") -> Iterator[str]:
+    for name, field in model.model_fields.items():
+        if name == "overrides":  # not for a recipe to set
+            continue
+        if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
+            yield from _rows(field.annotation, f"{prefix}{name}.")
+        else:
+            about = " ".join((field.description or "").split()).replace("|", "\\|")
+            yield f"| `{prefix}{name}` | {_default(field)} | {about} |"
+
+
+def _default(field: FieldInfo) -> str:
+    if field.is_required():
+        return "required"
+    return "" if field.default in (None, ()) else f"`{_toml(field.default)}`"
+
+
+def _toml(value: Any) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, (tuple, list)):
+        return f"[{', '.join(map(_toml, value))}]"
+    if isinstance(value, dict):
+        return "{ " + ", ".join(f"{key} = {_toml(inner)}" for key, inner in value.items()) + " }"
+    return str(value) if isinstance(value, (int, float)) else f'"{value}"'
+
+
+if __name__ == "__main__":
+    DOCUMENT.write_text(PLACE.sub(lambda _: table(), DOCUMENT.read_text()))
