@@ -264,8 +264,8 @@ class DynamicBatcher(Generic[Item, Answer]):
                 self._compute(batch)
         except BaseException as error:
             self.error = error
+            self._hand_over(died)  # first: who is told that it broke shall find health red
             self._hand_over(self._fail_everyone)
-            self._hand_over(died)
 
     def _next_batch(self) -> list[Pending[Item, Answer]]:
         """Wait for work, however long; empty when the batcher closes."""

@@ -268,6 +268,8 @@ class Recipe(_Strict):
     """Of the run, and of its folder."""
     description: str = ""
     """For the model card."""
+    weaknesses: tuple[str, ...] = ()
+    """What the model card warns of."""
     overrides: tuple[str, ...] = ()
     """What the command line changed; set by `load_recipe`."""
     seed: int = 1

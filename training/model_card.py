@@ -50,6 +50,7 @@ def write_card(recipe: Recipe, name: str, target: Path) -> None:
         "## Figures",
         "",
         figures,
+        *_weaknesses(recipe),
         "## Settings",
         "",
         "```json",
@@ -58,6 +59,12 @@ def write_card(recipe: Recipe, name: str, target: Path) -> None:
         "",
     ]
     (target / "README.md").write_text("\n".join(lines))
+
+
+def _weaknesses(recipe: Recipe) -> list[str]:
+    if not recipe.weaknesses:
+        return []
+    return ["## Known weaknesses", "", *(f"- {line}" for line in recipe.weaknesses), ""]
 
 
 def _run_line(recipe: Recipe, name: str) -> str:
