@@ -11,7 +11,7 @@ PYTHON ?= $(shell for p in python3.11 python3.12 python3.13 python3.14 python3 p
 	$$p -c 'import ensurepip, sys, venv; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1 && echo $$p && break; done)
 
 .DEFAULT_GOAL := help
-.PHONY: help serve test test-container lint format train screenshots clean FORCE
+.PHONY: help serve test test-container lint format train bench screenshots clean FORCE
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' Makefile
@@ -37,11 +37,17 @@ format: $(VENV)/.dev  ## mend what ruff can mend
 train: $(VENV)/.train  ## from text to both checkpoints by the quick recipe; DATA=../shared/data
 	@exec $(BIN)/python -m training all quick --data $(DATA) $(ARGS)
 
+# The peers want other packages than ours, infinity even older ones: each has an environment of its own.
+bench:  ## the service beside its peers on one checkpoint, about 20 minutes; ARGS="--rounds 3 --only LitServe"
+	@-$(MAKE) --no-print-directory VENV=benchmarks/peers/.venv benchmarks/peers/.venv/.infinity
+	@$(MAKE) --no-print-directory VENV=benchmarks/.venv benchmarks/.venv/.bench
+	@exec benchmarks/.venv/bin/python -m benchmarks.serving $(ARGS)
+
 screenshots: $(VENV)/.dev  ## the pictures of the README, from the shipped weights; needs chromium
 	@$(BIN)/python -m tests.browser.screenshots docs/images
 
 clean:  ## remove the virtual environment and what tools left behind
-	rm -rf $(VENV) dist build .mypy_cache .pytest_cache .ruff_cache
+	rm -rf $(VENV) benchmarks/.venv benchmarks/peers/.venv dist build .mypy_cache .pytest_cache .ruff_cache
 
 # Stamps say what has been installed. A virtual environment whose Python has gone is made again.
 ifneq ($(shell $(BIN)/python -c 'print("runs")' 2>/dev/null),runs)
@@ -66,6 +72,17 @@ $(VENV)/.train: WHAT = .[train]
 $(VENV)/.train: pyproject.toml constraints.txt
 	$(install)
 	@touch $(VENV)/.core $@
+
+$(VENV)/.bench: WHAT = .[bench]
+$(VENV)/.bench: pyproject.toml constraints.txt
+	$(install)
+	@touch $@
+
+$(VENV)/.infinity: benchmarks/peers/infinity.txt
+	@echo "installing infinity into $(VENV) (once; a few minutes)"
+	@$(PYTHON) -m venv --clear $(VENV)
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -r $<
+	@touch $@
 
 $(VENV)/.dev: WHAT = .[train,dev]
 $(VENV)/.dev: pyproject.toml constraints.txt

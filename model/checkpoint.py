@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -117,6 +118,7 @@ def _save_tensors(file: Path, tensors: dict[str, Tensor]) -> None:
     aside = file.with_name(f".{file.name}.tmp")
     try:
         save_file(tensors, aside, metadata={"format": "pt"})
+        shutil.copymode(file.with_name("config.json"), aside)  # it would be the writer's alone
         aside.replace(file)
     finally:
         aside.unlink(missing_ok=True)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from app.backend import Answer, Query, Task, TorchBackend, _torch_errors
+from app.backend import Answer, Query, Task, TorchBackend, _torch_errors, filler, rounded
 from app.batcher import BackendDiedError, OutOfMemoryError
 from app.settings import SettingsError
 from model import Tokenizer, load_checkpoint
@@ -215,3 +215,27 @@ def test_cuda_answers_as_the_cpu_does(
         answered(backend, "pretrained", queries), answered(loaded, "pretrained", queries), strict=True
     ):
         assert one.scores[0] == pytest.approx(other.scores[0], abs=1e-3)
+
+
+@pytest.mark.parametrize("lengths", [[1], [64], [30, 41], [7] * 40, [512] * 8, [3, 509, 500]])
+def test_filler_rounds_a_batch_up_and_is_no_longer_than_the_longest(lengths: list[int]) -> None:
+    filling = filler(lengths, len(lengths))
+    tokens = sum(lengths) + sum(length for length, _ in filling)
+    assert tokens == rounded(sum(lengths), 64)
+    assert all(0 < length <= max(lengths) for length, _ in filling)
+    reads = len(lengths) + sum(len(positions) for _, positions in filling)
+    assert reads == (rounded(len(lengths), 16) if filling else len(lengths))
+
+
+def test_rounded_sizes_are_few() -> None:
+    assert len({rounded(n, 64) for n in range(1, 4097)}) < 140
+
+
+def test_filled_batch_answers_as_single_queries_do(loaded: TorchBackend, tokenizer: Tokenizer) -> None:
+    queries = [masked(tokenizer, text) for text in TEXTS] * 5
+    assert filler([len(query.encoding) for query in queries], sum(len(query.masks) for query in queries))
+    singles = [answered(loaded, "pretrained", [query])[0] for query in queries]
+    for single, together in zip(singles, answered(loaded, "pretrained", queries), strict=True):
+        torch.testing.assert_close(
+            torch.tensor(single.scores), torch.tensor(together.scores), atol=1e-5, rtol=0
+        )
