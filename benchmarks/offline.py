@@ -8,8 +8,10 @@ read the ratios. The share of the matmul peak counts only arithmetic that the an
 from __future__ import annotations
 
 import argparse
+import json
 import tempfile
 import time
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from statistics import median
@@ -73,6 +75,7 @@ def padded(directory: Path, forward: Callable[[dict[str, Any]], np.ndarray], *, 
     from transformers import AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(directory)
+    temperature = json.loads((directory / "config.json").read_text()).get("temperature", 1.0)  # ours alone
 
     def score(given: Sequence[str]) -> list[list[float]]:
         ids = tokenizer(list(given), truncation=True)["input_ids"]
@@ -83,7 +86,7 @@ def padded(directory: Path, forward: Callable[[dict[str, Any]], np.ndarray], *, 
             batch = tokenizer.pad({"input_ids": [ids[i] for i in chunk]}, return_tensors="np")
             batch["token_type_ids"] = np.zeros_like(batch["input_ids"])
             logits = torch.from_numpy(np.asarray(forward(dict(batch)), dtype=np.float32))
-            for i, row in zip(chunk, logits.softmax(-1).tolist(), strict=True):
+            for i, row in zip(chunk, (logits / temperature).softmax(-1).tolist(), strict=True):
                 scores[i] = row
         return scores
 
@@ -112,9 +115,11 @@ def export_onnx(directory: Path, file: Path) -> None:
     names = ["input_ids", "attention_mask", "token_type_ids"]
     example = tuple(torch.ones(2, 8, dtype=torch.int64) for _ in names)
     axes = {name: {0: "batch", 1: "length"} for name in names}
-    torch.onnx.export(
-        network, example, str(file), input_names=names, dynamic_axes=axes, opset_version=17, dynamo=False
-    )
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of the older exporter, which needs no further package
+        torch.onnx.export(
+            network, example, str(file), input_names=names, dynamic_axes=axes, opset_version=17, dynamo=False
+        )
 
 
 def onnx_forward(file: Path, threads: int) -> Callable[[dict[str, Any]], np.ndarray]:
@@ -206,7 +211,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--checkpoints", type=Path, help="folder with pretrained/ and sentiment/")
     parser.add_argument("--texts", type=Path, help="JSON Lines file of reviews; else sentences are generated")
-    parser.add_argument("--sentences", type=int, default=2048)
+    parser.add_argument("--sentences", type=int, default=1024)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--dtypes", nargs="+", default=["bfloat16", "float32"])
     options = parser.parse_args()
