@@ -80,6 +80,8 @@ def load_checkpoint(directory: Path | str, *, dtype: torch.dtype = torch.float32
     except ConfigError as error:
         raise CheckpointError(path / "config.json", str(error)) from None
     model = _build(path, config, values.get("architectures"))
+    if isinstance(model, BertForSequenceClassification):
+        _check_problem(path / "config.json", config, values.get("problem_type"))
     tokenizer = Tokenizer.load(path, segments=config.type_vocab_size)
     if tokenizer.vocab_size > config.vocab_size:
         raise CheckpointError(
@@ -87,6 +89,19 @@ def load_checkpoint(directory: Path | str, *, dtype: torch.dtype = torch.float32
             f"vocab_size is {config.vocab_size}, but the tokenizer has {tokenizer.vocab_size} tokens",
         )
     return Checkpoint(model.config, model.to(dtype).eval(), tokenizer, path)
+
+
+def _check_problem(file: Path, config: BertConfig, problem_type: object) -> None:
+    """Whether logits are to be read as one class out of several, as everything here reads them.
+
+    `transformers` trains a classifier of one label as a regression if nothing else is said.
+    """
+    if problem_type not in (None, "single_label_classification"):
+        raise CheckpointError(
+            file, f"problem_type is {problem_type!r}, only 'single_label_classification' is supported"
+        )
+    if config.num_labels == 1:
+        raise CheckpointError(file, "id2label has one label: that is a regression, not a classification")
 
 
 def save_checkpoint(

@@ -451,6 +451,41 @@ def test_broken_directory_is_one_error_that_names_file_and_reason(
     assert re.search(reason, error.reason)
 
 
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"problem_type": "regression"}, "problem_type is 'regression', only 'single_label_classification'"),
+        ({"problem_type": "multi_label_classification"}, "problem_type is 'multi_label_classification', only"),
+        ({"problem_type": ["regression"]}, r"problem_type is \['regression'\], only"),
+        ({"num_labels": 1}, "id2label has one label: that is a regression"),
+    ],
+)
+def test_classifier_whose_logits_are_no_classes_is_refused(
+    tmp_path: Path, changes: dict[str, Any], reason: str
+) -> None:
+    one_label = {"num_labels": 1} if "num_labels" in changes else {}
+    save_theirs(tmp_path, their_model("BertForSequenceClassification", **one_label))
+    edit_config(tmp_path, **changes)
+    error = refusal(tmp_path)
+    assert error.path == tmp_path / "config.json"
+    assert re.match(reason, error.reason)
+
+
+@pytest.mark.parametrize(
+    ("architecture", "problem_type"),
+    [
+        ("BertForSequenceClassification", None),
+        ("BertForSequenceClassification", "single_label_classification"),
+        ("BertForMaskedLM", "regression"),  # says nothing about this head
+    ],
+)
+def test_problem_type_that_fits_the_head_is_loaded(
+    tmp_path: Path, architecture: str, problem_type: str | None
+) -> None:
+    edit_config(save_theirs(tmp_path, their_model(architecture)), problem_type=problem_type)
+    assert load_checkpoint(tmp_path).config.num_labels == 2
+
+
 @pytest.mark.parametrize("path", ["nowhere", "x" * 5000, "nul\0"])
 def test_directory_that_is_none_is_named(path: str) -> None:
     assert refusal(path).reason == "is no directory"
