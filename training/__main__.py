@@ -14,6 +14,7 @@ from tqdm.contrib.logging import logging_redirect_tqdm
 
 from model.errors import BertError
 from model.tokenizer import Tokenizer
+from training.adapt import adapt
 from training.bench import bench
 from training.config import Recipe, load_recipe
 from training.corpus import prepare
@@ -25,24 +26,18 @@ from training.inspection import inspect
 from training.memory import keep_freed_memory
 from training.pretrain import pretrain
 from training.report import evaluate
-from training.vocabulary import train_tokenizer
+from training.vocabulary import make_tokenizer
 
 STOPPED = 130
 """Exit status of a run that a signal ended; run the same command again to continue."""
 
 
 def _tokenizer(recipe: Recipe) -> bool:
-    folder = recipe.folder / "tokenizer"
-    if (folder / "tokenizer.json").is_file():
-        logging.info("%s is there already", folder)
-    else:
-        train_tokenizer(recipe)
-    return True
+    return bool(make_tokenizer(recipe))
 
 
 def _prepare(recipe: Recipe) -> bool:
-    prepare(recipe, Tokenizer.load(recipe.folder / "tokenizer"))
-    return True
+    return bool(prepare(recipe, Tokenizer.load(recipe.folder / "tokenizer")))
 
 
 def _export(recipe: Recipe) -> bool:
@@ -55,13 +50,16 @@ def _evaluate(recipe: Recipe) -> bool:
 
 
 def _all(recipe: Recipe) -> bool:
-    return all(step(recipe) for step in (_tokenizer, _prepare, pretrain, finetune, _evaluate, _export))
+    adapting = (adapt,) if recipe.adapt else ()
+    steps = (_tokenizer, _prepare, pretrain, *adapting, finetune, _evaluate, _export)
+    return all(step(recipe) for step in steps)
 
 
 COMMANDS: dict[str, tuple[Callable[[Recipe], bool], str]] = {
     "tokenizer": (_tokenizer, "learn the vocabulary from the recipe's text"),
     "prepare": (_prepare, "turn the text into memory-mapped token ids"),
     "pretrain": (pretrain, "train masked LM and next sentence"),
+    "adapt": (adapt, "go on pretraining on the classifier's texts, if the recipe has [adapt]"),
     "finetune": (finetune, "train the classifier on labelled texts"),
     "evaluate": (_evaluate, "report on held-out text and test sets, beside trivial guesses"),
     "export": (_export, "write the directories that are served"),

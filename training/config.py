@@ -138,6 +138,9 @@ class ExamplesConfig(_Strict):
 class PretrainConfig(_Strict):
     """The long run."""
 
+    start: Path | None = None
+    """Checkpoint directory to go on from, with its shape and vocabulary, instead of random weights; `[model]`
+    and `[tokenizer]` are not asked then."""
     minutes: Annotated[float, Field(gt=0)] | None = None
     """Budget in minutes of training (evaluation not counted); the rate reaches 0 when it is spent."""
     tokens: Positive | None = None
@@ -152,10 +155,16 @@ class PretrainConfig(_Strict):
     memory."""
     workers: Annotated[int, Field(ge=0)] | None = None
     """Processes that make examples ahead. If absent: none on a CPU, which has better to do; 4 for a GPU."""
+    optimizer: Literal["adamw", "muon"] = "adamw"
+    """`muon` orthogonalises the steps of the layers' matrices (Jordan et al. 2024): fewer steps, each a little
+    dearer. Embeddings, heads, biases and norms have AdamW in either case."""
     learning_rate: Annotated[float, Field(gt=0)] = 1e-3
     """At its peak."""
     warmup_fraction: Share = 0.06
-    """Share of the budget in which the rate rises; then it falls to 0 linearly."""
+    """Share of the budget in which the rate rises."""
+    decay_fraction: Share = 1.0
+    """Share of the budget at the end in which the rate falls to 0 linearly; 1 falls from the peak on. Before
+    that a run can be stopped and continued with a larger budget."""
     weight_decay: Annotated[float, Field(ge=0)] = 0.01
     """Of matrices; biases and norms have none."""
     betas: tuple[float, float] = (0.9, 0.98)
@@ -194,6 +203,24 @@ class PretrainConfig(_Strict):
         return self
 
 
+class AdaptConfig(_Strict):
+    """More pretraining on the task's own texts before fine-tuning (Gururangan et al. 2020); what is not said
+    here is as in `[pretrain]`."""
+
+    minutes: Annotated[float, Field(gt=0)] | None = None
+    """Budget in minutes of training."""
+    tokens: Positive | None = None
+    """Budget in tokens, instead of minutes."""
+    learning_rate: Annotated[float, Field(gt=0)] = 3e-4
+    """At its peak."""
+
+    @model_validator(mode="after")
+    def _one_budget(self) -> AdaptConfig:
+        if (self.minutes is None) == (self.tokens is None):
+            raise ValueError("adapt needs exactly one budget: minutes or tokens")
+        return self
+
+
 class FinetuneConfig(_Strict):
     """The classifier."""
 
@@ -202,7 +229,7 @@ class FinetuneConfig(_Strict):
     test: tuple[SourceConfig, ...] = ()
     """Labelled sources for the report; never trained on."""
     pretrained: Path | None = None
-    """Checkpoint directory to start from; if absent, what this run has pretrained."""
+    """Checkpoint directory to start from; if absent, what this run has adapted, or else pretrained."""
     labels: dict[str, str] = {"0": "NEGATIVE", "1": "POSITIVE"}
     """Value in the label column -> label of the model, in the order of the logits."""
     seeds: tuple[int, ...] = ()
@@ -220,6 +247,8 @@ class FinetuneConfig(_Strict):
     """Tokens of a text, or of both texts of a pair, that are read."""
     truncation: Literal["head", "head_tail"] = "head_tail"
     """What is kept of a long text: its beginning, or its beginning and its end."""
+    optimizer: Literal["adamw", "muon"] = "adamw"
+    """See `pretrain.optimizer`."""
     learning_rate: Annotated[float, Field(gt=0)] = 2e-4
     """At its peak."""
     epochs: Annotated[float, Field(gt=0)] = 2.0
@@ -288,6 +317,8 @@ class Recipe(_Strict):
     corpus: CorpusConfig = CorpusConfig()
     model: ModelConfig = ModelConfig()
     pretrain: PretrainConfig = PretrainConfig(minutes=10)
+    adapt: AdaptConfig | None = None
+    """Leave it out, and fine-tuning starts from what was pretrained."""
     finetune: FinetuneConfig = FinetuneConfig()
     export: ExportConfig = ExportConfig()
 

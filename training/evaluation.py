@@ -104,8 +104,13 @@ def evaluate_pretraining(
     *,
     examples: int,
 ) -> dict[str, PretrainingReport]:
-    """Evaluate on the same examples every time, 15% of them masked whatever the training does."""
-    config = config.model_copy(update={"mask_fraction": 0.15, "whole_word": False})
+    """Evaluate on the same examples every time: 15% of the tokens masked, and pairs of each kind as by default,
+    whatever the training does."""
+    config = ExamplesConfig(
+        sequence_length=config.sequence_length,
+        short_fraction=config.short_fraction,
+        sentence_pair_fraction=config.sentence_pair_fraction,
+    )
     vocabulary = Vocabulary.of(tokenizer)
     reports = {}
     for name, corpus in heldout.items():

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,11 +11,11 @@ from typing import Any
 import numpy as np
 import torch
 import torch.nn.functional as F
-from torch import nn
 
 from model.checkpoint import Checkpoint, load_checkpoint
 from model.heads import BertForPreTraining, BertForSequenceClassification
 from model.tokenizer import Tokenizer
+from training.adapt import adaptation
 from training.batches import ClassificationBatch
 from training.best import Best, Score
 from training.classification import LabelledTexts, joined, read_labelled
@@ -30,7 +29,7 @@ from training.hardware import choose_device, choose_precision, matmul_peak
 from training.loop import Budget, Loop
 from training.optimizer import make_optimizer
 from training.pretrain import fresh_model
-from training.run_state import Progress, RunState, identity
+from training.run_state import Progress, RunState, fingerprint, identity
 from training.seeds import SeedResult, best_of, save_results, seed_folder, seeds_of
 from training.tensorboard import Board
 from training.watch import RunLog
@@ -84,9 +83,12 @@ def _source(recipe: Recipe) -> Checkpoint:
         RunError: there is none, or none of a kind that can be fine-tuned with this recipe.
     """
     config = recipe.finetune
-    folder = config.pretrained or recipe.folder / "pretrained"
+    if recipe.adapt:
+        folder, command = adaptation(recipe).folder / "pretrained", "adapt"
+    else:
+        folder, command = config.pretrained or recipe.folder / "pretrained", "pretrain"
     if not folder.is_dir():
-        raise RunError(f"{folder} is missing; run pretrain first")
+        raise RunError(f"{folder} is missing; run {command} first")
     source = load_checkpoint(folder)
     if not isinstance(source.model, BertForPreTraining):
         raise RunError(f"{source.path} is no pretrained model, but a {type(source.model).__name__}")
@@ -209,14 +211,6 @@ def read_test(recipe: Recipe, tokenizer: Tokenizer) -> list[LabelledTexts]:
     """The test sources, whole."""
     config = recipe.finetune.model_copy(update={"dev_fraction": 0.0})
     return [read_labelled(source, recipe.data, config, tokenizer)[0] for source in config.test]
-
-
-def fingerprint(model: nn.Module) -> str:
-    """Equal for equal weights."""
-    digest = hashlib.blake2b(digest_size=16)
-    for tensor in model.state_dict().values():
-        digest.update(tensor.contiguous().view(torch.uint8).numpy())
-    return digest.hexdigest()
 
 
 def fit_temperature(model: BertForSequenceClassification, dev: LabelledTexts) -> float:

@@ -98,6 +98,7 @@ class Loop(Generic[B]):
     precision: torch.dtype
     """Of the forward pass: bfloat16 under autocast, or float32."""
     log: RunLog
+    decay_fraction: float = 1.0
     log_steps: int = 50
     state: RunState | None = None
     checkpoint_minutes: float = 5.0
@@ -152,7 +153,7 @@ class Loop(Generic[B]):
 
     def step(self) -> None:
         """One optimizer step."""
-        rate = self.learning_rate * rate_factor(self.spent, self.warmup_fraction)
+        rate = self.learning_rate * rate_factor(self.spent, self.warmup_fraction, self.decay_fraction)
         set_rate(self.optimizer, rate)
         batches = self.task.micro_batches(self.progress, self.spent)
         own = [sum(column) for column in zip(*(batch.counts for batch in batches), strict=True)]

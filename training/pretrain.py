@@ -1,12 +1,15 @@
-"""Pretraining: masked LM and next sentence, from random weights."""
+"""Pretraining: masked LM and next sentence, from random weights or from an earlier checkpoint."""
 
 from __future__ import annotations
 
 import logging
+from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 
+from model.checkpoint import load_checkpoint
 from model.config import BertConfig
 from model.heads import BertForPreTraining
 from model.tokenizer import Tokenizer
@@ -16,14 +19,14 @@ from training.config import Recipe
 from training.corpus import Corpus
 from training.directory import write_directory
 from training.distributed import Processes, processes
-from training.errors import CorpusError
+from training.errors import CorpusError, RunError
 from training.evaluation import evaluate_pretraining
 from training.hardware import choose_device, choose_precision, matmul_peak
 from training.initialisation import attend_to_neighbours, zero_residual
 from training.loop import Budget, Loop
 from training.optimizer import make_optimizer
-from training.pretraining_task import PretrainingTask
-from training.run_state import Progress, RunState, identity
+from training.pretraining_task import PretrainingTask, phases
+from training.run_state import Progress, RunState, fingerprint, identity
 from training.samples import sample_predictions
 from training.tensorboard import Board
 from training.watch import RunLog
@@ -46,7 +49,7 @@ def pretrain(recipe: Recipe) -> bool:
             task.prepare()
             loop.peak_flops = matmul_peak(device, loop.precision)
         finished = loop.run()
-        if group.first:
+        if finished and group.first:
             write_directory(recipe.folder / "pretrained", model.cpu(), tokenizer, torch.float32)
         group.wait()
     return finished
@@ -73,13 +76,14 @@ def _loop(
         )
         return {name: report.summary() for name, report in reports.items()}
 
-    state = RunState(recipe.folder / "pretrain", _identity(recipe, corpus))
+    state = RunState(recipe.folder / "pretrain", _identity(recipe, corpus, task.model))
     loop: Loop[PretrainingBatch] = Loop(
         task=task,
         optimizer=make_optimizer(task.model, config),
         budget=Budget(minutes=config.minutes, tokens=config.tokens),
         learning_rate=config.learning_rate,
         warmup_fraction=config.warmup_fraction,
+        decay_fraction=config.decay_fraction,
         clip_norm=config.clip_norm,
         precision=choose_precision(task.device),
         log=RunLog(recipe.folder / "pretrain" / "log.jsonl", board),
@@ -107,8 +111,37 @@ def _describe(loop: Loop[PretrainingBatch], corpus: Corpus) -> None:
 
 
 def new_model(recipe: Recipe, tokenizer: Tokenizer) -> BertForPreTraining:
-    """The recipe's network with fresh weights, the same for the same seed."""
-    return fresh_model(recipe.model.bert(tokenizer.vocab_size), recipe)
+    """What the recipe's pretraining starts from: fresh weights, the same for the same seed, or those of
+    `pretrain.start`.
+
+    Raises:
+        RunError: `pretrain.start` is no checkpoint of masked LM and next sentence, or too short.
+    """
+    if recipe.pretrain.start is None:
+        return fresh_model(recipe.model.bert(tokenizer.vocab_size), recipe)
+    begun = load_pretrained(recipe.pretrain.start)
+    longest = max(examples.sequence_length for examples in phases(recipe.pretrain))
+    if longest > (positions := begun.config.max_position_embeddings):
+        raise RunError(
+            f"examples have up to {longest} tokens, but {recipe.pretrain.start} has {positions} positions"
+        )
+    model = fresh_model(begun.config, recipe)
+    model.load_state_dict(begun.state_dict())
+    return model
+
+
+def load_pretrained(folder: Path) -> BertForPreTraining:
+    """The network of a checkpoint directory with both heads.
+
+    Raises:
+        RunError: it is another kind of checkpoint.
+    """
+    model = load_checkpoint(folder).model
+    if not isinstance(model, BertForPreTraining) or model.next_sentence is None:
+        raise RunError(
+            f"{folder}: pretraining goes on from masked LM with next sentence, not from this checkpoint"
+        )
+    return model
 
 
 def fresh_model(shape: BertConfig, recipe: Recipe) -> BertForPreTraining:
@@ -133,16 +166,18 @@ def open_heldout(recipe: Recipe) -> dict[str, Corpus]:
 
 
 _NOT_WHAT_IS_LEARNED = {
+    *("minutes", "tokens", "decay_fraction", "start"),  # a run may be continued with more
     *("evaluate_minutes", "evaluate_examples", "checkpoint_minutes", "log_steps"),
     *("compile", "workers", "micro_batch", "gradient_checkpointing"),
 }
 
 
-def _identity(recipe: Recipe, corpus: Corpus) -> dict[str, Any]:
-    """What a resumed run must have in common with the one it continues."""
+def _identity(recipe: Recipe, corpus: Corpus, start: nn.Module) -> dict[str, Any]:
+    """What a resumed run must have in common with the one it continues; `start` is the network before it."""
+    begun = recipe.pretrain.start is not None
     return identity(
         seed=recipe.seed,
-        model=recipe.model.model_dump(mode="json"),
+        model={"start": fingerprint(start)} if begun else recipe.model.model_dump(mode="json"),
         pretrain=recipe.pretrain.model_dump(mode="json", exclude=_NOT_WHAT_IS_LEARNED),
         tokenizer=corpus.tokenizer_hash,
         corpus_tokens=corpus.num_tokens,

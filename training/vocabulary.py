@@ -4,15 +4,58 @@ from __future__ import annotations
 
 import heapq
 import itertools
+import logging
 import zlib
 from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
 
 from tqdm import tqdm
 
 from model.tokenizer import Tokenizer
 from training.config import Recipe
 from training.errors import CorpusError
+from training.shards import read_json, write_json
 from training.sources import documents, files
+
+logger = logging.getLogger(__name__)
+
+MADE_FROM = "made-from.json"
+
+
+def make_tokenizer(recipe: Recipe) -> Path:
+    """Learn the recipe's vocabulary, or copy that of `pretrain.start`, unless it is there already.
+
+    Returns:
+        The run's folder `tokenizer`.
+
+    Raises:
+        SourceError: text that cannot be read.
+        CorpusError: there is no text.
+        CheckpointError: `pretrain.start` holds no tokenizer.
+    """
+    folder = recipe.folder / "tokenizer"
+    made_from = _made_from(recipe)
+    found = read_json(folder / MADE_FROM)
+    if found == made_from and (folder / "tokenizer.json").is_file():
+        logger.info("%s is there already", folder)
+        return folder
+    if found is not None:
+        logger.warning("%s was made from other text or settings: making it anew", folder)
+    if recipe.pretrain.start is None:
+        train_tokenizer(recipe)
+    else:
+        folder.mkdir(parents=True, exist_ok=True)
+        Tokenizer.load(recipe.pretrain.start).save(folder)
+    write_json(folder / MADE_FROM, made_from)
+    return folder
+
+
+def _made_from(recipe: Recipe) -> dict[str, Any]:
+    if recipe.pretrain.start is not None:
+        return {"tokenizer": Tokenizer.load(recipe.pretrain.start).to_json()}
+    sources = [source.model_dump(mode="json", exclude={"note"}) for source in recipe.corpus.sources]
+    return {"config": recipe.tokenizer.model_dump(mode="json"), "sources": sources}
 
 
 def train_tokenizer(recipe: Recipe) -> Tokenizer:

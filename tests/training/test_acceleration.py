@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import shutil
+
 import pytest
 import torch
 
 from model import BertForPreTraining
+from model.packing import PackedBatch
 from tests.conftest import tiny_config
 from training.acceleration import compile_if_it_pays, largest_micro_batch, without_trace
 
@@ -51,6 +54,24 @@ def test_a_compiler_that_fails_is_no_reason_not_to_train() -> None:
 
     assert not compile_if_it_pays(encoder, True, broken)
     assert all(layer._compiled_call_impl is None for layer in encoder.layers)
+
+
+@pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile on a CPU needs g++")
+@pytest.mark.filterwarnings("ignore")  # torch's own, in its compiler
+def test_compiled_layers_compute_the_same_gradients() -> None:
+    model = BertForPreTraining(tiny_config()).eval()  # without dropout
+    model.initialise(torch.Generator().manual_seed(1))
+    batch = PackedBatch.pack([[2, 5, 6, 7, 3], [2, 8, 3]])
+
+    def gradients() -> list[torch.Tensor]:
+        model.zero_grad()
+        model(batch)[:, :16].square().sum().backward()
+        return [p.grad.clone() for p in model.encoder.parameters() if p.grad is not None]
+
+    plain = gradients()
+    assert compile_if_it_pays(model.encoder, True, lambda: model(batch).sum().backward())
+    for one, other in zip(plain, gradients(), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-4)
 
 
 def test_trials_leave_neither_gradients_nor_random_numbers_behind() -> None:

@@ -60,3 +60,34 @@ def test_the_rate_is_set_in_every_group(tokenizer: Tokenizer) -> None:
     assert {group["lr"] for group in optimizer.param_groups} == {0.5}
     assert all(isinstance(group["lr"], float) for group in optimizer.param_groups)
     assert torch.is_tensor(optimizer.param_groups[0]["params"][0])
+
+
+def test_muon_gets_the_layers_matrices_and_no_other() -> None:
+    model = BertForPreTraining(tiny_config())
+    optimizer = make_optimizer(model, PretrainConfig(tokens=1, optimizer="muon"))
+    scaled = {id(p) for group in optimizer.param_groups if "rate_scale" in group for p in group["params"]}
+    for name, parameter in model.named_parameters():
+        assert (id(parameter) in scaled) == ("layers." in name and parameter.ndim == 2), name
+    assert sum(len(group["params"]) for group in optimizer.param_groups) == len(list(model.parameters()))
+
+
+def test_a_rate_set_before_or_after_loading_reaches_both_optimizers() -> None:
+    model = BertForPreTraining(tiny_config())
+    optimizer = make_optimizer(model, PretrainConfig(tokens=1, optimizer="muon"))
+    optimizer.load_state_dict(optimizer.state_dict())
+    set_rate(optimizer, 0.0)
+    for parameter in model.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    before = {name: p.clone() for name, p in model.named_parameters()}
+    optimizer.step()
+    assert all(torch.equal(p, before[name]) for name, p in model.named_parameters())
+    set_rate(optimizer, 0.1)
+    optimizer.step()
+    assert not any(torch.equal(p, before[name]) for name, p in model.named_parameters())
+
+
+def test_a_level_rate_falls_only_at_the_end() -> None:
+    factors = [rate_factor(p / 100, 0.1, 0.2) for p in range(101)]
+    assert factors[10:80] == [1.0] * 70
+    assert factors[81:] == sorted(factors[81:], reverse=True)
+    assert factors[100] == 0

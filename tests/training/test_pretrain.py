@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 from pathlib import Path
 from typing import Any
@@ -22,9 +23,13 @@ from training.errors import CorpusError, RunError
 from training.pretrain import new_model, open_heldout, pretrain
 from training.pretraining_task import PretrainingTask
 from training.run_state import Progress
+from training.vocabulary import make_tokenizer
 
 RENDEZVOUS = ("--rdzv-backend=c10d", "--rdzv-endpoint=localhost:0")
 TORCHRUN = ("-m", "torch.distributed.run", "--nproc-per-node=2", *RENDEZVOUS)
+RENDEZVOUS = ("--rdzv-backend=c10d", "--rdzv-endpoint=localhost:0")
+TORCHRUN = ("-m", "torch.distributed.run", "--nproc-per-node=2", *RENDEZVOUS)
+LONG_MODEL = ("model.max_position_embeddings=128",)
 EVERY_STEP = "pretrain.checkpoint_minutes=1e-9"
 
 
@@ -85,6 +90,7 @@ def test_sigterm_saves_and_says_how_to_continue(
     assert "to continue: python -m training pretrain" in errors
     assert str(recipe_file) in errors
     assert list((recipe.folder / "pretrain").glob("state-*.pt"))
+    assert not (recipe.folder / "pretrained").exists(), "half a training is nobody's checkpoint"
     assert pretrain(recipe)
     assert same(weights(recipe), weights(uninterrupted))
 
@@ -114,6 +120,53 @@ def test_resuming_with_another_recipe_names_the_key(uninterrupted: Recipe) -> No
     )
     with pytest.raises(RunError, match=r"pretrain\.learning_rate was 0\.001, is 0\.5"):
         pretrain(changed)
+
+
+def test_a_finished_run_goes_on_with_a_larger_budget(make_recipe: MakeRecipe) -> None:
+    recipe = make_recipe("pretrain.tokens=4000", "pretrain.decay_fraction=0.2")
+    assert pretrain(recipe)
+    before, steps = weights(recipe), lines(recipe, "train")[-1]["step"]
+    more = recipe.pretrain.model_copy(update={"tokens": 6000})
+    assert pretrain(recipe.model_copy(update={"pretrain": more}))
+    assert not same(weights(recipe), before)
+    assert lines(recipe, "train")[-1]["step"] > steps
+
+
+def test_muon_resumes_with_the_same_weights(make_recipe_in: MakeRecipe, tmp_path: Path) -> None:
+    changes = ["pretrain.optimizer=muon", "pretrain.tokens=3000", "pretrain.decay_fraction=0.3"]
+    whole = make_recipe_in(tmp_path / "whole", *changes, EVERY_STEP)
+    assert pretrain(whole)
+    halved = make_recipe_in(tmp_path / "halved", *changes)
+    first, second = sorted((whole.folder / "pretrain").glob("state-*.pt"))
+    assert first != second
+    (halved.folder / "pretrain").mkdir()
+    shutil.copy(first, halved.folder / "pretrain")
+    assert pretrain(halved)
+    assert same(weights(halved), weights(whole))
+
+
+def test_pretraining_goes_on_from_a_checkpoint_with_its_vocabulary(
+    uninterrupted: Recipe, make_recipe_in: MakeRecipe, tmp_path: Path
+) -> None:
+    begun = uninterrupted.folder / "pretrained"
+    recipe = make_recipe_in(tmp_path, f"pretrain.start={begun}", "pretrain.tokens=600", "model.preset=base")
+    make_tokenizer(recipe)
+    tokenizer = Tokenizer.load(recipe.folder / "tokenizer")
+    assert tokenizer.to_json() == Tokenizer.load(begun).to_json()
+    beginning = new_model(recipe, tokenizer).state_dict()
+    loaded = load_checkpoint(begun).model.state_dict()
+    assert same(dict(beginning), dict(loaded))
+    assert pretrain(recipe)
+    assert not same(weights(recipe), weights(uninterrupted))
+
+
+def test_examples_longer_than_the_start_has_positions_are_refused(
+    uninterrupted: Recipe, make_recipe_in: MakeRecipe, tmp_path: Path
+) -> None:
+    begun = uninterrupted.folder / "pretrained"
+    recipe = make_recipe_in(tmp_path, f"pretrain.start={begun}", "pretrain.long_length=65", *LONG_MODEL)
+    with pytest.raises(RunError, match=r"up to 65 tokens, but .* has 64 positions"):
+        pretrain(recipe)
 
 
 def test_watching_may_change_between_resumes(uninterrupted: Recipe) -> None:
@@ -168,19 +221,34 @@ def test_two_processes_compute_what_one_does(
     one = make_recipe_in(tmp_path / "one", *changes)
     assert pretrain(one)
     two = make_recipe_in(tmp_path / "two", *changes)
-    torchrun = (
-        "-m",
-        "torch.distributed.run",
-        "--nproc-per-node=2",
-        "--rdzv-backend=c10d",
-        "--rdzv-endpoint=localhost:0",
-    )
-    status, _, errors = finish(start(*command(two, recipe_file, *changes), launcher=torchrun))
+    status, _, errors = finish(start(*command(two, recipe_file, *changes), launcher=TORCHRUN))
     assert status == 0, errors
     for mine, theirs in zip(lines(one, "train"), lines(two, "train"), strict=True):
         assert (mine["step"], mine["tokens"]) == (theirs["step"], theirs["tokens"])
         assert mine["loss"] == pytest.approx(theirs["loss"], rel=1e-3)
     for mine, theirs in zip(weights(one).values(), weights(two).values(), strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=0.02, atol=2e-3)
+
+
+def test_two_processes_go_on_where_they_were_stopped(
+    make_recipe_in: MakeRecipe, recipe_file: Path, tmp_path: Path
+) -> None:
+    changes = ["pretrain.dropout=0.0", "pretrain.tokens=4000", EVERY_STEP]
+    whole = make_recipe_in(tmp_path / "whole", *changes)
+    assert pretrain(whole)
+    stopped = make_recipe_in(tmp_path / "stopped", *changes)
+    process = start(*command(stopped, recipe_file, *changes), launcher=TORCHRUN)
+    until(process, "step 5 ")
+    process.terminate()
+    assert finish(process)[0] != 0
+    assert not (stopped.folder / "pretrained").exists()
+    status, _, errors = finish(start(*command(stopped, recipe_file, *changes), launcher=TORCHRUN))
+    assert status == 0, errors
+    assert "resuming from" in errors
+    assert [line["step"] for line in lines(stopped, "train")] == [
+        line["step"] for line in lines(whole, "train")
+    ]
+    for mine, theirs in zip(weights(whole).values(), weights(stopped).values(), strict=True):
         torch.testing.assert_close(mine, theirs, rtol=0.02, atol=2e-3)
 
 

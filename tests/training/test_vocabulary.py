@@ -11,7 +11,7 @@ import pytest
 from model.tokenizer import SPECIAL_TOKENS, Tokenizer
 from training.config import Recipe
 from training.errors import CorpusError
-from training.vocabulary import sample, train_tokenizer
+from training.vocabulary import make_tokenizer, sample, train_tokenizer
 
 
 def recipe(root: Path, sources: tuple[str, ...] = ("a.txt", "b.txt"), **tokenizer: Any) -> Recipe:
@@ -67,3 +67,14 @@ def test_sample_draws_evenly_from_beginning_to_end() -> None:
     assert drawn == sorted(drawn)
     per_quarter = [sum(int(text[:6]) // 5000 == quarter for text in drawn) for quarter in range(4)]
     assert all(450 < count < 550 for count in per_quarter)
+
+
+def test_a_tokenizer_is_made_anew_only_for_other_text_or_settings(root: Path) -> None:
+    file = make_tokenizer(recipe(root)) / "tokenizer.json"
+    made = file.stat().st_mtime_ns
+    make_tokenizer(recipe(root))
+    assert file.stat().st_mtime_ns == made
+    make_tokenizer(recipe(root, lowercase=False))
+    assert "Zoo" in Tokenizer.load(file.parent).vocab
+    make_tokenizer(recipe(root, sources=("a.txt",)))
+    assert "zebras" not in Tokenizer.load(file.parent).vocab
