@@ -8,10 +8,11 @@ from __future__ import annotations
 import copy
 import math
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from enum import StrEnum
+from itertools import zip_longest
 from pathlib import Path
 from typing import Protocol
 
@@ -33,7 +34,7 @@ from model import (
     load_checkpoint,
 )
 from model.errors import CheckpointError
-from model.inference import prepack
+from model.inference import compute_once, prepack
 
 
 class Task(StrEnum):
@@ -132,7 +133,9 @@ class TorchBackend:
         for lane, checkpoint in checkpoints.items():
             served[lane] = _describe(checkpoint)
             self._networks[lane] = _place(checkpoint.model, self.device, getattr(torch, self.dtype))
-            self._warm_up(lane, served[lane])
+            self._check(lane, served[lane])
+        if self.device == "cpu":
+            self._warm_up()
         self.models = served
 
     def run(self, lane: str, queries: Sequence[Query]) -> list[Answer | Exception]:
@@ -163,7 +166,20 @@ class TorchBackend:
             return [_class_answer(row) for row in logits.softmax(-1).tolist()]
         return _pretraining_answers(network, hidden, queries)
 
-    def _warm_up(self, lane: str, served: ServedModel) -> None:
+    def _warm_up(self) -> None:
+        """Meet the sizes of small batches, so that no caller waits for oneDNN to make kernels."""
+        until = time.monotonic() + _WARM_UP_SECONDS
+        shapes = {
+            (network.config.hidden_size, network.config.intermediate_size): network.encoder
+            for network in self._networks.values()
+        }
+        for tokens, reads in warm_sizes():
+            for encoder in shapes.values():
+                if time.monotonic() >= until:
+                    return
+                compute_once(encoder, tokens, reads)
+
+    def _check(self, lane: str, served: ServedModel) -> None:
         """One forward pass per task: what cannot compute shall fail now."""
         words = [served.tokenizer.cls_id, served.tokenizer.mask_id, served.tokenizer.sep_id]
         encoding = Encoding(words, [0, 0, 0], [(0, 0)] * 3, truncated=False)
@@ -174,8 +190,12 @@ class TorchBackend:
                 raise CheckpointError(self._directories[lane], "its weights do not compute finite numbers")
 
 
-# oneDNN makes a kernel for every number of rows it meets, 2 ms a layer's worth, and keeps the last 1,024.
+# oneDNN makes kernels for every number of rows it meets, 2 ms for one ribbon, and keeps the last 1,024. Up to
+# so many rows every number has its own, since rounding would cost more than that; all of them are made before
+# the service is ready. Above `_WARM_TOKENS`, a batch computes for so long that making them is next to nothing.
 _EXACT_TOKENS, _EXACT_READS = 64, 16
+_WARM_TOKENS, _WARM_READS = 512, 256
+_WARM_UP_SECONDS = 2.0
 
 
 def filler(lengths: Sequence[int], reads: int) -> list[tuple[int, tuple[int, ...]]]:
@@ -192,6 +212,13 @@ def rounded(size: int, exact: int) -> int:
     """Up to the next of few sizes; small ones stay as they are."""
     step = 1 if size <= exact else 16 if size <= 256 else 64
     return -(-size // step) * step
+
+
+def warm_sizes() -> Iterable[tuple[int, int]]:
+    """Small batches after rounding, the smallest first: (tokens, reads)."""
+    tokens = sorted({rounded(n, _EXACT_TOKENS) for n in range(1, _WARM_TOKENS + 1)})
+    reads = sorted({rounded(n, _EXACT_READS) for n in range(1, _WARM_READS + 1)})
+    return zip_longest(tokens, reads, fillvalue=1)
 
 
 def _pretraining_answers(

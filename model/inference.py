@@ -10,7 +10,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from model.attention import attention_for
 from model.bert import BertEncoder, BertLayer
+from model.packing import PackedBatch
 
 _EPILOGUES = {
     "gelu": ("gelu", "none"),
@@ -59,6 +61,22 @@ def prepack(encoder: BertEncoder) -> bool:
         _replace(layer, "intermediate", act)
         layer.activation = nn.Identity()  # type: ignore[assignment]
     return True
+
+
+@torch.inference_mode()
+def compute_once(encoder: BertEncoder, tokens: int, reads: int) -> None:
+    """Let a ribbon of so many tokens and reads pass two layers, one of each sort: oneDNN then has its kernels,
+    which belong to a shape and not to a layer."""
+    longest = encoder.config.max_position_embeddings
+    full, rest = divmod(tokens, longest)
+    lengths = [longest] * full + [rest] * (rest > 0)
+    positions = [[0] * reads, *([] for _ in lengths[1:])]
+    batch = PackedBatch.pack([[0] * length for length in lengths], reads=positions)
+    assert batch.reads is not None
+    hidden = encoder.embeddings(batch)
+    where = (hidden.device, hidden.dtype, encoder.config.head_dim)
+    hidden = encoder.layers[0](hidden, attention_for(batch.segments, batch.segments, *where))
+    encoder.layers[-1](hidden, attention_for(batch.reads.segments, batch.segments, *where), batch.reads.index)
 
 
 def _replace(layer: BertLayer, name: str, activation: str | None = None) -> None:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -225,6 +228,44 @@ def test_filler_rounds_a_batch_up_and_is_no_longer_than_the_longest(lengths: lis
     assert all(0 < length <= max(lengths) for length, _ in filling)
     reads = len(lengths) + sum(len(positions) for _, positions in filling)
     assert reads == (rounded(len(lengths), 16) if filling else len(lengths))
+
+
+# Prints what oneDNN says (ONEDNN_VERBOSE) while single texts and small batches of new lengths are computed.
+NEW_SIZES = """
+import random, sys
+from pathlib import Path
+import app.backend
+from app.backend import Query, Task, TorchBackend
+from model import Encoding
+
+app.backend._WARM_UP_SECONDS = float(sys.argv[3])  # a busy machine may take its time here
+backend = TorchBackend(Path(sys.argv[1]), Path(sys.argv[2]), device="cpu", threads=1)
+backend.load()
+print("loaded", flush=True)
+rng = random.Random(0)
+for size in [1] * 60 + [rng.randint(2, 30) for _ in range(40)]:
+    lengths = [rng.randint(3, min(64, 500 // size)) for _ in range(size)]
+    encodings = [Encoding([5] * n, [0] * n, [(0, 0)] * n, truncated=False) for n in lengths]
+    for lane, task in (("sentiment", Task.SENTIMENT), ("pretrained", Task.NEXT_SENTENCE)):
+        backend.run(lane, [Query(task, encoding) for encoding in encodings])
+print("answered", flush=True)
+"""
+
+
+def test_once_loaded_no_small_batch_waits_for_a_kernel_to_be_made(pretrained: Path, sentiment: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", NEW_SIZES, str(pretrained), str(sentiment), "60"],
+        cwd=Path(__file__).parents[2],
+        env=os.environ | {"ONEDNN_VERBOSE": "profile_create"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    before, _, after = done.stdout.partition("loaded\n")
+    if "create:cache_miss" not in before:
+        pytest.skip("no oneDNN here")
+    assert after.endswith("answered\n")
+    assert [line for line in after.splitlines() if "create:cache_miss" in line] == []
 
 
 def test_rounded_sizes_are_few() -> None:

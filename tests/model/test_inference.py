@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from model import BertConfig, BertForPreTraining, PackedBatch
-from model.inference import PrepackedLinear, prepack
+from model.inference import PrepackedLinear, compute_once, prepack
 
 IDS = [[2, 5, 6, 7, 3], [2, 8, 3], [2, 9, 10, 11, 12, 13, 3]]
 
@@ -48,3 +48,10 @@ def test_precision_that_was_not_checked_leaves_the_encoder_alone() -> None:
     encoder = network().encoder.to(torch.float16)
     assert not prepack(encoder)
     assert not any(isinstance(module, PrepackedLinear) for module in encoder.modules())
+
+
+@pytest.mark.parametrize(("tokens", "reads"), [(1, 1), (5, 9), (513, 2)])
+def test_sizes_of_any_kind_can_be_computed_once(tokens: int, reads: int) -> None:
+    encoder = network().encoder
+    prepack(encoder)
+    compute_once(encoder, tokens, reads)
