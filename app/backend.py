@@ -88,6 +88,8 @@ class Backend(Protocol):
     device: str
     dtype: str
     threads: int
+    tokens_per_second: float
+    """Of large batches of short texts on the slowest model, measured by `load`; 0 before."""
 
     def load(self) -> None:
         """Read the weights and compute something with each model.
@@ -119,6 +121,7 @@ class TorchBackend:
         self.device = device
         self.dtype = dtype
         self.threads = threads or available_cpus()
+        self.tokens_per_second = 0.0
         self._directories = {"pretrained": pretrained, "sentiment": sentiment}
         self._networks: dict[str, BertForPreTraining | BertForSequenceClassification] = {}
 
@@ -136,6 +139,7 @@ class TorchBackend:
             self._check(lane, served[lane])
         if self.device == "cpu":
             self._warm_up()
+        self.tokens_per_second = min(self._speed(lane, model) for lane, model in served.items())
         self.models = served
 
     def run(self, lane: str, queries: Sequence[Query]) -> list[Answer | Exception]:
@@ -179,6 +183,20 @@ class TorchBackend:
                     return
                 compute_once(encoder, tokens, reads)
 
+    def _speed(self, lane: str, served: ServedModel) -> float:
+        """Tokens per second of the best of some batches, which grow as long as there is time."""
+        length = min(_TEXT_TOKENS, served.config.max_position_embeddings)
+        ids = [served.tokenizer.cls_id] * length
+        query = Query(served.tasks[-1], Encoding(ids, [0] * length, [(0, 0)] * length, truncated=False))
+        best, began = 0.0, time.perf_counter()
+        for count in _SPEED_TEXTS:
+            before = time.perf_counter()
+            if before - began > _SPEED_SECONDS:
+                break
+            self.run(lane, [query] * count)
+            best = max(best, count * length / (time.perf_counter() - before))
+        return best
+
     def _check(self, lane: str, served: ServedModel) -> None:
         """One forward pass per task: what cannot compute shall fail now."""
         words = [served.tokenizer.cls_id, served.tokenizer.mask_id, served.tokenizer.sep_id]
@@ -189,6 +207,9 @@ class TorchBackend:
             if isinstance(answer, Exception):
                 raise CheckpointError(self._directories[lane], "its weights do not compute finite numbers")
 
+
+# Of a calibration: tokens of a text, texts of each batch, and the seconds within which the last one begins.
+_TEXT_TOKENS, _SPEED_TEXTS, _SPEED_SECONDS = 32, (8, 8, 32, 32, 128, 128), 0.25
 
 # oneDNN makes kernels for every number of rows it meets, 2 ms for one ribbon, and keeps the last 1,024. Up to
 # so many rows every number has its own, since rounding would cost more than that; all of them are made before

@@ -23,6 +23,9 @@ Answer = TypeVar("Answer")
 
 logger = logging.getLogger(__name__)
 
+_SURE = 10
+"""Full batches, after which their speed is known."""
+
 
 class OutOfMemoryError(Exception):
     """A batch did not fit; a smaller one may."""
@@ -121,13 +124,18 @@ class DynamicBatcher(Generic[Item, Answer]):
         max_batch_tokens: int,
         max_queue_tokens: int,
         observer: Observer,
+        max_wait: float = math.inf,
     ) -> None:
+        """Costs are in tokens. `max_wait`: seconds; the queue holds no more than is computed within them."""
         self.batch_tokens = max_batch_tokens
         self.max_queue_tokens = max_queue_tokens
         self.queued_tokens = 0
         self.reserved_tokens = 0
         """Estimated tokens of requests that are still being tokenized; they count as queued."""
+        self.max_wait = max_wait
         self.tokens_per_second = 0.0
+        """Of full batches, measured; 0 before any was."""
+        self._full_batches = 0
         self.error: BaseException | None = None
         """Why the thread died."""
         self._run = run
@@ -142,6 +150,13 @@ class DynamicBatcher(Generic[Item, Answer]):
     def queued_requests(self) -> int:
         """Requests that are accepted and not answered yet, those in compute included."""
         return len(self._unsettled)
+
+    @property
+    def room(self) -> int:
+        """Tokens that may wait: what is accepted beyond it would expire in the queue."""
+        if self._full_batches < _SURE:  # a calibration may have met a busy machine
+            return self.max_queue_tokens
+        return int(min(self.max_queue_tokens, self.tokens_per_second * self.max_wait))
 
     def start(self, setup: Callable[[], None], started: Callable[[], None], died: Callable[[], None]) -> None:
         """Start the thread. It calls `setup`; then the event loop calls `started`, or `died` at any time."""
@@ -190,7 +205,8 @@ class DynamicBatcher(Generic[Item, Answer]):
             raise TooLargeError(
                 f"the request has {tokens} tokens, the queue holds {self.max_queue_tokens}; send fewer inputs"
             )
-        if self.queued_tokens + self.reserved_tokens + tokens > self.max_queue_tokens:
+        waiting = self.queued_tokens + self.reserved_tokens
+        if waiting and waiting + tokens > self.room:
             self._observer.refused()
             raise QueueFullError(self._retry_after())
 
@@ -296,8 +312,11 @@ class DynamicBatcher(Generic[Item, Answer]):
         before = time.monotonic()
         answers = self._run_isolated(batch)
         tokens = sum(pending.cost for pending in batch)
-        speed = tokens / max(time.monotonic() - before, 1e-6)
-        self.tokens_per_second += (speed - self.tokens_per_second) * (0.1 if self.tokens_per_second else 1.0)
+        if 2 * tokens >= self.batch_tokens:  # small ones are slower, and do not queue
+            speed = tokens / max(time.monotonic() - before, 1e-6)
+            share = 1 / _SURE if self.tokens_per_second else 1.0
+            self.tokens_per_second += share * (speed - self.tokens_per_second)
+            self._full_batches += 1
         for pending, answer in zip(batch, answers, strict=True):
             if isinstance(answer, Exception):
                 self._withdraw(pending.job)  # before the next batch: the request has failed as a whole

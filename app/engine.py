@@ -35,6 +35,26 @@ _CHARACTERS_PER_TOKEN = 4
 _MAX_ANSWER_CHARACTERS = 32 * 1024 * 1024
 
 
+# How long a batch may take, in seconds, where that leaves it enough tokens: who comes meanwhile waits for it.
+_BATCH_SECONDS = 0.1
+# Fewer tokens keep no processor busy, and more make no device faster.
+_FEWEST_TOKENS, _USUAL_TOKENS, _MOST_TOKENS = 1024, 4096, 16384
+# Of the deadline, what a request may spend in the queue.
+_WAIT_SHARE = 0.8
+
+
+def token_budget(tokens_per_second: float) -> int:
+    """Tokens of a batch, from the measured speed; 0 if that is not known.
+
+    >>> token_budget(52_000)
+    5120
+    """
+    if not tokens_per_second:
+        return _USUAL_TOKENS
+    fitting = int(tokens_per_second * _BATCH_SECONDS) // _FEWEST_TOKENS * _FEWEST_TOKENS
+    return min(max(fitting, _FEWEST_TOKENS), _MOST_TOKENS)
+
+
 @dataclass(frozen=True, slots=True)
 class Timings:
     """Where a request's time went, in seconds."""
@@ -72,9 +92,10 @@ class Engine:
         self._pool = ThreadPoolExecutor(max_workers=2, thread_name_prefix="tokenize")
         self.batcher: DynamicBatcher[Query, Answer] = DynamicBatcher(
             backend.run,
-            max_batch_tokens=settings.max_batch_tokens,
+            max_batch_tokens=settings.max_batch_tokens or token_budget(0.0),
             max_queue_tokens=settings.max_queue_tokens,
             observer=metrics,
+            max_wait=_WAIT_SHARE * settings.request_timeout_ms / 1000,
         )
         metrics.watch(lambda: self.batcher.queued_requests, lambda: self.batcher.queued_tokens)
 
@@ -105,7 +126,7 @@ class Engine:
 
     def start(self) -> None:
         """Load the models in the inference thread; `settled` is set when that has succeeded or failed."""
-        self.batcher.start(self.backend.load, self._on_ready, self._on_death)
+        self.batcher.start(self._load, self._on_ready, self._on_death)
 
     def drain(self) -> None:
         """Say that the service will end soon; requests are still accepted."""
@@ -120,6 +141,12 @@ class Engine:
         self.refuse()
         await self.batcher.close(patience=10)
         self._pool.shutdown(wait=False, cancel_futures=True)
+
+    def _load(self) -> None:
+        """In the inference thread."""
+        self.backend.load()
+        speed = self.batcher.tokens_per_second = self.backend.tokens_per_second
+        self.batcher.batch_tokens = self._settings.max_batch_tokens or token_budget(speed)
 
     def _on_ready(self) -> None:
         self.loaded = True

@@ -134,9 +134,9 @@ class Limits:
     __pydantic_config__ = _DOCUMENTED
 
     max_batch_tokens: int
-    """Tokens that one forward pass computes together."""
+    """Tokens that one forward pass computes together: set, or from the measured speed."""
     max_queue_tokens: int
-    """Tokens that may wait, of all requests."""
+    """Tokens that may wait, of all requests, if they can be computed before the deadline."""
     max_client_batch: int
     """Inputs of one request."""
     max_body_bytes: int
@@ -156,6 +156,8 @@ class Info:
     threads: int
     """Of one forward pass on CPU."""
     workers: int
+    tokens_per_second: int
+    """Of one worker's full batches: measured at start-up, then by what is asked. 0 while loading."""
     models: list[ModelInfo]
     """None while they are loading."""
     limits: Limits

@@ -45,8 +45,14 @@ class Settings(BaseModel):
     threads: int = Field(
         0, ge=0, description="threads of one forward pass on CPU; 0 shares the CPU quota among the workers"
     )
-    max_batch_tokens: int = Field(4096, ge=1, description="tokens that one forward pass computes together")
-    max_queue_tokens: int = Field(262_144, ge=1, description="tokens that may wait; beyond it requests get 429")
+    max_batch_tokens: int = Field(
+        0, ge=0, description="tokens that one forward pass computes together; 0 measures at start-up what fits"
+    )
+    max_queue_tokens: int = Field(
+        262_144,
+        ge=1,
+        description="tokens that may wait; beyond it, or beyond what is computed in time, requests get 429",
+    )
     max_client_batch: int = Field(512, ge=1, description="inputs that one request may carry")
     max_body_bytes: int = Field(2 * 1024 * 1024, ge=1, description="bytes that one request body may have")
     request_timeout_ms: int = Field(

@@ -24,6 +24,7 @@ _INFO = {
     "dtype": "float32",
     "threads": 2,
     "workers": 1,
+    "tokens_per_second": 52000,
     "models": [
         {
             "name": "sentiment",
@@ -38,7 +39,7 @@ _INFO = {
         }
     ],
     "limits": {
-        "max_batch_tokens": 4096,
+        "max_batch_tokens": 5120,
         "max_queue_tokens": 262144,
         "max_client_batch": 512,
         "max_body_bytes": 2097152,
@@ -98,6 +99,7 @@ async def info(request: Request) -> Info:
         dtype=backend.dtype,
         threads=backend.threads,
         workers=settings.workers,
+        tokens_per_second=round(engine.batcher.tokens_per_second),
         models=[_model(served) for served in backend.models.values()],
         limits=_limits(settings, engine),
     )

@@ -35,6 +35,7 @@ class FakeBackend:
     device: str = "cpu"
     dtype: str = "float32"
     threads: int = 1
+    tokens_per_second: float = 0.0
     batches: list[list[Query]] = field(default_factory=list)
     gate: threading.Event = field(default_factory=threading.Event)
     may_load: threading.Event = field(default_factory=threading.Event)

@@ -145,10 +145,15 @@ def computer() -> Computer:
 
 @asynccontextmanager
 async def running(
-    computer: Computer, *, batch: int = 100, queue: int = 1000, setup: Callable[[], None] = lambda: None
+    computer: Computer,
+    *,
+    batch: int = 100,
+    queue: int = 1000,
+    max_wait: float = FAR,
+    setup: Callable[[], None] = lambda: None,
 ) -> AsyncIterator[DynamicBatcher[int, int]]:
     batcher = DynamicBatcher[int, int](
-        computer.run, max_batch_tokens=batch, max_queue_tokens=queue, observer=Counts()
+        computer.run, max_batch_tokens=batch, max_queue_tokens=queue, observer=Counts(), max_wait=max_wait
     )
     batcher.start(setup, lambda: None, lambda: None)
     try:
@@ -344,6 +349,32 @@ async def test_retry_after_follows_the_measured_speed(computer: Computer, speed:
         assert refused.value.retry_after == expected
         computer.gate.set()
         await asyncio.gather(first, second)
+
+
+async def test_what_cannot_be_computed_in_time_is_refused_once_the_speed_is_known(computer: Computer) -> None:
+    async with running(computer, batch=10, max_wait=0) as batcher:
+        for i in range(10):
+            assert batcher.room == 1000
+            await batcher.answer(job(i))  # a full batch
+        assert batcher.tokens_per_second > 0
+        assert batcher.room == 0
+        computer.gate.clear()
+        first = await start(batcher, job(1))
+        await asyncio.to_thread(lambda: [computer.entered.acquire(timeout=PATIENCE) for _ in range(11)])
+        second = await start(batcher, job(2))  # nothing else waits: it may try
+        with pytest.raises(QueueFullError):
+            await batcher.answer(job(3))
+        computer.gate.set()
+        assert await asyncio.gather(first, second) == [[2], [4]]
+
+
+async def test_speed_is_that_of_full_batches(computer: Computer) -> None:
+    async with running(computer, batch=1000) as batcher:
+        for i in range(10):
+            await batcher.answer(job(i))
+        assert batcher.tokens_per_second == 0
+        await batcher.answer(job(*range(50)))
+        assert batcher.tokens_per_second > 0
 
 
 async def test_request_beyond_the_whole_queue_is_told_so(computer: Computer) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from app.backend import Task
-from app.engine import Engine
+from app.engine import Engine, token_budget
 from app.errors import (
     DeadlineExceededError,
     InferenceError,
@@ -51,6 +51,13 @@ async def queued(engine: Engine, requests: int) -> None:
 
 def soon() -> float:
     return time.monotonic() + PATIENCE
+
+
+@pytest.mark.parametrize(
+    ("speed", "expected"), [(0, 4096), (1, 1024), (52_000, 5120), (87_000, 8192), (1e9, 16_384)]
+)
+def test_batch_takes_a_tenth_of_a_second_where_that_is_enough(speed: float, expected: int) -> None:
+    assert token_budget(speed) == expected
 
 
 async def test_tasks_of_one_encoder_share_a_forward_pass(backend: Any) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from app.backend import TorchBackend
+from app.engine import token_budget
 from app.errors import UnavailableError
 from model.errors import CheckpointError
 
@@ -46,11 +47,20 @@ async def test_info_tells_models_device_and_limits(serve: Any, pretrained: Any, 
         info = (await service.client.get("/info")).json()
     assert (info["status"], info["device"], info["dtype"], info["threads"]) == ("ready", "cpu", "float32", 1)
     assert info["limits"]["max_batch_tokens"] == 77
+    assert info["tokens_per_second"] > 0
     first, second = info["models"]
     assert (first["name"], first["tasks"]) == ("tiny-pretrained", ["fill-mask", "next-sentence"])
     assert (second["layers"], second["hidden_size"], second["vocab_size"]) == (2, 32, 76)
     assert second["labels"] == ["NEGATIVE", "POSITIVE"]
     assert str(pretrained) not in str(info)
+
+
+async def test_token_budget_is_measured_if_it_is_not_set(serve: Any, pretrained: Any, sentiment: Any) -> None:
+    async with serve(TorchBackend(pretrained, sentiment, device="cpu", threads=1)) as service:
+        info = (await service.client.get("/info")).json()
+        speed = service.engine.backend.tokens_per_second
+    assert info["tokens_per_second"] == round(speed)
+    assert info["limits"]["max_batch_tokens"] == token_budget(speed)
 
 
 async def test_metrics_are_text_for_prometheus(serve: Any) -> None:
