@@ -4,6 +4,7 @@
 VENV ?= .venv
 DATA ?= ../shared/data
 ARGS ?=
+RECIPE ?= quick
 BIN := $(VENV)/bin
 
 # The first that runs, is new enough and can make virtual environments; `make PYTHON=...` overrides.
@@ -11,7 +12,7 @@ PYTHON ?= $(shell for p in python3.11 python3.12 python3.13 python3.14 python3 p
 	$$p -c 'import ensurepip, sys, venv; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1 && echo $$p && break; done)
 
 .DEFAULT_GOAL := help
-.PHONY: help serve test test-container lint format train bench screenshots clean FORCE
+.PHONY: help serve test test-container lint format docs train evaluate bench screenshots clean FORCE
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' Makefile
@@ -37,21 +38,28 @@ format: $(VENV)/.dev  ## mend what ruff can mend
 train: $(VENV)/.train  ## from text to both checkpoints by the quick recipe; DATA=../shared/data
 	@exec $(BIN)/python -m training all quick --data $(DATA) $(ARGS)
 
+evaluate: $(VENV)/.train  ## figures of the shipped weights beside their baselines; DATA=../shared/data
+	@exec $(BIN)/python -m training evaluate $(RECIPE) --weights model/weights --data $(DATA) $(ARGS)
+
 # The peers want other packages than ours, infinity even older ones: each has an environment of its own.
 bench:  ## the service beside its peers on one checkpoint, about 20 minutes; ARGS="--rounds 3 --only LitServe"
 	@-$(MAKE) --no-print-directory VENV=benchmarks/peers/.venv benchmarks/peers/.venv/.infinity
 	@$(MAKE) --no-print-directory VENV=benchmarks/.venv benchmarks/.venv/.bench
 	@exec benchmarks/.venv/bin/python -m benchmarks.serving $(ARGS)
 
+docs: $(VENV)/.docs  ## the documentation as a site, in site/; broken links and requests to other hosts are errors
+	@$(BIN)/python -m zensical build --strict --clean
+	@$(BIN)/python -m tests.docs.site site
+
 screenshots: $(VENV)/.dev  ## the pictures of the README, from the shipped weights; needs chromium
 	@$(BIN)/python -m tests.browser.screenshots docs/images
 
 clean:  ## remove the virtual environment and what tools left behind
-	rm -rf $(VENV) benchmarks/.venv benchmarks/peers/.venv dist build .mypy_cache .pytest_cache .ruff_cache
+	rm -rf $(VENV) benchmarks/.venv benchmarks/peers/.venv dist build site .cache .mypy_cache .pytest_cache .ruff_cache
 
 # Stamps say what has been installed. A virtual environment whose Python has gone is made again.
 ifneq ($(shell $(BIN)/python -c 'print("runs")' 2>/dev/null),runs)
-$(VENV)/.core $(VENV)/.train $(VENV)/.dev: FORCE
+$(VENV)/.core $(VENV)/.train $(VENV)/.dev $(VENV)/.docs: FORCE
 endif
 
 define install
@@ -84,7 +92,12 @@ $(VENV)/.infinity: benchmarks/peers/infinity.txt
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -r $<
 	@touch $@
 
-$(VENV)/.dev: WHAT = .[train,dev]
+$(VENV)/.docs: WHAT = .[docs]
+$(VENV)/.docs: pyproject.toml constraints.txt
+	$(install)
+	@touch $(VENV)/.core $@
+
+$(VENV)/.dev: WHAT = .[train,dev,docs]
 $(VENV)/.dev: pyproject.toml constraints.txt
 	$(install)
-	@touch $(VENV)/.core $(VENV)/.train $@
+	@touch $(VENV)/.core $(VENV)/.train $(VENV)/.docs $@

@@ -8,6 +8,7 @@ import os
 import shlex
 import sys
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 import torch
 from tqdm.contrib.logging import logging_redirect_tqdm
@@ -44,8 +45,8 @@ def _export(recipe: Recipe) -> bool:
     return bool(export(recipe))
 
 
-def _evaluate(recipe: Recipe) -> bool:
-    print(evaluate(recipe))
+def _evaluate(recipe: Recipe, weights: Path | None = None) -> bool:
+    print(evaluate(recipe, weights))
     return True
 
 
@@ -108,6 +109,10 @@ def _parser() -> argparse.ArgumentParser:
         command.add_argument("--data", help="folder that relative source paths start from")
         command.add_argument("override", nargs="*", metavar="key=value", help="e.g. pretrain.minutes=5")
         command.add_argument("--tensorboard", action="store_true", help="write event files for TensorBoard too")
+        if name == "evaluate":
+            command.add_argument(
+                "--weights", type=Path, help="folder of exported checkpoints to evaluate instead"
+            )
     summary = "print decoded examples with their masks and labels, and the balances"
     inspection = commands.add_parser("inspect", help=summary, description=summary)
     inspection.add_argument("recipe", help="of a run whose corpus is prepared")
@@ -142,6 +147,8 @@ def _run(parsed: argparse.Namespace) -> bool:
     _use_threads(recipe.threads)
     torch.backends.cuda.matmul.allow_tf32 = True  # for what a GPU computes in float32
     with logging_redirect_tqdm():
+        if parsed.command == "evaluate":
+            return _evaluate(recipe, parsed.weights)
         return COMMANDS[parsed.command][0](recipe)
 
 

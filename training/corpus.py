@@ -212,7 +212,7 @@ def _is_whole(corpus: Path) -> bool:
 def _make(recipe: Recipe, tokenizer: Tokenizer, corpus: Path) -> None:
     shards = _make_shards(recipe, tokenizer, corpus)
     parts = [part for part in sorted(shards) if any(shard.tokens for shard in shards[part])]
-    if "train" not in parts:
+    if "train" not in parts and (recipe.corpus.sources or not parts):
         raise CorpusError(f"recipe {recipe.name}: corpus.sources hold no text to train on")
     for part in parts:
         _write_manifest(corpus / part, shards[part], tokenizer)

@@ -10,10 +10,11 @@ from typing import Any
 
 from model.checkpoint import Checkpoint, load_checkpoint
 from model.heads import BertForPreTraining, BertForSequenceClassification
+from model.tokenizer import Tokenizer
 from training.baselines import Baseline, tf_idf_baseline
 from training.classification import LabelledTexts
 from training.config import Recipe
-from training.corpus import Corpus
+from training.corpus import Corpus, prepare
 from training.errors import RunError
 from training.evaluation import (
     ClassificationReport,
@@ -60,22 +61,48 @@ class Report:
     """Each seed's run, where there were several"""
 
 
-def evaluate(recipe: Recipe) -> str:
+def evaluate(recipe: Recipe, weights: Path | None = None) -> str:
     """Evaluate the run's models, write `report.json`, `report.md` and plots beside them, return the Markdown.
+
+    Args:
+        weights: Folder with other checkpoints to evaluate on the recipe's texts: `pretrained`, `sentiment`.
 
     Raises:
         RunError: there is no model yet.
     """
+    models = weights or recipe.folder
+    if not any((models / name).is_dir() for name in ("pretrained", "sentiment")):
+        raise RunError(f"{models} holds no trained model; run pretrain first")
+    if weights:
+        recipe = _apart(recipe, weights)
     folder = recipe.folder
-    pretraining = _pretraining(recipe, folder / "pretrained")
-    if not pretraining and not (folder / "sentiment").is_dir():
-        raise RunError(f"{folder} holds no trained model; run pretrain first")
-    report = Report(pretraining, **_classification(recipe, folder / "sentiment"))
+    report = Report(
+        _pretraining(recipe, models / "pretrained"), **_classification(recipe, models / "sentiment")
+    )
     (folder / "report.json").write_text(to_json(report))
     text = tables(report)
     plots = [f"![{file.stem}]({file.name})" for file in _plot(recipe, report)]
     (folder / "report.md").write_text("\n".join([text, PLOTS, "", *plots, ""]))
     return text
+
+
+def _apart(recipe: Recipe, weights: Path) -> Recipe:
+    """The recipe to evaluate others' weights by: in a folder of its own within the run's, with held-out text in
+    their vocabulary."""
+    corpus = recipe.corpus
+    if corpus.heldout:  # else it is a part of the sources
+        corpus = corpus.model_copy(update={"sources": ()})
+    changes = {
+        "name": "evaluation",
+        "run": recipe.folder,
+        "corpus": corpus,
+        "finetune": recipe.finetune.model_copy(update={"seeds": ()}),
+    }
+    recipe = recipe.model_copy(update=changes)
+    recipe.folder.mkdir(parents=True, exist_ok=True)
+    if (weights / "pretrained").is_dir():
+        prepare(recipe, Tokenizer.load(weights / "pretrained"))
+    return recipe
 
 
 def to_json(report: Report) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 
@@ -45,6 +46,22 @@ def test_a_classifier_alone_is_reported(make_recipe: MakeRecipe) -> None:
     assert "masked-LM loss" not in text
     assert "| reviews | 20 |" in text
     assert (recipe.folder / "confusion-reviews.png").is_file()
+
+
+def test_exported_weights_are_evaluated_apart_from_the_run(make_recipe: MakeRecipe, tmp_path: Path) -> None:
+    recipe = make_recipe("pretrain.tokens=500", "finetune.epochs=0.2")
+    recipe = recipe.model_copy(
+        update={"corpus": recipe.corpus.model_copy(update={"heldout": recipe.corpus.sources})}
+    )
+    tokenizer = Tokenizer.load(recipe.folder / "tokenizer")
+    network = new_model(recipe, tokenizer)
+    save_checkpoint(tmp_path / "pretrained", network, tokenizer)
+    save_checkpoint(tmp_path / "sentiment", classifier_from(network, recipe.finetune, 1), tokenizer)
+    text = evaluate(recipe, tmp_path)
+    assert "| stories |" in text
+    assert "| reviews | 20 |" in text
+    assert (recipe.folder / "evaluation" / "report.json").is_file()
+    assert not (recipe.folder / "report.json").exists()
 
 
 def test_a_figure_that_cannot_be_is_null_and_a_dash() -> None:
