@@ -298,7 +298,7 @@ def _encode(served: ServedModel, given: Input, truncate: bool) -> Encoding:
 
 def _mask_query(served: ServedModel, encoding: Encoding, top_k: int, targets: tuple[int, ...]) -> Query:
     mask_id = served.tokenizer.mask_id
-    if mask_id in encoding.dropped:
+    if encoding.masks_lost:
         raise NoMaskError("a [MASK] lies beyond the model's limit and was lost by truncation")
     masks = tuple(i for i, token_id in enumerate(encoding.input_ids) if token_id == mask_id)
     if not masks:

@@ -6,7 +6,7 @@ import json
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import chain, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -40,8 +40,8 @@ class Encoding:
     spans: list[tuple[int, int]]
     """Characters of its own text that each token covers; (0, 0) for [CLS] and [SEP]."""
     truncated: bool
-    dropped: tuple[int, ...] = ()
-    """Ids of the tokens that truncation cut off."""
+    masks_lost: int = 0
+    """How many [MASK] truncation cut off."""
 
     def __len__(self) -> int:
         return len(self.input_ids)
@@ -201,9 +201,9 @@ class Tokenizer:
         texts = [text] if text_pair is None else [text, text_pair]
         halves = self._encode(texts)
         for half, name in zip(halves, ("text", "text_pair"), strict=False):
-            if not half.ids:
+            if not len(half):
                 raise EmptyTextError(f"{name} is empty" if text_pair is not None else "the text is empty")
-        total = sum(len(half.ids) for half in halves) + len(halves) + 1
+        total = sum(map(len, halves)) + len(halves) + 1
         if max_length is not None and total > max_length and not (truncate and max_length > 2 * len(halves)):
             raise TextTooLongError(total, max_length)
         return self._assemble(halves, max_length, truncation)
@@ -220,16 +220,27 @@ class Tokenizer:
     def _assemble(
         self, halves: Sequence[tokenizers.Encoding], max_length: int | None, truncation: str
     ) -> Encoding:
-        lengths = [len(half.ids) for half in halves]
+        lengths = [
+            len(half) for half in halves
+        ]  # of a long text, `ids` and `offsets` cost more each time asked
         room = sum(lengths) if max_length is None else max_length - len(halves) - 1
-        ids, types, spans, dropped = [self.cls_id], [0], [(0, 0)], []
-        for segment, (half, keep) in enumerate(zip(halves, truncate_longest_first(lengths, room), strict=True)):
-            head, tail = kept_ends(len(half.ids), keep, truncation)
-            ids += half.ids[:head] + half.ids[tail:] + [self.sep_id]
-            spans += half.offsets[:head] + half.offsets[tail:] + [(0, 0)]
-            dropped += half.ids[head:tail]
+        keeps = truncate_longest_first(lengths, room)
+        ids, types, spans, masks_lost = [self.cls_id], [0], [(0, 0)], 0
+        for segment, (half, keep) in enumerate(zip(halves, keeps, strict=True)):
+            all_ids = half.ids
+            if keep == len(half):
+                ids += all_ids
+                spans += half.offsets
+            else:
+                head, tail = kept_ends(len(half), keep, truncation)
+                kept = all_ids[:head] + all_ids[tail:]
+                ids += kept
+                spans += [half.token_to_chars(i) or (0, 0) for i in chain(range(head), range(tail, len(half)))]
+                masks_lost += all_ids.count(self.mask_id) - kept.count(self.mask_id)
+            ids.append(self.sep_id)
+            spans.append((0, 0))
             types += [segment] * (len(ids) - len(types))
-        return Encoding(ids, types, spans, bool(dropped), tuple(dropped))
+        return Encoding(ids, types, spans, keeps != lengths, masks_lost)
 
     def ids(self, text: str) -> list[int]:
         """Ids of a text without [CLS] and [SEP]."""

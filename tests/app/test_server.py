@@ -138,6 +138,20 @@ async def test_answers_do_not_depend_on_neighbours(client: httpx.AsyncClient) ->
         assert first["score"] == pytest.approx(second["score"], abs=0.02)
 
 
+async def test_short_texts_pass_very_long_ones(client: httpx.AsyncClient) -> None:
+    """Half a megabyte is tokenized in a thread that leaves the interpreter to others."""
+    long = {"inputs": "a film was good and great. " * 20_000, "parameters": {"truncate": True}}
+    slow = [asyncio.create_task(client.post("/sentiment", json=long)) for _ in range(2)]
+    passed = 0
+    while not all(task.done() for task in slow):
+        assert (await client.post("/sentiment", json=GOOD)).status_code == 200
+        passed += 1
+    answers = [await task for task in slow]
+    assert [answer.status_code for answer in answers] == [200] * 2
+    assert all(answer.json()["results"][0]["truncated"] for answer in answers)
+    assert passed > 3  # on however busy a machine
+
+
 async def test_oversized_body_is_refused_before_it_is_sent(service: Process) -> None:
     reader, writer = await asyncio.open_connection("127.0.0.1", service.port)
     writer.write(b"POST /sentiment HTTP/1.1\r\nHost: x\r\nContent-Length: 99999999999\r\n\r\n")

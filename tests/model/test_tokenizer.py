@@ -2,7 +2,9 @@ from __future__ import annotations
 
 import json
 import random
+import tracemalloc
 from collections.abc import Sequence
+from contextlib import suppress
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -103,7 +105,7 @@ def test_a_text_stands_between_cls_and_sep(words: Tokenizer) -> None:
     assert [words.token(i) for i in encoding.input_ids] == ["[CLS]", "the", "wall", "##s", "[SEP]"]
     assert encoding.token_type_ids == [0] * 5
     assert encoding.spans == [(0, 0), (0, 3), (4, 8), (8, 9), (0, 0)]
-    assert (len(encoding), encoding.truncated, encoding.dropped) == (5, False, ())
+    assert (len(encoding), encoding.truncated, encoding.masks_lost) == (5, False, 0)
 
 
 def test_the_second_text_is_the_second_segment(words: Tokenizer) -> None:
@@ -184,7 +186,29 @@ def test_a_very_long_text_is_measured_and_cut(words: Tokenizer) -> None:
     assert (caught.value.tokens, caught.value.limit) == (100_002, 512)
     encoding = words.encode(text, max_length=512, truncate=True)
     assert len(encoding) == len(encoding.spans) == 512
-    assert len(encoding.dropped) == 100_002 - 512
+    assert encoding.truncated
+
+
+def test_of_a_very_long_text_only_what_is_kept_is_built(words: Tokenizer) -> None:
+    text = "the movie was great ! " * 20_000
+    tracemalloc.start()
+    words.encode(text, max_length=512, truncate=True)
+    with suppress(TextTooLongError):
+        words.encode(text, max_length=512)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 100_000 * 48  # bytes: a list of the ids, but no spans, each of which has 64 and more
+
+
+@pytest.mark.parametrize("truncation", ["head", "head_tail"])
+def test_what_is_kept_has_the_spans_of_the_whole_text(words: Tokenizer, truncation: str) -> None:
+    text = "é walls [MASK] the " * 50
+    whole = words.encode(text)
+    cut = words.encode(text, max_length=42, truncate=True, truncation=truncation)
+    head, tail = kept_ends(len(whole) - 2, 40, truncation)
+    assert cut.spans[1:-1] == whole.spans[1 : 1 + head] + whole.spans[1 + tail : -1]
+    assert cut.input_ids[1:-1] == whole.input_ids[1 : 1 + head] + whole.input_ids[1 + tail : -1]
+    assert cut.masks_lost == 50 - cut.input_ids.count(words.mask_id)
 
 
 def test_a_pair_for_a_model_of_one_segment_is_refused(tmp_path: Path, words: Tokenizer) -> None:
@@ -204,18 +228,17 @@ def test_a_text_that_is_too_long_is_refused_with_both_lengths(words: Tokenizer) 
     assert len(words.encode("the movie was great !", max_length=7)) == 7
 
 
-def test_truncation_is_told_and_keeps_what_was_cut(words: Tokenizer) -> None:
+def test_truncation_is_told_and_counts_the_masks_that_were_cut(words: Tokenizer) -> None:
     encoding = words.encode("the movie was great [MASK]", max_length=5, truncate=True)
     assert [words.token(i) for i in encoding.input_ids] == ["[CLS]", "the", "movie", "was", "[SEP]"]
     assert encoding.truncated
-    assert [words.token(i) for i in encoding.dropped] == ["great", "[MASK]"]
+    assert encoding.masks_lost == 1
 
 
 def test_head_tail_keeps_the_end_too(words: Tokenizer) -> None:
     encoding = words.encode("a b c d e f", max_length=6, truncate=True, truncation="head_tail")
     assert [words.token(i) for i in encoding.input_ids] == ["[CLS]", "a", "b", "e", "f", "[SEP]"]
     assert encoding.spans[1:-1] == [(0, 1), (2, 3), (8, 9), (10, 11)]
-    assert [words.token(i) for i in encoding.dropped] == ["c", "d"]
 
 
 @pytest.mark.parametrize(("text_pair", "limit"), [(None, 2), (None, 0), ("b c", 4), ("b c", 3)])
