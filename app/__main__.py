@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 
 from app.settings import Settings, SettingsError
@@ -10,6 +11,8 @@ from app.settings import Settings, SettingsError
 
 def serve() -> None:
     """Serve with the settings of the command line and the environment; ends the process."""
+    if hasattr(signal, "SIGHUP"):  # "load the checkpoints anew"; while they are being loaded, nothing to do
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
         settings = Settings.from_command_line(sys.argv[1:], os.environ)
     except SettingsError as error:

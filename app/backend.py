@@ -362,6 +362,8 @@ def _place(
     nn.Module.requires_grad_(network, False)
     network.to(device)
     if device == "cpu":
+        for parameter in network.encoder.parameters():  # it may be mapped from a file that somebody replaces
+            parameter.data = parameter.data.clone()
         prepack(network.encoder)
     return network
 

@@ -12,9 +12,9 @@ import math
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
-from typing import Generic, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 from app.errors import DeadlineExceededError, InferenceError, QueueFullError, TooLargeError, UnavailableError
 
@@ -50,7 +50,7 @@ class Pending(Generic[Item, Answer]):
 class Job(Generic[Item, Answer]):
     """One caller's request: all items are answered, or it fails as a whole. Times are `time.monotonic()`."""
 
-    lane: str
+    lane: Hashable
     """Which encoder computes it; only items of one lane share a batch."""
     cost: int
     deadline: float
@@ -63,7 +63,9 @@ class Job(Generic[Item, Answer]):
     future: asyncio.Future[None] | None = None
 
     @classmethod
-    def of(cls, lane: str, items: Sequence[Item], costs: Sequence[int], deadline: float) -> Job[Item, Answer]:
+    def of(
+        cls, lane: Hashable, items: Sequence[Item], costs: Sequence[int], deadline: float
+    ) -> Job[Item, Answer]:
         job = cls(lane, sum(costs), deadline, answers=[None] * len(items), unanswered=len(items))
         job.waiting.extend(
             Pending(job, i, item, cost) for i, (item, cost) in enumerate(zip(items, costs, strict=True))
@@ -119,7 +121,7 @@ class DynamicBatcher(Generic[Item, Answer]):
 
     def __init__(
         self,
-        run: Callable[[str, list[Item]], Sequence[Answer | Exception]],
+        run: Callable[[Any, list[Item]], Sequence[Answer | Exception]],
         *,
         max_batch_tokens: int,
         max_queue_tokens: int,
@@ -140,7 +142,7 @@ class DynamicBatcher(Generic[Item, Answer]):
         """Why the thread died."""
         self._run = run
         self._observer = observer
-        self._lanes: dict[str, deque[Job[Item, Answer]]] = {}
+        self._lanes: dict[Hashable, deque[Job[Item, Answer]]] = {}
         self._work = threading.Condition()
         self._closing = False
         self._unsettled: set[Job[Item, Answer]] = set()
@@ -290,7 +292,7 @@ class DynamicBatcher(Generic[Item, Answer]):
                 batch = self._take()
                 if batch:
                     return batch
-                if not any(self._lanes.values()):
+                if not self._lanes:
                     self._work.wait()
         return []
 
@@ -298,8 +300,10 @@ class DynamicBatcher(Generic[Item, Answer]):
         """The next batch of the lane whose turn it is, without what has expired meanwhile."""
         for lane, waiting in list(self._lanes.items()):
             batch = take_batch(waiting, self.batch_tokens)
+            del self._lanes[lane]
+            if waiting:
+                self._lanes[lane] = waiting  # its turn comes last now
             if batch:
-                self._lanes[lane] = self._lanes.pop(lane)  # its turn comes last now
                 self.queued_tokens -= sum(pending.cost for pending in batch)
                 now = time.monotonic()
                 batch = [pending for pending in batch if pending.job.deadline > now]

@@ -65,6 +65,18 @@ class Timings:
 
 
 @dataclass(frozen=True, slots=True)
+class Lane:
+    """One encoder. It computes what was tokenized for it, also if another has taken its place meanwhile."""
+
+    backend: Backend
+    name: str
+
+    def run(self, queries: Sequence[Query]) -> Sequence[Answer | Exception]:
+        """See `Backend.run`."""
+        return self.backend.run(self.name, queries)
+
+
+@dataclass(frozen=True, slots=True)
 class Reply(Generic[Result]):
     """Results in the order of the inputs, and who computed them."""
 
@@ -76,8 +88,8 @@ class Reply(Generic[Result]):
 class Engine:
     """Answers the three tasks. Every method runs on the event loop; deadlines are `time.monotonic()`."""
 
-    def __init__(self, backend: Backend, settings: Settings, metrics: Metrics) -> None:
-        self.backend = backend
+    def __init__(self, make_backend: Callable[[], Backend], settings: Settings, metrics: Metrics) -> None:
+        self.backend = make_backend()
         self.failure: BaseException | None = None
         """Why the models could not be loaded, or why the inference thread died."""
         self.loaded = False
@@ -87,11 +99,13 @@ class Engine:
         self.settled = asyncio.Event()
         """Set once the models are loaded, or cannot be."""
         self._draining = False
+        self._make_backend = make_backend
+        self._reloading = asyncio.Lock()
         self._settings = settings
         self._metrics = metrics
         self._pool = ThreadPoolExecutor(max_workers=2, thread_name_prefix="tokenize")
         self.batcher: DynamicBatcher[Query, Answer] = DynamicBatcher(
-            backend.run,
+            Lane.run,
             max_batch_tokens=settings.max_batch_tokens or token_budget(0.0),
             max_queue_tokens=settings.max_queue_tokens,
             observer=metrics,
@@ -136,6 +150,27 @@ class Engine:
         """Accept no more requests; those that were accepted are answered."""
         self._draining = self.refusing = True
 
+    async def reload(self) -> bool:
+        """Load the checkpoints anew beside the old ones, which go on answering; requests that come after that
+        are answered by the new ones. If these cannot be served, all stays as it is. Returns whether they can.
+        """
+        await self.settled.wait()
+        async with self._reloading:
+            backend = self._make_backend()
+            try:
+                self.check_open()
+                await asyncio.to_thread(backend.load)
+            except Exception as error:
+                self._metrics.reloaded(ok=False)
+                expected = isinstance(error, BertError | SettingsError | UnavailableError)
+                logger.error("not reloaded: %s", error, exc_info=None if expected else error)
+                return False
+            self.backend = backend
+            self._calibrate()
+            self._metrics.reloaded(ok=True)
+            logger.info("reloaded: %s", ", ".join(served.name for served in backend.models.values()))
+            return True
+
     async def close(self) -> None:
         """Stop the inference thread after its batch; whoever still waits gets an error."""
         self.refuse()
@@ -145,6 +180,9 @@ class Engine:
     def _load(self) -> None:
         """In the inference thread."""
         self.backend.load()
+        self._calibrate()
+
+    def _calibrate(self) -> None:
         speed = self.batcher.tokens_per_second = self.backend.tokens_per_second
         self.batcher.batch_tokens = self._settings.max_batch_tokens or token_budget(speed)
 
@@ -220,17 +258,17 @@ class Engine:
 
     # The way --------------------------------------------------------------------------------------------------
 
-    def _serving(self, task: Task) -> tuple[str, ServedModel]:
+    def _serving(self, task: Task) -> tuple[Lane, ServedModel]:
         if self.failure is not None or not self.loaded:
             raise UnavailableError(self.status)
-        for lane, served in self.backend.models.items():
+        for name, served in self.backend.models.items():
             if task in served.tasks:
-                return lane, served
+                return Lane(self.backend, name), served
         raise TaskNotServedError(f"the loaded checkpoint has no head for {task}")
 
     async def _answer(
         self,
-        lane: str,
+        lane: Lane,
         served: ServedModel,
         inputs: Sequence[Input],
         read: Callable[[Input], Query],

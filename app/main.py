@@ -33,7 +33,7 @@ Every error is a [problem document](https://www.rfc-editor.org/rfc/rfc9457); eve
 def create_app(settings: Settings, backend: Backend | None = None) -> FastAPI:
     """The service as an ASGI app. Weights are loaded when its lifespan starts, not here."""
     metrics = Metrics()
-    engine = Engine(backend or _torch_backend(settings), settings, metrics)
+    engine = Engine(lambda: backend or _torch_backend(settings), settings, metrics)
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:

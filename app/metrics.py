@@ -41,6 +41,11 @@ class Metrics:
         self._cancelled = Counter(
             "bert_requests_cancelled", "Requests abandoned by their caller before compute.", registry=registry
         )
+        self._reloads = Counter(
+            "bert_reloads", "Loads of checkpoints while serving, by result.", ["result"], registry=registry
+        )
+        for result in ("ok", "failed"):
+            self._reloads.labels(result)
         self._queue_requests = Gauge(
             "bert_queue_requests", "Accepted requests that are not answered yet.", registry=registry
         )
@@ -77,6 +82,10 @@ class Metrics:
     def cancelled(self) -> None:
         """A caller was gone before compute."""
         self._cancelled.inc()
+
+    def reloaded(self, *, ok: bool) -> None:
+        """Checkpoints were loaded anew, or could not be."""
+        self._reloads.labels("ok" if ok else "failed").inc()
 
     def render(self) -> bytes:
         """The text format."""

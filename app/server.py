@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import signal
 import socket
 import sys
 import time
+from contextlib import suppress
 from types import FrameType
 
 import uvicorn
@@ -30,6 +32,18 @@ class DrainingServer(uvicorn.Server):
         self.engine = engine
         self.drain_seconds = drain_seconds
         self.drain_until: float | None = None
+        self.reloads: set[asyncio.Task[bool]] = set()
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """SIGHUP loads the checkpoints anew."""
+        with suppress(NotImplementedError, AttributeError):  # no Windows
+            asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, self._reload)
+        await super().startup(sockets)
+
+    def _reload(self) -> None:
+        task = asyncio.create_task(self.engine.reload())
+        self.reloads.add(task)
+        task.add_done_callback(self.reloads.discard)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:  # noqa: ARG002
         """A first signal drains; Ctrl-C after that ends at once."""

@@ -6,6 +6,7 @@ import logging
 import logging.config
 import multiprocessing
 import multiprocessing.connection
+import os
 import signal
 import socket
 import sys
@@ -43,6 +44,7 @@ class Workers:
         self.settings = self.settings.model_copy(update={"port": reserved.getsockname()[1]})
         for sig in (signal.SIGTERM, signal.SIGINT):
             signal.signal(sig, self._end)
+        signal.signal(signal.SIGHUP, self._reload)
         self.processes = [self._spawn() for _ in range(self.settings.workers)]
         codes: list[int] = []
         while self.processes:
@@ -53,7 +55,9 @@ class Workers:
 
     def _spawn(self) -> SpawnProcess:
         process = self.context.Process(target=_serve_worker, args=(self.settings,))
+        handler = signal.signal(signal.SIGHUP, signal.SIG_IGN)  # inherited: it has no handler at first
         process.start()
+        signal.signal(signal.SIGHUP, handler)
         return process
 
     def _reap(self) -> list[int]:
@@ -74,6 +78,11 @@ class Workers:
         self.ending = True
         for process in self.processes:
             process.terminate()  # SIGTERM: drain
+
+    def _reload(self, *_: object) -> None:
+        for process in self.processes:
+            if process.pid is not None and process.is_alive():
+                os.kill(process.pid, signal.SIGHUP)
 
 
 def _serve_worker(settings: Settings) -> None:

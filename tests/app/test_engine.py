@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -31,7 +33,7 @@ PATIENCE = 30
 
 @asynccontextmanager
 async def running(backend: Any, **settings: object) -> AsyncIterator[Engine]:
-    engine = Engine(backend, Settings.model_validate(settings), Metrics())
+    engine = Engine(lambda: backend, Settings.model_validate(settings), Metrics())
     engine.start()
     try:
         async with asyncio.timeout(PATIENCE):
@@ -199,7 +201,7 @@ async def test_one_bad_input_does_not_fail_the_neighbours(backend: Any) -> None:
 
 async def test_status_follows_the_life_of_the_service(backend: Any) -> None:
     backend.may_load.clear()
-    engine = Engine(backend, Settings(), Metrics())
+    engine = Engine(lambda: backend, Settings(), Metrics())
     engine.start()
     assert engine.status == "loading"
     with pytest.raises(UnavailableError, match="loading"):
@@ -216,6 +218,37 @@ async def test_status_follows_the_life_of_the_service(backend: Any) -> None:
         engine.check_open()
     await engine.sentiment(["a"], deadline=soon())  # it came in before, and its body only now
     await engine.close()
+
+
+async def test_what_waits_during_a_reload_is_computed_by_the_model_it_was_tokenized_for(backend: Any) -> None:
+    fresh = replace(backend, models=dict(backend.models), batches=[], gate=threading.Event())
+    fresh.models["sentiment"] = replace(backend.models["sentiment"], name="fresh-sentiment")
+    made = iter([backend, fresh])
+    engine = Engine(lambda: next(made), Settings(), Metrics())
+    engine.start()
+    async with asyncio.timeout(PATIENCE):
+        await engine.settled.wait()
+    backend.gate.clear()
+    first = asyncio.create_task(engine.sentiment(["a"], deadline=soon()))
+    await backend.has_entered()
+    second = asyncio.create_task(engine.sentiment(["a film"], deadline=soon()))
+    await queued(engine, 2)
+    assert await engine.reload()
+    third = asyncio.create_task(engine.sentiment(["a good film"], deadline=soon()))
+    await queued(engine, 3)
+    backend.gate.set()
+    fresh.gate.set()
+    replies = [(await task).model for task in (first, second, third)]
+    await engine.close()
+    assert replies == ["fake-sentiment", "fake-sentiment", "fresh-sentiment"]
+    assert [len(batch[0].encoding) for batch in backend.batches] == [3, 4]
+    assert [len(batch[0].encoding) for batch in fresh.batches] == [5]
+
+
+async def test_reload_while_draining_is_refused(backend: Any) -> None:
+    async with running(backend) as engine:
+        engine.refuse()
+        assert not await engine.reload()
 
 
 async def test_dead_inference_thread_breaks_the_service(backend: Any) -> None:

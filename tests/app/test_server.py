@@ -245,6 +245,87 @@ async def test_while_draining_the_port_answers_503(checkpoints: dict[str, str]) 
     assert code == 0, output
 
 
+def point_to(link: Path, directory: Path) -> None:
+    """Let a symbolic link point elsewhere, without a moment in which it is not there."""
+    aside = link.with_suffix(".new")
+    aside.symlink_to(directory)
+    aside.replace(link)
+
+
+def reloads(url: str, result: str) -> float:
+    """Of the worker that happens to answer."""
+    lines = httpx.get(url + "/metrics").text.splitlines()
+    return float(next(line.split()[1] for line in lines if f'bert_reloads_total{{result="{result}"}}' in line))
+
+
+@pytest.mark.parametrize("workers", ["1", "2"])
+async def test_sighup_swaps_the_checkpoints_without_dropping_a_request(
+    checkpoints: dict[str, str], save_sentiment: Any, tmp_path: Path, workers: str
+) -> None:
+    old, new = save_sentiment("old"), save_sentiment("new", id2label={0: "BAD", 1: "GOOD"})
+    link = tmp_path / "current"
+    point_to(link, old)
+    seen: list[tuple[int, str, str]] = []
+    ended = asyncio.Event()
+
+    async def ask(url: str) -> None:
+        while not ended.is_set():
+            async with httpx.AsyncClient(base_url=url, timeout=PATIENCE) as client:  # either worker may answer
+                answer = await client.post("/sentiment", json={"inputs": ["a film was good"] * 8})
+            body = answer.json()
+            label = body["results"][0]["predictions"][0]["label"] if answer.status_code == 200 else answer.text
+            seen.append((answer.status_code, body.get("model", ""), label))
+
+    with running(checkpoints | {"BERT_SENTIMENT": str(link)}, "--workers", workers) as process:
+        process.until_ready()
+        callers = [asyncio.create_task(ask(process.url)) for _ in range(8)]
+        async with asyncio.timeout(PATIENCE):
+            while len(seen) < 50:  # noqa: ASYNC110 (another process)
+                await asyncio.sleep(0.01)
+            point_to(link, new)
+            process.process.send_signal(signal.SIGHUP)
+            while {model for _, model, _ in seen[-50:]} != {"new"}:  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+            (tmp_path / "broken").mkdir()
+            point_to(link, tmp_path / "broken")
+            process.process.send_signal(signal.SIGHUP)
+            while not await asyncio.to_thread(reloads, process.url, "failed"):  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+            before = len(seen)
+            while len(seen) < before + 50:  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+        ended.set()
+        await asyncio.gather(*callers)
+        process.process.send_signal(signal.SIGTERM)
+        code, output = await asyncio.to_thread(process.end)
+    assert {(status, model) for status, model, _ in seen} == {(200, "old"), (200, "new")}
+    assert all((label in ("BAD", "GOOD")) == (model == "new") for _, model, label in seen)
+    assert {model for _, model, _ in seen[before:]} == {"new"}
+    assert code == 0, output
+    assert f"not reloaded: {link}/config.json: is missing" in output
+    assert output.count("reloaded: tiny-pretrained, new") == int(workers)
+    assert "Traceback" not in output
+
+
+async def test_weights_that_are_overwritten_in_place_do_no_harm(
+    checkpoints: dict[str, str], save_sentiment: Any
+) -> None:
+    """Tensors may be mapped from the file: what is served must not be."""
+    directory = save_sentiment()
+    environ = checkpoints | {"BERT_SENTIMENT": str(directory), "BERT_DTYPE": "float32"}
+    with running(environ) as process:
+        process.until_ready()
+        async with httpx.AsyncClient(base_url=process.url, timeout=PATIENCE) as client:
+            before = (await client.post("/sentiment", json=GOOD)).json()
+            (directory / "model.safetensors").write_bytes(b"")
+            process.process.send_signal(signal.SIGHUP)
+            async with asyncio.timeout(PATIENCE):
+                while not await asyncio.to_thread(reloads, process.url, "failed"):  # noqa: ASYNC110
+                    await asyncio.sleep(0.01)
+            assert (await client.post("/sentiment", json=GOOD)).json() == before
+            assert (await client.get("/health/ready")).status_code == 200
+
+
 @pytest.mark.parametrize("workers", ["1", "2"])
 def test_wrong_checkpoint_ends_with_one_clear_line(checkpoints: dict[str, str], workers: str) -> None:
     wrong = checkpoints | {"BERT_SENTIMENT": checkpoints["BERT_PRETRAINED"]}
