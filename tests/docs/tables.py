@@ -1,0 +1,129 @@
+"""Tables of the documentation that are made from the code: `python -m tests.docs.tables` renews them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Literal, get_args, get_origin
+
+import yaml
+from prometheus_client.metrics_core import Metric
+from pydantic.fields import FieldInfo
+
+from app.metrics import Metrics
+from app.problems import INTERNAL, TABLE
+from app.settings import PREFIX, Settings
+
+ROOT = Path(__file__).parents[2]
+DOCS = ROOT / "docs"
+ALERTS = ROOT / "deploy" / "prometheus" / "alerts.yml"
+_UNSEEN = {"caller_gone"}  # codes that reach nobody: the connection is closed
+
+
+def settings() -> str:
+    """Every setting of the service: variable, default, values, meaning."""
+    fields = Settings.model_fields.items()
+    return _table(
+        ("variable", "default", "values", "what it does"),
+        [
+            (f"`{PREFIX}{name.upper()}`", _default(name, f), _values(f), f.description or "")
+            for name, f in fields
+        ],
+    )
+
+
+def errors() -> str:
+    """Every status and code that an answer may carry."""
+    kinds = [kind for kind in TABLE.values() if kind.code not in _UNSEEN]
+    rows = {(kind.status, f"`{kind.code}`", kind.title) for kind in kinds if kind.code != "unavailable"}
+    rows |= {
+        (INTERNAL.status, f"`{INTERNAL.code}`", INTERNAL.title),
+        (404, "`not_found`", "There is nothing at this path"),
+        (405, "`method_not_allowed`", "This path has other methods"),
+        (503, "`loading`, `draining`, `broken` or `stopped`", "The service cannot answer now"),
+    }
+    return _table(("status", "code", "meaning"), sorted(rows))
+
+
+def metrics() -> str:
+    """Every metric that the service tells."""
+    told = Metrics()
+    told.request("sentiment", 200)
+    told.latency("sentiment", tokenize=0, queue=0, inference=0)
+    rows = [
+        (
+            f"`{_exposed(metric)}`",
+            metric.type,
+            ", ".join(f"`{label}`" for label in _labels(metric)),
+            metric.documentation,
+        )
+        for metric in told.registry.collect()
+    ]
+    return _table(("metric", "type", "labels", "what it counts"), rows)
+
+
+def alerts() -> str:
+    """Every alert of deploy/prometheus."""
+    groups = yaml.safe_load(ALERTS.read_text(encoding="utf-8"))["groups"]
+    rules = [rule for group in groups for rule in group["rules"]]
+    return _table(
+        ("alert", "severity", "after", "condition"),
+        [(f"`{r['alert']}`", r["labels"]["severity"], r["for"], f"`{r['expr']}`") for r in rules],
+    )
+
+
+TABLES: dict[tuple[str, str], Callable[[], str]] = {
+    ("serving.md", "settings"): settings,
+    ("api.md", "errors"): errors,
+    ("monitoring.md", "metrics"): metrics,
+    ("monitoring.md", "alerts"): alerts,
+}
+"""(document, name of the place in it) -> what stands there."""
+
+
+def place(name: str) -> re.Pattern[str]:
+    """Where the table of this name stands in its document."""
+    return re.compile(rf"(?<=<!-- {name} -->\n).*?(?=<!-- end of {name} -->)", re.DOTALL)
+
+
+def _table(head: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
+    lines = [head, ["---"] * len(head), *([str(cell).replace("|", "\\|") for cell in row] for row in rows)]
+    return "\n" + "\n".join(f"| {' | '.join(line)} |" for line in lines) + "\n\n"
+
+
+def _default(name: str, field: FieldInfo) -> str:
+    default = field.default
+    if isinstance(default, Path):
+        default = default.relative_to(ROOT)
+    if default == ():
+        return "none"
+    return f"`{str(default).lower() if isinstance(default, bool) else default}`"
+
+
+def _values(field: FieldInfo) -> str:
+    """What may be given, as far as the type says more than the explanation."""
+    if get_origin(field.annotation) is Literal:
+        return ", ".join(f"`{value}`" for value in get_args(field.annotation))
+    if field.annotation is bool:
+        return "`true`, `false`"
+    low = next((limit.ge for limit in field.metadata if hasattr(limit, "ge")), None)
+    high = next((limit.le for limit in field.metadata if hasattr(limit, "le")), None)
+    if low is None:
+        return {Path: "directory", str: "text"}.get(field.annotation, "list")  # type: ignore[call-overload]
+    return f"{low} to {high}" if high is not None else f"{low} or more"
+
+
+def _exposed(metric: Metric) -> str:
+    return f"{metric.name}_total" if metric.type == "counter" else metric.name
+
+
+def _labels(metric: Metric) -> list[str]:
+    return [label for label in metric.samples[0].labels if label != "le"]
+
+
+if __name__ == "__main__":
+    for (document, name), make in TABLES.items():
+        file = DOCS / document
+        text = file.read_text(encoding="utf-8")
+        file.write_text(place(name).sub(lambda _, make=make: make(), text), encoding="utf-8")
