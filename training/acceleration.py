@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import time
 from collections.abc import Callable, Iterator
@@ -42,7 +43,7 @@ def compile_if_it_pays(encoder: BertEncoder, wanted: bool | Literal["auto"], tri
         return False
     before = _seconds(trial, device) if wanted == "auto" else float("inf")
     try:
-        _keep_attention_out_of_graphs()
+        keep_attention_out_of_graphs()
         for layer in encoder.layers:
             layer.compile(dynamic=True)
         after = _seconds(trial, device)
@@ -59,10 +60,24 @@ def compile_if_it_pays(encoder: BertEncoder, wanted: bool | Literal["auto"], tri
     return True
 
 
-def _keep_attention_out_of_graphs() -> None:
+@functools.cache  # once is enough
+def keep_attention_out_of_graphs() -> None:
     """Attention reads every sequence's length on the host: a compiler would make a graph for each batch."""
     for kind in (VarlenAttention, PaddedAttention):
         setattr(kind, "__call__", torch.compiler.disable(kind.__call__))  # noqa: B010 (a method)
+
+
+@contextmanager
+def uncompiled(model: nn.Module) -> Iterator[None]:
+    """Evaluation, and a visit to the CPU, would each compile the layers again, for a few passes."""
+    compiled = {part: part._compiled_call_impl for part in model.modules() if part._compiled_call_impl}
+    for part in compiled:
+        part._compiled_call_impl = None
+    try:
+        yield
+    finally:
+        for part, call in compiled.items():
+            part._compiled_call_impl = call
 
 
 def _seconds(trial: Trial, device: torch.device) -> float:
@@ -89,10 +104,10 @@ def largest_micro_batch(most: int, attempt: Callable[[int], None]) -> int:
         except torch.OutOfMemoryError:
             if size == 1:
                 raise
-            size = (size + 1) // 2
-            torch.cuda.empty_cache()
         else:
             return size
+        size = (size + 1) // 2
+        torch.cuda.empty_cache()  # only now: the exception held the tensors of the attempt
 
 
 @contextmanager

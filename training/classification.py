@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
+from model.checkpoint import Checkpoint
 from model.tokenizer import Tokenizer, kept_ends, truncate_longest_first
 from training.batches import ClassificationBatch, collate_classification
 from training.config import FinetuneConfig, SourceConfig
@@ -66,16 +67,33 @@ def evenly(available: int, count: int) -> list[int]:
 
 
 def read_labelled(
-    source: SourceConfig, root: Path, config: FinetuneConfig, tokenizer: Tokenizer
+    source: SourceConfig, root: Path, config: FinetuneConfig, tokenizer: Tokenizer, positions: int
 ) -> tuple[LabelledTexts, LabelledTexts]:
-    """Read a source as token ids: its train and its dev part.
+    """Read a source as token ids: its train part, and its dev part as it would be served, up to as many tokens
+    as the network has `positions`.
 
     Raises:
         SourceError: a label is missing or not in `finetune.labels`; names the document.
     """
     train, dev = split_documents(source, root, config.dev_fraction)
-    name = source_name(source)
-    return _encode(name, train, config, tokenizer), _encode(name, dev, config, tokenizer)
+    name, served = source_name(source), config.model_copy(update={"max_length": positions})
+    return _encode(name, train, config, tokenizer), _encode(name, dev, served, tokenizer)
+
+
+def read_whole(
+    source: SourceConfig, root: Path, config: FinetuneConfig, checkpoint: Checkpoint
+) -> LabelledTexts:
+    """Read a source as the service would read it for this classifier.
+
+    Raises:
+        SourceError: as `read_labelled`.
+    """
+    documents, _ = split_documents(source, root, 0.0)
+    shape = checkpoint.config
+    served = config.model_copy(
+        update={"max_length": shape.max_position_embeddings, "truncation": shape.truncation}
+    )
+    return _encode(source_name(source), documents, served, checkpoint.tokenizer)
 
 
 def split_documents(

@@ -24,9 +24,10 @@ def classifier_from(
     pretrained: BertForPreTraining, config: FinetuneConfig, seed: int
 ) -> BertForSequenceClassification:
     """The pretrained encoder and pooler under a fresh classifier."""
+    attention = config.dropout if config.attention_dropout is None else config.attention_dropout
     shape = pretrained.config.replace(
         hidden_dropout_prob=config.dropout,
-        attention_probs_dropout_prob=config.dropout,
+        attention_probs_dropout_prob=attention,
         id2label=dict(enumerate(config.labels.values())),
         truncation=config.truncation,
     )

@@ -244,7 +244,8 @@ class FinetuneConfig(_Strict):
     """Stop after so many looks without a better one. If absent, train to the end: the rate falls to 0, and the
     last steps are often the best."""
     max_length: Positive = 256
-    """Tokens of a text, or of both texts of a pair, that are read."""
+    """Tokens of a text, or of both texts of a pair, that are trained on. Dev and test texts are read as they
+    are served, up to as many tokens as the network has positions."""
     truncation: Literal["head", "head_tail"] = "head_tail"
     """What is kept of a long text: its beginning, or its beginning and its end."""
     optimizer: Literal["adamw", "muon"] = "adamw"
@@ -269,6 +270,8 @@ class FinetuneConfig(_Strict):
     """The gradient's norm is cut to this."""
     dropout: Share = 0.1
     """Of hidden states and of attention."""
+    attention_dropout: Share | None = None
+    """Of attention alone. 0 lets a GPU use variable-length attention, which has no dropout."""
     checkpoint_minutes: Annotated[float, Field(gt=0)] = 5.0
     """A kill loses at most so much training."""
     log_steps: Positive = 50

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from model.heads import BertForPreTraining, BertForSequenceClassification
 from model.tokenizer import Tokenizer
+from training.acceleration import uncompiled
 from training.batches import ClassificationBatch, PretrainingBatch, collate_pretraining
 from training.config import ExamplesConfig
 from training.corpus import Corpus
@@ -246,7 +247,7 @@ def evaluating(model: nn.Module) -> Iterator[None]:
     precision = choose_precision(next(model.parameters()).device)
     model.eval()
     try:
-        with torch.no_grad(), autocast(model, precision):
+        with torch.no_grad(), uncompiled(model), autocast(model, precision):
             yield
     finally:
         model.train(was_training)

@@ -41,7 +41,7 @@ def finetune(recipe: Recipe) -> bool:
     """Train the classifier from the pretrained model; continues an interrupted run. True when finished."""
     source = _source(recipe)
     with processes() as group:
-        train, dev = read_all(recipe, source.tokenizer)
+        train, dev = read_all(recipe, source)
         material = Material(recipe, source.tokenizer, joined(train, "train"), dev, group)
         assert isinstance(source.model, BertForPreTraining)
         results = []
@@ -199,18 +199,13 @@ def _look_at(
     return evaluate
 
 
-def read_all(recipe: Recipe, tokenizer: Tokenizer) -> tuple[list[LabelledTexts], list[LabelledTexts]]:
+def read_all(recipe: Recipe, start: Checkpoint) -> tuple[list[LabelledTexts], list[LabelledTexts]]:
     """Train and dev part of every training source."""
-    parts = [read_labelled(s, recipe.data, recipe.finetune, tokenizer) for s in recipe.finetune.train]
+    config, tokenizer, positions = recipe.finetune, start.tokenizer, start.config.max_position_embeddings
+    parts = [read_labelled(s, recipe.data, config, tokenizer, positions) for s in config.train]
     if not parts:
         raise RunError("finetune.train names no source")
     return [train for train, _ in parts], [dev for _, dev in parts if len(dev)]
-
-
-def read_test(recipe: Recipe, tokenizer: Tokenizer) -> list[LabelledTexts]:
-    """The test sources, whole."""
-    config = recipe.finetune.model_copy(update={"dev_fraction": 0.0})
-    return [read_labelled(source, recipe.data, config, tokenizer)[0] for source in config.test]
 
 
 def fit_temperature(model: BertForSequenceClassification, dev: LabelledTexts) -> float:

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from training.advice import Advisor
 from training.distributed import Processes
 from training.errors import RunError
-from training.hardware import autocast
+from training.hardware import autocast, synchronise
 from training.optimizer import rate_factor, set_rate
 from training.run_state import Progress, RunState
 from training.watch import ProgressBar, RunLog, Window
@@ -210,6 +210,7 @@ class Loop(Generic[B]):
         Raises:
             RunError: the gradient is not finite any more.
         """
+        self._wait()
         figures = self._window.read(self.progress)
         if not math.isfinite(figures["gradient_norm"]):
             raise RunError(
@@ -217,6 +218,12 @@ class Loop(Generic[B]):
                 "learning_rate or raise warmup_fraction; the last checkpoint is intact"
             )
         return figures
+
+    def _wait(self) -> None:
+        """A GPU is some steps behind, and until it has caught up is training time too."""
+        began = time.perf_counter()
+        synchronise(next(self.task.model.parameters()).device)
+        self.progress.seconds += time.perf_counter() - began
 
     def _log(self) -> None:
         figures, norms = self._read(), self._window.norms
@@ -233,6 +240,7 @@ class Loop(Generic[B]):
         return self.progress.seconds - self._evaluated >= 60 * self.evaluate_minutes
 
     def _evaluate(self) -> None:
+        self._wait()
         if self.evaluate is not None and self.processes.first:
             self.log.write("evaluation", self.progress, self.evaluate(self.progress))
         self._evaluated = self.progress.seconds

@@ -13,6 +13,7 @@ from model.checkpoint import load_checkpoint
 from model.config import BertConfig
 from model.heads import BertForPreTraining
 from model.tokenizer import Tokenizer
+from training.acceleration import uncompiled
 from training.advice import LEFT_PLATEAU, Advisor
 from training.batches import PretrainingBatch
 from training.config import Recipe
@@ -50,7 +51,8 @@ def pretrain(recipe: Recipe) -> bool:
             loop.peak_flops = matmul_peak(device, loop.precision)
         finished = loop.run()
         if finished and group.first:
-            write_directory(recipe.folder / "pretrained", model.cpu(), tokenizer, torch.float32)
+            with uncompiled(model):
+                write_directory(recipe.folder / "pretrained", model.cpu(), tokenizer, torch.float32)
         group.wait()
     return finished
 

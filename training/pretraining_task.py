@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 import torch.nn.functional as F
@@ -31,6 +32,9 @@ logger = logging.getLogger(__name__)
 
 GPU_WORKERS = 4
 """One process makes close to a million tokens of examples a second; a GPU eats one to two."""
+
+TRIAL_BATCHES = 4
+"""Of different sizes, as in training."""
 
 
 class PretrainingTask:
@@ -70,7 +74,8 @@ class PretrainingTask:
             if self.config.micro_batch is None and self.device.type == "cuda":
                 self.micro_batch = largest_micro_batch(self.micro_batch, self._fill_memory)
                 logger.info("%d examples per forward pass", self.micro_batch)
-            compile_if_it_pays(self.bert.encoder, self.config.compile, self._trial())
+            batches = self._first_batches()
+            compile_if_it_pays(self.bert.encoder, self.config.compile, lambda: self._pass(next(batches)))
 
     def micro_batches(self, progress: Progress, spent: float) -> Sequence[PretrainingBatch]:
         """This process's share of the next examples."""
@@ -117,10 +122,10 @@ class PretrainingTask:
         self._pass(collate_pretraining([longest] * examples))
         del moments
 
-    def _trial(self) -> Callable[[], None]:
-        """A pass over the first micro-batches of the run, another one each time."""
-        steps = stream(self.makers[0], self._share(0), 0, 0)
-        return lambda: self._pass(next(steps).batches[0])
+    def _first_batches(self) -> Iterator[PretrainingBatch]:
+        """A few micro-batches over and over: a trial is not to time the making of examples."""
+        steps = itertools.islice(stream(self.makers[0], self._share(0), 0, 0), TRIAL_BATCHES)
+        yield from itertools.cycle([step.batches[0].to(self.device) for step in steps])
 
     def _pass(self, batch: PretrainingBatch) -> None:
         with autocast(self.bert, choose_precision(self.device)):

@@ -12,7 +12,7 @@ from model.checkpoint import Checkpoint, load_checkpoint
 from model.heads import BertForPreTraining, BertForSequenceClassification
 from model.tokenizer import Tokenizer
 from training.baselines import Baseline, tf_idf_baseline
-from training.classification import LabelledTexts
+from training.classification import LabelledTexts, read_whole
 from training.config import Recipe
 from training.corpus import Corpus, prepare
 from training.errors import RunError
@@ -22,7 +22,7 @@ from training.evaluation import (
     evaluate_classification,
     evaluate_pretraining,
 )
-from training.finetune import from_scratch_folder, read_test
+from training.finetune import from_scratch_folder
 from training.hardware import choose_device
 from training.plots import plot_confusion, plot_losses, plot_reliability
 from training.pretrain import open_heldout
@@ -216,7 +216,8 @@ def _classification(recipe: Recipe, folder: Path) -> dict[str, Any]:
     if not folder.is_dir():
         return {}
     model, checkpoint = _classifier(recipe, folder)
-    texts = read_test(recipe, checkpoint.tokenizer)
+    config = recipe.finetune
+    texts = [read_whole(source, recipe.data, config, checkpoint) for source in config.test]
     results = load_results(recipe) if len(recipe.finetune.seeds) > 1 else []
     scratch = from_scratch_folder(recipe) / "model"
     return {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -70,10 +71,18 @@ def stream(
         num_workers=workers,
         prefetch_factor=AHEAD if workers else None,
         multiprocessing_context="fork" if workers else None,  # workers share the corpus's memory maps
+        worker_init_fn=_leave_signals_to_parent if workers else None,
         pin_memory=pin,
         generator=torch.Generator(),  # the global one belongs to dropout, and must not depend on workers
     )
     return iter(loader)
+
+
+def _leave_signals_to_parent(_worker: int) -> None:
+    """`timeout`, a terminal and systemd signal all processes of a run. Did that end the workers, the parent's
+    step would fail before its state is saved; so they wait for the parent to end them."""
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, signal.SIG_IGN)
 
 
 def _step_places(maker: ExampleMaker, examples: int, epoch: int, position: int) -> Iterator[list[Place]]:

@@ -23,6 +23,7 @@ def start(*arguments: str, launcher: Sequence[str] = ()) -> subprocess.Popen[str
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
+        start_new_session=True,  # and a process group, which some tests signal as a whole
     )
 
 

@@ -7,8 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from model.checkpoint import load_checkpoint
 from model.tokenizer import Tokenizer
-from training.classification import LabelledTexts, assemble, joined, read_labelled
+from tests.conftest import MakeCheckpoint
+from training.classification import LabelledTexts, assemble, joined, read_labelled, read_whole
 from training.config import FinetuneConfig, SourceConfig
 from training.errors import SourceError
 
@@ -22,7 +24,7 @@ def read(
     folder: Path, rows: list[dict[str, object]], tokenizer: Tokenizer, **changes: object
 ) -> tuple[LabelledTexts, LabelledTexts]:
     config = FinetuneConfig(**({"dev_fraction": 0.0} | changes))  # type: ignore[arg-type]
-    return read_labelled(write(folder, rows), folder, config, tokenizer)
+    return read_labelled(write(folder, rows), folder, config, tokenizer, positions=64)
 
 
 def test_labels_are_numbered_in_the_order_of_the_recipe(tmp_path: Path, tokenizer: Tokenizer) -> None:
@@ -41,7 +43,7 @@ def test_a_label_outside_the_set_names_the_document(tmp_path: Path, tokenizer: T
 def test_a_source_without_label_column_is_refused(tmp_path: Path, tokenizer: Tokenizer) -> None:
     write(tmp_path, [{"text": "good", "label": 1}])
     with pytest.raises(SourceError, match="the column of labels"):
-        read_labelled(SourceConfig(path="texts.jsonl"), tmp_path, FinetuneConfig(), tokenizer)
+        read_labelled(SourceConfig(path="texts.jsonl"), tmp_path, FinetuneConfig(), tokenizer, 64)
 
 
 def test_no_group_is_split_between_train_and_dev(tmp_path: Path, tokenizer: Tokenizer) -> None:
@@ -87,6 +89,21 @@ def test_training_encodes_as_serving_does(tmp_path: Path, tokenizer: Tokenizer) 
         train, _ = read(tmp_path, [{"text": text, "label": 1}], tokenizer, max_length=20, truncation=truncation)
         served = tokenizer.encode(text, max_length=20, truncate=True, truncation=truncation)
         assert train.input_ids[0].tolist() == served.input_ids
+
+
+def test_dev_and_test_are_read_as_they_are_served(
+    tmp_path: Path, tokenizer: Tokenizer, save_sentiment: MakeCheckpoint
+) -> None:
+    rows = [{"text": f"good film {letter} " * 40, "label": 1} for letter in "abcdefgh"]
+    train, dev = read(tmp_path, rows, tokenizer, max_length=20, dev_fraction=0.5)
+    assert {len(ids) for ids in train.input_ids} == {20}
+    assert {len(ids) for ids in dev.input_ids} == {64}
+    served = load_checkpoint(save_sentiment(truncation="head_tail"))
+    config = FinetuneConfig(max_length=20, truncation="head", labels={"0": "A", "1": "B"})
+    whole = read_whole(write(tmp_path, rows), tmp_path, config, served)
+    assert len(whole) == len(rows)
+    expected = served.tokenizer.encode(rows[0]["text"], max_length=64, truncate=True, truncation="head_tail")
+    assert whole.input_ids[0].tolist() == expected.input_ids
 
 
 def test_batches_hold_every_text_once(tmp_path: Path, tokenizer: Tokenizer) -> None:

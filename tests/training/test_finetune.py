@@ -17,7 +17,7 @@ from tests.training.conftest import MakeRecipe
 from training.classification_task import ClassificationTask, classifier_from
 from training.config import FinetuneConfig, Recipe
 from training.errors import RunError
-from training.finetune import finetune, fit_temperature, read_all, read_test
+from training.finetune import finetune, fit_temperature, read_all
 from training.pretrain import new_model
 from training.run_state import Progress
 from training.seeds import best_of, load_results, seed_folder
@@ -55,6 +55,9 @@ def test_the_classifier_starts_from_the_pretrained_encoder_and_pooler(pretrained
     assert torch.equal(model.pooler.dense.weight, source.next_sentence.pooler.dense.weight)
     assert model.config.labels == ["NEGATIVE", "NEUTRAL", "POSITIVE"]
     assert (model.config.truncation, model.config.hidden_dropout_prob) == ("head", 0.1)
+    assert model.config.attention_probs_dropout_prob == 0.1
+    plain = classifier_from(source, FinetuneConfig(attention_dropout=0.0), seed=1).config
+    assert (plain.hidden_dropout_prob, plain.attention_probs_dropout_prob) == (0.1, 0.0)
 
 
 def test_a_checkpoint_without_next_sentence_head_can_be_fine_tuned(save_pretrained: MakeCheckpoint) -> None:
@@ -187,10 +190,10 @@ def test_no_source_is_a_clear_error(make_recipe: MakeRecipe) -> None:
 
 
 def test_every_text_comes_once_an_epoch(make_recipe: MakeRecipe) -> None:
-    recipe = make_recipe()
-    tokenizer = Tokenizer.load(recipe.folder / "tokenizer")
-    (texts,), _ = read_all(recipe, tokenizer)
-    model = classifier_from(new_model(recipe, tokenizer), recipe.finetune, 1)
+    recipe = with_pretrained(make_recipe())
+    begun = load_checkpoint(recipe.folder / "pretrained")
+    (texts,), _ = read_all(recipe, begun)
+    model = classifier_from(begun.model, recipe.finetune, 1)
     task, progress = ClassificationTask(model, texts, recipe.finetune, 1), Progress()
     seen: list[int] = []
     while len(seen) < len(texts):
@@ -203,15 +206,9 @@ def test_every_text_comes_once_an_epoch(make_recipe: MakeRecipe) -> None:
     assert progress.epoch == 1
 
 
-def test_test_sources_are_read_whole(make_recipe: MakeRecipe) -> None:
-    recipe = make_recipe()
-    (test,) = read_test(recipe, Tokenizer.load(recipe.folder / "tokenizer"))
-    assert len(test) == 20
-
-
 def test_temperature_lowers_the_loss_on_dev(finished: Recipe) -> None:
     loaded = load_checkpoint(finished.folder / "sentiment")
     assert isinstance(loaded.model, BertForSequenceClassification)
     loaded.model.classifier.weight.data *= 500  # sure of itself, and often wrong
-    _, (dev,) = read_all(finished, loaded.tokenizer)
+    _, (dev,) = read_all(finished, loaded)
     assert fit_temperature(loaded.model, dev) > 1.5

@@ -76,6 +76,19 @@ def test_a_run_killed_at_any_moment_ends_with_the_same_weights(
     assert steps == [line["step"] for line in lines(uninterrupted, "train")]
 
 
+def test_a_signal_to_the_whole_process_group_spares_the_workers_until_the_state_is_saved(
+    make_recipe: MakeRecipe, recipe_file: Path, uninterrupted: Recipe
+) -> None:
+    recipe = make_recipe()
+    process = start(*command(recipe, recipe_file, "pretrain.workers=2"))
+    until(process, "step 10 ")
+    os.killpg(process.pid, signal.SIGTERM)
+    status, _, errors = finish(process)
+    assert (status, "stopped by SIGTERM" in errors) == (130, True), errors
+    assert pretrain(recipe)
+    assert same(weights(recipe), weights(uninterrupted))
+
+
 def test_sigterm_saves_and_says_how_to_continue(
     make_recipe: MakeRecipe, recipe_file: Path, uninterrupted: Recipe
 ) -> None:
