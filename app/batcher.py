@@ -110,6 +110,7 @@ class Observer(Protocol):
     def refused(self) -> None: ...
     def expired(self) -> None: ...
     def cancelled(self) -> None: ...
+    def queue(self, requests: int, tokens: int) -> None: ...
 
 
 class DynamicBatcher(Generic[Item, Answer]):
@@ -197,6 +198,7 @@ class DynamicBatcher(Generic[Item, Answer]):
         finally:
             timer.cancel()
             self._unsettled.discard(job)
+            self._observer.queue(self.queued_requests, self.queued_tokens)
         return job.results
 
     def check_room(self, tokens: int) -> None:
@@ -224,6 +226,7 @@ class DynamicBatcher(Generic[Item, Answer]):
             self._lanes.setdefault(job.lane, deque()).append(job)
             self.queued_tokens += job.cost
             self._work.notify()
+        self._observer.queue(self.queued_requests, self.queued_tokens)
         return job.future
 
     def _retry_after(self) -> int:

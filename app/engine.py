@@ -111,7 +111,6 @@ class Engine:
             observer=metrics,
             max_wait=_WAIT_SHARE * settings.request_timeout_ms / 1000,
         )
-        metrics.watch(lambda: self.batcher.queued_requests, lambda: self.batcher.queued_tokens)
 
     # Life -----------------------------------------------------------------------------------------------------
 

@@ -1,10 +1,17 @@
-"""What Prometheus sees. One registry per app, so two apps in one process do not share counts."""
+"""What Prometheus sees. One registry per app, so two apps in one process do not share counts.
+
+Several workers share a folder of files (prometheus_client's multiprocess mode, which `workers.Workers` turns
+on): whichever of them is asked tells the sums of all.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import os
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client.multiprocess import MultiProcessCollector
+
+from app.workers import SHARED_METRICS
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -47,14 +54,22 @@ class Metrics:
         for result in ("ok", "failed"):
             self._reloads.labels(result)
         self._queue_requests = Gauge(
-            "bert_queue_requests", "Accepted requests that are not answered yet.", registry=registry
+            "bert_queue_requests",
+            "Accepted requests that are not answered yet.",
+            registry=registry,
+            multiprocess_mode="livesum",
         )
-        self._queue_tokens = Gauge("bert_queue_tokens", "Tokens that wait for a batch.", registry=registry)
+        self._queue_tokens = Gauge(
+            "bert_queue_tokens",
+            "Tokens that wait for a batch.",
+            registry=registry,
+            multiprocess_mode="livesum",
+        )
 
-    def watch(self, requests: Callable[[], int], tokens: Callable[[], int]) -> None:
-        """Read the queue's depth when somebody asks."""
-        self._queue_requests.set_function(requests)
-        self._queue_tokens.set_function(tokens)
+    def queue(self, requests: int, tokens: int) -> None:
+        """A request came or went."""
+        self._queue_requests.set(requests)
+        self._queue_tokens.set(tokens)
 
     def request(self, task: str, status: int) -> None:
         """One response was sent."""
@@ -88,5 +103,9 @@ class Metrics:
         self._reloads.labels("ok" if ok else "failed").inc()
 
     def render(self) -> bytes:
-        """The text format."""
-        return generate_latest(self.registry)
+        """The text format: of all workers if there are several."""
+        if SHARED_METRICS not in os.environ:
+            return generate_latest(self.registry)
+        registry = CollectorRegistry()
+        MultiProcessCollector(registry)  # type: ignore[no-untyped-call]
+        return generate_latest(registry)

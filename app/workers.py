@@ -10,12 +10,17 @@ import os
 import signal
 import socket
 import sys
+import tempfile
 from multiprocessing.context import SpawnProcess
+from pathlib import Path
 
 from app.logs import log_config
 from app.settings import Settings
 
 logger = logging.getLogger(__name__)
+
+SHARED_METRICS = "PROMETHEUS_MULTIPROC_DIR"
+"""Environment variable, read by prometheus_client when it is imported."""
 
 FAILED = 3  # exit code of a process that cannot start; uvicorn's own
 
@@ -35,6 +40,11 @@ class Workers:
 
     def run(self) -> int:
         """Serve until a signal comes or a worker cannot start. Returns the exit code."""
+        with tempfile.TemporaryDirectory(prefix="bert-serve-") as folder:
+            os.environ[SHARED_METRICS] = folder
+            return self._run()
+
+    def _run(self) -> int:
         logging.config.dictConfig(log_config(self.settings.log_format, self.settings.log_level))
         try:
             reserved = _reserve(self.settings.host, self.settings.port)
@@ -65,6 +75,8 @@ class Workers:
         codes = []
         for process in [process for process in self.processes if process.exitcode is not None]:
             self.processes.remove(process)
+            for gauge in Path(os.environ[SHARED_METRICS]).glob(f"gauge_live*_{process.pid}.db"):
+                gauge.unlink(missing_ok=True)  # its requests are gone with it; what it counted stays
             if not self.ending and process.exitcode != FAILED:
                 logger.error("worker %s ended with %s; starting another", process.pid, process.exitcode)
                 self.processes.append(self._spawn())

@@ -113,7 +113,7 @@ async def info(request: Request) -> Info:
     responses=_METRICS,
 )
 async def metrics(request: Request) -> Response:
-    """Counters and histograms of this worker process."""
+    """Counters, gauges and histograms, summed over the worker processes."""
     collected: Metrics = request.app.state.metrics
     return Response(collected.render(), headers={"Content-Type": CONTENT_TYPE})
 

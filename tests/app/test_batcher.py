@@ -98,6 +98,7 @@ class Counts:
     """An observer that counts."""
 
     seen: dict[str, int] = field(default_factory=dict)
+    depths: list[tuple[int, int]] = field(default_factory=list)
 
     def _add(self, name: str) -> None:
         self.seen[name] = self.seen.get(name, 0) + 1
@@ -113,6 +114,9 @@ class Counts:
 
     def cancelled(self) -> None:
         self._add("cancelled")
+
+    def queue(self, requests: int, tokens: int) -> None:
+        self.depths.append((requests, tokens))
 
 
 @dataclass
@@ -366,6 +370,15 @@ async def test_what_cannot_be_computed_in_time_is_refused_once_the_speed_is_know
             await batcher.answer(job(3))
         computer.gate.set()
         assert await asyncio.gather(first, second) == [[2], [4]]
+
+
+async def test_observer_is_told_how_much_waits(computer: Computer) -> None:
+    async with running(computer) as batcher:
+        await batcher.answer(job(1))
+        observer = batcher._observer
+    assert isinstance(observer, Counts)
+    assert [requests for requests, _ in observer.depths] == [1, 0]
+    assert observer.depths[-1] == (0, 0)
 
 
 async def test_speed_is_that_of_full_batches(computer: Computer) -> None:

@@ -12,11 +12,10 @@ def test_two_apps_do_not_share_counts() -> None:
     assert b"bert_requests_refused_total 0.0" in second.render()
 
 
-def test_queue_depth_is_read_when_asked() -> None:
+def test_queue_depth_is_the_last_that_was_told() -> None:
     metrics = Metrics()
-    depth = [3]
-    metrics.watch(lambda: depth[0], lambda: 10 * depth[0])
-    depth[0] = 4
+    metrics.queue(3, 30)
+    metrics.queue(4, 40)
     text = metrics.render().decode()
     assert "bert_queue_requests 4.0" in text
     assert "bert_queue_tokens 40.0" in text

@@ -245,6 +245,22 @@ async def test_while_draining_the_port_answers_503(checkpoints: dict[str, str]) 
     assert code == 0, output
 
 
+async def test_any_worker_tells_the_metrics_of_all(checkpoints: dict[str, str]) -> None:
+    counted = 'bert_requests_total{status="200",task="sentiment"} 40.0'
+    with running(checkpoints, "--workers", "2") as process:
+        process.until_ready()
+        for _ in range(40):
+            async with httpx.AsyncClient(base_url=process.url, timeout=PATIENCE) as client:
+                assert (await client.post("/sentiment", json=GOOD)).status_code == 200
+        for _ in range(20):
+            async with httpx.AsyncClient(base_url=process.url, timeout=PATIENCE) as client:
+                lines = (await client.get("/metrics")).text.splitlines()
+            assert counted in lines
+            assert "bert_queue_requests 0.0" in lines
+            assert 'bert_reloads_total{result="failed"} 0.0' in lines
+            assert sum(line.startswith("bert_batch_size_count ") for line in lines) == 1
+
+
 def point_to(link: Path, directory: Path) -> None:
     """Let a symbolic link point elsewhere, without a moment in which it is not there."""
     aside = link.with_suffix(".new")
