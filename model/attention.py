@@ -7,13 +7,14 @@ across two. Queries may be fewer than keys: in the last layer only read position
 from __future__ import annotations
 
 import math
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Protocol
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.nn.attention import varlen
+from torch.nn.attention import SDPBackend, sdpa_kernel, varlen
 
 from model.packing import Segments
 
@@ -82,7 +83,8 @@ class PaddedAttention:
 
     def __init__(self, queries: Segments, keys: Segments, device: torch.device, dropout: float = 0.0) -> None:
         self.dropout = dropout
-        self.runs = [_Run.make(run, queries, keys, device) for run in similar_runs(keys.lengths)]
+        limits = (_PADDING_TOLERANCE, _RUN_TOKENS) if device.type == "cpu" else _GPU_LIMITS
+        self.runs = [_Run.make(run, queries, keys, device) for run in similar_runs(keys.lengths, *limits)]
 
     def __call__(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         outs = [run.attend(query, key, value, self.dropout) for run in self.runs]
@@ -90,18 +92,21 @@ class PaddedAttention:
 
 
 # A run ends where its padding would outgrow this share of its own tokens, once it has enough of them to keep
-# a matmul busy. Each run costs a few kernel launches.
+# a matmul busy. Each run costs a few kernel launches, in which time a GPU computes a lot of padding.
 _PADDING_TOLERANCE = 0.125
 _RUN_TOKENS = 512
+_GPU_LIMITS = (0.5, 16_384)
 
 
-def similar_runs(lengths: tuple[int, ...]) -> list[range]:
+def similar_runs(
+    lengths: tuple[int, ...], tolerance: float = _PADDING_TOLERANCE, run_tokens: int = _RUN_TOKENS
+) -> list[range]:
     """Split a batch into runs of neighbouring sequences that waste little when padded to their longest."""
     runs: list[range] = []
     start = tokens = longest = 0
     for i, length in enumerate(lengths):
         padded = max(longest, length) * (i - start + 1)
-        if tokens >= _RUN_TOKENS and padded - tokens - length > _PADDING_TOLERANCE * padded:
+        if tokens >= run_tokens and padded - tokens - length > tolerance * padded:
             runs.append(range(start, i))
             start, tokens, longest = i, 0, 0
         tokens += length
@@ -182,6 +187,10 @@ def _take_rows(rows: Tensor, index: Tensor, back: Tensor) -> Tensor:
     return taken
 
 
+_KERNELS = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
+"""All but cuDNN's, which makes a plan for each new shape: every batch here has one."""
+
+
 @dataclass(frozen=True, slots=True)
 class _Run:
     queries: _Side
@@ -207,7 +216,9 @@ class _Run:
         if torch.is_grad_enabled() and q.device.type == "cpu":
             return self.queries.unpad(_matmul_attention(q, k, v, self.bias, dropout))
         mask = None if self.bias is None else self.bias.to(q.dtype)
-        return self.queries.unpad(F.scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=dropout))
+        with nullcontext() if q.device.type == "cpu" else sdpa_kernel(_KERNELS):
+            out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=dropout)
+        return self.queries.unpad(out)
 
 
 def _matmul_attention(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, dropout: float) -> Tensor:
