@@ -10,7 +10,6 @@ from __future__ import annotations
 import hashlib
 import html
 import subprocess
-import sys
 import tarfile
 import tempfile
 from pathlib import Path
@@ -82,4 +81,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -110,7 +110,7 @@ def _values(field: FieldInfo) -> str:
     low = next((limit.ge for limit in field.metadata if hasattr(limit, "ge")), None)
     high = next((limit.le for limit in field.metadata if hasattr(limit, "le")), None)
     if low is None:
-        return {Path: "directory", str: "text"}.get(field.annotation, "list")  # type: ignore[call-overload]
+        return "directory" if field.annotation is Path else "text" if field.annotation is str else "list"
     return f"{low} to {high}" if high is not None else f"{low} or more"
 
 
@@ -122,8 +122,12 @@ def _labels(metric: Metric) -> list[str]:
     return [label for label in metric.samples[0].labels if label != "le"]
 
 
+def renew(document: str, name: str, table: str) -> None:
+    """Write a table into its place."""
+    file = DOCS / document
+    file.write_text(place(name).sub(lambda _: table, file.read_text(encoding="utf-8")), encoding="utf-8")
+
+
 if __name__ == "__main__":
     for (document, name), make in TABLES.items():
-        file = DOCS / document
-        text = file.read_text(encoding="utf-8")
-        file.write_text(place(name).sub(lambda _, make=make: make(), text), encoding="utf-8")
+        renew(document, name, make())
