@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import socket
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import httpx
 import pytest
@@ -90,6 +92,13 @@ def backend(tokenizer: Tokenizer) -> FakeBackend:
     fake.gate.set()
     fake.may_load.set()
     return fake
+
+
+@pytest.fixture(scope="session")
+def checkpoints(pretrained: Path, sentiment: Path) -> dict[str, str]:
+    """The environment; set BERT_PRETRAINED and BERT_SENTIMENT to test other weights."""
+    tiny = {"BERT_PRETRAINED": str(pretrained), "BERT_SENTIMENT": str(sentiment)}
+    return tiny | {name: os.environ[name] for name in tiny if name in os.environ}
 
 
 @dataclass

@@ -1,0 +1,74 @@
+"""A `bert-serve` process on a free port, for tests."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import httpx
+
+PATIENCE = 120  # seconds; other jobs may hold the processor
+
+
+class Process:
+    """A running `bert-serve`."""
+
+    def __init__(self, arguments: list[str], environ: dict[str, str]) -> None:
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            self.port = probe.getsockname()[1]
+        self.url = f"http://127.0.0.1:{self.port}"
+        command = [
+            sys.executable,
+            "-m",
+            "app",
+            "--host",
+            "127.0.0.1",
+            "--port",
+            str(self.port),
+            *arguments,
+        ]
+        self.process = subprocess.Popen(
+            command,
+            env=os.environ | environ,
+            cwd=Path(__file__).parents[2],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+
+    def until_ready(self) -> None:
+        end = time.monotonic() + PATIENCE
+        while time.monotonic() < end and self.process.poll() is None:
+            try:
+                if httpx.get(self.url + "/health/ready").status_code == 200:
+                    return
+            except httpx.TransportError:
+                pass
+            time.sleep(0.05)
+        self.process.kill()
+        raise AssertionError(self.process.communicate()[0])
+
+    def end(self) -> tuple[int, str]:
+        """Exit code and output."""
+        output, _ = self.process.communicate(timeout=PATIENCE)
+        return self.process.returncode, output
+
+
+@contextmanager
+def running(environ: dict[str, str], *arguments: str) -> Iterator[Process]:
+    started = Process(list(arguments), environ)
+    try:
+        yield started
+    finally:
+        if started.process.poll() is None:
+            started.process.kill()
+            started.process.wait()
+        if started.process.stdout is not None:
+            started.process.stdout.close()
