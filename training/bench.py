@@ -1,7 +1,8 @@
 """`bench`: a training step of this repository beside the same step of `transformers`, in one run.
 
 Both get the same examples, weights of the same shape, precision, scaled dot-product attention, AdamW and
-clipping; `transformers` gets them padded to the longest, as its collators do. They take turns, so that a busy
+clipping; `transformers` gets them padded to the longest, as its collators do. On a GPU, layers here are compiled
+where that pays, as in training, and those of `transformers` run as they come. They take turns, so that a busy
 machine slows both. Tokens are real ones: padding does not count.
 """
 
@@ -21,6 +22,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from model.config import BertConfig
 from model.heads import BertForPreTraining
+from training.acceleration import compile_if_it_pays
 from training.batches import collate_pretraining
 from training.config import ExamplesConfig, PretrainConfig
 from training.errors import RunError
@@ -120,7 +122,9 @@ def _ours(config: BertConfig, examples: Sequence[Example], device: torch.device)
     model.initialise(torch.Generator().manual_seed(0))
     model.to(device).train()
     batch = collate_pretraining(examples).to(device)
-    return _step(model, device, lambda: pretraining_losses(model, batch, batch.counts)[0])
+    step = _step(model, device, lambda: pretraining_losses(model, batch, batch.counts)[0])
+    compile_if_it_pays(model.encoder, "auto", step)  # as training does
+    return step
 
 
 def _theirs(config: BertConfig, examples: Sequence[Example], device: torch.device) -> Step:

@@ -25,7 +25,7 @@ from training.directory import write_directory
 from training.distributed import Processes, processes
 from training.errors import RunError
 from training.evaluation import classification_report, predict_classification
-from training.hardware import choose_device, choose_precision, matmul_peak
+from training.hardware import choose_device, choose_precision, machine, matmul_peak
 from training.loop import Budget, Loop
 from training.optimizer import make_optimizer
 from training.pretrain import fresh_model
@@ -110,6 +110,8 @@ def _train(material: Material, start: BertForPreTraining, seed: int, folder: Pat
     loop = _loop(material, task, best, fingerprint(start), folder)
     if loop.spent < 1 and not best.enough:
         loop.peak_flops = matmul_peak(device, loop.precision)
+        if group.first:
+            loop.log.write("machine", loop.progress, {"machine": machine(device)})
     if not loop.run():
         return None
     if group.first:

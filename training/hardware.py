@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import platform
 import time
+from contextlib import suppress
+from pathlib import Path
 
 import torch
 from torch import nn
@@ -24,6 +27,22 @@ def choose_precision(device: torch.device) -> torch.dtype:
         return torch.bfloat16 if torch.cuda.is_bf16_supported(including_emulation=False) else torch.float32
     native = torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
     return torch.bfloat16 if native else torch.float32
+
+
+def machine(device: torch.device) -> str:
+    """What a run computes on, in words: for its log and the model card."""
+    if device.type == "cuda":
+        return f"{torch.cuda.get_device_name(device)}, torch {torch.__version__}"
+    threads = torch.get_num_threads()
+    return f"{threads} CPU thread{'s' * (threads > 1)} ({_processor()}), torch {torch.__version__}"
+
+
+def _processor() -> str:
+    with suppress(OSError), Path("/proc/cpuinfo").open() as lines:
+        for line in lines:
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.machine()
 
 
 def autocast(model: nn.Module, precision: torch.dtype) -> torch.autocast:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 from training.config import Recipe, SourceConfig
@@ -14,6 +15,9 @@ _WHAT = {
     "pretrained": ("fill-mask", "BERT for masked words and next sentences"),
     "sentiment": ("text-classification", "BERT for the sentiment of English reviews and sentences"),
 }
+
+
+_PLOTS = {"pretrained": ("pretrain-loss.png",), "sentiment": ("finetune-loss.png", "reliability-*.png")}
 
 
 def write_card(recipe: Recipe, name: str, target: Path) -> None:
@@ -50,6 +54,7 @@ def write_card(recipe: Recipe, name: str, target: Path) -> None:
         "## Figures",
         "",
         figures,
+        *_pictures(recipe, name, target),
         *_weaknesses(recipe),
         "## Settings",
         "",
@@ -59,6 +64,16 @@ def write_card(recipe: Recipe, name: str, target: Path) -> None:
         "",
     ]
     (target / "README.md").write_text("\n".join(lines))
+
+
+def _pictures(recipe: Recipe, name: str, target: Path) -> list[str]:
+    """Copy the report's plots that are about this checkpoint; the lines that show them."""
+    lines = []
+    for pattern in _PLOTS[name]:
+        for file in sorted(recipe.folder.glob(pattern)):
+            shutil.copy(file, target)
+            lines += [f"![{file.stem}]({file.name})", ""]
+    return lines
 
 
 def _weaknesses(recipe: Recipe) -> list[str]:
@@ -73,7 +88,11 @@ def _run_line(recipe: Recipe, name: str) -> str:
     if not lines:
         return ""
     last = lines[-1]
-    return f"{last['step']:,} steps, {last['tokens']:,} tokens, {last['minutes']:.0f} minutes of training."
+    machines = dict.fromkeys(line["machine"] for line in lines if line["event"] == "machine")
+    where = f" on {', then '.join(machines)}" if machines else ""
+    return (
+        f"{last['step']:,} steps, {last['tokens']:,} tokens, {last['minutes']:.0f} minutes of training{where}."
+    )
 
 
 def _source_line(source: SourceConfig) -> str:

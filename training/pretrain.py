@@ -22,7 +22,7 @@ from training.directory import write_directory
 from training.distributed import Processes, processes
 from training.errors import CorpusError, RunError
 from training.evaluation import evaluate_pretraining
-from training.hardware import choose_device, choose_precision, matmul_peak
+from training.hardware import choose_device, choose_precision, machine, matmul_peak
 from training.initialisation import attend_to_neighbours, zero_residual
 from training.loop import Budget, Loop
 from training.optimizer import make_optimizer
@@ -49,6 +49,8 @@ def pretrain(recipe: Recipe) -> bool:
         if loop.spent < 1:
             task.prepare()
             loop.peak_flops = matmul_peak(device, loop.precision)
+            if group.first:
+                loop.log.write("machine", loop.progress, {"machine": machine(device)})
         finished = loop.run()
         if finished and group.first:
             with uncompiled(model):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
 from pathlib import Path
 
@@ -74,7 +75,15 @@ def test_the_model_card_has_figures_settings_and_no_broken_links(trained: Path) 
     assert card.startswith("---\npipeline_tag: fill-mask")
     assert "| stories |" in card
     assert '"learning_rate": 0.001' in card
-    assert ".png" not in card
+    pictures = re.findall(r"\]\((\S+\.png)\)", card)
+    assert pictures == ["pretrain-loss.png"]
+    sentiment = (trained / "export" / "sentiment" / "README.md").read_text()
+    pictures += re.findall(r"\]\((\S+\.png)\)", sentiment)
+    assert pictures[1:] == ["finetune-loss.png", "reliability-reviews.png"]
+    folders = [trained / "export" / name for name in ("pretrained", "sentiment", "sentiment")]
+    assert all((folder / file).is_file() for folder, file in zip(folders, pictures, strict=True))
+    assert "CPU thread" in card
+    assert "CPU thread" in sentiment
 
 
 @pytest.mark.parametrize(
