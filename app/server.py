@@ -15,6 +15,7 @@ import uvicorn
 from app.engine import Engine
 from app.logs import log_config
 from app.main import create_app
+from app.protocol import BoundedProtocol
 from app.settings import Settings
 from app.workers import FAILED
 
@@ -77,7 +78,7 @@ def run_worker(settings: Settings, sockets: list[socket.socket] | None = None) -
         host=settings.host,
         port=settings.port,
         loop="auto",
-        http="httptools",
+        http=BoundedProtocol,
         ws="none",
         lifespan="on",
         access_log=settings.log_level == "debug",

@@ -1,0 +1,91 @@
+"""Raw sockets against a real server: who sends slowly, or without end, is cut off; who does not is not."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+
+import httpx
+import pytest
+
+from tests.app.process import PATIENCE, Process, running
+
+HEAD = b"POST /sentiment HTTP/1.1\r\nHost: x\r\n"
+
+
+@pytest.fixture(scope="module")
+def service(checkpoints: dict[str, str]) -> Iterator[Process]:
+    with running(checkpoints | {"BERT_REQUEST_TIMEOUT_MS": "500"}) as process:
+        process.until_ready()
+        yield process
+
+
+async def trickle(port: int, begin: bytes, drop: bytes) -> bytes:
+    """What is received until the server closes, while `drop` is sent over and over."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    received = asyncio.create_task(reader.read())
+    writer.write(begin)
+    async with asyncio.timeout(PATIENCE):
+        while not received.done():
+            writer.write(drop)
+            await asyncio.sleep(0.02)
+    writer.transport.abort()
+    try:
+        return received.result()
+    except ConnectionResetError:  # it closed while more was on its way
+        return b""
+
+
+@pytest.mark.parametrize(
+    ("begin", "drop"),
+    [(b"", b""), (HEAD, b""), (HEAD + b"X-A: ", b"a"), (HEAD, b"X-A: a\r\n"), (HEAD + b"X-A: ", b"a" * 10_000)],
+    ids=["silence", "half a head", "letter by letter", "line by line", "endless"],
+)
+async def test_head_that_does_not_end_is_cut_off(service: Process, begin: bytes, drop: bytes) -> None:
+    assert await trickle(service.port, begin, drop) == b""
+
+
+async def test_second_head_on_a_connection_is_bounded_too(service: Process) -> None:
+    first = b"GET /health/live HTTP/1.1\r\nHost: x\r\n\r\n"
+    received = await trickle(service.port, first + HEAD + b"X-A: ", b"a")
+    assert received.startswith(b"HTTP/1.1 200") or not received
+
+
+async def test_body_that_does_not_end_is_answered_and_then_cut_off(service: Process) -> None:
+    received = await trickle(service.port, HEAD + b"Content-Length: 100000\r\n\r\n", b" ")
+    assert received.startswith(b"HTTP/1.1 504") or not received
+
+
+async def test_body_that_nobody_asked_for_is_cut_off(service: Process) -> None:
+    received = await trickle(service.port, b"GET /nowhere HTTP/1.1\r\nContent-Length: 100000\r\n\r\n", b" ")
+    assert received.startswith(b"HTTP/1.1 404") or not received
+
+
+async def test_many_slow_callers_do_not_keep_others_out(service: Process) -> None:
+    slow = [asyncio.create_task(trickle(service.port, HEAD, b"X-A: a\r\n")) for _ in range(100)]
+    async with httpx.AsyncClient(base_url=service.url, timeout=PATIENCE) as client:
+        assert (await client.get("/health/ready")).status_code == 200
+    assert set(await asyncio.gather(*slow)) == {b""}
+
+
+async def test_connection_that_rests_between_requests_is_kept(service: Process) -> None:
+    reader, writer = await asyncio.open_connection("127.0.0.1", service.port)
+    for _ in range(2):
+        writer.write(b"GET /health/live HTTP/1.1\r\nHost: x\r\n\r\n")
+        async with asyncio.timeout(PATIENCE):
+            assert (await reader.readuntil(b'"}')).startswith(b"HTTP/1.1 200")
+        await asyncio.sleep(1)  # longer than a head may take
+    writer.close()
+    await writer.wait_closed()
+
+
+async def test_head_in_two_pieces_is_read(service: Process) -> None:
+    reader, writer = await asyncio.open_connection("127.0.0.1", service.port)
+    writer.write(b"GET /health/live HT")
+    await writer.drain()
+    await asyncio.sleep(0.05)
+    writer.write(b"TP/1.1\r\nHost: x\r\n\r\n")
+    async with asyncio.timeout(PATIENCE):
+        assert (await reader.readline()).startswith(b"HTTP/1.1 200")
+    writer.close()
+    await writer.wait_closed()
