@@ -1,9 +1,9 @@
 """`bench`: a training step of this repository beside the same step of `transformers`, in one run.
 
 Both get the same examples, weights of the same shape, precision, scaled dot-product attention, AdamW and
-clipping; `transformers` gets them padded to the longest, as its collators do. On a GPU, layers here are compiled
-where that pays, as in training, and those of `transformers` run as they come. They take turns, so that a busy
-machine slows both. Tokens are real ones: padding does not count.
+clipping; `transformers` gets them padded to the longest, as its collators do. On a GPU, layers here are
+compiled where that pays, as in training; those of `transformers` run as they come. They take turns, so that a
+busy machine slows both. Tokens are real ones: padding does not count.
 """
 
 from __future__ import annotations

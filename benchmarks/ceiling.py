@@ -1,0 +1,94 @@
+"""What a device serves at best: `python -m benchmarks.ceiling`. Texts of equal length through the service's own
+backend, in batches of growing size, with random weights; beside it the encoder alone, whose batch lies ready on
+the device. The share of the matmul peak counts what the answers need: in the last layer `[CLS]` only.
+"""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from statistics import median
+
+import torch
+
+from app.backend import Query, Task, TorchBackend
+from benchmarks import texts
+from model import (
+    BertConfig,
+    BertForPreTraining,
+    BertForSequenceClassification,
+    Encoding,
+    PackedBatch,
+    Tokenizer,
+    load_checkpoint,
+    save_checkpoint,
+)
+from training.flops import encoder_flops
+from training.hardware import matmul_peak, synchronise
+
+
+def backend_of(preset: str, device: str, dtype: str, folder: Path) -> TorchBackend:
+    """The backend with random weights of this shape."""
+    tokenizer = Tokenizer.train(texts.generated(2000), 1000, lowercase=True, min_frequency=1)
+    config = BertConfig.preset(preset, vocab_size=tokenizer.vocab_size)
+    for name, kind in (("pretrained", BertForPreTraining), ("sentiment", BertForSequenceClassification)):
+        network = kind(config)
+        network.initialise(torch.Generator().manual_seed(0))
+        save_checkpoint(folder / name, network, tokenizer)
+    backend = TorchBackend(folder / "pretrained", folder / "sentiment", device=device, dtype=dtype)
+    backend.load()
+    return backend
+
+
+def seconds(work: Callable[[], object], device: torch.device, rounds: int) -> float:
+    """Median of some rounds, after one that does not count."""
+    taken = []
+    for _ in range(rounds + 1):
+        synchronise(device)
+        began = time.perf_counter()
+        work()
+        synchronise(device)
+        taken.append(time.perf_counter() - began)
+    return median(taken[1:])
+
+
+@torch.inference_mode()
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--preset", default="base")
+    parser.add_argument("--length", type=int, default=128, help="tokens of each text")
+    parser.add_argument("--tokens", type=int, nargs="+", default=[4096, 16384, 65536], help="of a batch")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--device", default="auto")
+    parser.add_argument("--dtype", default="auto")
+    options = parser.parse_args()
+    length = options.length
+    with tempfile.TemporaryDirectory() as folder:
+        backend = backend_of(options.preset, options.device, options.dtype, Path(folder))
+        encoder = load_checkpoint(Path(folder) / "sentiment").model.encoder.eval()
+    device, dtype = torch.device(backend.device), getattr(torch, backend.dtype)
+    encoder.to(device, dtype)
+    lane = next(lane for lane, served in backend.models.items() if Task.SENTIMENT in served.tasks)
+    peak = matmul_peak(device, dtype, 1.0)
+    print(f"{options.preset}, texts of {length} tokens, {dtype} on {device}; peak {peak / 1e12:.1f} TFLOP/s")
+    print("| batch | texts/s served | of peak | encoder alone, texts/s | of peak |\n|---|---|---|---|---|")
+    ids = [backend.models[lane].tokenizer.cls_id] * length
+    query = Query(Task.SENTIMENT, Encoding(ids, [0] * length, [(0, 0)] * length, truncated=False))
+    for tokens in options.tokens:
+        count = max(1, tokens // length)
+        batch = PackedBatch.pack([ids] * count, reads=[(0,)] * count)
+        on_device = batch.to(device)
+        flops = encoder_flops(encoder.config, batch) / count
+        works = (lambda n=count: backend.run(lane, [query] * n), lambda b=on_device: encoder(b))
+        cells = []
+        for work in works:
+            speed = count / seconds(work, device, options.rounds)
+            cells += [f"{speed:,.0f}", f"{speed * flops / peak:.0%}"]
+        print(f"| {count} | {' | '.join(cells)} |", flush=True)
+
+
+if __name__ == "__main__":
+    main()

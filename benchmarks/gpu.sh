@@ -1,0 +1,279 @@
+#!/usr/bin/env bash
+# The recipe `gpu` on a GPU machine that is lent for minutes: it starts bare, gets this tree and up to 64 MiB a call,
+# ends a call after ten minutes, keeps what git ignores from call to call, and returns at most 8 files of 16 MiB.
+#   benchmarks/gpu.sh STAGE...   runs stages one after the other within LIMIT seconds (570). A stage that is cut short
+#                                says so (status 130) and goes on in the next call; one that is done is passed over.
+#   1  here   gpu.sh prepare wheels pack   token ids, and packages the machine lacks, to runs/gpu/pack/1, 2, ...
+#   2  there  gpu.sh receive test          with runs/gpu/pack/1; then `receive` with 2, 3, ...: the last has to be
+#   3  there  gpu.sh receive pretrain      then `gpu.sh pretrain finetune` until it no longer says "call again"
+#   4  there  gpu.sh export-1              then export-2, ...; after each, here: FROM=where/OUT/is gpu.sh join
+#   5  there  gpu.sh bench                 at any time; join leaves the checkpoints and the report in WORK/result
+# DATA: the texts; WORK: everything made (runs/gpu/work); PACK: pieces to send (runs/gpu/pack); OUT: what comes back
+# (runs/gpu/out); OVERRIDES: more for the recipe, "pretrain.minutes=12 ...". DRY_RUN=1 without a stage rehearses it all
+# on the CPU, with some hundred documents and seconds of training, in WORK.
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+
+DRY_RUN=${DRY_RUN:-}
+ROOT=runs/gpu${DRY_RUN:+-rehearsal}
+DATA=${DATA:-../shared/data} WORK=${WORK:-$ROOT/work} PACK=${PACK:-$ROOT/pack} OUT=${OUT:-$ROOT/out}
+PYTHON=${PYTHON:-$([[ -x .venv/bin/python ]] && echo .venv/bin/python || echo python3)}
+TARGET_PYTHON=${TARGET_PYTHON:-3.12}
+LACKING=${LACKING:-pydantic pydantic_core annotated-types typing-inspection sentencex fastapi fastapi-swagger starlette
+    uvicorn pytest-asyncio}
+DEADLINE=$((SECONDS + ${LIMIT:-570}))
+MIB=$((1024 * 1024))
+TRANSFER=$((64 * MIB)) PART=$((15 * MIB)) PARTS=4  # PARTS of one call fit 64 MiB too
+read -ra CHANGES <<<"${OVERRIDES:-}"
+if [[ $DRY_RUN ]]; then
+    CHANGES+=(device=cpu threads=2 tokenizer.vocab_size=400 tokenizer.min_frequency=1 corpus.workers=1
+        model.preset=tiny model.num_hidden_layers=2 pretrain.batch=16 pretrain.minutes=0.05 pretrain.workers=1
+        pretrain.evaluate_examples=32 pretrain.evaluate_minutes=0.03 adapt.minutes=0.02 finetune.minutes=0.02
+        'finetune.seeds=[1,2]' finetune.evaluate_texts=50)
+fi
+export PYTHONUNBUFFERED=1 TQDM_MININTERVAL=${TQDM_MININTERVAL:-60}
+
+say() { echo "gpu.sh: $*" >&2; }
+fail() { say "$@"; exit 1; }
+again() { say "$1: out of time; call again"; exit 130; }
+
+limited() { # STAGE COMMAND...: ended by SIGTERM when this call's time is up
+    local stage=$1 left=$((DEADLINE - SECONDS)) status=0
+    shift
+    ((left > 5)) || again "$stage"
+    timeout --foreground --kill-after=25 "$left" "$@" 2>&1 | tee -a "$OUT/$stage.log" || status=$?
+    ((status != 124 && status != 130)) || again "$stage"
+    return "$status"
+}
+
+training() { # STAGE COMMAND,COMMAND... KEY=VALUE...: `python -m training`, several commands in one process, once
+    local stage=$1 finished="$WORK/finished/$1"
+    shift
+    if [[ -f $finished && $(<"$finished") == "$* ${CHANGES[*]}" ]]; then
+        say "$stage: done before"
+        return
+    fi
+    limited "$stage" "$PYTHON" -c 'import sys
+from training.__main__ import main
+for command in sys.argv[1].split(","):
+    if status := main([command, *sys.argv[2:]]):
+        sys.exit(status)' "$1" gpu "run=$WORK" "${@:2}" "${CHANGES[@]}"
+    echo "$* ${CHANGES[*]}" >"$finished"
+}
+
+labelled() { # paths of the texts that fine-tuning and its report read
+    "$PYTHON" -c 'from training.config import load_recipe
+tuning = load_recipe("gpu").finetune
+print(*sorted({source.path for source in (*tuning.train, *tuning.test)}), sep="\n")'
+}
+
+sample() { # the beginning of every file
+    "$PYTHON" -c 'import lzma, pathlib, sys
+given, made = map(pathlib.Path, sys.argv[1:])
+for file in sorted(given.glob("*/*.jsonl.xz")):
+    target = made / file.relative_to(given)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with lzma.open(file, "rt") as lines, lzma.open(target, "wt", preset=0) as some:
+        size = 0
+        for line in lines:
+            some.write(line)
+            if (size := size + len(line)) > 300_000:
+                break' "$1" "$2"
+}
+
+on_machine() { # what a bare machine needs before it trains or tests
+    if [[ -d $WORK/wheels && ! -d $WORK/site ]]; then
+        "$PYTHON" -m pip install -q --no-index --no-deps --no-compile --target "$WORK/site.part" "$WORK"/wheels/*.whl
+        mv "$WORK/site.part" "$WORK/site"
+    fi
+    local here
+    here=$(realpath "$WORK")
+    [[ ! -d $WORK/site ]] || export PYTHONPATH="$here/site${PYTHONPATH:+:$PYTHONPATH}"
+    export TORCHINDUCTOR_CACHE_DIR="$here/inductor" # later calls find what this one compiled
+    ulimit -n "$(ulimit -Hn)"
+    local shared
+    shared=$(df --output=avail -m /dev/shm | tail -1)
+    if ((shared < 512)) && ! mount -o remount,size=4g /dev/shm 2>/dev/null; then # ready examples lie there
+        say "/dev/shm has only $shared MB: two processes make examples"
+        CHANGES+=(pretrain.workers=2)
+    fi
+    nvidia-smi -L 2>/dev/null || say "no GPU"
+}
+
+stage_prepare() {
+    if [[ $DRY_RUN ]]; then
+        [[ -d $WORK/sample ]] || sample "$DATA" "$WORK/sample"
+        DATA=$WORK/sample
+    fi
+    training prepare tokenizer,prepare "data=$DATA" "corpus.workers=$(nproc)"
+}
+
+stage_wheels() {
+    local platform platforms=()
+    for platform in manylinux_2_28 manylinux_2_27 manylinux_2_17 manylinux2014; do
+        platforms+=(--platform "${platform}_x86_64")
+    done
+    mkdir -p "$WORK/packed/wheels"
+    # shellcheck disable=SC2086  # several names
+    "$PYTHON" -m pip download -q --no-deps --only-binary=:all: --python-version "$TARGET_PYTHON" --implementation cp \
+        "${platforms[@]}" -c constraints.txt -d "$WORK/packed/wheels" $LACKING
+}
+
+stage_pack() {
+    local run=$WORK/gpu packed=$WORK/packed data=$DATA tree room piece number=0
+    [[ -f $run/corpus/manifest.json ]] || fail "pack: run prepare first"
+    [[ ! $DRY_RUN ]] || data=$WORK/sample
+    mkdir -p "$packed/wheels"
+    local corpus=(-C "$run" corpus tokenizer)
+    # ids of two bytes; starts of four, which grow by little; each compressed as what it is
+    [[ -f $packed/ids ]] || tar -c --exclude='*.json' --exclude=documents.npy --exclude=sentences.npy "${corpus[@]}" |
+        xz -T0 --lzma2=preset=9e,dict=64MiB,lc=3,lp=1,pb=1 >"$packed/ids.part"
+    [[ -f $packed/ids ]] || mv "$packed/ids.part" "$packed/ids"
+    tar -c --exclude='*.json' --exclude=tokens.npy "${corpus[@]}" |
+        xz --delta=dist=4 --lzma2=preset=9e,lc=0,lp=2,pb=2 >"$packed/starts"
+    tar -c --exclude='*.npy' "${corpus[@]}" | xz -9e >"$packed/rest"
+    labelled | tar -c -C "$data" -T - >"$packed/texts"
+    tree=$(git ls-files -coz --exclude-standard | xargs -0 du -cb 2>/dev/null | awk '$2 == "total" { sum += $1 } END { print sum }')
+    room=$((TRANSFER - tree - $(du -sb "$packed/wheels" | cut -f1) - MIB))
+    [[ ! $DRY_RUN ]] || room=$(($(cat "$packed"/{ids,starts,rest,texts} | wc -c) / 3 + 1))
+    ((room > MIB || DRY_RUN)) || fail "pack: the tree alone has $tree bytes of $TRANSFER"
+    rm -rf "$PACK"
+    mkdir -p "$PACK"
+    tar -c -C "$packed" ids starts rest texts | split -b "$room" -d -a 2 - "$PACK/piece-"
+    (cd "$PACK" && sha256sum piece-*) >"$packed/pieces"
+    for piece in "$PACK"/piece-*; do
+        number=$((number + 1))
+        mkdir "$PACK/$number"
+        mv "$piece" "$PACK/$number/"
+        cp "$packed/pieces" "$PACK/$number/"
+    done
+    cp -r "$packed/wheels" "$PACK/1/"
+    say "pack: the tree has $((tree / MIB)) MiB; send $number folders, one a call:" "$PACK"/*
+    du -sm "$packed"/{ids,starts,rest,texts,wheels} >&2
+}
+
+stage_receive() {
+    local got=$WORK/received
+    if [[ -d $WORK/data ]]; then
+        say "receive: done before"
+        return
+    fi
+    mkdir -p "$got"
+    cp "$PACK"/*/piece* "$got/"
+    [[ ! -d $PACK/1/wheels ]] || cp -r "$PACK/1/wheels" "$WORK/"
+    (cd "$got" && sha256sum --quiet --ignore-missing -c pieces) || fail "receive: damaged on the way; send it again"
+    say "receive: $(find "$got" -name 'piece-*' | wc -l) of $(wc -l <"$got/pieces") pieces are here"
+    [[ $(find "$got" -name 'piece-*' | wc -l) == "$(wc -l <"$got/pieces")" ]] || return 0
+    cat "$got"/piece-* | tar -x -C "$got"
+    mkdir -p "$WORK/gpu" "$got/data"
+    tar -x -C "$got/data" -f "$got/texts"
+    local part
+    for part in ids starts rest; do
+        "$PYTHON" -c 'import lzma, shutil, sys
+shutil.copyfileobj(lzma.open(sys.argv[1]), sys.stdout.buffer)' "$got/$part" | tar -x -C "$WORK/gpu"
+    done
+    "$PYTHON" -c 'import sys, training.corpus as c, pathlib
+for manifest in pathlib.Path(sys.argv[1]).glob("**/manifest.json"):
+    if manifest.parent.name != "corpus":
+        c.Corpus.open(manifest.parent).verify()' "$WORK/gpu/corpus"
+    mv "$got/data" "$WORK/data"
+    rm -r "$got"
+}
+
+stage_pretrain() {
+    training pretrain pretrain "data=$WORK/data"
+}
+
+stage_finetune() { # the bag of words of the report needs no GPU: `evaluate` here, later
+    training finetune "adapt,finetune,evaluate,export" "data=$WORK/data" "corpus.workers=$(nproc)" \
+        finetune.baseline_texts=0
+}
+
+stage_export() { # NUMBER: the NUMBERth handful of parts
+    local run=$WORK/gpu parts=$WORK/parts number=$1 part
+    if [[ ! -d $parts ]]; then
+        [[ -d $run/export ]] || training export export "data=$WORK/data"
+        mkdir -p "$parts.part"
+        (cd "$run" && find export pretrain/log.jsonl adapt/pretrain/log.jsonl finetune/results.json \
+            finetune/seed-*/log.jsonl report.* ./*.png -type f 2>/dev/null | tar -c -T -) >"$WORK/result.tar"
+        [[ ! $DRY_RUN ]] || PART=$(($(wc -c <"$WORK/result.tar") / 6 + 1))
+        split -b "$PART" -d -a 2 "$WORK/result.tar" "$parts.part/part-"
+        (cd "$parts.part" && sha256sum part-*) >"$WORK/parts.sums"
+        mv "$WORK/parts.sums" "$parts.part/sums"
+        mv "$parts.part" "$parts"
+    fi
+    local all=("$parts"/part-*)
+    for part in "${all[@]:(number - 1) * PARTS:PARTS}"; do
+        cp "$part" "$OUT/"
+    done
+    cp "$parts/sums" "$OUT/"
+    say "export: delivery $number of $(((${#all[@]} + PARTS - 1) / PARTS)); delete $parts to export anew"
+}
+
+stage_join() {
+    local joined=$WORK/joined missing
+    mkdir -p "$joined"
+    cp "${FROM:-$OUT}"/{part-*,sums} "$joined/"
+    missing=$(cut -c67- "$joined/sums" | while read -r part; do [[ -f $joined/$part ]] || echo "$part"; done)
+    (cd "$joined" && sha256sum --quiet --ignore-missing -c sums) || fail "join: damaged on the way; export it again"
+    if [[ $missing ]]; then
+        say "join: still missing:" "${missing//$'\n'/ }"
+        return
+    fi
+    mkdir -p "$WORK/result"
+    cat "$joined"/part-* | tar -x -C "$WORK/result"
+    say "join: whole; see $WORK/result"
+}
+
+stage_test() { # what is skipped without a GPU
+    local files
+    mapfile -t files < <(grep -rl --include='test_*.py' 'mark\.cuda' tests)
+    limited test "$PYTHON" -m pytest -q -m cuda -W default -p no:cacheprovider "${files[@]}"
+}
+
+stage_bench() {
+    local preset=base batch=256
+    [[ ! $DRY_RUN ]] || preset=tiny batch=4
+    limited bench "$PYTHON" -m training bench "$preset" --length 128 --batch "$batch" --steps 10
+    limited bench "$PYTHON" -m benchmarks.ceiling --preset "$preset" --length 128
+}
+
+rehearse() { # both machines in WORK, a piece a call
+    local base=$WORK piece number
+    rm -rf "$base"
+    WORK=$base/here PACK=$base/pack OUT=$base/out "$0" prepare pack
+    for piece in "$base"/pack/*; do
+        mkdir "$base/sent"
+        cp -r "$piece" "$base/sent/"
+        WORK=$base/there PACK=$base/sent OUT=$base/out "$0" receive
+        rm -r "$base/sent"
+    done
+    WORK=$base/there OUT=$base/out "$0" pretrain finetune
+    for number in 1 2; do
+        rm -r "$base/out"
+        WORK=$base/there OUT=$base/out "$0" "export-$number"
+        WORK=$base/here FROM=$base/out OUT=$base/out "$0" join
+    done
+    [[ ${REHEARSE:-all} != all ]] || WORK=$base/there OUT=$base/out "$0" test bench
+}
+
+if [[ $# == 0 && $DRY_RUN ]]; then
+    rehearse
+    exit
+fi
+(($#)) || { sed -n '2,/^set/s/^# \?//p' "$0" && exit 2; }
+mkdir -p "$OUT" "$WORK/finished"
+for stage in "$@"; do
+    case $stage in
+    prepare | wheels | pack | receive | join) "stage_$stage" ;;
+    test | bench | pretrain | finetune)
+        on_machine
+        "stage_$stage"
+        ;;
+    export-[1-9])
+        on_machine
+        stage_export "${stage#export-}"
+        ;;
+    *) fail "no stage $stage; without one, gpu.sh explains itself" ;;
+    esac
+done
