@@ -4,7 +4,7 @@
 ...     client.sentiment("A good film.").predictions[0].label
 'POSITIVE'
 
-Needs httpx and nothing else of what serving needs: `pip install httpx && pip install --no-deps bert-service`.
+Needs httpx and nothing else of what serving needs: `pip install httpx && pip install --no-deps .` in a checkout.
 """
 
 from __future__ import annotations
