@@ -147,6 +147,7 @@ class DynamicBatcher(Generic[Item, Answer]):
         self._work = threading.Condition()
         self._closing = False
         self._unsettled: set[Job[Item, Answer]] = set()
+        self._unsettled_tokens = 0
         self._thread: threading.Thread | None = None
 
     @property
@@ -155,11 +156,11 @@ class DynamicBatcher(Generic[Item, Answer]):
         return len(self._unsettled)
 
     @property
-    def room(self) -> int:
-        """Tokens that may wait: what is accepted beyond it would expire in the queue."""
+    def timely_tokens(self) -> float:
+        """Tokens of unanswered requests that are computed within `max_wait`: what came on top would expire."""
         if self._full_batches < _SURE:  # a calibration may have met a busy machine
-            return self.max_queue_tokens
-        return int(min(self.max_queue_tokens, self.tokens_per_second * self.max_wait))
+            return math.inf
+        return self.tokens_per_second * self.max_wait
 
     def start(self, setup: Callable[[], None], started: Callable[[], None], died: Callable[[], None]) -> None:
         """Start the thread. It calls `setup`; then the event loop calls `started`, or `died` at any time."""
@@ -198,6 +199,7 @@ class DynamicBatcher(Generic[Item, Answer]):
         finally:
             timer.cancel()
             self._unsettled.discard(job)
+            self._unsettled_tokens -= job.cost
             self._observer.queue(self.queued_requests, self.queued_tokens)
         return job.results
 
@@ -210,7 +212,9 @@ class DynamicBatcher(Generic[Item, Answer]):
                 f"the request has {tokens} tokens, the queue holds {self.max_queue_tokens}; send fewer inputs"
             )
         waiting = self.queued_tokens + self.reserved_tokens
-        if waiting and waiting + tokens > self.room:
+        # Requests take turns, so one that is half done holds up a new one with all of its tokens.
+        ahead = self._unsettled_tokens + self.reserved_tokens
+        if waiting + tokens > self.max_queue_tokens or (ahead and ahead + tokens > self.timely_tokens):
             self._observer.refused()
             raise QueueFullError(self._retry_after())
 
@@ -222,6 +226,7 @@ class DynamicBatcher(Generic[Item, Answer]):
         self.check_room(job.cost)
         job.future = self._loop.create_future()
         self._unsettled.add(job)
+        self._unsettled_tokens += job.cost
         with self._work:
             self._lanes.setdefault(job.lane, deque()).append(job)
             self.queued_tokens += job.cost

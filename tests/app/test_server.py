@@ -191,6 +191,25 @@ async def test_any_worker_tells_the_metrics_of_all(checkpoints: dict[str, str]) 
             assert sum(line.startswith("bert_batch_size_count ") for line in lines) == 1
 
 
+async def test_overload_is_refused_at_once_and_what_is_accepted_is_answered(
+    checkpoints: dict[str, str],
+) -> None:
+    body = {"inputs": ["a film was good and great"] * 50}
+    with running(checkpoints | {"BERT_MAX_QUEUE_TOKENS": "5000"}) as process:
+        process.until_ready()
+        limits = httpx.Limits(max_connections=200)
+        async with httpx.AsyncClient(base_url=process.url, timeout=PATIENCE, limits=limits) as client:
+            answers = await asyncio.gather(*(client.post("/sentiment", json=body) for _ in range(400)))
+            statuses = [answer.status_code for answer in answers]
+            lines = (await client.get("/metrics")).text.splitlines()
+            assert (await client.post("/sentiment", json=GOOD)).status_code == 200
+    assert set(statuses) == {200, 429}
+    assert all(int(a.headers["retry-after"]) >= 1 for a in answers if a.status_code == 429)
+    assert "bert_queue_requests 0.0" in lines
+    assert "bert_queue_tokens 0.0" in lines
+    assert f"bert_requests_refused_total {float(statuses.count(429))}" in lines
+
+
 def point_to(link: Path, directory: Path) -> None:
     """Let a symbolic link point elsewhere, without a moment in which it is not there."""
     aside = link.with_suffix(".new")
