@@ -24,13 +24,15 @@ LACKING=${LACKING:-pydantic pydantic_core annotated-types typing-inspection sent
 DEADLINE=$((SECONDS + ${LIMIT:-570}))
 MIB=$((1024 * 1024))
 TRANSFER=$((64 * MIB)) PART=$((15 * MIB)) PARTS=4  # PARTS of one call fit 64 MiB too
-read -ra CHANGES <<<"${OVERRIDES:-}"
+CHANGES=()
 if [[ $DRY_RUN ]]; then
-    CHANGES+=(device=cpu threads=2 tokenizer.vocab_size=400 tokenizer.min_frequency=1 corpus.workers=1
-        model.preset=tiny model.num_hidden_layers=2 pretrain.batch=16 pretrain.minutes=0.05 pretrain.workers=1
-        pretrain.evaluate_examples=32 pretrain.evaluate_minutes=0.03 adapt.minutes=0.02 finetune.minutes=0.02
-        'finetune.seeds=[1,2]' finetune.evaluate_texts=50)
+    CHANGES+=(device=cpu threads=1 tokenizer.vocab_size=400 tokenizer.min_frequency=1 corpus.workers=1
+        model.preset=tiny model.num_hidden_layers=2 pretrain.batch=16 pretrain.minutes=0.15 pretrain.workers=1
+        pretrain.evaluate_examples=32 adapt.minutes=0.1 finetune.minutes=0.1 'finetune.seeds=[1,2]'
+        finetune.evaluate_texts=50)
 fi
+read -ra more <<<"${OVERRIDES:-}"
+CHANGES+=("${more[@]}")
 export PYTHONUNBUFFERED=1 TQDM_MININTERVAL=${TQDM_MININTERVAL:-60}
 
 say() { echo "gpu.sh: $*" >&2; }
@@ -82,7 +84,7 @@ for file in sorted(given.glob("*/*.jsonl.xz")):
 }
 
 on_machine() { # what a bare machine needs before it trains or tests
-    if [[ -d $WORK/wheels && ! -d $WORK/site ]]; then
+    if [[ ! -d $WORK/site ]] && compgen -G "$WORK/wheels/*.whl" >/dev/null; then
         "$PYTHON" -m pip install -q --no-index --no-deps --no-compile --target "$WORK/site.part" "$WORK"/wheels/*.whl
         mv "$WORK/site.part" "$WORK/site"
     fi
