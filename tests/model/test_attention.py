@@ -192,3 +192,23 @@ def test_kernel_equals_padded_attention(queries: Lengths, keys: Lengths, dtype: 
         ours = PaddedAttention(asked, known, device)(*(x.float() for x in inputs))
     assert kernel.dtype == dtype
     torch.testing.assert_close(kernel.float(), ours, atol=1e-2, rtol=1e-2)
+
+
+@pytest.mark.cuda
+def test_kernels_gradients_equal_those_of_padded_attention() -> None:
+    """Of views of one projection, as the layers have them."""
+    if not torch.cuda.is_available():
+        pytest.skip("no CUDA device: the variable-length kernel was not checked")
+    device = torch.device("cuda")
+    segments = Segments.of((5, 128, 1, 70)).to(device)
+    values = torch.randn(204, 3, 4, 64, generator=torch.Generator().manual_seed(0)).to(device)
+    gradients = []
+    for attention, dtype in (
+        (VarlenAttention(segments, segments), torch.bfloat16),
+        (PaddedAttention(segments, segments, device), torch.float32),
+    ):
+        projected = values.to(dtype).requires_grad_()
+        attention(*projected.unbind(1)).float().square().sum().backward()
+        assert projected.grad is not None
+        gradients.append(projected.grad.float())
+    torch.testing.assert_close(*gradients, atol=3e-2, rtol=3e-2)
