@@ -6,6 +6,7 @@ import os
 import signal
 import sys
 
+from app.reload import reload
 from app.settings import Settings, SettingsError
 
 
@@ -13,10 +14,13 @@ def serve() -> None:
     """Serve with the settings of the command line and the environment; ends the process."""
     if hasattr(signal, "SIGHUP"):  # "load the checkpoints anew"; while they are being loaded, nothing to do
         signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    reloading = sys.argv[1:2] == ["reload"]
     try:
-        settings = Settings.from_command_line(sys.argv[1:], os.environ)
+        settings = Settings.from_command_line(sys.argv[2 if reloading else 1 :], os.environ)
     except SettingsError as error:
         sys.exit(f"bert-serve: {error}")
+    if reloading:
+        sys.exit(reload(settings.port))
     # OpenMP's threads spin while they wait for each other, by default. Here they share their cores with the
     # event loop, the tokenizer and whatever else runs, and spinning kept those from the cores: on two busy
     # cores, sleeping made a batch 4 to 7 times as fast. Read when torch is imported.

@@ -108,7 +108,9 @@ def _explain(error: Any) -> str:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="bert-serve", description="Serve masked words, next sentences and sentiment over HTTP."
+        prog="bert-serve",
+        description="Serve masked words, next sentences and sentiment over HTTP.",
+        epilog="`bert-serve reload --port X` lets a running service load its checkpoints anew, as SIGHUP does.",
     )
     for name, field in Settings.model_fields.items():
         shown = ",".join(field.default) if isinstance(field.default, tuple) else field.default

@@ -1,8 +1,9 @@
 """Ten times more than the service can do: `python -m benchmarks.overload`.
 
-First its capacity, by a closed loop, and once more at the end; between them requests come at random times at a multiple of that. What is accepted
-should be answered in time, as much of it as without the overload, and the memory should not grow. Load
-generator and server share the processor, so requests carry many sentences: sending them costs little.
+First its capacity, by a closed loop, and once more at the end; between them requests come at random times at a
+multiple of that. What is accepted should be answered in time, as much of it as without the overload, and the
+memory should not grow. Load generator and server share the processor, so requests carry many sentences: sending
+them costs little.
 """
 
 from __future__ import annotations

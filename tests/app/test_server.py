@@ -5,6 +5,10 @@ from __future__ import annotations
 import asyncio
 import json
 import signal
+import socket
+import subprocess
+import sys
+import time
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
@@ -12,6 +16,7 @@ from typing import Any
 import httpx
 import pytest
 
+from app.reload import listeners
 from tests.app.process import PATIENCE, Process, running
 
 GOOD = {"inputs": "good"}
@@ -217,6 +222,14 @@ def point_to(link: Path, directory: Path) -> None:
     aside.replace(link)
 
 
+def until_all_listen(process: Process, workers: int) -> None:
+    process.until_ready()
+    end = time.monotonic() + PATIENCE
+    while len(listeners(process.port)) < workers:
+        assert time.monotonic() < end
+        time.sleep(0.02)
+
+
 def reloads(url: str, result: str) -> float:
     """Of the worker that happens to answer."""
     lines = httpx.get(url + "/metrics").text.splitlines()
@@ -242,7 +255,7 @@ async def test_sighup_swaps_the_checkpoints_without_dropping_a_request(
             seen.append((answer.status_code, body.get("model", ""), label))
 
     with running(checkpoints | {"BERT_SENTIMENT": str(link)}, "--workers", workers) as process:
-        process.until_ready()
+        await asyncio.to_thread(until_all_listen, process, int(workers))
         callers = [asyncio.create_task(ask(process.url)) for _ in range(8)]
         async with asyncio.timeout(PATIENCE):
             while len(seen) < 50:  # noqa: ASYNC110 (another process)
@@ -270,6 +283,36 @@ async def test_sighup_swaps_the_checkpoints_without_dropping_a_request(
     assert f"not reloaded: {link}/config.json: is missing" in output
     assert output.count("reloaded: tiny-pretrained, new") == int(workers)
     assert "Traceback" not in output
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_command_reloads_the_service_on_a_port(checkpoints: dict[str, str], workers: int) -> None:
+    with running(checkpoints, "--workers", str(workers)) as process:
+        until_all_listen(process, workers)
+        command = [sys.executable, "-m", "app", "reload", "--port", str(process.port)]
+        subprocess.run(command, cwd=Path(__file__).parents[2], check=True)
+        end = time.monotonic() + PATIENCE
+        while reloads(process.url, "ok") < workers:
+            assert time.monotonic() < end
+            time.sleep(0.02)
+        process.process.send_signal(signal.SIGTERM)
+        code, output = process.end()
+    assert code == 0, output
+    assert output.count("app.engine: reloaded: ") == workers
+
+
+def test_command_never_ends_a_process_that_knows_no_reload() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        port = str(listening.getsockname()[1])
+        done = subprocess.run(
+            [sys.executable, "-m", "app", "reload", "--port", port],
+            cwd=Path(__file__).parents[2],
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr == f"bert-serve: no service that can be told listens on port {port}\n"
 
 
 async def test_weights_that_are_overwritten_in_place_do_no_harm(
