@@ -19,8 +19,8 @@ ROOT=runs/gpu${DRY_RUN:+-rehearsal}
 DATA=${DATA:-../shared/data} WORK=${WORK:-$ROOT/work} PACK=${PACK:-$ROOT/pack} OUT=${OUT:-$ROOT/out}
 PYTHON=${PYTHON:-$([[ -x .venv/bin/python ]] && echo .venv/bin/python || echo python3)}
 TARGET_PYTHON=${TARGET_PYTHON:-3.12}
-LACKING=${LACKING:-pydantic pydantic_core annotated-types typing-inspection sentencex fastapi fastapi-swagger starlette
-    uvicorn pytest-asyncio}
+LACKING=${LACKING:-pydantic pydantic_core annotated-types typing-inspection typing_extensions sentencex fastapi
+    fastapi-swagger starlette uvicorn pytest-asyncio}
 DEADLINE=$((SECONDS + ${LIMIT:-570}))
 MIB=$((1024 * 1024))
 TRANSFER=$((64 * MIB)) PART=$((15 * MIB)) PARTS=4  # PARTS of one call fit 64 MiB too
@@ -128,9 +128,11 @@ stage_pack() {
     mkdir -p "$packed/wheels"
     local corpus=(-C "$run" corpus tokenizer)
     # ids of two bytes; starts of four, which grow by little; each compressed as what it is
-    [[ -f $packed/ids ]] || tar -c --exclude='*.json' --exclude=documents.npy --exclude=sentences.npy "${corpus[@]}" |
-        xz -T0 --lzma2=preset=9e,dict=64MiB,lc=3,lp=1,pb=1 >"$packed/ids.part"
-    [[ -f $packed/ids ]] || mv "$packed/ids.part" "$packed/ids"
+    if [[ ! $packed/ids -nt $run/corpus/manifest.json ]]; then # the rest takes seconds, this minutes
+        tar -c --exclude='*.json' --exclude=documents.npy --exclude=sentences.npy "${corpus[@]}" |
+            xz -T0 --lzma2=preset=9e,dict=64MiB,lc=3,lp=1,pb=1 >"$packed/ids.part"
+        mv "$packed/ids.part" "$packed/ids"
+    fi
     tar -c --exclude='*.json' --exclude=tokens.npy "${corpus[@]}" |
         xz --delta=dist=4 --lzma2=preset=9e,lc=0,lp=2,pb=2 >"$packed/starts"
     tar -c --exclude='*.npy' "${corpus[@]}" | xz -9e >"$packed/rest"
