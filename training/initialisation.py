@@ -21,6 +21,10 @@ _POSITION_SCALE = 0.03
 _QUERY_KEY_SCALE = 0.8
 _SLOWEST = 100.0
 """Ratio of the fastest to the slowest frequency: enough fast ones to tell neighbours apart."""
+_EDGE = 4
+"""Positions at either end that are left out of the regression: they have learned to be the ends."""
+_RIDGE = 1 / 128
+"""Strength of the regression's penalty, for each position that it learns from."""
 
 
 def zero_residual(model: nn.Module) -> None:
@@ -34,18 +38,45 @@ def zero_residual(model: nn.Module) -> None:
 def attend_to_neighbours(encoder: BertEncoder) -> None:
     """Give positions a wave each in the first `head_dim` dimensions, and first-layer heads the rotations by
     which the query of position i meets the key of position i + offset."""
-    width = 2 * (encoder.config.head_dim // 2)
-    frequencies = 0.9 * math.pi * _SLOWEST ** (-torch.arange(width // 2) / (width // 2))
+    width = _width(encoder)
+    frequencies = _frequencies(width)
     positions = encoder.embeddings.position_embeddings.weight  # (max_position_embeddings, hidden)
-    angles = torch.arange(positions.shape[0])[:, None] * frequencies
-    waves = torch.stack([angles.sin(), angles.cos()], -1).flatten(1)  # (positions, width)
-    positions.mul_(0.1)[:, :width] = _POSITION_SCALE * math.sqrt(2) * waves
+    positions.mul_(0.1)[:, :width] = _POSITION_SCALE * math.sqrt(2) * _waves(positions.shape[0], frequencies)
     first = encoder.layers[0]
     assert isinstance(first, BertLayer)
     heads = first.query_key_value.weight.view(3, encoder.config.num_attention_heads, -1, positions.shape[1])
     for head, offset in zip(range(heads.shape[1]), NEIGHBOURS, strict=False):
         heads[0, head, :width, :width] = _QUERY_KEY_SCALE * _rotation(offset * frequencies)
         heads[1, head, :width, :width] = _QUERY_KEY_SCALE * torch.eye(width)
+
+
+@torch.no_grad()
+def extend_positions(encoder: BertEncoder, trained: int) -> None:
+    """Continue the learned position embeddings beyond the first `trained`, where no text has been yet: the
+    waves that they grew from, through the linear map (ridge regression) that best gives the learned ones."""
+    positions = encoder.embeddings.position_embeddings.weight
+    waves = _waves(positions.shape[0], _frequencies(_width(encoder)).double())
+    features = torch.cat([waves, torch.ones_like(waves[:, :1])], 1)  # (positions, width + 1)
+    edge = min(_EDGE, trained // 4)
+    known = features[edge : trained - edge]
+    learned = positions[edge : trained - edge].cpu().double()
+    ridge = _RIDGE * len(known) * torch.eye(features.shape[1], dtype=torch.float64)
+    through = torch.linalg.solve(known.T @ known + ridge, known.T @ learned)  # (width + 1, hidden)
+    positions[trained:] = (features[trained:] @ through).to(positions)
+
+
+def _width(encoder: BertEncoder) -> int:
+    return 2 * (encoder.config.head_dim // 2)
+
+
+def _frequencies(width: int) -> Tensor:
+    return 0.9 * math.pi * _SLOWEST ** (-torch.arange(width // 2) / (width // 2))
+
+
+def _waves(positions: int, frequencies: Tensor) -> Tensor:
+    """A sine and a cosine of each frequency at each position: (positions, 2 frequencies)"""
+    angles = torch.arange(positions)[:, None] * frequencies
+    return torch.stack([angles.sin(), angles.cos()], -1).flatten(1)
 
 
 def _rotation(angles: Tensor) -> Tensor:

@@ -25,6 +25,7 @@ from training.errors import RunError
 from training.examples import IGNORE_INDEX, ExampleMaker, Text, Vocabulary
 from training.flops import pretraining_flops
 from training.hardware import autocast, choose_precision
+from training.initialisation import extend_positions
 from training.run_state import Progress
 from training.stream import Share, Step, stream
 
@@ -79,7 +80,8 @@ class PretrainingTask:
 
     def micro_batches(self, progress: Progress, spent: float) -> Sequence[PretrainingBatch]:
         """This process's share of the next examples."""
-        if progress.phase == 0 and spent >= 1 - self.config.long_fraction:
+        lengthened = progress.phase == 0 and spent >= 1 - self.config.long_fraction
+        if lengthened:
             progress.phase, progress.epoch, progress.position = 1, 0, 0
         place = (progress.phase, progress.epoch, progress.position)
         if self._stream is None or self._stream[0] != place:
@@ -88,7 +90,10 @@ class PretrainingTask:
         step = next(steps)
         progress.epoch, progress.position = step.epoch, step.position
         self._stream = ((progress.phase, progress.epoch, progress.position), steps)
-        return [batch.to(self.device) for batch in step.batches]
+        batches = [batch.to(self.device) for batch in step.batches]
+        if lengthened and self.config.neighbour_attention:
+            self._extend_positions(batches[0])
+        return batches
 
     def losses(self, batch: PretrainingBatch, counts: Sequence[float]) -> Tensor:
         """Part of the step's mean losses, in nats."""
@@ -105,6 +110,21 @@ class PretrainingTask:
             workers = GPU_WORKERS if on_gpu else 0
         maker, share = self.makers[progress.phase], self._share(progress.phase)
         return stream(maker, share, progress.epoch, progress.position, workers=workers, pin=on_gpu)
+
+    def _extend_positions(self, batch: PretrainingBatch) -> None:
+        """Give the positions that no example has reached yet what the others have learned, if that helps."""
+        trained = self.makers[0].config.sequence_length
+        weight = self.bert.encoder.embeddings.position_embeddings.weight
+        before, kept = self._loss(batch), weight.detach().clone()
+        extend_positions(self.bert.encoder, trained)
+        (before, after) = self.processes.sums([before, self._loss(batch)])
+        if after >= before:
+            weight.data.copy_(kept)
+        logger.info("positions beyond %d: loss %.3f as they are, %.3f extended", trained, before, after)
+
+    def _loss(self, batch: PretrainingBatch) -> float:
+        with torch.no_grad(), without_trace(self.bert), autocast(self.bert, choose_precision(self.device)):
+            return self.losses(batch, batch.counts)[0].item()
 
     def _share(self, phase: int) -> Share:
         """Fewer examples when they are long, so that a step keeps its number of tokens."""

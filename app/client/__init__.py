@@ -4,7 +4,8 @@
 ...     client.sentiment("A good film.").predictions[0].label
 'POSITIVE'
 
-Needs httpx and nothing else of what serving needs: `pip install httpx && pip install --no-deps .` in a checkout.
+Needs httpx and nothing else of what serving needs. In a checkout:
+`pip install httpx && pip install --no-deps .`
 """
 
 from __future__ import annotations

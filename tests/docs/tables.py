@@ -69,7 +69,10 @@ def alerts() -> str:
     rules = [rule for group in groups for rule in group["rules"]]
     return _table(
         ("alert", "severity", "after", "condition"),
-        [(f"`{r['alert']}`", r["labels"]["severity"], r.get("for", "at once"), f"`{r['expr']}`") for r in rules],
+        [
+            (f"`{r['alert']}`", r["labels"]["severity"], r.get("for", "at once"), f"`{r['expr']}`")
+            for r in rules
+        ],
     )
 
 

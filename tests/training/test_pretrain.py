@@ -216,6 +216,26 @@ def test_the_long_phase_has_longer_examples_and_as_many_tokens_a_step(make_recip
     assert max(short.packed.lengths) <= 32 < max(long.packed.lengths) <= 64
 
 
+def test_positions_that_no_example_has_reached_continue_the_learned_ones(
+    make_recipe: MakeRecipe, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    recipe = make_recipe("pretrain.dropout=0.0")
+    tokenizer = Tokenizer.load(recipe.folder / "tokenizer")
+    corpus = Corpus.open(recipe.folder / "corpus" / "train")
+    task = PretrainingTask(new_model(recipe, tokenizer), corpus, tokenizer, recipe)
+    positions = task.bert.encoder.embeddings.position_embeddings.weight
+    positions.data *= 3.0  # as if learned
+    positions.data[32:] = 5.0  # worse than any guess
+    before = positions.detach().clone()
+    task.micro_batches(Progress(), 0.5)
+    assert torch.equal(positions, before)
+    task.micro_batches(Progress(), 0.9)
+    assert "positions beyond 32" in caplog.text
+    assert torch.equal(positions[:32], before[:32])
+    assert positions[32:].abs().max() < 1.0
+
+
 def test_a_corpus_with_fewer_examples_than_a_batch_goes_on_to_the_next_epoch(make_recipe: MakeRecipe) -> None:
     recipe = make_recipe("pretrain.batch=1000")
     tokenizer = Tokenizer.load(recipe.folder / "tokenizer")
