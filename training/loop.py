@@ -117,6 +117,9 @@ class Loop(Generic[B]):
     _window: Window = field(init=False)
     _saved: Progress = field(init=False)
     _evaluated: float = 0.0
+    _paused: bool = False
+    _lasted: float = 0.0
+    """Seconds of the last step that was not paused"""
 
     def run(self) -> bool:
         """Train. False if a signal ended it early; the state is saved in either case."""
@@ -125,9 +128,10 @@ class Loop(Generic[B]):
         began_at = self.progress.step
         with self._signals(), ProgressBar(self.spent, shown=self.processes.first) as bar:
             while self._goes_on():
-                began = time.perf_counter()
+                began, self._paused = time.perf_counter(), False
                 self.step()
-                self.progress.seconds += time.perf_counter() - began
+                self._lasted = self._lasted if self._paused else time.perf_counter() - began
+                self.progress.seconds += self._lasted
                 self._look(bar)
             if self._window.steps:
                 bar.update(self.spent, self._read())
@@ -262,15 +266,21 @@ class Loop(Generic[B]):
 
     @contextmanager
     def _signals(self) -> Iterator[None]:
-        """SIGTERM and Ctrl-C let the current step finish; then the state is saved. A second ends at once."""
-        before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+        """SIGTERM and Ctrl-C let the current step finish; then the state is saved. A second ends at once. A run
+        that was paused (Ctrl-Z, SIGSTOP) does not count the pause as training."""
+        handled = (signal.SIGTERM, signal.SIGINT, signal.SIGCONT)
+        before = {number: signal.getsignal(number) for number in handled}
 
         def stop(number: int, _frame: FrameType | None) -> None:
             self._stop = number
             signal.signal(number, before[signal.Signals(number)])
 
-        for number in before:
-            signal.signal(number, stop)
+        def go_on(_number: int, _frame: FrameType | None) -> None:
+            self._paused = True
+
+        signal.signal(signal.SIGTERM, stop)
+        signal.signal(signal.SIGINT, stop)
+        signal.signal(signal.SIGCONT, go_on)
         try:
             yield
         finally:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -172,6 +173,19 @@ def test_a_signal_lets_the_step_finish_saves_and_stops(tmp_path: Path, number: s
     assert loop.progress.step == 3
     assert [file.name for file in tmp_path.glob("*.pt")] == ["state-000000003.pt"]
     assert signal.getsignal(number) == before
+
+
+def test_a_pause_does_not_count_as_training(tmp_path: Path) -> None:
+    class Paused(Regression):
+        def losses(self, batch: Numbers, counts: Sequence[float]) -> Tensor:
+            if len(self.seen) == 3:
+                time.sleep(1)
+                os.kill(os.getpid(), signal.SIGCONT)  # what ends a pause
+            return super().losses(batch, counts)
+
+    loop = loop_of(Paused(), tmp_path, Budget(steps=10))
+    loop.run()
+    assert 0 < loop.progress.seconds < 1
 
 
 def test_what_is_not_finite_is_never_saved(tmp_path: Path) -> None:
