@@ -39,7 +39,8 @@ def attention_for(
     """The fastest attention that computes this batch: variable-length flash attention where it exists."""
     if can_use_varlen(device, dtype, head_dim) and dropout == 0.0:
         return VarlenAttention(queries, keys)
-    return PaddedAttention(queries, keys, device, dropout)
+    invariant = device.type == "cpu" and dtype.itemsize == 2 and not torch.is_grad_enabled()
+    return PaddedAttention(queries, keys, device, dropout, invariant)
 
 
 def can_use_varlen(device: torch.device, dtype: torch.dtype, head_dim: int) -> bool:
@@ -79,12 +80,25 @@ class PaddedAttention:
 
     A run of sequences of equal length is a view of the ribbon and costs no copy, so a ribbon sorted by
     length is computed with next to no padding.
+
+    `invariant`: what a sequence is padded to follows from its own length, as far as the kernel's sums depend
+    on it. In 16 bits one sum in another order is a rounding error that every later layer spreads; so a
+    sequence gets the same numbers among any neighbours. In float32 they would differ in the seventh digit.
     """
 
-    def __init__(self, queries: Segments, keys: Segments, device: torch.device, dropout: float = 0.0) -> None:
+    def __init__(
+        self,
+        queries: Segments,
+        keys: Segments,
+        device: torch.device,
+        dropout: float = 0.0,
+        invariant: bool = False,
+    ) -> None:
         self.dropout = dropout
-        limits = (_PADDING_TOLERANCE, _RUN_TOKENS) if device.type == "cpu" else _GPU_LIMITS
-        self.runs = [_Run.make(run, queries, keys, device) for run in similar_runs(keys.lengths, *limits)]
+        tolerance, tokens = (_PADDING_TOLERANCE, _RUN_TOKENS) if device.type == "cpu" else _GPU_LIMITS
+        lengths = tuple(map(_padded, keys.lengths)) if invariant else keys.lengths
+        runs = similar_runs(lengths, tolerance, tokens, _MIXED if invariant else None)
+        self.runs = [_Run.make(run, max(lengths[i] for i in run), queries, keys, device) for run in runs]
 
     def __call__(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         outs = [run.attend(query, key, value, self.dropout) for run in self.runs]
@@ -97,16 +111,31 @@ _PADDING_TOLERANCE = 0.125
 _RUN_TOKENS = 512
 _GPU_LIMITS = (0.5, 16_384)
 
+# The CPU kernel takes 16 keys at a time and the rest one by one, by another exponential function. It
+# multiplies by the values in blocks whose size follows from the number of keys, if there are many.
+_MIXED = 128
+
+
+def _padded(length: int) -> int:
+    """Keys that an invariant attention pads a text to. Up to `_MIXED`, more multiples of 16 only add zeros."""
+    step = 16 if length <= _MIXED else 32
+    return -(-length // step) * step
+
 
 def similar_runs(
-    lengths: tuple[int, ...], tolerance: float = _PADDING_TOLERANCE, run_tokens: int = _RUN_TOKENS
+    lengths: tuple[int, ...],
+    tolerance: float = _PADDING_TOLERANCE,
+    run_tokens: int = _RUN_TOKENS,
+    mixed: int | None = None,
 ) -> list[range]:
-    """Split a batch into runs of neighbouring sequences that waste little when padded to their longest."""
+    """Split a batch into runs of neighbouring sequences that waste little when padded to their longest, and,
+    if they are longer than `mixed`, nothing."""
     runs: list[range] = []
     start = tokens = longest = 0
     for i, length in enumerate(lengths):
         padded = max(longest, length) * (i - start + 1)
-        if tokens >= run_tokens and padded - tokens - length > tolerance * padded:
+        apart = mixed is not None and tokens and longest != length and max(longest, length) > mixed
+        if apart or (tokens >= run_tokens and padded - tokens - length > tolerance * padded):
             runs.append(range(start, i))
             start, tokens, longest = i, 0, 0
         tokens += length
@@ -122,33 +151,35 @@ class _Side:
     first: int
     last: int
     batch: int
-    longest: int
+    missing: int
+    """Cells that are added to each sequence, if all are equally long; 0 else, and for queries."""
     pad_index: Tensor | None
-    """Ribbon row (from `first`) of each cell, 0 for padding: (batch * longest,); None if all are real."""
+    """Ribbon row (from `first`) of each cell, 0 for padding: (batch * longest,); None if equally long."""
     unpad_index: Tensor | None
     """Padded cell of each ribbon row: (last - first,)"""
 
     @classmethod
-    def make(cls, run: range, segments: Segments, device: torch.device) -> _Side:
+    def make(cls, run: range, longest: int, segments: Segments, device: torch.device) -> _Side:
         lengths = segments.lengths[run.start : run.stop]
         first = sum(segments.lengths[: run.start])
-        total, longest = sum(lengths), max(lengths)
-        if longest * len(lengths) == total:
-            return cls(first, first + total, len(lengths), longest, None, None)
+        total = sum(lengths)
+        if min(lengths) == max(lengths):
+            return cls(first, first + total, len(lengths), longest - lengths[0], None, None)
         counts = torch.tensor(lengths)
         column = torch.arange(longest)
         real = (column < counts[:, None]).flatten()  # (batch * longest,)
         unpad = real.nonzero().squeeze(1)
         pad = torch.zeros(len(lengths) * longest, dtype=torch.int64)
         pad[unpad] = torch.arange(total)
-        return cls(first, first + total, len(lengths), longest, pad.to(device), unpad.to(device))
+        return cls(first, first + total, len(lengths), 0, pad.to(device), unpad.to(device))
 
     def pad(self, ribbon: Tensor) -> Tensor:
         """(rows, heads, head_dim) -> (batch, heads, longest, head_dim)"""
         rows = ribbon[self.first : self.last]
         if self.pad_index is not None and self.unpad_index is not None:
             rows = _take_rows(rows, self.pad_index, self.unpad_index)
-        return rows.view(self.batch, self.longest, *rows.shape[1:]).transpose(1, 2)
+        padded = rows.unflatten(0, (self.batch, -1)).transpose(1, 2)
+        return F.pad(padded, (0, 0, 0, self.missing)) if self.missing else padded
 
     def unpad(self, padded: Tensor) -> Tensor:
         """(batch, heads, longest, head_dim) -> (rows, heads, head_dim)"""
@@ -199,19 +230,22 @@ class _Run:
     """0 for keys, -inf for padding: (batch, 1, 1, longest) float32; None without padding."""
 
     @classmethod
-    def make(cls, run: range, queries: Segments, keys: Segments, device: torch.device) -> _Run:
-        query_side = _Side.make(run, queries, device)
-        key_side = query_side if queries is keys else _Side.make(run, keys, device)
+    def make(cls, run: range, longest: int, queries: Segments, keys: Segments, device: torch.device) -> _Run:
+        """`longest`: number of keys that every sequence of the run is padded to."""
+        key_side = _Side.make(run, longest, keys, device)
+        query_side = key_side
+        if queries is not keys or key_side.missing:
+            query_side = _Side.make(run, max(queries.lengths[run.start : run.stop]), queries, device)
         bias = None
-        if key_side.pad_index is not None:
+        if key_side.pad_index is not None or key_side.missing:
             lengths = torch.tensor(keys.lengths[run.start : run.stop])
-            hidden = torch.arange(key_side.longest) >= lengths[:, None]  # (batch, longest)
+            hidden = torch.arange(longest) >= lengths[:, None]  # (batch, longest)
             bias = torch.zeros(hidden.shape).masked_fill_(hidden, -math.inf)[:, None, None].to(device)
         return cls(query_side, key_side, bias)
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, dropout: float) -> Tensor:
-        if self.queries.longest == 0:  # nobody asks
-            return query[self.queries.first : self.queries.last]
+        if self.queries.first == self.queries.last:  # nobody asks
+            return query[:0]
         q, k, v = self.queries.pad(query), self.keys.pad(key), self.keys.pad(value)
         if torch.is_grad_enabled() and q.device.type == "cpu":
             return self.queries.unpad(_matmul_attention(q, k, v, self.bias, dropout))

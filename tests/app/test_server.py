@@ -70,7 +70,7 @@ async def test_answers_do_not_depend_on_neighbours(client: httpx.AsyncClient) ->
     for one, other in zip(alone, together, strict=True):
         (first,), (second,) = (body["results"][0]["masks"][0]["predictions"] for body in (one, other))
         assert first["token"] == second["token"]
-        assert first["score"] == pytest.approx(second["score"], abs=0.02)
+        assert first["score"] == pytest.approx(second["score"], abs=1e-4)
 
 
 async def test_short_texts_pass_very_long_ones(client: httpx.AsyncClient) -> None:

@@ -44,9 +44,10 @@ def tensors(
     return [torch.randn(n, HEADS, HEAD_DIM, generator=generator, dtype=dtype).requires_grad_() for n in rows]
 
 
-def padded(queries: Lengths, keys: Lengths) -> PaddedAttention:
+def padded(queries: Lengths, keys: Lengths, *, invariant: bool = False) -> PaddedAttention:
     segments = Segments.of(keys)
-    return PaddedAttention(segments if queries is keys else Segments.of(queries), segments, CPU)
+    asked = segments if queries is keys else Segments.of(queries)
+    return PaddedAttention(asked, segments, CPU, invariant=invariant)
 
 
 def some_lengths(seed: int) -> tuple[list[int], list[int]]:
@@ -79,8 +80,10 @@ def test_padded_attention_is_attention_of_each_sequence_alone(queries: Lengths, 
     learning = padded(queries, keys)(*inputs)
     with torch.no_grad():
         serving = padded(queries, keys)(*inputs)
+        among_any = padded(queries, keys, invariant=True)(*inputs)
     torch.testing.assert_close(learning, expected)
     torch.testing.assert_close(serving, expected)
+    torch.testing.assert_close(among_any, expected)
 
 
 @cases
@@ -118,6 +121,30 @@ def test_padded_attention_keeps_the_precision_it_is_given(dtype: torch.dtype) ->
         out = padded([3, 5], [3, 5])(*inputs)
     assert out.dtype == dtype
     torch.testing.assert_close(out.double(), expected, atol=3e-2, rtol=3e-2)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("reads", [None, 1, 3])
+def test_served_attention_in_16_bits_is_the_same_among_any_neighbours(
+    dtype: torch.dtype, reads: int | None
+) -> None:
+    rng = random.Random(0)
+    keys = [*range(3, 130, 7), *(rng.randrange(130, 512) for _ in range(12))]
+    rng.shuffle(keys)
+    queries = keys if reads is None else [reads] * len(keys)
+    generator = torch.Generator().manual_seed(0)
+    rows = (sum(queries), sum(keys), sum(keys))
+    query, key, value = (torch.randn(n, HEADS, 64, generator=generator).to(dtype) for n in rows)
+
+    def attend(asked: Lengths, known: Lengths, *inputs: Tensor) -> Tensor:
+        segments = Segments.of(known)
+        return attention_for(Segments.of(asked), segments, CPU, dtype, 64)(*inputs)
+
+    with torch.no_grad():
+        together = attend(queries, keys, query, key, value)
+        parts = zip(query.split(queries), key.split(keys), value.split(keys), queries, keys, strict=True)
+        alone = torch.cat([attend([asked], [known], *inputs) for *inputs, asked, known in parts])
+    assert (together != alone).float().mean() < 1e-4  # without care, it is 1% of the numbers
 
 
 def test_dropout_thins_the_weights_and_keeps_their_mean() -> None:
