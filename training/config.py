@@ -175,6 +175,8 @@ class PretrainConfig(_Strict):
     """The gradient's norm is cut to this."""
     dropout: Share = 0.0
     """Of hidden states and of attention."""
+    next_weight: Annotated[float, Field(ge=0)] = 1.0
+    """Weight of the next-sentence loss beside the masked LM's; 1 as in BERT."""
     zero_residual: bool = True
     """Start every residual branch at 0: the network begins as its embeddings and leaves the plateau sooner."""
     neighbour_attention: bool = True

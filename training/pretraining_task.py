@@ -97,7 +97,7 @@ class PretrainingTask:
 
     def losses(self, batch: PretrainingBatch, counts: Sequence[float]) -> Tensor:
         """Part of the step's mean losses, in nats."""
-        return pretraining_losses(self.bert, batch, counts)
+        return pretraining_losses(self.bert, batch, counts, self.config.next_weight)
 
     def flops(self, batch: PretrainingBatch) -> int:
         """Of the forward and backward pass."""
@@ -153,10 +153,13 @@ class PretrainingTask:
         loss.backward()
 
 
-def pretraining_losses(model: BertForPreTraining, batch: PretrainingBatch, counts: Sequence[float]) -> Tensor:
+def pretraining_losses(
+    model: BertForPreTraining, batch: PretrainingBatch, counts: Sequence[float], next_weight: float = 1.0
+) -> Tensor:
     """Sum of both losses, masked LM and next sentence (Devlin et al. 2018, section 3.1): (3,), in nats.
 
-    `counts` says how many masked tokens and labelled pairs they are means over.
+    `counts` says how many masked tokens and labelled pairs they are means over. In the sum, next sentence has
+    `next_weight`; beside it stand both without a weight.
     """
     masked, labelled = counts
     hidden = model(batch.packed)  # (num_reads, hidden)
@@ -166,7 +169,7 @@ def pretraining_losses(model: BertForPreTraining, batch: PretrainingBatch, count
     follows = model.next_sentence(hidden.index_select(0, batch.cls_rows)).float()
     nsp = F.cross_entropy(follows, batch.next_labels, ignore_index=IGNORE_INDEX, reduction="sum")
     nsp = nsp / max(1.0, labelled)
-    return torch.stack([mlm + nsp, mlm, nsp])
+    return torch.stack([mlm + next_weight * nsp, mlm, nsp])
 
 
 def phases(config: PretrainConfig) -> list[ExamplesConfig]:

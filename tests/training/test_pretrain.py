@@ -216,6 +216,16 @@ def test_the_long_phase_has_longer_examples_and_as_many_tokens_a_step(make_recip
     assert max(short.packed.lengths) <= 32 < max(long.packed.lengths) <= 64
 
 
+def test_next_sentence_counts_as_much_as_its_weight_says(make_recipe: MakeRecipe) -> None:
+    recipe = make_recipe("pretrain.dropout=0.0", "pretrain.next_weight=3.0")
+    tokenizer = Tokenizer.load(recipe.folder / "tokenizer")
+    corpus = Corpus.open(recipe.folder / "corpus" / "train")
+    task = PretrainingTask(new_model(recipe, tokenizer), corpus, tokenizer, recipe)
+    (batch,) = task.micro_batches(Progress(), 0.0)
+    loss, masked, following = task.losses(batch, batch.counts)
+    torch.testing.assert_close(loss, masked + 3 * following)
+
+
 def test_positions_that_no_example_has_reached_continue_the_learned_ones(
     make_recipe: MakeRecipe, caplog: pytest.LogCaptureFixture
 ) -> None:
