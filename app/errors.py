@@ -43,7 +43,9 @@ class UnsupportedMediaTypeError(ServiceError):
 
 
 class UnauthorizedError(ServiceError):
-    """API keys are configured, and none or a wrong one came."""
+    """API keys are configured, and none or a wrong one came. `challenge`: how one may be sent."""
+
+    challenge = "Bearer"
 
 
 class InvalidRequestError(ServiceError):

@@ -7,7 +7,6 @@ signature of an endpoint, `(body: Schema, request: TaskRequest)`, still writes t
 from __future__ import annotations
 
 import asyncio
-import secrets
 import time
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, NoReturn, TypeVar
@@ -17,6 +16,7 @@ from fastapi.routing import APIRoute
 from pydantic import BaseModel, ValidationError
 from starlette.types import Receive
 
+from app.access import check_key
 from app.engine import Engine
 from app.errors import (
     CallerGoneError,
@@ -25,7 +25,6 @@ from app.errors import (
     InvalidRequestError,
     NotJSONError,
     TooLargeError,
-    UnauthorizedError,
     UnsupportedMediaTypeError,
 )
 from app.metrics import Metrics
@@ -73,7 +72,7 @@ class JSONRoute(APIRoute):
 
         async def handle(request: Request) -> Response:
             task_request = TaskRequest(request.scope, request.receive)
-            _authorise(task_request)
+            check_key(task_request)
             task_request.engine.check_open()
             task_request.deadline = time.monotonic() + _timeout(task_request)
             _check_media_type(task_request)
@@ -147,17 +146,6 @@ def _timeout(request: TaskRequest) -> float:
             [FieldError("must be a positive number of milliseconds", ("header", "X-Request-Timeout-Ms"))]
         )
     return min(int(given) / 1000, limit)
-
-
-def _authorise(request: TaskRequest) -> None:
-    keys = request.settings.api_keys
-    if not keys:
-        return
-    scheme, _, given = request.headers.get("authorization", "").partition(" ")
-    candidate = given.strip().encode()
-    matches = [secrets.compare_digest(candidate, key.encode()) for key in keys]  # all of them: constant time
-    if scheme.lower() != "bearer" or not any(matches):
-        raise UnauthorizedError("send an API key: Authorization: Bearer <key>")
 
 
 def _check_media_type(request: TaskRequest) -> None:

@@ -58,7 +58,9 @@ def create_app(settings: Settings, backend: Backend | None = None) -> FastAPI:
     app.state.settings, app.state.engine, app.state.metrics = settings, engine, metrics
     for routes in (fill_mask, next_sentence, sentiment, hugging_face, operations):
         app.router.routes.extend(routes.router.routes)  # `include_router` costs 50 us per request to match
-    if settings.docs:
+    if settings.metrics != "off":
+        app.router.routes.extend(operations.metrics_router.routes)
+    if settings.docs != "off":
         app.router.routes.extend(pages.router.routes)
         openapi.install(app, settings)
     problems.install(app)

@@ -79,7 +79,10 @@ _PARAMETERS = [
 _TAGS = [
     {"name": "tasks", "description": "Ask the models."},
     {"name": "Hugging Face clients", "description": "The same in the wire shapes of Hugging Face's clients."},
-    {"name": "operations", "description": "Health, limits and metrics; never ask for an API key."},
+    {
+        "name": "operations",
+        "description": "Health, limits, metrics; the first two never ask for an API key.",
+    },
 ]
 _API_KEY = {"type": "http", "scheme": "bearer", "description": "One of the keys in BERT_API_KEYS."}
 
@@ -129,6 +132,8 @@ def install(app: FastAPI, settings: Settings) -> None:
             document = generate()
             _add_problem(document["components"]["schemas"])
             _leave_out_defaults(document["components"]["schemas"])
+            if settings.metrics == "key":
+                document["paths"]["/metrics"]["get"]["responses"] |= {"401": _problem(401)}
             if settings.api_keys:
                 _ask_for_keys(document)
         return app.openapi_schema or {}

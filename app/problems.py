@@ -118,7 +118,7 @@ def _headers(error: Exception) -> dict[str, str]:
     if isinstance(error, errors.QueueFullError | errors.UnavailableError):
         return {"Retry-After": str(error.retry_after)}
     if isinstance(error, errors.UnauthorizedError):
-        return {"WWW-Authenticate": "Bearer"}
+        return {"WWW-Authenticate": error.challenge}
     if isinstance(error, HTTPException):
         return dict(error.headers or {})
     return {}

@@ -7,7 +7,16 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    TypeAdapter,
+    ValidationError,
+    ValidationInfo,
+    field_validator,
+)
 
 PREFIX = "BERT_"
 
@@ -22,7 +31,16 @@ def _split(value: object) -> object:
     return [part.strip() for part in value.split(",") if part.strip()] if isinstance(value, str) else value
 
 
+def _as_access(value: object) -> object:
+    """A switch is as good: `true` is `open`, `false` is `off`."""
+    try:
+        return ("off", "open")[TypeAdapter(bool).validate_python(value)]
+    except ValidationError:
+        return value
+
+
 Names = Annotated[tuple[str, ...], BeforeValidator(_split)]
+Access = Annotated[Literal["open", "key", "off"], BeforeValidator(_as_access)]
 
 
 class Settings(BaseModel):
@@ -63,16 +81,26 @@ class Settings(BaseModel):
     )
     api_keys: Names = Field(
         (),
-        description="comma-separated; with any, the tasks and /hf/* ask for one (health, info, metrics do not)",
+        description="comma-separated; with any, the tasks and /hf/* ask for one (health and info do not)",
     )
     cors_origins: Names = Field(
         (), description="comma-separated origins that browsers may call from; * for all"
     )
-    docs: bool = Field(True, description="serve the playground, /docs and /openapi.json")
+    docs: Access = Field(
+        "open", description="the playground, /docs and /openapi.json: for all, for who has a key, or for nobody"
+    )
+    metrics: Access = Field("open", description="/metrics: for all, for who has a key, or for nobody")
     log_format: Literal["text", "json"] = Field("text", description="text or json")
     log_level: Literal["debug", "info", "warning", "error"] = Field(
         "info", description="debug also logs one line per request"
     )
+
+    @field_validator("docs", "metrics")
+    @classmethod
+    def _has_keys(cls, access: str, info: ValidationInfo) -> str:
+        if access == "key" and not info.data.get("api_keys"):
+            raise ValueError(f"needs keys in {PREFIX}API_KEYS")
+        return access
 
     @classmethod
     def read(cls, environ: Mapping[str, str], flags: Mapping[str, str] | None = None) -> Settings:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from fastapi import APIRouter, Request, Response
+from fastapi import APIRouter, Depends, Request, Response
 from fastapi.responses import PlainTextResponse
 
 from app import openapi as document
+from app.access import check_metrics
 from app.backend import ServedModel
 from app.engine import Engine
 from app.errors import UnavailableError
@@ -16,6 +17,7 @@ from app.responses import Health, Info, Limits, ModelInfo
 from app.settings import Settings
 
 router = APIRouter(tags=["operations"])
+metrics_router = APIRouter(tags=["operations"], dependencies=[Depends(check_metrics)])
 
 _INFO = {
     "version": "0.1.0",
@@ -105,7 +107,7 @@ async def info(request: Request) -> Info:
     )
 
 
-@router.get(
+@metrics_router.get(
     "/metrics",
     operation_id="metrics",
     summary="Prometheus metrics",

@@ -7,10 +7,12 @@ from __future__ import annotations
 
 from importlib import resources
 
-from fastapi import APIRouter, FastAPI, HTTPException, Request, Response
+from fastapi import APIRouter, Depends, FastAPI, HTTPException, Request, Response
 from fastapi.responses import JSONResponse
 
-router = APIRouter(include_in_schema=False)
+from app.access import check_page
+
+router = APIRouter(include_in_schema=False, dependencies=[Depends(check_page)])
 
 _OWN = resources.files("app").joinpath("static")
 _SWAGGER = resources.files("fastapi_swagger.resources")

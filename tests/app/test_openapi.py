@@ -88,6 +88,9 @@ def test_api_keys_are_asked_for_where_they_are_needed(document: Any) -> None:
     asking = {path for path, operation in operations(locked) if operation.get("security") == [{"apiKey": []}]}
     assert asking == {"/fill-mask", "/next-sentence", "/sentiment", "/hf/fill-mask", "/hf/text-classification"}
     assert "secret" not in json.dumps(locked)
+    closed = create_app(Settings(api_keys=("secret",), metrics="key")).openapi()["paths"]["/metrics"]["get"]
+    assert closed["security"] == [{"apiKey": []}]
+    assert "401" in closed["responses"]
 
 
 @pytest.fixture(scope="module")

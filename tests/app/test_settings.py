@@ -53,6 +53,23 @@ def test_lists_are_split_at_commas() -> None:
 
 
 @pytest.mark.parametrize(
+    ("value", "access"),
+    [
+        ("true", "open"),
+        ("1", "open"),
+        ("open", "open"),
+        ("false", "off"),
+        ("no", "off"),
+        ("off", "off"),
+        ("key", "key"),
+    ],
+)
+def test_access_is_a_word_or_a_switch(value: str, access: str) -> None:
+    settings = Settings.read({"BERT_API_KEYS": "one", "BERT_DOCS": value, "BERT_METRICS": value})
+    assert (settings.docs, settings.metrics) == (access, access)
+
+
+@pytest.mark.parametrize(
     ("name", "value"),
     [
         ("BERT_PORT", "http"),
@@ -62,6 +79,7 @@ def test_lists_are_split_at_commas() -> None:
         ("BERT_DTYPE", "int8"),
         ("BERT_LOG_FORMAT", "xml"),
         ("BERT_DOCS", "perhaps"),
+        ("BERT_METRICS", "key"),  # without keys, nobody could ask
         ("BERT_DRAIN_SECONDS", "-1"),
     ],
 )

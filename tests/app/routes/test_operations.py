@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
 from app.backend import TorchBackend
 from app.engine import token_budget
 from app.errors import UnavailableError
@@ -71,6 +73,25 @@ async def test_metrics_are_text_for_prometheus(serve: Any) -> None:
         assert await service.metric("bert_batch_size_sum") == 2
         assert await service.metric('bert_request_seconds_count{stage="inference",task="sentiment"}') == 1
         assert await service.metric("bert_queue_tokens") == 0
+
+
+@pytest.mark.parametrize(("given", "status"), [(None, 401), ("Bearer guess", 401), ("Bearer the key", 200)])
+async def test_metrics_can_be_put_behind_the_key(serve: Any, given: str | None, status: int) -> None:
+    async with serve(metrics="key", api_keys="the key") as service:
+        answer = await service.client.get("/metrics", headers={"Authorization": given} if given else {})
+        assert (await service.client.get("/info")).status_code == 200
+    assert answer.status_code == status
+
+
+async def test_metrics_can_be_switched_off(serve: Any) -> None:
+    async with serve(metrics="off") as service:
+        assert (await service.client.get("/metrics")).status_code == 404
+        assert "/metrics" not in (await service.client.get("/openapi.json")).json()["paths"]
+
+
+async def test_metrics_are_open_beside_keys_unless_told_otherwise(serve: Any) -> None:
+    async with serve(api_keys="the key") as service:
+        assert (await service.client.get("/metrics")).status_code == 200
 
 
 def test_unavailable_says_why() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import re
 from pathlib import Path
 from typing import Any
@@ -46,6 +47,25 @@ async def test_pages_can_be_switched_off(serve: Any) -> None:
     async with serve(docs=False) as service:
         answers = [await service.client.get(path) for path in paths]
     assert {answer.status_code for answer in answers} == {404}
+
+
+BROWSER = {"Authorization": "Basic " + base64.b64encode(b"anybody:the key").decode()}
+
+
+@pytest.mark.parametrize("path", ["/", "/docs", "/openapi.json", "/static/playground.js"])
+async def test_pages_can_be_put_behind_the_key(serve: Any, path: str) -> None:
+    async with serve(docs="key", api_keys="other,the key") as service:
+        refused = await service.client.get(path)
+        wrong = await service.client.get(path, auth=("the key", "guess"))
+        broken = await service.client.get(path, headers={"Authorization": "Basic ?"})
+        typed = await service.client.get(path, headers=BROWSER)
+        sent = await service.client.get(path, headers={"Authorization": "Bearer the key"})
+        task = await service.client.post("/sentiment", json={"inputs": "good"}, headers=BROWSER)
+    assert [refused.status_code, wrong.status_code, broken.status_code] == [401] * 3
+    assert refused.headers["www-authenticate"].startswith("Basic realm=")  # the browser asks for a password
+    assert refused.json()["code"] == "unauthorized"
+    assert [typed.status_code, sent.status_code] == [200, 200]
+    assert (task.status_code, task.headers["www-authenticate"]) == (401, "Bearer")
 
 
 @pytest.mark.parametrize("name", ["__init__.py", "index.html", "..%2Fmain.py"])

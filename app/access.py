@@ -1,0 +1,70 @@
+"""Who may ask: one of the API keys, as a bearer token; where a browser comes, also as a password."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import secrets
+
+from fastapi import Request
+
+from app.errors import UnauthorizedError
+from app.settings import Settings
+
+
+def check_key(request: Request) -> None:
+    """Refuse who has no key, if there are any.
+
+    Raises:
+        UnauthorizedError: none or a wrong one came.
+    """
+    scheme, given = _credentials(request)
+    if not _is_open(request) and not (scheme == "bearer" and _is_key(request, given.encode())):
+        raise UnauthorizedError("send an API key: Authorization: Bearer <key>")
+
+
+def check_metrics(request: Request) -> None:
+    """`check_key`, if the metrics ask for one."""
+    if _settings(request).metrics == "key":
+        check_key(request)
+
+
+def check_page(request: Request) -> None:
+    """`check_key`, if the pages ask for one. A browser then asks for a name, any, and a password, the key.
+
+    The tasks take no password: a browser would send it along with what other sites make it send.
+    """
+    scheme, given = _credentials(request)
+    if _settings(request).docs != "key" or (scheme == "basic" and _is_key(request, _password(given))):
+        return
+    try:
+        check_key(request)
+    except UnauthorizedError as error:
+        error.challenge = 'Basic realm="bert-service", charset="UTF-8"'
+        raise
+
+
+def _settings(request: Request) -> Settings:
+    settings: Settings = request.app.state.settings
+    return settings
+
+
+def _is_open(request: Request) -> bool:
+    return not _settings(request).api_keys
+
+
+def _credentials(request: Request) -> tuple[str, str]:
+    scheme, _, given = request.headers.get("authorization", "").partition(" ")
+    return scheme.lower(), given.strip()
+
+
+def _password(given: str) -> bytes:
+    try:
+        return base64.b64decode(given, validate=True).partition(b":")[2]
+    except (binascii.Error, ValueError):
+        return b""
+
+
+def _is_key(request: Request, given: bytes) -> bool:
+    matches = [secrets.compare_digest(given, key.encode()) for key in _settings(request).api_keys]
+    return any(matches)  # all of them were compared: constant time
