@@ -72,8 +72,9 @@ _PARAMETERS = [
     {
         "name": "X-Request-ID",
         "in": "header",
-        "description": "Comes back in the response and stands in the log.",
-        "schema": {"type": "string", "maxLength": 128},
+        "description": "Comes back in the response and stands in the log, if it has up to 128 letters, digits "
+        "and `._:/+=-`; else another is made.",
+        "schema": {"type": "string"},
     },
 ]
 _TAGS = [
