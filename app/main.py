@@ -11,7 +11,7 @@ from pathlib import Path
 from fastapi import FastAPI
 from fastapi.middleware.cors import CORSMiddleware
 
-from app import openapi, problems
+from app import openapi, problems, traces
 from app.__main__ import serve
 from app.backend import Backend, TorchBackend
 from app.cpu import available_cpus
@@ -54,6 +54,7 @@ def create_app(settings: Settings, backend: Backend | None = None) -> FastAPI:
         docs_url=None,
         redoc_url=None,
         redirect_slashes=False,
+        telemetry=traces.CONFIG,
     )
     app.state.settings, app.state.engine, app.state.metrics = settings, engine, metrics
     for routes in (fill_mask, next_sentence, sentiment, hugging_face, operations):

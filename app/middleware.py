@@ -10,6 +10,7 @@ import secrets
 from starlette.datastructures import MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from app import traces
 from app.engine import Engine
 from app.metrics import Metrics
 from app.problems import problem_response
@@ -41,6 +42,7 @@ class Envelope:
             await self.app(scope, receive, send)
             return
         request_id = scope["request_id"] = _sane_id(scope) or f"{self._prefix}{next(self._numbers):016x}"
+        traces.note_request(request_id)
         task = _TASKS.get(scope["path"])
         started = False
 

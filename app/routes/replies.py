@@ -7,6 +7,7 @@ from typing import Any
 from fastapi import APIRouter, Response
 from pydantic_core import to_json
 
+from app import traces
 from app.engine import Reply
 from app.json_route import JSONRoute, TaskRequest
 
@@ -21,5 +22,6 @@ def respond(request: TaskRequest, task: str, reply: Reply[Any], body: Any) -> Re
     times = reply.timings
     request.metrics.latency(task, tokenize=times.tokenize, queue=times.queue, inference=times.inference)
     stages = (("tokenize", times.tokenize), ("queue", times.queue), ("inference", times.inference))
+    traces.note_stages(*stages)
     timing = ", ".join(f"{name};dur={seconds * 1000:.3f}" for name, seconds in stages)
     return Response(to_json(body), headers={"Server-Timing": timing}, media_type="application/json")

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from opentelemetry.sdk import environment_variables
 
 from app import cli
 from app.settings import PREFIX, Settings
@@ -50,6 +51,8 @@ def _is_setting(name: str) -> bool:
 
 
 def _is_known_variable(name: str) -> bool:
+    if name.startswith("OTEL_"):
+        return hasattr(environment_variables, name)
     return f"${{{name}:-" in COMPOSE_TEXT or re.search(rf"^{name} \?=", MAKEFILE, re.MULTILINE) is not None
 
 
