@@ -124,13 +124,17 @@ class DynamicBatcher(Generic[Item, Answer]):
         self,
         run: Callable[[Any, list[Item]], Sequence[Answer | Exception]],
         *,
-        max_batch_tokens: int,
+        budget: Callable[[float], int],
         max_queue_tokens: int,
         observer: Observer,
         max_wait: float = math.inf,
     ) -> None:
-        """Costs are in tokens. `max_wait`: seconds; the queue holds no more than is computed within them."""
-        self.batch_tokens = max_batch_tokens
+        """Costs are in tokens. `budget`: those of a batch, from the tokens per second that are computed (0: not
+        known). `max_wait`: seconds; the queue holds no more than is computed within them."""
+        self.batch_tokens = budget(0.0)
+        self._budget = budget
+        self._fitting = math.inf
+        """Tokens of a batch that the memory had room for, once it had none for another."""
         self.max_queue_tokens = max_queue_tokens
         self.queued_tokens = 0
         self.reserved_tokens = 0
@@ -139,6 +143,8 @@ class DynamicBatcher(Generic[Item, Answer]):
         self.tokens_per_second = 0.0
         """Of full batches, measured; 0 before any was."""
         self._full_batches = 0
+        """How many of them this speed was measured with; `calibrated` does not count, it may have met a busy
+        machine."""
         self.error: BaseException | None = None
         """Why the thread died."""
         self._run = run
@@ -158,9 +164,16 @@ class DynamicBatcher(Generic[Item, Answer]):
     @property
     def timely_tokens(self) -> float:
         """Tokens of unanswered requests that are computed within `max_wait`: what came on top would expire."""
-        if self._full_batches < _SURE:  # a calibration may have met a busy machine
+        if self._full_batches < _SURE:
             return math.inf
         return self.tokens_per_second * self.max_wait
+
+    def calibrated(self, tokens_per_second: float) -> None:
+        """How fast a new computer said it was. From now on, batches tell."""
+        self.tokens_per_second = tokens_per_second
+        self._full_batches = 0
+        self._fitting = math.inf
+        self.batch_tokens = self._budget(tokens_per_second)
 
     def start(self, setup: Callable[[], None], started: Callable[[], None], died: Callable[[], None]) -> None:
         """Start the thread. It calls `setup`; then the event loop calls `started`, or `died` at any time."""
@@ -325,14 +338,17 @@ class DynamicBatcher(Generic[Item, Answer]):
         answers = self._run_isolated(batch)
         tokens = sum(pending.cost for pending in batch)
         if 2 * tokens >= self.batch_tokens:  # small ones are slower, and do not queue
-            speed = tokens / max(time.monotonic() - before, 1e-6)
-            share = 1 / _SURE if self.tokens_per_second else 1.0
-            self.tokens_per_second += share * (speed - self.tokens_per_second)
-            self._full_batches += 1
+            self._measured(tokens / max(time.monotonic() - before, 1e-6))
         for pending, answer in zip(batch, answers, strict=True):
             if isinstance(answer, Exception):
                 self._withdraw(pending.job)  # before the next batch: the request has failed as a whole
         self._hand_over(self._deliver, batch, answers)
+
+    def _measured(self, speed: float) -> None:
+        share = 1 / _SURE if self.tokens_per_second else 1.0
+        self.tokens_per_second += share * (speed - self.tokens_per_second)
+        self._full_batches += 1
+        self.batch_tokens = int(min(self._budget(self.tokens_per_second), self._fitting))
 
     def _run_isolated(self, batch: list[Pending[Item, Answer]]) -> list[Answer | Exception]:
         """Answers of a batch; where it fails, of its halves, so that only the guilty item gets the error."""
@@ -345,7 +361,7 @@ class DynamicBatcher(Generic[Item, Answer]):
             raise
         except OutOfMemoryError:
             tokens = sum(pending.cost for pending in batch)
-            self.batch_tokens = max(min(self.batch_tokens, tokens // 2), 1)
+            self._fitting = self.batch_tokens = max(min(self.batch_tokens, tokens // 2), 1)
             logger.warning("out of memory at %d tokens; batches are now %d", tokens, self.batch_tokens)
         except Exception:
             if len(batch) == 1:

@@ -106,7 +106,7 @@ class Engine:
         self._pool = ThreadPoolExecutor(max_workers=2, thread_name_prefix="tokenize")
         self.batcher: DynamicBatcher[Query, Answer] = DynamicBatcher(
             Lane.run,
-            max_batch_tokens=settings.max_batch_tokens or token_budget(0.0),
+            budget=lambda speed: settings.max_batch_tokens or token_budget(speed),
             max_queue_tokens=settings.max_queue_tokens,
             observer=metrics,
             max_wait=_WAIT_SHARE * settings.request_timeout_ms / 1000,
@@ -165,7 +165,7 @@ class Engine:
                 logger.error("not reloaded: %s", error, exc_info=None if expected else error)
                 return False
             self.backend = backend
-            self._calibrate()
+            self.batcher.calibrated(backend.tokens_per_second)
             self._metrics.reloaded(ok=True)
             logger.info("reloaded: %s", ", ".join(served.name for served in backend.models.values()))
             return True
@@ -179,11 +179,7 @@ class Engine:
     def _load(self) -> None:
         """In the inference thread."""
         self.backend.load()
-        self._calibrate()
-
-    def _calibrate(self) -> None:
-        speed = self.batcher.tokens_per_second = self.backend.tokens_per_second
-        self.batcher.batch_tokens = self._settings.max_batch_tokens or token_budget(speed)
+        self.batcher.calibrated(self.backend.tokens_per_second)
 
     def _on_ready(self) -> None:
         self.loaded = True

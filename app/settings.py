@@ -64,7 +64,7 @@ class Settings(BaseModel):
         0, ge=0, description="threads of one forward pass on CPU; 0 shares the CPU quota among the workers"
     )
     max_batch_tokens: int = Field(
-        0, ge=0, description="tokens that one forward pass computes together; 0 measures at start-up what fits"
+        0, ge=0, description="tokens that one forward pass computes together; 0 follows from the measured speed"
     )
     max_queue_tokens: int = Field(
         262_144,

@@ -153,12 +153,17 @@ async def running(
     computer: Computer,
     *,
     batch: int = 100,
+    budget: Callable[[float], int] | None = None,
     queue: int = 1000,
     max_wait: float = FAR,
     setup: Callable[[], None] = lambda: None,
 ) -> AsyncIterator[DynamicBatcher[int, int]]:
     batcher = DynamicBatcher[int, int](
-        computer.run, max_batch_tokens=batch, max_queue_tokens=queue, observer=Counts(), max_wait=max_wait
+        computer.run,
+        budget=budget or (lambda _: batch),
+        max_queue_tokens=queue,
+        observer=Counts(),
+        max_wait=max_wait,
     )
     batcher.start(setup, lambda: None, lambda: None)
     try:
@@ -264,6 +269,9 @@ async def test_out_of_memory_splits_the_batch_and_lowers_the_budget(computer: Co
         tries = len(computer.batches)
         await batcher.answer(job(1, 2))
         assert len(computer.batches) == tries + 1
+        for _ in range(3):
+            await batcher.answer(job(1, 2))
+        assert batcher.batch_tokens <= 40  # whatever the speed
 
 
 async def test_item_that_never_fits_fails_alone(computer: Computer) -> None:
@@ -389,6 +397,14 @@ async def test_speed_is_that_of_full_batches(computer: Computer) -> None:
         assert batcher.tokens_per_second > 0
 
 
+async def test_token_budget_recovers_from_a_calibration_on_a_busy_machine(computer: Computer) -> None:
+    async with running(computer, budget=lambda speed: 1000 if speed > 1 else 10) as batcher:
+        batcher.calibrated(0.001)
+        assert batcher.batch_tokens == 10
+        await batcher.answer(job(1))  # a full batch, and much faster
+        assert batcher.batch_tokens == 1000
+
+
 async def test_request_beyond_the_whole_queue_is_told_so(computer: Computer) -> None:
     async with running(computer, queue=50) as batcher:
         with pytest.raises(TooLargeError):
@@ -418,7 +434,7 @@ async def test_failed_setup_counts_as_death(computer: Computer) -> None:
     def fail() -> None:
         raise ValueError("no weights")
 
-    batcher = DynamicBatcher[int, int](computer.run, max_batch_tokens=1, max_queue_tokens=1, observer=Counts())
+    batcher = DynamicBatcher[int, int](computer.run, budget=lambda _: 1, max_queue_tokens=1, observer=Counts())
     batcher.start(fail, lambda: None, died.set)
     async with asyncio.timeout(PATIENCE):
         await died.wait()
