@@ -11,6 +11,8 @@ import signal
 import socket
 import sys
 import tempfile
+import time
+from dataclasses import dataclass
 from multiprocessing.context import SpawnProcess
 from pathlib import Path
 
@@ -23,10 +25,26 @@ SHARED_METRICS = "PROMETHEUS_MULTIPROC_DIR"
 """Environment variable, read by prometheus_client when it is imported."""
 
 FAILED = 3  # exit code of a process that cannot start; uvicorn's own
+_STEADY = 60.0
+"""Seconds after which a worker counts as healthy, and its end as news."""
+_LONGEST_PAUSE = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class Worker:
+    """A process, and of how many in a row it is the replacement."""
+
+    process: SpawnProcess
+    attempt: int
+    began: float
+    """`time.monotonic()`, as everywhere here."""
 
 
 class Workers:
     """Processes that serve the same port, each with its own models; one that crashes is replaced.
+
+    The first ones have to start, or the service ends. A later one that cannot, because its checkpoint is broken
+    meanwhile, is tried again as long as others serve.
 
     They are spawned, never forked: CUDA does not survive a fork. Each listens with its own socket
     (SO_REUSEPORT), so the kernel spreads connections evenly.
@@ -35,11 +53,13 @@ class Workers:
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
         self.context = multiprocessing.get_context("spawn")
-        self.processes: list[SpawnProcess] = []
+        self.workers: list[Worker] = []
+        self.due: list[tuple[float, int]] = []
+        """(when, attempt) of workers to start."""
         self.ending = False
 
     def run(self) -> int:
-        """Serve until a signal comes or a worker cannot start. Returns the exit code."""
+        """Serve until a signal comes or no worker can start. Returns the exit code."""
         with tempfile.TemporaryDirectory(prefix="bert-serve-") as folder:
             os.environ[SHARED_METRICS] = folder
             return self._run()
@@ -55,46 +75,70 @@ class Workers:
         for sig in (signal.SIGTERM, signal.SIGINT):
             signal.signal(sig, self._end)
         signal.signal(signal.SIGHUP, self._reload)
-        self.processes = [self._spawn() for _ in range(self.settings.workers)]
+        self.due = [(0.0, 0)] * self.settings.workers
         codes: list[int] = []
-        while self.processes:
-            multiprocessing.connection.wait([process.sentinel for process in self.processes])
+        while self.workers or self.due:
+            self._start_due()
+            pause = 1.0 if self.due else None
+            multiprocessing.connection.wait([worker.process.sentinel for worker in self.workers], pause)
             codes += self._reap()
         reserved.close()
         return max(codes, default=0)
 
-    def _spawn(self) -> SpawnProcess:
+    def _start_due(self) -> None:
+        now = time.monotonic()
+        due = [attempt for when, attempt in self.due if when <= now]
+        self.due = [(when, attempt) for when, attempt in self.due if when > now]
+        for attempt in due:
+            if not self.ending:
+                self._start(attempt)
+
+    def _start(self, attempt: int) -> None:
         process = self.context.Process(target=_serve_worker, args=(self.settings,))
         handler = signal.signal(signal.SIGHUP, signal.SIG_IGN)  # inherited: it has no handler at first
         process.start()
         signal.signal(signal.SIGHUP, handler)
-        return process
+        self.workers.append(Worker(process, attempt, time.monotonic()))
+        if self.ending:  # the signal came meanwhile
+            self._end()
 
     def _reap(self) -> list[int]:
         """Exit codes of workers that ended for good; crashed ones are replaced."""
         codes = []
-        for process in [process for process in self.processes if process.exitcode is not None]:
-            self.processes.remove(process)
-            for gauge in Path(os.environ[SHARED_METRICS]).glob(f"gauge_live*_{process.pid}.db"):
+        for worker in [worker for worker in self.workers if worker.process.exitcode is not None]:
+            self.workers.remove(worker)
+            code = worker.process.exitcode
+            for gauge in Path(os.environ[SHARED_METRICS]).glob(f"gauge_live*_{worker.process.pid}.db"):
                 gauge.unlink(missing_ok=True)  # its requests are gone with it; what it counted stays
-            if not self.ending and process.exitcode != FAILED:
-                logger.error("worker %s ended with %s; starting another", process.pid, process.exitcode)
-                self.processes.append(self._spawn())
+            if not self.ending and (code != FAILED or (worker.attempt and self.workers)):
+                attempt, pause = next_attempt(worker.attempt, time.monotonic() - worker.began)
+                logger.error(
+                    "worker %s ended with %s; starting another in %g s", worker.process.pid, code, pause
+                )
+                self.due.append((time.monotonic() + pause, attempt))
                 continue
             # A worker that is told to end before it can listen to that has lost nothing.
-            codes.append(0 if process.exitcode == -signal.SIGTERM else abs(process.exitcode or 0))
+            codes.append(0 if code == -signal.SIGTERM else abs(code or 0))
             self._end()
         return codes
 
     def _end(self, *_: object) -> None:
         self.ending = True
-        for process in self.processes:
-            process.terminate()  # SIGTERM: drain
+        self.due.clear()
+        for worker in self.workers:
+            worker.process.terminate()  # SIGTERM: drain
 
     def _reload(self, *_: object) -> None:
-        for process in self.processes:
+        for process in [worker.process for worker in self.workers]:
             if process.pid is not None and process.is_alive():
                 os.kill(process.pid, signal.SIGHUP)
+
+
+def next_attempt(attempt: int, lived: float) -> tuple[int, float]:
+    """Number of a worker's replacement, and the seconds until it is started: none after a while of health."""
+    if attempt == 0 or lived >= _STEADY:
+        return 1, 0.0
+    return attempt + 1, min(2.0 ** (attempt - 1), _LONGEST_PAUSE)
 
 
 def _serve_worker(settings: Settings) -> None:

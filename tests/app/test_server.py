@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import signal
 import socket
 import subprocess
@@ -332,6 +333,40 @@ async def test_weights_that_are_overwritten_in_place_do_no_harm(
                     await asyncio.sleep(0.01)
             assert (await client.post("/sentiment", json=GOOD)).json() == before
             assert (await client.get("/health/ready")).status_code == 200
+
+
+def children(process: Process) -> list[int]:
+    """In the order in which they were started."""
+    pid = process.process.pid
+    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+def test_worker_that_cannot_start_again_is_tried_until_it_can(
+    checkpoints: dict[str, str], save_sentiment: Any
+) -> None:
+    directory = save_sentiment()
+    config, away = directory / "config.json", directory / "config.away"
+    with running(checkpoints | {"BERT_SENTIMENT": str(directory)}, "--workers", "2") as process:
+        until_all_listen(process, 2)
+        before = set(children(process))
+        config.rename(away)
+        os.kill(max(listeners(process.port)), signal.SIGKILL)
+        tried: set[int] = set()
+        end = time.monotonic() + PATIENCE
+        while len(tried) < 2:  # the first has failed, and did not end the service
+            assert time.monotonic() < end
+            tried |= set(children(process)) - before
+            time.sleep(0.02)
+        assert httpx.post(f"{process.url}/sentiment", json=GOOD, timeout=PATIENCE).status_code == 200
+        away.rename(config)
+        until_all_listen(process, 2)
+        process.process.send_signal(signal.SIGTERM)
+        code, output = process.end()
+    assert code == 0, output
+    assert "ended with -9; starting another in 0 s" in output
+    assert f"bert-serve: {directory}/config.json: is missing" in output
+    assert "ended with 3; starting another in 1 s" in output
+    assert "Traceback" not in output
 
 
 @pytest.mark.parametrize("workers", ["1", "2"])
