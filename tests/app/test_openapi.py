@@ -5,8 +5,6 @@ from __future__ import annotations
 import difflib
 import importlib
 import json
-import shutil
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,11 +17,11 @@ from pydantic import TypeAdapter
 from app import responses
 from app.main import create_app
 from app.settings import Settings
+from tests.app.node import call, install
 
 ROOT = Path(__file__).parents[2]
 DOCUMENT = ROOT / "docs" / "openapi.json"
 TYPESCRIPT = Path(__file__).parent / "typescript"
-PATIENCE = 120
 
 
 @pytest.fixture(scope="module")
@@ -35,12 +33,6 @@ def operations(document: Any) -> Iterator[tuple[str, Any]]:
     for path, methods in document["paths"].items():
         for operation in methods.values():
             yield path, operation
-
-
-def call(*command: str | Path, cwd: Path = ROOT) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        list(map(str, command)), cwd=cwd, capture_output=True, text=True, timeout=PATIENCE, check=False
-    )
 
 
 def test_every_change_of_the_document_is_seen(document: Any) -> None:
@@ -103,6 +95,7 @@ def generated(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ModuleType]:
     made = call(
         *(*generator, "--meta", "none", "--path", DOCUMENT),
         *("--config", directory / "config.json", "--output-path", target),
+        cwd=ROOT,
     )
     assert made.returncode == 0, made.stdout + made.stderr
     sys.path.insert(0, str(directory))
@@ -140,15 +133,7 @@ def test_generated_python_client_calls_the_service(generated: ModuleType, url: s
 @pytest.fixture
 def compiled(tmp_path: Path) -> Path:
     """`typescript/client.ts`, compiled against the types that openapi-typescript makes of the document."""
-    if shutil.which("npm") is None:
-        pytest.skip("npm is not installed: no TypeScript client is generated")
-    for file in TYPESCRIPT.iterdir():
-        if file.is_file():
-            shutil.copy(file, tmp_path)
-    options = ("--no-fund", "--no-audit", "--prefer-offline", "--fetch-retries=0", "--fetch-timeout=30000")
-    installed = call("npm", "ci", *options, cwd=tmp_path)
-    if installed.returncode:
-        pytest.skip(f"npm packages cannot be had, no TypeScript client is generated: {installed.stderr[-300:]}")
+    install(TYPESCRIPT, tmp_path, "the generated TypeScript client")
     tools = tmp_path / "node_modules" / ".bin"
     made = call(tools / "openapi-typescript", DOCUMENT, "-o", "schema.d.ts", cwd=tmp_path)
     assert made.returncode == 0, made.stdout + made.stderr
@@ -158,7 +143,7 @@ def compiled(tmp_path: Path) -> Path:
 
 
 def test_generated_typescript_client_calls_the_service(compiled: Path, url: str) -> None:
-    done = call("node", compiled, url)
+    done = call("node", compiled, url, cwd=ROOT)
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout) == {
         "labels": ["POSITIVE", "POSITIVE"],
