@@ -151,6 +151,7 @@ _PROGRAMS: dict[str, Callable[[list[str], dict[str, str]], None]] = {
     "kubectl": _kubectl,
     "make": _make,
     "pip": _pip,
+    "py-spy": _anything,
     "python": _python,
     "tensorboard": _anything,
     "torchrun": _anything,
