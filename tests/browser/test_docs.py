@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tests.browser.conftest import OpenPage
+from tests.app.process import running
+from tests.browser.conftest import PATIENCE, OpenPage
 
 if TYPE_CHECKING:
-    from playwright.sync_api import Page
+    from playwright.sync_api import Browser, Page
 
 TASKS = ["/fill-mask", "/next-sentence", "/sentiment"]
 
@@ -31,3 +33,18 @@ def test_shown_examples_work_on_execute(open_page: OpenPage) -> None:
         example, answer = execute(page, path)
         inputs = example["inputs"]
         assert len(answer["results"]) == (len(inputs) if isinstance(inputs, list) else 1), path
+
+
+def test_pages_behind_the_key_open_with_it_as_password(
+    browser: Browser, pretrained: Path, sentiment: Path
+) -> None:
+    checkpoints = {"BERT_PRETRAINED": str(pretrained), "BERT_SENTIMENT": str(sentiment)}
+    with running(checkpoints | {"BERT_DOCS": "key", "BERT_API_KEYS": "the-key"}) as service:
+        service.until_ready()
+        typed = {"username": "anybody", "password": "the-key"}
+        context = browser.new_context(base_url=service.url, http_credentials=typed)
+        context.set_default_timeout(PATIENCE)
+        page = context.new_page()
+        page.goto("/docs")
+        page.locator('[data-path="/sentiment"]').wait_for()  # the document behind the page came too
+        context.close()
