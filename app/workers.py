@@ -11,6 +11,7 @@ import signal
 import socket
 import sys
 import tempfile
+import threading
 import time
 from dataclasses import dataclass
 from multiprocessing.context import SpawnProcess
@@ -144,8 +145,17 @@ def next_attempt(attempt: int, lived: float) -> tuple[int, float]:
 def _serve_worker(settings: Settings) -> None:
     from app.server import run_worker  # torch, which the parent does without
 
+    threading.Thread(target=_end_with_parent, name="parent", daemon=True).start()
     own = _bind(settings.host, settings.port, shared=True)
     sys.exit(run_worker(settings, [own]))
+
+
+def _end_with_parent() -> None:
+    """Drain if the parent is gone without a word, killed for instance: nobody would ever end this process."""
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        parent.join()
+        os.kill(os.getpid(), signal.SIGTERM)
 
 
 def _reserve(host: str, port: int) -> socket.socket:

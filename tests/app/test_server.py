@@ -369,6 +369,16 @@ def test_worker_that_cannot_start_again_is_tried_until_it_can(
     assert "Traceback" not in output
 
 
+def test_workers_do_not_outlive_their_parent(checkpoints: dict[str, str]) -> None:
+    with running(checkpoints, "--workers", "2") as process:
+        until_all_listen(process, 2)
+        process.process.kill()
+        end = time.monotonic() + PATIENCE
+        while listeners(process.port):
+            assert time.monotonic() < end
+            time.sleep(0.02)
+
+
 @pytest.mark.parametrize("workers", ["1", "2"])
 def test_wrong_checkpoint_ends_with_one_clear_line(checkpoints: dict[str, str], workers: str) -> None:
     wrong = checkpoints | {"BERT_SENTIMENT": checkpoints["BERT_PRETRAINED"]}
