@@ -17,7 +17,7 @@ from app.logs import log_config
 from app.main import create_app
 from app.protocol import BoundedProtocol
 from app.settings import Settings
-from app.workers import FAILED
+from app.workers import DIED, FAILED
 
 
 class DrainingServer(uvicorn.Server):
@@ -28,9 +28,12 @@ class DrainingServer(uvicorn.Server):
     with a code that says "killed".
     """
 
-    def __init__(self, config: uvicorn.Config, engine: Engine, drain_seconds: float) -> None:
+    def __init__(
+        self, config: uvicorn.Config, engine: Engine, drain_seconds: float, replaced: bool = False
+    ) -> None:
         super().__init__(config)
         self.engine = engine
+        self.replaced = replaced
         self.drain_seconds = drain_seconds
         self.drain_until: float | None = None
         self.reloads: set[asyncio.Task[bool]] = set()
@@ -56,7 +59,7 @@ class DrainingServer(uvicorn.Server):
 
     async def on_tick(self, counter: int) -> bool:
         """Every 0.1 s: whether to end."""
-        if self.engine.failure is not None and not self.engine.loaded:
+        if self.engine.failure is not None and (self.replaced or not self.engine.loaded):
             return True
         if self.drain_until is None or self.should_exit:
             return await super().on_tick(counter)
@@ -68,8 +71,14 @@ class DrainingServer(uvicorn.Server):
         return not self.server_state.tasks or time.monotonic() >= self.drain_until
 
 
-def run_worker(settings: Settings, sockets: list[socket.socket] | None = None) -> int:
-    """Serve in this process until a signal comes. Returns the exit code."""
+def run_worker(
+    settings: Settings, sockets: list[socket.socket] | None = None, *, replaced: bool = False
+) -> int:
+    """Serve in this process until a signal comes. Returns the exit code.
+
+    If the inference thread dies, a process that will be `replaced` by another ends; one that is alone stays,
+    with liveness red, since who watches it decides.
+    """
     sys.setswitchinterval(0.001)  # the inference thread's Python shall not hold up the event loop for 5 ms
     app = create_app(settings)
     engine: Engine = app.state.engine
@@ -88,12 +97,12 @@ def run_worker(settings: Settings, sockets: list[socket.socket] | None = None) -
         timeout_keep_alive=75,
         timeout_graceful_shutdown=1,  # by then the drain is over
     )
-    server = DrainingServer(config, engine, settings.drain_seconds)
+    server = DrainingServer(config, engine, settings.drain_seconds, replaced)
     try:
         server.run(sockets)
     except SystemExit as error:  # the port is taken
         return error.code if isinstance(error.code, int) else FAILED
     if engine.failure is not None:
         print(f"bert-serve: {engine.failure}", file=sys.stderr)  # noqa: T201 (the one line that explains the exit)
-        return FAILED
+        return DIED if engine.loaded else FAILED
     return 0

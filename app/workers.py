@@ -26,6 +26,7 @@ SHARED_METRICS = "PROMETHEUS_MULTIPROC_DIR"
 """Environment variable, read by prometheus_client when it is imported."""
 
 FAILED = 3  # exit code of a process that cannot start; uvicorn's own
+DIED = 4  # exit code of a process whose inference thread died while it served
 _STEADY = 60.0
 """Seconds after which a worker counts as healthy, and its end as news."""
 _LONGEST_PAUSE = 60.0
@@ -147,7 +148,7 @@ def _serve_worker(settings: Settings) -> None:
 
     threading.Thread(target=_end_with_parent, name="parent", daemon=True).start()
     own = _bind(settings.host, settings.port, shared=True)
-    sys.exit(run_worker(settings, [own]))
+    sys.exit(run_worker(settings, [own], replaced=True))
 
 
 def _end_with_parent() -> None:

@@ -19,24 +19,17 @@ PATIENCE = 120  # seconds; other jobs may hold the processor
 class Process:
     """A running `bert-serve`."""
 
-    def __init__(self, arguments: list[str], environ: dict[str, str]) -> None:
+    def __init__(self, arguments: list[str], environ: dict[str, str], script: str | None = None) -> None:
+        """`script`: Python to run instead of `-m app`; it finds host and port in the environment."""
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             self.port = probe.getsockname()[1]
         self.url = f"http://127.0.0.1:{self.port}"
-        command = [
-            sys.executable,
-            "-m",
-            "app",
-            "--host",
-            "127.0.0.1",
-            "--port",
-            str(self.port),
-            *arguments,
-        ]
+        place = {"BERT_HOST": "127.0.0.1", "BERT_PORT": str(self.port)}
+        command = ["-m", "app", *arguments] if script is None else ["-c", script]
         self.process = subprocess.Popen(
-            command,
-            env=os.environ | environ,
+            [sys.executable, *command],
+            env=os.environ | place | environ,
             cwd=Path(__file__).parents[2],
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -62,8 +55,8 @@ class Process:
 
 
 @contextmanager
-def running(environ: dict[str, str], *arguments: str) -> Iterator[Process]:
-    started = Process(list(arguments), environ)
+def running(environ: dict[str, str], *arguments: str, script: str | None = None) -> Iterator[Process]:
+    started = Process(list(arguments), environ, script)
     try:
         yield started
     finally:

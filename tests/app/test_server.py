@@ -415,3 +415,34 @@ def test_taken_port_ends_with_an_error(service: Process, checkpoints: dict[str, 
     assert code != 0
     assert "address already in use" in output.lower()
     assert "Traceback" not in output
+
+
+_WITH_A_FATAL_FAULT = """
+import os, sys
+from app.backend import TorchBackend
+from app.server import run_worker
+from app.settings import Settings
+
+healthy = TorchBackend.run
+
+def run(self, lane, queries):
+    if len(queries) % 7 == 0:  # requests of the test, not what is computed at the start
+        raise SystemExit("a fault that ends the inference thread")
+    return healthy(self, lane, queries)
+
+TorchBackend.run = run
+sys.exit(run_worker(Settings.read(os.environ), replaced=True))
+"""
+
+
+async def test_worker_whose_inference_thread_dies_answers_and_ends(checkpoints: dict[str, str]) -> None:
+    """So that it is replaced, and does not refuse its share of the connections for ever."""
+    bodies = [{"inputs": ["good"] * 7}] * 20
+    with running(checkpoints, script=_WITH_A_FATAL_FAULT) as process:
+        await asyncio.to_thread(process.until_ready)
+        async with httpx.AsyncClient(base_url=process.url, timeout=PATIENCE) as client:
+            stranded = await asyncio.gather(*(client.post("/sentiment", json=body) for body in bodies))
+        code, output = await asyncio.to_thread(process.end)
+    assert {(answer.status_code, answer.json()["code"]) for answer in stranded} == {(503, "broken")}
+    assert code == 4, output
+    assert "the inference thread died" in output
