@@ -19,23 +19,27 @@ from training.errors import RunError
 from training.flops import classification_flops
 from training.run_state import Progress
 
+Start = BertForPreTraining | BertForSequenceClassification
 
-def classifier_from(
-    pretrained: BertForPreTraining, config: FinetuneConfig, seed: int
-) -> BertForSequenceClassification:
-    """The pretrained encoder and pooler under a fresh classifier."""
+
+def classifier_from(start: Start, config: FinetuneConfig, seed: int) -> BertForSequenceClassification:
+    """The pretrained encoder and pooler under a fresh classifier; or a classifier as it is, to go on with."""
     attention = config.dropout if config.attention_dropout is None else config.attention_dropout
-    shape = pretrained.config.replace(
+    shape = start.config.replace(
         hidden_dropout_prob=config.dropout,
         attention_probs_dropout_prob=attention,
         id2label=dict(enumerate(config.labels.values())),
         truncation=config.truncation,
+        temperature=1.0,
     )
     model = BertForSequenceClassification(shape)
     model.initialise(torch.Generator().manual_seed(seed))
-    model.encoder.load_state_dict(pretrained.encoder.state_dict())
-    if pretrained.next_sentence is not None:
-        model.pooler.load_state_dict(pretrained.next_sentence.pooler.state_dict())
+    if isinstance(start, BertForSequenceClassification):
+        model.load_state_dict(start.state_dict())
+        return model.train()
+    model.encoder.load_state_dict(start.encoder.state_dict())
+    if start.next_sentence is not None:
+        model.pooler.load_state_dict(start.next_sentence.pooler.state_dict())
     return model.train()
 
 

@@ -231,7 +231,8 @@ class FinetuneConfig(_Strict):
     test: tuple[SourceConfig, ...] = ()
     """Labelled sources for the report; never trained on."""
     pretrained: Path | None = None
-    """Checkpoint directory to start from; if absent, what this run has adapted, or else pretrained."""
+    """Checkpoint directory to start from: pretrained, or a classifier of the same labels to go on with. If
+    absent, what this run has adapted, or else pretrained."""
     labels: dict[str, str] = {"0": "NEGATIVE", "1": "POSITIVE"}
     """Value in the label column -> label of the model, in the order of the logits."""
     seeds: tuple[int, ...] = ()

@@ -19,7 +19,7 @@ from training.adapt import adaptation
 from training.batches import ClassificationBatch
 from training.best import Best, Score
 from training.classification import LabelledTexts, joined, read_labelled
-from training.classification_task import ClassificationTask, classifier_from
+from training.classification_task import ClassificationTask, Start, classifier_from
 from training.config import FinetuneConfig, Recipe
 from training.directory import write_directory
 from training.distributed import Processes, processes
@@ -43,7 +43,7 @@ def finetune(recipe: Recipe) -> bool:
     with processes() as group:
         train, dev = read_all(recipe, source)
         material = Material(recipe, source.tokenizer, joined(train, "train"), dev, group)
-        assert isinstance(source.model, BertForPreTraining)
+        assert isinstance(source.model, Start)
         results = []
         for seed in seeds_of(recipe):
             result = _train(material, source.model, seed, seed_folder(recipe, seed))
@@ -90,8 +90,12 @@ def _source(recipe: Recipe) -> Checkpoint:
     if not folder.is_dir():
         raise RunError(f"{folder} is missing; run {command} first")
     source = load_checkpoint(folder)
-    if not isinstance(source.model, BertForPreTraining):
-        raise RunError(f"{source.path} is no pretrained model, but a {type(source.model).__name__}")
+    labels = list(config.labels.values())
+    if isinstance(source.model, BertForSequenceClassification):
+        if (known := list(source.config.id2label.values())) != labels:
+            raise RunError(f"{folder} is a classifier of {known}, but finetune.labels are {labels}")
+    elif not isinstance(source.model, BertForPreTraining):
+        raise RunError(f"{source.path} is no model to fine-tune, but a {type(source.model).__name__}")
     if config.max_length > (positions := source.config.max_position_embeddings):
         raise RunError(f"finetune.max_length is {config.max_length}, but {folder} has {positions} positions")
     if len(config.seeds) > 1 and not config.dev_fraction:
@@ -99,7 +103,7 @@ def _source(recipe: Recipe) -> Checkpoint:
     return source
 
 
-def _train(material: Material, start: BertForPreTraining, seed: int, folder: Path) -> SeedResult | None:
+def _train(material: Material, start: Start, seed: int, folder: Path) -> SeedResult | None:
     """One run, from where it stopped; its best model goes into `model` in its folder. None if stopped."""
     recipe, group = material.recipe, material.group
     device = choose_device(recipe.device, group.local_rank)

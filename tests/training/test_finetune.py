@@ -177,10 +177,28 @@ def test_another_pretrained_network_is_another_run(make_recipe: MakeRecipe) -> N
         finetune(recipe)
 
 
-def test_a_classifier_is_no_place_to_start_from(make_recipe: MakeRecipe, finished: Recipe) -> None:
+def test_a_classifier_goes_on_as_it_is(finished: Recipe) -> None:
+    source = load_checkpoint(finished.folder / "sentiment")
+    assert isinstance(source.model, BertForSequenceClassification)
+    going_on = classifier_from(source.model, FinetuneConfig(), seed=7)
+    assert going_on.config.temperature == 1.0
+    before = source.model.state_dict()
+    assert all(torch.equal(before[name], tensor) for name, tensor in going_on.state_dict().items())
+
+
+def test_fine_tuning_starts_from_a_classifier(make_recipe: MakeRecipe, finished: Recipe) -> None:
     recipe = make_recipe()
     (recipe.folder / "pretrained").symlink_to(finished.folder / "sentiment")
-    with pytest.raises(RunError, match="is no pretrained model"):
+    assert finetune(recipe)
+    assert not all(torch.equal(weights(finished)[name], tensor) for name, tensor in weights(recipe).items())
+
+
+def test_a_classifier_of_other_labels_is_refused(make_recipe: MakeRecipe, finished: Recipe) -> None:
+    recipe = make_recipe("finetune.labels={0='BAD',1='GOOD'}")
+    (recipe.folder / "pretrained").symlink_to(finished.folder / "sentiment")
+    with pytest.raises(
+        RunError, match=r"is a classifier of \['NEGATIVE', 'POSITIVE'\], but finetune.labels are"
+    ):
         finetune(recipe)
 
 
