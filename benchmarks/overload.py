@@ -14,7 +14,7 @@ import re
 from pathlib import Path
 
 from benchmarks import checkpoints, load, texts
-from benchmarks.servers import Server, contestants
+from benchmarks.servers import Server, service
 
 _WARM_UP = 2.0
 
@@ -38,7 +38,7 @@ def main() -> None:
     options = parser.parse_args()
     bodies = load.bodies_of(texts.load(None, 4096), options.inputs)
     flags = ["--request-timeout-ms", str(options.deadline_ms)]
-    server = contestants(*checkpoints.directories(options.checkpoints), options.dtype, flags)[0]
+    server = service(*checkpoints.directories(options.checkpoints), options.dtype, flags)
     server.start()
     try:
         common = {"inputs": options.inputs, "warm_up": _WARM_UP, "deadline": options.deadline_ms / 1e3}

@@ -124,18 +124,29 @@ def _free_port() -> int:
         return probe.getsockname()[1]
 
 
+def service(pretrained: Path, sentiment: Path, dtype: str, flags: Sequence[str] = ()) -> Server:
+    """This service; `flags` beside those that say what to load."""
+    command = [sys.executable, "-m", "app", "--host", "127.0.0.1", "--port", "{port}", "--dtype", dtype]
+    command += ["--pretrained", str(pretrained), "--sentiment", str(sentiment), *flags]
+    return Server("bert-serve", command)
+
+
 def contestants(pretrained: Path, sentiment: Path, dtype: str, flags: Sequence[str] = ()) -> list[Server]:
-    """This service first, then its peers; `flags` are this service's."""
-    ours = [sys.executable, "-m", "app", "--host", "127.0.0.1", "--port", "{port}", "--dtype", dtype]
-    ours += ["--pretrained", str(pretrained), "--sentiment", str(sentiment), *flags]
+    """This service first, with a worker for each core and as it starts by itself; then its peers. `flags` are
+    this service's."""
+    ours = service(pretrained, sentiment, dtype, flags)
+    cores = str(os.cpu_count() or 1)
     peer = [sys.executable, "-m", "benchmarks.peers.{}", str(sentiment), "{port}", dtype]
+    litserve = _named(peer, "with_litserve")
     offline = {"HF_HUB_OFFLINE": "1", "DO_NOT_TRACK": "1", "INFINITY_ANONYMOUS_USAGE_STATS": "0"}
     infinity = [str(INFINITY), "v2", "--model-id", str(sentiment), "--served-model-name", "bert"]
     infinity += ["--device", "cpu", "--engine", "torch", "--dtype", dtype, "--port", "{port}"]
     infinity += ["--host", "127.0.0.1", "--no-bettertransformer", "--no-model-warmup", "--log-level", "error"]
     return [
-        Server("bert-serve", ours),
-        Server("LitServe", _named(peer, "with_litserve"), "/predict", lists=False, environ=offline),
+        Server(f"bert-serve, {cores} workers", [*ours.command, "--workers", cores]),
+        ours,
+        Server(f"LitServe, {cores} workers", [*litserve, cores], "/predict", lists=False, environ=offline),
+        Server("LitServe", litserve, "/predict", lists=False, environ=offline),
         Server(
             "infinity",
             infinity,

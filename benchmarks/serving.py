@@ -84,12 +84,14 @@ def table(scenario: str, reports: dict[str, list[Report]]) -> str:
     """Medians over the rounds; ratios are of the same round."""
     lines = [
         f"\n**{scenario}**\n",
-        "| | sentences/s | bert-serve is faster | p50 ms | p90 ms | p99 ms | p99.9 ms | errors |",
+        "| | sentences/s | the first is faster | p50 ms | p90 ms | p99 ms | p99.9 ms | errors |",
         "|---|---|---|---|---|---|---|---|",
     ]
     for name, own in reports.items():
         ratios = [
-            a.throughput / b.throughput for a, b in zip(reports["bert-serve"], own, strict=True) if b.latencies
+            a.throughput / b.throughput
+            for a, b in zip(next(iter(reports.values())), own, strict=True)
+            if b.latencies
         ]
         spread = f"{median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})" if ratios else "-"
         latency = " | ".join(
@@ -114,7 +116,10 @@ def plot(reports: dict[str, dict[str, list[Report]]], file: Path) -> None:
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    figure, panels = pyplot.subplots(1, len(reports), figsize=(4 * len(reports), 3), squeeze=False)
+    rows = max(len(by_name) for by_name in reports.values())
+    figure, panels = pyplot.subplots(
+        1, len(reports), figsize=(4 * len(reports), 0.6 + 0.35 * rows), squeeze=False
+    )
     for panel, (scenario, by_name) in zip(panels[0], reports.items(), strict=True):
         speeds = [[report.throughput for report in own] for own in by_name.values()]
         middles = [median(own) for own in speeds]
@@ -122,13 +127,13 @@ def plot(reports: dict[str, dict[str, list[Report]]], file: Path) -> None:
             [m - min(own) for m, own in zip(middles, speeds, strict=True)],
             [max(own) - m for m, own in zip(middles, speeds, strict=True)],
         ]
-        panel.bar(
-            list(by_name), middles, yerr=spread, capsize=3, color=["#2a6f97"] + ["#b8c4cc"] * (len(speeds) - 1)
-        )
+        colours = ["#2a6f97" if name.startswith("bert-serve") else "#b8c4cc" for name in by_name]
+        panel.barh(list(by_name), middles, xerr=spread, capsize=3, color=colours)
+        panel.invert_yaxis()
         panel.set_title(scenario, fontsize=9)
+        panel.set_xlabel("sentences per second", fontsize=8)
         panel.tick_params(labelsize=8)
         panel.spines[["top", "right"]].set_visible(False)
-    panels[0][0].set_ylabel("sentences per second")
     figure.tight_layout()
     figure.savefig(file, dpi=150)
 
@@ -155,7 +160,7 @@ def main() -> None:
     parser.add_argument("--checkpoints", type=Path, help="folder with pretrained/ and sentiment/")
     parser.add_argument("--texts", type=Path, help="JSON Lines file of reviews; else sentences are generated")
     parser.add_argument("--dtype", default="bfloat16", choices=["bfloat16", "float32"])
-    parser.add_argument("--only", nargs="+", help="names of servers beside bert-serve")
+    parser.add_argument("--only", nargs="+", help="names of peers, as far as they tell them apart")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--seconds", type=float, default=6, help="of one measurement")
     parser.add_argument(
@@ -170,7 +175,7 @@ def main() -> None:
     directories = checkpoints.directories(options.checkpoints)
     servers = contestants(*directories, options.dtype, options.serve.split())
     if options.only is not None:
-        servers = servers[:1] + [server for server in servers[1:] if server.name in options.only]
+        servers = [s for s in servers if s.name.startswith(("bert-serve", *options.only))]
     score = offline.ours(directories, options.dtype)
     score(sentences[:1024])
     everything: dict[str, dict[str, list[Report]]] = {}
@@ -185,10 +190,10 @@ def main() -> None:
             everything[scenario.name] = take_turns(servers, scenario, options.rounds)
             print(table(scenario.name, everything[scenario.name]), flush=True)
             limits.append(ceiling(score, sentences[:1024]))
-        own = [reports["bert-serve"] for reports in everything.values()]
+        own = [reports[servers[0].name] for reports in everything.values()]
         speed = median(report.throughput for report in own[0])
         half = half_load(servers[0], sentences, speed, options.seconds, options.rounds)
-    print(table(f"one sentence, Poisson arrivals at half load ({speed / 2:,.0f}/s)", {"bert-serve": half}))
+    print(table(f"one sentence, Poisson arrivals at half load ({speed / 2:,.0f}/s)", {servers[0].name: half}))
     limit = median(limits)
     print(
         f"\nOffline, the same backend: {limit:,.0f} sentences/s; over HTTP {speed / limit:.0%} of it with one"

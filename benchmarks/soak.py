@@ -20,7 +20,7 @@ from urllib.parse import urlsplit
 
 from benchmarks import checkpoints, load, texts
 from benchmarks.overload import resident
-from benchmarks.servers import Server, contestants
+from benchmarks.servers import Server, service
 
 _GARBAGE = [
     b"",
@@ -96,7 +96,7 @@ def main() -> None:
     parser.add_argument("--inputs", type=int, default=8, help="sentences in each request")
     options = parser.parse_args()
     bodies = load.bodies_of(texts.load(None, 4096), options.inputs)
-    server = contestants(*checkpoints.directories(options.checkpoints), options.dtype)[0]
+    server = service(*checkpoints.directories(options.checkpoints), options.dtype)
     server.start()
     try:
         capacity = load.measure(server.url, bodies, seconds=8, connections=16, warm_up=4, inputs=options.inputs)

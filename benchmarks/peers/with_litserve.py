@@ -1,6 +1,6 @@
 """LitServe as its documentation shows it: a model of `transformers`, dynamic batches of up to 32.
 
-python -m benchmarks.peers.with_litserve <checkpoint> <port> <dtype>
+python -m benchmarks.peers.with_litserve <checkpoint> <port> <dtype> [<workers>]
 """
 
 from __future__ import annotations
@@ -14,11 +14,13 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 
 class Sentiment(litserve.LitAPI):
-    def __init__(self, directory: str, dtype: str) -> None:
+    def __init__(self, directory: str, dtype: str, workers: int) -> None:
         super().__init__(max_batch_size=32, batch_timeout=0.005)
-        self.directory, self.dtype = directory, dtype
+        self.directory, self.dtype, self.workers = directory, dtype, workers
 
     def setup(self, device: str) -> None:
+        if self.workers > 1:
+            torch.set_num_threads(max(torch.get_num_threads() // self.workers, 1))
         self.tokenizer = AutoTokenizer.from_pretrained(self.directory)
         self.network = AutoModelForSequenceClassification.from_pretrained(
             self.directory, dtype=getattr(torch, self.dtype)
@@ -39,6 +41,8 @@ class Sentiment(litserve.LitAPI):
 
 
 if __name__ == "__main__":
-    directory, port, dtype = sys.argv[1:]
-    server = litserve.LitServer(Sentiment(directory, dtype), accelerator="cpu")
+    directory, port, dtype, *given = sys.argv[1:]
+    workers = int(given[0]) if given else 1
+    api = Sentiment(directory, dtype, workers)
+    server = litserve.LitServer(api, accelerator="cpu", workers_per_device=workers)
     server.run(host="127.0.0.1", port=int(port), log_level="warning", generate_client_file=False)
