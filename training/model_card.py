@@ -24,7 +24,10 @@ def write_card(recipe: Recipe, name: str, target: Path) -> None:
     """Write `README.md` into an exported directory; figures come from `report.json` if there is one."""
     task, title = _WHAT[name]
     sources = recipe.corpus.sources if name == "pretrained" else recipe.finetune.train
-    settings = recipe.pretrain if name == "pretrained" else recipe.finetune
+    settings = (recipe.pretrain if name == "pretrained" else recipe.finetune).model_dump(
+        mode="json", exclude={"train", "test"}
+    )
+    settings |= {key: _portable(settings[key]) for key in ("start", "pretrained") if settings.get(key)}
     report = recipe.folder / "report.md"
     figures = (
         report.read_text().split(PLOTS)[0]
@@ -59,7 +62,7 @@ def write_card(recipe: Recipe, name: str, target: Path) -> None:
         "## Settings",
         "",
         "```json",
-        json.dumps(settings.model_dump(mode="json", exclude={"train", "test"}), indent=2),
+        json.dumps(settings, indent=2),
         "```",
         "",
     ]
@@ -105,4 +108,18 @@ def _source_line(source: SourceConfig) -> str:
 def _command(recipe: Recipe) -> str:
     """The recipe and what was changed in it, without the folders of one machine."""
     places = ("data=", "run=", "export.", "threads=", "device=")
-    return " ".join([recipe.name, *(o for o in recipe.overrides if not o.startswith(places))])
+    words = [recipe.name]
+    for override in recipe.overrides:
+        key, _, value = override.partition("=")
+        if not override.startswith(places):
+            words.append(f"{key}={_portable(value) if key in _STARTS else value}")
+    return " ".join(words)
+
+
+_STARTS = ("pretrain.start", "finetune.pretrained")
+
+
+def _portable(checkpoint: str) -> str:
+    """Another run's checkpoint, wherever its run was: `runs/<name>/pretrained`."""
+    path = Path(checkpoint)
+    return str(Path("runs", *path.parts[-2:])) if path.is_absolute() else checkpoint

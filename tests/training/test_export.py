@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -66,3 +67,16 @@ def test_the_recipe_says_where_to(make_recipe: MakeRecipe, tmp_path: Path) -> No
     save_checkpoint(recipe.folder / "pretrained", new_model(recipe, tokenizer), tokenizer)
     assert export(recipe) == [tmp_path / "weights"]
     assert "Not evaluated" in (tmp_path / "weights" / "README.md").read_text()
+
+
+def test_the_card_names_no_folder_of_this_machine(
+    make_recipe: MakeRecipe, pretrained: Path, tmp_path: Path
+) -> None:
+    recipe = make_recipe(f"export.pretrained={tmp_path / 'weights'}", f"pretrain.start={pretrained}")
+    shutil.copytree(pretrained, recipe.folder / "pretrained")
+    export(recipe)
+    card = (tmp_path / "weights" / "README.md").read_text()
+    started = f"runs/{pretrained.parent.name}/{pretrained.name}"
+    assert f"pretrain.start={started}" in card
+    assert f'"start": "{started}"' in card
+    assert str(pretrained.parent.parent) not in card
