@@ -213,6 +213,8 @@ class _Rows(torch.autograd.Function):
 
 
 def _take_rows(rows: Tensor, index: Tensor, back: Tensor) -> Tensor:
+    if not torch.is_grad_enabled():
+        return rows.index_select(0, index)
     taken = _Rows.apply(rows, index, back)  # type: ignore[no-untyped-call]
     assert isinstance(taken, Tensor)
     return taken
