@@ -50,3 +50,21 @@ def test_no_page_asks_another_host(browser: Browser, built: Path, address: str) 
     context.close()
     assert stopped == []
     assert faults == []
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_no_page_breaks_a_serious_rule(browser: Browser, address: str, scheme: str) -> None:
+    from axe_playwright_python.sync_playwright import Axe
+
+    context = browser.new_context(base_url=address, color_scheme=scheme)
+    page = context.new_page()
+    found = []
+    for path in ("", "api/", "training-log/"):  # each takes seconds; these have all that there is on a page
+        answer = page.goto(f"/{path}")
+        assert answer is not None
+        assert answer.ok
+        violations = Axe().run(page).response["violations"]
+        serious = [fault for fault in violations if fault["impact"] in {"serious", "critical"}]
+        found += [(page.url, fault["id"], [node["html"] for node in fault["nodes"]][:5]) for fault in serious]
+    context.close()
+    assert found == []
