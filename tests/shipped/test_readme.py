@@ -10,7 +10,10 @@ import pytest
 
 from tests.docs.calls import assert_answers, send
 
-README = (Path(__file__).parents[2] / "README.md").read_text()
+ROOT = Path(__file__).parents[2]
+README = (ROOT / "README.md").read_text()
+CARD = (ROOT / "model" / "weights" / "sentiment" / "README.md").read_text()
+PRETRAINING, SENTIMENT = CARD.split("| test set |")
 CALLS = re.findall(r"```sh\n(curl .*?)```\n+```json\n(.*?)```", README, re.DOTALL)
 
 
@@ -22,3 +25,37 @@ def test_the_readme_shows_a_call_for_each_task() -> None:
 @pytest.mark.parametrize(("command", "answer"), CALLS)
 def test_the_readmes_call_gives_the_readmes_answer(shipped: httpx.Client, command: str, answer: str) -> None:
     assert_answers(send(shipped, command), "json", answer)
+
+
+def rows(text: str) -> list[list[str]]:
+    """Cells of every table's rows, bold or not."""
+    lines = [line for line in text.splitlines() if line.startswith("|") and not line.startswith("|-")]
+    return [[cell.strip(" *") for cell in line.strip("|").split("|")] for line in lines]
+
+
+def only(text: str, start: str) -> list[str]:
+    """The one row that begins so."""
+    (row,) = [row for row in rows(text) if row[0] == start]
+    return row
+
+
+@pytest.mark.parametrize(("ours", "theirs"), [("IMDB,", "imdb"), ("SST-2 dev,", "sst2"), ("Amazon,", "amazon")])
+def test_sentiment_figures_are_those_of_the_report(ours: str, theirs: str) -> None:
+    (row,) = [row for row in rows(README) if row[0].startswith(ours)]
+    report = only(SENTIMENT, theirs)
+    assert row[0].split()[-2] == report[1]
+    assert [float(cell) for cell in row[1:4]] == [round(float(report[i]), 3) for i in (2, 4, 3)]
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs"), [("Wikipedia", "wikipedia"), ("Wikinews", "wikinews"), ("IMDB", "imdb")]
+)
+def test_pretraining_figures_are_those_of_the_report(ours: str, theirs: str) -> None:
+    row = only(README, ours)
+    loss, entropy, accuracy, unigram, *_ = map(float, only(PRETRAINING, theirs)[1:])
+    assert [float(cell) for cell in row[1:5]] == [
+        round(accuracy, 3),
+        round(unigram, 3),
+        round(loss, 2),
+        round(entropy, 2),
+    ]
