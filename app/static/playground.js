@@ -51,7 +51,7 @@ const panels = {
   "fill-mask": {
     fields: ["masked"],
     examples: [
-      ["The food was [MASK] and I would go there again."],
+      ["This was one of the best films I have ever [MASK]."],
       ["She opened the [MASK] and read the [MASK] twice."],
       ["The capital of France is [MASK]."],
     ],
