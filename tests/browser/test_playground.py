@@ -90,7 +90,7 @@ def test_everything_can_be_done_by_keyboard(open_page: OpenPage) -> None:
     assert page.get_by_role("tab", name="Fill a mask").get_attribute("aria-selected") == "true"
     page.get_by_role("button", name="films", exact=True).focus()
     page.keyboard.press("Enter")
-    assert page.get_by_label("A sentence").input_value() == "This was one of the best [MASK] I have ever [MASK]."
+    assert page.get_by_label("A sentence").input_value().endswith("best [MASK] I have ever [MASK].")
     assert page.evaluate("document.activeElement.textContent") == "[MASK]"
 
 
