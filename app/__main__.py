@@ -24,7 +24,7 @@ def serve() -> None:
     # OpenMP's threads spin for milliseconds while they wait for each other, by default. Here they share their
     # cores with the event loop, the tokenizer and whatever else runs: on two busy cores, sleeping at once made
     # a batch 4 to 7 times as fast. But a thread that sleeps has to be woken, forty times in a pass; spinning
-    # for some ten microseconds first halves the time of a single request. Read when torch is imported.
+    # for some ten microseconds first takes a third off a single request. Read when torch is imported.
     if "OMP_WAIT_POLICY" not in os.environ:
         os.environ.setdefault("GOMP_SPINCOUNT", "10000")
     if settings.workers > 1:

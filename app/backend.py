@@ -385,8 +385,8 @@ def _resolve_dtype(dtype: str, device: str) -> str:
 
 
 def _bfloat16_is_faster() -> bool:
-    """Timed matmuls, in turns: some builds of torch emulate what the processor could do, several times slower.
-    Native ones take half the time of float32, so the bound leaves room for a busy machine."""
+    """Timed matmuls, in turns: some builds of torch emulate what the processor could do. Native ones
+    take half the time of float32, so the bound leaves room for a busy machine."""
     best = {torch.bfloat16: math.inf, torch.float32: math.inf}
     for _ in range(8):
         for dtype, fastest in best.items():
