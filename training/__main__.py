@@ -27,6 +27,7 @@ from training.inspection import inspect
 from training.memory import keep_freed_memory
 from training.pretrain import pretrain
 from training.report import evaluate
+from training.teaching import teach
 from training.vocabulary import make_tokenizer
 
 STOPPED = 130
@@ -52,7 +53,8 @@ def _evaluate(recipe: Recipe, weights: Path | None = None) -> bool:
 
 def _all(recipe: Recipe) -> bool:
     adapting = (adapt,) if recipe.adapt else ()
-    steps = (_tokenizer, _prepare, pretrain, *adapting, finetune, _evaluate, _export)
+    teaching = (teach,) if recipe.teach else ()
+    steps = (_tokenizer, _prepare, pretrain, *adapting, *teaching, finetune, _evaluate, _export)
     return all(step(recipe) for step in steps)
 
 
@@ -61,6 +63,7 @@ COMMANDS: dict[str, tuple[Callable[[Recipe], bool], str]] = {
     "prepare": (_prepare, "turn the text into memory-mapped token ids"),
     "pretrain": (pretrain, "train masked LM and next sentence"),
     "adapt": (adapt, "go on pretraining on the classifier's texts, if the recipe has [adapt]"),
+    "teach": (teach, "label the unlabelled texts of [teach], if the recipe has it"),
     "finetune": (finetune, "train the classifier on labelled texts"),
     "evaluate": (_evaluate, "report on held-out text and test sets, beside trivial guesses"),
     "export": (_export, "write the directories that are served"),

@@ -15,6 +15,7 @@ import numpy as np
 
 from training.classification import evenly, split_documents
 from training.config import Recipe, SourceConfig
+from training.examples import Floats
 from training.sources import Document, source_name
 
 logger = logging.getLogger(__name__)
@@ -48,7 +49,7 @@ def tf_idf_baseline(recipe: Recipe) -> Baseline | None:
     train = [train[i] for i in evenly(len(train), config.baseline_texts)]
     dev = [document for _, part in split for document in part]
     test = {source_name(source): _whole(source, recipe.data) for source in config.test}
-    file, key = recipe.folder / "baseline.json", _key(train, dev, *test.values())
+    file, key = recipe.folder / "baseline.json", key_of(train, dev, *test.values())
     found = json.loads(file.read_text()) if file.is_file() else {}
     if found.get("key") == key:
         return Baseline(**found["baseline"])
@@ -61,7 +62,7 @@ def _whole(source: SourceConfig, root: Path) -> list[Document]:
     return split_documents(source, root, 0.0)[0]
 
 
-def _key(*parts: Sequence[Document]) -> str:
+def key_of(*parts: Sequence[Document]) -> str:
     """Equal for equal texts and labels in the same parts."""
     digest = hashlib.blake2b(digest_size=16)
     for part in parts:
@@ -71,30 +72,51 @@ def _key(*parts: Sequence[Document]) -> str:
     return digest.hexdigest()
 
 
+@dataclass(frozen=True, slots=True)
+class BagOfWords:
+    """TF-IDF of words and word pairs under a logistic regression."""
+
+    words: Any
+    model: Any
+    strength: float
+
+    @classmethod
+    def fit(cls, train: Sequence[Document], dev: Sequence[Document]) -> BagOfWords:
+        """Learn `train`; `dev` decides the regularisation."""
+        from sklearn.feature_extraction.text import TfidfVectorizer  # seconds to import
+        from sklearn.linear_model import LogisticRegression
+
+        logger.info("bag of words: %d texts", len(train))
+        words = TfidfVectorizer(
+            ngram_range=(1, 2), max_features=MAX_FEATURES, sublinear_tf=True, dtype=np.float32
+        )
+        features = words.fit_transform(document.text for document in train)
+        labels = [str(document.label) for document in train]
+
+        def fitted(strength: float) -> BagOfWords:
+            return cls(words, LogisticRegression(C=strength, max_iter=1000).fit(features, labels), strength)
+
+        candidates = [fitted(strength) for strength in (STRENGTHS if dev else STRENGTHS[:1])]
+        return max(candidates, key=lambda c: c.accuracy(dev)) if dev else candidates[0]
+
+    def accuracy(self, documents: Sequence[Document]) -> float:
+        """Share of labels that it guesses."""
+        guesses = self.model.predict(self._features(documents))
+        return float(np.mean(guesses == [str(document.label) for document in documents]))
+
+    def log_probabilities(self, documents: Sequence[Document], labels: Sequence[str]) -> Floats:
+        """Of labels by their value in the label column, all of which it has seen: (documents, labels)."""
+        columns = [list(self.model.classes_).index(label) for label in labels]
+        log_probabilities: Floats = self.model.predict_log_proba(self._features(documents))[:, columns]
+        return log_probabilities.astype(np.float32)
+
+    def _features(self, documents: Sequence[Document]) -> Any:
+        return self.words.transform(document.text for document in documents)
+
+
 def _fit(train: Sequence[Document], dev: Sequence[Document], test: dict[str, list[Document]]) -> Baseline:
-    from sklearn.feature_extraction.text import TfidfVectorizer  # seconds to import
-    from sklearn.linear_model import LogisticRegression
-
-    logger.info("TF-IDF baseline: %d texts", len(train))
     began = time.perf_counter()
-    words = TfidfVectorizer(ngram_range=(1, 2), max_features=MAX_FEATURES, sublinear_tf=True, dtype=np.float32)
-    features = words.fit_transform(document.text for document in train)
-    known = words.transform(document.text for document in dev) if dev else None
-
-    def fitted(strength: float) -> tuple[float, float, Any]:
-        model = LogisticRegression(C=strength, max_iter=1000)
-        model.fit(features, [str(document.label) for document in train])
-        return (_accuracy(model, known, dev) if dev else 0.0), strength, model
-
-    candidates = [fitted(strength) for strength in (STRENGTHS if dev else STRENGTHS[:1])]
-    _, strength, model = max(candidates, key=lambda candidate: candidate[0])
-    accuracy = {
-        name: _accuracy(model, words.transform(document.text for document in documents), documents)
-        for name, documents in test.items()
-    }
+    bag = BagOfWords.fit(train, dev)
+    accuracy = {name: bag.accuracy(documents) for name, documents in test.items()}
     seconds = round(time.perf_counter() - began, 1)
-    return Baseline(len(train), len(words.vocabulary_), strength, seconds, accuracy)
-
-
-def _accuracy(model: Any, features: Any, documents: Sequence[Document]) -> float:
-    return float(np.mean(model.predict(features) == [str(document.label) for document in documents]))
+    return Baseline(len(train), len(bag.words.vocabulary_), bag.strength, seconds, accuracy)

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from model.packing import PackedBatch, Reads, Segments
-from training.examples import IGNORE_INDEX, Example, Ints
+from training.examples import IGNORE_INDEX, Example, Floats, Ints
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,8 +120,8 @@ class ClassificationBatch:
     """A packed batch that reads each text's [CLS]."""
 
     packed: PackedBatch
-    labels: Tensor
-    """(batch,)"""
+    targets: Tensor
+    """Probability of each label, 1 for one that is known: (batch, num_labels)"""
 
     @property
     def tokens(self) -> int:
@@ -130,18 +130,25 @@ class ClassificationBatch:
     @property
     def counts(self) -> tuple[int]:
         """Texts: what a step's loss is the mean over."""
-        return (len(self.labels),)
+        return (len(self.targets),)
+
+    @property
+    def labels(self) -> Tensor:
+        """The most probable ones: (batch,)"""
+        return self.targets.argmax(1)
 
     def to(self, device: torch.device) -> ClassificationBatch:
         return ClassificationBatch(
-            self.packed.to(device, non_blocking=True), self.labels.to(device, non_blocking=True)
+            self.packed.to(device, non_blocking=True), self.targets.to(device, non_blocking=True)
         )
 
 
 def collate_classification(
-    input_ids: Sequence[Ints], token_type_ids: Sequence[Ints], labels: Sequence[int]
+    input_ids: Sequence[Ints], token_type_ids: Sequence[Ints], targets: Sequence[Floats]
 ) -> ClassificationBatch:
     """Pack texts, longest first."""
-    order = sorted(range(len(labels)), key=lambda i: -len(input_ids[i]))
+    order = sorted(range(len(targets)), key=lambda i: -len(input_ids[i]))
     packed, starts = pack([input_ids[i] for i in order], [token_type_ids[i] for i in order])
-    return ClassificationBatch(cls_reads(packed, starts), torch.tensor([labels[i] for i in order]))
+    return ClassificationBatch(
+        cls_reads(packed, starts), torch.from_numpy(np.stack([targets[i] for i in order]))
+    )

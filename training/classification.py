@@ -14,7 +14,7 @@ from model.tokenizer import Tokenizer, kept_ends, truncate_longest_first
 from training.batches import ClassificationBatch, collate_classification
 from training.config import FinetuneConfig, SourceConfig
 from training.errors import SourceError
-from training.examples import Ints
+from training.examples import Floats, Ints
 from training.sources import Document, documents, source_name
 
 BATCH = 64
@@ -28,28 +28,34 @@ class LabelledTexts:
     input_ids: list[Ints]
     """With special tokens; each (length,)"""
     token_type_ids: list[Ints]
-    labels: list[int]
+    targets: list[Floats]
+    """Probability of each label, 1 for one that is known; each (num_labels,)"""
 
     def __len__(self) -> int:
-        return len(self.labels)
+        return len(self.targets)
 
     def batch(self, indices: Sequence[int]) -> ClassificationBatch:
         return collate_classification(
             [self.input_ids[i] for i in indices],
             [self.token_type_ids[i] for i in indices],
-            [self.labels[i] for i in indices],
+            [self.targets[i] for i in indices],
         )
+
+    @property
+    def longest_first(self) -> list[int]:
+        """The texts' numbers in the order of `batches`."""
+        return sorted(range(len(self)), key=lambda i: -len(self.input_ids[i]))
 
     def batches(self) -> Iterator[ClassificationBatch]:
         """All texts once, those of similar length together."""
-        order = sorted(range(len(self)), key=lambda i: len(self.input_ids[i]))
+        order = self.longest_first
         return (self.batch(order[at : at + BATCH]) for at in range(0, len(order), BATCH))
 
     def sample(self, count: int) -> LabelledTexts:
         """At most `count` of the texts, drawn evenly: a file may be sorted by its labels."""
         chosen = evenly(len(self), count)
         ids, types = ([column[i] for i in chosen] for column in (self.input_ids, self.token_type_ids))
-        return LabelledTexts(self.name, ids, types, [self.labels[i] for i in chosen])
+        return LabelledTexts(self.name, ids, types, [self.targets[i] for i in chosen])
 
     @property
     def tokens(self) -> int:
@@ -77,7 +83,7 @@ def read_labelled(
     """
     train, dev = split_documents(source, root, config.dev_fraction)
     name, served = source_name(source), config.model_copy(update={"max_length": positions})
-    return _encode(name, train, config, tokenizer), _encode(name, dev, served, tokenizer)
+    return _labelled(name, train, config, tokenizer), _labelled(name, dev, served, tokenizer)
 
 
 def read_whole(
@@ -89,11 +95,15 @@ def read_whole(
         SourceError: as `read_labelled`.
     """
     documents, _ = split_documents(source, root, 0.0)
+    return _labelled(source_name(source), documents, as_served(config, checkpoint), checkpoint.tokenizer)
+
+
+def as_served(config: FinetuneConfig, checkpoint: Checkpoint) -> FinetuneConfig:
+    """The recipe's settings, but for the lengths that the service reads with this classifier."""
     shape = checkpoint.config
-    served = config.model_copy(
+    return config.model_copy(
         update={"max_length": shape.max_position_embeddings, "truncation": shape.truncation}
     )
-    return _encode(source_name(source), documents, served, checkpoint.tokenizer)
 
 
 def split_documents(
@@ -120,25 +130,46 @@ def _share(document: Document) -> float:
     return int.from_bytes(hashlib.blake2b(key.encode(), digest_size=7).digest()) / 2**56
 
 
-def _encode(
+def _labelled(
     name: str, texts: Sequence[Document], config: FinetuneConfig, tokenizer: Tokenizer
 ) -> LabelledTexts:
+    known = np.eye(len(config.labels), dtype=np.float32)
+    targets = [known[number] for number in label_numbers(name, texts, config)]
+    return encode(name, texts, targets, config, tokenizer)
+
+
+def label_numbers(name: str, texts: Sequence[Document], config: FinetuneConfig) -> list[int]:
+    """Each text's label as its place in `finetune.labels`.
+
+    Raises:
+        SourceError: a label is missing or not in `finetune.labels`; names the document.
+    """
     numbers = {value: i for i, value in enumerate(config.labels)}
-    ids, types, labels = [], [], []
+    for number, document in enumerate(texts, 1):
+        if document.label not in numbers:
+            raise SourceError(
+                f"{name}, document {number}: label {document.label!r} is none of "
+                f"{', '.join(map(repr, numbers))}; name every value of the column in finetune.labels"
+            )
+    return [numbers[str(document.label)] for document in texts]
+
+
+def encode(
+    name: str,
+    texts: Sequence[Document],
+    targets: Sequence[Floats],
+    config: FinetuneConfig,
+    tokenizer: Tokenizer,
+) -> LabelledTexts:
+    """Texts as token ids, cut to `finetune.max_length`, with the probabilities of their labels."""
+    ids, types = [], []
     for at in range(0, len(texts), 1000):
-        block = texts[at : at + 1000]
-        pieces = [tokenizer.ids_batch(column) for column in zip(*(d.fields for d in block), strict=True)]
-        for number, (document, *halves) in enumerate(zip(block, *pieces, strict=True), at + 1):
-            if document.label not in numbers:
-                raise SourceError(
-                    f"{name}, document {number}: label {document.label!r} is none of "
-                    f"{', '.join(map(repr, numbers))}; name every value of the column in finetune.labels"
-                )
+        columns = zip(*(document.fields for document in texts[at : at + 1000]), strict=True)
+        for halves in zip(*(tokenizer.ids_batch(column) for column in columns), strict=True):
             sequence = assemble(halves, config, tokenizer)
             ids.append(sequence[0])
             types.append(sequence[1])
-            labels.append(numbers[document.label])
-    return LabelledTexts(name, ids, types, labels)
+    return LabelledTexts(name, ids, types, list(targets))
 
 
 def assemble(halves: Sequence[list[int]], config: FinetuneConfig, tokenizer: Tokenizer) -> tuple[Ints, Ints]:
@@ -160,5 +191,5 @@ def joined(parts: Iterable[LabelledTexts], name: str) -> LabelledTexts:
     for part in parts:
         whole.input_ids.extend(part.input_ids)
         whole.token_type_ids.extend(part.token_type_ids)
-        whole.labels.extend(part.labels)
+        whole.targets.extend(part.targets)
     return whole

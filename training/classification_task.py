@@ -81,7 +81,7 @@ class ClassificationTask:
     def losses(self, batch: ClassificationBatch, counts: Sequence[float]) -> Tensor:
         """Part of the step's mean cross-entropy in nats, and of its share of right answers."""
         logits = self.model(batch.packed).float()
-        loss = F.cross_entropy(logits, batch.labels, reduction="sum")
+        loss = F.cross_entropy(logits, batch.targets, reduction="sum")
         right = (logits.argmax(1) == batch.labels).float().sum()
         return torch.stack([loss, right]) / counts[0]
 

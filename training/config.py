@@ -140,7 +140,8 @@ class PretrainConfig(_Strict):
 
     start: Path | None = None
     """Checkpoint directory to go on from, with its shape and vocabulary, instead of random weights; `[model]`
-    and `[tokenizer]` are not asked then."""
+    and `[tokenizer]` are not asked then. Take another `seed` than the run that made it had: with the same, the
+    same text comes first again, masked in the same places."""
     minutes: Annotated[float, Field(gt=0)] | None = None
     """Budget in minutes of training (evaluation not counted); the rate reaches 0 when it is spent."""
     tokens: Positive | None = None
@@ -221,6 +222,16 @@ class AdaptConfig(_Strict):
         if (self.minutes is None) == (self.tokens is None):
             raise ValueError("adapt needs exactly one budget: minutes or tokens")
         return self
+
+
+class TeachConfig(_Strict):
+    """Texts without labels that help to train the classifier: a bag of words and an earlier classifier say
+    together what each of them is (distillation of an ensemble, Hinton et al. 2015, https://arxiv.org/abs/1503.02531)."""
+
+    texts: tuple[SourceConfig, ...]
+    """Unlabelled sources; nothing of them is held back."""
+    classifier: Path
+    """Checkpoint directory of a classifier with the labels of `finetune.labels`, trained without `[teach]`."""
 
 
 class FinetuneConfig(_Strict):
@@ -305,6 +316,8 @@ class Recipe(_Strict):
     """For the model card."""
     weaknesses: tuple[str, ...] = ()
     """What the model card warns of."""
+    loaded: str = ""
+    """The file, or the name of a recipe that ships; set by `load_recipe`."""
     overrides: tuple[str, ...] = ()
     """What the command line changed; set by `load_recipe`."""
     seed: int = 1
@@ -325,6 +338,8 @@ class Recipe(_Strict):
     pretrain: PretrainConfig = PretrainConfig(minutes=10)
     adapt: AdaptConfig | None = None
     """Leave it out, and fine-tuning starts from what was pretrained."""
+    teach: TeachConfig | None = None
+    """Leave it out, and fine-tuning reads labelled texts only."""
     finetune: FinetuneConfig = FinetuneConfig()
     export: ExportConfig = ExportConfig()
 
@@ -368,7 +383,7 @@ def load_recipe(name: str, overrides: Sequence[str] = ()) -> Recipe:
     for override in overrides:
         _apply(values, override)
     try:
-        return Recipe(**values, overrides=tuple(overrides))
+        return Recipe(**values, loaded=name, overrides=tuple(overrides))
     except ValidationError as error:
         lines = [f"{'.'.join(map(str, e['loc'])) or 'recipe'}: {e['msg']}" for e in error.errors()]
         raise RecipeError(f"{file}: " + "; ".join(lines)) from error

@@ -28,6 +28,7 @@ CANDIDATES = 16
 """Places drawn for a second segment that does not follow; the one whose length fits best is taken."""
 
 Ints = NDArray[np.int64]
+Floats = NDArray[np.float32]
 Span = tuple[int, int]
 """Sentences [first, last)."""
 

@@ -31,6 +31,7 @@ from training.optimizer import make_optimizer
 from training.pretrain import fresh_model
 from training.run_state import Progress, RunState, fingerprint, identity
 from training.seeds import SeedResult, best_of, save_results, seed_folder, seeds_of
+from training.teaching import taught
 from training.tensorboard import Board
 from training.watch import RunLog
 
@@ -206,12 +207,13 @@ def _look_at(
 
 
 def read_all(recipe: Recipe, start: Checkpoint) -> tuple[list[LabelledTexts], list[LabelledTexts]]:
-    """Train and dev part of every training source."""
+    """Train and dev part of every training source, and the taught texts to train on, if there are any."""
     config, tokenizer, positions = recipe.finetune, start.tokenizer, start.config.max_position_embeddings
     parts = [read_labelled(s, recipe.data, config, tokenizer, positions) for s in config.train]
     if not parts:
         raise RunError("finetune.train names no source")
-    return [train for train, _ in parts], [dev for _, dev in parts if len(dev)]
+    more = [taught(recipe, tokenizer)] if recipe.teach else []
+    return [train for train, _ in parts] + more, [dev for _, dev in parts if len(dev)]
 
 
 def fit_temperature(model: BertForSequenceClassification, dev: LabelledTexts) -> float:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 from training.config import Recipe, SourceConfig
 from training.report import PLOTS
@@ -23,11 +24,10 @@ _PLOTS = {"pretrained": ("pretrain-loss.png",), "sentiment": ("finetune-loss.png
 def write_card(recipe: Recipe, name: str, target: Path) -> None:
     """Write `README.md` into an exported directory; figures come from `report.json` if there is one."""
     task, title = _WHAT[name]
-    sources = recipe.corpus.sources if name == "pretrained" else recipe.finetune.train
-    settings = (recipe.pretrain if name == "pretrained" else recipe.finetune).model_dump(
-        mode="json", exclude={"train", "test"}
-    )
-    settings |= {key: _portable(settings[key]) for key in ("start", "pretrained") if settings.get(key)}
+    if name == "pretrained":
+        sources = recipe.corpus.sources
+    else:
+        sources = recipe.finetune.train + (recipe.teach.texts if recipe.teach else ())
     report = recipe.folder / "report.md"
     figures = (
         report.read_text().split(PLOTS)[0]
@@ -62,11 +62,21 @@ def write_card(recipe: Recipe, name: str, target: Path) -> None:
         "## Settings",
         "",
         "```json",
-        json.dumps(settings, indent=2),
+        json.dumps(_settings(recipe, name), indent=2),
         "```",
         "",
     ]
     (target / "README.md").write_text("\n".join(lines))
+
+
+def _settings(recipe: Recipe, name: str) -> dict[str, Any]:
+    stage = recipe.pretrain if name == "pretrained" else recipe.finetune
+    settings = stage.model_dump(mode="json", exclude={"train", "test"})
+    if name != "pretrained" and recipe.teach:
+        settings["teach"] = recipe.teach.model_dump(mode="json", include={"classifier"})
+    for table in (settings, settings.get("teach", {})):
+        table |= {key: _portable(table[key]) for key in ("start", "pretrained", "classifier") if table.get(key)}
+    return settings
 
 
 def _pictures(recipe: Recipe, name: str, target: Path) -> list[str]:
@@ -108,7 +118,8 @@ def _source_line(source: SourceConfig) -> str:
 def _command(recipe: Recipe) -> str:
     """The recipe and what was changed in it, without the folders of one machine."""
     places = ("data=", "run=", "export.", "threads=", "device=")
-    words = [recipe.name]
+    loaded = Path(recipe.loaded or recipe.name)
+    words = [loaded.name if loaded.is_absolute() else str(loaded)]
     for override in recipe.overrides:
         key, _, value = override.partition("=")
         if not override.startswith(places):
@@ -116,7 +127,7 @@ def _command(recipe: Recipe) -> str:
     return " ".join(words)
 
 
-_STARTS = ("pretrain.start", "finetune.pretrained")
+_STARTS = ("pretrain.start", "finetune.pretrained", "teach.classifier")
 
 
 def _portable(checkpoint: str) -> str:

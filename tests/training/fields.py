@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from types import UnionType
+from typing import Any, get_args, get_origin
 
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
@@ -25,13 +26,20 @@ def table() -> str:
 
 def _rows(model: type[BaseModel], prefix: str = "") -> Iterator[str]:
     for name, field in model.model_fields.items():
-        if name == "overrides":  # not for a recipe to set
+        if name in ("loaded", "overrides"):  # not for a recipe to set
             continue
-        if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
-            yield from _rows(field.annotation, f"{prefix}{name}.")
-        else:
+        table = _table_of(field.annotation)
+        if table is None or table is not field.annotation:  # a value, or a table that may be left out
             about = " ".join((field.description or "").split()).replace("|", "\\|")
             yield f"| `{prefix}{name}` | {_default(field)} | {about} |"
+        if table is not None:
+            yield from _rows(table, f"{prefix}{name}.")
+
+
+def _table_of(annotation: Any) -> type[BaseModel] | None:
+    """What a key is a table of, whether it may be left out or not."""
+    kinds = [annotation, *(get_args(annotation) if get_origin(annotation) is UnionType else ())]
+    return next((kind for kind in kinds if isinstance(kind, type) and issubclass(kind, BaseModel)), None)
 
 
 def _default(field: FieldInfo) -> str:

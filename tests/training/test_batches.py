@@ -58,8 +58,9 @@ def test_a_document_of_one_sentence_makes_a_batch_without_labels(tokenizer: Toke
 
 def test_classification_batch_reads_cls_and_keeps_labels_with_their_texts() -> None:
     ids = [np.array([2, 7, 3]), np.array([2, 8, 9, 3]), np.array([2, 3])]
-    batch = collate_classification(ids, [np.zeros_like(i) for i in ids], [0, 1, 2])
+    batch = collate_classification(ids, [np.zeros_like(i) for i in ids], list(np.eye(3, dtype=np.float32)))
     assert batch.packed.lengths == (4, 3, 2)
+    assert batch.targets.tolist() == [[0, 1, 0], [1, 0, 0], [0, 0, 1]]
     assert batch.labels.tolist() == [1, 0, 2]
     assert batch.packed.reads is not None
     assert (batch.packed.input_ids[batch.packed.reads.index] == 2).all()

@@ -30,7 +30,7 @@ def read(
 def test_labels_are_numbered_in_the_order_of_the_recipe(tmp_path: Path, tokenizer: Tokenizer) -> None:
     rows = [{"text": "good", "label": "pos"}, {"text": "bad", "label": "neg"}, {"text": "a", "label": "neg"}]
     train, dev = read(tmp_path, rows, tokenizer, labels={"pos": "POSITIVE", "neg": "NEGATIVE"})
-    assert train.labels == [0, 1, 1]
+    assert [target.tolist() for target in train.targets] == [[1, 0], [0, 1], [0, 1]]
     assert len(dev) == 0
 
 

@@ -58,7 +58,7 @@ def workplace(tmp_path_factory: pytest.TempPathFactory) -> Path:
     rng = random.Random(0)
     (folder / "texts").mkdir()
     (folder / "texts" / "stories.txt").write_text("\n\n".join(story(rng) for _ in range(60)))
-    for name, count in (("reviews.csv", 60), ("test.csv", 10)):
+    for name, count in (("reviews.csv", 60), ("test.csv", 10), ("unlabelled.csv", 20)):
         with (folder / name).open("w", newline="") as file:
             rows = csv.writer(file)
             rows.writerow(["review", "sentiment"])

@@ -1,0 +1,141 @@
+"""Unlabelled texts that a bag of words and a classifier label together."""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from model import load_checkpoint
+from tests.training.conftest import MakeRecipe
+from tests.training.test_finetune import with_pretrained
+from tests.training.texts import review
+from training.config import Recipe, SourceConfig, TeachConfig
+from training.errors import RunError
+from training.examples import Floats
+from training.finetune import finetune, read_all
+from training.teaching import Blend, Opinions, best_blend, taught, teach
+
+GOOD = [number % 3 == 0 for number in range(30)]
+
+
+def with_texts(recipe: Recipe, folder: Path) -> Recipe:
+    """The recipe with 30 texts to teach on, whose labels only this test knows."""
+    rng = random.Random(7)
+    rows = [json.dumps({"text": review(rng, good=good)}) for good in GOOD]
+    (folder / "unlabelled.jsonl").write_text("\n".join(rows))
+    source = SourceConfig(path=str(folder / "unlabelled.jsonl"))
+    return recipe.model_copy(
+        update={"teach": TeachConfig(texts=(source,), classifier=recipe.folder / "sentiment")}
+    )
+
+
+@pytest.fixture(scope="module")
+def labelled(make_recipe_in: MakeRecipe, tmp_path_factory: pytest.TempPathFactory) -> Recipe:
+    folder = tmp_path_factory.mktemp("taught")
+    recipe = with_pretrained(make_recipe_in(folder, "finetune.epochs=1"))
+    assert finetune(recipe)
+    recipe = with_texts(recipe, folder)
+    assert teach(recipe)
+    return recipe
+
+
+def test_texts_get_the_labels_that_their_words_tell(labelled: Recipe) -> None:
+    targets = np.load(labelled.folder / "taught" / "targets.npy")
+    assert targets.shape == (len(GOOD), 2)
+    assert targets.sum(axis=1) == pytest.approx(np.ones(len(GOOD)), abs=1e-5)
+    assert (targets.argmax(axis=1) == GOOD).mean() >= 0.8
+
+
+def test_what_the_teachers_know_is_written_down(labelled: Recipe) -> None:
+    about = json.loads((labelled.folder / "taught" / "about.json").read_text())
+    accuracy = about["dev_accuracy"]["reviews"]
+    assert set(accuracy) == {"bag of words", "classifier", "together"}
+    assert accuracy["together"] >= accuracy["classifier"]
+    assert about["count"] == len(GOOD)
+
+
+def test_fine_tuning_reads_them_as_probabilities_and_finishes(labelled: Recipe) -> None:
+    start = load_checkpoint(labelled.folder / "pretrained")
+    (own, added), (dev,) = read_all(labelled, start)
+    assert {target.max() for target in own.targets} == {1.0}
+    assert any(0.5 <= target.max() < 1 for target in added.targets)
+    assert len(added) == len(GOOD)
+    assert dev.name == "reviews"
+    again = labelled.model_copy(update={"run": labelled.run / "again"})
+    for name in ("pretrained", "taught"):
+        (again.folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (again.folder / name).symlink_to(labelled.folder / name)
+    assert finetune(again)
+
+
+def test_texts_are_labelled_once_for_the_same_teachers(labelled: Recipe) -> None:
+    file = labelled.folder / "taught" / "targets.npy"
+    before = file.stat().st_mtime_ns
+    assert teach(labelled)
+    assert file.stat().st_mtime_ns == before
+
+
+def test_other_texts_have_to_be_labelled_first(labelled: Recipe, tmp_path: Path) -> None:
+    assert labelled.teach is not None
+    (tmp_path / "more.jsonl").write_text(json.dumps({"text": "a good film"}) + "\n")
+    texts = (*labelled.teach.texts, SourceConfig(path=str(tmp_path / "more.jsonl")))
+    changed = labelled.teach.model_copy(update={"texts": texts})
+    with pytest.raises(RunError, match="run teach first"):
+        taught(
+            labelled.model_copy(update={"teach": changed}),
+            load_checkpoint(labelled.folder / "pretrained").tokenizer,
+        )
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"teach": None}, r"has no \[teach\]"),
+        ({"classifier": "nowhere"}, "is missing; run finetune first"),
+        ({"classifier": "pretrained"}, r"is no classifier of \['NEGATIVE', 'POSITIVE'\]"),
+        ({"dev_fraction": 0.0}, "dev_fraction must be above 0"),
+    ],
+)
+def test_what_is_missing_is_said(labelled: Recipe, changes: dict[str, object], message: str) -> None:
+    recipe = labelled
+    assert recipe.teach is not None
+    if "teach" in changes:
+        recipe = recipe.model_copy(update=changes)
+    if "classifier" in changes:
+        folder = recipe.folder / str(changes["classifier"])
+        recipe = recipe.model_copy(update={"teach": recipe.teach.model_copy(update={"classifier": folder})})
+    if "dev_fraction" in changes:
+        recipe = recipe.model_copy(update={"finetune": recipe.finetune.model_copy(update=changes)})
+    with pytest.raises(RunError, match=message):
+        teach(recipe)
+
+
+def opinions(bag: tuple[float, float], network: tuple[float, float]) -> Opinions:
+    """2,000 texts of two labels; each teacher is right so often, and so sure of every answer."""
+    rng = np.random.default_rng(0)
+    labels = rng.integers(0, 2, 2000)
+
+    def says(accuracy: float, sureness: float) -> Floats:
+        answer = np.where(rng.random(2000) < accuracy, labels, 1 - labels)
+        likely = np.where(np.arange(2) == answer[:, None], sureness, 1 - sureness)
+        return np.log(likely).astype(np.float32)
+
+    return Opinions("texts", says(*bag), says(*network), labels)
+
+
+def test_a_teacher_that_is_sure_without_knowing_weighs_less() -> None:
+    knows, boasts = (0.9, 0.9), (0.55, 0.9)
+    assert best_blend([opinions(knows, boasts)]).share > 0.8
+    assert best_blend([opinions(boasts, knows)]).share < 0.2
+
+
+def test_two_independent_teachers_are_surer_together() -> None:
+    both = opinions((0.8, 0.8), (0.8, 0.8))
+    blend = best_blend([both])
+    assert blend.share == pytest.approx(0.5, abs=0.1)
+    assert blend.temperature == pytest.approx(0.5, abs=0.1)  # the sum of their log-odds, not the mean
+    assert both.loss(blend) < min(both.loss(Blend(0.0, 1.0)), both.loss(Blend(1.0, 1.0)))
