@@ -22,6 +22,9 @@ logger = logging.getLogger(__name__)
 
 MAX_FEATURES = 400_000
 
+_NEVER = -20.0
+"""Log-probability of a label that no text of the training part has."""
+
 STRENGTHS = (1.0, 10.0)
 """Inverse regularisation; dev decides between them."""
 
@@ -105,10 +108,14 @@ class BagOfWords:
         return float(np.mean(guesses == [str(document.label) for document in documents]))
 
     def log_probabilities(self, documents: Sequence[Document], labels: Sequence[str]) -> Floats:
-        """Of labels by their value in the label column, all of which it has seen: (documents, labels)."""
-        columns = [list(self.model.classes_).index(label) for label in labels]
-        log_probabilities: Floats = self.model.predict_log_proba(self._features(documents))[:, columns]
-        return log_probabilities.astype(np.float32)
+        """Of labels by their value in the label column: (documents, labels)."""
+        known = {value: column for column, value in enumerate(self.model.classes_)}
+        given = self.model.predict_log_proba(self._features(documents))
+        out = np.full((len(documents), len(labels)), _NEVER, dtype=np.float32)
+        for i, label in enumerate(labels):
+            if label in known:
+                out[:, i] = given[:, known[label]]
+        return out
 
     def _features(self, documents: Sequence[Document]) -> Any:
         return self.words.transform(document.text for document in documents)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import shutil
 from pathlib import Path
 from typing import Any
@@ -124,7 +125,7 @@ def _command(recipe: Recipe) -> str:
         key, _, value = override.partition("=")
         if not override.startswith(places):
             words.append(f"{key}={_portable(value) if key in _STARTS else value}")
-    return " ".join(words)
+    return shlex.join(words)
 
 
 _STARTS = ("pretrain.start", "finetune.pretrained", "teach.classifier")

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import json
 
+import numpy as np
+import pytest
+
 from tests.training.conftest import MakeRecipe
-from training.baselines import tf_idf_baseline
+from training.baselines import BagOfWords, tf_idf_baseline
 from training.config import SourceConfig
+from training.sources import Document
 
 
 def test_words_that_decide_the_label_are_learned(make_recipe: MakeRecipe) -> None:
@@ -42,3 +46,11 @@ def test_other_texts_are_learned_anew(make_recipe: MakeRecipe) -> None:
 
 def test_zero_texts_leave_it_out(make_recipe: MakeRecipe) -> None:
     assert tf_idf_baseline(make_recipe("finetune.baseline_texts=0")) is None
+
+
+def test_labels_get_probabilities_in_the_order_asked_for() -> None:
+    texts = [Document(text, (text,), label) for text, label in [("good film", "1"), ("bad film", "0")] * 20]
+    says = np.exp(BagOfWords.fit(texts, texts).log_probabilities(texts[:2], ["1", "unheard", "0"]))
+    assert says.argmax(axis=1).tolist() == [0, 2]
+    assert says.sum(axis=1) == pytest.approx([1, 1], abs=1e-5)
+    assert says[:, 1].max() < 1e-6

@@ -10,6 +10,7 @@ import torch
 from safetensors.torch import load_file
 
 from model import Tokenizer, load_checkpoint, save_checkpoint
+from tests.conftest import MakeCheckpoint
 from tests.training.conftest import MakeRecipe
 from training import directory
 from training.directory import write_directory
@@ -80,3 +81,19 @@ def test_the_card_names_no_folder_of_this_machine(
     assert f"pretrain.start={started}" in card
     assert f'"start": "{started}"' in card
     assert str(pretrained.parent.parent) not in card
+
+
+def test_the_card_names_what_a_classifier_was_taught_on(
+    make_recipe: MakeRecipe, save_sentiment: MakeCheckpoint, tmp_path: Path
+) -> None:
+    teacher = save_sentiment("teacher")
+    taught = f'teach.texts=[{{name="unlabelled",path="{tmp_path.name}.jsonl"}}]'
+    recipe = make_recipe(
+        f"export.sentiment={tmp_path / 'weights'}", f"teach.classifier={teacher}", taught, "name=other"
+    )
+    shutil.copytree(teacher, recipe.folder / "sentiment")
+    export(recipe)
+    card = (tmp_path / "weights" / "README.md").read_text()
+    assert f"- unlabelled: `{tmp_path.name}.jsonl`" in card
+    assert f"python -m training all tiny.toml teach.classifier=runs/{teacher.parent.name}/teacher '" in card
+    assert str(teacher.parent.parent) not in card
