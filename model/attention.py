@@ -315,8 +315,9 @@ class _Grid:
     @classmethod
     def make(cls, run: range, longest: int, queries: Segments, keys: Segments, heads: int, parts: int) -> _Grid:
         known, asked = (segments.lengths[run.start : run.stop] for segments in (keys, queries))
-        rows = _cells(sum(keys.lengths[: run.start]), known, longest)  # (batch, longest)
-        asking = rows if queries is keys else _cells(sum(queries.lengths[: run.start]), asked, max(asked))
+        rows = asking = _cells(sum(keys.lengths[: run.start]), known, longest)  # (batch, longest)
+        if queries.lengths != keys.lengths:
+            asking = _cells(sum(queries.lengths[: run.start]), asked, max(asked))
         head, part = torch.arange(heads)[:, None], torch.arange(parts)[:, None, None, None]
         key_index = (rows[:, None] * parts + part) * heads + head  # (parts, batch, heads, longest)
         query_index = asking[:, None] * heads + head  # (batch, heads, most)

@@ -16,6 +16,7 @@ from tqdm.contrib.logging import logging_redirect_tqdm
 from model.errors import BertError
 from model.tokenizer import Tokenizer
 from training.adapt import adapt
+from training.average import average
 from training.bench import bench
 from training.config import Recipe, load_recipe
 from training.corpus import prepare
@@ -27,7 +28,7 @@ from training.inspection import inspect
 from training.memory import keep_freed_memory
 from training.pretrain import pretrain
 from training.report import evaluate
-from training.teaching import teach
+from training.teaching import teach, teacher
 from training.vocabulary import make_tokenizer
 
 STOPPED = 130
@@ -54,6 +55,8 @@ def _evaluate(recipe: Recipe, weights: Path | None = None) -> bool:
 def _all(recipe: Recipe) -> bool:
     adapting = (adapt,) if recipe.adapt else ()
     teaching = (teach,) if recipe.teach else ()
+    if recipe.teach:
+        teacher(recipe)  # before hours of training
     steps = (_tokenizer, _prepare, pretrain, *adapting, *teaching, finetune, _evaluate, _export)
     return all(step(recipe) for step in steps)
 
@@ -122,6 +125,11 @@ def _parser() -> argparse.ArgumentParser:
     inspection.add_argument("--data", help="folder that relative source paths start from")
     inspection.add_argument("--examples", type=int, default=5, help="how many to print")
     inspection.add_argument("override", nargs="*", metavar="key=value")
+    summary = "write the mean of several checkpoints, e.g. of a run and the one that went on from it"
+    mean = commands.add_parser("average", help=summary, description=summary)
+    mean.add_argument("target", type=Path, help="directory to write")
+    mean.add_argument("checkpoint", type=Path, nargs="+", help="directories to read")
+    mean.set_defaults(override=[])
     summary = "time a training step beside the same step of transformers"
     timing = commands.add_parser("bench", help=summary, description=summary)
     timing.add_argument("preset", nargs="?", default="mini", help="tiny, mini, small, medium, base or large")
@@ -143,6 +151,8 @@ def _run(parsed: argparse.Namespace) -> bool:
         _use_threads(parsed.threads)
         print(bench(parsed.preset, parsed.length, parsed.batch, parsed.steps, parsed.device))
         return True
+    if parsed.command == "average":
+        return bool(average(parsed.checkpoint, parsed.target))
     recipe = load_recipe(parsed.recipe, _overrides(parsed))
     if parsed.command == "inspect":
         print(inspect(recipe, parsed.examples))

@@ -22,8 +22,8 @@ logger = logging.getLogger(__name__)
 
 MAX_FEATURES = 400_000
 
-_NEVER = -20.0
-"""Log-probability of a label that no text of the training part has."""
+_NEVER = 1e-9
+"""Probability of a label that no text of the training part has; none is less probable."""
 
 STRENGTHS = (1.0, 10.0)
 """Inverse regularisation; dev decides between them."""
@@ -110,12 +110,12 @@ class BagOfWords:
     def log_probabilities(self, documents: Sequence[Document], labels: Sequence[str]) -> Floats:
         """Of labels by their value in the label column: (documents, labels)."""
         known = {value: column for column, value in enumerate(self.model.classes_)}
-        given = self.model.predict_log_proba(self._features(documents))
-        out = np.full((len(documents), len(labels)), _NEVER, dtype=np.float32)
+        given = self.model.predict_proba(self._features(documents))
+        out = np.zeros((len(documents), len(labels)), dtype=np.float32)
         for i, label in enumerate(labels):
             if label in known:
                 out[:, i] = given[:, known[label]]
-        return out
+        return np.log(np.maximum(out, _NEVER))
 
     def _features(self, documents: Sequence[Document]) -> Any:
         return self.words.transform(document.text for document in documents)

@@ -228,10 +228,10 @@ class TeachConfig(_Strict):
     """Texts without labels that help to train the classifier: a bag of words and an earlier classifier say
     together what each of them is (distillation of an ensemble, Hinton et al. 2015, https://arxiv.org/abs/1503.02531)."""
 
-    texts: tuple[SourceConfig, ...]
-    """Unlabelled sources; nothing of them is held back."""
+    texts: Annotated[tuple[SourceConfig, ...], Field(min_length=1)]
+    """Unlabelled sources; texts that stand in dev or test too are left out."""
     classifier: Path
-    """Checkpoint directory of a classifier with the labels of `finetune.labels`, trained without `[teach]`."""
+    """Checkpoint directory of a classifier of another run, with the same `finetune.labels` and dev part."""
 
 
 class FinetuneConfig(_Strict):
@@ -293,7 +293,8 @@ class FinetuneConfig(_Strict):
     baseline_texts: Annotated[int, Field(ge=0)] = 200_000
     """Training texts, drawn evenly, for the TF-IDF baseline of the report; 0 leaves it out."""
     from_scratch_baseline: bool = False
-    """Train the same network from random weights too, for the report: it shows what pretraining was worth."""
+    """Train the same network from random weights too, on the same texts, for the report: it shows what
+    pretraining was worth."""
 
 
 class ExportConfig(_Strict):
@@ -359,6 +360,9 @@ class Recipe(_Strict):
         for key, length in lengths.items():
             if length > positions:
                 raise ValueError(f"{key} is {length}, but model.max_position_embeddings is {positions}")
+        columns = {len(s.text) for s in self.finetune.train + (self.teach.texts if self.teach else ())}
+        if self.teach and len(columns) > 1:
+            raise ValueError("teach.texts and finetune.train must have the same number of text columns")
         try:
             self.model.bert(self.tokenizer.vocab_size)
         except ConfigError as error:
@@ -383,7 +387,7 @@ def load_recipe(name: str, overrides: Sequence[str] = ()) -> Recipe:
     for override in overrides:
         _apply(values, override)
     try:
-        return Recipe(**values, loaded=name, overrides=tuple(overrides))
+        return Recipe(**(values | {"loaded": name, "overrides": tuple(overrides)}))
     except ValidationError as error:
         lines = [f"{'.'.join(map(str, e['loc'])) or 'recipe'}: {e['msg']}" for e in error.errors()]
         raise RecipeError(f"{file}: " + "; ".join(lines)) from error

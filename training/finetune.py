@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -184,6 +185,7 @@ def _identity(config: FinetuneConfig, task: ClassificationTask, start: str) -> d
         finetune=config.model_dump(mode="json", exclude=_NOT_WHAT_IS_LEARNED),
         texts=len(task.texts),
         tokens=task.texts.tokens,
+        targets=hashlib.blake2b(np.stack(task.texts.targets).tobytes(), digest_size=16).hexdigest(),
         pretrained=start,
     )
 

@@ -17,8 +17,15 @@ from model.checkpoint import Checkpoint, load_checkpoint
 from model.heads import BertForSequenceClassification
 from model.tokenizer import Tokenizer
 from training.baselines import BagOfWords, key_of
-from training.classification import LabelledTexts, as_served, encode, label_numbers, split_documents
-from training.config import Recipe, TeachConfig
+from training.classification import (
+    LabelledTexts,
+    as_served,
+    encode,
+    evenly,
+    label_numbers,
+    split_documents,
+)
+from training.config import Recipe
 from training.errors import RunError
 from training.evaluation import predict_classification
 from training.examples import Floats, Ints
@@ -76,11 +83,6 @@ class Teachers:
     checkpoint: Checkpoint
     recipe: Recipe
 
-    def on_dev(self, name: str, texts: Sequence[Document]) -> Opinions:
-        """The same, beside the labels that these texts have."""
-        labels = label_numbers(name, texts, self.recipe.finetune)
-        return Opinions(name, *self.of(name, texts), np.array(labels))
-
     def of(self, name: str, texts: Sequence[Document]) -> tuple[Floats, Floats]:
         """Log-probabilities of each label, of the bag of words and of the network: (texts, num_labels) each."""
         config = self.recipe.finetune
@@ -93,41 +95,44 @@ class Teachers:
         network[read.longest_first] = (logits / self.checkpoint.config.temperature).log_softmax(1).numpy()
         return bag, network
 
+    def on_dev(self, name: str, texts: Sequence[Document]) -> Opinions:
+        """What they say of labelled texts."""
+        labels = label_numbers(name, texts, self.recipe.finetune)
+        return Opinions(name, *self.of(name, texts), np.array(labels))
+
 
 def teach(recipe: Recipe) -> bool:
     """Label the texts of `[teach]`, into the folder `taught` of the run. True when finished.
 
     Raises:
-        RunError: the recipe has no `[teach]`, or its classifier is missing or has other labels.
+        RunError: the recipe has no `[teach]`, its classifier cannot be used, or nothing is left to weigh it on.
     """
-    config, finetune = _config(recipe), recipe.finetune
-    checkpoint = _classifier(recipe, config)
+    checkpoint, texts = teacher(recipe), _texts(recipe)
+    finetune = recipe.finetune
+    names = [source_name(source) for source in finetune.train]
     split = [split_documents(source, recipe.data, finetune.dev_fraction) for source in finetune.train]
+    for name, parts in zip(names, split, strict=True):
+        label_numbers(name, [document for part in parts for document in part], finetune)
     train = [document for part, _ in split for document in part]
+    train = [train[i] for i in evenly(len(train), finetune.baseline_texts or len(train))]
     dev = [part for _, part in split]
-    if not any(dev):
-        raise RunError("teach weighs the teachers on dev: finetune.dev_fraction must be above 0")
-    texts = _texts(recipe, config)
-    about: dict[str, object] = {
-        "texts": key_of(texts),
-        "teachers": f"{fingerprint(checkpoint.model)} {key_of(train, *dev)}",
-    }
-    if about.items() <= _read(recipe).items():
+    if not train or not any(dev):
+        raise RunError("teach needs texts of finetune.train to learn from, and some in dev (dev_fraction)")
+    teachers_key = f"{fingerprint(checkpoint.model)} {checkpoint.config.temperature} {key_of(train, *dev)}"
+    folder = _folder(recipe)
+    if (found := _read(folder)) and (found.texts, found.teachers) == (_key(recipe, texts), teachers_key):
         logger.info("%d texts are labelled already", len(texts))
         return True
     assert isinstance(checkpoint.model, BertForSequenceClassification)
     network = checkpoint.model.to(choose_device(recipe.device))
     bag = BagOfWords.fit(train, [document for part in dev for document in part])
     teachers = Teachers(bag, network, checkpoint, recipe)
-    parts = zip(map(source_name, finetune.train), dev, strict=True)
-    opinions = [teachers.on_dev(name, part) for name, part in parts if part]
+    opinions = [teachers.on_dev(name, part) for name, part in zip(names, dev, strict=True) if part]
     blend = best_blend(opinions)
     targets = blend(*teachers.of("texts", texts))
-    folder = _folder(recipe)
-    folder.mkdir(parents=True, exist_ok=True)
-    np.save(folder / "targets.npy", targets)
+    Taught(_key(recipe, texts), teachers_key, targets).write(folder)
     accuracy = {o.name: _accuracies(o, blend) for o in opinions}
-    about |= {"count": len(texts), "blend": asdict(blend), "dev_accuracy": accuracy}
+    about = {"texts": len(texts), "blend": asdict(blend), "dev_accuracy": accuracy}
     (folder / "about.json").write_text(json.dumps(about, indent=2) + "\n")
     logger.info("labelled %d texts; accuracy on dev: %s", len(texts), accuracy)
     return True
@@ -139,10 +144,11 @@ def taught(recipe: Recipe, tokenizer: Tokenizer) -> LabelledTexts:
     Raises:
         RunError: `teach` has not been run on these texts.
     """
-    texts = _texts(recipe, _config(recipe))
-    if _read(recipe).get("texts") != key_of(texts):
-        raise RunError(f"{_folder(recipe)} does not hold the labels of [teach]'s texts; run teach first")
-    return encode("taught", texts, list(np.load(_folder(recipe) / "targets.npy")), recipe.finetune, tokenizer)
+    texts, folder = _texts(recipe), _folder(recipe)
+    found = _read(folder)
+    if found is None or found.texts != _key(recipe, texts):
+        raise RunError(f"{folder} does not hold the labels of [teach]'s texts; run teach first")
+    return encode("taught", texts, list(found.targets), recipe.finetune, tokenizer)
 
 
 def best_blend(opinions: Sequence[Opinions]) -> Blend:
@@ -156,30 +162,69 @@ def _accuracies(opinions: Opinions, blend: Blend) -> dict[str, float]:
     return {name: round(opinions.accuracy(each), 4) for name, each in who.items()}
 
 
-def _config(recipe: Recipe) -> TeachConfig:
+def teacher(recipe: Recipe) -> Checkpoint:
+    """The network that teaches.
+
+    Raises:
+        RunError: the recipe names none, or one that is missing, knows other labels, or is this run's own.
+    """
     if recipe.teach is None:
         raise RunError("the recipe has no [teach]; give it texts and a classifier")
-    return recipe.teach
-
-
-def _classifier(recipe: Recipe, config: TeachConfig) -> Checkpoint:
-    if not config.classifier.is_dir():
-        raise RunError(f"teach.classifier: {config.classifier} is missing; run finetune first, without [teach]")
-    checkpoint = load_checkpoint(config.classifier)
-    known, labels = checkpoint.config.labels, list(recipe.finetune.labels.values())
-    if not isinstance(checkpoint.model, BertForSequenceClassification) or known != labels:
-        raise RunError(f"teach.classifier: {config.classifier} is no classifier of {labels}")
+    folder = recipe.teach.classifier
+    if not folder.is_dir():
+        raise RunError(f"teach.classifier: {folder} is missing; first run finetune elsewhere, without [teach]")
+    if folder.resolve().is_relative_to(recipe.folder.resolve()):
+        raise RunError(f"teach.classifier: {folder} would be overwritten; give this run another name")
+    checkpoint, labels = load_checkpoint(folder), list(recipe.finetune.labels.values())
+    if not isinstance(checkpoint.model, BertForSequenceClassification) or checkpoint.config.labels != labels:
+        raise RunError(f"teach.classifier: {folder} is no classifier of {labels}")
     return checkpoint
 
 
-def _texts(recipe: Recipe, config: TeachConfig) -> list[Document]:
-    return [document for source in config.texts for document in documents(source, recipe.data)]
+def _texts(recipe: Recipe) -> list[Document]:
+    """The unlabelled texts, but those that the classifier is judged by."""
+    config = recipe.finetune
+    if recipe.teach is None:
+        return []
+    dev = (split_documents(source, recipe.data, config.dev_fraction)[1] for source in config.train)
+    test = (documents(source, recipe.data) for source in config.test)
+    judging = {document.text for part in (*dev, *test) for document in part}
+    texts = [document for source in recipe.teach.texts for document in documents(source, recipe.data)]
+    kept = [document for document in texts if document.text not in judging]
+    if len(kept) < len(texts):
+        logger.info("%d texts stand in dev or test too, and are left out", len(texts) - len(kept))
+    return kept
+
+
+def _key(recipe: Recipe, texts: Sequence[Document]) -> str:
+    return f"{key_of(texts)} {' '.join(recipe.finetune.labels)}"
+
+
+@dataclass(frozen=True, slots=True)
+class Taught:
+    """What `teach` leaves in one file."""
+
+    texts: str
+    """Which texts, and which labels in which order"""
+    teachers: str
+    targets: Floats
+    """(texts, num_labels)"""
+
+    def write(self, folder: Path) -> None:
+        """At once or not at all."""
+        folder.mkdir(parents=True, exist_ok=True)
+        part = folder / "part.npz"
+        np.savez(part, texts=self.texts, teachers=self.teachers, targets=self.targets)
+        part.replace(folder / "targets.npz")
 
 
 def _folder(recipe: Recipe) -> Path:
     return recipe.folder / "taught"
 
 
-def _read(recipe: Recipe) -> dict[str, object]:
-    file = _folder(recipe) / "about.json"
-    return json.loads(file.read_text()) if file.is_file() else {}
+def _read(folder: Path) -> Taught | None:
+    file = folder / "targets.npz"
+    if not file.is_file():
+        return None
+    with np.load(file) as stored:
+        return Taught(str(stored["texts"]), str(stored["teachers"]), stored["targets"])

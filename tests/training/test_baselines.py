@@ -54,3 +54,10 @@ def test_labels_get_probabilities_in_the_order_asked_for() -> None:
     assert says.argmax(axis=1).tolist() == [0, 2]
     assert says.sum(axis=1) == pytest.approx([1, 1], abs=1e-5)
     assert says[:, 1].max() < 1e-6
+
+
+def test_a_sure_answer_is_a_finite_one() -> None:
+    texts = [Document(text, (text,), label) for text, label in [("good", "1"), ("bad", "0")] * 20]
+    bag = BagOfWords.fit(texts, texts)
+    bag.model.coef_ *= 100
+    assert np.isfinite(bag.log_probabilities(texts[:2], ["0", "1"])).all()

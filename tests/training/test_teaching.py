@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from pydantic import ValidationError
 
 from model import load_checkpoint
 from tests.training.conftest import MakeRecipe
@@ -23,14 +24,16 @@ GOOD = [number % 3 == 0 for number in range(30)]
 
 
 def with_texts(recipe: Recipe, folder: Path) -> Recipe:
-    """The recipe with 30 texts to teach on, whose labels only this test knows."""
+    """A run of another name, from the same pretrained network, with 30 texts whose labels only this test knows,
+    and one of the test set."""
     rng = random.Random(7)
     rows = [json.dumps({"text": review(rng, good=good)}) for good in GOOD]
+    rows.append((recipe.data / "test.jsonl").read_text().splitlines()[0])
     (folder / "unlabelled.jsonl").write_text("\n".join(rows))
     source = SourceConfig(path=str(folder / "unlabelled.jsonl"))
-    return recipe.model_copy(
-        update={"teach": TeachConfig(texts=(source,), classifier=recipe.folder / "sentiment")}
-    )
+    started = recipe.finetune.model_copy(update={"pretrained": recipe.folder / "pretrained"})
+    teach = TeachConfig(texts=(source,), classifier=recipe.folder / "sentiment")
+    return recipe.model_copy(update={"name": "student", "teach": teach, "finetune": started})
 
 
 @pytest.fixture(scope="module")
@@ -43,9 +46,14 @@ def labelled(make_recipe_in: MakeRecipe, tmp_path_factory: pytest.TempPathFactor
     return recipe
 
 
+def given(recipe: Recipe) -> Floats:
+    targets: Floats = np.load(recipe.folder / "taught" / "targets.npz")["targets"]
+    return targets
+
+
 def test_texts_get_the_labels_that_their_words_tell(labelled: Recipe) -> None:
-    targets = np.load(labelled.folder / "taught" / "targets.npy")
-    assert targets.shape == (len(GOOD), 2)
+    targets = given(labelled)
+    assert targets.shape == (len(GOOD), 2)  # without that of the test set
     assert targets.sum(axis=1) == pytest.approx(np.ones(len(GOOD)), abs=1e-5)
     assert (targets.argmax(axis=1) == GOOD).mean() >= 0.8
 
@@ -55,25 +63,22 @@ def test_what_the_teachers_know_is_written_down(labelled: Recipe) -> None:
     accuracy = about["dev_accuracy"]["reviews"]
     assert set(accuracy) == {"bag of words", "classifier", "together"}
     assert accuracy["together"] >= accuracy["classifier"]
-    assert about["count"] == len(GOOD)
+    assert about["texts"] == len(GOOD)
 
 
 def test_fine_tuning_reads_them_as_probabilities_and_finishes(labelled: Recipe) -> None:
-    start = load_checkpoint(labelled.folder / "pretrained")
+    assert labelled.finetune.pretrained is not None
+    start = load_checkpoint(labelled.finetune.pretrained)
     (own, added), (dev,) = read_all(labelled, start)
     assert {target.max() for target in own.targets} == {1.0}
     assert any(0.5 <= target.max() < 1 for target in added.targets)
     assert len(added) == len(GOOD)
     assert dev.name == "reviews"
-    again = labelled.model_copy(update={"run": labelled.run / "again"})
-    for name in ("pretrained", "taught"):
-        (again.folder / name).parent.mkdir(parents=True, exist_ok=True)
-        (again.folder / name).symlink_to(labelled.folder / name)
-    assert finetune(again)
+    assert finetune(labelled)
 
 
 def test_texts_are_labelled_once_for_the_same_teachers(labelled: Recipe) -> None:
-    file = labelled.folder / "taught" / "targets.npy"
+    file = labelled.folder / "taught" / "targets.npz"
     before = file.stat().st_mtime_ns
     assert teach(labelled)
     assert file.stat().st_mtime_ns == before
@@ -87,7 +92,7 @@ def test_other_texts_have_to_be_labelled_first(labelled: Recipe, tmp_path: Path)
     with pytest.raises(RunError, match="run teach first"):
         taught(
             labelled.model_copy(update={"teach": changed}),
-            load_checkpoint(labelled.folder / "pretrained").tokenizer,
+            load_checkpoint(labelled.teach.classifier).tokenizer,
         )
 
 
@@ -95,9 +100,11 @@ def test_other_texts_have_to_be_labelled_first(labelled: Recipe, tmp_path: Path)
     ("changes", "message"),
     [
         ({"teach": None}, r"has no \[teach\]"),
-        ({"classifier": "nowhere"}, "is missing; run finetune first"),
-        ({"classifier": "pretrained"}, r"is no classifier of \['NEGATIVE', 'POSITIVE'\]"),
-        ({"dev_fraction": 0.0}, "dev_fraction must be above 0"),
+        ({"classifier": "tiny/nowhere"}, "is missing; first run finetune elsewhere"),
+        ({"classifier": "student"}, "would be overwritten; give this run another name"),
+        ({"classifier": "tiny/pretrained"}, r"is no classifier of \['NEGATIVE', 'POSITIVE'\]"),
+        ({"dev_fraction": 0.0}, r"some in dev \(dev_fraction\)"),
+        ({"train": ()}, "needs texts of finetune.train"),
     ],
 )
 def test_what_is_missing_is_said(labelled: Recipe, changes: dict[str, object], message: str) -> None:
@@ -106,12 +113,27 @@ def test_what_is_missing_is_said(labelled: Recipe, changes: dict[str, object], m
     if "teach" in changes:
         recipe = recipe.model_copy(update=changes)
     if "classifier" in changes:
-        folder = recipe.folder / str(changes["classifier"])
+        folder = recipe.run / str(changes["classifier"])
         recipe = recipe.model_copy(update={"teach": recipe.teach.model_copy(update={"classifier": folder})})
-    if "dev_fraction" in changes:
+    if "dev_fraction" in changes or "train" in changes:
         recipe = recipe.model_copy(update={"finetune": recipe.finetune.model_copy(update=changes)})
     with pytest.raises(RunError, match=message):
         teach(recipe)
+
+
+def test_labels_in_another_order_have_to_be_given_anew(labelled: Recipe) -> None:
+    labels = dict(reversed(labelled.finetune.labels.items()))
+    other = labelled.model_copy(update={"finetune": labelled.finetune.model_copy(update={"labels": labels})})
+    assert labelled.teach is not None
+    with pytest.raises(RunError, match="run teach first"):
+        taught(other, load_checkpoint(labelled.teach.classifier).tokenizer)
+
+
+def test_another_number_of_text_columns_is_refused(labelled: Recipe) -> None:
+    values = labelled.model_dump(exclude={"loaded", "overrides"})
+    values["teach"]["texts"][0]["text"] = ("title", "text")
+    with pytest.raises(ValidationError, match="same number of text columns"):
+        Recipe(**values)
 
 
 def opinions(bag: tuple[float, float], network: tuple[float, float]) -> Opinions:

@@ -1,0 +1,54 @@
+"""The mean of checkpoints."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from model import load_checkpoint, save_checkpoint
+from tests.conftest import MakeCheckpoint
+from training.__main__ import main
+from training.average import average
+from training.errors import RunError
+
+
+def moved(checkpoint: Path, target: Path, by: float) -> Path:
+    """The checkpoint with every weight moved."""
+    loaded = load_checkpoint(checkpoint)
+    with torch.no_grad():
+        for parameter in loaded.model.parameters():
+            parameter += by
+    save_checkpoint(target, loaded.model, loaded.tokenizer)
+    return target
+
+
+def test_every_weight_is_the_mean(pretrained: Path, tmp_path: Path) -> None:
+    others = [moved(pretrained, tmp_path / str(by), by) for by in (0.5, 1.0)]
+    target = tmp_path / "mean" / "pretrained"
+    assert main(["average", str(target), *map(str, [pretrained, *others])]) == 0
+    found, began = (load_checkpoint(folder).model.state_dict() for folder in (target, pretrained))
+    for name, weight in found.items():
+        torch.testing.assert_close(weight, began[name] + 0.5)
+
+
+def test_one_alone_has_no_mean(pretrained: Path, tmp_path: Path) -> None:
+    with pytest.raises(RunError, match="two checkpoints or more"):
+        average([pretrained], tmp_path / "mean")
+
+
+def test_what_does_not_fit_together_is_refused(
+    pretrained: Path, save_pretrained: MakeCheckpoint, save_sentiment: MakeCheckpoint, tmp_path: Path
+) -> None:
+    narrow = save_pretrained("narrow", intermediate_size=32)
+    for other in (narrow, save_sentiment("sentiment")):
+        with pytest.raises(RunError, match="has other weights than"):
+            average([pretrained, other], tmp_path / "mean")
+    assert not (tmp_path / "mean").exists()
+
+
+def test_a_classifier_of_other_labels_is_refused(save_sentiment: MakeCheckpoint, tmp_path: Path) -> None:
+    pair = [save_sentiment("one"), save_sentiment("other", id2label={0: "BAD", 1: "GOOD"})]
+    with pytest.raises(RunError, match="has other labels than"):
+        average(pair, tmp_path / "mean")
