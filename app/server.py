@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import signal
 import socket
 import sys
 import time
+from collections.abc import Coroutine
 from contextlib import suppress
 from types import FrameType
 
@@ -36,18 +38,30 @@ class DrainingServer(uvicorn.Server):
         self.replaced = replaced
         self.drain_seconds = drain_seconds
         self.drain_until: float | None = None
-        self.reloads: set[asyncio.Task[bool]] = set()
+        self.tasks: set[asyncio.Task[None]] = set()
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """SIGHUP loads the checkpoints anew."""
         with suppress(NotImplementedError, AttributeError):  # no Windows
-            asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, self._reload)
+            asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, lambda: self._start(self._reload()))
+        self._start(self._settle())
         await super().startup(sockets)
 
-    def _reload(self) -> None:
-        task = asyncio.create_task(self.engine.reload())
-        self.reloads.add(task)
-        task.add_done_callback(self.reloads.discard)
+    def _start(self, work: Coroutine[None, None, None]) -> None:
+        task = asyncio.create_task(work)
+        self.tasks.add(task)
+        task.add_done_callback(self.tasks.discard)
+
+    async def _settle(self) -> None:
+        """Once the models are loaded, let the garbage collector never again look through the 300,000 objects
+        that stay: each time it did, all requests waited 0.2 s."""
+        await self.engine.settled.wait()
+        gc.collect()
+        gc.freeze()
+
+    async def _reload(self) -> None:
+        if await self.engine.reload():
+            gc.freeze()
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:  # noqa: ARG002
         """A first signal drains; Ctrl-C after that ends at once."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -284,6 +285,41 @@ async def test_sighup_swaps_the_checkpoints_without_dropping_a_request(
     assert f"not reloaded: {link}/config.json: is missing" in output
     assert output.count("reloaded: tiny-pretrained, new") == int(workers)
     assert "Traceback" not in output
+
+
+COUNTED = """
+import atexit, gc
+from app.__main__ import serve
+from app.backend import TorchBackend
+
+@atexit.register
+def tell():
+    frozen = gc.get_freeze_count()
+    gc.unfreeze()
+    print("frozen", frozen, "backends", sum(isinstance(o, TorchBackend) for o in gc.get_objects()))
+
+serve()
+"""
+
+
+def test_what_stays_is_not_searched_for_garbage_and_what_is_replaced_is_let_go(
+    checkpoints: dict[str, str],
+) -> None:
+    with running(checkpoints, script=COUNTED) as process:
+        process.until_ready()
+        process.process.send_signal(signal.SIGHUP)
+        until = time.monotonic() + PATIENCE
+        while not reloads(process.url, "ok"):
+            assert time.monotonic() < until
+            time.sleep(0.05)
+        assert httpx.post(process.url + "/sentiment", json={"inputs": "good"}).status_code == 200
+        process.process.send_signal(signal.SIGTERM)
+        code, output = process.end()
+    assert code == 0, output
+    found = re.search(r"frozen (\d+) backends (\d+)", output)
+    assert found is not None, output
+    assert int(found[1]) > 100_000
+    assert int(found[2]) == 1
 
 
 @pytest.mark.parametrize("workers", [1, 2])
