@@ -16,7 +16,7 @@ import pytest
 FOLDER = Path(__file__).parent
 CLOZE_TOP_5 = 0.85
 PAIRS = 0.75
-OPINIONS = 0.80
+OPINIONS = 0.85
 
 
 def read(name: str) -> list[list[Any]]:
