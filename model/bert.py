@@ -79,11 +79,12 @@ class BertLayer(nn.Module):
         """(total_tokens, hidden) -> the same, or (num_reads, hidden) where `read` indexes the rows wanted."""
         if read is None:
             qkv = self.query_key_value(hidden).unflatten(-1, (3, self.heads, self.head_dim))
-            context = attention.within(qkv)  # (total_tokens, heads, head_dim)
+            query, key, value = qkv.unbind(1)  # each (total_tokens, heads, head_dim)
         else:
-            context = attention(*self._project_reads(hidden, read))
+            query, key, value = self._project_reads(hidden, read)
             hidden = hidden.index_select(0, read)
-        hidden = self.attention_norm(hidden + self.dropout(self.attention_output(context.flatten(1))))
+        context = attention(query, key, value).flatten(1)
+        hidden = self.attention_norm(hidden + self.dropout(self.attention_output(context)))
         inner = self.activation(self.intermediate(hidden))
         return self.output_norm(hidden + self.dropout(self.output(inner)))
 
