@@ -8,11 +8,10 @@ from __future__ import annotations
 import copy
 import math
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from enum import StrEnum
-from itertools import zip_longest
 from pathlib import Path
 from typing import Protocol
 
@@ -35,6 +34,7 @@ from model import (
 )
 from model.errors import CheckpointError
 from model.inference import compute_once, prepack
+from model.packing import recurring_rows
 
 
 class Task(StrEnum):
@@ -155,15 +155,9 @@ class TorchBackend:
         ids = [query.encoding.input_ids for query in queries]
         types = [query.encoding.token_type_ids for query in queries]
         reads = [query.masks or (0,) for query in queries]  # (0,): [CLS]
-        asked = sum(map(len, reads))
-        if self.device == "cpu":
-            for length, positions in filler([len(row) for row in ids], asked):
-                ids.append([0] * length)
-                types.append([0] * length)
-                reads.append(positions)
         batch = PackedBatch.pack(ids, types, reads).to(self.device)
         network = self._networks[lane]
-        hidden = network.encoder(batch)[:asked].float()  # (num_reads, hidden); heads compute in float32
+        hidden = network.encoder(batch).float()  # (num_reads, hidden); heads compute in float32
         self.forward_passes += 1
         if isinstance(network, BertForSequenceClassification):
             logits = network.classifier(network.pooler(hidden)) / network.config.temperature
@@ -177,11 +171,11 @@ class TorchBackend:
             (network.config.hidden_size, network.config.intermediate_size): network.encoder
             for network in self._networks.values()
         }
-        for tokens, reads in warm_sizes():
+        for rows in warm_rows():
             for encoder in shapes.values():
                 if time.monotonic() >= until:
                     return
-                compute_once(encoder, tokens, reads)
+                compute_once(encoder, rows)
 
     def _speed(self, lane: str, served: ServedModel) -> float:
         """Tokens per second of the best of some batches, which grow as long as there is time."""
@@ -211,35 +205,14 @@ class TorchBackend:
 # Of a calibration: tokens of a text, texts of each batch, and the seconds within which the last one begins.
 _TEXT_TOKENS, _SPEED_TEXTS, _SPEED_SECONDS = 32, (8, 8, 32, 32, 128, 128), 0.25
 
-# oneDNN makes kernels for every number of rows it meets, 2 ms for one ribbon, and keeps the last 1,024. Up to
-# so many rows every number has its own, since rounding would cost more than that; all of them are made before
-# the service is ready. Above `_WARM_TOKENS`, a batch computes for so long that making them is next to nothing.
-_EXACT_TOKENS, _EXACT_READS = 64, 16
-_WARM_TOKENS, _WARM_READS = 512, 256
+# A larger batch computes for so long that making oneDNN's kernels is next to nothing.
+_WARM_ROWS = 512
 _WARM_UP_SECONDS = 2.0
 
 
-def filler(lengths: Sequence[int], reads: int) -> list[tuple[int, tuple[int, ...]]]:
-    """Sequences, none longer than the longest, that round a batch up to sizes which recur: (length, reads)."""
-    tokens = sum(lengths)
-    missing = rounded(tokens, _EXACT_TOKENS) - tokens
-    full, rest = divmod(missing, max(lengths))
-    sizes = [max(lengths)] * full + [rest] * (rest > 0)
-    unread: list[tuple[int, tuple[int, ...]]] = [(size, ()) for size in sizes]
-    return [*unread[:-1], (sizes[-1], (0,) * (rounded(reads, _EXACT_READS) - reads))] if sizes else []
-
-
-def rounded(size: int, exact: int) -> int:
-    """Up to the next of few sizes; small ones stay as they are."""
-    step = 1 if size <= exact else 16 if size <= 256 else 64
-    return -(-size // step) * step
-
-
-def warm_sizes() -> Iterable[tuple[int, int]]:
-    """Small batches after rounding, the smallest first: (tokens, reads)."""
-    tokens = sorted({rounded(n, _EXACT_TOKENS) for n in range(1, _WARM_TOKENS + 1)})
-    reads = sorted({rounded(n, _EXACT_READS) for n in range(1, _WARM_READS + 1)})
-    return zip_longest(tokens, reads, fillvalue=1)
+def warm_rows() -> list[int]:
+    """Tokens or reads of small batches after rounding."""
+    return sorted({recurring_rows(number) for number in range(1, _WARM_ROWS + 1)})
 
 
 def _pretraining_answers(

@@ -79,25 +79,25 @@ class BertLayer(nn.Module):
         """(total_tokens, hidden) -> the same, or (num_reads, hidden) where `read` indexes the rows wanted."""
         if read is None:
             qkv = self.query_key_value(hidden).unflatten(-1, (3, self.heads, self.head_dim))
-            query, key, value = qkv.unbind(1)  # each (total_tokens, heads, head_dim)
+            context = attention.within(qkv)  # (total_tokens, heads, head_dim)
         else:
-            query, key, value = self._project_reads(hidden, read)
+            context = attention(*self.project_reads(hidden, read))
             hidden = hidden.index_select(0, read)
-        context = attention(query, key, value).flatten(1)
-        hidden = self.attention_norm(hidden + self.dropout(self.attention_output(context)))
+        hidden = self.attention_norm(hidden + self.dropout(self.attention_output(context.flatten(1))))
         inner = self.activation(self.intermediate(hidden))
         return self.output_norm(hidden + self.dropout(self.output(inner)))
 
-    def _project_reads(self, hidden: Tensor, read: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries of the read rows only, keys and values of all: (rows, heads, head_dim) each."""
+    def project_reads(self, hidden: Tensor, read: Tensor) -> tuple[Tensor, Tensor]:
+        """Queries of the read rows only (num_reads, heads, head_dim), keys and values of all
+        (total_tokens, 2, heads, head_dim)"""
         width = self.heads * self.head_dim
         weight, bias = self.query_key_value.weight, self.query_key_value.bias
         query = F.linear(hidden.index_select(0, read), weight[:width], bias[:width])
-        keys_values = F.linear(hidden, weight[width:], bias[width:]).unflatten(
-            -1, (2, self.heads, self.head_dim)
+        key_value = F.linear(hidden, weight[width:], bias[width:])
+        return (
+            query.unflatten(-1, (self.heads, self.head_dim)),
+            key_value.unflatten(-1, (2, self.heads, self.head_dim)),
         )
-        key, value = keys_values.unbind(1)
-        return query.unflatten(-1, (self.heads, self.head_dim)), key, value
 
 
 class BertEncoder(nn.Module):
@@ -111,16 +111,19 @@ class BertEncoder(nn.Module):
 
     def forward(self, batch: PackedBatch) -> Tensor:
         """Final hidden states: (num_reads, hidden) of `batch.reads`, or (total_tokens, hidden) without."""
+        wanted = batch.total_tokens if batch.reads is None else len(batch.reads.index)
+        if batch.input_ids.device.type == "cpu":
+            batch = batch.rounded_up()
         hidden = self.embeddings(batch)
         dropout = self.config.attention_probs_dropout_prob if self.training else 0.0
         where = (hidden.device, _compute_dtype(hidden), self.config.head_dim, dropout)
         attention = attention_for(batch.segments, batch.segments, *where)
         for layer in self.layers[:-1]:
             hidden = layer(hidden, attention)
-        if batch.reads is None:
-            return self.layers[-1](hidden, attention)
-        attention = attention_for(batch.reads.segments, batch.segments, *where)
-        return self.layers[-1](hidden, attention, batch.reads.index)
+        read = None
+        if batch.reads is not None:
+            read, attention = batch.reads.index, attention_for(batch.reads.segments, batch.segments, *where)
+        return self.layers[-1](hidden, attention, read)[:wanted]
 
 
 def _compute_dtype(hidden: Tensor) -> torch.dtype:

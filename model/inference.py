@@ -10,9 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from model.attention import attention_for
 from model.bert import BertEncoder, BertLayer
-from model.packing import PackedBatch
 
 _EPILOGUES = {
     "gelu": ("gelu", "none"),
@@ -64,19 +62,17 @@ def prepack(encoder: BertEncoder) -> bool:
 
 
 @torch.inference_mode()
-def compute_once(encoder: BertEncoder, tokens: int, reads: int) -> None:
-    """Let a ribbon of so many tokens and reads pass two layers, one of each sort: oneDNN then has its kernels,
-    which belong to a shape and not to a layer."""
-    longest = encoder.config.max_position_embeddings
-    full, rest = divmod(tokens, longest)
-    lengths = [longest] * full + [rest] * (rest > 0)
-    positions = [[0] * reads, *([] for _ in lengths[1:])]
-    batch = PackedBatch.pack([[0] * length for length in lengths], reads=positions)
-    assert batch.reads is not None
-    hidden = encoder.embeddings(batch)
-    where = (hidden.device, hidden.dtype, encoder.config.head_dim)
-    hidden = encoder.layers[0](hidden, attention_for(batch.segments, batch.segments, *where))
-    encoder.layers[-1](hidden, attention_for(batch.reads.segments, batch.segments, *where), batch.reads.index)
+def compute_once(encoder: BertEncoder, rows: int) -> None:
+    """Let so many rows pass all that a layer multiplies by a weight: oneDNN then has its kernels, which belong
+    to a shape and not to a layer."""
+    first, last = encoder.layers[0], encoder.layers[-1]
+    assert isinstance(first, BertLayer)
+    assert isinstance(last, BertLayer)
+    hidden = encoder.embeddings.norm.weight.new_zeros(rows, encoder.config.hidden_size)
+    first.query_key_value(hidden)
+    first.attention_output(hidden)
+    first.output(first.activation(first.intermediate(hidden)))
+    last.project_reads(hidden, torch.arange(rows))
 
 
 def _replace(layer: BertLayer, name: str, activation: str | None = None) -> None:

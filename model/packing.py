@@ -99,6 +99,32 @@ class PackedBatch:
         index = _flat([[start + i for i in row] for start, row in zip(starts, reads, strict=True)])
         return replace(self, reads=Reads(index, Segments.of([len(row) for row in reads])))
 
+    def rounded_up(self) -> PackedBatch:
+        """The same ribbon and some [PAD] after it, in sequences of their own: its numbers of rows and of reads
+        are then two that recur. oneDNN makes kernels for every number of rows, 2 ms for a ribbon."""
+        missing = recurring_rows(self.total_tokens) - self.total_tokens
+        if not missing:
+            return self
+        full, rest = divmod(missing, self.max_seqlen)
+        lengths = [self.max_seqlen] * full + [rest] * (rest > 0)
+        padding = PackedBatch.pack([[0] * length for length in lengths])
+        segments = Segments.of([*self.lengths, *lengths])
+        reads = self.reads
+        if reads is not None:
+            asked = len(reads.index)
+            unread = recurring_rows(asked) - asked
+            last = self.total_tokens + missing - lengths[-1]
+            index = torch.cat([reads.index, torch.full((unread,), last)])
+            counts = [*reads.segments.lengths, *[0] * (len(lengths) - 1), unread]
+            reads = Reads(index, Segments.of(counts))
+        return PackedBatch(
+            torch.cat([self.input_ids, padding.input_ids]),
+            torch.cat([self.position_ids, padding.position_ids]),
+            torch.cat([self.token_type_ids, padding.token_type_ids]),
+            segments,
+            reads,
+        )
+
     @property
     def lengths(self) -> tuple[int, ...]:
         return self.segments.lengths
@@ -123,6 +149,16 @@ class PackedBatch:
             self.segments.to(device, non_blocking),
             None if self.reads is None else self.reads.to(device, non_blocking),
         )
+
+
+def recurring_rows(number: int) -> int:
+    """Up to the next of few numbers. Small ones stay as they are: rounding would cost more than a kernel.
+
+    >>> [recurring_rows(n) for n in (64, 65, 256, 257)]
+    [64, 80, 256, 320]
+    """
+    step = 1 if number <= 64 else 16 if number <= 256 else 64
+    return -(-number // step) * step
 
 
 def _flat(rows: Sequence[Sequence[int]]) -> Tensor:

@@ -135,7 +135,7 @@ def _parser() -> argparse.ArgumentParser:
     timing.add_argument("preset", nargs="?", default="mini", help="tiny, mini, small, medium, base or large")
     timing.add_argument("--length", type=int, default=128, help="tokens of a full example")
     timing.add_argument("--batch", type=int, default=32, help="examples per step")
-    timing.add_argument("--steps", type=int, default=5, help="steps to take the median of")
+    timing.add_argument("--steps", type=int, default=20, help="steps to time")
     timing.add_argument("--threads", type=int, help="CPU threads; all cores if absent")
     timing.add_argument("--device", default="auto")
     timing.set_defaults(override=[])

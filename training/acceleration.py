@@ -14,7 +14,7 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from model.attention import PaddedAttention, VarlenAttention
+from model.attention import MatmulAttention, PaddedAttention, VarlenAttention
 from model.bert import BertEncoder
 from training.hardware import synchronise
 
@@ -63,8 +63,9 @@ def compile_if_it_pays(encoder: BertEncoder, wanted: bool | Literal["auto"], tri
 @functools.cache  # once is enough
 def keep_attention_out_of_graphs() -> None:
     """Attention reads every sequence's length on the host: a compiler would make a graph for each batch."""
-    for kind in (VarlenAttention, PaddedAttention):
-        setattr(kind, "__call__", torch.compiler.disable(kind.__call__))  # noqa: B010 (a method)
+    for kind in (VarlenAttention, PaddedAttention, MatmulAttention):
+        for name in ("__call__", "within"):
+            setattr(kind, name, torch.compiler.disable(getattr(kind, name)))
 
 
 @contextmanager

@@ -1,9 +1,10 @@
 """`bench`: a training step of this repository beside the same step of `transformers`, in one run.
 
 Both get the same examples, weights of the same shape, precision, scaled dot-product attention, AdamW and
-clipping; `transformers` gets them padded to the longest, as its collators do. On a GPU, layers here are
-compiled where that pays, as in training; those of `transformers` run as they come. They take turns, so that a
-busy machine slows both. Tokens are real ones: padding does not count.
+clipping; `transformers` gets them padded to the longest, as its collators do. Every step has a batch of its
+own, as in training: a CPU's kernels belong to a shape, and a batch that returns would hide what new ones cost.
+On a GPU, layers here are compiled where that pays, as in training; those of `transformers` run as they come.
+They take turns, so that a busy machine slows both. Tokens are real ones: padding does not count.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from statistics import median
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -32,7 +33,8 @@ from training.hardware import autocast, choose_device, choose_precision, matmul_
 from training.optimizer import make_optimizer
 from training.pretraining_task import pretraining_losses
 
-Step = Callable[[], None]
+Step = Callable[[int], None]
+"""Given the number of the batch."""
 
 
 @dataclass(slots=True)
@@ -66,12 +68,12 @@ def bench(preset: str, length: int, batch: int, steps: int, device_name: str) ->
     ]
     for name, shortest, longest in (("mixed lengths", 5, 40), ("all full", length, length)):
         text = RandomText.make(config.vocab_size, shortest, longest)
-        examples = _examples(config, text, length, batch, full=shortest == length)
-        contestants = [_ours(config, examples, device), _theirs(config, examples, device)]
+        batches = _batches(config, text, length, batch, _WARM_UP + steps, full=shortest == length)
+        contestants = [_ours(config, batches, device), _theirs(config, batches, device)]
         ours, theirs = _alternate(contestants, steps, device)
-        tokens = sum(len(example.input_ids) for example in examples)
-        packed = collate_pretraining(examples)
-        flops = pretraining_flops(config, packed.packed, len(packed.masked_ids))
+        packed = [collate_pretraining(examples) for examples in batches[_WARM_UP:]]
+        tokens = sum(batch.tokens for batch in packed)
+        flops = sum(pretraining_flops(config, batch.packed, len(batch.masked_ids)) for batch in packed)
         lines.append(
             f"{name}: {tokens / ours:,.0f} tokens/s here (MFU {flops / ours / peak:.0%}), "
             f"{tokens / theirs:,.0f} with transformers: {theirs / ours:.2f} times as fast"
@@ -79,36 +81,42 @@ def bench(preset: str, length: int, batch: int, steps: int, device_name: str) ->
     return "\n".join(lines)
 
 
-def _examples(config: BertConfig, text: RandomText, length: int, count: int, *, full: bool) -> list[Example]:
+def _batches(
+    config: BertConfig, text: RandomText, length: int, size: int, count: int, *, full: bool
+) -> list[list[Example]]:
     ordinary = np.arange(5, config.vocab_size)
     vocabulary = Vocabulary(config.vocab_size, 2, 3, 4, ordinary, np.zeros(config.vocab_size, dtype=np.bool_))
     shares = {"short_fraction": 0.0, "sentence_pair_fraction": 0.0} if full else {}
     maker = ExampleMaker(text, vocabulary, ExamplesConfig(sequence_length=length, **shares), seed=1)
-    return [maker(0, i) for i in range(count)]
+    available = len(maker.starts(0))
+    return [[maker(*divmod(i * size + j, available)) for j in range(size)] for i in range(count)]
+
+
+_WARM_UP = 10
 
 
 def _alternate(contestants: Sequence[Step], steps: int, device: torch.device) -> list[float]:
-    """Median seconds of a step of each."""
-    seconds: list[list[float]] = [[] for _ in contestants]
-    for turn in range(-2, steps):  # two turns to warm up
-        for step, taken in zip(contestants, seconds, strict=True):
+    """Seconds that so many steps of each took."""
+    seconds = [0.0 for _ in contestants]
+    for turn in range(_WARM_UP + steps):
+        for i, step in enumerate(contestants):
             synchronise(device)
             began = time.perf_counter()
-            step()
+            step(turn)
             synchronise(device)
-            if turn >= 0:
-                taken.append(time.perf_counter() - began)
-    return [median(taken) for taken in seconds]
+            if turn >= _WARM_UP:
+                seconds[i] += time.perf_counter() - began
+    return seconds
 
 
-def _step(model: nn.Module, device: torch.device, loss_of: Callable[[], Tensor]) -> Step:
+def _step(model: nn.Module, device: torch.device, loss_of: Callable[[int], Tensor]) -> Step:
     """Forward, backward, clipping, update."""
     precision = choose_precision(device)
     optimizer = make_optimizer(model, PretrainConfig(tokens=1))
 
-    def step() -> None:
+    def step(number: int) -> None:
         with autocast(model, precision):
-            loss = loss_of()
+            loss = loss_of(number)
         loss.backward()
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
@@ -117,17 +125,17 @@ def _step(model: nn.Module, device: torch.device, loss_of: Callable[[], Tensor])
     return step
 
 
-def _ours(config: BertConfig, examples: Sequence[Example], device: torch.device) -> Step:
+def _ours(config: BertConfig, batches: Sequence[Sequence[Example]], device: torch.device) -> Step:
     model = BertForPreTraining(config)
     model.initialise(torch.Generator().manual_seed(0))
     model.to(device).train()
-    batch = collate_pretraining(examples).to(device)
-    step = _step(model, device, lambda: pretraining_losses(model, batch, batch.counts)[0])
-    compile_if_it_pays(model.encoder, "auto", step)  # as training does
+    packed = [collate_pretraining(examples).to(device) for examples in batches]
+    step = _step(model, device, lambda i: pretraining_losses(model, packed[i], packed[i].counts)[0])
+    compile_if_it_pays(model.encoder, "auto", partial(step, 0))  # as training does
     return step
 
 
-def _theirs(config: BertConfig, examples: Sequence[Example], device: torch.device) -> Step:
+def _theirs(config: BertConfig, batches: Sequence[Sequence[Example]], device: torch.device) -> Step:
     try:
         import transformers
     except ImportError as error:
@@ -135,8 +143,12 @@ def _theirs(config: BertConfig, examples: Sequence[Example], device: torch.devic
     values: dict[str, Any] = config.to_dict() | {"attn_implementation": "sdpa"}
     model: Any = transformers.BertForPreTraining(transformers.BertConfig(**values))
     model.to(device).train()
-    batch = {name: tensor.to(device) for name, tensor in padded(examples).items()}
-    return _step(model, device, lambda: model(**batch).loss)
+    tensors = [_moved(padded(examples), device) for examples in batches]
+    return _step(model, device, lambda i: model(**tensors[i]).loss)
+
+
+def _moved(batch: dict[str, Tensor], device: torch.device) -> dict[str, Tensor]:
+    return {name: tensor.to(device) for name, tensor in batch.items()}
 
 
 def padded(examples: Sequence[Example]) -> dict[str, Tensor]:

@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from model.heads import BertForPreTraining
+from model.packing import recurring_rows
 from model.tokenizer import Tokenizer
 from training.acceleration import (
     checkpoint_layers,
@@ -163,8 +164,12 @@ def pretraining_losses(
     """
     masked, labelled = counts
     hidden = model(batch.packed)  # (num_reads, hidden)
-    logits = model.masked_lm(hidden.index_select(0, batch.masked_rows))
-    mlm = F.cross_entropy(logits.float(), batch.masked_ids, reduction="sum") / masked
+    rows, ids = batch.masked_rows, batch.masked_ids
+    if rows.device.type == "cpu":  # oneDNN has no kernels yet for a number of rows that is new
+        unmasked = (0, recurring_rows(len(rows)) - len(rows))
+        rows, ids = F.pad(rows, unmasked), F.pad(ids, unmasked, value=IGNORE_INDEX)
+    logits = model.masked_lm(hidden.index_select(0, rows))
+    mlm = F.cross_entropy(logits.float(), ids, ignore_index=IGNORE_INDEX, reduction="sum") / masked
     assert model.next_sentence is not None
     follows = model.next_sentence(hidden.index_select(0, batch.cls_rows)).float()
     nsp = F.cross_entropy(follows, batch.next_labels, ignore_index=IGNORE_INDEX, reduction="sum")

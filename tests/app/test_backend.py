@@ -12,11 +12,12 @@ from typing import Any
 import pytest
 import torch
 
-from app.backend import Answer, Query, Task, TorchBackend, _torch_errors, filler, rounded
+from app.backend import Answer, Query, Task, TorchBackend, _torch_errors
 from app.batcher import BackendDiedError, OutOfMemoryError
 from app.settings import SettingsError
 from model import Tokenizer, load_checkpoint
 from model.errors import CheckpointError
+from model.packing import recurring_rows
 
 TEXTS = [
     "[MASK]",
@@ -220,16 +221,6 @@ def test_cuda_answers_as_the_cpu_does(
         assert one.scores[0] == pytest.approx(other.scores[0], abs=1e-3)
 
 
-@pytest.mark.parametrize("lengths", [[1], [64], [30, 41], [7] * 40, [512] * 8, [3, 509, 500]])
-def test_filler_rounds_a_batch_up_and_is_no_longer_than_the_longest(lengths: list[int]) -> None:
-    filling = filler(lengths, len(lengths))
-    tokens = sum(lengths) + sum(length for length, _ in filling)
-    assert tokens == rounded(sum(lengths), 64)
-    assert all(0 < length <= max(lengths) for length, _ in filling)
-    reads = len(lengths) + sum(len(positions) for _, positions in filling)
-    assert reads == (rounded(len(lengths), 16) if filling else len(lengths))
-
-
 # Prints what oneDNN says (ONEDNN_VERBOSE) while single texts and small batches of new lengths are computed.
 NEW_SIZES = """
 import random, sys
@@ -268,13 +259,10 @@ def test_once_loaded_no_small_batch_waits_for_a_kernel_to_be_made(pretrained: Pa
     assert [line for line in after.splitlines() if "create:cache_miss" in line] == []
 
 
-def test_rounded_sizes_are_few() -> None:
-    assert len({rounded(n, 64) for n in range(1, 4097)}) < 140
-
-
 def test_filled_batch_answers_as_single_queries_do(loaded: TorchBackend, tokenizer: Tokenizer) -> None:
     queries = [masked(tokenizer, text) for text in TEXTS] * 5
-    assert filler([len(query.encoding) for query in queries], sum(len(query.masks) for query in queries))
+    tokens = sum(len(query.encoding) for query in queries)
+    assert tokens != recurring_rows(tokens)
     singles = [answered(loaded, "pretrained", [query])[0] for query in queries]
     for single, together in zip(singles, answered(loaded, "pretrained", queries), strict=True):
         torch.testing.assert_close(

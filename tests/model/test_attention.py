@@ -1,7 +1,8 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 
 import pytest
 import torch
@@ -10,12 +11,17 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from model.attention import (
+    _MOST_TOKENS,
     _PADDING_TOLERANCE,
     _RUN_TOKENS,
+    Attention,
+    MatmulAttention,
     PaddedAttention,
     VarlenAttention,
+    _Grid,
     attention_for,
     can_use_varlen,
+    recurring,
     similar_runs,
 )
 from model.packing import Segments
@@ -44,10 +50,26 @@ def tensors(
     return [torch.randn(n, HEADS, HEAD_DIM, generator=generator, dtype=dtype).requires_grad_() for n in rows]
 
 
-def padded(queries: Lengths, keys: Lengths, *, invariant: bool = False) -> PaddedAttention:
+Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
+
+
+def attention(kind: str, queries: Lengths, keys: Lengths) -> Attend:
+    """Of query, key and value apart from each other, (rows, heads, head_dim) each."""
     segments = Segments.of(keys)
     asked = segments if queries is keys else Segments.of(queries)
-    return PaddedAttention(asked, segments, CPU, invariant=invariant)
+    if kind.startswith("padded"):
+        return of_three(PaddedAttention(asked, segments, CPU, invariant=kind.endswith("any neighbours")))
+    attend = MatmulAttention(asked, segments)
+    if kind == "matmul, every token asks":
+        return lambda *inputs: attend.within(torch.stack(inputs, 1))
+    return of_three(attend)
+
+
+def of_three(attend: Attention) -> Attend:
+    return lambda query, key, value: attend(query, torch.stack([key, value], 1))
+
+
+KINDS = ["padded", "padded among any neighbours", "matmul", "matmul, every token asks"]
 
 
 def some_lengths(seed: int) -> tuple[list[int], list[int]]:
@@ -71,54 +93,64 @@ CASES = {
     **{f"random {seed}": some_lengths(seed) for seed in range(6)},
 }
 cases = pytest.mark.parametrize(("queries", "keys"), CASES.values(), ids=CASES.keys())
+everywhere = pytest.mark.parametrize(
+    ("kind", "queries", "keys"),
+    [
+        pytest.param(kind, *case, id=f"{kind}: {name}")
+        for kind in KINDS
+        for name, case in CASES.items()
+        if kind in KINDS[:3] or case[0] == case[1]
+    ],
+)
 
 
-@cases
-def test_padded_attention_is_attention_of_each_sequence_alone(queries: Lengths, keys: Lengths) -> None:
+@everywhere
+def test_attention_is_that_of_each_sequence_alone(kind: str, queries: Lengths, keys: Lengths) -> None:
     inputs = tensors(queries, keys)
     expected = reference(*inputs, queries, keys)
-    learning = padded(queries, keys)(*inputs)
+    learning = attention(kind, queries, keys)(*inputs)
     with torch.no_grad():
-        serving = padded(queries, keys)(*inputs)
-        among_any = padded(queries, keys, invariant=True)(*inputs)
+        serving = attention(kind, queries, keys)(*inputs)
     torch.testing.assert_close(learning, expected)
     torch.testing.assert_close(serving, expected)
-    torch.testing.assert_close(among_any, expected)
 
 
-@cases
-def test_gradients_are_those_of_each_sequence_alone(queries: Lengths, keys: Lengths) -> None:
+@everywhere
+def test_gradients_are_those_of_each_sequence_alone(kind: str, queries: Lengths, keys: Lengths) -> None:
     inputs = tensors(queries, keys)
     weights = torch.randn(sum(queries), HEADS, HEAD_DIM, generator=torch.Generator().manual_seed(1)).double()
-    ours = torch.autograd.grad((padded(queries, keys)(*inputs) * weights).sum(), inputs)
+    ours = torch.autograd.grad((attention(kind, queries, keys)(*inputs) * weights).sum(), inputs)
     theirs = torch.autograd.grad((reference(*inputs, queries, keys) * weights).sum(), inputs)
     for mine, expected in zip(ours, theirs, strict=True):
         torch.testing.assert_close(mine, expected)
 
 
+@pytest.mark.parametrize("kind", ["padded", "matmul"])
 @pytest.mark.parametrize(("queries", "keys"), [([2, 1, 3], [2, 1, 3]), ([0, 1, 2], [2, 1, 3])])
-def test_gradients_agree_with_finite_differences(queries: Lengths, keys: Lengths) -> None:
-    assert torch.autograd.gradcheck(padded(queries, keys), tensors(queries, keys))
+def test_gradients_agree_with_finite_differences(kind: str, queries: Lengths, keys: Lengths) -> None:
+    assert torch.autograd.gradcheck(attention(kind, queries, keys), tensors(queries, keys))
 
 
-def test_padding_never_leaks_into_a_gradient() -> None:
+@pytest.mark.parametrize("kind", KINDS)
+def test_padding_never_leaks_into_a_gradient(kind: str) -> None:
     """A huge first row stands in for all padding: it must not be seen in any other sequence."""
     keys = [2, 5, 3]
     query, key, value = tensors(keys, keys)
     with torch.no_grad():
         value[0], key[0] = 1e9, 1e3
-    out = padded(keys, keys)(query, key, value)
+    out = attention(kind, keys, keys)(query, key, value)
     assert out[2:].abs().max() < 100
     (grad,) = torch.autograd.grad(out[2:].sum(), value)
     assert not grad[:2].any()
 
 
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-def test_padded_attention_keeps_the_precision_it_is_given(dtype: torch.dtype) -> None:
+def test_attention_keeps_the_precision_it_is_given(kind: str, dtype: torch.dtype) -> None:
     inputs = tensors([3, 5], [3, 5], dtype=dtype)
     expected = reference(*(x.double() for x in inputs), [3, 5], [3, 5])
     with torch.no_grad():
-        out = padded([3, 5], [3, 5])(*inputs)
+        out = attention(kind, [3, 5], [3, 5])(*inputs)
     assert out.dtype == dtype
     torch.testing.assert_close(out.double(), expected, atol=3e-2, rtol=3e-2)
 
@@ -138,7 +170,7 @@ def test_served_attention_in_16_bits_is_the_same_among_any_neighbours(
 
     def attend(asked: Lengths, known: Lengths, *inputs: Tensor) -> Tensor:
         segments = Segments.of(known)
-        return attention_for(Segments.of(asked), segments, CPU, dtype, 64)(*inputs)
+        return of_three(attention_for(Segments.of(asked), segments, CPU, dtype, 64))(*inputs)
 
     with torch.no_grad():
         together = attend(queries, keys, query, key, value)
@@ -147,12 +179,13 @@ def test_served_attention_in_16_bits_is_the_same_among_any_neighbours(
     assert (together != alone).float().mean() < 1e-4  # without care, it is 1% of the numbers
 
 
-def test_dropout_thins_the_weights_and_keeps_their_mean() -> None:
+@pytest.mark.parametrize("kind", [partial(PaddedAttention, device=CPU), MatmulAttention])
+def test_dropout_thins_the_weights_and_keeps_their_mean(kind: Callable[..., Attention]) -> None:
     segments = Segments.of([4, 6])
     torch.manual_seed(0)
     query, key, value = tensors([4, 6], [4, 6])
     value = torch.ones_like(value)  # every output is the sum of its weights
-    drop = PaddedAttention(segments, segments, CPU, dropout=0.5)
+    drop = of_three(kind(segments, segments, dropout=0.5))
     sums = torch.stack([drop(query, key, value) for _ in range(400)])
     assert sums.std(0).min() > 0.1
     torch.testing.assert_close(sums.mean(0), torch.ones_like(value), atol=0.2, rtol=0)
@@ -161,7 +194,9 @@ def test_dropout_thins_the_weights_and_keeps_their_mean() -> None:
 def test_cpu_never_uses_the_variable_length_kernel() -> None:
     segments = Segments.of([3])
     assert not can_use_varlen(CPU, torch.bfloat16, 64)
-    assert isinstance(attention_for(segments, segments, CPU, torch.bfloat16, 64), PaddedAttention)
+    assert isinstance(attention_for(segments, segments, CPU, torch.bfloat16, 64), MatmulAttention)
+    with torch.no_grad():
+        assert isinstance(attention_for(segments, segments, CPU, torch.bfloat16, 64), PaddedAttention)
 
 
 # --- runs of similar length ---------------------------------------------------------------------------------
@@ -195,9 +230,30 @@ def test_a_sorted_ribbon_wastes_little(lengths: list[int]) -> None:
 
 def test_equal_lengths_are_one_run_without_a_copy() -> None:
     assert similar_runs((128,) * 50) == [range(50)]
-    run = padded([4] * 3, [4] * 3).runs[0]
+    segments = Segments.of([4] * 3)
+    run = PaddedAttention(segments, segments, CPU).runs[0]
     assert run.keys.pad_index is None
     assert run.bias is None
+
+
+@given(lengths_of_a_batch)
+@settings(max_examples=100, deadline=None, derandomize=True)
+def test_a_run_stays_small_or_is_a_single_sequence(lengths: list[int]) -> None:
+    for run in similar_runs(tuple(lengths), most_tokens=_MOST_TOKENS):
+        assert max(lengths[i] for i in run) * len(run) <= _MOST_TOKENS or len(run) == 1
+
+
+def test_training_meets_few_shapes() -> None:
+    """Of a hundred batches that differ, each with matmuls of two shapes forward and four backward."""
+    assert all(n <= recurring(n) <= 1.5 * n for n in range(1, 2000))
+    rng = random.Random(0)
+    shapes = set()
+    for _ in range(100):
+        lengths = sorted((rng.randint(1, 128) for _ in range(16)), reverse=True)
+        segments, reads = Segments.of(lengths), Segments.of([rng.randint(1, 20) for _ in lengths])
+        grids = [_Grid.make(segments, segments, HEADS, 3), _Grid.make(reads, segments, HEADS, 2)]
+        shapes |= {(run.batch, run.most, run.bias.shape[2]) for grid in grids for run in grid.runs}
+    assert len(shapes) < 100
 
 
 # --- the kernel on CUDA -------------------------------------------------------------------------------------
@@ -215,8 +271,8 @@ def test_kernel_equals_padded_attention(queries: Lengths, keys: Lengths, dtype: 
     rows = (sum(queries), sum(keys), sum(keys))
     inputs = [torch.randn(n, 4, 64, generator=generator).to(device, dtype) for n in rows]
     with torch.no_grad():
-        kernel = VarlenAttention(asked, known)(*inputs)
-        ours = PaddedAttention(asked, known, device)(*(x.float() for x in inputs))
+        kernel = of_three(VarlenAttention(asked, known))(*inputs)
+        ours = of_three(PaddedAttention(asked, known, device))(*(x.float() for x in inputs))
     assert kernel.dtype == dtype
     torch.testing.assert_close(kernel.float(), ours, atol=1e-2, rtol=1e-2)
 
@@ -235,7 +291,7 @@ def test_kernels_gradients_equal_those_of_padded_attention() -> None:
         (PaddedAttention(segments, segments, device), torch.float32),
     ):
         projected = values.to(dtype).requires_grad_()
-        attention(*projected.unbind(1)).float().square().sum().backward()
+        attention.within(projected).float().square().sum().backward()
         assert projected.grad is not None
         gradients.append(projected.grad.float())
     torch.testing.assert_close(*gradients, atol=3e-2, rtol=3e-2)

@@ -50,8 +50,8 @@ def test_precision_that_was_not_checked_leaves_the_encoder_alone() -> None:
     assert not any(isinstance(module, PrepackedLinear) for module in encoder.modules())
 
 
-@pytest.mark.parametrize(("tokens", "reads"), [(1, 1), (5, 9), (513, 2)])
-def test_sizes_of_any_kind_can_be_computed_once(tokens: int, reads: int) -> None:
+@pytest.mark.parametrize("rows", [1, 5, 513])
+def test_any_number_of_rows_can_be_computed_once(rows: int) -> None:
     encoder = network().encoder
     prepack(encoder)
-    compute_once(encoder, tokens, reads)
+    compute_once(encoder, rows)

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from model import PackedBatch
-from model.packing import Segments
+from model.packing import Segments, recurring_rows
 
 
 def test_sequences_lie_end_to_end() -> None:
@@ -83,3 +83,28 @@ def test_cumulative_lengths_cut_the_ribbon_into_its_sequences(sequences: list[li
 
 def test_segments_know_their_longest() -> None:
     assert Segments.of([2, 9, 4]).max_seqlen == 9
+
+
+@pytest.mark.parametrize("lengths", [[1], [64], [30, 41], [7] * 40, [512] * 8, [3, 509, 500]])
+@pytest.mark.parametrize("read", [True, False])
+def test_rounding_up_adds_padding_in_sequences_of_its_own(lengths: list[int], read: bool) -> None:
+    batch = PackedBatch.pack([[5] * n for n in lengths], reads=[[0]] * len(lengths) if read else None)
+    rounded = batch.rounded_up()
+    assert rounded.total_tokens == recurring_rows(sum(lengths)) == sum(rounded.lengths)
+    assert rounded.lengths[: len(lengths)] == batch.lengths
+    assert min(rounded.lengths) > 0
+    assert rounded.max_seqlen == batch.max_seqlen
+    assert rounded.input_ids.tolist() == [5] * sum(lengths) + [0] * (rounded.total_tokens - sum(lengths))
+    assert (rounded.position_ids == PackedBatch.pack([[5] * n for n in rounded.lengths]).position_ids).all()
+    if batch.reads is None or rounded.reads is None:
+        assert batch.reads is rounded.reads is None
+        return
+    assert rounded.reads.index[: len(lengths)].tolist() == batch.reads.index.tolist()
+    assert sum(rounded.reads.segments.lengths) == len(rounded.reads.index)
+    if rounded is not batch:
+        assert len(rounded.reads.index) == recurring_rows(len(lengths))
+        assert (rounded.input_ids[rounded.reads.index[len(lengths) :]] == 0).all()
+
+
+def test_rounded_numbers_are_few() -> None:
+    assert len({recurring_rows(n) for n in range(1, 4097)}) < 140
