@@ -8,7 +8,7 @@ from __future__ import annotations
 import copy
 import math
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -32,7 +32,9 @@ from model import (
     Tokenizer,
     load_checkpoint,
 )
+from model.attention import can_use_varlen
 from model.errors import CheckpointError
+from model.graphs import GraphedEncoder
 from model.inference import compute_once, prepack
 from model.packing import recurring_rows
 
@@ -124,6 +126,7 @@ class TorchBackend:
         self.tokens_per_second = 0.0
         self._directories = {"pretrained": pretrained, "sentiment": sentiment}
         self._networks: dict[str, BertForPreTraining | BertForSequenceClassification] = {}
+        self._encoders: dict[str, Callable[[PackedBatch], Tensor]] = {}
 
     def load(self) -> None:
         """See `Backend.load`."""
@@ -136,6 +139,7 @@ class TorchBackend:
         for lane, checkpoint in checkpoints.items():
             served[lane] = _describe(checkpoint)
             self._networks[lane] = _place(checkpoint.model, self.device, getattr(torch, self.dtype))
+            self._encoders[lane] = _encoder_of(self._networks[lane])
             self._check(lane, served[lane])
         if self.device == "cpu":
             self._warm_up()
@@ -155,9 +159,9 @@ class TorchBackend:
         ids = [query.encoding.input_ids for query in queries]
         types = [query.encoding.token_type_ids for query in queries]
         reads = [query.masks or (0,) for query in queries]  # (0,): [CLS]
-        batch = PackedBatch.pack(ids, types, reads).to(self.device)
         network = self._networks[lane]
-        hidden = network.encoder(batch).float()  # (num_reads, hidden); heads compute in float32
+        hidden = self._encoders[lane](PackedBatch.pack(ids, types, reads))
+        hidden = hidden.float()  # (num_reads, hidden); heads compute in float32
         self.forward_passes += 1
         if isinstance(network, BertForSequenceClassification):
             logits = network.classifier(network.pooler(hidden)) / network.config.temperature
@@ -339,6 +343,15 @@ def _place(
             parameter.data = parameter.data.clone()
         prepack(network.encoder)
     return network
+
+
+@torch.inference_mode()
+def _encoder_of(network: BertForPreTraining | BertForSequenceClassification) -> Callable[[PackedBatch], Tensor]:
+    """What computes batches that lie on the host."""
+    weight = network.encoder.embeddings.norm.weight
+    if can_use_varlen(weight.device, weight.dtype, network.config.head_dim):
+        return GraphedEncoder(network.encoder)
+    return lambda batch: network.encoder(batch.to(weight.device))
 
 
 def _resolve_device(device: str) -> str:

@@ -73,6 +73,10 @@ class Connection(asyncio.Protocol):
         self.transport: asyncio.Transport | None = None
         self._received = b""
 
+    @property
+    def is_closed(self) -> bool:
+        return self.transport is None or self.transport.is_closing()
+
     def send(self, payload: bytes, intended: float) -> None:
         assert self.transport is not None
         self.intended = intended
@@ -149,7 +153,7 @@ class _Run:
             self.statuses[status] += 1
             if status == "200":
                 self.latencies.append(now - intended)
-        if connection.transport is None or connection.transport.is_closing():
+        if connection.is_closed:
             self.on_way += 1
             self.replacing.add(asyncio.get_running_loop().create_task(self._replace()))
         else:
@@ -228,6 +232,9 @@ async def open_loop(
             await asyncio.sleep(wait)
         elif wait < -0.01:
             await asyncio.sleep(0)  # behind: let answers come in
+        while run.idle and run.idle[-1].is_closed:  # by the server, which keeps nobody for ever
+            run.idle.pop()
+            opened -= 1
         if not run.idle and opened < connections:
             opened += 1
             run.idle.append(await run.connect())
