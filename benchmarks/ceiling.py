@@ -1,6 +1,7 @@
 """What a device serves at best: `python -m benchmarks.ceiling`. Texts of equal length through the service's own
 backend, in batches of growing size, with random weights; beside it the encoder alone, whose batch lies ready on
-the device. The share of the matmul peak counts what the answers need: in the last layer `[CLS]` only.
+the device, and on a GPU small batches by captured graphs, copied there each time. The share of the matmul peak
+counts what the answers need: in the last layer `[CLS]` only.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from model import (
     load_checkpoint,
     save_checkpoint,
 )
+from model.graphs import GraphedEncoder
 from training.flops import encoder_flops
 from training.hardware import matmul_peak, synchronise
 
@@ -71,10 +73,13 @@ def main() -> None:
         encoder = load_checkpoint(Path(folder) / "sentiment").model.encoder.eval()
     device, dtype = torch.device(backend.device), getattr(torch, backend.dtype)
     encoder.to(device, dtype)
+    graphed = GraphedEncoder(encoder) if device.type == "cuda" else None
     lane = next(lane for lane, served in backend.models.items() if Task.SENTIMENT in served.tasks)
     peak = matmul_peak(device, dtype, 1.0)
     print(f"{options.preset}, texts of {length} tokens, {dtype} on {device}; peak {peak / 1e12:.1f} TFLOP/s")
-    print("| batch | texts/s served | of peak | encoder alone, texts/s | of peak |\n|---|---|---|---|---|")
+    heads = ["batch", "texts/s served", "of peak", "encoder alone, texts/s", "of peak"]
+    heads += ["by graphs, texts/s", "of peak"] if graphed else []
+    print(f"| {' | '.join(heads)} |\n|{'---|' * len(heads)}")
     ids = [backend.models[lane].tokenizer.cls_id] * length
     query = Query(Task.SENTIMENT, Encoding(ids, [0] * length, [(0, 0)] * length, truncated=False))
     for tokens in options.tokens:
@@ -82,7 +87,9 @@ def main() -> None:
         batch = PackedBatch.pack([ids] * count, reads=[(0,)] * count)
         on_device = batch.to(device)
         flops = encoder_flops(encoder.config, batch) / count
-        works = (lambda n=count: backend.run(lane, [query] * n), lambda b=on_device: encoder(b))
+        works = [lambda n=count: backend.run(lane, [query] * n), lambda b=on_device: encoder(b)]
+        if graphed:
+            works.append(lambda b=batch: graphed(b))
         cells = []
         for work in works:
             speed = count / seconds(work, device, options.rounds)

@@ -230,6 +230,8 @@ class TeachConfig(_Strict):
 
     texts: Annotated[tuple[SourceConfig, ...], Field(min_length=1)]
     """Unlabelled sources; texts that stand in dev or test too are left out."""
+    sentences: Annotated[int, Field(ge=0)] = 0
+    """So many of their sentences besides, each a text of its own: callers ask about sentences too."""
     classifier: Path
     """Checkpoint directory of a classifier of another run, with the same `finetune.labels` and dev part."""
 

@@ -31,10 +31,12 @@ from training.evaluation import predict_classification
 from training.examples import Floats, Ints
 from training.hardware import choose_device
 from training.run_state import fingerprint
+from training.sentences import split_sentences
 from training.sources import Document, documents, source_name
 
 logger = logging.getLogger(__name__)
 
+SENTENCE_WORDS = (4, 60)
 SHARES = [i / 20 for i in range(21)]
 TEMPERATURES = [1.1**i for i in range(-10, 11)]  # 0.39 to 2.6
 
@@ -182,7 +184,7 @@ def teacher(recipe: Recipe) -> Checkpoint:
 
 
 def _texts(recipe: Recipe) -> list[Document]:
-    """The unlabelled texts, but those that the classifier is judged by."""
+    """The unlabelled texts, but those that the classifier is judged by; then single sentences of them."""
     config = recipe.finetune
     if recipe.teach is None:
         return []
@@ -193,7 +195,23 @@ def _texts(recipe: Recipe) -> list[Document]:
     kept = [document for document in texts if document.text not in judging]
     if len(kept) < len(texts):
         logger.info("%d texts stand in dev or test too, and are left out", len(texts) - len(kept))
-    return kept
+    return kept + some_sentences(kept, recipe.teach.sentences, judging, recipe.seed)
+
+
+def some_sentences(texts: Sequence[Document], count: int, judging: set[str], seed: int) -> list[Document]:
+    """At most `count` sentences of ordinary length, about as many of each text; none of `judging`."""
+    rng = np.random.default_rng(seed)
+    chosen: list[Document] = []
+    for number, document in enumerate(texts):
+        wanted = (number + 1) * count // len(texts) - len(chosen)  # a short text leaves some to the next
+        fitting = [
+            sentence
+            for sentence in map(str.strip, split_sentences(document.text))
+            if SENTENCE_WORDS[0] <= len(sentence.split()) <= SENTENCE_WORDS[1] and sentence not in judging
+        ]
+        drawn = rng.permutation(len(fitting))[:wanted]
+        chosen += [Document(fitting[i], (fitting[i],)) for i in drawn]
+    return chosen
 
 
 def _key(recipe: Recipe, texts: Sequence[Document]) -> str:

@@ -18,7 +18,8 @@ from training.config import Recipe, SourceConfig, TeachConfig
 from training.errors import RunError
 from training.examples import Floats
 from training.finetune import finetune, read_all
-from training.teaching import Blend, Opinions, best_blend, taught, teach
+from training.sources import Document
+from training.teaching import Blend, Opinions, best_blend, some_sentences, taught, teach
 
 GOOD = [number % 3 == 0 for number in range(30)]
 
@@ -56,6 +57,29 @@ def test_texts_get_the_labels_that_their_words_tell(labelled: Recipe) -> None:
     assert targets.shape == (len(GOOD), 2)  # without that of the test set
     assert targets.sum(axis=1) == pytest.approx(np.ones(len(GOOD)), abs=1e-5)
     assert (targets.argmax(axis=1) == GOOD).mean() >= 0.8
+
+
+def test_sentences_are_drawn_from_all_texts_and_none_that_judge() -> None:
+    known = [f"This is the {ordinal} of them all." for ordinal in ("first", "second", "third", "fourth")]
+    long = "I have seen it " + "again and " * 40 + "again."
+    texts = [Document(text, (text,)) for text in (" ".join(known), "Too short. So is this.", known[0], long)]
+    drawn = some_sentences(texts, 3, {known[1]}, seed=0)
+    assert [document.fields for document in drawn] == [(document.text,) for document in drawn]
+    kept = [document.text for document in drawn]
+    assert set(kept) <= {known[0], known[2], known[3]}
+    assert some_sentences(texts, 3, {known[1]}, seed=0) == drawn
+    everything = some_sentences(texts, 1000, {known[1]}, seed=0)
+    assert sorted(document.text for document in everything) == sorted([known[0], *known[2:], known[0]])
+    assert some_sentences(texts, 0, set(), seed=0) == []
+
+
+def test_sentences_are_labelled_after_the_texts(labelled: Recipe) -> None:
+    assert labelled.teach is not None
+    more = labelled.teach.model_copy(update={"sentences": 12})
+    recipe = labelled.model_copy(update={"teach": more, "name": "student-of-sentences"})
+    assert teach(recipe)
+    assert len(GOOD) < len(given(recipe)) <= len(GOOD) + 12
+    assert given(recipe)[: len(GOOD)] == pytest.approx(given(labelled), abs=1e-3)
 
 
 def test_what_the_teachers_know_is_written_down(labelled: Recipe) -> None:
