@@ -14,8 +14,9 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from model.attention import MatmulAttention, PaddedAttention, VarlenAttention
+from model.attention import PaddedAttention, VarlenAttention
 from model.bert import BertEncoder
+from model.matmul_attention import MatmulAttention
 from training.hardware import synchronise
 
 logger = logging.getLogger(__name__)
