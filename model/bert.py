@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from model.attention import Attention, attention_for
 from model.config import BertConfig
+from model.dropout import Dropout
 from model.packing import PackedBatch
 
 _ACTIVATIONS = {
@@ -50,7 +51,7 @@ class BertEmbeddings(nn.Module):
         self.position_embeddings = nn.Embedding(config.max_position_embeddings, config.hidden_size)
         self.token_type_embeddings = nn.Embedding(config.type_vocab_size, config.hidden_size)
         self.norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
-        self.dropout = nn.Dropout(config.hidden_dropout_prob)
+        self.dropout = Dropout(config.hidden_dropout_prob)
 
     def forward(self, batch: PackedBatch) -> Tensor:
         embedded = self.word_embeddings(batch.input_ids)  # (total_tokens, hidden)
@@ -73,7 +74,7 @@ class BertLayer(nn.Module):
         self.activation = Activation(config)
         self.output = nn.Linear(config.intermediate_size, hidden)
         self.output_norm = nn.LayerNorm(hidden, eps=config.layer_norm_eps)
-        self.dropout = nn.Dropout(config.hidden_dropout_prob)
+        self.dropout = Dropout(config.hidden_dropout_prob)
 
     def forward(self, hidden: Tensor, attention: Attention, read: Tensor | None = None) -> Tensor:
         """(total_tokens, hidden) -> the same, or (num_reads, hidden) where `read` indexes the rows wanted."""

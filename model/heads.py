@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from model.bert import Activation, BertEncoder, initialise
 from model.config import BertConfig
+from model.dropout import Dropout
 from model.packing import PackedBatch
 
 
@@ -85,7 +86,7 @@ class BertForSequenceClassification(nn.Module):
         dropout = config.classifier_dropout
         self.encoder = BertEncoder(config)
         self.pooler = Pooler(config)
-        self.dropout = nn.Dropout(config.hidden_dropout_prob if dropout is None else dropout)
+        self.dropout = Dropout(config.hidden_dropout_prob if dropout is None else dropout)
         self.classifier = nn.Linear(config.hidden_size, config.num_labels)
 
     def forward(self, batch: PackedBatch) -> Tensor:

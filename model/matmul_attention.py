@@ -6,9 +6,9 @@ import math
 from dataclasses import dataclass
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
+from model.dropout import dropout as drop
 from model.gather import take
 from model.packing import Segments
 from model.runs import similar_runs
@@ -104,7 +104,7 @@ class _MatmulRun:
         scores = torch.baddbmm(self.bias.to(q.dtype), q, k.transpose(1, 2), alpha=q.shape[-1] ** -0.5)
         weights = scores.softmax(-1)  # (batch, most, longest)
         if dropout:
-            weights = F.dropout(weights, dropout)
+            weights = drop(weights, dropout)
         return torch.bmm(weights, v).flatten(0, 1)
 
 

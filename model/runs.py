@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-# A run ends where padding would be a larger share of it than this; but small runs, which keep no processor busy,
-# go on as long as padding is no more than so many tokens.
+# A run ends where padding would be a larger share of it than this; but a small run, which keeps no processor
+# busy, goes on as long as padding is no more than so many tokens.
 PADDING_TOLERANCE = 0.125
 RUN_TOKENS = 512
 
