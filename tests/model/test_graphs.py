@@ -50,8 +50,8 @@ def encoder(monkeypatch: pytest.MonkeyPatch) -> BertEncoder:
     return encoder_on("cpu")
 
 
-def encoder_on(device: str, dtype: torch.dtype = torch.float32) -> BertEncoder:
-    network = BertForPreTraining(tiny_config(max_position_embeddings=512))
+def encoder_on(device: str, dtype: torch.dtype = torch.float32, positions: int = 512) -> BertEncoder:
+    network = BertForPreTraining(tiny_config(max_position_embeddings=positions))
     network.initialise(torch.Generator().manual_seed(0))
     return network.encoder.eval().to(device, dtype)
 
@@ -104,6 +104,12 @@ def test_where_graphs_do_not_work_the_encoder_does(
     assert trouble in caplog.text
     batch = PackedBatch.pack([[5, 6]], reads=[[0]])
     torch.testing.assert_close(graphed(batch), encoder(batch))
+
+
+@torch.inference_mode()
+def test_a_network_of_few_positions_has_graphs_too(encoder: BertEncoder) -> None:
+    short = encoder_on("cpu", positions=16)
+    assert len(GraphedEncoder(short, capture=again).graphs) == 5
 
 
 @pytest.mark.cuda
