@@ -1,12 +1,15 @@
-"""Several checkpoints to one, by the mean of their weights (Izmailov et al. 2018, https://arxiv.org/abs/1803.05407;
+"""Means of weights: along a run, and of several checkpoints (Izmailov et al. 2018, https://arxiv.org/abs/1803.05407;
 Wortsman et al. 2022, https://arxiv.org/abs/2203.05482)."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import torch
+from torch import Tensor, nn
 
 from model.checkpoint import load_checkpoint
 from training.directory import write_directory
@@ -36,3 +39,54 @@ def average(checkpoints: Sequence[Path], target: Path) -> Path:
     first.model.load_state_dict({name: weight / len(checkpoints) for name, weight in total.items()})
     write_directory(target, first.model, first.tokenizer, torch.float32)
     return target
+
+
+class RunningMean:
+    """The mean of a network's weights over moments of its training. At a rate that is still high the network
+    swings around a better one than it ever is; the mean is nearer to that."""
+
+    def __init__(self, network: nn.Module) -> None:
+        self.network = network
+        self.count = 0
+        """Moments so far"""
+        self._mean: list[Tensor] = []
+
+    def add(self) -> None:
+        """Count in the weights as they are now."""
+        self.count += 1
+        if self.count == 1:
+            self._mean = [weight.detach().clone() for weight in self.network.parameters()]
+        else:
+            for mean, weight in zip(self._mean, self.network.parameters(), strict=True):
+                mean.lerp_(weight.detach(), 1 / self.count)
+
+    def clear(self) -> None:
+        """Forget all."""
+        self.count, self._mean = 0, []
+
+    @contextmanager
+    def in_place(self) -> Iterator[None]:
+        """The network has the mean of its weights meanwhile, if there is one."""
+        self.exchange()
+        try:
+            yield
+        finally:
+            self.exchange()
+
+    def exchange(self) -> None:
+        """Give the network the mean, if there is one, and keep what it had in its place."""
+        if self.count:
+            for mean, weight in zip(self._mean, self.network.parameters(), strict=True):
+                own = weight.detach().clone()
+                weight.data.copy_(mean)
+                mean.copy_(own)
+
+    def state_dict(self) -> dict[str, Any]:
+        """For a checkpoint."""
+        return {"count": self.count, "mean": self._mean}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from a checkpoint."""
+        self.count = state["count"]
+        on = next(self.network.parameters()).device
+        self._mean = [mean.to(on) for mean in state["mean"]]

@@ -166,6 +166,9 @@ class PretrainConfig(_Strict):
     decay_fraction: Share = 1.0
     """Share of the budget at the end in which the rate falls to 0 linearly; 1 falls from the peak on. Before
     that a run can be stopped and continued with a larger budget."""
+    average_fraction: Share = 0.0
+    """Share of the budget at the end of which the mean of the weights is kept: held-out text is read with the
+    mean from there on, and the run ends with it (Izmailov et al. 2018)."""
     weight_decay: Annotated[float, Field(ge=0)] = 0.01
     """Of matrices; biases and norms have none."""
     betas: tuple[float, float] = (0.9, 0.98)
@@ -276,6 +279,9 @@ class FinetuneConfig(_Strict):
     """Texts per optimizer step, over all processes."""
     warmup_fraction: Share = 0.1
     """Share of the budget in which the rate rises; then it falls to 0 linearly."""
+    average_fraction: Share = 0.0
+    """Share of the budget at the end of which the mean of the weights is kept: dev is read with the mean from
+    there on."""
     weight_decay: Annotated[float, Field(ge=0)] = 0.01
     """Of matrices; biases and norms have none."""
     betas: tuple[float, float] = (0.9, 0.98)

@@ -156,6 +156,7 @@ def _loop(
         budget=Budget(minutes=config.minutes, steps=steps),
         learning_rate=config.learning_rate,
         warmup_fraction=config.warmup_fraction,
+        average_fraction=config.average_fraction,
         clip_norm=config.clip_norm,
         precision=choose_precision(task.device),
         log=RunLog(folder / "log.jsonl", board),
@@ -174,7 +175,7 @@ def _loop(
 
 _NOT_WHAT_IS_LEARNED = {
     *("train", "test", "pretrained", "seeds", "checkpoint_minutes", "log_steps"),
-    *("baseline_texts", "from_scratch_baseline"),
+    *("baseline_texts", "from_scratch_baseline", "average_fraction"),
 }
 
 

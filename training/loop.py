@@ -20,6 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from training.advice import Advisor
+from training.average import RunningMean
 from training.distributed import Processes
 from training.errors import RunError
 from training.hardware import autocast, synchronise
@@ -28,6 +29,9 @@ from training.run_state import Progress, RunState
 from training.watch import ProgressBar, RunLog, Window
 
 logger = logging.getLogger(__name__)
+
+MEAN_STEPS = 8
+"""From one state that the mean of weights counts in to the next."""
 
 
 class Countable(Protocol):
@@ -99,6 +103,8 @@ class Loop(Generic[B]):
     """Of the forward pass: bfloat16 under autocast, or float32."""
     log: RunLog
     decay_fraction: float = 1.0
+    average_fraction: float = 0.0
+    """Share of the budget at the end, the mean of whose weights is looked at, and is what the run ends with"""
     log_steps: int = 50
     state: RunState | None = None
     checkpoint_minutes: float = 5.0
@@ -113,6 +119,7 @@ class Loop(Generic[B]):
     """Of one device, per second; without it no share of the peak is reported."""
     processes: Processes = field(default_factory=Processes)
     progress: Progress = field(default_factory=Progress)
+    mean: RunningMean = field(init=False)
     _stop: int = 0
     _window: Window = field(init=False)
     _saved: Progress = field(init=False)
@@ -120,6 +127,9 @@ class Loop(Generic[B]):
     _paused: bool = False
     _lasted: float = 0.0
     """Seconds of the last step that was not paused"""
+
+    def __post_init__(self) -> None:
+        self.mean = RunningMean(self.task.model)
 
     def run(self) -> bool:
         """Train. False if a signal ended it early; the state is saved in either case."""
@@ -139,6 +149,8 @@ class Loop(Generic[B]):
             self._finish()
         if self._stop:
             logger.warning("stopped by %s at step %d", signal.Signals(self._stop).name, self.progress.step)
+        else:
+            self.mean.exchange()
         return not self._stop
 
     def resume(self) -> None:
@@ -149,7 +161,7 @@ class Loop(Generic[B]):
         """
         if self.state is None:
             return
-        self.progress = self.state.resume(self.task.model, self.optimizer)
+        self.progress = self.state.resume(self.task.model, self.optimizer, self.mean)
         if self.processes.first:
             self.log.rewind(self.progress.step)
         else:  # dropout of its own
@@ -168,6 +180,7 @@ class Loop(Generic[B]):
         self.optimizer.zero_grad(set_to_none=True)
         self.progress.step += 1
         self.progress.tokens += int(tokens)
+        self._average()
         self._window.add(figures, norm, sum(map(self.task.flops, batches)), rate)
 
     def _backward(self, batches: Sequence[B], counts: Sequence[float]) -> Tensor:
@@ -182,6 +195,12 @@ class Loop(Generic[B]):
         if self.processes.world > 1:
             self.processes.sum_([*(p.grad for p in parameters if p.grad is not None), total])
         return total
+
+    def _average(self) -> None:
+        if self.spent < 1 - self.average_fraction:
+            self.mean.clear()  # of an earlier run with a smaller budget
+        elif self.average_fraction and self.progress.step % MEAN_STEPS == 0:
+            self.mean.add()
 
     @property
     def spent(self) -> float:
@@ -246,14 +265,15 @@ class Loop(Generic[B]):
     def _evaluate(self) -> None:
         self._wait()
         if self.evaluate is not None and self.processes.first:
-            self.log.write("evaluation", self.progress, self.evaluate(self.progress))
+            with self.mean.in_place():
+                self.log.write("evaluation", self.progress, self.evaluate(self.progress))
         self._evaluated = self.progress.seconds
 
     def _save(self) -> None:
         if self._window.steps:
             self._read()  # never save what is not finite
         if self.state is not None and self.processes.first:
-            self.state.save(self.progress, self.task.model, self.optimizer)
+            self.state.save(self.progress, self.task.model, self.optimizer, self.mean)
         self._saved = self.progress.copy()
 
     def _finish(self) -> None:

@@ -88,6 +88,7 @@ def _loop(
         learning_rate=config.learning_rate,
         warmup_fraction=config.warmup_fraction,
         decay_fraction=config.decay_fraction,
+        average_fraction=config.average_fraction,
         clip_norm=config.clip_norm,
         precision=choose_precision(task.device),
         log=RunLog(recipe.folder / "pretrain" / "log.jsonl", board),
@@ -170,7 +171,7 @@ def open_heldout(recipe: Recipe) -> dict[str, Corpus]:
 
 
 _NOT_WHAT_IS_LEARNED = {
-    *("minutes", "tokens", "decay_fraction", "start"),  # a run may be continued with more
+    *("minutes", "tokens", "decay_fraction", "average_fraction", "start"),  # a run may be continued with more
     *("evaluate_minutes", "evaluate_examples", "checkpoint_minutes", "log_steps"),
     *("compile", "workers", "micro_batch", "gradient_checkpointing"),
 }

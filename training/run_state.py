@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from training.average import RunningMean
 from training.errors import RunError
 
 logger = logging.getLogger(__name__)
@@ -49,7 +50,9 @@ class RunState:
         self.identity = dict(identity)
         """What must be equal for a run to be resumed: its part of the recipe, the corpus, the model."""
 
-    def save(self, progress: Progress, model: nn.Module, optimizer: torch.optim.Optimizer) -> Path:
+    def save(
+        self, progress: Progress, model: nn.Module, optimizer: torch.optim.Optimizer, mean: RunningMean
+    ) -> Path:
         """Write everything a bit-exact resume needs, then forget all but the newest two.
 
         Raises:
@@ -60,6 +63,7 @@ class RunState:
             "progress": asdict(progress),
             "model": model.state_dict(),
             "optimizer": optimizer.state_dict(),
+            "mean": mean.state_dict(),
             "random": torch.get_rng_state(),
             "cuda_random": torch.cuda.get_rng_state_all() if torch.cuda.is_available() else [],
         }
@@ -83,7 +87,7 @@ class RunState:
             old.unlink()
         return file
 
-    def resume(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> Progress:
+    def resume(self, model: nn.Module, optimizer: torch.optim.Optimizer, mean: RunningMean) -> Progress:
         """Load the newest checkpoint that can be read, or start at zero where there is none.
 
         Raises:
@@ -98,6 +102,7 @@ class RunState:
             self._check(file, state["identity"])
             model.load_state_dict(state["model"])
             optimizer.load_state_dict(state["optimizer"])
+            mean.load_state_dict(state.get("mean", mean.state_dict()))
             torch.set_rng_state(state["random"])
             if state["cuda_random"] and torch.cuda.is_available():
                 torch.cuda.set_rng_state_all(state["cuda_random"])

@@ -6,11 +6,12 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch import nn
 
 from model import load_checkpoint, save_checkpoint
 from tests.conftest import MakeCheckpoint
 from training.__main__ import main
-from training.average import average
+from training.average import RunningMean, average
 from training.errors import RunError
 
 
@@ -52,3 +53,20 @@ def test_a_classifier_of_other_labels_is_refused(save_sentiment: MakeCheckpoint,
     pair = [save_sentiment("one"), save_sentiment("other", id2label={0: "BAD", 1: "GOOD"})]
     with pytest.raises(RunError, match="has other labels than"):
         average(pair, tmp_path / "mean")
+
+
+def test_a_running_mean_takes_the_place_of_the_weights_for_a_while() -> None:
+    network = nn.Linear(2, 2)
+    mean = RunningMean(network)
+    with mean.in_place():
+        before = network.weight.clone()
+    for value in (1.0, 2.0, 6.0):
+        nn.init.constant_(network.weight, value)
+        mean.add()
+    with mean.in_place():
+        torch.testing.assert_close(network.weight, torch.full((2, 2), 3.0))
+    assert torch.equal(network.weight, torch.full((2, 2), 6.0))
+    mean.clear()
+    with mean.in_place():
+        assert torch.equal(network.weight, torch.full((2, 2), 6.0))
+    assert before.abs().max() < 1

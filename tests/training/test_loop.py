@@ -20,7 +20,7 @@ from tests.conftest import tiny_config
 from tests.training.texts import ribbon_text
 from training.config import ExamplesConfig, PretrainConfig, Recipe
 from training.errors import RunError
-from training.loop import Budget, Loop
+from training.loop import MEAN_STEPS, Budget, Loop
 from training.pretraining_task import PretrainingTask
 from training.run_state import Progress, RunState
 from training.watch import RunLog
@@ -211,6 +211,44 @@ def test_lines_after_the_checkpoint_are_forgotten_on_resume(tmp_path: Path) -> N
     again = loop_of(Regression(), tmp_path, Budget(steps=5), state=RunState(tmp_path, {}))
     again.resume()
     assert max(line["step"] for line in lines(tmp_path)) == 5
+
+
+@pytest.mark.parametrize("interrupted", [False, True])
+def test_a_run_ends_with_the_mean_of_its_weights(tmp_path: Path, interrupted: bool) -> None:
+    biases: list[float] = []
+
+    class Watched(Regression):
+        def micro_batches(self, progress: Progress, spent: float) -> list[Numbers]:
+            if progress.step in range(40, 80, MEAN_STEPS):
+                biases.append(self.model.bias.item())
+            if interrupted and len(self.seen) == 44:
+                os.kill(os.getpid(), signal.SIGTERM)
+            return super().micro_batches(progress, spent)
+
+    finished = False
+    while not finished:
+        task = Watched()
+        loop = loop_of(task, tmp_path, Budget(steps=80), state=RunState(tmp_path, {}), average_fraction=0.5)
+        loop.resume()
+        finished = loop.run()
+    saved = torch.load(max(tmp_path.glob("*.pt")), weights_only=True)["model"]["bias"].item()
+    assert task.model.bias.item() == pytest.approx(sum([*biases, saved]) / 6, rel=1e-4)
+    assert task.model.bias.item() != pytest.approx(saved, rel=1e-3)
+
+
+def test_evaluations_are_of_the_mean_and_training_goes_on_from_the_weights(tmp_path: Path) -> None:
+    tasks = Regression(), Regression()
+    looked: list[float] = []
+    loop_of(tasks[0], tmp_path, Budget(steps=80), average_fraction=0.5).run()
+    loop_of(
+        tasks[1],
+        tmp_path,
+        Budget(steps=80),
+        average_fraction=0.5,
+        evaluate=lambda _: looked.append(tasks[1].model.bias.item()) or {},
+        evaluate_steps=8,
+    ).run()
+    assert looked[-1] == tasks[1].model.bias.item() == tasks[0].model.bias.item()
 
 
 def pretraining(tokenizer: Tokenizer, **changes: Any) -> PretrainingTask:

@@ -10,21 +10,23 @@ import pytest
 import torch
 from torch import nn
 
+from training.average import RunningMean
 from training.errors import RunError
 from training.run_state import Progress, RunState, identity
 
 IDENTITY = {"seed": 1, "pretrain.batch": 32}
 
 
-def trained(steps: int) -> tuple[nn.Linear, torch.optim.AdamW]:
+def trained(steps: int) -> tuple[nn.Linear, torch.optim.AdamW, RunningMean]:
     torch.manual_seed(0)
     model = nn.Linear(4, 4)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+    optimizer, mean = torch.optim.AdamW(model.parameters(), lr=0.1), RunningMean(model)
     for _ in range(steps):
         model(torch.randn(2, 4)).square().sum().backward()
         optimizer.step()
         optimizer.zero_grad()
-    return model, optimizer
+        mean.add()
+    return model, optimizer, mean
 
 
 def save(folder: Path, step: int) -> Path:
@@ -32,16 +34,20 @@ def save(folder: Path, step: int) -> Path:
 
 
 def test_a_resumed_state_is_the_saved_one(tmp_path: Path) -> None:
-    model, optimizer = trained(3)
+    model, optimizer, mean = trained(3)
     progress = Progress(step=3, tokens=30, seconds=1.5, phase=1, epoch=2, position=7)
-    RunState(tmp_path, IDENTITY).save(progress, model, optimizer)
+    RunState(tmp_path, IDENTITY).save(progress, model, optimizer, mean)
     wanted = torch.rand(3)
-    fresh, other = trained(0)
-    assert RunState(tmp_path, IDENTITY).resume(fresh, other) == progress
+    fresh, other, again = trained(0)
+    assert RunState(tmp_path, IDENTITY).resume(fresh, other, again) == progress
     assert torch.equal(torch.rand(3), wanted)
     assert torch.equal(fresh.weight, model.weight)
     mine, theirs = optimizer.state_dict()["state"], other.state_dict()["state"]
     assert all(torch.equal(mine[i][key], theirs[i][key]) for i in mine for key in mine[i])
+    mean.exchange()
+    again.exchange()
+    assert torch.equal(fresh.weight, model.weight)
+    assert again.count == 3
 
 
 def test_nothing_to_resume_is_the_beginning(tmp_path: Path) -> None:
@@ -92,8 +98,9 @@ def test_a_full_disk_is_a_clear_error_and_leaves_the_earlier_checkpoint(tmp_path
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, limits[1]))
     try:
+        parts = model, torch.optim.AdamW(model.parameters()), RunningMean(model)
         with pytest.raises(RunError, match=r"could not be written.*make room and run the same command again"):
-            RunState(tmp_path, IDENTITY).save(Progress(step=2), model, torch.optim.AdamW(model.parameters()))
+            RunState(tmp_path, IDENTITY).save(Progress(step=2), *parts)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert list(tmp_path.iterdir()) == [earlier]
