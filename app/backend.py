@@ -132,6 +132,8 @@ class TorchBackend:
         """See `Backend.load`."""
         torch.set_num_threads(self.threads)
         self.device = _resolve_device(self.device)
+        if (index := torch.device(self.device).index) is not None:
+            torch.cuda.set_device(index)  # of this thread: streams and graphs go there
         self.dtype = _resolve_dtype(self.dtype, self.device)
         checkpoints = {lane: load_checkpoint(directory) for lane, directory in self._directories.items()}
         _check_architectures(checkpoints["pretrained"], checkpoints["sentiment"])
@@ -359,6 +361,8 @@ def _resolve_device(device: str) -> str:
         return "cuda" if torch.cuda.is_available() else "cpu"
     if device.startswith("cuda") and not torch.cuda.is_available():
         raise SettingsError(f"BERT_DEVICE={device}: this machine has no usable CUDA device")
+    if (torch.device(device).index or 0) >= max(1, torch.cuda.device_count()):
+        raise SettingsError(f"BERT_DEVICE={device}: this machine has {torch.cuda.device_count()} CUDA devices")
     return device
 
 

@@ -16,7 +16,14 @@ from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Generic, Protocol, TypeVar
 
-from app.errors import DeadlineExceededError, InferenceError, QueueFullError, TooLargeError, UnavailableError
+from app.errors import (
+    DeadlineExceededError,
+    InferenceError,
+    QueueFullError,
+    ServiceError,
+    TooLargeError,
+    UnavailableError,
+)
 
 Item = TypeVar("Item")
 Answer = TypeVar("Answer")
@@ -25,6 +32,8 @@ logger = logging.getLogger(__name__)
 
 _SURE = 10
 """Full batches, after which their speed is known."""
+_RELIEF = 100
+"""Full batches after a shortage of memory, after which twice as much is tried."""
 
 
 class OutOfMemoryError(Exception):
@@ -46,7 +55,7 @@ class Pending(Generic[Item, Answer]):
     """Tokens."""
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(slots=True, eq=False, weakref_slot=True)
 class Job(Generic[Item, Answer]):
     """One caller's request: all items are answered, or it fails as a whole. Times are `time.monotonic()`."""
 
@@ -135,6 +144,8 @@ class DynamicBatcher(Generic[Item, Answer]):
         self._budget = budget
         self._fitting = math.inf
         """Tokens of a batch that the memory had room for, once it had none for another."""
+        self._since_shortage = 0
+        """Full batches"""
         self.max_queue_tokens = max_queue_tokens
         self.queued_tokens = 0
         self.reserved_tokens = 0
@@ -233,10 +244,14 @@ class DynamicBatcher(Generic[Item, Answer]):
 
     def _admit(self, job: Job[Item, Answer]) -> asyncio.Future[None]:
         job.submitted = time.monotonic()
-        if job.deadline <= job.submitted:
-            self._observer.expired()
-            raise DeadlineExceededError
-        self.check_room(job.cost)
+        try:
+            if job.deadline <= job.submitted:
+                self._observer.expired()
+                raise DeadlineExceededError
+            self.check_room(job.cost)
+        except ServiceError:
+            job.waiting.clear()  # or else it would keep itself, and the encoder that was to compute it
+            raise
         job.future = self._loop.create_future()
         self._unsettled.add(job)
         self._unsettled_tokens += job.cost
@@ -299,8 +314,8 @@ class DynamicBatcher(Generic[Item, Answer]):
         try:
             setup()
             self._hand_over(started)
-            while batch := self._next_batch():
-                self._compute(batch)
+            while self._compute_next():
+                pass
         except BaseException as error:
             self.error = error
             self._hand_over(died)  # first: who is told that it broke shall find health red
@@ -333,7 +348,11 @@ class DynamicBatcher(Generic[Item, Answer]):
                 return batch
         return []
 
-    def _compute(self, batch: list[Pending[Item, Answer]]) -> None:
+    def _compute_next(self) -> bool:
+        """Keeps nothing of the batch: what computed it may have been replaced before there is another."""
+        batch = self._next_batch()
+        if not batch:
+            return False
         before = time.monotonic()
         answers = self._run_isolated(batch)
         tokens = sum(pending.cost for pending in batch)
@@ -343,11 +362,15 @@ class DynamicBatcher(Generic[Item, Answer]):
             if isinstance(answer, Exception):
                 self._withdraw(pending.job)  # before the next batch: the request has failed as a whole
         self._hand_over(self._deliver, batch, answers)
+        return True
 
     def _measured(self, speed: float) -> None:
         share = 1 / _SURE if self.tokens_per_second else 1.0
         self.tokens_per_second += share * (speed - self.tokens_per_second)
         self._full_batches += 1
+        self._since_shortage += 1
+        if self._since_shortage % _RELIEF == 0:
+            self._fitting *= 2
         self.batch_tokens = int(min(self._budget(self.tokens_per_second), self._fitting))
 
     def _run_isolated(self, batch: list[Pending[Item, Answer]]) -> list[Answer | Exception]:
@@ -361,7 +384,9 @@ class DynamicBatcher(Generic[Item, Answer]):
             raise
         except OutOfMemoryError:
             tokens = sum(pending.cost for pending in batch)
-            self._fitting = self.batch_tokens = max(min(self.batch_tokens, tokens // 2), 1)
+            if len(batch) > 1:
+                self._fitting = self.batch_tokens = max(min(self.batch_tokens, tokens // 2), 1)
+                self._since_shortage = 0
             logger.warning("out of memory at %d tokens; batches are now %d", tokens, self.batch_tokens)
         except Exception:
             if len(batch) == 1:

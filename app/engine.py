@@ -13,7 +13,14 @@ from typing import Generic, TypeVar
 from app import answers
 from app.backend import Answer, Backend, Query, ServedModel, Task
 from app.batcher import DynamicBatcher, Job
-from app.errors import InvalidInputError, Loc, TaskNotServedError, TooLargeError, UnavailableError
+from app.errors import (
+    DeadlineExceededError,
+    InvalidInputError,
+    Loc,
+    TaskNotServedError,
+    TooLargeError,
+    UnavailableError,
+)
 from app.metrics import Metrics
 from app.responses import FillMaskResult, LabelResult, Status
 from app.schemas import TextPair
@@ -33,7 +40,10 @@ _INLINE_CHARACTERS = 4096
 _CHARACTERS_PER_TOKEN = 4
 # A text of 510 masks with 100 predictions each would be repeated 51,000 times.
 _MAX_ANSWER_CHARACTERS = 32 * 1024 * 1024
-
+# Of a prediction, beside the text that it repeats.
+_PREDICTION_CHARACTERS = 100
+# More predictions than that are put together in a thread: others are not to wait for it.
+_INLINE_PREDICTIONS = 1000
 
 # How long a batch may take, in seconds, where that leaves it enough tokens: who comes meanwhile waits for it.
 _BATCH_SECONDS = 0.1
@@ -215,7 +225,8 @@ class Engine:
 
         def check(queries: Sequence[Query]) -> None:
             size = sum(
-                len(text) * len(query.masks) * wanted for text, query in zip(inputs, queries, strict=True)
+                (len(text) + _PREDICTION_CHARACTERS) * len(query.masks) * wanted
+                for text, query in zip(inputs, queries, strict=True)
             )
             if size > _MAX_ANSWER_CHARACTERS:
                 raise TooLargeError(
@@ -276,18 +287,24 @@ class Engine:
                 f"the request has {len(inputs)} inputs, one may carry {self._settings.max_client_batch}"
             )
         began = time.monotonic()
-        queries = await self._tokenize(inputs, read, served.config.max_position_embeddings)
+        queries = await self._tokenize(inputs, read, served.config.max_position_embeddings, deadline)
         if check is not None:
             check(queries)
         job = Job[Query, Answer].of(lane, queries, [len(query.encoding) for query in queries], deadline)
         given = await self.batcher.answer(job)
         done = time.monotonic()
         timings = Timings(job.submitted - began, job.started - job.submitted, done - job.started)
-        results = [shape(*row) for row in zip(inputs, queries, given, strict=True)]
+
+        def shaped() -> list[Result]:
+            return [shape(*row) for row in zip(inputs, queries, given, strict=True)]
+
+        if sum(len(query.masks) * query.top_k for query in queries) <= _INLINE_PREDICTIONS:
+            return Reply(served.name, shaped(), timings)
+        results = await asyncio.get_running_loop().run_in_executor(self._pool, shaped)
         return Reply(served.name, results, timings)
 
     async def _tokenize(
-        self, inputs: Sequence[Input], read: Callable[[Input], Query], max_length: int
+        self, inputs: Sequence[Input], read: Callable[[Input], Query], max_length: int, deadline: float
     ) -> list[Query]:
         """Inputs into queries: here if that is quick, else in a thread while the room they need is held."""
         sizes = [_characters(given) for given in inputs]
@@ -298,7 +315,14 @@ class Engine:
             return _read_all(inputs, read)
         self.batcher.reserved_tokens += room
         try:
-            return await asyncio.get_running_loop().run_in_executor(self._pool, _read_all, inputs, read)
+            async with asyncio.timeout(deadline - time.monotonic()):
+                return await asyncio.get_running_loop().run_in_executor(self._pool, _read_all, inputs, read)
+        except TimeoutError:
+            self._metrics.expired()
+            raise DeadlineExceededError from None
+        except asyncio.CancelledError:
+            self._metrics.cancelled()
+            raise
         finally:
             self.batcher.reserved_tokens -= room
 

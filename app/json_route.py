@@ -14,6 +14,7 @@ from typing import Any, NoReturn, TypeVar
 from fastapi import Request, Response
 from fastapi.routing import APIRoute
 from pydantic import BaseModel, ValidationError
+from pydantic_core import ErrorDetails
 from starlette.types import Receive
 
 from app.access import check_key
@@ -23,12 +24,13 @@ from app.errors import (
     DeadlineExceededError,
     FieldError,
     InvalidRequestError,
+    Loc,
     NotJSONError,
     TooLargeError,
     UnsupportedMediaTypeError,
 )
 from app.metrics import Metrics
-from app.schemas import UNION_TAGS
+from app.schemas import MAX_INPUTS, UNION_TAGS
 from app.settings import Settings
 
 T = TypeVar("T")
@@ -36,6 +38,8 @@ T = TypeVar("T")
 _TIMEOUT_HEADER = "x-request-timeout-ms"
 _MAX_FAULTS = 20
 """Of 512 wrong inputs, the first ones tell enough."""
+_MANY_FAULTS = 1000
+"""To tell a million faults apart takes seconds."""
 
 
 class TaskRequest(Request):
@@ -88,6 +92,7 @@ def parse(schema: type[BaseModel], body: bytes) -> BaseModel:
     Raises:
         NotJSONError: no JSON in UTF-8; also lone surrogates, nesting and numbers beyond all measure.
         InvalidRequestError: JSON, but not this schema.
+        TooLargeError: more inputs than any service takes.
     """
     try:
         return schema.model_validate_json(body)
@@ -96,15 +101,23 @@ def parse(schema: type[BaseModel], body: bytes) -> BaseModel:
 
 
 def _refuse(error: ValidationError) -> NoReturn:
+    if error.error_count() > _MANY_FAULTS:
+        raise InvalidRequestError([FieldError(f"{error.error_count()} faults", ())]) from None
     faults = error.errors(include_url=False, include_input=False, include_context=False)  # no text in a log
     if faults[0]["type"] == "json_invalid":
         raise NotJSONError(faults[0]["msg"]) from None
+    if faults[0]["type"] == "too_long" and faults[0]["loc"] == ("inputs", "many"):
+        raise TooLargeError(f"the request has more than {MAX_INPUTS} inputs") from None
     raise InvalidRequestError(
-        [
-            FieldError(fault["msg"], tuple(part for part in fault["loc"] if part not in UNION_TAGS))
-            for fault in faults[:_MAX_FAULTS]
-        ]
+        [FieldError(fault["msg"], _place(fault)) for fault in faults[:_MAX_FAULTS]]
     ) from None
+
+
+def _place(fault: ErrorDetails) -> Loc:
+    """Where it is, as the caller sees it. A field that is not known may be called like a tag."""
+    known = len(fault["loc"]) - (fault["type"] == "extra_forbidden")
+    tagless = tuple(part for part in fault["loc"][:known] if part not in UNION_TAGS)
+    return tagless + fault["loc"][known:]
 
 
 async def while_connected(receive: Receive, answer: Awaitable[T]) -> T:
@@ -170,6 +183,7 @@ async def _read(request: TaskRequest) -> bytes:
         async with asyncio.timeout(request.deadline - time.monotonic()):
             return await _collect(request.receive, limit)
     except TimeoutError:
+        request.metrics.expired()
         raise DeadlineExceededError from None
 
 

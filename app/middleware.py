@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import logging
 import re
@@ -12,6 +13,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from app import traces
 from app.engine import Engine
+from app.errors import UnavailableError
 from app.metrics import Metrics
 from app.problems import problem_response
 
@@ -43,7 +45,7 @@ class Envelope:
             return
         request_id = scope["request_id"] = _sane_id(scope) or f"{self._prefix}{next(self._numbers):016x}"
         traces.note_request(request_id)
-        task = _TASKS.get(scope["path"])
+        task = _TASKS.get(scope["path"]) if scope["method"] == "POST" else None
         started = False
 
         async def send_enveloped(message: Message) -> None:
@@ -65,6 +67,11 @@ class Envelope:
             if started:
                 raise
             await problem_response(error, request_id)(scope, receive, send_enveloped)
+        except asyncio.CancelledError:
+            if started or not self.engine.refusing:
+                raise
+            stopped = UnavailableError("stopped")  # the time for draining is over
+            await problem_response(stopped, request_id)(scope, receive, send_enveloped)
 
 
 def _sane_id(scope: Scope) -> str | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import http
+import logging
 from dataclasses import dataclass
 
 from fastapi import FastAPI, Request, Response
@@ -19,6 +20,8 @@ from model.errors import (
     TextTooLongError,
     UnknownTargetError,
 )
+
+logger = logging.getLogger(__name__)
 
 MEDIA_TYPE = "application/problem+json"
 _MAX_DETAIL = 500  # characters; a message may quote the caller's own text
@@ -92,6 +95,8 @@ def install(app: FastAPI) -> None:
     """Answer every error that is raised on purpose. The rest reaches `middleware.Envelope`."""
 
     async def handle(request: Request, error: Exception) -> Response:
+        if kind_of(error).status == 500:
+            logger.error("%s", error, extra={"request_id": request.scope["request_id"]})
         return problem_response(error, request.scope["request_id"])
 
     for cls in (errors.ServiceError, HTTPException):

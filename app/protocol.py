@@ -9,11 +9,14 @@ import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 MAX_HEAD_BYTES = 64 * 1024
+SLOWEST_BYTES = 64 * 1024
+"""Of an answer, so much must be read within the request timeout."""
 
 
 class BoundedProtocol(HttpToolsProtocol):
     """Closes the connection if a request's head is too large, or is not there within the request timeout; and
-    if the rest of a body, whose request was answered without it, keeps on coming for as long.
+    if the rest of a body, whose request was answered without it, keeps on coming for as long; and if an answer
+    is hardly read.
 
     A body that is awaited is bounded by the request's deadline (`json_route`).
     """
@@ -22,6 +25,7 @@ class BoundedProtocol(HttpToolsProtocol):
         super().__init__(config, *args, **kwargs)
         self._seconds: float = config.app.state.settings.request_timeout_ms / 1000  # type: ignore[union-attr]
         self._timer: asyncio.TimerHandle | None = None
+        self._reading: asyncio.TimerHandle | None = None
         self._head_bytes = 0
         self._in_head = True
         self._in_request = False
@@ -34,6 +38,7 @@ class BoundedProtocol(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """See `asyncio.Protocol`."""
         self._disarm()
+        self._leave_reader()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
@@ -44,6 +49,25 @@ class BoundedProtocol(HttpToolsProtocol):
             self._head_bytes += len(data)
             if self._head_bytes > MAX_HEAD_BYTES:
                 self.transport.close()
+        elif self._rests() and self.timeout_keep_alive_task is None:
+            self._keep_alive()  # no request began, but uvicorn took the timer away
+
+    def pause_writing(self) -> None:
+        """The caller does not read its answer as fast as it comes."""
+        super().pause_writing()
+        self._watch_reader()
+
+    def resume_writing(self) -> None:
+        """The caller has read nearly all."""
+        super().resume_writing()
+        self._leave_reader()
+
+    def timeout_keep_alive_handler(self) -> None:
+        """No request came for long. While an answer is being read, none is expected."""
+        if self._reading is not None:
+            self._keep_alive()
+        else:
+            self._end()
 
     def on_message_begin(self) -> None:
         """The first byte of a request."""
@@ -69,9 +93,42 @@ class BoundedProtocol(HttpToolsProtocol):
         if self._in_request:
             self._arm()
 
+    def _rests(self) -> bool:
+        """Whether all that was asked is answered, and nothing more is coming."""
+        answered = self.cycle is not None and self.cycle.response_complete
+        return answered and not self._in_request and not self.transport.is_closing()
+
+    def _keep_alive(self) -> None:
+        self.timeout_keep_alive_task = self.loop.call_later(
+            self.timeout_keep_alive, self.timeout_keep_alive_handler
+        )
+
+    def _end(self) -> None:
+        """Close; what the caller has not read by now it will not read."""
+        if self.transport.get_write_buffer_size():
+            self.transport.abort()
+        else:
+            self.transport.close()
+
+    def _watch_reader(self) -> None:
+        self._leave_reader()
+        unread = self.transport.get_write_buffer_size()
+        self._reading = self.loop.call_later(self._seconds, self._look_at_reader, unread)
+
+    def _look_at_reader(self, before: int) -> None:
+        if before - self.transport.get_write_buffer_size() < SLOWEST_BYTES:
+            self.transport.abort()
+        else:
+            self._watch_reader()
+
+    def _leave_reader(self) -> None:
+        if self._reading is not None:
+            self._reading.cancel()
+            self._reading = None
+
     def _arm(self) -> None:
         if self._timer is None:
-            self._timer = self.loop.call_later(self._seconds, self.transport.close)
+            self._timer = self.loop.call_later(self._seconds, self._end)
 
     def _disarm(self) -> None:
         if self._timer is not None:

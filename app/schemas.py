@@ -13,6 +13,8 @@ from typing_extensions import TypeAliasType
 
 from app.responses import LabelPrediction, TokenPrediction
 
+# Whatever the settings say. Without a bound, all of a million wrong inputs would be gone through.
+MAX_INPUTS = 65_536
 MAX_TOP_K = 100
 MAX_TARGETS = 100
 
@@ -46,7 +48,8 @@ class TextPair(_Strict):
 
 
 OneOrMany = Annotated[
-    Annotated[T, Tag("one")] | Annotated[list[T], Field(min_length=1), Tag("many")], Discriminator(_one_or_many)
+    Annotated[T, Tag("one")] | Annotated[list[T], Field(min_length=1, max_length=MAX_INPUTS), Tag("many")],
+    Discriminator(_one_or_many),
 ]
 TextOrPair = TypeAliasType(
     "TextOrPair",

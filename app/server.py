@@ -61,6 +61,7 @@ class DrainingServer(uvicorn.Server):
 
     async def _reload(self) -> None:
         if await self.engine.reload():
+            gc.collect()  # what is garbage now would be frozen for good, and with it the old weights
             gc.freeze()
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:  # noqa: ARG002
@@ -82,7 +83,13 @@ class DrainingServer(uvicorn.Server):
             # accepted. What comes now is refused.
             self.engine.refuse()
             return False
-        return not self.server_state.tasks or time.monotonic() >= self.drain_until
+        return not self._busy() or time.monotonic() >= self.drain_until
+
+    def _busy(self) -> bool:
+        """Whether a request is not answered yet, or its answer not sent yet."""
+        return bool(self.server_state.tasks) or any(
+            connection.transport.get_write_buffer_size() for connection in self.server_state.connections
+        )
 
 
 def run_worker(

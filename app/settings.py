@@ -18,6 +18,8 @@ from pydantic import (
     field_validator,
 )
 
+from app.schemas import MAX_INPUTS
+
 PREFIX = "BERT_"
 
 _WEIGHTS = Path(__file__).parents[1] / "model" / "weights"  # beside `app` in a checkout and in a wheel
@@ -71,7 +73,7 @@ class Settings(BaseModel):
         ge=1,
         description="tokens that may wait; beyond it, or beyond what is computed in time, requests get 429",
     )
-    max_client_batch: int = Field(512, ge=1, description="inputs that one request may carry")
+    max_client_batch: int = Field(512, ge=1, le=MAX_INPUTS, description="inputs that one request may carry")
     max_body_bytes: int = Field(2 * 1024 * 1024, ge=1, description="bytes that one request body may have")
     request_timeout_ms: int = Field(
         30_000, ge=1, description="deadline of a request; X-Request-Timeout-Ms can shorten it"

@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import os
 import re
+import time
 from pathlib import Path
 
 from benchmarks import checkpoints, load, texts
@@ -45,9 +46,9 @@ def main() -> None:
         calm = load.measure(server.url, bodies, seconds=8, connections=8, **common)
         rate = options.factor * calm.throughput / options.inputs
         load.measure(server.url, bodies, seconds=4, rate=rate, **common)  # memory that overload needs at all
-        before = resident(server)
+        before, used = resident(server), time.process_time()
         busy = load.measure(server.url, bodies, seconds=options.seconds, rate=rate, **common)
-        after = resident(server)
+        after, used = resident(server), time.process_time() - used
         again = load.measure(server.url, bodies, seconds=8, connections=8, **common)
     finally:
         server.stop()
@@ -56,6 +57,8 @@ def main() -> None:
     )
     print(f"capacity: {calm.throughput:,.0f} sentences/s before, {again.throughput:,.0f} after")
     print(f"{options.factor:g} times of that: statuses {dict(sorted(busy.statuses.items()))}")
+    share = used / (_WARM_UP + options.seconds) / (os.cpu_count() or 1)
+    print(f"the load generator took {share:.0%} of all cores meanwhile")
     print(f"goodput: {2 * busy.goodput / (calm.throughput + again.throughput):.0%} of capacity")
     shares = "  ".join(f"p{q * 100:g} {busy.percentile(q) / busy.deadline:.0%}" for q in (0.5, 0.99, 1.0))
     print(f"latency of what was answered, in shares of the deadline: {shares}")

@@ -119,6 +119,8 @@ def main() -> None:
     print(f"statuses {dict(sorted(statuses.items()))}, {waiting:g} left in the queue")
     print(f"errors of ours: {ours or 'none'}")
     print(f"memory: {start:.0f} MB at start, {end:.0f} MB at end ({growth:+.1%}), {max(memory):.0f} MB at most")
+    tenths = [memory[i * (len(memory) - 1) // 10] for i in range(11)]
+    print(f"from tenth to tenth of the time: {', '.join(f'{at:.0f}' for at in tenths)} MB")
     sys.exit(bool(ours or waiting or growth > _GROWTH))
 
 

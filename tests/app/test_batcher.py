@@ -6,6 +6,7 @@ import asyncio
 import math
 import threading
 import time
+import weakref
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
@@ -274,12 +275,43 @@ async def test_out_of_memory_splits_the_batch_and_lowers_the_budget(computer: Co
         assert batcher.batch_tokens <= 40  # whatever the speed
 
 
+async def test_shortage_of_memory_that_ends_is_overcome(computer: Computer) -> None:
+    computer.fault = lambda items: OutOfMemoryError() if len(items) > 2 else None
+    async with running(computer) as batcher:
+        await batcher.answer(job(*range(8)))
+        assert batcher.batch_tokens == 20
+        computer.fault = lambda _: None
+        for _ in range(100 * 3):
+            await batcher.answer(job(*range(8)))
+        assert batcher.batch_tokens == 100
+
+
 async def test_item_that_never_fits_fails_alone(computer: Computer) -> None:
     computer.fault = lambda items: OutOfMemoryError() if 1 in items else None
     async with running(computer) as batcher:
         with pytest.raises(InferenceError):
             await batcher.answer(job(1))
         assert await batcher.answer(job(2)) == [4]
+        assert batcher.batch_tokens == 100  # smaller batches would not help it
+
+
+async def test_refused_request_is_forgotten(computer: Computer) -> None:
+    async with running(computer, queue=50) as batcher:
+        for refused in (job(*range(6)), job(1, seconds=-1)):
+            with pytest.raises((TooLargeError, DeadlineExceededError)):
+                await batcher.answer(refused)
+            assert not refused.waiting
+
+
+async def test_batch_is_forgotten_once_it_is_computed(computer: Computer) -> None:
+    async with running(computer) as batcher:
+        answered = job(1)
+        forgotten = weakref.ref(answered)
+        await batcher.answer(answered)
+        del answered
+        async with asyncio.timeout(PATIENCE):
+            while forgotten() is not None:  # noqa: ASYNC110 (the thread tells nobody)
+                await asyncio.sleep(0.002)
 
 
 async def test_cancelled_request_never_reaches_the_computer(computer: Computer) -> None:

@@ -152,6 +152,29 @@ async def test_room_is_held_while_a_text_is_tokenized(backend: Any) -> None:
         await engine.sentiment(["a " * 5000], deadline=soon(), truncate=True)
 
 
+async def test_deadline_bounds_the_wait_for_the_tokenizer_too(
+    backend: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    held = threading.Event()
+    async with running(backend) as engine:
+        busy = [engine._pool.submit(held.wait, PATIENCE) for _ in range(2)]
+        with pytest.raises(DeadlineExceededError):
+            await engine.sentiment(["a " * 5000], deadline=time.monotonic() + 0.05, truncate=True)
+        assert engine.batcher.reserved_tokens == 0
+        held.set()
+        assert all(work.result() for work in busy)
+    assert backend.batches == []
+    assert "bert_requests_expired_total 1.0" in engine._metrics.render().decode()
+
+
+async def test_many_predictions_are_put_together_in_the_order_of_the_inputs(backend: Any) -> None:
+    texts = [f"{'a ' * i}[MASK]" for i in range(40)]
+    async with running(backend) as engine:
+        reply = await engine.fill_mask(texts, deadline=soon(), top_k=50)
+    assert [result.masks[0].position for result in reply.results] == list(range(1, 41))
+    assert all(len(result.masks[0].predictions) == 50 for result in reply.results)
+
+
 async def test_too_many_inputs_are_too_large(backend: Any) -> None:
     async with running(backend, max_client_batch=2) as engine:
         with pytest.raises(TooLargeError, match="3 inputs"):

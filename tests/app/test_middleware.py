@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from typing import Any
 
@@ -61,6 +62,38 @@ async def test_requests_are_counted_by_task_and_status(serve: Any) -> None:
         await service.client.post("/sentiment", json={})
         assert await service.metric('bert_requests_total{status="200",task="sentiment"}') == 1
         assert await service.metric('bert_requests_total{status="422",task="sentiment"}') == 1
+
+
+async def test_preflight_of_a_browser_is_no_request_to_a_task(serve: Any) -> None:
+    asks = {"Origin": "https://example.org", "Access-Control-Request-Method": "POST"}
+    async with serve(cors_origins="https://example.org") as service:
+        assert (await service.client.options("/sentiment", headers=asks)).status_code == 200
+        assert 'task="sentiment",status="200"' not in (await service.client.get("/metrics")).text
+        assert "bert_requests_total{" not in (await service.client.get("/metrics")).text
+
+
+async def test_request_that_draining_has_no_time_for_gets_503(serve: Any, backend: Any) -> None:
+    async with serve() as service:
+        backend.gate.clear()
+        asked = asyncio.create_task(service.client.post("/sentiment", json={"inputs": "good"}))
+        await backend.has_entered()
+        service.engine.refuse()
+        asked.cancel()  # as uvicorn does when its patience ends
+        answer = await asked
+    assert (answer.status_code, answer.json()["code"]) == (503, "stopped")
+    assert answer.json()["request_id"] == answer.headers["x-request-id"]
+
+
+async def test_fault_of_the_model_is_logged_with_its_request(
+    serve: Any, backend: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    backend.fault = lambda _: ValueError("broken")
+    async with serve() as service:
+        answer = await service.client.post("/sentiment", json={"inputs": "my secret text"})
+    assert (answer.status_code, answer.json()["code"]) == (500, "inference_failed")
+    logged = [getattr(record, "request_id", None) for record in caplog.records]
+    assert answer.headers["x-request-id"] in logged
+    assert "my secret text" not in caplog.text
 
 
 async def test_while_draining_connections_are_closed(serve: Any) -> None:

@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import re
+import signal
+import socket
 from collections.abc import Iterator
+from contextlib import suppress
 
 import httpx
 import pytest
@@ -16,6 +21,23 @@ HEAD = b"POST /sentiment HTTP/1.1\r\nHost: x\r\n"
 @pytest.fixture(scope="module")
 def service(checkpoints: dict[str, str]) -> Iterator[Process]:
     with running(checkpoints | {"BERT_REQUEST_TIMEOUT_MS": "500"}) as process:
+        process.until_ready()
+        yield process
+
+
+_CLOSES_WHAT_RESTS_FOR_A_SECOND = """
+import uvicorn
+made = uvicorn.Config.__init__
+impatience = {"timeout_keep_alive": 1}
+uvicorn.Config.__init__ = lambda self, *args, **options: made(self, *args, **(options | impatience))
+from app.__main__ import serve
+serve()
+"""
+
+
+@pytest.fixture(scope="module")
+def impatient(checkpoints: dict[str, str]) -> Iterator[Process]:
+    with running(checkpoints, script=_CLOSES_WHAT_RESTS_FOR_A_SECOND) as process:
         process.until_ready()
         yield process
 
@@ -66,6 +88,60 @@ async def test_many_slow_callers_do_not_keep_others_out(service: Process) -> Non
     async with httpx.AsyncClient(base_url=service.url, timeout=PATIENCE) as client:
         assert (await client.get("/health/ready")).status_code == 200
     assert set(await asyncio.gather(*slow)) == {b""}
+
+
+@pytest.mark.parametrize("late", [b"{}", b"\r\n"], ids=["a body after its answer", "an empty line"])
+async def test_bytes_that_ask_for_nothing_do_not_keep_a_connection(impatient: Process, late: bytes) -> None:
+    reader, writer = await asyncio.open_connection("127.0.0.1", impatient.port)
+    length = len(late.strip())
+    writer.write(b"POST /nowhere HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % length)
+    async with asyncio.timeout(30):
+        assert (await reader.readuntil(b"}")).startswith(b"HTTP/1.1 404")
+        writer.write(late)
+        assert await reader.read() == b""  # it was closed
+    writer.close()
+
+
+def ask_for_much(port: int) -> tuple[socket.socket, bytes, int]:
+    """A connection on which some megabytes of answer come, the first of it, and how long its body is to be."""
+    connection = socket.socket()
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    connection.connect(("127.0.0.1", port))
+    connection.settimeout(PATIENCE)
+    body = json.dumps({"inputs": ["[MASK]" + 40 * " a"] * 512, "parameters": {"top_k": 70}}).encode()
+    connection.sendall(b"POST /fill-mask HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
+    head = connection.recv(1000)
+    assert head.startswith(b"HTTP/1.1 200"), head
+    length = re.search(rb"content-length: (\d+)", head)
+    assert length is not None
+    return connection, head, int(length[1])
+
+
+def rest_of(connection: socket.socket) -> bytes:
+    """All that still comes."""
+    received = b""
+    with suppress(ConnectionResetError), connection:
+        while part := connection.recv(1 << 20):
+            received += part
+    return received
+
+
+async def test_answer_that_nobody_reads_is_not_kept(service: Process) -> None:
+    connection, head, length = await asyncio.to_thread(ask_for_much, service.port)
+    await asyncio.sleep(2)
+    assert len(head + await asyncio.to_thread(rest_of, connection)) < length
+
+
+async def test_answer_that_is_being_read_when_sigterm_comes_arrives_whole(checkpoints: dict[str, str]) -> None:
+    with running(checkpoints) as process:
+        process.until_ready()
+        connection, head, length = await asyncio.to_thread(ask_for_much, process.port)
+        process.process.send_signal(signal.SIGTERM)
+        await asyncio.sleep(2)  # longer than uvicorn waits for connections to close
+        received = head + await asyncio.to_thread(rest_of, connection)
+        code, output = await asyncio.to_thread(process.end)
+    assert len(received.partition(b"\r\n\r\n")[2]) == length
+    assert code == 0, output
 
 
 async def test_connection_that_rests_between_requests_is_kept(service: Process) -> None:

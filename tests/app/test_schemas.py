@@ -9,7 +9,7 @@ import pytest
 from pydantic import BaseModel
 
 from app import schemas
-from app.errors import InvalidRequestError, NotJSONError
+from app.errors import InvalidRequestError, NotJSONError, TooLargeError
 from app.json_route import parse
 
 REQUESTS = [
@@ -39,6 +39,7 @@ def test_examples_fit_their_schema(schema: type[BaseModel]) -> None:
         ({"inputs": {"text": "a"}}, ("inputs",)),
         ({"inputs": ["a", 5]}, ("inputs", 1)),
         ({"inputs": "a", "extra": 1}, ("extra",)),
+        ({"inputs": "a", "one": 1}, ("one",)),
         ({"inputs": "a", "parameters": None}, ("parameters",)),
         ({"inputs": "a", "parameters": {"topk": 5}}, ("parameters", "topk")),
         ({"inputs": "a", "parameters": {"top_k": True}}, ("parameters", "top_k")),
@@ -110,6 +111,17 @@ def test_of_many_faults_the_first_are_told() -> None:
     with pytest.raises(InvalidRequestError) as raised:
         parse(schemas.FillMaskRequest, json.dumps({"inputs": [1] * 500}).encode())
     assert len(raised.value.errors) == 20
+
+
+def test_very_many_faults_are_counted_and_not_told_apart() -> None:
+    with pytest.raises(InvalidRequestError) as raised:
+        parse(schemas.FillMaskRequest, json.dumps({"inputs": [1] * 50_000}).encode())
+    assert [error.message for error in raised.value.errors] == ["50000 faults"]
+
+
+def test_more_inputs_than_any_service_takes_are_not_gone_through() -> None:
+    with pytest.raises(TooLargeError, match="more than 65536 inputs"):
+        parse(schemas.FillMaskRequest, json.dumps({"inputs": [1] * 65_537}).encode())
 
 
 def test_texts_and_pairs_may_mix() -> None:

@@ -307,12 +307,12 @@ def test_what_stays_is_not_searched_for_garbage_and_what_is_replaced_is_let_go(
 ) -> None:
     with running(checkpoints, script=COUNTED) as process:
         process.until_ready()
+        assert httpx.post(process.url + "/sentiment", json={"inputs": "good"}).status_code == 200
         process.process.send_signal(signal.SIGHUP)
         until = time.monotonic() + PATIENCE
         while not reloads(process.url, "ok"):
             assert time.monotonic() < until
             time.sleep(0.05)
-        assert httpx.post(process.url + "/sentiment", json={"inputs": "good"}).status_code == 200
         process.process.send_signal(signal.SIGTERM)
         code, output = process.end()
     assert code == 0, output
