@@ -40,6 +40,10 @@ class Best:
     score: Score = NOTHING
     _stale: int = 0
 
+    def forget(self) -> None:
+        """Begin anew: what an earlier run left may be of other texts or labels."""
+        self.file.unlink(missing_ok=True)
+
     def recall(self, log: RunLog) -> None:
         """Go on from what an earlier run left in the file and in its log."""
         if (state := self._read()) is not None:

@@ -40,7 +40,8 @@ class SourceConfig(_Strict):
     text: tuple[str, ...] = ("text",)
     """Columns that hold the text; several are joined as paragraphs, or are a pair when fine-tuning."""
     label: str | None = None
-    """Column that holds the label, for fine-tuning."""
+    """Column that holds the label, for fine-tuning. Labelled texts keep a `<br />`, since callers send it too;
+    elsewhere it is a newline."""
     group: str | None = None
     """Column whose equal values must not be split between train and dev (a film, an author)."""
     lines: Literal["paragraph", "wrapped", "sentence"] = "paragraph"
@@ -304,6 +305,15 @@ class FinetuneConfig(_Strict):
     """Train the same network from random weights too, on the same texts, for the report: it shows what
     pretraining was worth."""
 
+    @model_validator(mode="after")
+    def _labels_differ(self) -> FinetuneConfig:
+        names = list(self.labels.values())
+        if len(names) < 2 or len(set(names)) < len(names):
+            raise ValueError(
+                "labels must be two or more, each with a name of its own; merge values in the data"
+            )
+        return self
+
 
 class ExportConfig(_Strict):
     """Where the trained directories go."""
@@ -368,6 +378,8 @@ class Recipe(_Strict):
         for key, length in lengths.items():
             if length > positions:
                 raise ValueError(f"{key} is {length}, but model.max_position_embeddings is {positions}")
+        if self.teach and self.teach.sentences and len(self.teach.texts[0].text) > 1:
+            raise ValueError("teach.sentences are single texts, but teach.texts are pairs")
         columns = {len(s.text) for s in self.finetune.train + (self.teach.texts if self.teach else ())}
         if self.teach and len(columns) > 1:
             raise ValueError("teach.texts and finetune.train must have the same number of text columns")

@@ -169,7 +169,7 @@ def _report(answers: PretrainingAnswers, unigrams: NDArray[np.float64]) -> Pretr
         unigram_entropy=float(-(unigrams * np.log(unigrams)).sum()),
         unigram_accuracy=float(unigrams.max()),
         nsp_accuracy=float(correct[paired].mean()) if paired.any() else None,
-        nsp_accuracy_random=sum(by_topic) / len(by_topic) if by_topic else None,
+        nsp_accuracy_random=sum(by_topic) / 2 if len(by_topic) == 2 else None,
         nsp_recall=recall,
     )
 

@@ -169,6 +169,8 @@ def _loop(
         processes=group,
     )
     loop.resume()
+    if not loop.progress.step:
+        best.forget()
     best.recall(loop.log)
     return loop
 

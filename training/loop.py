@@ -123,7 +123,7 @@ class Loop(Generic[B]):
     _stop: int = 0
     _window: Window = field(init=False)
     _saved: Progress = field(init=False)
-    _evaluated: float = 0.0
+    _evaluated: Progress = field(init=False)
     _paused: bool = False
     _lasted: float = 0.0
     """Seconds of the last step that was not paused"""
@@ -133,7 +133,7 @@ class Loop(Generic[B]):
 
     def run(self) -> bool:
         """Train. False if a signal ended it early; the state is saved in either case."""
-        self._saved, self._evaluated = self.progress.copy(), self.progress.seconds
+        self._saved, self._evaluated = self.progress.copy(), self.progress.copy()
         self._window = Window(self.task.figures, self.progress, self.peak_flops)
         began_at = self.progress.step
         with self._signals(), ProgressBar(self.spent, shown=self.processes.first) as bar:
@@ -162,6 +162,8 @@ class Loop(Generic[B]):
         if self.state is None:
             return
         self.progress = self.state.resume(self.task.model, self.optimizer, self.mean)
+        if not self.average_fraction:
+            self.mean.clear()
         if self.processes.first:
             self.log.rewind(self.progress.step)
         else:  # dropout of its own
@@ -171,7 +173,10 @@ class Loop(Generic[B]):
         """One optimizer step."""
         rate = self.learning_rate * rate_factor(self.spent, self.warmup_fraction, self.decay_fraction)
         set_rate(self.optimizer, rate)
+        phase = self.progress.phase
         batches = self.task.micro_batches(self.progress, self.spent)
+        if self.progress.phase != phase:
+            self.mean.clear()  # what only long examples teach would be diluted by states that never saw any
         own = [sum(column) for column in zip(*(batch.counts for batch in batches), strict=True)]
         tokens, *counts = self.processes.sums([sum(batch.tokens for batch in batches), *own])
         figures = self._backward(batches, counts)
@@ -260,14 +265,14 @@ class Loop(Generic[B]):
     def _evaluation_is_due(self) -> bool:
         if self.evaluate_steps is not None:
             return self.progress.step % self.evaluate_steps == 0
-        return self.progress.seconds - self._evaluated >= 60 * self.evaluate_minutes
+        return self.progress.seconds - self._evaluated.seconds >= 60 * self.evaluate_minutes
 
     def _evaluate(self) -> None:
         self._wait()
         if self.evaluate is not None and self.processes.first:
             with self.mean.in_place():
                 self.log.write("evaluation", self.progress, self.evaluate(self.progress))
-        self._evaluated = self.progress.seconds
+        self._evaluated = self.progress.copy()
 
     def _save(self) -> None:
         if self._window.steps:
@@ -277,7 +282,7 @@ class Loop(Generic[B]):
         self._saved = self.progress.copy()
 
     def _finish(self) -> None:
-        if not self._stop and self._evaluated < self.progress.seconds:
+        if not self._stop and self._evaluated.step < self.progress.step:
             self._evaluate()
         if self._saved.step < self.progress.step:
             self._save()

@@ -13,21 +13,20 @@ from training.report import PLOTS
 from training.seeds import chosen_folder
 from training.watch import RunLog
 
-_WHAT = {
-    "pretrained": ("fill-mask", "BERT for masked words and next sentences"),
-    "sentiment": ("text-classification", "BERT for the sentiment of English reviews and sentences"),
-}
-
-
 _PLOTS = {"pretrained": ("pretrain-loss.png",), "sentiment": ("finetune-loss.png", "reliability-*.png")}
 
 
 def write_card(recipe: Recipe, name: str, target: Path) -> None:
     """Write `README.md` into an exported directory; figures come from `report.json` if there is one."""
-    task, title = _WHAT[name]
     if name == "pretrained":
-        sources = recipe.corpus.sources
+        task, title = "fill-mask", "BERT for masked words and next sentences"
+        sources, start = recipe.corpus.sources, recipe.pretrain.start
     else:
+        task, title = (
+            "text-classification",
+            f"BERT that tells {', '.join(recipe.finetune.labels.values())} apart",
+        )
+        start = recipe.finetune.pretrained or recipe.pretrain.start
         sources = recipe.finetune.train + (recipe.teach.texts if recipe.teach else ())
     report = recipe.folder / "report.md"
     figures = (
@@ -38,14 +37,13 @@ def write_card(recipe: Recipe, name: str, target: Path) -> None:
     lines = [
         "---",
         f"pipeline_tag: {task}",
-        "language: en",
         "---",
         "",
         f"# {title}",
         "",
         recipe.description,
         "",
-        "Trained from random weights by this repository, with",
+        f"Trained from {_portable(str(start)) if start else 'random weights'} by this repository, with",
         "",
         f"    python -m training all {_command(recipe)}",
         "",

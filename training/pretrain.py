@@ -125,7 +125,8 @@ def new_model(recipe: Recipe, tokenizer: Tokenizer) -> BertForPreTraining:
     if recipe.pretrain.start is None:
         return fresh_model(recipe.model.bert(tokenizer.vocab_size), recipe)
     begun = load_pretrained(recipe.pretrain.start)
-    longest = max(examples.sequence_length for examples in phases(recipe.pretrain))
+    first, last = phases(recipe.pretrain)
+    longest = max(first.sequence_length, last.sequence_length if recipe.pretrain.long_fraction else 0)
     if longest > (positions := begun.config.max_position_embeddings):
         raise RunError(
             f"examples have up to {longest} tokens, but {recipe.pretrain.start} has {positions} positions"
@@ -166,7 +167,11 @@ def open_heldout(recipe: Recipe) -> dict[str, Corpus]:
     """The held-out corpora by the name of their source."""
     folders = sorted((recipe.folder / "corpus" / "heldout").glob("*/manifest.json"))
     if not folders:
-        raise CorpusError(f"{recipe.folder / 'corpus' / 'heldout'} is empty; run prepare again")
+        raise CorpusError(
+            f"{recipe.folder / 'corpus' / 'heldout'} is empty: no text to judge by. Name some as "
+            "corpus.heldout, or let heldout_fraction find some: above 0, in text of two documents or more (a blank line, or a "
+            "row, ends one); then run prepare again"
+        )
     return {file.parent.name: Corpus.open(file.parent) for file in folders}
 
 

@@ -81,9 +81,10 @@ class PretrainingTask:
 
     def micro_batches(self, progress: Progress, spent: float) -> Sequence[PretrainingBatch]:
         """This process's share of the next examples."""
-        lengthened = progress.phase == 0 and spent >= 1 - self.config.long_fraction
-        if lengthened:
-            progress.phase, progress.epoch, progress.position = 1, 0, 0
+        phase = int(spent >= 1 - self.config.long_fraction)
+        lengthened = phase > progress.phase
+        if phase != progress.phase:  # back to 0: a run that was over goes on with a larger budget
+            progress.change_phase()
         place = (progress.phase, progress.epoch, progress.position)
         if self._stream is None or self._stream[0] != place:
             self._stream = (place, self._steps_from(progress))

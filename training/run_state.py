@@ -37,6 +37,15 @@ class Progress:
     """Which pass over the text, in this phase."""
     position: int = 0
     """Examples consumed in this epoch."""
+    other_epoch: int = 0
+    other_position: int = 0
+    """Where the other phase was left."""
+
+    def change_phase(self) -> None:
+        """Go on in the other phase where it was left."""
+        self.phase = 1 - self.phase
+        self.epoch, self.other_epoch = self.other_epoch, self.epoch
+        self.position, self.other_position = self.other_position, self.position
 
     def copy(self) -> Progress:
         return replace(self)
@@ -105,7 +114,7 @@ class RunState:
             mean.load_state_dict(state.get("mean", mean.state_dict()))
             torch.set_rng_state(state["random"])
             if state["cuda_random"] and torch.cuda.is_available():
-                torch.cuda.set_rng_state_all(state["cuda_random"])
+                torch.cuda.set_rng_state_all(state["cuda_random"][: torch.cuda.device_count()])
             progress = Progress(**state["progress"])
             logger.info("resuming from %s, step %d", file, progress.step)
             return progress

@@ -146,7 +146,8 @@ def _format(file: Path) -> str | None:
 def _from_rows(rows: Iterable[Row], source: SourceConfig, place: str) -> Iterator[Document]:
     for where, row in rows:
         at = f"{place}, {where}"
-        fields = tuple(_clean(_text(column(row, name, at), at)) for name in source.text)
+        read = (_text(column(row, name, at), at) for name in source.text)
+        fields = tuple(map(_clean if source.label is None else _tidy, read))
         text = "\n".join(filter(None, fields))
         if text:
             label = source.label and _label(column(row, source.label, at))
@@ -172,10 +173,17 @@ def _label(value: Any) -> str | None:
     return str(value)
 
 
+def without_breaks(text: str) -> str:
+    """Breaks of HTML become newlines."""
+    return _BREAK.sub("\n", text) if "<" in text else text
+
+
 def _clean(text: str) -> str:
-    """Breaks of HTML and of other systems become newlines; half characters are replaced."""
-    if "<" in text:
-        text = _BREAK.sub("\n", text)
+    return _tidy(without_breaks(text))
+
+
+def _tidy(text: str) -> str:
+    """Breaks of other systems become newlines; half characters are replaced."""
     if not text.isascii():
         text = _SURROGATE.sub("\ufffd", text)  # JSON can spell what no file can hold
     text = text.replace("\r\n", "\n").replace("\r", "\n")

@@ -32,7 +32,7 @@ from training.examples import Floats, Ints
 from training.hardware import choose_device
 from training.run_state import fingerprint
 from training.sentences import split_sentences
-from training.sources import Document, documents, source_name
+from training.sources import Document, documents, source_name, without_breaks
 
 logger = logging.getLogger(__name__)
 
@@ -190,7 +190,7 @@ def _texts(recipe: Recipe) -> list[Document]:
         return []
     dev = (split_documents(source, recipe.data, config.dev_fraction)[1] for source in config.train)
     test = (documents(source, recipe.data) for source in config.test)
-    judging = {document.text for part in (*dev, *test) for document in part}
+    judging = {without_breaks(document.text) for part in (*dev, *test) for document in part}
     texts = [document for source in recipe.teach.texts for document in documents(source, recipe.data)]
     kept = [document for document in texts if document.text not in judging]
     if len(kept) < len(texts):

@@ -73,6 +73,16 @@ def test_a_damaged_file_is_written_anew(tmp_path: Path, caplog: pytest.LogCaptur
     assert torch.load(tmp_path / "best.pt", weights_only=True)["step"] == 1
 
 
+def test_what_another_run_left_can_be_forgotten(tmp_path: Path) -> None:
+    best = Best(tmp_path / "best.pt")
+    best.forget()
+    best.offer(5, Score(0.9, 0.0), network(5))
+    again = Best(tmp_path / "best.pt")
+    again.forget()
+    again.recall(RunLog(tmp_path / "log.jsonl"))
+    assert again.offer(1, Score(0.1, 0.0), network(1))
+
+
 def test_a_folder_that_cannot_be_written_is_a_clear_error(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(RunError, match="cannot be written"):

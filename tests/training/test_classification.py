@@ -84,7 +84,7 @@ def test_a_pair_has_two_segments_and_loses_from_the_longer(tokenizer: Tokenizer)
 
 
 def test_training_encodes_as_serving_does(tmp_path: Path, tokenizer: Tokenizer) -> None:
-    text = "the film was good and i loved it. " * 5
+    text = "the film was good.<br /><br />and i loved it. " * 5
     for truncation in ("head", "head_tail"):
         train, _ = read(tmp_path, [{"text": text, "label": 1}], tokenizer, max_length=20, truncation=truncation)
         served = tokenizer.encode(text, max_length=20, truncate=True, truncation=truncation)

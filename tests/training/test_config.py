@@ -43,6 +43,12 @@ def test_overrides_are_toml_values_in_nested_tables(recipe_file: Path) -> None:
         ("pretrain.long_length=4096", "long_length is 4096"),
         ("finetune.max_length=100", r"finetune\.max_length is 100"),
         ("model.num_attention_heads=3", "not divisible"),
+        ('finetune.labels={"0"="BAD"}', "labels must be two or more"),
+        ('finetune.labels={"0"="BAD","1"="BAD","2"="GOOD"}', "merge values in the data"),
+        (
+            'teach={sentences=5,classifier="x",texts=[{path="x.csv",text=["title","text"]}]}',
+            "teach.sentences are single texts, but teach.texts are pairs",
+        ),
         ("pretrain.tokens.much=1", "tokens is no table"),
         ("corpus.sources=[{}]", "needs a path, or a data set of the hub"),
         ("pretrain.tokens", "not of the form key=value"),

@@ -56,8 +56,16 @@ def test_less_text_than_a_batch_is_evaluated(model: BertForPreTraining, tokenize
 def test_text_without_pairs_has_no_such_figures(model: BertForPreTraining, tokenizer: Tokenizer) -> None:
     report = evaluate(model, tokenizer, MemoryText([[[10, 11, 12]], [[13, 14]]]))
     assert report.nsp_accuracy is None
+    assert report.nsp_accuracy_random is None
     assert report.nsp_recall == {}
     assert report.masked == 2
+
+
+def test_one_document_has_no_random_negatives(model: BertForPreTraining, tokenizer: Tokenizer) -> None:
+    sentences = [[10 + i, 11 + i, 12 + i] for i in range(60)]
+    report = evaluate(model, tokenizer, MemoryText([sentences]))
+    assert report.nsp_accuracy is not None
+    assert report.nsp_accuracy_random is None
 
 
 def test_evaluation_masks_fifteen_percent_whatever_training_does(

@@ -80,6 +80,7 @@ def test_the_card_names_no_folder_of_this_machine(
     started = f"runs/{pretrained.parent.name}/{pretrained.name}"
     assert f"pretrain.start={started}" in card
     assert f'"start": "{started}"' in card
+    assert f"Trained from {started} by this repository" in card
     assert str(pretrained.parent.parent) not in card
 
 
@@ -95,5 +96,7 @@ def test_the_card_names_what_a_classifier_was_taught_on(
     export(recipe)
     card = (tmp_path / "weights" / "README.md").read_text()
     assert f"- unlabelled: `{tmp_path.name}.jsonl`" in card
+    assert "# BERT that tells NEGATIVE, POSITIVE apart" in card
+    assert "Trained from random weights by this repository" in card
     assert f"python -m training all tiny.toml teach.classifier=runs/{teacher.parent.name}/teacher '" in card
     assert str(teacher.parent.parent) not in card

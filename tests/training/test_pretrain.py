@@ -20,6 +20,7 @@ from tests.training.conftest import MakeRecipe
 from training.config import Recipe
 from training.corpus import Corpus
 from training.errors import CorpusError, RunError
+from training.loop import MEAN_STEPS
 from training.pretrain import new_model, open_heldout, pretrain
 from training.pretraining_task import PretrainingTask
 from training.run_state import Progress
@@ -214,6 +215,31 @@ def test_the_long_phase_has_longer_examples_and_as_many_tokens_a_step(make_recip
     (long,) = task.micro_batches(progress, 0.9)
     assert (progress.phase, progress.position) == (1, 4)
     assert max(short.packed.lengths) <= 32 < max(long.packed.lengths) <= 64
+    task.micro_batches(progress, 0.5)  # as if the budget had been doubled
+    assert (progress.phase, progress.position) == (0, 16)
+    task.micro_batches(progress, 0.9)
+    assert (progress.phase, progress.position) == (1, 8)
+
+
+def test_positions_of_long_examples_are_no_mean_with_states_that_never_saw_any(make_recipe: MakeRecipe) -> None:
+    recipe = make_recipe(
+        "pretrain.tokens=60000", "pretrain.average_fraction=0.8", "pretrain.evaluate_examples=1"
+    )
+    assert pretrain(recipe)
+    (state, *_) = sorted((recipe.folder / "pretrain").glob("state-*.pt"), reverse=True)
+    saved = torch.load(state, weights_only=True)
+    steps = lines(recipe, "train")
+    long = [line["step"] for line in steps if line["tokens"] > 0.8 * 60000]
+    assert 0 < saved["mean"]["count"] <= (long[-1] - long[0]) // MEAN_STEPS + 2
+
+
+def test_a_start_with_few_positions_will_do_where_no_example_is_long(
+    uninterrupted: Recipe, make_recipe_in: MakeRecipe, tmp_path: Path
+) -> None:
+    begun = uninterrupted.folder / "pretrained"
+    lengths = ["pretrain.long_length=512", "pretrain.long_fraction=0", *LONG_MODEL]
+    recipe = make_recipe_in(tmp_path, f"pretrain.start={begun}", *lengths)
+    assert new_model(recipe, Tokenizer.load(begun)).config.max_position_embeddings == 64
 
 
 def test_next_sentence_counts_as_much_as_its_weight_says(make_recipe: MakeRecipe) -> None:
@@ -297,5 +323,5 @@ def test_two_processes_go_on_where_they_were_stopped(
 
 def test_without_heldout_text_the_remedy_is_named(make_recipe: MakeRecipe) -> None:
     recipe = make_recipe().model_copy(update={"run": Path("nowhere")})
-    with pytest.raises(CorpusError, match="run prepare again"):
+    with pytest.raises(CorpusError, match=r"heldout_fraction .* two documents or more .* run prepare again"):
         open_heldout(recipe)

@@ -122,6 +122,12 @@ def test_html_breaks_and_foreign_newlines_become_newlines(tmp_path: Path) -> Non
     assert texts(tmp_path, "a.jsonl") == ["Good.\nBad.\nUgly.\nEnd."]
 
 
+def test_labelled_texts_keep_html_breaks_as_callers_send_them(tmp_path: Path) -> None:
+    write(tmp_path / "a.jsonl", jsonl([{"text": "Good.<br />Bad.\r\nEnd.", "label": 1}]))
+    (document,) = documents(SourceConfig(path="a.jsonl", label="label"), tmp_path)
+    assert document.text == "Good.<br />Bad.\nEnd."
+
+
 def test_spelled_newlines_become_newlines_where_there_are_no_others(tmp_path: Path) -> None:
     write(tmp_path / "a.csv", 'text\nAn answer.\\n\\nIt ends.\n"A formula \\nu.\nIt ends."\n')
     assert texts(tmp_path, "a.csv") == ["An answer.\n\nIt ends.", "A formula \\nu.\nIt ends."]
