@@ -169,8 +169,8 @@ def open_heldout(recipe: Recipe) -> dict[str, Corpus]:
     if not folders:
         raise CorpusError(
             f"{recipe.folder / 'corpus' / 'heldout'} is empty: no text to judge by. Name some as "
-            "corpus.heldout, or let heldout_fraction find some: above 0, in text of two documents or more (a blank line, or a "
-            "row, ends one); then run prepare again"
+            "corpus.heldout, or let heldout_fraction find some: above 0, in text of two documents or more (a "
+            "blank line, or a row, ends one); then run prepare again"
         )
     return {file.parent.name: Corpus.open(file.parent) for file in folders}
 
