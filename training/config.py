@@ -169,7 +169,8 @@ class PretrainConfig(_Strict):
     that a run can be stopped and continued with a larger budget."""
     average_fraction: Share = 0.0
     """Share of the budget at the end of which the mean of the weights is kept: held-out text is read with the
-    mean from there on, and the run ends with it (Izmailov et al. 2018). It begins anew where examples get long."""
+    mean from there on, and the run ends with it (Izmailov et al. 2018). It begins anew where examples get
+    long."""
     weight_decay: Annotated[float, Field(ge=0)] = 0.01
     """Of matrices; biases and norms have none."""
     betas: tuple[float, float] = (0.9, 0.98)
