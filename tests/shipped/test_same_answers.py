@@ -23,8 +23,12 @@ REQUESTS = int(os.environ.get("BERT_TEST_REQUESTS", "1500"))
 AT_ONCE = 48
 UNIQUE = 100
 """Inputs of each task."""
-TOLERANCE = 1e-4
-"""Ten times stricter than promised; without care, neighbours move scores by 3e-3."""
+TOLERANCE = 1e-3
+"""As promised; without care, neighbours move scores by 3e-3."""
+ALIKE = 1e-4
+"""More than that takes a sum between two numbers of 16 bits, which falls to another side in other company."""
+RARE = 3
+"""So many of the 300 inputs may have one."""
 
 Result = dict[str, Any]
 
@@ -96,6 +100,7 @@ async def test_answers_are_the_same_alone_and_in_any_company(service: Process) -
         items, batches = await batch_sizes(client)
     assert items == batches  # each was alone indeed
     worst, answered = 0.0, 0
+    apart: set[tuple[str, int]] = set()
 
     async def load() -> None:
         nonlocal worst, answered
@@ -106,7 +111,10 @@ async def test_answers_are_the_same_alone_and_in_any_company(service: Process) -
                 chosen = rng.choices(range(UNIQUE), k=rng.choice([1, 1, 1, 1, 2, 5]))
                 results = await ask(client, path, [unique[path][i] for i in chosen])
                 for i, result in zip(chosen, results, strict=True):
-                    worst = max(worst, difference(alone[path][i], result))
+                    moved = difference(alone[path][i], result)
+                    worst = max(worst, moved)
+                    if moved > ALIKE:
+                        apart.add((path, i))
 
     async with asyncio.TaskGroup() as group:
         for _ in range(AT_ONCE):
@@ -114,6 +122,9 @@ async def test_answers_are_the_same_alone_and_in_any_company(service: Process) -
     async with httpx.AsyncClient(base_url=service.url, timeout=PATIENCE) as client:
         all_items, all_batches = await batch_sizes(client)
     company = (all_items - items) / (all_batches - batches)
-    print(f"{answered} requests, {all_items - items:.0f} inputs in batches of {company:.1f}: {worst:.1e}")
+    print(
+        f"{answered} requests, {all_items - items:.0f} inputs in batches of {company:.1f}: {worst:.1e}, {apart}"
+    )
     assert company > 8
     assert worst < TOLERANCE
+    assert len(apart) <= RARE
