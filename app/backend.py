@@ -359,10 +359,11 @@ def _encoder_of(network: BertForPreTraining | BertForSequenceClassification) -> 
 def _resolve_device(device: str) -> str:
     if device == "auto":
         return "cuda" if torch.cuda.is_available() else "cpu"
-    if device.startswith("cuda") and not torch.cuda.is_available():
-        raise SettingsError(f"BERT_DEVICE={device}: this machine has no usable CUDA device")
-    if (torch.device(device).index or 0) >= max(1, torch.cuda.device_count()):
-        raise SettingsError(f"BERT_DEVICE={device}: this machine has {torch.cuda.device_count()} CUDA devices")
+    if device.startswith("cuda"):
+        if not torch.cuda.is_available():
+            raise SettingsError(f"BERT_DEVICE={device}: this machine has no usable CUDA device")
+        if (torch.device(device).index or 0) >= (count := torch.cuda.device_count()):
+            raise SettingsError(f"BERT_DEVICE={device}: the last CUDA device here is cuda:{count - 1}")
     return device
 
 

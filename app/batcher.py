@@ -55,7 +55,7 @@ class Pending(Generic[Item, Answer]):
     """Tokens."""
 
 
-@dataclass(slots=True, eq=False, weakref_slot=True)
+@dataclass(slots=True, eq=False)
 class Job(Generic[Item, Answer]):
     """One caller's request: all items are answered, or it fails as a whole. Times are `time.monotonic()`."""
 

@@ -102,7 +102,8 @@ def parse(schema: type[BaseModel], body: bytes) -> BaseModel:
 
 def _refuse(error: ValidationError) -> NoReturn:
     if error.error_count() > _MANY_FAULTS:
-        raise InvalidRequestError([FieldError(f"{error.error_count()} faults", ())]) from None
+        advice = f"{error.error_count()} faults; send one input alone to be told what is wrong with it"
+        raise InvalidRequestError([FieldError(advice, ())]) from None
     faults = error.errors(include_url=False, include_input=False, include_context=False)  # no text in a log
     if faults[0]["type"] == "json_invalid":
         raise NotJSONError(faults[0]["msg"]) from None

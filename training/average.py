@@ -43,7 +43,8 @@ def average(checkpoints: Sequence[Path], target: Path) -> Path:
 
 class RunningMean:
     """The mean of a network's weights over moments of its training. At a rate that is still high the network
-    swings around a better one than it ever is; the mean is nearer to that."""
+    swings around a better one than it ever is; the mean is nearer to that. (torch's `AveragedModel` copies the
+    module, and so what `torch.compile` has made of it.)"""
 
     def __init__(self, network: nn.Module) -> None:
         self.network = network

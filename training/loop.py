@@ -31,7 +31,7 @@ from training.watch import ProgressBar, RunLog, Window
 logger = logging.getLogger(__name__)
 
 MEAN_STEPS = 8
-"""From one state that the mean of weights counts in to the next."""
+"""From one state that the mean of weights counts in to the next: to count one in is to read all weights."""
 
 
 class Countable(Protocol):

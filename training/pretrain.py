@@ -125,8 +125,7 @@ def new_model(recipe: Recipe, tokenizer: Tokenizer) -> BertForPreTraining:
     if recipe.pretrain.start is None:
         return fresh_model(recipe.model.bert(tokenizer.vocab_size), recipe)
     begun = load_pretrained(recipe.pretrain.start)
-    first, last = phases(recipe.pretrain)
-    longest = max(first.sequence_length, last.sequence_length if recipe.pretrain.long_fraction else 0)
+    longest = max(examples.sequence_length for examples in phases(recipe.pretrain))
     if longest > (positions := begun.config.max_position_embeddings):
         raise RunError(
             f"examples have up to {longest} tokens, but {recipe.pretrain.start} has {positions} positions"

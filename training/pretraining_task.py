@@ -81,7 +81,7 @@ class PretrainingTask:
 
     def micro_batches(self, progress: Progress, spent: float) -> Sequence[PretrainingBatch]:
         """This process's share of the next examples."""
-        phase = int(spent >= 1 - self.config.long_fraction)
+        phase = int(len(self.makers) > 1 and spent >= 1 - self.config.long_fraction)
         lengthened = phase > progress.phase
         if phase != progress.phase:  # back to 0: a run that was over goes on with a larger budget
             progress.change_phase()
@@ -179,6 +179,7 @@ def pretraining_losses(
 
 
 def phases(config: PretrainConfig) -> list[ExamplesConfig]:
-    """How examples are made at first, and at the end of the run."""
+    """How examples are made at first, and at the end of the run if they get longer there."""
     short = config.examples
-    return [short, short.model_copy(update={"sequence_length": config.long_length})]
+    long = short.model_copy(update={"sequence_length": config.long_length})
+    return [short, long] if config.long_fraction else [short]

@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -303,12 +304,16 @@ async def test_refused_request_is_forgotten(computer: Computer) -> None:
             assert not refused.waiting
 
 
-async def test_batch_is_forgotten_once_it_is_computed(computer: Computer) -> None:
+async def test_encoder_is_forgotten_once_its_last_batch_is_computed(computer: Computer) -> None:
+    class Encoder:
+        pass
+
     async with running(computer) as batcher:
-        answered = job(1)
-        forgotten = weakref.ref(answered)
-        await batcher.answer(answered)
-        del answered
+        replaced: Any = Encoder()
+        forgotten = weakref.ref(replaced)
+        await batcher.answer(job(1, lane=replaced))
+        del replaced
+        computer.batches.clear()
         async with asyncio.timeout(PATIENCE):
             while forgotten() is not None:  # noqa: ASYNC110 (the thread tells nobody)
                 await asyncio.sleep(0.002)

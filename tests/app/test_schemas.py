@@ -116,7 +116,8 @@ def test_of_many_faults_the_first_are_told() -> None:
 def test_very_many_faults_are_counted_and_not_told_apart() -> None:
     with pytest.raises(InvalidRequestError) as raised:
         parse(schemas.FillMaskRequest, json.dumps({"inputs": [1] * 50_000}).encode())
-    assert [error.message for error in raised.value.errors] == ["50000 faults"]
+    (error,) = raised.value.errors
+    assert error.message.startswith("50000 faults; send one input alone")
 
 
 def test_more_inputs_than_any_service_takes_are_not_gone_through() -> None:
