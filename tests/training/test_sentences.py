@@ -39,6 +39,18 @@ def sentences_of(text: str) -> list[str]:
         ("I don’t know. It’s late. We can’t.", ["I don’t know.", "It’s late.", "We can’t."]),
         ("'Tis so. 'Twas so.", ["'Tis so.", "'Twas so."]),
         (
+            "it broke . do n't buy it ! `` never again , '' he said . ( really ? ) yes , in the u.s. and j . k",
+            [
+                "it broke .",
+                "do n't buy it !",
+                "`` never again , '' he said .",
+                "( really ? )",
+                "yes , in the u.s. and j . k",
+            ],
+        ),
+        ("he said `` go away . '' she did not .", ["he said `` go away . ''", "she did not ."]),
+        ("It was ... odd . . . and so on.", ["It was ... odd . . . and so on."]),
+        (
             "Use ASP.NET and v2.0 of Node.js at example.com now.",
             ["Use ASP.NET and v2.0 of Node.js at example.com now."],
         ),
