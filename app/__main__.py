@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+from types import FrameType
 
 from app.reload import reload
 from app.settings import Settings, SettingsError
@@ -12,6 +13,7 @@ from app.settings import Settings, SettingsError
 
 def serve() -> None:
     """Serve with the settings of the command line and the environment; ends the process."""
+    signal.signal(signal.SIGTERM, _end)
     if hasattr(signal, "SIGHUP"):  # "load the checkpoints anew"; while they are being loaded, nothing to do
         signal.signal(signal.SIGHUP, signal.SIG_IGN)
     reloading = sys.argv[1:2] == ["reload"]
@@ -34,6 +36,11 @@ def serve() -> None:
     from app.server import run_worker
 
     sys.exit(run_worker(settings))
+
+
+def _end(signal_number: int, frame: FrameType | None) -> None:  # noqa: ARG001
+    """Until the server has its own way: the first process of a container ignores what it does not handle."""
+    sys.exit(0)
 
 
 if __name__ == "__main__":

@@ -298,6 +298,7 @@ class DynamicBatcher(Generic[Item, Answer]):
             job.unanswered -= 1
             if not job.unanswered and job.future is not None and not job.future.done():
                 job.future.set_result(None)
+        self._observer.queue(self.queued_requests, self.queued_tokens)
 
     def _fail(self, job: Job[Item, Answer], error: Exception) -> None:
         if job.future is not None and not job.future.done():

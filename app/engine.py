@@ -215,7 +215,7 @@ class Engine:
         """Words for each `[MASK]`. Raises errors of `app.errors`."""
         lane, served = self._serving(Task.FILL_MASK)
         target_ids = _target_ids(served, targets or ())
-        wanted = top_k or (len(target_ids) if target_ids else DEFAULT_TOP_K)
+        wanted = min(top_k or len(target_ids), len(target_ids)) if target_ids else top_k or DEFAULT_TOP_K
 
         def read(text: Input) -> Query:
             return _mask_query(served, _encode(served, text, truncate), wanted, target_ids)
@@ -300,8 +300,7 @@ class Engine:
 
         if sum(len(query.masks) * query.top_k for query in queries) <= _INLINE_PREDICTIONS:
             return Reply(served.name, shaped(), timings)
-        results = await asyncio.get_running_loop().run_in_executor(self._pool, shaped)
-        return Reply(served.name, results, timings)
+        return Reply(served.name, await self._in_thread(shaped, deadline), timings)
 
     async def _tokenize(
         self, inputs: Sequence[Input], read: Callable[[Input], Query], max_length: int, deadline: float
@@ -315,16 +314,20 @@ class Engine:
             return _read_all(inputs, read)
         self.batcher.reserved_tokens += room
         try:
-            async with asyncio.timeout(deadline - time.monotonic()):
-                return await asyncio.get_running_loop().run_in_executor(self._pool, _read_all, inputs, read)
-        except TimeoutError:
-            self._metrics.expired()
-            raise DeadlineExceededError from None
+            return await self._in_thread(lambda: _read_all(inputs, read), deadline)
         except asyncio.CancelledError:
             self._metrics.cancelled()
             raise
         finally:
             self.batcher.reserved_tokens -= room
+
+    async def _in_thread(self, work: Callable[[], Result], deadline: float) -> Result:
+        try:
+            async with asyncio.timeout(deadline - time.monotonic()):
+                return await asyncio.get_running_loop().run_in_executor(self._pool, work)
+        except TimeoutError:
+            self._metrics.expired()
+            raise DeadlineExceededError from None
 
 
 def _read_all(inputs: Sequence[Input], read: Callable[[Input], Query]) -> list[Query]:

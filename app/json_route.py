@@ -14,7 +14,7 @@ from typing import Any, NoReturn, TypeVar
 from fastapi import Request, Response
 from fastapi.routing import APIRoute
 from pydantic import BaseModel, ValidationError
-from pydantic_core import ErrorDetails
+from pydantic_core import ErrorDetails, from_json
 from starlette.types import Receive
 
 from app.access import check_key
@@ -94,6 +94,11 @@ def parse(schema: type[BaseModel], body: bytes) -> BaseModel:
         InvalidRequestError: JSON, but not this schema.
         TooLargeError: more inputs than any service takes.
     """
+    if b"NaN" in body or b"Infinity" in body:  # pydantic takes them for numbers, JSON has none such
+        try:
+            from_json(body, allow_inf_nan=False)
+        except ValueError as error:
+            raise NotJSONError(str(error)) from None
     try:
         return schema.model_validate_json(body)
     except ValidationError as error:
@@ -163,7 +168,9 @@ def _timeout(request: TaskRequest) -> float:
 
 
 def _check_media_type(request: TaskRequest) -> None:
-    """JSON, or nothing said at all."""
+    """JSON as it is, or nothing said at all."""
+    if request.headers.get("content-encoding", "identity").strip().lower() != "identity":
+        raise UnsupportedMediaTypeError("send the body as it is, without Content-Encoding")
     given = request.headers.get("content-type")
     if given is None:
         return

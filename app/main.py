@@ -70,7 +70,7 @@ def create_app(settings: Settings, backend: Backend | None = None) -> FastAPI:
             CORSMiddleware,
             allow_origins=settings.cors_origins,
             allow_methods=["GET", "POST"],
-            allow_headers=["Authorization", "Content-Type", "X-Request-ID", "X-Request-Timeout-Ms"],
+            allow_headers=["*"],  # Hugging Face's client names User-Agent, tracers bring traceparent
             expose_headers=["X-Request-ID", "Server-Timing", "Retry-After"],
         )
     app.add_middleware(Envelope, engine=engine, metrics=metrics)  # the outermost

@@ -43,6 +43,7 @@ class Envelope:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
+        scope = _as_get(scope)
         request_id = scope["request_id"] = _sane_id(scope) or f"{self._prefix}{next(self._numbers):016x}"
         traces.note_request(request_id)
         task = _TASKS.get(scope["path"]) if scope["method"] == "POST" else None
@@ -72,6 +73,11 @@ class Envelope:
                 raise
             stopped = UnavailableError("stopped")  # the time for draining is over
             await problem_response(stopped, request_id)(scope, receive, send_enveloped)
+
+
+def _as_get(scope: Scope) -> Scope:
+    """HEAD is GET whose body the server leaves out."""
+    return dict(scope, method="GET") if scope["method"] == "HEAD" else scope
 
 
 def _sane_id(scope: Scope) -> str | None:

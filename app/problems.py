@@ -26,6 +26,13 @@ logger = logging.getLogger(__name__)
 MEDIA_TYPE = "application/problem+json"
 _MAX_DETAIL = 500  # characters; a message may quote the caller's own text
 
+_HTTP_DETAILS = {
+    400: "this is no HTTP/1.1 request",
+    404: "there is nothing at this path",
+    405: "this path has other methods",
+    431: "the request line and the headers have more than 64 KiB",
+}
+
 
 @dataclass(frozen=True, slots=True)
 class Kind:
@@ -105,9 +112,7 @@ def install(app: FastAPI) -> None:
 
 def _detail(error: Exception, kind: Kind) -> str:
     if isinstance(error, HTTPException):
-        return {404: "there is nothing at this path", 405: "this path has other methods"}.get(
-            error.status_code, kind.title
-        )
+        return _HTTP_DETAILS.get(error.status_code, kind.title)
     return str(error) if kind is not INTERNAL else "an internal error; the request id finds it in the log"
 
 

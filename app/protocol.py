@@ -1,16 +1,24 @@
-"""Uvicorn's HTTP protocol with the bounds that it lacks: nobody holds a connection by sending slowly."""
+"""Uvicorn's HTTP protocol with the bounds that it lacks: nobody holds a connection by sending slowly; and
+with answers of our own to what is no request."""
 
 from __future__ import annotations
 
 import asyncio
+import re
+import secrets
 from typing import Any
 
 import uvicorn
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from starlette.exceptions import HTTPException
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+
+from app.problems import problem_response
 
 MAX_HEAD_BYTES = 64 * 1024
 SLOWEST_BYTES = 64 * 1024
 """Of an answer, so much must be read within the request timeout."""
+
+_UPGRADE = re.compile(rb"\r\nupgrade(?=[ \t]*:)", re.IGNORECASE)
 
 
 class BoundedProtocol(HttpToolsProtocol):
@@ -43,14 +51,20 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def data_received(self, data: bytes) -> None:
         """See `asyncio.Protocol`."""
+        if self._in_head or not self._in_request:
+            data = _without_upgrade(data)
         super().data_received(data)
         if self._in_head:
             self._arm()
             self._head_bytes += len(data)
             if self._head_bytes > MAX_HEAD_BYTES:
-                self.transport.close()
+                self._turn_away(431)
         elif self._rests() and self.timeout_keep_alive_task is None:
             self._keep_alive()  # no request began, but uvicorn took the timer away
+
+    def send_400_response(self, msg: str) -> None:  # noqa: ARG002 (uvicorn's words)
+        """To what is no HTTP."""
+        self._turn_away(400)
 
     def pause_writing(self) -> None:
         """The caller does not read its answer as fast as it comes."""
@@ -93,6 +107,17 @@ class BoundedProtocol(HttpToolsProtocol):
         if self._in_request:
             self._arm()
 
+    def _turn_away(self, status: int) -> None:
+        """Answer without the app, if no other answer is on its way, and close."""
+        if self.cycle is None or self.cycle.response_complete:
+            request_id = secrets.token_hex(16)
+            response = problem_response(HTTPException(status), request_id)
+            response.headers["X-Request-ID"] = request_id
+            response.headers["Connection"] = "close"
+            head = b"".join(b"%s: %s\r\n" % header for header in response.raw_headers)
+            self.transport.write(STATUS_LINE[status] + head + b"\r\n" + bytes(response.body))
+        self.transport.close()
+
     def _rests(self) -> bool:
         """Whether all that was asked is answered, and nothing more is coming."""
         answered = self.cycle is not None and self.cycle.response_complete
@@ -134,3 +159,11 @@ class BoundedProtocol(HttpToolsProtocol):
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
+
+
+def _without_upgrade(data: bytes) -> bytes:
+    """A head that offers no other protocol. Java's client offers HTTP/2 to everyone, and then llhttp does not
+    read the body of a request that is answered all the same (RFC 9110, 7.8)."""
+    end = data.find(b"\r\n\r\n")
+    head = data if end < 0 else data[:end]
+    return _UPGRADE.sub(b"\r\nX-Upgrade", head) + data[len(head) :] if _UPGRADE.search(head) else data

@@ -421,8 +421,7 @@ async def test_observer_is_told_how_much_waits(computer: Computer) -> None:
         await batcher.answer(job(1))
         observer = batcher._observer
     assert isinstance(observer, Counts)
-    assert [requests for requests, _ in observer.depths] == [1, 0]
-    assert observer.depths[-1] == (0, 0)
+    assert observer.depths == [(1, 10), (1, 0), (0, 0)]
 
 
 async def test_speed_is_that_of_full_batches(computer: Computer) -> None:

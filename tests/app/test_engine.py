@@ -129,6 +129,15 @@ async def test_targets_are_all_answered_unless_top_k_says_less(
     assert len(reply.results[0].masks[0].predictions) == expected
 
 
+async def test_answer_is_no_larger_than_its_targets(backend: Any) -> None:
+    texts = ["[MASK]" + " " * 600] * 512  # with 100 predictions each, too much
+    async with running(backend) as engine:
+        reply = await engine.fill_mask(texts, deadline=soon(), targets=["good", "bad"], top_k=100)
+        with pytest.raises(TooLargeError):
+            await engine.fill_mask(texts, deadline=soon(), top_k=100)
+    assert [len(result.masks[0].predictions) for result in reply.results] == [2] * 512
+
+
 async def test_targets_that_are_one_token_count_once(backend: Any) -> None:
     async with running(backend) as engine:
         reply = await engine.fill_mask(["[MASK]"], deadline=soon(), targets=["good", "Good", "GOOD", "bad"])
@@ -165,6 +174,17 @@ async def test_deadline_bounds_the_wait_for_the_tokenizer_too(
         assert all(work.result() for work in busy)
     assert backend.batches == []
     assert "bert_requests_expired_total 1.0" in engine._metrics.render().decode()
+
+
+async def test_deadline_bounds_the_making_of_a_large_answer(backend: Any) -> None:
+    held = threading.Event()
+    async with running(backend) as engine:
+        busy = [engine._pool.submit(held.wait, PATIENCE) for _ in range(2)]
+        with pytest.raises(DeadlineExceededError):
+            await engine.fill_mask(["[MASK]"] * 40, deadline=time.monotonic() + 0.5, top_k=50)
+        held.set()
+        assert all(work.result() for work in busy)
+    assert len(backend.batches) == 1
 
 
 async def test_many_predictions_are_put_together_in_the_order_of_the_inputs(backend: Any) -> None:

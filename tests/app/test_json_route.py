@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -39,6 +40,28 @@ async def test_other_media_types_are_refused(serve: Any, media_type: str) -> Non
             "/sentiment", content=b'{"inputs":"good"}', headers={"Content-Type": media_type}
         )
     assert answer.status_code == 415
+
+
+async def test_compressed_body_is_refused_as_such(serve: Any) -> None:
+    async with serve() as service:
+        packed = gzip.compress(b'{"inputs":"good"}')
+        answer = await service.client.post("/sentiment", content=packed, headers={"Content-Encoding": "gzip"})
+        plain = await service.client.post("/sentiment", json=GOOD, headers={"Content-Encoding": "identity"})
+    assert (answer.status_code, answer.json()["code"]) == (415, "unsupported_media_type")
+    assert "Content-Encoding" in answer.json()["detail"]
+    assert plain.status_code == 200
+
+
+@pytest.mark.parametrize("literal", ["NaN", "Infinity", "-Infinity"])
+async def test_what_only_javascript_calls_a_number_is_no_json(serve: Any, literal: str) -> None:
+    async with serve() as service:
+        answers = [
+            await service.client.post(path, content=f'{{"inputs": "[MASK]", "parameters": {{"a": {literal}}}}}')
+            for path in ("/fill-mask", "/hf/fill-mask")
+        ]
+        word = await service.client.post("/sentiment", json={"inputs": f"not {literal}"})
+    assert [(answer.status_code, answer.json()["code"]) for answer in answers] == [(400, "not_json")] * 2
+    assert word.status_code == 200
 
 
 async def test_declared_size_is_refused_before_the_body_is_read(serve: Any) -> None:

@@ -65,7 +65,11 @@ async def test_requests_are_counted_by_task_and_status(serve: Any) -> None:
 
 
 async def test_preflight_of_a_browser_is_no_request_to_a_task(serve: Any) -> None:
-    asks = {"Origin": "https://example.org", "Access-Control-Request-Method": "POST"}
+    asks = {
+        "Origin": "https://example.org",
+        "Access-Control-Request-Method": "POST",
+        "Access-Control-Request-Headers": "authorization,content-type,traceparent,user-agent",
+    }
     async with serve(cors_origins="https://example.org") as service:
         assert (await service.client.options("/sentiment", headers=asks)).status_code == 200
         assert 'task="sentiment",status="200"' not in (await service.client.get("/metrics")).text
@@ -118,3 +122,12 @@ async def test_cors_is_closed_unless_opened(serve: Any) -> None:
     assert "access-control-allow-origin" not in closed.headers
     assert opened.headers["access-control-allow-origin"] == "https://example.org"
     assert "access-control-allow-origin" not in other.headers
+
+
+@pytest.mark.parametrize("path", ["/health/ready", "/info", "/metrics", "/", "/docs"])
+async def test_head_is_get_without_a_body(serve: Any, path: str) -> None:
+    async with serve() as service:
+        head, get = await service.client.head(path), await service.client.get(path)
+        task = await service.client.head("/sentiment")
+    assert (head.status_code, head.headers["content-type"]) == (200, get.headers["content-type"])
+    assert (task.status_code, task.headers["allow"]) == (405, "POST")

@@ -7,6 +7,7 @@ import json
 import re
 import signal
 import socket
+import time
 from collections.abc import Iterator
 from contextlib import suppress
 
@@ -60,11 +61,69 @@ async def trickle(port: int, begin: bytes, drop: bytes) -> bytes:
 
 @pytest.mark.parametrize(
     ("begin", "drop"),
-    [(b"", b""), (HEAD, b""), (HEAD + b"X-A: ", b"a"), (HEAD, b"X-A: a\r\n"), (HEAD + b"X-A: ", b"a" * 10_000)],
-    ids=["silence", "half a head", "letter by letter", "line by line", "endless"],
+    [(b"", b""), (HEAD, b""), (HEAD + b"X-A: ", b"a"), (HEAD, b"X-A: a\r\n")],
+    ids=["silence", "half a head", "letter by letter", "line by line"],
 )
 async def test_head_that_does_not_end_is_cut_off(service: Process, begin: bytes, drop: bytes) -> None:
     assert await trickle(service.port, begin, drop) == b""
+
+
+def exchange(port: int, *parts: bytes) -> bytes:
+    """All that is answered to bytes that come in parts, until the server closes."""
+    with socket.create_connection(("127.0.0.1", port), timeout=PATIENCE) as connection:
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        for part in parts:
+            connection.sendall(part)
+            time.sleep(0.05)
+        return rest_of(connection)
+
+
+BODY = b'{"inputs":"good"}'
+
+
+@pytest.mark.parametrize("offer", [b"Upgrade: h2c", b"upgrade:h2c", b"UPGRADE: websocket"])
+@pytest.mark.parametrize("parts", [1, 2])
+def test_offer_of_another_protocol_is_passed_over(service: Process, offer: bytes, parts: int) -> None:
+    names = b"Connection: Upgrade, HTTP2-Settings\r\n" + offer + b"\r\nHTTP2-Settings: AAEAAEAAAAIAAAAB\r\n"
+    head = HEAD + names + b"Content-Length: %d\r\n\r\n" % len(BODY)
+    again = HEAD + b"Connection: close\r\nContent-Length: %d\r\n\r\n" % len(BODY) + BODY
+    sent = [head + BODY, again] if parts == 1 else [head, BODY, again]
+    received = exchange(service.port, *sent)
+    assert re.findall(rb"HTTP/1.1 (\d+)", received) == [b"200", b"200"], received
+
+
+@pytest.mark.parametrize(
+    "nonsense",
+    [
+        b"hello\r\n\r\n",
+        b"FOO / HTTP/1.1\r\n\r\n",
+        HEAD + b"Content-Length: -1\r\n\r\n",
+        b"GET /\xc3\xa9 HTTP/1.1\r\n\r\n",
+    ],
+)
+def test_what_is_no_request_gets_a_problem_document(service: Process, nonsense: bytes) -> None:
+    answer = problem(exchange(service.port, nonsense))
+    assert (answer["status"], answer["code"]) == (400, "bad_request")
+
+
+def test_too_large_a_head_gets_a_problem_document(service: Process) -> None:
+    assert problem(exchange(service.port, HEAD + b"X-A: " + b"a" * 65_500))["status"] == 431
+
+
+def problem(received: bytes) -> dict[str, object]:
+    """The body of a refusal, whose head says the same."""
+    head, _, body = received.partition(b"\r\n\r\n")
+    answer: dict[str, object] = json.loads(body)
+    lines = head.decode().lower().split("\r\n")
+    assert lines[0].startswith(f"http/1.1 {answer['status']} ")
+    assert {"content-type: application/problem+json", "connection: close"} <= set(lines)
+    assert f"x-request-id: {answer['request_id']}" in lines
+    return answer
+
+
+async def test_endless_head_is_refused(service: Process) -> None:
+    received = await trickle(service.port, HEAD + b"X-A: ", b"a" * 10_000)
+    assert received.startswith(b"HTTP/1.1 431") or not received
 
 
 async def test_second_head_on_a_connection_is_bounded_too(service: Process) -> None:

@@ -482,3 +482,22 @@ async def test_worker_whose_inference_thread_dies_answers_and_ends(checkpoints: 
     assert {(answer.status_code, answer.json()["code"]) for answer in stranded} == {(503, "broken")}
     assert code == 4, output
     assert "the inference thread died" in output
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="asks Linux which signals are handled")
+@pytest.mark.parametrize("workers", ["1", "2"])
+def test_sigterm_ends_well_from_the_first_second(checkpoints: dict[str, str], workers: str) -> None:
+    """The first process of a container gets only the signals that it handles."""
+    with running(checkpoints, "--workers", workers) as process:
+        status = Path(f"/proc/{process.process.pid}/status")
+        until = time.monotonic() + PATIENCE
+        while not handles(signal.SIGTERM, status.read_text()) and time.monotonic() < until:
+            time.sleep(0.001)
+        process.process.send_signal(signal.SIGTERM)
+        code, output = process.end()
+    assert (code, "Traceback" in output) == (0, False), output
+
+
+def handles(signal_number: int, status: str) -> bool:
+    found = re.search(r"SigCgt:\s+([0-9a-f]+)", status)
+    return found is not None and bool(int(found[1], 16) >> (signal_number - 1) & 1)
