@@ -166,7 +166,7 @@ class TorchBackend:
         hidden = hidden.float()  # (num_reads, hidden); heads compute in float32
         self.forward_passes += 1
         if isinstance(network, BertForSequenceClassification):
-            logits = network.classifier(network.pooler(hidden)) / network.config.temperature
+            logits = network.classifier(network.pooler(hidden))
             return [_class_answer(row) for row in logits.softmax(-1).tolist()]
         return _pretraining_answers(network, hidden, queries)
 

@@ -4,10 +4,13 @@
 #   benchmarks/gpu.sh STAGE...   runs stages one after the other within LIMIT seconds (570). A stage that is cut short
 #                                says so (status 130) and goes on in the next call; one that is done is passed over.
 #   1  here   gpu.sh prepare wheels pack   token ids, and packages the machine lacks, to runs/gpu/pack/1, 2, ...
-#   2  there  gpu.sh receive test          with runs/gpu/pack/1; then `receive` with 2, 3, ...: the last has to be
-#   3  there  gpu.sh receive pretrain      then `gpu.sh pretrain finetune` until it no longer says "call again"
-#   4  there  gpu.sh export-1              then export-2, ...; after each, here: FROM=where/OUT/is gpu.sh join
-#   5  there  gpu.sh bench                 at any time; join leaves the checkpoints and the report in WORK/result
+#   2  there  gpu.sh receive               with runs/gpu/pack/1, then with 2, ...; `receive pretrain` with the last
+#   3  there  gpu.sh pretrain finetune     until it no longer says "call again"
+#   4  there  gpu.sh export-1              then export-2, ...; after each, here: FROM=where/OUT/is gpu.sh join, which
+#                                          leaves the checkpoints and the report in WORK/result
+#   5  there  gpu.sh test bench            in what time is left
+# The machine is lent for 30 minutes with its start and all transfers; the recipe trains for some 16 of them. Export,
+# also what is not finished, before they end: nothing else outlives them.
 # DATA: the texts; WORK: everything made (runs/gpu/work); PACK: pieces to send (runs/gpu/pack); OUT: what comes back
 # (runs/gpu/out); OVERRIDES: more for the recipe, "pretrain.minutes=12 ...". DRY_RUN=1 without a stage rehearses it all
 # on the CPU, with some hundred documents and seconds of training, in WORK.
@@ -20,7 +23,7 @@ DATA=${DATA:-../shared/data} WORK=${WORK:-$ROOT/work} PACK=${PACK:-$ROOT/pack} O
 PYTHON=${PYTHON:-$([[ -x .venv/bin/python ]] && echo .venv/bin/python || echo python3)}
 TARGET_PYTHON=${TARGET_PYTHON:-3.12}
 LACKING=${LACKING:-pydantic pydantic_core annotated-types typing-inspection typing_extensions sentencex fastapi
-    fastapi-swagger starlette uvicorn pytest-asyncio}
+    fastapi-swagger starlette uvicorn opentelemetry-api pytest-asyncio}
 DEADLINE=$((SECONDS + ${LIMIT:-570}))
 MIB=$((1024 * 1024))
 TRANSFER=$((64 * MIB)) PART=$((15 * MIB)) PARTS=4  # PARTS of one call fit 64 MiB too
@@ -30,6 +33,8 @@ if [[ $DRY_RUN ]]; then
         model.preset=tiny model.num_hidden_layers=2 pretrain.batch=16 pretrain.minutes=0.15 pretrain.workers=1
         pretrain.evaluate_examples=32 adapt.minutes=0.1 finetune.minutes=0.1 'finetune.seeds=[1,2]'
         finetune.evaluate_texts=50)
+else
+    CHANGES+=(device=cuda) # or else say so at once
 fi
 read -ra more <<<"${OVERRIDES:-}"
 CHANGES+=("${more[@]}")
@@ -49,9 +54,10 @@ limited() { # STAGE COMMAND...: ended by SIGTERM when this call's time is up
 }
 
 training() { # STAGE COMMAND,COMMAND... KEY=VALUE...: `python -m training`, several commands in one process, once
-    local stage=$1 finished="$WORK/finished/$1"
+    local stage=$1 finished="$WORK/finished/$1" asked
     shift
-    if [[ -f $finished && $(<"$finished") == "$* ${CHANGES[*]}" ]]; then
+    asked="$* ${CHANGES[*]} $(cksum <training/recipes/gpu.toml)"
+    if [[ -f $finished && $(<"$finished") == "$asked" ]]; then
         say "$stage: done before"
         return
     fi
@@ -60,7 +66,7 @@ from training.__main__ import main
 for command in sys.argv[1].split(","):
     if status := main([command, *sys.argv[2:]]):
         sys.exit(status)' "$1" gpu "run=$WORK" "${@:2}" "${CHANGES[@]}"
-    echo "$* ${CHANGES[*]}" >"$finished"
+    echo "$asked" >"$finished"
 }
 
 labelled() { # paths of the texts that fine-tuning and its report read
@@ -83,19 +89,24 @@ for file in sorted(given.glob("*/*.jsonl.xz")):
                 break' "$1" "$2"
 }
 
-on_machine() { # what a bare machine needs before it trains or tests
+packages() { # what a bare machine lacks, once it has been received
     if [[ ! -d $WORK/site ]] && compgen -G "$WORK/wheels/*.whl" >/dev/null; then
         "$PYTHON" -m pip install -q --no-index --no-deps --no-compile --target "$WORK/site.part" "$WORK"/wheels/*.whl
         mv "$WORK/site.part" "$WORK/site"
     fi
-    local here
-    here=$(realpath "$WORK")
-    [[ ! -d $WORK/site ]] || export PYTHONPATH="$here/site${PYTHONPATH:+:$PYTHONPATH}"
-    export TORCHINDUCTOR_CACHE_DIR="$here/inductor" # later calls find what this one compiled
+    local site
+    site=$(realpath "$WORK")/site
+    [[ ! -d $site || :${PYTHONPATH:-}: == *:$site:* ]] || export PYTHONPATH="$site${PYTHONPATH:+:$PYTHONPATH}"
+}
+
+on_machine() { # what it needs besides to train or test
+    packages
+    TORCHINDUCTOR_CACHE_DIR=$(realpath "$WORK")/inductor # later calls find what this one compiled
+    export TORCHINDUCTOR_CACHE_DIR
     ulimit -n "$(ulimit -Hn)"
     local shared
     shared=$(df --output=avail -m /dev/shm | tail -1)
-    if ((shared < 512)) && ! mount -o remount,size=4g /dev/shm 2>/dev/null; then # ready examples lie there
+    if ((shared < 512)) && [[ ${CHANGES[*]} != *workers=2* ]] && ! mount -o remount,size=4g /dev/shm 2>/dev/null; then # ready examples lie there
         say "/dev/shm has only $shared MB: two processes make examples"
         CHANGES+=(pretrain.workers=2)
     fi
@@ -107,6 +118,7 @@ stage_prepare() {
         [[ -d $WORK/sample ]] || sample "$DATA" "$WORK/sample"
         DATA=$WORK/sample
     fi
+    rm -f "$WORK/finished/prepare" # it knows itself what is still good
     training prepare tokenizer,prepare "data=$DATA" "corpus.workers=$(nproc)"
 }
 
@@ -176,6 +188,7 @@ stage_receive() {
         "$PYTHON" -c 'import lzma, shutil, sys
 shutil.copyfileobj(lzma.open(sys.argv[1]), sys.stdout.buffer)' "$got/$part" | tar -x -C "$WORK/gpu"
     done
+    packages
     "$PYTHON" -c 'import sys, training.corpus as c, pathlib
 for manifest in pathlib.Path(sys.argv[1]).glob("**/manifest.json"):
     if manifest.parent.name != "corpus":
@@ -198,8 +211,10 @@ stage_export() { # NUMBER: the NUMBERth handful of parts
     if [[ ! -d $parts ]]; then
         [[ -d $run/export ]] || training export export "data=$WORK/data"
         mkdir -p "$parts.part"
-        (cd "$run" && find export pretrain/log.jsonl adapt/pretrain/log.jsonl finetune/results.json \
-            finetune/seed-*/log.jsonl report.* ./*.png -type f 2>/dev/null | tar -c -T -) >"$WORK/result.tar"
+        (cd "$run" && { # all that is there: time may have ended before the last of it
+            find export pretrain/log.jsonl adapt/pretrain/log.jsonl finetune/results.json \
+                finetune/seed-*/log.jsonl report.* ./*.png -type f 2>/dev/null || true
+        } | tar -c -T -) >"$WORK/result.tar"
         [[ ! $DRY_RUN ]] || PART=$(($(wc -c <"$WORK/result.tar") / 6 + 1))
         split -b "$PART" -d -a 2 "$WORK/result.tar" "$parts.part/part-"
         (cd "$parts.part" && sha256sum part-*) >"$WORK/parts.sums"

@@ -8,7 +8,6 @@ read the ratios. The share of the matmul peak counts only arithmetic that the an
 from __future__ import annotations
 
 import argparse
-import json
 import tempfile
 import time
 import warnings
@@ -75,7 +74,6 @@ def padded(directory: Path, forward: Callable[[dict[str, Any]], np.ndarray], *, 
     from transformers import AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(directory)
-    temperature = json.loads((directory / "config.json").read_text()).get("temperature", 1.0)  # ours alone
 
     def score(given: Sequence[str]) -> list[list[float]]:
         ids = tokenizer(list(given), truncation=True)["input_ids"]
@@ -86,7 +84,7 @@ def padded(directory: Path, forward: Callable[[dict[str, Any]], np.ndarray], *, 
             batch = tokenizer.pad({"input_ids": [ids[i] for i in chunk]}, return_tensors="np")
             batch["token_type_ids"] = np.zeros_like(batch["input_ids"])
             logits = torch.from_numpy(np.asarray(forward(dict(batch)), dtype=np.float32))
-            for i, row in zip(chunk, (logits / temperature).softmax(-1).tolist(), strict=True):
+            for i, row in zip(chunk, logits.softmax(-1).tolist(), strict=True):
                 scores[i] = row
         return scores
 

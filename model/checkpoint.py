@@ -123,7 +123,7 @@ def save_checkpoint(
         (path / "config.json").write_text(json.dumps(values, indent=2) + "\n", encoding="utf-8")
         tensors = {name: tensor.to(dtype).contiguous() for name, tensor in to_hugging_face(model).items()}
         _save_tensors(path / "model.safetensors", tensors)
-        tokenizer.save(path)
+        tokenizer.save(path, model.config.max_position_embeddings)
     except (OSError, SafetensorError) as error:
         raise CheckpointError(path, f"cannot be written: {error}") from error
 

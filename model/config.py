@@ -61,10 +61,6 @@ class BertConfig:
     classifier_dropout: float | None = None
     tie_word_embeddings: bool = True
     id2label: Mapping[int, str] = field(default_factory=lambda: {0: "LABEL_0", 1: "LABEL_1"})
-    temperature: float = 1.0
-    """Divides the classifier's logits before the softmax (Guo et al. 2017). Not applied by the network
-    itself, so that `transformers`, which knows no such field, computes the same logits."""
-
     truncation: str = "head"
     """Which end of a text that is too long a caller's `truncate` keeps: "head" or "head_tail"."""
 
@@ -96,12 +92,10 @@ class BertConfig:
                 continue
             if not _is_number(value, int | float) or not 0 <= value < 1:
                 raise ConfigError(f"{name} must lie in [0, 1), not {reprlib.repr(value)}")
-        for name in ("initializer_range", "layer_norm_eps", "temperature"):
+        for name in ("initializer_range", "layer_norm_eps"):
             value = getattr(self, name)
             if not _is_number(value, int | float) or not 0 <= value < math.inf:
                 raise ConfigError(f"{name} must be a number from 0 up, not {reprlib.repr(value)}")
-        if not self.temperature:
-            raise ConfigError("temperature must not be 0: the logits are divided by it")
 
     @property
     def head_dim(self) -> int:

@@ -125,12 +125,17 @@ class Tokenizer:
         rust.train_from_iterator(texts, trainer)
         return cls(_wordpiece(rust.get_vocab(), lowercase=lowercase))
 
-    def save(self, path: Path | str) -> None:
-        """Write `tokenizer.json`, and beside it the small files with which `transformers` opens it."""
+    def save(self, path: Path | str, max_length: int | None = None) -> None:
+        """Write `tokenizer.json`, and beside it the small files with which `transformers` opens it.
+
+        `max_length`: tokens to which `transformers` then truncates, when it is asked to.
+        """
         path = Path(path)
         (path / "tokenizer.json").write_text(self._rust.to_str(pretty=True), encoding="utf-8")
         settings = _transformers_settings(self._rust.normalizer)
         settings |= {f"{name}_token": token for name, token in _special_names()}
+        if max_length is not None:
+            settings["model_max_length"] = max_length
         (path / "tokenizer_config.json").write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")
 
     @property

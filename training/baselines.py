@@ -8,13 +8,12 @@ import logging
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from training.classification import evenly, split_documents
-from training.config import Recipe, SourceConfig
+from training.classification import evenly, split_sources, whole_source
+from training.config import Recipe
 from training.examples import Floats
 from training.sources import Document, source_name
 
@@ -47,11 +46,11 @@ def tf_idf_baseline(recipe: Recipe) -> Baseline | None:
     config = recipe.finetune
     if not (config.baseline_texts and config.train and config.test):
         return None
-    split = [split_documents(source, recipe.data, config.dev_fraction) for source in config.train]
-    train = [document for part, _ in split for document in part]
+    split = split_sources(recipe)
+    train = [document for _, part, _ in split for document in part]
     train = [train[i] for i in evenly(len(train), config.baseline_texts)]
-    dev = [document for _, part in split for document in part]
-    test = {source_name(source): _whole(source, recipe.data) for source in config.test}
+    dev = [document for _, _, part in split for document in part]
+    test = {source_name(source): whole_source(source, recipe.data) for source in config.test}
     file, key = recipe.folder / "baseline.json", key_of(train, dev, *test.values())
     found = json.loads(file.read_text()) if file.is_file() else {}
     if found.get("key") == key:
@@ -59,10 +58,6 @@ def tf_idf_baseline(recipe: Recipe) -> Baseline | None:
     baseline = _fit(train, dev, test)
     file.write_text(json.dumps({"key": key, "baseline": asdict(baseline)}, indent=2) + "\n")
     return baseline
-
-
-def _whole(source: SourceConfig, root: Path) -> list[Document]:
-    return split_documents(source, root, 0.0)[0]
 
 
 def key_of(*parts: Sequence[Document]) -> str:

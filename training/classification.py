@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import logging
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,10 +13,13 @@ import numpy as np
 from model.checkpoint import Checkpoint
 from model.tokenizer import Tokenizer, kept_ends, truncate_longest_first
 from training.batches import ClassificationBatch, collate_classification
-from training.config import FinetuneConfig, SourceConfig
+from training.config import FinetuneConfig, Recipe, SourceConfig
 from training.errors import SourceError
 from training.examples import Floats, Ints
-from training.sources import Document, documents, source_name
+from training.pieces import text_hash
+from training.sources import Document, documents, source_name, without_breaks
+
+logger = logging.getLogger(__name__)
 
 BATCH = 64
 
@@ -73,17 +77,20 @@ def evenly(available: int, count: int) -> list[int]:
 
 
 def read_labelled(
-    source: SourceConfig, root: Path, config: FinetuneConfig, tokenizer: Tokenizer, positions: int
-) -> tuple[LabelledTexts, LabelledTexts]:
-    """Read a source as token ids: its train part, and its dev part as it would be served, up to as many tokens
-    as the network has `positions`.
+    recipe: Recipe, tokenizer: Tokenizer, positions: int
+) -> list[tuple[LabelledTexts, LabelledTexts]]:
+    """Each training source as token ids: its train part, and its dev part as it would be served, up to as many
+    tokens as the network has `positions`.
 
     Raises:
         SourceError: a label is missing or not in `finetune.labels`; names the document.
     """
-    train, dev = split_documents(source, root, config.dev_fraction)
-    name, served = source_name(source), config.model_copy(update={"max_length": positions})
-    return _labelled(name, train, config, tokenizer), _labelled(name, dev, served, tokenizer)
+    config = recipe.finetune
+    served = config.model_copy(update={"max_length": positions})
+    return [
+        (_labelled(name, train, config, tokenizer), _labelled(name, dev, served, tokenizer))
+        for name, train, dev in split_sources(recipe)
+    ]
 
 
 def read_whole(
@@ -94,8 +101,8 @@ def read_whole(
     Raises:
         SourceError: as `read_labelled`.
     """
-    documents, _ = split_documents(source, root, 0.0)
-    return _labelled(source_name(source), documents, as_served(config, checkpoint), checkpoint.tokenizer)
+    name, texts = source_name(source), whole_source(source, root)
+    return _labelled(name, texts, as_served(config, checkpoint), checkpoint.tokenizer)
 
 
 def as_served(config: FinetuneConfig, checkpoint: Checkpoint) -> FinetuneConfig:
@@ -106,10 +113,30 @@ def as_served(config: FinetuneConfig, checkpoint: Checkpoint) -> FinetuneConfig:
     )
 
 
-def split_documents(
-    source: SourceConfig, root: Path, dev_fraction: float
-) -> tuple[list[Document], list[Document]]:
-    """Train and dev part of a labelled source, by a hash of each text's group, or of the text itself.
+def split_sources(recipe: Recipe) -> list[tuple[str, list[Document], list[Document]]]:
+    """Name, train and dev part of each training source, by a hash of each text's group, or of the text itself.
+
+    Texts that `finetune.test` has, too, in whatever case or spacing, are left out.
+
+    Raises:
+        SourceError: a source names no column of labels.
+    """
+    config, parts = recipe.finetune, []
+    tested = {key_of_text(document) for source in config.test for document in documents(source, recipe.data)}
+    for source in config.train:
+        texts = whole_source(source, recipe.data)
+        kept = [document for document in texts if key_of_text(document) not in tested]
+        if len(kept) < len(texts):
+            logger.info("%s: %d texts stand in test too: left out", source_name(source), len(texts) - len(kept))
+        split: tuple[list[Document], list[Document]] = ([], [])
+        for document in kept:
+            split[_share(document) < config.dev_fraction].append(document)
+        parts.append((source_name(source), *split))
+    return parts
+
+
+def whole_source(source: SourceConfig, root: Path) -> list[Document]:
+    """All of a labelled source.
 
     Raises:
         SourceError: the source names no column of labels.
@@ -118,10 +145,12 @@ def split_documents(
         raise SourceError(
             f"{source_name(source)}: fine-tuning needs the source's `label`, the column of labels"
         )
-    split: tuple[list[Document], list[Document]] = ([], [])
-    for document in documents(source, root):
-        split[_share(document) < dev_fraction].append(document)
-    return split
+    return list(documents(source, root))
+
+
+def key_of_text(document: Document) -> int:
+    """Equal for texts that differ in case, white space or `<br />` alone."""
+    return text_hash(without_breaks(document.text))
 
 
 def _share(document: Document) -> float:

@@ -30,7 +30,6 @@ def classifier_from(start: Start, config: FinetuneConfig, seed: int) -> BertForS
         attention_probs_dropout_prob=attention,
         id2label=dict(enumerate(config.labels.values())),
         truncation=config.truncation,
-        temperature=1.0,
     )
     model = BertForSequenceClassification(shape)
     model.initialise(torch.Generator().manual_seed(seed))

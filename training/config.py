@@ -256,7 +256,7 @@ class FinetuneConfig(_Strict):
     seeds: tuple[int, ...] = ()
     """Train once with each of them, and keep the best on dev. If empty, once with the recipe's `seed`."""
     dev_fraction: Share = 0.05
-    """Share of each source that is not trained on: it decides which weights are kept, and their temperature."""
+    """Share of each source that is not trained on: it decides which weights are kept, and how sure they are."""
     evaluate_steps: Positive = 500
     """Look at dev at least so often, and at the end of each epoch; the best weights so far are kept."""
     evaluate_texts: Positive = 2000

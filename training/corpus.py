@@ -40,7 +40,7 @@ from training.shards import Shard, read_json, write_json
 from training.sources import files, source_name
 from training.workers import shards_in_workers
 
-FORMAT = 2
+FORMAT = 3
 """Raised when the files or the way of splitting text change, so that older corpora are made anew."""
 
 OPEN_SHARDS = 256

@@ -80,8 +80,6 @@ class ClassificationReport:
     loss: float
     expected_calibration_error: float
     """Guo et al. 2017, 15 bins of equal width over the confidence"""
-    uncalibrated_error: float
-    """The same at temperature 1, before calibration"""
     confusion: list[list[int]]
     """Rows: true label; columns: answer"""
     reliability: list[Bin]
@@ -188,9 +186,9 @@ def unigram_shares(corpus: Corpus) -> NDArray[np.float64]:
 def evaluate_classification(
     model: BertForSequenceClassification, batches: Iterable[ClassificationBatch]
 ) -> ClassificationReport:
-    """Evaluate on labelled texts, with the temperature that the checkpoint carries."""
+    """Evaluate on labelled texts."""
     logits, labels = predict_classification(model, batches)
-    return classification_report(logits, labels, model.config.temperature)
+    return classification_report(logits, labels)
 
 
 def predict_classification(
@@ -204,9 +202,8 @@ def predict_classification(
     return torch.cat(logits), torch.cat(labels)
 
 
-def classification_report(logits: Tensor, labels: Tensor, temperature: float = 1.0) -> ClassificationReport:
+def classification_report(logits: Tensor, labels: Tensor) -> ClassificationReport:
     """Figures from the model's logits (texts, num_labels) and true labels (texts,)."""
-    logits, raw = logits / temperature, logits
     confidence, answer = logits.softmax(1).max(1)
     right = answer == labels
     bins = reliability(confidence, right)
@@ -219,7 +216,6 @@ def classification_report(logits: Tensor, labels: Tensor, temperature: float = 1
         majority_accuracy=counts.max().item() / len(labels),
         loss=F.cross_entropy(logits, labels).item(),
         expected_calibration_error=expected_calibration_error(bins),
-        uncalibrated_error=expected_calibration_error(reliability(raw.softmax(1).amax(1), right)),
         confusion=confusion.tolist(),
         reliability=bins,
     )

@@ -122,7 +122,7 @@ def _train(material: Material, start: Start, seed: int, folder: Path) -> SeedRes
         return None
     if group.first:
         best.restore(model)
-        model.config = model.config.replace(temperature=fit_temperature(model, joined(material.dev, "dev")))
+        calibrate(model, joined(material.dev, "dev"))
         write_directory(folder / "model", model.cpu(), material.tokenizer, torch.float32)
     group.wait()
     if best.step < 0:
@@ -213,27 +213,31 @@ def _look_at(
 
 def read_all(recipe: Recipe, start: Checkpoint) -> tuple[list[LabelledTexts], list[LabelledTexts]]:
     """Train and dev part of every training source, and the taught texts to train on, if there are any."""
-    config, tokenizer, positions = recipe.finetune, start.tokenizer, start.config.max_position_embeddings
-    parts = [read_labelled(s, recipe.data, config, tokenizer, positions) for s in config.train]
+    parts = read_labelled(recipe, start.tokenizer, start.config.max_position_embeddings)
     if not parts:
         raise RunError("finetune.train names no source")
-    more = [taught(recipe, tokenizer)] if recipe.teach else []
+    more = [taught(recipe, start.tokenizer)] if recipe.teach else []
     return [train for train, _ in parts] + more, [dev for _, dev in parts if len(dev)]
 
 
-def fit_temperature(model: BertForSequenceClassification, dev: LabelledTexts) -> float:
-    """The temperature with the lowest loss on dev (Guo et al. 2017, section 4.2)."""
+def calibrate(model: BertForSequenceClassification, dev: LabelledTexts) -> None:
+    """Divide the logits by the temperature with the lowest loss on dev (Guo et al. 2017, section 4.2).
+
+    It goes into the last layer's weights: whatever loads them has calibrated scores.
+    """
     if not len(dev):
-        return 1.0
+        return
     logits, labels = predict_classification(model, dev.batches())
     candidates = torch.logspace(-1, 1, 401, base=5.0).tolist()  # 0.2 to 5
     losses = [F.cross_entropy(logits / temperature, labels).item() for temperature in candidates]
-    temperature = round(candidates[int(np.argmin(losses))], 4)
-    report = classification_report(logits, labels, temperature)
+    temperature = candidates[int(np.argmin(losses))]
+    with torch.no_grad():
+        model.classifier.weight.div_(temperature)
+        model.classifier.bias.div_(temperature)
+    before, after = (classification_report(z, labels) for z in (logits, logits / temperature))
     logger.info(
         "temperature %.3f: calibration error on dev %.4f before, %.4f after",
         temperature,
-        report.uncalibrated_error,
-        report.expected_calibration_error,
+        before.expected_calibration_error,
+        after.expected_calibration_error,
     )
-    return temperature

@@ -17,6 +17,7 @@ from training.acceleration import (
     checkpoint_layers,
     compile_if_it_pays,
     largest_micro_batch,
+    uncompiled,
     without_trace,
 )
 from training.batches import PretrainingBatch, collate_pretraining
@@ -125,7 +126,8 @@ class PretrainingTask:
         logger.info("positions beyond %d: loss %.3f as they are, %.3f extended", trained, before, after)
 
     def _loss(self, batch: PretrainingBatch) -> float:
-        with torch.no_grad(), without_trace(self.bert), autocast(self.bert, choose_precision(self.device)):
+        precision = choose_precision(self.device)
+        with torch.no_grad(), without_trace(self.bert), uncompiled(self.bert), autocast(self.bert, precision):
             return self.losses(batch, batch.counts)[0].item()
 
     def _share(self, phase: int) -> Share:

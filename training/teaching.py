@@ -22,17 +22,19 @@ from training.classification import (
     as_served,
     encode,
     evenly,
+    key_of_text,
     label_numbers,
-    split_documents,
+    split_sources,
 )
 from training.config import Recipe
 from training.errors import RunError
 from training.evaluation import predict_classification
 from training.examples import Floats, Ints
 from training.hardware import choose_device
+from training.pieces import text_hash
 from training.run_state import fingerprint
 from training.sentences import split_sentences
-from training.sources import Document, documents, source_name, without_breaks
+from training.sources import Document, documents
 
 logger = logging.getLogger(__name__)
 
@@ -94,7 +96,7 @@ class Teachers:
         batches = tqdm(list(read.batches()), desc=name, unit="batch")
         logits, _ = predict_classification(self.network, batches)
         network = np.empty_like(bag)
-        network[read.longest_first] = (logits / self.checkpoint.config.temperature).log_softmax(1).numpy()
+        network[read.longest_first] = logits.log_softmax(1).numpy()
         return bag, network
 
     def on_dev(self, name: str, texts: Sequence[Document]) -> Opinions:
@@ -111,16 +113,15 @@ def teach(recipe: Recipe) -> bool:
     """
     checkpoint, texts = teacher(recipe), _texts(recipe)
     finetune = recipe.finetune
-    names = [source_name(source) for source in finetune.train]
-    split = [split_documents(source, recipe.data, finetune.dev_fraction) for source in finetune.train]
-    for name, parts in zip(names, split, strict=True):
+    split = split_sources(recipe)
+    for name, *parts in split:
         label_numbers(name, [document for part in parts for document in part], finetune)
-    train = [document for part, _ in split for document in part]
+    train = [document for _, part, _ in split for document in part]
     train = [train[i] for i in evenly(len(train), finetune.baseline_texts or len(train))]
-    dev = [part for _, part in split]
+    dev = [part for _, _, part in split]
     if not train or not any(dev):
         raise RunError("teach needs texts of finetune.train to learn from, and some in dev (dev_fraction)")
-    teachers_key = f"{fingerprint(checkpoint.model)} {checkpoint.config.temperature} {key_of(train, *dev)}"
+    teachers_key = f"{fingerprint(checkpoint.model)} {key_of(train, *dev)}"
     folder = _folder(recipe)
     if (found := _read(folder)) and (found.texts, found.teachers) == (_key(recipe, texts), teachers_key):
         logger.info("%d texts are labelled already", len(texts))
@@ -129,7 +130,7 @@ def teach(recipe: Recipe) -> bool:
     network = checkpoint.model.to(choose_device(recipe.device))
     bag = BagOfWords.fit(train, [document for part in dev for document in part])
     teachers = Teachers(bag, network, checkpoint, recipe)
-    opinions = [teachers.on_dev(name, part) for name, part in zip(names, dev, strict=True) if part]
+    opinions = [teachers.on_dev(name, part) for name, _, part in split if part]
     blend = best_blend(opinions)
     targets = blend(*teachers.of("texts", texts))
     Taught(_key(recipe, texts), teachers_key, targets).write(folder)
@@ -188,17 +189,17 @@ def _texts(recipe: Recipe) -> list[Document]:
     config = recipe.finetune
     if recipe.teach is None:
         return []
-    dev = (split_documents(source, recipe.data, config.dev_fraction)[1] for source in config.train)
+    dev = (part for _, _, part in split_sources(recipe))
     test = (documents(source, recipe.data) for source in config.test)
-    judging = {without_breaks(document.text) for part in (*dev, *test) for document in part}
+    judging = {key_of_text(document) for part in (*dev, *test) for document in part}
     texts = [document for source in recipe.teach.texts for document in documents(source, recipe.data)]
-    kept = [document for document in texts if document.text not in judging]
+    kept = [document for document in texts if key_of_text(document) not in judging]
     if len(kept) < len(texts):
         logger.info("%d texts stand in dev or test too, and are left out", len(texts) - len(kept))
     return kept + some_sentences(kept, recipe.teach.sentences, judging, recipe.seed)
 
 
-def some_sentences(texts: Sequence[Document], count: int, judging: set[str], seed: int) -> list[Document]:
+def some_sentences(texts: Sequence[Document], count: int, judging: set[int], seed: int) -> list[Document]:
     """At most `count` sentences of ordinary length, about as many of each text; none of `judging`."""
     rng = np.random.default_rng(seed)
     chosen: list[Document] = []
@@ -207,7 +208,8 @@ def some_sentences(texts: Sequence[Document], count: int, judging: set[str], see
         fitting = [
             sentence
             for sentence in map(str.strip, split_sentences(document.text))
-            if SENTENCE_WORDS[0] <= len(sentence.split()) <= SENTENCE_WORDS[1] and sentence not in judging
+            if SENTENCE_WORDS[0] <= len(sentence.split()) <= SENTENCE_WORDS[1]
+            and text_hash(sentence) not in judging
         ]
         drawn = rng.permutation(len(fitting))[:wanted]
         chosen += [Document(fitting[i], (fitting[i],)) for i in drawn]

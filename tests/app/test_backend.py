@@ -114,17 +114,6 @@ def test_next_sentence_follows_the_models_own_logits(
     assert answer.scores[0] == pytest.approx(expected, abs=1e-5)
 
 
-def test_temperature_of_the_checkpoint_divides_the_logits(
-    loaded: TorchBackend, pretrained: Path, save_sentiment: Any, tokenizer: Tokenizer
-) -> None:
-    cooled = TorchBackend(pretrained, save_sentiment(temperature=4.0), device="cpu", dtype="float32")
-    cooled.load()
-    query = Query(Task.SENTIMENT, tokenizer.encode("a good film"))
-    (warm,), (cool,) = answered(loaded, "sentiment", [query]), answered(cooled, "sentiment", [query])
-    ratio = warm.scores[0][1] / warm.scores[0][0]
-    assert cool.scores[0][1] / cool.scores[0][0] == pytest.approx(ratio**0.25, rel=1e-3)
-
-
 def test_bfloat16_gives_nearly_the_same_scores(
     loaded: TorchBackend, pretrained: Path, sentiment: Path, tokenizer: Tokenizer
 ) -> None:

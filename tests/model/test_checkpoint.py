@@ -116,7 +116,7 @@ SMALL = BertConfig(
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_saving_and_loading_keeps_every_bit(tmp_path: Path, letters: Tokenizer, architecture: str) -> None:
-    ours = our_model(architecture, SMALL.replace(temperature=1.5, id2label={0: "NEGATIVE", 1: "POSITIVE"}))
+    ours = our_model(architecture, SMALL.replace(id2label={0: "NEGATIVE", 1: "POSITIVE"}))
     save_checkpoint(tmp_path, ours, letters)
     loaded = load_checkpoint(tmp_path)
     assert type(loaded.model) is type(ours)
@@ -285,6 +285,7 @@ def test_auto_classes_open_what_is_saved_here(tmp_path: Path, letters: Tokenizer
     tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path)
     assert type(model).__name__ == "BertForMaskedLM"
     assert tokenizer("Hello, [MASK]!")["input_ids"] == letters.encode("Hello, [MASK]!").input_ids
+    assert len(tokenizer("hello " * 100, truncation=True)["input_ids"]) == SMALL.max_position_embeddings
 
 
 def test_a_pair_for_a_model_of_one_segment_is_refused_by_its_tokenizer(

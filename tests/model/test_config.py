@@ -53,7 +53,6 @@ def test_dict_and_back_is_the_same() -> None:
         classifier_dropout=0.2,
         tie_word_embeddings=False,
         id2label={0: "bad", 1: "fair", 2: "good"},
-        temperature=1.7,
     )
     assert BertConfig.from_dict(json.loads(json.dumps(config.to_dict()))) == config
 
@@ -140,7 +139,7 @@ def test_only_the_classifiers_dropout_may_be_left_open() -> None:
         BertConfig.from_dict({"hidden_dropout_prob": None})
 
 
-@pytest.mark.parametrize("name", ["layer_norm_eps", "initializer_range", "temperature"])
+@pytest.mark.parametrize("name", ["layer_norm_eps", "initializer_range"])
 @pytest.mark.parametrize("value", [None, "1e-12", -1e-12, math.nan, math.inf, True])
 def test_number_that_is_no_number_is_refused(name: str, value: object) -> None:
     with pytest.raises(ConfigError, match=f"^{name} must be a number from 0 up"):
@@ -155,7 +154,6 @@ def test_number_that_is_no_number_is_refused(name: str, value: object) -> None:
         ({"hidden_act": None}, "hidden_act None is none of gelu"),
         ({"hidden_act": ["gelu"]}, "hidden_act"),
         ({"tie_word_embeddings": "false"}, "tie_word_embeddings must be true or false, not 'false'"),
-        ({"temperature": 0}, "temperature must not be 0"),
         ({"truncation": "tail"}, "truncation must be head or head_tail"),
         ({"id2label": {}}, "id2label must number its labels from 0"),
         ({"id2label": {"1": "a", "2": "b"}}, "id2label must number its labels from 0"),

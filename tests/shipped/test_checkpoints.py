@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import httpx
 import pytest
 import torch
 from transformers import (
@@ -11,6 +12,7 @@ from transformers import (
     AutoModelForSequenceClassification,
     AutoTokenizer,
     logging,
+    pipeline,
 )
 
 from model import BertForPreTraining, PackedBatch, load_checkpoint
@@ -60,3 +62,12 @@ def test_sentiment(text: str) -> None:
         logits = ours.model.eval()(PackedBatch.pack([encoding.input_ids], reads=[[0]]))
         torch.testing.assert_close(logits, theirs(**encoded).logits, rtol=1e-4, atol=1e-4)
     assert theirs.config.id2label == dict(enumerate(ours.config.labels))
+
+
+def test_what_the_service_answers_is_the_softmax_of_these_logits(shipped: httpx.Client) -> None:
+    theirs = pipeline("text-classification", str(WEIGHTS / "sentiment"), dtype=torch.float32, device="cpu")
+    served = shipped.post("/sentiment", json={"inputs": list(TEXTS)}).json()["results"]
+    for text, result in zip(TEXTS, served, strict=True):
+        wanted = {entry["label"]: entry["score"] for entry in theirs(text, top_k=None)}
+        given = {entry["label"]: entry["score"] for entry in result["predictions"]}
+        assert given == pytest.approx(wanted, abs=0.01)  # bf16, where the processor has it

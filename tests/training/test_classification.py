@@ -11,7 +11,7 @@ from model.checkpoint import load_checkpoint
 from model.tokenizer import Tokenizer
 from tests.conftest import MakeCheckpoint
 from training.classification import LabelledTexts, assemble, joined, read_labelled, read_whole
-from training.config import FinetuneConfig, SourceConfig
+from training.config import FinetuneConfig, Recipe, SourceConfig
 from training.errors import SourceError
 
 
@@ -23,8 +23,15 @@ def write(folder: Path, rows: list[dict[str, object]]) -> SourceConfig:
 def read(
     folder: Path, rows: list[dict[str, object]], tokenizer: Tokenizer, **changes: object
 ) -> tuple[LabelledTexts, LabelledTexts]:
-    config = FinetuneConfig(**({"dev_fraction": 0.0} | changes))  # type: ignore[arg-type]
-    return read_labelled(write(folder, rows), folder, config, tokenizer, positions=64)
+    recipe = recipe_of(folder, write(folder, rows), **changes)
+    (parts,) = read_labelled(recipe, tokenizer, positions=64)
+    return parts
+
+
+def recipe_of(folder: Path, source: SourceConfig, **changes: object) -> Recipe:
+    finetune = {"dev_fraction": 0.0, "train": (source,)} | changes
+    corpus = {"sources": [SourceConfig(path="none.jsonl")]}
+    return Recipe(name="labelled", data=folder, corpus=corpus, finetune=finetune)  # type: ignore[arg-type]
 
 
 def test_labels_are_numbered_in_the_order_of_the_recipe(tmp_path: Path, tokenizer: Tokenizer) -> None:
@@ -43,7 +50,15 @@ def test_a_label_outside_the_set_names_the_document(tmp_path: Path, tokenizer: T
 def test_a_source_without_label_column_is_refused(tmp_path: Path, tokenizer: Tokenizer) -> None:
     write(tmp_path, [{"text": "good", "label": 1}])
     with pytest.raises(SourceError, match="the column of labels"):
-        read_labelled(SourceConfig(path="texts.jsonl"), tmp_path, FinetuneConfig(), tokenizer, 64)
+        read_labelled(recipe_of(tmp_path, SourceConfig(path="texts.jsonl")), tokenizer, 64)
+
+
+def test_texts_that_are_tested_are_not_trained_on(tmp_path: Path, tokenizer: Tokenizer) -> None:
+    (tmp_path / "test.jsonl").write_text('{"text": "Good<br /><br />film", "label": 1}\n')
+    rows: list[dict[str, object]] = [{"text": text, "label": 1} for text in ("good\n\nfilm", "a good film")]
+    test = SourceConfig(path="test.jsonl", label="label")
+    train, _ = read(tmp_path, rows, tokenizer, test=(test,))
+    assert [tokenizer.decode(ids.tolist()) for ids in train.input_ids] == ["a good film"]
 
 
 def test_no_group_is_split_between_train_and_dev(tmp_path: Path, tokenizer: Tokenizer) -> None:
