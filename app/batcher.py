@@ -32,6 +32,8 @@ logger = logging.getLogger(__name__)
 
 _SURE = 10
 """Full batches, after which their speed is known."""
+_HOPE = 4
+"""How many times faster it may be than it is known to be before that."""
 _RELIEF = 100
 """Full batches after a shortage of memory, after which twice as much is tried."""
 
@@ -136,10 +138,11 @@ class DynamicBatcher(Generic[Item, Answer]):
         budget: Callable[[float], int],
         max_queue_tokens: int,
         observer: Observer,
-        max_wait: float = math.inf,
+        wait_share: float = 1.0,
     ) -> None:
         """Costs are in tokens. `budget`: those of a batch, from the tokens per second that are computed (0: not
-        known). `max_wait`: seconds; the queue holds no more than is computed within them."""
+        known). `wait_share`: of the time until its deadline, what a request may spend in the queue; if it would
+        be more, it is refused."""
         self.batch_tokens = budget(0.0)
         self._budget = budget
         self._fitting = math.inf
@@ -150,7 +153,7 @@ class DynamicBatcher(Generic[Item, Answer]):
         self.queued_tokens = 0
         self.reserved_tokens = 0
         """Estimated tokens of requests that are still being tokenized; they count as queued."""
-        self.max_wait = max_wait
+        self.wait_share = wait_share
         self.tokens_per_second = 0.0
         """Of full batches, measured; 0 before any was."""
         self._full_batches = 0
@@ -158,6 +161,7 @@ class DynamicBatcher(Generic[Item, Answer]):
         machine."""
         self.error: BaseException | None = None
         """Why the thread died."""
+        self._began: float | None = None
         self._run = run
         self._observer = observer
         self._lanes: dict[Hashable, deque[Job[Item, Answer]]] = {}
@@ -173,11 +177,17 @@ class DynamicBatcher(Generic[Item, Answer]):
         return len(self._unsettled)
 
     @property
-    def timely_tokens(self) -> float:
-        """Tokens of unanswered requests that are computed within `max_wait`: what came on top would expire."""
-        if self._full_batches < _SURE:
+    def computing_for(self) -> float:
+        """Seconds since the batch under way began; 0 if there is none."""
+        began = self._began
+        return 0.0 if began is None else time.monotonic() - began
+
+    def timely_tokens(self, deadline: float) -> float:
+        """Tokens of unanswered requests, at most, for one with this deadline to be answered in time."""
+        if not self.tokens_per_second:
             return math.inf
-        return self.tokens_per_second * self.max_wait
+        speed = self.tokens_per_second * (1 if self._full_batches >= _SURE else _HOPE)
+        return speed * self.wait_share * max(deadline - time.monotonic(), 0.0)
 
     def calibrated(self, tokens_per_second: float) -> None:
         """How fast a new computer said it was. From now on, batches tell."""
@@ -227,7 +237,7 @@ class DynamicBatcher(Generic[Item, Answer]):
             self._observer.queue(self.queued_requests, self.queued_tokens)
         return job.results
 
-    def check_room(self, tokens: int) -> None:
+    def check_room(self, tokens: int, deadline: float) -> None:
         """Raise what `answer` would raise for a job of so many tokens, as far as that can be known now."""
         if self.error is not None or self._closing or self._thread is None:
             raise UnavailableError("broken" if self.error is not None else "stopped")
@@ -238,7 +248,8 @@ class DynamicBatcher(Generic[Item, Answer]):
         waiting = self.queued_tokens + self.reserved_tokens
         # Requests take turns, so one that is half done holds up a new one with all of its tokens.
         ahead = self._unsettled_tokens + self.reserved_tokens
-        if waiting + tokens > self.max_queue_tokens or (ahead and ahead + tokens > self.timely_tokens):
+        late = ahead and ahead + tokens > self.timely_tokens(deadline)
+        if late or waiting + tokens > self.max_queue_tokens:
             self._observer.refused()
             raise QueueFullError(self._retry_after())
 
@@ -248,7 +259,7 @@ class DynamicBatcher(Generic[Item, Answer]):
             if job.deadline <= job.submitted:
                 self._observer.expired()
                 raise DeadlineExceededError
-            self.check_room(job.cost)
+            self.check_room(job.cost, job.deadline)
         except ServiceError:
             job.waiting.clear()  # or else it would keep itself, and the encoder that was to compute it
             raise
@@ -275,6 +286,8 @@ class DynamicBatcher(Generic[Item, Answer]):
             self._observer.cancelled()
 
     def _expire(self, job: Job[Item, Answer]) -> None:
+        if job.future is not None and job.future.done():  # answered in this very moment
+            return
         self._withdraw(job)
         self._observer.expired()
         self._fail(job, DeadlineExceededError())
@@ -354,8 +367,9 @@ class DynamicBatcher(Generic[Item, Answer]):
         batch = self._next_batch()
         if not batch:
             return False
-        before = time.monotonic()
+        before = self._began = time.monotonic()
         answers = self._run_isolated(batch)
+        self._began = None
         tokens = sum(pending.cost for pending in batch)
         if 2 * tokens >= self.batch_tokens:  # small ones are slower, and do not queue
             self._measured(tokens / max(time.monotonic() - before, 1e-6))

@@ -38,6 +38,8 @@ DEFAULT_TOP_K = 5
 _INLINE_CHARACTERS = 4096
 # Characters per token, on the safe side; only for the room that a text is given before it is tokenized.
 _CHARACTERS_PER_TOKEN = 4
+# Of a body, on the other safe side; and a text that will be cut counts no more than that.
+_BYTES_PER_TOKEN, _SURE_TOKENS = 6, 512
 # A text of 510 masks with 100 predictions each would be repeated 51,000 times.
 _MAX_ANSWER_CHARACTERS = 32 * 1024 * 1024
 # Of a prediction, beside the text that it repeats.
@@ -47,10 +49,11 @@ _INLINE_PREDICTIONS = 1000
 
 # How long a batch may take, in seconds, where that leaves it enough tokens: who comes meanwhile waits for it.
 _BATCH_SECONDS = 0.1
-# Fewer tokens keep no processor busy, and more make no device faster.
-_FEWEST_TOKENS, _USUAL_TOKENS, _MOST_TOKENS = 1024, 4096, 16384
-# Of the deadline, what a request may spend in the queue.
-_WAIT_SHARE = 0.8
+# Fewer tokens keep no processor busy, and more make no device faster. Steps are small: where the next one was
+# half as large, an overload that slowed the machine a little halved the batches, and they stayed slower.
+_FEWEST_TOKENS, _USUAL_TOKENS, _MOST_TOKENS, _STEP_TOKENS = 1024, 4096, 16384, 256
+# Of the time until its deadline, what a request may spend in the queue: the speed may fall meanwhile.
+_WAIT_SHARE = 0.6
 
 
 def token_budget(tokens_per_second: float) -> int:
@@ -61,7 +64,7 @@ def token_budget(tokens_per_second: float) -> int:
     """
     if not tokens_per_second:
         return _USUAL_TOKENS
-    fitting = int(tokens_per_second * _BATCH_SECONDS) // _FEWEST_TOKENS * _FEWEST_TOKENS
+    fitting = int(tokens_per_second * _BATCH_SECONDS) // _STEP_TOKENS * _STEP_TOKENS
     return min(max(fitting, _FEWEST_TOKENS), _MOST_TOKENS)
 
 
@@ -119,7 +122,7 @@ class Engine:
             budget=lambda speed: settings.max_batch_tokens or token_budget(speed),
             max_queue_tokens=settings.max_queue_tokens,
             observer=metrics,
-            max_wait=_WAIT_SHARE * settings.request_timeout_ms / 1000,
+            wait_share=_WAIT_SHARE,
         )
 
     # Life -----------------------------------------------------------------------------------------------------
@@ -131,6 +134,8 @@ class Engine:
             return "broken"
         if self._draining:
             return "draining"
+        if self.batcher.computing_for > self._settings.request_timeout_ms / 1000:
+            return "stalled"
         return "ready" if self.loaded else "loading"
 
     @property
@@ -146,6 +151,15 @@ class Engine:
         """
         if self.failure is not None or not self.loaded or self.refusing:
             raise UnavailableError(self.status)
+
+    def check_backlog(self, body_bytes: int, deadline: float) -> None:
+        """Whether a request of so many bytes has a chance, before they are read and parsed. In doubt it has.
+
+        Raises:
+            QueueFullError: too much is waiting.
+        """
+        tokens = min(body_bytes // _BYTES_PER_TOKEN, _SURE_TOKENS, self._settings.max_queue_tokens)
+        self.batcher.check_room(tokens, deadline)
 
     def start(self) -> None:
         """Load the models in the inference thread; `settled` is set when that has succeeded or failed."""
@@ -309,7 +323,7 @@ class Engine:
         sizes = [_characters(given) for given in inputs]
         room = sum(min(size // _CHARACTERS_PER_TOKEN, max_length) for size in sizes)
         room = min(room, self._settings.max_queue_tokens)  # an estimate is no reason to refuse it for good
-        self.batcher.check_room(room)
+        self.batcher.check_room(room, deadline)
         if sum(sizes) <= _INLINE_CHARACTERS:
             return _read_all(inputs, read)
         self.batcher.reserved_tokens += room

@@ -80,6 +80,8 @@ class JSONRoute(APIRoute):
             task_request.engine.check_open()
             task_request.deadline = time.monotonic() + _timeout(task_request)
             _check_media_type(task_request)
+            declared = _check_size(task_request)
+            task_request.engine.check_backlog(declared, task_request.deadline)
             body = parse(schema, await _read(task_request))
             return await while_connected(request.receive, endpoint(body, task_request))
 
@@ -181,15 +183,21 @@ def _check_media_type(request: TaskRequest) -> None:
         raise UnsupportedMediaTypeError("send JSON with the header Content-Type: application/json")
 
 
+def _check_size(request: TaskRequest) -> int:
+    """Bytes of the body as declared; 0 if they are not."""
+    limit = request.settings.max_body_bytes
+    given = request.headers.get("content-length", "")
+    declared = int(given) if given.isdecimal() else 0
+    if declared > limit:
+        raise TooLargeError(f"the body has {declared} bytes, the limit is {limit}")
+    return declared
+
+
 async def _read(request: TaskRequest) -> bytes:
     """The body, refused as soon as it is known to be too large, and not awaited beyond the deadline."""
-    limit = request.settings.max_body_bytes
-    declared = request.headers.get("content-length", "")
-    if declared.isdecimal() and int(declared) > limit:
-        raise TooLargeError(f"the body has {declared} bytes, the limit is {limit}")
     try:
         async with asyncio.timeout(request.deadline - time.monotonic()):
-            return await _collect(request.receive, limit)
+            return await _collect(request.receive, request.settings.max_body_bytes)
     except TimeoutError:
         request.metrics.expired()
         raise DeadlineExceededError from None

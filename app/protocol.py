@@ -47,6 +47,7 @@ class BoundedProtocol(HttpToolsProtocol):
         """See `asyncio.Protocol`."""
         self._disarm()
         self._leave_reader()
+        self._unset_keepalive_if_required()  # or else a connection that was reset is remembered for so long
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:

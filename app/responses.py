@@ -97,7 +97,7 @@ class LabelResponse:
     results: list[LabelResult]
 
 
-Status = Literal["loading", "ready", "draining", "broken"]
+Status = Literal["loading", "ready", "stalled", "draining", "broken"]
 
 
 @dataclass(frozen=True, slots=True)

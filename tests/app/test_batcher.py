@@ -157,7 +157,7 @@ async def running(
     batch: int = 100,
     budget: Callable[[float], int] | None = None,
     queue: int = 1000,
-    max_wait: float = FAR,
+    wait_share: float = 1.0,
     setup: Callable[[], None] = lambda: None,
 ) -> AsyncIterator[DynamicBatcher[int, int]]:
     batcher = DynamicBatcher[int, int](
@@ -165,7 +165,7 @@ async def running(
         budget=budget or (lambda _: batch),
         max_queue_tokens=queue,
         observer=Counts(),
-        max_wait=max_wait,
+        wait_share=wait_share,
     )
     batcher.start(setup, lambda: None, lambda: None)
     try:
@@ -395,25 +395,47 @@ async def test_retry_after_follows_the_measured_speed(computer: Computer, speed:
         second = await start(batcher, job(1, 2, 3, 4))
         batcher.tokens_per_second = speed
         with pytest.raises(QueueFullError) as refused:
-            batcher.check_room(1)
+            batcher.check_room(1, time.monotonic() + PATIENCE)
         assert refused.value.retry_after == expected
         computer.gate.set()
         await asyncio.gather(first, second)
 
 
-async def test_what_cannot_be_computed_in_time_is_refused_once_the_speed_is_known(computer: Computer) -> None:
-    async with running(computer, batch=10, max_wait=0) as batcher:
-        for i in range(10):
-            assert batcher.timely_tokens == math.inf
-            await batcher.answer(job(i))  # a full batch
-        assert batcher.tokens_per_second > 0
-        assert batcher.timely_tokens == 0
+@pytest.mark.parametrize(("batches", "fitting"), [(1, 4), (10, 1)], ids=["hardly known", "known"])
+async def test_what_cannot_be_computed_before_its_own_deadline_is_refused(
+    computer: Computer, batches: int, fitting: int
+) -> None:
+    async with running(computer, batch=10, wait_share=0.5) as batcher:
+        for i in range(batches):
+            await batcher.answer(job(i))
+        batcher.tokens_per_second = 1.0
+        assert batcher.timely_tokens(time.monotonic() + 100) == pytest.approx(50 * fitting, rel=0.01)
+        assert batcher.timely_tokens(time.monotonic() - 1) == 0
         computer.gate.clear()
-        first = await start(batcher, job(1))  # nobody is before it: it may try
+        first = await start(batcher, job(1, seconds=1))  # nobody is before it: it may try
         with pytest.raises(QueueFullError):
-            await batcher.answer(job(2))
+            await batcher.answer(job(2, seconds=19 * 2 / fitting))
+        second = await start(batcher, job(2, seconds=21 * 2 / fitting))
         computer.gate.set()
-        assert await first == [2]
+        assert (await first, await second) == ([2], [4])
+
+
+async def test_nothing_is_refused_as_long_as_no_speed_is_known(computer: Computer) -> None:
+    async with running(computer) as batcher:
+        assert batcher.timely_tokens(time.monotonic() + 0.001) == math.inf
+
+
+async def test_time_of_the_batch_under_way_is_told(computer: Computer) -> None:
+    async with running(computer) as batcher:
+        computer.gate.clear()
+        asked = await start(batcher, job(1))
+        await computer.has_entered()
+        await asyncio.sleep(0.05)
+        assert batcher.computing_for >= 0.05
+        computer.gate.set()
+        await asked
+        await asyncio.sleep(0)
+        assert batcher.computing_for == 0
 
 
 async def test_observer_is_told_how_much_waits(computer: Computer) -> None:

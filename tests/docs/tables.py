@@ -41,7 +41,7 @@ def errors() -> str:
         (INTERNAL.status, f"`{INTERNAL.code}`", INTERNAL.title),
         (404, "`not_found`", "There is nothing at this path"),
         (405, "`method_not_allowed`", "This path has other methods"),
-        (503, "`loading`, `draining`, `broken` or `stopped`", "The service cannot answer now"),
+        (503, "`loading`, `stalled`, `draining`, `broken` or `stopped`", "The service cannot answer now"),
     }
     return _table(("status", "code", "meaning"), sorted(rows))
 

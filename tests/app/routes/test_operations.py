@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import pytest
@@ -34,6 +35,22 @@ async def test_dead_inference_thread_turns_health_red(serve: Any, backend: Any) 
             answer = await service.client.get(path)
             assert (answer.status_code, answer.json()["code"]) == (503, "broken")
         assert isinstance(service.engine.failure, SystemExit)
+
+
+async def test_pass_that_does_not_end_turns_readiness_red(serve: Any, backend: Any) -> None:
+    async with serve(request_timeout_ms=50) as service:
+        backend.gate.clear()
+        stranded = await service.client.post("/sentiment", json={"inputs": "good"})
+        assert stranded.status_code == 504
+        live, ready = await service.client.get("/health/live"), await service.client.get("/health/ready")
+        assert (live.status_code, ready.status_code, ready.json()["code"]) == (200, 503, "stalled")
+        backend.gate.set()
+        for _ in range(1000):
+            ready = await service.client.get("/health/ready")
+            if ready.status_code == 200:
+                break
+            await asyncio.sleep(0.01)
+        assert ready.status_code == 200
 
 
 async def test_failed_load_is_broken_for_good(serve: Any, backend: Any) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
 from typing import Any
 
 
@@ -57,3 +58,23 @@ async def test_full_queue_is_429_and_the_request_is_not_started(serve: Any, back
         backend.gate.set()
         assert [(await task).status_code for task in (first, second)] == [200, 200]
     assert sum(len(batch) for batch in backend.batches) == 3
+
+
+async def test_full_queue_refuses_before_the_body_is_read(serve: Any, backend: Any) -> None:
+    import asyncio
+
+    async def body() -> AsyncIterator[bytes]:
+        raise AssertionError("the body was read")
+        yield b""
+
+    async with serve(max_queue_tokens=20) as service:
+        backend.gate.clear()
+        first = asyncio.create_task(service.client.post("/sentiment", json={"inputs": "a"}))
+        await backend.has_entered()
+        second = asyncio.create_task(service.client.post("/sentiment", json={"inputs": ["a a a"] * 3}))
+        await service.queued(2)
+        headers = {"Content-Length": "60"}  # no fewer than ten tokens
+        refused = await service.client.post("/sentiment", content=body(), headers=headers)
+        backend.gate.set()
+        assert [(await task).status_code for task in (first, second)] == [200, 200]
+    assert (refused.status_code, refused.json()["code"]) == (429, "queue_full")
