@@ -71,7 +71,8 @@ STOPSIGNAL SIGTERM
 FROM runtime AS service
 EXPOSE 8000
 HEALTHCHECK --interval=10s --timeout=5s --start-period=60s --retries=3 CMD ["python3", "-c", \
-    "import os, urllib.request as r; r.urlopen(f'http://127.0.0.1:{os.environ.get(\"BERT_PORT\", 8000)}/health/ready')"]
+    "import os, urllib.request as r; port = os.environ.get('BERT_PORT') or 8000; \
+    r.build_opener(r.ProxyHandler({})).open(f'http://127.0.0.1:{port}/health/ready')"]
 ENTRYPOINT ["bert-serve"]
 
 # torch.compile builds kernels while it trains: the one image with a C compiler.

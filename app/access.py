@@ -4,12 +4,24 @@ from __future__ import annotations
 
 import base64
 import binascii
+import logging
 import secrets
+from collections.abc import Mapping
 
 from fastapi import Request
 
 from app.errors import UnauthorizedError
 from app.settings import Settings
+
+logger = logging.getLogger(__name__)
+
+
+def announce(settings: Settings, environ: Mapping[str, str]) -> None:
+    """Log whether anybody may ask, and what was perhaps meant to say otherwise."""
+    for name, meant in settings.misspelt(environ).items():
+        logger.warning("%s is no setting and has no effect; %s is", name, meant)
+    keys = len(settings.api_keys)
+    logger.info("the tasks ask for %s", f"one of {keys} API keys" if keys else "no API key")
 
 
 def check_key(request: Request) -> None:

@@ -168,6 +168,7 @@ class Engine:
     def drain(self) -> None:
         """Say that the service will end soon; requests are still accepted."""
         self._draining = True
+        self._metrics.ready(ready=False)
 
     def refuse(self) -> None:
         """Accept no more requests; those that were accepted are answered."""
@@ -207,10 +208,12 @@ class Engine:
 
     def _on_ready(self) -> None:
         self.loaded = True
+        self._metrics.ready(ready=not self._draining)
         self.settled.set()
 
     def _on_death(self) -> None:
         self.failure = self.batcher.error
+        self._metrics.ready(ready=False)
         self.settled.set()
         if not isinstance(self.failure, BertError | SettingsError):  # those explain themselves
             logger.critical("the inference thread died", exc_info=self.failure)

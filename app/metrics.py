@@ -66,6 +66,17 @@ class Metrics:
             multiprocess_mode="livesum",
         )
 
+        self._ready = Gauge(
+            "bert_ready",
+            "Worker processes that can answer: loaded, alive and not draining.",
+            registry=registry,
+            multiprocess_mode="livesum",
+        )
+
+    def ready(self, *, ready: bool) -> None:
+        """Whether this process can answer."""
+        self._ready.set(ready)
+
     def queue(self, requests: int, tokens: int) -> None:
         """A request came or went."""
         self._queue_requests.set(requests)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import os
 import signal
 import socket
 import sys
@@ -14,6 +15,7 @@ from types import FrameType
 
 import uvicorn
 
+from app.access import announce
 from app.engine import Engine
 from app.logs import log_config
 from app.main import create_app
@@ -118,6 +120,8 @@ def run_worker(
         timeout_keep_alive=75,
         timeout_graceful_shutdown=1,  # by then the drain is over
     )
+    if settings.workers == 1:
+        announce(settings, os.environ)
     server = DrainingServer(config, engine, settings.drain_seconds, replaced)
     try:
         server.run(sockets)

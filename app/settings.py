@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import difflib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -30,7 +31,12 @@ class SettingsError(Exception):
 
 
 def _split(value: object) -> object:
-    return [part.strip() for part in value.split(",") if part.strip()] if isinstance(value, str) else value
+    if not isinstance(value, str):
+        return value
+    parts = [part.strip() for part in value.split(",") if part.strip()]
+    if value and not parts:
+        raise ValueError("names nothing")  # an empty list of keys would let everybody in
+    return parts
 
 
 def _as_access(value: object) -> object:
@@ -120,6 +126,14 @@ class Settings(BaseModel):
             return cls.model_validate(given | dict(flags or {}))
         except ValidationError as error:
             raise SettingsError("; ".join(map(_explain, error.errors()))) from None
+
+    @classmethod
+    def misspelt(cls, environ: Mapping[str, str]) -> dict[str, str]:
+        """Variables that no setting has, but one that is nearly called so: each with that one."""
+        known = [PREFIX + name.upper() for name in cls.model_fields]
+        strange = [name for name in environ if name.startswith(PREFIX) and name not in known]
+        near = {name: difflib.get_close_matches(name, known, n=1, cutoff=0.85) for name in strange}
+        return {name: found[0] for name, found in near.items() if found}
 
     @classmethod
     def from_command_line(cls, arguments: Sequence[str], environ: Mapping[str, str]) -> Settings:

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from multiprocessing.context import SpawnProcess
 from pathlib import Path
 
+from app.access import announce
 from app.logs import log_config
 from app.settings import Settings
 
@@ -74,6 +75,8 @@ class Workers:
             print(f"bert-serve: {error}", file=sys.stderr)  # noqa: T201 (the one line that explains the exit)
             return FAILED
         self.settings = self.settings.model_copy(update={"port": reserved.getsockname()[1]})
+        logger.info("%d workers on port %d", self.settings.workers, self.settings.port)
+        announce(self.settings, os.environ)
         for sig in (signal.SIGTERM, signal.SIGINT):
             signal.signal(sig, self._end)
         signal.signal(signal.SIGHUP, self._reload)
@@ -110,8 +113,10 @@ class Workers:
         for worker in [worker for worker in self.workers if worker.process.exitcode is not None]:
             self.workers.remove(worker)
             code = worker.process.exitcode
-            for gauge in Path(os.environ[SHARED_METRICS]).glob(f"gauge_live*_{worker.process.pid}.db"):
-                gauge.unlink(missing_ok=True)  # its requests are gone with it; what it counted stays
+            # Its requests are gone with it; what it counted stays, unless it never began.
+            gone = "*" if code == FAILED else "gauge_live*"
+            for file in Path(os.environ[SHARED_METRICS]).glob(f"{gone}_{worker.process.pid}.db"):
+                file.unlink(missing_ok=True)
             if not self.ending and (code != FAILED or (worker.attempt and self.workers)):
                 attempt, pause = next_attempt(worker.attempt, time.monotonic() - worker.began)
                 logger.error(

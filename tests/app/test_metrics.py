@@ -38,3 +38,14 @@ def test_everything_is_counted() -> None:
         "bert_requests_cancelled_total 1.0",
     ):
         assert line in text
+
+
+def test_readiness_is_a_metric() -> None:
+    metrics = Metrics()
+    seen = []
+    for ready in (True, False):
+        seen.append(metrics.render().decode())
+        metrics.ready(ready=ready)
+    assert "bert_ready 0.0" in seen[0]
+    assert "bert_ready 1.0" in seen[1]
+    assert "bert_ready 0.0" in metrics.render().decode()

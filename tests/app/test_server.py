@@ -377,6 +377,12 @@ def children(process: Process) -> list[int]:
     return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
 
+def metrics_folder(workers: list[int]) -> Path:
+    environ = Path(f"/proc/{workers[0]}/environ").read_bytes().split(b"\0")
+    (folder,) = [value for value in environ if value.startswith(b"PROMETHEUS_MULTIPROC_DIR=")]
+    return Path(folder.partition(b"=")[2].decode())
+
+
 def test_worker_that_cannot_start_again_is_tried_until_it_can(
     checkpoints: dict[str, str], save_sentiment: Any
 ) -> None:
@@ -396,6 +402,9 @@ def test_worker_that_cannot_start_again_is_tried_until_it_can(
         assert httpx.post(f"{process.url}/sentiment", json=GOOD, timeout=PATIENCE).status_code == 200
         away.rename(config)
         until_all_listen(process, 2)
+        serving = children(process)
+        left = {int(file.stem.rpartition("_")[2]) for file in metrics_folder(serving).glob("*.db")}
+        assert left - before <= set(serving)  # who never began leaves nothing
         process.process.send_signal(signal.SIGTERM)
         code, output = process.end()
     assert code == 0, output

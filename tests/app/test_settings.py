@@ -111,3 +111,19 @@ def test_unknown_flag_ends_with_a_message(capsys: pytest.CaptureFixture[str]) ->
         Settings.from_command_line(["--prot", "1"], {})
     assert ended.value.code == 2
     assert "--prot" in capsys.readouterr().err
+
+
+def test_setting_that_is_nearly_called_so_is_named() -> None:
+    environ = {
+        "BERT_API_KEY": "secret", "BERT_MAX_QUEUE_TOKEN": "7", "BERT_WORKERS": "2",
+        "BERT_PORT_8000_TCP_ADDR": "10.0.0.1", "BERT_SERVICE_HOST": "10.0.0.1", "API_KEYS": "secret",
+    }  # fmt: skip
+    expected = {"BERT_API_KEY": "BERT_API_KEYS", "BERT_MAX_QUEUE_TOKEN": "BERT_MAX_QUEUE_TOKENS"}
+    assert Settings.misspelt(environ) == expected
+
+
+@pytest.mark.parametrize("value", [" ", ",", " , "])
+def test_list_of_keys_that_holds_none_is_refused(value: str) -> None:
+    with pytest.raises(SettingsError, match=r"^BERT_API_KEYS=\*\*\*: .*names nothing"):
+        Settings.read({"BERT_API_KEYS": value})
+    assert Settings.read({"BERT_API_KEYS": ""}).api_keys == ()

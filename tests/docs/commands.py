@@ -108,10 +108,10 @@ def _compose(arguments: list[str]) -> None:
         assert arguments[1] in profiles, arguments[1]
         arguments = arguments[2:]
     verb, *names = arguments
-    assert verb in {"up", "build", "down", "logs", "kill"}, verb
-    if verb == "kill":
-        assert names.pop(0) == "--signal"
-        assert names.pop(0) in {"HUP", "TERM"}
+    assert verb in {"up", "build", "down", "logs", "exec"}, verb
+    if verb == "exec":
+        assert names[1:] == ["bert-serve", "reload"], names
+        del names[1:]
     unknown = {name for name in names if not name.startswith("-")} - services.keys()
     assert not unknown, unknown
 
