@@ -171,8 +171,8 @@ class TorchBackend:
         return _pretraining_answers(network, hidden, queries)
 
     def _warm_up(self) -> None:
-        """Meet the sizes of ordinary batches: no caller waits for oneDNN to make kernels, and their memory is taken
-        at the start."""
+        """Meet the sizes of ordinary batches: no caller waits for oneDNN to make kernels, and their memory is
+        taken at the start."""
         until = time.monotonic() + _WARM_UP_SECONDS
         shapes = {
             (network.config.hidden_size, network.config.intermediate_size): network.encoder

@@ -1,8 +1,8 @@
 """Ten times more than the service can do: `python -m benchmarks.overload`.
 
-Its capacity, by a closed loop, and then requests at random times at a multiple of that, in turns. What is accepted
-should be answered in time, as much of it as without the overload, and the memory should not grow. Load generator
-and server share the processor, so requests carry many sentences: sending them costs little.
+Its capacity, by a closed loop, and then requests at random times at a multiple of that, in turns. What is
+accepted should be answered in time, as much of it as without the overload, and the memory should not grow. Load
+generator and server share the processor, so requests carry many sentences: sending them costs little.
 """
 
 from __future__ import annotations
