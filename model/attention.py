@@ -27,7 +27,10 @@ class Attention(Protocol):
 
     def __call__(self, query: Tensor, key_value: Tensor) -> Tensor:
         """query (total_queries, heads, head_dim), key_value (total_keys, 2, heads, head_dim)
-        -> (total_queries, heads, head_dim)"""
+        -> (total_queries, heads, head_dim)
+
+        On a CPU that does not train, there may be more queries and keys than sequences have: they get zeros.
+        """
         ...
 
     def within(self, qkv: Tensor) -> Tensor:
@@ -111,6 +114,7 @@ class PaddedAttention:
         invariant: bool = False,
     ) -> None:
         self.dropout = dropout
+        self.answered = sum(queries.lengths)
         limits = (PADDING_TOLERANCE, RUN_TOKENS) if device.type == "cpu" else _GPU_LIMITS
         lengths = tuple(map(_padded, keys.lengths)) if invariant else keys.lengths
         runs = similar_runs(lengths, *limits, mixed=_MIXED if invariant else None)
@@ -125,6 +129,8 @@ class PaddedAttention:
 
     def _attend(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         outs = [run.attend(query, key, value, self.dropout) for run in self.runs]
+        if beyond := query.shape[0] - self.answered:
+            outs.append(query.new_zeros(beyond, *query.shape[1:]))
         return outs[0] if len(outs) == 1 else torch.cat(outs)
 
 

@@ -114,7 +114,7 @@ class BertEncoder(nn.Module):
         """Final hidden states: (num_reads, hidden) of `batch.reads`, or (total_tokens, hidden) without."""
         wanted = batch.total_tokens if batch.reads is None else len(batch.reads.index)
         if batch.input_ids.device.type == "cpu":
-            batch = batch.rounded_up()
+            batch = batch.rounded_up() if torch.is_grad_enabled() else batch.filled_up()
         hidden = self.embeddings(batch)
         dropout = self.config.attention_probs_dropout_prob if self.training else 0.0
         where = (hidden.device, _compute_dtype(hidden), self.config.head_dim, dropout)

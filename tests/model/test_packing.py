@@ -106,5 +106,23 @@ def test_rounding_up_adds_padding_in_sequences_of_its_own(lengths: list[int], re
         assert (rounded.input_ids[rounded.reads.index[len(lengths) :]] == 0).all()
 
 
+@pytest.mark.parametrize("lengths", [[1], [3], [64], [30, 41], [7] * 40, [512] * 8])
+@pytest.mark.parametrize("read", [True, False])
+def test_filling_up_adds_rows_and_reads_of_no_sequence(lengths: list[int], read: bool) -> None:
+    batch = PackedBatch.pack([[5] * n for n in lengths], reads=[[0]] * len(lengths) if read else None)
+    filled, total = batch.filled_up(), sum(lengths)
+    assert filled.segments == batch.segments
+    assert filled.total_tokens == recurring_rows(total)
+    assert len(filled.position_ids) == len(filled.token_type_ids) == filled.total_tokens
+    assert filled.input_ids.tolist() == [5] * total + [0] * (filled.total_tokens - total)
+    if batch.reads is None or filled.reads is None:
+        assert batch.reads is filled.reads is None
+        return
+    assert filled.reads.segments == batch.reads.segments
+    assert filled.reads.index[: len(lengths)].tolist() == batch.reads.index.tolist()
+    assert len(filled.reads.index) == recurring_rows(len(lengths))
+    assert filled.reads.index.max() < filled.total_tokens
+
+
 def test_rounded_numbers_are_few() -> None:
-    assert len({recurring_rows(n) for n in range(1, 4097)}) < 140
+    assert len({recurring_rows(n) for n in range(1, 4097)}) < 80
