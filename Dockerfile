@@ -24,9 +24,12 @@ COPY constraints.txt .
 
 FROM builder AS requirements
 COPY pyproject.toml .
-RUN python3 -c 'import tomllib; project = tomllib.load(open("pyproject.toml", "rb"))["project"]; \
-print(*project["dependencies"], sep="\n", file=open("serve.txt", "w")); \
-print(*project["optional-dependencies"]["train"], sep="\n", file=open("train.txt", "w"))'
+# Extras of the service: otel
+ARG EXTRAS=
+RUN python3 -c 'import os, tomllib; project = tomllib.load(open("pyproject.toml", "rb"))["project"]; \
+extra = project["optional-dependencies"]; wanted = [extra[name] for name in os.environ["EXTRAS"].split()]; \
+print(*project["dependencies"], *sum(wanted, []), sep="\n", file=open("serve.txt", "w")); \
+print(*extra["train"], sep="\n", file=open("train.txt", "w"))'
 
 FROM builder AS cpu-dependencies
 ARG TORCH_INDEX=
