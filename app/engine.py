@@ -143,6 +143,10 @@ class Engine:
         """False once the inference thread is dead: only a restart helps."""
         return self.failure is None
 
+    def tell_readiness(self) -> None:
+        """To the metrics; from time to time, since nothing happens when a batch does not end."""
+        self._metrics.ready(ready=self.status == "ready")
+
     def check_open(self) -> None:
         """Whether a new request may come in; one that has may still be on its way through when this changes.
 
@@ -168,7 +172,6 @@ class Engine:
     def drain(self) -> None:
         """Say that the service will end soon; requests are still accepted."""
         self._draining = True
-        self._metrics.ready(ready=False)
 
     def refuse(self) -> None:
         """Accept no more requests; those that were accepted are answered."""
@@ -208,12 +211,10 @@ class Engine:
 
     def _on_ready(self) -> None:
         self.loaded = True
-        self._metrics.ready(ready=not self._draining)
         self.settled.set()
 
     def _on_death(self) -> None:
         self.failure = self.batcher.error
-        self._metrics.ready(ready=False)
         self.settled.set()
         if not isinstance(self.failure, BertError | SettingsError):  # those explain themselves
             logger.critical("the inference thread died", exc_info=self.failure)

@@ -18,7 +18,8 @@ MAX_HEAD_BYTES = 64 * 1024
 SLOWEST_BYTES = 64 * 1024
 """Of an answer, so much must be read within the request timeout."""
 
-_UPGRADE = re.compile(rb"\r\nupgrade(?=[ \t]*:)", re.IGNORECASE)
+_UPGRADE = re.compile(rb"\r\nupgrade(?=:)", re.IGNORECASE)
+_PERHAPS_UPGRADE = re.compile(rb"\r(\n(u(p(g(r(a(de?)?)?)?)?)?)?)?\Z", re.IGNORECASE)
 
 
 class BoundedProtocol(HttpToolsProtocol):
@@ -37,6 +38,8 @@ class BoundedProtocol(HttpToolsProtocol):
         self._head_bytes = 0
         self._in_head = True
         self._in_request = False
+        self._held = b""
+        """The end of what has come of a head, if it may be the beginning of a header that is passed over."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """See `asyncio.Protocol`."""
@@ -53,7 +56,7 @@ class BoundedProtocol(HttpToolsProtocol):
     def data_received(self, data: bytes) -> None:
         """See `asyncio.Protocol`."""
         if self._in_head or not self._in_request:
-            data = _without_upgrade(data)
+            data = self._without_upgrade(data)
         super().data_received(data)
         if self._in_head:
             self._arm()
@@ -108,9 +111,23 @@ class BoundedProtocol(HttpToolsProtocol):
         if self._in_request:
             self._arm()
 
+    def _without_upgrade(self, data: bytes) -> bytes:
+        """A head that offers no other protocol. Java's client offers HTTP/2 to everyone, and then llhttp does
+        not read the body of a request that is answered all the same (RFC 9110, 7.8)."""
+        data, self._held = self._held + data, b""
+        end = data.find(b"\r\n\r\n")
+        head, rest = (data, b"") if end < 0 else (data[:end], data[end:])
+        if end < 0 and (unfinished := _PERHAPS_UPGRADE.search(head)):
+            head, self._held = head[: unfinished.start()], unfinished[0]
+        return _UPGRADE.sub(b"\r\nX-Upgrade", head) + rest
+
     def _turn_away(self, status: int) -> None:
-        """Answer without the app, if no other answer is on its way, and close."""
-        if self.cycle is None or self.cycle.response_complete:
+        """Answer without the app, if no other answer has begun, and close."""
+        cycle = self.cycle
+        unanswered = cycle is not None and not cycle.response_started and not self.pipeline
+        if unanswered:
+            cycle.disconnected = True  # the app shall not answer as well
+        if cycle is None or cycle.response_complete or unanswered:
             request_id = secrets.token_hex(16)
             response = problem_response(HTTPException(status), request_id)
             response.headers["X-Request-ID"] = request_id
@@ -160,11 +177,3 @@ class BoundedProtocol(HttpToolsProtocol):
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-
-
-def _without_upgrade(data: bytes) -> bytes:
-    """A head that offers no other protocol. Java's client offers HTTP/2 to everyone, and then llhttp does not
-    read the body of a request that is answered all the same (RFC 9110, 7.8)."""
-    end = data.find(b"\r\n\r\n")
-    head = data if end < 0 else data[:end]
-    return _UPGRADE.sub(b"\r\nX-Upgrade", head) + data[len(head) :] if _UPGRADE.search(head) else data

@@ -76,6 +76,7 @@ class DrainingServer(uvicorn.Server):
 
     async def on_tick(self, counter: int) -> bool:
         """Every 0.1 s: whether to end."""
+        self.engine.tell_readiness()
         if self.engine.failure is not None and (self.replaced or not self.engine.loaded):
             return True
         if self.drain_until is None or self.should_exit:

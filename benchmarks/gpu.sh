@@ -209,7 +209,8 @@ stage_finetune() { # the bag of words of the report needs no GPU: `evaluate` her
 stage_export() { # NUMBER: the NUMBERth handful of parts
     local run=$WORK/gpu parts=$WORK/parts number=$1 part
     if [[ ! -d $parts ]]; then
-        [[ -d $run/export ]] || training export export "data=$WORK/data"
+        rm -f "$WORK/finished/export" # there may be more to export than there was
+        (training export export "data=$WORK/data") || say "export: no model yet; logs only"
         mkdir -p "$parts.part"
         (cd "$run" && { # all that is there: time may have ended before the last of it
             find export pretrain/log.jsonl adapt/pretrain/log.jsonl finetune/results.json \

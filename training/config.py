@@ -247,7 +247,7 @@ class FinetuneConfig(_Strict):
     train: tuple[SourceConfig, ...] = ()
     """Labelled sources to train on."""
     test: tuple[SourceConfig, ...] = ()
-    """Labelled sources for the report; never trained on."""
+    """Labelled sources for the report. Fine-tuning reads them, too: their texts are left out of `train`."""
     pretrained: Path | None = None
     """Checkpoint directory to start from: pretrained, or a classifier of the same labels to go on with. If
     absent, what this run has adapted, or else pretrained."""

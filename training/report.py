@@ -126,7 +126,7 @@ def tables(report: Report) -> str:
         lines += [
             "| test set | texts | accuracy | majority | TF-IDF + logistic regression | without pretraining "
             "| calibration error |",
-            "|---|---|---|---|---|---|---|---|",
+            "|---|---|---|---|---|---|---|",
             *(_classification_row(name, report) for name in report.classification),
             "",
         ]

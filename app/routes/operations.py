@@ -82,7 +82,7 @@ async def live(request: Request) -> Health:
     responses=document.answer({"status": "ready"}) | document.problems(503),
 )
 async def ready(request: Request) -> Health:
-    """200 only after a forward pass has succeeded and while the service is not draining."""
+    """200 only after a forward pass has succeeded, while none hangs and the service is not draining."""
     engine = _engine(request)
     if engine.status != "ready":
         raise UnavailableError(engine.status, retry_after=1)

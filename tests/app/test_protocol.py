@@ -92,6 +92,22 @@ def test_offer_of_another_protocol_is_passed_over(service: Process, offer: bytes
     assert re.findall(rb"HTTP/1.1 (\d+)", received) == [b"200", b"200"], received
 
 
+OFFER = b"Upgrade: h2c\r\n"
+
+
+@pytest.mark.parametrize("at", range(-2, len(OFFER) + 1))
+def test_offer_is_passed_over_wherever_it_is_cut_in_two(service: Process, at: int) -> None:
+    head = HEAD + b"Connection: Upgrade, close\r\n"
+    request = head + OFFER + b"Content-Length: %d\r\n\r\n" % len(BODY) + BODY
+    received = exchange(service.port, request[: len(head) + at], request[len(head) + at :])
+    assert received.startswith(b"HTTP/1.1 200"), received
+
+
+def test_body_in_broken_chunks_gets_a_problem_document(service: Process) -> None:
+    received = exchange(service.port, HEAD + b"Transfer-Encoding: chunked\r\n\r\n", b"nonsense\r\n")
+    assert problem(received)["status"] == 400
+
+
 @pytest.mark.parametrize(
     "nonsense",
     [

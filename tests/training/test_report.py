@@ -76,6 +76,12 @@ def test_every_figure_stands_beside_its_trivial_guess() -> None:
         assert guess in text
 
 
+def test_tables_have_as_many_columns_everywhere() -> None:
+    text = tables(Report({"tweets": LINE}, {"reviews": CLASSES}, []))
+    for table in text.strip().split("\n\n"):
+        assert len({line.count("|") for line in table.splitlines()}) == 1, table
+
+
 def test_calibration_error_is_reported() -> None:
     assert "| 0.0200 |" in tables(Report({}, {"reviews": CLASSES}, []))
 
