@@ -156,7 +156,7 @@ class _Side:
     last: int
     batch: int
     missing: int
-    """Cells that are added to each sequence, if all are equally long; 0 else, and for queries."""
+    """Cells that are added to each sequence, if all are equally long; else 0."""
     pad_index: Tensor | None
     """Ribbon row (from `first`) of each cell, 0 for padding: (batch * longest,); None if equally long."""
     unpad_index: Tensor | None
@@ -187,7 +187,7 @@ class _Side:
 
     def unpad(self, padded: Tensor) -> Tensor:
         """(batch, heads, longest, head_dim) -> (rows, heads, head_dim)"""
-        rows = padded.transpose(1, 2).flatten(0, 1)
+        rows = padded[:, :, : padded.shape[2] - self.missing].transpose(1, 2).flatten(0, 1)
         if self.pad_index is not None and self.unpad_index is not None:
             rows = take(rows, self.unpad_index)
         return rows
@@ -208,8 +208,10 @@ class _Run:
     def make(cls, run: range, longest: int, queries: Segments, keys: Segments, device: torch.device) -> _Run:
         """`longest`: number of keys that every sequence of the run is padded to."""
         key_side = _Side.make(run, longest, keys, device)
-        query_side = key_side
-        if queries is not keys or key_side.missing:
+        query_side = (
+            key_side  # as much padding: a block of few queries has a kernel of its own, and its own sums
+        )
+        if queries is not keys:
             query_side = _Side.make(run, max(queries.lengths[run.start : run.stop]), queries, device)
         bias = None
         if key_side.pad_index is not None or key_side.missing:

@@ -23,12 +23,8 @@ REQUESTS = int(os.environ.get("BERT_TEST_REQUESTS", "1500"))
 AT_ONCE = 48
 UNIQUE = 100
 """Inputs of each task."""
-TOLERANCE = 1e-3
-"""As promised; without care, neighbours move scores by 3e-3."""
-ALIKE = 1e-4
-"""More than that takes a sum between two numbers of 16 bits, which falls to another side in other company."""
-RARE = 3
-"""So many of the 300 inputs may have one."""
+TOLERANCE = 1e-4
+"""A tenth of what is promised; without care, neighbours move scores by 3e-3."""
 
 Result = dict[str, Any]
 
@@ -100,7 +96,6 @@ async def test_answers_are_the_same_alone_and_in_any_company(service: Process) -
         items, batches = await batch_sizes(client)
     assert items == batches  # each was alone indeed
     worst, answered = 0.0, 0
-    apart: set[tuple[str, int]] = set()
 
     async def load() -> None:
         nonlocal worst, answered
@@ -111,10 +106,7 @@ async def test_answers_are_the_same_alone_and_in_any_company(service: Process) -
                 chosen = rng.choices(range(UNIQUE), k=rng.choice([1, 1, 1, 1, 2, 5]))
                 results = await ask(client, path, [unique[path][i] for i in chosen])
                 for i, result in zip(chosen, results, strict=True):
-                    moved = difference(alone[path][i], result)
-                    worst = max(worst, moved)
-                    if moved > ALIKE:
-                        apart.add((path, i))
+                    worst = max(worst, difference(alone[path][i], result))
 
     async with asyncio.TaskGroup() as group:
         for _ in range(AT_ONCE):
@@ -122,9 +114,6 @@ async def test_answers_are_the_same_alone_and_in_any_company(service: Process) -
     async with httpx.AsyncClient(base_url=service.url, timeout=PATIENCE) as client:
         all_items, all_batches = await batch_sizes(client)
     company = (all_items - items) / (all_batches - batches)
-    print(
-        f"{answered} requests, {all_items - items:.0f} inputs in batches of {company:.1f}: {worst:.1e}, {apart}"
-    )
+    print(f"{answered} requests, {all_items - items:.0f} inputs in batches of {company:.1f}: {worst:.1e}")
     assert company > 8
     assert worst < TOLERANCE
-    assert len(apart) <= RARE
