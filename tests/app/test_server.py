@@ -249,12 +249,13 @@ async def test_sighup_swaps_the_checkpoints_without_dropping_a_request(
     ended = asyncio.Event()
 
     async def ask(url: str) -> None:
-        while not ended.is_set():
-            async with httpx.AsyncClient(base_url=url, timeout=PATIENCE) as client:  # either worker may answer
+        limits = httpx.Limits(max_keepalive_connections=0)  # a connection for each: either worker may answer
+        async with httpx.AsyncClient(base_url=url, timeout=PATIENCE, limits=limits) as client:
+            while not ended.is_set():
                 answer = await client.post("/sentiment", json={"inputs": ["a film was good"] * 8})
-            body = answer.json()
-            label = body["results"][0]["predictions"][0]["label"] if answer.status_code == 200 else answer.text
-            seen.append((answer.status_code, body.get("model", ""), label))
+                body, served = answer.json(), answer.status_code == 200
+                label = body["results"][0]["predictions"][0]["label"] if served else answer.text
+                seen.append((answer.status_code, body.get("model", ""), label))
 
     with running(checkpoints | {"BERT_SENTIMENT": str(link)}, "--workers", workers) as process:
         await asyncio.to_thread(until_all_listen, process, int(workers))

@@ -108,7 +108,8 @@ def test_requests_become_spans_with_their_stages(collector: Collector, checkpoin
 
 
 def test_collector_that_is_away_does_no_harm(checkpoints: dict[str, str]) -> None:
-    with running(checkpoints | {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:9"}) as process:
+    away = {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:9", "OTEL_EXPORTER_OTLP_TIMEOUT": "1"}
+    with running(checkpoints | away) as process:
         process.until_ready()
         assert (
             httpx.post(f"{process.url}/sentiment", json={"inputs": "good"}, timeout=PATIENCE).status_code == 200
