@@ -68,7 +68,7 @@ class Metrics:
 
         self._ready = Gauge(
             "bert_ready",
-            "Worker processes that can answer: loaded, alive and not draining.",
+            "Worker processes that can answer: loaded, alive, and neither stalled nor draining.",
             registry=registry,
             multiprocess_mode="livesum",
         )
