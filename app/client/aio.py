@@ -25,7 +25,7 @@ from app.client.calls import (
     Texts,
 )
 from app.client.errors import ProblemError
-from app.client.exchange import Exchange, Outcome, Plan, Send, Wait, result_or_raise
+from app.client.exchange import Exchange, Outcome, Plan, Send, Wait, check_options, result_or_raise
 from app.client.retry import PATIENT, RetryPolicy
 from app.responses import FillMaskResult, LabelResult
 
@@ -46,6 +46,7 @@ class AsyncBertClient:
         transport: httpx.AsyncBaseTransport | None = None,
         sleep: Callable[[float], Awaitable[object]] = asyncio.sleep,
     ) -> None:
+        check_options(timeout, concurrency)
         self._timeout = timeout
         self._concurrency = concurrency
         self._sleep = sleep

@@ -102,9 +102,17 @@ def sentiment(
     return Call("/sentiment", _parameters(top_k=top_k, truncate=truncate), _label_result, request_id)
 
 
-def authorization(api_key: str | None) -> dict[str, str]:
-    """The header that carries an API key, if there is one."""
-    return {"Authorization": f"Bearer {api_key}"} if api_key else {}
+def authorization(api_key: str | None) -> dict[bytes, bytes]:
+    """The header that carries an API key, if there is one.
+
+    Raises:
+        ValueError: no header can carry this one.
+    """
+    if not api_key:
+        return {}
+    if not api_key.isprintable():
+        raise ValueError("the API key has characters that are not printable: give it as the service has it")
+    return {b"Authorization": f"Bearer {api_key}".encode()}
 
 
 def encode(given: str | Pair) -> bytes:

@@ -18,6 +18,9 @@ from app.client.retry import RetryPolicy, pause_before_retry
 
 T = TypeVar("T")
 
+_LONGEST_TIMEOUT = 1_000_000.0
+"""Seconds; sockets and the service's header take little more."""
+
 
 @dataclass(frozen=True, slots=True)
 class Send:
@@ -80,6 +83,8 @@ class Exchange:
             try:
                 response = yield from self._insist(send, began)
             except ProblemError as error:
+                if error.status == 504 and self.clock() - began >= self.policy.deadline:
+                    raise
                 guilty, rest = isolate(error, inputs)
                 outcomes |= {group[i]: error.at(chunk.first + group[i]) for i in guilty}
                 groups += [[group[i] for i in indices] for indices in rest]
@@ -102,6 +107,18 @@ class Exchange:
                 _give_up(reply)
             else:
                 yield Wait(pause)
+
+
+def check_options(timeout: float, concurrency: int) -> None:
+    """Refuse what no request could be sent with.
+
+    Raises:
+        ValueError: says what to give.
+    """
+    if not (isinstance(timeout, int | float) and 0 < timeout <= _LONGEST_TIMEOUT):
+        raise ValueError(f"timeout is {timeout!r}: give seconds, above 0 and at most {_LONGEST_TIMEOUT:,.0f}")
+    if concurrency < 1:
+        raise ValueError(f"concurrency is {concurrency!r}: give 1 or more")
 
 
 def result_or_raise(outcome: T | ProblemError) -> T:

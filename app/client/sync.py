@@ -25,7 +25,7 @@ from app.client.calls import (
     Texts,
 )
 from app.client.errors import ProblemError
-from app.client.exchange import Exchange, Outcome, Plan, Send, Wait, result_or_raise
+from app.client.exchange import Exchange, Outcome, Plan, Send, Wait, check_options, result_or_raise
 from app.client.retry import PATIENT, RetryPolicy
 from app.responses import FillMaskResult, LabelResult
 
@@ -42,6 +42,10 @@ class BertClient:
 
     Errors are those of `app.client.errors`. `timeout` is for one request, in seconds; `retry` says how
     patiently refused and failed ones are repeated.
+
+    Raises:
+        ValueError: nothing could be sent with these arguments; says what to give.
+        httpx.InvalidURL: `base_url` is none.
     """
 
     def __init__(
@@ -55,6 +59,7 @@ class BertClient:
         transport: httpx.BaseTransport | None = None,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
+        check_options(timeout, concurrency)
         self._timeout = timeout
         self._concurrency = concurrency
         self._sleep = sleep

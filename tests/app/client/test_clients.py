@@ -7,6 +7,7 @@ import itertools
 import json
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
+from math import inf, nan
 from typing import Any
 
 import httpx
@@ -132,6 +133,29 @@ def test_api_key_opens_the_service(url: str) -> None:
         assert len(client.sentiment(["good"])) == 1
     with BertClient(url) as client, pytest.raises(UnauthorizedError, match="send an API key"):
         client.sentiment("good")
+
+
+def test_api_key_travels_as_utf_8() -> None:
+    fake = Fake(ok)
+    with BertClient(transport=fake.transport, api_key="clé") as client:
+        client.sentiment("a")
+    assert (b"Authorization", "Bearer clé".encode()) in fake.requests[0].headers.raw
+
+
+@pytest.mark.parametrize("client", [BertClient, AsyncBertClient])
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"concurrency": 0}, "concurrency is 0: give 1 or more"),
+        *(({"timeout": wrong}, "timeout is .*: give seconds") for wrong in (0, -1, nan, inf, 1e10, None, "5")),
+        ({"api_key": "a\n"}, "not printable"),
+    ],
+)
+def test_client_that_could_send_nothing_is_refused_when_it_is_made(
+    client: type[BertClient | AsyncBertClient], arguments: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        client(**arguments)
 
 
 def test_nobody_there_is_a_connection_error() -> None:

@@ -44,8 +44,10 @@ def perform(plan: Any, answer: Answer) -> tuple[Any, list[Any]]:
             outcome = None
 
 
-def ask(inputs: list[str], answer: Answer, first: int = 0) -> tuple[Any, list[Any]]:
-    exchange = Exchange(RetryPolicy(attempts=3, first_pause=1), clock=lambda: 0.0, random=lambda: 0.0)
+def ask(
+    inputs: list[str], answer: Answer, first: int = 0, clock: Callable[[], float] = lambda: 0.0
+) -> tuple[Any, list[Any]]:
+    exchange = Exchange(RetryPolicy(attempts=3, deadline=100, first_pause=1), clock, random=lambda: 0.0)
     chunk = Chunk(first, [calls.encode(one) for one in inputs])
     return perform(exchange.answer(calls.sentiment(), chunk), answer)
 
@@ -131,6 +133,28 @@ def test_slow_service_is_given_less_at_once() -> None:
     assert [len(inputs) for inputs in steps] == [4, 2, 2]
     with pytest.raises(DeadlineExceededError):
         ask(["a"], lambda _: problem(504, "deadline_exceeded"))
+
+
+def test_slow_service_is_asked_for_halves_until_the_deadline_only() -> None:
+    asked: list[int] = []
+
+    def answer(inputs: list[str]) -> httpx.Response:
+        asked.append(len(inputs))
+        return problem(504, "deadline_exceeded")
+
+    with pytest.raises(DeadlineExceededError):
+        ask(["a"] * 512, answer, clock=lambda: 40.0 * len(asked))  # each answer takes so many seconds
+    assert asked == [512, 256, 128]
+
+
+def test_wrong_inputs_are_still_left_out_after_the_deadline() -> None:
+    seconds = iter([0.0])
+    outcomes, _ = ask(
+        list("abcd"),
+        lambda inputs: problem(413, "too_large") if "b" in inputs else ok(inputs),
+        clock=lambda: next(seconds, 1000.0),
+    )
+    assert labels(outcomes) == ["a", "too_large", "c", "d"]
 
 
 @pytest.mark.parametrize(
