@@ -10,6 +10,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
+import httpx
+
 from app import scoring, tables
 from app.client import BertClient, BertServiceError, ConnectionFailedError, FillMaskResult, RetryPolicy
 from app.client.calls import DEFAULT_URL
@@ -32,10 +34,11 @@ def main() -> None:
     try:
         code = run(sys.argv[1:], os.environ)
         sys.stdout.flush()
-    except BrokenPipeError:  # `bert ... | head`; what Python would still flush goes nowhere
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except BrokenPipeError:  # `bert ... | head`
         code = REFUSED
-    sys.exit(code)
+    if code:
+        os._exit(code)  # not by `sys.exit`: it waits for requests that are on their way, and flushes once more
+    sys.exit(0)
 
 
 def run(arguments: Sequence[str], environ: Mapping[str, str]) -> int:
@@ -45,13 +48,7 @@ def run(arguments: Sequence[str], environ: Mapping[str, str]) -> int:
     if fault := _misuse(given):
         parser.error(fault)
     try:
-        with BertClient(
-            given.url,
-            api_key=given.api_key,
-            timeout=given.timeout,
-            concurrency=given.concurrency,
-            retry=_PATIENT if given.file else _HURRIED,
-        ) as client:
+        with _client(given, parser) as client:
             if given.file:
                 _answer_file(client, given)
             else:
@@ -65,6 +62,23 @@ def run(arguments: Sequence[str], environ: Mapping[str, str]) -> int:
     except KeyboardInterrupt:
         return INTERRUPTED
     return 0
+
+
+def _client(given: argparse.Namespace, parser: argparse.ArgumentParser) -> BertClient:
+    """A client as the arguments say; wrong ones end the process."""
+    try:
+        httpx.URL(given.url).host.encode("idna")  # as connecting will
+        return BertClient(
+            given.url,
+            api_key=given.api_key,
+            timeout=given.timeout,
+            concurrency=given.concurrency,
+            retry=_PATIENT if given.file else _HURRIED,
+        )
+    except (httpx.InvalidURL, UnicodeError) as error:
+        parser.error(f"--url {given.url}: {error}")
+    except ValueError as error:
+        parser.error(str(error))
 
 
 def _answer_texts(client: BertClient, given: argparse.Namespace) -> None:
@@ -125,6 +139,8 @@ def _misuse(given: argparse.Namespace) -> str | None:
         return "give texts or --file, one of them"
     if given.texts and given.output != "-":
         return "--output goes with --file"
+    if given.file and given.top_k is not None:
+        return "--top-k goes with texts"
     if given.task != "next-sentence":
         return None
     if given.texts and len(given.texts) != 2:

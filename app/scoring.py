@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -51,27 +51,32 @@ def run(job: Job, ask: Ask) -> Progress:
         open_target(job.target) as target,
     ):
         rows = _checked(read_rows(source.text, job.source_format), job.columns)
-        answers = answered(rows, job.columns, job.added, ask)
+        answers = answered(rows, job, ask)
         write_rows(target, job.target_format, _watched(answers, progress))
     return progress
 
 
-def answered(
-    rows: Iterable[Row], columns: tuple[str, ...], added: tuple[str, ...], ask: Ask
-) -> Iterator[dict[str, Any]]:
-    """Rows with the columns of their answers; as many wait in memory as the client has on its way."""
+def answered(rows: Iterable[Row], job: Job, ask: Ask) -> Iterator[dict[str, Any]]:
+    """Rows with the columns of their answers last; as many wait in memory as the client has on its way.
+
+    A table has one header, so there the answers' names are those that are free in the first row.
+    """
+    names: dict[str, str] = {}
     waiting: deque[Row] = deque()
 
     def inputs() -> Iterator[str | Pair]:
         for row in rows:
-            row = read_columns(row, columns)
+            row = read_columns(row, job.columns)
             waiting.append(row)
-            yield _input(row, columns)
+            yield _input(row, job.columns)
 
     for outcome in ask(inputs()):
         row = waiting.popleft()
-        new = dict.fromkeys(added) | new_columns(outcome, row.fault)
-        yield row.cells | {_free_name(name, row.cells): value for name, value in new.items()}
+        if not names or job.target_format == "jsonl":
+            names = {name: _free_name(name, row.cells) for name in job.added}
+        row = without(row, names.values())
+        new = dict.fromkeys(job.added) | new_columns(outcome, row.fault)
+        yield row.cells | {names[name]: value for name, value in new.items()}
 
 
 def read_columns(row: Row, columns: tuple[str, ...]) -> Row:
@@ -82,6 +87,15 @@ def read_columns(row: Row, columns: tuple[str, ...]) -> Row:
                 missing = "is not there" if column not in row.cells else "is no text"
                 return Row(row.cells, f"the field {column!r} {missing}")
     return row
+
+
+def without(row: Row, names: Collection[str]) -> Row:
+    """The row without cells under the answers' names, and with a fault if it had one."""
+    taken = [name for name in names if name in row.cells]
+    if not taken:
+        return row
+    own = {name: cell for name, cell in row.cells.items() if name not in names}
+    return Row(own, row.fault or f"the field {taken[0]!r} is not in the first row: its column has the answers")
 
 
 def new_columns(outcome: Result | ProblemError, fault: str | None) -> dict[str, Any]:
@@ -108,7 +122,9 @@ def _input(row: Row, columns: tuple[str, ...]) -> str | Pair:
 
 def _free_name(name: str, taken: dict[str, Any]) -> str:
     """A review's own label is not overwritten by the predicted one."""
-    return f"predicted_{name}" if name in taken else name
+    while name in taken:
+        name = f"predicted_{name}"
+    return name
 
 
 def _checked(rows: Iterator[Row], columns: tuple[str, ...]) -> Iterator[Row]:
@@ -126,5 +142,6 @@ def _checked(rows: Iterator[Row], columns: tuple[str, ...]) -> Iterator[Row]:
 
 def _watched(rows: Iterator[dict[str, Any]], progress: Progress) -> Iterator[dict[str, Any]]:
     for row in rows:
-        progress.count(failed=bool(row.get("predicted_error", row.get("error"))))
+        (*_, error) = row.values()
+        progress.count(failed=error is not None)
         yield row

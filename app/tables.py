@@ -8,6 +8,7 @@ import io
 import json
 import os
 import sys
+import zlib
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -20,6 +21,8 @@ LINE = "text"
 
 _SUFFIXES = {".csv": "csv", ".tsv": "tsv", ".jsonl": "jsonl", ".ndjson": "jsonl"}
 _DELIMITERS = {"csv": ",", "tsv": "\t"}
+_ERRORS = "backslashreplace"
+"""Half a character, which JSON may have and UTF-8 has not, is written as JSON's escape."""
 
 
 class TableError(Exception):
@@ -52,29 +55,39 @@ def format_of(name: str) -> str:
 
 @contextmanager
 def open_source(name: str) -> Iterator[Source]:
-    """A file or, for `-`, standard input. Bytes that are no UTF-8 are read as U+FFFD."""
+    """A file or, for `-`, standard input. Bytes that are no UTF-8 are read as U+FFFD.
+
+    Raises:
+        TableError: what is packed was cut off or damaged; raised by the reader's `with` statement.
+        OSError: it cannot be read.
+    """
     with open(0, "rb", closefd=False) if name == "-" else Path(name).open("rb") as raw:
         size = os.fstat(raw.fileno()).st_size if raw.seekable() else None
         unpacked = gzip.GzipFile(fileobj=raw) if name.endswith(".gz") else raw
         with io.TextIOWrapper(unpacked, "utf-8-sig", errors="replace", newline="") as text:
-            yield Source(text, size, raw.tell if raw.seekable() else lambda: 0)
+            try:
+                yield Source(text, size, raw.tell if raw.seekable() else lambda: 0)
+            except (EOFError, zlib.error) as error:
+                raise TableError(f"{name}: {error}") from error
 
 
 @contextmanager
 def open_target(name: str) -> Iterator[TextIO]:
     """A file that appears when it is complete, and not at all after an error; or standard output for `-`."""
     if name == "-":
+        if isinstance(sys.stdout, io.TextIOWrapper):
+            sys.stdout.reconfigure(encoding="utf-8", errors=_ERRORS)
         yield sys.stdout
         return
     path = Path(name).resolve()
     if path.exists() and not path.is_file():  # a device or a named pipe is not to be replaced
-        with path.open("w", encoding="utf-8", newline="") as stream:
+        with path.open("w", encoding="utf-8", errors=_ERRORS, newline="") as stream:
             yield stream
         return
     aside = path.with_name(f".{path.name}.{os.getpid()}.partial")
     opener = gzip.open if name.endswith(".gz") else open
     try:
-        with opener(aside, "wt", encoding="utf-8", newline="") as stream:
+        with opener(aside, "wt", encoding="utf-8", errors=_ERRORS, newline="") as stream:
             yield stream
         aside.replace(path)
     finally:

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import csv
+import gzip
 import io
 import json
+import os
+import signal
 import subprocess
 import sys
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
@@ -16,6 +21,7 @@ from app.cli import run
 
 ROOT = Path(__file__).parents[2]
 Bert = Callable[..., tuple[int, str, str]]
+PATIENCE = 30  # seconds; less than a client waits for an answer
 
 # Nothing may be imported but the standard library, httpx with what it needs, and `app` itself.
 LIGHT = """
@@ -31,6 +37,43 @@ class Refuse:
 
 sys.meta_path.insert(0, Refuse())
 """
+
+
+class Holding(ThreadingHTTPServer):
+    """Takes one input at once, and answers the text "hold" when the gate is open."""
+
+    def __init__(self) -> None:
+        self.entered = threading.Event()
+        self.gate = threading.Event()
+        super().__init__(("127.0.0.1", 0), HoldingRequest)
+
+
+class HoldingRequest(BaseHTTPRequestHandler):
+    server: Holding
+
+    def do_GET(self) -> None:
+        sizes = dict.fromkeys(("max_batch_tokens", "max_queue_tokens", "max_body_bytes"), 100_000)
+        self.answer({"limits": sizes | {"max_client_batch": 1, "request_timeout_ms": 30_000}})
+
+    def do_POST(self) -> None:
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        if body["inputs"] == ["hold"]:
+            self.server.entered.set()
+            self.server.gate.wait(2 * PATIENCE)
+            return
+        self.answer(
+            {"results": [{"predictions": [{"label": "A", "score": 1}], "tokens": 3, "truncated": False}]}
+        )
+
+    def answer(self, content: object) -> None:
+        body = json.dumps(content).encode()
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_request(self, *arguments: object) -> None:
+        pass
 
 
 @pytest.fixture
@@ -149,6 +192,61 @@ def test_pairs_are_read_from_two_fields(bert: Bert, tmp_path: Path) -> None:
     ]
 
 
+def test_half_a_character_costs_its_row_only(bert: Bert, tmp_path: Path) -> None:
+    source, target = tmp_path / "texts.jsonl", tmp_path / "scored.jsonl"
+    source.write_text('{"text": "good"}\n{"text": "\\ud83d"}\n')
+    for output in ("-", str(target)):
+        code, printed, _ = bert("sentiment", "--file", str(source), "--output", output)
+        assert code == 0
+        good, half = map(json.loads, (printed or target.read_text()).splitlines())
+        assert (good["label"], half["text"], half["label"]) == ("POSITIVE", "\ud83d", None)
+        assert half["error"]
+
+
+def test_prediction_stands_where_the_first_row_has_it(bert: Bert, tmp_path: Path) -> None:
+    source, target = tmp_path / "texts.jsonl", tmp_path / "scored.csv"
+
+    def scored(*rows: dict[str, object]) -> list[list[str]]:
+        source.write_text("\n".join(map(json.dumps, rows)))
+        code, _, complaints = bert("sentiment", "--file", str(source), "--output", str(target))
+        assert (code, complaints.split(" rows")[0]) == (0, str(len(rows)))
+        return list(csv.reader(target.read_text().splitlines()))
+
+    header, good, clash = scored({"text": "good"}, {"text": "bad", "label": "5 stars"})
+    assert header == ["text", "label", "score", "truncated", "error"]
+    assert good == ["good", "POSITIVE", "0.75", "false", ""]
+    assert clash[:4] == ["bad", "", "", ""]
+    assert "'label' is not in the first row" in clash[4]
+    header, good, bare = scored({"text": "good", "label": "5 stars"}, {"text": "bad"})
+    assert header == ["text", "label", "predicted_label", "score", "truncated", "error"]
+    assert good == ["good", "5 stars", "POSITIVE", "0.75", "false", ""]
+    assert bare == ["bad", "", "POSITIVE", "0.75", "false", ""]
+
+
+def test_nothing_of_a_row_is_overwritten(bert: Bert, tmp_path: Path) -> None:
+    (tmp_path / "texts.jsonl").write_text(
+        '{"text": "a", "predicted_label": 1, "label": 2, "predicted_error": 3}\n{"text": "b", "label": 4}\n'
+    )
+    code, output, complaints = bert("sentiment", "--file", str(tmp_path / "texts.jsonl"))
+    assert (code, complaints.partition(" with")[0]) == (0, "2 rows, 0")
+    answer = {"score": 0.75, "truncated": False, "error": None}
+    assert [json.loads(line) for line in output.splitlines()] == [
+        {"text": "a", "predicted_label": 1, "label": 2, "predicted_error": 3}
+        | {"predicted_predicted_label": "POSITIVE"}
+        | answer,
+        {"text": "b", "label": 4, "predicted_label": "POSITIVE"} | answer,
+    ]
+
+
+def test_file_that_is_cut_off_is_refused(bert: Bert, tmp_path: Path) -> None:
+    source, target = tmp_path / "texts.txt.gz", tmp_path / "scored.tsv"
+    source.write_bytes(gzip.compress(b"good\n" * 9)[:-9])
+    code, _, complaint = bert("sentiment", "--file", str(source), "--output", str(target))
+    assert code == 1
+    assert complaint.startswith(f"bert: {source}: ")
+    assert not target.exists()
+
+
 def test_masks_of_a_file_are_filled(bert: Bert, tmp_path: Path) -> None:
     (tmp_path / "texts.tsv").write_text("text\nthe [MASK] was [MASK]\nno mask\n")
     _, output, _ = bert("fill-mask", "--file", str(tmp_path / "texts.tsv"), "--targets", "film")
@@ -167,6 +265,66 @@ def test_exit_codes_tell_what_happened(bert: Bert, tmp_path: Path) -> None:
     for misuse in ([], ["good", "--file", "a.csv"], ["good", "--output", "a.csv"], ["--format", "xml"]):
         assert bert("sentiment", *misuse)[0] == 2
     assert bert("next-sentence", "--file", "pairs.txt")[0] == 2
+    assert bert("sentiment", "--file", "a.csv", "--top-k", "2")[0] == 2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        (("--url", "http://localhost:80x"), "--url http://localhost:80x: Invalid port: '80x'"),
+        (("--url", "http://a..b"), "--url http://a..b: "),
+        (("--api-key", "a\nb"), "the API key has characters that are not printable"),
+        (("--concurrency", "0"), "concurrency is 0: give 1 or more"),
+        (("--timeout", "0"), "timeout is 0.0: give seconds"),
+        (("--timeout", "nan"), "timeout is nan: give seconds"),
+        (("--timeout", "inf"), "timeout is inf: give seconds"),
+    ],
+)
+def test_impossible_argument_is_misuse(bert: Bert, arguments: tuple[str, str], complaint: str) -> None:
+    code, output, complaints = bert("sentiment", "good", *arguments)
+    assert (code, output) == (2, "")
+    assert complaints.splitlines()[-1].startswith(f"bert: error: {complaint}")
+
+
+@pytest.fixture
+def holding() -> Iterator[Holding]:
+    service = Holding()
+    threading.Thread(target=service.serve_forever).start()
+    try:
+        yield service
+    finally:
+        service.gate.set()
+        service.shutdown()
+        service.server_close()
+
+
+@pytest.mark.parametrize(("end", "code"), [("interrupt", 130), ("broken pipe", 1)])
+def test_command_that_ends_early_does_not_wait_for_answers(
+    holding: Holding, tmp_path: Path, end: str, code: int
+) -> None:
+    # The first row fills the output's buffer while the second is on its way.
+    rows = [{"text": text, "more": "x" * 100_000} for text in ("good", "hold", "good")]
+    (tmp_path / "texts.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    program = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)\n"
+    program += "from app.cli import main; main()"
+    url = f"http://127.0.0.1:{holding.server_port}"
+    command = [sys.executable, "-c", program, "sentiment", "--url", url, "--concurrency", "2"]
+    command += ["--file", str(tmp_path / "texts.jsonl")]
+    reader, writer = os.pipe()
+    with subprocess.Popen(
+        command, cwd=ROOT, stdout=subprocess.DEVNULL if end == "interrupt" else writer, stderr=subprocess.PIPE
+    ) as process:
+        os.close(reader)
+        os.close(writer)
+        assert holding.entered.wait(PATIENCE)
+        if end == "interrupt":
+            process.send_signal(signal.SIGINT)
+        try:
+            process.wait(PATIENCE)
+        finally:
+            holding.gate.set()
+        complaints = process.communicate()[1]
+    assert (process.returncode, complaints) == (code, b"")
 
 
 def test_missing_column_ends_before_anything_is_written(bert: Bert, tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import io
+import json
 import os
 from pathlib import Path
 
@@ -81,6 +82,34 @@ def test_byte_order_mark_and_broken_bytes_do_no_harm(tmp_path: Path) -> None:
     path.write_bytes(b"\xef\xbb\xbftext\n\xff\n")
     with open_source(str(path)) as source:
         assert [row.cells for row in read_rows(source.text, "csv")] == [{"text": "\ufffd"}]
+
+
+@pytest.mark.parametrize("damage", ["cut", "overwritten"])
+def test_damaged_gzip_is_told_as_such(tmp_path: Path, damage: str) -> None:
+    path = tmp_path / "a.csv.gz"
+    packed = gzip.compress(os.urandom(10_000), mtime=0)
+    path.write_bytes(packed[:5000] if damage == "cut" else packed[:10] + b"\xff" * 5000)
+    with pytest.raises(TableError, match=r"a\.csv\.gz: "), open_source(str(path)) as source:
+        source.text.read()
+
+
+@pytest.mark.parametrize("name", ["a.jsonl", "a.jsonl.gz", "pipe", "-"])
+def test_half_a_character_is_written_as_jsons_escape(
+    tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    half: dict[str, object] = {"text": "é \ud83d"}
+    written = tmp_path / "written"
+    os.mkfifo(tmp_path / "pipe")
+    reader = os.open(tmp_path / "pipe", os.O_RDONLY | os.O_NONBLOCK)
+    with written.open("w", encoding="ascii") as stdout:
+        monkeypatch.setattr("sys.stdout", stdout)
+        with open_target(name if name == "-" else str(tmp_path / name)) as target:
+            write_rows(target, "jsonl", [half])
+    content = written.read_bytes() or os.read(reader, 99) or (tmp_path / name).read_bytes()
+    os.close(reader)
+    content = gzip.decompress(content) if name.endswith(".gz") else content
+    assert content.decode() == '{"text": "é \\ud83d"}\n'
+    assert json.loads(content) == half
 
 
 def test_target_appears_only_when_it_is_complete(tmp_path: Path) -> None:
