@@ -31,7 +31,7 @@ def check_key(request: Request) -> None:
         UnauthorizedError: none or a wrong one came.
     """
     scheme, given = _credentials(request)
-    if not _is_open(request) and not (scheme == "bearer" and _is_key(request, given.encode())):
+    if not _is_open(request) and not (scheme == "bearer" and _is_key(request, given.encode("latin-1"))):
         raise UnauthorizedError("send an API key: Authorization: Bearer <key>")
 
 

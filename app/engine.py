@@ -52,6 +52,8 @@ _BATCH_SECONDS = 0.1
 # Fewer tokens keep no processor busy, and more make no device faster. Steps are small: where the next one was
 # half as large, an overload that slowed the machine a little halved the batches, and they stayed slower.
 _FEWEST_TOKENS, _USUAL_TOKENS, _MOST_TOKENS, _STEP_TOKENS = 1024, 4096, 16384, 256
+# A batch that takes longer hangs, however short the deadlines are.
+_STALLED_SECONDS = 5.0
 # Of the time until its deadline, what a request may spend in the queue: the speed may fall meanwhile.
 _WAIT_SHARE = 0.6
 
@@ -134,7 +136,7 @@ class Engine:
             return "broken"
         if self._draining:
             return "draining"
-        if self.batcher.computing_for > self._settings.request_timeout_ms / 1000:
+        if self.batcher.computing_for > max(self._settings.request_timeout_ms / 1000, _STALLED_SECONDS):
             return "stalled"
         return "ready" if self.loaded else "loading"
 
@@ -143,9 +145,10 @@ class Engine:
         """False once the inference thread is dead: only a restart helps."""
         return self.failure is None
 
-    def tell_readiness(self) -> None:
+    def tell_state(self) -> None:
         """To the metrics; from time to time, since nothing happens when a batch does not end."""
         self._metrics.ready(ready=self.status == "ready")
+        self._metrics.queue(self.batcher.queued_requests, self.batcher.queued_tokens)
 
     def check_open(self) -> None:
         """Whether a new request may come in; one that has may still be on its way through when this changes.

@@ -17,9 +17,12 @@ from app.problems import problem_response
 MAX_HEAD_BYTES = 64 * 1024
 SLOWEST_BYTES = 64 * 1024
 """Of an answer, so much must be read within the request timeout."""
+LEAST_SECONDS = 1.0
+"""A shorter request timeout bounds requests, but not what callers need to open a connection or read an answer."""
 
 _UPGRADE = re.compile(rb"\r\nupgrade(?=:)", re.IGNORECASE)
-_PERHAPS_UPGRADE = re.compile(rb"\r(\n(u(p(g(r(a(de?)?)?)?)?)?)?)?\Z", re.IGNORECASE)
+_UNFINISHED = re.compile(rb"\r(\n(\r|u(p(g(r(a(de?)?)?)?)?)?)?)?\Z", re.IGNORECASE)
+"""What may be the beginning of an upgrade, or of the end of the head."""
 
 
 class BoundedProtocol(HttpToolsProtocol):
@@ -32,7 +35,8 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def __init__(self, config: uvicorn.Config, *args: Any, **kwargs: Any) -> None:
         super().__init__(config, *args, **kwargs)
-        self._seconds: float = config.app.state.settings.request_timeout_ms / 1000  # type: ignore[union-attr]
+        timeout_ms: int = config.app.state.settings.request_timeout_ms  # type: ignore[union-attr]
+        self._seconds = max(timeout_ms / 1000, LEAST_SECONDS)
         self._timer: asyncio.TimerHandle | None = None
         self._reading: asyncio.TimerHandle | None = None
         self._head_bytes = 0
@@ -57,12 +61,15 @@ class BoundedProtocol(HttpToolsProtocol):
         """See `asyncio.Protocol`."""
         if self._in_head or not self._in_request:
             data = self._without_upgrade(data)
+            end = data.find(b"\r\n\r\n")
+            before = self._head_bytes if self._in_head else 0
+            if before + (len(data) if end < 0 else end) > MAX_HEAD_BYTES:
+                self._turn_away(431)
+                return
         super().data_received(data)
         if self._in_head:
             self._arm()
             self._head_bytes += len(data)
-            if self._head_bytes > MAX_HEAD_BYTES:
-                self._turn_away(431)
         elif self._rests() and self.timeout_keep_alive_task is None:
             self._keep_alive()  # no request began, but uvicorn took the timer away
 
@@ -117,7 +124,7 @@ class BoundedProtocol(HttpToolsProtocol):
         data, self._held = self._held + data, b""
         end = data.find(b"\r\n\r\n")
         head, rest = (data, b"") if end < 0 else (data[:end], data[end:])
-        if end < 0 and (unfinished := _PERHAPS_UPGRADE.search(head)):
+        if end < 0 and (unfinished := _UNFINISHED.search(head)):
             head, self._held = head[: unfinished.start()], unfinished[0]
         return _UPGRADE.sub(b"\r\nX-Upgrade", head) + rest
 

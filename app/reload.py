@@ -12,11 +12,11 @@ _LISTENING = "0A"
 
 
 def reload(port: int) -> int:
-    """Send SIGHUP to the processes that listen on the port. Returns the exit code.
+    """Send SIGHUP to the service that listens on the port. Returns the exit code.
 
     A process that has no handler would end by the signal: it is passed over.
     """
-    told = [pid for pid in listeners(port) if _handles_hangup(pid)]
+    told = [pid for pid in {_leader(pid) for pid in listeners(port)} if _handles_hangup(pid)]
     for pid in told:
         os.kill(pid, signal.SIGHUP)
     if not told:
@@ -46,6 +46,14 @@ def _open(folder: Path) -> list[str]:
             with suppress(OSError):
                 files.append(str(descriptor.readlink()))
     return files
+
+
+def _leader(pid: int) -> int:
+    """The process that watches a worker, and tells those too that do not listen yet; else the process itself."""
+    with suppress(OSError):
+        if b"multiprocessing.spawn" in Path(f"/proc/{pid}/cmdline").read_bytes():
+            return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+    return pid
 
 
 def _handles_hangup(pid: int) -> bool:

@@ -24,6 +24,10 @@ from app.settings import Settings
 from app.workers import DIED, FAILED
 
 
+_BROKEN_SECONDS = 60.0
+"""More than any probe of liveness waits; Docker restarts no container that is unhealthy, only one that ended."""
+
+
 class DrainingServer(uvicorn.Server):
     """Uvicorn that, on SIGTERM, keeps listening until the accepted requests are answered.
 
@@ -40,6 +44,9 @@ class DrainingServer(uvicorn.Server):
         self.replaced = replaced
         self.drain_seconds = drain_seconds
         self.drain_until: float | None = None
+        self.noticed = False
+        """Whether a tick has seen the signal."""
+        self.broken_since: float | None = None
         self.tasks: set[asyncio.Task[None]] = set()
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
@@ -76,17 +83,25 @@ class DrainingServer(uvicorn.Server):
 
     async def on_tick(self, counter: int) -> bool:
         """Every 0.1 s: whether to end."""
-        self.engine.tell_readiness()
-        if self.engine.failure is not None and (self.replaced or not self.engine.loaded):
+        self.engine.tell_state()
+        if self.engine.failure is not None and self._gives_up():
             return True
         if self.drain_until is None or self.should_exit:
             return await super().on_tick(counter)
         if not self.engine.refusing:
-            # What had reached the socket when the signal came was read in the tick since then, and counts as
-            # accepted. What comes now is refused.
-            self.engine.refuse()
+            # What had reached the socket when the signal came is read within a tick, and counts as accepted. The
+            # first may come in the moment of the signal. What comes after the second is refused.
+            if self.noticed:
+                self.engine.refuse()
+            self.noticed = True
             return False
         return not self._busy() or time.monotonic() >= self.drain_until
+
+    def _gives_up(self) -> bool:
+        """Whether a broken process ends: at once if somebody waits for it, else when nobody has ended it by then."""
+        now = time.monotonic()
+        self.broken_since = self.broken_since or now
+        return self.replaced or not self.engine.loaded or now - self.broken_since > _BROKEN_SECONDS
 
     def _busy(self) -> bool:
         """Whether a request is not answered yet, or its answer not sent yet."""
@@ -100,8 +115,8 @@ def run_worker(
 ) -> int:
     """Serve in this process until a signal comes. Returns the exit code.
 
-    If the inference thread dies, a process that will be `replaced` by another ends; one that is alone stays,
-    with liveness red, since who watches it decides.
+    If the inference thread dies, a process that will be `replaced` by another ends. One that is alone stays for
+    a minute, with liveness red: who watches it decides. Then it ends, for whoever restarts what has ended.
     """
     sys.setswitchinterval(0.001)  # the inference thread's Python shall not hold up the event loop for 5 ms
     app = create_app(settings)

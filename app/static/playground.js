@@ -4,7 +4,6 @@ import { access, ask, curl, info, python } from "./service.js";
 
 const MASK = "[MASK]";
 const PAUSE = 250; // ms without a keystroke before the service is asked
-const MOST_WORDS = 100; // weighed one by one
 
 const $ = (selector, root = document) => root.querySelector(selector);
 const percent = (share) => `${(100 * share).toFixed(share > 0.0995 || share < 0.0005 ? 0 : 1)} %`;
@@ -133,7 +132,7 @@ const panels = {
 
     // Occlusion: how far the score falls when a word is hidden is how much the word had raised it.
     async after([text], { predictions }, signal) {
-      const weighed = words(text).slice(0, MOST_WORDS);
+      const weighed = words(text).slice(0, mostWords);
       if (!weighed.length) return;
       const label = (predictions.find((p) => /pos/i.test(p.label)) ?? predictions[0]).label;
       const score = (result) => result.predictions.find((p) => p.label === label).score;
@@ -162,6 +161,7 @@ const panels = {
   },
 };
 
+let mostWords = 100; // weighed one by one
 let current = "fill-mask";
 let pending = new AbortController();
 let timer;
@@ -201,7 +201,7 @@ async function run() {
     panel.show(answer.results[0], output);
     tell(answer);
     busy(false);
-    await panel.after?.(texts, answer.results[0], signal);
+    await panel.after?.(texts, answer.results[0], signal).catch(() => {}); // the answer stands without it
   } catch (error) {
     if (error.name !== "AbortError") refused(error, output);
   }
@@ -270,7 +270,8 @@ async function copy(event) {
 
 async function introduce() {
   try {
-    const { status, models, device, dtype } = await info();
+    const { status, models, device, dtype, limits } = await info();
+    mostWords = Math.min(mostWords, limits.max_client_batch);
     const sizes = models.map(({ name, parameters }) => `${name} ${compact.format(parameters)}`);
     $("#status").textContent = [status, ...sizes, `${device} ${dtype}`].join(" · ");
     if (status === "loading") setTimeout(introduce, 1000);

@@ -221,7 +221,7 @@ async def test_leaving_cancels_the_answer() -> None:
     assert cancelled.is_set()
 
 
-KEYS = {"api_keys": "first,second"}
+KEYS = {"api_keys": "first,second,clé"}
 
 
 @pytest.mark.parametrize(
@@ -239,6 +239,7 @@ async def test_tasks_ask_for_a_key(serve: Any, path: str) -> None:
     [
         ("Bearer first", 200),
         ("bearer second", 200),
+        ("Bearer clé", 200),
         ("Bearer third", 401),
         ("Bearer ", 401),
         ("Basic first", 401),

@@ -477,14 +477,23 @@ def run(self, lane, queries):
     return healthy(self, lane, queries)
 
 TorchBackend.run = run
-sys.exit(run_worker(Settings.read(os.environ), replaced=True))
+"""
+
+_REPLACED = "sys.exit(run_worker(Settings.read(os.environ), replaced=True))"
+_ALONE = """
+import app.server
+app.server._BROKEN_SECONDS = 1.0
+sys.exit(run_worker(Settings.read(os.environ)))
 """
 
 
-async def test_worker_whose_inference_thread_dies_answers_and_ends(checkpoints: dict[str, str]) -> None:
+@pytest.mark.parametrize("ending", [_REPLACED, _ALONE], ids=["replaced by another", "alone"])
+async def test_process_whose_inference_thread_dies_answers_and_ends(
+    checkpoints: dict[str, str], ending: str
+) -> None:
     """So that it is replaced, and does not refuse its share of the connections for ever."""
     bodies = [{"inputs": ["good"] * 7}] * 20
-    with running(checkpoints, script=_WITH_A_FATAL_FAULT) as process:
+    with running(checkpoints, script=_WITH_A_FATAL_FAULT + ending) as process:
         await asyncio.to_thread(process.until_ready)
         async with httpx.AsyncClient(base_url=process.url, timeout=PATIENCE) as client:
             stranded = await asyncio.gather(*(client.post("/sentiment", json=body) for body in bodies))

@@ -124,6 +124,23 @@ def test_words_are_weighed_in_one_request(open_page: OpenPage) -> None:
     assert max(weights) == 1
 
 
+def test_answer_stands_where_the_weighing_is_refused(open_page: OpenPage) -> None:
+    page = open_page("/#sentiment")
+
+    def refuse_lists(route: Route) -> None:
+        if isinstance(route.request.post_data_json["inputs"], list):
+            route.fulfill(status=429, headers={"Retry-After": "1"}, json={"title": "Too many", "status": 429})
+        else:
+            route.continue_()
+
+    page.route("**/sentiment", refuse_lists)
+    with page.expect_response(lambda response: response.status == 429):
+        write(page, "An opinion", "i loved the film!")
+    assert "tokens" in answered(page)
+    assert page.locator("#sentiment .gauge").is_visible()
+    assert not page.locator("#influence").is_visible()
+
+
 def test_only_the_last_of_many_keystrokes_is_asked_about(open_page: OpenPage) -> None:
     page = open_page("/#next-sentence")
     answered(page)
