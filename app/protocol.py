@@ -18,7 +18,7 @@ MAX_HEAD_BYTES = 64 * 1024
 SLOWEST_BYTES = 64 * 1024
 """Of an answer, so much must be read within the request timeout."""
 LEAST_SECONDS = 1.0
-"""A shorter request timeout bounds requests, but not what callers need to open a connection or read an answer."""
+"""A shorter request timeout bounds requests, not the time to send a head or to read so many bytes."""
 
 _UPGRADE = re.compile(rb"\r\nupgrade(?=:)", re.IGNORECASE)
 _UNFINISHED = re.compile(rb"\r(\n(\r|u(p(g(r(a(de?)?)?)?)?)?)?)?\Z", re.IGNORECASE)

@@ -23,9 +23,8 @@ from app.protocol import BoundedProtocol
 from app.settings import Settings
 from app.workers import DIED, FAILED
 
-
 _BROKEN_SECONDS = 60.0
-"""More than any probe of liveness waits; Docker restarts no container that is unhealthy, only one that ended."""
+"""More than a probe of liveness waits. Docker restarts no container that is unhealthy, only one that ended."""
 
 
 class DrainingServer(uvicorn.Server):
@@ -89,8 +88,8 @@ class DrainingServer(uvicorn.Server):
         if self.drain_until is None or self.should_exit:
             return await super().on_tick(counter)
         if not self.engine.refusing:
-            # What had reached the socket when the signal came is read within a tick, and counts as accepted. The
-            # first may come in the moment of the signal. What comes after the second is refused.
+            # What had reached the socket when the signal came is read within a tick, and counts as accepted;
+            # but the first tick may come in the moment of the signal. After the second one, all is refused.
             if self.noticed:
                 self.engine.refuse()
             self.noticed = True
@@ -98,7 +97,7 @@ class DrainingServer(uvicorn.Server):
         return not self._busy() or time.monotonic() >= self.drain_until
 
     def _gives_up(self) -> bool:
-        """Whether a broken process ends: at once if somebody waits for it, else when nobody has ended it by then."""
+        """Whether a broken process ends: at once if another takes its place, else if nobody has ended it."""
         now = time.monotonic()
         self.broken_since = self.broken_since or now
         return self.replaced or not self.engine.loaded or now - self.broken_since > _BROKEN_SECONDS
