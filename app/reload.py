@@ -49,7 +49,7 @@ def _open(folder: Path) -> list[str]:
 
 
 def _leader(pid: int) -> int:
-    """Of a worker, the process that watches it and tells those that do not listen yet; else the process itself."""
+    """Of a worker, the process that watches it and tells those that do not listen yet; else itself."""
     with suppress(OSError):
         if b"multiprocessing.spawn" in Path(f"/proc/{pid}/cmdline").read_bytes():
             return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
