@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 
 from training.classification import evenly, split_sources, whole_source
-from training.config import Recipe
+from training.config import Recipe, source_name
 from training.examples import Floats
-from training.sources import Document, source_name
+from training.sources import Document
 
 logger = logging.getLogger(__name__)
 

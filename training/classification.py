@@ -13,11 +13,11 @@ import numpy as np
 from model.checkpoint import Checkpoint
 from model.tokenizer import Tokenizer, kept_ends, truncate_longest_first
 from training.batches import ClassificationBatch, collate_classification
-from training.config import FinetuneConfig, Recipe, SourceConfig
-from training.errors import SourceError
+from training.config import FinetuneConfig, Recipe, SourceConfig, source_name
+from training.errors import RunError, SourceError
 from training.examples import Floats, Ints
 from training.pieces import text_hash
-from training.sources import Document, documents, source_name, without_breaks
+from training.sources import Document, documents, without_breaks
 
 logger = logging.getLogger(__name__)
 
@@ -83,7 +83,7 @@ def read_labelled(
     tokens as the network has `positions`.
 
     Raises:
-        SourceError: a label is missing or not in `finetune.labels`; names the document.
+        SourceError, RunError: as `split_sources`.
     """
     config = recipe.finetune
     served = config.model_copy(update={"max_length": positions})
@@ -116,23 +116,41 @@ def as_served(config: FinetuneConfig, checkpoint: Checkpoint) -> FinetuneConfig:
 def split_sources(recipe: Recipe) -> list[tuple[str, list[Document], list[Document]]]:
     """Name, train and dev part of each training source, by a hash of each text's group, or of the text itself.
 
-    Texts that `finetune.test` has, too, in whatever case or spacing, are left out.
+    Texts that `finetune.test` has, too, in whatever case or spacing, are left out, and of the train parts those
+    that any dev part has.
 
     Raises:
-        SourceError: a source names no column of labels.
+        SourceError: a source names no column of labels; a label is missing or not in `finetune.labels`.
+        RunError: no text is left to train on that has one of the labels.
     """
     config, parts = recipe.finetune, []
     tested = {key_of_text(document) for source in config.test for document in documents(source, recipe.data)}
     for source in config.train:
-        texts = whole_source(source, recipe.data)
-        kept = [document for document in texts if key_of_text(document) not in tested]
-        if len(kept) < len(texts):
-            logger.info("%s: %d texts stand in test too: left out", source_name(source), len(texts) - len(kept))
+        name, texts = source_name(source), whole_source(source, recipe.data)
+        label_numbers(name, texts, config)  # before the split: it counts documents as the file does
+        kept = _without(tested, texts, name, "test")
+        limit = _dev_limit(map(_share, kept), config.dev_fraction)
         split: tuple[list[Document], list[Document]] = ([], [])
         for document in kept:
-            split[_share(document) < config.dev_fraction].append(document)
-        parts.append((source_name(source), *split))
+            split[_share(document) < limit].append(document)
+        parts.append((name, *split))
+    judging = {key_of_text(document) for _, _, dev in parts for document in dev}
+    parts = [(name, _without(judging, train, name, "dev"), dev) for name, train, dev in parts]
+    trained = {document.label for _, train, _ in parts for document in train}
+    if parts and (missing := [label for label in config.labels if label not in trained]):
+        raise RunError(
+            f"no text of finetune.train is labelled {', '.join(map(repr, missing))}; is a file sorted by its "
+            "labels, and cut by limit?"
+        )
     return parts
+
+
+def _without(judging: set[int], texts: Sequence[Document], name: str, part: str) -> list[Document]:
+    """The texts that are not among those that judge."""
+    kept = [document for document in texts if key_of_text(document) not in judging]
+    if len(kept) < len(texts):
+        logger.info("%s: %d texts stand in %s too: left out", name, len(texts) - len(kept), part)
+    return kept
 
 
 def whole_source(source: SourceConfig, root: Path) -> list[Document]:
@@ -151,6 +169,12 @@ def whole_source(source: SourceConfig, root: Path) -> list[Document]:
 def key_of_text(document: Document) -> int:
     """Equal for texts that differ in case, white space or `<br />` alone."""
     return text_hash(without_breaks(document.text))
+
+
+def _dev_limit(shares: Iterable[float], fraction: float) -> float:
+    """The share below which a text is in dev: `fraction`, or as much as gives dev one group of several."""
+    lowest = sorted(set(shares))[:2]
+    return max(fraction, lowest[1]) if fraction and len(lowest) == 2 else fraction
 
 
 def _share(document: Document) -> float:
@@ -175,6 +199,8 @@ def label_numbers(name: str, texts: Sequence[Document], config: FinetuneConfig) 
     """
     numbers = {value: i for i, value in enumerate(config.labels)}
     for number, document in enumerate(texts, 1):
+        if document.label is None:
+            raise SourceError(f"{name}, document {number}: has no label; fill it, or take the row out")
         if document.label not in numbers:
             raise SourceError(
                 f"{name}, document {number}: label {document.label!r} is none of "

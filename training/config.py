@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 import tomllib
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -36,7 +38,9 @@ class SourceConfig(_Strict):
     split: str = "train"
     """Split of the hub data set."""
     format: Literal["auto", "jsonl", "csv", "tsv", "parquet", "text", "wikitext"] = "auto"
-    """`auto` goes by the file's suffix. `wikitext`: lines like ` = Title = ` begin a document."""
+    """`auto` goes by the file's suffix, and in a directory takes the files whose suffix it knows; any other is
+    the format of all files there. What is hidden in a directory is never read. `wikitext`: lines like
+    ` = Title = ` begin a document."""
     text: tuple[str, ...] = ("text",)
     """Columns that hold the text; several are joined as paragraphs, or are a pair when fine-tuning."""
     label: str | None = None
@@ -57,6 +61,12 @@ class SourceConfig(_Strict):
         if self.path is None and self.hub is None:
             raise ValueError("a source needs a path, or a data set of the hub")
         return self
+
+
+def source_name(source: SourceConfig) -> str:
+    """How reports and folders call a source: its name, else that of its file or data set."""
+    name = source.name or source.hub or Path(source.path or "").name.split(".")[0]
+    return re.sub(r"[^\w.-]+", "-", name).strip("-.") or "source"
 
 
 class TokenizerConfig(_Strict):
@@ -256,7 +266,8 @@ class FinetuneConfig(_Strict):
     seeds: tuple[int, ...] = ()
     """Train once with each of them, and keep the best on dev. If empty, once with the recipe's `seed`."""
     dev_fraction: Share = 0.05
-    """Share of each source that is not trained on: it decides which weights are kept, and how sure they are."""
+    """Share of each source that is not trained on: it decides which weights are kept, and how sure they are. At
+    least one text or group of a source, unless it has no other."""
     evaluate_steps: Positive = 500
     """Look at dev at least so often, and at the end of each epoch; the best weights so far are kept."""
     evaluate_texts: Positive = 2000
@@ -313,6 +324,15 @@ class FinetuneConfig(_Strict):
             raise ValueError(
                 "labels must be two or more, each with a name of its own; merge values in the data"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _single_texts_or_pairs(self) -> FinetuneConfig:
+        for source in self.train + self.test:
+            if len(source.text) not in (1, 2):
+                raise ValueError(
+                    f"{source_name(source)} has {len(source.text)} text columns; name one, or two for a pair"
+                )
         return self
 
 
@@ -384,6 +404,16 @@ class Recipe(_Strict):
         columns = {len(s.text) for s in self.finetune.train + (self.teach.texts if self.teach else ())}
         if self.teach and len(columns) > 1:
             raise ValueError("teach.texts and finetune.train must have the same number of text columns")
+        lists = {
+            "corpus.sources": self.corpus.sources,
+            "corpus.heldout": self.corpus.heldout,
+            "finetune.train": self.finetune.train,
+            "finetune.test": self.finetune.test,
+        }
+        for key, sources in lists.items():
+            for name, count in Counter(map(source_name, sources)).items():
+                if count > 1:
+                    raise ValueError(f"{key}: {count} are called {name!r}; give each a name of its own")
         try:
             self.model.bert(self.tokenizer.vocab_size)
         except ConfigError as error:

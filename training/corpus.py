@@ -19,7 +19,6 @@ import functools
 import hashlib
 import itertools
 import logging
-import os
 import shutil
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -34,10 +33,10 @@ from tqdm import tqdm
 
 from model.tokenizer import Tokenizer
 from training.config import Recipe
-from training.errors import CorpusError, SourceError
+from training.errors import CorpusError
 from training.pieces import pieces
 from training.shards import Shard, read_json, write_json
-from training.sources import files, source_name
+from training.sources import file_hashes, files
 from training.workers import shards_in_workers
 
 FORMAT = 3
@@ -141,7 +140,7 @@ def prepare(recipe: Recipe, tokenizer: Tokenizer) -> Path:
 
     Raises:
         SourceError: text that cannot be read.
-        CorpusError: no text to train on, two sources of one name, or no room on the disk.
+        CorpusError: no text to train on, or no room on the disk.
     """
     corpus = recipe.folder / "corpus"
     fingerprint = _fingerprint(recipe, tokenizer)
@@ -161,10 +160,6 @@ _NOTES: Any = {"__all__": {"note"}}
 def _fingerprint(recipe: Recipe, tokenizer: Tokenizer) -> dict[str, Any]:
     """Everything the shards depend on, except for what a hub data set holds today."""
     config = recipe.corpus
-    for kind, sources in (("sources", config.sources), ("heldout", config.heldout)):
-        for name, count in Counter(map(source_name, sources)).items():
-            if count > 1:
-                raise CorpusError(f"corpus.{kind}: {count} are called {name!r}; give each a name of its own")
     return {
         "format": FORMAT,
         "sentencex": version("sentencex"),
@@ -172,24 +167,12 @@ def _fingerprint(recipe: Recipe, tokenizer: Tokenizer) -> dict[str, Any]:
         "config": config.model_dump(
             mode="json", exclude={"workers": True, "sources": _NOTES, "heldout": _NOTES}
         ),
-        "files": {
-            os.path.relpath(file, recipe.data): _file_hash(file)
-            for source in (*config.heldout, *config.sources)
-            for file in files(source, recipe.data)
-        },
+        "files": file_hashes((*config.heldout, *config.sources), recipe.data),
     }
 
 
 def _hash(tokenizer: Tokenizer) -> str:
     return hashlib.sha256(tokenizer.to_json().encode()).hexdigest()
-
-
-def _file_hash(file: Path) -> str:
-    try:
-        with file.open("rb") as handle:
-            return hashlib.file_digest(handle, "sha256").hexdigest()
-    except OSError as error:
-        raise SourceError(f"{file}: cannot be read ({error.strerror})") from error
 
 
 def _start_anew(corpus: Path, fingerprint: dict[str, Any]) -> None:

@@ -11,8 +11,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from training.config import Recipe, SourceConfig
-from training.sources import documents, source_name
+from training.config import Recipe, SourceConfig, source_name
+from training.sources import documents
 
 PIECE_CHARACTERS = 8_000_000
 """Text per shard; memory in use is a few times this per worker, whatever the size of the corpus."""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import itertools
+import os
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -81,9 +83,12 @@ def files(source: SourceConfig, root: Path) -> list[Path]:
     if place.is_file():
         return [place]
     if place.is_dir():
-        found = [file for file in sorted(place.rglob("*")) if file.is_file() and _format(file) is not None]
+        chosen = source.format != "auto"
+        shown = (file for file in sorted(place.rglob("*")) if not _is_hidden(file.relative_to(place)))
+        found = [file for file in shown if file.is_file() and (chosen or _format(file) is not None)]
         if not found:
-            raise SourceError(f"{place}: the directory holds no file ending in {', '.join(FORMATS)}")
+            ending = "" if chosen else f" ending in {', '.join(FORMATS)}"
+            raise SourceError(f"{place}: the directory holds no file{ending}")
         return found
     found = sorted(Path(name) for name in glob(str(place), recursive=True) if Path(name).is_file())  # noqa: PTH207
     if not found and source.hub is None:
@@ -91,10 +96,21 @@ def files(source: SourceConfig, root: Path) -> list[Path]:
     return found
 
 
-def source_name(source: SourceConfig) -> str:
-    """How reports and folders call a source: its name, else that of its file or data set."""
-    name = source.name or source.hub or Path(source.path or "").name.split(".")[0]
-    return re.sub(r"[^\w.-]+", "-", name).strip("-.") or "source"
+def _is_hidden(path: Path) -> bool:
+    return any(part.startswith(".") for part in path.parts)
+
+
+def file_hashes(sources: Iterable[SourceConfig], root: Path) -> dict[str, str]:
+    """SHA-256 of each file of some sources by its path from the root; nothing of what the hub holds."""
+    return {os.path.relpath(file, root): _sha256(file) for source in sources for file in files(source, root)}
+
+
+def _sha256(file: Path) -> str:
+    try:
+        with file.open("rb") as handle:
+            return hashlib.file_digest(handle, "sha256").hexdigest()
+    except OSError as error:
+        raise SourceError(f"{file}: cannot be read ({error.strerror})") from error
 
 
 # --- one file ----------------------------------------------------------------------------------------------
@@ -133,9 +149,7 @@ def _read(content: BinaryIO, file: Path, source: SourceConfig) -> Iterator[Docum
 
 
 def _format(file: Path) -> str | None:
-    """Format by suffix, looking beneath a compression's suffix; None if unknown or a hidden file."""
-    if file.name.startswith("."):
-        return None
+    """Format by suffix, looking beneath a compression's suffix; None if unknown."""
     inner = file.with_suffix("") if file.suffix in COMPRESSIONS else file
     return FORMATS.get(inner.suffix.lower())
 

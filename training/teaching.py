@@ -114,8 +114,6 @@ def teach(recipe: Recipe) -> bool:
     checkpoint, texts = teacher(recipe), _texts(recipe)
     finetune = recipe.finetune
     split = split_sources(recipe)
-    for name, *parts in split:
-        label_numbers(name, [document for part in parts for document in part], finetune)
     train = [document for _, part, _ in split for document in part]
     train = [train[i] for i in evenly(len(train), finetune.baseline_texts or len(train))]
     dev = [part for _, _, part in split]

@@ -80,8 +80,35 @@ def _decompressed(raw: BinaryIO, file: Path) -> BinaryIO:
         case ".bz2":
             return cast("BinaryIO", bz2.open(raw))
         case ".zst":
-            return io.BufferedReader(library("zstandard", str(file)).open(raw))
+            return io.BufferedReader(_Zstandard(raw, library("zstandard", str(file)).ZstdDecompressor()))
     return raw
+
+
+class _Zstandard(io.RawIOBase):
+    """The contents of all frames. (zstandard's own reader takes a file that was cut short for a whole one.)"""
+
+    def __init__(self, raw: BinaryIO, decompressor: Any) -> None:
+        self._raw = raw
+        self._decompressor = decompressor
+        self._frame = decompressor.decompressobj()
+        self._out = memoryview(b"")
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        while not self._out:
+            data = self._frame.unused_data or self._raw.read(2**14)
+            if not data and not self._frame.eof:
+                raise EOFError("the file ends within a frame")
+            if not data:
+                return 0
+            if self._frame.eof:
+                self._frame = self._decompressor.decompressobj()
+            self._out = memoryview(self._frame.decompress(data))
+        count = min(len(buffer), len(self._out))
+        buffer[:count], self._out = self._out[:count], self._out[count:]
+        return count
 
 
 def _damage() -> tuple[type[Exception], ...]:

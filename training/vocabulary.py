@@ -16,7 +16,7 @@ from model.tokenizer import Tokenizer
 from training.config import Recipe
 from training.errors import CorpusError
 from training.shards import read_json, write_json
-from training.sources import documents, files
+from training.sources import documents, file_hashes, files
 
 logger = logging.getLogger(__name__)
 
@@ -54,8 +54,12 @@ def make_tokenizer(recipe: Recipe) -> Path:
 def _made_from(recipe: Recipe) -> dict[str, Any]:
     if recipe.pretrain.start is not None:
         return {"tokenizer": Tokenizer.load(recipe.pretrain.start).to_json()}
-    sources = [source.model_dump(mode="json", exclude={"note"}) for source in recipe.corpus.sources]
-    return {"config": recipe.tokenizer.model_dump(mode="json"), "sources": sources}
+    sources = recipe.corpus.sources
+    return {
+        "config": recipe.tokenizer.model_dump(mode="json"),
+        "sources": [source.model_dump(mode="json", exclude={"note"}) for source in sources],
+        "files": file_hashes(sources, recipe.data),
+    }
 
 
 def train_tokenizer(recipe: Recipe) -> Tokenizer:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -10,6 +11,7 @@ import pytest
 from tests.training.conftest import MakeRecipe
 from training.baselines import BagOfWords, tf_idf_baseline
 from training.config import SourceConfig
+from training.errors import RunError
 from training.sources import Document
 
 
@@ -42,6 +44,16 @@ def test_other_texts_are_learned_anew(make_recipe: MakeRecipe) -> None:
     assert first is not None
     assert second is not None
     assert second.texts < first.texts
+
+
+def test_texts_of_one_label_are_refused(make_recipe: MakeRecipe, tmp_path: Path) -> None:
+    rows = [json.dumps({"text": f"a good film {number}", "label": 1}) for number in range(20)]
+    (tmp_path / "sorted.jsonl").write_text("\n".join(rows))
+    recipe = make_recipe()
+    source = SourceConfig(path=str(tmp_path / "sorted.jsonl"), label="label")
+    sorted_ = recipe.model_copy(update={"finetune": recipe.finetune.model_copy(update={"train": (source,)})})
+    with pytest.raises(RunError, match=r"no text of finetune\.train is labelled '0'"):
+        tf_idf_baseline(sorted_)
 
 
 def test_zero_texts_leave_it_out(make_recipe: MakeRecipe) -> None:

@@ -12,7 +12,7 @@ from model.tokenizer import Tokenizer
 from tests.conftest import MakeCheckpoint
 from training.classification import LabelledTexts, assemble, joined, read_labelled, read_whole
 from training.config import FinetuneConfig, Recipe, SourceConfig
-from training.errors import SourceError
+from training.errors import RunError, SourceError
 
 
 def write(folder: Path, rows: list[dict[str, object]]) -> SourceConfig:
@@ -55,16 +55,68 @@ def test_a_source_without_label_column_is_refused(tmp_path: Path, tokenizer: Tok
 
 def test_texts_that_are_tested_are_not_trained_on(tmp_path: Path, tokenizer: Tokenizer) -> None:
     (tmp_path / "test.jsonl").write_text('{"text": "Good<br /><br />film", "label": 1}\n')
-    rows: list[dict[str, object]] = [{"text": text, "label": 1} for text in ("good\n\nfilm", "a good film")]
+    rows = [
+        {"text": "good\n\nfilm", "label": 1},
+        {"text": "a good film", "label": 1},
+        {"text": "bad", "label": 0},
+    ]
     test = SourceConfig(path="test.jsonl", label="label")
     train, _ = read(tmp_path, rows, tokenizer, test=(test,))
-    assert [tokenizer.decode(ids.tolist()) for ids in train.input_ids] == ["a good film"]
+    expected = [tokenizer.encode(text).input_ids for text in ("a good film", "bad")]
+    assert [ids.tolist() for ids in train.input_ids] == expected
+
+
+def test_no_text_is_in_both_train_and_dev(tmp_path: Path, tokenizer: Tokenizer) -> None:
+    """A review that two products share, spelt in another way, in sources that overlap."""
+    rows: list[dict[str, object]] = [
+        {"text": f"{text} good", "label": number % 2, "film": f"{text} {film}"}
+        for number, text in enumerate("abcdefghijklmnop")
+        for film in (1, 2)
+    ]
+    source = write(tmp_path, rows)
+    loud = [row | {"text": str(row["text"]).upper()} for row in rows]
+    (tmp_path / "loud.jsonl").write_text("".join(json.dumps(row) + "\n" for row in loud))
+    overlapping = SourceConfig(path="loud.jsonl", label="label")
+    recipe = recipe_of(tmp_path, source, train=(source, overlapping), dev_fraction=0.2)
+    parts = read_labelled(recipe, tokenizer, positions=64)
+    train, dev = (
+        {tuple(ids.tolist()) for part in side for ids in part.input_ids} for side in zip(*parts, strict=True)
+    )
+    assert dev
+    assert train
+    assert not train & dev
+    assert len(train | dev) == 16
+
+
+def test_a_small_source_has_a_group_in_dev_but_not_its_only_one(tmp_path: Path, tokenizer: Tokenizer) -> None:
+    rows: list[dict[str, object]] = [
+        {"text": f"{film} good {i}", "label": i % 2, "film": film} for film in "abc" for i in range(2)
+    ]
+    train, dev = read(tmp_path, rows, tokenizer, dev_fraction=1e-9)
+    assert (len(train), len(dev)) == (4, 2)
+    assert len({int(ids[1]) for ids in dev.input_ids}) == 1
+    train, dev = read(tmp_path, rows[:2], tokenizer, dev_fraction=1e-9)
+    assert (len(train), len(dev)) == (2, 0)
+
+
+def test_a_label_that_no_text_has_is_an_error(tmp_path: Path, tokenizer: Tokenizer) -> None:
+    rows: list[dict[str, object]] = [{"text": f"good {letter}", "label": 1} for letter in "abc"]
+    with pytest.raises(RunError, match=r"no text of finetune\.train is labelled '0'; is a file sorted"):
+        read(tmp_path, rows, tokenizer)
+
+
+@pytest.mark.parametrize("number", range(6))
+def test_an_error_counts_documents_as_the_file_does(tmp_path: Path, tokenizer: Tokenizer, number: int) -> None:
+    rows: list[dict[str, object]] = [{"text": f"good {letter}", "label": 1} for letter in "abcdef"]
+    rows[number]["label"] = None
+    with pytest.raises(SourceError, match=f"document {number + 1}: has no label; fill it, or take the row out"):
+        read(tmp_path, rows, tokenizer, dev_fraction=0.5)
 
 
 def test_no_group_is_split_between_train_and_dev(tmp_path: Path, tokenizer: Tokenizer) -> None:
     letters = "abcdefghijklmnopqrstuvwxyz"
     rows: list[dict[str, object]] = [
-        {"text": f"{letter} good", "label": 1, "film": letter} for letter in letters for _ in range(3)
+        {"text": f"{letter} good", "label": i % 2, "film": letter} for letter in letters for i in range(3)
     ]
     train, dev = read(tmp_path, rows, tokenizer, dev_fraction=0.4)
     films = [{int(ids[1]) for ids in part.input_ids} for part in (train, dev)]
@@ -75,7 +127,7 @@ def test_no_group_is_split_between_train_and_dev(tmp_path: Path, tokenizer: Toke
 
 
 def test_the_split_is_the_same_in_every_run(tmp_path: Path, tokenizer: Tokenizer) -> None:
-    rows: list[dict[str, object]] = [{"text": "good " * i, "label": 1} for i in range(1, 40)]
+    rows: list[dict[str, object]] = [{"text": "good " * i, "label": i % 2} for i in range(1, 40)]
     first, again = (read(tmp_path, rows, tokenizer, dev_fraction=0.3)[1] for _ in range(2))
     assert [i.tolist() for i in first.input_ids] == [i.tolist() for i in again.input_ids]
 
@@ -101,7 +153,8 @@ def test_a_pair_has_two_segments_and_loses_from_the_longer(tokenizer: Tokenizer)
 def test_training_encodes_as_serving_does(tmp_path: Path, tokenizer: Tokenizer) -> None:
     text = "the film was good.<br /><br />and i loved it. " * 5
     for truncation in ("head", "head_tail"):
-        train, _ = read(tmp_path, [{"text": text, "label": 1}], tokenizer, max_length=20, truncation=truncation)
+        rows = [{"text": text, "label": 1}, {"text": "bad", "label": 0}]
+        train, _ = read(tmp_path, rows, tokenizer, max_length=20, truncation=truncation)
         served = tokenizer.encode(text, max_length=20, truncate=True, truncation=truncation)
         assert train.input_ids[0].tolist() == served.input_ids
 
@@ -109,7 +162,7 @@ def test_training_encodes_as_serving_does(tmp_path: Path, tokenizer: Tokenizer) 
 def test_dev_and_test_are_read_as_they_are_served(
     tmp_path: Path, tokenizer: Tokenizer, save_sentiment: MakeCheckpoint
 ) -> None:
-    rows = [{"text": f"good film {letter} " * 40, "label": 1} for letter in "abcdefgh"]
+    rows = [{"text": f"good film {letter} " * 40, "label": i % 2} for i, letter in enumerate("abcdefgh")]
     train, dev = read(tmp_path, rows, tokenizer, max_length=20, dev_fraction=0.5)
     assert {len(ids) for ids in train.input_ids} == {20}
     assert {len(ids) for ids in dev.input_ids} == {64}

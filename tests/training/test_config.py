@@ -51,6 +51,16 @@ def test_overrides_are_toml_values_in_nested_tables(recipe_file: Path) -> None:
         ),
         ("pretrain.tokens.much=1", "tokens is no table"),
         ("corpus.sources=[{}]", "needs a path, or a data set of the hub"),
+        (
+            'corpus.sources=[{path="a.txt"},{path="b/a.txt"}]',
+            r"corpus\.sources: 2 are called 'a'; give each a name of its own",
+        ),
+        ('finetune.train=[{path="a.csv"},{path="b/a.csv"}]', r"finetune\.train: 2 are called 'a'"),
+        ('finetune.test=[{path="a.csv"},{path="b/a.csv"}]', r"finetune\.test: 2 are called 'a'"),
+        (
+            'finetune.train=[{path="a.csv",text=["title","summary","text"]}]',
+            "a has 3 text columns; name one, or two for a pair",
+        ),
         ("pretrain.tokens", "not of the form key=value"),
     ],
 )

@@ -110,7 +110,7 @@ def test_spelled_special_tokens_are_ordinary_text() -> None:
 
 def test_documents_and_sentences_without_tokens_are_left_out() -> None:
     encoded = SentenceEncoder(TOKENIZER).encode(["the film. \x00\n \n\na bat", "\u200b", "sad"])
-    assert TOKENIZER.decode(encoded.tokens) == "the film. a bat sad"
+    assert encoded.tokens.tolist() == TOKENIZER.ids("the film. a bat sad")
     assert encoded.sentence_starts.tolist() == [0, 3, 7, 10]
     assert encoded.document_starts.tolist() == [0, 2, 3]
 
@@ -138,7 +138,7 @@ def test_a_sentence_without_end_is_cut_between_words() -> None:
     assert encoded.document_starts.tolist() == [0, 1, len(lengths) - 1, len(lengths)]
     firsts = encoded.tokens[encoded.sentence_starts[:-1]]
     assert not any(TOKENIZER.token(int(first)).startswith("##") for first in firsts)
-    assert TOKENIZER.decode(encoded.tokens) == f"the film. {' '.join(words)} a bat"
+    assert encoded.tokens.tolist() == TOKENIZER.ids(f"the film. {' '.join(words)} a bat")
 
 
 @given(st.lists(st.booleans(), min_size=1, max_size=1500))

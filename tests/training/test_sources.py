@@ -17,9 +17,9 @@ from typing import Any
 import pytest
 
 from training import sources
-from training.config import SourceConfig
+from training.config import SourceConfig, source_name
 from training.errors import SourceError
-from training.sources import Document, documents, files, source_name
+from training.sources import Document, documents, files
 
 ROWS = [
     {"title": "One", "text": "First film.\nIt was good.", "label": "1"},
@@ -207,15 +207,39 @@ def test_zstandard_files_read_as_their_contents(tmp_path: Path) -> None:
     whole = zstandard.compress(jsonl(ROWS * 1000).encode())
     write(tmp_path / "a.jsonl.zst", whole)
     assert texts(tmp_path, "a.jsonl.zst") == TEXTS * 1000
+    write(tmp_path / "two.jsonl.zst", whole + whole)
+    assert texts(tmp_path, "two.jsonl.zst") == TEXTS * 2000
     write(tmp_path / "b.jsonl.zst", b"not compressed at all")
     with pytest.raises(SourceError, match=r"b\.jsonl\.zst"):
         read(tmp_path, "b.jsonl.zst")
+
+
+def test_a_zstandard_file_that_was_cut_is_damaged(tmp_path: Path) -> None:
+    zstandard = pytest.importorskip("zstandard")
+    content = jsonl([{"text": str(number)} for number in range(100_000)])  # several blocks
+    write(tmp_path / "a.jsonl.zst", zstandard.compress(content.encode())[:-9])
+    with pytest.raises(SourceError, match=r"a\.jsonl\.zst: cannot be read \(the file ends within a frame\)"):
+        read(tmp_path, "a.jsonl.zst")
 
 
 def test_directory_is_read_in_the_order_of_its_names_without_strangers(tmp_path: Path) -> None:
     for name in ("b.txt", "a/z.jsonl", "README.md", ".hidden.txt", "b.txt.part"):
         write(tmp_path / "data" / name, jsonl([{"text": name}]) if name.endswith("jsonl") else name)
     assert texts(tmp_path, "data") == ["a/z.jsonl", "b.txt"]
+
+
+def test_hidden_folders_of_a_directory_are_passed_over(tmp_path: Path) -> None:
+    for name in ("b.txt", ".git/a.txt", "deep/.trash/c.txt"):
+        write(tmp_path / "data" / name, name)
+    assert texts(tmp_path, "data") == ["b.txt"]
+
+
+def test_a_format_is_that_of_all_files_of_a_directory(tmp_path: Path) -> None:
+    for name in ("book", "deep/book.log", ".hidden"):
+        write(tmp_path / "data" / name, name)
+    with pytest.raises(SourceError, match=r"the directory holds no file ending in"):
+        texts(tmp_path, "data")
+    assert texts(tmp_path, "data", format="text") == ["book", "deep/book.log"]
 
 
 def test_globs_choose_files(tmp_path: Path) -> None:

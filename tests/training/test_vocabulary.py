@@ -78,3 +78,6 @@ def test_a_tokenizer_is_made_anew_only_for_other_text_or_settings(root: Path) ->
     assert "Zoo" in Tokenizer.load(file.parent).vocab
     make_tokenizer(recipe(root, sources=("a.txt",)))
     assert "zebras" not in Tokenizer.load(file.parent).vocab
+    (root / "a.txt").write_text("quagga quaggas " * 200)
+    make_tokenizer(recipe(root, sources=("a.txt",)))
+    assert "quaggas" in Tokenizer.load(file.parent).vocab
