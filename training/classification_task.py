@@ -66,6 +66,12 @@ class ClassificationTask:
             raise RunError(f"{len(texts)} texts in batches of {config.batch}: too few for all processes")
         self._epoch = (-1, np.empty(0, dtype=np.int64))
 
+    @property
+    def steps_per_epoch(self) -> int:
+        """The last one with what is left, if there is a text for each process."""
+        whole, left = divmod(len(self.texts), self.config.batch)
+        return whole + (left >= self.processes.world)
+
     def micro_batches(self, progress: Progress, spent: float) -> Sequence[ClassificationBatch]:
         """This process's share of the next `batch` texts of the epoch."""
         del spent

@@ -6,6 +6,7 @@ import hashlib
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +38,9 @@ from training.tensorboard import Board
 from training.watch import RunLog
 
 logger = logging.getLogger(__name__)
+
+CALIBRATION_ANSWERS = 5
+"""So many of dev's must be right, and so many wrong: with none wrong, the lowest temperature is always best."""
 
 
 def finetune(recipe: Recipe) -> bool:
@@ -145,8 +149,8 @@ def _loop(
 ) -> Loop[ClassificationBatch]:
     """The loop, set to where an earlier run stopped."""
     recipe, group, config = material.recipe, material.group, material.recipe.finetune
-    per_epoch = -(-len(task.texts) // config.batch)
-    steps = max(1, round(config.epochs * len(task.texts) / config.batch))
+    per_epoch = task.steps_per_epoch
+    steps = max(1, round(config.epochs * per_epoch))
     logger.info("%d texts, %s tokens per epoch, %d steps", len(task.texts), f"{task.texts.tokens:,}", steps)
     board = Board(folder / "tensorboard") if recipe.tensorboard and group.first else None
     looks = -(-per_epoch // config.evaluate_steps)  # in an epoch, the last one at its end
@@ -164,7 +168,7 @@ def _loop(
         state=RunState(folder, _identity(config, task, start)),
         checkpoint_minutes=config.checkpoint_minutes,
         evaluate=_look_at(material.dev, task.classifier, best, config) if material.dev else None,
-        evaluate_steps=-(-per_epoch // looks),
+        evaluate_steps=Fraction(per_epoch, looks),
         enough=lambda: best.enough,
         processes=group,
     )
@@ -223,11 +227,18 @@ def read_all(recipe: Recipe, start: Checkpoint) -> tuple[list[LabelledTexts], li
 def calibrate(model: BertForSequenceClassification, dev: LabelledTexts) -> None:
     """Divide the logits by the temperature with the lowest loss on dev (Guo et al. 2017, section 4.2).
 
-    It goes into the last layer's weights: whatever loads them has calibrated scores.
+    It goes into the last layer's weights: whatever loads them has calibrated scores. With too few wrong answers
+    on dev, or too few right ones, nothing is changed.
     """
     if not len(dev):
         return
     logits, labels = predict_classification(model, dev.batches())
+    right = int((logits.argmax(1) == labels).sum())
+    if min(right, len(dev) - right) < CALIBRATION_ANSWERS:
+        logger.warning(
+            "not calibrated: %d of %d answers on dev are right, too few or too many", right, len(dev)
+        )
+        return
     candidates = torch.logspace(-1, 1, 401, base=5.0).tolist()  # 0.2 to 5
     losses = [F.cross_entropy(logits / temperature, labels).item() for temperature in candidates]
     temperature = candidates[int(np.argmin(losses))]

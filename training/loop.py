@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from fractions import Fraction
 from types import FrameType
 from typing import Any, Generic, Protocol, TypeVar
 
@@ -110,8 +111,8 @@ class Loop(Generic[B]):
     checkpoint_minutes: float = 5.0
     evaluate: Callable[[Progress], dict[str, Any]] | None = None
     evaluate_minutes: float = 10.0
-    evaluate_steps: int | None = None
-    """Evaluate every so many steps instead."""
+    evaluate_steps: int | Fraction | None = None
+    """Evaluate every so many steps instead; a part of a step is a whole one."""
     enough: Callable[[], bool] = lambda: False
     """Ends the run before its budget is spent; asked after each step, of the first process."""
     advisor: Advisor = field(default_factory=Advisor)
@@ -171,7 +172,8 @@ class Loop(Generic[B]):
 
     def step(self) -> None:
         """One optimizer step."""
-        rate = self.learning_rate * rate_factor(self.spent, self.warmup_fraction, self.decay_fraction)
+        middle = self.spent + (0.5 / self.budget.steps if self.budget.steps else 0.0)  # of the step: never 0
+        rate = self.learning_rate * rate_factor(middle, self.warmup_fraction, self.decay_fraction)
         set_rate(self.optimizer, rate)
         phase = self.progress.phase
         batches = self.task.micro_batches(self.progress, self.spent)
@@ -264,7 +266,8 @@ class Loop(Generic[B]):
 
     def _evaluation_is_due(self) -> bool:
         if self.evaluate_steps is not None:
-            return self.progress.step % self.evaluate_steps == 0
+            step = self.progress.step
+            return step // self.evaluate_steps > (step - 1) // self.evaluate_steps
         return self.progress.seconds - self._evaluated.seconds >= 60 * self.evaluate_minutes
 
     def _evaluate(self) -> None:

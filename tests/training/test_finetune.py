@@ -6,6 +6,7 @@ import signal
 from itertools import pairwise
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -222,6 +223,33 @@ def test_every_text_comes_once_an_epoch(make_recipe: MakeRecipe) -> None:
     assert sorted(seen) == sorted(int(target.argmax()) for target in texts.targets)
     task.micro_batches(progress, 0.0)
     assert progress.epoch == 1
+
+
+@pytest.mark.parametrize(("texts", "steps"), [(33, 4), (32, 2), (31, 2)])
+def test_an_epoch_reads_every_text(make_recipe: MakeRecipe, texts: int, steps: int) -> None:
+    recipe = with_pretrained(make_recipe("finetune.dev_fraction=0", "finetune.batch=32"))
+    few = recipe.finetune.train[0].model_copy(update={"limit": texts})
+    tested = {"train": (few,), "test": ()}
+    recipe = recipe.model_copy(update={"finetune": recipe.finetune.model_copy(update=tested)})
+    assert finetune(recipe)
+    assert list(RunLog(seed_folder(recipe, 1) / "log.jsonl"))[-1]["step"] == steps
+
+
+@pytest.mark.parametrize("wrong", [0, 1, 4, 12, 16])
+def test_too_few_wrong_or_right_answers_do_not_calibrate(
+    finished: Recipe, caplog: pytest.LogCaptureFixture, wrong: int
+) -> None:
+    loaded = load_checkpoint(finished.folder / "sentiment")
+    assert isinstance(loaded.model, BertForSequenceClassification)
+    _, (dev,) = read_all(finished, loaded)
+    dev = dev.sample(16)
+    answers = predict_classification(loaded.model, dev.batches())[0].argmax(1)
+    for number, text in enumerate(dev.longest_first):
+        dev.targets[text] = np.eye(2, dtype=np.float32)[int(answers[number]) ^ (number < wrong)]
+    before = loaded.model.classifier.weight.detach().clone()
+    calibrate(loaded.model, dev)
+    assert torch.equal(loaded.model.classifier.weight, before)
+    assert f"not calibrated: {len(dev) - wrong} of {len(dev)} answers on dev are right" in caplog.text
 
 
 def test_calibration_lowers_the_loss_on_dev_and_changes_no_answer(finished: Recipe) -> None:

@@ -8,6 +8,7 @@ import signal
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -117,10 +118,25 @@ def test_the_rate_follows_the_budget(tmp_path: Path) -> None:
     task = Regression()
     loop_of(task, tmp_path, Budget(steps=10), log_steps=1).run()
     rates = [line["learning_rate"] for line in lines(tmp_path) if line["event"] == "train"]
-    assert rates[0] == 0
-    assert rates[1] == pytest.approx(0.1)
-    assert rates[-1] == pytest.approx(0.1 * 0.1 / 0.9)
+    assert rates[0] == pytest.approx(0.1 * 0.5)  # of the middle of the step
+    assert rates[1] == pytest.approx(0.1 * 0.85 / 0.9)
+    assert rates[-1] == pytest.approx(0.1 * 0.05 / 0.9)
     assert task.seen == [i / 10 for i in range(10)]
+
+
+def test_a_run_of_one_step_learns(tmp_path: Path) -> None:
+    task = Regression()
+    loop_of(task, tmp_path, Budget(steps=1)).run()
+    assert any(parameter.any() for parameter in task.model.parameters())
+
+
+def test_looks_that_are_no_whole_steps_apart_do_not_drift(tmp_path: Path) -> None:
+    loop = loop_of(
+        Regression(), tmp_path, Budget(steps=20), evaluate=lambda _: {}, evaluate_steps=Fraction(10, 3)
+    )
+    loop.run()
+    looks = [line["step"] for line in lines(tmp_path) if line["event"] == "evaluation"]
+    assert looks == [4, 7, 10, 14, 17, 20]
 
 
 def test_micro_batches_compute_what_one_batch_does(tmp_path: Path) -> None:
