@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from pathlib import Path
 
 import torch
 
-from model.checkpoint import load_checkpoint
+from model.checkpoint import Checkpoint, load_checkpoint
 from training.config import Recipe
 from training.directory import write_directory
 from training.errors import RunError
 from training.model_card import write_card
+from training.run_state import fingerprint
 
 logger = logging.getLogger(__name__)
 
@@ -22,19 +24,20 @@ def export(recipe: Recipe) -> list[Path]:
     Raises:
         RunError: a directory does not hold what was written.
     """
-    dtype: torch.dtype = getattr(torch, recipe.export.dtype)
-    targets = {"pretrained": recipe.export.pretrained, "sentiment": recipe.export.sentiment}
-    made = [name for name in targets if (recipe.folder / name).is_dir()]
+    names = {"pretrained", "sentiment"}
+    made = [name for name in sorted(names) if (recipe.folder / name).is_dir()]
     if not made:
         raise RunError(f"{recipe.folder} holds no trained model; run pretrain first")
-    if missing := targets.keys() - made:
+    if missing := names.difference(made):
         logger.warning("%s has no %s model yet; it is left out", recipe.folder, *missing)
-    return [_export(recipe, name, targets[name] or recipe.folder / "export" / name, dtype) for name in made]
+    sources = {name: load_checkpoint(recipe.folder / name) for name in made}
+    weights = {name: fingerprint(source.model) for name, source in sources.items()}
+    return [_export(recipe, name, source, weights) for name, source in sources.items()]
 
 
-def _export(recipe: Recipe, name: str, target: Path, dtype: torch.dtype) -> Path:
-    source = load_checkpoint(recipe.folder / name)
-    write_directory(target, source.model, source.tokenizer, dtype)
-    write_card(recipe, name, target)
+def _export(recipe: Recipe, name: str, source: Checkpoint, weights: Mapping[str, str]) -> Path:
+    target: Path = getattr(recipe.export, name) or recipe.folder / "export" / name
+    write_directory(target, source.model, source.tokenizer, getattr(torch, recipe.export.dtype))
+    write_card(recipe, name, target, weights)
     logger.info("%s: %.1f MB", target, sum(f.stat().st_size for f in target.iterdir()) / 1e6)
     return target

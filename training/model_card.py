@@ -5,19 +5,22 @@ from __future__ import annotations
 import json
 import shlex
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from training.config import Recipe, SourceConfig
 from training.report import PLOTS
-from training.seeds import chosen_folder
+from training.seeds import chosen_folder, chosen_seed
+from training.shards import read_json
 from training.watch import RunLog
 
 _PLOTS = {"pretrained": ("pretrain-loss.png",), "sentiment": ("finetune-loss.png", "reliability-*.png")}
 
 
-def write_card(recipe: Recipe, name: str, target: Path) -> None:
-    """Write `README.md` into an exported directory; figures come from `report.json` if there is one."""
+def write_card(recipe: Recipe, name: str, target: Path, weights: Mapping[str, str]) -> None:
+    """Write `README.md` into an exported directory, with the figures of the run's report if it is one of this
+    model as it is now. `weights` are the fingerprints of the run's models."""
     if name == "pretrained":
         task, title = "fill-mask", "BERT for masked words and next sentences"
         sources, start = recipe.corpus.sources, recipe.pretrain.start
@@ -28,12 +31,12 @@ def write_card(recipe: Recipe, name: str, target: Path) -> None:
         )
         start = recipe.finetune.pretrained or recipe.pretrain.start
         sources = recipe.finetune.train + (recipe.teach.texts if recipe.teach else ())
-    report = recipe.folder / "report.md"
-    figures = (
-        report.read_text().split(PLOTS)[0]
-        if report.is_file()
-        else "Not evaluated: run `python -m training evaluate`.\n"
-    )
+    evaluated = (read_json(recipe.folder / "report.json") or {}).get("weights", {})
+    if current := name in evaluated and evaluated.items() <= weights.items():
+        figures = (recipe.folder / "report.md").read_text().split(PLOTS)[0]
+    else:
+        figures = "Not evaluated: run `python -m training evaluate`.\n"
+    seed = recipe.seed if name == "pretrained" else chosen_seed(recipe)
     lines = [
         "---",
         f"pipeline_tag: {task}",
@@ -47,7 +50,7 @@ def write_card(recipe: Recipe, name: str, target: Path) -> None:
         "",
         f"    python -m training all {_command(recipe)}",
         "",
-        f"Seed {recipe.seed}. {_run_line(recipe, name)}",
+        f"Seed {seed}. {_run_line(recipe, name)}",
         "",
         "## Data",
         "",
@@ -56,7 +59,7 @@ def write_card(recipe: Recipe, name: str, target: Path) -> None:
         "## Figures",
         "",
         figures,
-        *_pictures(recipe, name, target),
+        *(_pictures(recipe, name, target) if current else ()),
         *_weaknesses(recipe),
         "## Settings",
         "",

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from model.checkpoint import load_checkpoint
+from model.checkpoint import Checkpoint, load_checkpoint
 from model.config import BertConfig
 from model.heads import BertForPreTraining
 from model.tokenizer import Tokenizer
@@ -120,11 +120,17 @@ def new_model(recipe: Recipe, tokenizer: Tokenizer) -> BertForPreTraining:
     `pretrain.start`.
 
     Raises:
-        RunError: `pretrain.start` is no checkpoint of masked LM and next sentence, or too short.
+        RunError: `pretrain.start` is no checkpoint of masked LM and next sentence, too short, or of another
+            vocabulary.
     """
     if recipe.pretrain.start is None:
         return fresh_model(recipe.model.bert(tokenizer.vocab_size), recipe)
-    begun = load_pretrained(recipe.pretrain.start)
+    begun, checkpoint = load_pretrained(recipe.pretrain.start)
+    if checkpoint.tokenizer.to_json() != tokenizer.to_json():
+        raise RunError(
+            f"{recipe.pretrain.start} has another vocabulary than {recipe.folder / 'tokenizer'}; run tokenizer "
+            "and prepare with this pretrain.start"
+        )
     longest = max(examples.sequence_length for examples in phases(recipe.pretrain))
     if longest > (positions := begun.config.max_position_embeddings):
         raise RunError(
@@ -135,18 +141,16 @@ def new_model(recipe: Recipe, tokenizer: Tokenizer) -> BertForPreTraining:
     return model
 
 
-def load_pretrained(folder: Path) -> BertForPreTraining:
-    """The network of a checkpoint directory with both heads.
+def load_pretrained(folder: Path) -> tuple[BertForPreTraining, Checkpoint]:
+    """A checkpoint directory with both heads, and its network.
 
     Raises:
         RunError: it is another kind of checkpoint.
     """
-    model = load_checkpoint(folder).model
-    if not isinstance(model, BertForPreTraining) or model.next_sentence is None:
-        raise RunError(
-            f"{folder}: pretraining goes on from masked LM with next sentence, not from this checkpoint"
-        )
-    return model
+    checkpoint = load_checkpoint(folder)
+    if not isinstance(checkpoint.model, BertForPreTraining) or checkpoint.model.next_sentence is None:
+        raise RunError(f"{folder} is no checkpoint of masked LM with next sentence")
+    return checkpoint.model, checkpoint
 
 
 def fresh_model(shape: BertConfig, recipe: Recipe) -> BertForPreTraining:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from model.checkpoint import Checkpoint, load_checkpoint
-from model.heads import BertForPreTraining, BertForSequenceClassification
+from model.heads import BertForSequenceClassification
 from model.tokenizer import Tokenizer
 from training.baselines import Baseline, tf_idf_baseline
 from training.classification import LabelledTexts, read_whole
@@ -25,7 +25,8 @@ from training.evaluation import (
 from training.finetune import from_scratch_folder
 from training.hardware import choose_device
 from training.plots import plot_confusion, plot_losses, plot_reliability
-from training.pretrain import open_heldout
+from training.pretrain import load_pretrained, open_heldout
+from training.run_state import fingerprint
 from training.seeds import SeedResult, chosen_folder, load_results, mean_and_spread, seed_folder
 from training.watch import RunLog
 
@@ -59,6 +60,8 @@ class Report:
     """Accuracy of the network without pretraining, by name of the test set"""
     seeds: list[SeedReport] = field(default_factory=list)
     """Each seed's run, where there were several"""
+    weights: dict[str, str] = field(default_factory=dict)
+    """Fingerprints of what was evaluated, by name of the model"""
 
 
 def evaluate(recipe: Recipe, weights: Path | None = None) -> str:
@@ -68,21 +71,25 @@ def evaluate(recipe: Recipe, weights: Path | None = None) -> str:
         weights: Folder with other checkpoints to evaluate on the recipe's texts: `pretrained`, `sentiment`.
 
     Raises:
-        RunError: there is no model yet.
+        RunError: there is no model yet, or one of another kind, or of other labels than the recipe's.
+        CorpusError: the held-out text is not in the model's vocabulary.
     """
     models = weights or recipe.folder
-    if not any((models / name).is_dir() for name in ("pretrained", "sentiment")):
+    found = [name for name in ("pretrained", "sentiment") if (models / name).is_dir()]
+    if not found:
         raise RunError(f"{models} holds no trained model; run pretrain first")
     if weights:
         recipe = _apart(recipe, weights)
     folder = recipe.folder
     report = Report(
-        _pretraining(recipe, models / "pretrained"), **_classification(recipe, models / "sentiment")
+        _pretraining(recipe, models / "pretrained"),
+        **_classification(recipe, models / "sentiment"),
+        weights={name: fingerprint(load_checkpoint(models / name).model) for name in found},
     )
-    (folder / "report.json").write_text(to_json(report))
     text = tables(report)
     plots = [f"![{file.stem}]({file.name})" for file in _plot(recipe, report)]
     (folder / "report.md").write_text("\n".join([text, PLOTS, "", *plots, ""]))
+    (folder / "report.json").write_text(to_json(report))  # last: it says of which weights all of it is
     return text
 
 
@@ -202,10 +209,11 @@ def _unigram_entropy(train: Path) -> float | None:
 def _pretraining(recipe: Recipe, folder: Path) -> dict[str, PretrainingReport]:
     if not folder.is_dir():
         return {}
-    checkpoint = load_checkpoint(folder)
-    assert isinstance(checkpoint.model, BertForPreTraining)
-    model = checkpoint.model.to(choose_device(recipe.device))
+    model, checkpoint = load_pretrained(folder)
     heldout = open_heldout(recipe)
+    for corpus in heldout.values():
+        corpus.check_tokenizer(checkpoint.tokenizer)
+    model = model.to(choose_device(recipe.device))
     return evaluate_pretraining(
         model, heldout, checkpoint.tokenizer, recipe.pretrain.examples, examples=EXAMPLES
     )
@@ -238,6 +246,11 @@ def _accuracies(recipe: Recipe, folder: Path, texts: Sequence[LabelledTexts]) ->
 
 
 def _classifier(recipe: Recipe, folder: Path) -> tuple[BertForSequenceClassification, Checkpoint]:
-    checkpoint = load_checkpoint(folder)
-    assert isinstance(checkpoint.model, BertForSequenceClassification)
+    checkpoint, labels = load_checkpoint(folder), list(recipe.finetune.labels.values())
+    if not isinstance(checkpoint.model, BertForSequenceClassification):
+        raise RunError(f"{folder} is no classifier")
+    if checkpoint.config.labels != labels:
+        raise RunError(
+            f"{folder} is a classifier of {checkpoint.config.labels}, but finetune.labels are {labels}"
+        )
     return checkpoint.model.to(choose_device(recipe.device)), checkpoint

@@ -50,10 +50,15 @@ def load_results(recipe: Recipe) -> list[SeedResult]:
     return [SeedResult(**row) for row in json.loads(file.read_text())] if file.is_file() else []
 
 
+def chosen_seed(recipe: Recipe) -> int:
+    """Of the run whose model is exported."""
+    results = load_results(recipe)
+    return best_of(results).seed if results else seeds_of(recipe)[0]
+
+
 def chosen_folder(recipe: Recipe) -> Path:
     """The run whose model is exported."""
-    results = load_results(recipe)
-    return seed_folder(recipe, best_of(results).seed if results else seeds_of(recipe)[0])
+    return seed_folder(recipe, chosen_seed(recipe))
 
 
 def mean_and_spread(figures: Sequence[float]) -> tuple[float, float]:

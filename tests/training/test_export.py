@@ -17,6 +17,8 @@ from training.directory import write_directory
 from training.errors import RunError
 from training.export import export
 from training.pretrain import new_model
+from training.report import evaluate
+from training.seeds import SeedResult, save_results
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
@@ -68,6 +70,35 @@ def test_the_recipe_says_where_to(make_recipe: MakeRecipe, tmp_path: Path) -> No
     save_checkpoint(recipe.folder / "pretrained", new_model(recipe, tokenizer), tokenizer)
     assert export(recipe) == [tmp_path / "weights"]
     assert "Not evaluated" in (tmp_path / "weights" / "README.md").read_text()
+
+
+def test_the_card_has_the_figures_of_these_weights_alone(make_recipe: MakeRecipe) -> None:
+    recipe = make_recipe("pretrain.evaluate_examples=1")
+    tokenizer = Tokenizer.load(recipe.folder / "tokenizer")
+    save_checkpoint(recipe.folder / "pretrained", new_model(recipe, tokenizer), tokenizer)
+    evaluate(recipe)
+    (recipe.folder / "pretrain-loss.png").write_text("")
+    (target,) = export(recipe)
+    card = (target / "README.md").read_text()
+    assert "masked-LM loss" in card
+    assert "pretrain-loss.png" in card
+    other = new_model(recipe.model_copy(update={"seed": 9}), tokenizer)
+    save_checkpoint(recipe.folder / "pretrained", other, tokenizer)
+    export(recipe)
+    card = (target / "README.md").read_text()
+    assert "Not evaluated" in card
+    assert "masked-LM loss" not in card
+    assert "pretrain-loss.png" not in card
+
+
+def test_the_card_names_the_seed_that_was_kept(make_recipe: MakeRecipe, sentiment: Path) -> None:
+    recipe = make_recipe("finetune.seeds=[5, 6]", "seed=3")
+    for name in ("pretrained", "sentiment"):
+        shutil.copytree(sentiment, recipe.folder / name)
+    (recipe.folder / "finetune").mkdir()
+    save_results(recipe, [SeedResult(5, 10, 0.8, 0.5), SeedResult(6, 10, 0.9, 0.4)])
+    seeds = [(target / "README.md").read_text().partition("\nSeed ")[2][:2] for target in export(recipe)]
+    assert seeds == ["3.", "6."]
 
 
 def test_the_card_names_no_folder_of_this_machine(

@@ -22,12 +22,10 @@ from training.corpus import Corpus
 from training.errors import CorpusError, RunError
 from training.loop import MEAN_STEPS
 from training.pretrain import new_model, open_heldout, pretrain
-from training.pretraining_task import PretrainingTask
+from training.pretraining_task import PretrainingTask, pretraining_losses
 from training.run_state import Progress
 from training.vocabulary import make_tokenizer
 
-RENDEZVOUS = ("--rdzv-backend=c10d", "--rdzv-endpoint=localhost:0")
-TORCHRUN = ("-m", "torch.distributed.run", "--nproc-per-node=2", *RENDEZVOUS)
 RENDEZVOUS = ("--rdzv-backend=c10d", "--rdzv-endpoint=localhost:0")
 TORCHRUN = ("-m", "torch.distributed.run", "--nproc-per-node=2", *RENDEZVOUS)
 LONG_MODEL = ("model.max_position_embeddings=128",)
@@ -183,6 +181,12 @@ def test_examples_longer_than_the_start_has_positions_are_refused(
         pretrain(recipe)
 
 
+def test_a_start_of_another_vocabulary_is_refused(make_recipe: MakeRecipe, pretrained: Path) -> None:
+    recipe = make_recipe(f"pretrain.start={pretrained}", "pretrain.long_fraction=0")
+    with pytest.raises(RunError, match=r"has another vocabulary than .*tokenizer; run tokenizer and prepare"):
+        pretrain(recipe)
+
+
 def test_watching_may_change_between_resumes(uninterrupted: Recipe) -> None:
     changed = uninterrupted.pretrain.model_copy(
         update={"log_steps": 7, "checkpoint_minutes": 1.0, "workers": 1}
@@ -250,6 +254,24 @@ def test_next_sentence_counts_as_much_as_its_weight_says(make_recipe: MakeRecipe
     (batch,) = task.micro_batches(Progress(), 0.0)
     loss, masked, following = task.losses(batch, batch.counts)
     torch.testing.assert_close(loss, masked + 3 * following)
+
+
+def test_losses_are_means_in_nats_over_all_masked_words_and_id_0_is_one(make_recipe: MakeRecipe) -> None:
+    recipe = make_recipe("pretrain.dropout=0.0")
+    tokenizer = Tokenizer.load(recipe.folder / "tokenizer")
+    corpus = Corpus.open(recipe.folder / "corpus" / "train")
+    task = PretrainingTask(new_model(recipe, tokenizer), corpus, tokenizer, recipe)
+    (batch,) = task.micro_batches(Progress(), 0.0)
+    batch.masked_ids[0] = 0
+    _, mlm, nsp = pretraining_losses(task.bert, batch, batch.counts)
+    hidden = task.bert(batch.packed)
+    words = task.bert.masked_lm(hidden[batch.masked_rows]).log_softmax(1)
+    surprises = -words[torch.arange(len(words)), batch.masked_ids]
+    torch.testing.assert_close(mlm, surprises.mean())
+    assert task.bert.next_sentence is not None
+    pairs = task.bert.next_sentence(hidden[batch.cls_rows]).log_softmax(1)
+    known = batch.next_labels >= 0
+    torch.testing.assert_close(nsp, -pairs[known, batch.next_labels[known]].mean())
 
 
 def test_positions_that_no_example_has_reached_continue_the_learned_ones(

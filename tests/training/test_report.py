@@ -8,10 +8,11 @@ from pathlib import Path
 import pytest
 
 from model import Tokenizer, save_checkpoint
+from tests.conftest import MakeCheckpoint
 from tests.training.conftest import MakeRecipe
 from training.baselines import Baseline
 from training.classification_task import classifier_from
-from training.errors import RunError
+from training.errors import CorpusError, RunError
 from training.evaluation import ClassificationReport, PretrainingReport
 from training.finetune import finetune
 from training.pretrain import new_model
@@ -62,6 +63,34 @@ def test_exported_weights_are_evaluated_apart_from_the_run(make_recipe: MakeReci
     assert "| reviews | 20 |" in text
     assert (recipe.folder / "evaluation" / "report.json").is_file()
     assert not (recipe.folder / "report.json").exists()
+
+
+def test_a_classifier_of_other_labels_is_refused(make_recipe: MakeRecipe, sentiment: Path) -> None:
+    recipe = make_recipe("finetune.labels={0='POSITIVE',1='NEGATIVE'}")
+    (recipe.folder / "sentiment").symlink_to(sentiment)
+    with pytest.raises(
+        RunError, match=r"is a classifier of \['NEGATIVE', 'POSITIVE'\], but finetune.labels are"
+    ):
+        evaluate(recipe)
+
+
+def test_weights_of_another_kind_are_refused(
+    make_recipe: MakeRecipe, sentiment: Path, save_pretrained: MakeCheckpoint, tmp_path: Path
+) -> None:
+    recipe = make_recipe()
+    (tmp_path / "pretrained").symlink_to(save_pretrained("no-nsp", next_sentence=False))
+    with pytest.raises(RunError, match="is no checkpoint of masked LM with next sentence"):
+        evaluate(recipe, tmp_path)
+    (tmp_path / "pretrained").rename(tmp_path / "sentiment")
+    with pytest.raises(RunError, match="is no classifier"):
+        evaluate(recipe, tmp_path)
+
+
+def test_heldout_text_in_another_vocabulary_is_refused(make_recipe: MakeRecipe, pretrained: Path) -> None:
+    recipe = make_recipe()
+    (recipe.folder / "pretrained").symlink_to(pretrained)
+    with pytest.raises(CorpusError, match="made with another tokenizer; run prepare again"):
+        evaluate(recipe)
 
 
 def test_a_figure_that_cannot_be_is_null_and_a_dash() -> None:
