@@ -57,7 +57,8 @@ def _all(recipe: Recipe) -> bool:
     teaching = (teach,) if recipe.teach else ()
     if recipe.teach:
         teacher(recipe)  # before hours of training
-    steps = (_tokenizer, _prepare, pretrain, *adapting, *teaching, finetune, _evaluate, _export)
+    finetuning = (finetune,) if recipe.finetune.train else ()
+    steps = (_tokenizer, _prepare, pretrain, *adapting, *teaching, *finetuning, _evaluate, _export)
     return all(step(recipe) for step in steps)
 
 
@@ -166,7 +167,9 @@ def _run(parsed: argparse.Namespace) -> bool:
 
 
 def _use_threads(wanted: int | None) -> None:
-    torch.set_num_threads(wanted or max(1, len(os.sched_getaffinity(0)) // launched()))
+    # macOS has no affinity
+    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    torch.set_num_threads(wanted or max(1, allowed // launched()))
 
 
 def _overrides(parsed: argparse.Namespace) -> list[str]:

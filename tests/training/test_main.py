@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import signal
 from pathlib import Path
@@ -111,6 +112,25 @@ def test_a_mistake_is_one_clear_line(
 def test_overrides_may_follow_options(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["export", "quick", "--data", "elsewhere", "run=/nowhere"]) == 1
     assert "/nowhere/quick" in capsys.readouterr().err
+
+
+def test_all_finishes_without_labelled_texts(
+    make_recipe: MakeRecipe, recipe_file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    recipe = make_recipe()
+    places = [f"data={recipe.data}", f"run={recipe.run}"]
+    assert main(["all", str(recipe_file), *places, "pretrain.tokens=500", "finetune.train=[]"]) == 0
+    assert "| stories |" in capsys.readouterr().out
+    assert [path.name for path in (recipe.folder / "export").iterdir()] == ["pretrained"]
+    assert "| stories |" in (recipe.folder / "export" / "pretrained" / "README.md").read_text()
+
+
+def test_threads_are_counted_where_no_process_has_an_affinity(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(os, "sched_getaffinity", raising=False)  # as on macOS
+    monkeypatch.delenv("WORLD_SIZE", raising=False)
+    monkeypatch.setattr(os, "cpu_count", lambda: 3)
+    command_line._use_threads(None)
+    assert torch.get_num_threads() == 3
 
 
 def test_an_unknown_option_is_refused() -> None:
