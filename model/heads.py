@@ -7,7 +7,6 @@ projection onto the vocabulary.
 from __future__ import annotations
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from model.bert import Activation, BertEncoder, initialise
@@ -95,8 +94,3 @@ class BertForSequenceClassification(nn.Module):
 
     def initialise(self, generator: torch.Generator | None = None) -> None:
         initialise(self, self.config, generator)
-
-
-def masked_lm_loss(logits: Tensor, labels: Tensor) -> Tensor:
-    """Mean cross-entropy in nats over the masked positions: (rows, vocab_size), (rows,) -> ()."""
-    return F.cross_entropy(logits.float(), labels)

@@ -139,12 +139,6 @@ class Tokenizer:
         (path / "tokenizer_config.json").write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")
 
     @property
-    def lowercase(self) -> bool:
-        """Whether case is folded."""
-        normalizer = self._rust.normalizer
-        return normalizer is not None and bool(normalizer.normalize_str("A") == "a")
-
-    @property
     def vocab(self) -> list[str]:
         """Every token in the order of its id."""
         return [self._rust.id_to_token(i) or "" for i in range(self.vocab_size)]
@@ -257,10 +251,6 @@ class Tokenizer:
             return [list(e.ids) for e in self._rust.encode_batch_fast(list(texts), add_special_tokens=False)]
         except TypeError:
             raise InvalidTextError(_SURROGATE) from None
-
-    def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
-        """Ids to text, word pieces joined."""
-        return str(self._rust.decode(list(ids), skip_special_tokens=skip_special_tokens))
 
 
 def truncate_longest_first(lengths: Sequence[int], budget: int) -> list[int]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -174,12 +173,7 @@ def _report(answers: PretrainingAnswers, unigrams: NDArray[np.float64]) -> Pretr
 
 def unigram_shares(corpus: Corpus) -> NDArray[np.float64]:
     """How frequent each token of a corpus is, without those that do not occur; sums to 1."""
-    bounds = corpus.sentence_starts[corpus.document_starts]
-    counts = np.zeros(0, dtype=np.int64)
-    for first, last in pairwise(bounds.tolist()):
-        found = np.bincount(corpus.tokens(first, last), minlength=len(counts))
-        found[: len(counts)] += counts
-        counts = found
+    counts = corpus.token_counts()
     return counts[counts > 0] / counts.sum()
 
 

@@ -229,9 +229,11 @@ def test_fifteen_percent_are_masked_eighty_ten_ten(many: list[Example]) -> None:
 
 def test_masks_fall_on_every_position_alike(many: list[Example]) -> None:
     long = [e for e in many if len(e.input_ids) >= 50]
-    hits = Counter(int(p) for e in long for p in e.masked_positions if p < 50)
-    shares = [hits[p] / len(long) for p in range(1, 50)]
-    assert max(shares) < 0.15 + 5 * (0.15 / len(long)) ** 0.5
+    hits = Counter(int(p) for e in long for p in e.masked_positions)
+    shares = [hits[p] / len(long) for p in range(1, 49)]  # the shortest may end with a [SEP] at 49
+    slack = 5 * (0.15 / len(long)) ** 0.5
+    assert max(shares) < 0.15 + slack
+    assert min(shares) > 0.15 * 0.95 - slack  # now and then the [SEP] in the middle stands there
 
 
 def test_kinds_come_in_the_configured_shares(many: list[Example]) -> None:

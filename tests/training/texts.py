@@ -33,7 +33,7 @@ BLAME = ["dreadful", "boring", "clumsy", "awful"]
 
 
 class MemoryText:
-    """Documents of sentences of token ids, as `training.examples.Text` wants them."""
+    """Documents of sentences of token ids, as `training.examples.Text` and evaluations want them."""
 
     def __init__(self, documents: Sequence[Sequence[Sequence[int]]]) -> None:
         sentences = [sentence for document in documents for sentence in document]
@@ -43,6 +43,9 @@ class MemoryText:
 
     def tokens(self, first: int, last: int) -> NDArray[np.integer]:
         return self.ids[first:last]
+
+    def token_counts(self) -> NDArray[np.int64]:
+        return np.bincount(self.ids)
 
 
 def sentence(rng: random.Random) -> str:
