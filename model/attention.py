@@ -14,7 +14,7 @@ from typing import Protocol
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.nn.attention import SDPBackend, sdpa_kernel, varlen
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from model.gather import take
 from model.matmul_attention import MatmulAttention
@@ -81,6 +81,8 @@ class VarlenAttention:
         return self._attend(*qkv.unbind(1))
 
     def _attend(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        from torch.nn.attention import varlen  # two seconds, which a process without a GPU is spared
+
         out = varlen.varlen_attn(
             query,
             key,

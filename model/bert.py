@@ -42,14 +42,20 @@ class Activation(nn.Module):
         return out
 
 
+def _embedding(rows: int, width: int) -> nn.Embedding:
+    """Zeros until it is filled. Torch's own beginning draws numbers, and on the device of a model that is about
+    to be loaded, "meta", it would import the whole compiler for that."""
+    return nn.Embedding.from_pretrained(torch.zeros(rows, width), freeze=False)
+
+
 class BertEmbeddings(nn.Module):
     """Sum of word, position and segment embeddings (section 3, "Input/Output Representations")."""
 
     def __init__(self, config: BertConfig) -> None:
         super().__init__()
-        self.word_embeddings = nn.Embedding(config.vocab_size, config.hidden_size)
-        self.position_embeddings = nn.Embedding(config.max_position_embeddings, config.hidden_size)
-        self.token_type_embeddings = nn.Embedding(config.type_vocab_size, config.hidden_size)
+        self.word_embeddings = _embedding(config.vocab_size, config.hidden_size)
+        self.position_embeddings = _embedding(config.max_position_embeddings, config.hidden_size)
+        self.token_type_embeddings = _embedding(config.type_vocab_size, config.hidden_size)
         self.norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
         self.dropout = Dropout(config.hidden_dropout_prob)
 
