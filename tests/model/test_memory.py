@@ -8,15 +8,15 @@ import sys
 
 import pytest
 
-_PAGES = 4096  # of a buffer of 16 MiB
+_PAGES = 16384  # of a buffer of 64 MiB
 _FAULTS = """
 import resource, torch
 from model.memory import keep_freed_memory
 {begin}
-torch.ones(4 * 2**20)
+torch.ones(16 * 2**20)
 before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
 for _ in range(10):
-    torch.ones(4 * 2**20)
+    torch.ones(16 * 2**20)
 print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
 """
 
