@@ -36,7 +36,6 @@ from model.attention import can_use_varlen
 from model.errors import CheckpointError
 from model.graphs import GraphedEncoder
 from model.inference import compute_once, prepack
-from model.memory import keep_freed_memory
 from model.packing import recurring_rows
 
 
@@ -132,7 +131,6 @@ class TorchBackend:
     def load(self) -> None:
         """See `Backend.load`."""
         torch.set_num_threads(self.threads)
-        keep_freed_memory()
         self.device = _resolve_device(self.device)
         if (index := torch.device(self.device).index) is not None:
             torch.cuda.set_device(index)  # of this thread: streams and graphs go there

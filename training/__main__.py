@@ -14,7 +14,6 @@ import torch
 from tqdm.contrib.logging import logging_redirect_tqdm
 
 from model.errors import BertError
-from model.memory import keep_freed_memory
 from model.tokenizer import Tokenizer
 from training.adapt import adapt
 from training.average import average
@@ -26,6 +25,7 @@ from training.errors import RunError
 from training.export import export
 from training.finetune import finetune
 from training.inspection import inspect
+from training.memory import keep_freed_memory
 from training.pretrain import pretrain
 from training.report import evaluate
 from training.teaching import teach, teacher
