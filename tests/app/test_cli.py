@@ -302,7 +302,7 @@ def holding() -> Iterator[Holding]:
 def test_command_that_ends_early_does_not_wait_for_answers(
     holding: Holding, tmp_path: Path, end: str, code: int
 ) -> None:
-    # The first row fills the output's buffer while the second is on its way.
+    # The first row fills the pipe while the second is on its way.
     rows = [{"text": text, "more": "x" * 100_000} for text in ("good", "hold", "good")]
     (tmp_path / "texts.jsonl").write_text("\n".join(map(json.dumps, rows)))
     program = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)\n"
@@ -314,9 +314,10 @@ def test_command_that_ends_early_does_not_wait_for_answers(
     with subprocess.Popen(
         command, cwd=ROOT, stdout=subprocess.DEVNULL if end == "interrupt" else writer, stderr=subprocess.PIPE
     ) as process:
-        os.close(reader)
         os.close(writer)
-        assert holding.entered.wait(PATIENCE)
+        entered = holding.entered.wait(PATIENCE)
+        os.close(reader)
+        assert entered
         if end == "interrupt":
             process.send_signal(signal.SIGINT)
         try:
