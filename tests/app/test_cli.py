@@ -302,13 +302,13 @@ def holding() -> Iterator[Holding]:
 def test_command_that_ends_early_does_not_wait_for_answers(
     holding: Holding, tmp_path: Path, end: str, code: int
 ) -> None:
-    # The first row fills the pipe while the second is on its way.
-    rows = [{"text": text, "more": "x" * 100_000} for text in ("good", "hold", "good")]
+    # The first row fills the pipe while the third is on its way, and the second finds it broken.
+    rows = [{"text": text, "more": "x" * 100_000} for text in ("good", "good", "hold", "good")]
     (tmp_path / "texts.jsonl").write_text("\n".join(map(json.dumps, rows)))
     program = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)\n"
     program += "from app.cli import main; main()"
     url = f"http://127.0.0.1:{holding.server_port}"
-    command = [sys.executable, "-c", program, "sentiment", "--url", url, "--concurrency", "2"]
+    command = [sys.executable, "-c", program, "sentiment", "--url", url, "--concurrency", "3"]
     command += ["--file", str(tmp_path / "texts.jsonl")]
     reader, writer = os.pipe()
     with subprocess.Popen(
