@@ -43,9 +43,12 @@ class Activation(nn.Module):
 
 
 def _embedding(rows: int, width: int) -> nn.Embedding:
-    """Zeros until it is filled. Torch's own beginning draws numbers, and on the device of a model that is about
-    to be loaded, "meta", it would import the whole compiler for that."""
-    return nn.Embedding.from_pretrained(torch.zeros(rows, width), freeze=False)
+    """As torch begins one; but on the device of a model that is about to be loaded, "meta", where torch would
+    import its whole compiler to draw numbers that nobody sees."""
+    weight = torch.empty(rows, width)
+    if not weight.is_meta:
+        nn.init.normal_(weight)
+    return nn.Embedding.from_pretrained(weight, freeze=False)
 
 
 class BertEmbeddings(nn.Module):
