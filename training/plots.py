@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
-
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
+from typing import TYPE_CHECKING, Any
 
 from training.evaluation import Bin
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 
 def plot_losses(log: Iterable[Mapping[str, Any]], file: Path, unigram_entropy: float | None = None) -> bool:
@@ -68,6 +69,8 @@ def plot_reliability(bins: Sequence[Bin], file: Path) -> None:
 
 
 def _axes(across: str, up: str) -> tuple[Figure, Axes]:
+    from matplotlib.figure import Figure  # most commands draw nothing, and it takes 0.6 s
+
     figure = Figure(figsize=(6, 4), layout="constrained")  # no pyplot: it would look for a display
     axes = figure.add_subplot()
     axes.set_xlabel(across)
