@@ -33,12 +33,13 @@ class PrepackedLinear(nn.Module):
         self.register_buffer("bias", linear.bias.detach(), persistent=False)
         self.epilogue, self.algorithm = ("none", "") if activation is None else _EPILOGUES[activation]
         self.gelu_apart = self.epilogue == "gelu" and linear.weight.dtype == torch.float32
+        if self.gelu_apart:
+            self.epilogue = "none"
 
     def forward(self, x: Tensor) -> Tensor:
         """(rows, in_features) -> (rows, out_features)"""
-        epilogue = "none" if self.gelu_apart else self.epilogue
         out: Tensor = torch.ops.mkldnn._linear_pointwise(
-            x, self.weight, self.bias, epilogue, [], self.algorithm
+            x, self.weight, self.bias, self.epilogue, [], self.algorithm
         )
         return torch.ops.aten.gelu_(out, approximate=self.algorithm) if self.gelu_apart else out
 

@@ -17,8 +17,12 @@ from typing import Any
 
 import httpx
 import pytest
+import uvicorn
 
+from app.main import create_app
 from app.reload import listeners
+from app.server import DrainingServer
+from app.settings import Settings
 from tests.app.process import PATIENCE, Process, running
 
 GOOD = {"inputs": "good"}
@@ -485,6 +489,18 @@ import app.server
 app.server._BROKEN_SECONDS = 1.0
 sys.exit(run_worker(Settings.read(os.environ)))
 """
+
+
+async def test_what_came_before_the_tick_after_a_signal_is_accepted(checkpoints: dict[str, str]) -> None:
+    """The first tick may come in the very moment of the signal, with requests still in the sockets."""
+    app = create_app(Settings.read(checkpoints))
+    server = DrainingServer(uvicorn.Config(app), app.state.engine, drain_seconds=1.0)
+    server.handle_exit(signal.SIGTERM, None)
+    refusing = []
+    for tick in range(2):
+        await server.on_tick(tick)
+        refusing.append(app.state.engine.refusing)
+    assert refusing == [False, True]
 
 
 @pytest.mark.parametrize("ending", [_REPLACED, _ALONE], ids=["replaced by another", "alone"])
