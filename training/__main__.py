@@ -24,6 +24,7 @@ from training.distributed import launched
 from training.errors import RunError
 from training.export import export
 from training.finetune import finetune
+from training.grow import grow
 from training.inspection import inspect
 from training.memory import keep_freed_memory
 from training.pretrain import pretrain
@@ -131,6 +132,11 @@ def _parser() -> argparse.ArgumentParser:
     mean.add_argument("target", type=Path, help="directory to write")
     mean.add_argument("checkpoint", type=Path, nargs="+", help="directories to read")
     mean.set_defaults(override=[])
+    summary = "write a checkpoint at twice its width, which answers as before and has more room to learn"
+    wider = commands.add_parser("grow", help=summary, description=summary)
+    wider.add_argument("target", type=Path, help="directory to write")
+    wider.add_argument("checkpoint", type=Path, help="directory to read")
+    wider.set_defaults(override=[])
     summary = "time a training step beside the same step of transformers"
     timing = commands.add_parser("bench", help=summary, description=summary)
     timing.add_argument("preset", nargs="?", default="mini", help="tiny, mini, small, medium, base or large")
@@ -154,6 +160,8 @@ def _run(parsed: argparse.Namespace) -> bool:
         return True
     if parsed.command == "average":
         return bool(average(parsed.checkpoint, parsed.target))
+    if parsed.command == "grow":
+        return bool(grow(parsed.checkpoint, parsed.target))
     recipe = load_recipe(parsed.recipe, _overrides(parsed))
     if parsed.command == "inspect":
         print(inspect(recipe, parsed.examples))
