@@ -21,7 +21,7 @@ logger = logging.getLogger(__name__)
 
 MAX_FEATURES = 400_000
 
-_NEVER = 1e-9
+NEVER = 1e-9
 """Probability of a label that no text of the training part has; none is less probable."""
 
 STRENGTHS = (1.0, 10.0)
@@ -110,7 +110,7 @@ class BagOfWords:
         for i, label in enumerate(labels):
             if label in known:
                 out[:, i] = given[:, known[label]]
-        return np.log(np.maximum(out, _NEVER))
+        return np.log(np.maximum(out, NEVER))
 
     def _features(self, documents: Sequence[Document]) -> Any:
         return self.words.transform(document.text for document in documents)

@@ -247,6 +247,9 @@ class TeachConfig(_Strict):
     """Unlabelled sources; texts that stand in dev or test too are left out."""
     sentences: Annotated[int, Field(ge=0)] = 0
     """So many of their sentences besides, each a text of its own: callers ask about sentences too."""
+    like: dict[str, str] = {}
+    """Source of `texts` -> source of `finetune.train` that it is like. Its texts are labelled by a bag of words
+    of that source alone, which knows them better than the one of all sources that labels the others."""
     classifier: Path
     """Checkpoint directory of a classifier of another run, with the same `finetune.labels` and dev part."""
 
@@ -399,11 +402,6 @@ class Recipe(_Strict):
         for key, length in lengths.items():
             if length > positions:
                 raise ValueError(f"{key} is {length}, but model.max_position_embeddings is {positions}")
-        if self.teach and self.teach.sentences and len(self.teach.texts[0].text) > 1:
-            raise ValueError("teach.sentences are single texts, but teach.texts are pairs")
-        columns = {len(s.text) for s in self.finetune.train + (self.teach.texts if self.teach else ())}
-        if self.teach and len(columns) > 1:
-            raise ValueError("teach.texts and finetune.train must have the same number of text columns")
         lists = {
             "corpus.sources": self.corpus.sources,
             "corpus.heldout": self.corpus.heldout,
@@ -418,6 +416,21 @@ class Recipe(_Strict):
             self.model.bert(self.tokenizer.vocab_size)
         except ConfigError as error:
             raise ValueError(f"model: {error}") from error
+        return self
+
+    @model_validator(mode="after")
+    def _teaches(self) -> Recipe:
+        if self.teach is None:
+            return self
+        if self.teach.sentences and len(self.teach.texts[0].text) > 1:
+            raise ValueError("teach.sentences are single texts, but teach.texts are pairs")
+        if len({len(source.text) for source in self.finetune.train + self.teach.texts}) > 1:
+            raise ValueError("teach.texts and finetune.train must have the same number of text columns")
+        there = {"teach.texts": self.teach.texts, "finetune.train": self.finetune.train}
+        for pair in self.teach.like.items():
+            for name, (key, sources) in zip(pair, there.items(), strict=True):
+                if name not in map(source_name, sources):
+                    raise ValueError(f"teach.like: no source of {key} is called {name!r}")
         return self
 
 

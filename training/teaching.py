@@ -8,6 +8,7 @@ import logging
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -26,11 +27,12 @@ from training.classification import (
     label_numbers,
     split_sources,
 )
-from training.config import Recipe
+from training.config import FinetuneConfig, Recipe, source_name
 from training.errors import RunError
 from training.evaluation import predict_classification
 from training.examples import Floats, Ints
 from training.hardware import choose_device
+from training.naive_bayes import NaiveBayesBag
 from training.pieces import text_hash
 from training.run_state import fingerprint
 from training.sentences import split_sentences
@@ -78,21 +80,37 @@ class Opinions:
         return float((blend(self.bag, self.network).argmax(1) == self.labels).mean())
 
 
+class Bag(Protocol):
+    """A bag of words of either kind."""
+
+    def log_probabilities(self, documents: Sequence[Document], labels: Sequence[str]) -> Floats:
+        """Of labels by their value in the label column: (documents, labels)."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Unlabelled texts that have the same teachers."""
+
+    texts: list[Document]
+    like: str | None
+    """The source of `finetune.train` that they are like; None: all of them"""
+
+
 @dataclass(frozen=True, slots=True)
 class Teachers:
     """A bag of words and a network that know the same labels."""
 
-    bag: BagOfWords
+    bag: Bag
     network: BertForSequenceClassification
     checkpoint: Checkpoint
-    recipe: Recipe
+    config: FinetuneConfig
 
     def of(self, name: str, texts: Sequence[Document]) -> tuple[Floats, Floats]:
         """Log-probabilities of each label, of the bag of words and of the network: (texts, num_labels) each."""
-        config = self.recipe.finetune
-        bag = self.bag.log_probabilities(texts, list(config.labels))
-        unknown = np.zeros_like(bag)
-        read = encode(name, texts, list(unknown), as_served(config, self.checkpoint), self.checkpoint.tokenizer)
+        bag = self.bag.log_probabilities(texts, list(self.config.labels))
+        unknown, served = list(np.zeros_like(bag)), as_served(self.config, self.checkpoint)
+        read = encode(name, texts, unknown, served, self.checkpoint.tokenizer)
         batches = tqdm(list(read.batches()), desc=name, unit="batch")
         logits, _ = predict_classification(self.network, batches)
         network = np.empty_like(bag)
@@ -101,7 +119,7 @@ class Teachers:
 
     def on_dev(self, name: str, texts: Sequence[Document]) -> Opinions:
         """What they say of labelled texts."""
-        labels = label_numbers(name, texts, self.recipe.finetune)
+        labels = label_numbers(name, texts, self.config)
         return Opinions(name, *self.of(name, texts), np.array(labels))
 
 
@@ -111,32 +129,47 @@ def teach(recipe: Recipe) -> bool:
     Raises:
         RunError: the recipe has no `[teach]`, its classifier cannot be used, or nothing is left to weigh it on.
     """
-    checkpoint, texts = teacher(recipe), _texts(recipe)
-    finetune = recipe.finetune
-    split = split_sources(recipe)
-    train = [document for _, part, _ in split for document in part]
-    train = [train[i] for i in evenly(len(train), finetune.baseline_texts or len(train))]
-    dev = [part for _, _, part in split]
-    if not train or not any(dev):
-        raise RunError("teach needs texts of finetune.train to learn from, and some in dev (dev_fraction)")
-    teachers_key = f"{fingerprint(checkpoint.model)} {key_of(train, *dev)}"
-    folder = _folder(recipe)
-    if (found := _read(folder)) and (found.texts, found.teachers) == (_key(recipe, texts), teachers_key):
-        logger.info("%d texts are labelled already", len(texts))
+    checkpoint, groups, split = teacher(recipe), _groups(recipe), split_sources(recipe)
+    likes = list(dict.fromkeys(group.like for group in groups))
+    sources = {like: [part for part in split if like in (None, part[0])] for like in likes}
+    for part in sources.values():
+        if not any(train for _, train, _ in part) or not any(dev for _, _, dev in part):
+            raise RunError("teach needs texts of finetune.train to learn from, and some in dev (dev_fraction)")
+    labelled = key_of(*(texts for _, *parts in split for texts in parts))
+    teachers_key = f"{fingerprint(checkpoint.model)} {labelled} {recipe.finetune.baseline_texts}"
+    folder, key = _folder(recipe), _key(recipe, groups)
+    if (found := _read(folder)) and (found.texts, found.teachers) == (key, teachers_key):
+        logger.info("%d texts are labelled already", len(found.targets))
         return True
     assert isinstance(checkpoint.model, BertForSequenceClassification)
     network = checkpoint.model.to(choose_device(recipe.device))
-    bag = BagOfWords.fit(train, [document for part in dev for document in part])
-    teachers = Teachers(bag, network, checkpoint, recipe)
-    opinions = [teachers.on_dev(name, part) for name, _, part in split if part]
-    blend = best_blend(opinions)
-    targets = blend(*teachers.of("texts", texts))
-    Taught(_key(recipe, texts), teachers_key, targets).write(folder)
-    accuracy = {o.name: _accuracies(o, blend) for o in opinions}
-    about = {"texts": len(texts), "blend": asdict(blend), "dev_accuracy": accuracy}
+    targets: dict[int, Floats] = {}
+    about: dict[str, Any] = {}
+    for like, part in sources.items():
+        name = like or "all"
+        teachers = Teachers(_bag(part, like, recipe.finetune), network, checkpoint, recipe.finetune)
+        opinions = [teachers.on_dev(source, dev) for source, _, dev in part if dev]
+        blend = best_blend(opinions)
+        accuracy = {o.name: _accuracies(o, blend) for o in opinions}
+        logger.info("teachers of texts like %s: accuracy on dev %s", name, accuracy)
+        about[name] = {"blend": asdict(blend), "dev_accuracy": accuracy, "texts": 0}
+        for i, group in enumerate(groups):
+            if group.like == like:
+                targets[i] = blend(*teachers.of(f"texts like {name}", group.texts))
+                about[name]["texts"] += len(group.texts)
+    Taught(key, teachers_key, np.concatenate([targets[i] for i in range(len(groups))])).write(folder)
     (folder / "about.json").write_text(json.dumps(about, indent=2) + "\n")
-    logger.info("labelled %d texts; accuracy on dev: %s", len(texts), accuracy)
     return True
+
+
+def _bag(
+    sources: Sequence[tuple[str, list[Document], list[Document]]], like: str | None, config: FinetuneConfig
+) -> Bag:
+    """Learn the train parts; dev parts decide how far."""
+    train = [document for _, part, _ in sources for document in part]
+    train = [train[i] for i in evenly(len(train), config.baseline_texts or len(train))]
+    dev = [document for _, _, part in sources for document in part]
+    return BagOfWords.fit(train, dev) if like is None else NaiveBayesBag.fit(train, dev)
 
 
 def taught(recipe: Recipe, tokenizer: Tokenizer) -> LabelledTexts:
@@ -145,10 +178,11 @@ def taught(recipe: Recipe, tokenizer: Tokenizer) -> LabelledTexts:
     Raises:
         RunError: `teach` has not been run on these texts.
     """
-    texts, folder = _texts(recipe), _folder(recipe)
+    groups, folder = _groups(recipe), _folder(recipe)
     found = _read(folder)
-    if found is None or found.texts != _key(recipe, texts):
+    if found is None or found.texts != _key(recipe, groups):
         raise RunError(f"{folder} does not hold the labels of [teach]'s texts; run teach first")
+    texts = [document for group in groups for document in group.texts]
     return encode("taught", texts, list(found.targets), recipe.finetune, tokenizer)
 
 
@@ -182,19 +216,25 @@ def teacher(recipe: Recipe) -> Checkpoint:
     return checkpoint
 
 
-def _texts(recipe: Recipe) -> list[Document]:
-    """The unlabelled texts, but those that the classifier is judged by; then single sentences of them."""
+def _groups(recipe: Recipe) -> list[Group]:
+    """The unlabelled texts of each source, but those that the classifier is judged by; then single sentences of
+    all of them."""
     config = recipe.finetune
     if recipe.teach is None:
         return []
     dev = (part for _, _, part in split_sources(recipe))
     test = (documents(source, recipe.data) for source in config.test)
     judging = {key_of_text(document) for part in (*dev, *test) for document in part}
-    texts = [document for source in recipe.teach.texts for document in documents(source, recipe.data)]
-    kept = [document for document in texts if key_of_text(document) not in judging]
-    if len(kept) < len(texts):
-        logger.info("%d texts stand in dev or test too, and are left out", len(texts) - len(kept))
-    return kept + some_sentences(kept, recipe.teach.sentences, judging, recipe.seed)
+    groups = []
+    for source in recipe.teach.texts:
+        name, texts = source_name(source), list(documents(source, recipe.data))
+        kept = [document for document in texts if key_of_text(document) not in judging]
+        if len(kept) < len(texts):
+            logger.info("%s: %d texts stand in dev or test too, and are left out", name, len(texts) - len(kept))
+        groups.append(Group(kept, recipe.teach.like.get(name)))
+    every = [document for group in groups for document in group.texts]
+    sentences = some_sentences(every, recipe.teach.sentences, judging, recipe.seed)
+    return [group for group in (*groups, Group(sentences, None)) if group.texts]
 
 
 def some_sentences(texts: Sequence[Document], count: int, judging: set[int], seed: int) -> list[Document]:
@@ -214,8 +254,9 @@ def some_sentences(texts: Sequence[Document], count: int, judging: set[int], see
     return chosen
 
 
-def _key(recipe: Recipe, texts: Sequence[Document]) -> str:
-    return f"{key_of(texts)} {' '.join(recipe.finetune.labels)}"
+def _key(recipe: Recipe, groups: Sequence[Group]) -> str:
+    likes = " ".join(f"like {group.like}" for group in groups if group.like)
+    return " ".join([key_of(*(group.texts for group in groups)), *recipe.finetune.labels, likes])
 
 
 @dataclass(frozen=True, slots=True)

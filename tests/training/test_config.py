@@ -49,6 +49,14 @@ def test_overrides_are_toml_values_in_nested_tables(recipe_file: Path) -> None:
             'teach={sentences=5,classifier="x",texts=[{path="x.csv",text=["title","text"]}]}',
             "teach.sentences are single texts, but teach.texts are pairs",
         ),
+        (
+            'teach={like={y="reviews"},classifier="x",texts=[{path="x.csv"}]}',
+            r"teach\.like: no source of teach\.texts is called 'y'",
+        ),
+        (
+            'teach={like={x="papers"},classifier="x",texts=[{path="x.csv"}]}',
+            r"teach\.like: no source of finetune\.train is called 'papers'",
+        ),
         ("pretrain.tokens.much=1", "tokens is no table"),
         ("corpus.sources=[{}]", "needs a path, or a data set of the hub"),
         (

@@ -85,10 +85,30 @@ def test_sentences_are_labelled_after_the_texts(labelled: Recipe) -> None:
 
 def test_what_the_teachers_know_is_written_down(labelled: Recipe) -> None:
     about = json.loads((labelled.folder / "taught" / "about.json").read_text())
-    accuracy = about["dev_accuracy"]["reviews"]
+    assert list(about) == ["all"]
+    accuracy = about["all"]["dev_accuracy"]["reviews"]
     assert set(accuracy) == {"bag of words", "classifier", "together"}
     assert accuracy["together"] >= accuracy["classifier"]
-    assert about["texts"] == len(GOOD)
+    assert about["all"]["texts"] == len(GOOD)
+
+
+def test_texts_that_are_like_one_source_have_teachers_of_their_own(labelled: Recipe) -> None:
+    assert labelled.teach is not None
+    update = {"like": {"unlabelled": "reviews"}, "sentences": 12}
+    recipe = labelled.model_copy(
+        update={"teach": labelled.teach.model_copy(update=update), "name": "student-of-reviews"}
+    )
+    assert teach(recipe)
+    assert recipe.teach is not None
+    about = json.loads((recipe.folder / "taught" / "about.json").read_text())
+    assert list(about) == ["reviews", "all"]  # sentences are like no source
+    assert about["reviews"]["texts"] == len(GOOD)
+    assert 0 < about["all"]["texts"] <= 12
+    assert len(given(recipe)) == about["reviews"]["texts"] + about["all"]["texts"]
+    assert (given(recipe)[: len(GOOD)].argmax(axis=1) == GOOD).mean() >= 0.8
+    changed = recipe.model_copy(update={"teach": recipe.teach.model_copy(update={"like": {}})})
+    with pytest.raises(RunError, match="run teach first"):  # other teachers, other labels
+        taught(changed, load_checkpoint(recipe.teach.classifier).tokenizer)
 
 
 def test_fine_tuning_reads_them_as_probabilities_and_finishes(labelled: Recipe) -> None:
