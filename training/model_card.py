@@ -75,7 +75,7 @@ def _settings(recipe: Recipe, name: str) -> dict[str, Any]:
     stage = recipe.pretrain if name == "pretrained" else recipe.finetune
     settings = stage.model_dump(mode="json", exclude={"train", "test"})
     if name != "pretrained" and recipe.teach:
-        settings["teach"] = recipe.teach.model_dump(mode="json", include={"classifier"})
+        settings["teach"] = recipe.teach.model_dump(mode="json", include={"classifier", "sentences", "like"})
     for table in (settings, settings.get("teach", {})):
         table |= {key: _portable(table[key]) for key in ("start", "pretrained", "classifier") if table.get(key)}
     return settings
