@@ -132,9 +132,11 @@ def teach(recipe: Recipe) -> bool:
     checkpoint, groups, split = teacher(recipe), _groups(recipe), split_sources(recipe)
     likes = list(dict.fromkeys(group.like for group in groups))
     sources = {like: [part for part in split if like in (None, part[0])] for like in likes}
-    for part in sources.values():
+    for like, part in sources.items():
         if not any(train for _, train, _ in part) or not any(dev for _, _, dev in part):
             raise RunError("teach needs texts of finetune.train to learn from, and some in dev (dev_fraction)")
+        if like and len({document.label for _, train, _ in part for document in train}) < 2:
+            raise RunError(f"teach.like: all texts of {like!r} have the same label; that teaches nothing")
     labelled = key_of(*(texts for _, *parts in split for texts in parts))
     teachers_key = f"{fingerprint(checkpoint.model)} {labelled} {recipe.finetune.baseline_texts}"
     folder, key = _folder(recipe), _key(recipe, groups)

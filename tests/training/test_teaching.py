@@ -111,6 +111,20 @@ def test_texts_that_are_like_one_source_have_teachers_of_their_own(labelled: Rec
         taught(changed, load_checkpoint(recipe.teach.classifier).tokenizer)
 
 
+def test_a_source_of_one_label_alone_teaches_nothing(labelled: Recipe, tmp_path: Path) -> None:
+    rows = [json.dumps({"text": f"a good film {number}", "label": 1}) for number in range(40)]
+    (tmp_path / "praise.jsonl").write_text("\n".join(rows))
+    praise = SourceConfig(path=str(tmp_path / "praise.jsonl"), label="label")
+    assert labelled.teach is not None
+    update = {
+        "teach": labelled.teach.model_copy(update={"like": {"unlabelled": "praise"}}),
+        "finetune": labelled.finetune.model_copy(update={"train": (*labelled.finetune.train, praise)}),
+        "name": "student-of-praise",
+    }
+    with pytest.raises(RunError, match="all texts of 'praise' have the same label"):
+        teach(labelled.model_copy(update=update))
+
+
 def test_fine_tuning_reads_them_as_probabilities_and_finishes(labelled: Recipe) -> None:
     assert labelled.finetune.pretrained is not None
     start = load_checkpoint(labelled.finetune.pretrained)
