@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Protocol
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from app.batcher import BackendDiedError, OutOfMemoryError
@@ -374,7 +373,7 @@ def _resolve_dtype(dtype: str, device: str) -> str:
         return dtype
     if device.startswith("cuda"):
         return "bfloat16" if torch.cuda.is_bf16_supported(including_emulation=False) else "float16"
-    if has_native_bfloat16() and _bfloat16_is_faster() and _bfloat16_ignores_neighbours():
+    if has_native_bfloat16() and _bfloat16_is_faster():
         return "bfloat16"
     return "float32"
 
@@ -390,18 +389,3 @@ def _bfloat16_is_faster() -> bool:
             factor @ factor
             best[dtype] = min(fastest, time.perf_counter() - before)
     return best[torch.bfloat16] < 1.5 * best[torch.float32]
-
-
-@torch.inference_mode()
-def _bfloat16_ignores_neighbours() -> bool:
-    """Whether a row times a weight is the same to the bit, however many rows there are. With AMX it is not:
-    where rows are few, long sums are cut into other parts, which moves scores by up to 0.004."""
-    generator = torch.Generator().manual_seed(0)
-    for inner, outer in ((512, 2048), (1024, 256), (2048, 512)):
-        rows, weight = (
-            torch.randn(n, inner, generator=generator).bfloat16() / inner**0.25 for n in (1024, outer)
-        )
-        whole = F.linear(rows, weight)
-        if not all(torch.equal(F.linear(rows[:n], weight), whole[:n]) for n in (24, 48, 96, 144, 192, 240)):
-            return False
-    return True

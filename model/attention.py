@@ -120,7 +120,10 @@ class PaddedAttention:
         limits = (PADDING_TOLERANCE, RUN_TOKENS) if device.type == "cpu" else _GPU_LIMITS
         lengths = tuple(map(_padded, keys.lengths)) if invariant else keys.lengths
         runs = similar_runs(lengths, *limits, mixed=_MIXED if invariant else None)
-        self.runs = [_Run.make(run, max(lengths[i] for i in run), queries, keys, device) for run in runs]
+        fewest = _FEWEST_QUERIES if invariant else 0
+        self.runs = [
+            _Run.make(run, max(lengths[i] for i in run), queries, keys, device, fewest) for run in runs
+        ]
 
     def __call__(self, query: Tensor, key_value: Tensor) -> Tensor:
         return self._attend(query, *key_value.unbind(1))
@@ -140,13 +143,15 @@ class PaddedAttention:
 _GPU_LIMITS = (0.5, 16_384)
 
 # The CPU kernel takes 16 keys at a time and the rest one by one, by another exponential function. It
-# multiplies by the values in blocks whose size follows from the number of keys, if there are many.
+# multiplies by the values in blocks whose size follows from the number of keys: if there are many, or, with
+# AMX, 80 or 112 of them. A single query has sums of its own there.
 _MIXED = 128
+_FEWEST_QUERIES = 2
 
 
 def _padded(length: int) -> int:
-    """Keys that an invariant attention pads a text to. Up to `_MIXED`, more multiples of 16 only add zeros."""
-    step = 16 if length <= _MIXED else 32
+    """Keys that an invariant attention pads a text to. Up to `_MIXED`, more of these sizes only add zeros."""
+    step = 16 if length <= 64 else 32
     return -(-length // step) * step
 
 
@@ -207,14 +212,17 @@ class _Run:
     """0 for keys, -inf for padding: (batch, 1, 1, longest) float32; None without padding."""
 
     @classmethod
-    def make(cls, run: range, longest: int, queries: Segments, keys: Segments, device: torch.device) -> _Run:
-        """`longest`: number of keys that every sequence of the run is padded to."""
+    def make(
+        cls, run: range, longest: int, queries: Segments, keys: Segments, device: torch.device, fewest: int
+    ) -> _Run:
+        """`longest`: number of keys that every sequence of the run is padded to, `fewest`: of queries."""
         key_side = _Side.make(run, longest, keys, device)
         query_side = (
             key_side  # as much padding: a block of few queries has a kernel of its own, and its own sums
         )
         if queries is not keys:
-            query_side = _Side.make(run, max(queries.lengths[run.start : run.stop]), queries, device)
+            most = max(queries.lengths[run.start : run.stop])
+            query_side = _Side.make(run, max(most, fewest), queries, device)
         bias = None
         if key_side.pad_index is not None or key_side.missing:
             lengths = torch.tensor(keys.lengths[run.start : run.stop])

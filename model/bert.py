@@ -69,6 +69,23 @@ class BertEmbeddings(nn.Module):
         return self.dropout(self.norm(embedded))
 
 
+class FusedProjection(nn.Linear):
+    """Queries, keys and values of one input, side by side: one matmul instead of three."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__(width, 3 * width)
+
+    def query(self, x: Tensor) -> Tensor:
+        """(rows, width) -> (rows, width)"""
+        width = self.in_features
+        return F.linear(x, self.weight[:width], self.bias[:width])
+
+    def key_value(self, x: Tensor) -> Tensor:
+        """(rows, width) -> (rows, 2 * width)"""
+        width = self.in_features
+        return F.linear(x, self.weight[width:], self.bias[width:])
+
+
 class BertLayer(nn.Module):
     """Self-attention and feed-forward, each with a residual and a layer norm after it."""
 
@@ -76,7 +93,7 @@ class BertLayer(nn.Module):
         super().__init__()
         hidden = config.hidden_size
         self.heads, self.head_dim = config.num_attention_heads, config.head_dim
-        self.query_key_value = nn.Linear(hidden, 3 * hidden)  # one matmul instead of three
+        self.query_key_value = FusedProjection(hidden)
         self.attention_output = nn.Linear(hidden, hidden)
         self.attention_norm = nn.LayerNorm(hidden, eps=config.layer_norm_eps)
         self.intermediate = nn.Linear(hidden, config.intermediate_size)
@@ -100,10 +117,8 @@ class BertLayer(nn.Module):
     def project_reads(self, hidden: Tensor, read: Tensor) -> tuple[Tensor, Tensor]:
         """Queries of the read rows only (num_reads, heads, head_dim), keys and values of all
         (total_tokens, 2, heads, head_dim)"""
-        width = self.heads * self.head_dim
-        weight, bias = self.query_key_value.weight, self.query_key_value.bias
-        query = F.linear(hidden.index_select(0, read), weight[:width], bias[:width])
-        key_value = F.linear(hidden, weight[width:], bias[width:])
+        query = self.query_key_value.query(hidden.index_select(0, read))
+        key_value = self.query_key_value.key_value(hidden)
         return (
             query.unflatten(-1, (self.heads, self.head_dim)),
             key_value.unflatten(-1, (2, self.heads, self.head_dim)),

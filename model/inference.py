@@ -6,11 +6,14 @@ product is still in registers. `torch.compile` uses the same operators; here the
 
 from __future__ import annotations
 
+from functools import cache
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from model.bert import BertEncoder, BertLayer
+from model.bert import BertEncoder, BertLayer, FusedProjection
+from model.portions import Sizes, cancelling, multiply_in_portions, portion_sizes
 
 _EPILOGUES = {
     "gelu": ("gelu", "none"),
@@ -24,43 +27,74 @@ _TOLERANCE = {torch.bfloat16: 3e-2, torch.float32: 1e-4}
 
 
 class PrepackedLinear(nn.Module):
-    """`activation(x @ weight.T + bias)` by one oneDNN kernel; but GELU in float32 takes torch less time."""
+    """`activation(x @ weight.T + bias)` by one oneDNN kernel; but GELU in float32 takes torch less time.
 
-    def __init__(self, linear: nn.Linear, activation: str | None = None) -> None:
+    In 16 bits, a row is the same to the last bit whatever the number of rows, as is its sum (`model.portions`).
+    """
+
+    weight: Tensor
+    bias: Tensor
+
+    def __init__(self, weight: Tensor, bias: Tensor, activation: str | None = None) -> None:
         super().__init__()
-        weight = torch.ops.mkldnn._reorder_linear_weight(linear.weight.detach().contiguous(), _ROWS)
-        self.register_buffer("weight", weight, persistent=False)
-        self.register_buffer("bias", linear.bias.detach(), persistent=False)
+        self.out_features, inner = weight.shape
+        packed = torch.ops.mkldnn._reorder_linear_weight(weight.detach().contiguous(), _ROWS)
+        self.register_buffer("weight", packed, persistent=False)
+        self.register_buffer("bias", bias.detach(), persistent=False)
         self.epilogue, self.algorithm = ("none", "") if activation is None else _EPILOGUES[activation]
-        self.gelu_apart = self.epilogue == "gelu" and linear.weight.dtype == torch.float32
+        self.gelu_apart = self.epilogue == "gelu" and weight.dtype == torch.float32
         if self.gelu_apart:
             self.epilogue = "none"
+        self.sizes = None
+        if weight.dtype == torch.bfloat16:
+            self.sizes = _portion_sizes(
+                inner, self.out_features, self.epilogue, self.algorithm, torch.get_num_threads()
+            )
 
     def forward(self, x: Tensor) -> Tensor:
         """(rows, in_features) -> (rows, out_features)"""
-        out: Tensor = torch.ops.mkldnn._linear_pointwise(
-            x, self.weight, self.bias, self.epilogue, [], self.algorithm
-        )
+        if self.sizes is None:
+            out = self._multiply(x)
+        else:
+            out = multiply_in_portions(self._multiply, x, self.sizes, self.out_features)
         return torch.ops.aten.gelu_(out, approximate=self.algorithm) if self.gelu_apart else out
+
+    def _multiply(self, x: Tensor) -> Tensor:
+        return _linear_pointwise(x, self.weight, self.bias, self.epilogue, self.algorithm)
+
+
+class PrepackedProjection(nn.Module):
+    """`FusedProjection` of a layer of which only some rows are read: its parts are never computed together."""
+
+    def __init__(self, projection: FusedProjection) -> None:
+        super().__init__()
+        width = projection.in_features
+        self.query = PrepackedLinear(projection.weight[:width], projection.bias[:width])
+        self.key_value = PrepackedLinear(projection.weight[width:], projection.bias[width:])
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(rows, width) -> (rows, 3 * width)"""
+        return torch.cat([self.query(x), self.key_value(x)], -1)
 
 
 def prepack(encoder: BertEncoder) -> bool:
     """Lay the weights of a CPU encoder out for oneDNN, in place. False, and nothing is changed, where this
     build of torch or this processor does not compute with them what plain layers compute.
-
-    The last layer's fused projection stays: it is cut up by row (`BertLayer.forward` with `read`).
     """
     layers = [layer for layer in encoder.layers if isinstance(layer, BertLayer)]
-    act = encoder.config.hidden_act
-    if act not in _EPILOGUES or not _agrees(layers[0], act):
+    activation = encoder.config.hidden_act if encoder.config.hidden_act in _EPILOGUES else None
+    if not _agrees(layers[0], activation):
         return False
     for layer in layers:
-        if layer is not layers[-1]:
+        if layer is layers[-1]:
+            layer.query_key_value = PrepackedProjection(layer.query_key_value)  # type: ignore[assignment]
+        else:
             _replace(layer, "query_key_value")
         _replace(layer, "attention_output")
         _replace(layer, "output")
-        _replace(layer, "intermediate", act)
-        layer.activation = nn.Identity()  # type: ignore[assignment]
+        _replace(layer, "intermediate", activation)
+        if activation is not None:
+            layer.activation = nn.Identity()  # type: ignore[assignment]
     return True
 
 
@@ -79,11 +113,27 @@ def compute_once(encoder: BertEncoder, rows: int) -> None:
 
 
 def _replace(layer: BertLayer, name: str, activation: str | None = None) -> None:
-    setattr(layer, name, PrepackedLinear(getattr(layer, name), activation))
+    linear = getattr(layer, name)
+    setattr(layer, name, PrepackedLinear(linear.weight, linear.bias, activation))
+
+
+def _linear_pointwise(x: Tensor, weight: Tensor, bias: Tensor, epilogue: str, algorithm: str) -> Tensor:
+    out: Tensor = torch.ops.mkldnn._linear_pointwise(x, weight, bias, epilogue, [], algorithm)
+    return out
+
+
+@cache
+@torch.inference_mode()
+def _portion_sizes(inner: int, outer: int, epilogue: str, algorithm: str, _threads: int) -> Sizes | None:
+    """What this processor wants in bfloat16 with so many threads: the same for all layers of a shape."""
+    row, weight = cancelling(inner, outer, torch.bfloat16)
+    packed = torch.ops.mkldnn._reorder_linear_weight(weight, _ROWS)
+    bias = weight.new_zeros(outer)
+    return portion_sizes(lambda rows: _linear_pointwise(rows, packed, bias, epilogue, algorithm), row, outer)
 
 
 @torch.inference_mode()
-def _agrees(layer: BertLayer, activation: str) -> bool:
+def _agrees(layer: BertLayer, activation: str | None) -> bool:
     """Whether one layer's widest product comes out the same. The operators are not torch's public interface."""
     weight = layer.intermediate.weight
     if (
@@ -95,9 +145,11 @@ def _agrees(layer: BertLayer, activation: str) -> bool:
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(5, weight.shape[1], generator=generator).to(weight.dtype)
     try:
-        ours = PrepackedLinear(layer.intermediate, activation)(x)
+        ours = PrepackedLinear(weight, layer.intermediate.bias, activation)(x)
     except (AttributeError, NotImplementedError, RuntimeError, TypeError):
         return False
-    theirs = layer.activation(F.linear(x, weight, layer.intermediate.bias))
+    theirs = F.linear(x, weight, layer.intermediate.bias)
+    if activation is not None:
+        theirs = layer.activation(theirs)
     tolerance = _TOLERANCE[weight.dtype]
     return torch.allclose(ours, theirs, rtol=tolerance, atol=tolerance)

@@ -24,7 +24,7 @@ def network(hidden_act: str = "gelu") -> BertForPreTraining:
 
 
 @pytest.mark.parametrize("reads", [None, [(0,), (0, 2), ()]], ids=["all read", "some read"])
-@pytest.mark.parametrize("hidden_act", ["gelu", "gelu_new", "relu"])
+@pytest.mark.parametrize("hidden_act", ["gelu", "gelu_new", "relu", "silu"])
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.bfloat16, 5e-2)])
 def test_prepacked_encoder_gives_the_same_hidden_states(
     hidden_act: str, dtype: torch.dtype, tolerance: float, reads: list[tuple[int, ...]] | None
@@ -38,10 +38,26 @@ def test_prepacked_encoder_gives_the_same_hidden_states(
         torch.testing.assert_close(packed(batch), plain(batch), rtol=tolerance, atol=tolerance)
 
 
-def test_activation_that_no_kernel_has_leaves_the_encoder_alone() -> None:
-    encoder = network("silu").encoder
-    assert not prepack(encoder)
-    assert not any(isinstance(module, PrepackedLinear) for module in encoder.modules())
+@pytest.mark.parametrize("hidden", [256, 512])
+def test_bfloat16_encoder_gives_a_text_the_same_numbers_among_any_neighbours(hidden: int) -> None:
+    config = BertConfig(
+        vocab_size=32, hidden_size=hidden, num_hidden_layers=2, num_attention_heads=hidden // 64,
+        intermediate_size=4 * hidden,
+    )  # fmt: skip
+    made = BertForPreTraining(config)
+    made.initialise(torch.Generator().manual_seed(0))
+    encoder = made.eval().requires_grad_(False).encoder.to(torch.bfloat16)
+    if not prepack(encoder):
+        pytest.skip("oneDNN does not compute bfloat16 here")
+    generator = torch.Generator().manual_seed(0)
+    lengths = [3, 9, 20, 33, 49, 68, 75, 90, 100, 130, 200, 300]
+    texts = [torch.randint(4, 32, (length,), generator=generator).tolist() for length in lengths]
+    reads = [(0, 1, 2) if i % 4 == 1 else (0,) for i in range(len(texts))]
+    with torch.inference_mode():
+        among = encoder(PackedBatch.pack(texts, reads=reads)).split([len(read) for read in reads])
+        for text, read, rows in zip(texts, reads, among, strict=True):
+            assert torch.equal(encoder(PackedBatch.pack([text], reads=[read])), rows)
+            assert torch.equal(encoder(PackedBatch.pack([text], reads=[(0,)])), rows[:1])
 
 
 def test_precision_that_was_not_checked_leaves_the_encoder_alone() -> None:

@@ -1,7 +1,6 @@
 """An answer does not depend on its neighbours: the same input alone, and among thousands of others.
 
-In the precision that the service chooses by itself: bfloat16 where the processor computes it, and computes it
-alike for few rows and for many, since a rounding error in 16 bits is one that can be seen. All 10,000 requests:
+In the precision that the service chooses by itself: bfloat16 where the processor computes it. All 10,000 requests:
 `BERT_TEST_REQUESTS=10000 make test ARGS=tests/shipped/test_same_answers.py`.
 """
 

@@ -1,0 +1,113 @@
+"""Rows multiplied in portions that all sum alike, so that no row depends on how many others there are.
+
+A sum of rounded numbers follows from the order of its terms. Where a processor has AMX, oneDNN picks that order
+by the number of rows as soon as sums are longer than 256; in 16 bits, the last bit of a row then follows from
+its neighbours, and every later layer spreads it.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable
+from functools import cache
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from model.packing import recurring_rows
+
+LARGEST = 2048
+"""Rows of the largest portion."""
+_SOME = (4, 36, 64, 128, 240, 704, 1536, 2048)
+_FEW = 192  # what fewer rows cost is soon over anyhow
+
+Sizes = tuple[int, ...]
+
+
+def portion_sizes(multiply: Callable[[Tensor], Tensor], row: Tensor, outer: int) -> Sizes | None:
+    """The numbers of rows that sum alike, and cost least to make up any number of; None if all numbers do.
+
+    Args:
+        multiply: rows (n, inner) -> (n, outer).
+        row: (1, inner), whose sums in another order are other numbers; see `cancelling`.
+        outer: columns of the product.
+    """
+    if _alike(multiply, row, _SOME) == [_SOME]:
+        return None
+    sizes = sorted({recurring_rows(number) for number in range(1, LARGEST + 1)})
+    call = _call(row.shape[1] * outer)
+    groups = _alike(multiply, row, sizes)
+    return min(
+        groups, key=lambda group: sum(_costs(group, call)[n] / max(n, _FEW) for n in sizes), default=None
+    )
+
+
+def cancelling(inner: int, outer: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """A row (1, inner) and a weight (outer, inner) whose product is 0 but for what rounding leaves of it."""
+    generator = torch.Generator().manual_seed(0)
+    order = torch.randperm(2 * (inner // 2), generator=generator)
+    half, weight = (torch.randn(n, inner // 2, generator=generator) for n in (1, outer))
+    row, weight = (torch.cat(halves, 1)[:, order] for halves in ((half, -half), (weight, weight)))
+    return F.pad(row, (0, inner % 2)).to(dtype), F.pad(weight, (0, inner % 2)).to(dtype)
+
+
+def multiply_in_portions(
+    multiply: Callable[[Tensor], Tensor], rows: Tensor, sizes: Sizes, outer: int
+) -> Tensor:
+    """`multiply(rows)`, (n, inner) -> (n, outer), with no more rows at a time than one of `sizes`."""
+    cut = portions(rows.shape[0], sizes, rows.shape[1] * outer)
+    if cut == (rows.shape[0],):
+        return multiply(rows)
+    rest = rows.shape[0] - sum(cut[:-1])
+    *parts, last = rows.split([*cut[:-1], rest])
+    if rest < cut[-1]:
+        last = F.pad(last, (0, 0, 0, cut[-1] - rest))
+    return torch.cat([*map(multiply, parts), multiply(last)[:rest]])
+
+
+@cache
+def portions(rows: int, sizes: Sizes, products: int) -> Sizes:
+    """Sizes of the portions of so many rows, the cheapest that there are; the last may be larger than its rest.
+
+    Args:
+        products: multiplications of one row.
+
+    >>> portions(100, (4, 32, 256), products=1_000_000)
+    (32, 32, 32, 4)
+    >>> portions(250, (4, 32, 256), products=1_000_000)
+    (256,)
+    """
+    whole, rest = divmod(rows, sizes[-1])
+    call = _call(products)
+    costs = _costs(sizes, call)
+    cut = [sizes[-1]] * whole
+    while rest > 0:
+        size = min(sizes, key=lambda size: size + call + costs[max(0, rest - size)])
+        cut.append(size)
+        rest -= size
+    return tuple(sorted(cut, reverse=True))
+
+
+def _alike(multiply: Callable[[Tensor], Tensor], row: Tensor, sizes: Iterable[int]) -> list[Sizes]:
+    """Sizes grouped by what they make of the row; those that treat equal rows differently are in none."""
+    groups = defaultdict(list)
+    for size in sizes:
+        product = multiply(row.repeat(size, 1))
+        if torch.equal(product, product[:1].expand_as(product)):
+            groups[tuple(product[0].tolist())].append(size)
+    return [tuple(group) for group in groups.values()]
+
+
+def _call(products: int) -> int:
+    """Rows of so many multiplications that take about as long as one more call."""
+    return max(1, 20_000_000 // products)
+
+
+@cache
+def _costs(sizes: Sizes, call: int) -> tuple[int, ...]:
+    """What 0, 1, ... LARGEST rows cost in portions of these sizes: in rows, each call counting `call` more."""
+    costs = [0]
+    for rows in range(1, LARGEST + 1):
+        costs.append(min(size + call + costs[max(0, rows - size)] for size in sizes))
+    return tuple(costs)
