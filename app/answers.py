@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from app.backend import Answer, Query
+from app.queries import Answer, Query
 from app.responses import FillMaskResult, LabelPrediction, LabelResult, Mask, TokenPrediction
-from model import Tokenizer
+from model.tokenizer import Tokenizer
 
 NEXT_SENTENCE_LABELS = [
     "IS_NEXT",

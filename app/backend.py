@@ -1,7 +1,4 @@
-"""Where batches are computed. The queue knows no tensors, the model knows no HTTP; this is the seam.
-
-The one file of `app` that imports torch.
-"""
+"""Batches in PyTorch. The one file of `app` that imports torch."""
 
 from __future__ import annotations
 
@@ -10,10 +7,7 @@ import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
-from enum import StrEnum
 from pathlib import Path
-from typing import Protocol
 
 import torch
 from torch import Tensor, nn
@@ -21,15 +15,14 @@ from torch import Tensor, nn
 from app.batcher import BackendDiedError, OutOfMemoryError
 from app.cpu import available_cpus, has_native_bfloat16
 from app.errors import InferenceError
+from app.queries import Answer, Query, ServedModel, Task
 from app.settings import SettingsError
 from model import (
-    BertConfig,
     BertForPreTraining,
     BertForSequenceClassification,
     Checkpoint,
     Encoding,
     PackedBatch,
-    Tokenizer,
     load_checkpoint,
 )
 from model.attention import can_use_varlen
@@ -39,91 +32,27 @@ from model.inference import compute_once, prepack
 from model.packing import recurring_rows
 
 
-class Task(StrEnum):
-    """What a caller can ask."""
-
-    FILL_MASK = "fill-mask"
-    NEXT_SENTENCE = "next-sentence"
-    SENTIMENT = "sentiment"
-
-
-@dataclass(frozen=True, slots=True)
-class Query:
-    """One input, tokenized, and what is asked about it."""
-
-    task: Task
-    encoding: Encoding
-    masks: tuple[int, ...] = ()
-    """Fill-mask: token indices of the masks, ascending."""
-    top_k: int = 0
-    """Fill-mask: predictions per mask."""
-    targets: tuple[int, ...] = ()
-    """Fill-mask: the only token ids to score; empty for the whole vocabulary."""
-
-
-@dataclass(frozen=True, slots=True)
-class Answer:
-    """Probabilities, one row per mask, highest first; or one row over the labels, in the order of their ids."""
-
-    scores: list[list[float]]
-    token_ids: list[list[int]] = field(default_factory=list)
-    """Fill-mask: the token that each score belongs to."""
-
-
-@dataclass(frozen=True, slots=True)
-class ServedModel:
-    """One encoder with its heads, as the rest of the service sees it."""
-
-    name: str
-    tasks: tuple[Task, ...]
-    config: BertConfig
-    tokenizer: Tokenizer
-    parameters: int
-
-
-class Backend(Protocol):
-    """A computer of batches. All but the attributes is called from the inference thread only."""
-
-    models: dict[str, ServedModel]
-    """By lane, which is what `run` is told; empty until `load` is done."""
-    forward_passes: int
-    device: str
-    dtype: str
-    threads: int
-    tokens_per_second: float
-    """Of large batches of short texts on the slowest model, measured by `load`; 0 before."""
-
-    def load(self) -> None:
-        """Read the weights and compute something with each model.
-
-        Raises:
-            CheckpointError: a directory cannot be served; the message names it.
-            SettingsError: there is no such device.
-        """
-        ...
-
-    def run(self, lane: str, queries: Sequence[Query]) -> Sequence[Answer | Exception]:
-        """Answers in the order of the queries, in one forward pass.
-
-        Raises:
-            OutOfMemoryError: fewer queries may fit.
-            BackendDiedError: nothing will work any more.
-        """
-        ...
-
-
 class TorchBackend:
     """Our own models on one device."""
 
     def __init__(
-        self, pretrained: Path, sentiment: Path, *, device: str = "auto", dtype: str = "auto", threads: int = 0
+        self,
+        pretrained: Path,
+        sentiment: Path,
+        *,
+        device: str = "auto",
+        dtype: str = "auto",
+        threads: int = 0,
+        yields: bool = False,
     ) -> None:
+        """`yields`: on a CPU, it may be told to leave a core to others; see `leave_a_core`."""
         self.models: dict[str, ServedModel] = {}
         self.forward_passes = 0
         self.device = device
         self.dtype = dtype
         self.threads = threads or available_cpus()
         self.tokens_per_second = 0.0
+        self._yields = yields
         self._directories = {"pretrained": pretrained, "sentiment": sentiment}
         self._networks: dict[str, BertForPreTraining | BertForSequenceClassification] = {}
         self._encoders: dict[str, Callable[[PackedBatch], Tensor]] = {}
@@ -132,6 +61,7 @@ class TorchBackend:
         """See `Backend.load`."""
         torch.set_num_threads(self.threads)
         self.device = _resolve_device(self.device)
+        self._yields &= self.device == "cpu" and self.threads > 1
         if (index := torch.device(self.device).index) is not None:
             torch.cuda.set_device(index)  # of this thread: streams and graphs go there
         self.dtype = _resolve_dtype(self.dtype, self.device)
@@ -140,13 +70,24 @@ class TorchBackend:
         served = {}
         for lane, checkpoint in checkpoints.items():
             served[lane] = _describe(checkpoint)
-            self._networks[lane] = _place(checkpoint.model, self.device, getattr(torch, self.dtype))
+            self._networks[lane] = _place(
+                checkpoint.model, self.device, getattr(torch, self.dtype), self._thread_counts
+            )
             self._encoders[lane] = _encoder_of(self._networks[lane])
             self._check(lane, served[lane])
         if self.device == "cpu":
             self._warm_up()
         self.tokens_per_second = min(self._speed(lane, model) for lane, model in served.items())
         self.models = served
+
+    @property
+    def _thread_counts(self) -> tuple[int, ...]:
+        return (self.threads, self.threads - 1) if self._yields else (self.threads,)
+
+    def leave_a_core(self, leave: bool) -> None:
+        """Whether the next batches are to take one thread less: threads that wait for each other at every turn
+        lose more by a core that they share with others than by one that they do not have."""
+        torch.set_num_threads(self._thread_counts[-1] if leave else self.threads)
 
     def run(self, lane: str, queries: Sequence[Query]) -> list[Answer | Exception]:
         """See `Backend.run`."""
@@ -178,11 +119,14 @@ class TorchBackend:
             (network.config.hidden_size, network.config.intermediate_size): network.encoder
             for network in self._networks.values()
         }
-        for rows in warm_rows():
-            for encoder in shapes.values():
-                if time.monotonic() >= until:
-                    return
-                compute_once(encoder, rows)
+        # The largest first: what is free afterwards has room for all others.
+        for rows in reversed(warm_rows()):
+            for threads in self._thread_counts:
+                torch.set_num_threads(threads)
+                for encoder in shapes.values():
+                    if time.monotonic() < until:
+                        compute_once(encoder, rows)
+        torch.set_num_threads(self.threads)
 
     def _speed(self, lane: str, served: ServedModel) -> float:
         """Tokens per second of the best of some batches, which grow as long as there is time."""
@@ -214,7 +158,7 @@ _TEXT_TOKENS, _SPEED_TEXTS, _SPEED_SECONDS = 32, (8, 8, 32, 32, 128, 128), 0.25
 
 # Kernels for more rows are made when they are met: 3 MB each, and 2 ms of a batch that takes a hundred.
 _WARM_ROWS = 2048
-_WARM_UP_SECONDS = 2.0
+_WARM_UP_SECONDS = 3.0
 
 
 def warm_rows() -> list[int]:
@@ -332,7 +276,10 @@ def _describe(checkpoint: Checkpoint) -> ServedModel:
 
 
 def _place(
-    network: BertForPreTraining | BertForSequenceClassification, device: str, dtype: torch.dtype
+    network: BertForPreTraining | BertForSequenceClassification,
+    device: str,
+    dtype: torch.dtype,
+    threads: tuple[int, ...],
 ) -> BertForPreTraining | BertForSequenceClassification:
     """The encoder in `dtype`, the heads in float32: bfloat16 logits would tie where scores differ by 5%."""
     heads = {name: copy.deepcopy(head) for name, head in network.named_children() if name != "encoder"}
@@ -344,7 +291,7 @@ def _place(
     if device == "cpu":
         for parameter in network.encoder.parameters():  # it may be mapped from a file that somebody replaces
             parameter.data = parameter.data.clone()
-        prepack(network.encoder)
+        prepack(network.encoder, threads)
     return network
 
 

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 from app import answers
-from app.backend import Answer, Backend, Query, ServedModel, Task
 from app.batcher import DynamicBatcher, Job
 from app.errors import (
     DeadlineExceededError,
@@ -22,11 +21,12 @@ from app.errors import (
     UnavailableError,
 )
 from app.metrics import Metrics
+from app.queries import Answer, Backend, Query, ServedModel, Task
 from app.responses import FillMaskResult, LabelResult, Status
 from app.schemas import TextPair
 from app.settings import Settings, SettingsError
-from model import Encoding
 from model.errors import BertError, NoMaskError, TextError
+from model.tokenizer import Encoding
 
 logger = logging.getLogger(__name__)
 

@@ -13,11 +13,12 @@ from fastapi.middleware.cors import CORSMiddleware
 
 from app import openapi, problems, traces
 from app.__main__ import serve
-from app.backend import Backend, TorchBackend
 from app.cpu import available_cpus
 from app.engine import Engine
 from app.metrics import Metrics
 from app.middleware import Envelope
+from app.queries import Backend
+from app.remote import RemoteBackend
 from app.routes import fill_mask, hugging_face, next_sentence, operations, pages, sentiment
 from app.settings import Settings
 
@@ -33,7 +34,7 @@ Every error is a [problem document](https://www.rfc-editor.org/rfc/rfc9457); eve
 def create_app(settings: Settings, backend: Backend | None = None) -> FastAPI:
     """The service as an ASGI app. Weights are loaded when its lifespan starts, not here."""
     metrics = Metrics()
-    engine = Engine(lambda: backend or _torch_backend(settings), settings, metrics)
+    engine = Engine(lambda: backend or _remote_backend(settings), settings, metrics)
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
@@ -77,8 +78,8 @@ def create_app(settings: Settings, backend: Backend | None = None) -> FastAPI:
     return app
 
 
-def _torch_backend(settings: Settings) -> TorchBackend:
-    return TorchBackend(
+def _remote_backend(settings: Settings) -> RemoteBackend:
+    return RemoteBackend(
         settings.pretrained,
         settings.sentiment,
         device=settings.device,

@@ -1,10 +1,16 @@
 """What is computed: BERT, its tokenizer and its checkpoints. Knows nothing of HTTP or of training."""
 
-from model.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
-from model.config import BertConfig
-from model.heads import BertForPreTraining, BertForSequenceClassification
-from model.packing import PackedBatch
-from model.tokenizer import Encoding, Tokenizer
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from model.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
+    from model.config import BertConfig
+    from model.heads import BertForPreTraining, BertForSequenceClassification
+    from model.packing import PackedBatch
+    from model.tokenizer import Encoding, Tokenizer
 
 __all__ = [
     "BertConfig",
@@ -17,3 +23,23 @@ __all__ = [
     "load_checkpoint",
     "save_checkpoint",
 ]
+
+_MODULES = {
+    "BertConfig": "config",
+    "BertForPreTraining": "heads",
+    "BertForSequenceClassification": "heads",
+    "Checkpoint": "checkpoint",
+    "Encoding": "tokenizer",
+    "PackedBatch": "packing",
+    "Tokenizer": "tokenizer",
+    "load_checkpoint": "checkpoint",
+    "save_checkpoint": "checkpoint",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Import a name when it is asked for: most of them need torch, which takes two seconds and 140 MB, and the
+    process that speaks HTTP uses none of it."""
+    if name not in _MODULES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)

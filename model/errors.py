@@ -33,6 +33,9 @@ class CheckpointError(BertError):
         self.path = Path(path)
         self.reason = reason
 
+    def __reduce__(self) -> tuple[type[CheckpointError], tuple[Path, str]]:
+        return type(self), (self.path, self.reason)
+
 
 class TextError(BertError, ValueError):
     """A text that has no answer. The message says what to change."""

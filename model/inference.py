@@ -29,13 +29,16 @@ _TOLERANCE = {torch.bfloat16: 3e-2, torch.float32: 1e-4}
 class PrepackedLinear(nn.Module):
     """`activation(x @ weight.T + bias)` by one oneDNN kernel; but GELU in float32 takes torch less time.
 
-    In 16 bits, a row is the same to the last bit whatever the number of rows, as is its sum (`model.portions`).
+    In 16 bits, a row is the same to the last bit whatever the number of rows, and with each of the numbers of
+    threads (`model.portions`).
     """
 
     weight: Tensor
     bias: Tensor
 
-    def __init__(self, weight: Tensor, bias: Tensor, activation: str | None = None) -> None:
+    def __init__(
+        self, weight: Tensor, bias: Tensor, activation: str | None = None, threads: tuple[int, ...] = ()
+    ) -> None:
         super().__init__()
         self.out_features, inner = weight.shape
         packed = torch.ops.mkldnn._reorder_linear_weight(weight.detach().contiguous(), _ROWS)
@@ -45,18 +48,18 @@ class PrepackedLinear(nn.Module):
         self.gelu_apart = self.epilogue == "gelu" and weight.dtype == torch.float32
         if self.gelu_apart:
             self.epilogue = "none"
-        self.sizes = None
+        self.sizes: dict[int, Sizes] | None = None
         if weight.dtype == torch.bfloat16:
-            self.sizes = _portion_sizes(
-                inner, self.out_features, self.epilogue, self.algorithm, torch.get_num_threads()
-            )
+            threads = threads or (torch.get_num_threads(),)
+            self.sizes = _portion_sizes(inner, self.out_features, self.epilogue, self.algorithm, threads)
 
     def forward(self, x: Tensor) -> Tensor:
         """(rows, in_features) -> (rows, out_features)"""
         if self.sizes is None:
             out = self._multiply(x)
         else:
-            out = multiply_in_portions(self._multiply, x, self.sizes, self.out_features)
+            sizes = self.sizes[torch.get_num_threads()]
+            out = multiply_in_portions(self._multiply, x, sizes, self.out_features)
         return torch.ops.aten.gelu_(out, approximate=self.algorithm) if self.gelu_apart else out
 
     def _multiply(self, x: Tensor) -> Tensor:
@@ -66,20 +69,24 @@ class PrepackedLinear(nn.Module):
 class PrepackedProjection(nn.Module):
     """`FusedProjection` of a layer of which only some rows are read: its parts are never computed together."""
 
-    def __init__(self, projection: FusedProjection) -> None:
+    def __init__(self, projection: FusedProjection, threads: tuple[int, ...]) -> None:
         super().__init__()
         width = projection.in_features
-        self.query = PrepackedLinear(projection.weight[:width], projection.bias[:width])
-        self.key_value = PrepackedLinear(projection.weight[width:], projection.bias[width:])
+        weight, bias = projection.weight, projection.bias
+        self.query = PrepackedLinear(weight[:width], bias[:width], threads=threads)
+        self.key_value = PrepackedLinear(weight[width:], bias[width:], threads=threads)
 
     def forward(self, x: Tensor) -> Tensor:
         """(rows, width) -> (rows, 3 * width)"""
         return torch.cat([self.query(x), self.key_value(x)], -1)
 
 
-def prepack(encoder: BertEncoder) -> bool:
+def prepack(encoder: BertEncoder, threads: tuple[int, ...] = ()) -> bool:
     """Lay the weights of a CPU encoder out for oneDNN, in place. False, and nothing is changed, where this
     build of torch or this processor does not compute with them what plain layers compute.
+
+    Args:
+        threads: the numbers of threads that torch will have; the present one if none is given.
     """
     layers = [layer for layer in encoder.layers if isinstance(layer, BertLayer)]
     activation = encoder.config.hidden_act if encoder.config.hidden_act in _EPILOGUES else None
@@ -87,12 +94,12 @@ def prepack(encoder: BertEncoder) -> bool:
         return False
     for layer in layers:
         if layer is layers[-1]:
-            layer.query_key_value = PrepackedProjection(layer.query_key_value)  # type: ignore[assignment]
+            layer.query_key_value = PrepackedProjection(layer.query_key_value, threads)  # type: ignore[assignment]
         else:
-            _replace(layer, "query_key_value")
-        _replace(layer, "attention_output")
-        _replace(layer, "output")
-        _replace(layer, "intermediate", activation)
+            _replace(layer, "query_key_value", None, threads)
+        _replace(layer, "attention_output", None, threads)
+        _replace(layer, "output", None, threads)
+        _replace(layer, "intermediate", activation, threads)
         if activation is not None:
             layer.activation = nn.Identity()  # type: ignore[assignment]
     return True
@@ -112,9 +119,9 @@ def compute_once(encoder: BertEncoder, rows: int) -> None:
     last.project_reads(hidden, torch.arange(rows))
 
 
-def _replace(layer: BertLayer, name: str, activation: str | None = None) -> None:
+def _replace(layer: BertLayer, name: str, activation: str | None, threads: tuple[int, ...]) -> None:
     linear = getattr(layer, name)
-    setattr(layer, name, PrepackedLinear(linear.weight, linear.bias, activation))
+    setattr(layer, name, PrepackedLinear(linear.weight, linear.bias, activation, threads))
 
 
 def _linear_pointwise(x: Tensor, weight: Tensor, bias: Tensor, epilogue: str, algorithm: str) -> Tensor:
@@ -124,12 +131,16 @@ def _linear_pointwise(x: Tensor, weight: Tensor, bias: Tensor, epilogue: str, al
 
 @cache
 @torch.inference_mode()
-def _portion_sizes(inner: int, outer: int, epilogue: str, algorithm: str, _threads: int) -> Sizes | None:
-    """What this processor wants in bfloat16 with so many threads: the same for all layers of a shape."""
+def _portion_sizes(
+    inner: int, outer: int, epilogue: str, algorithm: str, threads: tuple[int, ...]
+) -> dict[int, Sizes] | None:
+    """What this processor wants in bfloat16: the same for all layers of a shape."""
     row, weight = cancelling(inner, outer, torch.bfloat16)
     packed = torch.ops.mkldnn._reorder_linear_weight(weight, _ROWS)
     bias = weight.new_zeros(outer)
-    return portion_sizes(lambda rows: _linear_pointwise(rows, packed, bias, epilogue, algorithm), row, outer)
+    return portion_sizes(
+        lambda rows: _linear_pointwise(rows, packed, bias, epilogue, algorithm), row, outer, threads
+    )
 
 
 @torch.inference_mode()

@@ -169,10 +169,10 @@ class PackedBatch:
 def recurring_rows(number: int) -> int:
     """Up to the next of few numbers.
 
-    >>> [recurring_rows(n) for n in (1, 64, 65, 257, 2049)]
-    [4, 64, 80, 320, 2176]
+    >>> [recurring_rows(n) for n in (1, 64, 65, 257, 1025, 2049)]
+    [8, 64, 96, 320, 1152, 2176]
     """
-    step = 4 if number <= 64 else 16 if number <= 256 else 64 if number <= 2048 else 128
+    step = 8 if number <= 64 else 32 if number <= 256 else 64 if number <= 1024 else 128
     return -(-number // step) * step
 
 

@@ -8,8 +8,9 @@ its neighbours, and every later layer spreads it.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from functools import cache
+from itertools import chain
 
 import torch
 import torch.nn.functional as F
@@ -19,28 +20,36 @@ from model.packing import recurring_rows
 
 LARGEST = 2048
 """Rows of the largest portion."""
-_SOME = (4, 36, 64, 128, 240, 704, 1536, 2048)
+_SOME = (8, 40, 64, 128, 256, 704, 1536, 2048)
 _FEW = 192  # what fewer rows cost is soon over anyhow
 
 Sizes = tuple[int, ...]
+Product = tuple[float, ...]
 
 
-def portion_sizes(multiply: Callable[[Tensor], Tensor], row: Tensor, outer: int) -> Sizes | None:
-    """The numbers of rows that sum alike, and cost least to make up any number of; None if all numbers do.
+def portion_sizes(
+    multiply: Callable[[Tensor], Tensor], row: Tensor, outer: int, threads: Sequence[int]
+) -> dict[int, Sizes] | None:
+    """The numbers of rows that sum alike and cost least to make up any number, for each number of threads that
+    torch may have; None if all numbers do, or none.
 
     Args:
         multiply: rows (n, inner) -> (n, outer).
         row: (1, inner), whose sums in another order are other numbers; see `cancelling`.
         outer: columns of the product.
     """
-    if _alike(multiply, row, _SOME) == [_SOME]:
+    some = _alike(multiply, row, _SOME, threads)
+    if len({*chain(*some)}) == 1 and all([*groups.values()] == [_SOME] for groups in some):
         return None
     sizes = sorted({recurring_rows(number) for number in range(1, LARGEST + 1)})
     call = _call(row.shape[1] * outer)
-    groups = _alike(multiply, row, sizes)
-    return min(
-        groups, key=lambda group: sum(_costs(group, call)[n] / max(n, _FEW) for n in sizes), default=None
-    )
+    alike = _alike(multiply, row, sizes, threads)
+
+    def cost(product: Product) -> float:
+        return sum(_costs(groups[product], call)[n] / max(n, _FEW) for groups in alike for n in sizes)
+
+    best = min(set.intersection(*map(set, alike)), key=cost, default=None)
+    return None if best is None else dict(zip(threads, (groups[best] for groups in alike), strict=True))
 
 
 def cancelling(inner: int, outer: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
@@ -89,14 +98,23 @@ def portions(rows: int, sizes: Sizes, products: int) -> Sizes:
     return tuple(sorted(cut, reverse=True))
 
 
-def _alike(multiply: Callable[[Tensor], Tensor], row: Tensor, sizes: Iterable[int]) -> list[Sizes]:
-    """Sizes grouped by what they make of the row; those that treat equal rows differently are in none."""
-    groups = defaultdict(list)
-    for size in sizes:
-        product = multiply(row.repeat(size, 1))
-        if torch.equal(product, product[:1].expand_as(product)):
-            groups[tuple(product[0].tolist())].append(size)
-    return [tuple(group) for group in groups.values()]
+def _alike(
+    multiply: Callable[[Tensor], Tensor], row: Tensor, sizes: Iterable[int], threads: Sequence[int]
+) -> list[dict[Product, Sizes]]:
+    """Sizes by what they make of the row, for each number of threads; without those that treat equal rows
+    differently."""
+    before = torch.get_num_threads()
+    alike = []
+    for count in threads:
+        torch.set_num_threads(count)
+        groups = defaultdict(list)
+        for size in sizes:
+            product = multiply(row.repeat(size, 1))
+            if torch.equal(product, product[:1].expand_as(product)):
+                groups[tuple(product[0].tolist())].append(size)
+        alike.append({product: tuple(group) for product, group in groups.items()})
+    torch.set_num_threads(before)
+    return alike
 
 
 def _call(products: int) -> int:

@@ -9,10 +9,10 @@ from fastapi.responses import PlainTextResponse
 
 from app import openapi as document
 from app.access import check_metrics
-from app.backend import ServedModel
 from app.engine import Engine
 from app.errors import UnavailableError
 from app.metrics import CONTENT_TYPE, Metrics
+from app.queries import ServedModel
 from app.responses import Health, Info, Limits, ModelInfo
 from app.settings import Settings
 

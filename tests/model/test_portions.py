@@ -42,25 +42,38 @@ def test_any_width_can_be_looked_at(inner: int) -> None:
 
 
 def test_rows_are_not_cut_where_all_numbers_of_them_sum_alike() -> None:
-    assert portion_sizes(in_two_orders(0), ROW, OUTER) is None
+    assert portion_sizes(in_two_orders(0), ROW, OUTER, [1, 2]) is None
 
 
 def test_rows_are_not_cut_where_it_would_not_help() -> None:
     """Each row is another, by its place."""
-    assert portion_sizes(lambda rows: torch.arange(1.0, len(rows) + 1)[:, None] + rows, ROW, INNER) is None
+    numbered = lambda rows: torch.arange(1.0, len(rows) + 1)[:, None] + rows  # noqa: E731
+    assert portion_sizes(numbered, ROW, INNER, [1]) is None
 
 
 @pytest.mark.parametrize("few", [100, 1500])
 def test_portions_sum_alike_and_make_up_any_number_of_rows(few: int) -> None:
-    multiply = in_two_orders(few)
-    sizes = portion_sizes(multiply, ROW, OUTER)
-    assert sizes is not None
-    assert all(size < few for size in sizes) or all(size >= few for size in sizes)
-    expected = multiply(ROW.repeat(sizes[0], 1))[0]
-    for rows in (1, 4, few - 1, few, few + 1, 2047, 5000):
-        product = multiply_in_portions(multiply, ROW.repeat(rows, 1), sizes, OUTER)
-        assert product.shape == (rows, OUTER)
-        assert torch.equal(product, expected.expand_as(product))
+    """The order also follows from the number of threads, as with oneDNN."""
+
+    def multiply(rows: Tensor) -> Tensor:
+        return in_two_orders(few * torch.get_num_threads())(rows)
+
+    before = torch.get_num_threads()
+    found = portion_sizes(multiply, ROW, OUTER, [1, 2])
+    assert torch.get_num_threads() == before
+    assert found is not None
+    assert set(found) == {1, 2}
+    products = set()
+    for threads, sizes in found.items():
+        torch.set_num_threads(threads)
+        try:
+            for rows in (1, 8, few - 1, few, few + 1, 2047, 5000):
+                product = multiply_in_portions(multiply, ROW.repeat(rows, 1), sizes, OUTER)
+                assert product.shape == (rows, OUTER)
+                products |= {tuple(row) for row in product.tolist()}
+        finally:
+            torch.set_num_threads(before)
+    assert len(products) == 1
 
 
 @pytest.mark.parametrize("sizes", [(4,), (112, 256), (40, 44, 96), (4, 8, 32, 256, LARGEST)])
@@ -80,16 +93,19 @@ def test_rows_keep_their_order() -> None:
     ("inner", "outer", "activation"),
     [(256, 768, None), (512, 1536, None), (512, 2048, "gelu"), (1024, 256, None), (2048, 512, None)],
 )
-def test_bfloat16_product_of_a_row_does_not_depend_on_their_number(
+def test_bfloat16_product_of_a_row_does_not_depend_on_their_number_or_on_threads(
     inner: int, outer: int, activation: str | None
 ) -> None:
     row, weight = cancelling(inner, outer, torch.bfloat16)
     try:
-        linear = PrepackedLinear(weight, torch.zeros(outer, dtype=torch.bfloat16), activation)
+        linear = PrepackedLinear(weight, torch.zeros(outer, dtype=torch.bfloat16), activation, (1, 2))
     except (NotImplementedError, RuntimeError) as error:
         pytest.skip(f"oneDNN does not compute bfloat16 here: {error}")
+    before, products = torch.get_num_threads(), set()
     with torch.inference_mode():
-        expected = linear(row)
-        for rows in (4, 28, 36, 40, 80, 112, 240, 256, 448, 704, 1024, 1664, 2048, 2176):
-            product = linear(row.repeat(rows, 1))
-            assert torch.equal(product, expected.expand_as(product)), rows
+        for threads in (1, 2):
+            torch.set_num_threads(threads)
+            for rows in (8, 32, 40, 80, 112, 240, 256, 448, 704, 1024, 1664, 2048, 2176):
+                products |= {tuple(product) for product in linear(row.repeat(rows, 1)).tolist()}
+    torch.set_num_threads(before)
+    assert len(products) == 1

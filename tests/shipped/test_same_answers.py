@@ -1,7 +1,7 @@
 """An answer does not depend on its neighbours: the same input alone, and among thousands of others.
 
-In the precision that the service chooses by itself: bfloat16 where the processor computes it. All 10,000 requests:
-`BERT_TEST_REQUESTS=10000 make test ARGS=tests/shipped/test_same_answers.py`.
+In the precision that the service chooses by itself: bfloat16 where the processor computes it.
+All 10,000 requests: `BERT_TEST_REQUESTS=10000 make test ARGS=tests/shipped/test_same_answers.py`.
 """
 
 from __future__ import annotations

@@ -1,0 +1,87 @@
+"""What is asked of a model, and what it answers.
+
+The queue knows no tensors, the model knows no HTTP; this is the seam.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Protocol
+
+from model.config import BertConfig
+from model.tokenizer import Encoding, Tokenizer
+
+
+class Task(StrEnum):
+    """What a caller can ask."""
+
+    FILL_MASK = "fill-mask"
+    NEXT_SENTENCE = "next-sentence"
+    SENTIMENT = "sentiment"
+
+
+@dataclass(frozen=True, slots=True)
+class Query:
+    """One input, tokenized, and what is asked about it."""
+
+    task: Task
+    encoding: Encoding
+    masks: tuple[int, ...] = ()
+    """Fill-mask: token indices of the masks, ascending."""
+    top_k: int = 0
+    """Fill-mask: predictions per mask."""
+    targets: tuple[int, ...] = ()
+    """Fill-mask: the only token ids to score; empty for the whole vocabulary."""
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """Probabilities, one row per mask, highest first; or one row over the labels, in the order of their ids."""
+
+    scores: list[list[float]]
+    token_ids: list[list[int]] = field(default_factory=list)
+    """Fill-mask: the token that each score belongs to."""
+
+
+@dataclass(frozen=True, slots=True)
+class ServedModel:
+    """One encoder with its heads, as the rest of the service sees it."""
+
+    name: str
+    tasks: tuple[Task, ...]
+    config: BertConfig
+    tokenizer: Tokenizer
+    parameters: int
+
+
+class Backend(Protocol):
+    """A computer of batches. All but the attributes is called from the inference thread only."""
+
+    models: dict[str, ServedModel]
+    """By lane, which is what `run` is told; empty until `load` is done."""
+    forward_passes: int
+    device: str
+    dtype: str
+    threads: int
+    tokens_per_second: float
+    """Of large batches of short texts on the slowest model, measured by `load`; 0 before."""
+
+    def load(self) -> None:
+        """Read the weights and compute something with each model.
+
+        Raises:
+            CheckpointError: a directory cannot be served; the message names it.
+            SettingsError: there is no such device.
+        """
+        ...
+
+    def run(self, lane: str, queries: Sequence[Query]) -> Sequence[Answer | Exception]:
+        """Answers in the order of the queries, in one forward pass.
+
+        Raises:
+            OutOfMemoryError: fewer queries may fit.
+            BackendDiedError: nothing will work any more.
+        """
+        ...

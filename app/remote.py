@@ -1,0 +1,175 @@
+"""The backend in a process of its own, so that PyTorch and the event loop do not wait for one another.
+
+In one process they share Python's lock: a forward pass takes it between any two of its hundreds of operations,
+and each time waits until the event loop has let go of it. Under load a pass then takes five times as long.
+"""
+
+from __future__ import annotations
+
+import gc
+import multiprocessing
+import pickle
+import signal
+import time
+import traceback
+import weakref
+from collections.abc import Sequence
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+from app.batcher import BackendDiedError
+from app.queries import Answer, Query, ServedModel, Task
+from model.tokenizer import Encoding
+
+_BUSY_SHARE, _LOOK_SECONDS = 0.4, 0.25
+"""Of a core, and how often it is looked at."""
+_ENDS_WITHIN = 5.0
+"""Seconds after which a process that should end is killed."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Loaded:
+    """What the process says once it can compute."""
+
+    models: dict[str, ServedModel]
+    device: str
+    dtype: str
+    threads: int
+    tokens_per_second: float
+    forward_passes: int
+
+
+class RemoteBackend:
+    """`TorchBackend` in another process, which ends with this object, or with this process."""
+
+    def __init__(self, pretrained: Path, sentiment: Path, *, device: str, dtype: str, threads: int) -> None:
+        self.models: dict[str, ServedModel] = {}
+        self.forward_passes = 0
+        self.device = device
+        self.dtype = dtype
+        self.threads = threads
+        self.tokens_per_second = 0.0
+        self._directories = (pretrained, sentiment)
+        self._looked, self._used = time.monotonic(), time.process_time()
+        self._busy = False
+
+    def load(self) -> None:
+        """See `Backend.load`. The process is started here."""
+        context = multiprocessing.get_context("spawn")  # CUDA does not survive a fork
+        self._connection, other = context.Pipe()
+        given = (other, *self._directories, self.device, self.dtype, self.threads)
+        self._process = context.Process(target=_compute, args=given, name="inference")
+        self._process.start()
+        other.close()
+        self.close = weakref.finalize(self, _end, self._connection, self._process)
+        loaded: _Loaded = self._receive()
+        self.device, self.dtype, self.threads = loaded.device, loaded.dtype, loaded.threads
+        self.tokens_per_second = loaded.tokens_per_second
+        self.forward_passes = loaded.forward_passes
+        self.models = loaded.models
+
+    def run(self, lane: str, queries: Sequence[Query]) -> Sequence[Answer | Exception]:
+        """See `Backend.run`."""
+        try:
+            self._connection.send((lane, [_packed(query) for query in queries], self._needs_a_core()))
+        except OSError:
+            raise self._died() from None
+        answers, self.forward_passes = self._receive()
+        return [given if isinstance(given, Exception) else Answer(*given) for given in answers]
+
+    def _needs_a_core(self) -> bool:
+        """Whether this process, which speaks HTTP, is so busy that the other one is in its way."""
+        now, used = time.monotonic(), time.process_time()
+        if now - self._looked > _LOOK_SECONDS:
+            self._busy = used - self._used > _BUSY_SHARE * (now - self._looked)
+            self._looked, self._used = now, used
+        return self._busy
+
+    def _receive(self) -> Any:
+        try:
+            reply = self._connection.recv()
+        except (EOFError, OSError):
+            raise self._died() from None
+        if isinstance(reply, Exception):
+            raise reply
+        return reply
+
+    def _died(self) -> BackendDiedError:
+        self._process.join(_ENDS_WITHIN)
+        return BackendDiedError(f"the inference process ended with exit code {self._process.exitcode}")
+
+
+def _packed(query: Query) -> tuple[Any, ...]:
+    """What the model needs of a query; the places of its tokens stay here."""
+    encoding = query.encoding
+    return str(query.task), encoding.input_ids, encoding.token_type_ids, query.masks, query.top_k, query.targets
+
+
+def _unpacked(
+    task: str, ids: list[int], types: list[int], masks: tuple[int, ...], top_k: int, targets: tuple[int, ...]
+) -> Query:
+    return Query(Task(task), Encoding(ids, types, [], truncated=False), masks, top_k, targets)
+
+
+def _compute(
+    connection: Connection, pretrained: Path, sentiment: Path, device: str, dtype: str, threads: int
+) -> None:
+    """The process. It ends when nobody is at the other end any more."""
+    for name in ("SIGINT", "SIGTERM", "SIGHUP"):  # who drains still needs it
+        if hasattr(signal, name):
+            signal.signal(getattr(signal, name), signal.SIG_IGN)
+    from app.backend import TorchBackend
+
+    backend = TorchBackend(pretrained, sentiment, device=device, dtype=dtype, threads=threads, yields=True)
+    try:
+        backend.load()
+    except Exception as error:
+        connection.send(_portable(error))
+        return
+    gc.collect()
+    gc.freeze()
+    connection.send(
+        _Loaded(
+            backend.models,
+            backend.device,
+            backend.dtype,
+            backend.threads,
+            backend.tokens_per_second,
+            backend.forward_passes,
+        )
+    )
+    while True:
+        try:
+            lane, packed, leave_a_core = connection.recv()
+        except EOFError:
+            return
+        try:
+            backend.leave_a_core(leave_a_core)
+            answers = backend.run(lane, [_unpacked(*row) for row in packed])
+            reply: Any = [_sent(answer) for answer in answers], backend.forward_passes
+        except Exception as error:
+            reply = _portable(error)
+        connection.send(reply)
+
+
+def _sent(answer: Answer | Exception) -> Any:
+    return answer if isinstance(answer, Exception) else (answer.scores, answer.token_ids)
+
+
+def _portable(error: Exception) -> Exception:
+    """An error with its traceback, or what can be said of it, for the other process."""
+    error.add_note("".join(traceback.format_exception(error)))
+    try:
+        pickle.loads(pickle.dumps(error))  # noqa: S301 (our own)
+    except Exception:
+        return RuntimeError("".join(traceback.format_exception(error)))
+    return error
+
+
+def _end(connection: Connection, process: multiprocessing.process.BaseProcess) -> None:
+    connection.close()
+    process.join(_ENDS_WITHIN)
+    if process.is_alive():
+        process.kill()
