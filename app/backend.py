@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from app.batcher import BackendDiedError, OutOfMemoryError
 from app.cpu import available_cpus, has_native_bfloat16
 from app.errors import InferenceError
-from app.queries import Answer, Query, ServedModel, Task
+from app.queries import Answer, Backend, Query, ServedModel, Task
 from app.settings import SettingsError
 from model import (
     BertForPreTraining,
@@ -97,6 +97,12 @@ class TorchBackend:
             for i, answer in zip(order, self._compute(lane, [queries[i] for i in order]), strict=True):
                 answers[i] = answer
         return answers
+
+    def watch(self, died: Callable[[Backend, BackendDiedError], None]) -> None:
+        """See `Backend.watch`: it dies in the midst of a batch or not at all."""
+
+    def close(self) -> None:
+        """See `Backend.close`: it holds nothing."""
 
     def _compute(self, lane: str, queries: Sequence[Query]) -> list[Answer | Exception]:
         ids = [query.encoding.input_ids for query in queries]

@@ -161,6 +161,7 @@ class DynamicBatcher(Generic[Item, Answer]):
         machine."""
         self.error: BaseException | None = None
         """Why the thread died."""
+        self._fault: BackendDiedError | None = None
         self._began: float | None = None
         self._run = run
         self._observer = observer
@@ -203,6 +204,12 @@ class DynamicBatcher(Generic[Item, Answer]):
             target=self._main, args=(setup, started, died), name="inference", daemon=True
         )
         self._thread.start()
+
+    def abort(self, error: BackendDiedError) -> None:
+        """From any thread: nothing can be computed any more."""
+        with self._work:
+            self._fault = error
+            self._work.notify()
 
     async def close(self, patience: float) -> None:
         """Stop the thread after its batch; whoever still waits gets `UnavailableError`."""
@@ -339,6 +346,8 @@ class DynamicBatcher(Generic[Item, Answer]):
         """Wait for work, however long; empty when the batcher closes."""
         with self._work:
             while not self._closing:
+                if self._fault is not None:
+                    raise self._fault
                 batch = self._take()
                 if batch:
                     return batch

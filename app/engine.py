@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 from app import answers
-from app.batcher import DynamicBatcher, Job
+from app.batcher import BackendDiedError, DynamicBatcher, Job
 from app.errors import (
     DeadlineExceededError,
     InvalidInputError,
@@ -106,7 +106,7 @@ class Engine:
     def __init__(self, make_backend: Callable[[], Backend], settings: Settings, metrics: Metrics) -> None:
         self.backend = make_backend()
         self.failure: BaseException | None = None
-        """Why the models could not be loaded, or why the inference thread died."""
+        """Why the models could not be loaded, or why the inference process or thread died."""
         self.loaded = False
         """Whether the models have ever computed something."""
         self.refusing = False
@@ -142,7 +142,7 @@ class Engine:
 
     @property
     def alive(self) -> bool:
-        """False once the inference thread is dead: only a restart helps."""
+        """False once the inference process or thread is dead: only a restart helps."""
         return self.failure is None
 
     def tell_state(self) -> None:
@@ -196,6 +196,7 @@ class Engine:
                 logger.error("not reloaded: %s", error, exc_info=None if expected else error)
                 return False
             self.backend = backend
+            backend.watch(self._lost)
             self.batcher.calibrated(backend.tokens_per_second)
             self._metrics.reloaded(ok=True)
             logger.info("reloaded: %s", ", ".join(served.name for served in backend.models.values()))
@@ -204,13 +205,22 @@ class Engine:
     async def close(self) -> None:
         """Stop the inference thread after its batch; whoever still waits gets an error."""
         self.refuse()
+        if not self.loaded:
+            await asyncio.to_thread(self.backend.close)  # nobody waits for what is being loaded
         await self.batcher.close(patience=10)
+        await asyncio.to_thread(self.backend.close)
         self._pool.shutdown(wait=False, cancel_futures=True)
 
     def _load(self) -> None:
         """In the inference thread."""
         self.backend.load()
+        self.backend.watch(self._lost)
         self.batcher.calibrated(self.backend.tokens_per_second)
+
+    def _lost(self, backend: Backend, error: BackendDiedError) -> None:
+        """A backend died, perhaps while no batch is under way: health is to tell."""
+        if self.backend is backend:  # another may have taken its place
+            self.batcher.abort(error)
 
     def _on_ready(self) -> None:
         self.loaded = True

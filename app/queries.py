@@ -5,11 +5,12 @@ The queue knows no tensors, the model knows no HTTP; this is the seam.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Protocol
 
+from app.batcher import BackendDiedError
 from model.config import BertConfig
 from model.tokenizer import Encoding, Tokenizer
 
@@ -57,7 +58,7 @@ class ServedModel:
 
 
 class Backend(Protocol):
-    """A computer of batches. All but the attributes is called from the inference thread only."""
+    """A computer of batches. `run` is called from the inference thread only."""
 
     models: dict[str, ServedModel]
     """By lane, which is what `run` is told; empty until `load` is done."""
@@ -84,4 +85,12 @@ class Backend(Protocol):
             OutOfMemoryError: fewer queries may fit.
             BackendDiedError: nothing will work any more.
         """
+        ...
+
+    def watch(self, died: Callable[[Backend, BackendDiedError], None]) -> None:
+        """From now on, call `died` with this object, in some thread, if nothing will work any more."""
+        ...
+
+    def close(self) -> None:
+        """Let go of what it holds outside of this process. Nothing works after that."""
         ...

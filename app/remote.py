@@ -10,18 +10,25 @@ import gc
 import multiprocessing
 import pickle
 import signal
+import threading
 import time
 import traceback
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
+from multiprocessing.context import SpawnProcess
+from multiprocessing.util import Finalize
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from app.batcher import BackendDiedError
-from app.queries import Answer, Query, ServedModel, Task
+from app.queries import Answer, Backend, Query, ServedModel, Task
 from model.tokenizer import Encoding
+
+if TYPE_CHECKING:
+    from app.backend import TorchBackend
 
 _BUSY_SHARE, _LOOK_SECONDS = 0.4, 0.25
 """Of a core, and how often it is looked at."""
@@ -42,7 +49,7 @@ class _Loaded:
 
 
 class RemoteBackend:
-    """`TorchBackend` in another process, which ends with this object, or with this process."""
+    """`TorchBackend` in another process, which ends with this object or with this process."""
 
     def __init__(self, pretrained: Path, sentiment: Path, *, device: str, dtype: str, threads: int) -> None:
         self.models: dict[str, ServedModel] = {}
@@ -52,6 +59,9 @@ class RemoteBackend:
         self.threads = threads
         self.tokens_per_second = 0.0
         self._directories = (pretrained, sentiment)
+        self._process: SpawnProcess | None = None
+        self._watcher: threading.Thread | None = None
+        self._died: Callable[[Backend, BackendDiedError], None] | None = None
         self._looked, self._used = time.monotonic(), time.process_time()
         self._busy = False
 
@@ -59,11 +69,14 @@ class RemoteBackend:
         """See `Backend.load`. The process is started here."""
         context = multiprocessing.get_context("spawn")  # CUDA does not survive a fork
         self._connection, other = context.Pipe()
+        Finalize(self, self._connection.close, exitpriority=1)  # at exit, before all processes are waited for
         given = (other, *self._directories, self.device, self.dtype, self.threads)
         self._process = context.Process(target=_compute, args=given, name="inference")
         self._process.start()
         other.close()
-        self.close = weakref.finalize(self, _end, self._connection, self._process)
+        watched = (self._process, weakref.ref(self))
+        self._watcher = threading.Thread(target=_watch, args=watched, name="watcher", daemon=True)
+        self._watcher.start()
         loaded: _Loaded = self._receive()
         self.device, self.dtype, self.threads = loaded.device, loaded.dtype, loaded.threads
         self.tokens_per_second = loaded.tokens_per_second
@@ -75,9 +88,25 @@ class RemoteBackend:
         try:
             self._connection.send((lane, [_packed(query) for query in queries], self._needs_a_core()))
         except OSError:
-            raise self._died() from None
+            raise self._death() from None
         answers, self.forward_passes = self._receive()
         return [given if isinstance(given, Exception) else Answer(*given) for given in answers]
+
+    def watch(self, died: Callable[[Backend, BackendDiedError], None]) -> None:
+        """See `Backend.watch`."""
+        self._died = died
+        if self._watcher is not None and not self._watcher.is_alive():
+            died(self, self._death())
+
+    def close(self) -> None:
+        """See `Backend.close`."""
+        self._died = None
+        if self._process is None or self._watcher is None:
+            return
+        if self.models:
+            self._connection.close()
+            self._watcher.join(_ENDS_WITHIN)
+        self._process.kill()  # what is still loading, or does not end
 
     def _needs_a_core(self) -> bool:
         """Whether this process, which speaks HTTP, is so busy that the other one is in its way."""
@@ -91,14 +120,25 @@ class RemoteBackend:
         try:
             reply = self._connection.recv()
         except (EOFError, OSError):
-            raise self._died() from None
+            raise self._death() from None
         if isinstance(reply, Exception):
             raise reply
         return reply
 
-    def _died(self) -> BackendDiedError:
-        self._process.join(_ENDS_WITHIN)
+    def _death(self) -> BackendDiedError:
+        assert self._process is not None
+        assert self._watcher is not None
+        if self._watcher is not threading.current_thread():
+            self._watcher.join(_ENDS_WITHIN)
         return BackendDiedError(f"the inference process ended with exit code {self._process.exitcode}")
+
+
+def _watch(process: SpawnProcess, reference: weakref.ref[RemoteBackend]) -> None:
+    """In a thread: wait for the end of the process, and tell who relies on it."""
+    process.join()
+    backend = reference()
+    if backend is not None and backend._died is not None:
+        backend._died(backend, backend._death())
 
 
 def _packed(query: Query) -> tuple[Any, ...]:
@@ -123,35 +163,37 @@ def _compute(
     from app.backend import TorchBackend
 
     backend = TorchBackend(pretrained, sentiment, device=device, dtype=dtype, threads=threads, yields=True)
-    try:
-        backend.load()
-    except Exception as error:
-        connection.send(_portable(error))
-        return
-    gc.collect()
-    gc.freeze()
-    connection.send(
-        _Loaded(
-            backend.models,
-            backend.device,
-            backend.dtype,
-            backend.threads,
-            backend.tokens_per_second,
-            backend.forward_passes,
-        )
-    )
-    while True:
+    with suppress(EOFError, OSError):  # nobody is there any more
         try:
-            lane, packed, leave_a_core = connection.recv()
-        except EOFError:
-            return
-        try:
-            backend.leave_a_core(leave_a_core)
-            answers = backend.run(lane, [_unpacked(*row) for row in packed])
-            reply: Any = [_sent(answer) for answer in answers], backend.forward_passes
+            backend.load()
         except Exception as error:
-            reply = _portable(error)
-        connection.send(reply)
+            connection.send(_portable(error))
+            return
+        gc.collect()
+        gc.freeze()
+        connection.send(
+            _Loaded(
+                backend.models,
+                backend.device,
+                backend.dtype,
+                backend.threads,
+                backend.tokens_per_second,
+                backend.forward_passes,
+            )
+        )
+        while True:
+            lane, packed, leave_a_core = connection.recv()
+            backend.leave_a_core(leave_a_core)
+            connection.send(_computed(backend, lane, packed))
+
+
+def _computed(backend: TorchBackend, lane: str, packed: list[tuple[Any, ...]]) -> Any:
+    """Answers and the number of passes so far, or an error."""
+    try:
+        answers = backend.run(lane, [_unpacked(*row) for row in packed])
+        return [_sent(answer) for answer in answers], backend.forward_passes
+    except Exception as error:
+        return _portable(error)
 
 
 def _sent(answer: Answer | Exception) -> Any:
@@ -166,10 +208,3 @@ def _portable(error: Exception) -> Exception:
     except Exception:
         return RuntimeError("".join(traceback.format_exception(error)))
     return error
-
-
-def _end(connection: Connection, process: multiprocessing.process.BaseProcess) -> None:
-    connection.close()
-    process.join(_ENDS_WITHIN)
-    if process.is_alive():
-        process.kill()

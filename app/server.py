@@ -61,7 +61,7 @@ class DrainingServer(uvicorn.Server):
         task.add_done_callback(self.tasks.discard)
 
     async def _settle(self) -> None:
-        """Once the models are loaded, take the 300,000 objects that stay out of full garbage collections: each
+        """Once the models are loaded, take the objects that stay out of full garbage collections: each
         looked through all of them, and all requests waited 0.2 s."""
         await self.engine.settled.wait()
         gc.collect()
@@ -117,7 +117,6 @@ def run_worker(
     If the inference thread dies, a process that will be `replaced` by another ends. One that is alone stays for
     a minute, with liveness red: who watches it decides. Then it ends, for whoever restarts what has ended.
     """
-    sys.setswitchinterval(0.001)  # the inference thread's Python shall not hold up the event loop for 5 ms
     app = create_app(settings)
     engine: Engine = app.state.engine
     config = uvicorn.Config(

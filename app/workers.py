@@ -27,7 +27,7 @@ SHARED_METRICS = "PROMETHEUS_MULTIPROC_DIR"
 """Environment variable, read by prometheus_client when it is imported."""
 
 FAILED = 3  # exit code of a process that cannot start; uvicorn's own
-DIED = 4  # exit code of a process whose inference thread died while it served
+DIED = 4  # exit code of a process whose inference process died while it served
 _STEADY = 60.0
 """Seconds after which a worker counts as healthy, and its end as news."""
 _LONGEST_PAUSE = 60.0

@@ -15,7 +15,8 @@ from statistics import median
 
 import torch
 
-from app.backend import Query, Task, TorchBackend
+from app.backend import TorchBackend
+from app.queries import Query, Task
 from benchmarks import texts
 from model import (
     BertConfig,

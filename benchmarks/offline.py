@@ -19,8 +19,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from app.backend import Query, Task, TorchBackend
+from app.backend import TorchBackend
 from app.cpu import has_native_bfloat16
+from app.queries import Query, Task
 from benchmarks import checkpoints, texts
 from model import Encoding, PackedBatch, load_checkpoint
 from training.flops import encoder_flops

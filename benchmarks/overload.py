@@ -22,11 +22,16 @@ _WARM_UP = 2.0
 
 
 def resident(server: Server) -> float:
-    """Memory of the server's process in MB."""
+    """Memory of the server's processes in MB."""
     assert server.process is not None
-    status = Path(f"/proc/{server.process.pid}/status").read_text()
-    found = re.search(r"VmRSS:\s+(\d+) kB", status)
-    return int(found[1]) / 1024 if found else 0.0
+    return _resident(server.process.pid)
+
+
+def _resident(pid: int) -> float:
+    process = Path(f"/proc/{pid}")
+    found = re.search(r"VmRSS:\s+(\d+) kB", (process / "status").read_text())
+    children = " ".join(path.read_text() for path in process.glob("task/*/children")).split()
+    return (int(found[1]) / 1024 if found else 0.0) + sum(map(_resident, map(int, children)))
 
 
 def main() -> None:

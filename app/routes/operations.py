@@ -68,7 +68,7 @@ def _engine(request: Request) -> Engine:
     responses=document.answer({"status": "alive"}) | document.problems(503),
 )
 async def live(request: Request) -> Health:
-    """503 once the inference thread is dead."""
+    """503 once the inference process is dead."""
     engine = _engine(request)
     if not engine.alive:
         raise UnavailableError(engine.status)

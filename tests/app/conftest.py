@@ -17,9 +17,10 @@ import pytest
 import uvicorn
 from fastapi import FastAPI
 
-from app.backend import Answer, Backend, Query, ServedModel, Task
+from app.batcher import BackendDiedError
 from app.engine import Engine
 from app.main import create_app
+from app.queries import Answer, Backend, Query, ServedModel, Task
 from app.settings import Settings
 from model import BertConfig, Tokenizer
 
@@ -58,6 +59,12 @@ class FakeBackend:
             if (error := self.fault(query)) is not None:
                 raise error
         return [_answer(query) for query in queries]
+
+    def watch(self, died: Callable[[Backend, BackendDiedError], None]) -> None:
+        self.died = died
+
+    def close(self) -> None:
+        self.closed = True
 
     async def has_entered(self) -> None:
         """Wait until one more batch is at the gate."""

@@ -48,6 +48,17 @@ class Process:
         self.process.kill()
         raise AssertionError(self.process.communicate()[0])
 
+    def inference_process(self) -> int:
+        """The id of the process that computes, as soon as there is one."""
+        end = time.monotonic() + PATIENCE
+        while time.monotonic() < end:
+            for child in Path(f"/proc/{self.process.pid}/task").glob("*/children"):
+                for number in child.read_text().split():
+                    if b"spawn_main" in Path(f"/proc/{number}/cmdline").read_bytes():
+                        return int(number)
+            time.sleep(0.05)
+        raise AssertionError("there is no inference process")
+
     def end(self) -> tuple[int, str]:
         """Exit code and output."""
         output, _ = self.process.communicate(timeout=PATIENCE)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from app.answers import fill, fill_mask_result, label_result
-from app.backend import Answer, Query, Task
+from app.queries import Answer, Query, Task
 from model import Tokenizer
 
 

@@ -12,8 +12,9 @@ from typing import Any
 import pytest
 import torch
 
-from app.backend import Answer, Query, Task, TorchBackend, _torch_errors
+from app.backend import TorchBackend, _torch_errors
 from app.batcher import BackendDiedError, OutOfMemoryError
+from app.queries import Answer, Query, Task
 from app.settings import SettingsError
 from model import Tokenizer, load_checkpoint
 from model.errors import CheckpointError
@@ -214,7 +215,8 @@ NEW_SIZES = """
 import random, sys
 from pathlib import Path
 import app.backend
-from app.backend import Query, Task, TorchBackend
+from app.backend import TorchBackend
+from app.queries import Query, Task
 from model import Encoding
 
 app.backend._WARM_UP_SECONDS = float(sys.argv[3])  # a busy machine may take its time here

@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 
-from app.backend import Task
 from app.engine import Engine, token_budget
 from app.errors import (
     DeadlineExceededError,
@@ -24,6 +23,7 @@ from app.errors import (
     UnavailableError,
 )
 from app.metrics import Metrics
+from app.queries import Task
 from app.schemas import TextPair
 from app.settings import Settings
 from model.errors import EmptyTextError, NoMaskError, TextTooLongError, UnknownTargetError

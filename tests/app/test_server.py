@@ -293,16 +293,22 @@ async def test_sighup_swaps_the_checkpoints_without_dropping_a_request(
 
 
 COUNTED = """
-import atexit, gc
+import atexit, gc, multiprocessing
+from app import server
 from app.__main__ import serve
-from app.backend import TorchBackend
+from app.remote import RemoteBackend
 
-@atexit.register
-def tell():
+draining = server.DrainingServer.shutdown
+
+async def shutdown(self, sockets=None):
+    processes = len(multiprocessing.active_children())
     frozen = gc.get_freeze_count()
     gc.unfreeze()
-    print("frozen", frozen, "backends", sum(isinstance(o, TorchBackend) for o in gc.get_objects()))
+    backends = sum(isinstance(o, RemoteBackend) for o in gc.get_objects())
+    print("frozen", frozen, "backends", backends, "processes", processes)
+    await draining(self, sockets)
 
+server.DrainingServer.shutdown = shutdown
 serve()
 """
 
@@ -321,10 +327,10 @@ def test_what_stays_is_not_searched_for_garbage_and_what_is_replaced_is_let_go(
         process.process.send_signal(signal.SIGTERM)
         code, output = process.end()
     assert code == 0, output
-    found = re.search(r"frozen (\d+) backends (\d+)", output)
+    found = re.search(r"frozen (\d+) backends (\d+) processes (\d+)", output)
     assert found is not None, output
-    assert int(found[1]) > 100_000
-    assert int(found[2]) == 1
+    assert int(found[1]) > 30_000
+    assert (found[2], found[3]) == ("1", "1")
 
 
 @pytest.mark.parametrize("workers", [1, 2])
@@ -467,28 +473,13 @@ def test_taken_port_ends_with_an_error(service: Process, checkpoints: dict[str, 
     assert "Traceback" not in output
 
 
-_WITH_A_FATAL_FAULT = """
+_SERVING = """
 import os, sys
-from app.backend import TorchBackend
-from app.server import run_worker
+from app import server
 from app.settings import Settings
-
-healthy = TorchBackend.run
-
-def run(self, lane, queries):
-    if len(queries) % 7 == 0:  # requests of the test, not what is computed at the start
-        raise SystemExit("a fault that ends the inference thread")
-    return healthy(self, lane, queries)
-
-TorchBackend.run = run
 """
-
-_REPLACED = "sys.exit(run_worker(Settings.read(os.environ), replaced=True))"
-_ALONE = """
-import app.server
-app.server._BROKEN_SECONDS = 1.0
-sys.exit(run_worker(Settings.read(os.environ)))
-"""
+_REPLACED = _SERVING + "sys.exit(server.run_worker(Settings.read(os.environ), replaced=True))"
+_ALONE = _SERVING + "server._BROKEN_SECONDS = 1.0; sys.exit(server.run_worker(Settings.read(os.environ)))"
 
 
 async def test_what_came_before_the_tick_after_a_signal_is_accepted(checkpoints: dict[str, str]) -> None:
@@ -503,20 +494,62 @@ async def test_what_came_before_the_tick_after_a_signal_is_accepted(checkpoints:
     assert refusing == [False, True]
 
 
-@pytest.mark.parametrize("ending", [_REPLACED, _ALONE], ids=["replaced by another", "alone"])
-async def test_process_whose_inference_thread_dies_answers_and_ends(
-    checkpoints: dict[str, str], ending: str
+@pytest.mark.parametrize("script", [_REPLACED, _ALONE], ids=["replaced by another", "alone"])
+async def test_process_whose_inference_process_dies_answers_and_ends(
+    checkpoints: dict[str, str], script: str
 ) -> None:
     """So that it is replaced, and does not refuse its share of the connections for ever."""
-    bodies = [{"inputs": ["good"] * 7}] * 20
-    with running(checkpoints, script=_WITH_A_FATAL_FAULT + ending) as process:
+    with running(checkpoints, script=script) as process:
         await asyncio.to_thread(process.until_ready)
+        inference = process.inference_process()
+        os.kill(inference, signal.SIGSTOP)  # so that nobody is answered before it dies
         async with httpx.AsyncClient(base_url=process.url, timeout=PATIENCE) as client:
-            stranded = await asyncio.gather(*(client.post("/sentiment", json=body) for body in bodies))
+            asked = [asyncio.create_task(client.post("/sentiment", json={"inputs": "good"})) for _ in range(20)]
+            until = time.monotonic() + PATIENCE
+            while "bert_queue_requests 20.0" not in (await client.get("/metrics")).text:
+                assert time.monotonic() < until
+                await asyncio.sleep(0.02)
+            os.kill(inference, signal.SIGKILL)
+            stranded = await asyncio.gather(*asked)
         code, output = await asyncio.to_thread(process.end)
     assert {(answer.status_code, answer.json()["code"]) for answer in stranded} == {(503, "broken")}
     assert code == 4, output
-    assert "the inference thread died" in output
+    assert "the inference process ended with exit code -9" in output
+
+
+def test_inference_process_that_dies_while_nobody_asks_turns_health_red(checkpoints: dict[str, str]) -> None:
+    with running(checkpoints) as process:
+        process.until_ready()
+        os.kill(process.inference_process(), signal.SIGKILL)
+        until = time.monotonic() + PATIENCE
+        while httpx.get(process.url + "/health/live").status_code == 200:
+            assert time.monotonic() < until
+            time.sleep(0.05)
+        assert httpx.get(process.url + "/health/ready").status_code == 503
+        assert httpx.post(process.url + "/sentiment", json={"inputs": "good"}).json()["code"] == "broken"
+
+
+def test_signals_to_the_whole_group_leave_the_inference_process_to_the_draining_one(
+    checkpoints: dict[str, str],
+) -> None:
+    with running(checkpoints) as process:
+        process.until_ready()
+        for sig in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            os.kill(process.inference_process(), sig)
+        assert httpx.post(process.url + "/sentiment", json={"inputs": "good"}).status_code == 200
+
+
+@pytest.mark.parametrize("seconds", [0.0, 1.0], ids=["loading", "later"])
+def test_inference_process_ends_with_the_one_it_works_for(checkpoints: dict[str, str], seconds: float) -> None:
+    with running(checkpoints) as process:
+        if seconds:
+            process.until_ready()
+        inference = process.inference_process()
+        process.process.kill()
+        until = time.monotonic() + PATIENCE
+        while Path(f"/proc/{inference}").exists():
+            assert time.monotonic() < until
+            time.sleep(0.05)
 
 
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="asks Linux which signals are handled")

@@ -36,7 +36,7 @@ async def test_empty_half_is_refused(serve: Any) -> None:
 async def test_checkpoint_without_the_head_says_so(serve: Any, backend: Any) -> None:
     from dataclasses import replace
 
-    from app.backend import Task
+    from app.queries import Task
 
     backend.models["pretrained"] = replace(backend.models["pretrained"], tasks=(Task.FILL_MASK,))
     async with serve() as service:
