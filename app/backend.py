@@ -128,6 +128,8 @@ class TorchBackend:
         # The largest first: what is free afterwards has room for all others.
         for rows in reversed(warm_rows()):
             for threads in self._thread_counts:
+                if threads < self.threads and rows > _WARM_ROWS_OF_FEWER:
+                    continue
                 torch.set_num_threads(threads)
                 for encoder in shapes.values():
                     if time.monotonic() < until:
@@ -162,9 +164,10 @@ class TorchBackend:
 # Of a calibration: tokens of a text, texts of each batch, and the seconds within which the last one begins.
 _TEXT_TOKENS, _SPEED_TEXTS, _SPEED_SECONDS = 32, (8, 8, 32, 32, 128, 128), 0.25
 
-# Kernels for more rows are made when they are met: 3 MB each, and 2 ms of a batch that takes a hundred.
+# Kernels for more rows are made when they are met, which takes 2 ms of a batch that takes a hundred.
 _WARM_ROWS = 2048
-_WARM_UP_SECONDS = 3.0
+_WARM_ROWS_OF_FEWER = 1024  # with fewer threads than usual: where HTTP takes a core, batches are small
+_WARM_UP_SECONDS = 5.0
 
 
 def warm_rows() -> list[int]:

@@ -30,7 +30,7 @@ from model.tokenizer import Encoding
 if TYPE_CHECKING:
     from app.backend import TorchBackend
 
-_BUSY_SHARE, _LOOK_SECONDS = 0.4, 0.25
+_BUSY_SHARE, _LOOK_SECONDS = 0.33, 0.25
 """Of a core, and how often it is looked at."""
 _ENDS_WITHIN = 5.0
 """Seconds after which a process that should end is killed."""
