@@ -14,6 +14,7 @@ from app import answers
 from app.batcher import BackendDiedError, DynamicBatcher, Job
 from app.errors import (
     DeadlineExceededError,
+    InferenceError,
     InvalidInputError,
     Loc,
     TaskNotServedError,
@@ -114,13 +115,16 @@ class Engine:
         self.settled = asyncio.Event()
         """Set once the models are loaded, or cannot be."""
         self._draining = False
+        self._closing = False
+        self._coming: Backend | None = None
+        """What is being loaded to take the other's place."""
         self._make_backend = make_backend
         self._reloading = asyncio.Lock()
         self._settings = settings
         self._metrics = metrics
         self._pool = ThreadPoolExecutor(max_workers=2, thread_name_prefix="tokenize")
         self.batcher: DynamicBatcher[Query, Answer] = DynamicBatcher(
-            Lane.run,
+            self._run,
             budget=lambda speed: settings.max_batch_tokens or token_budget(speed),
             max_queue_tokens=settings.max_queue_tokens,
             observer=metrics,
@@ -186,15 +190,19 @@ class Engine:
         """
         await self.settled.wait()
         async with self._reloading:
-            backend = self._make_backend()
+            backend = self._coming = self._make_backend()
             try:
                 self.check_open()
                 await asyncio.to_thread(backend.load)
+                self.check_open()
             except Exception as error:
+                await asyncio.to_thread(backend.close)
                 self._metrics.reloaded(ok=False)
-                expected = isinstance(error, BertError | SettingsError | UnavailableError)
+                expected = isinstance(error, BertError | SettingsError | UnavailableError | BackendDiedError)
                 logger.error("not reloaded: %s", error, exc_info=None if expected else error)
                 return False
+            finally:
+                self._coming = None
             self.backend = backend
             backend.watch(self._lost)
             self.batcher.calibrated(backend.tokens_per_second)
@@ -204,7 +212,10 @@ class Engine:
 
     async def close(self) -> None:
         """Stop the inference thread after its batch; whoever still waits gets an error."""
+        self._closing = True
         self.refuse()
+        if self._coming is not None:
+            await asyncio.to_thread(self._coming.close)
         if not self.loaded:
             await asyncio.to_thread(self.backend.close)  # nobody waits for what is being loaded
         await self.batcher.close(patience=10)
@@ -219,14 +230,27 @@ class Engine:
 
     def _lost(self, backend: Backend, error: BackendDiedError) -> None:
         """A backend died, perhaps while no batch is under way: health is to tell."""
-        if self.backend is backend:  # another may have taken its place
+        if self.backend is backend and not self._closing:  # another may have taken its place
             self.batcher.abort(error)
+
+    def _run(self, lane: Lane, queries: Sequence[Query]) -> Sequence[Answer | Exception]:
+        """In the inference thread."""
+        try:
+            return lane.run(queries)
+        except BackendDiedError as error:
+            if lane.backend is self.backend:
+                raise
+            logger.error("what was replaced has not answered all: %s", error)
+            return [InferenceError("the model that was to answer has been replaced, and ended")] * len(queries)
 
     def _on_ready(self) -> None:
         self.loaded = True
         self.settled.set()
 
     def _on_death(self) -> None:
+        if self._closing and isinstance(self.batcher.error, BackendDiedError):
+            self.settled.set()
+            return
         self.failure = self.batcher.error
         self.settled.set()
         if not isinstance(self.failure, BertError | SettingsError):  # those explain themselves

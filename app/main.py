@@ -15,6 +15,7 @@ from app import openapi, problems, traces
 from app.__main__ import serve
 from app.cpu import available_cpus
 from app.engine import Engine
+from app.logs import log_config
 from app.metrics import Metrics
 from app.middleware import Envelope
 from app.queries import Backend
@@ -85,6 +86,7 @@ def _remote_backend(settings: Settings) -> RemoteBackend:
         device=settings.device,
         dtype=settings.dtype,
         threads=settings.threads or max(1, available_cpus() // settings.workers),
+        logs=log_config(settings.log_format, settings.log_level),
     )
 
 

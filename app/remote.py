@@ -7,7 +7,9 @@ and each time waits until the event loop has let go of it. Under load a pass the
 from __future__ import annotations
 
 import gc
+import logging.config
 import multiprocessing
+import os
 import pickle
 import signal
 import threading
@@ -17,6 +19,7 @@ import weakref
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection
 from multiprocessing.context import SpawnProcess
 from multiprocessing.util import Finalize
@@ -32,8 +35,10 @@ if TYPE_CHECKING:
 
 _BUSY_SHARE, _LOOK_SECONDS = 0.33, 0.25
 """Of a core, and how often it is looked at."""
-_ENDS_WITHIN = 5.0
-"""Seconds after which a process that should end is killed."""
+_SIGNALS = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}
+"""Whoever sends them to all processes means the one that speaks HTTP: it still needs the other to drain."""
+_KILLED_WITHIN = 5.0
+"""Seconds"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +56,17 @@ class _Loaded:
 class RemoteBackend:
     """`TorchBackend` in another process, which ends with this object or with this process."""
 
-    def __init__(self, pretrained: Path, sentiment: Path, *, device: str, dtype: str, threads: int) -> None:
+    def __init__(
+        self,
+        pretrained: Path,
+        sentiment: Path,
+        *,
+        device: str,
+        dtype: str,
+        threads: int,
+        logs: dict[str, Any] | None = None,
+    ) -> None:
+        """`logs`: configuration of the other process's log, for `logging.config`."""
         self.models: dict[str, ServedModel] = {}
         self.forward_passes = 0
         self.device = device
@@ -59,8 +74,12 @@ class RemoteBackend:
         self.threads = threads
         self.tokens_per_second = 0.0
         self._directories = (pretrained, sentiment)
+        self._logs = logs
         self._process: SpawnProcess | None = None
         self._watcher: threading.Thread | None = None
+        self._lock = threading.Lock()
+        self._ended = False
+        self._closed = False
         self._died: Callable[[Backend, BackendDiedError], None] | None = None
         self._looked, self._used = time.monotonic(), time.process_time()
         self._busy = False
@@ -68,11 +87,18 @@ class RemoteBackend:
     def load(self) -> None:
         """See `Backend.load`. The process is started here."""
         context = multiprocessing.get_context("spawn")  # CUDA does not survive a fork
+        resource_tracker.ensure_running()  # which unblocks signals as it starts
         self._connection, other = context.Pipe()
-        Finalize(self, self._connection.close, exitpriority=1)  # at exit, before all processes are waited for
-        given = (other, *self._directories, self.device, self.dtype, self.threads)
-        self._process = context.Process(target=_compute, args=given, name="inference")
-        self._process.start()
+        given = (other, *self._directories, self.device, self.dtype, self.threads, self._logs)
+        with self._lock:
+            if self._closed:
+                raise BackendDiedError("closed before it was loaded")
+            self._process = context.Process(target=_compute, args=given, name="inference")
+            before = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)  # it inherits this
+            self._process.start()
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+            # It has nothing to lose; and at exit, multiprocessing would wait for it for ever.
+            self._end = Finalize(self, self._process.kill, exitpriority=1)
         other.close()
         watched = (self._process, weakref.ref(self))
         self._watcher = threading.Thread(target=_watch, args=watched, name="watcher", daemon=True)
@@ -94,19 +120,22 @@ class RemoteBackend:
 
     def watch(self, died: Callable[[Backend, BackendDiedError], None]) -> None:
         """See `Backend.watch`."""
-        self._died = died
-        if self._watcher is not None and not self._watcher.is_alive():
+        with self._lock:
+            self._died = died
+            ended = self._ended
+        if ended:
             died(self, self._death())
 
     def close(self) -> None:
         """See `Backend.close`."""
-        self._died = None
-        if self._process is None or self._watcher is None:
-            return
-        if self.models:
-            self._connection.close()
-            self._watcher.join(_ENDS_WITHIN)
-        self._process.kill()  # what is still loading, or does not end
+        with self._lock:
+            self._closed = True
+            self._died = None
+            process = self._process
+        if process is not None:
+            self._end()
+        if self._watcher is not None:
+            self._watcher.join(_KILLED_WITHIN)
 
     def _needs_a_core(self) -> bool:
         """Whether this process, which speaks HTTP, is so busy that the other one is in its way."""
@@ -129,7 +158,7 @@ class RemoteBackend:
         assert self._process is not None
         assert self._watcher is not None
         if self._watcher is not threading.current_thread():
-            self._watcher.join(_ENDS_WITHIN)
+            self._watcher.join(_KILLED_WITHIN)
         return BackendDiedError(f"the inference process ended with exit code {self._process.exitcode}")
 
 
@@ -137,8 +166,13 @@ def _watch(process: SpawnProcess, reference: weakref.ref[RemoteBackend]) -> None
     """In a thread: wait for the end of the process, and tell who relies on it."""
     process.join()
     backend = reference()
-    if backend is not None and backend._died is not None:
-        backend._died(backend, backend._death())
+    if backend is None:
+        return
+    with backend._lock:
+        backend._ended = True
+        died = backend._died
+    if died is not None:
+        died(backend, backend._death())
 
 
 def _packed(query: Query) -> tuple[Any, ...]:
@@ -154,12 +188,18 @@ def _unpacked(
 
 
 def _compute(
-    connection: Connection, pretrained: Path, sentiment: Path, device: str, dtype: str, threads: int
+    connection: Connection,
+    pretrained: Path,
+    sentiment: Path,
+    device: str,
+    dtype: str,
+    threads: int,
+    logs: dict[str, Any] | None,
 ) -> None:
-    """The process. It ends when nobody is at the other end any more."""
-    for name in ("SIGINT", "SIGTERM", "SIGHUP"):  # who drains still needs it
-        if hasattr(signal, name):
-            signal.signal(getattr(signal, name), signal.SIG_IGN)
+    """The process."""
+    threading.Thread(target=_end_with_parent, name="parent", daemon=True).start()
+    if logs is not None:
+        logging.config.dictConfig(logs)
     from app.backend import TorchBackend
 
     backend = TorchBackend(pretrained, sentiment, device=device, dtype=dtype, threads=threads, yields=True)
@@ -185,6 +225,14 @@ def _compute(
             lane, packed, leave_a_core = connection.recv()
             backend.leave_a_core(leave_a_core)
             connection.send(_computed(backend, lane, packed))
+
+
+def _end_with_parent() -> None:
+    """In a thread: also in the midst of a batch, or of a load that hangs."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    parent.join()
+    os._exit(0)
 
 
 def _computed(backend: TorchBackend, lane: str, packed: list[tuple[Any, ...]]) -> Any:

@@ -23,8 +23,8 @@ from app.protocol import BoundedProtocol
 from app.settings import Settings
 from app.workers import DIED, FAILED
 
-_BROKEN_SECONDS = 60.0
-"""More than a probe of liveness waits. Docker restarts no container that is unhealthy, only one that ended."""
+_BROKEN_SECONDS = 5.0
+"""For callers to be told. Docker restarts no container that is unhealthy, only one that ended."""
 
 
 class DrainingServer(uvicorn.Server):
@@ -114,8 +114,8 @@ def run_worker(
 ) -> int:
     """Serve in this process until a signal comes. Returns the exit code.
 
-    If the inference thread dies, a process that will be `replaced` by another ends. One that is alone stays for
-    a minute, with liveness red: who watches it decides. Then it ends, for whoever restarts what has ended.
+    If the inference process dies, a worker that will be `replaced` by another ends. One that is alone stays for
+    some seconds, with liveness red. Then it ends, for whoever restarts what has ended.
     """
     app = create_app(settings)
     engine: Engine = app.state.engine

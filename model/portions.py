@@ -31,7 +31,7 @@ def portion_sizes(
     multiply: Callable[[Tensor], Tensor], row: Tensor, outer: int, threads: Sequence[int]
 ) -> dict[int, Sizes] | None:
     """The numbers of rows that sum alike and cost least to make up any number, for each number of threads that
-    torch may have; None if all numbers do, or none.
+    torch may have; None if all numbers do, or none do.
 
     Args:
         multiply: rows (n, inner) -> (n, outer).
@@ -48,8 +48,14 @@ def portion_sizes(
     def cost(product: Product) -> float:
         return sum(_costs(groups[product], call)[n] / max(n, _FEW) for groups in alike for n in sizes)
 
-    best = min(set.intersection(*map(set, alike)), key=cost, default=None)
-    return None if best is None else dict(zip(threads, (groups[best] for groups in alike), strict=True))
+    if not all(alike):
+        return None
+    shared = set.intersection(*map(set, alike))
+    if shared:
+        best = [min(shared, key=cost)] * len(threads)
+    else:  # then a row depends on the number of threads, but still not on its neighbours
+        best = [max(groups, key=lambda product: len(groups[product])) for groups in alike]
+    return {count: groups[product] for count, groups, product in zip(threads, alike, best, strict=True)}
 
 
 def cancelling(inner: int, outer: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
@@ -77,7 +83,8 @@ def multiply_in_portions(
 
 @cache
 def portions(rows: int, sizes: Sizes, products: int) -> Sizes:
-    """Sizes of the portions of so many rows, the cheapest that there are; the last may be larger than its rest.
+    """Sizes of the portions of so many rows: the largest while it fits, and the rest as cheap as can be. The
+    last may be larger than what is left for it.
 
     Args:
         products: multiplications of one row.
@@ -105,15 +112,17 @@ def _alike(
     differently."""
     before = torch.get_num_threads()
     alike = []
-    for count in threads:
-        torch.set_num_threads(count)
-        groups = defaultdict(list)
-        for size in sizes:
-            product = multiply(row.repeat(size, 1))
-            if torch.equal(product, product[:1].expand_as(product)):
-                groups[tuple(product[0].tolist())].append(size)
-        alike.append({product: tuple(group) for product, group in groups.items()})
-    torch.set_num_threads(before)
+    try:
+        for count in threads:
+            torch.set_num_threads(count)
+            groups = defaultdict(list)
+            for size in sizes:
+                product = multiply(row.repeat(size, 1))
+                if torch.equal(product, product[:1].expand_as(product)):
+                    groups[tuple(product[0].tolist())].append(size)
+            alike.append({product: tuple(group) for product, group in groups.items()})
+    finally:
+        torch.set_num_threads(before)
     return alike
 
 

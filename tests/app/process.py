@@ -48,13 +48,19 @@ class Process:
         self.process.kill()
         raise AssertionError(self.process.communicate()[0])
 
-    def inference_process(self) -> int:
-        """The id of the process that computes, as soon as there is one."""
+    def line(self) -> str:
+        """The next line of its output; empty at the end."""
+        assert self.process.stdout is not None
+        return self.process.stdout.readline()
+
+    def inference_process(self, other_than: int = 0) -> int:
+        """The id of a process that computes, as soon as there is one."""
         end = time.monotonic() + PATIENCE
         while time.monotonic() < end:
             for child in Path(f"/proc/{self.process.pid}/task").glob("*/children"):
                 for number in child.read_text().split():
-                    if b"spawn_main" in Path(f"/proc/{number}/cmdline").read_bytes():
+                    spawned = b"spawn_main" in Path(f"/proc/{number}/cmdline").read_bytes()
+                    if spawned and int(number) != other_than:
                         return int(number)
             time.sleep(0.05)
         raise AssertionError("there is no inference process")

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from app.batcher import BackendDiedError
 from app.engine import Engine, token_budget
 from app.errors import (
     DeadlineExceededError,
@@ -292,6 +293,33 @@ async def test_reload_while_draining_is_refused(backend: Any) -> None:
     async with running(backend) as engine:
         engine.refuse()
         assert not await engine.reload()
+
+
+async def test_replaced_backend_that_dies_takes_only_its_own_requests_along(backend: Any) -> None:
+    fresh = replace(backend, batches=[])
+    backends = iter([backend, fresh])
+    engine = Engine(lambda: next(backends), Settings(), Metrics())
+    engine.start()
+    await engine.settled.wait()
+    backend.fault = lambda _: BackendDiedError("killed")
+    backend.gate.clear()
+    stranded = asyncio.create_task(engine.sentiment(["a"], deadline=soon()))
+    await backend.has_entered()
+    assert await engine.reload()
+    backend.gate.set()
+    with pytest.raises(InferenceError, match="replaced"):
+        await stranded
+    assert engine.status == "ready"
+    assert (await engine.sentiment(["a"], deadline=soon())).results
+    await engine.close()
+
+
+async def test_backend_that_dies_while_nobody_asks_breaks_the_service(backend: Any) -> None:
+    async with running(backend) as engine:
+        await asyncio.to_thread(backend.died, backend, BackendDiedError("killed"))
+        while engine.status != "broken":  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+        assert not engine.alive
 
 
 async def test_dead_inference_thread_breaks_the_service(backend: Any) -> None:

@@ -552,6 +552,68 @@ def test_inference_process_ends_with_the_one_it_works_for(checkpoints: dict[str,
             time.sleep(0.05)
 
 
+@pytest.mark.parametrize("hangs", [False, True])
+def test_sigterm_while_the_inference_process_loads_ends_well(checkpoints: dict[str, str], hangs: bool) -> None:
+    with running(checkpoints) as process:
+        inference = process.inference_process()
+        if hangs:
+            os.kill(inference, signal.SIGSTOP)
+        while "Application startup complete" not in (line := process.line()):
+            assert line
+        process.process.send_signal(signal.SIGTERM)
+        code, output = process.end()
+    assert code == 0, output
+    assert "Traceback" not in output
+    assert not Path(f"/proc/{inference}").exists()
+
+
+def test_sigterm_during_a_reload_does_not_wait_for_it(checkpoints: dict[str, str]) -> None:
+    with running(checkpoints) as process:
+        process.until_ready()
+        first = process.inference_process()
+        process.process.send_signal(signal.SIGHUP)
+        second = process.inference_process(other_than=first)
+        os.kill(second, signal.SIGSTOP)  # a load that hangs
+        process.process.send_signal(signal.SIGTERM)
+        code, output = process.end()
+    assert code == 0, output
+    assert "Traceback" not in output
+    assert not Path(f"/proc/{second}").exists()
+
+
+def test_reload_whose_process_dies_leaves_the_old_one_serving(checkpoints: dict[str, str]) -> None:
+    with running(checkpoints) as process:
+        process.until_ready()
+        first = process.inference_process()
+        process.process.send_signal(signal.SIGHUP)
+        os.kill(process.inference_process(other_than=first), signal.SIGKILL)
+        until = time.monotonic() + PATIENCE
+        while not reloads(process.url, "failed"):
+            assert time.monotonic() < until
+            time.sleep(0.05)
+        assert httpx.post(process.url + "/sentiment", json={"inputs": "good"}).status_code == 200
+        process.process.send_signal(signal.SIGTERM)
+        code, output = process.end()
+    assert code == 0, output
+    assert "not reloaded: the inference process ended with exit code -9" in output
+
+
+def test_second_ctrl_c_ends_a_service_whose_batch_hangs(checkpoints: dict[str, str]) -> None:
+    with running(checkpoints) as process:
+        process.until_ready()
+        inference = process.inference_process()
+        os.kill(inference, signal.SIGSTOP)
+        with pytest.raises(httpx.ReadTimeout):
+            httpx.post(process.url + "/sentiment", json={"inputs": "good"}, timeout=1)
+        for _ in range(2):
+            process.process.send_signal(signal.SIGINT)
+            time.sleep(0.5)
+        began = time.monotonic()
+        process.end()
+        assert time.monotonic() - began < 30  # it would wait for ever
+        assert not Path(f"/proc/{inference}").exists()
+
+
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="asks Linux which signals are handled")
 @pytest.mark.parametrize("workers", ["1", "2"])
 def test_sigterm_ends_well_from_the_first_second(checkpoints: dict[str, str], workers: str) -> None:
