@@ -99,10 +99,10 @@ class RemoteBackend:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
             # It has nothing to lose; and at exit, multiprocessing would wait for it for ever.
             self._end = Finalize(self, self._process.kill, exitpriority=1)
+            watched = (self._process, weakref.ref(self))
+            self._watcher = threading.Thread(target=_watch, args=watched, name="watcher", daemon=True)
+            self._watcher.start()
         other.close()
-        watched = (self._process, weakref.ref(self))
-        self._watcher = threading.Thread(target=_watch, args=watched, name="watcher", daemon=True)
-        self._watcher.start()
         loaded: _Loaded = self._receive()
         self.device, self.dtype, self.threads = loaded.device, loaded.dtype, loaded.threads
         self.tokens_per_second = loaded.tokens_per_second
@@ -131,10 +131,8 @@ class RemoteBackend:
         with self._lock:
             self._closed = True
             self._died = None
-            process = self._process
-        if process is not None:
-            self._end()
         if self._watcher is not None:
+            self._end()
             self._watcher.join(_KILLED_WITHIN)
 
     def _needs_a_core(self) -> bool:

@@ -9,6 +9,7 @@ import signal
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -108,6 +109,17 @@ def test_closing_ends_the_process_without_an_alarm(backend: RemoteBackend) -> No
     backend.close()
     until_gone(pid)
     assert not alarms
+
+
+def test_closing_at_any_moment_of_loading_ends_it(pretrained: Path, sentiment: Path) -> None:
+    for pause in (0.0, 0.001, 0.005, 0.01, 0.02, 0.05, 0.3):
+        backend = remote(pretrained, sentiment)
+        with ThreadPoolExecutor(1) as pool:
+            loading = pool.submit(backend.load)
+            time.sleep(pause)
+            backend.close()
+            with pytest.raises(BackendDiedError):
+                loading.result(PATIENCE)
 
 
 def test_process_ends_when_nobody_holds_the_backend_any_more(pretrained: Path, sentiment: Path) -> None:
