@@ -329,9 +329,7 @@ def _resolve_dtype(dtype: str, device: str) -> str:
         return dtype
     if device.startswith("cuda"):
         return "bfloat16" if torch.cuda.is_bf16_supported(including_emulation=False) else "float16"
-    if has_native_bfloat16() and _bfloat16_is_faster():
-        return "bfloat16"
-    return "float32"
+    return "bfloat16" if has_native_bfloat16() and _bfloat16_is_faster() else "float32"
 
 
 def _bfloat16_is_faster() -> bool:

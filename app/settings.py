@@ -66,8 +66,7 @@ class Settings(BaseModel):
     device: str = Field("auto", pattern=r"^(auto|cpu|cuda(:\d+)?)$", description="auto, cpu, cuda or cuda:N")
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
         "auto",
-        description="precision of the encoder; auto takes bfloat16 where the hardware computes it natively, "
-        "and alike for any batch",
+        description="precision of the encoder; auto takes bfloat16 where the hardware computes it natively",
     )
     threads: int = Field(
         0, ge=0, description="threads of one forward pass on CPU; 0 shares the CPU quota among the workers"
