@@ -43,25 +43,36 @@ class TorchBackend:
         device: str = "auto",
         dtype: str = "auto",
         threads: int = 0,
-        yields: bool = False,
+        beside_others: bool = False,
     ) -> None:
-        """`yields`: on a CPU, it may be told to leave a core to others; see `leave_a_core`."""
+        """`beside_others`: on a CPU, processes like this one will compute other batches at the same time, one
+        for each thread. It then takes one thread for a batch, or all for one that is `alone`."""
         self.models: dict[str, ServedModel] = {}
         self.forward_passes = 0
         self.device = device
         self.dtype = dtype
         self.threads = threads or available_cpus()
         self.tokens_per_second = 0.0
-        self._yields = yields
+        self._beside_others = beside_others
+        self.processes = 1
+        """How many processes are to compute."""
+        self._threads_each = 0
         self._directories = {"pretrained": pretrained, "sentiment": sentiment}
         self._networks: dict[str, BertForPreTraining | BertForSequenceClassification] = {}
         self._encoders: dict[str, Callable[[PackedBatch], Tensor]] = {}
 
+    @property
+    def at_once(self) -> int:
+        """See `Backend.at_once`."""
+        return 1
+
     def load(self) -> None:
         """See `Backend.load`."""
-        torch.set_num_threads(self.threads)
         self.device = _resolve_device(self.device)
-        self._yields &= self.device == "cpu" and self.threads > 1
+        if self._beside_others and self.device == "cpu":
+            self.processes = self.threads
+        self._threads_each = self.threads // self.processes
+        torch.set_num_threads(self._threads_each)
         if (index := torch.device(self.device).index) is not None:
             torch.cuda.set_device(index)  # of this thread: streams and graphs go there
         self.dtype = _resolve_dtype(self.dtype, self.device)
@@ -71,26 +82,34 @@ class TorchBackend:
         for lane, checkpoint in checkpoints.items():
             served[lane] = _describe(checkpoint)
             self._networks[lane] = _place(
-                checkpoint.model, self.device, getattr(torch, self.dtype), self._thread_counts
+                checkpoint.model,
+                self.device,
+                getattr(torch, self.dtype),
+                tuple({self._threads_each: None, self.threads: None}),
             )
             self._encoders[lane] = _encoder_of(self._networks[lane])
             self._check(lane, served[lane])
         if self.device == "cpu":
-            self._warm_up()
-        self.tokens_per_second = min(self._speed(lane, model) for lane, model in served.items())
+            self._warm_up(self._threads_each, _WARM_ROWS)
+        speed = min(self._speed(lane, model) for lane, model in served.items())
+        self.tokens_per_second = speed * self.processes
         self.models = served
 
-    @property
-    def _thread_counts(self) -> tuple[int, ...]:
-        return (self.threads, self.threads - 1) if self._yields else (self.threads,)
+    def load_alone(self) -> None:
+        """Meet the sizes of batches that will be `alone`. After this, the process must not be forked."""
+        if self.processes > 1:
+            self._warm_up(self.threads, _WARM_ROWS_ALONE)
 
-    def leave_a_core(self, leave: bool) -> None:
-        """Whether the next batches are to take one thread less: threads that wait for each other at every turn
-        lose more by a core that they share with others than by one that they do not have."""
-        torch.set_num_threads(self._thread_counts[-1] if leave else self.threads)
+    def run(self, lane: str, queries: Sequence[Query], *, alone: bool = False) -> list[Answer | Exception]:
+        """See `Backend.run`.
 
-    def run(self, lane: str, queries: Sequence[Query]) -> list[Answer | Exception]:
-        """See `Backend.run`."""
+        Args:
+            alone: nobody else needs the processor, so it may take all threads, if the batch is worth it.
+        """
+        if self.processes > 1:
+            tokens = sum(len(query.encoding) for query in queries)
+            worth = tokens * self.processes > self.tokens_per_second * _WORTH_ALL_THREADS
+            torch.set_num_threads(self.threads if alone and worth else self._threads_each)
         order = sorted(range(len(queries)), key=lambda i: len(queries[i].encoding))  # neighbours pad alike
         answers: list[Answer | Exception] = [InferenceError()] * len(queries)
         with _torch_errors(), torch.inference_mode():
@@ -117,7 +136,7 @@ class TorchBackend:
             return [_class_answer(row) for row in logits.softmax(-1).tolist()]
         return _pretraining_answers(network, hidden, queries)
 
-    def _warm_up(self) -> None:
+    def _warm_up(self, threads: int, most: int) -> None:
         """Meet the sizes of ordinary batches: no caller waits for oneDNN to make kernels, and their memory is
         taken at the start."""
         until = time.monotonic() + _WARM_UP_SECONDS
@@ -125,16 +144,12 @@ class TorchBackend:
             (network.config.hidden_size, network.config.intermediate_size): network.encoder
             for network in self._networks.values()
         }
-        # The largest first: what is free afterwards has room for all others.
-        for rows in reversed(warm_rows()):
-            for threads in self._thread_counts:
-                if threads < self.threads and rows > _WARM_ROWS_OF_FEWER:
-                    continue
-                torch.set_num_threads(threads)
-                for encoder in shapes.values():
-                    if time.monotonic() < until:
-                        compute_once(encoder, rows)
-        torch.set_num_threads(self.threads)
+        torch.set_num_threads(threads)
+        for rows in reversed(warm_rows(most)):  # what is free after the largest has room for all others
+            for encoder in shapes.values():
+                if time.monotonic() < until:
+                    compute_once(encoder, rows)
+        torch.set_num_threads(self._threads_each)
 
     def _speed(self, lane: str, served: ServedModel) -> float:
         """Tokens per second of the best of some batches, which grow as long as there is time."""
@@ -165,14 +180,16 @@ class TorchBackend:
 _TEXT_TOKENS, _SPEED_TEXTS, _SPEED_SECONDS = 32, (8, 8, 32, 32, 128, 128), 0.25
 
 # Kernels for more rows are made when they are met, which takes 2 ms of a batch that takes a hundred.
-_WARM_ROWS = 2048
-_WARM_ROWS_OF_FEWER = 1024  # with fewer threads than usual: where HTTP takes a core, batches are small
+_WARM_ROWS, _WARM_ROWS_ALONE = 2048, 512
 _WARM_UP_SECONDS = 5.0
 
+_WORTH_ALL_THREADS = 0.004
+"""Seconds of a batch with one thread, from which several are faster."""
 
-def warm_rows() -> list[int]:
+
+def warm_rows(most: int) -> list[int]:
     """Tokens or reads of ordinary batches after rounding."""
-    return sorted({recurring_rows(number) for number in range(1, _WARM_ROWS + 1)})
+    return sorted({recurring_rows(number) for number in range(1, most + 1)})
 
 
 def _pretraining_answers(

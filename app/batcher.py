@@ -1,6 +1,6 @@
-"""Dynamic batches: callers on the event loop, one inference thread, and nothing that waits for a clock.
+"""Dynamic batches: callers on the event loop, inference threads, and nothing that waits for a clock.
 
-The thread takes the next batch the moment it is free. What has arrived by then shares a forward pass; an
+A thread takes the next batch the moment it is free. What has arrived by then shares a forward pass; an
 idle service answers at once. There are no tensors here: an item is anything with a cost in tokens.
 """
 
@@ -36,6 +36,8 @@ _HOPE = 4
 """How many times faster it may be than it is known to be before that."""
 _RELIEF = 100
 """Full batches after a shortage of memory, after which twice as much is tried."""
+_SMALL = 256
+"""Tokens that idle threads do not share among them: a forward pass costs something by itself."""
 
 
 class OutOfMemoryError(Exception):
@@ -125,10 +127,10 @@ class Observer(Protocol):
 
 
 class DynamicBatcher(Generic[Item, Answer]):
-    """Queue and inference thread.
+    """Queue and inference threads.
 
-    `run(lane, items)` computes a batch in the thread: one answer per item, or in its place the exception
-    that only this item gets. If it raises, the batch is halved until the guilty item stands alone.
+    `run(lane, items)` computes a batch in one of the threads: one answer per item, or in its place the
+    exception that only this item gets. If it raises, the batch is halved until the guilty item stands alone.
     """
 
     def __init__(
@@ -138,11 +140,17 @@ class DynamicBatcher(Generic[Item, Answer]):
         budget: Callable[[float], int],
         max_queue_tokens: int,
         observer: Observer,
+        at_once: Callable[[], int] = lambda: 1,
         wait_share: float = 1.0,
     ) -> None:
-        """Costs are in tokens. `budget`: those of a batch, from the tokens per second that are computed (0: not
-        known). `wait_share`: of the time until its deadline, what a request may spend in the queue; if it would
-        be more, it is refused."""
+        """Costs are in tokens.
+
+        Args:
+            budget: tokens of a batch, from the tokens per second that one thread computes (0: not known).
+            at_once: how many batches are to be under way now, at most.
+            wait_share: of the time until its deadline, what a request may spend in the queue; if it would be
+                more, it is refused.
+        """
         self.batch_tokens = budget(0.0)
         self._budget = budget
         self._fitting = math.inf
@@ -155,22 +163,27 @@ class DynamicBatcher(Generic[Item, Answer]):
         """Estimated tokens of requests that are still being tokenized; they count as queued."""
         self.wait_share = wait_share
         self.tokens_per_second = 0.0
-        """Of full batches, measured; 0 before any was."""
+        """Of full batches in all threads, measured; 0 before any was."""
+        self._tokens_per_second_each = 0.0
         self._full_batches = 0
         """How many of them this speed was measured with; `calibrated` does not count, it may have met a busy
         machine."""
         self.error: BaseException | None = None
-        """Why the thread died."""
+        """Why a thread died, and with it all."""
         self._fault: BackendDiedError | None = None
-        self._began: float | None = None
+        self._began: dict[int, float] = {}
+        """When the batches under way began, by thread."""
+        self._idle = 0
+        """Threads that wait for work."""
         self._run = run
+        self._at_once = at_once
         self._observer = observer
         self._lanes: dict[Hashable, deque[Job[Item, Answer]]] = {}
         self._work = threading.Condition()
         self._closing = False
         self._unsettled: set[Job[Item, Answer]] = set()
         self._unsettled_tokens = 0
-        self._thread: threading.Thread | None = None
+        self._threads: list[threading.Thread] = []
 
     @property
     def queued_requests(self) -> int:
@@ -179,9 +192,9 @@ class DynamicBatcher(Generic[Item, Answer]):
 
     @property
     def computing_for(self) -> float:
-        """Seconds since the batch under way began; 0 if there is none."""
-        began = self._began
-        return 0.0 if began is None else time.monotonic() - began
+        """Seconds since the longest batch under way began; 0 if there is none."""
+        now = time.monotonic()
+        return max((now - began for began in list(self._began.values())), default=0.0)
 
     def timely_tokens(self, deadline: float) -> float:
         """Tokens of unanswered requests, at most, for one with this deadline to be answered in time."""
@@ -191,34 +204,42 @@ class DynamicBatcher(Generic[Item, Answer]):
         return speed * self.wait_share * max(deadline - time.monotonic(), 0.0)
 
     def calibrated(self, tokens_per_second: float) -> None:
-        """How fast a new computer said it was. From now on, batches tell."""
+        """How fast a new computer said it was, in all threads together. From now on, batches tell."""
         self.tokens_per_second = tokens_per_second
+        self._tokens_per_second_each = tokens_per_second / max(len(self._threads), 1)
         self._full_batches = 0
         self._fitting = math.inf
-        self.batch_tokens = self._budget(tokens_per_second)
+        self.batch_tokens = self._budget(self._tokens_per_second_each)
 
-    def start(self, setup: Callable[[], None], started: Callable[[], None], died: Callable[[], None]) -> None:
-        """Start the thread. It calls `setup`; then the event loop calls `started`, or `died` at any time."""
+    def start(self, setup: Callable[[], int], started: Callable[[], None], died: Callable[[], None]) -> None:
+        """Start a thread. It calls `setup`, which says how many threads there are to be; then the event loop
+        calls `started`, or `died` at any time."""
         self._loop = asyncio.get_running_loop()
-        self._thread = threading.Thread(
-            target=self._main, args=(setup, started, died), name="inference", daemon=True
-        )
-        self._thread.start()
+        self._start(self._main, setup, started, died)
+
+    def _start(self, target: Callable[..., None], *arguments: object) -> None:
+        thread = threading.Thread(target=target, args=arguments, name="inference", daemon=True)
+        self._threads.append(thread)
+        thread.start()
 
     def abort(self, error: BackendDiedError) -> None:
         """From any thread: nothing can be computed any more."""
         with self._work:
             self._fault = error
-            self._work.notify()
+            self._work.notify_all()
 
     async def close(self, patience: float) -> None:
-        """Stop the thread after its batch; whoever still waits gets `UnavailableError`."""
+        """Stop each thread after its batch; whoever still waits gets `UnavailableError`."""
         with self._work:
             self._closing = True
-            self._work.notify()
-        if self._thread is not None:
-            await asyncio.to_thread(self._thread.join, patience)
+            self._work.notify_all()
+        await asyncio.to_thread(self._join, patience)
         self._fail_everyone()
+
+    def _join(self, patience: float) -> None:
+        until = time.monotonic() + patience
+        for thread in self._threads:
+            thread.join(max(until - time.monotonic(), 0))
 
     async def answer(self, job: Job[Item, Answer]) -> list[Answer]:
         """Queue a job and wait for its answers, in the order of its items. Cancelling this leaves the queue.
@@ -228,7 +249,7 @@ class DynamicBatcher(Generic[Item, Answer]):
             QueueFullError: it does not fit now.
             DeadlineExceededError: its deadline passed; items that still waited are not computed.
             InferenceError: an item of it failed.
-            UnavailableError: there is no inference thread.
+            UnavailableError: there are no inference threads.
         """
         future = self._admit(job)
         timer = self._loop.call_later(job.deadline - job.submitted, self._expire, job)
@@ -246,7 +267,7 @@ class DynamicBatcher(Generic[Item, Answer]):
 
     def check_room(self, tokens: int, deadline: float) -> None:
         """Raise what `answer` would raise for a job of so many tokens, as far as that can be known now."""
-        if self.error is not None or self._closing or self._thread is None:
+        if self.error is not None or self._closing or not self._threads:
             raise UnavailableError("broken" if self.error is not None else "stopped")
         if tokens > self.max_queue_tokens:
             raise TooLargeError(
@@ -329,36 +350,63 @@ class DynamicBatcher(Generic[Item, Answer]):
             self._withdraw(job)
             self._fail(job, UnavailableError("broken" if self.error is not None else "stopped"))
 
-    # In the inference thread ----------------------------------------------------------------------------------
+    # In the inference threads ---------------------------------------------------------------------------------
 
-    def _main(self, setup: Callable[[], None], started: Callable[[], None], died: Callable[[], None]) -> None:
+    def _main(self, setup: Callable[[], int], started: Callable[[], None], died: Callable[[], None]) -> None:
         try:
-            setup()
-            self._hand_over(started)
+            threads = setup()
+        except BaseException as error:
+            self._break(error, died)
+            return
+        for _ in range(threads - 1):
+            self._start(self._compute, died)
+        self._hand_over(started)
+        self._compute(died)
+
+    def _compute(self, died: Callable[[], None]) -> None:
+        try:
             while self._compute_next():
                 pass
         except BaseException as error:
+            self._break(error, died)
+
+    def _break(self, error: BaseException, died: Callable[[], None]) -> None:
+        with self._work:
+            if self.error is not None:  # another thread was first
+                return
             self.error = error
-            self._hand_over(died)  # first: who is told that it broke shall find health red
-            self._hand_over(self._fail_everyone)
+            self._work.notify_all()
+        self._hand_over(died)  # first: who is told that it broke shall find health red
+        self._hand_over(self._fail_everyone)
 
     def _next_batch(self) -> list[Pending[Item, Answer]]:
-        """Wait for work, however long; empty when the batcher closes."""
+        """Wait for work, however long; empty when the batcher closes or is broken."""
         with self._work:
-            while not self._closing:
-                if self._fault is not None:
-                    raise self._fault
-                batch = self._take()
-                if batch:
-                    return batch
-                if not self._lanes:
-                    self._work.wait()
+            self._idle += 1
+            try:
+                while not self._closing and self.error is None:
+                    if self._fault is not None:
+                        raise self._fault
+                    room = min(self._at_once() - len(self._began), self._idle)
+                    if batch := self._take(room):
+                        self._began[threading.get_ident()] = time.monotonic()
+                        if self._lanes and room > 1:
+                            self._work.notify()
+                        return batch
+                    if not self._lanes or room < 1:
+                        self._work.wait()
+            finally:
+                self._idle -= 1
         return []
 
-    def _take(self) -> list[Pending[Item, Answer]]:
-        """The next batch of the lane whose turn it is, without what has expired meanwhile."""
+    def _take(self, threads: int) -> list[Pending[Item, Answer]]:
+        """The next batch of the lane whose turn it is, without what has expired meanwhile; no more than a
+        share of what waits, if there are several threads for it; nothing if there is none."""
+        if threads < 1:
+            return []
+        budget = min(self.batch_tokens, max(self.queued_tokens // threads, _SMALL))
         for lane, waiting in list(self._lanes.items()):
-            batch = take_batch(waiting, self.batch_tokens)
+            batch = take_batch(waiting, budget)
             del self._lanes[lane]
             if waiting:
                 self._lanes[lane] = waiting  # its turn comes last now
@@ -376,26 +424,29 @@ class DynamicBatcher(Generic[Item, Answer]):
         batch = self._next_batch()
         if not batch:
             return False
-        before = self._began = time.monotonic()
         answers = self._run_isolated(batch)
-        self._began = None
         tokens = sum(pending.cost for pending in batch)
-        if 2 * tokens >= self.batch_tokens:  # small ones are slower, and do not queue
-            self._measured(tokens / max(time.monotonic() - before, 1e-6))
+        with self._work:
+            together = len(self._began)
+            seconds = time.monotonic() - self._began.pop(threading.get_ident())
+            if 2 * tokens >= self.batch_tokens:  # small ones are slower, and do not queue
+                self._measured(tokens / max(seconds, 1e-6), together)
         for pending, answer in zip(batch, answers, strict=True):
             if isinstance(answer, Exception):
                 self._withdraw(pending.job)  # before the next batch: the request has failed as a whole
         self._hand_over(self._deliver, batch, answers)
         return True
 
-    def _measured(self, speed: float) -> None:
+    def _measured(self, speed: float, batches: int) -> None:
+        """How fast a batch was, one of so many at the same time."""
         share = 1 / _SURE if self.tokens_per_second else 1.0
-        self.tokens_per_second += share * (speed - self.tokens_per_second)
+        self.tokens_per_second += share * (speed * batches - self.tokens_per_second)
+        self._tokens_per_second_each += share * (speed - self._tokens_per_second_each)
         self._full_batches += 1
         self._since_shortage += 1
         if self._since_shortage % _RELIEF == 0:
             self._fitting *= 2
-        self.batch_tokens = int(min(self._budget(self.tokens_per_second), self._fitting))
+        self.batch_tokens = int(min(self._budget(self._tokens_per_second_each), self._fitting))
 
     def _run_isolated(self, batch: list[Pending[Item, Answer]]) -> list[Answer | Exception]:
         """Answers of a batch; where it fails, of its halves, so that only the guilty item gets the error."""

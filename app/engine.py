@@ -107,7 +107,7 @@ class Engine:
     def __init__(self, make_backend: Callable[[], Backend], settings: Settings, metrics: Metrics) -> None:
         self.backend = make_backend()
         self.failure: BaseException | None = None
-        """Why the models could not be loaded, or why the inference process or thread died."""
+        """Why the models could not be loaded, or why an inference process or thread died."""
         self.loaded = False
         """Whether the models have ever computed something."""
         self.refusing = False
@@ -128,6 +128,7 @@ class Engine:
             budget=lambda speed: settings.max_batch_tokens or token_budget(speed),
             max_queue_tokens=settings.max_queue_tokens,
             observer=metrics,
+            at_once=lambda: self.backend.at_once,
             wait_share=_WAIT_SHARE,
         )
 
@@ -146,7 +147,7 @@ class Engine:
 
     @property
     def alive(self) -> bool:
-        """False once the inference process or thread is dead: only a restart helps."""
+        """False once an inference process or thread is dead: only a restart helps."""
         return self.failure is None
 
     def tell_state(self) -> None:
@@ -173,7 +174,7 @@ class Engine:
         self.batcher.check_room(tokens, deadline)
 
     def start(self) -> None:
-        """Load the models in the inference thread; `settled` is set when that has succeeded or failed."""
+        """Load the models in an inference thread; `settled` is set when that has succeeded or failed."""
         self.batcher.start(self._load, self._on_ready, self._on_death)
 
     def drain(self) -> None:
@@ -211,7 +212,7 @@ class Engine:
             return True
 
     async def close(self) -> None:
-        """Stop the inference thread after its batch; whoever still waits gets an error."""
+        """Stop each inference thread after its batch; whoever still waits gets an error."""
         self._closing = True
         self.refuse()
         if self._coming is not None:
@@ -222,11 +223,11 @@ class Engine:
         await asyncio.to_thread(self.backend.close)
         self._pool.shutdown(wait=False, cancel_futures=True)
 
-    def _load(self) -> None:
-        """In the inference thread."""
+    def _load(self) -> int:
+        """In the first inference thread; how many there are to be."""
         self.backend.load()
         self.backend.watch(self._lost)
-        self.batcher.calibrated(self.backend.tokens_per_second)
+        return self.backend.processes
 
     def _lost(self, backend: Backend, error: BackendDiedError) -> None:
         """A backend died, perhaps while no batch is under way: health is to tell."""
@@ -234,7 +235,7 @@ class Engine:
             self.batcher.abort(error)
 
     def _run(self, lane: Lane, queries: Sequence[Query]) -> Sequence[Answer | Exception]:
-        """In the inference thread."""
+        """In an inference thread."""
         try:
             return lane.run(queries)
         except BackendDiedError as error:
@@ -244,6 +245,7 @@ class Engine:
             return [InferenceError("the model that was to answer has been replaced, and ended")] * len(queries)
 
     def _on_ready(self) -> None:
+        self.batcher.calibrated(self.backend.tokens_per_second)
         self.loaded = True
         self.settled.set()
 
@@ -254,7 +256,7 @@ class Engine:
         self.failure = self.batcher.error
         self.settled.set()
         if not isinstance(self.failure, BertError | SettingsError):  # those explain themselves
-            logger.critical("the inference thread died", exc_info=self.failure)
+            logger.critical("an inference thread died", exc_info=self.failure)
 
     # Tasks ----------------------------------------------------------------------------------------------------
 

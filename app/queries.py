@@ -58,7 +58,7 @@ class ServedModel:
 
 
 class Backend(Protocol):
-    """A computer of batches. `run` is called from the inference thread only."""
+    """A computer of batches."""
 
     models: dict[str, ServedModel]
     """By lane, which is what `run` is told; empty until `load` is done."""
@@ -66,8 +66,16 @@ class Backend(Protocol):
     device: str
     dtype: str
     threads: int
+    processes: int
+    """So many threads may call `run` at the same time, once `load` is done."""
     tokens_per_second: float
-    """Of large batches of short texts on the slowest model, measured by `load`; 0 before."""
+    """Of large batches of short texts on the slowest model, all processes together, measured by `load`; 0
+    before."""
+
+    @property
+    def at_once(self) -> int:
+        """How many batches had best be computed at the same time now: no more than `processes`."""
+        ...
 
     def load(self) -> None:
         """Read the weights and compute something with each model.

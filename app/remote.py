@@ -1,7 +1,11 @@
-"""The backend in a process of its own, so that PyTorch and the event loop do not wait for one another.
+"""The backend in processes of its own, so that PyTorch and the event loop do not wait for one another.
 
 In one process they share Python's lock: a forward pass takes it between any two of its hundreds of operations,
 and each time waits until the event loop has let go of it. Under load a pass then takes five times as long.
+
+On a CPU there is a process for each thread that it may take. Threads that share a forward pass wait for each
+other at every turn, and for any of them that has lost its core to HTTP; processes wait for nobody. The first
+one loads the weights and forks the others, so they share its memory.
 """
 
 from __future__ import annotations
@@ -12,6 +16,7 @@ import multiprocessing
 import os
 import pickle
 import signal
+import sys
 import threading
 import time
 import traceback
@@ -21,9 +26,10 @@ from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection
-from multiprocessing.context import SpawnProcess
+from multiprocessing.context import ForkProcess, SpawnProcess
 from multiprocessing.util import Finalize
 from pathlib import Path
+from queue import PriorityQueue
 from typing import TYPE_CHECKING, Any
 
 from app.batcher import BackendDiedError
@@ -33,7 +39,9 @@ from model.tokenizer import Encoding
 if TYPE_CHECKING:
     from app.backend import TorchBackend
 
-_BUSY_SHARE, _LOOK_SECONDS = 0.33, 0.25
+logger = logging.getLogger(__name__)
+
+_BUSY_SHARE, _LOOK_SECONDS = 0.5, 0.25
 """Of a core, and how often it is looked at."""
 _SIGNALS = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}
 """Whoever sends them to all processes means the one that speaks HTTP: it still needs the other to drain."""
@@ -43,18 +51,19 @@ _KILLED_WITHIN = 5.0
 
 @dataclass(frozen=True, slots=True)
 class _Loaded:
-    """What the process says once it can compute."""
+    """What the first process says once all can compute."""
 
     models: dict[str, ServedModel]
     device: str
     dtype: str
     threads: int
+    processes: int
     tokens_per_second: float
     forward_passes: int
 
 
 class RemoteBackend:
-    """`TorchBackend` in another process, which ends with this object or with this process."""
+    """`TorchBackend` in other processes, which end with this object or with this process."""
 
     def __init__(
         self,
@@ -66,12 +75,13 @@ class RemoteBackend:
         threads: int,
         logs: dict[str, Any] | None = None,
     ) -> None:
-        """`logs`: configuration of the other process's log, for `logging.config`."""
+        """`logs`: configuration of the other processes' log, for `logging.config`."""
         self.models: dict[str, ServedModel] = {}
         self.forward_passes = 0
         self.device = device
         self.dtype = dtype
         self.threads = threads
+        self.processes = 1
         self.tokens_per_second = 0.0
         self._directories = (pretrained, sentiment)
         self._logs = logs
@@ -81,15 +91,20 @@ class RemoteBackend:
         self._ended = False
         self._closed = False
         self._died: Callable[[Backend, BackendDiedError], None] | None = None
+        self._connections: list[Connection] = []
+        self._free: PriorityQueue[int] = PriorityQueue()
+        """Processes without a batch; the first one first, since only that one can take all threads."""
         self._looked, self._used = time.monotonic(), time.process_time()
         self._busy = False
 
     def load(self) -> None:
-        """See `Backend.load`. The process is started here."""
+        """See `Backend.load`. The processes are started here."""
         context = multiprocessing.get_context("spawn")  # CUDA does not survive a fork
         resource_tracker.ensure_running()  # which unblocks signals as it starts
-        self._connection, other = context.Pipe()
-        given = (other, *self._directories, self.device, self.dtype, self.threads, self._logs)
+        pipes = [context.Pipe() for _ in range(self.threads)]  # as many as it may want
+        self._connections = [ours for ours, _ in pipes]
+        others = [theirs for _, theirs in pipes]
+        given = (others, *self._directories, self.device, self.dtype, self.threads, self._logs)
         with self._lock:
             if self._closed:
                 raise BackendDiedError("closed before it was loaded")
@@ -102,8 +117,14 @@ class RemoteBackend:
             watched = (self._process, weakref.ref(self))
             self._watcher = threading.Thread(target=_watch, args=watched, name="watcher", daemon=True)
             self._watcher.start()
-        other.close()
-        loaded: _Loaded = self._receive()
+        for other in others:
+            other.close()
+        loaded: _Loaded = self._receive(0)
+        for connection in self._connections[loaded.processes :]:
+            connection.close()
+        for number in range(loaded.processes):
+            self._free.put(number)
+        self.processes = loaded.processes
         self.device, self.dtype, self.threads = loaded.device, loaded.dtype, loaded.threads
         self.tokens_per_second = loaded.tokens_per_second
         self.forward_passes = loaded.forward_passes
@@ -111,11 +132,15 @@ class RemoteBackend:
 
     def run(self, lane: str, queries: Sequence[Query]) -> Sequence[Answer | Exception]:
         """See `Backend.run`."""
+        number = self._free.get()
+        alone = len(queries) == 1 and self._free.qsize() == self.processes - 1
         try:
-            self._connection.send((lane, [_packed(query) for query in queries], self._needs_a_core()))
-        except OSError:
-            raise self._death() from None
-        answers, self.forward_passes = self._receive()
+            self._send(number, (lane, [_packed(query) for query in queries], alone))
+            answers, passes = self._receive(number)
+        finally:
+            self._free.put(number)
+        with self._lock:
+            self.forward_passes += passes
         return [given if isinstance(given, Exception) else Answer(*given) for given in answers]
 
     def watch(self, died: Callable[[Backend, BackendDiedError], None]) -> None:
@@ -135,17 +160,24 @@ class RemoteBackend:
             self._end()
             self._watcher.join(_KILLED_WITHIN)
 
-    def _needs_a_core(self) -> bool:
-        """Whether this process, which speaks HTTP, is so busy that the other one is in its way."""
+    @property
+    def at_once(self) -> int:
+        """See `Backend.at_once`: one batch fewer while this process, which speaks HTTP, needs a core."""
         now, used = time.monotonic(), time.process_time()
         if now - self._looked > _LOOK_SECONDS:
             self._busy = used - self._used > _BUSY_SHARE * (now - self._looked)
             self._looked, self._used = now, used
-        return self._busy
+        return max(self.processes - self._busy, 1)
 
-    def _receive(self) -> Any:
+    def _send(self, number: int, request: Any) -> None:
         try:
-            reply = self._connection.recv()
+            self._connections[number].send(request)
+        except OSError:
+            raise self._death() from None
+
+    def _receive(self, number: int) -> Any:
+        try:
+            reply = self._connections[number].recv()
         except (EOFError, OSError):
             raise self._death() from None
         if isinstance(reply, Exception):
@@ -186,7 +218,7 @@ def _unpacked(
 
 
 def _compute(
-    connection: Connection,
+    connections: list[Connection],
     pretrained: Path,
     sentiment: Path,
     device: str,
@@ -194,35 +226,73 @@ def _compute(
     threads: int,
     logs: dict[str, Any] | None,
 ) -> None:
-    """The process."""
+    """The first process."""
     threading.Thread(target=_end_with_parent, name="parent", daemon=True).start()
     if logs is not None:
         logging.config.dictConfig(logs)
     from app.backend import TorchBackend
 
-    backend = TorchBackend(pretrained, sentiment, device=device, dtype=dtype, threads=threads, yields=True)
+    forks = sys.platform == "linux"
+    backend = TorchBackend(
+        pretrained, sentiment, device=device, dtype=dtype, threads=threads, beside_others=forks
+    )
+    first, *others = connections
     with suppress(EOFError, OSError):  # nobody is there any more
         try:
             backend.load()
         except Exception as error:
-            connection.send(_portable(error))
+            first.send(_portable(error))
             return
         gc.collect()
         gc.freeze()
-        connection.send(
+        beside = [_fork(backend, connections, number) for number in range(1, backend.processes)]
+        for process in beside:
+            threading.Thread(target=_end_with, args=(process,), name="watcher", daemon=True).start()
+        for connection in others:
+            connection.close()
+        backend.load_alone()
+        first.send(
             _Loaded(
                 backend.models,
                 backend.device,
                 backend.dtype,
                 backend.threads,
+                backend.processes,
                 backend.tokens_per_second,
                 backend.forward_passes,
             )
         )
-        while True:
-            lane, packed, leave_a_core = connection.recv()
-            backend.leave_a_core(leave_a_core)
-            connection.send(_computed(backend, lane, packed))
+        _serve(backend, first)
+
+
+def _fork(backend: TorchBackend, connections: Sequence[Connection], number: int) -> ForkProcess:
+    given = (backend, connections, number)
+    process = multiprocessing.get_context("fork").Process(target=_beside, args=given, daemon=True)
+    process.start()
+    return process
+
+
+def _beside(backend: TorchBackend, connections: Sequence[Connection], number: int) -> None:
+    """Another process."""
+    threading.Thread(target=_end_with_parent, name="parent", daemon=True).start()
+    for i, connection in enumerate(connections):
+        if i != number:
+            connection.close()
+    with suppress(EOFError, OSError):
+        _serve(backend, connections[number])
+
+
+def _serve(backend: TorchBackend, connection: Connection) -> None:
+    while True:
+        lane, packed, alone = connection.recv()
+        connection.send(_computed(backend, lane, packed, alone))
+
+
+def _end_with(process: ForkProcess) -> None:
+    """In a thread of the first process."""
+    process.join()
+    logger.critical("the inference process beside this one ended with exit code %s", process.exitcode)
+    os._exit(1)
 
 
 def _end_with_parent() -> None:
@@ -233,11 +303,12 @@ def _end_with_parent() -> None:
     os._exit(0)
 
 
-def _computed(backend: TorchBackend, lane: str, packed: list[tuple[Any, ...]]) -> Any:
-    """Answers and the number of passes so far, or an error."""
+def _computed(backend: TorchBackend, lane: str, packed: list[tuple[Any, ...]], alone: bool) -> Any:
+    """Answers and the number of passes, or an error."""
+    before = backend.forward_passes
     try:
-        answers = backend.run(lane, [_unpacked(*row) for row in packed])
-        return [_sent(answer) for answer in answers], backend.forward_passes
+        answers = backend.run(lane, [_unpacked(*row) for row in packed], alone=alone)
+        return [_sent(answer) for answer in answers], backend.forward_passes - before
     except Exception as error:
         return _portable(error)
 

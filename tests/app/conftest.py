@@ -39,6 +39,8 @@ class FakeBackend:
     dtype: str = "float32"
     threads: int = 1
     tokens_per_second: float = 0.0
+    processes: int = 1
+    at_once: int = 1
     batches: list[list[Query]] = field(default_factory=list)
     gate: threading.Event = field(default_factory=threading.Event)
     may_load: threading.Event = field(default_factory=threading.Event)

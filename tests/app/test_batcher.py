@@ -158,17 +158,22 @@ async def running(
     budget: Callable[[float], int] | None = None,
     queue: int = 1000,
     wait_share: float = 1.0,
-    setup: Callable[[], None] = lambda: None,
+    threads: int = 1,
+    at_once: Callable[[], int] | None = None,
 ) -> AsyncIterator[DynamicBatcher[int, int]]:
     batcher = DynamicBatcher[int, int](
         computer.run,
         budget=budget or (lambda _: batch),
         max_queue_tokens=queue,
         observer=Counts(),
+        at_once=at_once or (lambda: threads),
         wait_share=wait_share,
     )
-    batcher.start(setup, lambda: None, lambda: None)
+    started = asyncio.Event()
+    batcher.start(lambda: threads, started.set, lambda: None)
     try:
+        async with asyncio.timeout(PATIENCE):
+            await started.wait()
         yield batcher
     finally:
         computer.gate.set()
@@ -438,6 +443,82 @@ async def test_time_of_the_batch_under_way_is_told(computer: Computer) -> None:
         assert batcher.computing_for == 0
 
 
+async def test_idle_threads_share_what_waits(computer: Computer) -> None:
+    async with running(computer, batch=10_000, threads=3, at_once=lambda: 2) as batcher:
+        computer.gate.clear()
+        asked = await start(batcher, job(*range(100)))
+        for _ in range(2):
+            await computer.has_entered()
+        assert [len(items) for _, items in computer.batches] == [50, 50]
+        computer.gate.set()
+        assert await asked == [2 * i for i in range(100)]
+
+
+async def test_what_is_too_small_to_be_shared_is_one_batch(computer: Computer) -> None:
+    async with running(computer, batch=10_000, threads=2) as batcher:
+        await batcher.answer(job(*range(25)))
+        assert [len(items) for _, items in computer.batches] == [25]
+
+
+async def test_no_more_batches_are_under_way_than_there_should_be(computer: Computer) -> None:
+    most = 1
+    async with running(computer, threads=2, at_once=lambda: most) as batcher:
+        computer.gate.clear()
+        asked = [await start(batcher, job(1))]
+        await computer.has_entered()
+        asked.append(await start(batcher, job(2)))
+        await asyncio.sleep(0.1)
+        assert len(computer.batches) == 1
+        most = 2
+        asked.append(await start(batcher, job(3)))
+        await computer.has_entered()
+        assert computer.batches[1] == ("a", [2, 3])
+        computer.gate.set()
+        assert await asyncio.gather(*asked) == [[2], [4], [6]]
+
+
+async def test_thread_that_dies_strands_nobody_of_another(computer: Computer) -> None:
+    death = BackendDiedError()
+    hold = threading.Event()
+
+    def fault(items: list[int]) -> BaseException | None:
+        if items == [1]:
+            assert hold.wait(PATIENCE)
+            return None
+        return death
+
+    computer.fault = fault
+    async with running(computer, threads=2) as batcher:
+        asked = []
+        for number in (1, 2):
+            asked.append(await start(batcher, job(number)))
+            await computer.has_entered()
+        results = await asyncio.gather(*asked, return_exceptions=True)  # while one is still under way
+        assert all(isinstance(result, UnavailableError) for result in results)
+        assert batcher.error is death
+        hold.set()
+
+
+async def test_speed_is_that_of_all_threads_and_a_batch_follows_from_one(computer: Computer) -> None:
+    speeds: list[float] = []
+
+    def budget(speed: float) -> int:
+        speeds.append(speed)
+        return 10
+
+    async with running(computer, threads=2, budget=budget) as batcher:
+        batcher.calibrated(100.0)
+        assert (batcher.tokens_per_second, speeds[-1]) == (100, 50)
+        batcher.tokens_per_second = batcher._tokens_per_second_each = 0.0
+        computer.gate.clear()
+        asked = [await start(batcher, job(number)) for number in (1, 2)]
+        for _ in asked:
+            await computer.has_entered()
+        computer.gate.set()
+        await asyncio.gather(*asked)
+        assert batcher.tokens_per_second > 1.5 * batcher._tokens_per_second_each
+
+
 async def test_observer_is_told_how_much_waits(computer: Computer) -> None:
     async with running(computer) as batcher:
         await batcher.answer(job(1))
@@ -489,7 +570,7 @@ async def test_dead_thread_strands_nobody(computer: Computer, death: BaseExcepti
 async def test_failed_setup_counts_as_death(computer: Computer) -> None:
     died = asyncio.Event()
 
-    def fail() -> None:
+    def fail() -> int:
         raise ValueError("no weights")
 
     batcher = DynamicBatcher[int, int](computer.run, budget=lambda _: 1, max_queue_tokens=1, observer=Counts())

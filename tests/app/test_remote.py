@@ -8,7 +8,7 @@ import pickle
 import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -17,7 +17,7 @@ import pytest
 from app.backend import TorchBackend
 from app.batcher import BackendDiedError, OutOfMemoryError
 from app.errors import InferenceError
-from app.queries import Query, Task
+from app.queries import Answer, Query, Task
 from app.remote import RemoteBackend, _portable
 from app.settings import SettingsError
 from model import Tokenizer
@@ -26,13 +26,22 @@ from model.errors import CheckpointError
 PATIENCE = 120
 
 
-def remote(pretrained: Path, sentiment: Path, device: str = "cpu") -> RemoteBackend:
-    return RemoteBackend(pretrained, sentiment, device=device, dtype="float32", threads=1)
+def remote(pretrained: Path, sentiment: Path, device: str = "cpu", threads: int = 1) -> RemoteBackend:
+    return RemoteBackend(pretrained, sentiment, device=device, dtype="float32", threads=threads)
+
+
+@pytest.fixture(params=[1, 2])
+def backend(request: pytest.FixtureRequest, pretrained: Path, sentiment: Path) -> Iterator[RemoteBackend]:
+    """Of one process, or of two."""
+    made = remote(pretrained, sentiment, threads=request.param)
+    made.load()
+    yield made
+    made.close()
 
 
 @pytest.fixture
-def backend(pretrained: Path, sentiment: Path) -> Iterator[RemoteBackend]:
-    made = remote(pretrained, sentiment)
+def pair(pretrained: Path, sentiment: Path) -> Iterator[RemoteBackend]:
+    made = remote(pretrained, sentiment, threads=2)
     made.load()
     yield made
     made.close()
@@ -42,6 +51,16 @@ def pid_of(backend: RemoteBackend) -> int:
     assert backend._process is not None
     assert backend._process.pid is not None
     return backend._process.pid
+
+
+def beside(backend: RemoteBackend) -> int:
+    """The process that the first one has forked."""
+    (found,) = {
+        int(number)
+        for task in Path(f"/proc/{pid_of(backend)}/task").glob("*/children")
+        for number in task.read_text().split()
+    }
+    return found
 
 
 def until_gone(pid: int) -> None:
@@ -70,7 +89,8 @@ def test_answers_are_those_of_the_backend_itself(
     assert set(backend.models) == set(here.models)
     assert backend.models["pretrained"].config == here.models["pretrained"].config
     assert backend.models["pretrained"].tokenizer.encode("a good film") == tokenizer.encode("a good film")
-    assert (backend.device, backend.dtype, backend.threads) == ("cpu", "float32", 1)
+    assert (backend.device, backend.dtype) == ("cpu", "float32")
+    assert backend.threads == backend.processes
     assert backend.tokens_per_second > 0
 
 
@@ -122,24 +142,76 @@ def test_closing_at_any_moment_of_loading_ends_it(pretrained: Path, sentiment: P
                 loading.result(PATIENCE)
 
 
-def test_process_ends_when_nobody_holds_the_backend_any_more(pretrained: Path, sentiment: Path) -> None:
-    backend = remote(pretrained, sentiment)
+def test_processes_end_when_nobody_holds_the_backend_any_more(pretrained: Path, sentiment: Path) -> None:
+    backend = remote(pretrained, sentiment, threads=2)
     backend.load()
-    pid = pid_of(backend)
+    pids = pid_of(backend), beside(backend)
     del backend
     gc.collect()
-    until_gone(pid)
+    for pid in pids:
+        until_gone(pid)
 
 
-def test_a_core_is_asked_for_while_this_process_works(pretrained: Path, sentiment: Path) -> None:
-    backend = remote(pretrained, sentiment)
+def test_two_processes_answer_at_the_same_time_and_alike(pair: RemoteBackend, tokenizer: Tokenizer) -> None:
+    batches = [
+        [Query(Task.SENTIMENT, tokenizer.encode("a good film" + " and great" * (i % 5))) for i in range(n)]
+        for n in range(1, 40)
+    ]
+    passes = pair.forward_passes
+    first = [list(pair.run("sentiment", batch)) for batch in batches]
+    number = pair._free.get()  # from here on, the other one
+    assert number == 0
+    other = [list(pair.run("sentiment", batch)) for batch in batches]
+    pair._free.put(number)
+    with ThreadPoolExecutor(2) as pool:
+        both = [list(answers) for answers in pool.map(lambda batch: pair.run("sentiment", batch), batches)]
+    assert pair.forward_passes == passes + 3 * len(batches)
+    for one, two, three in zip(first, other, both, strict=True):
+        assert scores(one) == pytest.approx(scores(two), abs=1e-6)
+        assert scores(one) == pytest.approx(scores(three), abs=1e-6)
+
+
+def scores(answers: Sequence[Answer | Exception]) -> list[float]:
+    return [answer.scores[0][0] for answer in answers if isinstance(answer, Answer)]
+
+
+def test_process_beside_the_first_shares_its_memory(pair: RemoteBackend, tokenizer: Tokenizer) -> None:
+    assert pair._free.get() == 0
+    pair.run("sentiment", [Query(Task.SENTIMENT, tokenizer.encode("good"))])
+    assert pair._free.get(timeout=PATIENCE) == 1
+    table = Path(f"/proc/{beside(pair)}/smaps_rollup").read_text()
+    size = {line.split(":")[0]: int(line.split()[1]) for line in table.splitlines()[1:]}
+    assert size["Private_Dirty"] + size["Private_Clean"] < size["Rss"] / 4
+
+
+def test_process_beside_the_first_that_dies_is_noticed_and_told(
+    pair: RemoteBackend, tokenizer: Tokenizer
+) -> None:
+    told = threading.Event()
+    pair.watch(lambda *_: told.set())
+    first = pid_of(pair)
+    os.kill(beside(pair), signal.SIGKILL)
+    assert told.wait(PATIENCE)
+    until_gone(first)
+    with pytest.raises(BackendDiedError, match="exit code 1"):
+        pair.run("sentiment", [Query(Task.SENTIMENT, tokenizer.encode("good"))])
+
+
+def test_process_beside_the_first_ends_with_it(pair: RemoteBackend) -> None:
+    other = beside(pair)
+    os.kill(pid_of(pair), signal.SIGKILL)
+    until_gone(other)
+
+
+def test_one_batch_fewer_is_under_way_while_this_process_works(pair: RemoteBackend) -> None:
+    pair._looked, pair._used = time.monotonic(), time.process_time()
     until = time.process_time() + 0.5
     while time.process_time() < until:
         pass
-    began = time.monotonic() - backend._looked
-    assert backend._needs_a_core() == (0.34 * began < 0.5)  # another process may have had the processor
-    time.sleep(1.0)
-    assert not backend._needs_a_core()
+    began = time.monotonic() - pair._looked
+    assert pair.at_once == (1 if 0.51 * began < 0.5 else 2)  # another process may have had the processor
+    time.sleep(1.2)
+    assert pair.at_once == 2
 
 
 class UnpicklableError(Exception):
