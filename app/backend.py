@@ -57,6 +57,7 @@ class TorchBackend:
         self.processes = 1
         """How many processes are to compute."""
         self._threads_each = 0
+        self.most_tokens = _MOST_TOKENS
         self._directories = {"pretrained": pretrained, "sentiment": sentiment}
         self._networks: dict[str, BertForPreTraining | BertForSequenceClassification] = {}
         self._encoders: dict[str, Callable[[PackedBatch], Tensor]] = {}
@@ -71,6 +72,8 @@ class TorchBackend:
         self.device = _resolve_device(self.device)
         if self._beside_others and self.device == "cpu":
             self.processes = self.threads
+        if self.device == "cpu":
+            self.most_tokens = _WARM_ROWS
         self._threads_each = self.threads // self.processes
         torch.set_num_threads(self._threads_each)
         if (index := torch.device(self.device).index) is not None:
@@ -179,7 +182,8 @@ class TorchBackend:
 # Of a calibration: tokens of a text, texts of each batch, and the seconds within which the last one begins.
 _TEXT_TOKENS, _SPEED_TEXTS, _SPEED_SECONDS = 32, (8, 8, 32, 32, 128, 128), 0.25
 
-# Kernels for more rows are made when they are met, which takes 2 ms of a batch that takes a hundred.
+# More tokens make a GPU no faster; nor a CPU, where kernels for more rows are made when they are met.
+_MOST_TOKENS = 16_384
 _WARM_ROWS, _WARM_ROWS_ALONE = 2048, 512
 _WARM_UP_SECONDS = 5.0
 

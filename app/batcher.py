@@ -147,7 +147,7 @@ class DynamicBatcher(Generic[Item, Answer]):
 
         Args:
             budget: tokens of a batch, from the tokens per second that one thread computes (0: not known).
-            at_once: how many batches are to be under way now, at most.
+            at_once: how many batches are to be under way now, at most, unless so much waits that they are full.
             wait_share: of the time until its deadline, what a request may spend in the queue; if it would be
                 more, it is refused.
         """
@@ -387,7 +387,7 @@ class DynamicBatcher(Generic[Item, Answer]):
                 while not self._closing and self.error is None:
                     if self._fault is not None:
                         raise self._fault
-                    room = min(self._at_once() - len(self._began), self._idle)
+                    room = self._room()
                     if batch := self._take(room):
                         self._began[threading.get_ident()] = time.monotonic()
                         if self._lanes and room > 1:
@@ -398,6 +398,12 @@ class DynamicBatcher(Generic[Item, Answer]):
             finally:
                 self._idle -= 1
         return []
+
+    def _room(self) -> int:
+        """How many of the idle threads may take a batch: all, if there is a full one."""
+        if 2 * self.queued_tokens >= self.batch_tokens:
+            return self._idle
+        return min(self._at_once() - len(self._began), self._idle)
 
     def _take(self, threads: int) -> list[Pending[Item, Answer]]:
         """The next batch of the lane whose turn it is, without what has expired meanwhile; no more than a

@@ -50,25 +50,25 @@ _INLINE_PREDICTIONS = 1000
 
 # How long a batch may take, in seconds, where that leaves it enough tokens: who comes meanwhile waits for it.
 _BATCH_SECONDS = 0.1
-# Fewer tokens keep no processor busy, and more make no device faster. Steps are small: where the next one was
-# half as large, an overload that slowed the machine a little halved the batches, and they stayed slower.
-_FEWEST_TOKENS, _USUAL_TOKENS, _MOST_TOKENS, _STEP_TOKENS = 1024, 4096, 16384, 256
+# Fewer tokens keep no processor busy. Steps are small: where the next one was half as large, an overload that
+# slowed the machine a little halved the batches, and they stayed slower.
+_FEWEST_TOKENS, _STEP_TOKENS = 1024, 256
 # A batch that takes longer hangs, however short the deadlines are.
 _STALLED_SECONDS = 5.0
 # Of the time until its deadline, what a request may spend in the queue: the speed may fall meanwhile.
 _WAIT_SHARE = 0.6
 
 
-def token_budget(tokens_per_second: float) -> int:
+def token_budget(tokens_per_second: float, most: int) -> int:
     """Tokens of a batch, from the measured speed; 0 if that is not known.
 
-    >>> token_budget(52_000)
+    >>> token_budget(52_000, most=16_384)
     5120
+    >>> token_budget(52_000, most=2048)
+    2048
     """
-    if not tokens_per_second:
-        return _USUAL_TOKENS
     fitting = int(tokens_per_second * _BATCH_SECONDS) // _STEP_TOKENS * _STEP_TOKENS
-    return min(max(fitting, _FEWEST_TOKENS), _MOST_TOKENS)
+    return max(min(fitting, most), _FEWEST_TOKENS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +125,7 @@ class Engine:
         self._pool = ThreadPoolExecutor(max_workers=2, thread_name_prefix="tokenize")
         self.batcher: DynamicBatcher[Query, Answer] = DynamicBatcher(
             self._run,
-            budget=lambda speed: settings.max_batch_tokens or token_budget(speed),
+            budget=lambda speed: settings.max_batch_tokens or token_budget(speed, self.backend.most_tokens),
             max_queue_tokens=settings.max_queue_tokens,
             observer=metrics,
             at_once=lambda: self.backend.at_once,

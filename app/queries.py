@@ -68,6 +68,8 @@ class Backend(Protocol):
     threads: int
     processes: int
     """So many threads may call `run` at the same time, once `load` is done."""
+    most_tokens: int
+    """Of a batch: more of them are computed no faster."""
     tokens_per_second: float
     """Of large batches of short texts on the slowest model, all processes together, measured by `load`; 0
     before."""

@@ -58,6 +58,7 @@ class _Loaded:
     dtype: str
     threads: int
     processes: int
+    most_tokens: int
     tokens_per_second: float
     forward_passes: int
 
@@ -82,6 +83,7 @@ class RemoteBackend:
         self.dtype = dtype
         self.threads = threads
         self.processes = 1
+        self.most_tokens = 0
         self.tokens_per_second = 0.0
         self._directories = (pretrained, sentiment)
         self._logs = logs
@@ -125,6 +127,7 @@ class RemoteBackend:
         for number in range(loaded.processes):
             self._free.put(number)
         self.processes = loaded.processes
+        self.most_tokens = loaded.most_tokens
         self.device, self.dtype, self.threads = loaded.device, loaded.dtype, loaded.threads
         self.tokens_per_second = loaded.tokens_per_second
         self.forward_passes = loaded.forward_passes
@@ -258,6 +261,7 @@ def _compute(
                 backend.dtype,
                 backend.threads,
                 backend.processes,
+                backend.most_tokens,
                 backend.tokens_per_second,
                 backend.forward_passes,
             )

@@ -22,14 +22,14 @@ _WARM_UP = 2.0
 
 
 def resident(server: Server) -> float:
-    """Memory of the server's processes in MB."""
+    """Memory of the server's processes in MB; what some of them share counts once."""
     assert server.process is not None
     return _resident(server.process.pid)
 
 
 def _resident(pid: int) -> float:
     process = Path(f"/proc/{pid}")
-    found = re.search(r"VmRSS:\s+(\d+) kB", (process / "status").read_text())
+    found = re.search(r"^Pss:\s+(\d+) kB", (process / "smaps_rollup").read_text(), re.MULTILINE)
     children = " ".join(path.read_text() for path in process.glob("task/*/children")).split()
     return (int(found[1]) / 1024 if found else 0.0) + sum(map(_resident, map(int, children)))
 

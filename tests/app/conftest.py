@@ -40,6 +40,7 @@ class FakeBackend:
     threads: int = 1
     tokens_per_second: float = 0.0
     processes: int = 1
+    most_tokens: int = 16_384
     at_once: int = 1
     batches: list[list[Query]] = field(default_factory=list)
     gate: threading.Event = field(default_factory=threading.Event)

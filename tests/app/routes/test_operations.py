@@ -83,8 +83,9 @@ async def test_token_budget_is_measured_if_it_is_not_set(serve: Any, pretrained:
     async with serve(TorchBackend(pretrained, sentiment, device="cpu", threads=1)) as service:
         info = (await service.client.get("/info")).json()
         speed = service.engine.backend.tokens_per_second
+        most = service.engine.backend.most_tokens
     assert info["tokens_per_second"] == round(speed)
-    assert info["limits"]["max_batch_tokens"] == token_budget(speed)
+    assert info["limits"]["max_batch_tokens"] == token_budget(speed, most)
 
 
 async def test_metrics_are_text_for_prometheus(serve: Any) -> None:
