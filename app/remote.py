@@ -10,6 +10,7 @@ one loads the weights and forks the others, so they share its memory.
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import logging.config
 import multiprocessing
@@ -47,6 +48,7 @@ _SIGNALS = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}
 """Whoever sends them to all processes means the one that speaks HTTP: it still needs the other to drain."""
 _KILLED_WITHIN = 5.0
 """Seconds"""
+_PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 
 @dataclass(frozen=True, slots=True)
@@ -277,8 +279,12 @@ def _fork(backend: TorchBackend, connections: Sequence[Connection], number: int)
 
 
 def _beside(backend: TorchBackend, connections: Sequence[Connection], number: int) -> None:
-    """Another process."""
-    threading.Thread(target=_end_with_parent, name="parent", daemon=True).start()
+    """Another process. It is killed when the first one ends, whatever it is doing."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL))
+    first = multiprocessing.parent_process()
+    assert first is not None
+    if os.getppid() != first.pid:  # it has ended before
+        return
     for i, connection in enumerate(connections):
         if i != number:
             connection.close()

@@ -69,7 +69,7 @@ class Settings(BaseModel):
         description="precision of the encoder; auto takes bfloat16 where the hardware computes it natively",
     )
     threads: int = Field(
-        0, ge=0, description="threads of one forward pass on CPU; 0 shares the CPU quota among the workers"
+        0, ge=0, description="CPU cores to compute with, each a batch; 0 shares the CPU quota among the workers"
     )
     max_batch_tokens: int = Field(
         0, ge=0, description="tokens that one forward pass computes together; 0 follows from the measured speed"

@@ -54,7 +54,7 @@ class Process:
         return self.process.stdout.readline()
 
     def inference_process(self, other_than: int = 0) -> int:
-        """The id of a process that computes, as soon as there is one."""
+        """The id of the first process that computes, as soon as there is one."""
         end = time.monotonic() + PATIENCE
         while time.monotonic() < end:
             for child in Path(f"/proc/{self.process.pid}/task").glob("*/children"):
@@ -64,6 +64,12 @@ class Process:
                         return int(number)
             time.sleep(0.05)
         raise AssertionError("there is no inference process")
+
+    def inference_processes(self) -> list[int]:
+        """The first one and those that it has forked."""
+        first = self.inference_process()
+        beside = " ".join(path.read_text() for path in Path(f"/proc/{first}/task").glob("*/children"))
+        return [first, *map(int, beside.split())]
 
     def end(self) -> tuple[int, str]:
         """Exit code and output."""
