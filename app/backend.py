@@ -99,7 +99,7 @@ class TorchBackend:
         self.models = served
 
     def load_alone(self) -> None:
-        """Meet the sizes of batches that will be `alone`. After this, the process must not be forked."""
+        """Meet the sizes of batches that will be `alone`, which belong to this process and not to its forks."""
         if self.processes > 1:
             self._warm_up(self.threads, _WARM_ROWS_ALONE)
 

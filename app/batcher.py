@@ -147,7 +147,7 @@ class DynamicBatcher(Generic[Item, Answer]):
 
         Args:
             budget: tokens of a batch, from the tokens per second that one thread computes (0: not known).
-            at_once: how many batches are to be under way now, at most, unless so much waits that they are full.
+            at_once: how many batches are to be under way now, at most, unless half a full one waits.
             wait_share: of the time until its deadline, what a request may spend in the queue; if it would be
                 more, it is refused.
         """
@@ -171,8 +171,8 @@ class DynamicBatcher(Generic[Item, Answer]):
         self.error: BaseException | None = None
         """Why a thread died, and with it all."""
         self._fault: BackendDiedError | None = None
-        self._began: dict[int, float] = {}
-        """When the batches under way began, by thread."""
+        self._began: dict[int, tuple[float, int]] = {}
+        """By thread, when its batch began, and how many were under way then."""
         self._idle = 0
         """Threads that wait for work."""
         self._run = run
@@ -194,7 +194,7 @@ class DynamicBatcher(Generic[Item, Answer]):
     def computing_for(self) -> float:
         """Seconds since the longest batch under way began; 0 if there is none."""
         now = time.monotonic()
-        return max((now - began for began in list(self._began.values())), default=0.0)
+        return max((now - began for began, _ in list(self._began.values())), default=0.0)
 
     def timely_tokens(self, deadline: float) -> float:
         """Tokens of unanswered requests, at most, for one with this deadline to be answered in time."""
@@ -205,11 +205,12 @@ class DynamicBatcher(Generic[Item, Answer]):
 
     def calibrated(self, tokens_per_second: float) -> None:
         """How fast a new computer said it was, in all threads together. From now on, batches tell."""
-        self.tokens_per_second = tokens_per_second
-        self._tokens_per_second_each = tokens_per_second / max(len(self._threads), 1)
-        self._full_batches = 0
-        self._fitting = math.inf
-        self.batch_tokens = self._budget(self._tokens_per_second_each)
+        with self._work:
+            self.tokens_per_second = tokens_per_second
+            self._tokens_per_second_each = tokens_per_second / max(len(self._threads), 1)
+            self._full_batches = 0
+            self._fitting = math.inf
+            self.batch_tokens = self._budget(self._tokens_per_second_each)
 
     def start(self, setup: Callable[[], int], started: Callable[[], None], died: Callable[[], None]) -> None:
         """Start a thread. It calls `setup`, which says how many threads there are to be; then the event loop
@@ -354,12 +355,11 @@ class DynamicBatcher(Generic[Item, Answer]):
 
     def _main(self, setup: Callable[[], int], started: Callable[[], None], died: Callable[[], None]) -> None:
         try:
-            threads = setup()
+            for _ in range(setup() - 1):
+                self._start(self._compute, died)
         except BaseException as error:
             self._break(error, died)
             return
-        for _ in range(threads - 1):
-            self._start(self._compute, died)
         self._hand_over(started)
         self._compute(died)
 
@@ -389,7 +389,7 @@ class DynamicBatcher(Generic[Item, Answer]):
                         raise self._fault
                     room = self._room()
                     if batch := self._take(room):
-                        self._began[threading.get_ident()] = time.monotonic()
+                        self._began[threading.get_ident()] = time.monotonic(), len(self._began) + 1
                         if self._lanes and room > 1:
                             self._work.notify()
                         return batch
@@ -400,7 +400,7 @@ class DynamicBatcher(Generic[Item, Answer]):
         return []
 
     def _room(self) -> int:
-        """How many of the idle threads may take a batch: all, if there is a full one."""
+        """How many of the idle threads may take a batch: all, if what waits is worth it."""
         if 2 * self.queued_tokens >= self.batch_tokens:
             return self._idle
         return min(self._at_once() - len(self._began), self._idle)
@@ -433,10 +433,10 @@ class DynamicBatcher(Generic[Item, Answer]):
         answers = self._run_isolated(batch)
         tokens = sum(pending.cost for pending in batch)
         with self._work:
-            together = len(self._began)
-            seconds = time.monotonic() - self._began.pop(threading.get_ident())
+            now = len(self._began)
+            began, then = self._began.pop(threading.get_ident())
             if 2 * tokens >= self.batch_tokens:  # small ones are slower, and do not queue
-                self._measured(tokens / max(seconds, 1e-6), together)
+                self._measured(tokens / max(time.monotonic() - began, 1e-6), max(then, now))
         for pending, answer in zip(batch, answers, strict=True):
             if isinstance(answer, Exception):
                 self._withdraw(pending.job)  # before the next batch: the request has failed as a whole
@@ -466,8 +466,9 @@ class DynamicBatcher(Generic[Item, Answer]):
         except OutOfMemoryError:
             tokens = sum(pending.cost for pending in batch)
             if len(batch) > 1:
-                self._fitting = self.batch_tokens = max(min(self.batch_tokens, tokens // 2), 1)
-                self._since_shortage = 0
+                with self._work:
+                    self._fitting = self.batch_tokens = max(min(self.batch_tokens, tokens // 2), 1)
+                    self._since_shortage = 0
             logger.warning("out of memory at %d tokens; batches are now %d", tokens, self.batch_tokens)
         except Exception:
             if len(batch) == 1:

@@ -3,9 +3,9 @@
 In one process they share Python's lock: a forward pass takes it between any two of its hundreds of operations,
 and each time waits until the event loop has let go of it. Under load a pass then takes five times as long.
 
-On a CPU there is a process for each thread that it may take. Threads that share a forward pass wait for each
-other at every turn, and for any of them that has lost its core to HTTP; processes wait for nobody. The first
-one loads the weights and forks the others, so they share its memory.
+On Linux, on a CPU, there is a process for each thread that it may take. Threads that share a forward pass wait
+for each other at every turn, and for any of them that has lost its core to HTTP; processes wait for nobody. The
+first one loads the weights and forks the others, so they share its memory.
 """
 
 from __future__ import annotations
@@ -59,7 +59,8 @@ class _Loaded:
     device: str
     dtype: str
     threads: int
-    processes: int
+    beside: list[int]
+    """Ids of the processes that it has forked."""
     most_tokens: int
     tokens_per_second: float
     forward_passes: int
@@ -96,6 +97,7 @@ class RemoteBackend:
         self._closed = False
         self._died: Callable[[Backend, BackendDiedError], None] | None = None
         self._connections: list[Connection] = []
+        self._beside: list[int] = []
         self._free: PriorityQueue[int] = PriorityQueue()
         """Processes without a batch; the first one first, since only that one can take all threads."""
         self._looked, self._used = time.monotonic(), time.process_time()
@@ -118,17 +120,18 @@ class RemoteBackend:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
             # It has nothing to lose; and at exit, multiprocessing would wait for it for ever.
             self._end = Finalize(self, self._process.kill, exitpriority=1)
-            watched = (self._process, weakref.ref(self))
+            watched = (self._process, self._beside, weakref.ref(self))
             self._watcher = threading.Thread(target=_watch, args=watched, name="watcher", daemon=True)
             self._watcher.start()
         for other in others:
             other.close()
         loaded: _Loaded = self._receive(0)
-        for connection in self._connections[loaded.processes :]:
+        self._beside += loaded.beside
+        self.processes = 1 + len(loaded.beside)
+        for connection in self._connections[self.processes :]:
             connection.close()
-        for number in range(loaded.processes):
+        for number in range(self.processes):
             self._free.put(number)
-        self.processes = loaded.processes
         self.most_tokens = loaded.most_tokens
         self.device, self.dtype, self.threads = loaded.device, loaded.dtype, loaded.threads
         self.tokens_per_second = loaded.tokens_per_second
@@ -138,7 +141,7 @@ class RemoteBackend:
     def run(self, lane: str, queries: Sequence[Query]) -> Sequence[Answer | Exception]:
         """See `Backend.run`."""
         number = self._free.get()
-        alone = len(queries) == 1 and self._free.qsize() == self.processes - 1
+        alone = number == 0 and len(queries) == 1 and self._free.qsize() == self.processes - 1
         try:
             self._send(number, (lane, [_packed(query) for query in queries], alone))
             answers, passes = self._receive(number)
@@ -197,9 +200,12 @@ class RemoteBackend:
         return BackendDiedError(f"the inference process ended with exit code {self._process.exitcode}")
 
 
-def _watch(process: SpawnProcess, reference: weakref.ref[RemoteBackend]) -> None:
+def _watch(process: SpawnProcess, beside: list[int], reference: weakref.ref[RemoteBackend]) -> None:
     """In a thread: wait for the end of the process, and tell who relies on it."""
     process.join()
+    for number in beside:
+        with suppress(ChildProcessError):  # they are ours if this is the first process of a container
+            os.waitpid(number, 0)
     backend = reference()
     if backend is None:
         return
@@ -241,34 +247,40 @@ def _compute(
     backend = TorchBackend(
         pretrained, sentiment, device=device, dtype=dtype, threads=threads, beside_others=forks
     )
-    first, *others = connections
-    with suppress(EOFError, OSError):  # nobody is there any more
-        try:
-            backend.load()
-        except Exception as error:
-            first.send(_portable(error))
-            return
+    try:
+        with suppress(EOFError, OSError):  # nobody is there any more
+            prepared = _prepared(backend, connections)
+            connections[0].send(prepared)
+            if isinstance(prepared, _Loaded):
+                _serve(backend, connections[0])
+    finally:
+        os._exit(1)  # the others end with this one; multiprocessing would wait for them
+
+
+def _prepared(backend: TorchBackend, connections: Sequence[Connection]) -> _Loaded | Exception:
+    """Load, and fork the other processes."""
+    try:
+        backend.load()
         gc.collect()
         gc.freeze()
         beside = [_fork(backend, connections, number) for number in range(1, backend.processes)]
         for process in beside:
             threading.Thread(target=_end_with, args=(process,), name="watcher", daemon=True).start()
-        for connection in others:
+        for connection in connections[1:]:
             connection.close()
         backend.load_alone()
-        first.send(
-            _Loaded(
-                backend.models,
-                backend.device,
-                backend.dtype,
-                backend.threads,
-                backend.processes,
-                backend.most_tokens,
-                backend.tokens_per_second,
-                backend.forward_passes,
-            )
-        )
-        _serve(backend, first)
+    except Exception as error:
+        return _portable(error)
+    return _Loaded(
+        backend.models,
+        backend.device,
+        backend.dtype,
+        backend.threads,
+        [process.pid for process in beside if process.pid is not None],
+        backend.most_tokens,
+        backend.tokens_per_second,
+        backend.forward_passes,
+    )
 
 
 def _fork(backend: TorchBackend, connections: Sequence[Connection], number: int) -> ForkProcess:
@@ -279,7 +291,11 @@ def _fork(backend: TorchBackend, connections: Sequence[Connection], number: int)
 
 
 def _beside(backend: TorchBackend, connections: Sequence[Connection], number: int) -> None:
-    """Another process. It is killed when the first one ends, whatever it is doing."""
+    """Another process. It is killed when the first one ends, whatever it is doing.
+
+    It must never compute with several threads: those of the first one, which OpenMP believes to have, were not
+    forked.
+    """
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL))
     first = multiprocessing.parent_process()
     assert first is not None

@@ -258,3 +258,27 @@ def test_filled_batch_answers_as_single_queries_do(loaded: TorchBackend, tokeniz
         torch.testing.assert_close(
             torch.tensor(single.scores), torch.tensor(together.scores), atol=1e-5, rtol=0
         )
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_lone_text_takes_all_threads_if_it_is_worth_it_and_gets_the_same_answer(
+    pretrained: Path, sentiment: Path, tokenizer: Tokenizer, dtype: str
+) -> None:
+    before = torch.get_num_threads()
+    backend = TorchBackend(pretrained, sentiment, device="cpu", dtype=dtype, threads=2, beside_others=True)
+    query = Query(Task.SENTIMENT, tokenizer.encode("a good film and great"))
+    try:
+        backend.load()
+        backend.load_alone()
+        assert backend.processes == 2
+        answers = []
+        for speed, alone, threads in ((1e9, True, 1), (1.0, False, 1), (1.0, True, 2)):
+            backend.tokens_per_second = speed
+            (answer,) = backend.run("sentiment", [query], alone=alone)
+            assert torch.get_num_threads() == threads
+            assert isinstance(answer, Answer)
+            answers.append(answer.scores[0])
+        assert answers[1] == answers[0]
+        assert answers[2] == pytest.approx(answers[0], abs=1e-5)
+    finally:
+        torch.set_num_threads(before)

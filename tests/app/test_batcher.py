@@ -514,6 +514,7 @@ async def test_speed_is_that_of_all_threads_and_a_batch_follows_from_one(compute
         asked = [await start(batcher, job(number)) for number in (1, 2)]
         for _ in asked:
             await computer.has_entered()
+        await asyncio.sleep(0.1)  # so that both take about as long
         computer.gate.set()
         await asyncio.gather(*asked)
         assert batcher.tokens_per_second > 1.5 * batcher._tokens_per_second_each

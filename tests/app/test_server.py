@@ -31,7 +31,7 @@ PAIR = {"text": "a film", "text_pair": "it was good"}
 
 @pytest.fixture(scope="module")
 def service(checkpoints: dict[str, str]) -> Iterator[Process]:
-    with running(checkpoints) as process:
+    with running(checkpoints | {"BERT_THREADS": "2"}) as process:
         process.until_ready()
         yield process
 
