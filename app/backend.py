@@ -88,7 +88,7 @@ class TorchBackend:
                 checkpoint.model,
                 self.device,
                 getattr(torch, self.dtype),
-                tuple({self._threads_each: None, self.threads: None}),
+                tuple(dict.fromkeys((self._threads_each, self.threads))),
             )
             self._encoders[lane] = _encoder_of(self._networks[lane])
             self._check(lane, served[lane])
@@ -162,7 +162,7 @@ class TorchBackend:
         best, began = 0.0, time.perf_counter()
         for count in _SPEED_TEXTS:
             before = time.perf_counter()
-            if before - began > _SPEED_SECONDS:
+            if before - began > _SPEED_SECONDS or count * length > self.most_tokens:
                 break
             self.run(lane, [query] * count)
             best = max(best, count * length / (time.perf_counter() - before))
@@ -180,7 +180,7 @@ class TorchBackend:
 
 
 # Of a calibration: tokens of a text, texts of each batch, and the seconds within which the last one begins.
-_TEXT_TOKENS, _SPEED_TEXTS, _SPEED_SECONDS = 32, (8, 8, 32, 32, 128, 128), 0.25
+_TEXT_TOKENS, _SPEED_TEXTS, _SPEED_SECONDS = 32, (8, 8, 32, 32, 64, 64, 128, 128), 0.25
 
 # More tokens make a GPU no faster; nor a CPU, where kernels for more rows are made when they are met.
 _MOST_TOKENS = 16_384
