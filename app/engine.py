@@ -275,7 +275,7 @@ class Engine:
         wanted = min(top_k or len(target_ids), len(target_ids)) if target_ids else top_k or DEFAULT_TOP_K
 
         def read(text: Input) -> Query:
-            return _mask_query(served, _encode(served, text, truncate), wanted, target_ids)
+            return _mask_query(served, _encode(served, text, truncate, spans=True), wanted, target_ids)
 
         def shape(text: Input, query: Query, answer: Answer) -> FillMaskResult:
             return answers.fill_mask_result(str(text), query, answer, served.tokenizer)
@@ -312,7 +312,7 @@ class Engine:
         labels = answers.NEXT_SENTENCE_LABELS if task is Task.NEXT_SENTENCE else served.config.labels
 
         def read(given: Input) -> Query:
-            return Query(task, _encode(served, given, truncate))
+            return Query(task, _encode(served, given, truncate, spans=False))
 
         def shape(_: Input, query: Query, answer: Answer) -> LabelResult:
             return answers.label_result(labels, query, answer, top_k)
@@ -401,7 +401,7 @@ def _characters(given: Input) -> int:
     return len(given) if isinstance(given, str) else len(given.text) + len(given.text_pair)
 
 
-def _encode(served: ServedModel, given: Input, truncate: bool) -> Encoding:
+def _encode(served: ServedModel, given: Input, truncate: bool, *, spans: bool) -> Encoding:
     text, text_pair = (given, None) if isinstance(given, str) else (given.text, given.text_pair)
     config = served.config
     return served.tokenizer.encode(
@@ -410,6 +410,7 @@ def _encode(served: ServedModel, given: Input, truncate: bool) -> Encoding:
         max_length=config.max_position_embeddings,
         truncate=truncate,
         truncation=config.truncation,
+        spans=spans,
     )
 
 

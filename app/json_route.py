@@ -17,7 +17,6 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails, from_json
 from starlette.types import Receive
 
-from app.access import check_key
 from app.engine import Engine
 from app.errors import (
     CallerGoneError,
@@ -27,7 +26,6 @@ from app.errors import (
     Loc,
     NotJSONError,
     TooLargeError,
-    UnsupportedMediaTypeError,
 )
 from app.metrics import Metrics
 from app.schemas import MAX_INPUTS, UNION_TAGS
@@ -35,7 +33,6 @@ from app.settings import Settings
 
 T = TypeVar("T")
 
-_TIMEOUT_HEADER = "x-request-timeout-ms"
 _MAX_FAULTS = 20
 """Of 512 wrong inputs, the first ones tell enough."""
 _MANY_FAULTS = 1000
@@ -45,8 +42,11 @@ _MANY_FAULTS = 1000
 class TaskRequest(Request):
     """A request to a task, with what it needs at hand."""
 
-    deadline: float
-    """`time.monotonic()` after which nobody wants the answer."""
+    @property
+    def deadline(self) -> float:
+        """`time.monotonic()` after which nobody wants the answer."""
+        deadline: float = self.scope["deadline"]
+        return deadline
 
     @property
     def engine(self) -> Engine:
@@ -65,7 +65,7 @@ class TaskRequest(Request):
 
 
 class JSONRoute(APIRoute):
-    """Authorise, read, parse, answer while somebody listens."""
+    """Read, parse, answer while somebody listens. `Admission` has seen the request's head."""
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         """See `APIRoute`."""
@@ -76,12 +76,6 @@ class JSONRoute(APIRoute):
 
         async def handle(request: Request) -> Response:
             task_request = TaskRequest(request.scope, request.receive)
-            check_key(task_request)
-            task_request.engine.check_open()
-            task_request.deadline = time.monotonic() + _timeout(task_request)
-            _check_media_type(task_request)
-            declared = _check_size(task_request)
-            task_request.engine.check_backlog(declared, task_request.deadline)
             body = parse(schema, await _read(task_request))
             return await while_connected(request.receive, endpoint(body, task_request))
 
@@ -154,43 +148,6 @@ async def while_connected(receive: Receive, answer: Awaitable[T]) -> T:
         raise
     finally:
         watcher.cancel()
-
-
-def _timeout(request: TaskRequest) -> float:
-    """Seconds: the server's limit, or less if the caller asks for less."""
-    limit = request.settings.request_timeout_ms / 1000
-    given = request.headers.get(_TIMEOUT_HEADER)
-    if given is None:
-        return limit
-    if not (given.isascii() and given.isdecimal() and len(given) <= 12 and int(given)):
-        raise InvalidRequestError(
-            [FieldError("must be a positive number of milliseconds", ("header", "X-Request-Timeout-Ms"))]
-        )
-    return min(int(given) / 1000, limit)
-
-
-def _check_media_type(request: TaskRequest) -> None:
-    """JSON as it is, or nothing said at all."""
-    if request.headers.get("content-encoding", "identity").strip().lower() != "identity":
-        raise UnsupportedMediaTypeError("send the body as it is, without Content-Encoding")
-    given = request.headers.get("content-type")
-    if given is None:
-        return
-    media_type = given.partition(";")[0].strip().lower()
-    if media_type != "application/json" and not (
-        media_type.startswith("application/") and media_type.endswith("+json")
-    ):
-        raise UnsupportedMediaTypeError("send JSON with the header Content-Type: application/json")
-
-
-def _check_size(request: TaskRequest) -> int:
-    """Bytes of the body as declared; 0 if they are not."""
-    limit = request.settings.max_body_bytes
-    given = request.headers.get("content-length", "")
-    declared = int(given) if given.isdecimal() else 0
-    if declared > limit:
-        raise TooLargeError(f"the body has {declared} bytes, the limit is {limit}")
-    return declared
 
 
 async def _read(request: TaskRequest) -> bytes:

@@ -12,6 +12,7 @@ from starlette.datastructures import MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from app import traces
+from app.admission import task_of
 from app.engine import Engine
 from app.errors import UnavailableError
 from app.metrics import Metrics
@@ -20,13 +21,6 @@ from app.problems import problem_response
 logger = logging.getLogger(__name__)
 
 _SANE_ID = re.compile(rb"[A-Za-z0-9._:/+=-]{1,128}")
-_TASKS = {
-    "/fill-mask": "fill-mask",
-    "/next-sentence": "next-sentence",
-    "/sentiment": "sentiment",
-    "/hf/fill-mask": "fill-mask",
-    "/hf/text-classification": "sentiment",
-}
 
 
 class Envelope:
@@ -46,7 +40,7 @@ class Envelope:
         scope = _as_get(scope)
         request_id = scope["request_id"] = _sane_id(scope) or f"{self._prefix}{next(self._numbers):016x}"
         traces.note_request(request_id)
-        task = _TASKS.get(scope["path"]) if scope["method"] == "POST" else None
+        task = task_of(scope)
         started = False
 
         async def send_enveloped(message: Message) -> None:

@@ -23,6 +23,9 @@ from app.protocol import BoundedProtocol
 from app.settings import Settings
 from app.workers import DIED, FAILED
 
+_GARBAGE = 10_000
+"""Objects made, after which Python looks for garbage. After its own 700 that took a twentieth of the time in an
+overload: thousands of texts wait then, which it looks through again and again."""
 _BROKEN_SECONDS = 5.0
 """For callers to be told. Docker restarts no container that is unhealthy, only one that ended."""
 
@@ -66,6 +69,7 @@ class DrainingServer(uvicorn.Server):
         await self.engine.settled.wait()
         gc.collect()
         gc.freeze()
+        gc.set_threshold(_GARBAGE)
 
     async def _reload(self) -> None:
         if await self.engine.reload():

@@ -12,6 +12,7 @@ import tempfile
 import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -44,7 +45,8 @@ def ours(
     limit = served.config.max_position_embeddings
 
     def score(given: Sequence[str]) -> list[list[float]]:
-        encodings = [served.tokenizer.encode(text, max_length=limit, truncate=True) for text in given]
+        read = partial(served.tokenizer.encode, max_length=limit, truncate=True, spans=False)
+        encodings = [read(text) for text in given]
         order = sorted(range(len(given)), key=lambda i: len(encodings[i])) if sort else range(len(given))
         scores: list[list[float]] = [[]] * len(given)
         for chunk in _by_tokens(order, encodings, tokens):

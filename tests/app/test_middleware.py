@@ -124,6 +124,13 @@ async def test_cors_is_closed_unless_opened(serve: Any) -> None:
     assert "access-control-allow-origin" not in other.headers
 
 
+async def test_a_page_elsewhere_may_read_why_it_was_refused(serve: Any) -> None:
+    async with serve(cors_origins="https://example.org", api_keys="0123456789abcdef") as service:
+        refused = await service.client.post("/sentiment", json={}, headers={"Origin": "https://example.org"})
+    assert refused.status_code == 401
+    assert refused.headers["access-control-allow-origin"] == "https://example.org"
+
+
 @pytest.mark.parametrize("path", ["/health/ready", "/info", "/metrics", "/", "/docs"])
 async def test_head_is_get_without_a_body(serve: Any, path: str) -> None:
     async with serve() as service:

@@ -5,6 +5,7 @@ import random
 import tracemalloc
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -66,6 +67,39 @@ def test_ids_and_offsets_are_those_of_transformers(text: str, lowercase: bool) -
     assert ours.input_ids == theirs["input_ids"]
     assert ours.token_type_ids == theirs["token_type_ids"]
     assert ours.spans == theirs["offset_mapping"]
+
+
+@pytest.mark.parametrize("lowercase", [True, False])
+def test_every_printable_character_is_read_as_transformers_read_it(lowercase: bool) -> None:
+    letters = [chr(code) for code in range(32, 127)]
+    vocab = list(dict.fromkeys([*SPECIAL_TOKENS, *letters, *(f"##{letter}" for letter in letters)]))
+    ours, theirs = (
+        Tokenizer.from_vocab(vocab, lowercase=lowercase),
+        transformers_bert(vocab, do_lower_case=lowercase),
+    )
+    for text in (f"A{first}b{second}C {first} {second}" for first in letters for second in letters):
+        encoding, expected = ours.encode(text), theirs(text, return_offsets_mapping=True)
+        assert encoding.input_ids == expected["input_ids"], text
+        assert encoding.spans == expected["offset_mapping"], text
+
+
+@pytest.mark.parametrize("truncation", ["head", "head_tail"])
+@pytest.mark.parametrize("text", TEXTS)
+def test_without_spans_all_else_is_the_same(words: Tokenizer, text: str, truncation: str) -> None:
+    for pair in (None, TEXTS[0]):
+        given: dict[str, Any] = {"max_length": 12, "truncate": True, "truncation": truncation}
+        whole = words.encode(text, pair, **given)
+        assert words.encode(text, pair, spans=False, **given) == replace(whole, spans=[])
+
+
+def test_a_token_that_users_added_is_found_in_a_plain_text(tmp_path: Path) -> None:
+    Tokenizer.from_vocab(VOCAB).save(tmp_path)
+    rust = tokenizers.Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
+    rust.add_tokens([AddedToken("Great-Wall", normalized=False)])
+    rust.save(str(tmp_path / "tokenizer.json"))
+    loaded = Tokenizer.load(tmp_path)
+    assert loaded.encode("the Great-Wall").input_ids[2:-1] == [rust.token_to_id("Great-Wall")]
+    assert len(loaded.encode("the great-wall")) == 6  # the, great, -, wall
 
 
 def test_a_pair_is_that_of_transformers(words: Tokenizer) -> None:
