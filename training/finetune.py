@@ -126,7 +126,7 @@ def _train(material: Material, start: Start, seed: int, folder: Path) -> SeedRes
         return None
     if group.first:
         best.restore(model)
-        calibrate(model, joined(material.dev, "dev"))
+        calibrate(model, material.dev)
         write_directory(folder / "model", model.cpu(), material.tokenizer, torch.float32)
     group.wait()
     if best.step < 0:
@@ -224,31 +224,36 @@ def read_all(recipe: Recipe, start: Checkpoint) -> tuple[list[LabelledTexts], li
     return [train for train, _ in parts] + more, [dev for _, dev in parts if len(dev)]
 
 
-def calibrate(model: BertForSequenceClassification, dev: LabelledTexts) -> None:
-    """Divide the logits by the temperature with the lowest loss on dev (Guo et al. 2017, section 4.2).
+def calibrate(model: BertForSequenceClassification, dev: Sequence[LabelledTexts]) -> None:
+    """Divide the logits by the temperature with the lowest loss on dev (Guo et al. 2017, section 4.2), in which
+    every source weighs the same, however many texts it has.
 
     It goes into the last layer's weights: whatever loads them has calibrated scores. With too few wrong answers
     on dev, or too few right ones, nothing is changed.
     """
-    if not len(dev):
+    if not dev:
         return
-    logits, labels = predict_classification(model, dev.batches())
-    right = int((logits.argmax(1) == labels).sum())
-    if min(right, len(dev) - right) < CALIBRATION_ANSWERS:
-        logger.warning(
-            "not calibrated: %d of %d answers on dev are right, too few or too many", right, len(dev)
-        )
+    answers = [predict_classification(model, part.batches()) for part in dev]
+    right = sum(int((logits.argmax(1) == labels).sum()) for logits, labels in answers)
+    texts = sum(map(len, dev))
+    if min(right, texts - right) < CALIBRATION_ANSWERS:
+        logger.warning("not calibrated: %d of %d answers on dev are right, too few or too many", right, texts)
         return
     candidates = torch.logspace(-1, 1, 401, base=5.0).tolist()  # 0.2 to 5
-    losses = [F.cross_entropy(logits / temperature, labels).item() for temperature in candidates]
+    losses = [
+        np.mean([F.cross_entropy(logits / temperature, labels).item() for logits, labels in answers])
+        for temperature in candidates
+    ]
     temperature = candidates[int(np.argmin(losses))]
     with torch.no_grad():
         model.classifier.weight.div_(temperature)
         model.classifier.bias.div_(temperature)
-    before, after = (classification_report(z, labels) for z in (logits, logits / temperature))
-    logger.info(
-        "temperature %.3f: calibration error on dev %.4f before, %.4f after",
-        temperature,
-        before.expected_calibration_error,
-        after.expected_calibration_error,
-    )
+    for part, (logits, labels) in zip(dev, answers, strict=True):
+        before, after = (classification_report(z, labels) for z in (logits, logits / temperature))
+        logger.info(
+            "temperature %.3f: calibration error on %s's dev %.4f before, %.4f after",
+            temperature,
+            part.name,
+            before.expected_calibration_error,
+            after.expected_calibration_error,
+        )

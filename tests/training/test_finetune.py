@@ -16,6 +16,7 @@ from model import BertForPreTraining, BertForSequenceClassification, Tokenizer, 
 from tests.conftest import MakeCheckpoint
 from tests.training.commands import finish, start, until
 from tests.training.conftest import MakeRecipe
+from training.classification import joined
 from training.classification_task import ClassificationTask, classifier_from
 from training.config import FinetuneConfig, Recipe
 from training.errors import RunError
@@ -247,7 +248,7 @@ def test_too_few_wrong_or_right_answers_do_not_calibrate(
     for number, text in enumerate(dev.longest_first):
         dev.targets[text] = np.eye(2, dtype=np.float32)[int(answers[number]) ^ (number < wrong)]
     before = loaded.model.classifier.weight.detach().clone()
-    calibrate(loaded.model, dev)
+    calibrate(loaded.model, [dev])
     assert torch.equal(loaded.model.classifier.weight, before)
     assert f"not calibrated: {len(dev) - wrong} of {len(dev)} answers on dev are right" in caplog.text
 
@@ -259,8 +260,24 @@ def test_calibration_lowers_the_loss_on_dev_and_changes_no_answer(finished: Reci
     _, (dev,) = read_all(finished, loaded)
     weight = loaded.model.classifier.weight.detach().clone()
     before, labels = predict_classification(loaded.model, dev.batches())
-    calibrate(loaded.model, dev)
+    calibrate(loaded.model, [dev])
     after, _ = predict_classification(loaded.model, dev.batches())
     assert F.cross_entropy(after, labels) < F.cross_entropy(before, labels)
     assert torch.equal(after.argmax(1), before.argmax(1))
     assert weight.norm() > 1.5 * loaded.model.classifier.weight.norm()
+
+
+def test_a_source_with_many_texts_does_not_decide_how_sure_the_others_are(finished: Recipe) -> None:
+    _, (dev,) = read_all(finished, load_checkpoint(finished.folder / "sentiment"))
+    few, many = dev.sample(len(dev) // 3), joined([dev] * 3, "many")
+    temperatures = []
+    for parts in ([few, dev], [few, many], [joined([few, many], "all")]):
+        loaded = load_checkpoint(finished.folder / "sentiment")
+        assert isinstance(loaded.model, BertForSequenceClassification)
+        before = (loaded.model.classifier.weight.data * 500).norm()
+        loaded.model.classifier.weight.data *= 500
+        calibrate(loaded.model, parts)
+        temperatures.append(float(before / loaded.model.classifier.weight.detach().norm()))
+    each, again, pooled = temperatures
+    assert each == pytest.approx(again)
+    assert each != pytest.approx(pooled)
