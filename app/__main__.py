@@ -29,6 +29,8 @@ def serve() -> None:
     # for some ten microseconds first takes a third off a single request. Read when torch is imported.
     if "OMP_WAIT_POLICY" not in os.environ:
         os.environ.setdefault("GOMP_SPINCOUNT", "10000")
+    # The tokenizer would start a thread for each core, to share out a batch of texts: it gets one at a time.
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     if settings.workers > 1:
         from app.workers import Workers
 

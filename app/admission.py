@@ -11,6 +11,7 @@ import time
 from starlette.requests import Request
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from app import traces
 from app.access import check_key
 from app.engine import Engine
 from app.errors import (
@@ -39,34 +40,41 @@ def task_of(scope: Scope) -> str | None:
 
 
 class Admission:
-    """Lets a request to a task pass, with its `deadline` in the scope (`time.monotonic()`), or refuses it."""
+    """Admits or refuses what is for a task."""
 
-    def __init__(self, app: ASGIApp, engine: Engine, settings: Settings) -> None:
+    def __init__(self, app: ASGIApp) -> None:
         self.app = app
-        self.engine = engine
-        self.settings = settings
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if task_of(scope) is not None:
             try:
-                scope["deadline"] = self._admit(Request(scope))
+                admit(Request(scope))
             except ServiceError as error:
+                traces.note_route(scope["path"])
                 await problem_response(error, scope["request_id"])(scope, receive, send)
                 return
         await self.app(scope, receive, send)
 
-    def _admit(self, request: Request) -> float:
-        """The deadline.
 
-        Raises:
-            ServiceError: as the other functions here, and those of `Engine` that are called.
-        """
-        check_key(request)
-        self.engine.check_open()
-        deadline = time.monotonic() + _seconds(request, self.settings.request_timeout_ms / 1000)
-        _check_media_type(request)
-        self.engine.check_backlog(_declared_bytes(request, self.settings.max_body_bytes), deadline)
-        return deadline
+def admit(request: Request) -> None:
+    """Note the `deadline` in the request's scope (`time.monotonic()`).
+
+    Raises:
+        UnauthorizedError: no key came, or a wrong one.
+        UnavailableError: the service is loading, draining or broken.
+        InvalidRequestError: its timeout is none.
+        UnsupportedMediaTypeError: it says that it is no JSON, or compressed.
+        TooLargeError: it says that its body is.
+        QueueFullError: too much is waiting.
+    """
+    check_key(request)
+    engine: Engine = request.app.state.engine
+    settings: Settings = request.app.state.settings
+    engine.check_open()
+    deadline = time.monotonic() + _seconds(request, settings.request_timeout_ms / 1000)
+    _check_media_type(request)
+    engine.check_backlog(_declared_bytes(request, settings.max_body_bytes), deadline)
+    request.scope["deadline"] = deadline
 
 
 def _seconds(request: Request, limit: float) -> float:

@@ -17,6 +17,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails, from_json
 from starlette.types import Receive
 
+from app.admission import admit
 from app.engine import Engine
 from app.errors import (
     CallerGoneError,
@@ -65,7 +66,7 @@ class TaskRequest(Request):
 
 
 class JSONRoute(APIRoute):
-    """Read, parse, answer while somebody listens. `Admission` has seen the request's head."""
+    """Admit, read, parse, answer while somebody listens."""
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         """See `APIRoute`."""
@@ -76,6 +77,10 @@ class JSONRoute(APIRoute):
 
         async def handle(request: Request) -> Response:
             task_request = TaskRequest(request.scope, request.receive)
+            if (
+                "deadline" not in request.scope
+            ):  # a path that routes know and `Admission` does not: a mounted app's
+                admit(task_request)
             body = parse(schema, await _read(task_request))
             return await while_connected(request.receive, endpoint(body, task_request))
 

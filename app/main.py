@@ -68,7 +68,7 @@ def create_app(settings: Settings, backend: Backend | None = None) -> FastAPI:
         app.router.routes.extend(pages.router.routes)
         openapi.install(app, settings)
     problems.install(app)
-    app.add_middleware(Admission, engine=engine, settings=settings)  # inside CORS: browsers read refusals too
+    app.add_middleware(Admission)  # inside CORS: browsers read refusals too
     if settings.cors_origins:
         app.add_middleware(
             CORSMiddleware,

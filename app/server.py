@@ -24,8 +24,8 @@ from app.settings import Settings
 from app.workers import DIED, FAILED
 
 _GARBAGE = 10_000
-"""Objects made, after which Python looks for garbage. After its own 700 that took a twentieth of the time in an
-overload: thousands of texts wait then, which it looks through again and again."""
+"""Objects made, after which Python looks for garbage. After 700, as in CPython 3.11, that took a twentieth of
+the time in an overload: thousands of texts wait then, and all are looked through again and again."""
 _BROKEN_SECONDS = 5.0
 """For callers to be told. Docker restarts no container that is unhealthy, only one that ended."""
 
@@ -65,7 +65,7 @@ class DrainingServer(uvicorn.Server):
 
     async def _settle(self) -> None:
         """Once the models are loaded, take the objects that stay out of full garbage collections: each
-        looked through all of them, and all requests waited 0.2 s."""
+        looked through all of them, and all requests waited 0.2 s. And collect the others less often."""
         await self.engine.settled.wait()
         gc.collect()
         gc.freeze()

@@ -27,6 +27,14 @@ def note_request(request_id: str) -> None:
         span.set_attribute("bert.request_id", request_id)
 
 
+def note_route(path: str) -> None:
+    """Name the span of a request that is answered before FastAPI has found its route."""
+    span = trace.get_current_span()
+    if span.is_recording():
+        span.update_name(f"POST {path}")
+        span.set_attribute("http.route", path)
+
+
 def note_stages(*stages: tuple[str, float]) -> None:
     """(name, seconds) of what was done for this request, one after the other until now: a child span each."""
     if not trace.get_current_span().is_recording():

@@ -220,7 +220,7 @@ class Tokenizer:
         try:
             if not spans:
                 return rust.encode_batch_fast([text], add_special_tokens=False)[0]
-            # `encode` holds the interpreter's lock, `encode_batch` does not; it costs more for a short text.
+            # `encode` holds the interpreter's lock, both others let go of it; for a short text it costs less.
             if len(text) > _LONG_TEXT:
                 return rust.encode_batch([text], add_special_tokens=False)[0]
             return rust.encode(text, add_special_tokens=False)

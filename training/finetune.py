@@ -41,6 +41,8 @@ logger = logging.getLogger(__name__)
 
 CALIBRATION_ANSWERS = 5
 """So many of dev's must be right, and so many wrong: with none wrong, the lowest temperature is always best."""
+CALIBRATION_TEXTS = 1000
+"""A source with more of them in dev has no more say: what fits the largest alone need not fit the others."""
 
 
 def finetune(recipe: Recipe) -> bool:
@@ -226,7 +228,7 @@ def read_all(recipe: Recipe, start: Checkpoint) -> tuple[list[LabelledTexts], li
 
 def calibrate(model: BertForSequenceClassification, dev: Sequence[LabelledTexts]) -> None:
     """Divide the logits by the temperature with the lowest loss on dev (Guo et al. 2017, section 4.2), in which
-    every source weighs the same, however many texts it has.
+    no source weighs more than `CALIBRATION_TEXTS`.
 
     It goes into the last layer's weights: whatever loads them has calibrated scores. With too few wrong answers
     on dev, or too few right ones, nothing is changed.
@@ -240,8 +242,9 @@ def calibrate(model: BertForSequenceClassification, dev: Sequence[LabelledTexts]
         logger.warning("not calibrated: %d of %d answers on dev are right, too few or too many", right, texts)
         return
     candidates = torch.logspace(-1, 1, 401, base=5.0).tolist()  # 0.2 to 5
+    says = [min(len(part), CALIBRATION_TEXTS) for part in dev]
     losses = [
-        np.mean([F.cross_entropy(logits / temperature, labels).item() for logits, labels in answers])
+        np.average([F.cross_entropy(z / temperature, labels).item() for z, labels in answers], weights=says)
         for temperature in candidates
     ]
     temperature = candidates[int(np.argmin(losses))]

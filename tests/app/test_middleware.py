@@ -8,6 +8,9 @@ from typing import Any
 
 import pytest
 
+from app.admission import TASKS
+from app.json_route import JSONRoute
+
 
 @pytest.mark.parametrize("path", ["/health/live", "/nowhere", "/fill-mask", "/docs"])
 async def test_every_response_has_a_request_id(serve: Any, path: str) -> None:
@@ -122,6 +125,22 @@ async def test_cors_is_closed_unless_opened(serve: Any) -> None:
     assert "access-control-allow-origin" not in closed.headers
     assert opened.headers["access-control-allow-origin"] == "https://example.org"
     assert "access-control-allow-origin" not in other.headers
+
+
+async def test_a_path_that_only_routes_take_for_a_task_asks_for_the_key_too(serve: Any) -> None:
+    async with serve(api_keys="0123456789abcdef") as service:
+        given = {"Authorization": "Bearer 0123456789abcdef"}
+        asked = [("/sentiment%0A", {}), ("/sentiment%0A", given), ("/sent%69ment", {}), ("/sent%69ment", given)]
+        answers = [
+            await service.client.post(path, json={"inputs": "good"}, headers=headers) for path, headers in asked
+        ]
+    assert [answer.status_code for answer in answers] == [401, 200, 401, 200]
+
+
+async def test_every_task_is_admitted_before_it_is_routed(serve: Any) -> None:
+    async with serve() as service:
+        paths = {route.path for route in service.app.routes if isinstance(route, JSONRoute)}
+    assert paths == set(TASKS)
 
 
 async def test_a_page_elsewhere_may_read_why_it_was_refused(serve: Any) -> None:

@@ -80,18 +80,21 @@ def test_requests_become_spans_with_their_stages(collector: Collector, checkpoin
         with httpx.Client(base_url=process.url, timeout=PATIENCE) as client:
             client.post("/sentiment", json={"inputs": "a secret"}, headers=sent).raise_for_status()
             assert client.post("/hf/fill-mask", json={"inputs": "none"}).status_code == 422
+            assert client.post("/fill-mask", content=b"x", headers={"Content-Type": "text/plain"}).is_error
         process.process.send_signal(signal.SIGTERM)
         code, output = process.end()
     assert code == 0, output
     assert {path for path, _ in collector.received} == {"/v1/traces"}
     spans = collector.spans()
     requests = {span.name: span for span in spans if span.kind == Span.SPAN_KIND_SERVER}
-    assert set(requests) == {"POST /sentiment", "POST /hf/fill-mask"}  # no health check
+    assert set(requests) == {"POST /sentiment", "POST /hf/fill-mask", "POST /fill-mask"}  # no health check
     answered, refused = requests["POST /sentiment"], requests["POST /hf/fill-mask"]
     assert (answered.trace_id.hex(), answered.parent_span_id.hex()) == (TRACE_ID, CALLER)
     assert attributes(answered)["bert.request_id"] == "order-1"
     assert attributes(answered)["http.response.status_code"] == 200
     assert attributes(refused)["http.response.status_code"] == 422
+    early = attributes(requests["POST /fill-mask"])  # before it was routed
+    assert (early["http.response.status_code"], early["http.route"]) == (415, "/fill-mask")
     assert refused.trace_id != answered.trace_id
     children = sorted(
         (span for span in spans if span.parent_span_id == answered.span_id),

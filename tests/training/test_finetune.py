@@ -267,9 +267,12 @@ def test_calibration_lowers_the_loss_on_dev_and_changes_no_answer(finished: Reci
     assert weight.norm() > 1.5 * loaded.model.classifier.weight.norm()
 
 
-def test_a_source_with_many_texts_does_not_decide_how_sure_the_others_are(finished: Recipe) -> None:
+def test_a_source_with_many_texts_does_not_decide_how_sure_the_others_are(
+    finished: Recipe, monkeypatch: pytest.MonkeyPatch
+) -> None:
     _, (dev,) = read_all(finished, load_checkpoint(finished.folder / "sentiment"))
     few, many = dev.sample(len(dev) // 3), joined([dev] * 3, "many")
+    monkeypatch.setattr("training.finetune.CALIBRATION_TEXTS", len(few))
     temperatures = []
     for parts in ([few, dev], [few, many], [joined([few, many], "all")]):
         loaded = load_checkpoint(finished.folder / "sentiment")
