@@ -77,9 +77,8 @@ class JSONRoute(APIRoute):
 
         async def handle(request: Request) -> Response:
             task_request = TaskRequest(request.scope, request.receive)
-            if (
-                "deadline" not in request.scope
-            ):  # a path that routes know and `Admission` does not: a mounted app's
+            # `Admission` did not know the path: this app is mounted in another.
+            if "deadline" not in request.scope:
                 admit(task_request)
             body = parse(schema, await _read(task_request))
             return await while_connected(request.receive, endpoint(body, task_request))
