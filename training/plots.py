@@ -23,7 +23,7 @@ def plot_losses(log: Iterable[Mapping[str, Any]], file: Path, unigram_entropy: f
         return False
     if unigram_entropy is not None:
         axes.axhline(unigram_entropy, color="grey", linestyle=":", label="unigram entropy")
-    axes.legend()
+    figure.legend(loc="outside upper left", ncols=2, frameon=False)  # over a curve it would hide it
     figure.savefig(file)
     return True
 
