@@ -1,17 +1,17 @@
-"""What the head of a request to a task tells, before it is routed.
+"""What the head of a request to a task tells, before its body is read.
 
-In an overload nearly everybody is refused, and what that costs is missing where others are answered: routes and
-exception handlers would take a fifth to a half more.
+In an overload nearly everybody is refused, and what that costs is missing where others are answered. So whom
+`refusal` turns away never becomes a request of the app; `json_route` asks `admit` for the others, whose
+refusals the app must see: those of a browser, and those that are traced.
 """
 
 from __future__ import annotations
 
 import time
 
-from starlette.requests import Request
-from starlette.types import ASGIApp, Receive, Scope, Send
+from fastapi import FastAPI, Request, Response
+from starlette.types import Scope
 
-from app import traces
 from app.access import check_key
 from app.engine import Engine
 from app.errors import (
@@ -22,6 +22,7 @@ from app.errors import (
     UnsupportedMediaTypeError,
 )
 from app.problems import problem_response
+from app.request_ids import request_id_of
 from app.settings import Settings
 
 TASKS = {
@@ -32,6 +33,7 @@ TASKS = {
     "/hf/text-classification": "sentiment",
 }
 """What is admitted, by path."""
+_TASKS_BY_TARGET = {path.encode(): task for path, task in TASKS.items()}
 
 
 def task_of(scope: Scope) -> str | None:
@@ -39,21 +41,23 @@ def task_of(scope: Scope) -> str | None:
     return TASKS.get(scope["path"]) if scope["type"] == "http" and scope["method"] == "POST" else None
 
 
-class Admission:
-    """Admits or refuses what is for a task."""
-
-    def __init__(self, app: ASGIApp) -> None:
-        self.app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if task_of(scope) is not None:
-            try:
-                admit(Request(scope))
-            except ServiceError as error:
-                traces.note_route(scope["path"])
-                await problem_response(error, scope["request_id"])(scope, receive, send)
-                return
-        await self.app(scope, receive, send)
+def refusal(app: FastAPI, target: bytes, scope: Scope) -> Response | None:
+    """The answer to `POST target` if it has no chance, from the head alone. What is None goes its usual way,
+    perhaps to be refused there."""
+    task = _TASKS_BY_TARGET.get(target)
+    state = app.state
+    if task is None or state.engine.status != "ready" or (state.settings.cors_origins and _is_cross(scope)):
+        return None
+    scope["app"] = app
+    try:
+        admit(Request(scope))
+    except ServiceError as error:
+        request_id = request_id_of(scope["headers"])
+        response = problem_response(error, request_id)
+        response.headers["X-Request-ID"] = request_id
+        state.metrics.request(task, response.status_code)
+        return response
+    return None
 
 
 def admit(request: Request) -> None:
@@ -75,6 +79,11 @@ def admit(request: Request) -> None:
     _check_media_type(request)
     engine.check_backlog(_declared_bytes(request, settings.max_body_bytes), deadline)
     request.scope["deadline"] = deadline
+
+
+def _is_cross(scope: Scope) -> bool:
+    """Whether a browser asks for another site's page."""
+    return any(name == b"origin" for name, _ in scope["headers"])
 
 
 def _seconds(request: Request, limit: float) -> float:

@@ -266,8 +266,9 @@ class DynamicBatcher(Generic[Item, Answer]):
             self._observer.queue(self.queued_requests, self.queued_tokens)
         return job.results
 
-    def check_room(self, tokens: int, deadline: float) -> None:
-        """Raise what `answer` would raise for a job of so many tokens, as far as that can be known now."""
+    def check_room(self, tokens: int, deadline: float, *, spare: float = 0.0) -> None:
+        """Raise what `answer` would raise for a job of so many tokens, as far as that can be known now; where
+        others wait, also if it does not leave this share of the room."""
         if self.error is not None or self._closing or not self._threads:
             raise UnavailableError("broken" if self.error is not None else "stopped")
         if tokens > self.max_queue_tokens:
@@ -275,10 +276,11 @@ class DynamicBatcher(Generic[Item, Answer]):
                 f"the request has {tokens} tokens, the queue holds {self.max_queue_tokens}; send fewer inputs"
             )
         waiting = self.queued_tokens + self.reserved_tokens
+        full = waiting and waiting + tokens > self.max_queue_tokens * (1 - spare)
         # Requests take turns, so one that is half done holds up a new one with all of its tokens.
         ahead = self._unsettled_tokens + self.reserved_tokens
-        late = ahead and ahead + tokens > self.timely_tokens(deadline)
-        if late or waiting + tokens > self.max_queue_tokens:
+        late = ahead and ahead + tokens > self.timely_tokens(deadline) * (1 - spare)
+        if full or late:
             self._observer.refused()
             raise QueueFullError(self._retry_after())
 

@@ -41,6 +41,9 @@ _INLINE_CHARACTERS = 4096
 _CHARACTERS_PER_TOKEN = 4
 # Of a body, on the other safe side; and a text that will be cut counts no more than that.
 _BYTES_PER_TOKEN, _SURE_TOKENS = 6, 512
+# Of the queue's room, kept for what has been let in and is not tokenized yet: the estimates above are low, and
+# nobody shall be refused only after having been read and parsed.
+_SPARE = 0.1
 # A text of 510 masks with 100 predictions each would be repeated 51,000 times.
 _MAX_ANSWER_CHARACTERS = 32 * 1024 * 1024
 # Of a prediction, beside the text that it repeats.
@@ -165,13 +168,13 @@ class Engine:
             raise UnavailableError(self.status)
 
     def check_backlog(self, body_bytes: int, deadline: float) -> None:
-        """Whether a request of so many bytes has a chance, before they are read and parsed. In doubt it has.
+        """Whether a request of so many bytes has a chance, before they are read and parsed.
 
         Raises:
             QueueFullError: too much is waiting.
         """
         tokens = min(body_bytes // _BYTES_PER_TOKEN, _SURE_TOKENS, self._settings.max_queue_tokens)
-        self.batcher.check_room(tokens, deadline)
+        self.batcher.check_room(tokens, deadline, spare=_SPARE)
 
     def start(self) -> None:
         """Load the models in an inference thread; `settled` is set when that has succeeded or failed."""

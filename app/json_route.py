@@ -77,8 +77,7 @@ class JSONRoute(APIRoute):
 
         async def handle(request: Request) -> Response:
             task_request = TaskRequest(request.scope, request.receive)
-            # `Admission` did not know the path: this app is mounted in another.
-            if "deadline" not in request.scope:
+            if "deadline" not in request.scope:  # the protocol has not asked, or is not ours
                 admit(task_request)
             body = parse(schema, await _read(task_request))
             return await while_connected(request.receive, endpoint(body, task_request))

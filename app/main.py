@@ -13,7 +13,6 @@ from fastapi.middleware.cors import CORSMiddleware
 
 from app import openapi, problems, traces
 from app.__main__ import serve
-from app.admission import Admission
 from app.cpu import available_cpus
 from app.engine import Engine
 from app.logs import log_config
@@ -68,7 +67,6 @@ def create_app(settings: Settings, backend: Backend | None = None) -> FastAPI:
         app.router.routes.extend(pages.router.routes)
         openapi.install(app, settings)
     problems.install(app)
-    app.add_middleware(Admission)  # inside CORS: browsers read refusals too
     if settings.cors_origins:
         app.add_middleware(
             CORSMiddleware,

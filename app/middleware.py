@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
 import logging
-import re
-import secrets
 
 from starlette.datastructures import MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -17,10 +14,9 @@ from app.engine import Engine
 from app.errors import UnavailableError
 from app.metrics import Metrics
 from app.problems import problem_response
+from app.request_ids import request_id_of
 
 logger = logging.getLogger(__name__)
-
-_SANE_ID = re.compile(rb"[A-Za-z0-9._:/+=-]{1,128}")
 
 
 class Envelope:
@@ -30,15 +26,13 @@ class Envelope:
         self.app = app
         self.engine = engine
         self.metrics = metrics
-        self._prefix = secrets.token_hex(8)  # of this process; asking the system per request costs 30 us
-        self._numbers = itertools.count()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
         scope = _as_get(scope)
-        request_id = scope["request_id"] = _sane_id(scope) or f"{self._prefix}{next(self._numbers):016x}"
+        request_id = scope["request_id"] = request_id_of(scope["headers"])
         traces.note_request(request_id)
         task = task_of(scope)
         started = False
@@ -72,11 +66,3 @@ class Envelope:
 def _as_get(scope: Scope) -> Scope:
     """HEAD is GET whose body the server leaves out."""
     return dict(scope, method="GET") if scope["method"] == "HEAD" else scope
-
-
-def _sane_id(scope: Scope) -> str | None:
-    """The caller's own request id if it is harmless in headers and logs."""
-    for name, value in scope["headers"]:
-        if name == b"x-request-id" and _SANE_ID.fullmatch(value):
-            return str(value, "ascii")
-    return None

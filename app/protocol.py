@@ -6,12 +6,16 @@ from __future__ import annotations
 import asyncio
 import re
 import secrets
+from types import SimpleNamespace
 from typing import Any
 
 import uvicorn
+from fastapi import FastAPI, Response
 from starlette.exceptions import HTTPException
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
+from app import traces
+from app.admission import refusal
 from app.problems import problem_response
 
 MAX_HEAD_BYTES = 64 * 1024
@@ -24,6 +28,9 @@ _UPGRADE = re.compile(rb"\r\nupgrade(?=:)", re.IGNORECASE)
 _UNFINISHED = re.compile(rb"\r(\n(\r|u(p(g(r(a(de?)?)?)?)?)?)?)?\Z", re.IGNORECASE)
 """What may be the beginning of an upgrade, or of the end of the head."""
 
+_ANSWERED: Any = SimpleNamespace(response_started=True, response_complete=True, message_event=asyncio.Event())
+"""In place of uvicorn's cycle, for a request that was answered without the app."""
+
 
 class BoundedProtocol(HttpToolsProtocol):
     """Closes the connection if a request's head is too large, or is not there within the request timeout; and
@@ -35,7 +42,9 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def __init__(self, config: uvicorn.Config, *args: Any, **kwargs: Any) -> None:
         super().__init__(config, *args, **kwargs)
-        timeout_ms: int = config.app.state.settings.request_timeout_ms  # type: ignore[union-attr]
+        self._app: FastAPI = config.app  # type: ignore[assignment]
+        self._app_may_be_passed_over = not config.access_log and not traces.enabled()
+        timeout_ms: int = self._app.state.settings.request_timeout_ms
         self._seconds = max(timeout_ms / 1000, LEAST_SECONDS)
         self._timer: asyncio.TimerHandle | None = None
         self._reading: asyncio.TimerHandle | None = None
@@ -104,7 +113,13 @@ class BoundedProtocol(HttpToolsProtocol):
         """The head is there."""
         self._in_head = False
         self._disarm()
-        super().on_headers_complete()
+        response = refusal(self._app, self.url, self.scope) if self._may_refuse() else None  # type: ignore[arg-type]
+        if response is None:
+            super().on_headers_complete()
+            return
+        self.cycle = _ANSWERED
+        self._write(response)
+        self.on_response_complete()
 
     def on_message_complete(self) -> None:
         """The body is there."""
@@ -139,9 +154,24 @@ class BoundedProtocol(HttpToolsProtocol):
             response = problem_response(HTTPException(status), request_id)
             response.headers["X-Request-ID"] = request_id
             response.headers["Connection"] = "close"
-            head = b"".join(b"%s: %s\r\n" % header for header in response.raw_headers)
-            self.transport.write(STATUS_LINE[status] + head + b"\r\n" + bytes(response.body))
+            self._write(response)
         self.transport.close()
+
+    def _write(self, response: Response) -> None:
+        headers = (*self.server_state.default_headers, *response.raw_headers)
+        head = b"".join(b"%s: %s\r\n" % header for header in headers)
+        self.transport.write(STATUS_LINE[response.status_code] + head + b"\r\n" + bytes(response.body))
+
+    def _may_refuse(self) -> bool:
+        """Whether an answer can be written here and now, and nobody else has to see it."""
+        return (
+            self._app_may_be_passed_over
+            and self.parser.get_method() == b"POST"
+            and self.parser.get_http_version() == "1.1"
+            and self.parser.should_keep_alive()
+            and (self.cycle is None or self.cycle.response_complete)
+            and not self.flow.write_paused
+        )
 
     def _rests(self) -> bool:
         """Whether all that was asked is answered, and nothing more is coming."""

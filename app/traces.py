@@ -20,19 +20,16 @@ CONFIG = TelemetryConfig(
 )
 
 
+def enabled() -> bool:
+    """Whether there are spans at all; once the app has started."""
+    return not isinstance(trace.get_tracer_provider(), trace.ProxyTracerProvider)
+
+
 def note_request(request_id: str) -> None:
     """Let the span of this request be found by its id."""
     span = trace.get_current_span()
     if span.is_recording():
         span.set_attribute("bert.request_id", request_id)
-
-
-def note_route(path: str) -> None:
-    """Name the span of a request that is answered before FastAPI has found its route."""
-    span = trace.get_current_span()
-    if span.is_recording():
-        span.update_name(f"POST {path}")
-        span.set_attribute("http.route", path)
 
 
 def note_stages(*stages: tuple[str, float]) -> None:

@@ -20,6 +20,7 @@ from fastapi import FastAPI
 from app.batcher import BackendDiedError
 from app.engine import Engine
 from app.main import create_app
+from app.protocol import BoundedProtocol
 from app.queries import Answer, Backend, Query, ServedModel, Task
 from app.settings import Settings
 from model import BertConfig, Tokenizer
@@ -171,7 +172,9 @@ def serve(backend: FakeBackend) -> Serve:
 def url(backend: FakeBackend, request: pytest.FixtureRequest) -> Iterator[str]:
     """The fake backend on a real port; its settings are the fixture's indirect parameter."""
     settings = Settings.model_validate(getattr(request, "param", {}))
-    config = uvicorn.Config(create_app(settings, backend), log_config=None, timeout_graceful_shutdown=1)
+    app = create_app(settings, backend)
+    quiet = {"access_log": False, "log_config": None}
+    config = uvicorn.Config(app, http=BoundedProtocol, timeout_graceful_shutdown=1, **quiet)
     server = uvicorn.Server(config)
     with socket.create_server(("127.0.0.1", 0)) as listening:
         address = f"http://127.0.0.1:{listening.getsockname()[1]}"

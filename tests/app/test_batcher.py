@@ -391,6 +391,29 @@ async def test_full_queue_refuses_whole_requests_and_says_when_to_return(compute
         assert await asyncio.gather(first, second, third) == [[0], [2, 4, 6], [14, 16]]
 
 
+async def test_room_can_be_spared_where_others_wait(computer: Computer) -> None:
+    deadline = time.monotonic() + PATIENCE
+    computer.gate.clear()
+    async with running(computer, queue=100, wait_share=0.5) as batcher:
+        batcher.check_room(100, deadline, spare=0.1)  # nobody waits
+        first = await start(batcher, job(0))
+        await computer.has_entered()
+        batcher.check_room(100, deadline, spare=0.1)  # one is computed
+        second = await start(batcher, job(1, 2, 3))
+        batcher.check_room(70, deadline)
+        batcher.check_room(60, deadline, spare=0.1)
+        with pytest.raises(QueueFullError):
+            batcher.check_room(61, deadline, spare=0.1)
+        batcher.tokens_per_second = 1.0
+        batcher.tokens_per_second = 100 / batcher.timely_tokens(deadline)  # 40 of 100 are ahead
+        batcher.check_room(55, deadline)
+        batcher.check_room(48, deadline, spare=0.1)
+        with pytest.raises(QueueFullError):
+            batcher.check_room(55, deadline, spare=0.1)
+        computer.gate.set()
+        await asyncio.gather(first, second)
+
+
 @pytest.mark.parametrize(("speed", "expected"), [(0.0, 1), (10.0, 4), (1e6, 1), (1e-3, 60)])
 async def test_retry_after_follows_the_measured_speed(computer: Computer, speed: float, expected: int) -> None:
     computer.gate.clear()

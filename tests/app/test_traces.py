@@ -93,7 +93,7 @@ def test_requests_become_spans_with_their_stages(collector: Collector, checkpoin
     assert attributes(answered)["bert.request_id"] == "order-1"
     assert attributes(answered)["http.response.status_code"] == 200
     assert attributes(refused)["http.response.status_code"] == 422
-    early = attributes(requests["POST /fill-mask"])  # before it was routed
+    early = attributes(requests["POST /fill-mask"])  # by its head
     assert (early["http.response.status_code"], early["http.route"]) == (415, "/fill-mask")
     assert refused.trace_id != answered.trace_id
     children = sorted(
