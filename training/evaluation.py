@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -67,6 +68,11 @@ class Bin:
     confidence: float
     accuracy: float
 
+    @property
+    def chance(self) -> float:
+        """Standard deviation of the accuracy if the confidence is honest."""
+        return math.sqrt(max(self.confidence * (1 - self.confidence), 0.0) / self.count) if self.count else 0.0
+
 
 @dataclass(frozen=True, slots=True)
 class ClassificationReport:
@@ -79,6 +85,8 @@ class ClassificationReport:
     loss: float
     expected_calibration_error: float
     """Guo et al. 2017, 15 bins of equal width over the confidence"""
+    calibration_error_by_chance: float
+    """The same for a model that is as sure and perfectly honest, on so few texts"""
     confusion: list[list[int]]
     """Rows: true label; columns: answer"""
     reliability: list[Bin]
@@ -210,6 +218,7 @@ def classification_report(logits: Tensor, labels: Tensor) -> ClassificationRepor
         majority_accuracy=counts.max().item() / len(labels),
         loss=F.cross_entropy(logits, labels).item(),
         expected_calibration_error=expected_calibration_error(bins),
+        calibration_error_by_chance=calibration_error_by_chance(bins),
         confusion=confusion.tolist(),
         reliability=bins,
     )
@@ -228,6 +237,13 @@ def expected_calibration_error(bins: Sequence[Bin]) -> float:
     """Mean gap between confidence and accuracy over all answers (Guo et al. 2017, section 2)."""
     total = sum(b.count for b in bins)
     return sum(b.count * abs(b.confidence - b.accuracy) for b in bins) / total
+
+
+def calibration_error_by_chance(bins: Sequence[Bin]) -> float:
+    """What `expected_calibration_error` would be on average if every confidence were honest (the consistency of
+    Bröcker & Smith 2007, section 3, with a normal distribution in place of their resampling)."""
+    total = sum(b.count for b in bins)
+    return math.sqrt(2 / math.pi) * sum(b.count * b.chance for b in bins) / total
 
 
 @contextmanager

@@ -132,8 +132,8 @@ def tables(report: Report) -> str:
     if report.classification:
         lines += [
             "| test set | texts | accuracy | majority | TF-IDF + logistic regression | without pretraining "
-            "| calibration error |",
-            "|---|---|---|---|---|---|---|",
+            "| calibration error | by chance |",
+            "|---|---|---|---|---|---|---|---|",
             *(_classification_row(name, report) for name in report.classification),
             "",
         ]
@@ -165,7 +165,7 @@ def _classification_row(name: str, report: Report) -> str:
     r = report.classification[name]
     figures = (
         *(r.accuracy, r.majority_accuracy, report.tf_idf and report.tf_idf.accuracy.get(name)),
-        *(report.from_scratch.get(name), r.expected_calibration_error),
+        *(report.from_scratch.get(name), r.expected_calibration_error, r.calibration_error_by_chance),
     )
     return (
         f"| {name} | {r.examples:,} | " + " | ".join("–" if f is None else f"{f:.4f}" for f in figures) + " |"

@@ -12,6 +12,7 @@ from model import BertForPreTraining, Tokenizer, load_checkpoint
 from tests.training.texts import MemoryText, ribbon_text
 from training.config import ExamplesConfig
 from training.evaluation import (
+    calibration_error_by_chance,
     classification_report,
     evaluate_pretraining,
     evaluating,
@@ -129,3 +130,21 @@ def test_honest_confidence_has_no_calibration_error() -> None:
     assert expected_calibration_error(reliability(confidence, right)) == pytest.approx(0, abs=1e-6)
     sure = reliability(torch.ones(4), torch.tensor([True, True, False, False]))
     assert expected_calibration_error(sure) == 0.5
+
+
+@pytest.mark.parametrize("answers", [100, 3000])
+def test_calibration_error_by_chance_is_what_honest_answers_have(answers: int) -> None:
+    generator = torch.Generator().manual_seed(5)
+    confidence = 0.5 + 0.5 * torch.rand(answers, generator=generator)
+    errors = []
+    for _ in range(200):
+        right = torch.rand(answers, generator=generator) < confidence
+        bins = reliability(confidence, right)
+        errors.append(expected_calibration_error(bins))
+    assert calibration_error_by_chance(bins) == pytest.approx(np.mean(errors), rel=0.06)
+
+
+def test_sure_answers_and_empty_bins_have_no_calibration_error_by_chance() -> None:
+    assert (
+        calibration_error_by_chance(reliability(torch.ones(4), torch.tensor([True, True, False, False]))) == 0
+    )

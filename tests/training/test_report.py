@@ -20,7 +20,7 @@ from training.report import Report, SeedReport, evaluate, tables, to_json
 from training.seeds import SeedResult
 
 LINE = PretrainingReport(10, 100, 3.0, 0.4, 6.0, 0.1, None, None, {})
-CLASSES = ClassificationReport(10, 0.9, 0.5, 0.3, 0.02, [[5, 0], [1, 4]], [])
+CLASSES = ClassificationReport(10, 0.9, 0.5, 0.3, 0.02, 0.01, [[5, 0], [1, 4]], [])
 
 
 def test_a_run_without_models_names_the_remedy(make_recipe: MakeRecipe) -> None:
@@ -112,7 +112,7 @@ def test_tables_have_as_many_columns_everywhere() -> None:
 
 
 def test_calibration_error_is_reported() -> None:
-    assert "| 0.0200 |" in tables(Report({}, {"reviews": CLASSES}, []))
+    assert "| 0.0200 | 0.0100 |" in tables(Report({}, {"reviews": CLASSES}, []))
 
 
 def test_baselines_stand_in_the_row_of_their_test_set() -> None:
