@@ -9,7 +9,7 @@ the label away.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Protocol
 
@@ -83,6 +83,13 @@ class Example:
     """IS_NEXT, NOT_NEXT, or IGNORE_INDEX where a document is too short to tell"""
     kind: int
     """Index into KINDS"""
+
+
+def unmasked(example: Example) -> Example:
+    """The same with the text as it was."""
+    ids = example.input_ids.copy()
+    ids[example.masked_positions] = example.masked_ids
+    return replace(example, input_ids=ids)
 
 
 class ExampleMaker:

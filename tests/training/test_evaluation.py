@@ -21,7 +21,7 @@ from training.evaluation import (
     reliability,
     unigram_shares,
 )
-from training.examples import ExampleMaker, Vocabulary
+from training.examples import ExampleMaker, Vocabulary, unmasked
 
 
 @pytest.fixture
@@ -81,6 +81,21 @@ def test_evaluation_masks_fifteen_percent_whatever_training_does(
         )
     ]
     assert reports[0] == reports[1]
+
+
+def test_pairs_are_judged_by_their_whole_text(model: BertForPreTraining, tokenizer: Tokenizer) -> None:
+    seen = []
+    model.register_forward_pre_hook(lambda _, given: seen.append(tokenizer.mask_id in given[0].input_ids))
+    text = ribbon_text(tokenizer)
+    evaluate(model, tokenizer, text, examples=10)
+    assert seen == [True, False]
+    maker = ExampleMaker(text, Vocabulary.of(tokenizer), ExamplesConfig(sequence_length=32), 1)
+    example = maker(0, 0)
+    restored = unmasked(example).input_ids
+    differing = set((restored != example.input_ids).nonzero()[0])
+    assert differing
+    assert differing <= set(example.masked_positions)
+    assert list(restored[example.masked_positions]) == list(example.masked_ids)
 
 
 def test_answers_do_not_depend_on_the_batch(model: BertForPreTraining, tokenizer: Tokenizer) -> None:
