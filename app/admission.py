@@ -57,6 +57,8 @@ def refusal(app: FastAPI, target: bytes, scope: Scope) -> Response | None:
         response.headers["X-Request-ID"] = request_id
         state.metrics.request(task, response.status_code)
         return response
+    except Exception:  # it comes again, where the app logs it
+        return None
     return None
 
 
@@ -114,7 +116,7 @@ def _check_media_type(request: Request) -> None:
 
 def _declared_bytes(request: Request, limit: int) -> int:
     """Of the body; 0 if they are not declared."""
-    given = request.headers.get("content-length", "")
+    given = request.headers.get("content-length", "").lstrip("0")
     declared = int(given) if given.isdecimal() else 0
     if declared > limit:
         raise TooLargeError(f"the body has {declared} bytes, the limit is {limit}")

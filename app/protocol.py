@@ -12,7 +12,7 @@ from typing import Any
 import uvicorn
 from fastapi import FastAPI, Response
 from starlette.exceptions import HTTPException
-from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
 from app import traces
 from app.admission import refusal
@@ -23,6 +23,9 @@ SLOWEST_BYTES = 64 * 1024
 """Of an answer, so much must be read within the request timeout."""
 LEAST_SECONDS = 1.0
 """A shorter request timeout bounds requests, not the time to send a head or to read so many bytes."""
+
+MAX_PIPELINED = 1000
+"""Requests of one connection that wait for the answers to those before them."""
 
 _UPGRADE = re.compile(rb"\r\nupgrade(?=:)", re.IGNORECASE)
 _UNFINISHED = re.compile(rb"\r(\n(\r|u(p(g(r(a(de?)?)?)?)?)?)?)?\Z", re.IGNORECASE)
@@ -35,7 +38,7 @@ _ANSWERED: Any = SimpleNamespace(response_started=True, response_complete=True, 
 class BoundedProtocol(HttpToolsProtocol):
     """Closes the connection if a request's head is too large, or is not there within the request timeout; and
     if the rest of a body, whose request was answered without it, keeps on coming for as long; and if an answer
-    is hardly read.
+    is hardly read; and if too many requests come before they are answered.
 
     A body that is awaited is bounded by the request's deadline (`json_route`).
     """
@@ -46,9 +49,11 @@ class BoundedProtocol(HttpToolsProtocol):
         self._app_may_be_passed_over = not config.access_log and not traces.enabled()
         timeout_ms: int = self._app.state.settings.request_timeout_ms
         self._seconds = max(timeout_ms / 1000, LEAST_SECONDS)
+        self._answering: RequestResponseCycle | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._reading: asyncio.TimerHandle | None = None
         self._head_bytes = 0
+        """Of a head that is not whole, what has come."""
         self._in_head = True
         self._in_request = False
         self._held = b""
@@ -64,21 +69,27 @@ class BoundedProtocol(HttpToolsProtocol):
         self._disarm()
         self._leave_reader()
         self._unset_keepalive_if_required()  # or else a connection that was reset is remembered for so long
+        self.pipeline.clear()
+        if self._answering is not None:  # uvicorn tells the last request only
+            self._answering.disconnected = True
+            self._answering.message_event.set()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
         """See `asyncio.Protocol`."""
+        unfinished = 0
         if self._in_head or not self._in_request:
             data = self._without_upgrade(data)
             end = data.find(b"\r\n\r\n")
-            before = self._head_bytes if self._in_head else 0
-            if before + (len(data) if end < 0 else end) > MAX_HEAD_BYTES:
+            head_bytes = (self._head_bytes if self._in_head else 0) + (len(data) if end < 0 else end)
+            if head_bytes > MAX_HEAD_BYTES:
                 self._turn_away(431)
                 return
+            unfinished = head_bytes if end < 0 else 0
         super().data_received(data)
         if self._in_head:
             self._arm()
-            self._head_bytes += len(data)
+            self._head_bytes = unfinished
         elif self._rests() and self.timeout_keep_alive_task is None:
             self._keep_alive()  # no request began, but uvicorn took the timer away
 
@@ -107,19 +118,31 @@ class BoundedProtocol(HttpToolsProtocol):
         """The first byte of a request."""
         super().on_message_begin()
         self._in_head = self._in_request = True
-        self._head_bytes = 0
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """Of the head; nobody reads trailers, and there is no end to them."""
+        if self._in_head:
+            super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
         """The head is there."""
         self._in_head = False
         self._disarm()
+        if len(self.pipeline) >= MAX_PIPELINED:
+            self.transport.close()
+            return
         response = refusal(self._app, self.url, self.scope) if self._may_refuse() else None  # type: ignore[arg-type]
         if response is None:
+            self._unset_keepalive_if_required()  # set if one that came with it in a packet was refused
             super().on_headers_complete()
             return
         self.cycle = _ANSWERED
         self._write(response)
         self.on_response_complete()
+
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
+        self._answering = cycle
+        super()._start_asgi_task(cycle, app)
 
     def on_message_complete(self) -> None:
         """The body is there."""
@@ -149,7 +172,8 @@ class BoundedProtocol(HttpToolsProtocol):
         unanswered = cycle is not None and not cycle.response_started and not self.pipeline
         if unanswered:
             cycle.disconnected = True  # the app shall not answer as well
-        if cycle is None or cycle.response_complete or unanswered:
+        in_body = self._in_request and not self._in_head
+        if unanswered or cycle is None or (cycle.response_complete and not in_body):
             request_id = secrets.token_hex(16)
             response = problem_response(HTTPException(status), request_id)
             response.headers["X-Request-ID"] = request_id
@@ -170,6 +194,7 @@ class BoundedProtocol(HttpToolsProtocol):
             and self.parser.get_http_version() == "1.1"
             and self.parser.should_keep_alive()
             and (self.cycle is None or self.cycle.response_complete)
+            and self.timeout_keep_alive_task is None  # one in a packet: thousands would hold up all others
             and not self.flow.write_paused
         )
 

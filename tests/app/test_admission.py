@@ -114,6 +114,35 @@ def test_connection_of_the_refused_goes_on(url: str, backend: Any) -> None:
     assert sum(len(batch) for batch in backend.batches) == 5
 
 
+@guarded
+def test_body_that_is_none_does_not_answer_twice(url: str) -> None:
+    with socket.create_connection(("127.0.0.1", int(url.rsplit(":", 1)[1])), timeout=PATIENCE) as connection:
+        connection.sendall(
+            b"POST /sentiment HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\nabc"
+        )
+        received = b""
+        while part := connection.recv(1 << 16):
+            received += part
+    assert re.findall(rb"HTTP/1.1 (\d+)", received) == [b"401"]
+
+
+@guarded
+def test_one_packet_of_many_requests_does_not_hold_up_others(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = []
+
+    async def see(_: Envelope, scope: Scope, receive: Receive, send: Send) -> None:
+        seen.append(scope)
+        await Response(status_code=418)(scope, receive, send)
+
+    monkeypatch.setattr(Envelope, "__call__", see)
+    with socket.create_connection(("127.0.0.1", int(url.rsplit(":", 1)[1])), timeout=PATIENCE) as connection:
+        connection.sendall((POST + b"0\r\n\r\n") * 10)
+        received = b""
+        while len(statuses := re.findall(rb"HTTP/1.1 (\d+)", received)) < 10:
+            received += connection.recv(1 << 16)
+    assert statuses == [b"401"] + [b"418"] * 9  # each in a task of its own
+
+
 @pytest.mark.parametrize("url", [GUARDED | {"request_timeout_ms": 1000}], indirect=True)
 def test_refusals_that_nobody_reads_are_not_heaped_up(url: str) -> None:
     with socket.socket() as connection:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import re
 import signal
 import socket
+import struct
 import time
 from collections.abc import Iterator
 from contextlib import suppress
+from pathlib import Path
 
 import httpx
 import pytest
@@ -138,6 +141,67 @@ def test_what_is_no_request_gets_a_problem_document(service: Process, nonsense: 
 @pytest.mark.parametrize("end", [b"", b"\r\nContent-Length: 0\r\n\r\n"], ids=["unfinished", "whole"])
 def test_too_large_a_head_gets_a_problem_document(service: Process, end: bytes) -> None:
     assert problem(exchange(service.port, HEAD + b"X-A: " + b"a" * 65_500 + end))["status"] == 431
+
+
+def test_head_is_not_too_large_for_what_comes_before_it(service: Process) -> None:
+    first = HEAD + b"Content-Length: 70000\r\n\r\n" + b" " * 70_000
+    second = HEAD + b"Connection: close\r\nContent-Length: %d\r\n\r\n" % len(BODY) + BODY
+    received = exchange(service.port, first + second[:10], second[10:])
+    assert re.findall(rb"HTTP/1.1 (\d+)", received) == [b"400", b"200"], received
+
+
+@pytest.mark.parametrize("zeros", [1, 5000])
+def test_length_may_have_leading_zeros(service: Process, zeros: int) -> None:
+    asked = HEAD + b"Connection: close\r\nContent-Length: %s%d\r\n\r\n" % (b"0" * zeros, len(BODY)) + BODY
+    assert exchange(service.port, asked).startswith(b"HTTP/1.1 200")
+
+
+def test_many_requests_at_once_are_answered_in_their_order(service: Process) -> None:
+    live, ask = b"GET /health/live HTTP/1.1\r\nHost: x\r\n", b"GET /nowhere HTTP/1.1\r\nHost: x\r\n"
+    received = exchange(
+        service.port, (live + b"\r\n" + ask + b"\r\n") * 400, live + b"Connection: close\r\n\r\n"
+    )
+    assert re.findall(rb"HTTP/1.1 (\d+)", received) == [b"200", b"404"] * 400 + [b"200"]
+
+
+def test_requests_without_end_are_not_heaped_up(service: Process) -> None:
+    with socket.create_connection(("127.0.0.1", service.port)) as connection:
+        connection.settimeout(PATIENCE)
+        with pytest.raises(ConnectionError):  # it was closed
+            connection.sendall(b"GET /health/live HTTP/1.1\r\nHost: x\r\n\r\n" * 1_000_000)
+
+
+def test_caller_who_hangs_up_on_many_requests_is_no_error(checkpoints: dict[str, str]) -> None:
+    with running(checkpoints) as process:
+        process.until_ready()
+        for inference in process.inference_processes():
+            os.kill(inference, signal.SIGSTOP)
+        connection = socket.create_connection(("127.0.0.1", process.port))
+        connection.sendall((HEAD + b"Content-Length: %d\r\n\r\n" % len(BODY) + BODY) * 100)
+        time.sleep(0.5)
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        connection.close()
+        time.sleep(0.5)
+        counted = httpx.get(process.url + "/metrics", timeout=PATIENCE).text
+        for inference in process.inference_processes():
+            os.kill(inference, signal.SIGCONT)
+        process.process.send_signal(signal.SIGTERM)
+        code, output = process.end()
+    assert "bert_queue_requests 0.0" in counted
+    assert code == 0
+    assert "Traceback" not in output, output
+
+
+async def test_trailers_are_not_kept(service: Process) -> None:
+    def resident() -> int:
+        status = Path(f"/proc/{service.process.pid}/status").read_text()
+        return int(re.search(r"VmRSS:\s+(\d+)", status)[1])  # type: ignore[index]
+
+    before = resident()
+    head = HEAD + b"Transfer-Encoding: chunked\r\n\r\n%x\r\n%s\r\n0\r\n" % (len(BODY), BODY)
+    received = await trickle(service.port, head, b"a:\r\n" * 100_000)
+    assert not received or received.startswith((b"HTTP/1.1 504", b"HTTP/1.1 200"))
+    assert resident() - before < 30_000  # kB
 
 
 def test_head_is_not_too_large_for_what_follows_it(service: Process) -> None:
