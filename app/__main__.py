@@ -1,4 +1,4 @@
-"""`bert-serve`, and `python -m app`. Loads torch last: a wrong setting is told at once."""
+"""`bert-serve`, and `python -m app`. Loads the server last: a wrong setting is told at once."""
 
 from __future__ import annotations
 

@@ -2,7 +2,7 @@
 
 In an overload nearly everybody is refused, and what that costs is missing where others are answered. So whom
 `refusal` turns away never becomes a request of the app; `json_route` asks `admit` for the others, whose
-refusals the app must see: those of a browser, and those that are traced.
+refusals the app must see: for instance those of other sites' pages, and those that are traced.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ def admit(request: Request) -> None:
 
 
 def _is_cross(scope: Scope) -> bool:
-    """Whether a browser asks for another site's page."""
+    """Whether a browser may be asking, for a page of another site."""
     return any(name == b"origin" for name, _ in scope["headers"])
 
 

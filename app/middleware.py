@@ -1,4 +1,4 @@
-"""What every response goes through: one plain ASGI layer (BaseHTTPMiddleware costs a task per request)."""
+"""What every response of the app goes through: one plain ASGI layer (BaseHTTPMiddleware costs a task each)."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 """Uvicorn's HTTP protocol with the bounds that it lacks: nobody holds a connection by sending slowly; and
-with answers of our own to what is no request."""
+with answers of our own to what is no request, and to requests that have no chance."""
 
 from __future__ import annotations
 

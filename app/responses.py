@@ -154,12 +154,12 @@ class Info:
     device: str
     dtype: str
     threads: int
-    """Of one forward pass on CPU."""
+    """CPU cores that one worker computes with."""
     workers: int
     tokens_per_second: int
     """Of one worker's full batches: measured at start-up, then by what is asked. 0 while loading."""
     models: list[ModelInfo]
-    """None while they are loading."""
+    """Empty while they are loading."""
     limits: Limits
 
 

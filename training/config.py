@@ -263,7 +263,7 @@ class FinetuneConfig(_Strict):
     """Labelled sources for the report. Fine-tuning reads them, too: their texts are left out of `train`."""
     pretrained: Path | None = None
     """Checkpoint directory to start from: pretrained, or a classifier of the same labels to go on with. If
-    absent, what this run has adapted, or else pretrained."""
+    absent, what this run has pretrained. With `[adapt]`, what adapting starts from."""
     labels: dict[str, str] = {"0": "NEGATIVE", "1": "POSITIVE"}
     """Value in the label column -> label of the model, in the order of the logits."""
     seeds: tuple[int, ...] = ()

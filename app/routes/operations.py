@@ -41,7 +41,7 @@ _INFO = {
         }
     ],
     "limits": {
-        "max_batch_tokens": 5120,
+        "max_batch_tokens": 2048,
         "max_queue_tokens": 262144,
         "max_client_batch": 512,
         "max_body_bytes": 2097152,
