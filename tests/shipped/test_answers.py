@@ -14,9 +14,9 @@ import httpx
 import pytest
 
 FOLDER = Path(__file__).parent
-CLOZE_TOP_5 = 0.85
-PAIRS = 0.75
-OPINIONS = 0.85
+CLOZE_TOP_5 = 0.9
+PAIRS = 0.85
+OPINIONS = 0.9
 
 
 def read(name: str) -> list[list[Any]]:
