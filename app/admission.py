@@ -33,7 +33,6 @@ TASKS = {
     "/hf/text-classification": "sentiment",
 }
 """What is admitted, by path."""
-_TASKS_BY_TARGET = {path.encode(): task for path, task in TASKS.items()}
 
 
 def task_of(scope: Scope) -> str | None:
@@ -44,7 +43,7 @@ def task_of(scope: Scope) -> str | None:
 def refusal(app: FastAPI, target: bytes, scope: Scope) -> Response | None:
     """The answer to `POST target` if it has no chance, from the head alone. What is None goes its usual way,
     perhaps to be refused there."""
-    task = _TASKS_BY_TARGET.get(target)
+    task = TASKS.get(str(target, "latin-1"))
     state = app.state
     if task is None or state.engine.status != "ready" or (state.settings.cors_origins and _is_cross(scope)):
         return None

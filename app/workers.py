@@ -149,7 +149,7 @@ def next_attempt(attempt: int, lived: float) -> tuple[int, float]:
 
 
 def _serve_worker(settings: Settings) -> None:
-    from app.server import run_worker
+    from app.server import run_worker  # which imports this module
 
     threading.Thread(target=_end_with_parent, name="parent", daemon=True).start()
     own = _bind(settings.host, settings.port, shared=True)

@@ -80,8 +80,8 @@ class Bin:
     accuracy: float
 
     @property
-    def chance(self) -> float:
-        """Standard deviation of the accuracy if the confidence is honest."""
+    def standard_error(self) -> float:
+        """Of the accuracy, if the confidence is honest."""
         return math.sqrt(max(self.confidence * (1 - self.confidence), 0.0) / self.count) if self.count else 0.0
 
 
@@ -257,9 +257,9 @@ def expected_calibration_error(bins: Sequence[Bin]) -> float:
 
 def calibration_error_by_chance(bins: Sequence[Bin]) -> float:
     """What `expected_calibration_error` would be on average if every confidence were honest (the consistency of
-    Bröcker & Smith 2007, section 3, with a normal distribution in place of their resampling)."""
+    Bröcker & Smith 2007, with a normal distribution in place of their resampling)."""
     total = sum(b.count for b in bins)
-    return math.sqrt(2 / math.pi) * sum(b.count * b.chance for b in bins) / total
+    return math.sqrt(2 / math.pi) * sum(b.count * b.standard_error for b in bins) / total
 
 
 @contextmanager

@@ -57,7 +57,7 @@ def plot_confusion(counts: Sequence[Sequence[int]], labels: Sequence[str], file:
 
 def plot_reliability(bins: Sequence[Bin], file: Path) -> None:
     """Accuracy over confidence (Guo et al. 2017, figure 1); on the diagonal, confidence is honest, and within
-    the bars (two standard deviations) as honest as so few texts can tell (Bröcker & Smith 2007)."""
+    the bars (two standard errors) as honest as so few texts can tell (Bröcker & Smith 2007)."""
     figure, axes = _axes("confidence", "accuracy")
     filled = [b for b in bins if b.count]
     most = max((b.count for b in filled), default=1)
@@ -65,7 +65,13 @@ def plot_reliability(bins: Sequence[Bin], file: Path) -> None:
     sizes = [200 * b.count / most for b in filled]
     sure = [b.confidence for b in filled]
     axes.errorbar(
-        sure, sure, yerr=[2 * b.chance for b in filled], fmt="none", ecolor="lightgrey", elinewidth=4, zorder=0
+        sure,
+        sure,
+        yerr=[2 * b.standard_error for b in filled],
+        fmt="none",
+        ecolor="lightgrey",
+        elinewidth=4,
+        zorder=0,
     )
     axes.scatter(sure, [b.accuracy for b in filled], s=sizes)
     axes.set_xlim(0, 1.02)
