@@ -12,7 +12,7 @@ from app.client.calls import Pair
 from app.client.errors import ProblemError
 from app.progress import Progress
 from app.responses import FillMaskResult, LabelResult
-from app.tables import Row, TableError, open_source, open_target, read_rows, write_rows
+from app.tables import Row, Table, TableError, open_source, open_target, read_table, write_rows
 
 Result = FillMaskResult | LabelResult
 Ask = Callable[[Iterable[Any]], Iterator[Any]]
@@ -50,9 +50,11 @@ def run(job: Job, ask: Ask) -> Progress:
         Progress(source, sys.stderr) as progress,
         open_target(job.target) as target,
     ):
-        rows = _checked(read_rows(source.text, job.source_format), job.columns)
-        answers = answered(rows, job, ask)
-        write_rows(target, job.target_format, _watched(answers, progress))
+        table = read_table(source.text, job.source_format)
+        answers = answered(_checked(table, job.columns), job, ask)
+        header = table.columns or ()
+        header += tuple(_free_name(name, header) for name in job.added) if header else ()
+        write_rows(target, job.target_format, _watched(answers, progress), header)
     return progress
 
 
@@ -120,24 +122,24 @@ def _input(row: Row, columns: tuple[str, ...]) -> str | Pair:
     return texts[0] if len(texts) == 1 else (texts[0], texts[1])
 
 
-def _free_name(name: str, taken: dict[str, Any]) -> str:
+def _free_name(name: str, taken: Collection[str]) -> str:
     """A review's own label is not overwritten by the predicted one."""
     while name in taken:
         name = f"predicted_{name}"
     return name
 
 
-def _checked(rows: Iterator[Row], columns: tuple[str, ...]) -> Iterator[Row]:
-    """The rows; the first must have the columns."""
-    first = next(rows, None)
-    if first is None:
-        return
+def _checked(table: Table, columns: tuple[str, ...]) -> Iterator[Row]:
+    """The rows; the header, or else the first row, must have the columns."""
+    first = next(table.rows, None)
+    has = table.columns if first is None else tuple(first.cells)
     for column in columns:
-        if column not in first.cells:
-            has = ", ".join(map(repr, first.cells))
-            raise TableError(first.fault or f"there is no column {column!r}, but {has}")
-    yield first
-    yield from rows
+        if has is not None and column not in has:
+            fault = None if first is None else first.fault
+            raise TableError(fault or f"there is no column {column!r}, but {', '.join(map(repr, has))}")
+    if first is not None:
+        yield first
+        yield from table.rows
 
 
 def _watched(rows: Iterator[dict[str, Any]], progress: Progress) -> Iterator[dict[str, Any]]:

@@ -5,15 +5,17 @@ from __future__ import annotations
 import csv
 import gzip
 import io
+import itertools
 import json
 import os
+import re
 import sys
 import zlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any, Literal, TextIO
 
 FORMATS = ("csv", "tsv", "jsonl", "lines")
 LINE = "text"
@@ -21,6 +23,9 @@ LINE = "text"
 
 _SUFFIXES = {".csv": "csv", ".tsv": "tsv", ".jsonl": "jsonl", ".ndjson": "jsonl"}
 _DELIMITERS = {"csv": ",", "tsv": "\t"}
+_GZIP = b"\x1f\x8b"
+_BEGINNING = 100
+"""Lines of a TSV file that show whether its quotation marks are just text."""
 _ERRORS = "backslashreplace"
 """Half a character, which JSON may have and UTF-8 has not, is written as JSON's escape."""
 
@@ -35,6 +40,15 @@ class Row:
 
     cells: dict[str, Any]
     fault: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """What a file holds."""
+
+    columns: tuple[str, ...] | None
+    """Of its header; None for JSON lines, of which each has its own."""
+    rows: Iterator[Row]
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +69,7 @@ def format_of(name: str) -> str:
 
 @contextmanager
 def open_source(name: str) -> Iterator[Source]:
-    """A file or, for `-`, standard input. Bytes that are no UTF-8 are read as U+FFFD.
+    """A file or, for `-`, standard input; unpacked, if it is gzip. Bytes that are no UTF-8 are read as U+FFFD.
 
     Raises:
         TableError: what is packed was cut off or damaged; raised by the reader's `with` statement.
@@ -63,7 +77,8 @@ def open_source(name: str) -> Iterator[Source]:
     """
     with open(0, "rb", closefd=False) if name == "-" else Path(name).open("rb") as raw:
         size = os.fstat(raw.fileno()).st_size if raw.seekable() else None
-        unpacked = gzip.GzipFile(fileobj=raw) if name.endswith(".gz") else raw
+        packed = name.endswith(".gz") or raw.peek(len(_GZIP)).startswith(_GZIP)
+        unpacked = gzip.GzipFile(fileobj=raw) if packed else raw
         with io.TextIOWrapper(unpacked, "utf-8-sig", errors="replace", newline="") as text:
             try:
                 yield Source(text, size, raw.tell if raw.seekable() else lambda: 0)
@@ -94,57 +109,86 @@ def open_target(name: str) -> Iterator[TextIO]:
         aside.unlink(missing_ok=True)
 
 
-def read_rows(text: TextIO, form: str) -> Iterator[Row]:
+def read_table(text: TextIO, form: str) -> Table:
     """Rows in order.
 
     Raises:
-        TableError: there is no header, or the rest of the file cannot be read.
+        TableError: there is no header, or it names a column twice; reading rows: the rest cannot be read.
     """
     if form == "lines":
-        return (Row({LINE: line.rstrip("\r\n")}) for line in text)
+        return Table((LINE,), (Row({LINE: line.rstrip("\r\n")}) for line in text))
     if form == "jsonl":
-        return (_json_row(line) for line in text if line.strip())
+        return Table(None, (_json_row(line) for line in text if line.strip()))
     csv.field_size_limit(2**31 - 1)
-    return _delimited_rows(csv.reader(text, delimiter=_DELIMITERS[form]))
+    lines: Iterator[str] = iter(text)
+    quoting: Literal[0, 3] = csv.QUOTE_MINIMAL
+    if form == "tsv":
+        beginning = list(itertools.islice(lines, _BEGINNING))
+        quoting = csv.QUOTE_NONE if _quotes_are_text(beginning) else csv.QUOTE_MINIMAL
+        lines = itertools.chain(beginning, lines)
+    rows = _strict_rows(lines, _DELIMITERS[form], quoting)
+    header = next(rows, None)
+    if header is None:
+        raise TableError("the file is empty")
+    for name in header:
+        if header.count(name) > 1:
+            raise TableError(f"the header names {name!r} twice: give each column a name of its own")
+    return Table(tuple(header), (_row(header, cells) for cells in rows if cells))
 
 
-def write_rows(stream: TextIO, form: str, rows: Iterable[dict[str, Any]]) -> None:
-    """Write rows as they come. A table has the columns of its first row; plain lines become a TSV."""
+def write_rows(stream: TextIO, form: str, rows: Iterable[dict[str, Any]], columns: Sequence[str] = ()) -> None:
+    """Write rows as they come. A table has the columns of its first row, or these if there is none; plain lines
+    become a TSV."""
     if form == "jsonl":
         for row in rows:
             stream.write(json.dumps(row, ensure_ascii=False) + "\n")
         return
-    table: csv.DictWriter[str] | None = None
-    for row in rows:
-        if table is None:
-            delimiter = _DELIMITERS.get(form, "\t")
-            table = csv.DictWriter(
-                stream, list(row), extrasaction="ignore", delimiter=delimiter, lineterminator="\n"
-            )
-            table.writeheader()
+    coming = iter(rows)
+    first = next(coming, None)
+    names = list(columns if first is None else first)
+    if not names:
+        return
+    delimiter = _DELIMITERS.get(form, "\t")
+    table = csv.DictWriter(stream, names, extrasaction="ignore", delimiter=delimiter, lineterminator="\n")
+    table.writeheader()
+    for row in itertools.chain([] if first is None else [first], coming):
         table.writerow({name: _cell(value) for name, value in row.items()})
 
 
-def _delimited_rows(lines: Iterator[list[str]]) -> Iterator[Row]:
+def _quotes_are_text(lines: Sequence[str]) -> bool:
+    """Whether some cell begins with a quotation mark that does not enclose it, where each line is a row: GLUE's
+    files are written so, and not as a spreadsheet writes them."""
+    rows = [line.rstrip("\r\n").split("\t") for line in lines]
+    stray = any(cell.startswith('"') and not _ENCLOSED.fullmatch(cell) for row in rows for cell in row)
+    return stray and len({len(row) for row in rows}) == 1
+
+
+_ENCLOSED = re.compile(r'"(?:[^"]|"")*"')
+
+
+def _strict_rows(lines: Iterable[str], delimiter: str, quoting: Literal[0, 3]) -> Iterator[list[str]]:
+    """Rows of cells; rows that a stray quotation mark has glued together are no cell."""
+    reader = csv.reader(lines, delimiter=delimiter, quoting=quoting, strict=True)
     try:
-        header = next(lines, None)
-        if header is None:
-            raise TableError("the file is empty")
-        for cells in lines:
-            if not cells:
-                continue
-            surplus = f"the row has {len(cells)} cells, the header has {len(header)}"
-            padded = cells + [""] * (len(header) - len(cells))
-            row = dict(zip(header, padded, strict=False))
-            yield Row(row, surplus if len(cells) > len(header) else None)
+        for cells in reader:
+            if delimiter == "\t" and any("\n" in cell and "\t" in cell for cell in cells):
+                raise csv.Error("a quoted cell holds tabs and line ends")
+            yield cells
     except csv.Error as error:
-        raise TableError(str(error)) from error
+        remedy = 'in a quoted cell, a quotation mark is written twice ("")'
+        raise TableError(f"line {reader.line_num}: {error}; {remedy}") from error
+
+
+def _row(header: Sequence[str], cells: list[str]) -> Row:
+    surplus = f"the row has {len(cells)} cells, the header has {len(header)}"
+    padded = cells + [""] * (len(header) - len(cells))
+    return Row(dict(zip(header, padded, strict=False)), surplus if len(cells) > len(header) else None)
 
 
 def _json_row(line: str) -> Row:
     try:
         cells = json.loads(line)
-    except ValueError:
+    except (ValueError, RecursionError):
         return Row({}, "the line is no JSON")
     return Row(cells) if isinstance(cells, dict) else Row({}, "the line is no JSON object")
 

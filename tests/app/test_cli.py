@@ -334,6 +334,14 @@ def test_missing_column_ends_before_anything_is_written(bert: Bert, tmp_path: Pa
     code, _, complaint = bert("sentiment", "--file", str(source), "--output", str(target))
     assert (code, complaint) == (1, "bert: there is no column 'text', but 'id', 'review'\n")
     assert not target.exists()
+    source.write_text("id,review\n")
+    assert bert("sentiment", "--file", str(source), "--output", str(target))[0] == 1
+
+
+def test_file_without_rows_gives_a_header(bert: Bert, tmp_path: Path) -> None:
+    (tmp_path / "reviews.csv").write_text("text,label\n")
+    code, output, _ = bert("sentiment", "--file", str(tmp_path / "reviews.csv"))
+    assert (code, output) == (0, "text,label,predicted_label,score,truncated,error\n")
 
 
 @pytest.mark.parametrize("url", [{"api_keys": "secret"}], indirect=True)

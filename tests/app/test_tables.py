@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from app.tables import Row, TableError, format_of, open_source, open_target, read_rows, write_rows
+from app.tables import Row, TableError, format_of, open_source, open_target, read_table, write_rows
 
 
 @pytest.mark.parametrize(
@@ -31,24 +31,53 @@ def test_name_tells_the_format(name: str, form: str) -> None:
     ],
 )
 def test_formats_are_read(form: str, text: str, rows: list[dict[str, object]]) -> None:
-    assert list(read_rows(io.StringIO(text, newline=""), form)) == [Row(cells) for cells in rows]
+    assert list(read_table(io.StringIO(text, newline=""), form).rows) == [Row(cells) for cells in rows]
 
 
 def test_broken_rows_are_told_and_do_not_end_the_file() -> None:
-    table = read_rows(io.StringIO("text\na\nb,c\nd\n"), "csv")
-    assert [row.fault for row in table] == [None, "the row has 2 cells, the header has 1", None]
-    lines = read_rows(io.StringIO('{"text": 1\n[]\n{}\n'), "jsonl")
-    assert [row.fault for row in lines] == ["the line is no JSON", "the line is no JSON object", None]
+    table = read_table(io.StringIO("text\na\nb,c\nd\n"), "csv")
+    assert [row.fault for row in table.rows] == [None, "the row has 2 cells, the header has 1", None]
+    deep = '{"text":' + "[" * 200_000 + "]" * 200_000 + "}"
+    lines = read_table(io.StringIO('{"text": 1\n[]\n' + deep + "\n{}\n"), "jsonl")
+    none = "the line is no JSON"
+    assert [row.fault for row in lines.rows] == [none, "the line is no JSON object", none, None]
 
 
 def test_long_cells_are_read() -> None:
-    (row,) = read_rows(io.StringIO("text\n" + "x" * 200_000), "csv")
+    (row,) = read_table(io.StringIO("text\n" + "x" * 200_000), "csv").rows
     assert len(row.cells["text"]) == 200_000
 
 
-def test_empty_table_has_no_header() -> None:
-    with pytest.raises(TableError, match="empty"):
-        list(read_rows(io.StringIO(""), "csv"))
+@pytest.mark.parametrize(("text", "complaint"), [("", "empty"), ("a,b,a\n1,2,3\n", "names 'a' twice")])
+def test_table_needs_a_header_of_different_names(text: str, complaint: str) -> None:
+    with pytest.raises(TableError, match=complaint):
+        read_table(io.StringIO(text), "csv")
+
+
+GLUE = 'sentence\tlabel\n"It was good , he said\t1\nbad film\t0\nanother " one\t1\n"quoted"\t0\n'
+
+
+def test_quotation_mark_of_a_tsv_is_text_where_it_encloses_nothing() -> None:
+    rows = read_table(io.StringIO(GLUE, newline=""), "tsv").rows
+    found = ['"It was good , he said', "bad film", 'another " one', '"quoted"']
+    assert [row.cells["sentence"] for row in rows] == found
+
+
+@pytest.mark.parametrize(
+    ("form", "text", "complaint"),
+    [
+        ("csv", 'text,n\na,1\n"b,2\nc,3\n', "line 4: unexpected end of data; in a quoted cell"),
+        ("csv", 'text,n\n"b" c,2\n', "line 2: ',' expected after '\"'; in a quoted cell"),
+        (
+            "tsv",
+            "text\tn\n" + "a\t1\n" * 200 + '"b\t2\nc\t3\nd"\t4\n',
+            "line 204: a quoted cell holds tabs and line ends; in a quoted cell",
+        ),
+    ],
+)
+def test_stray_quotation_mark_swallows_no_rows(form: str, text: str, complaint: str) -> None:
+    with pytest.raises(TableError, match=f"^{complaint}"):
+        list(read_table(io.StringIO(text, newline=""), form).rows)
 
 
 @pytest.mark.parametrize(
@@ -81,7 +110,14 @@ def test_byte_order_mark_and_broken_bytes_do_no_harm(tmp_path: Path) -> None:
     path = tmp_path / "a.csv"
     path.write_bytes(b"\xef\xbb\xbftext\n\xff\n")
     with open_source(str(path)) as source:
-        assert [row.cells for row in read_rows(source.text, "csv")] == [{"text": "\ufffd"}]
+        assert [row.cells for row in read_table(source.text, "csv").rows] == [{"text": "\ufffd"}]
+
+
+def test_gzip_is_known_by_its_first_bytes(tmp_path: Path) -> None:
+    path = tmp_path / "a.csv"
+    path.write_bytes(gzip.compress(b"text\na\n"))
+    with open_source(str(path)) as source:
+        assert source.text.read() == "text\na\n"
 
 
 @pytest.mark.parametrize("damage", ["cut", "overwritten"])
