@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import signal
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
@@ -26,11 +27,16 @@ _FILE_HELP = "answer every row of a CSV, TSV, JSONL or text file (.gz too), or o
 _COLUMN_HELP = "the column or field to read [text]"
 
 _HURRIED = RetryPolicy(attempts=3)
-_PATIENT = RetryPolicy(attempts=12, deadline=600)
+_PATIENT = RetryPolicy(attempts=1000, deadline=600)
+"""A service that starts anew may be away for minutes; a job of hours is not to be lost."""
 
 
 def main() -> None:
     """Run the command line; ends the process with a documented exit code."""
+    for name in ("SIGTERM", "SIGHUP"):  # end it as Ctrl-C does, without a half file; but not under nohup
+        number = getattr(signal, name, None)
+        if number is not None and signal.getsignal(number) is signal.SIG_DFL:
+            signal.signal(number, signal.default_int_handler)
     try:
         code = run(sys.argv[1:], os.environ)
         sys.stdout.flush()
@@ -135,6 +141,8 @@ def _lines(result: FillMaskResult | LabelResult) -> list[str]:
 
 def _misuse(given: argparse.Namespace) -> str | None:
     """What is wrong with arguments that are each right."""
+    if given.targets and not given.texts and not given.file:
+        return "--targets takes all words that follow it: give the text before it"
     if bool(given.texts) == bool(given.file):
         return "give texts or --file, one of them"
     if given.texts and given.output != "-":

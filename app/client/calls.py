@@ -85,7 +85,13 @@ def fill_mask(
     truncate: bool = False,
     request_id: str | None = None,
 ) -> Call[FillMaskResult]:
-    """Words for `[MASK]`."""
+    """Words for `[MASK]`.
+
+    Raises:
+        TypeError: `targets` is a string: of that, each letter would be a word.
+    """
+    if isinstance(targets, str):
+        raise TypeError(f"targets is {targets!r}: give a list of words")
     parameters = _parameters(top_k=top_k, targets=None if targets is None else list(targets), truncate=truncate)
     return Call("/fill-mask", parameters, _fill_mask_result, request_id)
 

@@ -266,6 +266,9 @@ def test_exit_codes_tell_what_happened(bert: Bert, tmp_path: Path) -> None:
         assert bert("sentiment", *misuse)[0] == 2
     assert bert("next-sentence", "--file", "pairs.txt")[0] == 2
     assert bert("sentiment", "--file", "a.csv", "--top-k", "2")[0] == 2
+    code, _, complaint = bert("fill-mask", "--targets", "good", "bad", "It was [MASK].")
+    assert code == 2
+    assert "give the text before it" in complaint
 
 
 @pytest.mark.parametrize(
@@ -296,6 +299,22 @@ def holding() -> Iterator[Holding]:
         service.gate.set()
         service.shutdown()
         service.server_close()
+
+
+@pytest.mark.parametrize("end", [signal.SIGTERM, signal.SIGHUP])
+def test_command_that_is_ended_leaves_no_half_file(
+    holding: Holding, tmp_path: Path, end: signal.Signals
+) -> None:
+    (tmp_path / "texts.txt").write_text("hold\n")
+    url = f"http://127.0.0.1:{holding.server_port}"
+    command = [sys.executable, "-m", "app.cli", "sentiment", "--url", url]
+    command += ["--file", str(tmp_path / "texts.txt"), "--output", str(tmp_path / "scored.tsv")]
+    with subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE) as process:
+        assert holding.entered.wait(PATIENCE)
+        process.send_signal(end)
+        process.wait(PATIENCE)
+    assert process.returncode == 130
+    assert [file.name for file in tmp_path.iterdir()] == ["texts.txt"]
 
 
 @pytest.mark.parametrize(("end", "code"), [("interrupt", 130), ("broken pipe", 1)])

@@ -101,12 +101,19 @@ async def test_body_that_does_not_end_meets_the_deadline(serve: Any) -> None:
     assert answer.status_code == 504
 
 
-@pytest.mark.parametrize("value", ["0", "-5", "1.5", "soon", "", "1e3", "9" * 20])
+@pytest.mark.parametrize("value", ["0", "-5", "1.5", "soon", "", "1e3"])
 async def test_impossible_timeout_is_refused(serve: Any, value: str) -> None:
     async with serve() as service:
         answer = await service.client.post("/sentiment", json=GOOD, headers={"X-Request-Timeout-Ms": value})
     assert answer.status_code == 422
     assert answer.json()["errors"][0]["loc"] == ["header", "X-Request-Timeout-Ms"]
+
+
+@pytest.mark.parametrize("value", ["5000 ", "5000\t", " 05000", "9" * 20, "9" * 5000])
+async def test_timeout_may_have_spaces_around_it_and_be_longer_than_the_limit(serve: Any, value: str) -> None:
+    async with serve() as service:
+        answer = await service.client.post("/sentiment", json=GOOD, headers={"X-Request-Timeout-Ms": value})
+    assert answer.status_code == 200
 
 
 @pytest.mark.parametrize("own", [True, False])

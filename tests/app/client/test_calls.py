@@ -103,3 +103,8 @@ def test_fields_of_a_newer_service_do_not_matter() -> None:
     result = {"predictions": [{"label": "A", "score": 1, "new": 0}], "tokens": 3, "truncated": False, "new": 0}
     (read,) = calls.sentiment().results(response(json={"results": [result], "new": 0}), 1)
     assert (read.predictions[0].label, read.tokens) == ("A", 3)
+
+
+def test_string_is_no_list_of_targets() -> None:
+    with pytest.raises(TypeError, match="targets is 'good': give a list of words"):
+        calls.fill_mask(targets="good")
