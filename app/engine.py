@@ -58,6 +58,7 @@ _BATCH_SECONDS = 0.1
 _FEWEST_TOKENS, _STEP_TOKENS = 1024, 256
 # A batch that takes longer hangs, however short the deadlines are.
 _STALLED_SECONDS = 5.0
+_LOOK_SECONDS = 0.1
 # Of the time until its deadline, what a request may spend in the queue: the speed may fall meanwhile.
 _WAIT_SHARE = 0.6
 
@@ -144,9 +145,14 @@ class Engine:
             return "broken"
         if self._draining:
             return "draining"
-        if self.batcher.computing_for > max(self._settings.request_timeout_ms / 1000, _STALLED_SECONDS):
+        if self.batcher.computing_for > self._stalled_after:
             return "stalled"
         return "ready" if self.loaded else "loading"
+
+    @property
+    def _stalled_after(self) -> float:
+        """Seconds of a batch"""
+        return max(self._settings.request_timeout_ms / 1000, _STALLED_SECONDS)
 
     @property
     def alive(self) -> bool:
@@ -207,12 +213,24 @@ class Engine:
                 return False
             finally:
                 self._coming = None
-            self.backend = backend
+            replaced, self.backend = self.backend, backend
             backend.watch(self._lost)
             self.batcher.calibrated(backend.tokens_per_second)
             self._metrics.reloaded(ok=True)
             logger.info("reloaded: %s", ", ".join(served.name for served in backend.models.values()))
+            await self._end_if_stalled(replaced)
             return True
+
+    async def _end_if_stalled(self, replaced: Backend) -> None:
+        """A backend ends when nobody holds it any more; a batch that hangs in it would hold it for ever, and a
+        thread with it, which the new one needs."""
+        began = time.monotonic()
+        while (age := self.batcher.computing_for) > time.monotonic() - began:  # began before it was replaced
+            if age > self._stalled_after:
+                logger.error("what was replaced hangs, and is ended")
+                await asyncio.to_thread(replaced.close)
+                return
+            await asyncio.sleep(_LOOK_SECONDS)
 
     async def close(self) -> None:
         """Stop each inference thread after its batch; whoever still waits gets an error."""

@@ -537,6 +537,25 @@ def test_inference_process_that_dies_while_nobody_asks_turns_health_red(checkpoi
         assert httpx.post(process.url + "/sentiment", json={"inputs": "good"}).json()["code"] == "broken"
 
 
+def test_reload_mends_a_service_that_hangs(checkpoints: dict[str, str]) -> None:
+    with running(checkpoints | {"BERT_REQUEST_TIMEOUT_MS": "1000"}) as process:
+        process.until_ready()
+        hanging = process.inference_processes()
+        for inference in hanging:
+            os.kill(inference, signal.SIGSTOP)
+        asked = {"inputs": ["good"] * 100}
+        assert httpx.post(process.url + "/sentiment", json=asked).status_code == 504
+        process.process.send_signal(signal.SIGHUP)
+        until = time.monotonic() + PATIENCE
+        while httpx.post(process.url + "/sentiment", json=asked, timeout=PATIENCE).status_code != 200:
+            assert time.monotonic() < until
+            time.sleep(0.1)
+        while any(Path(f"/proc/{inference}").exists() for inference in hanging):
+            assert time.monotonic() < until
+            time.sleep(0.1)
+        assert httpx.get(process.url + "/health/ready").status_code == 200
+
+
 def test_signals_to_the_whole_group_leave_the_inference_process_to_the_draining_one(
     checkpoints: dict[str, str],
 ) -> None:
