@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import tomllib
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -25,6 +26,8 @@ from app.settings import Settings
 
 __all__ = ["create_app", "serve"]
 
+_LOOK_SECONDS = 0.05
+
 DESCRIPTION = """\
 Masked words, next sentences and sentiment from a BERT that was built and trained from scratch.
 
@@ -41,7 +44,8 @@ def create_app(settings: Settings, backend: Backend | None = None) -> FastAPI:
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         engine.start()
         if settings.workers > 1:  # this one joins the port when it can answer; others may be answering already
-            await engine.settled.wait()
+            while engine.status == "loading":  # a signal ends this too
+                await asyncio.sleep(_LOOK_SECONDS)
         try:
             yield
         finally:

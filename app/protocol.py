@@ -78,8 +78,8 @@ class BoundedProtocol(HttpToolsProtocol):
     def data_received(self, data: bytes) -> None:
         """See `asyncio.Protocol`."""
         unfinished = 0
+        data = self._without_upgrade(data)
         if self._in_head or not self._in_request:
-            data = self._without_upgrade(data)
             end = data.find(b"\r\n\r\n")
             head_bytes = (self._head_bytes if self._in_head else 0) + (len(data) if end < 0 else end)
             if head_bytes > MAX_HEAD_BYTES:
@@ -157,14 +157,16 @@ class BoundedProtocol(HttpToolsProtocol):
             self._arm()
 
     def _without_upgrade(self, data: bytes) -> bytes:
-        """A head that offers no other protocol. Java's client offers HTTP/2 to everyone, and then llhttp does
-        not read the body of a request that is answered all the same (RFC 9110, 7.8)."""
+        """Heads that offer no other protocol. Java's client offers HTTP/2 to everyone, and then llhttp does
+        not read the body of a request that is answered all the same (RFC 9110, 7.8).
+
+        As many bytes: among several requests, a body may pass here as well. JSON has no such line.
+        """
         data, self._held = self._held + data, b""
-        end = data.find(b"\r\n\r\n")
-        head, rest = (data, b"") if end < 0 else (data[:end], data[end:])
-        if end < 0 and (unfinished := _UNFINISHED.search(head)):
-            head, self._held = head[: unfinished.start()], unfinished[0]
-        return _UPGRADE.sub(b"\r\nX-Upgrade", head) + rest
+        in_head = self._in_head or not self._in_request
+        if in_head and b"\r\n\r\n" not in data and (unfinished := _UNFINISHED.search(data)):
+            data, self._held = data[: unfinished.start()], unfinished[0]
+        return _UPGRADE.sub(b"\r\nX-grade", data) if b"\r" in data else data
 
     def _turn_away(self, status: int) -> None:
         """Answer without the app, if no other answer has begun, and close."""

@@ -102,6 +102,19 @@ def test_offer_of_another_protocol_is_passed_over(service: Process, offer: bytes
 OFFER = b"Upgrade: h2c\r\n"
 
 
+@pytest.mark.parametrize(
+    "cut", [0, 5, -5], ids=["at once", "after the first body began", "before the last ends"]
+)
+def test_offers_in_a_pipeline_are_passed_over(service: Process, cut: int) -> None:
+    plain = HEAD + b"Content-Length: %d\r\n\r\n" % len(BODY) + BODY
+    offering = HEAD + b"Connection: Upgrade\r\n" + OFFER + b"Content-Length: %d\r\n\r\n" % len(BODY) + BODY
+    last = HEAD + b"Connection: close\r\nContent-Length: %d\r\n\r\n" % len(BODY) + BODY
+    sent = plain + offering + offering + last
+    cut += len(plain) - len(BODY) if cut > 0 else 0
+    received = exchange(service.port, sent[:cut], sent[cut:]) if cut else exchange(service.port, sent)
+    assert re.findall(rb"HTTP/1.1 (\d+)", received) == [b"200"] * 4, received
+
+
 @pytest.mark.parametrize("at", range(-2, len(OFFER) + 1))
 def test_offer_is_passed_over_wherever_it_is_cut_in_two(service: Process, at: int) -> None:
     head = HEAD + b"Connection: Upgrade, close\r\n"

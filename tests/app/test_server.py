@@ -443,6 +443,24 @@ def test_workers_do_not_outlive_their_parent(checkpoints: dict[str, str]) -> Non
             time.sleep(0.02)
 
 
+async def test_worker_among_several_that_is_ended_while_it_loads_does_not_wait_for_that(
+    checkpoints: dict[str, str], backend: Any
+) -> None:
+    backend.may_load.clear()
+    app = create_app(Settings.read(checkpoints | {"BERT_WORKERS": "2"}), backend)
+    server = DrainingServer(uvicorn.Config(app), app.state.engine, drain_seconds=1.0)
+    try:
+        async with asyncio.timeout(PATIENCE):
+            started = asyncio.create_task(app.router.lifespan_context(app).__aenter__())
+            await asyncio.sleep(0.2)
+            assert not started.done()
+            server.handle_exit(signal.SIGTERM, None)
+            await started
+    finally:
+        backend.may_load.set()
+        await app.state.engine.close()
+
+
 @pytest.mark.parametrize("workers", ["1", "2"])
 def test_wrong_checkpoint_ends_with_one_clear_line(checkpoints: dict[str, str], workers: str) -> None:
     wrong = checkpoints | {"BERT_SENTIMENT": checkpoints["BERT_PRETRAINED"]}
