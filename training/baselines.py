@@ -51,7 +51,8 @@ def tf_idf_baseline(recipe: Recipe) -> Baseline | None:
     train = [train[i] for i in evenly(len(train), config.baseline_texts)]
     dev = [document for _, _, part in split for document in part]
     test = {source_name(source): whole_source(source, recipe.data) for source in config.test}
-    file, key = recipe.folder / "baseline.json", key_of(train, dev, *test.values())
+    file = recipe.folder / "baseline.json"
+    key = " ".join([key_of(train, dev, *test.values()), *test])  # with the names: its figures stand under them
     found = json.loads(file.read_text()) if file.is_file() else {}
     if found.get("key") == key:
         return Baseline(**found["baseline"])

@@ -46,6 +46,29 @@ def test_other_texts_are_learned_anew(make_recipe: MakeRecipe) -> None:
     assert second.texts < first.texts
 
 
+def test_figures_follow_their_texts_when_test_sets_change_names(make_recipe: MakeRecipe) -> None:
+    recipe = make_recipe()
+    few, many = (SourceConfig(path=f"{name}.jsonl", label="label", limit=4) for name in ("test", "reviews"))
+
+    def accuracy(*names: str) -> dict[str, float]:
+        test = tuple(
+            source.model_copy(update={"name": name}) for name, source in zip(names, (few, many), strict=True)
+        )
+        changed = recipe.finetune.model_copy(update={"test": test})
+        baseline = tf_idf_baseline(recipe.model_copy(update={"finetune": changed}))
+        assert baseline is not None
+        return baseline.accuracy
+
+    accuracy("a", "b")
+    file = recipe.folder / "baseline.json"
+    stored = json.loads(file.read_text())
+    stored["baseline"]["accuracy"] = {"a": 0.25, "b": 0.5}
+    file.write_text(json.dumps(stored))
+    assert accuracy("a", "b") == {"a": 0.25, "b": 0.5}
+    assert 0.25 not in accuracy("b", "a").values()
+    assert set(accuracy("a", "c")) == {"a", "c"}
+
+
 def test_texts_of_one_label_are_refused(make_recipe: MakeRecipe, tmp_path: Path) -> None:
     rows = [json.dumps({"text": f"a good film {number}", "label": 1}) for number in range(20)]
     (tmp_path / "sorted.jsonl").write_text("\n".join(rows))
