@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
@@ -15,6 +15,7 @@ import torch
 import torch.nn.functional as F
 
 from model.checkpoint import Checkpoint, load_checkpoint
+from model.config import BertConfig
 from model.heads import BertForPreTraining, BertForSequenceClassification
 from model.tokenizer import Tokenizer
 from training.adapt import adaptation
@@ -32,7 +33,7 @@ from training.loop import Budget, Loop
 from training.optimizer import make_optimizer
 from training.pretrain import fresh_model
 from training.run_state import Progress, RunState, fingerprint, identity
-from training.seeds import SeedResult, best_of, save_results, seed_folder, seeds_of
+from training.seeds import SeedResult, best_of, chosen_folder, save_results, seed_folder, seeds_of
 from training.teaching import taught
 from training.tensorboard import Board
 from training.watch import RunLog
@@ -82,6 +83,45 @@ class Material:
 def from_scratch_folder(recipe: Recipe) -> Path:
     """The run of the baseline that was never pretrained."""
     return recipe.folder / "finetune" / "from-scratch"
+
+
+def from_scratch_model(recipe: Recipe) -> Path | None:
+    """That baseline's checkpoint; None where there is none, or one of other settings, texts or shape than the
+    classifier that is kept."""
+    kept, scratch = chosen_folder(recipe), from_scratch_folder(recipe)
+    if not (scratch / "model").is_dir():
+        return None
+    if alike(kept, scratch, but=("seed", "pretrained")) and _shape(kept) == _shape(scratch):
+        return scratch / "model"
+    logger.warning(
+        "%s was made otherwise than the classifier, so its figures are left out; delete it, and run finetune "
+        "with finetune.from_scratch_baseline=true again",
+        scratch,
+    )
+    return None
+
+
+def alike(one: Path, other: Path, but: Collection[str] = ("seed",)) -> bool:
+    """Whether two finished runs had everything in common that a run must have to be resumed, but these keys."""
+    mine, theirs = (_what_was_learned(folder) for folder in (one, other))
+    return bool(mine) and all(mine.get(k) == theirs.get(k) for k in (mine.keys() | theirs.keys()) - set(but))
+
+
+def _what_was_learned(folder: Path) -> dict[str, Any]:
+    """A finished run's identity, from its last checkpoint; empty where it cannot be known any more."""
+    files = sorted(folder.glob("state-*.pt"))
+    if not files or not (folder / "model").is_dir():
+        return {}
+    try:
+        state = torch.load(files[-1], map_location="cpu", mmap=True, weights_only=True)
+    except Exception as error:  # torch.load raises whatever the broken bytes provoke
+        logger.warning("%s cannot be read (%s)", files[-1], error)
+        return {}
+    return dict(state["identity"])
+
+
+def _shape(folder: Path) -> BertConfig:
+    return load_checkpoint(folder / "model").config
 
 
 def _source(recipe: Recipe) -> Checkpoint:

@@ -22,7 +22,7 @@ from training.evaluation import (
     evaluate_classification,
     evaluate_pretraining,
 )
-from training.finetune import from_scratch_folder
+from training.finetune import from_scratch_model
 from training.hardware import choose_device
 from training.plots import plot_confusion, plot_losses, plot_reliability
 from training.pretrain import load_pretrained, open_heldout
@@ -227,12 +227,12 @@ def _classification(recipe: Recipe, folder: Path) -> dict[str, Any]:
     config = recipe.finetune
     texts = [read_whole(source, recipe.data, config, checkpoint) for source in config.test]
     results = load_results(recipe) if len(recipe.finetune.seeds) > 1 else []
-    scratch = from_scratch_folder(recipe) / "model"
+    scratch = from_scratch_model(recipe)
     return {
         "classification": {text.name: evaluate_classification(model, text.batches()) for text in texts},
         "labels": checkpoint.config.labels,
         "tf_idf": tf_idf_baseline(recipe),
-        "from_scratch": _accuracies(recipe, scratch, texts) if scratch.is_dir() else {},
+        "from_scratch": _accuracies(recipe, scratch, texts) if scratch else {},
         "seeds": [
             SeedReport(result, _accuracies(recipe, seed_folder(recipe, result.seed) / "model", texts))
             for result in results

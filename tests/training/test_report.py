@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -14,10 +15,10 @@ from training.baselines import Baseline
 from training.classification_task import classifier_from
 from training.errors import CorpusError, RunError
 from training.evaluation import ClassificationReport, PretrainingReport
-from training.finetune import finetune
+from training.finetune import finetune, from_scratch_model
 from training.pretrain import new_model
 from training.report import Report, SeedReport, evaluate, tables, to_json
-from training.seeds import SeedResult
+from training.seeds import SeedResult, seed_folder
 
 LINE = PretrainingReport(10, 100, 3.0, 0.4, 6.0, 0.1, None, None, {})
 CLASSES = ClassificationReport(10, 0.9, 0.5, 0.3, 0.02, 0.01, [[5, 0], [1, 4]], [])
@@ -142,3 +143,24 @@ def test_seeds_and_the_network_without_pretraining_are_evaluated(make_recipe: Ma
     assert [seed["result"]["seed"] for seed in figures["seeds"]] == [1, 2]
     assert set(figures["from_scratch"]) == set(figures["tf_idf"]["accuracy"]) == {"reviews"}
     assert (recipe.folder / "finetune-loss.png").is_file()
+
+
+def test_the_network_without_pretraining_is_left_out_once_the_classifier_has_other_settings(
+    make_recipe: MakeRecipe, caplog: pytest.LogCaptureFixture
+) -> None:
+    recipe = make_recipe("finetune.seeds=[2]", "finetune.from_scratch_baseline=true", "finetune.epochs=1")
+    tokenizer = Tokenizer.load(recipe.folder / "tokenizer")
+    save_checkpoint(recipe.folder / "pretrained", new_model(recipe, tokenizer), tokenizer)
+    assert finetune(recipe)
+    scratch = recipe.folder / "finetune" / "from-scratch"
+    assert from_scratch_model(recipe) == scratch / "model"
+    for epochs, comparable in ((2.0, False), (1.0, True)):
+        shutil.rmtree(seed_folder(recipe, 2))
+        changes = {"epochs": epochs, "from_scratch_baseline": False}
+        again = recipe.model_copy(update={"finetune": recipe.finetune.model_copy(update=changes)})
+        assert finetune(again)
+        caplog.clear()
+        evaluate(again)
+        figures = json.loads((recipe.folder / "report.json").read_text())
+        assert set(figures["from_scratch"]) == ({"reviews"} if comparable else set())
+        assert ("finetune.from_scratch_baseline=true again" in caplog.text) is not comparable
