@@ -186,8 +186,11 @@ def _spread_row(seeds: Sequence[SeedReport]) -> str:
 
 
 def _plot(recipe: Recipe, report: Report) -> list[Path]:
-    """Write the plots; the files."""
+    """Write the plots in place of an earlier report's; the files."""
     folder, written = recipe.folder, []
+    for pattern in ("*-loss.png", "confusion-*.png", "reliability-*.png"):
+        for old in folder.glob(pattern):
+            old.unlink()  # its test set may not be in this report
     train = folder / "corpus" / "train"
     runs = ((folder / "pretrain", _unigram_entropy(train)), (chosen_folder(recipe), None))
     for stage, (run, entropy) in zip(("pretrain", "finetune"), runs, strict=True):

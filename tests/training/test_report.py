@@ -15,6 +15,7 @@ from training.baselines import Baseline
 from training.classification_task import classifier_from
 from training.errors import CorpusError, RunError
 from training.evaluation import ClassificationReport, PretrainingReport
+from training.export import export
 from training.finetune import finetune, from_scratch_model
 from training.pretrain import new_model
 from training.report import Report, SeedReport, evaluate, tables, to_json
@@ -48,6 +49,20 @@ def test_a_classifier_alone_is_reported(make_recipe: MakeRecipe) -> None:
     assert "masked-LM loss" not in text
     assert "| reviews | 20 |" in text
     assert (recipe.folder / "confusion-reviews.png").is_file()
+
+
+def test_plots_of_test_sets_that_are_not_in_the_report_are_gone(make_recipe: MakeRecipe) -> None:
+    recipe = make_recipe()
+    tokenizer = Tokenizer.load(recipe.folder / "tokenizer")
+    model = classifier_from(new_model(recipe, tokenizer), recipe.finetune, 1)
+    save_checkpoint(recipe.folder / "sentiment", model, tokenizer)
+    test = recipe.finetune.test[0].model_copy(update={"name": "old-test"})
+    evaluate(recipe.model_copy(update={"finetune": recipe.finetune.model_copy(update={"test": (test,)})}))
+    evaluate(recipe)
+    plots = sorted(file.name for file in recipe.folder.glob("*.png"))
+    assert plots == ["confusion-reviews.png", "reliability-reviews.png"]
+    (target,) = export(recipe)
+    assert "old-test" not in (target / "README.md").read_text()
 
 
 def test_exported_weights_are_evaluated_apart_from_the_run(make_recipe: MakeRecipe, tmp_path: Path) -> None:
