@@ -6,7 +6,7 @@ import csv
 import itertools
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -48,14 +48,37 @@ def csv_rows(content: BinaryIO, file: Path) -> Iterator[Row]:
 
 
 def tsv_rows(content: BinaryIO, file: Path) -> Iterator[Row]:
-    """Quoted as a spreadsheet does, unless the first lines show that a quotation mark is just text (GLUE)."""
+    """Quoted as a spreadsheet does, unless the first lines show that a quotation mark is just text (GLUE).
+
+    Raises:
+        SourceError: as for any table; or a quoted field holds whole rows, so that marks further down are just
+            text as well. To know that before, all would have to be read twice, and some streams cannot be.
+    """
     lines = (line for _, line in decoded_lines(content, file))
     beginning = list(itertools.islice(lines, 1000))
     fields = [line.rstrip("\r\n").split("\t") for line in beginning]
     regular = len({len(row) for row in fields}) == 1
     stray = any(_is_stray(field) for row in fields for field in row)
     quoting = csv.QUOTE_NONE if regular and stray else csv.QUOTE_MINIMAL
-    return _table(itertools.chain(beginning, lines), file, delimiter="\t", quoting=quoting)
+    for at, row in _table(itertools.chain(beginning, lines), file, delimiter="\t", quoting=quoting):
+        if holds := _rows_within([*row.values()]):
+            remedy = "write a mark that is just text twice, in a quoted field; or take the tabs out of this one"
+            raise SourceError(
+                f"{file}, {at}: {holds} rows are one, from a quotation mark to the next; {remedy}"
+            )
+        yield at, row
+
+
+def _rows_within(values: Sequence[str]) -> int:
+    """How many whole rows a row's quoted fields have glued together.
+
+    0 for a cell of several lines: some of them have too few tabs for a row, or begin with one.
+    """
+    lines = "\t".join(values).split("\n")
+    if len(values) == 1 or len(lines) == 1:
+        return 0
+    whole = all(line.count("\t") == len(values) - 1 and not line.startswith("\t") for line in lines)
+    return len(lines) if whole else 0
 
 
 def _is_stray(field: str) -> bool:

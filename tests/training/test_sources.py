@@ -117,6 +117,26 @@ def test_tsv_with_stray_quotation_marks_is_read_literally(tmp_path: Path) -> Non
     assert texts(tmp_path, "a.tsv") == ['"quoted" beginning', '" unclosed']
 
 
+@pytest.mark.parametrize("columns", ["{text}\t{n}", "{n}\t{text}", "{n}\t{text}\t{n}"])
+def test_tsv_whose_stray_quotation_marks_would_glue_rows_is_an_error(tmp_path: Path, columns: str) -> None:
+    rows = [columns.format(text=f"film {n}", n=n) for n in range(2000)]
+    rows[1500] = columns.format(text='"film 1500', n=1500)
+    rows[1540] = columns.format(text='film 1540"', n=1540)
+    header = columns.format(text="text", n="label").replace("label", "other", columns.count("{n}") - 1)
+    write(tmp_path / "a.tsv", "\n".join([header, *rows, ""]))
+    with pytest.raises(SourceError, match=r"a\.tsv, line 1542: 41 rows are one, .* just text twice"):
+        read(tmp_path, "a.tsv")
+
+
+@pytest.mark.parametrize("text", ["one\ntwo", "one\n\ttwo\n\tthree", "one\ttwo", "a\tb\n\nc\td"])
+def test_tsv_cells_may_hold_lines_and_tabs(tmp_path: Path, text: str) -> None:
+    rows = [{"text": text, "label": "1"}, {"text": "so\nso", "label": "0"}]
+    write(tmp_path / "a.tsv", table("\t", rows))
+    assert texts(tmp_path, "a.tsv")[0].split() == text.split()
+    write(tmp_path / "b.tsv", table("\t", [{"label": row["label"], "text": row["text"]} for row in rows]))
+    assert texts(tmp_path, "b.tsv")[0].split() == text.split()
+
+
 def test_html_breaks_and_foreign_newlines_become_newlines(tmp_path: Path) -> None:
     write(tmp_path / "a.jsonl", jsonl([{"text": "Good.<br /><br />Bad.<BR> Ugly.\r\nEnd."}]))
     assert texts(tmp_path, "a.jsonl") == ["Good.\nBad.\nUgly.\nEnd."]
