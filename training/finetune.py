@@ -33,7 +33,15 @@ from training.loop import Budget, Loop
 from training.optimizer import make_optimizer
 from training.pretrain import fresh_model
 from training.run_state import Progress, RunState, fingerprint, identity
-from training.seeds import SeedResult, best_of, chosen_folder, save_results, seed_folder, seeds_of
+from training.seeds import (
+    SeedResult,
+    best_of,
+    chosen_folder,
+    load_results,
+    save_results,
+    seed_folder,
+    seeds_of,
+)
 from training.teaching import taught
 from training.tensorboard import Board
 from training.watch import RunLog
@@ -177,13 +185,27 @@ def _train(material: Material, start: Start, seed: int, folder: Path) -> SeedRes
 
 
 def _keep(recipe: Recipe, tokenizer: Tokenizer, results: Sequence[SeedResult]) -> None:
-    """Make the best seed's model the run's classifier."""
+    """Make the best seed's model the run's classifier, of these and of those that were trained alike before."""
+    results = _with_earlier(recipe, results)
     best = best_of(results)
     save_results(recipe, results)
     model = load_checkpoint(seed_folder(recipe, best.seed) / "model").model
     write_directory(recipe.folder / "sentiment", model, tokenizer, torch.float32)
     if best.step is not None:
         logger.info("kept: seed %d, step %d, %.4f on dev", best.seed, best.step, best.dev_accuracy)
+
+
+def _with_earlier(recipe: Recipe, results: Sequence[SeedResult]) -> list[SeedResult]:
+    """Other seeds' results of the same settings, texts and start as well: a command that names fewer forgets
+    none. They stay in their order, which decides between equals."""
+    known, trained = seed_folder(recipe, results[0].seed), {result.seed: result for result in results}
+    earlier = {
+        result.seed: result
+        for result in load_results(recipe)
+        if result.seed in trained
+        or (result.step is not None and alike(known, seed_folder(recipe, result.seed)))  # dev has judged it
+    }
+    return list((earlier | trained).values())
 
 
 def _loop(

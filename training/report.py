@@ -99,13 +99,7 @@ def _apart(recipe: Recipe, weights: Path) -> Recipe:
     corpus = recipe.corpus
     if corpus.heldout:  # else it is a part of the sources
         corpus = corpus.model_copy(update={"sources": ()})
-    changes = {
-        "name": "evaluation",
-        "run": recipe.folder,
-        "corpus": corpus,
-        "finetune": recipe.finetune.model_copy(update={"seeds": ()}),
-    }
-    recipe = recipe.model_copy(update=changes)
+    recipe = recipe.model_copy(update={"name": "evaluation", "run": recipe.folder, "corpus": corpus})
     recipe.folder.mkdir(parents=True, exist_ok=True)
     if (weights / "pretrained").is_dir():
         prepare(recipe, Tokenizer.load(weights / "pretrained"))
@@ -229,7 +223,7 @@ def _classification(recipe: Recipe, folder: Path) -> dict[str, Any]:
     model, checkpoint = _classifier(recipe, folder)
     config = recipe.finetune
     texts = [read_whole(source, recipe.data, config, checkpoint) for source in config.test]
-    results = load_results(recipe) if len(recipe.finetune.seeds) > 1 else []
+    results = load_results(recipe)
     scratch = from_scratch_model(recipe)
     return {
         "classification": {text.name: evaluate_classification(model, text.batches()) for text in texts},
@@ -239,6 +233,7 @@ def _classification(recipe: Recipe, folder: Path) -> dict[str, Any]:
         "seeds": [
             SeedReport(result, _accuracies(recipe, seed_folder(recipe, result.seed) / "model", texts))
             for result in results
+            if len(results) > 1
         ],
     }
 

@@ -45,7 +45,7 @@ def save_results(recipe: Recipe, results: Sequence[SeedResult]) -> None:
 
 
 def load_results(recipe: Recipe) -> list[SeedResult]:
-    """What the last finished fine-tuning left; empty if there was none."""
+    """What finished fine-tuning left, of every seed with the last one's settings; empty if there was none."""
     file = recipe.folder / "finetune" / "results.json"
     return [SeedResult(**row) for row in json.loads(file.read_text())] if file.is_file() else []
 

@@ -122,6 +122,26 @@ def test_of_several_seeds_the_best_on_dev_is_kept(make_recipe: MakeRecipe) -> No
     )
 
 
+def test_a_command_that_names_fewer_seeds_keeps_the_best_of_all(make_recipe: MakeRecipe) -> None:
+    recipe = with_pretrained(make_recipe("finetune.seeds=[1, 2, 3]", "finetune.epochs=1"))
+    assert finetune(recipe)
+    results, kept = load_results(recipe), weights(recipe)
+    best = best_of(results).seed
+    worse = 1 if best != 1 else 2
+    settings = recipe.finetune.model_copy(update={"seeds": (worse,)})
+    assert finetune(recipe.model_copy(update={"finetune": settings}))
+    assert load_results(recipe) == results
+    assert all(torch.equal(kept[name], tensor) for name, tensor in weights(recipe).items())
+
+
+def test_seeds_of_other_settings_are_forgotten(make_recipe: MakeRecipe) -> None:
+    recipe = with_pretrained(make_recipe("finetune.seeds=[1, 2]", "finetune.epochs=1"))
+    assert finetune(recipe)
+    settings = recipe.finetune.model_copy(update={"seeds": (3,), "epochs": 0.5})
+    assert finetune(recipe.model_copy(update={"finetune": settings}))
+    assert [result.seed for result in load_results(recipe)] == [3]
+
+
 def test_several_seeds_without_a_dev_part_are_refused(make_recipe: MakeRecipe) -> None:
     recipe = with_pretrained(make_recipe("finetune.seeds=[1, 2]", "finetune.dev_fraction=0"))
     with pytest.raises(RunError, match="dev_fraction must be above 0"):
