@@ -14,12 +14,21 @@ import numpy as np
 
 from training.classification import evenly, split_sources, whole_source
 from training.config import Recipe, source_name
+from training.errors import RunError
 from training.examples import Floats
 from training.sources import Document
 
 logger = logging.getLogger(__name__)
 
 MAX_FEATURES = 400_000
+
+_UNSPACED = (
+    "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff\U00020000-\U0003ffff"
+)
+"""Thai, Lao, Burmese, Khmer, Kana and Han: scripts that put no spaces between words"""
+WORDS = rf"(?u)[{_UNSPACED}]|[^\W{_UNSPACED}]{{2,}}"
+"""Words of two letters or more, as scikit-learn has them, but each letter by itself in a script without spaces:
+their pairs stand for words there."""
 
 NEVER = 1e-9
 """Probability of a label that no text of the training part has; none is less probable."""
@@ -42,7 +51,8 @@ class Baseline:
 
 
 def tf_idf_baseline(recipe: Recipe) -> Baseline | None:
-    """Train and test it, or read `baseline.json` of the same texts; None where the recipe leaves it out."""
+    """Train and test it, or read `baseline.json` of the same texts; None where the recipe leaves it out, or the
+    texts have nothing to learn."""
     config = recipe.finetune
     if not (config.baseline_texts and config.train and config.test):
         return None
@@ -56,7 +66,11 @@ def tf_idf_baseline(recipe: Recipe) -> Baseline | None:
     found = json.loads(file.read_text()) if file.is_file() else {}
     if found.get("key") == key:
         return Baseline(**found["baseline"])
-    baseline = _fit(train, dev, test)
+    try:
+        baseline = _fit(train, dev, test)
+    except RunError as error:
+        logger.warning("the report has no figure of a bag of words: %s", error)
+        return None
     file.write_text(json.dumps({"key": key, "baseline": asdict(baseline)}, indent=2) + "\n")
     return baseline
 
@@ -81,16 +95,29 @@ class BagOfWords:
 
     @classmethod
     def fit(cls, train: Sequence[Document], dev: Sequence[Document]) -> BagOfWords:
-        """Learn `train`; `dev` decides the regularisation."""
+        """Learn `train`; `dev` decides the regularisation.
+
+        Raises:
+            RunError: no two texts differ in their labels, or none has a word.
+        """
         from sklearn.feature_extraction.text import TfidfVectorizer  # seconds to import
         from sklearn.linear_model import LogisticRegression
 
         logger.info("bag of words: %d texts", len(train))
-        words = TfidfVectorizer(
-            ngram_range=(1, 2), max_features=MAX_FEATURES, sublinear_tf=True, dtype=np.float32
-        )
-        features = words.fit_transform(document.text for document in train)
         labels = [str(document.label) for document in train]
+        if len(set(labels)) < 2:
+            raise RunError(f"all {len(train)} texts that it may read have the same label")
+        words = TfidfVectorizer(
+            ngram_range=(1, 2),
+            token_pattern=WORDS,
+            max_features=MAX_FEATURES,
+            sublinear_tf=True,
+            dtype=np.float32,
+        )
+        try:
+            features = words.fit_transform(document.text for document in train)
+        except ValueError as error:  # an empty vocabulary
+            raise RunError(f"none of {len(train)} texts has a word of two letters") from error
 
         def fitted(strength: float) -> BagOfWords:
             return cls(words, LogisticRegression(C=strength, max_iter=1000).fit(features, labels), strength)

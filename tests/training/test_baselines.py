@@ -7,9 +7,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from sklearn.feature_extraction.text import TfidfVectorizer
 
 from tests.training.conftest import MakeRecipe
-from training.baselines import BagOfWords, tf_idf_baseline
+from training.baselines import WORDS, BagOfWords, tf_idf_baseline
 from training.config import SourceConfig
 from training.errors import RunError
 from training.sources import Document
@@ -96,3 +97,41 @@ def test_a_sure_answer_is_a_finite_one() -> None:
     bag = BagOfWords.fit(texts, texts)
     bag.model.coef_ *= 100
     assert np.isfinite(bag.log_probabilities(texts[:2], ["0", "1"])).all()
+
+
+@pytest.mark.parametrize(
+    ("good", "bad"),
+    [("这部电影很好看", "这部电影很难看"), ("หนังเรื่องนี้ดี", "หนังเรื่องนี้แย่"), ("おもしろい", "つまらない")],
+)
+def test_languages_without_spaces_have_words(good: str, bad: str) -> None:
+    pairs = [
+        (f"{before}{text}{before[::-1]}", label)
+        for before in ("我的", "他是", "คน")
+        for text, label in ((good, "1"), (bad, "0"))
+    ]
+    texts = [Document(text, (text,), label) for text, label in pairs]
+    assert BagOfWords.fit(texts[:4], []).accuracy(texts[4:]) == 1
+
+
+def test_words_of_languages_with_spaces_are_scikit_learns(data: Path) -> None:
+    odd = "It's 2x a naïve_word, o.k.: Größe – İstanbul ½ x² Ёлка 영화가 a1 b"
+    text = (data / "reviews.jsonl").read_text() + odd
+    ours, theirs = (TfidfVectorizer(**p).build_analyzer()(text) for p in ({"token_pattern": WORDS}, {}))
+    assert ours == theirs
+
+
+def test_texts_that_teach_a_bag_of_words_nothing_have_no_figure(
+    make_recipe: MakeRecipe, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    recipe = make_recipe()
+
+    def baseline(**changes: object) -> object:
+        changed = recipe.finetune.model_copy(update=changes)
+        return tf_idf_baseline(recipe.model_copy(update={"finetune": changed}))
+
+    assert baseline(baseline_texts=1) is None
+    assert "no figure of a bag of words: all 1 texts" in caplog.text
+    rows = [json.dumps({"text": "🙂🙁"[n % 2] * (n + 1), "label": n % 2}) for n in range(40)]
+    (tmp_path / "emoji.jsonl").write_text("\n".join(rows))
+    assert baseline(train=(SourceConfig(path=str(tmp_path / "emoji.jsonl"), label="label"),)) is None
+    assert "texts has a word of two letters" in caplog.text
