@@ -168,7 +168,7 @@ def whole_source(source: SourceConfig, root: Path) -> list[Document]:
 
 def key_of_text(document: Document) -> int:
     """Equal for texts that differ in case, white space or `<br />` alone."""
-    return text_hash(without_breaks(document.text))
+    return text_hash(without_breaks(document.text).casefold())
 
 
 def _dev_limit(shares: Iterable[float], fraction: float) -> float:

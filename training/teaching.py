@@ -33,7 +33,6 @@ from training.evaluation import predict_classification
 from training.examples import Floats, Ints
 from training.hardware import choose_device
 from training.naive_bayes import NaiveBayesBag
-from training.pieces import text_hash
 from training.run_state import fingerprint
 from training.sentences import split_sentences
 from training.sources import Document, documents
@@ -249,7 +248,7 @@ def some_sentences(texts: Sequence[Document], count: int, judging: set[int], see
             sentence
             for sentence in map(str.strip, split_sentences(document.text))
             if SENTENCE_WORDS[0] <= len(sentence.split()) <= SENTENCE_WORDS[1]
-            and text_hash(sentence) not in judging
+            and key_of_text(Document(sentence, (sentence,))) not in judging
         ]
         drawn = rng.permutation(len(fitting))[:wanted]
         chosen += [Document(fitting[i], (fitting[i],)) for i in drawn]

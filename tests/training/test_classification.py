@@ -10,9 +10,10 @@ import pytest
 from model.checkpoint import load_checkpoint
 from model.tokenizer import Tokenizer
 from tests.conftest import MakeCheckpoint
-from training.classification import LabelledTexts, assemble, joined, read_labelled, read_whole
+from training.classification import LabelledTexts, assemble, joined, key_of_text, read_labelled, read_whole
 from training.config import FinetuneConfig, Recipe, SourceConfig
 from training.errors import RunError, SourceError
+from training.sources import Document
 
 
 def write(folder: Path, rows: list[dict[str, object]]) -> SourceConfig:
@@ -64,6 +65,12 @@ def test_texts_that_are_tested_are_not_trained_on(tmp_path: Path, tokenizer: Tok
     train, _ = read(tmp_path, rows, tokenizer, test=(test,))
     expected = [tokenizer.encode(text).input_ids for text in ("a good film", "bad")]
     assert [ids.tolist() for ids in train.input_ids] == expected
+
+
+@pytest.mark.parametrize("text", ["Größe: überaus schön", "ÉTÉ À LA MER", "Отличный фильм", "αγαπημένος"])
+def test_a_text_in_another_case_is_the_same_in_every_alphabet(text: str) -> None:
+    keys = {key_of_text(Document(case, (case,))) for case in (text, text.upper(), text.lower())}
+    assert len(keys) == 1
 
 
 def test_no_text_is_in_both_train_and_dev(tmp_path: Path, tokenizer: Tokenizer) -> None:

@@ -14,11 +14,11 @@ from model import load_checkpoint
 from tests.training.conftest import MakeRecipe
 from tests.training.test_finetune import with_pretrained
 from tests.training.texts import review
+from training.classification import key_of_text
 from training.config import Recipe, SourceConfig, TeachConfig
 from training.errors import RunError
 from training.examples import Floats
 from training.finetune import finetune, read_all
-from training.pieces import text_hash
 from training.sources import Document
 from training.teaching import Blend, Opinions, best_blend, some_sentences, taught, teach
 
@@ -61,15 +61,16 @@ def test_texts_get_the_labels_that_their_words_tell(labelled: Recipe) -> None:
 
 
 def test_sentences_are_drawn_from_all_texts_and_none_that_judge() -> None:
-    known = [f"This is the {ordinal} of them all." for ordinal in ("first", "second", "third", "fourth")]
+    known = [f"This is the {ordinal} of them all." for ordinal in ("first", "SECÖND", "third", "fourth")]
     long = "I have seen it " + "again and " * 40 + "again."
     texts = [Document(text, (text,)) for text in (" ".join(known), "Too short. So is this.", known[0], long)]
-    drawn = some_sentences(texts, 3, {text_hash(known[1])}, seed=0)
+    judging = {key_of_text(Document(known[1].lower(), (known[1].lower(),)))}
+    drawn = some_sentences(texts, 3, judging, seed=0)
     assert [document.fields for document in drawn] == [(document.text,) for document in drawn]
     kept = [document.text for document in drawn]
     assert set(kept) <= {known[0], known[2], known[3]}
-    assert some_sentences(texts, 3, {text_hash(known[1])}, seed=0) == drawn
-    everything = some_sentences(texts, 1000, {text_hash(known[1])}, seed=0)
+    assert some_sentences(texts, 3, judging, seed=0) == drawn
+    everything = some_sentences(texts, 1000, judging, seed=0)
     assert sorted(document.text for document in everything) == sorted([known[0], *known[2:], known[0]])
     assert some_sentences(texts, 0, set(), seed=0) == []
 
