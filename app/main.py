@@ -44,7 +44,7 @@ def create_app(settings: Settings, backend: Backend | None = None) -> FastAPI:
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         engine.start()
         if settings.workers > 1:  # this one joins the port when it can answer; others may be answering already
-            while engine.status == "loading":  # a signal ends this too
+            while engine.status == "loading":  # noqa: ASYNC110 (a signal ends this too)
                 await asyncio.sleep(_LOOK_SECONDS)
         try:
             yield
