@@ -22,7 +22,7 @@ from training.config import Recipe, load_recipe
 from training.corpus import prepare
 from training.distributed import launched
 from training.errors import RunError
-from training.export import export
+from training.export import check_targets, export
 from training.finetune import finetune
 from training.grow import grow
 from training.inspection import inspect
@@ -56,8 +56,9 @@ def _evaluate(recipe: Recipe, weights: Path | None = None) -> bool:
 def _all(recipe: Recipe) -> bool:
     adapting = (adapt,) if recipe.adapt else ()
     teaching = (teach,) if recipe.teach else ()
+    check_targets(recipe)  # before hours of training
     if recipe.teach:
-        teacher(recipe)  # before hours of training
+        teacher(recipe)
     finetuning = (finetune,) if recipe.finetune.train else ()
     steps = (_tokenizer, _prepare, pretrain, *adapting, *teaching, *finetuning, _evaluate, _export)
     return all(step(recipe) for step in steps)

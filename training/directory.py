@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import tempfile
+from fnmatch import fnmatch
 from pathlib import Path
 
 import torch
@@ -15,9 +16,41 @@ from model.packing import PackedBatch
 from model.tokenizer import Tokenizer
 from training.errors import RunError
 
+_NAMES = (
+    *("config.json", "*.safetensors", "model.safetensors.index.json", "vocab.txt"),
+    *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "README.md", "*.png"),
+)
+"""Files of a checkpoint, its model card's among them."""
+
+
+def check_target(target: Path) -> None:
+    """Whether a checkpoint may be written there: what is there now will be deleted.
+
+    Raises:
+        RunError: it is a file, or a directory with anything else in it than a checkpoint.
+    """
+    if not target.exists():
+        return
+    if not target.is_dir():
+        raise RunError(f"{target} is a file; name another directory to write, or move the file away")
+    names = sorted(path.name + "/" * path.is_dir() for path in target.iterdir())
+    foreign = [name for name in names if not any(fnmatch(name, known) for known in _NAMES)]
+    if names and not ("config.json" in names and any(name.endswith(".safetensors") for name in names)):
+        foreign = foreign or names
+    if foreign:
+        raise RunError(
+            f"{target} holds something else than a checkpoint, which would be deleted: {', '.join(foreign[:3])}"
+            f"{', ...' * (len(foreign) > 3)}; name another directory to write, or move these away"
+        )
+
 
 def write_directory(target: Path, model: Model, tokenizer: Tokenizer, dtype: torch.dtype) -> None:
-    """Write beside the target, load and compare, then swap: a reader never sees half a checkpoint."""
+    """Write beside the target, load and compare, then swap: a reader never sees half a checkpoint.
+
+    Raises:
+        RunError: what was written is not what is read, or the target is not to be replaced (`check_target`).
+    """
+    check_target(target)
     target.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=target.parent, prefix=f".{target.name}-") as folder:
         made = Path(folder) / "checkpoint"

@@ -24,7 +24,7 @@ from training.best import Best, Score
 from training.classification import LabelledTexts, joined, read_labelled
 from training.classification_task import ClassificationTask, Start, classifier_from
 from training.config import FinetuneConfig, Recipe
-from training.directory import write_directory
+from training.directory import check_target, write_directory
 from training.distributed import Processes, processes
 from training.errors import RunError
 from training.evaluation import classification_report, predict_classification
@@ -57,6 +57,7 @@ CALIBRATION_TEXTS = 1000
 def finetune(recipe: Recipe) -> bool:
     """Train the classifier from the pretrained model; continues an interrupted run. True when finished."""
     source = _source(recipe)
+    check_target(recipe.folder / "sentiment")
     with processes() as group:
         train, dev = read_all(recipe, source)
         material = Material(recipe, source.tokenizer, joined(train, "train"), dev, group)

@@ -18,7 +18,7 @@ from training.advice import LEFT_PLATEAU, Advisor
 from training.batches import PretrainingBatch
 from training.config import Recipe
 from training.corpus import Corpus
-from training.directory import write_directory
+from training.directory import check_target, write_directory
 from training.distributed import Processes, processes
 from training.errors import CorpusError, RunError
 from training.evaluation import evaluate_pretraining
@@ -40,6 +40,7 @@ def pretrain(recipe: Recipe) -> bool:
     tokenizer = Tokenizer.load(recipe.folder / "tokenizer")
     corpus = Corpus.open(recipe.folder / "corpus" / "train")
     corpus.check_tokenizer(tokenizer)
+    check_target(recipe.folder / "pretrained")
     with processes() as group:
         device = choose_device(recipe.device, group.local_rank)
         model = new_model(recipe, tokenizer).to(device)

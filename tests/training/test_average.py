@@ -34,6 +34,14 @@ def test_every_weight_is_the_mean(pretrained: Path, tmp_path: Path) -> None:
         torch.testing.assert_close(weight, began[name] + 0.5)
 
 
+def test_a_folder_of_checkpoints_is_not_replaced_by_their_mean(pretrained: Path, tmp_path: Path) -> None:
+    sources = [moved(pretrained, tmp_path / "runs" / str(by), by) for by in (0.5, 1.0)]
+    with pytest.raises(RunError, match=r"would be deleted: 0\.5/, 1\.0/; name another directory"):
+        average(sources, tmp_path / "runs")
+    assert average(sources, sources[0]) == sources[0]
+    assert load_checkpoint(sources[1])
+
+
 def test_one_alone_has_no_mean(pretrained: Path, tmp_path: Path) -> None:
     with pytest.raises(RunError, match="two checkpoints or more"):
         average([pretrained], tmp_path / "mean")

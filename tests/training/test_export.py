@@ -34,11 +34,63 @@ def test_weights_are_written_in_the_precision_asked_for(
 def test_an_older_directory_is_replaced_and_nothing_left_beside(
     tmp_path: Path, pretrained: Path, tokenizer: Tokenizer
 ) -> None:
-    (tmp_path / "out").mkdir()
-    (tmp_path / "out" / "stale").write_text("")
+    shutil.copytree(pretrained, tmp_path / "out")
+    (tmp_path / "out" / "stale.png").write_text("")
     write_directory(tmp_path / "out", load_checkpoint(pretrained).model, tokenizer, torch.float32)
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
-    assert not (tmp_path / "out" / "stale").exists()
+    assert not (tmp_path / "out" / "stale.png").exists()
+
+
+@pytest.mark.parametrize("foreign", ["notes.txt", "data/thesis.txt", "README.md"])
+def test_a_directory_with_other_files_is_refused_and_left_alone(
+    tmp_path: Path, pretrained: Path, tokenizer: Tokenizer, foreign: str
+) -> None:
+    file = tmp_path / "out" / foreign
+    file.parent.mkdir(parents=True)
+    file.write_text("mine")
+    with pytest.raises(
+        RunError, match=rf"out holds something else than a checkpoint.*: {foreign.split('/')[0]}.*move these"
+    ):
+        write_directory(tmp_path / "out", load_checkpoint(pretrained).model, tokenizer, torch.float32)
+    assert file.read_text() == "mine"
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
+
+
+def test_a_checkpoint_with_other_files_beside_it_is_refused(
+    tmp_path: Path, pretrained: Path, tokenizer: Tokenizer
+) -> None:
+    shutil.copytree(pretrained, tmp_path / "out")
+    (tmp_path / "out" / "notes.txt").write_text("mine")
+    with pytest.raises(RunError, match=r"deleted: notes\.txt; name another"):
+        write_directory(tmp_path / "out", load_checkpoint(pretrained).model, tokenizer, torch.float32)
+    assert (tmp_path / "out" / "notes.txt").read_text() == "mine"
+
+
+def test_a_file_is_never_replaced(tmp_path: Path, pretrained: Path, tokenizer: Tokenizer) -> None:
+    (tmp_path / "out").write_text("mine")
+    with pytest.raises(RunError, match="out is a file"):
+        write_directory(tmp_path / "out", load_checkpoint(pretrained).model, tokenizer, torch.float32)
+    assert (tmp_path / "out").read_text() == "mine"
+
+
+def test_nothing_is_exported_if_one_of_the_directories_is_refused(
+    make_recipe: MakeRecipe, tmp_path: Path
+) -> None:
+    recipe = make_recipe(f"export.sentiment={tmp_path}")
+    tokenizer = Tokenizer.load(recipe.folder / "tokenizer")
+    save_checkpoint(recipe.folder / "pretrained", new_model(recipe, tokenizer), tokenizer)
+    with pytest.raises(RunError, match="holds something else than a checkpoint"):
+        export(recipe)
+    assert not (recipe.folder / "export").exists()
+
+
+def test_an_export_can_be_repeated(make_recipe: MakeRecipe) -> None:
+    recipe = make_recipe("pretrain.evaluate_examples=1")
+    tokenizer = Tokenizer.load(recipe.folder / "tokenizer")
+    save_checkpoint(recipe.folder / "pretrained", new_model(recipe, tokenizer), tokenizer)
+    evaluate(recipe)
+    (recipe.folder / "pretrain-loss.png").write_text("")
+    assert export(recipe) == export(recipe)
 
 
 def test_what_changes_on_the_way_to_disk_is_no_success(

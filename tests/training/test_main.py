@@ -125,6 +125,16 @@ def test_all_finishes_without_labelled_texts(
     assert "| stories |" in (recipe.folder / "export" / "pretrained" / "README.md").read_text()
 
 
+def test_all_refuses_to_overwrite_other_files_before_it_trains(
+    make_recipe: MakeRecipe, recipe_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    recipe = make_recipe()
+    places = [f"data={recipe.data}", f"run={recipe.run}", f"export.pretrained={recipe.run}"]
+    assert main(["all", str(recipe_file), *places]) == 1
+    assert "holds something else than a checkpoint, which would be deleted: tiny/" in capsys.readouterr().err
+    assert not (recipe.folder / "pretrain").exists()
+
+
 def test_threads_are_counted_where_no_process_has_an_affinity(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(os, "sched_getaffinity", raising=False)  # as on macOS
     monkeypatch.delenv("WORLD_SIZE", raising=False)
