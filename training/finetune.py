@@ -32,7 +32,7 @@ from training.hardware import choose_device, choose_precision, machine, matmul_p
 from training.loop import Budget, Loop
 from training.optimizer import make_optimizer
 from training.pretrain import fresh_model
-from training.run_state import Progress, RunState, fingerprint, identity
+from training.run_state import Progress, RunState, alone, fingerprint, identity
 from training.seeds import (
     SeedResult,
     best_of,
@@ -58,7 +58,7 @@ def finetune(recipe: Recipe) -> bool:
     """Train the classifier from the pretrained model; continues an interrupted run. True when finished."""
     source = _source(recipe)
     check_target(recipe.folder / "sentiment")
-    with processes() as group:
+    with processes() as group, alone(recipe.folder / "finetune", group):
         train, dev = read_all(recipe, source)
         material = Material(recipe, source.tokenizer, joined(train, "train"), dev, group)
         assert isinstance(source.model, Start)

@@ -27,7 +27,7 @@ from training.initialisation import attend_to_neighbours, zero_residual
 from training.loop import Budget, Loop
 from training.optimizer import make_optimizer
 from training.pretraining_task import PretrainingTask, phases
-from training.run_state import Progress, RunState, fingerprint, identity
+from training.run_state import Progress, RunState, alone, fingerprint, identity
 from training.samples import sample_predictions
 from training.tensorboard import Board
 from training.watch import RunLog
@@ -41,7 +41,7 @@ def pretrain(recipe: Recipe) -> bool:
     corpus = Corpus.open(recipe.folder / "corpus" / "train")
     corpus.check_tokenizer(tokenizer)
     check_target(recipe.folder / "pretrained")
-    with processes() as group:
+    with processes() as group, alone(recipe.folder / "pretrain", group):
         device = choose_device(recipe.device, group.local_rank)
         model = new_model(recipe, tokenizer).to(device)
         task = PretrainingTask(model, corpus, tokenizer, recipe, group)

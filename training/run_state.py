@@ -5,8 +5,9 @@ from __future__ import annotations
 import hashlib
 import logging
 import os
-from collections.abc import Mapping
-from contextlib import suppress
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,11 @@ import torch
 from torch import nn
 
 from training.average import RunningMean
+from training.distributed import Processes
 from training.errors import RunError
+
+if sys.platform != "win32":
+    import fcntl
 
 logger = logging.getLogger(__name__)
 
@@ -135,6 +140,30 @@ class RunState:
 
     def _files(self) -> list[Path]:
         return sorted(self.folder.glob("state-*.pt"), reverse=True)
+
+
+@contextmanager
+def alone(folder: Path, group: Processes) -> Iterator[None]:
+    """Keep other runs out of a folder: each would delete the other's checkpoints. The lock ends with the
+    process, whatever ends it, and its forked workers do not have it. Windows has none.
+
+    Raises:
+        RunError: another process is training there.
+    """
+    if sys.platform == "win32" or not group.first:
+        yield
+        return
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / "lock").open("w") as file:
+        try:
+            fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise RunError(
+                f"another process is training in {folder}: wait for its end, or give this run another name"
+            ) from error
+        except OSError as error:  # not every network's file system has locks
+            logger.warning("%s cannot be locked (%s): start no other run in this folder", folder, error)
+        yield
 
 
 def identity(**parts: Mapping[str, Any] | int | str) -> dict[str, Any]:

@@ -186,6 +186,17 @@ def test_a_killed_run_ends_with_the_same_weights(
     assert all(torch.equal(mine[name], theirs[name]) for name in theirs)
 
 
+def test_a_second_process_in_the_same_folder_is_refused(make_recipe: MakeRecipe, recipe_file: Path) -> None:
+    recipe = with_pretrained(make_recipe())
+    process = start("finetune", str(recipe_file), f"data={recipe.data}", f"run={recipe.run}")
+    until(process, "step 2 ")
+    process.send_signal(signal.SIGSTOP)
+    with pytest.raises(RunError, match=r"another process is training in .*finetune: wait for its end"):
+        finetune(recipe)
+    process.kill()
+    finish(process)
+
+
 def test_a_finished_run_started_again_changes_nothing(finished: Recipe) -> None:
     before = weights(finished)
     assert finetune(finished)

@@ -75,6 +75,22 @@ def test_a_run_killed_at_any_moment_ends_with_the_same_weights(
     assert steps == [line["step"] for line in lines(uninterrupted, "train")]
 
 
+def test_a_second_process_in_the_same_folder_is_refused_and_the_first_goes_on(
+    make_recipe: MakeRecipe, recipe_file: Path, uninterrupted: Recipe
+) -> None:
+    recipe = make_recipe()
+    process = start(*command(recipe, recipe_file))
+    until(process, "step 5 ")
+    process.send_signal(signal.SIGSTOP)
+    with pytest.raises(RunError, match=r"another process is training in .*pretrain: wait for its end"):
+        pretrain(recipe)
+    process.send_signal(signal.SIGCONT)
+    status, _, errors = finish(process)
+    assert status == 0, errors
+    assert same(weights(recipe), weights(uninterrupted))
+    assert pretrain(recipe)
+
+
 def test_a_signal_to_the_whole_process_group_spares_the_workers_until_the_state_is_saved(
     make_recipe: MakeRecipe, recipe_file: Path, uninterrupted: Recipe
 ) -> None:

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import os
 import resource
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 import torch
 from torch import nn
 
+from tests.training.commands import ROOT
 from training.average import RunningMean
+from training.distributed import Processes
 from training.errors import RunError
-from training.run_state import Progress, RunState, identity
+from training.run_state import Progress, RunState, alone, identity
 
 IDENTITY = {"seed": 1, "pretrain.batch": 32}
 
@@ -105,6 +111,48 @@ def test_a_full_disk_is_a_clear_error_and_leaves_the_earlier_checkpoint(tmp_path
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert list(tmp_path.iterdir()) == [earlier]
     assert RunState(tmp_path, IDENTITY).resume(*trained(0)).step == 1
+
+
+HOLD = """
+import os, sys
+from pathlib import Path
+from training.distributed import Processes
+from training.run_state import alone
+with alone(Path(sys.argv[1]), Processes()):
+    worker = os.fork()
+    if worker == 0:
+        os.read(0, 1)
+        os._exit(0)
+    print("alone", flush=True)
+    os.read(0, 1)
+"""
+
+
+def test_a_folder_is_one_process_s_until_it_ends_even_if_its_workers_do_not(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", HOLD, str(tmp_path / "pretrain")]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with subprocess.Popen(command, cwd=ROOT, **pipes) as other:
+        assert other.stdout is not None
+        assert other.stdout.readline() == b"alone\n"
+        with pytest.raises(RunError, match="another process"), alone(tmp_path / "pretrain", Processes()):
+            pass
+        with alone(tmp_path / "pretrain", Processes(rank=1, world=2)):  # its first process has the lock
+            pass
+        other.kill()
+        other.wait()
+        with alone(tmp_path / "pretrain", Processes()):
+            pass
+
+
+def test_a_file_system_without_locks_is_warned_of(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def unsupported(*_: object) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(fcntl, "lockf", unsupported)
+    with alone(tmp_path, Processes()):
+        assert "cannot be locked ([Errno 37] No locks available)" in caplog.text
 
 
 def test_identity_names_every_setting_by_its_key() -> None:
