@@ -32,11 +32,11 @@ from numpy.typing import NDArray
 from tqdm import tqdm
 
 from model.tokenizer import Tokenizer
-from training.config import Recipe
+from training.config import CorpusConfig, Recipe
 from training.errors import CorpusError
 from training.pieces import pieces
 from training.shards import Shard, read_json, write_json
-from training.sources import file_hashes, files
+from training.sources import documents, file_hashes, files
 from training.workers import shards_in_workers
 
 FORMAT = 3
@@ -146,6 +146,7 @@ def prepare(recipe: Recipe, tokenizer: Tokenizer) -> Path:
     fingerprint = _fingerprint(recipe, tokenizer)
     try:
         if read_json(corpus / "fingerprint.json") != fingerprint:
+            _read_beginnings(recipe)
             _start_anew(corpus, fingerprint)
         if not _is_whole(corpus):
             _make(recipe, tokenizer, corpus)
@@ -164,11 +165,31 @@ def _fingerprint(recipe: Recipe, tokenizer: Tokenizer) -> dict[str, Any]:
         "format": FORMAT,
         "sentencex": version("sentencex"),
         "tokenizer": _hash(tokenizer),
-        "config": config.model_dump(
-            mode="json", exclude={"workers": True, "sources": _NOTES, "heldout": _NOTES}
-        ),
+        "config": _settings(config),
         "files": file_hashes((*config.heldout, *config.sources), recipe.data),
     }
+
+
+def _settings(config: CorpusConfig) -> dict[str, Any]:
+    return config.model_dump(mode="json", exclude={"workers": True, "sources": _NOTES, "heldout": _NOTES})
+
+
+def check_recipe(recipe: Recipe) -> None:
+    """Raise CorpusError if the run's corpus was made from another recipe. Its texts are for `prepare` to
+    compare; where a network is trained they need not be."""
+    corpus, settings = recipe.folder / "corpus", _settings(recipe.corpus)
+    found = read_json(corpus / "fingerprint.json")
+    if found is None:
+        return
+    if changed := [key for key, value in settings.items() if found["config"].get(key) != value]:
+        keys = ", ".join(f"corpus.{key}" for key in changed)
+        raise CorpusError(f"{corpus}: made from another recipe ({keys}); run prepare again")
+
+
+def _read_beginnings(recipe: Recipe) -> None:
+    """Raise SourceError if a source's first document cannot be read: before an earlier corpus is deleted."""
+    for source in (*recipe.corpus.heldout, *recipe.corpus.sources):
+        next(documents(source, recipe.data), None)
 
 
 def _hash(tokenizer: Tokenizer) -> str:

@@ -17,7 +17,7 @@ from training.acceleration import uncompiled
 from training.advice import LEFT_PLATEAU, Advisor
 from training.batches import PretrainingBatch
 from training.config import Recipe
-from training.corpus import Corpus
+from training.corpus import Corpus, check_recipe
 from training.directory import check_target, write_directory
 from training.distributed import Processes, processes
 from training.errors import CorpusError, RunError
@@ -40,6 +40,7 @@ def pretrain(recipe: Recipe) -> bool:
     tokenizer = Tokenizer.load(recipe.folder / "tokenizer")
     corpus = Corpus.open(recipe.folder / "corpus" / "train")
     corpus.check_tokenizer(tokenizer)
+    check_recipe(recipe)
     check_target(recipe.folder / "pretrained")
     with processes() as group, alone(recipe.folder / "pretrain", group):
         device = choose_device(recipe.device, group.local_rank)

@@ -18,8 +18,8 @@ from training import corpus as corpus_module
 from training import pieces as pieces_module
 from training import workers as workers_module
 from training.config import Recipe
-from training.corpus import Corpus, entropy, prepare
-from training.errors import CorpusError
+from training.corpus import Corpus, check_recipe, entropy, prepare
+from training.errors import CorpusError, SourceError
 from training.sources import documents
 
 WORDS = ("film", "story", "actor", "scene", "music", "ending", "plot", "camera", "joke", "hero")
@@ -324,6 +324,25 @@ def test_death_of_a_worker_is_reported_with_what_to_do(root: Path, monkeypatch: 
 
 
 # --- what is refused
+
+
+def test_a_corpus_of_another_recipe_is_refused(root: Path) -> None:
+    folder = prepare(recipe(root), TOKENIZER)
+    (root / "data").rename(root / "elsewhere")  # it is compared without the texts
+    noted = [{"path": "a.jsonl", "note": "public domain"}, {"path": "b.jsonl"}]
+    check_recipe(recipe(root, workers=2, sources=noted))
+    with pytest.raises(CorpusError, match=r"made from another recipe \(corpus\.sources\); run prepare again"):
+        check_recipe(recipe(root, sources=[{"path": "a.jsonl"}]))
+    (folder / "fingerprint.json").unlink()
+    check_recipe(recipe(root, sources=[{"path": "a.jsonl"}]))
+
+
+def test_a_source_that_cannot_be_read_costs_no_earlier_corpus(root: Path) -> None:
+    before = made_at(prepare(recipe(root), TOKENIZER))
+    misspelt = [{"path": "a.jsonl"}, {"path": "b.jsonl", "text": ["txet"]}]
+    with pytest.raises(SourceError, match="txet"):
+        prepare(recipe(root, sources=misspelt), TOKENIZER)
+    assert made_at(recipe(root).folder / "corpus") == before
 
 
 def test_another_tokenizer_is_refused(root: Path) -> None:

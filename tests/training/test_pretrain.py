@@ -150,6 +150,11 @@ def test_resuming_with_another_recipe_names_the_key(uninterrupted: Recipe) -> No
         pretrain(changed)
 
 
+def test_a_corpus_of_other_sources_is_not_trained_on(make_recipe: MakeRecipe) -> None:
+    with pytest.raises(CorpusError, match=r"made from another recipe \(corpus\.sources\); run prepare again"):
+        pretrain(make_recipe('corpus.sources=[{path="reviews.jsonl"}]'))
+
+
 def test_a_finished_run_goes_on_with_a_larger_budget(make_recipe: MakeRecipe) -> None:
     recipe = make_recipe("pretrain.tokens=4000", "pretrain.decay_fraction=0.2")
     assert pretrain(recipe)
