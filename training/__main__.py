@@ -18,6 +18,7 @@ from model.tokenizer import Tokenizer
 from training.adapt import adapt
 from training.average import average
 from training.bench import bench
+from training.classification import split_sources
 from training.config import Recipe, load_recipe
 from training.corpus import prepare
 from training.distributed import launched
@@ -59,6 +60,8 @@ def _all(recipe: Recipe) -> bool:
     check_targets(recipe)  # before hours of training
     if recipe.teach:
         teacher(recipe)
+    if recipe.finetune.train:
+        split_sources(recipe)
     finetuning = (finetune,) if recipe.finetune.train else ()
     steps = (_tokenizer, _prepare, pretrain, *adapting, *teaching, *finetuning, _evaluate, _export)
     return all(step(recipe) for step in steps)

@@ -120,11 +120,16 @@ def split_sources(recipe: Recipe) -> list[tuple[str, list[Document], list[Docume
     that any dev part has.
 
     Raises:
-        SourceError: a source names no column of labels; a label is missing or not in `finetune.labels`.
+        SourceError: a source, also one of `finetune.test`, names no column of labels; a label is missing or not
+            in `finetune.labels`.
         RunError: no text is left to train on that has one of the labels.
     """
     config, parts = recipe.finetune, []
-    tested = {key_of_text(document) for source in config.test for document in documents(source, recipe.data)}
+    tested: set[int] = set()
+    for source in config.test:
+        texts = whole_source(source, recipe.data)
+        label_numbers(source_name(source), texts, config)  # the report would fail, after all the training
+        tested.update(map(key_of_text, texts))
     for source in config.train:
         name, texts = source_name(source), whole_source(source, recipe.data)
         label_numbers(name, texts, config)  # before the split: it counts documents as the file does

@@ -73,6 +73,17 @@ def test_a_text_in_another_case_is_the_same_in_every_alphabet(text: str) -> None
     assert len(keys) == 1
 
 
+def test_a_wrong_label_of_a_test_is_found_before_anything_is_trained(
+    tmp_path: Path, tokenizer: Tokenizer
+) -> None:
+    (tmp_path / "test.jsonl").write_text('{"text": "good", "label": 1}\n{"text": "so-so", "label": 2}\n')
+    rows: list[dict[str, object]] = [{"text": "bad", "label": 0}, {"text": "fine", "label": 1}]
+    with pytest.raises(SourceError, match="test, document 2: label '2' is none of"):
+        read(tmp_path, rows, tokenizer, test=(SourceConfig(path="test.jsonl", label="label"),))
+    with pytest.raises(SourceError, match="test: fine-tuning needs the source's `label`"):
+        read(tmp_path, rows, tokenizer, test=(SourceConfig(path="test.jsonl"),))
+
+
 def test_no_text_is_in_both_train_and_dev(tmp_path: Path, tokenizer: Tokenizer) -> None:
     """A review that two products share, spelt in another way, in sources that overlap."""
     rows: list[dict[str, object]] = [

@@ -125,6 +125,27 @@ def test_all_finishes_without_labelled_texts(
     assert "| stories |" in (recipe.folder / "export" / "pretrained" / "README.md").read_text()
 
 
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ('finetune.train=[{path="misspelt.jsonl",label="label"}]', "misspelt.jsonl: no such file"),
+        ('finetune.test=[{path="test.jsonl"}]', "test: fine-tuning needs the source's `label`"),
+        ('finetune.labels={"0"="BAD","9"="GOOD"}', "document 2: label '1' is none of '0', '9'"),
+    ],
+)
+def test_all_finds_mistakes_in_labelled_texts_before_it_trains(
+    make_recipe: MakeRecipe,
+    recipe_file: Path,
+    capsys: pytest.CaptureFixture[str],
+    override: str,
+    message: str,
+) -> None:
+    recipe = make_recipe()
+    assert main(["all", str(recipe_file), f"data={recipe.data}", f"run={recipe.run}", override]) == 1
+    assert message in capsys.readouterr().err
+    assert not (recipe.folder / "pretrain").exists()
+
+
 def test_all_refuses_to_overwrite_other_files_before_it_trains(
     make_recipe: MakeRecipe, recipe_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
