@@ -57,9 +57,18 @@ class RandomText:
 
 
 def bench(preset: str, length: int, batch: int, steps: int, device_name: str) -> str:
-    """A line for examples of mixed lengths, as training makes them, and one where all are full."""
+    """A line for examples of mixed lengths, as training makes them, and one where all are full.
+
+    Raises:
+        RunError: there is nothing to time, or no room for examples of this length.
+    """
     device = choose_device(device_name)
     config = BertConfig.preset(preset, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
+    if batch < 1 or steps < 1:
+        raise RunError(f"{batch} examples and {steps} steps: bench needs at least one of each")
+    positions = config.max_position_embeddings
+    if not 8 <= length <= positions:
+        raise RunError(f"examples of {length} tokens: {preset} takes 8 to {positions}")
     precision = choose_precision(device)
     peak = matmul_peak(device, precision)
     lines = [

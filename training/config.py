@@ -7,7 +7,8 @@ import tomllib
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from types import UnionType
+from typing import Annotated, Any, Literal, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
@@ -19,6 +20,8 @@ RECIPES = Path(__file__).parent / "recipes"
 
 Share = Annotated[float, Field(ge=0, le=1)]
 Positive = Annotated[int, Field(gt=0)]
+Seed = Annotated[int, Field(ge=0, lt=2**63)]
+Decay = Annotated[float, Field(ge=0, lt=1)]
 
 
 class _Strict(BaseModel):
@@ -183,7 +186,7 @@ class PretrainConfig(_Strict):
     long."""
     weight_decay: Annotated[float, Field(ge=0)] = 0.01
     """Of matrices; biases and norms have none."""
-    betas: tuple[float, float] = (0.9, 0.98)
+    betas: tuple[Decay, Decay] = (0.9, 0.98)
     """Of AdamW."""
     eps: Annotated[float, Field(gt=0)] = 1e-6
     """Of AdamW."""
@@ -266,7 +269,7 @@ class FinetuneConfig(_Strict):
     absent, what this run has pretrained. With `[adapt]`, what adapting starts from."""
     labels: dict[str, str] = {"0": "NEGATIVE", "1": "POSITIVE"}
     """Value in the label column -> label of the model, in the order of the logits."""
-    seeds: tuple[int, ...] = ()
+    seeds: tuple[Seed, ...] = ()
     """Train once with each of them, and keep the best on dev. If empty, once with the recipe's `seed`."""
     dev_fraction: Share = 0.05
     """Share of each source that is not trained on: it decides which weights are kept, and how sure they are. At
@@ -300,7 +303,7 @@ class FinetuneConfig(_Strict):
     there on."""
     weight_decay: Annotated[float, Field(ge=0)] = 0.01
     """Of matrices; biases and norms have none."""
-    betas: tuple[float, float] = (0.9, 0.98)
+    betas: tuple[Decay, Decay] = (0.9, 0.98)
     """Of AdamW."""
     eps: Annotated[float, Field(gt=0)] = 1e-6
     """Of AdamW."""
@@ -327,6 +330,12 @@ class FinetuneConfig(_Strict):
             raise ValueError(
                 "labels must be two or more, each with a name of its own; merge values in the data"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _seeds_differ(self) -> FinetuneConfig:
+        if len(set(self.seeds)) < len(self.seeds):
+            raise ValueError("seeds must differ: each has a run and a folder of its own")
         return self
 
     @model_validator(mode="after")
@@ -363,7 +372,7 @@ class Recipe(_Strict):
     """The file, or the name of a recipe that ships; set by `load_recipe`."""
     overrides: tuple[str, ...] = ()
     """What the command line changed; set by `load_recipe`."""
-    seed: int = 1
+    seed: Seed = 1
     """Of weights, masks, pairs and order."""
     data: Path = Path()
     """Folder that relative source paths start from."""
@@ -445,8 +454,8 @@ def load_recipe(name: str, overrides: Sequence[str] = ()) -> Recipe:
         known = ", ".join(sorted(path.stem for path in RECIPES.glob("*.toml")))
         raise RecipeError(f"{file}: no such recipe; the shipped ones are {known}")
     try:
-        values = tomllib.loads(file.read_text())
-    except tomllib.TOMLDecodeError as error:
+        values = tomllib.loads(file.read_text(encoding="utf-8-sig"))  # some editors begin it with a mark
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise RecipeError(f"{file}: {error}") from error
     for override in overrides:
         _apply(values, override)
@@ -458,7 +467,8 @@ def load_recipe(name: str, overrides: Sequence[str] = ()) -> Recipe:
 
 
 def _apply(values: dict[str, Any], override: str) -> None:
-    """`pretrain.minutes=5` into nested tables; the value is TOML, or else a plain string."""
+    """`pretrain.minutes=5` into nested tables; the value is TOML, or else a plain string. What is to be a
+    string, or a path, is one: `name=2024`."""
     key, separator, text = override.partition("=")
     if not separator:
         raise RecipeError(f"override {override!r} is not of the form key=value")
@@ -468,6 +478,19 @@ def _apply(values: dict[str, Any], override: str) -> None:
         if not isinstance(values, dict):
             raise RecipeError(f"override {override!r}: {table} is no table")
     try:
-        values[leaf] = tomllib.loads(f"value = {text}")["value"]
+        value = tomllib.loads(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:
-        values[leaf] = text
+        value = text
+    values[leaf] = text if _is_text(key) and not isinstance(value, str) else value
+
+
+def _is_text(key: str) -> bool:
+    """Whether a key of a recipe is a string or a path."""
+    kinds: tuple[Any, ...] = (Recipe,)
+    for name in key.split("."):
+        tables = [kind for kind in kinds if isinstance(kind, type) and issubclass(kind, BaseModel)]
+        if not tables or name not in tables[0].model_fields:
+            return False
+        kind = tables[0].model_fields[name].annotation
+        kinds = get_args(kind) if isinstance(kind, UnionType) else (kind,)
+    return str in kinds or Path in kinds

@@ -10,13 +10,26 @@ from pathlib import Path
 import torch
 from torch import nn
 
+from training.errors import RunError
+
 
 def choose_device(name: str, local_rank: int = 0) -> torch.device:
-    """`auto` is CUDA where there is one; several processes of a machine take one device each."""
+    """`auto` is CUDA where there is one; several processes of a machine take one device each.
+
+    Raises:
+        RunError: there is no such device here.
+    """
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        device = torch.device(name)
+    except RuntimeError as error:
+        raise RunError(f"device {name!r}: it may be auto, cpu, cuda, or one of several, cuda:1") from error
+    index = local_rank if device.index is None else device.index
+    if device.type == "cuda" and index >= (count := torch.cuda.device_count()):
+        raise RunError(f"device {name!r}: there is no cuda:{index}; PyTorch finds {count} CUDA devices here")
     if name != "cuda":
-        return torch.device(name)
+        return device
     torch.cuda.set_device(local_rank)
     return torch.device("cuda", local_rank)
 

@@ -13,6 +13,7 @@ from tests.training.texts import ribbon_text
 from training.batches import collate_pretraining
 from training.bench import RandomText, bench, padded
 from training.config import ExamplesConfig
+from training.errors import RunError
 from training.examples import ExampleMaker, Vocabulary
 from training.pretraining_task import pretraining_losses
 
@@ -42,3 +43,17 @@ def test_bench_prints_both_speeds_and_their_ratio() -> None:
     lines = bench("tiny", length=16, batch=2, steps=1, device_name="cpu").splitlines()
     assert len(lines) == 3
     assert all("tokens/s here (MFU" in line and "times as fast" in line for line in lines[1:])
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"steps": 0}, "2 examples and 0 steps: bench needs at least one of each"),
+        ({"batch": 0}, "0 examples and 1 steps"),
+        ({"length": 4000}, "examples of 4000 tokens: tiny takes 8 to 512"),
+        ({"length": 7}, "examples of 7 tokens"),
+    ],
+)
+def test_what_cannot_be_timed_is_refused(changes: dict[str, int], message: str) -> None:
+    with pytest.raises(RunError, match=message):
+        bench("tiny", **({"length": 16, "batch": 2, "steps": 1} | changes), device_name="cpu")

@@ -28,6 +28,15 @@ def test_overrides_are_toml_values_in_nested_tables(recipe_file: Path) -> None:
     assert recipe.folder == Path("runs/mine")
 
 
+def test_what_is_to_be_text_is_taken_as_it_stands(recipe_file: Path) -> None:
+    start = ["export.pretrained=7", "pretrain.start=1e5", "adapt.tokens=1"]
+    recipe = load_recipe(str(recipe_file), ["name=2024", "data=2024-01-31", "description=true", *start])
+    assert (recipe.name, recipe.data, recipe.description) == ("2024", Path("2024-01-31"), "true")
+    assert (recipe.export.pretrained, recipe.pretrain.start) == (Path("7"), Path("1e5"))
+    assert load_recipe(str(recipe_file), ['name="2024"']).name == "2024"
+    assert load_recipe(str(recipe_file), ["weaknesses=['slow']"]).weaknesses == ("slow",)
+
+
 @pytest.mark.parametrize(
     ("override", "message"),
     [
@@ -70,6 +79,12 @@ def test_overrides_are_toml_values_in_nested_tables(recipe_file: Path) -> None:
             "a has 3 text columns; name one, or two for a pair",
         ),
         ("pretrain.tokens", "not of the form key=value"),
+        ("seed=-1", "seed: .*greater than or equal to 0"),
+        ("seed=9223372036854775808", "seed: .*less than"),
+        ("finetune.seeds=[-3]", r"finetune\.seeds\.0: .*greater than or equal to 0"),
+        ("finetune.seeds=[1,2,1]", "seeds must differ"),
+        ("pretrain.betas=[0.9,1.5]", r"pretrain\.betas\.1: .*less than 1"),
+        ("finetune.betas=[-0.1,0.9]", r"finetune\.betas\.0: .*greater than or equal to 0"),
     ],
 )
 def test_a_mistake_names_the_key(recipe_file: Path, override: str, message: str) -> None:
@@ -81,6 +96,17 @@ def test_broken_toml_names_the_file(tmp_path: Path) -> None:
     (tmp_path / "broken.toml").write_text("name = ")
     with pytest.raises(RecipeError, match=r"broken\.toml"):
         load_recipe(str(tmp_path / "broken.toml"))
+
+
+def test_a_recipe_may_begin_with_a_byte_order_mark(tmp_path: Path) -> None:
+    (tmp_path / "windows.toml").write_bytes(b'\xef\xbb\xbfname = "caf\xc3\xa9"\r\n')
+    assert load_recipe(str(tmp_path / "windows.toml")).name == "café"
+
+
+def test_a_recipe_that_is_not_utf_8_names_the_file(tmp_path: Path) -> None:
+    (tmp_path / "latin.toml").write_bytes(b'name = "caf\xe9"')
+    with pytest.raises(RecipeError, match=r"latin\.toml: 'utf-8' codec can't decode byte 0xe9"):
+        load_recipe(str(tmp_path / "latin.toml"))
 
 
 def test_an_unknown_recipe_lists_the_shipped_ones() -> None:

@@ -6,12 +6,32 @@ import pytest
 import torch
 
 from training.distributed import Processes, launched, processes
+from training.errors import RunError
 from training.hardware import autocast, choose_device, choose_precision, matmul_peak
 
 
 def test_auto_takes_a_gpu_where_there_is_one() -> None:
     assert choose_device("auto").type == ("cuda" if torch.cuda.is_available() else "cpu")
     assert choose_device("cpu") == torch.device("cpu")
+
+
+@pytest.mark.parametrize("name", ["gpu", "cuda:x", "cuda:-1", ""])
+def test_what_is_no_device_is_refused(name: str) -> None:
+    with pytest.raises(RunError, match=f"device {name!r}: it may be auto, cpu, cuda"):
+        choose_device(name)
+
+
+def test_a_device_that_is_not_there_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+    for name in ("cuda", "cuda:0"):
+        with pytest.raises(
+            RunError, match=f"device {name!r}: there is no cuda:0; PyTorch finds 0 CUDA devices"
+        ):
+            choose_device(name)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    for name, local_rank in (("cuda:2", 0), ("cuda", 2)):
+        with pytest.raises(RunError, match=f"device {name!r}: there is no cuda:2; PyTorch finds 2"):
+            choose_device(name, local_rank)
 
 
 def test_precision_is_one_that_needs_no_loss_scaling() -> None:
