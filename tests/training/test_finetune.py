@@ -191,10 +191,12 @@ def test_a_second_process_in_the_same_folder_is_refused(make_recipe: MakeRecipe,
     process = start("finetune", str(recipe_file), f"data={recipe.data}", f"run={recipe.run}")
     until(process, "step 2 ")
     process.send_signal(signal.SIGSTOP)
-    with pytest.raises(RunError, match=r"another process is training in .*finetune: wait for its end"):
-        finetune(recipe)
-    process.kill()
-    finish(process)
+    try:
+        with pytest.raises(RunError, match=r"another process is training in .*finetune: wait for its end"):
+            finetune(recipe)
+    finally:
+        process.kill()
+        finish(process)
 
 
 def test_a_finished_run_started_again_changes_nothing(finished: Recipe) -> None:

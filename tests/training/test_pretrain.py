@@ -82,10 +82,12 @@ def test_a_second_process_in_the_same_folder_is_refused_and_the_first_goes_on(
     process = start(*command(recipe, recipe_file))
     until(process, "step 5 ")
     process.send_signal(signal.SIGSTOP)
-    with pytest.raises(RunError, match=r"another process is training in .*pretrain: wait for its end"):
-        pretrain(recipe)
-    process.send_signal(signal.SIGCONT)
-    status, _, errors = finish(process)
+    try:
+        with pytest.raises(RunError, match=r"another process is training in .*pretrain: wait for its end"):
+            pretrain(recipe)
+    finally:
+        process.send_signal(signal.SIGCONT)
+        status, _, errors = finish(process)
     assert status == 0, errors
     assert same(weights(recipe), weights(uninterrupted))
     assert pretrain(recipe)
