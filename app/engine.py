@@ -122,6 +122,8 @@ class Engine:
         self._closing = False
         self._coming: Backend | None = None
         """What is being loaded to take the other's place."""
+        self._ending: asyncio.Task[None] | None = None
+        """Looks after what the last reload has replaced."""
         self._make_backend = make_backend
         self._reloading = asyncio.Lock()
         self._settings = settings
@@ -218,7 +220,7 @@ class Engine:
             self.batcher.calibrated(backend.tokens_per_second)
             self._metrics.reloaded(ok=True)
             logger.info("reloaded: %s", ", ".join(served.name for served in backend.models.values()))
-            await self._end_if_stalled(replaced)
+            self._ending = asyncio.create_task(self._end_if_stalled(replaced))
             return True
 
     async def _end_if_stalled(self, replaced: Backend) -> None:
@@ -236,6 +238,8 @@ class Engine:
         """Stop each inference thread after its batch; whoever still waits gets an error."""
         self._closing = True
         self.refuse()
+        if self._ending is not None:
+            self._ending.cancel()
         if self._coming is not None:
             await asyncio.to_thread(self._coming.close)
         if not self.loaded:
