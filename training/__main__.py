@@ -191,4 +191,9 @@ def _overrides(parsed: argparse.Namespace) -> list[str]:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    code = main()
+    if launched() > 1:  # one of several has aborted as its interpreter ended, with all done and saved
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+    sys.exit(code)
