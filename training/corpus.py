@@ -33,8 +33,10 @@ from tqdm import tqdm
 
 from model.tokenizer import Tokenizer
 from training.config import CorpusConfig, Recipe
+from training.distributed import Processes
 from training.errors import CorpusError
 from training.pieces import pieces
+from training.run_state import alone
 from training.shards import Shard, read_json, write_json
 from training.sources import documents, file_hashes, files
 from training.workers import shards_in_workers
@@ -141,14 +143,19 @@ def prepare(recipe: Recipe, tokenizer: Tokenizer) -> Path:
     Raises:
         SourceError: text that cannot be read.
         CorpusError: no text to train on, or no room on the disk.
+        RunError: another process is making this corpus, or training on it.
     """
     corpus = recipe.folder / "corpus"
     fingerprint = _fingerprint(recipe, tokenizer)
     try:
-        if read_json(corpus / "fingerprint.json") != fingerprint:
+        known = read_json(corpus / "fingerprint.json") == fingerprint
+        if known and _is_whole(corpus):
+            return corpus
+        if not known:
             _read_beginnings(recipe)
-            _start_anew(corpus, fingerprint)
-        if not _is_whole(corpus):
+        with alone(recipe.folder / "pretrain", Processes()):
+            if not known:
+                _start_anew(corpus, fingerprint)
             _make(recipe, tokenizer, corpus)
     except OSError as error:
         raise CorpusError(f"{corpus}: {error}; when there is room, run prepare again, it continues") from error

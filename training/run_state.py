@@ -26,6 +26,15 @@ logger = logging.getLogger(__name__)
 
 KEEP = 2
 
+_GIVEN = {
+    "model.start": "other weights",
+    "pretrained": "other weights",
+    "tokenizer": "another vocabulary",
+    "corpus_tokens": "another corpus",
+    "texts": "other texts",
+}
+"""What a run's identity has that is no key of the recipe."""
+
 
 @dataclass(slots=True)
 class Progress:
@@ -133,9 +142,11 @@ class RunState:
             differ = ", ".join(
                 f"{key} was {found.get(key)!r}, is {self.identity.get(key)!r}" for key in changed
             )
+            given = [_GIVEN[key] for key in changed if key in _GIVEN]
             raise RunError(
                 f"{file} belongs to another run: {differ}. "
-                f"Restore the recipe, name another run, or delete {self.folder} to start anew."
+                + (f"It began with {' and '.join(given)}: delete" if given else "Restore the recipe, delete")
+                + f" {self.folder} to start anew, or name another run."
             )
 
     def _files(self) -> list[Path]:
@@ -144,11 +155,11 @@ class RunState:
 
 @contextmanager
 def alone(folder: Path, group: Processes) -> Iterator[None]:
-    """Keep other runs out of a folder: each would delete the other's checkpoints. The lock ends with the
-    process, whatever ends it, and its forked workers do not have it. Windows has none.
+    """Keep others out of a run's folder: they would delete its checkpoints, or the corpus that it reads. The
+    lock ends with the process, whatever ends it, and its forked workers do not have it. Windows has none.
 
     Raises:
-        RunError: another process is training there.
+        RunError: another process is at work there.
     """
     if sys.platform == "win32" or not group.first:
         yield
@@ -159,7 +170,7 @@ def alone(folder: Path, group: Processes) -> Iterator[None]:
             fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
             raise RunError(
-                f"another process is training in {folder}: wait for its end, or give this run another name"
+                f"another process is at work in {folder}: wait for its end, or give this run another name"
             ) from error
         except OSError as error:  # not every network's file system has locks
             logger.warning("%s cannot be locked (%s): start no other run in this folder", folder, error)

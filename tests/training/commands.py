@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
@@ -40,3 +41,31 @@ def until(process: subprocess.Popen[str], sign: str) -> None:
         if sign in line:
             return
     raise AssertionError(f"it ended without {sign!r}: {finish(process)[2]}")
+
+
+HOLD = """
+import os, sys
+from pathlib import Path
+from training.distributed import Processes
+from training.run_state import alone
+with alone(Path(sys.argv[1]), Processes()):
+    worker = os.fork()
+    if worker == 0:
+        os.read(0, 1)
+        os._exit(0)
+    print("alone", flush=True)
+    os.read(0, 1)
+"""
+
+
+@contextmanager
+def occupied(folder: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """Another process, with a worker, is at work in this folder of a run. The worker survives it."""
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with subprocess.Popen([sys.executable, "-c", HOLD, str(folder)], cwd=ROOT, **pipes) as other:
+        assert other.stdout is not None
+        assert other.stdout.readline() == b"alone\n"
+        try:
+            yield other
+        finally:
+            other.kill()

@@ -14,12 +14,13 @@ import numpy as np
 import pytest
 
 from model.tokenizer import SPECIAL_TOKENS, Tokenizer
+from tests.training.commands import occupied
 from training import corpus as corpus_module
 from training import pieces as pieces_module
 from training import workers as workers_module
 from training.config import Recipe
 from training.corpus import Corpus, check_recipe, entropy, prepare
-from training.errors import CorpusError, SourceError
+from training.errors import CorpusError, RunError, SourceError
 from training.sources import documents
 
 WORDS = ("film", "story", "actor", "scene", "music", "ending", "plot", "camera", "joke", "hero")
@@ -279,6 +280,16 @@ def test_what_was_made_from_something_else_is_made_anew(
     prepare(recipe(root, **settings), CASED if change == "tokenizer" else TOKENIZER)
     assert "starting anew" in caplog.text
     assert not stray.exists()
+
+
+def test_a_corpus_that_a_run_reads_is_not_made_anew(root: Path) -> None:
+    folder = prepare(recipe(root), TOKENIZER)
+    before = made_at(folder)
+    with occupied(folder.parent / "pretrain"):
+        prepare(recipe(root), TOKENIZER)
+        with pytest.raises(RunError, match="another process is at work"):
+            prepare(recipe(root), CASED)
+    assert made_at(folder) == before
 
 
 def test_a_corpus_moved_with_its_data_is_still_the_same(

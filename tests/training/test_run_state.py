@@ -6,15 +6,13 @@ import errno
 import fcntl
 import os
 import resource
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
 from torch import nn
 
-from tests.training.commands import ROOT
+from tests.training.commands import occupied
 from training.average import RunningMean
 from training.distributed import Processes
 from training.errors import RunError
@@ -91,6 +89,14 @@ def test_another_recipe_is_refused_with_the_key_that_differs(tmp_path: Path) -> 
         state.resume(*trained(0))
 
 
+def test_other_weights_to_begin_with_are_no_fault_of_the_recipe(tmp_path: Path) -> None:
+    RunState(tmp_path, IDENTITY | {"pretrained": "a"}).save(Progress(step=1), *trained(1))
+    state = RunState(tmp_path, IDENTITY | {"pretrained": "b"})
+    with pytest.raises(RunError, match=r"It began with other weights: delete .* to start anew") as raised:
+        state.resume(*trained(0))
+    assert "Restore" not in str(raised.value)
+
+
 def test_an_unwritable_folder_is_a_clear_error(tmp_path: Path) -> None:
     blocked = tmp_path / "file"
     blocked.write_text("")
@@ -113,27 +119,8 @@ def test_a_full_disk_is_a_clear_error_and_leaves_the_earlier_checkpoint(tmp_path
     assert RunState(tmp_path, IDENTITY).resume(*trained(0)).step == 1
 
 
-HOLD = """
-import os, sys
-from pathlib import Path
-from training.distributed import Processes
-from training.run_state import alone
-with alone(Path(sys.argv[1]), Processes()):
-    worker = os.fork()
-    if worker == 0:
-        os.read(0, 1)
-        os._exit(0)
-    print("alone", flush=True)
-    os.read(0, 1)
-"""
-
-
 def test_a_folder_is_one_process_s_until_it_ends_even_if_its_workers_do_not(tmp_path: Path) -> None:
-    command = [sys.executable, "-c", HOLD, str(tmp_path / "pretrain")]
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
-    with subprocess.Popen(command, cwd=ROOT, **pipes) as other:
-        assert other.stdout is not None
-        assert other.stdout.readline() == b"alone\n"
+    with occupied(tmp_path / "pretrain") as other:
         with pytest.raises(RunError, match="another process"), alone(tmp_path / "pretrain", Processes()):
             pass
         with alone(tmp_path / "pretrain", Processes(rank=1, world=2)):  # its first process has the lock
