@@ -53,6 +53,5 @@ def log_config(log_format: str, level: str) -> dict[str, Any]:
         "loggers": {
             "app": {"level": level.upper()},
             "uvicorn": {"level": uvicorn_level},
-            "uvicorn.access": {"level": uvicorn_level},
         },
     }

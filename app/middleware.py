@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from urllib.parse import quote
 
 from starlette.datastructures import MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -19,8 +20,14 @@ from app.request_ids import request_id_of
 logger = logging.getLogger(__name__)
 
 
+def logs_requests() -> bool:
+    """Whether each request leaves a line in the log: at the level `debug`."""
+    return logger.isEnabledFor(logging.DEBUG)
+
+
 class Envelope:
-    """Request id, count by status, `Connection: close` while draining, and an answer to what nobody caught."""
+    """Request id, count by status, a line in the log, `Connection: close` while draining, and an answer to what
+    nobody caught."""
 
     def __init__(self, app: ASGIApp, engine: Engine, metrics: Metrics) -> None:
         self.app = app
@@ -31,6 +38,7 @@ class Envelope:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
+        method = scope["method"]
         scope = _as_get(scope)
         request_id = scope["request_id"] = request_id_of(scope["headers"])
         traces.note_request(request_id)
@@ -47,6 +55,7 @@ class Envelope:
                     headers["Connection"] = "close"
                 if task is not None:
                     self.metrics.request(task, message["status"])
+                _log(scope, method, message["status"])
             await send(message)
 
         try:
@@ -61,6 +70,14 @@ class Envelope:
                 raise
             stopped = UnavailableError("stopped")  # the time for draining is over
             await problem_response(stopped, request_id)(scope, receive, send_enveloped)
+
+
+def _log(scope: Scope, method: str, status: int) -> None:
+    """Uvicorn's own lines lack the request's id. Quoted, a path cannot begin a line of its own."""
+    if logs_requests():
+        host, port = scope["client"] or ("-", 0)
+        line = f'{host}:{port} "{method} {quote(scope["path"])}" {status}'
+        logger.debug(line, extra={"request_id": scope["request_id"]})
 
 
 def _as_get(scope: Scope) -> Scope:

@@ -51,7 +51,7 @@ _PROBLEMS: dict[int, tuple[str, errors.ServiceError]] = {
 }
 _REQUEST_ID = {
     "X-Request-ID": {
-        "description": "The caller's own, or one that was made; it stands in the log.",
+        "description": "The caller's own, or one that was made.",
         "schema": {"type": "string"},
     }
 }
@@ -72,8 +72,8 @@ _PARAMETERS = [
     {
         "name": "X-Request-ID",
         "in": "header",
-        "description": "Comes back in the response and stands in the log, if it has up to 128 letters, digits "
-        "and `._:/+=-`; else another is made.",
+        "description": "Comes back in the response and stands in the log, with an error 500 or at the level "
+        "`debug`, if it has up to 128 letters, digits and `._:/+=-`; else another is made.",
         "schema": {"type": "string"},
     },
 ]

@@ -16,6 +16,7 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from app import traces
 from app.admission import refusal
+from app.middleware import logs_requests
 from app.problems import problem_response
 
 MAX_HEAD_BYTES = 64 * 1024
@@ -46,7 +47,7 @@ class BoundedProtocol(HttpToolsProtocol):
     def __init__(self, config: uvicorn.Config, *args: Any, **kwargs: Any) -> None:
         super().__init__(config, *args, **kwargs)
         self._app: FastAPI = config.app  # type: ignore[assignment]
-        self._app_may_be_passed_over = not config.access_log and not traces.enabled()
+        self._app_may_be_passed_over = not logs_requests() and not traces.enabled()
         timeout_ms: int = self._app.state.settings.request_timeout_ms
         self._seconds = max(timeout_ms / 1000, LEAST_SECONDS)
         self._answering: RequestResponseCycle | None = None

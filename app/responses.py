@@ -190,7 +190,7 @@ class Problem:
     code: str
     """The sort of problem for programs, such as `queue_full` or `text_too_long`."""
     request_id: str
-    """Stands in the service's log too."""
+    """In the service's log it stands with every error 500, and at the level `debug` with every request."""
     error: str
     """The same as `detail`; Hugging Face's clients read it."""
     errors: list[ProblemError]

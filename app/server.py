@@ -131,7 +131,7 @@ def run_worker(
         http=BoundedProtocol,
         ws="none",
         lifespan="on",
-        access_log=settings.log_level == "debug",
+        access_log=False,  # `middleware` logs requests, with their ids
         log_config=log_config(settings.log_format, settings.log_level),
         server_header=False,
         backlog=4096,

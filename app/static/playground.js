@@ -1,6 +1,6 @@
 // The three panels. User text enters the page as text nodes only.
 
-import { access, ask, curl, info, python } from "./service.js";
+import { access, ask, curl, info, parameters, python } from "./service.js";
 
 const MASK = "[MASK]";
 const PAUSE = 250; // ms without a keystroke before the service is asked
@@ -81,7 +81,12 @@ const panels = {
     show({ masks }, output) {
       this.masks = masks;
       const lists = masks.map(({ predictions }, index) => {
-        const choose = ({ sequence }) => () => put("fill-mask", [sequence]);
+        const choose = ({ sequence }) => () => {
+          const chips = [...$("#masked-words").children];
+          const chosen = chips.indexOf(chips.filter((chip) => chip.classList.contains("masked"))[index]);
+          put("fill-mask", [sequence]);
+          ($("#masked-words").children[chosen] ?? $("#masked")).focus();
+        };
         const rows = predictions.map((p) => bar(p.token_str, p.score, predictions[0].score, choose(p)));
         const heading = masks.length > 1 ? [element("h2", {}, `Mask ${index + 1}`)] : [];
         return element("div", {}, ...heading, element("ol", {}, ...rows));
@@ -147,7 +152,8 @@ const panels = {
       const most = Math.max(...shifts.map(([, by]) => Math.abs(by)), 0.01);
       const signed = (by) => `${by < 0 ? "−" : "+"}${Math.abs(by).toFixed(2)}`;
       const tinted = (word) => {
-        const by = shift.get(word.index) ?? 0;
+        const by = shift.get(word.index);
+        if (by === undefined) return word[0];
         const made = element("span", { className: by < 0 ? "against" : "for", title: signed(by) }, word[0]);
         made.style.setProperty("--weight", Math.abs(by) / most);
         return made;
@@ -155,7 +161,8 @@ const panels = {
       const ranked = shifts.toSorted(([, a], [, b]) => Math.abs(b) - Math.abs(a)).slice(0, 3);
       const told = ranked.map(([word, by]) => `“${word[0]}” ${signed(by)}`).join(", ");
       $("#influence .words").replaceChildren(...marked(text, tinted));
-      $("#influence .hint").textContent = `What each word adds to ${label}, found by hiding it: most of all ${told}.`;
+      const each = words(text).length > shifts.length ? `each of the first ${shifts.length} words` : "each word";
+      $("#influence .hint").textContent = `What ${each} adds to ${label}, found by hiding it: most of all ${told}.`;
       $("#influence").hidden = false;
     },
   },
@@ -203,12 +210,13 @@ async function run() {
     busy(false);
     await panel.after?.(texts, answer.results[0], signal).catch(() => {}); // the answer stands without it
   } catch (error) {
-    if (error.name !== "AbortError") refused(error, output);
+    if (!signal.aborted) refused(error, output); // else another question is on its way
   }
 }
 
 function refused(error, output) {
   if (error.status === 401) $("#access").hidden = false;
+  if (error.code === "text_too_long") $("#cutting").hidden = false;
   fail(error.retryAfter ? `${error.message} Trying again…` : error.message, output);
   if (error.retryAfter) timer = setTimeout(run, 1000 * error.retryAfter);
 }
@@ -293,6 +301,11 @@ $("#swap").addEventListener("click", () => put("next-sentence", values().reverse
 $("#access").addEventListener("submit", (event) => {
   event.preventDefault();
   access.key = $("#key").value.trim();
+  changed(0);
+});
+$("#cut").addEventListener("change", ({ target }) => {
+  if (target.checked) parameters.truncate = true;
+  else delete parameters.truncate;
   changed(0);
 });
 for (const button of document.querySelectorAll("[data-copy]")) button.addEventListener("click", copy);

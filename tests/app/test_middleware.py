@@ -59,6 +59,31 @@ async def test_unforeseen_error_is_logged_and_not_told(
     assert "my secret text" not in caplog.text
 
 
+async def test_at_debug_each_request_leaves_a_line_with_its_id(
+    serve: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    keyed = {"Authorization": "Bearer k", "X-Request-ID": "mine-200"}
+    async with serve(api_keys="k") as service:
+        await service.client.post("/sentiment", json={"inputs": "good"}, headers=keyed)
+        assert "mine-200" not in [getattr(record, "request_id", None) for record in caplog.records]
+    with caplog.at_level(logging.DEBUG, "app.middleware"):
+        async with serve(api_keys="k") as service:
+            await service.client.post("/sentiment", json={"inputs": "good"}, headers=keyed)
+            refused = {"X-Request-ID": "mine-401"}  # its head alone decides, without the app at other levels
+            await service.client.post("/sentiment", json={"inputs": "good"}, headers=refused)
+            await service.client.head("/a%0Ab", headers={"X-Request-ID": "mine-404"})
+    lines = {
+        getattr(record, "request_id", ""): record.getMessage().partition(" ")[2]
+        for record in caplog.records
+        if record.name == "app.middleware"
+    }
+    assert lines == {
+        "mine-200": '"POST /sentiment" 200',
+        "mine-401": '"POST /sentiment" 401',
+        "mine-404": '"HEAD /a%0Ab" 404',
+    }
+
+
 async def test_requests_are_counted_by_task_and_status(serve: Any) -> None:
     async with serve() as service:
         await service.client.post("/sentiment", json={"inputs": "good"})

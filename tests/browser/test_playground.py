@@ -71,6 +71,16 @@ def test_every_mask_has_its_candidates(open_page: OpenPage) -> None:
     assert page.get_by_label("A sentence").input_value().startswith("a [MASK] film and a ")
 
 
+def test_focus_goes_to_the_word_that_was_chosen(open_page: OpenPage) -> None:
+    page = open_page()
+    write(page, "A sentence", "a [MASK] film and a [MASK] movie")
+    page.get_by_role("heading", name="Mask 2").wait_for()
+    candidate = page.locator("#fill-mask ol").nth(1).get_by_role("button").first
+    candidate.focus()
+    page.keyboard.press("Enter")
+    assert page.evaluate("[...document.activeElement.parentNode.children].indexOf(document.activeElement)") == 5
+
+
 def test_everything_can_be_done_by_keyboard(open_page: OpenPage) -> None:
     page = open_page()
     answered(page)
@@ -122,6 +132,21 @@ def test_words_are_weighed_in_one_request(open_page: OpenPage) -> None:
     )
     assert len(weights) == 4
     assert max(weights) == 1
+
+
+def test_words_that_are_not_weighed_have_no_weight(open_page: OpenPage) -> None:
+    def small(route: Route) -> None:
+        info = route.fetch().json()
+        route.fulfill(json=info | {"limits": info["limits"] | {"max_client_batch": 2}})
+
+    page = open_page("/info")
+    page.route("**/info", small)
+    page.goto("/#sentiment")
+    page.locator("#status").filter(has_text="ready").wait_for()  # with what it says of limits
+    write(page, "An opinion", "i loved the film!")
+    page.locator("#influence .words", has_text="i loved the film!").wait_for()
+    assert page.locator("#influence .words span").all_inner_texts() == ["i", "loved"]
+    assert page.locator("#influence .hint").inner_text().startswith("What each of the first 2 words adds to ")
 
 
 def test_answer_stands_where_the_weighing_is_refused(open_page: OpenPage) -> None:
@@ -178,6 +203,57 @@ def test_error_is_a_sentence(open_page: OpenPage) -> None:
     assert problem.inner_text()[0].isupper()
     assert problem.inner_text().endswith(".")
     assert page.locator("#sentiment output").inner_text() == ""
+
+
+def test_a_text_that_is_too_long_can_be_cut(open_page: OpenPage) -> None:
+    page = open_page("/#sentiment")
+    answered(page)
+    box = page.get_by_label("Cut what is longer than the model reads")
+    assert not box.is_visible()
+    page.get_by_label("An opinion").fill("good " * 100)
+    box.check()
+    assert "cut to the model’s limit" in answered(page)
+    assert '"parameters": { "truncate": true }' in page.locator("#curl").inner_text()
+    assert "truncate=True" in page.locator("#python").inner_text()
+    box.uncheck()
+    page.get_by_role("alert").filter(has_text="tokens").wait_for()
+
+
+def test_what_is_no_answer_of_the_service_is_told(open_page: OpenPage) -> None:
+    page = open_page("/#sentiment")
+    answered(page)
+    page.route("**/sentiment", lambda route: route.fulfill(body="<h1>Sign in</h1>", content_type="text/html"))
+    page.get_by_label("An opinion").fill("good")
+    page.get_by_text("Somebody else answered, in the service's place.").wait_for()
+
+
+def test_answer_that_is_cut_off_by_typing_is_no_error(open_page: OpenPage) -> None:
+    page = open_page("/#sentiment")
+    answered(page)
+    page.evaluate(
+        """() => {
+            const honest = window.fetch;
+            window.fetch = async (url, options) => {
+                if (!String(url).endsWith("/sentiment")) return honest(url, options);
+                const body = new ReadableStream({
+                    start(parts) {
+                        const error = new DOMException("aborted", "AbortError");
+                        options.signal.addEventListener("abort", () => parts.error(error));
+                    },
+                });
+                window.fetch = honest;
+                return new Response(body, { headers: { "Content-Type": "application/json" } });
+            };
+            window.alerts = [];
+            const seen = () => window.alerts.push(document.querySelector("#problem").textContent);
+            new MutationObserver(seen).observe(document.querySelector("#problem"), { childList: true });
+        }"""
+    )
+    page.get_by_label("An opinion").fill("a film whose answer never comes")
+    page.wait_for_timeout(500)
+    page.get_by_label("An opinion").fill("good")
+    answered(page)
+    assert page.evaluate("window.alerts") == []
 
 
 def test_loading_service_is_asked_again(open_page: OpenPage) -> None:
