@@ -54,6 +54,8 @@ def pretrain(recipe: Recipe) -> bool:
             if group.first:
                 loop.log.write("machine", loop.progress, {"machine": machine(device)})
         finished = loop.run()
+        if finished:
+            task.finish()
         if finished and group.first:
             with uncompiled(model):
                 write_directory(recipe.folder / "pretrained", model.cpu(), tokenizer, torch.float32)

@@ -39,6 +39,9 @@ GPU_WORKERS = 4
 TRIAL_BATCHES = 4
 """Of different sizes, as in training."""
 
+LOOKED_AT = 32
+"""Examples that decide about positions that were not trained."""
+
 
 class PretrainingTask:
     """Batches of masked pairs, first short, then (phase 1) long."""
@@ -63,9 +66,10 @@ class PretrainingTask:
         self.device = next(model.parameters()).device
         self.micro_batch = config.micro_batch or -(-config.batch // self.processes.world)
         vocabulary = Vocabulary.of(tokenizer)
-        self.makers = [
+        served = config.examples.model_copy(update={"sequence_length": model.config.max_position_embeddings})
+        *self.makers, self._served = [
             ExampleMaker(corpus, vocabulary, examples, recipe.seed + phase)
-            for phase, examples in enumerate(phases(config))
+            for phase, examples in enumerate([*phases(config), served])
         ]
         self._stream: tuple[tuple[int, int, int], Iterator[Step]] | None = None
 
@@ -95,7 +99,7 @@ class PretrainingTask:
         self._stream = ((progress.phase, progress.epoch, progress.position), steps)
         batches = [batch.to(self.device) for batch in step.batches]
         if lengthened and self.config.neighbour_attention:
-            self._extend_positions(batches[0])
+            self._extend_positions(self.makers[0].config.sequence_length, batches[:1])
         return batches
 
     def losses(self, batch: PretrainingBatch, counts: Sequence[float]) -> Tensor:
@@ -106,6 +110,15 @@ class PretrainingTask:
         """Of the forward and backward pass."""
         return pretraining_flops(self.bert.config, batch.packed, len(batch.masked_ids))
 
+    def finish(self) -> None:
+        """After the last step: the network is asked about texts as long as it has positions. Those that no
+        example has reached continue the learned ones, if that helps."""
+        trained = self.makers[-1].config.sequence_length
+        if trained < self._served.config.sequence_length and self.config.neighbour_attention:
+            share = Share(LOOKED_AT * self.processes.world, 4, self.processes.rank, self.processes.world)
+            step = next(stream(self._served, share, 0, 0))
+            self._extend_positions(trained, [batch.to(self.device) for batch in step.batches])
+
     def _steps_from(self, progress: Progress) -> Iterator[Step]:
         on_gpu = self.device.type == "cuda"
         workers = self.config.workers
@@ -114,21 +127,21 @@ class PretrainingTask:
         maker, share = self.makers[progress.phase], self._share(progress.phase)
         return stream(maker, share, progress.epoch, progress.position, workers=workers, pin=on_gpu)
 
-    def _extend_positions(self, batch: PretrainingBatch) -> None:
-        """Give the positions that no example has reached yet what the others have learned, if that helps."""
-        trained = self.makers[0].config.sequence_length
+    def _extend_positions(self, trained: int, batches: Sequence[PretrainingBatch]) -> None:
+        """Give the positions from `trained` on what the others have learned, if that helps in the batches."""
         weight = self.bert.encoder.embeddings.position_embeddings.weight
-        before, kept = self._loss(batch), weight.detach().clone()
+        before, kept = self._loss(batches), weight.detach().clone()
         extend_positions(self.bert.encoder, trained)
-        (before, after) = self.processes.sums([before, self._loss(batch)])
+        (before, after) = self.processes.sums([before, self._loss(batches)])
         if after >= before:
             weight.data.copy_(kept)
         logger.info("positions beyond %d: loss %.3f as they are, %.3f extended", trained, before, after)
 
-    def _loss(self, batch: PretrainingBatch) -> float:
+    def _loss(self, batches: Sequence[PretrainingBatch]) -> float:
         precision = choose_precision(self.device)
         with torch.no_grad(), without_trace(self.bert), uncompiled(self.bert), autocast(self.bert, precision):
-            return self.losses(batch, batch.counts)[0].item()
+            losses = [self.losses(batch, batch.counts)[0].item() for batch in batches]
+        return sum(losses) / len(losses)
 
     def _share(self, phase: int) -> Share:
         """Fewer examples when they are long, so that a step keeps its number of tokens."""
