@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from itertools import chain, pairwise
+from itertools import accumulate, chain, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,7 @@ from model.errors import (
 PAD, UNK, CLS, SEP, MASK = SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 
 _LONG_TEXT = 4096  # characters
-_LARGEST_ALPHABET = 1000  # letters beyond the most frequent ones become [UNK]
+_ALPHABET, _SPELLED = 1000, 0.9995  # letters beyond the most frequent ones become [UNK]
 _SURROGATE = "the text holds half of a surrogate pair, which is no character"
 
 
@@ -115,13 +116,14 @@ class Tokenizer:
         rust = _wordpiece({}, lowercase=lowercase)
         # The trainer numbers letters in the order of a hash map, another in every process, and breaks ties
         # between pieces by number. So they are numbered here.
-        letters = _alphabet(rust, texts)
+        letters = _alphabet(rust, texts, vocab_size // 2)
+        alone = [letter for letter in letters if len(letter) == 1]
         trainer = tokenizers.trainers.WordPieceTrainer(
             vocab_size=vocab_size,
             min_frequency=min_frequency,
             special_tokens=[*SPECIAL_TOKENS, *letters],
-            initial_alphabet=[letter for letter in letters if len(letter) == 1],
-            limit_alphabet=_LARGEST_ALPHABET,
+            initial_alphabet=alone,
+            limit_alphabet=max(_ALPHABET, len(alone)),
             continuing_subword_prefix="##",
             show_progress=show_progress,
         )
@@ -332,8 +334,12 @@ def _without_normalizer(rust: _RustTokenizer) -> _RustTokenizer | None:
     return plain
 
 
-def _alphabet(rust: _RustTokenizer, texts: Iterable[str]) -> list[str]:
-    """The most frequent letters, then with `##` those of them that continue a word, each in order."""
+def _alphabet(rust: _RustTokenizer, texts: Iterable[str], most: int) -> list[str]:
+    """The most frequent letters, then with `##` those of them that continue a word, each in order.
+
+    A thousand letters; or as many as it takes to spell nearly all of the text, but no more than `most`: Chinese
+    has some thousands.
+    """
     pairs: Counter[tuple[str, str]] = Counter()
     try:
         for text in texts:
@@ -344,7 +350,10 @@ def _alphabet(rust: _RustTokenizer, texts: Iterable[str]) -> list[str]:
     counts: Counter[str] = Counter()
     for (_, letter), count in pairs.items():
         counts[letter] += 0 if letter.isspace() else count
-    frequent = sorted(+counts, key=lambda letter: (-counts[letter], letter))[:_LARGEST_ALPHABET]
+    frequent = sorted(+counts, key=lambda letter: (-counts[letter], letter))
+    spelled = list(accumulate(counts[letter] for letter in frequent))
+    needed = bisect_left(spelled, _SPELLED * sum(counts.values())) + 1
+    frequent = frequent[: max(_ALPHABET, min(needed, most))]
     split = rust.pre_tokenizer.pre_tokenize_str
     joined = {second for first, second in pairs if split(first + second)[:1] == [(first + second, (0, 2))]}
     return [*sorted(frequent), *(f"##{letter}" for letter in sorted(joined.intersection(frequent)))]

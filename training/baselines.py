@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 import logging
+import re
+import sys
 import time
+import unicodedata
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -26,15 +30,38 @@ _UNSPACED = (
     "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff\U00020000-\U0003ffff"
 )
 """Thai, Lao, Burmese, Khmer, Kana and Han: scripts that put no spaces between words"""
-WORDS = rf"(?u)[{_UNSPACED}]|[^\W{_UNSPACED}]{{2,}}"
-"""Words of two letters or more, as scikit-learn has them, but each letter by itself in a script without spaces:
-their pairs stand for words there."""
+_UNSPACED_LETTER = re.compile(f"[{_UNSPACED}]")
 
 NEVER = 1e-9
 """Probability of a label that no text of the training part has; none is less probable."""
 
 STRENGTHS = (1.0, 10.0)
 """Inverse regularisation; dev decides between them."""
+
+
+def word_pattern() -> str:
+    """A pattern of words of two letters or more, as scikit-learn has them; but each letter by itself in a
+    script without spaces: their pairs stand for words there."""
+    letter, mark = rf"[^\W{_UNSPACED}]", _marks()
+    return rf"(?u)[{_UNSPACED}]|{letter}(?:{letter}|[{mark}])+"
+
+
+def word_and_punctuation_pattern() -> str:
+    """A pattern of words, also of one letter, and of marks that end or part sentences."""
+    return rf"(?u)[{_UNSPACED}]|(?:[^\W{_UNSPACED}]|[{_marks()}'])+|[!?.,;:()]"
+
+
+def num_words(text: str) -> int:
+    """About how many words a text has; in a script without spaces, two letters count as one."""
+    return len(text.split()) + len(_UNSPACED_LETTER.findall(text)) // 2
+
+
+@functools.cache
+def _marks() -> str:
+    """What continues a word and is no letter to `re`: vowels of Indian scripts, points of Arabic and Hebrew
+    ones, other accents, and the joiners between them."""
+    marks = [c for c in map(chr, range(sys.maxunicode)) if unicodedata.category(c) in ("Mn", "Mc")]
+    return "".join(c for c in marks if not _UNSPACED_LETTER.match(c)) + "\u200c\u200d"
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +136,7 @@ class BagOfWords:
             raise RunError(f"all {len(train)} texts that it may read have the same label")
         words = TfidfVectorizer(
             ngram_range=(1, 2),
-            token_pattern=WORDS,
+            token_pattern=word_pattern(),
             max_features=MAX_FEATURES,
             sublinear_tf=True,
             dtype=np.float32,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence, Sized
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,6 +22,9 @@ from training.sources import Document, documents, without_breaks
 logger = logging.getLogger(__name__)
 
 BATCH = 64
+
+FULL_VOICE = 200
+"""Texts of a source in dev"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +67,16 @@ class LabelledTexts:
     @property
     def tokens(self) -> int:
         return sum(map(len, self.input_ids))
+
+
+def voices(dev: Sequence[Sized]) -> list[int]:
+    """What each source says where they decide together, by its texts in dev: as much as any other, unless it
+    has fewer than `FULL_VOICE`. A single text would else outvote a thousand.
+
+    >>> voices([range(1000), range(500), range(15)])
+    [200, 200, 15]
+    """
+    return [min(len(part), FULL_VOICE) for part in dev]
 
 
 def evenly(available: int, count: int) -> list[int]:

@@ -51,6 +51,9 @@ class SourceConfig(_Strict):
     elsewhere it is a newline."""
     group: str | None = None
     """Column whose equal values must not be split between train and dev (a film, an author)."""
+    escaped_newlines: bool = False
+    """A `\\n` that is spelled out in a column is a newline, as in the data sets of Zhang et al. 2015 (Yahoo,
+    Amazon, Yelp). Callers' texts keep theirs."""
     lines: Literal["paragraph", "wrapped", "sentence"] = "paragraph"
     """Plain text: what a line is. In `wrapped` text, sentences run on over the ends of lines. A blank line
     always ends a document."""
@@ -167,7 +170,7 @@ class PretrainConfig(_Strict):
     GPU as many of them as fit."""
     gradient_checkpointing: bool = False
     """Compute each layer again in the backward pass instead of keeping it: a third more time, for much less
-    memory."""
+    memory. The layers are not compiled then."""
     workers: Annotated[int, Field(ge=0)] | None = None
     """Processes that make examples ahead. If absent: none on a CPU, which has better to do; 4 for a GPU."""
     optimizer: Literal["adamw", "muon"] = "adamw"

@@ -21,7 +21,7 @@ from model.tokenizer import Tokenizer
 from training.adapt import adaptation
 from training.batches import ClassificationBatch
 from training.best import Best, Score
-from training.classification import LabelledTexts, joined, read_labelled
+from training.classification import LabelledTexts, joined, read_labelled, voices
 from training.classification_task import ClassificationTask, Start, classifier_from
 from training.config import FinetuneConfig, Recipe
 from training.directory import check_target, write_directory
@@ -246,7 +246,7 @@ def _loop(
 
 _NOT_WHAT_IS_LEARNED = {
     *("train", "test", "pretrained", "seeds", "checkpoint_minutes", "log_steps"),
-    *("baseline_texts", "from_scratch_baseline", "average_fraction"),
+    *("baseline_texts", "from_scratch_baseline"),
 }
 
 
@@ -267,12 +267,14 @@ def _look_at(
 ) -> Any:
     """The loop's `evaluate`: figures by source of some dev texts, of which the best weights are kept."""
     parts = [part.sample(config.evaluate_texts) for part in dev]
+    says = voices(dev)
 
     def evaluate(progress: Progress) -> dict[str, Any]:
         answers = {part.name: predict_classification(model, part.batches()) for part in parts}
         figures = {name: classification_report(*answer).summary() for name, answer in answers.items()}
         accuracy, loss = (
-            sum(report[key] for report in figures.values()) / len(figures) for key in ("accuracy", "loss")
+            float(np.average([report[key] for report in figures.values()], weights=says))
+            for key in ("accuracy", "loss")
         )
         best.offer(progress.step, Score(accuracy, -loss), model)
         return {**figures, "dev_accuracy": accuracy, "dev_loss": loss, "best_step": best.step}

@@ -12,11 +12,11 @@ from typing import Any
 
 import numpy as np
 
-from training.baselines import NEVER
+from training.baselines import NEVER, word_and_punctuation_pattern
+from training.errors import RunError
 from training.examples import Floats
 from training.sources import Document
 
-_WORDS_AND_MARKS = r"[\w']+|[!?.,;:()]"
 _LONGEST = 3
 _STRENGTHS = (10.0, 30.0, 100.0)
 """Inverse regularisation; dev decides."""
@@ -35,14 +35,25 @@ class NaiveBayesBag:
 
     @classmethod
     def fit(cls, train: Sequence[Document], dev: Sequence[Document]) -> NaiveBayesBag:
-        """Learn `train`; `dev` decides the regularisation."""
+        """Learn `train`; `dev` decides the regularisation.
+
+        Raises:
+            RunError: no word occurs in two texts.
+        """
         from sklearn.feature_extraction.text import CountVectorizer  # seconds to import
         from sklearn.linear_model import LogisticRegression
 
         words = CountVectorizer(
-            ngram_range=(1, _LONGEST), token_pattern=_WORDS_AND_MARKS, binary=True, min_df=2, dtype=np.float32
+            ngram_range=(1, _LONGEST),
+            token_pattern=word_and_punctuation_pattern(),
+            binary=True,
+            min_df=2,
+            dtype=np.float32,
         )
-        there = words.fit_transform(document.text for document in train)
+        try:
+            there = words.fit_transform(document.text for document in train)
+        except ValueError as error:  # an empty vocabulary
+            raise RunError(f"none of {len(train)} texts has a word that another has, too") from error
         labels = np.array([str(document.label) for document in train])
         values = tuple(sorted(set(labels)))
         asked = values[1:] if len(values) == 2 else values

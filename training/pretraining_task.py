@@ -82,7 +82,8 @@ class PretrainingTask:
                 self.micro_batch = largest_micro_batch(self.micro_batch, self._fill_memory)
                 logger.info("%d examples per forward pass", self.micro_batch)
             batches = self._first_batches()
-            compile_if_it_pays(self.bert.encoder, self.config.compile, lambda: self._pass(next(batches)))
+            if not self.config.gradient_checkpointing:  # a compiler passes over what is computed again
+                compile_if_it_pays(self.bert.encoder, self.config.compile, lambda: self._pass(next(batches)))
 
     def micro_batches(self, progress: Progress, spent: float) -> Sequence[PretrainingBatch]:
         """This process's share of the next examples."""

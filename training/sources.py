@@ -161,6 +161,8 @@ def _from_rows(rows: Iterable[Row], source: SourceConfig, place: str) -> Iterato
     for where, row in rows:
         at = f"{place}, {where}"
         read = (_text(column(row, name, at), at) for name in source.text)
+        if source.escaped_newlines:
+            read = (field.replace("\\n", "\n") for field in read)
         fields = tuple(map(_clean if source.label is None else _tidy, read))
         text = "\n".join(filter(None, fields))
         if text:
@@ -200,10 +202,7 @@ def _tidy(text: str) -> str:
     """Breaks of other systems become newlines; half characters are replaced."""
     if not text.isascii():
         text = _SURROGATE.sub("\ufffd", text)  # JSON can spell what no file can hold
-    text = text.replace("\r\n", "\n").replace("\r", "\n")
-    if "\\n" in text and "\n" not in text:  # the spelling of Zhang et al. 2015 (Yahoo, Amazon, Yelp)
-        text = text.replace("\\n", "\n")
-    return text.strip()
+    return text.replace("\r\n", "\n").replace("\r", "\n").strip()
 
 
 # --- running text -------------------------------------------------------------------------------------------

@@ -495,6 +495,18 @@ def test_letters_come_first_and_only_those_that_continue_a_word_have_a_continuin
     assert tokenizer.vocab == [*SPECIAL_TOKENS, ",", "a", "b", "中", "##b", "ab"]
 
 
+def test_a_script_of_thousands_of_letters_is_spelled() -> None:
+    rng = random.Random(0)
+    letters = [chr(0x4E00 + i) for i in range(3000)]
+    weights = [1 / (i + 10) for i in range(3000)]  # the first thousand are 86% of a text
+    texts = ["".join(rng.choices(letters, weights, k=100)) for _ in range(500)]
+    large, small = (Tokenizer.train(texts, size, show_progress=False) for size in (8192, 3000))
+    unknown = [sum(t.ids(text).count(t.unk_id) for text in texts) / 50_000 for t in (large, small)]
+    assert unknown[0] <= 0.001
+    assert 0.01 < unknown[1] < 0.2
+    assert sum(len(token) == 1 for token in small.vocab) == 1500
+
+
 def test_case_is_learnt_where_it_is_not_folded() -> None:
     cased = Tokenizer.train(CORPUS, 200, lowercase=False, show_progress=False)
     assert {"W", "É", "é"} & set(cased.vocab) == {"W", "é"}

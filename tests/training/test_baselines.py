@@ -10,7 +10,7 @@ import pytest
 from sklearn.feature_extraction.text import TfidfVectorizer
 
 from tests.training.conftest import MakeRecipe
-from training.baselines import WORDS, BagOfWords, tf_idf_baseline
+from training.baselines import BagOfWords, num_words, tf_idf_baseline, word_pattern
 from training.config import SourceConfig
 from training.errors import RunError
 from training.sources import Document
@@ -113,10 +113,30 @@ def test_languages_without_spaces_have_words(good: str, bad: str) -> None:
     assert BagOfWords.fit(texts[:4], []).accuracy(texts[4:]) == 1
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        "এই সিনেমাটি খুব ভালো ছিল",
+        "यह फिल्म बहुत अच्छी है और कहानी भी",
+        "הַסֶּרֶט הָיָה טוֹב",
+        "cafe\u0301 au lait",
+        "i\u0307stanbul",
+    ],
+)
+def test_vowel_signs_and_points_are_parts_of_words(text: str) -> None:
+    assert TfidfVectorizer(token_pattern=word_pattern(), lowercase=False).build_analyzer()(text) == text.split()
+
+
+def test_words_are_about_counted_where_nothing_parts_them() -> None:
+    assert num_words("It's a good film, isn't it?") == 6
+    assert num_words("这部电影非常好看。我喜欢") == 1 + 11 // 2
+
+
 def test_words_of_languages_with_spaces_are_scikit_learns(data: Path) -> None:
-    odd = "It's 2x a naïve_word, o.k.: Größe – İstanbul ½ x² Ёлка 영화가 a1 b"
+    odd = "It's 2x a naïve_word, o.k.: Größe – ½ x² Ёлка 영화가 a1 b"
     text = (data / "reviews.jsonl").read_text() + odd
-    ours, theirs = (TfidfVectorizer(**p).build_analyzer()(text) for p in ({"token_pattern": WORDS}, {}))
+    settings: tuple[dict[str, str], ...] = ({"token_pattern": word_pattern()}, {})
+    ours, theirs = (TfidfVectorizer(**own).build_analyzer()(text) for own in settings)
     assert ours == theirs
 
 

@@ -122,6 +122,12 @@ def test_of_several_seeds_the_best_on_dev_is_kept(make_recipe: MakeRecipe) -> No
     )
 
 
+def test_another_mean_of_the_weights_is_another_run(finished: Recipe) -> None:
+    settings = finished.finetune.model_copy(update={"average_fraction": 0.5})
+    with pytest.raises(RunError, match=r"finetune\.average_fraction was 0\.0, is 0\.5"):
+        finetune(finished.model_copy(update={"finetune": settings}))
+
+
 def test_a_command_that_names_fewer_seeds_keeps_the_best_of_all(make_recipe: MakeRecipe) -> None:
     recipe = with_pretrained(make_recipe("finetune.seeds=[1, 2, 3]", "finetune.epochs=1"))
     assert finetune(recipe)

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from tests.training.texts import review, sentence
+from training.errors import RunError
 from training.naive_bayes import NaiveBayesBag
 from training.sources import Document
 
@@ -22,6 +23,25 @@ def test_words_that_decide_the_label_are_learned() -> None:
     bag, test = NaiveBayesBag.fit(documents(80, 1), documents(20, 2)), documents(40, 3)
     guesses = bag.log_probabilities(test, ["0", "1"]).argmax(axis=1)
     assert np.mean([str(guess) == document.label for guess, document in zip(guesses, test, strict=True)]) >= 0.9
+
+
+def test_languages_without_spaces_have_words() -> None:
+    texts = [
+        (f"{before}这部电影{what}好看", label)
+        for before in "我他她"
+        for what, label in (("很", "1"), ("不", "0"))
+    ]
+    bag = NaiveBayesBag.fit([Document(text, (text,), label) for text, label in texts], [])
+    asked = [Document(text, (text,)) for text in ("你说这部电影不好看", "你说这部电影很好看")]
+    assert bag.log_probabilities(asked, ["0", "1"]).argmax(axis=1).tolist() == [0, 1]
+
+
+def test_texts_without_a_common_word_are_refused() -> None:
+    texts = [
+        Document(word, (word,), str(number % 2)) for number, word in enumerate(("one", "two", "three", "four"))
+    ]
+    with pytest.raises(RunError, match="none of 4 texts has a word that another has"):
+        NaiveBayesBag.fit(texts, [])
 
 
 def test_word_order_counts_up_to_three_words() -> None:

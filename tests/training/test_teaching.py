@@ -215,6 +215,13 @@ def test_a_teacher_that_is_sure_without_knowing_weighs_less() -> None:
     assert best_blend([opinions(boasts, knows)]).share < 0.2
 
 
+def test_a_single_text_does_not_decide_for_thousands() -> None:
+    many = opinions((0.95, 0.9), (0.6, 0.9))
+    wrong, right = np.log([[1e-9, 1.0]]), np.log([[1.0, 1e-9]])
+    one = Opinions("one", wrong.astype(np.float32), right.astype(np.float32), np.array([0]))
+    assert best_blend([many, one]).share > 0.5
+
+
 def test_two_independent_teachers_are_surer_together() -> None:
     both = opinions((0.8, 0.8), (0.8, 0.8))
     blend = best_blend([both])
