@@ -11,7 +11,7 @@ import logging
 import math
 import threading
 import time
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Generic, Protocol, TypeVar
@@ -66,6 +66,8 @@ class Job(Generic[Item, Answer]):
     lane: Hashable
     """Which encoder computes it; only items of one lane share a batch."""
     cost: int
+    turn: int
+    """Cost of its largest item: what it takes of a round, at most."""
     deadline: float
     waiting: deque[Pending[Item, Answer]] = field(default_factory=deque)
     answers: list[Answer | None] = field(default_factory=list)
@@ -79,7 +81,14 @@ class Job(Generic[Item, Answer]):
     def of(
         cls, lane: Hashable, items: Sequence[Item], costs: Sequence[int], deadline: float
     ) -> Job[Item, Answer]:
-        job = cls(lane, sum(costs), deadline, answers=[None] * len(items), unanswered=len(items))
+        job = cls(
+            lane,
+            sum(costs),
+            max(costs, default=0),
+            deadline,
+            answers=[None] * len(items),
+            unanswered=len(items),
+        )
         job.waiting.extend(
             Pending(job, i, item, cost) for i, (item, cost) in enumerate(zip(items, costs, strict=True))
         )
@@ -114,6 +123,19 @@ def take_batch(waiting: deque[Job[Item, Answer]], budget: int) -> list[Pending[I
         if job.waiting:
             waiting.append(job)
     return batch
+
+
+@dataclass(slots=True)
+class Crowd:
+    """Unanswered jobs of about the same number of items."""
+
+    cost: int = 0
+    turn: int = 0
+    """Of one round: sum over the jobs"""
+
+    def ahead(self, rounds: int) -> int:
+        """What of it is computed before a new job of so many items is done, at most."""
+        return min(self.cost, rounds * self.turn)
 
 
 class Observer(Protocol):
@@ -182,7 +204,8 @@ class DynamicBatcher(Generic[Item, Answer]):
         self._work = threading.Condition()
         self._closing = False
         self._unsettled: set[Job[Item, Answer]] = set()
-        self._unsettled_tokens = 0
+        self._crowds: defaultdict[int, Crowd] = defaultdict(Crowd)
+        """The unsettled by the bit length of their number of items."""
         self._threads: list[threading.Thread] = []
 
     @property
@@ -262,13 +285,13 @@ class DynamicBatcher(Generic[Item, Answer]):
         finally:
             timer.cancel()
             self._unsettled.discard(job)
-            self._unsettled_tokens -= job.cost
+            self._count(job, -1)
             self._observer.queue(self.queued_requests, self.queued_tokens)
         return job.results
 
-    def check_room(self, tokens: int, deadline: float, *, spare: float = 0.0) -> None:
-        """Raise what `answer` would raise for a job of so many tokens, as far as that can be known now; where
-        others wait, also if it does not leave this share of the room."""
+    def check_room(self, tokens: int, items: int, deadline: float, *, spare: float = 0.0) -> None:
+        """Raise what `answer` would raise for a job of so many tokens in so many items, as far as that can be
+        known now; where others wait, also if it does not leave this share of the room."""
         if self.error is not None or self._closing or not self._threads:
             raise UnavailableError("broken" if self.error is not None else "stopped")
         if tokens > self.max_queue_tokens:
@@ -277,8 +300,9 @@ class DynamicBatcher(Generic[Item, Answer]):
             )
         waiting = self.queued_tokens + self.reserved_tokens
         full = waiting and waiting + tokens > self.max_queue_tokens * (1 - spare)
-        # Requests take turns, so one that is half done holds up a new one with all of its tokens.
-        ahead = self._unsettled_tokens + self.reserved_tokens
+        # Requests take turns: a large one holds up a small one by some items, and one as large by all of them,
+        # also if it is half done.
+        ahead = sum(crowd.ahead(items) for crowd in self._crowds.values()) + self.reserved_tokens
         late = ahead and ahead + tokens > self.timely_tokens(deadline) * (1 - spare)
         if full or late:
             self._observer.refused()
@@ -290,19 +314,24 @@ class DynamicBatcher(Generic[Item, Answer]):
             if job.deadline <= job.submitted:
                 self._observer.expired()
                 raise DeadlineExceededError
-            self.check_room(job.cost, job.deadline)
+            self.check_room(job.cost, len(job.answers), job.deadline)
         except ServiceError:
             job.waiting.clear()  # or else it would keep itself, and the encoder that was to compute it
             raise
         job.future = self._loop.create_future()
         self._unsettled.add(job)
-        self._unsettled_tokens += job.cost
+        self._count(job, 1)
         with self._work:
             self._lanes.setdefault(job.lane, deque()).append(job)
             self.queued_tokens += job.cost
             self._work.notify()
         self._observer.queue(self.queued_requests, self.queued_tokens)
         return job.future
+
+    def _count(self, job: Job[Item, Answer], by: int) -> None:
+        crowd = self._crowds[len(job.answers).bit_length()]
+        crowd.cost += by * job.cost
+        crowd.turn += by * job.turn
 
     def _retry_after(self) -> int:
         """Seconds until what waits now is computed, at the measured speed."""

@@ -40,7 +40,7 @@ _INLINE_CHARACTERS = 4096
 # Characters per token, on the safe side; only for the room that a text is given before it is tokenized.
 _CHARACTERS_PER_TOKEN = 4
 # Of a body, on the other safe side; and a text that will be cut counts no more than that.
-_BYTES_PER_TOKEN, _SURE_TOKENS = 6, 512
+_BYTES_PER_TOKEN, _BYTES_PER_INPUT, _SURE_TOKENS = 6, 64, 512
 # Of the queue's room, kept for what has been let in and is not tokenized yet: the estimates above are low, and
 # nobody shall be refused only after having been read and parsed.
 _SPARE = 0.1
@@ -182,7 +182,7 @@ class Engine:
             QueueFullError: too much is waiting.
         """
         tokens = min(body_bytes // _BYTES_PER_TOKEN, _SURE_TOKENS, self._settings.max_queue_tokens)
-        self.batcher.check_room(tokens, deadline, spare=_SPARE)
+        self.batcher.check_room(tokens, max(body_bytes // _BYTES_PER_INPUT, 1), deadline, spare=_SPARE)
 
     def start(self) -> None:
         """Load the models in an inference thread; `settled` is set when that has succeeded or failed."""
@@ -391,7 +391,7 @@ class Engine:
         sizes = [_characters(given) for given in inputs]
         room = sum(min(size // _CHARACTERS_PER_TOKEN, max_length) for size in sizes)
         room = min(room, self._settings.max_queue_tokens)  # an estimate is no reason to refuse it for good
-        self.batcher.check_room(room, deadline)
+        self.batcher.check_room(room, len(inputs), deadline)
         if sum(sizes) <= _INLINE_CHARACTERS:
             return _read_all(inputs, read)
         self.batcher.reserved_tokens += room

@@ -46,6 +46,8 @@ _BUSY_SHARE, _LOOK_SECONDS = 0.5, 0.25
 """Of a core, and how often it is looked at."""
 _SIGNALS = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}
 """Whoever sends them to all processes means the one that speaks HTTP: it still needs the other to drain."""
+_KNOWN = {"app", "model", "builtins"}
+"""Where errors are defined that the process which speaks HTTP can tell apart."""
 _KILLED_WITHIN = 5.0
 """Seconds"""
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
@@ -344,10 +346,14 @@ def _sent(answer: Answer | Exception) -> Any:
 
 
 def _portable(error: Exception) -> Exception:
-    """An error with its traceback, or what can be said of it, for the other process."""
-    error.add_note("".join(traceback.format_exception(error)))
-    try:
-        pickle.loads(pickle.dumps(error))  # noqa: S301 (our own)
-    except Exception:
-        return RuntimeError("".join(traceback.format_exception(error)))
-    return error
+    """An error with its traceback, or what can be said of it, for the other process: that one is not to load
+    PyTorch for an error of PyTorch's."""
+    trace = "".join(traceback.format_exception(error))
+    error.add_note(trace)
+    with suppress(Exception):
+        if type(error).__module__.partition(".")[0] in _KNOWN:
+            pickle.loads(pickle.dumps(error))  # noqa: S301 (our own)
+            return error
+    told = RuntimeError(f"{type(error).__name__}: {error}")
+    told.add_note(trace)
+    return told

@@ -21,7 +21,7 @@ from app.logs import log_config
 from app.main import create_app
 from app.protocol import BoundedProtocol
 from app.settings import Settings
-from app.workers import DIED, FAILED
+from app.workers import DIED, FAILED, bind
 
 _GARBAGE = 10_000
 """Objects made, after which Python looks for garbage. After 700, as in CPython 3.11, that took a twentieth of
@@ -79,7 +79,8 @@ class DrainingServer(uvicorn.Server):
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:  # noqa: ARG002
         """A first signal drains; Ctrl-C after that ends at once."""
         if self.drain_until is not None:
-            self.force_exit = self.should_exit = sig == signal.SIGINT
+            if sig == signal.SIGINT:  # a worker gets it from the terminal, and SIGTERM from its parent as well
+                self.force_exit = self.should_exit = True
             return
         self.drain_until = time.monotonic() + self.drain_seconds
         self.engine.drain()
@@ -140,6 +141,12 @@ def run_worker(
     )
     if settings.workers == 1:
         announce(settings, os.environ)
+        if settings.host == "::":  # IPv4 too, as with several workers; asyncio's own socket would not take it
+            try:
+                sockets = [bind(settings.host, settings.port)]
+            except OSError as error:
+                print(f"bert-serve: {error}", file=sys.stderr)  # noqa: T201 (the one line that explains the exit)
+                return FAILED
     server = DrainingServer(config, engine, settings.drain_seconds, replaced)
     try:
         server.run(sockets)

@@ -152,7 +152,7 @@ def _serve_worker(settings: Settings) -> None:
     from app.server import run_worker  # which imports this module
 
     threading.Thread(target=_end_with_parent, name="parent", daemon=True).start()
-    own = _bind(settings.host, settings.port, shared=True)
+    own = bind(settings.host, settings.port, shared=True)
     sys.exit(run_worker(settings, [own], replaced=True))
 
 
@@ -170,12 +170,17 @@ def _reserve(host: str, port: int) -> socket.socket:
     Raises:
         OSError: it is taken.
     """
-    with _bind(host, port, shared=False) as probe:
+    with bind(host, port) as probe:
         port = probe.getsockname()[1]
-    return _bind(host, port, shared=True)
+    return bind(host, port, shared=True)
 
 
-def _bind(host: str, port: int, *, shared: bool) -> socket.socket:
+def bind(host: str, port: int, *, shared: bool = False) -> socket.socket:
+    """A socket on a port, which others may share.
+
+    Raises:
+        OSError: it is taken.
+    """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     bound = socket.socket(family)
     bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

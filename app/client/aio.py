@@ -25,7 +25,7 @@ from app.client.calls import (
     Texts,
 )
 from app.client.errors import ProblemError
-from app.client.exchange import Exchange, Outcome, Plan, Send, Wait, check_options, result_or_raise
+from app.client.exchange import Exchange, Outcome, Plan, Send, Wait, check_options, patience, result_or_raise
 from app.client.retry import PATIENT, RetryPolicy
 from app.responses import FillMaskResult, LabelResult
 
@@ -53,7 +53,10 @@ class AsyncBertClient:
         self._exchange = Exchange(retry, time.monotonic, random.random)
         self._sizes: Sizes | None = None
         self._http = httpx.AsyncClient(
-            base_url=base_url, headers=calls.authorization(api_key), timeout=timeout, transport=transport
+            base_url=base_url,
+            headers=calls.authorization(api_key),
+            timeout=patience(timeout),
+            transport=transport,
         )
 
     async def aclose(self) -> None:

@@ -18,6 +18,8 @@ from app.client.retry import RetryPolicy, pause_before_retry
 
 T = TypeVar("T")
 
+_GRACE = 2.0
+"""Seconds that a connection waits beyond the timeout, for the service to say that it has passed (504)."""
 _LONGEST_TIMEOUT = 1_000_000.0
 """Seconds; sockets and the service's header take little more."""
 
@@ -107,6 +109,11 @@ class Exchange:
                 _give_up(reply)
             else:
                 yield Wait(pause)
+
+
+def patience(timeout: float) -> httpx.Timeout:
+    """Of a connection; the service is told `timeout` itself."""
+    return httpx.Timeout(timeout, read=timeout + _GRACE)
 
 
 def check_options(timeout: float, concurrency: int) -> None:

@@ -395,21 +395,21 @@ async def test_room_can_be_spared_where_others_wait(computer: Computer) -> None:
     deadline = time.monotonic() + PATIENCE
     computer.gate.clear()
     async with running(computer, queue=100, wait_share=0.5) as batcher:
-        batcher.check_room(100, deadline, spare=0.1)  # nobody waits
+        batcher.check_room(100, 10, deadline, spare=0.1)  # nobody waits
         first = await start(batcher, job(0))
         await computer.has_entered()
-        batcher.check_room(100, deadline, spare=0.1)  # one is computed
+        batcher.check_room(100, 10, deadline, spare=0.1)  # one is computed
         second = await start(batcher, job(1, 2, 3))
-        batcher.check_room(70, deadline)
-        batcher.check_room(60, deadline, spare=0.1)
+        batcher.check_room(70, 7, deadline)
+        batcher.check_room(60, 6, deadline, spare=0.1)
         with pytest.raises(QueueFullError):
-            batcher.check_room(61, deadline, spare=0.1)
+            batcher.check_room(61, 6, deadline, spare=0.1)
         batcher.tokens_per_second = 1.0
         batcher.tokens_per_second = 100 / batcher.timely_tokens(deadline)  # 40 of 100 are ahead
-        batcher.check_room(55, deadline)
-        batcher.check_room(48, deadline, spare=0.1)
+        batcher.check_room(55, 5, deadline)
+        batcher.check_room(48, 4, deadline, spare=0.1)
         with pytest.raises(QueueFullError):
-            batcher.check_room(55, deadline, spare=0.1)
+            batcher.check_room(55, 5, deadline, spare=0.1)
         computer.gate.set()
         await asyncio.gather(first, second)
 
@@ -423,7 +423,7 @@ async def test_retry_after_follows_the_measured_speed(computer: Computer, speed:
         second = await start(batcher, job(1, 2, 3, 4))
         batcher.tokens_per_second = speed
         with pytest.raises(QueueFullError) as refused:
-            batcher.check_room(1, time.monotonic() + PATIENCE)
+            batcher.check_room(1, 1, time.monotonic() + PATIENCE)
         assert refused.value.retry_after == expected
         computer.gate.set()
         await asyncio.gather(first, second)
@@ -446,6 +446,26 @@ async def test_what_cannot_be_computed_before_its_own_deadline_is_refused(
         second = await start(batcher, job(2, seconds=21 * 2 / fitting))
         computer.gate.set()
         assert (await first, await second) == ([2], [4])
+
+
+async def test_large_request_does_not_keep_out_small_ones_that_it_delays_by_a_turn(computer: Computer) -> None:
+    async with running(computer, batch=20, queue=10_000) as batcher:
+        for i in range(10):
+            await batcher.answer(job(i, i))
+        batcher.tokens_per_second = 1.0  # and so seconds are tokens
+        computer.gate.clear()
+        large = await start(batcher, job(*range(100), cost=10, seconds=2000))
+        await computer.has_entered()
+        small = [await start(batcher, job(i, seconds=45 + 10 * i)) for i in range(3)]
+        with pytest.raises(QueueFullError):
+            await batcher.answer(job(7, seconds=45))  # one turn of the large one and three of the small ones
+        with pytest.raises(QueueFullError):
+            await batcher.answer(job(*range(50), seconds=1000))  # 50 turns of the large one, and its own 50
+        middle = await start(batcher, job(*range(50), seconds=1100))
+        computer.gate.set()
+        assert await asyncio.gather(*small) == [[0], [2], [4]]
+        assert [len(answers) for answers in await asyncio.gather(large, middle)] == [100, 50]
+        assert all((crowd.cost, crowd.turn) == (0, 0) for crowd in batcher._crowds.values())
 
 
 async def test_nothing_is_refused_as_long_as_no_speed_is_known(computer: Computer) -> None:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from app.backend import TorchBackend
 from app.batcher import BackendDiedError, OutOfMemoryError
@@ -289,6 +290,7 @@ class UnpicklableError(Exception):
         (InferenceError("not finite"), InferenceError),
         (CheckpointError(Path("weights"), "is missing"), CheckpointError),
         (UnpicklableError("fault", 7), RuntimeError),
+        (torch.OutOfMemoryError("no room for the weights"), RuntimeError),  # to know it is to load torch
     ],
 )
 def test_errors_arrive_as_what_they_are_or_at_least_in_words(error: Exception, kind: type[Exception]) -> None:

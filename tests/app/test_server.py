@@ -663,6 +663,26 @@ def test_second_ctrl_c_ends_a_service_whose_batch_hangs(checkpoints: dict[str, s
         assert not Path(f"/proc/{inference}").exists()
 
 
+def test_second_ctrl_c_counts_although_the_parent_sends_sigterm_with_it(checkpoints: dict[str, str]) -> None:
+    app = create_app(Settings.read(checkpoints))
+    server = DrainingServer(uvicorn.Config(app), app.state.engine, drain_seconds=1.0)
+    for sig in (signal.SIGINT, signal.SIGTERM):
+        server.handle_exit(sig, None)
+    assert not server.force_exit
+    for sig in (signal.SIGINT, signal.SIGTERM):
+        server.handle_exit(sig, None)
+    assert server.force_exit
+    assert server.should_exit
+
+
+@pytest.mark.skipif(not socket.has_ipv6, reason="there is no IPv6")
+@pytest.mark.parametrize("workers", ["1", "2"])
+def test_every_address_of_ipv6_is_every_address(checkpoints: dict[str, str], workers: str) -> None:
+    with running(checkpoints | {"BERT_HOST": "::", "BERT_WORKERS": workers}) as process:
+        process.until_ready()  # by 127.0.0.1
+        assert httpx.get(f"http://[::1]:{process.port}/health/live").status_code == 200
+
+
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="asks Linux which signals are handled")
 @pytest.mark.parametrize("workers", ["1", "2"])
 def test_sigterm_ends_well_from_the_first_second(checkpoints: dict[str, str], workers: str) -> None:

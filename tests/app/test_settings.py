@@ -52,6 +52,15 @@ def test_lists_are_split_at_commas() -> None:
     assert Settings.read({"BERT_API_KEYS": " one, two ,,"}).api_keys == ("one", "two")
 
 
+def test_origins_are_as_browsers_send_them() -> None:
+    given = "https://Example.org/, http://localhost:3000,*"
+    assert Settings.read({"BERT_CORS_ORIGINS": given}).cors_origins == (
+        "https://example.org",
+        "http://localhost:3000",
+        "*",
+    )
+
+
 @pytest.mark.parametrize(
     ("value", "access"),
     [
@@ -81,6 +90,8 @@ def test_access_is_a_word_or_a_switch(value: str, access: str) -> None:
         ("BERT_DOCS", "perhaps"),
         ("BERT_METRICS", "key"),  # without keys, nobody could ask
         ("BERT_DRAIN_SECONDS", "-1"),
+        ("BERT_CORS_ORIGINS", "example.org"),
+        ("BERT_CORS_ORIGINS", "https://example.org/page"),
     ],
 )
 def test_impossible_value_is_named(name: str, value: str) -> None:

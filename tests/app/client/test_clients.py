@@ -6,7 +6,9 @@ import asyncio
 import itertools
 import json
 import threading
+import time
 from collections.abc import AsyncIterator, Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from math import inf, nan
 from typing import Any
 
@@ -17,6 +19,7 @@ from app.client import (
     AsyncBertClient,
     BertClient,
     ConnectionFailedError,
+    DeadlineExceededError,
     FillMaskResult,
     InvalidInputError,
     LabelResult,
@@ -166,6 +169,34 @@ def test_nobody_there_is_a_connection_error() -> None:
     ):
         client.sentiment("good")
     assert len(pauses) == 2
+
+
+class Late(BaseHTTPRequestHandler):
+    """A service that says that the time is over when it is, as if from far away."""
+
+    def do_POST(self) -> None:
+        time.sleep(int(self.headers["X-Request-Timeout-Ms"]) / 1000 + 0.3)
+        body = json.dumps({"code": "late", "detail": "late", "request_id": "1", "errors": []}).encode()
+        self.send_response(504)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+
+@pytest.fixture
+def late_url() -> Iterator[str]:
+    with ThreadingHTTPServer(("127.0.0.1", 0), Late) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+
+
+async def test_service_far_away_has_the_time_to_say_that_time_is_over(late_url: str) -> None:
+    with BertClient(late_url, timeout=0.2) as client, pytest.raises(DeadlineExceededError):
+        await asyncio.to_thread(client.sentiment, "good")
+    async with AsyncBertClient(late_url, timeout=0.2) as client:
+        with pytest.raises(DeadlineExceededError):
+            await client.sentiment("good")
 
 
 def test_busy_service_is_obeyed() -> None:
