@@ -43,7 +43,7 @@ _PROBLEMS: dict[int, tuple[str, errors.ServiceError]] = {
     ),
     429: ("The queue is full; the request was not started.", errors.QueueFullError(retry_after=2)),
     500: ("The model failed on this input.", errors.InferenceError()),
-    503: ("Loading, draining or broken.", errors.UnavailableError("loading")),
+    503: ("Loading, draining, stalled, stopped or broken.", errors.UnavailableError("loading")),
     504: (
         "The deadline passed (`X-Request-Timeout-Ms`, or the server's own).",
         errors.DeadlineExceededError(),
@@ -56,6 +56,9 @@ _REQUEST_ID = {
     }
 }
 _RETRY_AFTER = {"Retry-After": {"description": "Seconds to wait.", "schema": {"type": "integer", "minimum": 1}}}
+_CHALLENGE = {
+    "WWW-Authenticate": {"description": "That a key is wanted, as `Bearer`.", "schema": {"type": "string"}}
+}
 _SERVER_TIMING = {
     "Server-Timing": {
         "description": "Milliseconds per stage: `tokenize;dur=0.1, queue;dur=0.2, inference;dur=3.4`.",
@@ -109,18 +112,24 @@ def answer(example: Any) -> Responses:
 
 def problems(*statuses: int) -> Responses:
     """The error responses of an operation."""
-    return {status: _problem(status) for status in statuses}
+    return {status: problem(*_PROBLEMS[status]) for status in statuses}
 
 
-def _problem(status: int) -> dict[str, Any]:
-    description, error = _PROBLEMS[status]
+def problem(description: str, error: errors.ServiceError) -> dict[str, Any]:
+    """One error response."""
     example = json.loads(bytes(problem_response(error, _EXAMPLE_ID).body))
     schema = {"$ref": "#/components/schemas/Problem"}
     return {
         "description": description,
-        "headers": _REQUEST_ID | (_RETRY_AFTER if hasattr(error, "retry_after") else {}),
+        "headers": _REQUEST_ID | _headers(error),
         "content": {MEDIA_TYPE: {"schema": schema, "example": example}},
     }
+
+
+def _headers(error: errors.ServiceError) -> dict[str, Any]:
+    if isinstance(error, errors.UnauthorizedError):
+        return _CHALLENGE
+    return _RETRY_AFTER if hasattr(error, "retry_after") else {}
 
 
 def install(app: FastAPI, settings: Settings) -> None:
@@ -134,7 +143,7 @@ def install(app: FastAPI, settings: Settings) -> None:
             _add_problem(document["components"]["schemas"])
             _leave_out_defaults(document["components"]["schemas"])
             if settings.metrics == "key":
-                document["paths"]["/metrics"]["get"]["responses"] |= {"401": _problem(401)}
+                document["paths"]["/metrics"]["get"]["responses"] |= {"401": problem(*_PROBLEMS[401])}
             if settings.api_keys:
                 _ask_for_keys(document)
         return app.openapi_schema or {}

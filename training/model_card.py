@@ -94,7 +94,8 @@ def _pictures(recipe: Recipe, name: str, target: Path) -> list[str]:
 def _weaknesses(recipe: Recipe) -> list[str]:
     if not recipe.weaknesses:
         return []
-    return ["## Known weaknesses", "", *(f"- {line}" for line in recipe.weaknesses), ""]
+    lines = (f"- {line}" for line in recipe.weaknesses)
+    return ["## Known weaknesses", "", "As its author found them in networks of this recipe:", "", *lines, ""]
 
 
 def _run_line(recipe: Recipe, name: str) -> str:

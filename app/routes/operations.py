@@ -19,6 +19,7 @@ from app.settings import Settings
 router = APIRouter(tags=["operations"])
 metrics_router = APIRouter(tags=["operations"], dependencies=[Depends(check_metrics)])
 
+_BROKEN = UnavailableError("broken")
 _INFO = {
     "version": "0.1.0",
     "status": "ready",
@@ -27,18 +28,18 @@ _INFO = {
     "threads": 2,
     "workers": 1,
     "tokens_per_second": 52000,
-    "models": [
+    "models": [  # FastAPI leaves out the null labels of the other one
         {
             "name": "sentiment",
             "tasks": ["sentiment"],
-            "parameters": 11170818,
+            "parameters": 5454594,
             "layers": 4,
             "hidden_size": 256,
             "heads": 4,
-            "vocab_size": 30522,
+            "vocab_size": 8192,
             "max_tokens": 512,
             "labels": ["NEGATIVE", "POSITIVE"],
-        }
+        },
     ],
     "limits": {
         "max_batch_tokens": 2048,
@@ -65,7 +66,7 @@ def _engine(request: Request) -> Engine:
     "/health/live",
     operation_id="health_live",
     summary="Is a restart needed?",
-    responses=document.answer({"status": "alive"}) | document.problems(503),
+    responses=document.answer({"status": "alive"}) | {503: document.problem("It cannot recover.", _BROKEN)},
 )
 async def live(request: Request) -> Health:
     """503 once the inference process is dead."""
