@@ -175,6 +175,6 @@ def _parser() -> argparse.ArgumentParser:
             "--" + name.replace("_", "-"),
             dest=name,
             metavar="X",
-            help=f"{field.description} [{PREFIX}{name.upper()}, default: {shown or 'none'}]",
+            help=f"{field.description} [{PREFIX}{name.upper()}, default: {'none' if shown == '' else shown}]",
         )
     return parser

@@ -115,6 +115,9 @@ def test_help_shows_every_setting(capsys: pytest.CaptureFixture[str]) -> None:
     assert ended.value.code == 0
     shown = capsys.readouterr().out
     assert all(f"BERT_{name.upper()}" in shown for name in Settings.model_fields)
+    shown = " ".join(shown.split())
+    assert "[BERT_API_KEYS, default: none]" in shown
+    assert "[BERT_THREADS, default: 0]" in shown
 
 
 def test_unknown_flag_ends_with_a_message(capsys: pytest.CaptureFixture[str]) -> None:
