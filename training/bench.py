@@ -94,7 +94,9 @@ def _batches(
     config: BertConfig, text: RandomText, length: int, size: int, count: int, *, full: bool
 ) -> list[list[Example]]:
     ordinary = np.arange(5, config.vocab_size)
-    vocabulary = Vocabulary(config.vocab_size, 2, 3, 4, ordinary, np.zeros(config.vocab_size, dtype=np.bool_))
+    vocabulary = Vocabulary(
+        config.vocab_size, 2, 3, 4, 1, ordinary, np.zeros(config.vocab_size, dtype=np.bool_)
+    )
     shares = {"short_fraction": 0.0, "sentence_pair_fraction": 0.0} if full else {}
     maker = ExampleMaker(text, vocabulary, ExamplesConfig(sequence_length=length, **shares), seed=1)
     available = len(maker.starts(0))

@@ -54,6 +54,7 @@ class Vocabulary:
     cls_id: int
     sep_id: int
     mask_id: int
+    unk_id: int
     ordinary: Ints
     """Ids that may stand in for a masked token: all but the special ones."""
     continues_word: NDArray[np.bool_]
@@ -63,7 +64,7 @@ class Vocabulary:
     def of(cls, tokenizer: Tokenizer) -> Vocabulary:
         ordinary = np.array(sorted(set(range(tokenizer.vocab_size)) - tokenizer.special_ids), dtype=np.int64)
         continues = np.array([token.startswith("##") for token in tokenizer.vocab])
-        ids = (tokenizer.cls_id, tokenizer.sep_id, tokenizer.mask_id)
+        ids = (tokenizer.cls_id, tokenizer.sep_id, tokenizer.mask_id, tokenizer.unk_id)
         return cls(tokenizer.vocab_size, *ids, ordinary, continues)
 
 
@@ -170,7 +171,8 @@ class ExampleMaker:
         types[len(first) + 2 :] = 1
         candidates = np.arange(1, len(first) + len(second) + 1)
         candidates[len(first) :] += 1  # past the first [SEP]
-        positions = self._choose(ids, candidates, rng)
+        known = candidates[ids[candidates] != v.unk_id]  # an unknown word is nothing to be learned, or guessed
+        positions = self._choose(ids, known if len(known) else candidates, rng)
         originals = ids[positions]
         lot = rng.random(len(positions))
         replaced = np.where(lot < 0.8, v.mask_id, originals)

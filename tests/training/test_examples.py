@@ -33,7 +33,7 @@ VOCABULARY = 60_000
 def vocabulary() -> Vocabulary:
     """Ids 0 to 4 are special; every third id continues a word."""
     ids = np.arange(VOCABULARY)
-    return Vocabulary(VOCABULARY, 2, 3, 4, ids[SPECIAL:], (ids % 3 == 0) & (ids >= SPECIAL))
+    return Vocabulary(VOCABULARY, 2, 3, 4, 1, ids[SPECIAL:], (ids % 3 == 0) & (ids >= SPECIAL))
 
 
 def text(documents: int, sentences: int, longest: int, seed: int = 0) -> MemoryText:
@@ -225,6 +225,15 @@ def test_fifteen_percent_are_masked_eighty_ten_ten(many: list[Example]) -> None:
     assert (after == before).mean() == pytest.approx(0.1, abs=slack)
     assert ((after != 4) & (after != before)).mean() == pytest.approx(0.1, abs=slack)
     assert (after[after != 4] >= SPECIAL).all()
+
+
+@pytest.mark.parametrize("whole_word", [False, True])
+def test_an_unknown_word_is_nothing_to_guess(whole_word: bool) -> None:
+    known = [[[10, 1, 1, 11, 1, 12], [13, 1, 1, 14]]] * 20
+    made = examples(maker(MemoryText(known), whole_word=whole_word, mask_fraction=0.5))
+    assert all((e.masked_ids != 1).all() and len(e.masked_ids) >= 1 for e in made)
+    nothing = examples(maker(MemoryText([[[1, 1, 1], [1, 1]]] * 20), whole_word=whole_word))
+    assert all((e.masked_ids == 1).all() and len(e.masked_ids) >= 1 for e in nothing)
 
 
 def test_masks_fall_on_every_position_alike(many: list[Example]) -> None:
