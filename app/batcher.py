@@ -12,7 +12,8 @@ import math
 import threading
 import time
 from collections import defaultdict, deque
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Generic, Protocol, TypeVar
 
@@ -205,7 +206,7 @@ class DynamicBatcher(Generic[Item, Answer]):
         self._closing = False
         self._unsettled: set[Job[Item, Answer]] = set()
         self._crowds: defaultdict[int, Crowd] = defaultdict(Crowd)
-        """The unsettled by the bit length of their number of items."""
+        """The unsettled, and who has reserved, by the bit length of their number of items."""
         self._threads: list[threading.Thread] = []
 
     @property
@@ -285,7 +286,7 @@ class DynamicBatcher(Generic[Item, Answer]):
         finally:
             timer.cancel()
             self._unsettled.discard(job)
-            self._count(job, -1)
+            self._count(-1, len(job.answers), job.cost, job.turn)
             self._observer.queue(self.queued_requests, self.queued_tokens)
         return job.results
 
@@ -302,7 +303,7 @@ class DynamicBatcher(Generic[Item, Answer]):
         full = waiting and waiting + tokens > self.max_queue_tokens * (1 - spare)
         # Requests take turns: a large one holds up a small one by some items, and one as large by all of them,
         # also if it is half done.
-        ahead = sum(crowd.ahead(items) for crowd in self._crowds.values()) + self.reserved_tokens
+        ahead = sum(crowd.ahead(items) for crowd in self._crowds.values())
         late = ahead and ahead + tokens > self.timely_tokens(deadline) * (1 - spare)
         if full or late:
             self._observer.refused()
@@ -320,7 +321,7 @@ class DynamicBatcher(Generic[Item, Answer]):
             raise
         job.future = self._loop.create_future()
         self._unsettled.add(job)
-        self._count(job, 1)
+        self._count(1, len(job.answers), job.cost, job.turn)
         with self._work:
             self._lanes.setdefault(job.lane, deque()).append(job)
             self.queued_tokens += job.cost
@@ -328,10 +329,22 @@ class DynamicBatcher(Generic[Item, Answer]):
         self._observer.queue(self.queued_requests, self.queued_tokens)
         return job.future
 
-    def _count(self, job: Job[Item, Answer], by: int) -> None:
-        crowd = self._crowds[len(job.answers).bit_length()]
-        crowd.cost += by * job.cost
-        crowd.turn += by * job.turn
+    @contextmanager
+    def reserved(self, costs: Sequence[int]) -> Iterator[None]:
+        """Hold the room of a request that is still being tokenized, of estimated costs: it counts as queued."""
+        cost = min(sum(costs), self.max_queue_tokens)
+        self.reserved_tokens += cost
+        self._count(1, len(costs), cost, max(costs))
+        try:
+            yield
+        finally:
+            self.reserved_tokens -= cost
+            self._count(-1, len(costs), cost, max(costs))
+
+    def _count(self, by: int, items: int, cost: int, turn: int) -> None:
+        crowd = self._crowds[items.bit_length()]
+        crowd.cost += by * cost
+        crowd.turn += by * turn
 
     def _retry_after(self) -> int:
         """Seconds until what waits now is computed, at the measured speed."""

@@ -389,19 +389,19 @@ class Engine:
     ) -> list[Query]:
         """Inputs into queries: here if that is quick, else in a thread while the room they need is held."""
         sizes = [_characters(given) for given in inputs]
-        room = sum(min(size // _CHARACTERS_PER_TOKEN, max_length) for size in sizes)
-        room = min(room, self._settings.max_queue_tokens)  # an estimate is no reason to refuse it for good
-        self.batcher.check_room(room, len(inputs), deadline)
+        costs = [min(size // _CHARACTERS_PER_TOKEN, max_length) for size in sizes]
+        room = min(
+            sum(costs), self._settings.max_queue_tokens
+        )  # an estimate is no reason to refuse it for good
+        self.batcher.check_room(room, len(costs), deadline)
         if sum(sizes) <= _INLINE_CHARACTERS:
             return _read_all(inputs, read)
-        self.batcher.reserved_tokens += room
         try:
-            return await self._in_thread(lambda: _read_all(inputs, read), deadline)
+            with self.batcher.reserved(costs):
+                return await self._in_thread(lambda: _read_all(inputs, read), deadline)
         except asyncio.CancelledError:
             self._metrics.cancelled()
             raise
-        finally:
-            self.batcher.reserved_tokens -= room
 
     async def _in_thread(self, work: Callable[[], Result], deadline: float) -> Result:
         try:

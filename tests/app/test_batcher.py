@@ -468,6 +468,21 @@ async def test_large_request_does_not_keep_out_small_ones_that_it_delays_by_a_tu
         assert all((crowd.cost, crowd.turn) == (0, 0) for crowd in batcher._crowds.values())
 
 
+async def test_what_is_still_being_tokenized_takes_its_turns_too(computer: Computer) -> None:
+    async with running(computer, batch=20, queue=10_000) as batcher:
+        for i in range(10):
+            await batcher.answer(job(i, i))
+        batcher.tokens_per_second = 1.0  # and so seconds are tokens
+        until = time.monotonic() + 45
+        with batcher.reserved([10] * 100):
+            batcher.check_room(30, 3, until + 20)  # three turns of the other
+            with pytest.raises(QueueFullError):
+                batcher.check_room(30, 3, until)
+            with pytest.raises(QueueFullError):
+                batcher.check_room(10_000 - 999, 1, until + 10**6)  # its room is taken
+        batcher.check_room(30, 3, until)
+
+
 async def test_nothing_is_refused_as_long_as_no_speed_is_known(computer: Computer) -> None:
     async with running(computer) as batcher:
         assert batcher.timely_tokens(time.monotonic() + 0.001) == math.inf

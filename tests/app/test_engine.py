@@ -156,10 +156,8 @@ async def test_long_texts_are_tokenized_like_short_ones(backend: Any) -> None:
 
 async def test_room_is_held_while_a_text_is_tokenized(backend: Any) -> None:
     async with running(backend, max_queue_tokens=100) as engine:
-        engine.batcher.reserved_tokens = 99
-        with pytest.raises(QueueFullError):
+        with engine.batcher.reserved([33, 33, 33]), pytest.raises(QueueFullError):
             await engine.sentiment(["a " * 5000], deadline=soon(), truncate=True)
-        engine.batcher.reserved_tokens = 0
         await engine.sentiment(["a " * 5000], deadline=soon(), truncate=True)
 
 
