@@ -92,6 +92,9 @@ class Exchange:
                 groups += [[group[i] for i in indices] for indices in rest]
             else:
                 outcomes |= zip(group, call.results(response, len(group)), strict=True)
+        late = [o for o in outcomes.values() if isinstance(o, ProblemError) and o.status == 504]
+        if len(late) == len(outcomes):  # a service that is too slow for all is no fault of any
+            raise late[0]
         return [outcomes[i] for i in range(len(chunk.inputs))]
 
     def _insist(self, send: Send, began: float) -> Plan[httpx.Response]:
@@ -155,8 +158,6 @@ def isolate(error: ProblemError, inputs: Sequence[bytes]) -> tuple[list[int], li
     if len(inputs) > 1:
         middle = len(inputs) // 2
         return [], [list(everyone[:middle]), list(everyone[middle:])]
-    if error.status == 504:  # a slow service is no fault of the one input
-        raise error
     return [0], []
 
 

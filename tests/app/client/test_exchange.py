@@ -133,6 +133,15 @@ def test_slow_service_is_given_less_at_once() -> None:
     assert [len(inputs) for inputs in steps] == [4, 2, 2]
     with pytest.raises(DeadlineExceededError):
         ask(["a"], lambda _: problem(504, "deadline_exceeded"))
+    with pytest.raises(DeadlineExceededError):
+        ask(list("abcd"), lambda _: problem(504, "deadline_exceeded"))
+
+
+def test_one_input_that_takes_too_long_costs_no_other() -> None:
+    outcomes, _ = ask(
+        list("abcd"), lambda inputs: problem(504, "deadline_exceeded") if "b" in inputs else ok(inputs)
+    )
+    assert labels(outcomes) == ["a", "deadline_exceeded", "c", "d"]
 
 
 def test_slow_service_is_asked_for_halves_until_the_deadline_only() -> None:
