@@ -22,6 +22,7 @@ import logging
 import shutil
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from contextlib import nullcontext
 from dataclasses import asdict
 from importlib.metadata import version
 from pathlib import Path
@@ -143,7 +144,7 @@ def prepare(recipe: Recipe, tokenizer: Tokenizer) -> Path:
     Raises:
         SourceError: text that cannot be read.
         CorpusError: no text to train on, or no room on the disk.
-        RunError: another process is making this corpus, or training on it.
+        RunError: another process is training on the corpus that is to be made anew.
     """
     corpus = recipe.folder / "corpus"
     fingerprint = _fingerprint(recipe, tokenizer)
@@ -153,7 +154,8 @@ def prepare(recipe: Recipe, tokenizer: Tokenizer) -> Path:
             return corpus
         if not known:
             _read_beginnings(recipe)
-        with alone(recipe.folder / "pretrain", Processes()):
+        reader = recipe.folder / "pretrain"
+        with alone(reader, Processes()) if reader.is_dir() else nullcontext():
             if not known:
                 _start_anew(corpus, fingerprint)
             _make(recipe, tokenizer, corpus)

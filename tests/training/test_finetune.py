@@ -198,7 +198,7 @@ def test_a_second_process_in_the_same_folder_is_refused(make_recipe: MakeRecipe,
     until(process, "step 2 ")
     process.send_signal(signal.SIGSTOP)
     try:
-        with pytest.raises(RunError, match=r"another process is training in .*finetune: wait for its end"):
+        with pytest.raises(RunError, match=r"another process is at work in .*finetune: wait for its end"):
             finetune(recipe)
     finally:
         process.kill()

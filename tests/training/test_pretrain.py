@@ -83,7 +83,7 @@ def test_a_second_process_in_the_same_folder_is_refused_and_the_first_goes_on(
     until(process, "step 5 ")
     process.send_signal(signal.SIGSTOP)
     try:
-        with pytest.raises(RunError, match=r"another process is training in .*pretrain: wait for its end"):
+        with pytest.raises(RunError, match=r"another process is at work in .*pretrain: wait for its end"):
             pretrain(recipe)
     finally:
         process.send_signal(signal.SIGCONT)
