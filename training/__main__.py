@@ -6,6 +6,7 @@ import argparse
 import logging
 import os
 import shlex
+import signal
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -90,6 +91,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parsed = _parse(arguments)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s  %(message)s", datefmt="%H:%M:%S")
     logging.captureWarnings(True)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C: nothing half-written is left behind
     try:
         finished = _run(parsed)
     except (BertError, OSError) as error:

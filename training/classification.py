@@ -158,7 +158,7 @@ def split_sources(recipe: Recipe) -> list[tuple[str, list[Document], list[Docume
     if parts and (missing := [label for label in config.labels if label not in trained]):
         raise RunError(
             f"no text of finetune.train is labelled {', '.join(map(repr, missing))}; is a file sorted by its "
-            "labels, and cut by limit?"
+            "labels, and cut by limit, or are all its texts in finetune.test, too?"
         )
     return parts
 

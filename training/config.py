@@ -21,6 +21,7 @@ RECIPES = Path(__file__).parent / "recipes"
 Share = Annotated[float, Field(ge=0, le=1)]
 Positive = Annotated[int, Field(gt=0)]
 Seed = Annotated[int, Field(ge=0, lt=2**63)]
+Dropout = Annotated[float, Field(ge=0, lt=1)]
 Decay = Annotated[float, Field(ge=0, lt=1)]
 
 
@@ -195,7 +196,7 @@ class PretrainConfig(_Strict):
     """Of AdamW."""
     clip_norm: Annotated[float, Field(gt=0)] = 1.0
     """The gradient's norm is cut to this."""
-    dropout: Share = 0.0
+    dropout: Dropout = 0.0
     """Of hidden states and of attention."""
     next_weight: Annotated[float, Field(ge=0)] = 1.0
     """Weight of the next-sentence loss beside the masked LM's; 1 as in BERT."""
@@ -312,9 +313,9 @@ class FinetuneConfig(_Strict):
     """Of AdamW."""
     clip_norm: Annotated[float, Field(gt=0)] = 1.0
     """The gradient's norm is cut to this."""
-    dropout: Share = 0.1
+    dropout: Dropout = 0.1
     """Of hidden states and of attention."""
-    attention_dropout: Share | None = None
+    attention_dropout: Dropout | None = None
     """Of attention alone. 0 lets a GPU use variable-length attention, which has no dropout."""
     checkpoint_minutes: Annotated[float, Field(gt=0)] = 5.0
     """A kill loses at most so much training."""
@@ -365,7 +366,7 @@ class ExportConfig(_Strict):
 class Recipe(_Strict):
     """Everything a run depends on besides the data's bytes and the machine."""
 
-    name: str
+    name: Annotated[str, Field(min_length=1)]
     """Of the run, and of its folder."""
     description: str = ""
     """For the model card."""
@@ -412,7 +413,7 @@ class Recipe(_Strict):
             "finetune.max_length": self.finetune.max_length,
         }
         for key, length in lengths.items():
-            if length > positions:
+            if length > positions and self.pretrain.start is None:  # else it is compared with what that has
                 raise ValueError(f"{key} is {length}, but model.max_position_embeddings is {positions}")
         lists = {
             "corpus.sources": self.corpus.sources,

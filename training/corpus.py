@@ -38,11 +38,12 @@ from training.distributed import Processes
 from training.errors import CorpusError
 from training.pieces import pieces
 from training.run_state import alone
+from training.sentences import MAX_SENTENCE_TOKENS
 from training.shards import Shard, read_json, write_json
 from training.sources import documents, file_hashes, files
 from training.workers import shards_in_workers
 
-FORMAT = 3
+FORMAT = 4
 """Raised when the files or the way of splitting text change, so that older corpora are made anew."""
 
 OPEN_SHARDS = 256
@@ -155,12 +156,15 @@ def prepare(recipe: Recipe, tokenizer: Tokenizer) -> Path:
         if not known:
             _read_beginnings(recipe)
         reader = recipe.folder / "pretrain"
-        with alone(reader, Processes()) if reader.is_dir() else nullcontext():
+        with (
+            alone(recipe.folder, Processes()),
+            alone(reader, Processes()) if reader.is_dir() else nullcontext(),
+        ):
             if not known:
                 _start_anew(corpus, fingerprint)
             _make(recipe, tokenizer, corpus)
     except OSError as error:
-        raise CorpusError(f"{corpus}: {error}; when there is room, run prepare again, it continues") from error
+        raise CorpusError(f"{corpus}: {error}; when that is mended, run prepare again, it continues") from error
     return corpus
 
 
@@ -252,12 +256,14 @@ def _write_manifest(folder: Path, shards: Sequence[Shard], tokenizer: Tokenizer)
     for name, counts in sources.items():
         _advise(name, counts)
     totals = {key: sum(counts[key] for counts in sources.values()) for key in COUNTS}
+    token_counts = _token_counts(folder, shards, tokenizer.vocab_size)
+    token_counts[tokenizer.unk_id] = 0  # never asked for
     manifest = {
         "format": FORMAT,
         "tokenizer_hash": _hash(tokenizer),
         "vocab_size": tokenizer.vocab_size,
         **totals,
-        "unigram_entropy": entropy(_token_counts(folder, shards, tokenizer.vocab_size)),
+        "unigram_entropy": entropy(token_counts),
         "sources": sources,
         "shards": [asdict(shard) for shard in shards],
     }
@@ -269,10 +275,19 @@ def _advise(source: str, counts: Counter[str]) -> None:
     if counts["documents"] > 1 and counts["sentences"] < 1.1 * counts["documents"]:
         logger.warning(
             "%s: %d documents hold only %d sentences, and no next sentence is learned from a document of one. "
-            "In plain text a blank line ends a document: leave it out between sentences",
+            "In plain text a blank line ends a document: leave it out between sentences. A sentence ends with "
+            "its line, or with a mark such as a full stop and a space",
             source,
             counts["documents"],
             counts["sentences"],
+        )
+    if counts["cut_sentences"] > 0.01 * counts["sentences"]:
+        logger.warning(
+            "%s: %d sentences have more than %d tokens and were cut, so that pairs may be parts of one. A line "
+            "break or a full stop with a space ends a sentence",
+            source,
+            counts["cut_sentences"],
+            MAX_SENTENCE_TOKENS,
         )
     if counts["unknown_sentences"] > 0.01 * counts["sentences"]:
         logger.warning(

@@ -136,7 +136,7 @@ def evaluate_pretraining(
         chosen = [maker(0, i) for i in range(min(examples, len(maker.starts(0))))]
         words = predict_pretraining(model, chosen)
         pairs = predict_pretraining(model, [unmasked(example) for example in chosen])
-        reports[name] = _report(words, pairs, unigram_shares(corpus))
+        reports[name] = _report(words, pairs, unigram_shares(corpus, tokenizer.unk_id))
     return reports
 
 
@@ -195,9 +195,10 @@ def _report(
     )
 
 
-def unigram_shares(corpus: Corpus) -> NDArray[np.float64]:
-    """How frequent each token of a corpus is, without those that do not occur; sums to 1."""
+def unigram_shares(corpus: Corpus, unk_id: int) -> NDArray[np.float64]:
+    """How frequent each token of a corpus is that is asked for, without those that do not occur; sums to 1."""
     counts = corpus.token_counts()
+    counts[unk_id] = 0
     return counts[counts > 0] / counts.sum()
 
 

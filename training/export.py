@@ -46,7 +46,9 @@ def _export(recipe: Recipe, name: str, source: Checkpoint, weights: Mapping[str,
 
 
 def check_targets(recipe: Recipe) -> None:
-    """Raise RunError if a directory to export to holds anything else than a checkpoint."""
+    """Raise RunError if a directory to export to holds anything else than a checkpoint, or is that of both."""
+    if len({_target(recipe, name).resolve() for name in NAMES}) < len(NAMES):
+        raise RunError(f"{_target(recipe, NAMES[0])} is to hold {' and '.join(NAMES)}: give each a directory")
     for name in NAMES:
         check_target(_target(recipe, name))
 

@@ -134,7 +134,8 @@ class Loop(Generic[B]):
 
     def run(self) -> bool:
         """Train. False if a signal ended it early; the state is saved in either case."""
-        self._saved, self._evaluated = self.progress.copy(), self.progress.copy()
+        self._saved = self.progress.copy()
+        self._evaluated = Progress() if self._was_stopped_at_the_end() else self.progress.copy()
         self._window = Window(self.task.figures, self.progress, self.peak_flops)
         began_at = self.progress.step
         with self._signals(), ProgressBar(self.spent, shown=self.processes.first) as bar:
@@ -146,7 +147,7 @@ class Loop(Generic[B]):
                 self._look(bar)
             if self._window.steps:
                 bar.update(self.spent, self._read())
-        if self.progress.step > began_at:
+        if self._evaluated.step < self.progress.step or self.progress.step > began_at:
             self._finish()
         if self._stop:
             logger.warning("stopped by %s at step %d", signal.Signals(self._stop).name, self.progress.step)
@@ -244,8 +245,8 @@ class Loop(Generic[B]):
         figures = self._window.read(self.progress)
         if not math.isfinite(figures["gradient_norm"]):
             raise RunError(
-                f"by step {self.progress.step} the gradient's norm is {figures['gradient_norm']}: lower "
-                "learning_rate or raise warmup_fraction; the last checkpoint is intact"
+                f"by step {self.progress.step} the gradient's norm is {figures['gradient_norm']}: start anew, "
+                "under another name, with a lower learning_rate or a higher warmup_fraction"
             )
         return figures
 
@@ -269,6 +270,12 @@ class Loop(Generic[B]):
             step = self.progress.step
             return step // self.evaluate_steps > (step - 1) // self.evaluate_steps
         return self.progress.seconds - self._evaluated.seconds >= 60 * self.evaluate_minutes
+
+    def _was_stopped_at_the_end(self) -> bool:
+        """Whether the run that is resumed had spent its budget, but was ended before the evaluation."""
+        return self.spent >= 1 and not any(
+            line["event"] == "evaluation" and line["step"] == self.progress.step for line in self.log
+        )
 
     def _evaluate(self) -> None:
         self._wait()

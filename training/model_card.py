@@ -33,7 +33,7 @@ def write_card(recipe: Recipe, name: str, target: Path, weights: Mapping[str, st
         sources = recipe.finetune.train + (recipe.teach.texts if recipe.teach else ())
     evaluated = (read_json(recipe.folder / "report.json") or {}).get("weights", {})
     if current := name in evaluated and evaluated.items() <= weights.items():
-        figures = (recipe.folder / "report.md").read_text().split(PLOTS)[0]
+        figures = (recipe.folder / "report.md").read_text(encoding="utf-8").split(PLOTS)[0]
     else:
         figures = "Not evaluated: run `python -m training evaluate`.\n"
     seed = recipe.seed if name == "pretrained" else chosen_seed(recipe)
@@ -68,7 +68,7 @@ def write_card(recipe: Recipe, name: str, target: Path, weights: Mapping[str, st
         "```",
         "",
     ]
-    (target / "README.md").write_text("\n".join(lines))
+    (target / "README.md").write_text("\n".join(lines), encoding="utf-8")
 
 
 def _settings(recipe: Recipe, name: str) -> dict[str, Any]:

@@ -89,13 +89,17 @@ def _routed(recipe: Recipe, meter: _Meter) -> Iterator[tuple[str, SourceConfig, 
             heldout.add(text_hash(document.text))
             yield f"heldout/{source_name(source)}", source, document.text
     below = 0 if config.heldout else int(config.heldout_fraction * 2**64)
+    trained: set[int] = set()
     if below:
-        heldout = set().union(*(_at_least_one(source, root, below) for source in config.sources))
+        for source in config.sources:
+            lowest, highest = _at_least_one(source, root, below)
+            heldout |= lowest
+            trained |= highest
     for source in config.sources:
         left_out = 0
         for document in documents(source, root, meter.add):
             key = text_hash(document.text)
-            if key >= below and key not in heldout:
+            if (key >= below or key in trained) and key not in heldout:
                 yield "train", source, document.text
             elif not config.heldout:
                 yield f"heldout/{source_name(source)}", source, document.text
@@ -111,12 +115,15 @@ def text_hash(text: str) -> int:
     return int.from_bytes(hashlib.blake2b(normalised, digest_size=8).digest(), "big")
 
 
-def _at_least_one(source: SourceConfig, root: Path, below: int) -> set[int]:
-    """The lowest hash of a source so small that none is below the limit, unless all of it is one text."""
-    lowest: set[int] = set()
+def _at_least_one(source: SourceConfig, root: Path, below: int) -> tuple[set[int], set[int]]:
+    """Of a source so small that the limit does not part it: the lowest hash, to be held out, or the highest, to
+    be trained on. A source that is one single text is trained on."""
+    lowest, highest = 2**64, -1
     for document in documents(source, root):
         key = text_hash(document.text)
-        if key < below:
-            return set()
-        lowest = set(sorted({*lowest, key})[:2])
-    return {min(lowest)} if len(lowest) > 1 else set()
+        lowest, highest = min(lowest, key), max(highest, key)
+        if lowest < below <= highest:
+            break
+    if highest < below < 2**64:
+        return set(), {highest}
+    return {lowest} if below <= lowest < highest else set(), set()

@@ -135,10 +135,16 @@ def new_model(recipe: Recipe, tokenizer: Tokenizer) -> BertForPreTraining:
             f"{recipe.pretrain.start} has another vocabulary than {recipe.folder / 'tokenizer'}; run tokenizer "
             "and prepare with this pretrain.start"
         )
+    positions = begun.config.max_position_embeddings
     longest = max(examples.sequence_length for examples in phases(recipe.pretrain))
-    if longest > (positions := begun.config.max_position_embeddings):
+    if longest > positions:
         raise RunError(
             f"examples have up to {longest} tokens, but {recipe.pretrain.start} has {positions} positions"
+        )
+    if recipe.finetune.train and recipe.finetune.pretrained is None and recipe.finetune.max_length > positions:
+        raise RunError(
+            f"finetune.max_length is {recipe.finetune.max_length}, but {recipe.pretrain.start}, from which the "
+            f"classifier will come, has {positions} positions"
         )
     model = fresh_model(begun.config, recipe)
     model.load_state_dict(begun.state_dict())

@@ -88,7 +88,7 @@ def evaluate(recipe: Recipe, weights: Path | None = None) -> str:
     )
     text = tables(report)
     plots = [f"![{file.stem}]({file.name})" for file in _plot(recipe, report)]
-    (folder / "report.md").write_text("\n".join([text, PLOTS, "", *plots, ""]))
+    (folder / "report.md").write_text("\n".join([text, PLOTS, "", *plots, ""]), encoding="utf-8")
     (folder / "report.json").write_text(to_json(report))  # last: it says of which weights all of it is
     return text
 

@@ -14,11 +14,8 @@ from numpy.typing import NDArray
 
 from model.tokenizer import Tokenizer
 
-MAX_SENTENCE_TOKENS = 400
-"""A longer "sentence" is a table or a list without punctuation. It is cut into parts."""
-
-CUT_TOKENS = 128
-"""The longest such part."""
+MAX_SENTENCE_TOKENS = 125
+"""A longer one is cut: an example of 128 tokens has no room for more, and its middle would never be seen."""
 
 MAX_UNKNOWN = 0.5
 """A sentence with a larger share of [UNK] is of another script; it is dropped."""
@@ -46,8 +43,11 @@ _APART = re.compile(
 _CLOSED_APART = ("''", ")", "]")
 """What still belongs to the sentence before the space."""
 
+_SPACE = re.compile(r"\s")
+
 _OPENING = "ʼ"
 _CLOSING = "’"
+_QUOTED = ('"', "''", "”", "’", "»")
 _UNPAIRED = (
     *((mark, _OPENING) for mark in "“‘«„"),
     (' "', f" {_OPENING}"),
@@ -86,25 +86,30 @@ def split_sentences(text: str) -> list[str]:
 
 
 def _split_paragraph(paragraph: str) -> list[str]:
-    unpaired = f"{_OPENING}{paragraph[1:]}" if paragraph[:1] in ("'", '"') else paragraph
+    unpaired = _SPACE.sub(" ", paragraph)  # a no-break space after a letter makes sentencex panic
+    if unpaired[:1] in ("'", '"'):
+        unpaired = _OPENING + unpaired[1:]
     for mark, replacement in _UNPAIRED:
         unpaired = unpaired.replace(mark, replacement)  # as long as before, so that the boundaries hold
+    lowercase = paragraph.islower()
     sentences = []
     start = end = 0
     for sentence in sentencex.segment("en", unpaired):
         end += len(sentence)
-        if _is_boundary(paragraph, end):
+        if _is_boundary(paragraph, end, lowercase=lowercase):
             sentences.append(paragraph[start:end])
             start = end
     return sentences
 
 
-def _is_boundary(paragraph: str, end: int) -> bool:
-    """Not in `"Why?" she said`, nor in `ASP.NET`."""
+def _is_boundary(paragraph: str, end: int, *, lowercase: bool) -> bool:
+    """Not in `"Why?" she said`, nor in `ASP.NET`. Text without capitals has sentences all the same."""
     if end == len(paragraph):
         return True
     before, after = paragraph[end - 1], paragraph[end]
-    if after.islower() or paragraph.startswith(_CLOSED_APART, end):
+    if after.islower() and not (lowercase and not paragraph[max(0, end - 8) : end].rstrip().endswith(_QUOTED)):
+        return False
+    if paragraph.startswith(_CLOSED_APART, end):
         return False
     return before.isspace() or not before.isascii()
 
@@ -193,7 +198,7 @@ class SentenceEncoder:
 
 
 def even_parts(continues: NDArray[np.bool_]) -> list[int]:
-    """Lengths of about equal parts of at most `CUT_TOKENS` tokens; none begins within a word that fits in one.
+    """Lengths of about equal parts, none above `MAX_SENTENCE_TOKENS`, none from within a word that fits.
 
     Args:
         continues: (tokens,) whether a token continues the word before it.
@@ -202,7 +207,7 @@ def even_parts(continues: NDArray[np.bool_]) -> list[int]:
     ends = [0]
     while ends[-1] < total:
         left = total - ends[-1]
-        end = ends[-1] + -(-left // -(-left // CUT_TOKENS))
+        end = ends[-1] + -(-left // -(-left // MAX_SENTENCE_TOKENS))
         begins = np.flatnonzero(~continues[ends[-1] + 1 : end + 1])
         ends.append(ends[-1] + 1 + int(begins[-1]) if end < total and len(begins) else end)
     return [int(length) for length in np.diff(ends)]

@@ -49,6 +49,11 @@ def test_the_texts_are_those_of_fine_tuning_without_labels(recipe: Recipe) -> No
     assert set(corpus.manifest["sources"]) == {"reviews"}
 
 
+def test_a_break_of_html_ends_a_sentence_as_in_pretraining(recipe: Recipe) -> None:
+    assert all(source.label for source in recipe.finetune.train), "which keeps `<br />` as it is"
+    assert not any(source.label for source in adaptation(recipe).corpus.sources)
+
+
 def test_without_a_budget_it_is_refused(make_recipe: MakeRecipe) -> None:
     with pytest.raises(RunError, match=r"no \[adapt\]"):
         adapt(make_recipe())

@@ -206,7 +206,26 @@ def test_a_small_source_holds_out_one_document_and_a_single_one_none(root: Path)
     assert not (folder / "heldout" / "b").exists()
 
 
+def test_a_source_that_the_limit_would_hold_out_whole_is_trained_on(root: Path) -> None:
+    write_texts(root / "data" / "a.jsonl", ["The film was good.", "The plot was bad."])
+    write_texts(root / "data" / "b.jsonl", ["The hero was bad."])
+    folder = prepare(recipe(root, heldout_fraction=1 - 1e-9), TOKENIZER)
+    sides = [texts_of(Corpus.open(folder / part)) for part in ("train", "heldout/a")]
+    assert [len(side) for side in sides] == [2, 1]
+    assert "the hero was bad." in sides[0]
+    assert not (folder / "heldout" / "b").exists()
+
+
 # --- interruptions
+
+
+def test_two_at_once_are_refused(root: Path) -> None:
+    with (
+        occupied(root / "runs" / "test"),
+        pytest.raises(RunError, match=r"another process is at work in .*test: wait for its end"),
+    ):
+        prepare(recipe(root), TOKENIZER)
+    assert prepare(recipe(root), TOKENIZER)
 
 
 class Killed(BaseException):
@@ -415,7 +434,7 @@ def test_full_disk_is_reported_with_what_to_do(root: Path, monkeypatch: pytest.M
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(workers_module, "make_shard", full)
-    with pytest.raises(CorpusError, match="No space left on device; when there is room, run prepare again"):
+    with pytest.raises(CorpusError, match="No space left on device; when that is mended, run prepare again"):
         prepare(recipe(root), TOKENIZER)
 
 
@@ -428,6 +447,13 @@ def test_blank_lines_between_sentences_are_advised_against(
     advice = [record.getMessage() for record in caplog.records if "blank line" in record.getMessage()]
     assert len(advice) >= 1
     assert all(message.startswith("lines:") for message in advice)
+
+
+def test_sentences_that_had_to_be_cut_are_advised_about(root: Path, caplog: pytest.LogCaptureFixture) -> None:
+    write_texts(root / "data" / "b.jsonl", ["The film was good. I liked it.", "the film was good " * 40])
+    prepare(recipe(root, heldout_fraction=0), TOKENIZER)
+    assert "b: 1 sentences have more than 125 tokens and were cut" in caplog.text
+    assert "a: " not in caplog.text
 
 
 def test_unknown_words_are_advised_about(root: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -121,7 +121,11 @@ def test_evaluating_leaves_no_trace(model: BertForPreTraining, tokenizer: Tokeni
 
 
 def test_unigram_shares_are_those_of_the_text() -> None:
-    assert sorted(unigram_shares(MemoryText([[[7, 7], [9]], [[7]]]))) == [0.25, 0.75]
+    assert sorted(unigram_shares(MemoryText([[[7, 7], [9]], [[7]]]), unk_id=1)) == [0.25, 0.75]
+
+
+def test_an_unknown_word_is_no_guess_of_the_unigrams_since_it_is_never_asked_for() -> None:
+    assert sorted(unigram_shares(MemoryText([[[7, 7], [9]], [[9, 7]]]), unk_id=9)) == [1.0]
 
 
 def test_classification_figures() -> None:

@@ -84,6 +84,14 @@ def test_nothing_is_exported_if_one_of_the_directories_is_refused(
     assert not (recipe.folder / "export").exists()
 
 
+def test_both_models_in_one_directory_are_refused(make_recipe: MakeRecipe, tmp_path: Path) -> None:
+    recipe = make_recipe(
+        f"export.sentiment={tmp_path / 'w'}", f"export.pretrained={tmp_path / 'x' / '..' / 'w'}"
+    )
+    with pytest.raises(RunError, match="is to hold pretrained and sentiment: give each a directory"):
+        export(recipe)
+
+
 def test_an_export_can_be_repeated(make_recipe: MakeRecipe) -> None:
     recipe = make_recipe("pretrain.evaluate_examples=1")
     tokenizer = Tokenizer.load(recipe.folder / "tokenizer")

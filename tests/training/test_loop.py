@@ -191,6 +191,23 @@ def test_a_signal_lets_the_step_finish_saves_and_stops(tmp_path: Path, number: s
     assert signal.getsignal(number) == before
 
 
+def test_a_run_that_is_stopped_in_its_last_step_is_evaluated_when_it_is_started_again(tmp_path: Path) -> None:
+    class Interrupted(Regression):
+        def losses(self, batch: Numbers, counts: Sequence[float]) -> Tensor:
+            if len(self.seen) == 5:
+                os.kill(os.getpid(), signal.SIGTERM)
+            return super().losses(batch, counts)
+
+    finished = []
+    for task in (Interrupted(), Regression(), Regression()):
+        state = RunState(tmp_path, {})
+        loop = loop_of(task, tmp_path, Budget(steps=5), state=state, evaluate=lambda p: {"at": p.step})
+        loop.resume()
+        finished.append(loop.run())
+    assert finished == [False, True, True]
+    assert [line["at"] for line in lines(tmp_path) if line["event"] == "evaluation"] == [5]
+
+
 def test_a_pause_does_not_count_as_training(tmp_path: Path) -> None:
     class Paused(Regression):
         def losses(self, batch: Numbers, counts: Sequence[float]) -> Tensor:
@@ -212,7 +229,7 @@ def test_what_is_not_finite_is_never_saved(tmp_path: Path) -> None:
     loop = loop_of(
         Exploding(), tmp_path, Budget(steps=20), state=RunState(tmp_path, {}), checkpoint_minutes=1e-9
     )
-    with pytest.raises(RunError, match=r"norm is nan: lower learning_rate.*checkpoint is intact"):
+    with pytest.raises(RunError, match=r"norm is nan: start anew, .* lower learning_rate"):
         loop.run()
     state = torch.load(max(tmp_path.glob("*.pt")), weights_only=True)
     assert state["progress"]["step"] == 7

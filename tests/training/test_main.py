@@ -169,11 +169,12 @@ def test_an_unknown_option_is_refused() -> None:
         main(["export", "quick", "--fast"])
 
 
-def test_ctrl_c_while_preparing_says_how_to_continue(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_while_preparing_says_how_to_continue(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], number: signal.Signals
 ) -> None:
     def interrupted(recipe: Recipe) -> bool:
-        signal.raise_signal(signal.SIGINT)
+        signal.raise_signal(number)
         return True
 
     monkeypatch.setitem(command_line.COMMANDS, "prepare", (interrupted, ""))

@@ -204,6 +204,16 @@ def test_examples_longer_than_the_start_has_positions_are_refused(
         pretrain(recipe)
 
 
+def test_a_classifier_that_would_not_fit_the_start_is_refused_before_pretraining(
+    uninterrupted: Recipe, make_recipe_in: MakeRecipe, tmp_path: Path
+) -> None:
+    begun = uninterrupted.folder / "pretrained"
+    changes = [f"pretrain.start={begun}", "finetune.max_length=65", "model.max_position_embeddings=16"]
+    recipe = make_recipe_in(tmp_path, *changes)
+    with pytest.raises(RunError, match=r"finetune\.max_length is 65, but .* has 64 positions"):
+        pretrain(recipe)
+
+
 def test_a_start_of_another_vocabulary_is_refused(make_recipe: MakeRecipe, pretrained: Path) -> None:
     recipe = make_recipe(f"pretrain.start={pretrained}", "pretrain.long_fraction=0")
     with pytest.raises(RunError, match=r"has another vocabulary than .*tokenizer; run tokenizer and prepare"):

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from model.tokenizer import SPECIAL_TOKENS, Tokenizer
-from training.sentences import CUT_TOKENS, MAX_SENTENCE_TOKENS, SentenceEncoder, even_parts, split_sentences
+from training.sentences import MAX_SENTENCE_TOKENS, SentenceEncoder, even_parts, split_sentences
 
 PIECES = [*"abcdeinst.,!?'\"", "é", "’", "“", "中", "film", "the", *(f"##{letter}" for letter in "abcdeinst")]
 TOKENIZER = Tokenizer.from_vocab([*SPECIAL_TOKENS, *PIECES])
@@ -51,6 +51,14 @@ def sentences_of(text: str) -> list[str]:
         ("he said `` go away . '' she did not .", ["he said `` go away . ''", "she did not ."]),
         ("It was ... odd . . . and so on.", ["It was ... odd . . . and so on."]),
         (
+            'it was good. i liked it! mr. smith, too, e.g. once. "why?" she asked. no reason.',
+            ["it was good.", "i liked it!", "mr. smith, too, e.g. once.", '"why?" she asked.', "no reason."],
+        ),
+        (
+            "We took vitamin C\u00a0. It helped. U.S.A\u3000.",
+            ["We took vitamin C\u00a0.", "It helped.", "U.S.A\u3000."],
+        ),
+        (
             "Use ASP.NET and v2.0 of Node.js at example.com now.",
             ["Use ASP.NET and v2.0 of Node.js at example.com now."],
         ),
@@ -60,7 +68,9 @@ def test_sentences_end_where_a_reader_ends_them(text: str, sentences: list[str])
     assert sentences_of(text) == sentences
 
 
-@given(st.text(st.one_of(st.sampled_from("aB .!?\"'“”‘’()\n…"), st.characters(exclude_categories=["Cs"]))))
+@given(
+    st.text(st.one_of(st.sampled_from("aBC .!?\"'“”‘’()\n…\u00a0"), st.characters(exclude_categories=["Cs"])))
+)
 def test_splitting_loses_nothing_but_white_space(text: str) -> None:
     assert re.sub(r"\s", "", "".join(split_sentences(text))) == re.sub(r"\s", "", text)
 
@@ -134,7 +144,7 @@ def test_a_sentence_without_end_is_cut_between_words() -> None:
     encoded = SentenceEncoder(TOKENIZER).encode(["the film.", " ".join(words), "a bat"])
     lengths = np.diff(encoded.sentence_starts)
     assert encoded.cut_sentences == 1
-    assert lengths.max() <= CUT_TOKENS < MAX_SENTENCE_TOKENS < len(encoded.tokens)
+    assert lengths.max() <= MAX_SENTENCE_TOKENS < len(encoded.tokens)
     assert encoded.document_starts.tolist() == [0, 1, len(lengths) - 1, len(lengths)]
     firsts = encoded.tokens[encoded.sentence_starts[:-1]]
     assert not any(TOKENIZER.token(int(first)).startswith("##") for first in firsts)
@@ -145,7 +155,7 @@ def test_a_sentence_without_end_is_cut_between_words() -> None:
 def test_parts_are_even_and_cover_everything(continues: list[bool]) -> None:
     parts = even_parts(np.array(continues))
     assert sum(parts) == len(continues)
-    assert 0 < min(parts) <= max(parts) <= CUT_TOKENS
+    assert 0 < min(parts) <= max(parts) <= MAX_SENTENCE_TOKENS
 
 
 def test_ids_have_16_bits_for_a_small_vocabulary_and_32_for_a_large_one() -> None:
