@@ -13,6 +13,8 @@ from fastapi import Request
 from app.errors import UnauthorizedError
 from app.settings import Settings
 
+HOW_TO_SEND_A_KEY = "send an API key: Authorization: Bearer <key>"
+
 logger = logging.getLogger(__name__)
 
 
@@ -32,7 +34,9 @@ def check_key(request: Request) -> None:
     """
     scheme, given = _credentials(request)
     if not _is_open(request) and not (scheme == "bearer" and _is_key(request, given.encode("latin-1"))):
-        raise UnauthorizedError("send an API key: Authorization: Bearer <key>")
+        raise UnauthorizedError(
+            "this API key is none of the service's" if scheme == "bearer" and given else HOW_TO_SEND_A_KEY
+        )
 
 
 def check_metrics(request: Request) -> None:

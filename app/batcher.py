@@ -307,7 +307,7 @@ class DynamicBatcher(Generic[Item, Answer]):
         late = ahead and ahead + tokens > self.timely_tokens(deadline) * (1 - spare)
         if full or late:
             self._observer.refused()
-            raise QueueFullError(self._retry_after())
+            raise QueueFullError(self._retry_after(), late=not full)
 
     def _admit(self, job: Job[Item, Answer]) -> asyncio.Future[None]:
         job.submitted = time.monotonic()

@@ -9,6 +9,7 @@ import signal
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -101,17 +102,23 @@ def _answer_texts(client: BertClient, given: argparse.Namespace) -> None:
 
 
 def _answer_file(client: BertClient, given: argparse.Namespace) -> None:
-    source_format = given.format or tables.format_of(given.file)
-    target_format = source_format if given.output == "-" else tables.format_of(given.output)
+    source_format = _format(given) or ""
+    target_format = None if given.output == "-" else tables.format_of(given.output)
     job = scoring.Job(
         given.file,
         given.output,
         source_format,
-        "jsonl" if given.json else target_format,
+        "jsonl" if given.json else target_format or source_format,
         (given.column, given.pair_column) if given.pair_column else (given.column,),
         scoring.MASK_COLUMNS if given.task == "fill-mask" else scoring.LABEL_COLUMNS,
+        given.prefix,
     )
     scoring.run(job, _ask(client, given))
+
+
+def _format(given: argparse.Namespace) -> str | None:
+    form: str | None = given.format or tables.format_of(given.file)
+    return form
 
 
 def _ask(client: BertClient, given: argparse.Namespace) -> scoring.Ask:
@@ -149,11 +156,15 @@ def _misuse(given: argparse.Namespace) -> str | None:
         return "--output goes with --file"
     if given.file and given.top_k is not None:
         return "--top-k goes with texts"
+    if given.file and _format(given) is None:
+        return f"the name of {given.file} does not tell its format: give --format {', '.join(tables.FORMATS)}"
+    if given.output != "-" and Path(given.output).suffix and tables.format_of(given.output) is None:
+        return f"the name of {given.output} does not tell its format: end it in .csv, .tsv or .jsonl"
     if given.task != "next-sentence":
         return None
     if given.texts and len(given.texts) != 2:
         return "next-sentence takes two texts"
-    if given.file and (given.format or tables.format_of(given.file)) == "lines":
+    if given.file and _format(given) == "lines":
         return "pairs need a file with two columns: CSV, TSV or JSONL; see --format"
     return None
 
@@ -201,6 +212,7 @@ def _common(environ: Mapping[str, str]) -> argparse.ArgumentParser:
     files.add_argument("--output", default="-", metavar="FILE", help="appears when it is complete [-]")
     files.add_argument("--format", choices=tables.FORMATS, help="of the input, if its name does not tell")
     files.add_argument("--column", default=tables.LINE, metavar="NAME", help=_COLUMN_HELP)
+    files.add_argument("--prefix", default="", metavar="TEXT", help="before the names of the answers' columns")
     files.add_argument("--concurrency", type=int, default=4, metavar="N", help="requests at once [4]")
     return common
 

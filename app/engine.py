@@ -26,7 +26,7 @@ from app.queries import Answer, Backend, Query, ServedModel, Task
 from app.responses import FillMaskResult, LabelResult, Status
 from app.schemas import TextPair
 from app.settings import Settings, SettingsError
-from model.errors import BertError, NoMaskError, TextError
+from model.errors import BertError, EmptyTextError, NoMaskError, TextError
 from model.tokenizer import Encoding
 
 logger = logging.getLogger(__name__)
@@ -418,7 +418,8 @@ def _read_all(inputs: Sequence[Input], read: Callable[[Input], Query]) -> list[Q
         try:
             queries.append(read(given))
         except TextError as error:
-            raise InvalidInputError(error, ("inputs", i)) from error
+            half = (error.half,) if isinstance(error, EmptyTextError) and error.half else ()
+            raise InvalidInputError(error, ("inputs", i, *half)) from error
     return queries
 
 

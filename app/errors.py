@@ -75,10 +75,12 @@ class TaskNotServedError(ServiceError):
 
 
 class QueueFullError(ServiceError):
-    """The queue's token limit is reached; the request was not started."""
+    """The queue's token limit is reached, or what waits would take beyond the request's deadline (`late`); the
+    request was not started."""
 
-    def __init__(self, retry_after: int) -> None:
-        super().__init__(f"the queue is full; try again in {retry_after} s")
+    def __init__(self, retry_after: int, *, late: bool = False) -> None:
+        reason = "the answer would come after the request's deadline" if late else "the queue is full"
+        super().__init__(f"{reason}; try again in {retry_after} s{', or allow more time' * late}")
         self.retry_after = retry_after
 
 

@@ -7,6 +7,7 @@ signature of an endpoint, `(body: Schema, request: TaskRequest)`, still writes t
 from __future__ import annotations
 
 import asyncio
+import codecs
 import time
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, NoReturn, TypeVar
@@ -23,6 +24,7 @@ from app.errors import (
     CallerGoneError,
     DeadlineExceededError,
     FieldError,
+    InvalidInputError,
     InvalidRequestError,
     Loc,
     NotJSONError,
@@ -80,7 +82,12 @@ class JSONRoute(APIRoute):
             if "deadline" not in request.scope:  # the protocol has not asked, or is not ours
                 admit(task_request)
             body = parse(schema, await _read(task_request))
-            return await while_connected(request.receive, endpoint(body, task_request))
+            try:
+                return await while_connected(request.receive, endpoint(body, task_request))
+            except InvalidInputError as error:
+                if error.loc[0] == "inputs" and not isinstance(getattr(body, "inputs", []), list):
+                    error.loc = ("inputs", *error.loc[2:])  # the caller sent no list
+                raise
 
         return handle
 
@@ -93,6 +100,7 @@ def parse(schema: type[BaseModel], body: bytes) -> BaseModel:
         InvalidRequestError: JSON, but not this schema.
         TooLargeError: more inputs than any service takes.
     """
+    body = body.removeprefix(codecs.BOM_UTF8)  # RFC 8259 lets it be ignored
     if b"NaN" in body or b"Infinity" in body:  # pydantic takes them for numbers, JSON has none such
         try:
             from_json(body, allow_inf_nan=False)
@@ -101,7 +109,17 @@ def parse(schema: type[BaseModel], body: bytes) -> BaseModel:
     try:
         return schema.model_validate_json(body)
     except ValidationError as error:
+        if not _is_utf_8(body):
+            raise NotJSONError("the body is no UTF-8; JSON is sent in no other encoding") from None
         _refuse(error)
+
+
+def _is_utf_8(body: bytes) -> bool:
+    try:
+        body.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
 
 
 def _refuse(error: ValidationError) -> NoReturn:

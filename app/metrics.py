@@ -42,7 +42,9 @@ class Metrics:
             "bert_batch_tokens", "Tokens in one batch.", buckets=_TOKENS, registry=registry
         )
         self._refused = Counter(
-            "bert_requests_refused", "Requests refused because the queue was full.", registry=registry
+            "bert_requests_refused",
+            "Requests refused because the queue was full, or too long for their deadline.",
+            registry=registry,
         )
         self._expired = Counter("bert_requests_expired", "Requests whose deadline passed.", registry=registry)
         self._cancelled = Counter(

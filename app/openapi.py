@@ -13,6 +13,7 @@ from fastapi import FastAPI
 from pydantic import TypeAdapter
 
 from app import errors
+from app.access import HOW_TO_SEND_A_KEY
 from app.problems import MEDIA_TYPE, problem_response
 from app.responses import Problem
 from app.settings import Settings
@@ -23,7 +24,7 @@ _PROBLEMS: dict[int, tuple[str, errors.ServiceError]] = {
     400: ("The body is no JSON.", errors.NotJSONError("Invalid JSON: EOF while parsing a value")),
     401: (
         "API keys are configured, and none or a wrong one came.",
-        errors.UnauthorizedError("send an API key: Authorization: Bearer <key>"),
+        errors.UnauthorizedError(HOW_TO_SEND_A_KEY),
     ),
     404: (
         "The loaded checkpoint cannot do this task.",
@@ -41,7 +42,10 @@ _PROBLEMS: dict[int, tuple[str, errors.ServiceError]] = {
         "Well-formed but meaningless: wrong types, empty or too long a text, no mask, unknown target.",
         errors.InvalidInputError(TextTooLongError(tokens=614, limit=512), ("inputs", 3)),
     ),
-    429: ("The queue is full; the request was not started.", errors.QueueFullError(retry_after=2)),
+    429: (
+        "The queue is full, or too long for the deadline; the request was not started.",
+        errors.QueueFullError(retry_after=2),
+    ),
     500: ("The model failed on this input.", errors.InferenceError()),
     503: ("Loading, draining, stalled, stopped or broken.", errors.UnavailableError("loading")),
     504: (

@@ -171,7 +171,7 @@ class ProblemError:
 
     message: str
     loc: list[str | int]
-    """Fields and indices from the body's root, as in `["inputs", 3]`."""
+    """Fields and indices from the body's root, as in `["inputs", 3]`; or of a header, `["header", "…"]`."""
 
 
 @dataclass(frozen=True, slots=True)

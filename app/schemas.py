@@ -163,7 +163,7 @@ class HuggingFaceClassificationRequest(_Strict):
 
 HuggingFaceTokens = TypeAliasType(
     "HuggingFaceTokens",
-    list[TokenPrediction] | list[list[TokenPrediction]] | list[list[list[TokenPrediction]]],
+    list[TokenPrediction] | list[list[TokenPrediction] | list[list[TokenPrediction]]],  # by the masks of each
 )
 
 HuggingFaceLabels = list[list[LabelPrediction]]

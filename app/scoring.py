@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import sys
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator
@@ -19,6 +20,9 @@ Ask = Callable[[Iterable[Any]], Iterator[Any]]
 """One of the clients' streams."""
 
 
+_FIRST = 100
+"""Rows of which one must have the columns that are read."""
+
 LABEL_COLUMNS = ("label", "score", "truncated", "error")
 MASK_COLUMNS = ("words", "scores", "truncated", "error")
 
@@ -35,6 +39,8 @@ class Job:
     """One, or two for pairs."""
     added: tuple[str, ...]
     """`LABEL_COLUMNS` or `MASK_COLUMNS`."""
+    prefix: str = ""
+    """Before the names of what is added."""
 
 
 def run(job: Job, ask: Ask) -> Progress:
@@ -51,18 +57,19 @@ def run(job: Job, ask: Ask) -> Progress:
         open_target(job.target) as target,
     ):
         table = read_table(source.text, job.source_format)
-        answers = answered(_checked(table, job.columns), job, ask)
+        answers = answered(_checked(table, job), job, ask)
         header = table.columns or ()
-        header += tuple(_free_name(name, header) for name in job.added) if header else ()
-        write_rows(target, job.target_format, _watched(answers, progress), header)
+        header += tuple(_free_name(job.prefix + name, header) for name in job.added) if header else ()
+        left_out = write_rows(target, job.target_format, _watched(answers, progress), header)
+    if left_out:
+        names = ", ".join(map(repr, left_out))
+        sys.stderr.write(f"not written, as the first row has no such column: {names}\n")
     return progress
 
 
 def answered(rows: Iterable[Row], job: Job, ask: Ask) -> Iterator[dict[str, Any]]:
-    """Rows with the columns of their answers last; as many wait in memory as the client has on its way.
-
-    A table has one header, so there the answers' names are those that are free in the first row.
-    """
+    """Rows with the columns of their answers last, under names that are free in the first row; as many wait in
+    memory as the client has on its way."""
     names: dict[str, str] = {}
     waiting: deque[Row] = deque()
 
@@ -74,10 +81,14 @@ def answered(rows: Iterable[Row], job: Job, ask: Ask) -> Iterator[dict[str, Any]
 
     for outcome in ask(inputs()):
         row = waiting.popleft()
-        if not names or job.target_format == "jsonl":
-            names = {name: _free_name(name, row.cells) for name in job.added}
+        if not names:
+            names = {name: _free_name(job.prefix + name, row.cells) for name in job.added}
         row = without(row, names.values())
         new = dict.fromkeys(job.added) | new_columns(outcome, row.fault)
+        if job.target_format != "jsonl":
+            new = {
+                name: " ".join(map(str, cell)) if isinstance(cell, list) else cell for name, cell in new.items()
+            }
         yield row.cells | {names[name]: value for name, value in new.items()}
 
 
@@ -97,7 +108,8 @@ def without(row: Row, names: Collection[str]) -> Row:
     if not taken:
         return row
     own = {name: cell for name, cell in row.cells.items() if name not in names}
-    return Row(own, row.fault or f"the field {taken[0]!r} is not in the first row: its column has the answers")
+    clash = f"the field {taken[0]!r} is not in the first row, so the answers have its name: give --prefix"
+    return Row(own, row.fault or clash)
 
 
 def new_columns(outcome: Result | ProblemError, fault: str | None) -> dict[str, Any]:
@@ -129,17 +141,25 @@ def _free_name(name: str, taken: Collection[str]) -> str:
     return name
 
 
-def _checked(table: Table, columns: tuple[str, ...]) -> Iterator[Row]:
-    """The rows; the header, or else the first row, must have the columns."""
-    first = next(table.rows, None)
-    has = table.columns if first is None else tuple(first.cells)
+def _checked(table: Table, job: Job) -> Iterator[Row]:
+    """The rows; the header must have the columns that are read, or else one of the first rows. That one has the
+    columns of a table that is written."""
+    columns, first = job.columns, list[Row]()
+    if table.columns is None:
+        for row in itertools.islice(table.rows, _FIRST):
+            first.append(row)
+            if all(column in row.cells for column in columns):
+                break
+        else:
+            if first and first[0].fault:
+                raise TableError(first[0].fault)
+    has = table.columns if table.columns is not None else first[-1].cells if first else columns
     for column in columns:
-        if has is not None and column not in has:
-            fault = None if first is None else first.fault
-            raise TableError(fault or f"there is no column {column!r}, but {', '.join(map(repr, has))}")
-    if first is not None:
-        yield first
-        yield from table.rows
+        if column not in has:
+            raise TableError(f"there is no column {column!r}, but {', '.join(map(repr, has))}")
+    if first and job.target_format != "jsonl":
+        first[0] = Row(dict.fromkeys(first[-1].cells) | first[0].cells, first[0].fault)
+    yield from itertools.chain(first, table.rows)
 
 
 def _watched(rows: Iterator[dict[str, Any]], progress: Progress) -> Iterator[dict[str, Any]]:

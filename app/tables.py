@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import csv
 import gzip
 import io
@@ -21,9 +22,20 @@ FORMATS = ("csv", "tsv", "jsonl", "lines")
 LINE = "text"
 """The column that a plain line is."""
 
-_SUFFIXES = {".csv": "csv", ".tsv": "tsv", ".jsonl": "jsonl", ".ndjson": "jsonl"}
+_SUFFIXES = {
+    ".csv": "csv",
+    ".tsv": "tsv",
+    ".jsonl": "jsonl",
+    ".ndjson": "jsonl",
+    ".txt": "lines",
+    ".text": "lines",
+}
 _DELIMITERS = {"csv": ",", "tsv": "\t"}
 _GZIP = b"\x1f\x8b"
+_UTF_16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
+_NO_UTF_8 = re.compile(r"[\udc80-\udcff]")
+"""What Python reads in place of a byte that is none. It is written as `\\udc..`: no text that was there."""
+_CONVERT = "is no UTF-8: convert the file, e.g. with iconv -f windows-1252 -t utf-8"
 _BEGINNING = 100
 """Lines of a TSV file that show whether its quotation marks are just text."""
 _ERRORS = "backslashreplace"
@@ -62,28 +74,31 @@ class Source:
     """Bytes read so far."""
 
 
-def format_of(name: str) -> str:
-    """What a file name says about its format; anything unknown is plain lines."""
-    return _SUFFIXES.get(Path(name.removesuffix(".gz")).suffix.lower(), "lines")
+def format_of(name: str) -> str | None:
+    """What a file name says about its format, if it says anything; a pipe has plain lines."""
+    return "lines" if name == "-" else _SUFFIXES.get(Path(name.removesuffix(".gz")).suffix.lower())
 
 
 @contextmanager
 def open_source(name: str) -> Iterator[Source]:
-    """A file or, for `-`, standard input; unpacked, if it is gzip. Bytes that are no UTF-8 are read as U+FFFD.
+    """A file or, for `-`, standard input; unpacked, if it is gzip. Text in UTF-16 is known by its first bytes;
+    else a row with bytes that are no UTF-8 has a fault.
 
     Raises:
-        TableError: what is packed was cut off or damaged; raised by the reader's `with` statement.
+        TableError: it was cut off or damaged, packed or in UTF-16; raised by the reader's `with` statement.
         OSError: it cannot be read.
     """
     with open(0, "rb", closefd=False) if name == "-" else Path(name).open("rb") as raw:
         size = os.fstat(raw.fileno()).st_size if raw.seekable() else None
         packed = name.endswith(".gz") or raw.peek(len(_GZIP)).startswith(_GZIP)
-        unpacked = gzip.GzipFile(fileobj=raw) if packed else raw
-        with io.TextIOWrapper(unpacked, "utf-8-sig", errors="replace", newline="") as text:
-            try:
+        try:
+            unpacked = gzip.GzipFile(fileobj=raw) if packed else raw
+            wide = unpacked.peek(2).startswith(_UTF_16)
+            encoding, errors = ("utf-16", "strict") if wide else ("utf-8-sig", "surrogateescape")
+            with io.TextIOWrapper(unpacked, encoding, errors, newline="") as text:
                 yield Source(text, size, raw.tell if raw.seekable() else lambda: 0)
-            except (EOFError, zlib.error) as error:
-                raise TableError(f"{name}: {error}") from error
+        except (EOFError, zlib.error, UnicodeDecodeError) as error:
+            raise TableError(f"{name}: {error}") from error
 
 
 @contextmanager
@@ -116,9 +131,9 @@ def read_table(text: TextIO, form: str) -> Table:
         TableError: there is no header, or it names a column twice; reading rows: the rest cannot be read.
     """
     if form == "lines":
-        return Table((LINE,), (Row({LINE: line.rstrip("\r\n")}) for line in text))
+        return Table((LINE,), (Row({LINE: line.rstrip("\r\n")}, _encoding_fault(line)) for line in text))
     if form == "jsonl":
-        return Table(None, (_json_row(line) for line in text if line.strip()))
+        return Table(None, (_json_row(number, line) for number, line in enumerate(text, 1) if line.strip()))
     csv.field_size_limit(2**31 - 1)
     lines: Iterator[str] = iter(text)
     quoting: Literal[0, 3] = csv.QUOTE_MINIMAL
@@ -130,29 +145,40 @@ def read_table(text: TextIO, form: str) -> Table:
     header = next(rows, None)
     if header is None:
         raise TableError("the file is empty")
+    if _encoding_fault("".join(header)):
+        raise TableError(f"the header {_CONVERT}")
     for name in header:
         if header.count(name) > 1:
             raise TableError(f"the header names {name!r} twice: give each column a name of its own")
     return Table(tuple(header), (_row(header, cells) for cells in rows if cells))
 
 
-def write_rows(stream: TextIO, form: str, rows: Iterable[dict[str, Any]], columns: Sequence[str] = ()) -> None:
+def write_rows(
+    stream: TextIO, form: str, rows: Iterable[dict[str, Any]], columns: Sequence[str] = ()
+) -> list[str]:
     """Write rows as they come. A table has the columns of its first row, or these if there is none; plain lines
-    become a TSV."""
+    become a TSV.
+
+    Returns:
+        Columns of later rows, which are left out.
+    """
     if form == "jsonl":
         for row in rows:
             stream.write(json.dumps(row, ensure_ascii=False) + "\n")
-        return
+        return []
     coming = iter(rows)
     first = next(coming, None)
     names = list(columns if first is None else first)
     if not names:
-        return
+        return []
     delimiter = _DELIMITERS.get(form, "\t")
     table = csv.DictWriter(stream, names, extrasaction="ignore", delimiter=delimiter, lineterminator="\n")
     table.writeheader()
+    left_out: dict[str, None] = {}
     for row in itertools.chain([] if first is None else [first], coming):
         table.writerow({name: _cell(value) for name, value in row.items()})
+        left_out |= dict.fromkeys(row.keys() - set(names))
+    return sorted(left_out)
 
 
 def _quotes_are_text(lines: Sequence[str]) -> bool:
@@ -182,20 +208,27 @@ def _strict_rows(lines: Iterable[str], delimiter: str, quoting: Literal[0, 3]) -
 def _row(header: Sequence[str], cells: list[str]) -> Row:
     surplus = f"the row has {len(cells)} cells, the header has {len(header)}"
     padded = cells + [""] * (len(header) - len(cells))
-    return Row(dict(zip(header, padded, strict=False)), surplus if len(cells) > len(header) else None)
+    fault = surplus if len(cells) > len(header) else _encoding_fault("".join(cells))
+    return Row(dict(zip(header, padded, strict=False)), fault)
 
 
-def _json_row(line: str) -> Row:
+def _json_row(number: int, line: str) -> Row:
     try:
         cells = json.loads(line)
     except (ValueError, RecursionError):
-        return Row({}, "the line is no JSON")
-    return Row(cells) if isinstance(cells, dict) else Row({}, "the line is no JSON object")
+        return Row({}, f"line {number} is no JSON")
+    if not isinstance(cells, dict):
+        return Row({}, f"line {number} is no JSON object")
+    return Row(cells, _encoding_fault(line))
+
+
+def _encoding_fault(text: str) -> str | None:
+    return f"the row {_CONVERT}" if _NO_UTF_8.search(text) else None
 
 
 def _cell(value: Any) -> Any:
-    if isinstance(value, list):
-        return " ".join(map(str, value))
+    if isinstance(value, dict | list):
+        return json.dumps(value, ensure_ascii=False)
     if isinstance(value, bool):
         return str(value).lower()
     return value

@@ -42,7 +42,11 @@ class TextError(BertError, ValueError):
 
 
 class EmptyTextError(TextError):
-    """Nothing is left of the text after normalisation."""
+    """Nothing is left of the text after normalisation. `half`: which of a pair, "text" or "text_pair"."""
+
+    def __init__(self, half: str | None = None) -> None:
+        super().__init__(f"{half or 'the text'} is empty")
+        self.half = half
 
 
 class InvalidTextError(TextError):

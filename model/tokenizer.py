@@ -208,7 +208,7 @@ class Tokenizer:
         halves = [self._encode(half, spans) for half in texts]
         for half, name in zip(halves, ("text", "text_pair"), strict=False):
             if not len(half):
-                raise EmptyTextError(f"{name} is empty" if text_pair is not None else "the text is empty")
+                raise EmptyTextError(name if text_pair is not None else None)
         total = sum(map(len, halves)) + len(halves) + 1
         if max_length is not None and total > max_length and not (truncate and max_length > 2 * len(halves)):
             raise TextTooLongError(total, max_length)

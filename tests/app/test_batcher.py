@@ -441,7 +441,7 @@ async def test_what_cannot_be_computed_before_its_own_deadline_is_refused(
         assert batcher.timely_tokens(time.monotonic() - 1) == 0
         computer.gate.clear()
         first = await start(batcher, job(1, seconds=1))  # nobody is before it: it may try
-        with pytest.raises(QueueFullError):
+        with pytest.raises(QueueFullError, match=r"after the request's deadline; .* or allow more time"):
             await batcher.answer(job(2, seconds=19 * 2 / fitting))
         second = await start(batcher, job(2, seconds=21 * 2 / fitting))
         computer.gate.set()

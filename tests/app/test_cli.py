@@ -234,8 +234,38 @@ def test_nothing_of_a_row_is_overwritten(bert: Bert, tmp_path: Path) -> None:
         {"text": "a", "predicted_label": 1, "label": 2, "predicted_error": 3}
         | {"predicted_predicted_label": "POSITIVE"}
         | answer,
-        {"text": "b", "label": 4, "predicted_label": "POSITIVE"} | answer,
+        {"text": "b", "label": 4, "predicted_predicted_label": "POSITIVE"} | answer,
     ]
+
+
+def test_a_label_is_the_files_own_in_all_rows_or_in_none(bert: Bert, tmp_path: Path) -> None:
+    (tmp_path / "texts.jsonl").write_text('{"text": "good"}\n{"text": "bad", "label": "gold"}\n')
+    command = ("sentiment", "--file", str(tmp_path / "texts.jsonl"))
+    first, second = map(json.loads, bert(*command)[1].splitlines())
+    assert (first["label"], second["label"]) == ("POSITIVE", None)
+    assert "so the answers have its name: give --prefix" in second["error"]
+    first, second = map(json.loads, bert(*command, "--prefix", "our_")[1].splitlines())
+    assert (first["our_label"], second["our_label"], second["label"]) == ("POSITIVE", "POSITIVE", "gold")
+    assert list(second) == ["text", "label", "our_label", "our_score", "our_truncated", "our_error"]
+
+
+def test_fault_of_the_first_row_is_no_other_than_of_the_next(bert: Bert, tmp_path: Path) -> None:
+    source = tmp_path / "texts.jsonl"
+    source.write_text('broken {\n{"review": "good"}\n{"text": "good", "late": 1}\n')
+    code, output, _ = bert("sentiment", "--file", str(source), "--output", str(tmp_path / "out"))
+    assert code == 0
+    rows = [json.loads(line) for line in (tmp_path / "out").read_text().splitlines()]
+    assert [row["error"] for row in rows] == ["line 1 is no JSON", "the field 'text' is not there", None]
+    _, output, complaints = bert("sentiment", "--file", str(source), "--output", str(tmp_path / "out.csv"))
+    assert "not written, as the first row has no such column: 'review'" in complaints
+    columns = ["text", "late", "label", "score", "truncated", "error"]
+    assert next(csv.reader((tmp_path / "out.csv").read_text().splitlines())) == columns
+    source.write_text('{"review": "good"}\n' * 2)
+    code, output, complaint = bert("sentiment", "--file", str(source))
+    assert (code, output, complaint) == (1, "", "bert: there is no column 'text', but 'review'\n")
+    source.write_text("no JSON\n" * 200)
+    code, output, complaint = bert("sentiment", "--file", str(source))
+    assert (code, output, complaint) == (1, "", "bert: line 1 is no JSON\n")
 
 
 def test_file_that_is_cut_off_is_refused(bert: Bert, tmp_path: Path) -> None:

@@ -52,6 +52,18 @@ async def test_compressed_body_is_refused_as_such(serve: Any) -> None:
     assert plain.status_code == 200
 
 
+async def test_byte_order_mark_is_passed_over_and_another_encoding_told(serve: Any) -> None:
+    text = '{"inputs": "é good"}'
+    async with serve() as service:
+        marked, *others = [
+            await service.client.post("/sentiment", content=text.encode(encoding))
+            for encoding in ("utf-8-sig", "utf-16", "latin-1")
+        ]
+    assert marked.status_code == 200
+    assert {(other.status_code, other.json()["code"]) for other in others} == {(400, "not_json")}
+    assert all("the body is no UTF-8" in other.json()["detail"] for other in others)
+
+
 @pytest.mark.parametrize("literal", ["NaN", "Infinity", "-Infinity"])
 async def test_what_only_javascript_calls_a_number_is_no_json(serve: Any, literal: str) -> None:
     async with serve() as service:
@@ -258,6 +270,9 @@ async def test_key_must_be_one_of_the_configured(serve: Any, header: str, status
     async with serve(**KEYS) as service:
         answer = await service.client.post("/sentiment", json=GOOD, headers={"Authorization": header.encode()})
     assert answer.status_code == status
+    if status == 401:
+        wrong = header.lower().startswith("bearer ") and header.split()[1:]
+        assert ("none of the service's" if wrong else "Authorization: Bearer <key>") in answer.json()["detail"]
 
 
 async def test_health_needs_no_key(serve: Any) -> None:

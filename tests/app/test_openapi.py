@@ -125,7 +125,7 @@ def test_generated_python_client_calls_the_service(generated: ModuleType, url: s
     assert [result.predictions[0].label for result in felt.results] == ["POSITIVE"] * 2
     assert followed.results[0].predictions[0].label == "NOT_NEXT"
     assert isinstance(refused, models.Problem)
-    assert (refused.code, refused.errors[0].loc) == ("no_mask", ["inputs", 0])
+    assert (refused.code, refused.errors[0].loc) == ("no_mask", ["inputs"])
     assert limits.max_client_batch == 512
     assert bare[0].token_str == listed[0][1][0].token_str == "the"
 

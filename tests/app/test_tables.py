@@ -15,9 +15,16 @@ from app.tables import Row, TableError, format_of, open_source, open_target, rea
 
 @pytest.mark.parametrize(
     ("name", "form"),
-    [("a.csv", "csv"), ("a.TSV.gz", "tsv"), ("b/a.ndjson", "jsonl"), ("a.txt", "lines"), ("-", "lines")],
+    [
+        ("a.csv", "csv"),
+        ("a.TSV.gz", "tsv"),
+        ("b/a.ndjson", "jsonl"),
+        ("a.txt", "lines"),
+        ("-", "lines"),
+        *((name, None) for name in ("a.json", "a.xlsx", "a.gz", "a")),
+    ],
 )
-def test_name_tells_the_format(name: str, form: str) -> None:
+def test_name_tells_the_format(name: str, form: str | None) -> None:
     assert format_of(name) == form
 
 
@@ -39,8 +46,8 @@ def test_broken_rows_are_told_and_do_not_end_the_file() -> None:
     assert [row.fault for row in table.rows] == [None, "the row has 2 cells, the header has 1", None]
     deep = '{"text":' + "[" * 200_000 + "]" * 200_000 + "}"
     lines = read_table(io.StringIO('{"text": 1\n[]\n' + deep + "\n{}\n"), "jsonl")
-    none = "the line is no JSON"
-    assert [row.fault for row in lines.rows] == [none, "the line is no JSON object", none, None]
+    faults = ["line 1 is no JSON", "line 2 is no JSON object", "line 3 is no JSON", None]
+    assert [row.fault for row in lines.rows] == faults
 
 
 def test_long_cells_are_read() -> None:
@@ -83,15 +90,22 @@ def test_stray_quotation_mark_swallows_no_rows(form: str, text: str, complaint: 
 @pytest.mark.parametrize(
     ("form", "text"),
     [
-        ("csv", 'text,words,truncated,error\n"a, b",c ##d,true,\n'),
-        ("lines", "text\twords\ttruncated\terror\na, b\tc ##d\ttrue\t\n"),
-        ("jsonl", '{"text": "a, b", "words": ["c", "##d"], "truncated": true, "error": null}\n'),
+        ("csv", 'text,own,truncated,error\n"a, b","[""é"", {""d"": 1}]",true,\n'),
+        ("lines", 'text\town\ttruncated\terror\na, b\t"[""é"", {""d"": 1}]"\ttrue\t\n'),
+        ("jsonl", '{"text": "a, b", "own": ["é", {"d": 1}], "truncated": true, "error": null}\n'),
     ],
 )
 def test_formats_are_written(form: str, text: str) -> None:
     stream = io.StringIO()
-    write_rows(stream, form, [{"text": "a, b", "words": ["c", "##d"], "truncated": True, "error": None}])
+    write_rows(stream, form, [{"text": "a, b", "own": ["é", {"d": 1}], "truncated": True, "error": None}])
     assert stream.getvalue() == text
+
+
+def test_columns_that_a_table_cannot_have_are_named() -> None:
+    stream = io.StringIO()
+    assert write_rows(stream, "csv", [{"a": 1}, {"a": 2, "late": 3}, {"later": 4, "a": 5}]) == ["late", "later"]
+    assert stream.getvalue() == "a\n1\n2\n5\n"
+    assert write_rows(stream, "jsonl", [{"a": 1}, {"b": 2}]) == []
 
 
 @pytest.mark.parametrize("name", ["a.txt", "a.txt.gz"])
@@ -106,11 +120,44 @@ def test_what_is_written_is_read_back(tmp_path: Path, name: str) -> None:
         assert gzip.decompress(Path(path).read_bytes()).decode() == "é\n"
 
 
-def test_byte_order_mark_and_broken_bytes_do_no_harm(tmp_path: Path) -> None:
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16", "utf-16-le-sig"])
+@pytest.mark.parametrize("packed", [False, True])
+def test_byte_order_mark_tells_the_encoding(tmp_path: Path, encoding: str, packed: bool) -> None:
     path = tmp_path / "a.csv"
-    path.write_bytes(b"\xef\xbb\xbftext\n\xff\n")
+    text = "text\né 😀\n"
+    encoded = b"\xff\xfe" + text.encode("utf-16-le") if encoding == "utf-16-le-sig" else text.encode(encoding)
+    path.write_bytes(gzip.compress(encoded) if packed else encoded)
     with open_source(str(path)) as source:
-        assert [row.cells for row in read_table(source.text, "csv").rows] == [{"text": "\ufffd"}]
+        assert list(read_table(source.text, "csv").rows) == [Row({"text": "é 😀"})]
+
+
+@pytest.mark.parametrize(
+    ("form", "content"),
+    [
+        ("csv", b"text,n\n\xff,1\ngood,2\n"),
+        ("tsv", b"n\ttext\ncaf\xe9\tgood\n2\tgood\n"),
+        ("jsonl", b'{"text": "good", "n": ["\xe9"]}\n{"text": "\\udce9"}\n'),
+        ("lines", b"caf\xe9\ngood\n"),
+    ],
+)
+def test_bytes_that_are_no_utf_8_are_a_fault_of_their_row(tmp_path: Path, form: str, content: bytes) -> None:
+    path = tmp_path / "a"
+    path.write_bytes(content)
+    with open_source(str(path)) as source:
+        broken, whole = read_table(source.text, form).rows
+    assert broken.fault
+    assert broken.fault.startswith("the row is no UTF-8: convert the file")
+    assert whole.fault is None
+
+
+def test_header_that_is_no_utf_8_and_half_utf_16_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "a.csv"
+    path.write_bytes(b"text,caf\xe9\ngood,1\n")
+    with open_source(str(path)) as source, pytest.raises(TableError, match=r"the header is no UTF-8: convert"):
+        read_table(source.text, "csv")
+    path.write_bytes(b"\xff\xfea")
+    with pytest.raises(TableError, match=r"a\.csv: .*utf-16"), open_source(str(path)) as source:
+        source.text.read()
 
 
 def test_gzip_is_known_by_its_first_bytes(tmp_path: Path) -> None:

@@ -5,6 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from pydantic import TypeAdapter
+
+from app.schemas import HuggingFaceTokens
 
 
 async def post(serve: Any, path: str, body: Any) -> Any:
@@ -27,6 +30,14 @@ async def test_several_masks_nest_once_more(serve: Any) -> None:
 async def test_several_texts_nest_once_more(serve: Any) -> None:
     body = await post(serve, "/hf/fill-mask", {"inputs": ["a [MASK]"], "parameters": {"targets": ["good"]}})
     assert [[entry["token_str"] for entry in row] for row in body] == [["good"]]
+
+
+async def test_texts_may_have_different_numbers_of_masks_and_fit_the_document(serve: Any) -> None:
+    asked = {"inputs": ["a [MASK]", "b [MASK] [MASK]"], "parameters": {"targets": ["good"]}}
+    body = await post(serve, "/hf/fill-mask", asked)
+    one, (first, second) = body
+    assert [entry["token_str"] for entry in (*one, *first, *second)] == ["good"] * 3
+    assert TypeAdapter(HuggingFaceTokens).validate_python(body)
 
 
 async def test_classification_nests_even_one_text(serve: Any) -> None:

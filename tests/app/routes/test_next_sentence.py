@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
 PAIR = {"text": "a film", "text_pair": "it was good"}
 
 
@@ -31,6 +33,33 @@ async def test_empty_half_is_refused(serve: Any) -> None:
         answer = await service.client.post("/next-sentence", json={"inputs": PAIR | {"text_pair": " "}})
     assert (answer.status_code, answer.json()["code"]) == (422, "empty_text")
     assert "text_pair" in answer.json()["detail"]
+
+
+@pytest.mark.parametrize("half", ["text", "text_pair"])
+async def test_fault_lies_where_the_callers_body_has_it(serve: Any, half: str) -> None:
+    broken = PAIR | {half: ""}
+    async with serve() as service:
+        answers = [
+            await service.client.post(path, json={"inputs": inputs})
+            for path, inputs in (
+                ("/next-sentence", broken),
+                ("/next-sentence", [PAIR, broken]),
+                ("/hf/text-classification", broken),
+                ("/sentiment", ["good", broken]),
+                ("/sentiment", ""),
+                ("/fill-mask", ["no mask"]),
+                ("/fill-mask", "no mask"),
+            )
+        ]
+    assert [answer.json()["errors"][0]["loc"] for answer in answers] == [
+        ["inputs", half],
+        ["inputs", 1, half],
+        ["inputs", half],
+        ["inputs", 1, half],
+        ["inputs"],
+        ["inputs", 0],
+        ["inputs"],
+    ]
 
 
 async def test_checkpoint_without_the_head_says_so(serve: Any, backend: Any) -> None:
