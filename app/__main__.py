@@ -7,13 +7,17 @@ import signal
 import sys
 from types import FrameType
 
+from app import files
 from app.reload import reload
 from app.settings import Settings, SettingsError
 
 
 def serve() -> None:
     """Serve with the settings of the command line and the environment; ends the process."""
-    signal.signal(signal.SIGTERM, _end)
+    files.hold_standard_streams()
+    files.raise_limit()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, _end)
     if hasattr(signal, "SIGHUP"):  # "load the checkpoints anew"; while they are being loaded, nothing to do
         signal.signal(signal.SIGHUP, signal.SIG_IGN)
     reloading = sys.argv[1:2] == ["reload"]

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import logging
+import sys
+from contextlib import suppress
 from typing import Any
 
 
@@ -36,6 +38,14 @@ class TextFormatter(logging.Formatter):
         message = super().formatMessage(record)
         request_id = getattr(record, "request_id", None)
         return f"{message} [{request_id}]" if request_id else message
+
+
+def last_words(message: str, log_format: str) -> None:
+    """The one line that explains why a process ends, if there is still somewhere to write it."""
+    record = logging.LogRecord("app", logging.CRITICAL, __file__, 0, message, None, None)
+    line = JSONFormatter().format(record) if log_format == "json" else f"bert-serve: {message}"
+    with suppress(OSError, ValueError):  # a full disk, a closed stream
+        print(line, file=sys.stderr, flush=True)  # noqa: T201 (also where no logging is set up)
 
 
 def log_config(log_format: str, level: str) -> dict[str, Any]:

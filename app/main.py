@@ -38,6 +38,7 @@ Every error is a [problem document](https://www.rfc-editor.org/rfc/rfc9457); eve
 def create_app(settings: Settings, backend: Backend | None = None) -> FastAPI:
     """The service as an ASGI app. Weights are loaded when its lifespan starts, not here."""
     metrics = Metrics()
+    metrics.started(settings.workers)
     engine = Engine(lambda: backend or _remote_backend(settings), settings, metrics)
 
     @asynccontextmanager

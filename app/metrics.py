@@ -68,12 +68,36 @@ class Metrics:
             multiprocess_mode="livesum",
         )
 
+        self._connections = Gauge(
+            "bert_connections", "Connections that are open.", registry=registry, multiprocess_mode="livesum"
+        )
+        self._workers = Gauge(
+            "bert_workers",
+            "Worker processes that there should be.",
+            registry=registry,
+            multiprocess_mode="livemax",
+        )
+        self._start_time = Gauge(
+            "bert_start_time_seconds",
+            "When the youngest worker process started, in seconds since 1970.",
+            registry=registry,
+            multiprocess_mode="livemax",
+        )
         self._ready = Gauge(
             "bert_ready",
             "Worker processes that can answer: loaded, alive, and neither stalled nor draining.",
             registry=registry,
             multiprocess_mode="livesum",
         )
+
+    def started(self, workers: int) -> None:
+        """This process is one of so many."""
+        self._workers.set(workers)
+        self._start_time.set_to_current_time()
+
+    def connections(self, count: int) -> None:
+        """So many are open."""
+        self._connections.set(count)
 
     def ready(self, *, ready: bool) -> None:
         """Whether this process can answer."""

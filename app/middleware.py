@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from ipaddress import ip_address
 from urllib.parse import quote
 
 from starlette.datastructures import MutableHeaders
@@ -41,7 +42,7 @@ class Envelope:
         method = scope["method"]
         scope = _as_get(scope)
         request_id = scope["request_id"] = request_id_of(scope["headers"])
-        traces.note_request(request_id)
+        traces.note_request(request_id, scope["query_string"])
         task = task_of(scope)
         started = False
 
@@ -75,9 +76,17 @@ class Envelope:
 def _log(scope: Scope, method: str, status: int) -> None:
     """Uvicorn's own lines lack the request's id. Quoted, a path cannot begin a line of its own."""
     if logs_requests():
-        host, port = scope["client"] or ("-", 0)
-        line = f'{host}:{port} "{method} {quote(scope["path"])}" {status}'
+        line = f'{_address(scope)} "{method} {quote(scope["path"])}" {status}'
         logger.debug(line, extra={"request_id": scope["request_id"]})
+
+
+def _address(scope: Scope) -> str:
+    """Of the caller; a proxy's `X-Forwarded-For` may hold anything."""
+    host, port = scope["client"] or ("", 0)
+    try:
+        return f"{ip_address(host)}:{port}"
+    except ValueError:
+        return "-"
 
 
 def _as_get(scope: Scope) -> Scope:

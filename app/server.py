@@ -4,30 +4,37 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import logging
 import os
 import signal
 import socket
-import sys
 import time
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from types import FrameType
 
 import uvicorn
 
+from app import files
 from app.access import announce
 from app.engine import Engine
-from app.logs import log_config
+from app.logs import last_words, log_config
 from app.main import create_app
 from app.protocol import BoundedProtocol
 from app.settings import Settings
 from app.workers import DIED, FAILED, bind
+
+logger = logging.getLogger(__name__)
 
 _GARBAGE = 10_000
 """Objects made, after which Python looks for garbage. After 700, as in CPython 3.11, that took a twentieth of
 the time in an overload: thousands of texts wait then, and all are looked through again and again."""
 _BROKEN_SECONDS = 5.0
 """For callers to be told. Docker restarts no container that is unhealthy, only one that ended."""
+
+
+_CROWDED = 0.9
+"""Share of the files that a process may have; beyond all of them, callers are cut off without a word."""
 
 
 class DrainingServer(uvicorn.Server):
@@ -39,9 +46,16 @@ class DrainingServer(uvicorn.Server):
     """
 
     def __init__(
-        self, config: uvicorn.Config, engine: Engine, drain_seconds: float, replaced: bool = False
+        self,
+        config: uvicorn.Config,
+        engine: Engine,
+        drain_seconds: float,
+        replaced: bool = False,
+        beat: Callable[[], None] = lambda: None,
     ) -> None:
         super().__init__(config)
+        self.beat = beat
+        """Called at every tick: a sign of life."""
         self.engine = engine
         self.replaced = replaced
         self.drain_seconds = drain_seconds
@@ -50,6 +64,9 @@ class DrainingServer(uvicorn.Server):
         """Whether a tick has seen the signal."""
         self.broken_since: float | None = None
         self.tasks: set[asyncio.Task[None]] = set()
+        self.accepted: set[asyncio.Task[None]] = set()
+        """Once all others are refused, those that had been there before."""
+        self.crowded = False
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """SIGHUP loads the checkpoints anew."""
@@ -87,7 +104,9 @@ class DrainingServer(uvicorn.Server):
 
     async def on_tick(self, counter: int) -> bool:
         """Every 0.1 s: whether to end."""
+        self.beat()
         self.engine.tell_state()
+        self._count_connections()
         if self.engine.failure is not None and self._gives_up():
             return True
         if self.drain_until is None or self.should_exit:
@@ -97,6 +116,7 @@ class DrainingServer(uvicorn.Server):
             # but the first tick may come in the moment of the signal. After the second one, all is refused.
             if self.noticed:
                 self.engine.refuse()
+                self.accepted = set(self.server_state.tasks)
             self.noticed = True
             return False
         return not self._busy() or time.monotonic() >= self.drain_until
@@ -108,14 +128,27 @@ class DrainingServer(uvicorn.Server):
         return self.replaced or not self.engine.loaded or now - self.broken_since > _BROKEN_SECONDS
 
     def _busy(self) -> bool:
-        """Whether a request is not answered yet, or its answer not sent yet."""
-        return bool(self.server_state.tasks) or any(
+        """Whether a request that was accepted is not answered yet, or an answer not sent yet."""
+        return not all(task.done() for task in self.accepted) or any(
             connection.transport.get_write_buffer_size() for connection in self.server_state.connections
         )
 
+    def _count_connections(self) -> None:
+        """Tell how many there are; and once, if there can hardly be more."""
+        count, most = len(self.server_state.connections), files.limit()
+        self.config.app.state.metrics.connections(count)  # type: ignore[union-attr]
+        crowded = most is not None and count > _CROWDED * most
+        if crowded and not self.crowded:
+            logger.warning("%d connections are open, and no more than %s files can be (ulimit -n)", count, most)
+        self.crowded = crowded
+
 
 def run_worker(
-    settings: Settings, sockets: list[socket.socket] | None = None, *, replaced: bool = False
+    settings: Settings,
+    sockets: list[socket.socket] | None = None,
+    *,
+    replaced: bool = False,
+    beat: Callable[[], None] = lambda: None,
 ) -> int:
     """Serve in this process until a signal comes. Returns the exit code.
 
@@ -145,14 +178,14 @@ def run_worker(
             try:
                 sockets = [bind(settings.host, settings.port)]
             except OSError as error:
-                print(f"bert-serve: {error}", file=sys.stderr)  # noqa: T201 (the one line that explains the exit)
+                last_words(str(error), settings.log_format)
                 return FAILED
-    server = DrainingServer(config, engine, settings.drain_seconds, replaced)
+    server = DrainingServer(config, engine, settings.drain_seconds, replaced, beat)
     try:
         server.run(sockets)
     except SystemExit as error:  # the port is taken
         return error.code if isinstance(error.code, int) else FAILED
     if engine.failure is not None:
-        print(f"bert-serve: {engine.failure}", file=sys.stderr)  # noqa: T201 (the one line that explains the exit)
+        last_words(str(engine.failure), settings.log_format)
         return DIED if engine.loaded else FAILED
     return 0

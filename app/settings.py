@@ -152,7 +152,7 @@ class Settings(BaseModel):
     def from_command_line(cls, arguments: Sequence[str], environ: Mapping[str, str]) -> Settings:
         """Settings of `bert-serve [flags]`."""
         flags = vars(_parser().parse_args(arguments))
-        return cls.read(environ, {name: value for name, value in flags.items() if value is not None})
+        return cls.read(environ, {name: value for name, value in flags.items() if value})
 
 
 def _explain(error: Any) -> str:

@@ -25,11 +25,13 @@ def enabled() -> bool:
     return not isinstance(trace.get_tracer_provider(), trace.ProxyTracerProvider)
 
 
-def note_request(request_id: str) -> None:
-    """Let the span of this request be found by its id."""
+def note_request(request_id: str, query: bytes) -> None:
+    """Let the span of this request be found by its id, and hold no text of the caller."""
     span = trace.get_current_span()
     if span.is_recording():
         span.set_attribute("bert.request_id", request_id)
+        if query:
+            span.set_attribute("url.query", "")
 
 
 def note_stages(*stages: tuple[str, float]) -> None:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import ctypes
 import logging
 import logging.config
+import math
 import multiprocessing
 import multiprocessing.connection
+import multiprocessing.sharedctypes
 import os
+import shutil
 import signal
 import socket
 import sys
@@ -18,7 +22,7 @@ from multiprocessing.context import SpawnProcess
 from pathlib import Path
 
 from app.access import announce
-from app.logs import log_config
+from app.logs import last_words, log_config
 from app.settings import Settings
 
 logger = logging.getLogger(__name__)
@@ -31,9 +35,18 @@ DIED = 4  # exit code of a process whose inference process died while it served
 _STEADY = 60.0
 """Seconds after which a worker counts as healthy, and its end as news."""
 _LONGEST_PAUSE = 60.0
+_LOOK_SECONDS = 1.0
 
 
-@dataclass(frozen=True, slots=True)
+_SILENT = 30.0
+"""Seconds without a sign of life, after which a worker is killed: it holds its share of the connections."""
+_LAST_SECONDS = 15.0
+"""Beyond the time to drain: a process that computes is given eleven to end by itself."""
+_METRICS_BYTES = 256 * 1024
+"""More than the metrics of one worker take."""
+
+
+@dataclass(slots=True)
 class Worker:
     """A process, and of how many in a row it is the replacement."""
 
@@ -41,6 +54,11 @@ class Worker:
     attempt: int
     began: float
     """`time.monotonic()`, as everywhere here."""
+    beats: ctypes.c_uint64
+    """Shared memory: its signs of life are counted there, some in a second."""
+    seen: int = 0
+    silent: float = 0.0
+    """Seconds in which this process looked, and saw no further one."""
 
 
 class Workers:
@@ -60,10 +78,25 @@ class Workers:
         self.due: list[tuple[float, int]] = []
         """(when, attempt) of workers to start."""
         self.ending = False
+        self.end_by = math.inf
+        self.looked = time.monotonic()
 
     def run(self) -> int:
         """Serve until a signal comes or no worker can start. Returns the exit code."""
-        with tempfile.TemporaryDirectory(prefix="bert-serve-") as folder:
+        try:
+            shared = tempfile.TemporaryDirectory(prefix="bert-serve-")
+        except OSError as error:
+            last_words(f"no folder for the metrics of several workers: {error}", self.settings.log_format)
+            return FAILED
+        with shared as folder:
+            # The files have holes, and who writes into one that cannot be filled is killed.
+            free, needed = shutil.disk_usage(folder).free, self.settings.workers * _METRICS_BYTES
+            if free < needed:
+                reason = (
+                    f"{folder}: {free:,} bytes are free, but the metrics of all workers may take {needed:,}"
+                )
+                last_words(f"{reason}: make room, or set TMPDIR", self.settings.log_format)
+                return FAILED
             os.environ[SHARED_METRICS] = folder
             return self._run()
 
@@ -72,7 +105,7 @@ class Workers:
         try:
             reserved = _reserve(self.settings.host, self.settings.port)
         except OSError as error:
-            print(f"bert-serve: {error}", file=sys.stderr)  # noqa: T201 (the one line that explains the exit)
+            last_words(str(error), self.settings.log_format)
             return FAILED
         self.settings = self.settings.model_copy(update={"port": reserved.getsockname()[1]})
         logger.info("%d workers on port %d", self.settings.workers, self.settings.port)
@@ -84,9 +117,9 @@ class Workers:
         codes: list[int] = []
         while self.workers or self.due:
             self._start_due()
-            pause = 1.0 if self.due else None
-            multiprocessing.connection.wait([worker.process.sentinel for worker in self.workers], pause)
+            multiprocessing.connection.wait([worker.process.sentinel for worker in self.workers], _LOOK_SECONDS)
             codes += self._reap()
+            self._kill_the_silent()
         reserved.close()
         return max(codes, default=0)
 
@@ -99,11 +132,15 @@ class Workers:
                 self._start(attempt)
 
     def _start(self, attempt: int) -> None:
-        process = self.context.Process(target=_serve_worker, args=(self.settings,))
-        handler = signal.signal(signal.SIGHUP, signal.SIG_IGN)  # inherited: it has no handler at first
+        beats = multiprocessing.sharedctypes.RawValue(ctypes.c_uint64, 0)
+        process = self.context.Process(target=_serve_worker, args=(self.settings, beats))
+        # Inherited: it has no handlers at first.
+        handler = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         process.start()
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
         signal.signal(signal.SIGHUP, handler)
-        self.workers.append(Worker(process, attempt, time.monotonic()))
+        self.workers.append(Worker(process, attempt, time.monotonic(), beats))
         if self.ending:  # the signal came meanwhile
             self._end()
 
@@ -119,9 +156,9 @@ class Workers:
                 file.unlink(missing_ok=True)
             if not self.ending and (code != FAILED or (worker.attempt and self.workers)):
                 attempt, pause = next_attempt(worker.attempt, time.monotonic() - worker.began)
-                logger.error(
-                    "worker %s ended with %s; starting another in %g s", worker.process.pid, code, pause
-                )
+                hint = " (no room in the temporary directory?)" if code == -signal.SIGBUS else ""
+                pid = worker.process.pid
+                logger.error("worker %s ended with %s%s; starting another in %g s", pid, code, hint, pause)
                 self.due.append((time.monotonic() + pause, attempt))
                 continue
             # A worker that is told to end before it can listen to that has lost nothing.
@@ -129,7 +166,24 @@ class Workers:
             self._end()
         return codes
 
+    def _kill_the_silent(self) -> None:
+        """Those that hang, and at the end those that do not end."""
+        now = time.monotonic()
+        passed = min(
+            now - self.looked, _LOOK_SECONDS
+        )  # while this process was stopped, they may have been as well
+        self.looked = now
+        for worker in self.workers:
+            beats = worker.beats.value
+            worker.silent = worker.silent + passed if beats and beats == worker.seen else 0.0
+            worker.seen = beats
+            if worker.silent >= _SILENT or now >= self.end_by:
+                logger.error("worker %s hangs: killed", worker.process.pid)
+                worker.process.kill()
+
     def _end(self, *_: object) -> None:
+        if not self.ending:
+            self.end_by = time.monotonic() + self.settings.drain_seconds + _LAST_SECONDS
         self.ending = True
         self.due.clear()
         for worker in self.workers:
@@ -148,12 +202,20 @@ def next_attempt(attempt: int, lived: float) -> tuple[int, float]:
     return attempt + 1, min(2.0 ** (attempt - 1), _LONGEST_PAUSE)
 
 
-def _serve_worker(settings: Settings) -> None:
+def _serve_worker(settings: Settings, beats: ctypes.c_uint64) -> None:
+    signal.signal(
+        signal.SIGINT, signal.SIG_IGN
+    )  # from a terminal; its parent sends SIGTERM. Uvicorn handles a second
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+
+    def beat() -> None:
+        beats.value += 1
+
     from app.server import run_worker  # which imports this module
 
     threading.Thread(target=_end_with_parent, name="parent", daemon=True).start()
     own = bind(settings.host, settings.port, shared=True)
-    sys.exit(run_worker(settings, [own], replaced=True))
+    sys.exit(run_worker(settings, [own], replaced=True, beat=beat))
 
 
 def _end_with_parent() -> None:

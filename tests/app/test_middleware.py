@@ -10,6 +10,7 @@ import pytest
 
 from app.admission import TASKS
 from app.json_route import JSONRoute
+from app.middleware import _address
 
 
 @pytest.mark.parametrize("path", ["/health/live", "/nowhere", "/fill-mask", "/docs"])
@@ -82,6 +83,14 @@ async def test_at_debug_each_request_leaves_a_line_with_its_id(
         "mine-401": '"POST /sentiment" 401',
         "mine-404": '"HEAD /a%0Ab" 404',
     }
+
+
+@pytest.mark.parametrize(
+    ("client", "line"),
+    [(("10.0.0.1", 5), "10.0.0.1:5"), (("::1", 0), "::1:0"), (('x" 200 [forged', 0), "-"), (None, "-")],
+)
+def test_address_in_the_log_is_one(client: tuple[str, int] | None, line: str) -> None:
+    assert _address({"client": client}) == line
 
 
 async def test_requests_are_counted_by_task_and_status(serve: Any) -> None:

@@ -200,6 +200,7 @@ async def test_any_worker_tells_the_metrics_of_all(checkpoints: dict[str, str]) 
                 lines = (await client.get("/metrics")).text.splitlines()
             assert counted in lines
             assert "bert_queue_requests 0.0" in lines
+            assert "bert_workers 2.0" in lines
             assert 'bert_reloads_total{result="failed"} 0.0' in lines
             assert sum(line.startswith("bert_batch_size_count ") for line in lines) == 1
 
@@ -684,15 +685,19 @@ def test_every_address_of_ipv6_is_every_address(checkpoints: dict[str, str], wor
 
 
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="asks Linux which signals are handled")
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 @pytest.mark.parametrize("workers", ["1", "2"])
-def test_sigterm_ends_well_from_the_first_second(checkpoints: dict[str, str], workers: str) -> None:
+def test_signal_ends_it_well_from_the_first_second(
+    checkpoints: dict[str, str], workers: str, number: signal.Signals
+) -> None:
     """The first process of a container gets only the signals that it handles."""
     with running(checkpoints, "--workers", workers) as process:
         status = Path(f"/proc/{process.process.pid}/status")
         until = time.monotonic() + PATIENCE
         while not handles(signal.SIGTERM, status.read_text()) and time.monotonic() < until:
             time.sleep(0.001)
-        process.process.send_signal(signal.SIGTERM)
+        time.sleep(0.002)  # SIGINT is next
+        process.process.send_signal(number)
         code, output = process.end()
     assert (code, "Traceback" in output) == (0, False), output
 

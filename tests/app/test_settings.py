@@ -46,6 +46,8 @@ def test_flags_override_the_environment() -> None:
 
 def test_empty_variable_is_as_good_as_none() -> None:
     assert Settings.read({"BERT_PORT": "", "BERT_API_KEYS": ""}) == Settings()
+    flags = ["--api-keys", "", "--port", ""]
+    assert Settings.from_command_line(flags, {"BERT_API_KEYS": "secret"}) == Settings(api_keys=("secret",))
 
 
 def test_lists_are_split_at_commas() -> None:
