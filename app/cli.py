@@ -158,7 +158,7 @@ def _misuse(given: argparse.Namespace) -> str | None:
         return "--top-k goes with texts"
     if given.file and _format(given) is None:
         return f"the name of {given.file} does not tell its format: give --format {', '.join(tables.FORMATS)}"
-    if given.output != "-" and Path(given.output).suffix and tables.format_of(given.output) is None:
+    if not given.json and Path(given.output).suffix and tables.format_of(given.output) is None:
         return f"the name of {given.output} does not tell its format: end it in .csv, .tsv or .jsonl"
     if given.task != "next-sentence":
         return None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from contextlib import suppress
 
 if sys.platform != "win32":
     import resource
@@ -27,7 +28,8 @@ def raise_limit() -> None:
         soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
         wanted = _ENOUGH if hard == resource.RLIM_INFINITY else min(hard, _ENOUGH)
         if soft != resource.RLIM_INFINITY and soft < wanted:
-            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+            with suppress(ValueError, OSError):  # some systems have a lower limit besides
+                resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 def limit() -> int | None:

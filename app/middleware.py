@@ -84,7 +84,7 @@ def _address(scope: Scope) -> str:
     """Of the caller; a proxy's `X-Forwarded-For` may hold anything."""
     host, port = scope["client"] or ("", 0)
     try:
-        return f"{ip_address(host)}:{port}"
+        return f"{ip_address(host.partition('%')[0])}:{port}"  # without a zone, which may be anything too
     except ValueError:
         return "-"
 

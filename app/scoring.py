@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import sys
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -57,33 +57,32 @@ def run(job: Job, ask: Ask) -> Progress:
         open_target(job.target) as target,
     ):
         table = read_table(source.text, job.source_format)
-        answers = answered(_checked(table, job), job, ask)
-        header = table.columns or ()
-        header += tuple(_free_name(job.prefix + name, header) for name in job.added) if header else ()
+        first = _beginning(table, job.columns)
+        columns = table.columns or tuple(dict.fromkeys(name for row in first for name in row.cells))
+        names = {name: _free_name(job.prefix + name, columns) for name in job.added}
+        checked = (read_columns(row, job.columns) for row in itertools.chain(first, table.rows))
+        rows = checked if job.target_format == "jsonl" else _with_all(columns, checked)
+        answers = answered(rows, names, job, ask)
+        header = (*columns, *names.values()) if columns else ()
         left_out = write_rows(target, job.target_format, _watched(answers, progress), header)
     if left_out:
-        names = ", ".join(map(repr, left_out))
-        sys.stderr.write(f"not written, as the first row has no such column: {names}\n")
+        left = ", ".join(map(repr, left_out))
+        sys.stderr.write(f"not written, as the first rows have no such column: {left}\n")
     return progress
 
 
-def answered(rows: Iterable[Row], job: Job, ask: Ask) -> Iterator[dict[str, Any]]:
-    """Rows with the columns of their answers last, under names that are free in the first row; as many wait in
-    memory as the client has on its way."""
-    names: dict[str, str] = {}
+def answered(rows: Iterable[Row], names: Mapping[str, str], job: Job, ask: Ask) -> Iterator[dict[str, Any]]:
+    """Rows with the columns of their answers last, under these names. As many wait in memory as the client has
+    on its way."""
     waiting: deque[Row] = deque()
 
     def inputs() -> Iterator[str | Pair]:
         for row in rows:
-            row = read_columns(row, job.columns)
             waiting.append(row)
             yield _input(row, job.columns)
 
     for outcome in ask(inputs()):
-        row = waiting.popleft()
-        if not names:
-            names = {name: _free_name(job.prefix + name, row.cells) for name in job.added}
-        row = without(row, names.values())
+        row = without(waiting.popleft(), names.values())
         new = dict.fromkeys(job.added) | new_columns(outcome, row.fault)
         if job.target_format != "jsonl":
             new = {
@@ -141,25 +140,30 @@ def _free_name(name: str, taken: Collection[str]) -> str:
     return name
 
 
-def _checked(table: Table, job: Job) -> Iterator[Row]:
-    """The rows; the header must have the columns that are read, or else one of the first rows. That one has the
-    columns of a table that is written."""
-    columns, first = job.columns, list[Row]()
-    if table.columns is None:
-        for row in itertools.islice(table.rows, _FIRST):
-            first.append(row)
-            if all(column in row.cells for column in columns):
-                break
-        else:
-            if first and first[0].fault:
-                raise TableError(first[0].fault)
-    has = table.columns if table.columns is not None else first[-1].cells if first else columns
-    for column in columns:
-        if column not in has:
-            raise TableError(f"there is no column {column!r}, but {', '.join(map(repr, has))}")
-    if first and job.target_format != "jsonl":
-        first[0] = Row(dict.fromkeys(first[-1].cells) | first[0].cells, first[0].fault)
-    yield from itertools.chain(first, table.rows)
+def _beginning(table: Table, columns: Sequence[str]) -> list[Row]:
+    """The first rows of JSON lines, up to one that has the columns to be read; a table's header has them.
+
+    Raises:
+        TableError: none has.
+    """
+    first: list[Row] = []
+    has: dict[str, None] = dict.fromkeys(table.columns or ())
+    for row in itertools.islice(table.rows, _FIRST if table.columns is None else 0):
+        first.append(row)
+        has |= dict.fromkeys(row.cells)
+        if all(column in row.cells for column in columns):
+            return first
+    if missing := [column for column in columns if column not in has and (first or table.columns)]:
+        fault = None if has else first[0].fault
+        raise TableError(fault or f"there is no column {missing[0]!r}, but {', '.join(map(repr, has))}")
+    return first
+
+
+def _with_all(columns: Sequence[str], rows: Iterator[Row]) -> Iterator[Row]:
+    """The rows, the first with all columns: a table that is written has those of its first row."""
+    for row in itertools.islice(rows, 1):
+        yield Row(dict.fromkeys(columns) | row.cells, row.fault)
+    yield from rows
 
 
 def _watched(rows: Iterator[dict[str, Any]], progress: Progress) -> Iterator[dict[str, Any]]:

@@ -18,6 +18,7 @@ import tempfile
 import threading
 import time
 from dataclasses import dataclass
+from multiprocessing import resource_tracker
 from multiprocessing.context import SpawnProcess
 from pathlib import Path
 
@@ -59,6 +60,7 @@ class Worker:
     seen: int = 0
     silent: float = 0.0
     """Seconds in which this process looked, and saw no further one."""
+    killed: bool = False
 
 
 class Workers:
@@ -135,10 +137,11 @@ class Workers:
         beats = multiprocessing.sharedctypes.RawValue(ctypes.c_uint64, 0)
         process = self.context.Process(target=_serve_worker, args=(self.settings, beats))
         # Inherited: it has no handlers at first.
+        resource_tracker.ensure_running()  # which unblocks signals as it starts
         handler = signal.signal(signal.SIGHUP, signal.SIG_IGN)
-        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         process.start()
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         signal.signal(signal.SIGHUP, handler)
         self.workers.append(Worker(process, attempt, time.monotonic(), beats))
         if self.ending:  # the signal came meanwhile
@@ -177,9 +180,10 @@ class Workers:
             beats = worker.beats.value
             worker.silent = worker.silent + passed if beats and beats == worker.seen else 0.0
             worker.seen = beats
-            if worker.silent >= _SILENT or now >= self.end_by:
+            if not worker.killed and (worker.silent >= _SILENT or now >= self.end_by):
                 logger.error("worker %s hangs: killed", worker.process.pid)
                 worker.process.kill()
+                worker.killed = True
 
     def _end(self, *_: object) -> None:
         if not self.ending:

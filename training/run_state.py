@@ -100,12 +100,13 @@ class RunState:
                 os.fsync(stream.fileno())
             part.replace(file)
         except (OSError, RuntimeError) as error:
-            with suppress(OSError):
-                part.unlink()
             raise RunError(
                 f"{file}: the checkpoint could not be written: {error}. Earlier ones are untouched: make "
                 "room and run the same command again"
             ) from error
+        finally:
+            with suppress(OSError):
+                part.unlink()
         for old in self._files()[KEEP:]:
             old.unlink()
         return file

@@ -257,12 +257,29 @@ def test_fault_of_the_first_row_is_no_other_than_of_the_next(bert: Bert, tmp_pat
     rows = [json.loads(line) for line in (tmp_path / "out").read_text().splitlines()]
     assert [row["error"] for row in rows] == ["line 1 is no JSON", "the field 'text' is not there", None]
     _, output, complaints = bert("sentiment", "--file", str(source), "--output", str(tmp_path / "out.csv"))
-    assert "not written, as the first row has no such column: 'review'" in complaints
-    columns = ["text", "late", "label", "score", "truncated", "error"]
+    assert "not written" not in complaints
+    columns = ["review", "text", "late", "label", "score", "truncated", "error"]
     assert next(csv.reader((tmp_path / "out.csv").read_text().splitlines())) == columns
+    source.write_text('{"id": 1}\n{"text": "good", "label": "A"}\n{"text": "bad", "label": "B", "late": 1}\n')
+    for output in ("-", "csv"):
+        target = "-" if output == "-" else str(tmp_path / "out.csv")
+        code, printed, complaints = bert("sentiment", "--file", str(source), "--output", target)
+        rows = (
+            [json.loads(line) for line in printed.splitlines()]
+            if output == "-"
+            else list(csv.DictReader((tmp_path / "out.csv").read_text().splitlines()))
+        )
+        assert [row.get("label") or None for row in rows] == [None, "A", "B"]
+        assert [row["predicted_label"] or None for row in rows] == [None, "POSITIVE", "POSITIVE"]
+        assert rows[0]["error"] == "the field 'text' is not there"
+    assert "not written, as the first rows have no such column: 'late'" in complaints
     source.write_text('{"review": "good"}\n' * 2)
     code, output, complaint = bert("sentiment", "--file", str(source))
     assert (code, output, complaint) == (1, "", "bert: there is no column 'text', but 'review'\n")
+    source.write_text('{"review": "good"}\nno JSON\n')
+    assert bert("sentiment", "--file", str(source))[2] == complaint
+    command = ("sentiment", "--file", str(source), "--column", "review", "--json")
+    assert bert(*command, "--output", str(tmp_path / "out.json"))[0] == 0
     source.write_text("no JSON\n" * 200)
     code, output, complaint = bert("sentiment", "--file", str(source))
     assert (code, output, complaint) == (1, "", "bert: line 1 is no JSON\n")

@@ -115,7 +115,7 @@ def test_worker_that_hangs_is_replaced(checkpoints: dict[str, str]) -> None:
         process.process.send_signal(signal.SIGTERM)
         code, output = process.end()
     assert code == 0, output
-    assert f"worker {hung} hangs: killed" in output
+    assert output.count(f"worker {hung} hangs: killed") == 1
     assert f"worker {hung} ended with -9; starting another in 0 s" in output
 
 
@@ -130,7 +130,28 @@ def test_worker_that_hangs_does_not_keep_the_service_from_its_end(checkpoints: d
         process.process.send_signal(signal.SIGTERM)
         code, output = process.end()
     assert code == signal.SIGKILL
-    assert f"worker {hung} hangs: killed" in output
+    assert output.count(f"worker {hung} hangs: killed") == 1
+
+
+@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="asks Linux for a process's children")
+@pytest.mark.parametrize("workers", [1, 2])
+def test_ctrl_c_of_a_terminal_ends_workers_that_are_starting(checkpoints: dict[str, str], workers: int) -> None:
+    """It reaches all processes of the terminal."""
+    with running(checkpoints, "--workers", "2") as process:
+        children = Path(f"/proc/{process.process.pid}/task/{process.process.pid}/children")
+        started: list[int] = []
+
+        def have_started() -> bool:
+            found = map(int, children.read_text().split())
+            started[:] = [pid for pid in found if b"spawn_main" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+            return len(started) >= workers
+
+        until(have_started)
+        time.sleep(0.1)
+        for pid in (process.process.pid, *started):
+            os.kill(pid, signal.SIGINT)
+        code, output = process.end()
+    assert (code, "Traceback" in output) == (0, False), output
 
 
 def test_folder_without_room_for_metrics_ends_with_one_clear_line(checkpoints: dict[str, str]) -> None:

@@ -87,7 +87,13 @@ async def test_at_debug_each_request_leaves_a_line_with_its_id(
 
 @pytest.mark.parametrize(
     ("client", "line"),
-    [(("10.0.0.1", 5), "10.0.0.1:5"), (("::1", 0), "::1:0"), (('x" 200 [forged', 0), "-"), (None, "-")],
+    [
+        (("10.0.0.1", 5), "10.0.0.1:5"),
+        (("::1", 0), "::1:0"),
+        (("fe80::1%x y", 1), "fe80::1:1"),
+        (('x" 200 [forged', 0), "-"),
+        (None, "-"),
+    ],
 )
 def test_address_in_the_log_is_one(client: tuple[str, int] | None, line: str) -> None:
     assert _address({"client": client}) == line

@@ -7,6 +7,7 @@ import fcntl
 import os
 import resource
 from pathlib import Path
+from typing import BinaryIO
 
 import pytest
 import torch
@@ -80,6 +81,18 @@ def test_a_leftover_of_an_interrupted_write_is_no_checkpoint(tmp_path: Path) -> 
     save(tmp_path, 1)
     (tmp_path / "state-000000002.part").write_bytes(b"half")
     assert RunState(tmp_path, IDENTITY).resume(*trained(0)).step == 1
+
+
+def test_a_write_that_is_interrupted_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(state: object, stream: BinaryIO) -> None:
+        stream.write(b"half")
+        raise KeyboardInterrupt
+
+    save(tmp_path, 1)
+    monkeypatch.setattr(torch, "save", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        save(tmp_path, 2)
+    assert [file.name for file in tmp_path.iterdir()] == ["state-000000001.pt"]
 
 
 def test_another_recipe_is_refused_with_the_key_that_differs(tmp_path: Path) -> None:
