@@ -16,7 +16,7 @@ def serve() -> None:
     """Serve with the settings of the command line and the environment; ends the process."""
     files.hold_standard_streams()
     files.raise_limit()
-    for number in (signal.SIGTERM, signal.SIGINT):
+    for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, _end)
     if hasattr(signal, "SIGHUP"):  # "load the checkpoints anew"; while they are being loaded, nothing to do
         signal.signal(signal.SIGHUP, signal.SIG_IGN)

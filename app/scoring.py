@@ -153,9 +153,11 @@ def _beginning(table: Table, columns: Sequence[str]) -> list[Row]:
         has |= dict.fromkeys(row.cells)
         if all(column in row.cells for column in columns):
             return first
-    if missing := [column for column in columns if column not in has and (first or table.columns)]:
-        fault = None if has else first[0].fault
-        raise TableError(fault or f"there is no column {missing[0]!r}, but {', '.join(map(repr, has))}")
+    if not has and first:
+        raise TableError(first[0].fault or "the first rows are empty")
+    for column in columns if has else ():
+        if column not in has:
+            raise TableError(f"there is no column {column!r}, but {', '.join(map(repr, has))}")
     return first
 
 

@@ -31,8 +31,6 @@ _GARBAGE = 10_000
 the time in an overload: thousands of texts wait then, and all are looked through again and again."""
 _BROKEN_SECONDS = 5.0
 """For callers to be told. Docker restarts no container that is unhealthy, only one that ended."""
-
-
 _CROWDED = 0.9
 """Share of the files that a process may have; beyond all of them, callers are cut off without a word."""
 
@@ -51,10 +49,10 @@ class DrainingServer(uvicorn.Server):
         engine: Engine,
         drain_seconds: float,
         replaced: bool = False,
-        beat: Callable[[], None] = lambda: None,
+        heartbeat: Callable[[], None] = lambda: None,
     ) -> None:
         super().__init__(config)
-        self.beat = beat
+        self.heartbeat = heartbeat
         """Called at every tick: a sign of life."""
         self.engine = engine
         self.replaced = replaced
@@ -104,7 +102,7 @@ class DrainingServer(uvicorn.Server):
 
     async def on_tick(self, counter: int) -> bool:
         """Every 0.1 s: whether to end."""
-        self.beat()
+        self.heartbeat()
         self.engine.tell_state()
         self._count_connections()
         if self.engine.failure is not None and self._gives_up():
@@ -148,7 +146,7 @@ def run_worker(
     sockets: list[socket.socket] | None = None,
     *,
     replaced: bool = False,
-    beat: Callable[[], None] = lambda: None,
+    heartbeat: Callable[[], None] = lambda: None,
 ) -> int:
     """Serve in this process until a signal comes. Returns the exit code.
 
@@ -180,7 +178,7 @@ def run_worker(
             except OSError as error:
                 last_words(str(error), settings.log_format)
                 return FAILED
-    server = DrainingServer(config, engine, settings.drain_seconds, replaced, beat)
+    server = DrainingServer(config, engine, settings.drain_seconds, replaced, heartbeat)
     try:
         server.run(sockets)
     except SystemExit as error:  # the port is taken

@@ -40,7 +40,7 @@ _LOOK_SECONDS = 1.0
 
 
 _SILENT = 30.0
-"""Seconds without a sign of life, after which a worker is killed: it holds its share of the connections."""
+"""Seconds without a heartbeat, after which a worker is killed: it holds its share of the connections."""
 _LAST_SECONDS = 15.0
 """Beyond the time to drain: a process that computes is given eleven to end by itself."""
 _METRICS_BYTES = 256 * 1024
@@ -55,8 +55,8 @@ class Worker:
     attempt: int
     began: float
     """`time.monotonic()`, as everywhere here."""
-    beats: ctypes.c_uint64
-    """Shared memory: its signs of life are counted there, some in a second."""
+    heartbeats: ctypes.c_uint64
+    """In shared memory; ten a second."""
     seen: int = 0
     silent: float = 0.0
     """Seconds in which this process looked, and saw no further one."""
@@ -121,7 +121,7 @@ class Workers:
             self._start_due()
             multiprocessing.connection.wait([worker.process.sentinel for worker in self.workers], _LOOK_SECONDS)
             codes += self._reap()
-            self._kill_the_silent()
+            self._kill_hung()
         reserved.close()
         return max(codes, default=0)
 
@@ -134,8 +134,8 @@ class Workers:
                 self._start(attempt)
 
     def _start(self, attempt: int) -> None:
-        beats = multiprocessing.sharedctypes.RawValue(ctypes.c_uint64, 0)
-        process = self.context.Process(target=_serve_worker, args=(self.settings, beats))
+        heartbeats = multiprocessing.sharedctypes.RawValue(ctypes.c_uint64, 0)
+        process = self.context.Process(target=_serve_worker, args=(self.settings, heartbeats))
         # Inherited: it has no handlers at first.
         resource_tracker.ensure_running()  # which unblocks signals as it starts
         handler = signal.signal(signal.SIGHUP, signal.SIG_IGN)
@@ -143,7 +143,7 @@ class Workers:
         process.start()
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         signal.signal(signal.SIGHUP, handler)
-        self.workers.append(Worker(process, attempt, time.monotonic(), beats))
+        self.workers.append(Worker(process, attempt, time.monotonic(), heartbeats))
         if self.ending:  # the signal came meanwhile
             self._end()
 
@@ -169,7 +169,7 @@ class Workers:
             self._end()
         return codes
 
-    def _kill_the_silent(self) -> None:
+    def _kill_hung(self) -> None:
         """Those that hang, and at the end those that do not end."""
         now = time.monotonic()
         passed = min(
@@ -177,9 +177,9 @@ class Workers:
         )  # while this process was stopped, they may have been as well
         self.looked = now
         for worker in self.workers:
-            beats = worker.beats.value
-            worker.silent = worker.silent + passed if beats and beats == worker.seen else 0.0
-            worker.seen = beats
+            heartbeats = worker.heartbeats.value
+            worker.silent = worker.silent + passed if heartbeats and heartbeats == worker.seen else 0.0
+            worker.seen = heartbeats
             if not worker.killed and (worker.silent >= _SILENT or now >= self.end_by):
                 logger.error("worker %s hangs: killed", worker.process.pid)
                 worker.process.kill()
@@ -206,20 +206,20 @@ def next_attempt(attempt: int, lived: float) -> tuple[int, float]:
     return attempt + 1, min(2.0 ** (attempt - 1), _LONGEST_PAUSE)
 
 
-def _serve_worker(settings: Settings, beats: ctypes.c_uint64) -> None:
+def _serve_worker(settings: Settings, heartbeats: ctypes.c_uint64) -> None:
     signal.signal(
         signal.SIGINT, signal.SIG_IGN
     )  # from a terminal; its parent sends SIGTERM. Uvicorn handles a second
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
 
-    def beat() -> None:
-        beats.value += 1
+    def heartbeat() -> None:
+        heartbeats.value += 1
 
     from app.server import run_worker  # which imports this module
 
     threading.Thread(target=_end_with_parent, name="parent", daemon=True).start()
     own = bind(settings.host, settings.port, shared=True)
-    sys.exit(run_worker(settings, [own], replaced=True, beat=beat))
+    sys.exit(run_worker(settings, [own], replaced=True, heartbeat=heartbeat))
 
 
 def _end_with_parent() -> None:

@@ -31,10 +31,9 @@ def adaptation(recipe: Recipe) -> Recipe:
     """The recipe's `[adapt]` as a recipe for `pretrain`, in the folder `adapt` of the run."""
     assert recipe.adapt is not None
     changes = recipe.adapt.model_dump() | {"start": recipe.finetune.pretrained or recipe.folder / "pretrained"}
-    unlabelled = [
-        source.model_copy(update={"label": None}) for source in recipe.finetune.train
-    ]  # as all text here
-    corpus = CorpusConfig(sources=tuple(unlabelled), workers=recipe.corpus.workers)
+    # Of labelled texts a `<br />` would stay.
+    unlabelled = tuple(source.model_copy(update={"label": None}) for source in recipe.finetune.train)
+    corpus = CorpusConfig(sources=unlabelled, workers=recipe.corpus.workers)
     return recipe.model_copy(
         update={
             "name": "adapt",

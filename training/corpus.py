@@ -145,7 +145,7 @@ def prepare(recipe: Recipe, tokenizer: Tokenizer) -> Path:
     Raises:
         SourceError: text that cannot be read.
         CorpusError: no text to train on, or no room on the disk.
-        RunError: another process is training on the corpus that is to be made anew.
+        RunError: another process is making the corpus, or training on what is to be made anew.
     """
     corpus = recipe.folder / "corpus"
     fingerprint = _fingerprint(recipe, tokenizer)

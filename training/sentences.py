@@ -43,11 +43,12 @@ _APART = re.compile(
 _CLOSED_APART = ("''", ")", "]")
 """What still belongs to the sentence before the space."""
 
-_SPACE = re.compile(r"\s")
+_OTHER_SPACE = re.compile(r"[^\S ]")
 
 _OPENING = "ʼ"
 _CLOSING = "’"
 _QUOTED = ('"', "''", "”", "’", "»")
+"""After which a sentence may go on: `"why?" she said`."""
 _UNPAIRED = (
     *((mark, _OPENING) for mark in "“‘«„"),
     (' "', f" {_OPENING}"),
@@ -86,7 +87,9 @@ def split_sentences(text: str) -> list[str]:
 
 
 def _split_paragraph(paragraph: str) -> list[str]:
-    unpaired = _SPACE.sub(" ", paragraph)  # a no-break space after a letter makes sentencex panic
+    unpaired = paragraph
+    if not paragraph.isascii():
+        unpaired = _OTHER_SPACE.sub(" ", paragraph)  # a no-break one after a letter makes sentencex panic
     if unpaired[:1] in ("'", '"'):
         unpaired = _OPENING + unpaired[1:]
     for mark, replacement in _UNPAIRED:
@@ -107,7 +110,8 @@ def _is_boundary(paragraph: str, end: int, *, lowercase: bool) -> bool:
     if end == len(paragraph):
         return True
     before, after = paragraph[end - 1], paragraph[end]
-    if after.islower() and not (lowercase and not paragraph[max(0, end - 8) : end].rstrip().endswith(_QUOTED)):
+    ending = paragraph[max(0, end - 8) : end].rstrip()  # not all before it: a paragraph may be a book
+    if after.islower() and (not lowercase or ending.endswith(_QUOTED)):
         return False
     if paragraph.startswith(_CLOSED_APART, end):
         return False

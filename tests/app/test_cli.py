@@ -280,6 +280,8 @@ def test_fault_of_the_first_row_is_no_other_than_of_the_next(bert: Bert, tmp_pat
     assert bert("sentiment", "--file", str(source))[2] == complaint
     command = ("sentiment", "--file", str(source), "--column", "review", "--json")
     assert bert(*command, "--output", str(tmp_path / "out.json"))[0] == 0
+    source.write_text("{}\n")
+    assert bert("sentiment", "--file", str(source))[2] == "bert: the first rows are empty\n"
     source.write_text("no JSON\n" * 200)
     code, output, complaint = bert("sentiment", "--file", str(source))
     assert (code, output, complaint) == (1, "", "bert: line 1 is no JSON\n")

@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import httpx
@@ -90,8 +91,7 @@ async def test_drain_does_not_wait_for_those_it_refuses(checkpoints: dict[str, s
     assert ends == [False, False, False, True]
 
 
-def until(condition: object) -> None:
-    assert callable(condition)
+def until(condition: Callable[[], bool]) -> None:
     end = time.monotonic() + PATIENCE
     while not condition():
         assert time.monotonic() < end
