@@ -121,8 +121,10 @@ class BagOfWords:
     strength: float
 
     @classmethod
-    def fit(cls, train: Sequence[Document], dev: Sequence[Document]) -> BagOfWords:
-        """Learn `train`; `dev` decides the regularisation.
+    def fit(
+        cls, train: Sequence[Document], dev: Sequence[Document], strengths: Sequence[float] = STRENGTHS
+    ) -> BagOfWords:
+        """Learn `train`; `dev` decides between the strengths of regularisation, or the first is taken.
 
         Raises:
             RunError: no two texts differ in their labels, or none has a word.
@@ -149,7 +151,7 @@ class BagOfWords:
         def fitted(strength: float) -> BagOfWords:
             return cls(words, LogisticRegression(C=strength, max_iter=1000).fit(features, labels), strength)
 
-        candidates = [fitted(strength) for strength in (STRENGTHS if dev else STRENGTHS[:1])]
+        candidates = [fitted(strength) for strength in (strengths if dev else strengths[:1])]
         return max(candidates, key=lambda c: c.accuracy(dev)) if dev else candidates[0]
 
     def accuracy(self, documents: Sequence[Document]) -> float:

@@ -32,10 +32,14 @@ class NaiveBayesBag:
     models: tuple[Any, ...]
     values: tuple[str, ...]
     """Of the label column, in the order of the regressions; of two labels the second has one, for both"""
+    strength: float
+    """Inverse regularisation"""
 
     @classmethod
-    def fit(cls, train: Sequence[Document], dev: Sequence[Document]) -> NaiveBayesBag:
-        """Learn `train`; `dev` decides the regularisation.
+    def fit(
+        cls, train: Sequence[Document], dev: Sequence[Document], strengths: Sequence[float] = _STRENGTHS
+    ) -> NaiveBayesBag:
+        """Learn `train`; `dev` decides between the strengths of regularisation, or the first is taken.
 
         Raises:
             RunError: no word occurs in two texts.
@@ -64,9 +68,9 @@ class NaiveBayesBag:
                 LogisticRegression(C=strength, max_iter=1000).fit(_weighted(there, ratio), labels == value)
                 for value, ratio in zip(asked, ratios, strict=True)
             )
-            return cls(words, ratios, models, values)
+            return cls(words, ratios, models, values, strength)
 
-        candidates = [fitted(strength) for strength in (_STRENGTHS if dev else _STRENGTHS[:1])]
+        candidates = [fitted(strength) for strength in (strengths if dev else strengths[:1])]
         return min(candidates, key=lambda candidate: candidate._loss(dev)) if dev else candidates[0]
 
     def log_probabilities(self, documents: Sequence[Document], labels: Sequence[str]) -> Floats:

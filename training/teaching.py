@@ -41,6 +41,7 @@ from training.sources import Document, documents
 logger = logging.getLogger(__name__)
 
 SENTENCE_WORDS = (4, 60)
+FOLDS = 5
 SHARES = [i / 20 for i in range(21)]
 TEMPERATURES = [1.1**i for i in range(-10, 11)]  # 0.39 to 2.6
 
@@ -80,8 +81,17 @@ class Opinions:
         return float((blend(self.bag, self.network).argmax(1) == self.labels).mean())
 
 
+Split = tuple[str, list[Document], list[Document]]
+"""Name, train and dev part of a source"""
+
+
 class Bag(Protocol):
     """A bag of words of either kind."""
+
+    @property
+    def strength(self) -> float:
+        """Inverse regularisation."""
+        ...
 
     def log_probabilities(self, documents: Sequence[Document], labels: Sequence[str]) -> Floats:
         """Of labels by their value in the label column: (documents, labels)."""
@@ -98,13 +108,69 @@ class Group:
 
 
 @dataclass(frozen=True, slots=True)
+class Folds:
+    """Labelled texts in `FOLDS` parts, each judged by a bag of words that has read the others only: of a text
+    that it has read, a bag repeats the label."""
+
+    train: Sequence[Document]
+    kind: type[BagOfWords] | type[NaiveBayesBag]
+    strength: float
+
+    def log_probabilities(self, documents: Sequence[Document], labels: Sequence[str]) -> Floats:
+        """Of labels by their value in the label column: (documents, labels). All alike where the other parts
+        are too small to learn from."""
+        out = np.full((len(documents), len(labels)), -np.log(len(labels)), dtype=np.float32)
+        part_of = [key_of_text(document) % FOLDS for document in documents]
+        for part in sorted(set(part_of)):
+            others = [document for document in self.train if key_of_text(document) % FOLDS != part]
+            chosen = [i for i, own in enumerate(part_of) if own == part]
+            if len({document.label for document in others}) < 2:
+                continue
+            bag = self.kind.fit(others, [], (self.strength,))
+            out[chosen] = bag.log_probabilities([documents[i] for i in chosen], labels)
+        return out
+
+
+@dataclass(frozen=True, slots=True)
 class Teachers:
     """A bag of words and a network that know the same labels."""
 
     bag: Bag
+    folds: Folds
     network: BertForSequenceClassification
     checkpoint: Checkpoint
     config: FinetuneConfig
+
+    @classmethod
+    def learn(
+        cls, sources: Sequence[Split], like: str | None, checkpoint: Checkpoint, config: FinetuneConfig
+    ) -> Teachers:
+        """A bag of the train parts, of the kind that suits one source or all; dev parts decide its strength."""
+        train = [document for _, part, _ in sources for document in part]
+        train = [train[i] for i in evenly(len(train), config.baseline_texts or len(train))]
+        dev = [document for _, _, part in sources for document in part]
+        kind = BagOfWords if like is None else NaiveBayesBag
+        bag = kind.fit(train, dev)
+        assert isinstance(checkpoint.model, BertForSequenceClassification)
+        return cls(bag, Folds(train, kind, bag.strength), checkpoint.model, checkpoint, config)
+
+    def label(self, name: str, texts: Sequence[Document], opinions: Sequence[Opinions]) -> Floats:
+        """Probabilities of each label, weighed by their opinions on dev: (texts, num_labels).
+
+        A text that the bag has learned is judged by one that has not, and not by the network, which may have
+        learned it, too.
+        """
+        learned = {key_of_text(document) for document in self.folds.train}
+        mask = np.array([key_of_text(document) in learned for document in texts], dtype=bool)
+        known, new = ([texts[i] for i in np.flatnonzero(kept).tolist()] for kept in (mask, ~mask))
+        targets = np.empty((len(texts), len(self.config.labels)), dtype=np.float32)
+        if new:
+            targets[~mask] = best_blend(opinions)(*self.of(name, new))
+        if known:
+            logger.info("%s: %d texts have a label; a bag that has not read them judges them", name, len(known))
+            apart = self.folds.log_probabilities(known, list(self.config.labels))
+            targets[mask] = best_blend(opinions, shares=[1.0])(apart, apart)
+        return targets
 
     def of(self, name: str, texts: Sequence[Document]) -> tuple[Floats, Floats]:
         """Log-probabilities of each label, of the bag of words and of the network: (texts, num_labels) each."""
@@ -138,18 +204,17 @@ def teach(recipe: Recipe) -> bool:
         if like and len({document.label for _, train, _ in part for document in train}) < 2:
             raise RunError(f"teach.like: all texts of {like!r} have the same label; that teaches nothing")
     labelled = key_of(*(texts for _, *parts in split for texts in parts))
-    teachers_key = f"{fingerprint(checkpoint.model)} {labelled} {recipe.finetune.baseline_texts}"
+    teachers_key = f"{FOLDS} folds {fingerprint(checkpoint.model)} {labelled} {recipe.finetune.baseline_texts}"
     folder, key = _folder(recipe), _key(recipe, groups)
     if (found := _read(folder)) and (found.texts, found.teachers) == (key, teachers_key):
         logger.info("%d texts are labelled already", len(found.targets))
         return True
-    assert isinstance(checkpoint.model, BertForSequenceClassification)
-    network = checkpoint.model.to(choose_device(recipe.device))
+    checkpoint.model.to(choose_device(recipe.device))
     targets: dict[int, Floats] = {}
     about: dict[str, Any] = {}
     for like, part in sources.items():
         name = like or "all"
-        teachers = Teachers(_bag(part, like, recipe.finetune), network, checkpoint, recipe.finetune)
+        teachers = Teachers.learn(part, like, checkpoint, recipe.finetune)
         opinions = [teachers.on_dev(source, dev) for source, _, dev in part if dev]
         blend = best_blend(opinions)
         accuracy = {o.name: _accuracies(o, blend) for o in opinions}
@@ -157,21 +222,11 @@ def teach(recipe: Recipe) -> bool:
         about[name] = {"blend": asdict(blend), "dev_accuracy": accuracy, "texts": 0}
         for i, group in enumerate(groups):
             if group.like == like:
-                targets[i] = blend(*teachers.of(f"texts like {name}", group.texts))
+                targets[i] = teachers.label(f"texts like {name}", group.texts, opinions)
                 about[name]["texts"] += len(group.texts)
     Taught(key, teachers_key, np.concatenate([targets[i] for i in range(len(groups))])).write(folder)
     (folder / "about.json").write_text(json.dumps(about, indent=2) + "\n")
     return True
-
-
-def _bag(
-    sources: Sequence[tuple[str, list[Document], list[Document]]], like: str | None, config: FinetuneConfig
-) -> Bag:
-    """Learn the train parts; dev parts decide how far."""
-    train = [document for _, part, _ in sources for document in part]
-    train = [train[i] for i in evenly(len(train), config.baseline_texts or len(train))]
-    dev = [document for _, _, part in sources for document in part]
-    return BagOfWords.fit(train, dev) if like is None else NaiveBayesBag.fit(train, dev)
 
 
 def taught(recipe: Recipe, tokenizer: Tokenizer) -> LabelledTexts:
@@ -188,10 +243,10 @@ def taught(recipe: Recipe, tokenizer: Tokenizer) -> LabelledTexts:
     return encode("taught", texts, list(found.targets), recipe.finetune, tokenizer)
 
 
-def best_blend(opinions: Sequence[Opinions]) -> Blend:
+def best_blend(opinions: Sequence[Opinions], shares: Sequence[float] = SHARES) -> Blend:
     """The one of the lowest loss, in which every source weighs the same, but for a tiny one."""
     says = voices([opinion.labels for opinion in opinions])
-    candidates = [Blend(share, temperature) for share in SHARES for temperature in TEMPERATURES]
+    candidates = [Blend(share, temperature) for share in shares for temperature in TEMPERATURES]
     return min(candidates, key=lambda blend: np.dot(says, [opinion.loss(blend) for opinion in opinions]))
 
 
@@ -221,11 +276,12 @@ def teacher(recipe: Recipe) -> Checkpoint:
 
 def _groups(recipe: Recipe) -> list[Group]:
     """The unlabelled texts of each source, but those that the classifier is judged by; then single sentences of
-    all of them."""
+    all of them that have no label yet."""
     config = recipe.finetune
     if recipe.teach is None:
         return []
-    dev = (part for _, _, part in split_sources(recipe))
+    split = split_sources(recipe)
+    dev = (part for _, _, part in split)
     test = (documents(source, recipe.data) for source in config.test)
     judging = {key_of_text(document) for part in (*dev, *test) for document in part}
     groups = []
@@ -236,12 +292,13 @@ def _groups(recipe: Recipe) -> list[Group]:
             logger.info("%s: %d texts stand in dev or test too, and are left out", name, len(texts) - len(kept))
         groups.append(Group(kept, recipe.teach.like.get(name)))
     every = [document for group in groups for document in group.texts]
-    sentences = some_sentences(every, recipe.teach.sentences, judging, recipe.seed)
+    known = judging | {key_of_text(document) for _, train, _ in split for document in train}
+    sentences = some_sentences(every, recipe.teach.sentences, known, recipe.seed)
     return [group for group in (*groups, Group(sentences, None)) if group.texts]
 
 
-def some_sentences(texts: Sequence[Document], count: int, judging: set[int], seed: int) -> list[Document]:
-    """At most `count` sentences of ordinary length, about as many of each text; none of `judging`."""
+def some_sentences(texts: Sequence[Document], count: int, known: set[int], seed: int) -> list[Document]:
+    """At most `count` sentences of ordinary length, about as many of each text; none of `known`."""
     rng = np.random.default_rng(seed)
     chosen: list[Document] = []
     for number, document in enumerate(texts):
@@ -250,7 +307,7 @@ def some_sentences(texts: Sequence[Document], count: int, judging: set[int], see
             sentence
             for sentence in map(str.strip, split_sentences(document.text))
             if SENTENCE_WORDS[0] <= num_words(sentence) <= SENTENCE_WORDS[1]
-            and key_of_text(Document(sentence, (sentence,))) not in judging
+            and key_of_text(Document(sentence, (sentence,))) not in known
         ]
         drawn = rng.permutation(len(fitting))[:wanted]
         chosen += [Document(fitting[i], (fitting[i],)) for i in drawn]

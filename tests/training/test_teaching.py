@@ -14,7 +14,7 @@ from model import load_checkpoint
 from tests.training.conftest import MakeRecipe
 from tests.training.test_finetune import with_pretrained
 from tests.training.texts import review
-from training.classification import key_of_text
+from training.classification import key_of_text, split_sources
 from training.config import Recipe, SourceConfig, TeachConfig
 from training.errors import RunError
 from training.examples import Floats
@@ -110,6 +110,27 @@ def test_texts_that_are_like_one_source_have_teachers_of_their_own(labelled: Rec
     changed = recipe.model_copy(update={"teach": recipe.teach.model_copy(update={"like": {}})})
     with pytest.raises(RunError, match="run teach first"):  # other teachers, other labels
         taught(changed, load_checkpoint(recipe.teach.classifier).tokenizer)
+
+
+def test_a_text_with_a_label_is_judged_by_a_bag_that_has_not_read_it(labelled: Recipe, tmp_path: Path) -> None:
+    """Each text is of words that no other has: only who has read it can tell its label."""
+    labels = random.Random(3).choices((0, 1), k=120)
+    rows = [json.dumps({"text": f"riddle{n} answer{n}", "label": label}) for n, label in enumerate(labels)]
+    (tmp_path / "riddles.jsonl").write_text("\n".join(rows))
+    riddles = SourceConfig(path=str(tmp_path / "riddles.jsonl"), label="label")
+    assert labelled.teach is not None
+    update = {
+        "teach": labelled.teach.model_copy(update={"texts": (riddles,)}),
+        "finetune": labelled.finetune.model_copy(update={"train": (*labelled.finetune.train, riddles)}),
+        "name": "student-of-riddles",
+    }
+    recipe = labelled.model_copy(update=update)
+    assert teach(recipe)
+    (_, train, _) = next(part for part in split_sources(recipe) if part[0] == "riddles")
+    told = given(recipe).argmax(axis=1)
+    assert len(told) == len(train) > 80
+    right = np.mean(told == np.array([int(document.label or 0) for document in train]))
+    assert 0.3 < right < 0.7
 
 
 def test_a_source_of_one_label_alone_teaches_nothing(labelled: Recipe, tmp_path: Path) -> None:
