@@ -28,7 +28,7 @@ from model import (
 from model.attention import can_use_varlen
 from model.errors import CheckpointError
 from model.graphs import GraphedEncoder
-from model.inference import compute_once, prepack
+from model.inference import attend_once, compute_once, prepack
 from model.packing import recurring_rows
 
 
@@ -101,7 +101,7 @@ class TorchBackend:
     def load_alone(self) -> None:
         """Meet the sizes of batches that will be `alone`, which belong to this process and not to its forks."""
         if self.processes > 1:
-            self._warm_up(self.threads, _WARM_ROWS_ALONE)
+            self._warm_up(self.threads, _WARM_ROWS_ALONE, shortest=_LONG)
 
     def run(self, lane: str, queries: Sequence[Query], *, alone: bool = False) -> list[Answer | Exception]:
         """See `Backend.run`.
@@ -139,15 +139,17 @@ class TorchBackend:
             return [_class_answer(row) for row in logits.softmax(-1).tolist()]
         return _pretraining_answers(network, hidden, queries)
 
-    def _warm_up(self, threads: int, most: int) -> None:
-        """Meet the sizes of ordinary batches: no caller waits for oneDNN to make kernels, and their memory is
-        taken at the start."""
+    def _warm_up(self, threads: int, most: int, shortest: int = 1) -> None:
+        """Meet the sizes of ordinary batches of up to `most` tokens, in texts of at least `shortest`: no caller
+        waits for oneDNN to make kernels, and their memory is taken at the start."""
         until = time.monotonic() + _WARM_UP_SECONDS
         shapes = {
             (network.config.hidden_size, network.config.intermediate_size): network.encoder
             for network in self._networks.values()
         }
         torch.set_num_threads(threads)
+        for encoder in shapes.values():
+            attend_once(encoder, most, shortest)
         for rows in reversed(warm_rows(most)):  # what is free after the largest has room for all others
             for encoder in shapes.values():
                 if time.monotonic() < until:
@@ -185,6 +187,7 @@ _TEXT_TOKENS, _SPEED_TEXTS, _SPEED_SECONDS = 32, (8, 8, 32, 32, 64, 64, 128, 128
 # More tokens make a GPU no faster; nor a CPU, where kernels for more rows are made when they are met.
 _MOST_TOKENS = 16_384
 _WARM_ROWS, _WARM_ROWS_ALONE = 2048, 512
+_LONG = 65  # tokens of a text that may be worth all threads
 _WARM_UP_SECONDS = 5.0
 
 _WORTH_ALL_THREADS = 0.004

@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from model import product_attention
 from model.gather import take
 from model.matmul_attention import MatmulAttention
 from model.packing import Segments
@@ -52,7 +53,9 @@ def attention_for(
     on_cpu = device.type == "cpu"
     if on_cpu and torch.is_grad_enabled():
         return MatmulAttention(queries, keys, dropout)
-    return PaddedAttention(queries, keys, device, dropout, invariant=on_cpu and dtype.itemsize == 2)
+    invariant = on_cpu and dtype.itemsize == 2
+    products = invariant and queries is keys and dropout == 0.0 and product_attention.pays(dtype, head_dim)
+    return PaddedAttention(queries, keys, device, dropout, invariant=invariant, products=products)
 
 
 def can_use_varlen(device: torch.device, dtype: torch.dtype, head_dim: int) -> bool:
@@ -105,6 +108,8 @@ class PaddedAttention:
     `invariant`: what a sequence is padded to follows from its own length, as far as the kernel's sums depend
     on it. In 16 bits one sum in another order is a rounding error that every later layer spreads; so a
     sequence gets the same numbers among any neighbours. In float32 they would differ in the seventh digit.
+
+    `products`: by `model.product_attention`, which needs an invariant one where every token asks.
     """
 
     def __init__(
@@ -114,12 +119,18 @@ class PaddedAttention:
         device: torch.device,
         dropout: float = 0.0,
         invariant: bool = False,
+        products: bool = False,
     ) -> None:
         self.dropout = dropout
+        self.products = products
         self.answered = sum(queries.lengths)
         limits = (PADDING_TOLERANCE, RUN_TOKENS) if device.type == "cpu" else _GPU_LIMITS
-        lengths = tuple(map(_padded, keys.lengths)) if invariant else keys.lengths
-        runs = similar_runs(lengths, *limits, mixed=_MIXED if invariant else None)
+        lengths, mixed = keys.lengths, None
+        if products:
+            lengths, mixed = tuple(map(product_attention.padded_length, lengths)), 0
+        elif invariant:
+            lengths, mixed = tuple(map(_padded, lengths)), _MIXED
+        runs = similar_runs(lengths, *limits, mixed=mixed)
         fewest = _FEWEST_QUERIES if invariant else 0
         self.runs = [
             _Run.make(run, max(lengths[i] for i in run), queries, keys, device, fewest) for run in runs
@@ -133,7 +144,7 @@ class PaddedAttention:
         return self._attend(*qkv.unbind(1))
 
     def _attend(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        outs = [run.attend(query, key, value, self.dropout) for run in self.runs]
+        outs = [run.attend(query, key, value, self.dropout, self.products) for run in self.runs]
         if beyond := query.shape[0] - self.answered:
             outs.append(query.new_zeros(beyond, *query.shape[1:]))
         return outs[0] if len(outs) == 1 else torch.cat(outs)
@@ -230,10 +241,12 @@ class _Run:
             bias = torch.zeros(hidden.shape).masked_fill_(hidden, -math.inf)[:, None, None].to(device)
         return cls(query_side, key_side, bias)
 
-    def attend(self, query: Tensor, key: Tensor, value: Tensor, dropout: float) -> Tensor:
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, dropout: float, products: bool) -> Tensor:
         if self.queries.first == self.queries.last:  # nobody asks
             return query[:0]
         q, k, v = self.queries.pad(query), self.keys.pad(key), self.keys.pad(value)
+        if products:
+            return self.queries.unpad(product_attention.attend(q, k, v, self.bias))
         mask = None if self.bias is None else self.bias.to(q.dtype)
         with nullcontext() if q.device.type == "cpu" else sdpa_kernel(_KERNELS):
             out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=dropout)

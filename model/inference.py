@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from model import product_attention
 from model.bert import BertEncoder, BertLayer, FusedProjection
 from model.portions import Sizes, cancelling, multiply_in_portions, portion_sizes
 
@@ -117,6 +118,27 @@ def compute_once(encoder: BertEncoder, rows: int) -> None:
     first.attention_output(hidden)
     first.output(first.activation(first.intermediate(hidden)))
     last.project_reads(hidden, torch.arange(rows))
+
+
+@torch.inference_mode()
+def attend_once(encoder: BertEncoder, tokens: int, shortest: int = 1) -> None:
+    """Let batches of up to so many tokens, in texts of at least `shortest`, pass attention's products: as
+    `compute_once`."""
+    config, weight = encoder.config, encoder.embeddings.norm.weight
+    if weight.dtype.itemsize != 2 or not product_attention.pays(weight.dtype, config.head_dim):
+        return
+    for longest in product_attention.LENGTHS:
+        if not shortest <= longest <= config.max_position_embeddings:
+            continue
+        most = tokens // longest * config.num_attention_heads
+        met = {
+            size
+            for matrices in range(0, most + 1, config.num_attention_heads)
+            for size in product_attention.portions(matrices, longest)
+        }
+        for size in met:
+            x = weight.new_zeros(size, 1, longest, config.head_dim)
+            product_attention.attend(x, x, x, bias=None)
 
 
 def _replace(layer: BertLayer, name: str, activation: str | None, threads: tuple[int, ...]) -> None:

@@ -251,7 +251,8 @@ class TeachConfig(_Strict):
     together what each of them is (distillation of an ensemble, Hinton et al. 2015, https://arxiv.org/abs/1503.02531)."""
 
     texts: Annotated[tuple[SourceConfig, ...], Field(min_length=1)]
-    """Unlabelled sources; texts that stand in dev or test too are left out."""
+    """Unlabelled sources; texts that stand in dev or test too are left out. One that is labelled in
+    `finetune.train` is judged by a bag of words that has not read it."""
     sentences: Annotated[int, Field(ge=0)] = 0
     """So many of their sentences besides, each a text of its own: callers ask about sentences too."""
     like: dict[str, str] = {}

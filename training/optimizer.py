@@ -79,7 +79,7 @@ def rate_factor(progress: float, warmup_fraction: float, decay_fraction: float =
     """Share of the peak rate at a point of the budget in [0, 1]: up linearly, on the level until the last
     `decay_fraction` of the budget, then down to 0.
 
-    >>> [rate_factor(p, 0.1) for p in (0.05, 0.1, 0.55, 1.0)]
+    >>> [round(rate_factor(p, 0.1), 3) for p in (0.05, 0.1, 0.55, 1.0)]
     [0.5, 1.0, 0.5, 0.0]
     >>> [round(rate_factor(p, 0.1, 0.2), 6) for p in (0.05, 0.1, 0.55, 0.9, 1.0)]
     [0.5, 1.0, 1.0, 0.5, 0.0]
