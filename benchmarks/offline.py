@@ -1,18 +1,22 @@
 """Without HTTP: `python -m benchmarks.offline`. Texts to scores, tokenization included, side by side.
 
 This model through the service's own backend, sorted by length or as the texts come, against `transformers`,
-ONNX Runtime and OpenVINO in padded batches of 64. They take turns in one process, so a busy machine slows all;
-read the ratios. The share of the matmul peak counts only arithmetic that the answers need.
+ONNX Runtime and OpenVINO in padded batches of 64. They take turns, so a busy machine slows all: read the
+ratios. With `--processes 2` each has two processes that share the texts and the threads, as the service has on
+two cores. The share of the matmul peak counts only arithmetic that the answers need.
 """
 
 from __future__ import annotations
 
 import argparse
+import multiprocessing
+import os
 import tempfile
 import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from multiprocessing.connection import Connection
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -32,7 +36,7 @@ Scorer = Callable[[Sequence[str]], list[list[float]]]
 """Texts to probabilities of the labels, in the same order."""
 
 _BATCH = 64
-_TOKENS = 4096
+_TOKENS = 2048  # of a batch, as in the service
 
 
 def ours(
@@ -141,6 +145,7 @@ def openvino_forward(file: Path, dtype: str, threads: int) -> Callable[[dict[str
         "INFERENCE_PRECISION_HINT": precision,
         "INFERENCE_NUM_THREADS": threads,
         "PERFORMANCE_HINT": "LATENCY",
+        "ENABLE_CPU_PINNING": False,  # all processes to the same core
     }
     compiled = openvino.Core().compile_model(str(file), "CPU", settings)
     return lambda batch: compiled(batch)[0]
@@ -152,8 +157,8 @@ def contestants(directories: tuple[Path, Path], dtypes: Sequence[str], folder: P
     makers: dict[str, Callable[[], Scorer]] = {}
     for dtype in dtypes:
         makers |= {
-            f"ours, sorted, {dtype}": lambda d=dtype: ours(directories, d),
-            f"ours, unsorted, {dtype}": lambda d=dtype: ours(directories, d, sort=False),
+            f"ours, sorted, {dtype}": lambda d=dtype: ours(directories, d, threads=threads),
+            f"ours, unsorted, {dtype}": lambda d=dtype: ours(directories, d, sort=False, threads=threads),
             f"transformers, sorted, {dtype}": lambda d=dtype: padded(
                 sentiment, transformers_forward(sentiment, d)
             ),
@@ -178,10 +183,41 @@ def contestants(directories: tuple[Path, Path], dtypes: Sequence[str], folder: P
 
 
 def _exported(sentiment: Path, folder: Path) -> Path:
-    file = folder / "model.onnx"
+    file = folder / f"model-{os.getpid()}.onnx"
     if not file.exists():
         export_onnx(sentiment, file)
     return file
+
+
+class Crew:
+    """Processes that score alike, each a share of the texts with a share of the threads."""
+
+    def __init__(self, processes: int, threads: int, *arguments: Any) -> None:
+        spawn = multiprocessing.get_context("spawn")
+        self.ends: list[Connection] = []
+        for _ in range(processes):
+            end, other = spawn.Pipe()
+            spawn.Process(target=_work, args=(other, threads // processes, *arguments), daemon=True).start()
+            self.ends.append(end)
+        names = [end.recv() for end in self.ends]
+        self.scorers: dict[str, Scorer] = {name: partial(self._score, name) for name in names[0]}
+
+    def _score(self, name: str, given: Sequence[str]) -> list[list[float]]:
+        scores: list[list[float]] = [[]] * len(given)
+        for i, end in enumerate(self.ends):
+            end.send((name, given[i :: len(self.ends)]))
+        for i, end in enumerate(self.ends):
+            scores[i :: len(self.ends)] = end.recv()
+        return scores
+
+
+def _work(end: Connection, threads: int, *arguments: Any) -> None:
+    torch.set_num_threads(threads)
+    scorers = contestants(*arguments)
+    end.send(list(scorers))
+    while True:
+        name, given = end.recv()
+        end.send(scorers[name](given))
 
 
 def take_turns(scorers: dict[str, Scorer], given: Sequence[str], rounds: int) -> dict[str, list[float]]:
@@ -221,16 +257,21 @@ def main() -> None:
     parser.add_argument("--sentences", type=int, default=1024)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--dtypes", nargs="+", default=native_dtypes())
+    parser.add_argument("--processes", type=int, default=1, help="of each contestant; 1 unless set")
     options = parser.parse_args()
     given = texts.load(options.texts, options.sentences)
     directories = checkpoints.directories(options.checkpoints)
     with tempfile.TemporaryDirectory() as folder:
-        scorers = contestants(directories, options.dtypes, Path(folder))
+        threads = torch.get_num_threads()
+        crew = Crew(options.processes, threads, directories, options.dtypes, Path(folder))
         peaks = {d: matmul_peak(torch.device("cpu"), getattr(torch, d), 1.0) for d in options.dtypes}
-        speeds = take_turns(scorers, given, options.rounds)
+        speeds = take_turns(crew.scorers, given, options.rounds)
     flops = useful_flops(directories[1], given)
     shown = ", ".join(f"{d} {peak / 1e9:,.0f} GFLOP/s" for d, peak in peaks.items())
-    print(f"\n{len(given)} sentences of {flops / 1e6:.0f} MFLOP, {torch.get_num_threads()} threads")
+    print(
+        f"\n{len(given)} sentences of {flops / 1e6:.0f} MFLOP, "
+        f"{threads} threads in {options.processes} process(es)"
+    )
     print(f"matmul peak {shown}\n")
     print("| | sentences/s | ours is faster (lowest to highest round) | share of peak |\n|---|---|---|---|")
     for name, own in speeds.items():
