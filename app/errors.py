@@ -1,7 +1,7 @@
 """Everything that can go wrong between HTTP and the model, in the domain's words. `problems` has the statuses.
 
 ServiceError
-├── NotJSONError                 the body is no JSON
+├── NotJSONError                 the body is not JSON
 ├── UnsupportedMediaTypeError    the body claims to be something else than JSON
 ├── UnauthorizedError            no API key, or a wrong one
 ├── InvalidRequestError          JSON that does not fit the schema
@@ -35,7 +35,7 @@ class ServiceError(Exception):
 
 
 class NotJSONError(ServiceError):
-    """The body is no JSON."""
+    """The body is not JSON."""
 
 
 class UnsupportedMediaTypeError(ServiceError):

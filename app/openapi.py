@@ -21,7 +21,7 @@ from model.errors import TextTooLongError
 
 _EXAMPLE_ID = "5d3e8f02c61ba794"
 _PROBLEMS: dict[int, tuple[str, errors.ServiceError]] = {
-    400: ("The body is no JSON.", errors.NotJSONError("Invalid JSON: EOF while parsing a value")),
+    400: ("The body is not JSON.", errors.NotJSONError("Invalid JSON: EOF while parsing a value")),
     401: (
         "API keys are configured, and none or a wrong one came.",
         errors.UnauthorizedError(HOW_TO_SEND_A_KEY),

@@ -27,7 +27,7 @@ MEDIA_TYPE = "application/problem+json"
 _MAX_DETAIL = 500  # characters; a message may quote the caller's own text
 
 _HTTP_DETAILS = {
-    400: "this is no HTTP/1.1 request",
+    400: "this is not an HTTP/1.1 request",
     404: "there is nothing at this path",
     405: "this path has other methods",
     431: "the request line and the headers have more than 64 KiB",
@@ -47,19 +47,19 @@ INTERNAL = Kind(500, "internal_error", "Something is broken here, not in the req
 
 # The first class of an error's own hierarchy that stands here decides.
 TABLE: dict[type[Exception], Kind] = {
-    errors.NotJSONError: Kind(400, "not_json", "The body is no JSON"),
+    errors.NotJSONError: Kind(400, "not_json", "The body is not JSON"),
     errors.UnauthorizedError: Kind(401, "unauthorized", "A valid API key is needed"),
     errors.TaskNotServedError: Kind(404, "task_not_served", "No loaded model can do this"),
     errors.TooLargeError: Kind(413, "too_large", "The request is too large"),
     errors.UnsupportedMediaTypeError: Kind(415, "unsupported_media_type", "Only JSON is read here"),
     errors.InvalidRequestError: Kind(422, "invalid_request", "The request does not fit the schema"),
-    errors.InvalidInputError: Kind(422, "invalid_input", "An input has no answer"),
+    errors.InvalidInputError: Kind(422, "invalid_input", "An input cannot be answered"),
     EmptyTextError: Kind(422, "empty_text", "A text is empty"),
-    InvalidTextError: Kind(422, "invalid_text", "A string is no text"),
+    InvalidTextError: Kind(422, "invalid_text", "A string is not valid text"),
     PairError: Kind(422, "no_pairs", "The model reads single texts only"),
     TextTooLongError: Kind(422, "text_too_long", "A text is longer than the model reads"),
-    NoMaskError: Kind(422, "no_mask", "A text holds no mask"),
-    UnknownTargetError: Kind(422, "unknown_target", "A target is no token of the vocabulary"),
+    NoMaskError: Kind(422, "no_mask", "A text has no mask"),
+    UnknownTargetError: Kind(422, "unknown_target", "A target is not a token of the vocabulary"),
     errors.QueueFullError: Kind(429, "queue_full", "Too much is waiting already"),
     errors.CallerGoneError: Kind(499, "caller_gone", "The caller closed the connection"),
     errors.InferenceError: Kind(500, "inference_failed", "The model failed on this input"),

@@ -62,7 +62,12 @@ class Settings(BaseModel):
 
     host: str = Field("0.0.0.0", description="address to listen on")  # noqa: S104 (a service in a container)
     port: int = Field(8000, ge=0, le=65535, description="port to listen on; 0 takes a free one")
-    workers: int = Field(1, ge=1, le=256, description="processes, each with its own copy of the models")
+    workers: int = Field(
+        1,
+        ge=1,
+        le=256,
+        description="services behind one port, each with its own queue, processes and copy of the models",
+    )
     pretrained: Path = Field(
         _WEIGHTS / "pretrained", description="checkpoint directory for fill-mask and next-sentence"
     )
@@ -73,7 +78,9 @@ class Settings(BaseModel):
         description="precision of the encoder; auto takes bfloat16 where the hardware computes it natively",
     )
     threads: int = Field(
-        0, ge=0, description="CPU cores to compute with, each a batch; 0 shares the CPU quota among the workers"
+        0,
+        ge=0,
+        description="CPU cores of a worker, each with its own batches; 0 divides the quota among the workers",
     )
     max_batch_tokens: int = Field(
         0, ge=0, description="tokens that one forward pass computes together; 0 follows from the measured speed"
@@ -99,9 +106,10 @@ class Settings(BaseModel):
         (), description="comma-separated origins that browsers may call from; * for all"
     )
     docs: Access = Field(
-        "open", description="the playground, /docs and /openapi.json: for all, for who has a key, or for nobody"
+        "open",
+        description="the playground, /docs and /openapi.json: for everyone, for key holders, or for nobody",
     )
-    metrics: Access = Field("open", description="/metrics: for all, for who has a key, or for nobody")
+    metrics: Access = Field("open", description="/metrics: for everyone, for key holders, or for nobody")
     log_format: Literal["text", "json"] = Field("text", description="text or json")
     log_level: Literal["debug", "info", "warning", "error"] = Field(
         "info", description="debug also logs one line per request"

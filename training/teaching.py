@@ -1,5 +1,7 @@
 """Texts without labels, labelled for the classifier that is to come: what a bag of words and an earlier
-classifier say of them together. The two err on different texts, so together they know more than either."""
+classifier say of them together. The two err on different texts, so together they know more than either.
+
+A text that has a label may be among them: then a bag that has not read it says how sure the label is."""
 
 from __future__ import annotations
 
@@ -8,7 +10,7 @@ import logging
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -83,26 +85,16 @@ class Opinions:
 
 Split = tuple[str, list[Document], list[Document]]
 """Name, train and dev part of a source"""
-
-
-class Bag(Protocol):
-    """A bag of words of either kind."""
-
-    @property
-    def strength(self) -> float:
-        """Inverse regularisation."""
-        ...
-
-    def log_probabilities(self, documents: Sequence[Document], labels: Sequence[str]) -> Floats:
-        """Of labels by their value in the label column: (documents, labels)."""
-        ...
+Bag = BagOfWords | NaiveBayesBag
 
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Unlabelled texts that have the same teachers."""
+    """Texts that have the same teachers."""
 
     texts: list[Document]
+    origins: list[int]
+    """Key of the text that each is, or is a sentence of"""
     like: str | None
     """The source of `finetune.train` that they are like; None: all of them"""
 
@@ -113,20 +105,26 @@ class Folds:
     that it has read, a bag repeats the label."""
 
     train: Sequence[Document]
-    kind: type[BagOfWords] | type[NaiveBayesBag]
+    kind: type[Bag]
     strength: float
 
-    def log_probabilities(self, documents: Sequence[Document], labels: Sequence[str]) -> Floats:
+    def log_probabilities(
+        self, documents: Sequence[Document], origins: Sequence[int], labels: Sequence[str]
+    ) -> Floats:
         """Of labels by their value in the label column: (documents, labels). All alike where the other parts
         are too small to learn from."""
         out = np.full((len(documents), len(labels)), -np.log(len(labels)), dtype=np.float32)
-        part_of = [key_of_text(document) % FOLDS for document in documents]
-        for part in sorted(set(part_of)):
-            others = [document for document in self.train if key_of_text(document) % FOLDS != part]
-            chosen = [i for i, own in enumerate(part_of) if own == part]
+        own = np.array([origin % FOLDS for origin in origins])
+        part_of = np.array([key_of_text(text) % FOLDS for text in self.train])
+        for part in np.unique(own):
+            others = [self.train[i] for i in np.flatnonzero(part_of != part).tolist()]
+            chosen = np.flatnonzero(own == part).tolist()
             if len({document.label for document in others}) < 2:
                 continue
-            bag = self.kind.fit(others, [], (self.strength,))
+            try:
+                bag = self.kind.fit(others, [], (self.strength,))
+            except RunError:
+                continue
             out[chosen] = bag.log_probabilities([documents[i] for i in chosen], labels)
         return out
 
@@ -154,22 +152,27 @@ class Teachers:
         assert isinstance(checkpoint.model, BertForSequenceClassification)
         return cls(bag, Folds(train, kind, bag.strength), checkpoint.model, checkpoint, config)
 
-    def label(self, name: str, texts: Sequence[Document], opinions: Sequence[Opinions]) -> Floats:
-        """Probabilities of each label, weighed by their opinions on dev: (texts, num_labels).
+    def label(self, name: str, group: Group, labelled: set[int], blend: Blend, alone: Blend) -> Floats:
+        """Probabilities of each label: (texts, num_labels).
 
-        A text that the bag has learned is judged by one that has not, and not by the network, which may have
-        learned it, too.
+        Texts of `labelled`, and sentences of them, are judged by a bag that has not read them, and not by the
+        network, which may have.
+
+        Args:
+            blend: weighs both teachers.
+            alone: the bag's opinion, made as sure as it may be.
         """
-        learned = {key_of_text(document) for document in self.folds.train}
-        mask = np.array([key_of_text(document) in learned for document in texts], dtype=bool)
-        known, new = ([texts[i] for i in np.flatnonzero(kept).tolist()] for kept in (mask, ~mask))
-        targets = np.empty((len(texts), len(self.config.labels)), dtype=np.float32)
-        if new:
-            targets[~mask] = best_blend(opinions)(*self.of(name, new))
-        if known:
-            logger.info("%s: %d texts have a label; a bag that has not read them judges them", name, len(known))
-            apart = self.folds.log_probabilities(known, list(self.config.labels))
-            targets[mask] = best_blend(opinions, shares=[1.0])(apart, apart)
+        known = np.array([origin in labelled for origin in group.origins], dtype=bool)
+        targets = np.empty((len(known), len(self.config.labels)), dtype=np.float32)
+        if not known.all():
+            targets[~known] = blend(*self.of(name, [group.texts[i] for i in np.flatnonzero(~known).tolist()]))
+        if known.any():
+            logger.info("%s: %d have a label; a bag that has not read it judges them", name, known.sum())
+            texts, origins = zip(
+                *((group.texts[i], group.origins[i]) for i in np.flatnonzero(known).tolist()), strict=True
+            )
+            apart = self.folds.log_probabilities(texts, origins, list(self.config.labels))
+            targets[known] = alone(apart, apart)
         return targets
 
     def of(self, name: str, texts: Sequence[Document]) -> tuple[Floats, Floats]:
@@ -195,7 +198,8 @@ def teach(recipe: Recipe) -> bool:
     Raises:
         RunError: the recipe has no `[teach]`, its classifier cannot be used, or nothing is left to weigh it on.
     """
-    checkpoint, groups, split = teacher(recipe), _groups(recipe), split_sources(recipe)
+    checkpoint, split = teacher(recipe), split_sources(recipe)
+    groups = _groups(recipe, split)
     likes = list(dict.fromkeys(group.like for group in groups))
     sources = {like: [part for part in split if like in (None, part[0])] for like in likes}
     for like, part in sources.items():
@@ -203,8 +207,9 @@ def teach(recipe: Recipe) -> bool:
             raise RunError("teach needs texts of finetune.train to learn from, and some in dev (dev_fraction)")
         if like and len({document.label for _, train, _ in part for document in train}) < 2:
             raise RunError(f"teach.like: all texts of {like!r} have the same label; that teaches nothing")
-    labelled = key_of(*(texts for _, *parts in split for texts in parts))
-    teachers_key = f"{FOLDS} folds {fingerprint(checkpoint.model)} {labelled} {recipe.finetune.baseline_texts}"
+    labelled = {key_of_text(document) for _, train, _ in split for document in train}
+    read = key_of(*(texts for _, *parts in split for texts in parts))
+    teachers_key = f"{fingerprint(checkpoint.model)} {read} {recipe.finetune.baseline_texts}"
     folder, key = _folder(recipe), _key(recipe, groups)
     if (found := _read(folder)) and (found.texts, found.teachers) == (key, teachers_key):
         logger.info("%d texts are labelled already", len(found.targets))
@@ -216,13 +221,13 @@ def teach(recipe: Recipe) -> bool:
         name = like or "all"
         teachers = Teachers.learn(part, like, checkpoint, recipe.finetune)
         opinions = [teachers.on_dev(source, dev) for source, _, dev in part if dev]
-        blend = best_blend(opinions)
+        blend, alone = best_blend(opinions), best_blend(opinions, shares=[1.0])
         accuracy = {o.name: _accuracies(o, blend) for o in opinions}
         logger.info("teachers of texts like %s: accuracy on dev %s", name, accuracy)
         about[name] = {"blend": asdict(blend), "dev_accuracy": accuracy, "texts": 0}
         for i, group in enumerate(groups):
             if group.like == like:
-                targets[i] = teachers.label(f"texts like {name}", group.texts, opinions)
+                targets[i] = teachers.label(f"texts like {name}", group, labelled, blend, alone)
                 about[name]["texts"] += len(group.texts)
     Taught(key, teachers_key, np.concatenate([targets[i] for i in range(len(groups))])).write(folder)
     (folder / "about.json").write_text(json.dumps(about, indent=2) + "\n")
@@ -235,7 +240,7 @@ def taught(recipe: Recipe, tokenizer: Tokenizer) -> LabelledTexts:
     Raises:
         RunError: `teach` has not been run on these texts.
     """
-    groups, folder = _groups(recipe), _folder(recipe)
+    groups, folder = _groups(recipe, split_sources(recipe)), _folder(recipe)
     found = _read(folder)
     if found is None or found.texts != _key(recipe, groups):
         raise RunError(f"{folder} does not hold the labels of [teach]'s texts; run teach first")
@@ -274,13 +279,11 @@ def teacher(recipe: Recipe) -> Checkpoint:
     return checkpoint
 
 
-def _groups(recipe: Recipe) -> list[Group]:
-    """The unlabelled texts of each source, but those that the classifier is judged by; then single sentences of
-    all of them that have no label yet."""
+def _groups(recipe: Recipe, split: Sequence[Split]) -> list[Group]:
+    """The texts of each source, but those that the classifier is judged by; then single sentences of all of
+    them that have no label yet."""
     config = recipe.finetune
-    if recipe.teach is None:
-        return []
-    split = split_sources(recipe)
+    assert recipe.teach is not None
     dev = (part for _, _, part in split)
     test = (documents(source, recipe.data) for source in config.test)
     judging = {key_of_text(document) for part in (*dev, *test) for document in part}
@@ -290,17 +293,21 @@ def _groups(recipe: Recipe) -> list[Group]:
         kept = [document for document in texts if key_of_text(document) not in judging]
         if len(kept) < len(texts):
             logger.info("%s: %d texts stand in dev or test too, and are left out", name, len(texts) - len(kept))
-        groups.append(Group(kept, recipe.teach.like.get(name)))
+        groups.append(Group(kept, list(map(key_of_text, kept)), recipe.teach.like.get(name)))
     every = [document for group in groups for document in group.texts]
     known = judging | {key_of_text(document) for _, train, _ in split for document in train}
-    sentences = some_sentences(every, recipe.teach.sentences, known, recipe.seed)
-    return [group for group in (*groups, Group(sentences, None)) if group.texts]
+    drawn = some_sentences(every, recipe.teach.sentences, known, recipe.seed)
+    sentences = Group([sentence for sentence, _ in drawn], [key_of_text(text) for _, text in drawn], None)
+    return [group for group in (*groups, sentences) if group.texts]
 
 
-def some_sentences(texts: Sequence[Document], count: int, known: set[int], seed: int) -> list[Document]:
-    """At most `count` sentences of ordinary length, about as many of each text; none of `known`."""
+def some_sentences(
+    texts: Sequence[Document], count: int, known: set[int], seed: int
+) -> list[tuple[Document, Document]]:
+    """At most `count` sentences of ordinary length, about as many of each text, and none of `known`; each with
+    the text that it is from."""
     rng = np.random.default_rng(seed)
-    chosen: list[Document] = []
+    chosen: list[tuple[Document, Document]] = []
     for number, document in enumerate(texts):
         wanted = (number + 1) * count // len(texts) - len(chosen)  # a short text leaves some to the next
         fitting = [
@@ -310,13 +317,14 @@ def some_sentences(texts: Sequence[Document], count: int, known: set[int], seed:
             and key_of_text(Document(sentence, (sentence,))) not in known
         ]
         drawn = rng.permutation(len(fitting))[:wanted]
-        chosen += [Document(fitting[i], (fitting[i],)) for i in drawn]
+        chosen += [(Document(fitting[i], (fitting[i],)), document) for i in drawn]
     return chosen
 
 
 def _key(recipe: Recipe, groups: Sequence[Group]) -> str:
     likes = " ".join(f"like {group.like}" for group in groups if group.like)
-    return " ".join([key_of(*(group.texts for group in groups)), *recipe.finetune.labels, likes])
+    texts = key_of(*(group.texts for group in groups))
+    return " ".join([f"{FOLDS} folds", texts, *recipe.finetune.labels, likes])
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,6 @@
 """`POST /hf/*`: the wire shapes of `huggingface_hub.InferenceClient` and of `@huggingface/inference`.
 
-One text gives what the clients parse. A list of texts gives a list of that, as their own API does.
+Answers are nested as the clients parse them, and as their own API does.
 """
 
 from __future__ import annotations

@@ -19,8 +19,9 @@ from training.config import Recipe, SourceConfig, TeachConfig
 from training.errors import RunError
 from training.examples import Floats
 from training.finetune import finetune, read_all
+from training.naive_bayes import NaiveBayesBag
 from training.sources import Document
-from training.teaching import Blend, Opinions, best_blend, some_sentences, taught, teach
+from training.teaching import Blend, Folds, Opinions, best_blend, some_sentences, taught, teach
 
 GOOD = [number % 3 == 0 for number in range(30)]
 
@@ -66,12 +67,13 @@ def test_sentences_are_drawn_from_all_texts_and_none_that_judge() -> None:
     texts = [Document(text, (text,)) for text in (" ".join(known), "Too short. So is this.", known[0], long)]
     judging = {key_of_text(Document(known[1].lower(), (known[1].lower(),)))}
     drawn = some_sentences(texts, 3, judging, seed=0)
-    assert [document.fields for document in drawn] == [(document.text,) for document in drawn]
-    kept = [document.text for document in drawn]
+    assert [sentence.fields for sentence, _ in drawn] == [(sentence.text,) for sentence, _ in drawn]
+    assert all(sentence.text in text.text for sentence, text in drawn)
+    kept = [sentence.text for sentence, _ in drawn]
     assert set(kept) <= {known[0], known[2], known[3]}
     assert some_sentences(texts, 3, judging, seed=0) == drawn
     everything = some_sentences(texts, 1000, judging, seed=0)
-    assert sorted(document.text for document in everything) == sorted([known[0], *known[2:], known[0]])
+    assert sorted(sentence.text for sentence, _ in everything) == sorted([known[0], *known[2:], known[0]])
     assert some_sentences(texts, 0, set(), seed=0) == []
 
 
@@ -113,24 +115,33 @@ def test_texts_that_are_like_one_source_have_teachers_of_their_own(labelled: Rec
 
 
 def test_a_text_with_a_label_is_judged_by_a_bag_that_has_not_read_it(labelled: Recipe, tmp_path: Path) -> None:
-    """Each text is of words that no other has: only who has read it can tell its label."""
+    """Each text has words that no other has: only who has read it can tell its label, and its sentences'."""
     labels = random.Random(3).choices((0, 1), k=120)
-    rows = [json.dumps({"text": f"riddle{n} answer{n}", "label": label}) for n, label in enumerate(labels)]
+    texts = [f"Tell riddle{n} of answer{n}. Then again riddle{n} and answer{n}." for n in range(120)]
+    rows = [json.dumps({"text": text, "label": label}) for text, label in zip(texts, labels, strict=True)]
     (tmp_path / "riddles.jsonl").write_text("\n".join(rows))
     riddles = SourceConfig(path=str(tmp_path / "riddles.jsonl"), label="label")
     assert labelled.teach is not None
     update = {
-        "teach": labelled.teach.model_copy(update={"texts": (riddles,)}),
+        "teach": labelled.teach.model_copy(update={"texts": (riddles,), "sentences": 1000}),
         "finetune": labelled.finetune.model_copy(update={"train": (*labelled.finetune.train, riddles)}),
         "name": "student-of-riddles",
     }
     recipe = labelled.model_copy(update=update)
     assert teach(recipe)
     (_, train, _) = next(part for part in split_sources(recipe) if part[0] == "riddles")
-    told = given(recipe).argmax(axis=1)
-    assert len(told) == len(train) > 80
-    right = np.mean(told == np.array([int(document.label or 0) for document in train]))
-    assert 0.3 < right < 0.7
+    truth = [int(document.label or 0) for document in train]
+    right = given(recipe).argmax(axis=1) == [*truth, *np.repeat(truth, 2)]  # two sentences of each
+    assert len(train) > 80
+    assert 0.3 < right[: len(train)].mean() < 0.7
+    assert 0.3 < right[len(train) :].mean() < 0.7
+
+
+def test_parts_too_small_to_learn_from_have_no_opinion() -> None:
+    texts = [Document(word, (word,), str(number % 2)) for number, word in enumerate(("one", "two", "three"))]
+    folds = Folds(texts, NaiveBayesBag, strength=1.0)
+    says = np.exp(folds.log_probabilities(texts, list(map(key_of_text, texts)), ["0", "1"]))
+    assert says == pytest.approx(np.full((3, 2), 0.5))
 
 
 def test_a_source_of_one_label_alone_teaches_nothing(labelled: Recipe, tmp_path: Path) -> None:
