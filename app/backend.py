@@ -101,7 +101,8 @@ class TorchBackend:
     def load_alone(self) -> None:
         """Meet the sizes of batches that will be `alone`, which belong to this process and not to its forks."""
         if self.processes > 1:
-            self._warm_up(self.threads, _WARM_ROWS_ALONE, shortest=_LONG)
+            shortest = self.tokens_per_second * _WORTH_ALL_THREADS / self.processes
+            self._warm_up(self.threads, _WARM_ROWS_ALONE, int(shortest) + 1)
 
     def run(self, lane: str, queries: Sequence[Query], *, alone: bool = False) -> list[Answer | Exception]:
         """See `Backend.run`.
@@ -148,8 +149,8 @@ class TorchBackend:
             for network in self._networks.values()
         }
         torch.set_num_threads(threads)
-        for encoder in shapes.values():
-            attend_once(encoder, most, shortest)
+        for network in self._networks.values():
+            attend_once(network.encoder, most, shortest)
         for rows in reversed(warm_rows(most)):  # what is free after the largest has room for all others
             for encoder in shapes.values():
                 if time.monotonic() < until:
@@ -187,7 +188,6 @@ _TEXT_TOKENS, _SPEED_TEXTS, _SPEED_SECONDS = 32, (8, 8, 32, 32, 64, 64, 128, 128
 # More tokens make a GPU no faster; nor a CPU, where kernels for more rows are made when they are met.
 _MOST_TOKENS = 16_384
 _WARM_ROWS, _WARM_ROWS_ALONE = 2048, 512
-_LONG = 65  # tokens of a text that may be worth all threads
 _WARM_UP_SECONDS = 5.0
 
 _WORTH_ALL_THREADS = 0.004

@@ -36,13 +36,10 @@ Scorer = Callable[[Sequence[str]], list[list[float]]]
 """Texts to probabilities of the labels, in the same order."""
 
 _BATCH = 64
-_TOKENS = 2048  # of a batch, as in the service
 
 
-def ours(
-    directories: tuple[Path, Path], dtype: str, *, sort: bool = True, threads: int = 0, tokens: int = _TOKENS
-) -> Scorer:
-    """The backend that serves, given batches of so many tokens."""
+def ours(directories: tuple[Path, Path], dtype: str, *, sort: bool = True, threads: int = 0) -> Scorer:
+    """The backend that serves, given its largest batches."""
     backend = TorchBackend(*directories, device="cpu", dtype=dtype, threads=threads)
     backend.load()
     lane, served = next((key, m) for key, m in backend.models.items() if Task.SENTIMENT in m.tasks)
@@ -53,7 +50,7 @@ def ours(
         encodings = [read(text) for text in given]
         order = sorted(range(len(given)), key=lambda i: len(encodings[i])) if sort else range(len(given))
         scores: list[list[float]] = [[]] * len(given)
-        for chunk in _by_tokens(order, encodings, tokens):
+        for chunk in _by_tokens(order, encodings, backend.most_tokens):
             answers = backend.run(lane, [Query(Task.SENTIMENT, encodings[i]) for i in chunk])
             for i, answer in zip(chunk, answers, strict=True):
                 if isinstance(answer, Exception):
@@ -197,7 +194,9 @@ class Crew:
         self.ends: list[Connection] = []
         for _ in range(processes):
             end, other = spawn.Pipe()
-            spawn.Process(target=_work, args=(other, threads // processes, *arguments), daemon=True).start()
+            share = max(1, threads // processes)
+            spawn.Process(target=_work, args=(other, share, *arguments), daemon=True).start()
+            other.close()  # so that the death of a process is seen
             self.ends.append(end)
         names = [end.recv() for end in self.ends]
         self.scorers: dict[str, Scorer] = {name: partial(self._score, name) for name in names[0]}

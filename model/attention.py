@@ -7,8 +7,10 @@ across two. Queries may be fewer than keys: in the last layer only read position
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol
 
 import torch
@@ -55,7 +57,7 @@ def attention_for(
         return MatmulAttention(queries, keys, dropout)
     invariant = on_cpu and dtype.itemsize == 2
     products = invariant and queries is keys and dropout == 0.0 and product_attention.pays(dtype, head_dim)
-    return PaddedAttention(queries, keys, device, dropout, invariant=invariant, products=products)
+    return PaddedAttention(queries, keys, device, dropout, invariant, products)
 
 
 def can_use_varlen(device: torch.device, dtype: torch.dtype, head_dim: int) -> bool:
@@ -109,7 +111,7 @@ class PaddedAttention:
     on it. In 16 bits one sum in another order is a rounding error that every later layer spreads; so a
     sequence gets the same numbers among any neighbours. In float32 they would differ in the seventh digit.
 
-    `products`: by `model.product_attention`, which needs an invariant one where every token asks.
+    `products`: by `model.product_attention`, where every token asks; invariant as well.
     """
 
     def __init__(
@@ -121,8 +123,8 @@ class PaddedAttention:
         invariant: bool = False,
         products: bool = False,
     ) -> None:
-        self.dropout = dropout
         self.products = products
+        self.kernel = product_attention.attend if products else partial(_fused, dropout=dropout)
         self.answered = sum(queries.lengths)
         limits = (PADDING_TOLERANCE, RUN_TOKENS) if device.type == "cpu" else _GPU_LIMITS
         lengths, mixed = keys.lengths, None
@@ -131,7 +133,7 @@ class PaddedAttention:
         elif invariant:
             lengths, mixed = tuple(map(_padded, lengths)), _MIXED
         runs = similar_runs(lengths, *limits, mixed=mixed)
-        fewest = _FEWEST_QUERIES if invariant else 0
+        fewest = _FEWEST_QUERIES if mixed is not None else 0
         self.runs = [
             _Run.make(run, max(lengths[i] for i in run), queries, keys, device, fewest) for run in runs
         ]
@@ -144,7 +146,7 @@ class PaddedAttention:
         return self._attend(*qkv.unbind(1))
 
     def _attend(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        outs = [run.attend(query, key, value, self.dropout, self.products) for run in self.runs]
+        outs = [run.attend(query, key, value, self.kernel) for run in self.runs]
         if beyond := query.shape[0] - self.answered:
             outs.append(query.new_zeros(beyond, *query.shape[1:]))
         return outs[0] if len(outs) == 1 else torch.cat(outs)
@@ -211,6 +213,7 @@ class _Side:
         return rows
 
 
+_Kernel = Callable[[Tensor, Tensor, Tensor, Tensor | None], Tensor]
 _KERNELS = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 """All but cuDNN's, which makes a plan for each new shape: every batch here has one."""
 
@@ -228,9 +231,8 @@ class _Run:
     ) -> _Run:
         """`longest`: number of keys that every sequence of the run is padded to, `fewest`: of queries."""
         key_side = _Side.make(run, longest, keys, device)
-        query_side = (
-            key_side  # as much padding: a block of few queries has a kernel of its own, and its own sums
-        )
+        # Queries with as much padding: a block of few has a kernel of its own, and its own sums.
+        query_side = key_side
         if queries is not keys:
             most = max(queries.lengths[run.start : run.stop])
             query_side = _Side.make(run, max(most, fewest), queries, device)
@@ -241,13 +243,15 @@ class _Run:
             bias = torch.zeros(hidden.shape).masked_fill_(hidden, -math.inf)[:, None, None].to(device)
         return cls(query_side, key_side, bias)
 
-    def attend(self, query: Tensor, key: Tensor, value: Tensor, dropout: float, products: bool) -> Tensor:
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, kernel: _Kernel) -> Tensor:
         if self.queries.first == self.queries.last:  # nobody asks
             return query[:0]
         q, k, v = self.queries.pad(query), self.keys.pad(key), self.keys.pad(value)
-        if products:
-            return self.queries.unpad(product_attention.attend(q, k, v, self.bias))
-        mask = None if self.bias is None else self.bias.to(q.dtype)
-        with nullcontext() if q.device.type == "cpu" else sdpa_kernel(_KERNELS):
-            out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=dropout)
-        return self.queries.unpad(out)
+        return self.queries.unpad(kernel(q, k, v, self.bias))
+
+
+def _fused(query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None, dropout: float) -> Tensor:
+    """Torch's own: shapes as of `product_attention.attend`."""
+    mask = None if bias is None else bias.to(query.dtype)
+    with nullcontext() if query.device.type == "cpu" else sdpa_kernel(_KERNELS):
+        return F.scaled_dot_product_attention(query, key, value, attn_mask=mask, dropout_p=dropout)

@@ -91,7 +91,7 @@ def prepack(encoder: BertEncoder, threads: tuple[int, ...] = ()) -> bool:
     """
     layers = [layer for layer in encoder.layers if isinstance(layer, BertLayer)]
     activation = encoder.config.hidden_act if encoder.config.hidden_act in _EPILOGUES else None
-    if not _agrees(layers[0], activation):
+    if not _agrees(layers[0], activation, threads):
         return False
     for layer in layers:
         if layer is layers[-1]:
@@ -127,18 +127,17 @@ def attend_once(encoder: BertEncoder, tokens: int, shortest: int = 1) -> None:
     config, weight = encoder.config, encoder.embeddings.norm.weight
     if weight.dtype.itemsize != 2 or not product_attention.pays(weight.dtype, config.head_dim):
         return
-    for longest in product_attention.LENGTHS:
-        if not shortest <= longest <= config.max_position_embeddings:
-            continue
-        most = tokens // longest * config.num_attention_heads
-        met = {
-            size
-            for matrices in range(0, most + 1, config.num_attention_heads)
-            for size in product_attention.portions(matrices, longest)
-        }
-        for size in met:
-            x = weight.new_zeros(size, 1, longest, config.head_dim)
-            product_attention.attend(x, x, x, bias=None)
+    heads = config.num_attention_heads
+    lengths = {product_attention.padded_length(n) for n in range(shortest, config.max_position_embeddings + 1)}
+    shapes = {
+        (size, longest)
+        for longest in lengths
+        for texts in range(1, tokens // longest + 1)
+        for size in product_attention.portions(texts * heads, longest)
+    }
+    for size, longest in sorted(shapes):
+        x = weight.new_zeros(size, 1, longest, config.head_dim)
+        product_attention.attend(x, x, x, bias=None)
 
 
 def _replace(layer: BertLayer, name: str, activation: str | None, threads: tuple[int, ...]) -> None:
@@ -166,7 +165,7 @@ def _portion_sizes(
 
 
 @torch.inference_mode()
-def _agrees(layer: BertLayer, activation: str | None) -> bool:
+def _agrees(layer: BertLayer, activation: str | None, threads: tuple[int, ...]) -> bool:
     """Whether one layer's widest product comes out the same. The operators are not torch's public interface."""
     weight = layer.intermediate.weight
     if (
@@ -178,7 +177,7 @@ def _agrees(layer: BertLayer, activation: str | None) -> bool:
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(5, weight.shape[1], generator=generator).to(weight.dtype)
     try:
-        ours = PrepackedLinear(weight, layer.intermediate.bias, activation)(x)
+        ours = PrepackedLinear(weight, layer.intermediate.bias, activation, threads)(x)
     except (AttributeError, NotImplementedError, RuntimeError, TypeError):
         return False
     theirs = F.linear(x, weight, layer.intermediate.bias)

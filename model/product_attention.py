@@ -112,7 +112,7 @@ def _is_faster(dtype: torch.dtype, head_dim: int) -> bool:
 def _is_invariant(dtype: torch.dtype, head_dim: int) -> bool:
     """Whether equal sequences have equal answers in portions of every size."""
     generator = torch.Generator().manual_seed(0)
-    for longest in (16, 64, 512):
+    for longest in LENGTHS:
         q, k, v = (torch.randn(1, 1, longest, head_dim, generator=generator).to(dtype) for _ in range(3))
         batch = sum(sizes(longest))  # a portion of each
         q, k, v = (x.expand(batch, 1, longest, head_dim) for x in (q, k, v))

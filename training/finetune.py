@@ -149,7 +149,7 @@ def _source(recipe: Recipe) -> Checkpoint:
     source = load_checkpoint(folder)
     labels = list(config.labels.values())
     if isinstance(source.model, BertForSequenceClassification):
-        if (known := list(source.config.id2label.values())) != labels:
+        if (known := source.config.labels) != labels:
             raise RunError(f"{folder} is a classifier of {known}, but finetune.labels are {labels}")
     elif not isinstance(source.model, BertForPreTraining):
         raise RunError(f"{source.path} is no model to fine-tune, but a {type(source.model).__name__}")

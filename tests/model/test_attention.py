@@ -159,7 +159,8 @@ def test_served_attention_in_16_bits_is_the_same_among_any_neighbours(
 
     def attend(asked: Lengths, known: Lengths, *inputs: Tensor) -> Tensor:
         segments = Segments.of(known)
-        return of_three(attention_for(Segments.of(asked), segments, CPU, dtype, 64))(*inputs)
+        asking = segments if reads is None else Segments.of(asked)
+        return of_three(attention_for(asking, segments, CPU, dtype, 64))(*inputs)
 
     with torch.no_grad():
         together = attend(queries, keys, query, key, value)

@@ -20,8 +20,36 @@ LENGTHS = [5, 16, 17, 1, 64, 130, 16, 16, 5, 300, 3]
 def test_products_are_the_attention_of_each_sequence_alone(lengths: list[int]) -> None:
     inputs = tensors(lengths, lengths)
     segments = Segments.of(lengths)
-    attend = PaddedAttention(segments, segments, CPU, invariant=True, products=True)
+    attend = PaddedAttention(segments, segments, CPU, products=True)
     torch.testing.assert_close(attend.within(torch.stack(inputs, 1)), reference(*inputs, lengths, lengths))
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("heads", [1, 3, 12])
+def test_products_in_16_bits_round_as_they_should(heads: int) -> None:
+    generator = torch.Generator().manual_seed(0)
+    segments = Segments.of(LENGTHS)
+    qkv = torch.randn(sum(LENGTHS), 3, heads, 64, generator=generator).bfloat16()
+    attend = PaddedAttention(segments, segments, CPU, products=True)
+    expected = reference(*qkv.double().unbind(1), LENGTHS, LENGTHS)
+    torch.testing.assert_close(attend.within(qkv).double(), expected, atol=3e-2, rtol=3e-2)
+
+
+@torch.no_grad()
+def test_products_are_the_same_with_any_number_of_threads() -> None:
+    generator, before = torch.Generator().manual_seed(0), torch.get_num_threads()
+    inputs = [torch.randn(2, 4, n, 64, generator=generator).bfloat16() for n in product_attention.LENGTHS]
+    answers = []
+    try:
+        for threads in (1, 2):
+            torch.set_num_threads(threads)
+            answers.append([product_attention.attend(x, x, x, None) for x in inputs])
+    finally:
+        torch.set_num_threads(before)
+    if product_attention.pays(torch.bfloat16, 64):
+        assert all(map(torch.equal, *answers))
+    for one, other in zip(*answers, strict=True):
+        torch.testing.assert_close(one, other)
 
 
 @torch.no_grad()
