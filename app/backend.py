@@ -13,7 +13,6 @@ import torch
 from torch import Tensor, nn
 
 from app.batcher import BackendDiedError, OutOfMemoryError
-from app.cpu import available_cpus, has_native_bfloat16
 from app.errors import InferenceError
 from app.queries import Answer, Backend, Query, ServedModel, Task
 from app.settings import SettingsError
@@ -26,6 +25,7 @@ from model import (
     load_checkpoint,
 )
 from model.attention import can_use_varlen
+from model.cpu import available_cpus, has_native_bfloat16
 from model.errors import CheckpointError
 from model.graphs import GraphedEncoder
 from model.inference import attend_once, compute_once, prepack

@@ -14,7 +14,6 @@ from fastapi.middleware.cors import CORSMiddleware
 
 from app import openapi, problems, traces
 from app.__main__ import serve
-from app.cpu import available_cpus
 from app.engine import Engine
 from app.logs import log_config
 from app.metrics import Metrics
@@ -23,6 +22,7 @@ from app.queries import Backend
 from app.remote import RemoteBackend
 from app.routes import fill_mask, hugging_face, next_sentence, operations, pages, sentiment
 from app.settings import Settings
+from model.cpu import available_cpus
 
 __all__ = ["create_app", "serve"]
 

@@ -25,10 +25,10 @@ import numpy as np
 import torch
 
 from app.backend import TorchBackend
-from app.cpu import has_native_bfloat16
 from app.queries import Query, Task
 from benchmarks import checkpoints, texts
 from model import Encoding, PackedBatch, load_checkpoint
+from model.cpu import has_native_bfloat16
 from training.flops import encoder_flops
 from training.hardware import matmul_peak
 

@@ -14,6 +14,7 @@ from pathlib import Path
 import torch
 from tqdm.contrib.logging import logging_redirect_tqdm
 
+from model.cpu import available_cpus
 from model.errors import BertError
 from model.tokenizer import Tokenizer
 from training.adapt import adapt
@@ -181,9 +182,7 @@ def _run(parsed: argparse.Namespace) -> bool:
 
 
 def _use_threads(wanted: int | None) -> None:
-    # macOS has no affinity
-    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    torch.set_num_threads(wanted or max(1, allowed // launched()))
+    torch.set_num_threads(wanted or max(1, available_cpus() // launched()))
 
 
 def _overrides(parsed: argparse.Namespace) -> list[str]:

@@ -386,7 +386,7 @@ class Recipe(_Strict):
     device: str = "auto"
     """`cpu`, `cuda`, `cuda:1`; `auto` takes a GPU where there is one."""
     threads: Positive | None = None
-    """CPU threads; all cores if absent."""
+    """CPU threads; if absent, as many as the affinity mask and a container's quota leave."""
     tensorboard: bool = False
     """Write event files for TensorBoard beside the logs."""
     tokenizer: TokenizerConfig = TokenizerConfig()

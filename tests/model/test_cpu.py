@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from app.cpu import available_cpus, has_native_bfloat16
+from model.cpu import available_cpus, has_native_bfloat16
 
 
 def write(root: Path, files: dict[str, str]) -> Path:
