@@ -60,6 +60,14 @@ def test_quota_limits_the_cpus(tmp_path: Path, files: dict[str, str], expected: 
     assert available_cpus(write(tmp_path, files)) == expected
 
 
+def test_where_no_process_has_an_affinity_all_cpus_count(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delattr("os.sched_getaffinity", raising=False)  # as on macOS
+    monkeypatch.setattr("os.cpu_count", lambda: 3)
+    assert available_cpus(tmp_path) == 3
+
+
 @pytest.mark.parametrize(
     ("cpuinfo", "expected"),
     [

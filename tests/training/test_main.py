@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import signal
 from pathlib import Path
@@ -156,12 +155,12 @@ def test_all_refuses_to_overwrite_other_files_before_it_trains(
     assert not (recipe.folder / "pretrain").exists()
 
 
-def test_threads_are_counted_where_no_process_has_an_affinity(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delattr(os, "sched_getaffinity", raising=False)  # as on macOS
-    monkeypatch.delenv("WORLD_SIZE", raising=False)
-    monkeypatch.setattr(os, "cpu_count", lambda: 3)
-    command_line._use_threads(None)
-    assert torch.get_num_threads() == 3
+def test_threads_are_those_that_a_quota_leaves_to_each_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(command_line, "available_cpus", lambda: 6)
+    for processes, wanted, threads in (("1", None, 6), ("2", None, 3), ("12", None, 1), ("2", 4, 4)):
+        monkeypatch.setenv("WORLD_SIZE", processes)
+        command_line._use_threads(wanted)
+        assert torch.get_num_threads() == threads
 
 
 def test_an_unknown_option_is_refused() -> None:
