@@ -48,7 +48,6 @@ class TorchBackend:
         """`beside_others`: on a CPU, processes like this one will compute other batches at the same time, one
         for each thread. It then takes one thread for a batch, or all for one that is `alone`."""
         self.models: dict[str, ServedModel] = {}
-        self.forward_passes = 0
         self.device = device
         self.dtype = dtype
         self.threads = threads or available_cpus()
@@ -134,7 +133,6 @@ class TorchBackend:
         network = self._networks[lane]
         hidden = self._encoders[lane](PackedBatch.pack(ids, types, reads))
         hidden = hidden.float()  # (num_reads, hidden); heads compute in float32
-        self.forward_passes += 1
         if isinstance(network, BertForSequenceClassification):
             logits = network.classifier(network.pooler(hidden))
             return [_class_answer(row) for row in logits.softmax(-1).tolist()]

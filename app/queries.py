@@ -62,7 +62,6 @@ class Backend(Protocol):
 
     models: dict[str, ServedModel]
     """By lane, which is what `run` is told; empty until `load` is done."""
-    forward_passes: int
     device: str
     dtype: str
     threads: int

@@ -65,7 +65,6 @@ class _Loaded:
     """Ids of the processes that it has forked."""
     most_tokens: int
     tokens_per_second: float
-    forward_passes: int
 
 
 class RemoteBackend:
@@ -83,7 +82,6 @@ class RemoteBackend:
     ) -> None:
         """`logs`: configuration of the other processes' log, for `logging.config`."""
         self.models: dict[str, ServedModel] = {}
-        self.forward_passes = 0
         self.device = device
         self.dtype = dtype
         self.threads = threads
@@ -137,7 +135,6 @@ class RemoteBackend:
         self.most_tokens = loaded.most_tokens
         self.device, self.dtype, self.threads = loaded.device, loaded.dtype, loaded.threads
         self.tokens_per_second = loaded.tokens_per_second
-        self.forward_passes = loaded.forward_passes
         self.models = loaded.models
 
     def run(self, lane: str, queries: Sequence[Query]) -> Sequence[Answer | Exception]:
@@ -146,11 +143,9 @@ class RemoteBackend:
         alone = number == 0 and len(queries) == 1 and self._free.qsize() == self.processes - 1
         try:
             self._send(number, (lane, [_packed(query) for query in queries], alone))
-            answers, passes = self._receive(number)
+            answers = self._receive(number)
         finally:
             self._free.put(number)
-        with self._lock:
-            self.forward_passes += passes
         return [given if isinstance(given, Exception) else Answer(*given) for given in answers]
 
     def watch(self, died: Callable[[Backend, BackendDiedError], None]) -> None:
@@ -281,7 +276,6 @@ def _prepared(backend: TorchBackend, connections: Sequence[Connection]) -> _Load
         [process.pid for process in beside if process.pid is not None],
         backend.most_tokens,
         backend.tokens_per_second,
-        backend.forward_passes,
     )
 
 
@@ -332,11 +326,10 @@ def _end_with_parent() -> None:
 
 
 def _computed(backend: TorchBackend, lane: str, packed: list[tuple[Any, ...]], alone: bool) -> Any:
-    """Answers and the number of passes, or an error."""
-    before = backend.forward_passes
+    """Answers, or an error."""
     try:
         answers = backend.run(lane, [_unpacked(*row) for row in packed], alone=alone)
-        return [_sent(answer) for answer in answers], backend.forward_passes - before
+        return [_sent(answer) for answer in answers]
     except Exception as error:
         return _portable(error)
 

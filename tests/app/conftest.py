@@ -35,7 +35,6 @@ class FakeBackend:
     models: dict[str, ServedModel]
     fault: Callable[[Query], BaseException | None] = lambda _: None
     load_error: BaseException | None = None
-    forward_passes: int = 0
     device: str = "cpu"
     dtype: str = "float32"
     threads: int = 1
@@ -55,7 +54,6 @@ class FakeBackend:
             raise self.load_error
 
     def run(self, lane: str, queries: Sequence[Query]) -> list[Answer | Exception]:
-        self.forward_passes += 1
         self.batches.append(list(queries))
         self.entered.release()
         assert self.gate.wait(PATIENCE)

@@ -87,10 +87,8 @@ def test_answers_are_those_of_the_backend_itself(
         Query(Task.NEXT_SENTENCE, tokenizer.encode("a film", "it was good")),
         Query(Task.FILL_MASK, text, (mask,), 2, (5, 6)),
     ]
-    passes = backend.forward_passes
     answers = backend.run("pretrained", queries)
     assert answers == here.run("pretrained", queries)
-    assert backend.forward_passes == passes + 1
     assert set(backend.models) == set(here.models)
     assert backend.models["pretrained"].config == here.models["pretrained"].config
     assert backend.models["pretrained"].tokenizer.encode("a good film") == tokenizer.encode("a good film")
@@ -196,7 +194,6 @@ def test_two_processes_answer_at_the_same_time_and_alike(pair: RemoteBackend, to
         [Query(Task.SENTIMENT, tokenizer.encode("a good film" + " and great" * (i % 5))) for i in range(n)]
         for n in range(1, 40)
     ]
-    passes = pair.forward_passes
     first = [list(pair.run("sentiment", batch)) for batch in batches]
     number = pair._free.get()  # from here on, the other one
     assert number == 0
@@ -204,7 +201,6 @@ def test_two_processes_answer_at_the_same_time_and_alike(pair: RemoteBackend, to
     pair._free.put(number)
     with ThreadPoolExecutor(2) as pool:
         both = [list(answers) for answers in pool.map(lambda batch: pair.run("sentiment", batch), batches)]
-    assert pair.forward_passes == passes + 3 * len(batches)
     for one, two, three in zip(first, other, both, strict=True):
         assert scores(one) == pytest.approx(scores(two), abs=1e-6)
         assert scores(one) == pytest.approx(scores(three), abs=1e-6)
