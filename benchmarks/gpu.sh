@@ -23,7 +23,7 @@ DATA=${DATA:-../shared/data} WORK=${WORK:-$ROOT/work} PACK=${PACK:-$ROOT/pack} O
 PYTHON=${PYTHON:-$([[ -x .venv/bin/python ]] && echo .venv/bin/python || echo python3)}
 TARGET_PYTHON=${TARGET_PYTHON:-3.12}
 LACKING=${LACKING:-pydantic pydantic_core annotated-types typing-inspection typing_extensions sentencex fastapi
-    fastapi-swagger starlette uvicorn opentelemetry-api pytest-asyncio}
+    fastapi-swagger starlette uvicorn opentelemetry-api pytest-asyncio nltk defusedxml}
 DEADLINE=$((SECONDS + ${LIMIT:-570}))
 MIB=$((1024 * 1024))
 TRANSFER=$((64 * MIB)) PART=$((15 * MIB)) PARTS=4  # PARTS of one call fit 64 MiB too

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import logging
 from collections.abc import Iterable, Iterator, Sequence, Sized
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -18,6 +18,7 @@ from training.errors import RunError, SourceError
 from training.examples import Floats, Ints
 from training.pieces import text_hash
 from training.sources import Document, documents, without_breaks
+from training.spelling import typographic
 
 logger = logging.getLogger(__name__)
 
@@ -101,8 +102,19 @@ def read_labelled(
     config = recipe.finetune
     served = config.model_copy(update={"max_length": positions})
     return [
-        (_labelled(name, train, config, tokenizer), _labelled(name, dev, served, tokenizer))
+        (
+            _labelled(name, respelled(train, config.typographic_fraction), config, tokenizer),
+            _labelled(name, dev, served, tokenizer),
+        )
         for name, train, dev in split_sources(recipe)
+    ]
+
+
+def respelled(texts: Iterable[Document], fraction: float) -> list[Document]:
+    """The texts, about such a share of them with typographic marks; the same ones in every run."""
+    return [
+        replace(text, fields=tuple(map(typographic, text.fields))) if _share(text) >= 1 - fraction else text
+        for text in texts
     ]
 
 
@@ -147,7 +159,8 @@ def split_sources(recipe: Recipe) -> list[tuple[str, list[Document], list[Docume
         name, texts = source_name(source), whole_source(source, recipe.data)
         label_numbers(name, texts, config)  # before the split: it counts documents as the file does
         kept = _without(tested, texts, name, "test")
-        limit = _dev_limit(map(_share, kept), config.dev_fraction)
+        fraction = 0.0 if source.built_in else config.dev_fraction  # they are too much alike to judge
+        limit = _dev_limit(map(_share, kept), fraction)
         split: tuple[list[Document], list[Document]] = ([], [])
         for document in kept:
             split[_share(document) < limit].append(document)
@@ -177,7 +190,7 @@ def whole_source(source: SourceConfig, root: Path) -> list[Document]:
     Raises:
         SourceError: the source names no column of labels.
     """
-    if source.label is None:
+    if source.label is None and source.built_in is None:
         raise SourceError(
             f"{source_name(source)}: fine-tuning needs the source's `label`, the column of labels"
         )
@@ -185,8 +198,9 @@ def whole_source(source: SourceConfig, root: Path) -> list[Document]:
 
 
 def key_of_text(document: Document) -> int:
-    """Equal for texts that differ in case, white space or `<br />` alone."""
-    return text_hash(without_breaks(document.text).casefold())
+    """Equal for texts that differ in case, white space, `<br />` or the treebank's quotation marks alone."""
+    text = without_breaks(document.text).casefold()
+    return text_hash(text.replace("``", '"').replace("''", '"'))
 
 
 def _dev_limit(shares: Iterable[float], fraction: float) -> float:

@@ -41,6 +41,9 @@ class SourceConfig(_Strict):
     asked only if no file is there."""
     split: str = "train"
     """Split of the hub data set."""
+    built_in: Literal["opinions"] | None = None
+    """In place of a path: `opinions`, 3,000 short English opinions and negations that come with this project,
+    of label `1` (good) or `0`. None of them is in dev: they are too much alike."""
     format: Literal["auto", "jsonl", "csv", "tsv", "parquet", "text", "wikitext"] = "auto"
     """`auto` goes by the file's suffix, and in a directory takes the files whose suffix it knows; any other is
     the format of all files there. What is hidden in a directory is never read. `wikitext`: lines like
@@ -55,6 +58,9 @@ class SourceConfig(_Strict):
     escaped_newlines: bool = False
     """A `\\n` that is spelled out in a column is a newline, as in the data sets of Zhang et al. 2015 (Yahoo,
     Amazon, Yelp). Callers' texts keep theirs."""
+    treebank: Literal["kept", "joined", "both"] = "kept"
+    """Texts that stand in the tokens of the Penn Treebank, as SST-2's do (`it is n't`): `joined` reads them as
+    people write them (`it isn't`), `both` in either way, where that makes other words."""
     lines: Literal["paragraph", "wrapped", "sentence"] = "paragraph"
     """Plain text: what a line is. In `wrapped` text, sentences run on over the ends of lines. A blank line
     always ends a document."""
@@ -65,14 +71,14 @@ class SourceConfig(_Strict):
 
     @model_validator(mode="after")
     def _some_place(self) -> SourceConfig:
-        if self.path is None and self.hub is None:
-            raise ValueError("a source needs a path, or a data set of the hub")
+        if self.path is None and self.hub is None and self.built_in is None:
+            raise ValueError("a source needs a path, a data set of the hub, or the name of a built-in one")
         return self
 
 
 def source_name(source: SourceConfig) -> str:
     """How reports and folders call a source: its name, else that of its file or data set."""
-    name = source.name or source.hub or Path(source.path or "").name.split(".")[0]
+    name = source.name or source.built_in or source.hub or Path(source.path or "").name.split(".")[0]
     return re.sub(r"[^\w.-]+", "-", name).strip("-.") or "source"
 
 
@@ -291,6 +297,9 @@ class FinetuneConfig(_Strict):
     are served, up to as many tokens as the network has positions."""
     truncation: Literal["head", "head_tail"] = "head_tail"
     """What is kept of a long text: its beginning, or its beginning and its end."""
+    typographic_fraction: Share = 0.1
+    """Share of the texts that are trained on with the marks that phones put for straight ones (`isn’t “fine”`):
+    data sets hardly have them, and callers send them."""
     optimizer: Literal["adamw", "muon"] = "adamw"
     """See `pretrain.optimizer`."""
     learning_rate: Annotated[float, Field(gt=0)] = 2e-4

@@ -112,7 +112,7 @@ def _run_line(recipe: Recipe, name: str) -> str:
 
 
 def _source_line(source: SourceConfig) -> str:
-    place = source.path or f"{source.hub} ({source.split})"
+    place = source.path or source.built_in or f"{source.hub} ({source.split})"
     first = f", first {source.limit:,} documents" if source.limit else ""
     note = f". {source.note}" if source.note else ""
     return f"{source.name or place}: `{place}`{first}{note}"

@@ -14,6 +14,8 @@ from typing import Any, BinaryIO
 
 from training.config import SourceConfig
 from training.errors import SourceError
+from training.opinions import opinions
+from training.spelling import differ, joined
 from training.tables import Row, column, csv_rows, json_rows, parquet_rows, tsv_rows
 from training.text_files import COMPRESSIONS, Progress, decoded_lines, library, open_bytes
 
@@ -64,11 +66,37 @@ def documents(source: SourceConfig, root: Path, progress: Progress | None = None
         SourceError: names the file, the line or row, and the remedy.
     """
     chosen = files(source, root)
-    if source.hub is not None and not chosen:
+    if source.built_in is not None:
+        found = _built_in()
+    elif source.hub is not None and not chosen:
         found = _from_hub(source, source.hub)
     else:
         found = itertools.chain.from_iterable(_from_file(file, source, progress) for file in chosen)
-    return itertools.islice(found, source.limit)
+    found = itertools.islice(found, source.limit)
+    if source.treebank == "kept":
+        return found
+    if source.treebank == "joined":
+        return map(_as_written, found)
+    again = documents(source.model_copy(update={"treebank": "kept"}), root)
+    return itertools.chain(found, _other_spellings(again))
+
+
+def _built_in() -> Iterator[Document]:
+    return (Document(text, (text,), "1" if good else "0") for text, good in opinions())
+
+
+def _as_written(document: Document) -> Document:
+    """The text as people write it; its group is the text as it stood, so that both get into the same part."""
+    fields = tuple(map(joined, document.fields))
+    text = "\n".join(filter(None, fields))
+    return Document(text, fields, document.label, document.group or document.text)
+
+
+def _other_spellings(found: Iterable[Document]) -> Iterator[Document]:
+    for document in found:
+        written = _as_written(document)
+        if differ(document.text, written.text):
+            yield written
 
 
 def files(source: SourceConfig, root: Path) -> list[Path]:

@@ -27,6 +27,7 @@ from training.classification import (
     evenly,
     key_of_text,
     label_numbers,
+    respelled,
     split_sources,
     voices,
 )
@@ -245,6 +246,7 @@ def taught(recipe: Recipe, tokenizer: Tokenizer) -> LabelledTexts:
     if found is None or found.texts != _key(recipe, groups):
         raise RunError(f"{folder} does not hold the labels of [teach]'s texts; run teach first")
     texts = [document for group in groups for document in group.texts]
+    texts = respelled(texts, recipe.finetune.typographic_fraction)
     return encode("taught", texts, list(found.targets), recipe.finetune, tokenizer)
 
 

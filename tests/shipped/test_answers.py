@@ -13,10 +13,15 @@ from typing import Any
 import httpx
 import pytest
 
+from training.classification import key_of_text
+from training.config import SourceConfig
+from training.sources import Document, documents
+
 FOLDER = Path(__file__).parent
 CLOZE_TOP_5 = 0.9
 PAIRS = 0.85
 OPINIONS = 0.9
+CONTRACTIONS = 0.8
 
 
 def read(name: str) -> list[list[Any]]:
@@ -29,6 +34,13 @@ def ask(client: httpx.Client, path: str, inputs: list[Any]) -> list[dict[str, An
     assert response.status_code == 200, response.text
     results: list[dict[str, Any]] = response.json()["results"]
     return results
+
+
+def test_no_opinion_was_trained_on() -> None:
+    asked = {
+        key_of_text(Document(text, (text,))) for file in ("opinions", "contractions") for text, _ in read(file)
+    }
+    assert asked.isdisjoint(map(key_of_text, documents(SourceConfig(built_in="opinions"), FOLDER)))
 
 
 def share(right: list[bool], what: str) -> float:
@@ -72,3 +84,18 @@ def test_short_opinions_are_understood(shipped: httpx.Client, batched: bool) -> 
         if not right[-1]:
             print(f"wrong: {text} {best}")
     assert share(right, "opinions") >= OPINIONS
+
+
+@pytest.mark.parametrize("apostrophe", ["'", "’"])
+def test_contractions_are_understood_however_the_apostrophe_is_typed(
+    shipped: httpx.Client, apostrophe: str
+) -> None:
+    rows = read("contractions")
+    results = ask(shipped, "/sentiment", [text.replace("'", apostrophe) for text, _ in rows])
+    right = [
+        result["predictions"][0]["label"] == label for result, (_, label) in zip(results, rows, strict=True)
+    ]
+    for (text, _), understood in zip(rows, right, strict=True):
+        if not understood:
+            print(f"wrong: {text}")
+    assert share(right, f"contractions with {apostrophe}") >= CONTRACTIONS

@@ -3,14 +3,24 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from pathlib import Path
+from string import ascii_lowercase
 
 import pytest
 
 from model.checkpoint import load_checkpoint
-from model.tokenizer import Tokenizer
+from model.tokenizer import SPECIAL_TOKENS, Tokenizer
 from tests.conftest import MakeCheckpoint
-from training.classification import LabelledTexts, assemble, joined, key_of_text, read_labelled, read_whole
+from training.classification import (
+    LabelledTexts,
+    assemble,
+    joined,
+    key_of_text,
+    read_labelled,
+    read_whole,
+    split_sources,
+)
 from training.config import FinetuneConfig, Recipe, SourceConfig
 from training.errors import RunError, SourceError
 from training.sources import Document
@@ -104,6 +114,36 @@ def test_no_text_is_in_both_train_and_dev(tmp_path: Path, tokenizer: Tokenizer) 
     assert train
     assert not train & dev
     assert len(train | dev) == 16
+
+
+def test_both_spellings_of_a_text_are_in_the_same_part(tmp_path: Path) -> None:
+    rows: list[dict[str, object]] = [
+        {"text": f"it is n't ``{letter}''", "label": number % 2}
+        for number, letter in enumerate(ascii_lowercase)
+    ]
+    source = write(tmp_path, rows).model_copy(update={"treebank": "both"})
+    ((_, train, dev),) = split_sources(recipe_of(tmp_path, source, dev_fraction=0.3))
+    assert len(train) + len(dev) == 2 * len(rows)
+    for part in (train, dev):
+        assert set(Counter(map(key_of_text, part)).values()) == {2}
+
+
+def test_built_in_opinions_are_trained_on_and_do_not_judge(tmp_path: Path) -> None:
+    recipe = recipe_of(tmp_path, SourceConfig(built_in="opinions"), dev_fraction=0.3)
+    ((name, train, dev),) = split_sources(recipe)
+    assert (name, len(dev)) == ("opinions", 0)
+    assert {document.label for document in train} == {"0", "1"}
+
+
+def test_some_of_what_is_trained_on_has_typographic_marks(tmp_path: Path) -> None:
+    tokenizer = Tokenizer.from_vocab([*SPECIAL_TOKENS, "'", "’"])
+    rows: list[dict[str, object]] = [{"text": f"i don't {n}", "label": n % 2} for n in range(200)]
+    train, dev = read(tmp_path, rows, tokenizer, dev_fraction=0.3, typographic_fraction=0.25)
+    apostrophes = [tokenizer.ids(mark)[0] for mark in "'’"]
+    straight, curly = (sum(mark in ids for ids in train.input_ids) for mark in apostrophes)
+    assert straight + curly == len(train)
+    assert 0.15 * len(train) < curly < 0.5 * len(train)
+    assert all(apostrophes[0] in ids for ids in dev.input_ids)
 
 
 def test_a_small_source_has_a_group_in_dev_but_not_its_only_one(tmp_path: Path, tokenizer: Tokenizer) -> None:

@@ -67,7 +67,7 @@ def test_what_is_to_be_text_is_taken_as_it_stands(recipe_file: Path) -> None:
             r"teach\.like: no source of finetune\.train is called 'papers'",
         ),
         ("pretrain.tokens.much=1", "tokens is no table"),
-        ("corpus.sources=[{}]", "needs a path, or a data set of the hub"),
+        ("corpus.sources=[{}]", "needs a path, a data set of the hub, or"),
         (
             'corpus.sources=[{path="a.txt"},{path="b/a.txt"}]',
             r"corpus\.sources: 2 are called 'a'; give each a name of its own",

@@ -8,6 +8,7 @@ import gzip
 import io
 import json
 import lzma
+import re
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -153,6 +154,27 @@ def test_spelled_newlines_become_newlines_if_the_source_says_so(tmp_path: Path) 
     assert texts(tmp_path, "a.csv") == ["An answer.\\n\\nIt ends."]  # as in $\nabla$, or C:\new
     (document,) = read(tmp_path, "a.csv", escaped_newlines=True)
     assert document.text == "An answer.\n\nIt ends."
+
+
+def test_tokens_of_the_treebank_are_read_as_people_type_them_if_the_source_says_so(tmp_path: Path) -> None:
+    kept = ["it is n't `` fine '' .", "it 's fine ."]
+    write(tmp_path / "a.jsonl", jsonl([{"text": text, "label": 1, "film": "It"} for text in kept]))
+    assert texts(tmp_path, "a.jsonl") == kept
+    assert texts(tmp_path, "a.jsonl", treebank="joined") == ['it isn\'t "fine".', "it's fine."]
+    both = read(tmp_path, "a.jsonl", treebank="both", label="label", group="film")
+    assert [document.text for document in both] == [*kept, 'it isn\'t "fine".']  # the other would be no news
+    assert {(document.label, document.group) for document in both} == {("1", "It")}
+
+
+def test_built_in_opinions_are_labelled(tmp_path: Path) -> None:
+    built_in = SourceConfig(built_in="opinions")
+    assert source_name(built_in) == "opinions"
+    found = {document.text: document.label for document in documents(built_in, tmp_path)}
+    assert found["There was nothing wrong in it."] == found["It isn't hard to follow."] == "1"
+    assert found["It wasn't reliable."] == "0"
+    assert 2500 < len(found) < 4000
+    assert 0.4 < sum(label == "1" for label in found.values()) / len(found) < 0.6
+    assert not [text for text in found if re.search(r"[\[\]{}|]|  | [.']", text)]
 
 
 def test_half_a_character_in_json_is_replaced(tmp_path: Path) -> None:
