@@ -25,7 +25,7 @@ from model import (
     load_checkpoint,
 )
 from model.attention import can_use_varlen
-from model.cpu import available_cpus, has_native_bfloat16
+from model.cpu import available_cpus, bfloat16_is_fast
 from model.errors import CheckpointError
 from model.graphs import GraphedEncoder
 from model.inference import attend_once, compute_once, prepack
@@ -351,17 +351,4 @@ def _resolve_dtype(dtype: str, device: str) -> str:
         return dtype
     if device.startswith("cuda"):
         return "bfloat16" if torch.cuda.is_bf16_supported(including_emulation=False) else "float16"
-    return "bfloat16" if has_native_bfloat16() and _bfloat16_is_faster() else "float32"
-
-
-def _bfloat16_is_faster() -> bool:
-    """Timed matmuls, in turns: some builds of torch emulate what the processor could do. Native ones
-    take half the time of float32, so the bound leaves room for a busy machine."""
-    best = {torch.bfloat16: math.inf, torch.float32: math.inf}
-    for _ in range(8):
-        for dtype, fastest in best.items():
-            factor = torch.ones(512, 512, dtype=dtype)
-            before = time.perf_counter()
-            factor @ factor
-            best[dtype] = min(fastest, time.perf_counter() - before)
-    return best[torch.bfloat16] < 1.5 * best[torch.float32]
+    return "bfloat16" if bfloat16_is_fast() else "float32"

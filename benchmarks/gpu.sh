@@ -72,7 +72,7 @@ for command in sys.argv[1].split(","):
 labelled() { # paths of the texts that fine-tuning and its report read
     "$PYTHON" -c 'from training.config import load_recipe
 tuning = load_recipe("gpu").finetune
-print(*sorted({source.path for source in (*tuning.train, *tuning.test)}), sep="\n")'
+print(*sorted({source.path for source in (*tuning.train, *tuning.test) if source.path}), sep="\n")'
 }
 
 sample() { # the beginning of every file

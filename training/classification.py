@@ -140,6 +140,7 @@ def as_served(config: FinetuneConfig, checkpoint: Checkpoint) -> FinetuneConfig:
 
 def split_sources(recipe: Recipe) -> list[tuple[str, list[Document], list[Document]]]:
     """Name, train and dev part of each training source, by a hash of each text's group, or of the text itself.
+    Parts of a text in dev are in neither.
 
     Texts that `finetune.test` has, too, in whatever case or spacing, are left out, and of the train parts those
     that any dev part has.
@@ -163,7 +164,8 @@ def split_sources(recipe: Recipe) -> list[tuple[str, list[Document], list[Docume
         limit = _dev_limit(map(_share, kept), fraction)
         split: tuple[list[Document], list[Document]] = ([], [])
         for document in kept:
-            split[_share(document) < limit].append(document)
+            if not (judges := _share(document) < limit) or not document.is_part:
+                split[judges].append(document)
         parts.append((name, *split))
     judging = {key_of_text(document) for _, _, dev in parts for document in dev}
     parts = [(name, _without(judging, train, name, "dev"), dev) for name, train, dev in parts]

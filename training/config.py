@@ -58,6 +58,9 @@ class SourceConfig(_Strict):
     escaped_newlines: bool = False
     """A `\\n` that is spelled out in a column is a newline, as in the data sets of Zhang et al. 2015 (Yahoo,
     Amazon, Yelp). Callers' texts keep theirs."""
+    phrases: bool = False
+    """Many of the (short) texts are parts of others, as SST-2's phrases are of its sentences: then none
+    is trained on whose whole is in dev, and whole texts alone are in dev. They would else be known by parts."""
     treebank: Literal["kept", "joined", "both"] = "kept"
     """Texts that stand in the tokens of the Penn Treebank, as SST-2's do (`it is n't`): `joined` reads them as
     people write them (`it isn't`), `both` in either way, where that makes other words."""

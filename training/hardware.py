@@ -10,6 +10,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
+from model.cpu import bfloat16_is_fast
 from training.errors import RunError
 
 
@@ -35,11 +36,10 @@ def choose_device(name: str, local_rank: int = 0) -> torch.device:
 
 
 def choose_precision(device: torch.device) -> torch.dtype:
-    """bfloat16 where the chip multiplies it natively; it needs no loss scaling."""
+    """bfloat16 where the chip is fast at it, else float32: neither needs loss scaling."""
     if device.type == "cuda":
         return torch.bfloat16 if torch.cuda.is_bf16_supported(including_emulation=False) else torch.float32
-    native = torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
-    return torch.bfloat16 if native else torch.float32
+    return torch.bfloat16 if bfloat16_is_fast() else torch.float32
 
 
 def machine(device: torch.device) -> str:

@@ -7,7 +7,7 @@ import itertools
 import os
 import re
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from glob import glob
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -53,6 +53,9 @@ class Document:
     """The text columns apart, e.g. title and content."""
     label: str | None = None
     group: str | None = None
+    """Equal for documents that must not be split between train and dev"""
+    is_part: bool = False
+    """Of a longer document of the same source"""
 
 
 def documents(source: SourceConfig, root: Path, progress: Progress | None = None) -> Iterator[Document]:
@@ -73,12 +76,29 @@ def documents(source: SourceConfig, root: Path, progress: Progress | None = None
     else:
         found = itertools.chain.from_iterable(_from_file(file, source, progress) for file in chosen)
     found = itertools.islice(found, source.limit)
+    if source.phrases:
+        found = iter(with_wholes(found))
     if source.treebank == "kept":
         return found
     if source.treebank == "joined":
         return map(_as_written, found)
     again = documents(source.model_copy(update={"treebank": "kept"}), root)
     return itertools.chain(found, _other_spellings(again))
+
+
+def with_wholes(found: Iterable[Document]) -> list[Document]:
+    """The documents in their order; those that stand in a longer one, word for word, in its group."""
+    documents = list(found)
+    words_of = [tuple(document.text.split()) for document in documents]
+    whole_of: dict[tuple[str, ...], Document] = {}
+    for i in sorted(range(len(documents)), key=lambda i: -len(words_of[i])):
+        words = words_of[i]
+        if whole := whole_of.get(words):
+            documents[i] = replace(documents[i], group=whole.group or whole.text, is_part=True)
+            continue
+        for start, end in itertools.combinations(range(len(words) + 1), 2):
+            whole_of.setdefault(words[start:end], documents[i])
+    return documents
 
 
 def _built_in() -> Iterator[Document]:
@@ -89,7 +109,7 @@ def _as_written(document: Document) -> Document:
     """The text as people write it; its group is the text as it stood, so that both get into the same part."""
     fields = tuple(map(joined, document.fields))
     text = "\n".join(filter(None, fields))
-    return Document(text, fields, document.label, document.group or document.text)
+    return replace(document, text=text, fields=fields, group=document.group or document.text)
 
 
 def _other_spellings(found: Iterable[Document]) -> Iterator[Document]:

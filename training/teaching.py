@@ -37,6 +37,7 @@ from training.evaluation import predict_classification
 from training.examples import Floats, Ints
 from training.hardware import choose_device
 from training.naive_bayes import NaiveBayesBag
+from training.pieces import text_hash
 from training.run_state import fingerprint
 from training.sentences import split_sentences
 from training.sources import Document, documents
@@ -102,8 +103,8 @@ class Group:
 
 @dataclass(frozen=True, slots=True)
 class Folds:
-    """Labelled texts in `FOLDS` parts, each judged by a bag of words that has read the others only: of a text
-    that it has read, a bag repeats the label."""
+    """Labelled texts in `FOLDS` parts, no group in two, each judged by a bag of words that has read the others
+    only: of a text that it has read, a bag repeats the label."""
 
     train: Sequence[Document]
     kind: type[Bag]
@@ -115,8 +116,9 @@ class Folds:
         """Of labels by their value in the label column: (documents, labels). All alike where the other parts
         are too small to learn from."""
         out = np.full((len(documents), len(labels)), -np.log(len(labels)), dtype=np.float32)
-        own = np.array([origin % FOLDS for origin in origins])
-        part_of = np.array([key_of_text(text) % FOLDS for text in self.train])
+        part_of = np.array([text_hash(text.group or text.text) % FOLDS for text in self.train])
+        known = dict(zip(map(key_of_text, self.train), part_of.tolist(), strict=True))
+        own = np.array([known.get(origin, origin % FOLDS) for origin in origins])
         for part in np.unique(own):
             others = [self.train[i] for i in np.flatnonzero(part_of != part).tolist()]
             chosen = np.flatnonzero(own == part).tolist()
@@ -292,7 +294,7 @@ def _groups(recipe: Recipe, split: Sequence[Split]) -> list[Group]:
     groups = []
     for source in recipe.teach.texts:
         name, texts = source_name(source), list(documents(source, recipe.data))
-        kept = [document for document in texts if key_of_text(document) not in judging]
+        kept = [document for document in texts if not judges(document, judging)]
         if len(kept) < len(texts):
             logger.info("%s: %d texts stand in dev or test too, and are left out", name, len(texts) - len(kept))
         groups.append(Group(kept, list(map(key_of_text, kept)), recipe.teach.like.get(name)))
@@ -301,6 +303,12 @@ def _groups(recipe: Recipe, split: Sequence[Split]) -> list[Group]:
     drawn = some_sentences(every, recipe.teach.sentences, known, recipe.seed)
     sentences = Group([sentence for sentence, _ in drawn], [key_of_text(text) for _, text in drawn], None)
     return [group for group in (*groups, sentences) if group.texts]
+
+
+def judges(document: Document, judging: set[int]) -> bool:
+    """Whether it is one of these texts, or a part of one."""
+    whole = document.group if document.is_part and document.group else document.text
+    return not judging.isdisjoint({key_of_text(document), key_of_text(Document(whole, (whole,)))})
 
 
 def some_sentences(

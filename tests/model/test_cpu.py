@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from model.cpu import available_cpus, has_native_bfloat16
+from model.cpu import available_cpus, bfloat16_is_fast, has_native_bfloat16
 
 
 def write(root: Path, files: dict[str, str]) -> Path:
@@ -79,3 +79,7 @@ def test_where_no_process_has_an_affinity_all_cpus_count(
 )
 def test_native_bfloat16_is_read_from_the_flags(tmp_path: Path, cpuinfo: str, expected: bool) -> None:
     assert has_native_bfloat16(write(tmp_path, {"cpuinfo": cpuinfo}) / "cpuinfo") is expected
+
+
+def test_bfloat16_is_never_fast_where_the_processor_cannot_multiply_it() -> None:
+    assert has_native_bfloat16() or not bfloat16_is_fast()

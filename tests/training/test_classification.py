@@ -128,6 +128,23 @@ def test_both_spellings_of_a_text_are_in_the_same_part(tmp_path: Path) -> None:
         assert set(Counter(map(key_of_text, part)).values()) == {2}
 
 
+def test_of_phrases_whole_texts_alone_judge_and_none_of_their_parts_is_trained_on(tmp_path: Path) -> None:
+    wholes = [f"a {letter} film that {letter}{letter} saw" for letter in ascii_lowercase]
+    rows: list[dict[str, object]] = [
+        {"text": text, "label": number % 2}
+        for number, whole in enumerate(wholes)
+        for text in (whole, whole.removeprefix("a "), whole.split()[-2])
+    ]
+    source = write(tmp_path, rows).model_copy(update={"phrases": True})
+    ((_, train, dev),) = split_sources(recipe_of(tmp_path, source, dev_fraction=0.3))
+    judging, trained = ({document.text for document in part} for part in (dev, train))
+    assert 2 < len(judging) < len(wholes)
+    assert judging <= set(wholes)
+    assert trained == {
+        str(row["text"]) for row in rows if not any(str(row["text"]) in text for text in judging)
+    }
+
+
 def test_built_in_opinions_are_trained_on_and_do_not_judge(tmp_path: Path) -> None:
     recipe = recipe_of(tmp_path, SourceConfig(built_in="opinions"), dev_fraction=0.3)
     ((name, train, dev),) = split_sources(recipe)

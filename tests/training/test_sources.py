@@ -166,6 +166,27 @@ def test_tokens_of_the_treebank_are_read_as_people_type_them_if_the_source_says_
     assert {(document.label, document.group) for document in both} == {("1", "It")}
 
 
+def test_a_phrase_is_kept_with_the_longest_text_that_it_is_a_part_of(tmp_path: Path) -> None:
+    rows = ["is n't bad", "the film is n't bad .", "bad", "bad jokes , the film", "film is n't bad .", "else"]
+    write(tmp_path / "a.jsonl", jsonl([{"text": text, "label": 1} for text in rows]))
+    found = read(tmp_path, "a.jsonl", label="label", phrases=True)
+    assert [document.text for document in found] == rows
+    whole = "the film is n't bad ."
+    assert [(d.group, d.is_part) for d in found] == [
+        (whole, True),
+        (None, False),
+        (whole, True),
+        (None, False),
+        (whole, True),
+        (None, False),
+    ]
+    joined = read(tmp_path, "a.jsonl", label="label", phrases=True, treebank="joined")
+    assert [(d.text, d.group, d.is_part) for d in joined[:2]] == [
+        ("isn't bad", whole, True),
+        ("the film isn't bad.", whole, False),
+    ]
+
+
 def test_built_in_opinions_are_labelled(tmp_path: Path) -> None:
     built_in = SourceConfig(built_in="opinions")
     assert source_name(built_in) == "opinions"

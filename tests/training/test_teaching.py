@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -21,7 +22,7 @@ from training.examples import Floats
 from training.finetune import finetune, read_all
 from training.naive_bayes import NaiveBayesBag
 from training.sources import Document
-from training.teaching import Blend, Folds, Opinions, best_blend, some_sentences, taught, teach
+from training.teaching import Blend, Folds, Opinions, best_blend, judges, some_sentences, taught, teach
 
 GOOD = [number % 3 == 0 for number in range(30)]
 
@@ -75,6 +76,15 @@ def test_sentences_are_drawn_from_all_texts_and_none_that_judge() -> None:
     everything = some_sentences(texts, 1000, judging, seed=0)
     assert sorted(sentence.text for sentence, _ in everything) == sorted([known[0], *known[2:], known[0]])
     assert some_sentences(texts, 0, set(), seed=0) == []
+
+
+def test_parts_of_what_judges_are_not_taught() -> None:
+    whole, part = Document("It is a Fine film .", ("",)), Document("a fine film", ("",), is_part=True)
+    judging = {key_of_text(whole)}
+    assert judges(Document("it is a fine film .", ("",)), judging)
+    assert not judges(part, judging)
+    assert judges(replace(part, group="it is a fine film ."), judging)
+    assert not judges(replace(part, group="it is not a fine film ."), judging)
 
 
 def test_sentences_are_labelled_after_the_texts(labelled: Recipe) -> None:
@@ -135,6 +145,21 @@ def test_a_text_with_a_label_is_judged_by_a_bag_that_has_not_read_it(labelled: R
     assert len(train) > 80
     assert 0.3 < right[: len(train)].mean() < 0.7
     assert 0.3 < right[len(train) :].mean() < 0.7
+
+
+def test_what_belongs_to_the_same_group_is_judged_by_a_bag_that_has_read_none_of_it() -> None:
+    """Each sentence is there in two spellings whose words differ, and nothing else tells its label."""
+    rng = random.Random(3)
+    pairs = [("".join(rng.choices("abcdefgh", k=6)), str(number % 2)) for number in range(60)]
+    train = [
+        Document(text, (text,), label, group=word)
+        for word, label in pairs
+        for text in (f"{word} is n't it", f"{word} isn't it now")
+    ]
+    folds = Folds(train, NaiveBayesBag, strength=10.0)
+    says = folds.log_probabilities(train, list(map(key_of_text, train)), ["0", "1"])
+    right = says.argmax(1) == np.array([int(str(document.label)) for document in train])
+    assert right.mean() < 0.7
 
 
 def test_parts_too_small_to_learn_from_have_no_opinion() -> None:
