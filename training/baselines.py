@@ -87,7 +87,7 @@ def tf_idf_baseline(recipe: Recipe) -> Baseline | None:
     train = [document for _, part, _ in split for document in part]
     train = [train[i] for i in evenly(len(train), config.baseline_texts)]
     dev = [document for _, _, part in split for document in part]
-    test = {source_name(source): whole_source(source, recipe.data) for source in config.test}
+    test = {source_name(source): whole_source(source, recipe.data, config) for source in config.test}
     file = recipe.folder / "baseline.json"
     key = " ".join([key_of(train, dev, *test.values()), *test])  # with the names: its figures stand under them
     found = json.loads(file.read_text()) if file.is_file() else {}

@@ -26,6 +26,10 @@ BATCH = 64
 
 FULL_VOICE = 200
 """Texts of a source in dev"""
+MUCH_DEV = 3
+"""Times as much as asked for"""
+
+_STRAIGHT = str.maketrans("’‘“”", "''\"\"")
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +117,7 @@ def read_labelled(
 def respelled(texts: Iterable[Document], fraction: float) -> list[Document]:
     """The texts, about such a share of them with typographic marks; the same ones in every run."""
     return [
-        replace(text, fields=tuple(map(typographic, text.fields))) if _share(text) >= 1 - fraction else text
+        text if _share(text.text) < 1 - fraction else replace(text, fields=tuple(map(typographic, text.fields)))
         for text in texts
     ]
 
@@ -126,7 +130,7 @@ def read_whole(
     Raises:
         SourceError: as `read_labelled`.
     """
-    name, texts = source_name(source), whole_source(source, root)
+    name, texts = source_name(source), whole_source(source, root, config)
     return _labelled(name, texts, as_served(config, checkpoint), checkpoint.tokenizer)
 
 
@@ -153,19 +157,26 @@ def split_sources(recipe: Recipe) -> list[tuple[str, list[Document], list[Docume
     config, parts = recipe.finetune, []
     tested: set[int] = set()
     for source in config.test:
-        texts = whole_source(source, recipe.data)
+        texts = whole_source(source, recipe.data, config)
         label_numbers(source_name(source), texts, config)  # the report would fail, after all the training
         tested.update(map(key_of_text, texts))
     for source in config.train:
-        name, texts = source_name(source), whole_source(source, recipe.data)
+        name, texts = source_name(source), whole_source(source, recipe.data, config)
         label_numbers(name, texts, config)  # before the split: it counts documents as the file does
         kept = _without(tested, texts, name, "test")
         fraction = 0.0 if source.built_in else config.dev_fraction  # they are too much alike to judge
-        limit = _dev_limit(map(_share, kept), fraction)
+        share = {key: _share(key) for key in {document.group or document.text for document in kept}}
+        limit = _dev_limit(share.values(), fraction)
         split: tuple[list[Document], list[Document]] = ([], [])
         for document in kept:
-            if not (judges := _share(document) < limit) or not document.is_part:
-                split[judges].append(document)
+            is_dev = share[document.group or document.text] < limit
+            if not (is_dev and document.is_part):
+                split[is_dev].append(document)
+        if len(split[1]) > MUCH_DEV * fraction * len(kept) and len(split[1]) > FULL_VOICE:
+            logger.warning(
+                "%s: %d of %d texts are in dev, since no group is split; should another column be its `group`?",
+                *(name, len(split[1]), len(kept)),
+            )
         parts.append((name, *split))
     judging = {key_of_text(document) for _, _, dev in parts for document in dev}
     parts = [(name, _without(judging, train, name, "dev"), dev) for name, train, dev in parts]
@@ -180,28 +191,42 @@ def split_sources(recipe: Recipe) -> list[tuple[str, list[Document], list[Docume
 
 def _without(judging: set[int], texts: Sequence[Document], name: str, part: str) -> list[Document]:
     """The texts that are not among those that judge."""
-    kept = [document for document in texts if key_of_text(document) not in judging]
+    kept = [document for document in texts if not judges(document, judging)]
     if len(kept) < len(texts):
         logger.info("%s: %d texts stand in %s too: left out", name, len(texts) - len(kept), part)
     return kept
 
 
-def whole_source(source: SourceConfig, root: Path) -> list[Document]:
-    """All of a labelled source.
+def judges(document: Document, judging: set[int]) -> bool:
+    """Whether it is one of the texts with these keys, or a part of one."""
+    whole = document.group if document.is_part and document.group else document.text
+    return not judging.isdisjoint({key_of_text(document), key_of_text(Document(whole, (whole,)))})
+
+
+def whole_source(source: SourceConfig, root: Path, config: FinetuneConfig) -> list[Document]:
+    """All of a labelled source; what is built in has the values that stand for its labels' names.
 
     Raises:
-        SourceError: the source names no column of labels.
+        SourceError: the source names no column of labels, or `finetune.labels` has no such names.
     """
     if source.label is None and source.built_in is None:
         raise SourceError(
             f"{source_name(source)}: fine-tuning needs the source's `label`, the column of labels"
         )
-    return list(documents(source, root))
+    if source.built_in is None:
+        return list(documents(source, root))
+    values = {name.casefold(): value for value, name in config.labels.items()}
+    if missing := {"positive", "negative"} - values.keys():
+        raise SourceError(
+            f"{source_name(source)} are POSITIVE or NEGATIVE, but finetune.labels has no "
+            f"{' and no '.join(sorted(name.upper() for name in missing))}; take the source out"
+        )
+    return [replace(text, label=values[str(text.label)]) for text in documents(source, root)]
 
 
 def key_of_text(document: Document) -> int:
-    """Equal for texts that differ in case, white space, `<br />` or the treebank's quotation marks alone."""
-    text = without_breaks(document.text).casefold()
+    """Equal for texts that differ in case, white space, `<br />` or the kind of their quotation marks alone."""
+    text = without_breaks(document.text).casefold().translate(_STRAIGHT)
     return text_hash(text.replace("``", '"').replace("''", '"'))
 
 
@@ -211,9 +236,8 @@ def _dev_limit(shares: Iterable[float], fraction: float) -> float:
     return max(fraction, lowest[1]) if fraction and len(lowest) == 2 else fraction
 
 
-def _share(document: Document) -> float:
-    """A number in [0, 1) that depends on the group, or else the text, alone."""
-    key = document.group or document.text
+def _share(key: str) -> float:
+    """A number in [0, 1) that depends on a group, or a text, alone."""
     return int.from_bytes(hashlib.blake2b(key.encode(), digest_size=7).digest()) / 2**56
 
 

@@ -42,8 +42,9 @@ class SourceConfig(_Strict):
     split: str = "train"
     """Split of the hub data set."""
     built_in: Literal["opinions"] | None = None
-    """In place of a path: `opinions`, 3,000 short English opinions and negations that come with this project,
-    of label `1` (good) or `0`. None of them is in dev: they are too much alike."""
+    """In place of a path: `opinions`, 3,000 short English opinions and negations that come with this project.
+    They are POSITIVE or NEGATIVE, whatever values `finetune.labels` has for these, and none is in dev: they are
+    too much alike."""
     format: Literal["auto", "jsonl", "csv", "tsv", "parquet", "text", "wikitext"] = "auto"
     """`auto` goes by the file's suffix, and in a directory takes the files whose suffix it knows; any other is
     the format of all files there. What is hidden in a directory is never read. `wikitext`: lines like
@@ -59,8 +60,9 @@ class SourceConfig(_Strict):
     """A `\\n` that is spelled out in a column is a newline, as in the data sets of Zhang et al. 2015 (Yahoo,
     Amazon, Yelp). Callers' texts keep theirs."""
     phrases: bool = False
-    """Many of the (short) texts are parts of others, as SST-2's phrases are of its sentences: then none
-    is trained on whose whole is in dev, and whole texts alone are in dev. They would else be known by parts."""
+    """Many of the texts are parts of others, word for word, as SST-2's phrases are of its sentences: each goes
+    where the longest text goes that holds it, and only whole texts judge. The network would else be judged by
+    what it has read in parts."""
     treebank: Literal["kept", "joined", "both"] = "kept"
     """Texts that stand in the tokens of the Penn Treebank, as SST-2's do (`it is n't`): `joined` reads them as
     people write them (`it isn't`), `both` in either way, where that makes other words."""
@@ -286,8 +288,8 @@ class FinetuneConfig(_Strict):
     seeds: tuple[Seed, ...] = ()
     """Train once with each of them, and keep the best on dev. If empty, once with the recipe's `seed`."""
     dev_fraction: Share = 0.05
-    """Share of each source that is not trained on: it decides which weights are kept, and how sure they are. At
-    least one text or group of a source, unless it has no other."""
+    """Share of each source, of its groups where it has any, that is not trained on: it decides which weights
+    are kept, and how sure they are. At least one text or group of a source, unless it has no other."""
     evaluate_steps: Positive = 500
     """Look at dev at least so often, and at the end of each epoch; the best weights so far are kept."""
     evaluate_texts: Positive = 2000

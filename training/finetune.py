@@ -60,6 +60,8 @@ def finetune(recipe: Recipe) -> bool:
     check_target(recipe.folder / "sentiment")
     with processes() as group, alone(recipe.folder / "finetune", group):
         train, dev = read_all(recipe, source)
+        for part in dev:
+            logger.info("%s: %d texts in dev", part.name, len(part))
         material = Material(recipe, source.tokenizer, joined(train, "train"), dev, group)
         assert isinstance(source.model, Start)
         results = []
@@ -313,6 +315,8 @@ def calibrate(model: BertForSequenceClassification, dev: Sequence[LabelledTexts]
         for temperature in candidates
     ]
     temperature = candidates[int(np.argmin(losses))]
+    if temperature in (candidates[0], candidates[-1]):
+        logger.warning("temperature %.1f, as far as it may go: dev hardly tells the labels apart", temperature)
     with torch.no_grad():
         model.classifier.weight.div_(temperature)
         model.classifier.bias.div_(temperature)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from training.config import Recipe, SourceConfig, source_name
-from training.sources import documents
+from training.sources import Document, documents
 
 PIECE_CHARACTERS = 8_000_000
 """Text per shard; memory in use is a few times this per worker, whatever the size of the corpus."""
@@ -81,7 +81,8 @@ def _cut(routed: Iterable[tuple[str, str]]) -> Iterator[tuple[str, list[str]]]:
 
 
 def _routed(recipe: Recipe, meter: _Meter) -> Iterator[tuple[str, SourceConfig, str]]:
-    """(part, source, text) of each document. A text that occurs twice is never in both kinds of part."""
+    """(part, source, text) of each document. A text that occurs twice is never in both kinds of part, nor is a
+    text that another is a part or a spelling of."""
     config, root = recipe.corpus, recipe.data
     heldout: set[int] = set()
     for source in config.heldout:
@@ -98,8 +99,8 @@ def _routed(recipe: Recipe, meter: _Meter) -> Iterator[tuple[str, SourceConfig, 
     for source in config.sources:
         left_out = 0
         for document in documents(source, root, meter.add):
-            key = text_hash(document.text)
-            if (key >= below or key in trained) and key not in heldout:
+            key = _decides(document)
+            if (key >= below or key in trained) and heldout.isdisjoint({key, text_hash(document.text)}):
                 yield "train", source, document.text
             elif not config.heldout:
                 yield f"heldout/{source_name(source)}", source, document.text
@@ -107,6 +108,11 @@ def _routed(recipe: Recipe, meter: _Meter) -> Iterator[tuple[str, SourceConfig, 
                 left_out += 1
         if left_out:
             logger.info("%s: %d documents are held out as well, so left out", source_name(source), left_out)
+
+
+def _decides(document: Document) -> int:
+    """Of the text that it is a part or a spelling of, or its own."""
+    return text_hash(document.group or document.text)
 
 
 def text_hash(text: str) -> int:
@@ -120,7 +126,7 @@ def _at_least_one(source: SourceConfig, root: Path, below: int) -> tuple[set[int
     be trained on. A source that is one single text is trained on."""
     lowest, highest = 2**64, -1
     for document in documents(source, root):
-        key = text_hash(document.text)
+        key = _decides(document)
         lowest, highest = min(lowest, key), max(highest, key)
         if lowest < below <= highest:
             break

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -30,8 +31,13 @@ from training.run_state import fingerprint
 from training.seeds import SeedResult, chosen_folder, load_results, mean_and_spread, seed_folder
 from training.watch import RunLog
 
+logger = logging.getLogger(__name__)
+
 EXAMPLES = 2000
 """Held-out examples per source in a final report."""
+
+FEW = 1000
+"""Masked tokens: a standard error of accuracy is above 0.01 then."""
 
 PLOTS = "## Plots"
 """Heading of the part of `report.md` that needs the PNG files beside it."""
@@ -117,9 +123,9 @@ def tables(report: Report) -> str:
     lines = []
     if report.pretraining:
         lines += [
-            "| held-out text | masked-LM loss | unigram entropy | masked-LM accuracy | unigram guess "
-            "| next sentence, mixed | next sentence, random negatives | coin |",
-            "|---|---|---|---|---|---|---|---|",
+            "| held-out text | examples | masked-LM loss | unigram entropy | masked-LM accuracy "
+            "| unigram guess | next sentence, mixed | next sentence, random negatives | coin |",
+            "|---|---|---|---|---|---|---|---|---|",
             *(_pretraining_row(name, r) for name, r in report.pretraining.items()),
             "",
         ]
@@ -148,7 +154,7 @@ def _pretraining_row(name: str, r: PretrainingReport) -> str:
         *(r.mlm_loss, r.unigram_entropy, r.mlm_accuracy, r.unigram_accuracy),
         *(r.nsp_accuracy, r.nsp_accuracy_random, 0.5),
     )
-    return f"| {name} | {_cells(figures, 3)} |"
+    return f"| {name} | {r.examples:,} | {_cells(figures, 3)} |"
 
 
 def _cells(figures: Iterable[float | None], digits: int = 4) -> str:
@@ -211,9 +217,17 @@ def _pretraining(recipe: Recipe, folder: Path) -> dict[str, PretrainingReport]:
     for corpus in heldout.values():
         corpus.check_tokenizer(checkpoint.tokenizer)
     model = model.to(choose_device(recipe.device))
-    return evaluate_pretraining(
+    reports = evaluate_pretraining(
         model, heldout, checkpoint.tokenizer, recipe.pretrain.examples, examples=EXAMPLES
     )
+    for name, report in reports.items():
+        if report.masked < FEW:
+            logger.warning(
+                "%s: its figures are of %d examples with %d masked tokens, and so mostly chance; hold more out "
+                "(corpus.heldout, corpus.heldout_fraction)",
+                *(name, report.examples, report.masked),
+            )
+    return reports
 
 
 def _classification(recipe: Recipe, folder: Path) -> dict[str, Any]:

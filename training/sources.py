@@ -1,4 +1,5 @@
-"""Files and hub data sets to documents, one at a time: nothing here holds more than a document and a buffer."""
+"""Files and hub data sets to documents, one at a time: nothing here holds more than a document and a buffer,
+but where `phrases` are to be found in each other."""
 
 from __future__ import annotations
 
@@ -91,18 +92,21 @@ def with_wholes(found: Iterable[Document]) -> list[Document]:
     documents = list(found)
     words_of = [tuple(document.text.split()) for document in documents]
     whole_of: dict[tuple[str, ...], Document] = {}
+    known, lengths = set(words_of), sorted(set(map(len, words_of)))
     for i in sorted(range(len(documents)), key=lambda i: -len(words_of[i])):
         words = words_of[i]
         if whole := whole_of.get(words):
             documents[i] = replace(documents[i], group=whole.group or whole.text, is_part=True)
             continue
-        for start, end in itertools.combinations(range(len(words) + 1), 2):
-            whole_of.setdefault(words[start:end], documents[i])
+        for length in lengths:
+            for start in range(len(words) - length + 1):
+                if (span := words[start : start + length]) in known:
+                    whole_of.setdefault(span, documents[i])
     return documents
 
 
 def _built_in() -> Iterator[Document]:
-    return (Document(text, (text,), "1" if good else "0") for text, good in opinions())
+    return (Document(text, (text,), "positive" if good else "negative") for text, good in opinions())
 
 
 def _as_written(document: Document) -> Document:

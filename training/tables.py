@@ -6,6 +6,7 @@ import csv
 import itertools
 import json
 import re
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -94,6 +95,8 @@ def _table(lines: Iterable[str], file: Path, **dialect: Any) -> Iterator[Row]:
         for values in reader:
             at = f"line {reader.line_num}"
             if not names:
+                if again := [name for name, count in Counter(values).items() if count > 1 and name]:
+                    raise SourceError(f"{file}: two columns are called {again[0]!r}; rename one")
                 names = values
             elif len(values) == len(names):
                 yield at, dict(zip(names, values, strict=True))

@@ -25,6 +25,7 @@ from training.classification import (
     as_served,
     encode,
     evenly,
+    judges,
     key_of_text,
     label_numbers,
     respelled,
@@ -117,11 +118,14 @@ class Folds:
         are too small to learn from."""
         out = np.full((len(documents), len(labels)), -np.log(len(labels)), dtype=np.float32)
         part_of = np.array([text_hash(text.group or text.text) % FOLDS for text in self.train])
-        known = dict(zip(map(key_of_text, self.train), part_of.tolist(), strict=True))
+        keys = list(map(key_of_text, self.train))
+        known = dict(zip(keys, part_of.tolist(), strict=True))
         own = np.array([known.get(origin, origin % FOLDS) for origin in origins])
         for part in np.unique(own):
-            others = [self.train[i] for i in np.flatnonzero(part_of != part).tolist()]
             chosen = np.flatnonzero(own == part).tolist()
+            judged = {origins[i] for i in chosen}  # one may be in several groups
+            read = (i for i in np.flatnonzero(part_of != part).tolist() if keys[i] not in judged)
+            others = [self.train[i] for i in read]
             if len({document.label for document in others}) < 2:
                 continue
             try:
@@ -211,8 +215,7 @@ def teach(recipe: Recipe) -> bool:
         if like and len({document.label for _, train, _ in part for document in train}) < 2:
             raise RunError(f"teach.like: all texts of {like!r} have the same label; that teaches nothing")
     labelled = {key_of_text(document) for _, train, _ in split for document in train}
-    read = key_of(*(texts for _, *parts in split for texts in parts))
-    teachers_key = f"{fingerprint(checkpoint.model)} {read} {recipe.finetune.baseline_texts}"
+    teachers_key = _teachers_key(recipe, checkpoint, split)
     folder, key = _folder(recipe), _key(recipe, groups)
     if (found := _read(folder)) and (found.texts, found.teachers) == (key, teachers_key):
         logger.info("%d texts are labelled already", len(found.targets))
@@ -243,10 +246,11 @@ def taught(recipe: Recipe, tokenizer: Tokenizer) -> LabelledTexts:
     Raises:
         RunError: `teach` has not been run on these texts.
     """
-    groups, folder = _groups(recipe, split_sources(recipe)), _folder(recipe)
-    found = _read(folder)
-    if found is None or found.texts != _key(recipe, groups):
-        raise RunError(f"{folder} does not hold the labels of [teach]'s texts; run teach first")
+    split, folder = split_sources(recipe), _folder(recipe)
+    groups, found = _groups(recipe, split), _read(folder)
+    keys = (_key(recipe, groups), _teachers_key(recipe, teacher(recipe), split))
+    if found is None or (found.texts, found.teachers) != keys:
+        raise RunError(f"{folder} does not hold the labels of [teach]'s texts by its teachers; run teach first")
     texts = [document for group in groups for document in group.texts]
     texts = respelled(texts, recipe.finetune.typographic_fraction)
     return encode("taught", texts, list(found.targets), recipe.finetune, tokenizer)
@@ -305,12 +309,6 @@ def _groups(recipe: Recipe, split: Sequence[Split]) -> list[Group]:
     return [group for group in (*groups, sentences) if group.texts]
 
 
-def judges(document: Document, judging: set[int]) -> bool:
-    """Whether it is one of these texts, or a part of one."""
-    whole = document.group if document.is_part and document.group else document.text
-    return not judging.isdisjoint({key_of_text(document), key_of_text(Document(whole, (whole,)))})
-
-
 def some_sentences(
     texts: Sequence[Document], count: int, known: set[int], seed: int
 ) -> list[tuple[Document, Document]]:
@@ -329,6 +327,12 @@ def some_sentences(
         drawn = rng.permutation(len(fitting))[:wanted]
         chosen += [(Document(fitting[i], (fitting[i],)), document) for i in drawn]
     return chosen
+
+
+def _teachers_key(recipe: Recipe, checkpoint: Checkpoint, split: Sequence[Split]) -> str:
+    """What the teachers are made of: the network, and the texts that the bags read and that weigh them."""
+    read = key_of(*(texts for _, *parts in split for texts in parts))
+    return f"{fingerprint(checkpoint.model)} {read} {recipe.finetune.baseline_texts}"
 
 
 def _key(recipe: Recipe, groups: Sequence[Group]) -> str:

@@ -145,6 +145,56 @@ def test_of_phrases_whole_texts_alone_judge_and_none_of_their_parts_is_trained_o
     }
 
 
+def test_parts_of_a_text_that_is_tested_are_not_trained_on(tmp_path: Path) -> None:
+    rows: list[dict[str, object]] = [
+        {"text": text, "label": number % 2}
+        for number, text in enumerate(["a good film , really", "a good film", "good", "a bad one", "bad"])
+    ]
+    (tmp_path / "test.jsonl").write_text('{"text": "A good film, really", "label": 1}\n')
+    source = write(tmp_path, rows).model_copy(update={"phrases": True})
+    recipe = recipe_of(tmp_path, source, test=(SourceConfig(path="test.jsonl", label="label"),))
+    ((_, train, _),) = split_sources(recipe)
+    assert [document.text for document in train] == ["a bad one", "bad"]
+
+
+def test_a_group_that_takes_much_of_a_source_into_dev_is_warned_of(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    rows: list[dict[str, object]] = [{"text": str(n), "label": n % 2, "film": n // 300} for n in range(600)]
+    source = write(tmp_path, rows)
+    split_sources(recipe_of(tmp_path, source, dev_fraction=0.05))
+    assert "300 of 600 texts are in dev, since no group is split" in caplog.text
+    caplog.clear()
+    split_sources(recipe_of(tmp_path, source.model_copy(update={"group": None}), dev_fraction=0.05))
+    assert "are in dev" not in caplog.text
+
+
+@pytest.mark.parametrize("text", ["It isn't \"fine\", it's great", "it isn't ``fine'', it's great"])
+def test_a_text_with_other_quotation_marks_is_the_same(text: str) -> None:
+    typed = Document(text, (text,))
+    phone = "It isn’t “fine”, it’s great"
+    assert key_of_text(typed) == key_of_text(Document(phone, (phone,)))
+
+
+@pytest.mark.parametrize(
+    "values", [{"bad": "NEGATIVE", "good": "POSITIVE"}, {"+": "Positive", "-": "negative"}]
+)
+def test_built_in_opinions_have_the_values_that_stand_for_their_labels(
+    tmp_path: Path, values: dict[str, str]
+) -> None:
+    recipe = recipe_of(tmp_path, SourceConfig(built_in="opinions"), labels=values)
+    ((_, train, _),) = split_sources(recipe)
+    named = {document.text: values[str(document.label)].upper() for document in train}
+    assert named["It wasn't reliable."] == "NEGATIVE"
+    assert set(named.values()) == {"NEGATIVE", "POSITIVE"}
+
+
+def test_opinions_without_labels_of_their_names_are_refused(tmp_path: Path) -> None:
+    recipe = recipe_of(tmp_path, SourceConfig(built_in="opinions"), labels={"0": "NEGATIVE", "1": "GREAT"})
+    with pytest.raises(SourceError, match=r"finetune\.labels has no POSITIVE; take the source out"):
+        split_sources(recipe)
+
+
 def test_built_in_opinions_are_trained_on_and_do_not_judge(tmp_path: Path) -> None:
     recipe = recipe_of(tmp_path, SourceConfig(built_in="opinions"), dev_fraction=0.3)
     ((name, train, dev),) = split_sources(recipe)

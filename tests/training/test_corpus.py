@@ -8,6 +8,7 @@ import random
 from collections.abc import Callable
 from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
+from string import ascii_lowercase
 from typing import Any
 
 import numpy as np
@@ -21,6 +22,7 @@ from training import workers as workers_module
 from training.config import Recipe
 from training.corpus import Corpus, check_recipe, entropy, prepare
 from training.errors import CorpusError, RunError, SourceError
+from training.pieces import pieces
 from training.sources import documents
 
 WORDS = ("film", "story", "actor", "scene", "music", "ending", "plot", "camera", "joke", "hero")
@@ -182,6 +184,21 @@ def test_split_does_not_depend_on_other_documents_or_seed(root: Path) -> None:
     again = recipe(root, heldout_fraction=0.3).model_copy(update={"seed": 9})
     after = texts_of(Corpus.open(prepare(again, TOKENIZER) / "heldout" / "a"))
     assert [text for text in after if text != "the hero. the plot."] == before
+
+
+def test_parts_of_what_is_held_out_are_not_trained_on(tmp_path: Path) -> None:
+    wholes = [f"a {letter} film that {letter}{letter} saw" for letter in ascii_lowercase]
+    texts = [text for whole in wholes for text in (whole, whole.removeprefix("a "), whole.split()[-2])]
+    write_texts(tmp_path / "data" / "a.jsonl", texts)
+    source = {"path": "a.jsonl", "phrases": True}
+    made = list(pieces(recipe(tmp_path, sources=[source], heldout_fraction=0.3)))
+    train, heldout = (
+        {text for piece in made if piece.part == part for text in piece.texts}
+        for part in ("train", "heldout/a")
+    )
+    assert len(heldout) > 5
+    assert len(train) > 5
+    assert not [text for text in train if any(text in whole for whole in heldout)]
 
 
 def test_documents_of_heldout_sources_are_left_out_of_training(root: Path) -> None:

@@ -112,7 +112,7 @@ def test_heldout_text_in_another_vocabulary_is_refused(make_recipe: MakeRecipe, 
 def test_a_figure_that_cannot_be_is_null_and_a_dash() -> None:
     report = Report({"tweets": LINE}, {"reviews": CLASSES}, ["NEGATIVE", "POSITIVE"])
     assert json.loads(to_json(report))["pretraining"]["tweets"]["nsp_accuracy"] is None
-    assert "| tweets | 3.000 | 6.000 | 0.400 | 0.100 | – | – | 0.500 |" in tables(report)
+    assert f"| tweets | {LINE.examples:,} | 3.000 | 6.000 | 0.400 | 0.100 | – | – | 0.500 |" in tables(report)
 
 
 def test_every_figure_stands_beside_its_trivial_guess() -> None:

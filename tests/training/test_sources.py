@@ -10,6 +10,7 @@ import json
 import lzma
 import re
 import sys
+import tracemalloc
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -187,14 +188,29 @@ def test_a_phrase_is_kept_with_the_longest_text_that_it_is_a_part_of(tmp_path: P
     ]
 
 
+def test_long_texts_have_no_phrases_looked_for_that_are_not_there(tmp_path: Path) -> None:
+    """All stretches of such a text would be half a million."""
+    long = " ".join(f"word{number}" for number in range(1000))
+    write(
+        tmp_path / "a.jsonl",
+        jsonl([{"text": text, "label": 1} for text in (long, "word7 word8", "word8 word7")]),
+    )
+    tracemalloc.start()
+    found = read(tmp_path, "a.jsonl", label="label", phrases=True)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert [document.is_part for document in found] == [False, True, False]
+    assert peak < 20e6
+
+
 def test_built_in_opinions_are_labelled(tmp_path: Path) -> None:
     built_in = SourceConfig(built_in="opinions")
     assert source_name(built_in) == "opinions"
     found = {document.text: document.label for document in documents(built_in, tmp_path)}
-    assert found["There was nothing wrong in it."] == found["It isn't hard to follow."] == "1"
-    assert found["It wasn't reliable."] == "0"
+    assert found["There was nothing wrong in it."] == found["It isn't hard to follow."] == "positive"
+    assert found["It wasn't reliable."] == "negative"
     assert 2500 < len(found) < 4000
-    assert 0.4 < sum(label == "1" for label in found.values()) / len(found) < 0.6
+    assert 0.4 < sum(label == "positive" for label in found.values()) / len(found) < 0.6
     assert not [text for text in found if re.search(r"[\[\]{}|]|  | [.']", text)]
 
 
@@ -371,6 +387,7 @@ def test_documents_are_streamed_not_collected(tmp_path: Path) -> None:
             r"line 3: 3 fields, but the header names 2 \(text, label\); quote",
         ),
         ("a.csv", 'text,label\n"x,1\ny,2\n', r"a\.csv, line 3: unexpected end of data; .* written twice"),
+        ("a.csv", "text,stars,text\nx,1,y\n", r"a\.csv: two columns are called 'text'; rename one"),
         ("a.tsv", "text\tlabel\nx\n", r"a\.tsv, line 2: 1 fields, but the header names 2"),
         ("a.jsonl.gz", b"not gzip", r"a\.jsonl\.gz: cannot be read \(Not a gzipped file"),
         (

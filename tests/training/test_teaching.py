@@ -162,6 +162,23 @@ def test_what_belongs_to_the_same_group_is_judged_by_a_bag_that_has_read_none_of
     assert right.mean() < 0.7
 
 
+def test_a_text_that_is_in_two_groups_is_judged_by_a_bag_that_has_read_neither() -> None:
+    rng = random.Random(3)
+    words = [("".join(rng.choices("abcdefgh", k=6)), str(number % 2)) for number in range(60)]
+    train = [Document(w, (w,), label, group=f"{w} {copy}") for w, label in words for copy in range(2)]
+    folds = Folds(train, NaiveBayesBag, strength=10.0)
+    says = folds.log_probabilities(train, list(map(key_of_text, train)), ["0", "1"])
+    assert says.max() == pytest.approx(np.log(0.5), abs=0.3)
+
+
+def test_labels_by_teachers_of_another_split_are_refused(labelled: Recipe) -> None:
+    assert labelled.finetune.pretrained is not None
+    start = load_checkpoint(labelled.finetune.pretrained)
+    other = labelled.finetune.model_copy(update={"dev_fraction": 0.4})
+    with pytest.raises(RunError, match="by its teachers; run teach first"):
+        read_all(labelled.model_copy(update={"finetune": other}), start)
+
+
 def test_parts_too_small_to_learn_from_have_no_opinion() -> None:
     texts = [Document(word, (word,), str(number % 2)) for number, word in enumerate(("one", "two", "three"))]
     folds = Folds(texts, NaiveBayesBag, strength=1.0)
@@ -242,7 +259,7 @@ def test_labels_in_another_order_have_to_be_given_anew(labelled: Recipe) -> None
     labels = dict(reversed(labelled.finetune.labels.items()))
     other = labelled.model_copy(update={"finetune": labelled.finetune.model_copy(update={"labels": labels})})
     assert labelled.teach is not None
-    with pytest.raises(RunError, match="run teach first"):
+    with pytest.raises(RunError, match="is no classifier of"):
         taught(other, load_checkpoint(labelled.teach.classifier).tokenizer)
 
 
