@@ -13,6 +13,7 @@ from fastapi import FastAPI, Request, Response
 from starlette.types import Scope
 
 from app.access import check_key
+from app.batcher import OwnDeadline
 from app.engine import Engine
 from app.errors import (
     FieldError,
@@ -71,12 +72,13 @@ def admit(request: Request) -> None:
         UnsupportedMediaTypeError: it says that it is no JSON, or compressed.
         TooLargeError: it says that its body is.
         QueueFullError: too much is waiting.
+        DeadlineExceededError: too much for the deadline that the caller asked for.
     """
     check_key(request)
     engine: Engine = request.app.state.engine
     settings: Settings = request.app.state.settings
     engine.check_open()
-    deadline = time.monotonic() + _seconds(request, settings.request_timeout_ms / 1000)
+    deadline = _deadline(request, settings.request_timeout_ms / 1000)
     _check_media_type(request)
     engine.check_backlog(_declared_bytes(request, settings.max_body_bytes), deadline)
     request.scope["deadline"] = deadline
@@ -91,17 +93,18 @@ _DIGITS = 12
 """Of a timeout; more of them make it no shorter, and thousands are no number for Python."""
 
 
-def _seconds(request: Request, limit: float) -> float:
-    """Until the deadline: the server's limit, or less if the caller asks for less."""
-    given = request.headers.get("x-request-timeout-ms")
+def _deadline(request: Request, limit: float) -> float:
+    """The server's, so many seconds from now, or the caller's own if that is sooner."""
+    now, given = time.monotonic(), request.headers.get("x-request-timeout-ms")
     if given is None:
-        return limit
+        return now + limit
     given = given.strip().lstrip("0")
     if not (given.isascii() and given.isdecimal()):
         raise InvalidRequestError(
             [FieldError("must be a positive number of milliseconds", ("header", "X-Request-Timeout-Ms"))]
         )
-    return min(int(given[:_DIGITS]) / 1000, limit)
+    seconds = int(given[:_DIGITS]) / 1000
+    return OwnDeadline(now + seconds) if seconds < limit else now + limit
 
 
 def _check_media_type(request: Request) -> None:

@@ -60,6 +60,11 @@ class Pending(Generic[Item, Answer]):
     """Tokens."""
 
 
+class OwnDeadline(float):
+    """A deadline that the caller asked for, sooner than the server's. If it cannot be met, the caller asked for
+    too much (504); if the server's cannot, too much is waiting (429)."""
+
+
 @dataclass(slots=True, eq=False)
 class Job(Generic[Item, Answer]):
     """One caller's request: all items are answered, or it fails as a whole. Times are `time.monotonic()`."""
@@ -271,8 +276,9 @@ class DynamicBatcher(Generic[Item, Answer]):
 
         Raises:
             TooLargeError: it would not fit into an empty queue.
-            QueueFullError: it does not fit now.
-            DeadlineExceededError: its deadline passed; items that still waited are not computed.
+            QueueFullError: it does not fit now, or the server's deadline cannot be met.
+            DeadlineExceededError: its deadline passed, or its caller's own cannot be met; items that still
+                waited are not computed.
             InferenceError: an item of it failed.
             UnavailableError: there are no inference threads.
         """
@@ -305,6 +311,9 @@ class DynamicBatcher(Generic[Item, Answer]):
         # also if it is half done.
         ahead = sum(crowd.ahead(items) for crowd in self._crowds.values())
         late = ahead and ahead + tokens > self.timely_tokens(deadline) * (1 - spare)
+        if late and not full and isinstance(deadline, OwnDeadline):
+            self._observer.expired()
+            raise DeadlineExceededError(self._retry_after())
         if full or late:
             self._observer.refused()
             raise QueueFullError(self._retry_after(), late=not full)

@@ -120,6 +120,8 @@ class Engine:
         """Set once the models are loaded, or cannot be."""
         self._draining = False
         self._closing = False
+        self._stalled = False
+        """Whether the log has said so."""
         self._coming: Backend | None = None
         """What is being loaded to take the other's place."""
         self._ending: asyncio.Task[None] | None = None
@@ -161,9 +163,27 @@ class Engine:
         """False once an inference process or thread is dead: only a restart helps."""
         return self.failure is None
 
+    @property
+    def hangs(self) -> bool:
+        """Whether a batch has taken so long that nobody has waited for it for as long again."""
+        return self.status == "stalled" and self.batcher.computing_for > 2 * self._stalled_after
+
+    async def abandon(self) -> None:
+        """End an inference process that hangs: the service is broken then, and another may take its place."""
+        logger.error("a batch does not end: the inference process is ended")
+        self.batcher.abort(BackendDiedError("the inference process hung, and was ended"))
+        await asyncio.to_thread(self.backend.close)
+
     def tell_state(self) -> None:
-        """To the metrics; from time to time, since nothing happens when a batch does not end."""
-        self._metrics.ready(ready=self.status == "ready")
+        """To the metrics and the log; from time to time, since nothing happens when a batch does not end."""
+        status = self.status
+        if stalled := status == "stalled":
+            if not self._stalled:
+                logger.error("stalled: a batch has been computed for %.0f s", self.batcher.computing_for)
+        elif self._stalled:
+            logger.info("no longer stalled: %s", status)
+        self._stalled = stalled
+        self._metrics.ready(ready=status == "ready")
         self._metrics.queue(self.batcher.queued_requests, self.batcher.queued_tokens)
 
     def check_open(self) -> None:
@@ -209,6 +229,9 @@ class Engine:
                 self.check_open()
             except Exception as error:
                 await asyncio.to_thread(backend.close)
+                if self._closing:
+                    logger.info("not reloaded: the service ends")
+                    return False
                 self._metrics.reloaded(ok=False)
                 expected = isinstance(error, BertError | SettingsError | UnavailableError | BackendDiedError)
                 logger.error("not reloaded: %s", error, exc_info=None if expected else error)

@@ -75,20 +75,27 @@ class TaskNotServedError(ServiceError):
 
 
 class QueueFullError(ServiceError):
-    """The queue's token limit is reached, or what waits would take beyond the request's deadline (`late`); the
-    request was not started."""
+    """The queue's token limit is reached, or what waits would take beyond the server's own deadline (`late`);
+    the request was not started."""
 
     def __init__(self, retry_after: int, *, late: bool = False) -> None:
-        reason = "the answer would come after the request's deadline" if late else "the queue is full"
-        super().__init__(f"{reason}; try again in {retry_after} s{', or allow more time' * late}")
+        reason = "what waits already would take beyond this request's deadline" if late else "the queue is full"
+        super().__init__(f"{reason}; try again in {retry_after} s")
         self.retry_after = retry_after
 
 
 class DeadlineExceededError(ServiceError):
-    """The deadline passed before the answer was there."""
+    """The deadline passed before the answer was there; or the one that the caller asked for would have, at the
+    measured speed. Then nothing was computed, and there is a `retry_after`."""
 
-    def __init__(self) -> None:
-        super().__init__("the deadline passed before the answer was there")
+    def __init__(self, retry_after: int | None = None) -> None:
+        super().__init__(
+            "the deadline passed before the answer was there"
+            if retry_after is None
+            else "the answer would come after the deadline, so nothing was computed; "
+            f"allow more time, or try again in {retry_after} s"
+        )
+        self.retry_after = retry_after
 
 
 class CallerGoneError(ServiceError):

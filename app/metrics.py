@@ -43,10 +43,14 @@ class Metrics:
         )
         self._refused = Counter(
             "bert_requests_refused",
-            "Requests refused because the queue was full, or too long for their deadline.",
+            "Requests refused because the queue was full, or too long for the server's deadline.",
             registry=registry,
         )
-        self._expired = Counter("bert_requests_expired", "Requests whose deadline passed.", registry=registry)
+        self._expired = Counter(
+            "bert_requests_expired",
+            "Requests whose deadline passed, or would have at the measured speed.",
+            registry=registry,
+        )
         self._cancelled = Counter(
             "bert_requests_cancelled", "Requests abandoned by their caller before compute.", registry=registry
         )

@@ -27,7 +27,7 @@ MEDIA_TYPE = "application/problem+json"
 _MAX_DETAIL = 500  # characters; a message may quote the caller's own text
 
 _HTTP_DETAILS = {
-    400: "this is not an HTTP/1.1 request",
+    400: "this is not an HTTP/1.1 request, or its method is unknown",
     404: "there is nothing at this path",
     405: "this path has other methods",
     431: "the request line and the headers have more than 64 KiB",
@@ -125,8 +125,8 @@ def _faults(error: Exception) -> list[errors.FieldError]:
 
 
 def _headers(error: Exception) -> dict[str, str]:
-    if isinstance(error, errors.QueueFullError | errors.UnavailableError):
-        return {"Retry-After": str(error.retry_after)}
+    if isinstance(error, errors.QueueFullError | errors.UnavailableError | errors.DeadlineExceededError):
+        return {} if error.retry_after is None else {"Retry-After": str(error.retry_after)}
     if isinstance(error, errors.UnauthorizedError):
         return {"WWW-Authenticate": error.challenge}
     if isinstance(error, HTTPException):

@@ -18,3 +18,8 @@ def request_id_of(headers: Iterable[tuple[bytes, bytes]]) -> str:
         if name == b"x-request-id" and _SANE.fullmatch(value):
             return str(value, "ascii")
     return f"{_PREFIX}{next(_numbers):016x}"
+
+
+def is_sane(request_id: str) -> bool:
+    """Whether it would be kept."""
+    return _SANE.fullmatch(request_id.encode(errors="replace")) is not None

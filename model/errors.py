@@ -77,6 +77,9 @@ class UnknownTargetError(TextError):
     """A target that is not a single token of the vocabulary."""
 
     def __init__(self, target: str, pieces: list[str]) -> None:
-        split = f"it is split into {pieces}" if pieces else "it holds no token at all"
+        if "[UNK]" in pieces:
+            split = "it has characters that the vocabulary lacks"
+        else:
+            split = f"it is split into {pieces}" if pieces else "it holds no token at all"
         super().__init__(f"target {target!r} is no single token of the vocabulary: {split}")
         self.target = target

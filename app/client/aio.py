@@ -46,7 +46,7 @@ class AsyncBertClient:
         transport: httpx.AsyncBaseTransport | None = None,
         sleep: Callable[[float], Awaitable[object]] = asyncio.sleep,
     ) -> None:
-        check_options(timeout, concurrency)
+        check_options(base_url, timeout, concurrency)
         self._timeout = timeout
         self._concurrency = concurrency
         self._sleep = sleep

@@ -10,6 +10,7 @@ from typing import Any, Generic, TypedDict, TypeVar
 import httpx
 
 from app.client.errors import UnexpectedAnswerError
+from app.request_ids import is_sane
 from app.responses import FillMaskResult, LabelPrediction, LabelResult, Limits, Mask, TokenPrediction
 
 Result_co = TypeVar("Result_co", covariant=True)
@@ -33,6 +34,12 @@ class Call(Generic[Result_co]):
     read: Callable[[Any], Result_co]
     """One result of the answer's JSON."""
     request_id: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.request_id is not None and not is_sane(self.request_id):
+            raise ValueError(
+                f"request_id is {self.request_id!r}: give 1 to 128 ASCII letters, digits or . _ : / + = -"
+            )
 
     def body(self, inputs: Sequence[bytes]) -> bytes:
         """A request body of encoded inputs."""
@@ -211,7 +218,7 @@ def read_limits(response: httpx.Response) -> Limits:
 def _parameters(**given: object) -> bytes:
     return json.dumps(
         {name: value for name, value in given.items() if value is not None}, ensure_ascii=False
-    ).encode()
+    ).encode(errors="surrogatepass")
 
 
 def _fill_mask_result(result: Any) -> FillMaskResult:

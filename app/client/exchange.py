@@ -119,12 +119,14 @@ def patience(timeout: float) -> httpx.Timeout:
     return httpx.Timeout(timeout, read=timeout + _GRACE)
 
 
-def check_options(timeout: float, concurrency: int) -> None:
+def check_options(base_url: str, timeout: float, concurrency: int) -> None:
     """Refuse what no request could be sent with.
 
     Raises:
         ValueError: says what to give.
     """
+    if not base_url.lower().startswith(("http://", "https://")):
+        raise ValueError(f"{base_url!r} is no address of a service: begin it with http:// or https://")
     if not (isinstance(timeout, int | float) and 0 < timeout <= _LONGEST_TIMEOUT):
         raise ValueError(f"timeout is {timeout!r}: give seconds, above 0 and at most {_LONGEST_TIMEOUT:,.0f}")
     if concurrency < 1:

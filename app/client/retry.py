@@ -66,5 +66,6 @@ def retry_after(header: str | None, now: datetime | None = None) -> float:
 
 def _may_help(reply: httpx.Response | httpx.RequestError) -> bool:
     if isinstance(reply, httpx.Response):
-        return reply.status_code in _RETRIED_STATUSES
+        hurried = reply.status_code == 504 and "retry-after" in reply.headers  # nothing was computed
+        return hurried or reply.status_code in _RETRIED_STATUSES
     return isinstance(reply, _RETRIED_ERRORS)

@@ -59,7 +59,7 @@ class BertClient:
         transport: httpx.BaseTransport | None = None,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
-        check_options(timeout, concurrency)
+        check_options(base_url, timeout, concurrency)
         self._timeout = timeout
         self._concurrency = concurrency
         self._sleep = sleep

@@ -17,7 +17,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.batcher import BackendDiedError, DynamicBatcher, Job, OutOfMemoryError, take_batch
+from app.batcher import BackendDiedError, DynamicBatcher, Job, OutOfMemoryError, OwnDeadline, take_batch
 from app.errors import (
     DeadlineExceededError,
     InferenceError,
@@ -441,8 +441,14 @@ async def test_what_cannot_be_computed_before_its_own_deadline_is_refused(
         assert batcher.timely_tokens(time.monotonic() - 1) == 0
         computer.gate.clear()
         first = await start(batcher, job(1, seconds=1))  # nobody is before it: it may try
-        with pytest.raises(QueueFullError, match=r"after the request's deadline; .* or allow more time"):
+        with pytest.raises(QueueFullError, match=r"beyond this request's deadline; try again in 10 s"):
             await batcher.answer(job(2, seconds=19 * 2 / fitting))
+        hurried = job(2)
+        hurried.deadline = OwnDeadline(time.monotonic() + 19 * 2 / fitting)
+        with pytest.raises(DeadlineExceededError, match=r"allow more time, or try again in 10 s") as refused:
+            await batcher.answer(hurried)
+        assert refused.value.retry_after == 10
+        assert (counts(batcher)["expired"], counts(batcher)["refused"]) == (1, 1)
         second = await start(batcher, job(2, seconds=21 * 2 / fitting))
         computer.gate.set()
         assert (await first, await second) == ([2], [4])

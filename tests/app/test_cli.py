@@ -325,6 +325,7 @@ def test_exit_codes_tell_what_happened(bert: Bert, tmp_path: Path) -> None:
     [
         (("--url", "http://localhost:80x"), "--url http://localhost:80x: Invalid port: '80x'"),
         (("--url", "http://a..b"), "--url http://a..b: "),
+        (("--url", "localhost:80"), "'localhost:80' is no address of a service: begin it with http://"),
         (("--api-key", "a\nb"), "the API key has characters that are not printable"),
         (("--concurrency", "0"), "concurrency is 0: give 1 or more"),
         (("--timeout", "0"), "timeout is 0.0: give seconds"),

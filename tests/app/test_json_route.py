@@ -144,6 +144,25 @@ async def test_expired_request_is_never_computed(serve: Any, backend: Any, own: 
     assert len(backend.batches) == 1
 
 
+async def test_deadline_that_what_waits_has_used_up_is_met_at_once(serve: Any, backend: Any) -> None:
+    hurried = {"X-Request-Timeout-Ms": "20000"}
+    async with serve() as service:
+        backend.gate.clear()
+        first = asyncio.create_task(service.client.post("/sentiment", json={"inputs": ["good"] * 50}))
+        await backend.has_entered()
+        service.engine.batcher.tokens_per_second = 0.001
+        hurried_one = await service.client.post("/sentiment", json=GOOD, headers=hurried)
+        patient_one = await service.client.post("/sentiment", json=GOOD)
+        backend.gate.set()
+        await first
+        assert await service.metric("bert_requests_expired_total") == 1
+        assert await service.metric("bert_requests_refused_total") == 1
+    assert (hurried_one.status_code, hurried_one.json()["code"]) == (504, "deadline_exceeded")
+    assert (patient_one.status_code, patient_one.json()["code"]) == (429, "queue_full")
+    assert "nothing was computed" in hurried_one.json()["detail"]
+    assert int(hurried_one.headers["retry-after"]) >= 1
+
+
 async def test_caller_that_leaves_is_dropped_before_compute(serve: Any, backend: Any) -> None:
     async with serve() as service:
         backend.gate.clear()

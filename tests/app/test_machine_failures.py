@@ -99,6 +99,11 @@ def until(condition: Callable[[], bool]) -> None:
         time.sleep(0.05)
 
 
+def children(pid: int) -> list[int]:
+    found = " ".join(path.read_text() for path in Path(f"/proc/{pid}/task").glob("*/children"))
+    return [int(child) for child in found.split()]
+
+
 def ready_workers(process: Process) -> str:
     lines = httpx.get(process.url + "/metrics", timeout=PATIENCE).text.splitlines()
     return next(line for line in lines if line.startswith("bert_ready "))
@@ -118,6 +123,29 @@ def test_worker_that_hangs_is_replaced(checkpoints: dict[str, str]) -> None:
     assert code == 0, output
     assert output.count(f"worker {hung} hangs: killed") == 1
     assert f"worker {hung} ended with -9; starting another in 0 s" in output
+
+
+def test_worker_whose_inference_process_hangs_is_replaced(checkpoints: dict[str, str]) -> None:
+    environ = {"BERT_WORKERS": "2", "BERT_THREADS": "1", "BERT_REQUEST_TIMEOUT_MS": "1000"}
+    with running(checkpoints | environ) as process:
+        process.until_ready()
+        until(lambda: ready_workers(process) == "bert_ready 2.0")
+        hung = max(listeners(process.port))
+        (inference,) = children(hung)
+        os.kill(inference, signal.SIGSTOP)
+
+        def replaced() -> bool:
+            with suppress(httpx.TransportError):  # the connection of the one that ends
+                httpx.post(process.url + "/sentiment", json=GOOD, timeout=PATIENCE)  # until one hangs there
+            return hung not in listeners(process.port) and ready_workers(process) == "bert_ready 2.0"
+
+        until(replaced)
+        assert not Path(f"/proc/{inference}").exists()
+        process.process.send_signal(signal.SIGTERM)
+        code, output = process.end()
+    assert code == 0, output
+    assert output.count("stalled: a batch has been computed for") == 1
+    assert output.count(f"worker {hung} ended with 4; starting another in 0 s") == 1
 
 
 def test_worker_that_hangs_does_not_keep_the_service_from_its_end(checkpoints: dict[str, str]) -> None:

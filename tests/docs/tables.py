@@ -39,7 +39,7 @@ def errors() -> str:
     rows = {(kind.status, f"`{kind.code}`", kind.title) for kind in kinds if kind.code != "unavailable"}
     rows |= {
         (INTERNAL.status, f"`{INTERNAL.code}`", INTERNAL.title),
-        (400, "`bad_request`", "This is not an HTTP/1.1 request"),
+        (400, "`bad_request`", "This is not an HTTP/1.1 request, or its method is unknown"),
         (404, "`not_found`", "There is nothing at this path"),
         (405, "`method_not_allowed`", "This path has other methods"),
         (431, "`request_header_fields_too_large`", "The request line and the headers have more than 64 KiB"),

@@ -108,3 +108,13 @@ def test_fields_of_a_newer_service_do_not_matter() -> None:
 def test_string_is_no_list_of_targets() -> None:
     with pytest.raises(TypeError, match="targets is 'good': give a list of words"):
         calls.fill_mask(targets="good")
+
+
+@pytest.mark.parametrize("request_id", ["", "é", "a\nb", "a b", "x" * 129])
+def test_a_request_id_that_the_service_would_not_keep_is_refused(request_id: str) -> None:
+    with pytest.raises(ValueError, match=r"request_id is .*: give 1 to 128 ASCII letters"):
+        calls.sentiment(request_id=request_id)
+
+
+def test_half_a_character_among_the_targets_is_for_the_service_to_refuse() -> None:
+    assert b"\xed\xa0\xbd" in calls.fill_mask(targets=["\ud83d"]).parameters

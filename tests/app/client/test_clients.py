@@ -152,6 +152,7 @@ def test_api_key_travels_as_utf_8() -> None:
         ({"concurrency": 0}, "concurrency is 0: give 1 or more"),
         *(({"timeout": wrong}, "timeout is .*: give seconds") for wrong in (0, -1, nan, inf, 1e10, None, "5")),
         ({"api_key": "a\n"}, "not printable"),
+        ({"base_url": "localhost:8000"}, r"begin it with http:// or https://"),
     ],
 )
 def test_client_that_could_send_nothing_is_refused_when_it_is_made(

@@ -25,6 +25,7 @@ def pause(reply: Any, attempt: int = 1, elapsed: float = 0, jitter: float = 0.5)
         (429, {}),
         (502, {}),
         (503, {}),
+        (504, {"retry-after": "0"}),
         httpx.ConnectError(""),
         httpx.ReadError(""),
         httpx.RemoteProtocolError(""),
