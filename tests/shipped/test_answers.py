@@ -22,6 +22,7 @@ CLOZE_TOP_5 = 0.9
 PAIRS = 0.85
 OPINIONS = 0.9
 CONTRACTIONS = 0.8
+EVERYDAY = 0.85
 
 
 def read(name: str) -> list[list[Any]]:
@@ -38,7 +39,9 @@ def ask(client: httpx.Client, path: str, inputs: list[Any]) -> list[dict[str, An
 
 def test_no_opinion_was_trained_on() -> None:
     asked = {
-        key_of_text(Document(text, (text,))) for file in ("opinions", "contractions") for text, _ in read(file)
+        key_of_text(Document(text, (text,)))
+        for file in ("opinions", "contractions", "everyday")
+        for text, _ in read(file)
     }
     assert asked.isdisjoint(map(key_of_text, documents(SourceConfig(built_in="opinions"), FOLDER)))
 
@@ -99,3 +102,12 @@ def test_contractions_are_understood_however_the_apostrophe_is_typed(
         if not understood:
             print(f"wrong: {text}")
     assert share(right, f"contractions with {apostrophe}") >= CONTRACTIONS
+
+
+def test_everyday_opinions_are_understood(shipped: httpx.Client) -> None:
+    rows = read("everyday")
+    results = ask(shipped, "/sentiment", [text for text, _ in rows])
+    right = [
+        result["predictions"][0]["label"] == label for result, (_, label) in zip(results, rows, strict=True)
+    ]
+    assert share(right, "everyday opinions") >= EVERYDAY
