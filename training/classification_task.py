@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from model.heads import BertForPreTraining, BertForSequenceClassification
+from model.tokenizer import Tokenizer
 from training.batches import ClassificationBatch
 from training.classification import LabelledTexts
 from training.config import FinetuneConfig
@@ -20,6 +22,9 @@ from training.flops import classification_flops
 from training.run_state import Progress
 
 Start = BertForPreTraining | BertForSequenceClassification
+
+SHORT = 32
+"""Tokens of a text that `masked` leaves as it is"""
 
 
 def classifier_from(start: Start, config: FinetuneConfig, seed: int) -> BertForSequenceClassification:
@@ -51,6 +56,7 @@ class ClassificationTask:
         self,
         model: BertForSequenceClassification,
         texts: LabelledTexts,
+        tokenizer: Tokenizer,
         config: FinetuneConfig,
         seed: int,
         processes: Processes | None = None,
@@ -58,6 +64,7 @@ class ClassificationTask:
         self.model: nn.Module = model
         self.classifier = model
         self.texts = texts
+        self.tokenizer = tokenizer
         self.config = config
         self.seed = seed
         self.processes = processes or Processes()
@@ -81,7 +88,11 @@ class ClassificationTask:
         chosen = order[progress.position : progress.position + self.config.batch]
         progress.position += len(chosen)
         own = chosen[self.processes.rank :: self.processes.world]
-        return [self.texts.batch(own.tolist()).to(self.device)]
+        batch = self.texts.batch(own.tolist())
+        if self.config.masked_fraction:
+            drawn_by = (self.seed, progress.epoch, progress.position, self.processes.rank)
+            batch = masked(batch, self.config.masked_fraction, self.tokenizer, np.random.default_rng(drawn_by))
+        return [batch.to(self.device)]
 
     def losses(self, batch: ClassificationBatch, counts: Sequence[float]) -> Tensor:
         """Part of the step's mean cross-entropy in nats, and of its share of right answers."""
@@ -99,3 +110,16 @@ class ClassificationTask:
             order = np.random.default_rng((self.seed, epoch)).permutation(len(self.texts))
             self._epoch = (epoch, order)
         return self._epoch[1]
+
+
+def masked(
+    batch: ClassificationBatch, fraction: float, tokenizer: Tokenizer, rng: np.random.Generator
+) -> ClassificationBatch:
+    """The batch with [MASK] for some tokens of each text that is longer than `SHORT`: a share of them that is
+    drawn for the text, between none and `fraction`."""
+    packed, lengths = batch.packed, np.array(batch.packed.segments.lengths)
+    shares = np.where(lengths > SHORT, rng.uniform(0, fraction, len(lengths)), 0)
+    hidden = torch.from_numpy(rng.random(packed.total_tokens) < np.repeat(shares, lengths))
+    hidden &= torch.isin(packed.input_ids, torch.tensor(list(tokenizer.special_ids)), invert=True)
+    ids = packed.input_ids.masked_fill(hidden, tokenizer.mask_id)
+    return ClassificationBatch(replace(packed, input_ids=ids), batch.targets)

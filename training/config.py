@@ -305,6 +305,12 @@ class FinetuneConfig(_Strict):
     typographic_fraction: Share = 0.1
     """Share of the texts that are trained on with the marks that phones put for straight ones (`isn’t “fine”`):
     data sets hardly have them, and callers send them."""
+    masked_fraction: Share = 0.0
+    """In training, a share of a text's tokens between none and this is `[MASK]`, others each time (after the
+    word dropout of Iyyer et al. 2015): no text can be learned by heart. Texts of up to 32 tokens are left as
+    they are, in which one word can be all."""
+    repeat: dict[str, Positive] = {}
+    """Name of a source of `train` -> how often an epoch has its texts, e.g. `{ opinions = 10 }`."""
     optimizer: Literal["adamw", "muon"] = "adamw"
     """See `pretrain.optimizer`."""
     learning_rate: Annotated[float, Field(gt=0)] = 2e-4
@@ -348,6 +354,16 @@ class FinetuneConfig(_Strict):
         if len(names) < 2 or len(set(names)) < len(names):
             raise ValueError(
                 "labels must be two or more, each with a name of its own; merge values in the data"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _repeated_sources_exist(self) -> FinetuneConfig:
+        names = {source_name(source) for source in self.train}
+        if unknown := self.repeat.keys() - names:
+            raise ValueError(
+                f"repeat: no source of train is called {', '.join(sorted(unknown))}; they are "
+                f"{', '.join(sorted(names))}"
             )
         return self
 

@@ -168,7 +168,7 @@ def _train(material: Material, start: Start, seed: int, folder: Path) -> SeedRes
     device = choose_device(recipe.device, group.local_rank)
     torch.manual_seed(seed)
     model = classifier_from(start, recipe.finetune, seed).to(device)
-    task = ClassificationTask(model, material.train, recipe.finetune, seed, group)
+    task = ClassificationTask(model, material.train, material.tokenizer, recipe.finetune, seed, group)
     best = Best(folder / "best.pt", recipe.finetune.patience)
     loop = _loop(material, task, best, fingerprint(start), folder)
     if loop.spent < 1 and not best.enough:
@@ -285,12 +285,13 @@ def _look_at(
 
 
 def read_all(recipe: Recipe, start: Checkpoint) -> tuple[list[LabelledTexts], list[LabelledTexts]]:
-    """Train and dev part of every training source, and the taught texts to train on, if there are any."""
+    """Train parts, as often as an epoch has them, with the taught texts if there are any; and dev parts."""
     parts = read_labelled(recipe, start.tokenizer, start.config.max_position_embeddings)
     if not parts:
         raise RunError("finetune.train names no source")
     more = [taught(recipe, start.tokenizer)] if recipe.teach else []
-    return [train for train, _ in parts] + more, [dev for _, dev in parts if len(dev)]
+    train = [train for train, _ in parts for _ in range(recipe.finetune.repeat.get(train.name, 1))]
+    return train + more, [dev for _, dev in parts if len(dev)]
 
 
 def calibrate(model: BertForSequenceClassification, dev: Sequence[LabelledTexts]) -> None:

@@ -86,6 +86,7 @@ def test_what_is_to_be_text_is_taken_as_it_stands(recipe_file: Path) -> None:
         ("seed=9223372036854775808", "seed: .*less than"),
         ("finetune.seeds=[-3]", r"finetune\.seeds\.0: .*greater than or equal to 0"),
         ("finetune.seeds=[1,2,1]", "seeds must differ"),
+        ("finetune.repeat.film=2", "no source of train is called film; they are "),
         ("pretrain.betas=[0.9,1.5]", r"pretrain\.betas\.1: .*less than 1"),
         ("finetune.betas=[-0.1,0.9]", r"finetune\.betas\.0: .*greater than or equal to 0"),
     ],

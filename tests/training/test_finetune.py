@@ -16,8 +16,8 @@ from model import BertForPreTraining, BertForSequenceClassification, Tokenizer, 
 from tests.conftest import MakeCheckpoint
 from tests.training.commands import finish, start, until
 from tests.training.conftest import MakeRecipe
-from training.classification import joined
-from training.classification_task import ClassificationTask, classifier_from
+from training.classification import LabelledTexts, joined
+from training.classification_task import SHORT, ClassificationTask, classifier_from
 from training.config import FinetuneConfig, Recipe
 from training.errors import RunError
 from training.evaluation import predict_classification
@@ -253,7 +253,7 @@ def test_every_text_comes_once_an_epoch(make_recipe: MakeRecipe) -> None:
     begun = load_checkpoint(recipe.folder / "pretrained")
     (texts,), _ = read_all(recipe, begun)
     model = classifier_from(begun.model, recipe.finetune, 1)
-    task, progress = ClassificationTask(model, texts, recipe.finetune, 1), Progress()
+    task, progress = ClassificationTask(model, texts, begun.tokenizer, recipe.finetune, 1), Progress()
     seen: list[int] = []
     while len(seen) < len(texts):
         (batch,) = task.micro_batches(progress, 0.0)
@@ -263,6 +263,43 @@ def test_every_text_comes_once_an_epoch(make_recipe: MakeRecipe) -> None:
     assert sorted(seen) == sorted(int(target.argmax()) for target in texts.targets)
     task.micro_batches(progress, 0.0)
     assert progress.epoch == 1
+
+
+def test_an_epoch_has_a_repeated_source_so_often(make_recipe: MakeRecipe) -> None:
+    recipe = with_pretrained(make_recipe())
+    begun = load_checkpoint(recipe.folder / "pretrained")
+    once, dev = read_all(recipe, begun)
+    often = recipe.finetune.model_copy(update={"repeat": {once[0].name: 3}})
+    thrice, same_dev = read_all(recipe.model_copy(update={"finetune": often}), begun)
+    assert len(joined(thrice, "train")) == 3 * len(joined(once, "train"))
+    assert [len(part) for part in same_dev] == [len(part) for part in dev]
+
+
+def test_long_texts_are_masked_otherwise_each_time(make_recipe: MakeRecipe) -> None:
+    recipe = with_pretrained(make_recipe("finetune.masked_fraction=0.5", "finetune.batch=8"))
+    begun = load_checkpoint(recipe.folder / "pretrained")
+    model, tokenizer = classifier_from(begun.model, recipe.finetune, 1), begun.tokenizer
+    words = [i for i in range(tokenizer.vocab_size) if i not in tokenizer.special_ids][:60]
+    whole = [np.array([tokenizer.cls_id, *words[:length], tokenizer.sep_id]) for length in (60, SHORT - 2)]
+    texts = LabelledTexts("both", whole, [np.zeros_like(ids) for ids in whole], [np.array([0.0, 1.0])] * 2)
+    task = ClassificationTask(model, texts, tokenizer, recipe.finetune, 1)
+
+    def long_text(progress: Progress) -> list[int]:
+        (batch,) = task.micro_batches(progress, 0.0)
+        long, short = batch.packed.input_ids.split(batch.packed.lengths)
+        assert short.tolist() == whole[1].tolist()
+        assert {long[0].item(), long[-1].item()} == {tokenizer.cls_id, tokenizer.sep_id}
+        changed = long != torch.from_numpy(whole[0])
+        assert set(long[changed].tolist()) <= {tokenizer.mask_id}
+        return long.tolist()
+
+    progress = Progress()
+    drawn = [long_text(progress) for _ in range(20)]
+    assert [long_text(Progress()) for _ in range(2)] == drawn[:1] * 2  # resumed runs draw the same
+    shares = [ids.count(tokenizer.mask_id) / len(ids) for ids in drawn]
+    assert len(set(map(tuple, drawn))) > 15
+    assert 0.15 < np.mean(shares) < 0.35
+    assert max(shares) < 0.65
 
 
 @pytest.mark.parametrize(("texts", "steps"), [(33, 4), (32, 2), (31, 2)])
