@@ -55,7 +55,7 @@ class SourceConfig(_Strict):
     """Column that holds the label, for fine-tuning. Labelled texts keep a `<br />`, since callers send it too;
     elsewhere it is a newline."""
     group: str | None = None
-    """Column whose equal values must not be split between train and dev (a film, an author)."""
+    """Column whose equal values must not be split between train and dev, or held-out, text (film, author)."""
     escaped_newlines: bool = False
     """A `\\n` that is spelled out in a column is a newline, as in the data sets of Zhang et al. 2015 (Yahoo,
     Amazon, Yelp). Callers' texts keep theirs."""

@@ -99,7 +99,7 @@ def _routed(recipe: Recipe, meter: _Meter) -> Iterator[tuple[str, SourceConfig, 
     for source in config.sources:
         left_out = 0
         for document in documents(source, root, meter.add):
-            key = _decides(document)
+            key = _group_hash(document)
             if (key >= below or key in trained) and heldout.isdisjoint({key, text_hash(document.text)}):
                 yield "train", source, document.text
             elif not config.heldout:
@@ -110,8 +110,8 @@ def _routed(recipe: Recipe, meter: _Meter) -> Iterator[tuple[str, SourceConfig, 
             logger.info("%s: %d documents are held out as well, so left out", source_name(source), left_out)
 
 
-def _decides(document: Document) -> int:
-    """Of the text that it is a part or a spelling of, or its own."""
+def _group_hash(document: Document) -> int:
+    """Of what must stay together: its group, the text that it is a part or a spelling of, or its own."""
     return text_hash(document.group or document.text)
 
 
@@ -126,7 +126,7 @@ def _at_least_one(source: SourceConfig, root: Path, below: int) -> tuple[set[int
     be trained on. A source that is one single text is trained on."""
     lowest, highest = 2**64, -1
     for document in documents(source, root):
-        key = _decides(document)
+        key = _group_hash(document)
         lowest, highest = min(lowest, key), max(highest, key)
         if lowest < below <= highest:
             break

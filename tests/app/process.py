@@ -57,24 +57,28 @@ class Process:
         """The id of the first process that computes, as soon as there is one."""
         end = time.monotonic() + PATIENCE
         while time.monotonic() < end:
-            for child in Path(f"/proc/{self.process.pid}/task").glob("*/children"):
-                for number in child.read_text().split():
-                    spawned = b"spawn_main" in Path(f"/proc/{number}/cmdline").read_bytes()
-                    if spawned and int(number) != other_than:
-                        return int(number)
+            for number in children(self.process.pid):
+                spawned = b"spawn_main" in Path(f"/proc/{number}/cmdline").read_bytes()
+                if spawned and number != other_than:
+                    return number
             time.sleep(0.05)
         raise AssertionError("there is no inference process")
 
     def inference_processes(self) -> list[int]:
         """The first one and those that it has forked."""
         first = self.inference_process()
-        beside = " ".join(path.read_text() for path in Path(f"/proc/{first}/task").glob("*/children"))
-        return [first, *map(int, beside.split())]
+        return [first, *children(first)]
 
     def end(self) -> tuple[int, str]:
         """Exit code and output."""
         output, _ = self.process.communicate(timeout=PATIENCE)
         return self.process.returncode, output
+
+
+def children(pid: int) -> list[int]:
+    """The processes that a process has started and that still run; Linux alone tells."""
+    found = " ".join(path.read_text() for path in Path(f"/proc/{pid}/task").glob("*/children"))
+    return [int(child) for child in found.split()]
 
 
 @contextmanager

@@ -23,7 +23,7 @@ from app.main import create_app
 from app.reload import listeners
 from app.server import DrainingServer
 from app.settings import Settings
-from tests.app.process import PATIENCE, Process, running
+from tests.app.process import PATIENCE, Process, children, running
 
 ROOT = Path(__file__).parents[2]
 GOOD = {"inputs": "good"}
@@ -99,11 +99,6 @@ def until(condition: Callable[[], bool]) -> None:
         time.sleep(0.05)
 
 
-def children(pid: int) -> list[int]:
-    found = " ".join(path.read_text() for path in Path(f"/proc/{pid}/task").glob("*/children"))
-    return [int(child) for child in found.split()]
-
-
 def ready_workers(process: Process) -> str:
     lines = httpx.get(process.url + "/metrics", timeout=PATIENCE).text.splitlines()
     return next(line for line in lines if line.startswith("bert_ready "))
@@ -167,11 +162,10 @@ def test_worker_that_hangs_does_not_keep_the_service_from_its_end(checkpoints: d
 def test_ctrl_c_of_a_terminal_ends_workers_that_are_starting(checkpoints: dict[str, str], workers: int) -> None:
     """It reaches all processes of the terminal."""
     with running(checkpoints, "--workers", "2") as process:
-        children = Path(f"/proc/{process.process.pid}/task/{process.process.pid}/children")
         started: list[int] = []
 
         def have_started() -> bool:
-            found = map(int, children.read_text().split())
+            found = children(process.process.pid)
             started[:] = [pid for pid in found if b"spawn_main" in Path(f"/proc/{pid}/cmdline").read_bytes()]
             return len(started) >= workers
 

@@ -24,8 +24,7 @@ from app.remote import RemoteBackend, _portable
 from app.settings import SettingsError
 from model import Tokenizer
 from model.errors import CheckpointError
-
-PATIENCE = 120
+from tests.app.process import PATIENCE, children
 
 
 def remote(
@@ -58,8 +57,7 @@ def pid_of(backend: RemoteBackend) -> int:
 
 
 def forked(backend: RemoteBackend) -> list[int]:
-    tasks = Path(f"/proc/{pid_of(backend)}/task").glob("*/children")
-    return [int(number) for task in tasks for number in task.read_text().split()]
+    return children(pid_of(backend))
 
 
 def beside(backend: RemoteBackend) -> int:

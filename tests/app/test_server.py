@@ -23,7 +23,7 @@ from app.main import create_app
 from app.reload import listeners
 from app.server import DrainingServer
 from app.settings import Settings
-from tests.app.process import PATIENCE, Process, running
+from tests.app.process import PATIENCE, Process, children, running
 
 GOOD = {"inputs": "good"}
 PAIR = {"text": "a film", "text_pair": "it was good"}
@@ -391,12 +391,6 @@ async def test_weights_that_are_overwritten_in_place_do_no_harm(
             assert (await client.get("/health/ready")).status_code == 200
 
 
-def children(process: Process) -> list[int]:
-    """In the order in which they were started."""
-    pid = process.process.pid
-    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
-
-
 def metrics_folder(workers: list[int]) -> Path:
     environ = Path(f"/proc/{workers[0]}/environ").read_bytes().split(b"\0")
     (folder,) = [value for value in environ if value.startswith(b"PROMETHEUS_MULTIPROC_DIR=")]
@@ -410,19 +404,19 @@ def test_worker_that_cannot_start_again_is_tried_until_it_can(
     config, away = directory / "config.json", directory / "config.away"
     with running(checkpoints | {"BERT_SENTIMENT": str(directory)}, "--workers", "2") as process:
         until_all_listen(process, 2)
-        before = set(children(process))
+        before = set(children(process.process.pid))
         config.rename(away)
         os.kill(max(listeners(process.port)), signal.SIGKILL)
         tried: set[int] = set()
         end = time.monotonic() + PATIENCE
         while len(tried) < 2:  # the first has failed, and did not end the service
             assert time.monotonic() < end
-            tried |= set(children(process)) - before
+            tried |= set(children(process.process.pid)) - before
             time.sleep(0.02)
         assert httpx.post(f"{process.url}/sentiment", json=GOOD, timeout=PATIENCE).status_code == 200
         away.rename(config)
         until_all_listen(process, 2)
-        serving = children(process)
+        serving = children(process.process.pid)
         left = {int(file.stem.rpartition("_")[2]) for file in metrics_folder(serving).glob("*.db")}
         assert left - before <= set(serving)  # who never began leaves nothing
         process.process.send_signal(signal.SIGTERM)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import torch
 
 from model.cpu import available_cpus, bfloat16_is_fast, has_native_bfloat16
 
@@ -81,5 +82,9 @@ def test_native_bfloat16_is_read_from_the_flags(tmp_path: Path, cpuinfo: str, ex
     assert has_native_bfloat16(write(tmp_path, {"cpuinfo": cpuinfo}) / "cpuinfo") is expected
 
 
-def test_bfloat16_is_never_fast_where_the_processor_cannot_multiply_it() -> None:
-    assert has_native_bfloat16() or not bfloat16_is_fast()
+def test_the_same_processor_gives_the_same_answer_about_bfloat16() -> None:
+    threads = torch.get_num_threads()
+    answers = {bfloat16_is_fast.__wrapped__() for _ in range(5)}
+    assert len(answers) == 1
+    assert answers <= {False, has_native_bfloat16()}
+    assert torch.get_num_threads() == threads
