@@ -75,7 +75,7 @@ class Settings(BaseModel):
     device: str = Field("auto", pattern=r"^(auto|cpu|cuda(:\d+)?)$", description="auto, cpu, cuda or cuda:N")
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
         "auto",
-        description="precision of the encoder; auto takes bfloat16 where the hardware computes it natively",
+        description="precision of the encoder; auto takes bfloat16 where it is native and faster",
     )
     threads: int = Field(
         0,

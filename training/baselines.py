@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import hashlib
-import json
 import logging
 import re
 import sys
@@ -20,6 +19,7 @@ from training.classification import evenly, split_sources, whole_source
 from training.config import Recipe, source_name
 from training.errors import RunError
 from training.examples import Floats
+from training.shards import read_json, write_json
 from training.sources import Document
 
 logger = logging.getLogger(__name__)
@@ -90,7 +90,7 @@ def tf_idf_baseline(recipe: Recipe) -> Baseline | None:
     test = {source_name(source): whole_source(source, recipe.data, config) for source in config.test}
     file = recipe.folder / "baseline.json"
     key = " ".join([key_of(train, dev, *test.values()), *test])  # with the names: its figures stand under them
-    found = json.loads(file.read_text()) if file.is_file() else {}
+    found = read_json(file) or {}
     if found.get("key") == key:
         return Baseline(**found["baseline"])
     try:
@@ -98,7 +98,7 @@ def tf_idf_baseline(recipe: Recipe) -> Baseline | None:
     except RunError as error:
         logger.warning("the report has no figure of a bag of words: %s", error)
         return None
-    file.write_text(json.dumps({"key": key, "baseline": asdict(baseline)}, indent=2) + "\n")
+    write_json(file, {"key": key, "baseline": asdict(baseline)})
     return baseline
 
 

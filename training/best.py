@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -11,7 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
-from training.errors import RunError
+from training.run_state import write_tensors
 from training.watch import RunLog
 
 logger = logging.getLogger(__name__)
@@ -59,7 +58,7 @@ class Best:
         if score <= self.score:
             self._stale += step > self.step
             return False
-        self._write({"step": step, "score": tuple(score), "model": model.state_dict()})
+        write_tensors(self.file, {"step": step, "score": tuple(score), "model": model.state_dict()})
         self.step, self.score, self._stale = step, score, 0
         return True
 
@@ -72,17 +71,6 @@ class Best:
     def enough(self) -> bool:
         """Whether going on has not helped for too long."""
         return self.patience is not None and self._stale >= self.patience
-
-    def _write(self, state: dict[str, Any]) -> None:
-        part = self.file.with_suffix(".part")
-        try:
-            self.file.parent.mkdir(parents=True, exist_ok=True)
-            torch.save(state, part)
-            part.replace(self.file)
-        except (OSError, RuntimeError) as error:
-            with suppress(OSError):
-                part.unlink()
-            raise RunError(f"{self.file}: cannot be written: {error}; make room and run it again") from error
 
     def _read(self) -> dict[str, Any] | None:
         if not self.file.is_file():

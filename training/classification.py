@@ -231,9 +231,10 @@ def key_of_text(document: Document) -> int:
 
 
 def _dev_limit(shares: Iterable[float], fraction: float) -> float:
-    """The share below which a text is in dev: `fraction`, or as much as gives dev one group of several."""
+    """The share below which a text is in dev: `fraction`, or as much as gives dev one group of several, and
+    none where there is only one."""
     lowest = sorted(set(shares))[:2]
-    return max(fraction, lowest[1]) if fraction and len(lowest) == 2 else fraction
+    return max(fraction, lowest[1]) if fraction and len(lowest) == 2 else 0.0
 
 
 def _share(key: str) -> float:

@@ -169,7 +169,7 @@ class PretrainConfig(_Strict):
 
     start: Path | None = None
     """Checkpoint directory to go on from, with its shape and vocabulary, instead of random weights; `[model]`
-    and `[tokenizer]` are not asked then. Take another `seed` than the run that made it had: with the same, the
+    and `[tokenizer]` are ignored then. Take another `seed` than the run that made it had: with the same, the
     same text comes first again, masked in the same places."""
     minutes: Annotated[float, Field(gt=0)] | None = None
     """Budget in minutes of training (evaluation not counted); the rate reaches 0 when it is spent."""
@@ -470,6 +470,13 @@ class Recipe(_Strict):
             raise ValueError("teach.sentences are single texts, but teach.texts are pairs")
         if len({len(source.text) for source in self.finetune.train + self.teach.texts}) > 1:
             raise ValueError("teach.texts and finetune.train must have the same number of text columns")
+        phrases = {source.path for source in self.finetune.train if source.path and source.phrases}
+        for source in self.teach.texts:
+            if source.path in phrases and not source.phrases:
+                raise ValueError(
+                    f"teach.texts: {source_name(source)} has phrases = true in finetune.train; give it here as "
+                    "well, or parts of what is in dev would be taught"
+                )
         there = {"teach.texts": self.teach.texts, "finetune.train": self.finetune.train}
         for pair in self.teach.like.items():
             for name, (key, sources) in zip(pair, there.items(), strict=True):

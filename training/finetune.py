@@ -32,7 +32,7 @@ from training.hardware import choose_device, choose_precision, machine, matmul_p
 from training.loop import Budget, Loop
 from training.optimizer import make_optimizer
 from training.pretrain import fresh_model
-from training.run_state import Progress, RunState, alone, fingerprint, identity
+from training.run_state import Progress, RunState, alone, differences, fingerprint, identity
 from training.seeds import (
     SeedResult,
     best_of,
@@ -115,7 +115,7 @@ def from_scratch_model(recipe: Recipe) -> Path | None:
 def alike(one: Path, other: Path, but: Collection[str] = ("seed",)) -> bool:
     """Whether two finished runs had everything in common that a run must have to be resumed, but these keys."""
     mine, theirs = (_what_was_learned(folder) for folder in (one, other))
-    return bool(mine) and all(mine.get(k) == theirs.get(k) for k in (mine.keys() | theirs.keys()) - set(but))
+    return bool(mine and theirs) and differences(mine, theirs).keys() <= set(but)
 
 
 def _what_was_learned(folder: Path) -> dict[str, Any]:

@@ -169,7 +169,7 @@ class Loop(Generic[B]):
         if self.processes.first:
             self.log.rewind(self.progress.step)
         else:  # dropout of its own
-            torch.manual_seed(hash((self.processes.rank, self.progress.step)))
+            torch.manual_seed(hash((torch.initial_seed(), self.processes.rank, self.progress.step)))
 
     def step(self) -> None:
         """One optimizer step."""

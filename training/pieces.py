@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from training.config import Recipe, SourceConfig, source_name
+from training.config import CorpusConfig, Recipe, SourceConfig, source_name
 from training.sources import Document, documents
 
 PIECE_CHARACTERS = 8_000_000
@@ -82,32 +82,49 @@ def _cut(routed: Iterable[tuple[str, str]]) -> Iterator[tuple[str, list[str]]]:
 
 def _routed(recipe: Recipe, meter: _Meter) -> Iterator[tuple[str, SourceConfig, str]]:
     """(part, source, text) of each document. A text that occurs twice is never in both kinds of part, nor is a
-    text that another is a part or a spelling of."""
+    text that another is a part or a spelling of, nor is a group; a text of two groups may be left out."""
     config, root = recipe.corpus, recipe.data
-    heldout: set[int] = set()
+    held_out = _HeldOut.of(config, root)
+    judging: set[int] = set()
     for source in config.heldout:
         for document in documents(source, root, meter.add):
-            heldout.add(text_hash(document.text))
+            judging |= {_group_hash(document), text_hash(document.text)}
             yield f"heldout/{source_name(source)}", source, document.text
-    below = 0 if config.heldout else int(config.heldout_fraction * 2**64)
-    trained: set[int] = set()
-    if below:
-        for source in config.sources:
-            lowest, highest = _at_least_one(source, root, below)
-            heldout |= lowest
-            trained |= highest
+    if held_out.below:
+        grouped = (each for source in config.sources if source.group for each in documents(source, root))
+        judging |= {text_hash(document.text) for document in grouped if _group_hash(document) in held_out}
     for source in config.sources:
         left_out = 0
         for document in documents(source, root, meter.add):
-            key = _group_hash(document)
-            if (key >= below or key in trained) and heldout.isdisjoint({key, text_hash(document.text)}):
-                yield "train", source, document.text
-            elif not config.heldout:
+            group = _group_hash(document)
+            if group in held_out:
                 yield f"heldout/{source_name(source)}", source, document.text
+            elif judging.isdisjoint({group, text_hash(document.text)}):
+                yield "train", source, document.text
             else:
                 left_out += 1
         if left_out:
             logger.info("%s: %d documents are held out as well, so left out", source_name(source), left_out)
+
+
+@dataclass(frozen=True, slots=True)
+class _HeldOut:
+    """The groups of `corpus.sources` that are not trained on, by their hashes."""
+
+    below: int
+    """Hashes below it"""
+    besides: frozenset[int]
+    but: frozenset[int]
+
+    @classmethod
+    def of(cls, config: CorpusConfig, root: Path) -> _HeldOut:
+        """None where `corpus.heldout` names sources of its own; else a share, of each source one at least."""
+        below = 0 if config.heldout else int(config.heldout_fraction * 2**64)
+        ends = [_at_least_one(source, root, below) for source in config.sources] if below else []
+        return cls(below, *(frozenset().union(*(pair[end] for pair in ends)) for end in (0, 1)))
+
+    def __contains__(self, group: int) -> bool:
+        return group in self.besides or (group < self.below and group not in self.but)
 
 
 def _group_hash(document: Document) -> int:

@@ -16,6 +16,7 @@ import torch
 from torch import nn
 
 from training.average import RunningMean
+from training.config import FinetuneConfig, PretrainConfig
 from training.distributed import Processes
 from training.errors import RunError
 
@@ -91,22 +92,7 @@ class RunState:
             "cuda_random": torch.cuda.get_rng_state_all() if torch.cuda.is_available() else [],
         }
         file = self.folder / f"state-{progress.step:09d}.pt"
-        part = file.with_suffix(".part")
-        try:
-            self.folder.mkdir(parents=True, exist_ok=True)
-            with part.open("wb") as stream:
-                torch.save(state, stream)
-                stream.flush()
-                os.fsync(stream.fileno())
-            part.replace(file)
-        except (OSError, RuntimeError) as error:
-            raise RunError(
-                f"{file}: the checkpoint could not be written: {error}. Earlier ones are untouched: make "
-                "room and run the same command again"
-            ) from error
-        finally:
-            with suppress(OSError):
-                part.unlink()
+        write_tensors(file, state)
         for old in self._files()[KEEP:]:
             old.unlink()
         return file
@@ -136,13 +122,8 @@ class RunState:
         return Progress()
 
     def _check(self, file: Path, found: Mapping[str, Any]) -> None:
-        changed = sorted(
-            key for key in self.identity.keys() | found.keys() if self.identity.get(key) != found.get(key)
-        )
-        if changed:
-            differ = ", ".join(
-                f"{key} was {found.get(key)!r}, is {self.identity.get(key)!r}" for key in changed
-            )
+        if changed := differences(found, self.identity):
+            differ = ", ".join(f"{key} was {was!r}, is {now!r}" for key, (was, now) in changed.items())
             given = [_GIVEN[key] for key in changed if key in _GIVEN]
             raise RunError(
                 f"{file} belongs to another run: {differ}. "
@@ -191,6 +172,39 @@ def identity(**parts: Mapping[str, Any] | int | str) -> dict[str, Any]:
         else:
             flat[name] = value
     return flat
+
+
+def differences(one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
+    """Keys of two identities whose values differ, with both. A key that one lacks is newer than its run, and
+    had its default there."""
+    tables = (("pretrain", PretrainConfig(minutes=1)), ("finetune", FinetuneConfig()))  # it needs a budget
+    defaults = identity(**{name: table.model_dump(mode="json") for name, table in tables})
+    values = ((key, *(given.get(key, defaults.get(key)) for given in (one, other))) for key in {*one, *other})
+    return {key: (first, second) for key, first, second in sorted(values) if first != second}
+
+
+def write_tensors(file: Path, state: dict[str, Any]) -> None:
+    """Write a file for `torch.load` that appears whole or not at all, also if the power fails.
+
+    Raises:
+        RunError: the disk is full or the folder not writable; what was there before is untouched.
+    """
+    part = file.with_suffix(".part")
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        with part.open("wb") as stream:
+            torch.save(state, stream)
+            stream.flush()
+            os.fsync(stream.fileno())
+        part.replace(file)
+    except (OSError, RuntimeError) as error:
+        raise RunError(
+            f"{file}: the checkpoint could not be written: {error}. Earlier ones are untouched: make "
+            "room and run the same command again"
+        ) from error
+    finally:
+        with suppress(OSError):
+            part.unlink()
 
 
 def fingerprint(model: nn.Module) -> str:

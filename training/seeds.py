@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import statistics
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from training.config import Recipe
+from training.shards import read_json, write_json
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,14 +40,16 @@ def best_of(results: Sequence[SeedResult]) -> SeedResult:
 
 def save_results(recipe: Recipe, results: Sequence[SeedResult]) -> None:
     """Write `finetune/results.json`."""
-    file = recipe.folder / "finetune" / "results.json"
-    file.write_text(json.dumps([asdict(result) for result in results], indent=2) + "\n")
+    write_json(_results_file(recipe), [asdict(result) for result in results])
 
 
 def load_results(recipe: Recipe) -> list[SeedResult]:
     """What finished fine-tuning left, of every seed with the last one's settings; empty if there was none."""
-    file = recipe.folder / "finetune" / "results.json"
-    return [SeedResult(**row) for row in json.loads(file.read_text())] if file.is_file() else []
+    return [SeedResult(**row) for row in read_json(_results_file(recipe)) or []]
+
+
+def _results_file(recipe: Recipe) -> Path:
+    return recipe.folder / "finetune" / "results.json"
 
 
 def chosen_seed(recipe: Recipe) -> int:

@@ -215,7 +215,7 @@ def teach(recipe: Recipe) -> bool:
         if like and len({document.label for _, train, _ in part for document in train}) < 2:
             raise RunError(f"teach.like: all texts of {like!r} have the same label; that teaches nothing")
     labelled = {key_of_text(document) for _, train, _ in split for document in train}
-    teachers_key = _teachers_key(recipe, checkpoint, split)
+    teachers_key = _teachers_key(recipe, fingerprint(checkpoint.model), split)
     folder, key = _folder(recipe), _key(recipe, groups)
     if (found := _read(folder)) and (found.texts, found.teachers) == (key, teachers_key):
         logger.info("%d texts are labelled already", len(found.targets))
@@ -248,7 +248,13 @@ def taught(recipe: Recipe, tokenizer: Tokenizer) -> LabelledTexts:
     """
     split, folder = split_sources(recipe), _folder(recipe)
     groups, found = _groups(recipe, split), _read(folder)
-    keys = (_key(recipe, groups), _teachers_key(recipe, teacher(recipe), split))
+    assert recipe.teach is not None
+    if found and not (classifier := recipe.teach.classifier).exists():
+        logger.warning("teach.classifier: %s is gone; the labels that it gave are kept", classifier)
+        network = found.teachers.split()[0]
+    else:
+        network = fingerprint(teacher(recipe).model)
+    keys = (_key(recipe, groups), _teachers_key(recipe, network, split))
     if found is None or (found.texts, found.teachers) != keys:
         raise RunError(f"{folder} does not hold the labels of [teach]'s texts by its teachers; run teach first")
     texts = [document for group in groups for document in group.texts]
@@ -329,10 +335,11 @@ def some_sentences(
     return chosen
 
 
-def _teachers_key(recipe: Recipe, checkpoint: Checkpoint, split: Sequence[Split]) -> str:
-    """What the teachers are made of: the network, and the texts that the bags read and that weigh them."""
+def _teachers_key(recipe: Recipe, network: str, split: Sequence[Split]) -> str:
+    """What the teachers are made of: the network's fingerprint, and the texts that the bags read and that weigh
+    them."""
     read = key_of(*(texts for _, *parts in split for texts in parts))
-    return f"{fingerprint(checkpoint.model)} {read} {recipe.finetune.baseline_texts}"
+    return f"{network} {read} {recipe.finetune.baseline_texts}"
 
 
 def _key(recipe: Recipe, groups: Sequence[Group]) -> str:

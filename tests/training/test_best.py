@@ -85,5 +85,5 @@ def test_what_another_run_left_can_be_forgotten(tmp_path: Path) -> None:
 
 def test_a_folder_that_cannot_be_written_is_a_clear_error(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(RunError, match="cannot be written"):
+    with pytest.raises(RunError, match="could not be written"):
         Best(tmp_path / "file" / "best.pt").offer(1, Score(0.1, 0.0), network(1))

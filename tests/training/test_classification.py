@@ -220,8 +220,9 @@ def test_a_small_source_has_a_group_in_dev_but_not_its_only_one(tmp_path: Path, 
     train, dev = read(tmp_path, rows, tokenizer, dev_fraction=1e-9)
     assert (len(train), len(dev)) == (4, 2)
     assert len({int(ids[1]) for ids in dev.input_ids}) == 1
-    train, dev = read(tmp_path, rows[:2], tokenizer, dev_fraction=1e-9)
-    assert (len(train), len(dev)) == (2, 0)
+    for fraction in (1e-9, 0.999):
+        train, dev = read(tmp_path, rows[:2], tokenizer, dev_fraction=fraction)
+        assert (len(train), len(dev)) == (2, 0)
 
 
 def test_a_label_that_no_text_has_is_an_error(tmp_path: Path, tokenizer: Tokenizer) -> None:

@@ -201,6 +201,35 @@ def test_parts_of_what_is_held_out_are_not_trained_on(tmp_path: Path) -> None:
     assert not [text for text in train if any(text in whole for whole in heldout)]
 
 
+def parts_of(recipe: Recipe) -> tuple[set[str], set[str]]:
+    """Texts to train on, and held-out ones."""
+    made = list(pieces(recipe))
+    train = {text for piece in made if piece.part == "train" for text in piece.texts}
+    return train, {text for piece in made if piece.part != "train" for text in piece.texts}
+
+
+def test_a_text_of_several_groups_is_on_one_side(tmp_path: Path) -> None:
+    own = [{"film": film, "text": f"a text of {film}"} for film in ascii_lowercase]
+    shared = [{"film": film, "text": "the same words"} for film in ascii_lowercase]
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "a.jsonl").write_text("\n".join(map(json.dumps, shared + own)))
+    train, heldout = parts_of(
+        recipe(tmp_path, sources=[{"path": "a.jsonl", "group": "film"}], heldout_fraction=0.3)
+    )
+    assert min(len(train), len(heldout)) > 5
+    assert not train & heldout
+
+
+def test_what_is_in_a_group_of_a_heldout_source_is_not_trained_on(tmp_path: Path) -> None:
+    rows = [json.dumps({"film": film, "text": f"{film} is {how}"}) for film in "ab" for how in ("good", "bad")]
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "a.jsonl").write_text("\n".join(rows))
+    (tmp_path / "data" / "dev.jsonl").write_text(rows[0])
+    source = {"path": "a.jsonl", "group": "film"}
+    train, heldout = parts_of(recipe(tmp_path, sources=[source], heldout=[source | {"path": "dev.jsonl"}]))
+    assert (train, heldout) == ({"b is good", "b is bad"}, {"a is good"})
+
+
 def test_documents_of_heldout_sources_are_left_out_of_training(root: Path) -> None:
     shared = write_documents(root / "data" / "a.jsonl", 30, seed=4)
     write_texts(root / "data" / "dev.jsonl", [shared[3], shared[7].upper(), "The plot was good."])

@@ -102,6 +102,14 @@ def test_another_recipe_is_refused_with_the_key_that_differs(tmp_path: Path) -> 
         state.resume(*trained(0))
 
 
+def test_a_key_that_is_newer_than_a_run_had_its_default_there(tmp_path: Path) -> None:
+    save(tmp_path, 1)
+    default = IDENTITY | {"finetune.masked_fraction": 0.0}
+    assert RunState(tmp_path, default).resume(*trained(0)).step == 1
+    with pytest.raises(RunError, match=r"finetune\.masked_fraction was 0\.0, is 0\.3\. Restore"):
+        RunState(tmp_path, default | {"finetune.masked_fraction": 0.3}).resume(*trained(0))
+
+
 def test_other_weights_to_begin_with_are_no_fault_of_the_recipe(tmp_path: Path) -> None:
     RunState(tmp_path, IDENTITY | {"pretrained": "a"}).save(Progress(step=1), *trained(1))
     state = RunState(tmp_path, IDENTITY | {"pretrained": "b"})

@@ -179,6 +179,25 @@ def test_labels_by_teachers_of_another_split_are_refused(labelled: Recipe) -> No
         read_all(labelled.model_copy(update={"finetune": other}), start)
 
 
+def test_labels_outlive_the_network_that_gave_them(labelled: Recipe, caplog: pytest.LogCaptureFixture) -> None:
+    assert labelled.teach is not None
+    gone = labelled.teach.model_copy(update={"classifier": labelled.run / "gone"})
+    tokenizer = load_checkpoint(labelled.teach.classifier).tokenizer
+    assert len(taught(labelled.model_copy(update={"teach": gone}), tokenizer)) == len(GOOD)
+    assert "gone is gone; the labels that it gave are kept" in caplog.text
+
+
+def test_phrases_of_a_labelled_source_are_phrases_when_taught(labelled: Recipe) -> None:
+    values = labelled.model_dump(exclude={"loaded", "overrides"})
+    (source,) = values["finetune"]["train"]
+    source["phrases"] = True
+    values["teach"]["texts"] = [source]
+    Recipe(**values)
+    values["teach"]["texts"] = [source | {"phrases": False}]
+    with pytest.raises(ValidationError, match=r"has phrases = true in finetune\.train; give it here as well"):
+        Recipe(**values)
+
+
 def test_parts_too_small_to_learn_from_have_no_opinion() -> None:
     texts = [Document(word, (word,), str(number % 2)) for number, word in enumerate(("one", "two", "three"))]
     folds = Folds(texts, NaiveBayesBag, strength=1.0)
