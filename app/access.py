@@ -71,7 +71,8 @@ def _is_open(request: Request) -> bool:
 
 def _credentials(request: Request) -> tuple[str, str]:
     scheme, _, given = request.headers.get("authorization", "").partition(" ")
-    return scheme.lower(), given.strip()
+    # Only these: read as Latin-1, a key in UTF-8 may end in what is white space there.
+    return scheme.lower(), given.strip(" \t")
 
 
 def _password(given: str) -> bytes:

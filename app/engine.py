@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import threading
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import CancelledError, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
@@ -33,14 +34,19 @@ logger = logging.getLogger(__name__)
 
 Result = TypeVar("Result")
 Input = str | TextPair
+Check = Callable[[], None]
+"""Called between the parts of a long work, to end it with an exception once nobody waits for it."""
 
 DEFAULT_TOP_K = 5
 # A short text is tokenized in 30 us, less than a hand-over to a thread costs.
 _INLINE_CHARACTERS = 4096
+# No model reads such a text whole, and its room in the queue says little of what it takes to count its tokens.
+# So these have a thread of their own, and others do not wait behind them.
+_GIANT_CHARACTERS = 65_536
 # Characters per token, on the safe side; only for the room that a text is given before it is tokenized.
 _CHARACTERS_PER_TOKEN = 4
-# Of a body, on the other safe side; and a text that will be cut counts no more than that.
-_BYTES_PER_TOKEN, _BYTES_PER_INPUT, _SURE_TOKENS = 6, 64, 512
+# Of a body, on the other safe side; and what may be a single text that will be cut counts no more than that.
+_BYTES_PER_TOKEN, _BYTES_PER_INPUT, _SURE_TOKENS, _SURE_INPUTS = 6, 64, 512, 8
 # Of the queue's room, kept for what has been let in and is not tokenized yet: the estimates above are low, and
 # nobody shall be refused only after having been read and parsed.
 _SPARE = 0.1
@@ -58,7 +64,7 @@ _BATCH_SECONDS = 0.1
 _FEWEST_TOKENS, _STEP_TOKENS = 1024, 256
 # A batch that takes longer hangs, however short the deadlines are.
 _STALLED_SECONDS = 5.0
-_LOOK_SECONDS = 0.1
+_LOOK_SECONDS, _LONGEST_LOOK_SECONDS = 0.1, 1.0
 # Of the time until its deadline, what a request may spend in the queue: the speed may fall meanwhile.
 _WAIT_SHARE = 0.6
 
@@ -120,8 +126,9 @@ class Engine:
         """Set once the models are loaded, or cannot be."""
         self._draining = False
         self._closing = False
-        self._stalled = False
-        """Whether the log has said so."""
+        self._stalled_for: float | None = None
+        """Seconds that `tell_state` has seen of it; None while it is not."""
+        self._looked = time.monotonic()
         self._coming: Backend | None = None
         """What is being loaded to take the other's place."""
         self._ending: asyncio.Task[None] | None = None
@@ -131,6 +138,7 @@ class Engine:
         self._settings = settings
         self._metrics = metrics
         self._pool = ThreadPoolExecutor(max_workers=2, thread_name_prefix="tokenize")
+        self._giants = ThreadPoolExecutor(max_workers=1, thread_name_prefix="tokenize-giant")
         self.batcher: DynamicBatcher[Query, Answer] = DynamicBatcher(
             self._run,
             budget=lambda speed: settings.max_batch_tokens or token_budget(speed, self.backend.most_tokens),
@@ -165,8 +173,9 @@ class Engine:
 
     @property
     def hangs(self) -> bool:
-        """Whether a batch has taken so long that nobody has waited for it for as long again."""
-        return self.status == "stalled" and self.batcher.computing_for > 2 * self._stalled_after
+        """Whether a batch has taken so long that nobody has waited for it for as long again; unless what is
+        being loaded will take its place."""
+        return self._coming is None and (self._stalled_for or 0.0) > self._stalled_after
 
     async def abandon(self) -> None:
         """End an inference process that hangs: the service is broken then, and another may take its place."""
@@ -176,13 +185,16 @@ class Engine:
 
     def tell_state(self) -> None:
         """To the metrics and the log; from time to time, since nothing happens when a batch does not end."""
-        status = self.status
-        if stalled := status == "stalled":
-            if not self._stalled:
+        status, now = self.status, time.monotonic()
+        passed = min(now - self._looked, _LONGEST_LOOK_SECONDS)  # or all were stopped
+        self._looked = now
+        if status == "stalled":
+            if self._stalled_for is None:
                 logger.error("stalled: a batch has been computed for %.0f s", self.batcher.computing_for)
-        elif self._stalled:
+            self._stalled_for = (self._stalled_for or 0.0) + passed
+        elif self._stalled_for is not None:
             logger.info("no longer stalled: %s", status)
-        self._stalled = stalled
+            self._stalled_for = None
         self._metrics.ready(ready=status == "ready")
         self._metrics.queue(self.batcher.queued_requests, self.batcher.queued_tokens)
 
@@ -202,7 +214,8 @@ class Engine:
             QueueFullError: too much is waiting.
         """
         tokens = min(body_bytes // _BYTES_PER_TOKEN, _SURE_TOKENS, self._settings.max_queue_tokens)
-        self.batcher.check_room(tokens, max(body_bytes // _BYTES_PER_INPUT, 1), deadline, spare=_SPARE)
+        inputs = min(max(body_bytes // _BYTES_PER_INPUT, 1), _SURE_INPUTS)
+        self.batcher.check_room(tokens, inputs, deadline, spare=_SPARE)
 
     def start(self) -> None:
         """Load the models in an inference thread; `settled` is set when that has succeeded or failed."""
@@ -269,7 +282,8 @@ class Engine:
             await asyncio.to_thread(self.backend.close)  # nobody waits for what is being loaded
         await self.batcher.close(patience=10)
         await asyncio.to_thread(self.backend.close)
-        self._pool.shutdown(wait=False, cancel_futures=True)
+        for pool in (self._pool, self._giants):
+            pool.shutdown(wait=False, cancel_futures=True)
 
     def _load(self) -> int:
         """In the first inference thread; how many there are to be."""
@@ -322,8 +336,9 @@ class Engine:
         target_ids = _target_ids(served, targets or ())
         wanted = min(top_k or len(target_ids), len(target_ids)) if target_ids else top_k or DEFAULT_TOP_K
 
-        def read(text: Input) -> Query:
-            return _mask_query(served, _encode(served, text, truncate, spans=True), wanted, target_ids)
+        def read(text: Input, between: Check) -> Query:
+            encoding = _encode(served, text, truncate, between, spans=True)
+            return _mask_query(served, encoding, wanted, target_ids)
 
         def shape(text: Input, query: Query, answer: Answer) -> FillMaskResult:
             return answers.fill_mask_result(str(text), query, answer, served.tokenizer)
@@ -359,8 +374,8 @@ class Engine:
         lane, served = self._serving(task)
         labels = answers.NEXT_SENTENCE_LABELS if task is Task.NEXT_SENTENCE else served.config.labels
 
-        def read(given: Input) -> Query:
-            return Query(task, _encode(served, given, truncate, spans=False))
+        def read(given: Input, between: Check) -> Query:
+            return Query(task, _encode(served, given, truncate, between, spans=False))
 
         def shape(_: Input, query: Query, answer: Answer) -> LabelResult:
             return answers.label_result(labels, query, answer, top_k)
@@ -382,7 +397,7 @@ class Engine:
         lane: Lane,
         served: ServedModel,
         inputs: Sequence[Input],
-        read: Callable[[Input], Query],
+        read: Callable[[Input, Check], Query],
         shape: Callable[[Input, Query, Answer], Result],
         deadline: float,
         check: Callable[[Sequence[Query]], None] | None = None,
@@ -400,15 +415,19 @@ class Engine:
         done = time.monotonic()
         timings = Timings(job.submitted - began, job.started - job.submitted, done - job.started)
 
-        def shaped() -> list[Result]:
-            return [shape(*row) for row in zip(inputs, queries, given, strict=True)]
+        def shaped(between: Check) -> list[Result]:
+            results = []
+            for row in zip(inputs, queries, given, strict=True):
+                results.append(shape(*row))
+                between()
+            return results
 
         if sum(len(query.masks) * query.top_k for query in queries) <= _INLINE_PREDICTIONS:
-            return Reply(served.name, shaped(), timings)
-        return Reply(served.name, await self._in_thread(shaped, deadline), timings)
+            return Reply(served.name, shaped(lambda: None), timings)
+        return Reply(served.name, await self._in_thread(self._pool, shaped, deadline), timings)
 
     async def _tokenize(
-        self, inputs: Sequence[Input], read: Callable[[Input], Query], max_length: int, deadline: float
+        self, inputs: Sequence[Input], read: Callable[[Input, Check], Query], max_length: int, deadline: float
     ) -> list[Query]:
         """Inputs into queries: here if that is quick, else in a thread while the room they need is held."""
         sizes = [_characters(given) for given in inputs]
@@ -418,28 +437,41 @@ class Engine:
         )  # an estimate is no reason to refuse it for good
         self.batcher.check_room(room, len(costs), deadline)
         if sum(sizes) <= _INLINE_CHARACTERS:
-            return _read_all(inputs, read)
+            return _read_all(inputs, read, lambda: None)
+        pool = self._giants if max(sizes) > _GIANT_CHARACTERS else self._pool
         try:
             with self.batcher.reserved(costs):
-                return await self._in_thread(lambda: _read_all(inputs, read), deadline)
+                return await self._in_thread(pool, lambda between: _read_all(inputs, read, between), deadline)
         except asyncio.CancelledError:
             self._metrics.cancelled()
             raise
 
-    async def _in_thread(self, work: Callable[[], Result], deadline: float) -> Result:
+    async def _in_thread(
+        self, pool: ThreadPoolExecutor, work: Callable[[Check], Result], deadline: float
+    ) -> Result:
+        """What `work` returns. Now and then it calls what it is given, which ends it once nobody waits."""
+        left = threading.Event()
+
+        def between() -> None:
+            if left.is_set():
+                raise CancelledError
+
         try:
             async with asyncio.timeout(deadline - time.monotonic()):
-                return await asyncio.get_running_loop().run_in_executor(self._pool, work)
+                return await asyncio.get_running_loop().run_in_executor(pool, work, between)
         except TimeoutError:
             self._metrics.expired()
             raise DeadlineExceededError from None
+        finally:
+            left.set()
 
 
-def _read_all(inputs: Sequence[Input], read: Callable[[Input], Query]) -> list[Query]:
+def _read_all(inputs: Sequence[Input], read: Callable[[Input, Check], Query], between: Check) -> list[Query]:
     queries = []
     for i, given in enumerate(inputs):
         try:
-            queries.append(read(given))
+            queries.append(read(given, between))
+            between()
         except TextError as error:
             half = (error.half,) if isinstance(error, EmptyTextError) and error.half else ()
             raise InvalidInputError(error, ("inputs", i, *half)) from error
@@ -450,7 +482,7 @@ def _characters(given: Input) -> int:
     return len(given) if isinstance(given, str) else len(given.text) + len(given.text_pair)
 
 
-def _encode(served: ServedModel, given: Input, truncate: bool, *, spans: bool) -> Encoding:
+def _encode(served: ServedModel, given: Input, truncate: bool, between: Check, *, spans: bool) -> Encoding:
     text, text_pair = (given, None) if isinstance(given, str) else (given.text, given.text_pair)
     config = served.config
     return served.tokenizer.encode(
@@ -460,6 +492,7 @@ def _encode(served: ServedModel, given: Input, truncate: bool, *, spans: bool) -
         truncate=truncate,
         truncation=config.truncation,
         spans=spans,
+        between=between,
     )
 
 

@@ -106,7 +106,8 @@ class BoundedProtocol(HttpToolsProtocol):
     def resume_writing(self) -> None:
         """The caller has read nearly all."""
         super().resume_writing()
-        self._leave_reader()
+        if not self.transport.is_closing():
+            self._leave_reader()
 
     def timeout_keep_alive_handler(self) -> None:
         """No request came for long. While an answer is being read, none is expected."""
@@ -130,7 +131,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self._in_head = False
         self._disarm()
         if len(self.pipeline) >= MAX_PIPELINED:
-            self.transport.close()
+            self._close()
             return
         response = refusal(self._app, self.url, self.scope) if self._may_refuse() else None  # type: ignore[arg-type]
         if response is None:
@@ -154,6 +155,8 @@ class BoundedProtocol(HttpToolsProtocol):
     def on_response_complete(self) -> None:
         """Called by the request's task."""
         super().on_response_complete()
+        if self.transport.is_closing():
+            self._close()
         if self._in_request:
             self._arm()
 
@@ -182,7 +185,7 @@ class BoundedProtocol(HttpToolsProtocol):
             response.headers["X-Request-ID"] = request_id
             response.headers["Connection"] = "close"
             self._write(response)
-        self.transport.close()
+        self._close()
 
     def _write(self, response: Response) -> None:
         headers = (*self.server_state.default_headers, *response.raw_headers)
@@ -217,6 +220,12 @@ class BoundedProtocol(HttpToolsProtocol):
             self.transport.abort()
         else:
             self.transport.close()
+
+    def _close(self) -> None:
+        """Once all is read; nobody else looks after a connection that is closing."""
+        self.transport.close()
+        if self._reading is None and self.transport.get_write_buffer_size():
+            self._watch_reader()
 
     def _watch_reader(self) -> None:
         self._leave_reader()

@@ -104,7 +104,7 @@ class DrainingServer(uvicorn.Server):
         """Every 0.1 s: whether to end."""
         self.heartbeat()
         self.engine.tell_state()
-        if self.replaced and self.drain_until is None and self.engine.hangs:
+        if self.drain_until is None and self.engine.hangs:
             await self.engine.abandon()
         self._count_connections()
         if self.engine.failure is not None and self._gives_up():

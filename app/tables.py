@@ -172,13 +172,24 @@ def write_rows(
     if not names:
         return []
     delimiter = _DELIMITERS.get(form, "\t")
-    table = csv.DictWriter(stream, names, extrasaction="ignore", delimiter=delimiter, lineterminator="\n")
+    table = csv.DictWriter(_Lines(stream), names, extrasaction="ignore", delimiter=delimiter)
     table.writeheader()
     left_out: dict[str, None] = {}
     for row in itertools.chain([] if first is None else [first], coming):
         table.writerow({name: _cell(value) for name, value in row.items()})
         left_out |= dict.fromkeys(row.keys() - set(names))
     return sorted(left_out)
+
+
+class _Lines:
+    """Ends rows in LF. Python's writer believes that they end in CR LF, and so quotes a cell that holds a bare
+    CR, which readers take for the end of a row."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def write(self, row: str) -> None:
+        self._stream.write(row.removesuffix("\r\n") + "\n")
 
 
 def _quotes_are_text(lines: Sequence[str]) -> bool:

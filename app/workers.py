@@ -118,20 +118,33 @@ class Workers:
         self.due = [(0.0, 0)] * self.settings.workers
         codes: list[int] = []
         while self.workers or self.due:
-            self._start_due()
+            codes += self._start_due()
             multiprocessing.connection.wait([worker.process.sentinel for worker in self.workers], _LOOK_SECONDS)
             codes += self._reap()
             self._kill_hung()
         reserved.close()
         return max(codes, default=0)
 
-    def _start_due(self) -> None:
+    def _start_due(self) -> list[int]:
+        """Exit codes of workers that should start now, and cannot, and are not tried again."""
+        codes: list[int] = []
         now = time.monotonic()
         due = [attempt for when, attempt in self.due if when <= now]
         self.due = [(when, attempt) for when, attempt in self.due if when > now]
         for attempt in due:
-            if not self.ending:
-                self._start(attempt)
+            try:
+                if not self.ending:
+                    self._start(attempt)
+            except OSError as error:  # too many processes or files, or no memory
+                if not (attempt and self.workers):
+                    logger.error("a worker cannot be started: %s", error)
+                    codes.append(FAILED)
+                    self._end()
+                    continue
+                again, pause = next_attempt(attempt, 0.0)
+                logger.error("a worker cannot be started: %s; trying again in %g s", error, pause)
+                self.due.append((now + pause, again))
+        return codes
 
     def _start(self, attempt: int) -> None:
         heartbeats = multiprocessing.sharedctypes.RawValue(ctypes.c_uint64, 0)
@@ -140,9 +153,11 @@ class Workers:
         resource_tracker.ensure_running()  # which unblocks signals as it starts
         handler = signal.signal(signal.SIGHUP, signal.SIG_IGN)
         mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-        process.start()
-        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-        signal.signal(signal.SIGHUP, handler)
+        try:
+            process.start()
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+            signal.signal(signal.SIGHUP, handler)
         self.workers.append(Worker(process, attempt, time.monotonic(), heartbeats))
         if self.ending:  # the signal came meanwhile
             self._end()
@@ -203,7 +218,7 @@ def next_attempt(attempt: int, lived: float) -> tuple[int, float]:
     """Number of a worker's replacement, and the seconds until it is started: none after a while of health."""
     if attempt == 0 or lived >= _STEADY:
         return 1, 0.0
-    return attempt + 1, min(2.0 ** (attempt - 1), _LONGEST_PAUSE)
+    return attempt + 1, min(2.0 ** min(attempt - 1, 10), _LONGEST_PAUSE)
 
 
 def _serve_worker(settings: Settings, heartbeats: ctypes.c_uint64) -> None:

@@ -75,7 +75,7 @@ class Exchange:
             ConnectionFailedError: nobody answered.
             UnexpectedAnswerError: the answer makes no sense.
         """
-        began = self.clock()
+        began = heard = self.clock()  # `heard`: since then nothing but refusals came
         outcomes: dict[int, T | ProblemError] = {}
         groups = [list(range(len(chunk.inputs)))]
         while groups:
@@ -83,14 +83,17 @@ class Exchange:
             inputs = [chunk.inputs[i] for i in group]
             send = Send("POST", call.path, call.body(inputs), call.request_id)
             try:
-                response = yield from self._insist(send, began)
+                response = yield from self._insist(send, heard)
             except ProblemError as error:
                 if error.status == 504 and self.clock() - began >= self.policy.deadline:
                     raise
                 guilty, rest = isolate(error, inputs)
+                if error.status != 504:
+                    heard = self.clock()
                 outcomes |= {group[i]: error.at(chunk.first + group[i]) for i in guilty}
                 groups += [[group[i] for i in indices] for indices in rest]
             else:
+                heard = self.clock()
                 outcomes |= zip(group, call.results(response, len(group)), strict=True)
         late = [o for o in outcomes.values() if isinstance(o, ProblemError) and o.status == 504]
         if len(late) == len(outcomes):  # a service that is too slow for all is no fault of any

@@ -44,7 +44,7 @@ def pause_before_retry(
     """
     if attempt >= policy.attempts or not _may_help(reply):
         return None
-    backoff = min(policy.first_pause * 2.0 ** (attempt - 1), policy.longest_pause)
+    backoff = min(policy.first_pause * 2.0 ** min(attempt - 1, 100), policy.longest_pause)
     asked = retry_after(reply.headers.get("retry-after")) if isinstance(reply, httpx.Response) else 0.0
     pause = asked + backoff * jitter if asked else backoff * (1 + jitter) / 2
     return pause if elapsed + pause < policy.deadline else None

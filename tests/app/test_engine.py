@@ -27,6 +27,7 @@ from app.metrics import Metrics
 from app.queries import Task
 from app.schemas import TextPair
 from app.settings import Settings
+from model import Tokenizer
 from model.errors import EmptyTextError, NoMaskError, TextTooLongError, UnknownTargetError
 
 PATIENCE = 30
@@ -174,6 +175,36 @@ async def test_deadline_bounds_the_wait_for_the_tokenizer_too(
         assert all(work.result() for work in busy)
     assert backend.batches == []
     assert "bert_requests_expired_total 1.0" in engine._metrics.render().decode()
+
+
+async def test_others_do_not_wait_behind_giant_texts(backend: Any) -> None:
+    held = threading.Event()
+    async with running(backend) as engine:
+        busy = engine._giants.submit(held.wait, PATIENCE)
+        giant = asyncio.create_task(engine.sentiment(["!" * 200_000], deadline=soon(), truncate=True))
+        await engine.sentiment(["a " * 5000], deadline=soon(), truncate=True)
+        assert not giant.done()
+        held.set()
+        assert (await giant).results[0].truncated
+        assert busy.result()
+
+
+async def test_giant_text_is_not_read_on_when_nobody_waits(
+    backend: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pieces, read = [], Tokenizer._encode
+
+    def count(self: Tokenizer, text: str, spans: bool) -> Any:
+        pieces.append(len(text))
+        return read(self, text, spans)
+
+    monkeypatch.setattr(Tokenizer, "_encode", count)
+    async with running(backend) as engine:
+        with pytest.raises(DeadlineExceededError):
+            await engine.sentiment(["!" * 20_000_000], deadline=time.monotonic() + 0.1, truncate=True)
+        await engine.sentiment(["!" * 200_000], deadline=soon(), truncate=True)
+    assert len(backend.batches) == 1
+    assert sum(pieces) < 15_000_000
 
 
 async def test_deadline_bounds_the_making_of_a_large_answer(backend: Any) -> None:

@@ -143,6 +143,20 @@ def test_worker_whose_inference_process_hangs_is_replaced(checkpoints: dict[str,
     assert output.count(f"worker {hung} ended with 4; starting another in 0 s") == 1
 
 
+def test_service_of_one_worker_whose_inference_process_hangs_ends(checkpoints: dict[str, str]) -> None:
+    """Docker restarts only what has ended; what hangs and has no liveness probe would hang for ever."""
+    with running(checkpoints | {"BERT_THREADS": "1", "BERT_REQUEST_TIMEOUT_MS": "1000"}) as process:
+        process.until_ready()
+        os.kill(process.inference_process(), signal.SIGSTOP)
+        assert httpx.post(process.url + "/sentiment", json=GOOD, timeout=PATIENCE).status_code == 504
+        until(lambda: httpx.get(process.url + "/health/ready").status_code == 503)
+        assert httpx.get(process.url + "/health/live").status_code == 200
+        code, output = process.end()
+    assert code == 4, output
+    assert output.count("stalled: a batch has been computed for") == 1
+    assert output.count("a batch does not end: the inference process is ended") == 1
+
+
 def test_worker_that_hangs_does_not_keep_the_service_from_its_end(checkpoints: dict[str, str]) -> None:
     script = _WORKERS.format(name="_LAST_SECONDS", value=1.0)
     environ = checkpoints | {"BERT_WORKERS": "2", "BERT_THREADS": "1", "BERT_DRAIN_SECONDS": "1"}

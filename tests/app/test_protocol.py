@@ -283,14 +283,15 @@ async def test_bytes_that_ask_for_nothing_do_not_keep_a_connection(impatient: Pr
     writer.close()
 
 
-def ask_for_much(port: int) -> tuple[socket.socket, bytes, int]:
-    """A connection on which some megabytes of answer come, the first of it, and how long its body is to be."""
+def ask_for_much(port: int, *headers: bytes, inputs: int = 512) -> tuple[socket.socket, bytes, int]:
+    """A connection on which a large answer comes, the first of it, and how long its body is to be."""
     connection = socket.socket()
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
     connection.connect(("127.0.0.1", port))
     connection.settimeout(PATIENCE)
-    body = json.dumps({"inputs": ["[MASK]" + 40 * " a"] * 512, "parameters": {"top_k": 70}}).encode()
-    connection.sendall(b"POST /fill-mask HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
+    body = json.dumps({"inputs": ["[MASK]" + 40 * " a"] * inputs, "parameters": {"top_k": 70}}).encode()
+    lines = (b"POST /fill-mask HTTP/1.1", b"Host: x", b"Content-Length: %d" % len(body), *headers)
+    connection.sendall(b"\r\n".join([*lines, b"", body]))
     head = connection.recv(1000)
     assert head.startswith(b"HTTP/1.1 200"), head
     length = re.search(rb"content-length: (\d+)", head)
@@ -311,6 +312,35 @@ async def test_answer_that_nobody_reads_is_not_kept(service: Process) -> None:
     connection, head, length = await asyncio.to_thread(ask_for_much, service.port)
     await asyncio.sleep(2)
     assert len(head + await asyncio.to_thread(rest_of, connection)) < length
+
+
+def test_end_of_an_answer_that_nobody_reads_is_not_kept_where_the_connection_closes(
+    checkpoints: dict[str, str],
+) -> None:
+    """The kernel takes nearly all, and what is left is too little for the transport to call the caller slow."""
+    with running(checkpoints | {"BERT_REQUEST_TIMEOUT_MS": "3000"}) as process:
+        process.until_ready()
+        connection, head, length = ask_for_much(process.port)
+        with connection:
+            time.sleep(0.5)
+            taken = len(head) + sum(queued for _, queued in states(connection))
+        inputs = -(-(taken + 20_000) * 512 // length)
+        connection, head, length = ask_for_much(process.port, b"Connection: close", inputs=inputs)
+        with connection:
+            assert taken < length < taken + 60_000
+            until = time.monotonic() + PATIENCE
+            while states(connection)[0][0] == "01":
+                assert time.monotonic() < until
+                time.sleep(0.1)
+
+
+def states(connection: socket.socket) -> list[tuple[str, int]]:
+    """Of the service's end and of this one, what Linux says: 01 until it is closed, and the bytes it holds."""
+    rows = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
+    here, there = (f":{address[1]:04X}" for address in (connection.getsockname(), connection.getpeername()))
+    ends = {row[1][-5:]: row for row in rows if {row[1][-5:], row[2][-5:]} == {here, there}}
+    queues = ((ends[end][3], ends[end][4].split(":")) for end in (there, here) if end in ends)
+    return [(state, int(sent, 16) + int(received, 16)) for state, (sent, received) in queues] or [("", 0)]
 
 
 async def test_answer_that_is_being_read_when_sigterm_comes_arrives_whole(checkpoints: dict[str, str]) -> None:

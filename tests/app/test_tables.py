@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import gzip
 import io
 import json
@@ -99,6 +100,16 @@ def test_formats_are_written(form: str, text: str) -> None:
     stream = io.StringIO()
     write_rows(stream, form, [{"text": "a, b", "own": ["é", {"d": 1}], "truncated": True, "error": None}])
     assert stream.getvalue() == text
+
+
+@pytest.mark.parametrize("form", ["csv", "tsv"])
+@pytest.mark.parametrize("text", ["one\rtwo", "one\ntwo", "one\r\ntwo", 'a "b"', "a,b", "a\tb"])
+def test_what_is_written_is_read_back_as_one_row(form: str, text: str) -> None:
+    stream = io.StringIO(newline="")
+    write_rows(stream, form, [{"text": text, "label": "POSITIVE"}, {"text": "next", "label": "NEGATIVE"}])
+    stream.seek(0)
+    read = csv.DictReader(stream, delimiter="," if form == "csv" else "\t")
+    assert [row["text"] for row in read] == [text, "next"]
 
 
 def test_columns_that_a_table_cannot_have_are_named() -> None:

@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import json
 import random
+import subprocess
+import sys
 import tracemalloc
 from collections.abc import Sequence
 from contextlib import suppress
@@ -232,6 +234,58 @@ def test_of_a_very_long_text_only_what_is_kept_is_built(words: Tokenizer) -> Non
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert peak < 100_000 * 48  # bytes: a list of the ids, but no spans, each of which has 64 and more
+
+
+_LONG = {
+    "sentences": "The movie was great! [MASK] walls, the café's  \t wall\n" * 1500,
+    "no white space": "!?the[MASK]movie,walls." * 4000,
+    "one word": "great" * 20_000,
+    "a word at each end": "wall " * 3400 + "wall" * 9000 + " walls" * 3000,
+    "other letters": "é語、the。walls\u0301 " * 9000,
+    "control characters": "wal\x1cls \x00the\u00a0movie " * 4000,
+    "brackets": "[[MASK]]was,[the" * 6000,
+}
+
+
+@pytest.mark.parametrize("text", _LONG.values(), ids=_LONG)
+@pytest.mark.parametrize("spans", [True, False])
+def test_a_very_long_text_is_read_in_pieces_as_if_whole(words: Tokenizer, text: str, spans: bool) -> None:
+    calls: list[int] = []
+    kept = {"max_length": 512, "truncate": True, "truncation": "head_tail", "spans": spans}
+    found = words.encode(text, **kept, between=lambda: calls.append(1))
+    assert found == reading_it_whole(words).encode(text, **kept)
+    assert words.ids(text) == reading_it_whole(words).ids(text)
+    assert len(calls) >= (1 if text == _LONG["one word"] else 3)
+
+
+def test_a_very_long_text_can_be_given_up(words: Tokenizer) -> None:
+    def enough() -> None:
+        raise InterruptedError
+
+    with pytest.raises(InterruptedError):
+        words.encode("!" * 2**21, between=enough)
+
+
+def test_two_megabytes_of_marks_take_little_memory(words: Tokenizer, tmp_path: Path) -> None:
+    words.save(tmp_path)
+    script = (
+        "import resource, sys; from model import Tokenizer; from model.errors import TextTooLongError\n"
+        "words = Tokenizer.load(sys.argv[1]); words.encode('the ' * 9000)\n"
+        "before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss\n"
+        "try: words.encode('!' * 2**21, max_length=512)\n"
+        "except TextTooLongError as error: print(error.tokens)\n"
+        "print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)\n"
+    )
+    command = [sys.executable, "-c", script, str(tmp_path)]
+    tokens, kib = subprocess.run(command, check=True, capture_output=True, text=True).stdout.split()
+    assert int(tokens) == 2**21 + 2
+    assert int(kib) < 100 * 1024
+
+
+def reading_it_whole(tokenizer: Tokenizer) -> Tokenizer:
+    whole = Tokenizer(tokenizer._rust)
+    whole._by_pieces = False
+    return whole
 
 
 @pytest.mark.parametrize("truncation", ["head", "head_tail"])

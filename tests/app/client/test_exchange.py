@@ -166,6 +166,23 @@ def test_wrong_inputs_are_still_left_out_after_the_deadline() -> None:
     assert labels(outcomes) == ["a", "too_large", "c", "d"]
 
 
+def test_patience_begins_anew_with_each_answer() -> None:
+    now = 0.0
+    refused: set[int] = set()
+
+    def answer(inputs: list[str]) -> httpx.Response:
+        nonlocal now
+        now += 60
+        if len(inputs) not in refused:
+            refused.add(len(inputs))
+            return problem(429, "queue_full")
+        return problem(422, "empty_text", "inputs", 0) if inputs[0] in "abc" else ok(inputs)
+
+    outcomes, _ = ask(list("abcd"), answer, clock=lambda: now)
+    assert labels(outcomes) == ["empty_text", "empty_text", "empty_text", "d"]
+    assert now == 8 * 60
+
+
 @pytest.mark.parametrize(
     ("status", "code", "loc"),
     [

@@ -51,6 +51,11 @@ def test_attempts_are_bounded() -> None:
     assert pause((503, {}), attempt=4) is None
 
 
+def test_pauses_stay_numbers_after_thousands_of_attempts() -> None:
+    patient = RetryPolicy(attempts=9000, deadline=1e9)
+    assert pause_before_retry(patient, httpx.Response(503), 5000, elapsed=0, jitter=0) == 5
+
+
 def test_no_attempt_begins_after_the_deadline() -> None:
     assert pause((503, {}), elapsed=9.5) is None
     assert pause((429, {"Retry-After": "11"})) is None
