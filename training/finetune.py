@@ -32,7 +32,7 @@ from training.hardware import choose_device, choose_precision, machine, matmul_p
 from training.loop import Budget, Loop
 from training.optimizer import make_optimizer
 from training.pretrain import fresh_model
-from training.run_state import Progress, RunState, alone, differences, fingerprint, identity
+from training.run_state import Progress, RunState, alone, began_with, differences, fingerprint, identity
 from training.seeds import (
     SeedResult,
     best_of,
@@ -120,15 +120,7 @@ def alike(one: Path, other: Path, but: Collection[str] = ("seed",)) -> bool:
 
 def _what_was_learned(folder: Path) -> dict[str, Any]:
     """A finished run's identity, from its last checkpoint; empty where it cannot be known any more."""
-    files = sorted(folder.glob("state-*.pt"))
-    if not files or not (folder / "model").is_dir():
-        return {}
-    try:
-        state = torch.load(files[-1], map_location="cpu", mmap=True, weights_only=True)
-    except Exception as error:  # torch.load raises whatever the broken bytes provoke
-        logger.warning("%s cannot be read (%s)", files[-1], error)
-        return {}
-    return dict(state["identity"])
+    return began_with(folder) if (folder / "model").is_dir() else {}
 
 
 def _shape(folder: Path) -> BertConfig:

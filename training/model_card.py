@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import json
+import logging
 import shlex
 import shutil
 from collections.abc import Mapping
@@ -11,9 +13,12 @@ from typing import Any
 
 from training.config import Recipe, SourceConfig
 from training.report import PLOTS
+from training.run_state import began_with, differences, identity
 from training.seeds import chosen_folder, chosen_seed
 from training.shards import read_json
 from training.watch import RunLog
+
+logger = logging.getLogger(__name__)
 
 _PLOTS = {"pretrained": ("pretrain-loss.png",), "sentiment": ("finetune-loss.png", "reliability-*.png")}
 
@@ -36,6 +41,7 @@ def write_card(recipe: Recipe, name: str, target: Path, weights: Mapping[str, st
         figures = (recipe.folder / "report.md").read_text(encoding="utf-8").split(PLOTS)[0]
     else:
         figures = "Not evaluated: run `python -m training evaluate`.\n"
+    otherwise = _trained_otherwise(recipe, name)
     seed = recipe.seed if name == "pretrained" else chosen_seed(recipe)
     lines = [
         "---",
@@ -48,7 +54,7 @@ def write_card(recipe: Recipe, name: str, target: Path, weights: Mapping[str, st
         "",
         f"Trained from {_portable(str(start)) if start else 'random weights'} by this repository, with",
         "",
-        f"    python -m training all {_command(recipe)}",
+        f"    python -m training all {_command(recipe, otherwise)}",
         "",
         f"Seed {seed}. {_run_line(recipe, name)}",
         "",
@@ -64,18 +70,34 @@ def write_card(recipe: Recipe, name: str, target: Path, weights: Mapping[str, st
         "## Settings",
         "",
         "```json",
-        json.dumps(_settings(recipe, name), indent=2),
+        json.dumps(_settings(recipe, name, otherwise), indent=2),
         "```",
         "",
     ]
     (target / "README.md").write_text("\n".join(lines), encoding="utf-8")
 
 
-def _settings(recipe: Recipe, name: str) -> dict[str, Any]:
+def _trained_otherwise(recipe: Recipe, name: str) -> dict[str, Any]:
+    """Settings that the run was trained with, where the recipe has others now: key of the recipe -> value."""
+    stage = "pretrain" if name == "pretrained" else "finetune"
+    began = began_with(recipe.folder / "pretrain" if name == "pretrained" else chosen_folder(recipe))
+    now = identity(**{stage: getattr(recipe, stage).model_dump(mode="json")})
+    trained = {key: value for key, value in began.items() if key.startswith(f"{stage}.")}
+    differ = differences(trained, {key: value for key, value in now.items() if key in trained})
+    if differ:
+        were = ", ".join(f"{key}={was!r}" for key, (was, _) in differ.items())
+        logger.warning("trained with %s; the card says so, though the recipe does not", were)
+    return {key: was for key, (was, _) in differ.items()}
+
+
+def _settings(recipe: Recipe, name: str, otherwise: Mapping[str, Any]) -> dict[str, Any]:
     stage = recipe.pretrain if name == "pretrained" else recipe.finetune
     settings = stage.model_dump(mode="json", exclude={"train", "test"})
     if name != "pretrained" and recipe.teach:
         settings["teach"] = recipe.teach.model_dump(mode="json", include={"classifier", "sentences", "like"})
+    for key, value in otherwise.items():
+        _, *tables, last = key.split(".")
+        functools.reduce(lambda table, name: table.setdefault(name, {}), tables, settings)[last] = value
     for table in (settings, settings.get("teach", {})):
         table |= {key: _portable(table[key]) for key in ("start", "pretrained", "classifier") if table.get(key)}
     return settings
@@ -118,16 +140,16 @@ def _source_line(source: SourceConfig) -> str:
     return f"{source.name or place}: `{place}`{first}{note}"
 
 
-def _command(recipe: Recipe) -> str:
+def _command(recipe: Recipe, otherwise: Mapping[str, Any]) -> str:
     """The recipe and what was changed in it, without the folders of one machine."""
     places = ("data=", "run=", "export.", "threads=", "device=")
     loaded = Path(recipe.loaded or recipe.name)
     words = [loaded.name if loaded.is_absolute() else str(loaded)]
     for override in recipe.overrides:
         key, _, value = override.partition("=")
-        if not override.startswith(places):
+        if not override.startswith(places) and key not in otherwise:
             words.append(f"{key}={_portable(value) if key in _STARTS else value}")
-    return shlex.join(words)
+    return shlex.join([*words, *(f"{key}={json.dumps(value)}" for key, value in otherwise.items())])
 
 
 _STARTS = ("pretrain.start", "finetune.pretrained", "teach.classifier")

@@ -183,6 +183,16 @@ def differences(one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, t
     return {key: (first, second) for key, first, second in sorted(values) if first != second}
 
 
+def began_with(folder: Path) -> dict[str, Any]:
+    """The identity of the run whose checkpoints are in a folder; empty where it cannot be known any more."""
+    for file in sorted(folder.glob("state-*.pt"), reverse=True):
+        try:
+            return dict(torch.load(file, map_location="cpu", mmap=True, weights_only=True)["identity"])
+        except Exception as error:  # torch.load raises whatever the broken bytes provoke
+            logger.warning("%s cannot be read (%s)", file, error)
+    return {}
+
+
 def write_tensors(file: Path, state: dict[str, Any]) -> None:
     """Write a file for `torch.load` that appears whole or not at all, also if the power fails.
 

@@ -12,10 +12,12 @@ from safetensors.torch import load_file
 from model import Tokenizer, load_checkpoint, save_checkpoint
 from tests.conftest import MakeCheckpoint
 from tests.training.conftest import MakeRecipe
+from tests.training.test_finetune import with_pretrained
 from training import directory
 from training.directory import write_directory
 from training.errors import RunError
 from training.export import export
+from training.finetune import finetune
 from training.pretrain import new_model
 from training.report import evaluate
 from training.seeds import SeedResult, save_results
@@ -159,6 +161,23 @@ def test_the_card_names_the_seed_that_was_kept(make_recipe: MakeRecipe, sentimen
     save_results(recipe, [SeedResult(5, 10, 0.8, 0.5), SeedResult(6, 10, 0.9, 0.4)])
     seeds = [(target / "README.md").read_text().partition("\nSeed ")[2][:2] for target in export(recipe)]
     assert seeds == ["3.", "6."]
+
+
+def test_the_card_has_the_settings_that_the_run_was_trained_with(
+    make_recipe: MakeRecipe, caplog: pytest.LogCaptureFixture
+) -> None:
+    recipe = with_pretrained(make_recipe("finetune.epochs=1", "finetune.dropout=0.3", "seed=1"))
+    assert finetune(recipe)
+    plain = recipe.finetune.model_copy(update={"dropout": 0.1})
+    (target,) = [
+        path
+        for path in export(recipe.model_copy(update={"finetune": plain, "overrides": ("seed=1",)}))
+        if path.name == "sentiment"
+    ]
+    card = (target / "README.md").read_text()
+    assert "python -m training all tiny.toml seed=1 finetune.dropout=0.3\n" in card
+    assert '"dropout": 0.3' in card
+    assert "trained with finetune.dropout=0.3; the card says so" in caplog.text
 
 
 def test_the_card_names_no_folder_of_this_machine(
