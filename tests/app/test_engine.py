@@ -177,6 +177,20 @@ async def test_deadline_bounds_the_wait_for_the_tokenizer_too(
     assert "bert_requests_expired_total 1.0" in engine._metrics.render().decode()
 
 
+async def test_long_text_is_not_taken_for_many_when_bulk_waits(backend: Any) -> None:
+    """Its turn comes after one input of the bulk request; what its bytes may be at worst is not its fault."""
+    async with running(backend) as engine:
+        backend.gate.clear()
+        bulk = asyncio.create_task(engine.sentiment(["a " * 50] * 300, deadline=soon()))
+        await queued(engine, 1)
+        engine.batcher.calibrated(1000.0)
+        engine.check_backlog(40_000, time.monotonic() + 5)
+        with pytest.raises(QueueFullError):
+            engine.batcher.check_room(512, 300, time.monotonic() + 5)
+        backend.gate.set()
+        await bulk
+
+
 async def test_others_do_not_wait_behind_giant_texts(backend: Any) -> None:
     held = threading.Event()
     async with running(backend) as engine:
