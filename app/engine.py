@@ -46,7 +46,7 @@ _GIANT_CHARACTERS = 65_536
 # Characters per token, on the safe side; only for the room that a text is given before it is tokenized.
 _CHARACTERS_PER_TOKEN = 4
 # Of a body, on the other safe side; and what may be a single text that will be cut counts no more than that.
-_BYTES_PER_TOKEN, _BYTES_PER_INPUT, _SURE_TOKENS, _SURE_INPUTS = 6, 64, 512, 8
+_BYTES_PER_TOKEN, _BYTES_PER_INPUT, _SURE_TOKENS, _SURE_INPUTS = 6, 64, 512, 32
 # Of the queue's room, kept for what has been let in and is not tokenized yet: the estimates above are low, and
 # nobody shall be refused only after having been read and parsed.
 _SPARE = 0.1
