@@ -309,9 +309,9 @@ class FinetuneConfig(_Strict):
     """In training, a share of a text's tokens between none and this is `[MASK]`, others each time (after the
     word dropout of Iyyer et al. 2015): no text can be learned by heart. Texts of up to 32 tokens are left as
     they are, in which one word can be all."""
-    repeat: dict[str, Positive] = {}
-    """Name of a source of `train` -> how often an epoch has its texts, e.g. `{ opinions = 10 }`. Bags of words
-    read them once."""
+    repeat: dict[str, Annotated[int, Field(ge=0)]] = {}
+    """Name of a source of `train` -> how often an epoch has its texts, e.g. `{ opinions = 10 }`; 0: they judge
+    in dev, and are not trained on. Bags of words read them once."""
     optimizer: Literal["adamw", "muon"] = "adamw"
     """See `pretrain.optimizer`."""
     learning_rate: Annotated[float, Field(gt=0)] = 2e-4

@@ -265,13 +265,14 @@ def test_every_text_comes_once_an_epoch(make_recipe: MakeRecipe) -> None:
     assert progress.epoch == 1
 
 
-def test_an_epoch_has_a_repeated_source_so_often(make_recipe: MakeRecipe) -> None:
+@pytest.mark.parametrize("times", [0, 3])
+def test_an_epoch_has_a_repeated_source_so_often(make_recipe: MakeRecipe, times: int) -> None:
     recipe = with_pretrained(make_recipe())
     begun = load_checkpoint(recipe.folder / "pretrained")
     once, dev = read_all(recipe, begun)
-    often = recipe.finetune.model_copy(update={"repeat": {once[0].name: 3}})
-    thrice, same_dev = read_all(recipe.model_copy(update={"finetune": often}), begun)
-    assert len(joined(thrice, "train")) == 3 * len(joined(once, "train"))
+    often = recipe.finetune.model_copy(update={"repeat": {once[0].name: times}})
+    again, same_dev = read_all(recipe.model_copy(update={"finetune": often}), begun)
+    assert len(joined(again, "train")) == times * len(joined(once, "train"))
     assert [len(part) for part in same_dev] == [len(part) for part in dev]
 
 
