@@ -351,18 +351,29 @@ def holding() -> Iterator[Holding]:
         service.server_close()
 
 
+_INTERRUPTIBLE = """
+import signal
+signal.signal(signal.SIGINT, signal.default_int_handler)  # in the background of a shell it is ignored
+from app.cli import main
+main()
+"""
+
+
 @pytest.mark.parametrize("end", [signal.SIGTERM, signal.SIGHUP])
 def test_command_that_is_ended_leaves_no_half_file(
     holding: Holding, tmp_path: Path, end: signal.Signals
 ) -> None:
     (tmp_path / "texts.txt").write_text("hold\n")
     url = f"http://127.0.0.1:{holding.server_port}"
-    command = [sys.executable, "-m", "app.cli", "sentiment", "--url", url]
+    command = [sys.executable, "-c", _INTERRUPTIBLE, "sentiment", "--url", url]
     command += ["--file", str(tmp_path / "texts.txt"), "--output", str(tmp_path / "scored.tsv")]
     with subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE) as process:
-        assert holding.entered.wait(PATIENCE)
-        process.send_signal(end)
-        process.wait(PATIENCE)
+        try:
+            assert holding.entered.wait(PATIENCE)
+            process.send_signal(end)
+            process.wait(PATIENCE)
+        finally:
+            process.kill()
     assert process.returncode == 130
     assert [file.name for file in tmp_path.iterdir()] == ["texts.txt"]
 
@@ -374,10 +385,8 @@ def test_command_that_ends_early_does_not_wait_for_answers(
     # The first row fills the pipe while the third is on its way, and the second finds it broken.
     rows = [{"text": text, "more": "x" * 100_000} for text in ("good", "good", "hold", "good")]
     (tmp_path / "texts.jsonl").write_text("\n".join(map(json.dumps, rows)))
-    program = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)\n"
-    program += "from app.cli import main; main()"
     url = f"http://127.0.0.1:{holding.server_port}"
-    command = [sys.executable, "-c", program, "sentiment", "--url", url, "--concurrency", "3"]
+    command = [sys.executable, "-c", _INTERRUPTIBLE, "sentiment", "--url", url, "--concurrency", "3"]
     command += ["--file", str(tmp_path / "texts.jsonl")]
     reader, writer = os.pipe()
     with subprocess.Popen(
