@@ -186,26 +186,22 @@ def test_split_does_not_depend_on_other_documents_or_seed(root: Path) -> None:
     assert [text for text in after if text != "the hero. the plot."] == before
 
 
-def test_parts_of_what_is_held_out_are_not_trained_on(tmp_path: Path) -> None:
-    wholes = [f"a {letter} film that {letter}{letter} saw" for letter in ascii_lowercase]
-    texts = [text for whole in wholes for text in (whole, whole.removeprefix("a "), whole.split()[-2])]
-    write_texts(tmp_path / "data" / "a.jsonl", texts)
-    source = {"path": "a.jsonl", "phrases": True}
-    made = list(pieces(recipe(tmp_path, sources=[source], heldout_fraction=0.3)))
-    train, heldout = (
-        {text for piece in made if piece.part == part for text in piece.texts}
-        for part in ("train", "heldout/a")
-    )
-    assert len(heldout) > 5
-    assert len(train) > 5
-    assert not [text for text in train if any(text in whole for whole in heldout)]
-
-
 def parts_of(recipe: Recipe) -> tuple[set[str], set[str]]:
     """Texts to train on, and held-out ones."""
     made = list(pieces(recipe))
     train = {text for piece in made if piece.part == "train" for text in piece.texts}
     return train, {text for piece in made if piece.part != "train" for text in piece.texts}
+
+
+def test_parts_of_what_is_held_out_are_not_trained_on(tmp_path: Path) -> None:
+    wholes = [f"a {letter} film that {letter}{letter} saw" for letter in ascii_lowercase]
+    texts = [text for whole in wholes for text in (whole, whole.removeprefix("a "), whole.split()[-2])]
+    write_texts(tmp_path / "data" / "a.jsonl", texts)
+    source = {"path": "a.jsonl", "phrases": True}
+    train, heldout = parts_of(recipe(tmp_path, sources=[source], heldout_fraction=0.3))
+    assert len(heldout) > 5
+    assert len(train) > 5
+    assert not [text for text in train if any(text in whole for whole in heldout)]
 
 
 def test_a_text_of_several_groups_is_on_one_side(tmp_path: Path) -> None:
