@@ -20,8 +20,8 @@ class RetryPolicy:
     attempts: int = 5
     """Of one request, the first included."""
     deadline: float = 120.0
-    """Seconds from the first attempt after which nothing is repeated, and nothing that was slow is halved. Where
-    a list is asked for in parts, repeating has as long again after each answer."""
+    """Seconds from the first attempt after which nothing is repeated, and nothing that was slow is halved.
+    Where a list is asked for in parts, repeating has as long again after each answer."""
     first_pause: float = 0.25
     """Seconds; each pause is twice the one before it."""
     longest_pause: float = 10.0
