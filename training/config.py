@@ -266,6 +266,9 @@ class TeachConfig(_Strict):
     `finetune.train` is judged by a bag of words that has not read it."""
     sentences: Annotated[int, Field(ge=0)] = 0
     """So many of their sentences besides, each a text of its own: callers ask about sentences too."""
+    excerpts: dict[str, Annotated[int, Field(ge=0)]] = {}
+    """Source of `texts` -> so many excerpts of its texts besides: some sentences in a row, and every other time
+    some of another of its texts after them. What a teacher says of parts is more than it says of the whole."""
     like: dict[str, str] = {}
     """Source of `texts` -> source of `finetune.train` that it is like. Its texts are labelled by a bag of words
     of that source alone, which knows them better than the one of all sources that labels the others."""
@@ -467,8 +470,8 @@ class Recipe(_Strict):
     def _teaches(self) -> Recipe:
         if self.teach is None:
             return self
-        if self.teach.sentences and len(self.teach.texts[0].text) > 1:
-            raise ValueError("teach.sentences are single texts, but teach.texts are pairs")
+        if (self.teach.sentences or self.teach.excerpts) and len(self.teach.texts[0].text) > 1:
+            raise ValueError("teach.sentences and excerpts are single texts, but teach.texts are pairs")
         if len({len(source.text) for source in self.finetune.train + self.teach.texts}) > 1:
             raise ValueError("teach.texts and finetune.train must have the same number of text columns")
         phrases = {source.path for source in self.finetune.train if source.path and source.phrases}
@@ -478,6 +481,8 @@ class Recipe(_Strict):
                     f"teach.texts: {source_name(source)} has phrases = true in finetune.train; give it here as "
                     "well, or parts of what is in dev would be taught"
                 )
+        if unknown := self.teach.excerpts.keys() - set(map(source_name, self.teach.texts)):
+            raise ValueError(f"teach.excerpts: no source of teach.texts is called {', '.join(sorted(unknown))}")
         there = {"teach.texts": self.teach.texts, "finetune.train": self.finetune.train}
         for pair in self.teach.like.items():
             for name, (key, sources) in zip(pair, there.items(), strict=True):

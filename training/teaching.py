@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import logging
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -46,6 +47,8 @@ from training.sources import Document, documents
 logger = logging.getLogger(__name__)
 
 SENTENCE_WORDS = (4, 60)
+EXCERPT_WORDS = (8, 160)
+"""Of one text, as many short as long ones; a sentence is not cut, so it may be more."""
 FOLDS = 5
 SHARES = [i / 20 for i in range(21)]
 TEMPERATURES = [1.1**i for i in range(-10, 11)]  # 0.39 to 2.6
@@ -97,9 +100,18 @@ class Group:
 
     texts: list[Document]
     origins: list[int]
-    """Key of the text that each is, or is a sentence of"""
+    """Key of the text that each is, or is a part of"""
     like: str | None
     """The source of `finetune.train` that they are like; None: all of them"""
+
+
+def parts_of(train: Sequence[Document]) -> dict[int, int]:
+    """The part of `Folds` that each of these texts is in, by its key."""
+    return {key_of_text(text): _part(text) for text in train}
+
+
+def _part(text: Document) -> int:
+    return text_hash(text.group or text.text) % FOLDS
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,9 +129,8 @@ class Folds:
         """Of labels by their value in the label column: (documents, labels). All alike where the other parts
         are too small to learn from."""
         out = np.full((len(documents), len(labels)), -np.log(len(labels)), dtype=np.float32)
-        part_of = np.array([text_hash(text.group or text.text) % FOLDS for text in self.train])
-        keys = list(map(key_of_text, self.train))
-        known = dict(zip(keys, part_of.tolist(), strict=True))
+        keys, part_of = list(map(key_of_text, self.train)), np.array(list(map(_part, self.train)))
+        known = parts_of(self.train)
         own = np.array([known.get(origin, origin % FOLDS) for origin in origins])
         for part in np.unique(own):
             chosen = np.flatnonzero(own == part).tolist()
@@ -295,24 +306,29 @@ def teacher(recipe: Recipe) -> Checkpoint:
 
 def _groups(recipe: Recipe, split: Sequence[Split]) -> list[Group]:
     """The texts of each source, but those that the classifier is judged by; then single sentences of all of
-    them that have no label yet."""
+    them that have no label yet, and excerpts."""
     config = recipe.finetune
     assert recipe.teach is not None
     dev = (part for _, _, part in split)
     test = (documents(source, recipe.data) for source in config.test)
     judging = {key_of_text(document) for part in (*dev, *test) for document in part}
-    groups = []
+    groups, excerpts = [], []
     for source in recipe.teach.texts:
         name, texts = source_name(source), list(documents(source, recipe.data))
         kept = [document for document in texts if not judges(document, judging)]
         if len(kept) < len(texts):
             logger.info("%s: %d texts stand in dev or test too, and are left out", name, len(texts) - len(kept))
-        groups.append(Group(kept, list(map(key_of_text, kept)), recipe.teach.like.get(name)))
+        keys, like = list(map(key_of_text, kept)), recipe.teach.like.get(name)
+        groups.append(Group(kept, keys, like))
+        labelled = parts_of([text for other, train, _ in split if like in (None, other) for text in train])
+        parts = [(key in labelled, labelled.get(key, key % FOLDS)) for key in keys]
+        drawn = some_excerpts(kept, parts, recipe.teach.excerpts.get(name, 0), judging, recipe.seed)
+        excerpts.append(Group([part for part, _ in drawn], [key_of_text(text) for _, text in drawn], like))
     every = [document for group in groups for document in group.texts]
     known = judging | {key_of_text(document) for _, train, _ in split for document in train}
     drawn = some_sentences(every, recipe.teach.sentences, known, recipe.seed)
     sentences = Group([sentence for sentence, _ in drawn], [key_of_text(text) for _, text in drawn], None)
-    return [group for group in (*groups, sentences) if group.texts]
+    return [group for group in (*groups, sentences, *excerpts) if group.texts]
 
 
 def some_sentences(
@@ -332,6 +348,41 @@ def some_sentences(
         ]
         drawn = rng.permutation(len(fitting))[:wanted]
         chosen += [(Document(fitting[i], (fitting[i],)), document) for i in drawn]
+    return chosen
+
+
+def some_excerpts(
+    texts: Sequence[Document], parts: Sequence[tuple[bool, int]], count: int, judging: set[int], seed: int
+) -> list[tuple[Document, Document]]:
+    """At most `count` excerpts, about as many of each text, without sentences of `judging`; each with the text
+    that its first sentences are from. Half of them go on with another text of the same part (whether it has a
+    label, and its part of `Folds`), which the same teachers have not read."""
+    rng = np.random.default_rng(seed)
+    sentences: dict[int, list[str]] = {}
+    alike = defaultdict(list)
+    for i, part in enumerate(parts):
+        alike[part].append(i)
+
+    def excerpt(i: int) -> str:
+        if i not in sentences:
+            all_of_it = map(str.strip, split_sentences(texts[i].text))
+            sentences[i] = [s for s in all_of_it if key_of_text(Document(s, (s,))) not in judging]
+        if not sentences[i]:
+            return ""
+        at = start = int(rng.integers(len(sentences[i])))
+        missing = np.exp(rng.uniform(*np.log(EXCERPT_WORDS)))
+        while missing > 0 and at < len(sentences[i]):
+            missing -= num_words(sentences[i][at])
+            at += 1
+        return " ".join(sentences[i][start:at])
+
+    chosen = []
+    for number in range(count if texts else 0):
+        i = int(number * len(texts) // count) if count < len(texts) else number % len(texts)
+        others = [int(rng.choice(alike[parts[i]]))] if rng.random() < 0.5 else []
+        text = " ".join(filter(None, map(excerpt, (i, *others))))
+        if text:
+            chosen.append((Document(text, (text,)), texts[i]))
     return chosen
 
 

@@ -56,7 +56,11 @@ def test_what_is_to_be_text_is_taken_as_it_stands(recipe_file: Path) -> None:
         ('finetune.labels={"0"="BAD","1"="BAD","2"="GOOD"}', "merge values in the data"),
         (
             'teach={sentences=5,classifier="x",texts=[{path="x.csv",text=["title","text"]}]}',
-            "teach.sentences are single texts, but teach.texts are pairs",
+            "teach.sentences and excerpts are single texts, but teach.texts are pairs",
+        ),
+        (
+            'teach={excerpts={y=5},classifier="x",texts=[{path="x.csv"}]}',
+            r"teach\.excerpts: no source of teach\.texts is called y",
         ),
         (
             'teach={like={y="reviews"},classifier="x",texts=[{path="x.csv"}]}',

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -22,7 +23,17 @@ from training.examples import Floats
 from training.finetune import finetune, read_all
 from training.naive_bayes import NaiveBayesBag
 from training.sources import Document
-from training.teaching import Blend, Folds, Opinions, best_blend, judges, some_sentences, taught, teach
+from training.teaching import (
+    Blend,
+    Folds,
+    Opinions,
+    best_blend,
+    judges,
+    some_excerpts,
+    some_sentences,
+    taught,
+    teach,
+)
 
 GOOD = [number % 3 == 0 for number in range(30)]
 
@@ -78,6 +89,40 @@ def test_sentences_are_drawn_from_all_texts_and_none_that_judge() -> None:
     assert some_sentences(texts, 0, set(), seed=0) == []
 
 
+def test_excerpts_are_sentences_in_a_row_of_one_text_or_of_two_with_the_same_teachers() -> None:
+    bodies = [[f"Text {text} has sentence number {n} of ten." for n in range(10)] for text in range(8)]
+    texts = [Document(" ".join(sentences), ("",)) for sentences in bodies]
+    parts = [(number % 4 == 0, number % 2) for number in range(8)]
+    drawn = some_excerpts(texts, parts, 400, set(), seed=0)
+    assert [texts.index(text) for _, text in drawn] == [number % 8 for number in range(400)]
+    partners = set()
+    for excerpt, text in drawn:
+        assert excerpt.fields == (excerpt.text,)
+        read = [(int(t), int(n)) for t, n in re.findall(r"Text (\d) has sentence number (\d) ", excerpt.text)]
+        assert excerpt.text == " ".join(bodies[t][n] for t, n in read)
+        breaks = [i for i in range(1, len(read)) if read[i] != (read[i - 1][0], read[i - 1][1] + 1)]
+        assert len(breaks) <= 1
+        assert read[0][0] == texts.index(text)
+        partners |= {(read[0][0], read[i][0]) for i in breaks}
+    assert partners == {(a, b) for a in range(8) for b in range(8) if parts[a] == parts[b]}
+    words = [len(excerpt.text.split()) for excerpt, _ in drawn]
+    assert (min(words), np.median(words) < 50, max(words) > 80) == (8, True, True)  # 8 a sentence, 80 a text
+    assert some_excerpts(texts, parts, 400, set(), seed=0) == drawn
+
+
+def test_excerpts_are_drawn_from_all_texts_and_have_nothing_that_judges() -> None:
+    texts = [
+        Document(text, ("",)) for text in ("It was good. I liked it.", "Bad.", "It was fine. I left early.")
+    ]
+    judging = {key_of_text(Document(text, ("",))) for text in ("i liked it.", "bad.")}
+    drawn = some_excerpts(texts, [(False, 0)] * 3, 60, judging, seed=0)
+    assert {text.text for _, text in drawn} >= {texts[0].text, texts[2].text}
+    assert not any("liked" in excerpt.text or "Bad" in excerpt.text for excerpt, _ in drawn)
+    assert len({text.text for _, text in some_excerpts(texts, [(False, 0)] * 3, 2, set(), seed=0)}) == 2
+    assert some_excerpts(texts, [(False, 0)] * 3, 0, set(), seed=0) == []
+    assert some_excerpts([], [], 5, set(), seed=0) == []
+
+
 def test_parts_of_what_judges_are_not_taught() -> None:
     whole, part = Document("It is a Fine film .", ("",)), Document("a fine film", ("",), is_part=True)
     judging = {key_of_text(whole)}
@@ -93,6 +138,15 @@ def test_sentences_are_labelled_after_the_texts(labelled: Recipe) -> None:
     recipe = labelled.model_copy(update={"teach": more, "name": "student-of-sentences"})
     assert teach(recipe)
     assert len(GOOD) < len(given(recipe)) <= len(GOOD) + 12
+    assert given(recipe)[: len(GOOD)] == pytest.approx(given(labelled), abs=1e-3)
+
+
+def test_excerpts_are_labelled_last(labelled: Recipe) -> None:
+    assert labelled.teach is not None
+    more = labelled.teach.model_copy(update={"excerpts": {"unlabelled": 20}})
+    recipe = labelled.model_copy(update={"teach": more, "name": "student-of-excerpts"})
+    assert teach(recipe)
+    assert len(given(recipe)) == len(GOOD) + 20
     assert given(recipe)[: len(GOOD)] == pytest.approx(given(labelled), abs=1e-3)
 
 
@@ -132,8 +186,9 @@ def test_a_text_with_a_label_is_judged_by_a_bag_that_has_not_read_it(labelled: R
     (tmp_path / "riddles.jsonl").write_text("\n".join(rows))
     riddles = SourceConfig(path=str(tmp_path / "riddles.jsonl"), label="label")
     assert labelled.teach is not None
+    more = {"texts": (riddles,), "sentences": 1000, "excerpts": {"riddles": 300}}
     update = {
-        "teach": labelled.teach.model_copy(update={"texts": (riddles,), "sentences": 1000}),
+        "teach": labelled.teach.model_copy(update=more),
         "finetune": labelled.finetune.model_copy(update={"train": (*labelled.finetune.train, riddles)}),
         "name": "student-of-riddles",
     }
@@ -141,10 +196,13 @@ def test_a_text_with_a_label_is_judged_by_a_bag_that_has_not_read_it(labelled: R
     assert teach(recipe)
     (_, train, _) = next(part for part in split_sources(recipe) if part[0] == "riddles")
     truth = [int(document.label or 0) for document in train]
-    right = given(recipe).argmax(axis=1) == [*truth, *np.repeat(truth, 2)]  # two sentences of each
+    whole, rest = np.split(given(recipe).argmax(axis=1), [len(train)])
+    sentences, excerpts = np.split(rest, [2 * len(train)])
     assert len(train) > 80
-    assert 0.3 < right[: len(train)].mean() < 0.7
-    assert 0.3 < right[len(train) :].mean() < 0.7
+    assert 0.3 < np.mean(whole == truth) < 0.7
+    assert 0.3 < np.mean(sentences == np.repeat(truth, 2)) < 0.7
+    assert len(excerpts) == 300
+    assert 0.3 < np.mean(excerpts == np.resize(truth, 300)) < 0.7
 
 
 def test_what_belongs_to_the_same_group_is_judged_by_a_bag_that_has_read_none_of_it() -> None:
