@@ -11,7 +11,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from model.packing import PackedBatch, Reads, Segments
-from training.examples import IGNORE_INDEX, Example, Floats, Ints
+from training.examples import IGNORE_INDEX, Example, Floats
+
+_Ids = NDArray[np.signedinteger]
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +83,7 @@ def collate_pretraining(examples: Sequence[Example]) -> PretrainingBatch:
     )
 
 
-def pack(input_ids: Sequence[Ints], token_type_ids: Sequence[Ints]) -> tuple[PackedBatch, NDArray[np.int64]]:
+def pack(input_ids: Sequence[_Ids], token_type_ids: Sequence[_Ids]) -> tuple[PackedBatch, NDArray[np.int64]]:
     """Lay arrays end to end; also the first row of each sequence: (batch,)."""
     lengths = np.array([len(ids) for ids in input_ids])
     starts = np.cumsum(lengths) - lengths
@@ -144,7 +146,7 @@ class ClassificationBatch:
 
 
 def collate_classification(
-    input_ids: Sequence[Ints], token_type_ids: Sequence[Ints], targets: Sequence[Floats]
+    input_ids: Sequence[_Ids], token_type_ids: Sequence[_Ids], targets: Sequence[Floats]
 ) -> ClassificationBatch:
     """Pack texts, longest first."""
     order = sorted(range(len(targets)), key=lambda i: -len(input_ids[i]))

@@ -9,13 +9,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 
 from model.checkpoint import Checkpoint
 from model.tokenizer import Tokenizer, kept_ends, truncate_longest_first
 from training.batches import ClassificationBatch, collate_classification
 from training.config import FinetuneConfig, Recipe, SourceConfig, source_name
 from training.errors import RunError, SourceError
-from training.examples import Floats, Ints
+from training.examples import Floats
 from training.pieces import text_hash
 from training.sources import Document, documents, without_breaks
 from training.spelling import typographic
@@ -37,9 +38,9 @@ class LabelledTexts:
     """Texts of one source, ready to be packed."""
 
     name: str
-    input_ids: list[Ints]
+    input_ids: list[NDArray[np.int32]]
     """With special tokens; each (length,)"""
-    token_type_ids: list[Ints]
+    token_type_ids: list[NDArray[np.int8]]
     targets: list[Floats]
     """Probability of each label, 1 for one that is known; each (num_labels,)"""
 
@@ -66,8 +67,12 @@ class LabelledTexts:
     def sample(self, count: int) -> LabelledTexts:
         """At most `count` of the texts, drawn evenly: a file may be sorted by its labels."""
         chosen = evenly(len(self), count)
-        ids, types = ([column[i] for i in chosen] for column in (self.input_ids, self.token_type_ids))
-        return LabelledTexts(self.name, ids, types, [self.targets[i] for i in chosen])
+        return LabelledTexts(
+            self.name,
+            [self.input_ids[i] for i in chosen],
+            [self.token_type_ids[i] for i in chosen],
+            [self.targets[i] for i in chosen],
+        )
 
     @property
     def tokens(self) -> int:
@@ -286,7 +291,9 @@ def encode(
     return LabelledTexts(name, ids, types, list(targets))
 
 
-def assemble(halves: Sequence[list[int]], config: FinetuneConfig, tokenizer: Tokenizer) -> tuple[Ints, Ints]:
+def assemble(
+    halves: Sequence[list[int]], config: FinetuneConfig, tokenizer: Tokenizer
+) -> tuple[NDArray[np.int32], NDArray[np.int8]]:
     """`[CLS] a [SEP]` or `[CLS] a [SEP] b [SEP]`, cut to `max_length`: (length,) ids and types."""
     room = config.max_length - 1 - len(halves)
     ids, types = [tokenizer.cls_id], [0]
@@ -296,7 +303,7 @@ def assemble(halves: Sequence[list[int]], config: FinetuneConfig, tokenizer: Tok
         head, tail = kept_ends(len(half), keep, config.truncation)
         ids += [*half[:head], *half[tail:], tokenizer.sep_id]
         types += [segment] * (len(ids) - len(types))
-    return np.array(ids, dtype=np.int64), np.array(types, dtype=np.int64)
+    return np.array(ids, dtype=np.int32), np.array(types, dtype=np.int8)  # millions of texts stay in memory
 
 
 def joined(parts: Iterable[LabelledTexts], name: str) -> LabelledTexts:
