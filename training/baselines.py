@@ -1,72 +1,32 @@
-"""What a bag of words scores on the same texts and the same split: the figure a network has to beat."""
+"""What bags of words score on the same texts and the same split: the figures a network has to beat."""
 
 from __future__ import annotations
 
-import functools
 import hashlib
 import logging
-import re
-import sys
 import time
-import unicodedata
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
 
 import numpy as np
 
+from training.bag_of_words import BagOfWords
 from training.classification import evenly, split_sources, whole_source
 from training.config import Recipe, source_name
 from training.errors import RunError
-from training.examples import Floats
+from training.naive_bayes import NaiveBayesBag
 from training.shards import read_json, write_json
 from training.sources import Document
 
 logger = logging.getLogger(__name__)
 
-MAX_FEATURES = 400_000
-
-_UNSPACED = (
-    "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff\U00020000-\U0003ffff"
-)
-"""Thai, Lao, Burmese, Khmer, Kana and Han: scripts that put no spaces between words"""
-_UNSPACED_LETTER = re.compile(f"[{_UNSPACED}]")
-
-NEVER = 1e-9
-"""Probability of a label that no text of the training part has; none is less probable."""
-
-STRENGTHS = (1.0, 10.0)
-"""Inverse regularisation; dev decides between them."""
-
-
-def word_pattern() -> str:
-    """A pattern of words of two letters or more, as scikit-learn has them; but each letter by itself in a
-    script without spaces: their pairs stand for words there."""
-    letter, mark = rf"[^\W{_UNSPACED}]", _marks()
-    return rf"(?u)[{_UNSPACED}]|{letter}(?:{letter}|[{mark}])+"
-
-
-def word_and_punctuation_pattern() -> str:
-    """A pattern of words, also of one letter, and of marks that end or part sentences."""
-    return rf"(?u)[{_UNSPACED}]|(?:[^\W{_UNSPACED}]|[{_marks()}'])+|[!?.,;:()]"
-
-
-def num_words(text: str) -> int:
-    """About how many words a text has; in a script without spaces, two letters count as one."""
-    return len(text.split()) + len(_UNSPACED_LETTER.findall(text)) // 2
-
-
-@functools.cache
-def _marks() -> str:
-    """What continues a word and is no letter to `re`: vowels of Indian scripts, points of Arabic and Hebrew
-    ones, other accents, and the joiners between them."""
-    marks = [c for c in map(chr, range(sys.maxunicode)) if unicodedata.category(c) in ("Mn", "Mc")]
-    return "".join(c for c in marks if not _UNSPACED_LETTER.match(c)) + "\u200c\u200d"
+Split = tuple[str, list[Document], list[Document]]
+"""Name, train and dev part of a source"""
 
 
 @dataclass(frozen=True, slots=True)
 class Baseline:
-    """TF-IDF of words and word pairs under a logistic regression, trained on all sources together."""
+    """A bag of words of all sources together, and one of each source alone."""
 
     texts: int
     features: int
@@ -75,31 +35,58 @@ class Baseline:
     seconds: float
     accuracy: dict[str, float]
     """By name of the test set"""
+    alone: dict[str, float]
+    """Of a naive Bayes bag that has read the training source of the test set's name only; by that name"""
 
 
-def tf_idf_baseline(recipe: Recipe) -> Baseline | None:
-    """Train and test it, or read `baseline.json` of the same texts; None where the recipe leaves it out, or the
-    texts have nothing to learn."""
+def bags_of_words(recipe: Recipe) -> Baseline | None:
+    """Train and test them, or read `baseline.json` of the same texts; None where the recipe leaves them out, or
+    the texts have nothing to learn."""
     config = recipe.finetune
     if not (config.baseline_texts and config.train and config.test):
         return None
-    split = split_sources(recipe)
-    train = [document for _, part, _ in split for document in part]
-    train = [train[i] for i in evenly(len(train), config.baseline_texts)]
+    split = [(name, _some(train, config.baseline_texts), dev) for name, train, dev in split_sources(recipe)]
+    train = _some([document for _, part, _ in split for document in part], config.baseline_texts)
     dev = [document for _, _, part in split for document in part]
     test = {source_name(source): whole_source(source, recipe.data, config) for source in config.test}
     file = recipe.folder / "baseline.json"
-    key = " ".join([key_of(train, dev, *test.values()), *test])  # with the names: its figures stand under them
+    parts = (part for _, *parts in split for part in parts)
+    names = [*(name for name, _, _ in split), *test]  # its figures stand under them
+    key = " ".join([key_of(train, *parts, *test.values()), *names])
     found = read_json(file) or {}
-    if found.get("key") == key:
+    if found.get("key") == key and "alone" in found["baseline"]:
         return Baseline(**found["baseline"])
+    began = time.perf_counter()
     try:
-        baseline = _fit(train, dev, test)
+        bag = BagOfWords.fit(train, dev)
     except RunError as error:
         logger.warning("the report has no figure of a bag of words: %s", error)
         return None
+    accuracy = {name: bag.accuracy(documents) for name, documents in test.items()}
+    alone = {part[0]: right for part in split if (right := _alone(part, test.get(part[0], []))) is not None}
+    seconds = round(time.perf_counter() - began, 1)
+    baseline = Baseline(len(train), len(bag.words.vocabulary_), bag.strength, seconds, accuracy, alone)
     write_json(file, {"key": key, "baseline": asdict(baseline)})
     return baseline
+
+
+def _some(texts: list[Document], count: int) -> list[Document]:
+    return [texts[i] for i in evenly(len(texts), count)]
+
+
+def _alone(source: Split, test: Sequence[Document]) -> float | None:
+    """Share of the test set's labels that a bag of this source guesses; None where it has nothing to learn."""
+    name, train, dev = source
+    values = sorted({str(document.label) for document in train})
+    if not test or len(values) < 2:
+        return None
+    logger.info("naive Bayes bag of %s alone: %d texts", name, len(train))
+    try:
+        bag = NaiveBayesBag.fit(train, dev)
+    except RunError:
+        return None
+    guesses = np.array(values)[bag.log_probabilities(test, values).argmax(1)]
+    return float(np.mean(guesses == [str(document.label) for document in test]))
 
 
 def key_of(*parts: Sequence[Document]) -> str:
@@ -110,72 +97,3 @@ def key_of(*parts: Sequence[Document]) -> str:
         for document in part:
             digest.update(repr((document.text, document.label)).encode())
     return digest.hexdigest()
-
-
-@dataclass(frozen=True, slots=True)
-class BagOfWords:
-    """TF-IDF of words and word pairs under a logistic regression."""
-
-    words: Any
-    model: Any
-    strength: float
-
-    @classmethod
-    def fit(
-        cls, train: Sequence[Document], dev: Sequence[Document], strengths: Sequence[float] = STRENGTHS
-    ) -> BagOfWords:
-        """Learn `train`; `dev` decides between the strengths of regularisation, or the first is taken.
-
-        Raises:
-            RunError: no two texts differ in their labels, or none has a word.
-        """
-        from sklearn.feature_extraction.text import TfidfVectorizer  # seconds to import
-        from sklearn.linear_model import LogisticRegression
-
-        logger.info("bag of words: %d texts", len(train))
-        labels = [str(document.label) for document in train]
-        if len(set(labels)) < 2:
-            raise RunError(f"all {len(train)} texts that it may read have the same label")
-        words = TfidfVectorizer(
-            ngram_range=(1, 2),
-            token_pattern=word_pattern(),
-            max_features=MAX_FEATURES,
-            sublinear_tf=True,
-            dtype=np.float32,
-        )
-        try:
-            features = words.fit_transform(document.text for document in train)
-        except ValueError as error:  # an empty vocabulary
-            raise RunError(f"none of {len(train)} texts has a word of two letters") from error
-
-        def fitted(strength: float) -> BagOfWords:
-            return cls(words, LogisticRegression(C=strength, max_iter=1000).fit(features, labels), strength)
-
-        candidates = [fitted(strength) for strength in (strengths if dev else strengths[:1])]
-        return max(candidates, key=lambda c: c.accuracy(dev)) if dev else candidates[0]
-
-    def accuracy(self, documents: Sequence[Document]) -> float:
-        """Share of labels that it guesses."""
-        guesses = self.model.predict(self._features(documents))
-        return float(np.mean(guesses == [str(document.label) for document in documents]))
-
-    def log_probabilities(self, documents: Sequence[Document], labels: Sequence[str]) -> Floats:
-        """Of labels by their value in the label column: (documents, labels)."""
-        known = {value: column for column, value in enumerate(self.model.classes_)}
-        given = self.model.predict_proba(self._features(documents))
-        out = np.zeros((len(documents), len(labels)), dtype=np.float32)
-        for i, label in enumerate(labels):
-            if label in known:
-                out[:, i] = given[:, known[label]]
-        return np.log(np.maximum(out, NEVER))
-
-    def _features(self, documents: Sequence[Document]) -> Any:
-        return self.words.transform(document.text for document in documents)
-
-
-def _fit(train: Sequence[Document], dev: Sequence[Document], test: dict[str, list[Document]]) -> Baseline:
-    began = time.perf_counter()
-    bag = BagOfWords.fit(train, dev)
-    accuracy = {name: bag.accuracy(documents) for name, documents in test.items()}
-    seconds = round(time.perf_counter() - began, 1)
-    return Baseline(len(train), len(bag.words.vocabulary_), bag.strength, seconds, accuracy)

@@ -347,7 +347,7 @@ class FinetuneConfig(_Strict):
     log_steps: Positive = 50
     """Steps that a line of the log is the mean over."""
     baseline_texts: Annotated[int, Field(ge=0)] = 200_000
-    """Training texts, drawn evenly, for the TF-IDF baseline of the report; 0 leaves it out."""
+    """Training texts, drawn evenly, for the bags of words in the report; 0 leaves them out."""
     from_scratch_baseline: bool = False
     """Train the same network from random weights too, on the same texts, for the report: it shows what
     pretraining was worth."""

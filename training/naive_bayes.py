@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from training.baselines import NEVER, word_and_punctuation_pattern
+from training.bag_of_words import NEVER, word_and_punctuation_pattern
 from training.errors import RunError
 from training.examples import Floats
 from training.sources import Document

@@ -12,7 +12,7 @@ from typing import Any
 from model.checkpoint import Checkpoint, load_checkpoint
 from model.heads import BertForSequenceClassification
 from model.tokenizer import Tokenizer
-from training.baselines import Baseline, tf_idf_baseline
+from training.baselines import Baseline, bags_of_words
 from training.classification import LabelledTexts, read_whole
 from training.config import Recipe
 from training.corpus import Corpus, prepare
@@ -61,7 +61,7 @@ class Report:
     classification: dict[str, ClassificationReport] = field(default_factory=dict)
     """By name of the test set"""
     labels: list[str] = field(default_factory=list)
-    tf_idf: Baseline | None = None
+    bags: Baseline | None = None
     from_scratch: dict[str, float] = field(default_factory=dict)
     """Accuracy of the network without pretraining, by name of the test set"""
     seeds: list[SeedReport] = field(default_factory=list)
@@ -131,9 +131,9 @@ def tables(report: Report) -> str:
         ]
     if report.classification:
         lines += [
-            "| test set | texts | accuracy | majority | TF-IDF + logistic regression | without pretraining "
-            "| calibration error | by chance |",
-            "|---|---|---|---|---|---|---|---|",
+            "| test set | texts | accuracy | majority | TF-IDF + logistic regression "
+            "| naive Bayes bag of this source alone | without pretraining | calibration error | by chance |",
+            "|---|---|---|---|---|---|---|---|---|",
             *(_classification_row(name, report) for name in report.classification),
             "",
         ]
@@ -162,14 +162,13 @@ def _cells(figures: Iterable[float | None], digits: int = 4) -> str:
 
 
 def _classification_row(name: str, report: Report) -> str:
-    r = report.classification[name]
+    r, bags = report.classification[name], report.bags
+    together, alone = (bags.accuracy.get(name), bags.alone.get(name)) if bags else (None, None)
     figures = (
-        *(r.accuracy, r.majority_accuracy, report.tf_idf and report.tf_idf.accuracy.get(name)),
+        *(r.accuracy, r.majority_accuracy, together, alone),
         *(report.from_scratch.get(name), r.expected_calibration_error, r.calibration_error_by_chance),
     )
-    return (
-        f"| {name} | {r.examples:,} | " + " | ".join("–" if f is None else f"{f:.4f}" for f in figures) + " |"
-    )
+    return f"| {name} | {r.examples:,} | {_cells(figures)} |"
 
 
 def _seed_row(report: SeedReport) -> str:
@@ -242,7 +241,7 @@ def _classification(recipe: Recipe, folder: Path) -> dict[str, Any]:
     return {
         "classification": {text.name: evaluate_classification(model, text.batches()) for text in texts},
         "labels": checkpoint.config.labels,
-        "tf_idf": tf_idf_baseline(recipe),
+        "bags": bags_of_words(recipe),
         "from_scratch": _accuracies(recipe, scratch, texts) if scratch else {},
         "seeds": [
             SeedReport(result, _accuracies(recipe, seed_folder(recipe, result.seed) / "model", texts))

@@ -20,7 +20,8 @@ from tqdm import tqdm
 from model.checkpoint import Checkpoint, load_checkpoint
 from model.heads import BertForSequenceClassification
 from model.tokenizer import Tokenizer
-from training.baselines import BagOfWords, key_of, num_words
+from training.bag_of_words import BagOfWords, num_words
+from training.baselines import Split, key_of
 from training.classification import (
     LabelledTexts,
     as_served,
@@ -89,8 +90,6 @@ class Opinions:
         return float((blend(self.bag, self.network).argmax(1) == self.labels).mean())
 
 
-Split = tuple[str, list[Document], list[Document]]
-"""Name, train and dev part of a source"""
 Bag = BagOfWords | NaiveBayesBag
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 from pathlib import Path
 
 import numpy as np
@@ -10,14 +11,15 @@ import pytest
 from sklearn.feature_extraction.text import TfidfVectorizer
 
 from tests.training.conftest import MakeRecipe
-from training.baselines import BagOfWords, num_words, tf_idf_baseline, word_pattern
+from training.bag_of_words import BagOfWords, num_words, word_pattern
+from training.baselines import bags_of_words
 from training.config import SourceConfig
 from training.errors import RunError
 from training.sources import Document
 
 
 def test_words_that_decide_the_label_are_learned(make_recipe: MakeRecipe) -> None:
-    baseline = tf_idf_baseline(make_recipe())
+    baseline = bags_of_words(make_recipe())
     assert baseline is not None
     assert baseline.accuracy["reviews"] >= 0.9
     assert 0 < baseline.texts < 80  # without the dev part
@@ -25,23 +27,23 @@ def test_words_that_decide_the_label_are_learned(make_recipe: MakeRecipe) -> Non
 
 def test_the_same_texts_are_learned_once(make_recipe: MakeRecipe) -> None:
     recipe = make_recipe()
-    first = tf_idf_baseline(recipe)
+    first = bags_of_words(recipe)
     assert first is not None
     file = recipe.folder / "baseline.json"
     stored = json.loads(file.read_text())
     stored["baseline"]["accuracy"]["reviews"] = 0.25
     file.write_text(json.dumps(stored))
-    again = tf_idf_baseline(recipe)
+    again = bags_of_words(recipe)
     assert again is not None
     assert again.accuracy["reviews"] == 0.25
 
 
 def test_other_texts_are_learned_anew(make_recipe: MakeRecipe) -> None:
     recipe = make_recipe()
-    first = tf_idf_baseline(recipe)
+    first = bags_of_words(recipe)
     source = SourceConfig(path="reviews.jsonl", label="label", limit=40)
     fewer = recipe.model_copy(update={"finetune": recipe.finetune.model_copy(update={"train": (source,)})})
-    second = tf_idf_baseline(fewer)
+    second = bags_of_words(fewer)
     assert first is not None
     assert second is not None
     assert second.texts < first.texts
@@ -56,7 +58,7 @@ def test_figures_follow_their_texts_when_test_sets_change_names(make_recipe: Mak
             source.model_copy(update={"name": name}) for name, source in zip(names, (few, many), strict=True)
         )
         changed = recipe.finetune.model_copy(update={"test": test})
-        baseline = tf_idf_baseline(recipe.model_copy(update={"finetune": changed}))
+        baseline = bags_of_words(recipe.model_copy(update={"finetune": changed}))
         assert baseline is not None
         return baseline.accuracy
 
@@ -77,11 +79,38 @@ def test_texts_of_one_label_are_refused(make_recipe: MakeRecipe, tmp_path: Path)
     source = SourceConfig(path=str(tmp_path / "sorted.jsonl"), label="label")
     sorted_ = recipe.model_copy(update={"finetune": recipe.finetune.model_copy(update={"train": (source,)})})
     with pytest.raises(RunError, match=r"no text of finetune\.train is labelled '0'"):
-        tf_idf_baseline(sorted_)
+        bags_of_words(sorted_)
+
+
+def test_a_bag_of_one_source_alone_does_not_learn_from_the_others(
+    make_recipe: MakeRecipe, tmp_path: Path
+) -> None:
+    """Of the two sources the second says the contrary of the first, so that both together say nothing."""
+    recipe, rng = make_recipe(), random.Random(5)
+
+    def source(name: str, good: int, count: int) -> SourceConfig:
+        labels = [rng.randrange(2) for _ in range(count)]
+        texts = (f"{rng.choice('abcdef')} {'good' if label else 'bad'} film {rng.random()}" for label in labels)
+        rows = (
+            json.dumps({"text": text, "label": label if good else 1 - label})
+            for text, label in zip(texts, labels, strict=True)
+        )
+        (tmp_path / f"{name}-{count}.jsonl").write_text("\n".join(rows))
+        return SourceConfig(name=name, path=str(tmp_path / f"{name}-{count}.jsonl"), label="label")
+
+    sources = {
+        "train": (source("films", 1, 200), source("contrary", 0, 200)),
+        "test": (source("films", 1, 50), source("contrary", 0, 50), source("other", 1, 50)),
+    }
+    update = {"finetune": recipe.finetune.model_copy(update=sources)}
+    baseline = bags_of_words(recipe.model_copy(update=update))
+    assert baseline is not None
+    assert baseline.alone == {"films": 1, "contrary": 1}
+    assert baseline.accuracy["films"] + baseline.accuracy["contrary"] < 1.5
 
 
 def test_zero_texts_leave_it_out(make_recipe: MakeRecipe) -> None:
-    assert tf_idf_baseline(make_recipe("finetune.baseline_texts=0")) is None
+    assert bags_of_words(make_recipe("finetune.baseline_texts=0")) is None
 
 
 def test_labels_get_probabilities_in_the_order_asked_for() -> None:
@@ -147,7 +176,7 @@ def test_texts_that_teach_a_bag_of_words_nothing_have_no_figure(
 
     def baseline(**changes: object) -> object:
         changed = recipe.finetune.model_copy(update=changes)
-        return tf_idf_baseline(recipe.model_copy(update={"finetune": changed}))
+        return bags_of_words(recipe.model_copy(update={"finetune": changed}))
 
     assert baseline(baseline_texts=1) is None
     assert "no figure of a bag of words: all 1 texts" in caplog.text
