@@ -111,6 +111,8 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
     parsed, rest = parser.parse_known_args(arguments)
     if unknown := [argument for argument in rest if argument.startswith("-")]:
         parser.error(f"unrecognized arguments: {' '.join(unknown)}")
+    if rest and parsed.command in ("average", "grow", "bench"):
+        parser.error(f"unrecognized arguments: {' '.join(rest)}; {parsed.command} reads no recipe")
     parsed.override += rest
     return parsed
 

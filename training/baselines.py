@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass
 
 import numpy as np
 
-from training.bag_of_words import BagOfWords
+from training.bag_of_words import BagOfWords, num_words
 from training.classification import evenly, split_sources, whole_source
 from training.config import Recipe, source_name
 from training.errors import RunError
@@ -19,6 +19,9 @@ from training.shards import read_json, write_json
 from training.sources import Document
 
 logger = logging.getLogger(__name__)
+
+ALONE_WORDS = 10_000_000
+"""What a bag of one source may read: each word of long texts is the first of a new triple, some 300 bytes."""
 
 Split = tuple[str, list[Document], list[Document]]
 """Name, train and dev part of a source"""
@@ -80,6 +83,8 @@ def _alone(source: Split, test: Sequence[Document]) -> float | None:
     values = sorted({str(document.label) for document in train})
     if not test or len(values) < 2:
         return None
+    words = sum(num_words(document.text) for document in train)
+    train = _some(train, len(train) * ALONE_WORDS // max(words, ALONE_WORDS))
     logger.info("naive Bayes bag of %s alone: %d texts", name, len(train))
     try:
         bag = NaiveBayesBag.fit(train, dev)

@@ -64,6 +64,11 @@ class LabelledTexts:
         order = self.longest_first
         return (self.batch(order[at : at + BATCH]) for at in range(0, len(order), BATCH))
 
+    @property
+    def num_batches(self) -> int:
+        """Of `batches`."""
+        return -(-len(self) // BATCH)
+
     def sample(self, count: int) -> LabelledTexts:
         """At most `count` of the texts, drawn evenly: a file may be sorted by its labels."""
         chosen = evenly(len(self), count)
@@ -175,7 +180,7 @@ def split_sources(recipe: Recipe) -> list[tuple[str, list[Document], list[Docume
         split: tuple[list[Document], list[Document]] = ([], [])
         for document in kept:
             is_dev = share[document.group or document.text] < limit
-            if not (is_dev and document.is_part):
+            if not (is_dev and document.whole):
                 split[is_dev].append(document)
         if len(split[1]) > MUCH_DEV * fraction * len(kept) and len(split[1]) > FULL_VOICE:
             logger.warning(
@@ -204,7 +209,7 @@ def _without(judging: set[int], texts: Sequence[Document], name: str, part: str)
 
 def judges(document: Document, judging: set[int]) -> bool:
     """Whether it is one of the texts with these keys, or a part of one."""
-    whole = document.group if document.is_part and document.group else document.text
+    whole = document.whole or document.text
     return not judging.isdisjoint({key_of_text(document), key_of_text(Document(whole, (whole,)))})
 
 

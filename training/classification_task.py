@@ -87,12 +87,13 @@ class ClassificationTask:
         order = self._order(progress.epoch)
         chosen = order[progress.position : progress.position + self.config.batch]
         progress.position += len(chosen)
-        own = chosen[self.processes.rank :: self.processes.world]
-        batch = self.texts.batch(own.tolist())
-        if self.config.masked_fraction:
-            drawn_by = (self.seed, progress.epoch, progress.position, self.processes.rank)
-            batch = masked(batch, self.config.masked_fraction, self.tokenizer, np.random.default_rng(drawn_by))
-        return [batch.to(self.device)]
+        own = chosen[self.processes.rank :: self.processes.world].tolist()
+        size = self.config.micro_batch or len(own)
+        batches = [self.texts.batch(own[at : at + size]) for at in range(0, len(own), size)]
+        if fraction := self.config.masked_fraction:
+            rng = np.random.default_rng((self.seed, progress.epoch, progress.position, self.processes.rank))
+            batches = [masked(batch, fraction, self.tokenizer, rng) for batch in batches]
+        return [batch.to(self.device) for batch in batches]
 
     def losses(self, batch: ClassificationBatch, counts: Sequence[float]) -> Tensor:
         """Part of the step's mean cross-entropy in nats, and of its share of right answers."""

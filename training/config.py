@@ -338,6 +338,8 @@ class FinetuneConfig(_Strict):
     """Of AdamW."""
     clip_norm: Annotated[float, Field(gt=0)] = 1.0
     """The gradient's norm is cut to this."""
+    micro_batch: Positive | None = None
+    """Texts per forward pass of a process; fewer take less memory. If absent, its whole share of `batch`."""
     dropout: Dropout = 0.1
     """Of hidden states and of attention."""
     attention_dropout: Dropout | None = None
@@ -445,7 +447,7 @@ class Recipe(_Strict):
         lengths = {
             "pretrain.examples.sequence_length": self.pretrain.examples.sequence_length,
             "pretrain.long_length": self.pretrain.long_length if self.pretrain.long_fraction else 0,
-            "finetune.max_length": self.finetune.max_length,
+            "finetune.max_length": 0 if self.finetune.pretrained else self.finetune.max_length,
         }
         for key, length in lengths.items():
             if length > positions and self.pretrain.start is None:  # else it is compared with what that has
@@ -455,6 +457,7 @@ class Recipe(_Strict):
             "corpus.heldout": self.corpus.heldout,
             "finetune.train": self.finetune.train,
             "finetune.test": self.finetune.test,
+            "teach.texts": self.teach.texts if self.teach else (),
         }
         for key, sources in lists.items():
             for name, count in Counter(map(source_name, sources)).items():

@@ -239,7 +239,7 @@ def _loop(
 
 
 _NOT_WHAT_IS_LEARNED = {
-    *("train", "test", "pretrained", "seeds", "checkpoint_minutes", "log_steps"),
+    *("train", "test", "pretrained", "seeds", "checkpoint_minutes", "log_steps", "micro_batch"),
     *("baseline_texts", "from_scratch_baseline"),
 }
 

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from model.cpu import bfloat16_is_fast
+from training.distributed import launched
 from training.errors import RunError
 
 
@@ -29,6 +30,8 @@ def choose_device(name: str, local_rank: int = 0) -> torch.device:
     index = local_rank if device.index is None else device.index
     if device.type == "cuda" and index >= (count := torch.cuda.device_count()):
         raise RunError(f"device {name!r}: there is no cuda:{index}; PyTorch finds {count} CUDA devices here")
+    if device.index is not None and launched() > 1:
+        raise RunError(f"device {name!r} would be that of every process; with torchrun, let it be cuda")
     if name != "cuda":
         return device
     torch.cuda.set_device(local_rank)

@@ -94,7 +94,7 @@ def _settings(recipe: Recipe, name: str, otherwise: Mapping[str, Any]) -> dict[s
     stage = recipe.pretrain if name == "pretrained" else recipe.finetune
     settings = stage.model_dump(mode="json", exclude={"train", "test"})
     if name != "pretrained" and recipe.teach:
-        settings["teach"] = recipe.teach.model_dump(mode="json", include={"classifier", "sentences", "like"})
+        settings["teach"] = recipe.teach.model_dump(mode="json", exclude={"texts"})
     for key, value in otherwise.items():
         _, *tables, last = key.split(".")
         functools.reduce(lambda table, name: table.setdefault(name, {}), tables, settings)[last] = value

@@ -99,7 +99,7 @@ def _routed(recipe: Recipe, meter: _Meter) -> Iterator[tuple[str, SourceConfig, 
             group = _group_hash(document)
             if group in held_out:
                 yield f"heldout/{source_name(source)}", source, document.text
-            elif judging.isdisjoint({group, text_hash(document.text)}):
+            elif judging.isdisjoint({group, *map(text_hash, (document.text, document.whole or document.text))}):
                 yield "train", source, document.text
             else:
                 left_out += 1

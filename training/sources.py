@@ -55,8 +55,8 @@ class Document:
     label: str | None = None
     group: str | None = None
     """Equal for documents that must not be split between train and dev"""
-    is_part: bool = False
-    """Of a longer document of the same source"""
+    whole: str | None = None
+    """The longer document of the same source that it is a part of"""
 
 
 def documents(source: SourceConfig, root: Path, progress: Progress | None = None) -> Iterator[Document]:
@@ -96,7 +96,7 @@ def with_wholes(found: Iterable[Document]) -> list[Document]:
     for i in sorted(range(len(documents)), key=lambda i: -len(words_of[i])):
         words = words_of[i]
         if whole := whole_of.get(words):
-            documents[i] = replace(documents[i], group=whole.group or whole.text, is_part=True)
+            documents[i] = replace(documents[i], group=whole.group or whole.text, whole=whole.text)
             continue
         for length in lengths:
             for start in range(len(words) - length + 1):

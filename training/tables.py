@@ -105,6 +105,8 @@ def _table(lines: Iterable[str], file: Path, **dialect: Any) -> Iterator[Row]:
                 raise SourceError(f"{file}, {at}: {counts}; quote a field that holds a delimiter or a newline")
     except csv.Error as error:
         remedy = 'in a quoted field, a quotation mark is written twice ("")'
+        if "new-line character" in str(error):
+            remedy = "its lines end in bare carriage returns: write them with newlines"
         raise SourceError(f"{file}, line {reader.line_num}: {error}; {remedy}") from error
 
 

@@ -5,6 +5,7 @@ A text that has a label may be among them: then a bag that has not read it says 
 
 from __future__ import annotations
 
+import functools
 import json
 import logging
 from collections import defaultdict
@@ -51,6 +52,8 @@ SENTENCE_WORDS = (4, 60)
 EXCERPT_WORDS = (8, 160)
 """Of one text, as many short as long ones; a sentence is not cut, so it may be more."""
 FOLDS = 5
+_REMEMBERED = 100_000
+"""Texts whose sentences are not looked for again"""
 SHARES = [i / 20 for i in range(21)]
 TEMPERATURES = [1.1**i for i in range(-10, 11)]  # 0.39 to 2.6
 
@@ -98,8 +101,8 @@ class Group:
     """Texts that have the same teachers."""
 
     texts: list[Document]
-    origins: list[int]
-    """Key of the text that each is, or is a part of"""
+    origins: list[tuple[int, ...]]
+    """Keys of the texts that each is, or has parts of"""
     like: str | None
     """The source of `finetune.train` that they are like; None: all of them"""
 
@@ -119,21 +122,23 @@ class Folds:
     only: of a text that it has read, a bag repeats the label."""
 
     train: Sequence[Document]
+    """What the bags may read"""
+    parts: dict[int, int]
+    """The part of each text by its key, also of those that are not read"""
     kind: type[Bag]
     strength: float
 
     def log_probabilities(
-        self, documents: Sequence[Document], origins: Sequence[int], labels: Sequence[str]
+        self, documents: Sequence[Document], origins: Sequence[tuple[int, ...]], labels: Sequence[str]
     ) -> Floats:
         """Of labels by their value in the label column: (documents, labels). All alike where the other parts
-        are too small to learn from."""
+        are too small to learn from. What has parts of several texts is judged with the part of the first."""
         out = np.full((len(documents), len(labels)), -np.log(len(labels)), dtype=np.float32)
         keys, part_of = list(map(key_of_text, self.train)), np.array(list(map(_part, self.train)))
-        known = parts_of(self.train)
-        own = np.array([known.get(origin, origin % FOLDS) for origin in origins])
+        own = np.array([self.parts.get(first, first % FOLDS) for first, *_ in origins])
         for part in np.unique(own):
             chosen = np.flatnonzero(own == part).tolist()
-            judged = {origins[i] for i in chosen}  # one may be in several groups
+            judged = {key for i in chosen for key in origins[i]}  # one may be in several groups
             read = (i for i in np.flatnonzero(part_of != part).tolist() if keys[i] not in judged)
             others = [self.train[i] for i in read]
             if len({document.label for document in others}) < 2:
@@ -161,13 +166,14 @@ class Teachers:
         cls, sources: Sequence[Split], like: str | None, checkpoint: Checkpoint, config: FinetuneConfig
     ) -> Teachers:
         """A bag of the train parts, of the kind that suits one source or all; dev parts decide its strength."""
-        train = [document for _, part, _ in sources for document in part]
-        train = [train[i] for i in evenly(len(train), config.baseline_texts or len(train))]
+        every = [document for _, part, _ in sources for document in part]
+        train = [every[i] for i in evenly(len(every), config.baseline_texts or len(every))]
         dev = [document for _, _, part in sources for document in part]
         kind = BagOfWords if like is None else NaiveBayesBag
         bag = kind.fit(train, dev)
         assert isinstance(checkpoint.model, BertForSequenceClassification)
-        return cls(bag, Folds(train, kind, bag.strength), checkpoint.model, checkpoint, config)
+        folds = Folds(train, parts_of(every), kind, bag.strength)
+        return cls(bag, folds, checkpoint.model, checkpoint, config)
 
     def label(self, name: str, group: Group, labelled: set[int], blend: Blend, alone: Blend) -> Floats:
         """Probabilities of each label: (texts, num_labels).
@@ -179,7 +185,7 @@ class Teachers:
             blend: weighs both teachers.
             alone: the bag's opinion, made as sure as it may be.
         """
-        known = np.array([origin in labelled for origin in group.origins], dtype=bool)
+        known = np.array([not labelled.isdisjoint(keys) for keys in group.origins], dtype=bool)
         targets = np.empty((len(known), len(self.config.labels)), dtype=np.float32)
         if not known.all():
             targets[~known] = blend(*self.of(name, [group.texts[i] for i in np.flatnonzero(~known).tolist()]))
@@ -197,7 +203,7 @@ class Teachers:
         bag = self.bag.log_probabilities(texts, list(self.config.labels))
         unknown, served = list(np.zeros_like(bag)), as_served(self.config, self.checkpoint)
         read = encode(name, texts, unknown, served, self.checkpoint.tokenizer)
-        batches = tqdm(list(read.batches()), desc=name, unit="batch")
+        batches = tqdm(read.batches(), desc=name, total=read.num_batches, unit="batch")
         logits, _ = predict_classification(self.network, batches)
         network = np.empty_like(bag)
         network[read.longest_first] = logits.log_softmax(1).numpy()
@@ -311,6 +317,7 @@ def _groups(recipe: Recipe, split: Sequence[Split]) -> list[Group]:
     dev = (part for _, _, part in split)
     test = (documents(source, recipe.data) for source in config.test)
     judging = {key_of_text(document) for part in (*dev, *test) for document in part}
+    labelled = {key_of_text(document) for _, train, _ in split for document in train}
     groups, excerpts = [], []
     for source in recipe.teach.texts:
         name, texts = source_name(source), list(documents(source, recipe.data))
@@ -318,15 +325,15 @@ def _groups(recipe: Recipe, split: Sequence[Split]) -> list[Group]:
         if len(kept) < len(texts):
             logger.info("%s: %d texts stand in dev or test too, and are left out", name, len(texts) - len(kept))
         keys, like = list(map(key_of_text, kept)), recipe.teach.like.get(name)
-        groups.append(Group(kept, keys, like))
-        labelled = parts_of([text for other, train, _ in split if like in (None, other) for text in train])
-        parts = [(key in labelled, labelled.get(key, key % FOLDS)) for key in keys]
-        drawn = some_excerpts(kept, parts, recipe.teach.excerpts.get(name, 0), judging, recipe.seed)
-        excerpts.append(Group([part for part, _ in drawn], [key_of_text(text) for _, text in drawn], like))
+        groups.append(Group(kept, [(key,) for key in keys], like))
+        part_of = parts_of([text for other, train, _ in split if like in (None, other) for text in train])
+        parts = [(key in labelled, part_of.get(key, key % FOLDS)) for key in keys]
+        made = some_excerpts(kept, parts, recipe.teach.excerpts.get(name, 0), judging, recipe.seed)
+        origins = [tuple(map(key_of_text, of)) for _, of in made]
+        excerpts.append(Group([excerpt for excerpt, _ in made], origins, like))
     every = [document for group in groups for document in group.texts]
-    known = judging | {key_of_text(document) for _, train, _ in split for document in train}
-    drawn = some_sentences(every, recipe.teach.sentences, known, recipe.seed)
-    sentences = Group([sentence for sentence, _ in drawn], [key_of_text(text) for _, text in drawn], None)
+    drawn = some_sentences(every, recipe.teach.sentences, judging | labelled, recipe.seed)
+    sentences = Group([sentence for sentence, _ in drawn], [(key_of_text(text),) for _, text in drawn], None)
     return [group for group in (*groups, sentences, *excerpts) if group.texts]
 
 
@@ -352,36 +359,37 @@ def some_sentences(
 
 def some_excerpts(
     texts: Sequence[Document], parts: Sequence[tuple[bool, int]], count: int, judging: set[int], seed: int
-) -> list[tuple[Document, Document]]:
-    """At most `count` excerpts, about as many of each text, without sentences of `judging`; each with the text
-    that its first sentences are from. Half of them go on with another text of the same part (whether it has a
-    label, and its part of `Folds`), which the same teachers have not read."""
+) -> list[tuple[Document, tuple[Document, ...]]]:
+    """At most `count` excerpts, about as many of each text, without sentences of `judging`; each with the texts
+    that it is from. Half of them go on with another text of the same part (whether it has a label, and its part
+    of `Folds`), which the same teachers have not read."""
     rng = np.random.default_rng(seed)
-    sentences: dict[int, list[str]] = {}
     alike = defaultdict(list)
     for i, part in enumerate(parts):
         alike[part].append(i)
 
-    def excerpt(i: int) -> str:
-        if i not in sentences:
-            all_of_it = map(str.strip, split_sentences(texts[i].text))
-            sentences[i] = [s for s in all_of_it if key_of_text(Document(s, (s,))) not in judging]
-        if not sentences[i]:
-            return ""
-        at = start = int(rng.integers(len(sentences[i])))
+    @functools.lru_cache(maxsize=_REMEMBERED)
+    def sentences(i: int) -> list[str]:
+        every = map(str.strip, split_sentences(texts[i].text))
+        return [sentence for sentence in every if key_of_text(Document(sentence, (sentence,))) not in judging]
+
+    def excerpt(of: Sequence[str]) -> str:
+        at = start = int(rng.integers(len(of)))
         missing = np.exp(rng.uniform(*np.log(EXCERPT_WORDS)))
-        while missing > 0 and at < len(sentences[i]):
-            missing -= num_words(sentences[i][at])
+        while missing > 0 and at < len(of):
+            missing -= num_words(of[at])
             at += 1
-        return " ".join(sentences[i][start:at])
+        return " ".join(of[start:at])
 
     chosen = []
     for number in range(count if texts else 0):
-        i = int(number * len(texts) // count) if count < len(texts) else number % len(texts)
-        others = [int(rng.choice(alike[parts[i]]))] if rng.random() < 0.5 else []
-        text = " ".join(filter(None, map(excerpt, (i, *others))))
-        if text:
-            chosen.append((Document(text, (text,)), texts[i]))
+        i = number * len(texts) // count if count < len(texts) else number % len(texts)
+        others = alike[parts[i]]
+        other = others[int(rng.integers(len(others)))] if rng.random() < 0.5 else i
+        of = [j for j in dict.fromkeys((i, other)) if sentences(j)]
+        if of:
+            text = " ".join(excerpt(sentences(j)) for j in of)
+            chosen.append((Document(text, (text,)), tuple(texts[j] for j in of)))
     return chosen
 
 

@@ -145,13 +145,14 @@ def test_of_phrases_whole_texts_alone_judge_and_none_of_their_parts_is_trained_o
     }
 
 
-def test_parts_of_a_text_that_is_tested_are_not_trained_on(tmp_path: Path) -> None:
+@pytest.mark.parametrize("group", [None, "film"])
+def test_parts_of_a_text_that_is_tested_are_not_trained_on(tmp_path: Path, group: str | None) -> None:
     rows: list[dict[str, object]] = [
-        {"text": text, "label": number % 2}
+        {"text": text, "label": number % 2, "film": "It"}
         for number, text in enumerate(["a good film , really", "a good film", "good", "a bad one", "bad"])
     ]
     (tmp_path / "test.jsonl").write_text('{"text": "A good film, really", "label": 1}\n')
-    source = write(tmp_path, rows).model_copy(update={"phrases": True})
+    source = write(tmp_path, rows).model_copy(update={"phrases": True, "group": group})
     recipe = recipe_of(tmp_path, source, test=(SourceConfig(path="test.jsonl", label="label"),))
     ((_, train, _),) = split_sources(recipe)
     assert [document.text for document in train] == ["a bad one", "bad"]

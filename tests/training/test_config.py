@@ -78,6 +78,7 @@ def test_what_is_to_be_text_is_taken_as_it_stands(recipe_file: Path) -> None:
         ),
         ('finetune.train=[{path="a.csv"},{path="b/a.csv"}]', r"finetune\.train: 2 are called 'a'"),
         ('finetune.test=[{path="a.csv"},{path="b/a.csv"}]', r"finetune\.test: 2 are called 'a'"),
+        ('teach={classifier="x",texts=[{path="a.csv"},{path="b/a.csv"}]}', r"teach\.texts: 2 are called 'a'"),
         (
             'finetune.train=[{path="a.csv",text=["title","summary","text"]}]',
             "a has 3 text columns; name one, or two for a pair",
@@ -98,6 +99,11 @@ def test_what_is_to_be_text_is_taken_as_it_stands(recipe_file: Path) -> None:
 def test_a_mistake_names_the_key(recipe_file: Path, override: str, message: str) -> None:
     with pytest.raises(RecipeError, match=message):
         load_recipe(str(recipe_file), [override])
+
+
+def test_how_long_texts_may_be_is_for_the_checkpoint_to_say_where_there_is_one(recipe_file: Path) -> None:
+    recipe = load_recipe(str(recipe_file), ["finetune.max_length=1024", "finetune.pretrained=some/checkpoint"])
+    assert recipe.finetune.max_length == 1024
 
 
 def test_broken_toml_names_the_file(tmp_path: Path) -> None:

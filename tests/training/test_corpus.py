@@ -204,6 +204,17 @@ def test_parts_of_what_is_held_out_are_not_trained_on(tmp_path: Path) -> None:
     assert not [text for text in train if any(text in whole for whole in heldout)]
 
 
+def test_parts_of_a_heldout_text_are_not_trained_on_though_their_group_is_another(tmp_path: Path) -> None:
+    texts = ["a good film , really", "a good film", "a bad one", "bad"]
+    rows = [{"film": "It", "text": text} for text in texts]
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "a.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    (tmp_path / "data" / "dev.jsonl").write_text(json.dumps({"text": texts[0]}))
+    source = {"path": "a.jsonl", "group": "film", "phrases": True}
+    train, _ = parts_of(recipe(tmp_path, sources=[source], heldout=[{"path": "dev.jsonl"}]))
+    assert train == set(texts[2:])
+
+
 def test_a_text_of_several_groups_is_on_one_side(tmp_path: Path) -> None:
     own = [{"film": film, "text": f"a text of {film}"} for film in ascii_lowercase]
     shared = [{"film": film, "text": "the same words"} for film in ascii_lowercase]

@@ -35,6 +35,17 @@ def test_a_device_that_is_not_there_is_refused(monkeypatch: pytest.MonkeyPatch) 
             choose_device(name, local_rank)
 
 
+def test_processes_do_not_share_one_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(
+        RunError, match="device 'cuda:1' would be that of every process; with torchrun, let it be cuda"
+    ):
+        choose_device("cuda:1")
+    monkeypatch.setenv("WORLD_SIZE", "1")
+    assert choose_device("cuda:1") == torch.device("cuda:1")
+
+
 def test_precision_is_one_that_needs_no_loss_scaling() -> None:
     assert choose_precision(torch.device("cpu")) == (torch.bfloat16 if bfloat16_is_fast() else torch.float32)
 

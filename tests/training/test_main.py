@@ -168,6 +168,14 @@ def test_an_unknown_option_is_refused() -> None:
         main(["export", "quick", "--fast"])
 
 
+@pytest.mark.parametrize("command", ["grow wider narrow more", "bench mini pretrain.optimizer=muon"])
+def test_what_a_command_would_not_read_is_refused(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(command.split())
+    name, *_, last = command.split()
+    assert f"unrecognized arguments: {last}; {name} reads no recipe" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_while_preparing_says_how_to_continue(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], number: signal.Signals

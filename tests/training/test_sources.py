@@ -173,18 +173,12 @@ def test_a_phrase_is_kept_with_the_longest_text_that_it_is_a_part_of(tmp_path: P
     found = read(tmp_path, "a.jsonl", label="label", phrases=True)
     assert [document.text for document in found] == rows
     whole = "the film is n't bad ."
-    assert [(d.group, d.is_part) for d in found] == [
-        (whole, True),
-        (None, False),
-        (whole, True),
-        (None, False),
-        (whole, True),
-        (None, False),
-    ]
+    assert [d.whole for d in found] == [whole, None, whole, None, whole, None]
+    assert [d.group for d in found] == [whole, None, whole, None, whole, None]
     joined = read(tmp_path, "a.jsonl", label="label", phrases=True, treebank="joined")
-    assert [(d.text, d.group, d.is_part) for d in joined[:2]] == [
-        ("isn't bad", whole, True),
-        ("the film isn't bad.", whole, False),
+    assert [(d.text, d.group, d.whole) for d in joined[:2]] == [
+        ("isn't bad", whole, whole),
+        ("the film isn't bad.", whole, None),
     ]
 
 
@@ -199,7 +193,7 @@ def test_long_texts_have_no_phrases_looked_for_that_are_not_there(tmp_path: Path
     found = read(tmp_path, "a.jsonl", label="label", phrases=True)
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
-    assert [document.is_part for document in found] == [False, True, False]
+    assert [document.whole for document in found] == [None, long, None]
     assert peak < 20e6
 
 
@@ -387,6 +381,11 @@ def test_documents_are_streamed_not_collected(tmp_path: Path) -> None:
             r"line 3: 3 fields, but the header names 2 \(text, label\); quote",
         ),
         ("a.csv", 'text,label\n"x,1\ny,2\n', r"a\.csv, line 3: unexpected end of data; .* written twice"),
+        (
+            "a.csv",
+            "text,label\rx,1\ry,0\r",
+            r"a\.csv, line 1: .*its lines end in bare carriage returns: write them",
+        ),
         ("a.csv", "text,stars,text\nx,1,y\n", r"a\.csv: two columns are called 'text'; rename one"),
         ("a.tsv", "text\tlabel\nx\n", r"a\.tsv, line 2: 1 fields, but the header names 2"),
         ("a.jsonl.gz", b"not gzip", r"a\.jsonl\.gz: cannot be read \(Not a gzipped file"),

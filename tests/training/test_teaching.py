@@ -29,6 +29,7 @@ from training.teaching import (
     Opinions,
     best_blend,
     judges,
+    parts_of,
     some_excerpts,
     some_sentences,
     taught,
@@ -94,17 +95,17 @@ def test_excerpts_are_sentences_in_a_row_of_one_text_or_of_two_with_the_same_tea
     texts = [Document(" ".join(sentences), ("",)) for sentences in bodies]
     parts = [(number % 4 == 0, number % 2) for number in range(8)]
     drawn = some_excerpts(texts, parts, 400, set(), seed=0)
-    assert [texts.index(text) for _, text in drawn] == [number % 8 for number in range(400)]
+    assert [texts.index(of[0]) for _, of in drawn] == [number % 8 for number in range(400)]
     partners = set()
-    for excerpt, text in drawn:
+    for excerpt, of in drawn:
         assert excerpt.fields == (excerpt.text,)
         read = [(int(t), int(n)) for t, n in re.findall(r"Text (\d) has sentence number (\d) ", excerpt.text)]
         assert excerpt.text == " ".join(bodies[t][n] for t, n in read)
         breaks = [i for i in range(1, len(read)) if read[i] != (read[i - 1][0], read[i - 1][1] + 1)]
-        assert len(breaks) <= 1
-        assert read[0][0] == texts.index(text)
+        assert [read[i][0] for i in (0, *breaks)] == [texts.index(text) for text in of]
         partners |= {(read[0][0], read[i][0]) for i in breaks}
-    assert partners == {(a, b) for a in range(8) for b in range(8) if parts[a] == parts[b]}
+    assert partners == {(a, b) for a in range(8) for b in range(8) if parts[a] == parts[b] and a != b}
+    assert 100 < sum(len(of) == 2 for _, of in drawn) < 200  # some would have gone on with themselves
     words = [len(excerpt.text.split()) for excerpt, _ in drawn]
     assert (min(words), np.median(words) < 50, max(words) > 80) == (8, True, True)  # 8 a sentence, 80 a text
     assert some_excerpts(texts, parts, 400, set(), seed=0) == drawn
@@ -116,20 +117,21 @@ def test_excerpts_are_drawn_from_all_texts_and_have_nothing_that_judges() -> Non
     ]
     judging = {key_of_text(Document(text, ("",))) for text in ("i liked it.", "bad.")}
     drawn = some_excerpts(texts, [(False, 0)] * 3, 60, judging, seed=0)
-    assert {text.text for _, text in drawn} >= {texts[0].text, texts[2].text}
+    assert {text.text for _, of in drawn for text in of} == {texts[0].text, texts[2].text}
     assert not any("liked" in excerpt.text or "Bad" in excerpt.text for excerpt, _ in drawn)
-    assert len({text.text for _, text in some_excerpts(texts, [(False, 0)] * 3, 2, set(), seed=0)}) == 2
+    few = some_excerpts(texts, [(False, i) for i in range(3)], 2, set(), seed=0)
+    assert [of for _, of in few] == [(texts[0],), (texts[1],)]
     assert some_excerpts(texts, [(False, 0)] * 3, 0, set(), seed=0) == []
     assert some_excerpts([], [], 5, set(), seed=0) == []
 
 
 def test_parts_of_what_judges_are_not_taught() -> None:
-    whole, part = Document("It is a Fine film .", ("",)), Document("a fine film", ("",), is_part=True)
+    whole, part = Document("It is a Fine film .", ("",)), Document("a fine film", ("",), group="films")
     judging = {key_of_text(whole)}
     assert judges(Document("it is a fine film .", ("",)), judging)
     assert not judges(part, judging)
-    assert judges(replace(part, group="it is a fine film ."), judging)
-    assert not judges(replace(part, group="it is not a fine film ."), judging)
+    assert judges(replace(part, whole="it is a fine film ."), judging)
+    assert not judges(replace(part, whole="it is not a fine film ."), judging)
 
 
 def test_sentences_are_labelled_after_the_texts(labelled: Recipe) -> None:
@@ -214,8 +216,8 @@ def test_what_belongs_to_the_same_group_is_judged_by_a_bag_that_has_read_none_of
         for word, label in pairs
         for text in (f"{word} is n't it", f"{word} isn't it now")
     ]
-    folds = Folds(train, NaiveBayesBag, strength=10.0)
-    says = folds.log_probabilities(train, list(map(key_of_text, train)), ["0", "1"])
+    folds = Folds(train, parts_of(train), NaiveBayesBag, strength=10.0)
+    says = folds.log_probabilities(train, [(key_of_text(text),) for text in train], ["0", "1"])
     right = says.argmax(1) == np.array([int(str(document.label)) for document in train])
     assert right.mean() < 0.7
 
@@ -224,9 +226,23 @@ def test_a_text_that_is_in_two_groups_is_judged_by_a_bag_that_has_read_neither()
     rng = random.Random(3)
     words = [("".join(rng.choices("abcdefgh", k=6)), str(number % 2)) for number in range(60)]
     train = [Document(w, (w,), label, group=f"{w} {copy}") for w, label in words for copy in range(2)]
-    folds = Folds(train, NaiveBayesBag, strength=10.0)
-    says = folds.log_probabilities(train, list(map(key_of_text, train)), ["0", "1"])
+    folds = Folds(train, parts_of(train), NaiveBayesBag, strength=10.0)
+    says = folds.log_probabilities(train, [(key_of_text(text),) for text in train], ["0", "1"])
     assert says.max() == pytest.approx(np.log(0.5), abs=0.3)
+
+
+def test_what_is_of_two_texts_is_judged_by_a_bag_that_has_read_neither() -> None:
+    """Also where the second is in another part than the first, and where the bags read only some texts."""
+    rng = random.Random(3)
+    words = [("".join(rng.choices("abcdefgh", k=6)), str(rng.randrange(2))) for _ in range(120)]
+    every = [Document(word, (word,), label) for word, label in words]
+    pairs = [(rng.choice(every), text) for text in every]
+    both = [Document(f"{a.text} {b.text}", ("",)) for a, b in pairs]
+    origins = [(key_of_text(a), key_of_text(b)) for a, b in pairs]
+    for train in (every, every[::2]):
+        folds = Folds(train, parts_of(every), NaiveBayesBag, strength=10.0)
+        says = folds.log_probabilities(both, origins, ["0", "1"])
+        assert says.max() == pytest.approx(np.log(0.5), abs=0.3)
 
 
 def test_labels_by_teachers_of_another_split_are_refused(labelled: Recipe) -> None:
@@ -258,8 +274,8 @@ def test_phrases_of_a_labelled_source_are_phrases_when_taught(labelled: Recipe) 
 
 def test_parts_too_small_to_learn_from_have_no_opinion() -> None:
     texts = [Document(word, (word,), str(number % 2)) for number, word in enumerate(("one", "two", "three"))]
-    folds = Folds(texts, NaiveBayesBag, strength=1.0)
-    says = np.exp(folds.log_probabilities(texts, list(map(key_of_text, texts)), ["0", "1"]))
+    folds = Folds(texts, parts_of(texts), NaiveBayesBag, strength=1.0)
+    says = np.exp(folds.log_probabilities(texts, [(key_of_text(text),) for text in texts], ["0", "1"]))
     assert says == pytest.approx(np.full((3, 2), 0.5))
 
 
