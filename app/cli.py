@@ -7,7 +7,8 @@ import json
 import os
 import signal
 import sys
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -30,6 +31,8 @@ _COLUMN_HELP = "the column or field to read [text]"
 _HURRIED = RetryPolicy(attempts=3)
 _PATIENT = RetryPolicy(attempts=1000, deadline=600)
 """A service that starts anew may be away for minutes; a job of hours is not to be lost."""
+_LONG_PAUSE = 1.0
+"""Seconds; after those of a second altogether"""
 
 
 def main() -> None:
@@ -81,11 +84,27 @@ def _client(given: argparse.Namespace, parser: argparse.ArgumentParser) -> BertC
             timeout=given.timeout,
             concurrency=given.concurrency,
             retry=_PATIENT if given.file else _HURRIED,
+            sleep=_patiently(given.url) if given.file else time.sleep,
         )
     except (httpx.InvalidURL, UnicodeError) as error:
         parser.error(f"--url {given.url}: {error}")
     except ValueError as error:
         parser.error(str(error))
+
+
+def _patiently(url: str) -> Callable[[float], None]:
+    """Wait, and say so once it takes long: a job that waits for ten minutes looks as if it hung."""
+    said = False
+
+    def sleep(seconds: float) -> None:
+        nonlocal said
+        if seconds >= _LONG_PAUSE and not said:
+            said = True
+            minutes = _PATIENT.deadline / 60
+            print(f"{url} does not answer yet; trying again for {minutes:g} minutes", file=sys.stderr)
+        time.sleep(seconds)
+
+    return sleep
 
 
 def _answer_texts(client: BertClient, given: argparse.Namespace) -> None:

@@ -11,6 +11,8 @@ from concurrent.futures import CancelledError, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
+from pydantic_core import to_json
+
 from app import answers
 from app.batcher import BackendDiedError, DynamicBatcher, Job
 from app.errors import (
@@ -51,11 +53,11 @@ _BYTES_PER_TOKEN, _BYTES_PER_INPUT, _SURE_TOKENS, _SURE_INPUTS = 6, 64, 512, 32
 # nobody shall be refused only after having been read and parsed.
 _SPARE = 0.1
 # A text of 510 masks with 100 predictions each would be repeated 51,000 times.
-_MAX_ANSWER_CHARACTERS = 32 * 1024 * 1024
+_MAX_ANSWER_BYTES = 32 * 1024 * 1024
 # Of a prediction, beside the text that it repeats.
-_PREDICTION_CHARACTERS = 100
-# More predictions than that are put together in a thread: others are not to wait for it.
-_INLINE_PREDICTIONS = 1000
+_PREDICTION_BYTES = 100
+# A larger answer is put together in a thread: others are not to wait for it.
+_INLINE_BYTES = 200 * 1024
 
 # How long a batch may take, in seconds, where that leaves it enough tokens: who comes meanwhile waits for it.
 _BATCH_SECONDS = 0.1
@@ -252,6 +254,7 @@ class Engine:
             finally:
                 self._coming = None
             replaced, self.backend = self.backend, backend
+            self._stalled_for = None  # if a batch hangs, it is one of those replaced
             backend.watch(self._lost)
             self.batcher.calibrated(backend.tokens_per_second)
             self._metrics.reloaded(ok=True)
@@ -343,18 +346,19 @@ class Engine:
         def shape(text: Input, query: Query, answer: Answer) -> FillMaskResult:
             return answers.fill_mask_result(str(text), query, answer, served.tokenizer)
 
-        def check(queries: Sequence[Query]) -> None:
+        def measure(queries: Sequence[Query]) -> int:
             size = sum(
-                (len(text) + _PREDICTION_CHARACTERS) * len(query.masks) * wanted
+                (len(to_json(text)) + _PREDICTION_BYTES) * len(query.masks) * wanted  # escapes make it longer
                 for text, query in zip(inputs, queries, strict=True)
             )
-            if size > _MAX_ANSWER_CHARACTERS:
+            if size > _MAX_ANSWER_BYTES:
                 raise TooLargeError(
-                    f"the answer would have {size} characters, more than {_MAX_ANSWER_CHARACTERS}; "
-                    "lower top_k or send fewer masks"
+                    f"the answer would have {size} bytes, more than {_MAX_ANSWER_BYTES}; lower top_k, or send "
+                    "fewer masks or shorter texts"
                 )
+            return size
 
-        return await self._answer(lane, served, inputs, read, shape, deadline, check)
+        return await self._answer(lane, served, inputs, read, shape, deadline, measure)
 
     async def next_sentence(
         self, inputs: Sequence[TextPair], *, deadline: float, truncate: bool = False
@@ -400,7 +404,7 @@ class Engine:
         read: Callable[[Input, Check], Query],
         shape: Callable[[Input, Query, Answer], Result],
         deadline: float,
-        check: Callable[[Sequence[Query]], None] | None = None,
+        measure: Callable[[Sequence[Query]], int] = lambda _: 0,
     ) -> Reply[Result]:
         if len(inputs) > self._settings.max_client_batch:
             raise TooLargeError(
@@ -408,8 +412,7 @@ class Engine:
             )
         began = time.monotonic()
         queries = await self._tokenize(inputs, read, served.config.max_position_embeddings, deadline)
-        if check is not None:
-            check(queries)
+        size = measure(queries)
         job = Job[Query, Answer].of(lane, queries, [len(query.encoding) for query in queries], deadline)
         given = await self.batcher.answer(job)
         done = time.monotonic()
@@ -422,7 +425,7 @@ class Engine:
                 between()
             return results
 
-        if sum(len(query.masks) * query.top_k for query in queries) <= _INLINE_PREDICTIONS:
+        if size <= _INLINE_BYTES:
             return Reply(served.name, shaped(lambda: None), timings)
         return Reply(served.name, await self._in_thread(self._pool, shaped, deadline), timings)
 

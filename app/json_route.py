@@ -38,6 +38,8 @@ T = TypeVar("T")
 
 _MAX_FAULTS = 20
 """Of 512 wrong inputs, the first ones tell enough."""
+_MAX_NAME = 100
+"""Characters of a field's name that are told"""
 _MANY_FAULTS = 1000
 """To tell a million faults apart takes seconds."""
 
@@ -140,7 +142,12 @@ def _place(fault: ErrorDetails) -> Loc:
     """Where it is, as the caller sees it. A field that is not known may be called like a tag."""
     known = len(fault["loc"]) - (fault["type"] == "extra_forbidden")
     tagless = tuple(part for part in fault["loc"][:known] if part not in UNION_TAGS)
-    return tagless + fault["loc"][known:]
+    return tagless + tuple(map(_short, fault["loc"][known:]))
+
+
+def _short(part: str | int) -> str | int:
+    """The caller's own name of a field, which may be anything."""
+    return part[: _MAX_NAME - 1] + "…" if isinstance(part, str) and len(part) > _MAX_NAME else part
 
 
 async def while_connected(receive: Receive, answer: Awaitable[T]) -> T:

@@ -17,7 +17,7 @@ from app.__main__ import serve
 from app.engine import Engine
 from app.logs import log_config
 from app.metrics import Metrics
-from app.middleware import Envelope
+from app.middleware import Envelope, Unforeseen
 from app.queries import Backend
 from app.remote import RemoteBackend
 from app.routes import fill_mask, hugging_face, next_sentence, operations, pages, sentiment
@@ -72,6 +72,7 @@ def create_app(settings: Settings, backend: Backend | None = None) -> FastAPI:
         app.router.routes.extend(pages.router.routes)
         openapi.install(app, settings)
     problems.install(app)
+    app.add_middleware(Unforeseen, engine=engine)  # the innermost: scripts of other sites may read it, too
     if settings.cors_origins:
         app.add_middleware(
             CORSMiddleware,

@@ -1,4 +1,4 @@
-"""What every response of the app goes through: one plain ASGI layer (BaseHTTPMiddleware costs a task each)."""
+"""What every response of the app goes through: plain ASGI layers (BaseHTTPMiddleware costs a task each)."""
 
 from __future__ import annotations
 
@@ -27,8 +27,7 @@ def logs_requests() -> bool:
 
 
 class Envelope:
-    """Request id, count by status, a line in the log, `Connection: close` while draining, and an answer to what
-    nobody caught."""
+    """Request id, count by status, a line in the log, and `Connection: close` while draining."""
 
     def __init__(self, app: ASGIApp, engine: Engine, metrics: Metrics) -> None:
         self.app = app
@@ -44,33 +43,49 @@ class Envelope:
         request_id = scope["request_id"] = request_id_of(scope["headers"])
         traces.note_request(request_id, scope["query_string"])
         task = task_of(scope)
-        started = False
 
         async def send_enveloped(message: Message) -> None:
-            nonlocal started
             if message["type"] == "http.response.start":
-                started = True
                 headers = MutableHeaders(scope=message)
                 headers["X-Request-ID"] = request_id
-                if self.engine.status == "draining":
+                if self.engine.status == "draining" and not scope.get("pipeline"):
                     headers["Connection"] = "close"
+                status = scope.get("turned_away", message["status"])  # answered without the app, in the end
                 if task is not None:
-                    self.metrics.request(task, message["status"])
-                _log(scope, method, message["status"])
+                    self.metrics.request(task, status)
+                _log(scope, method, status)
+            await send(message)
+
+        await self.app(scope, receive, send_enveloped)
+
+
+class Unforeseen:
+    """An answer to what nobody caught, and to what is cut off when the time for draining is over."""
+
+    def __init__(self, app: ASGIApp, engine: Engine) -> None:
+        self.app = app
+        self.engine = engine
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        started = False
+
+        async def send_noticed(message: Message) -> None:
+            nonlocal started
+            started = True
             await send(message)
 
         try:
-            await self.app(scope, receive, send_enveloped)
+            await self.app(scope, receive, send_noticed)
         except Exception as error:
-            logger.exception("unhandled error", extra={"request_id": request_id})
-            if started:
+            if scope["type"] != "http" or started:
                 raise
-            await problem_response(error, request_id)(scope, receive, send_enveloped)
+            logger.exception("unhandled error", extra={"request_id": scope["request_id"]})
+            await problem_response(error, scope["request_id"])(scope, receive, send)
         except asyncio.CancelledError:
-            if started or not self.engine.refusing:
+            if scope["type"] != "http" or started or not self.engine.refusing:
                 raise
-            stopped = UnavailableError("stopped")  # the time for draining is over
-            await problem_response(stopped, request_id)(scope, receive, send_enveloped)
+            stopped = UnavailableError("stopped")
+            await problem_response(stopped, scope["request_id"])(scope, receive, send)
 
 
 def _log(scope: Scope, method: str, status: int) -> None:

@@ -18,6 +18,7 @@ from app import traces
 from app.admission import refusal
 from app.middleware import logs_requests
 from app.problems import problem_response
+from app.request_ids import request_id_of
 
 MAX_HEAD_BYTES = 64 * 1024
 SLOWEST_BYTES = 64 * 1024
@@ -57,6 +58,8 @@ class BoundedProtocol(HttpToolsProtocol):
         """Of a head that is not whole, what has come."""
         self._in_head = True
         self._in_request = False
+        self._deaf = False
+        """Whether what came was no request, so that the connection ends with the answers to those before it."""
         self._held = b""
         """The end of what has come of a head, if it may be the beginning of a header that is passed over."""
 
@@ -78,6 +81,8 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def data_received(self, data: bytes) -> None:
         """See `asyncio.Protocol`."""
+        if self._deaf:
+            return
         unfinished = 0
         data = self._without_upgrade(data)
         if self._in_head or not self._in_request:
@@ -88,7 +93,7 @@ class BoundedProtocol(HttpToolsProtocol):
                 return
             unfinished = head_bytes if end < 0 else 0
         super().data_received(data)
-        if self._in_head:
+        if self._in_head and not self._deaf:
             self._arm()
             self._head_bytes = unfinished
         elif self._rests() and self.timeout_keep_alive_task is None:
@@ -136,6 +141,7 @@ class BoundedProtocol(HttpToolsProtocol):
         response = refusal(self._app, self.url, self.scope) if self._may_refuse() else None  # type: ignore[arg-type]
         if response is None:
             self._unset_keepalive_if_required()  # set if one that came with it in a packet was refused
+            self.scope["pipeline"] = self.pipeline  # type: ignore[typeddict-unknown-key]
             super().on_headers_complete()
             return
         self.cycle = _ANSWERED
@@ -157,7 +163,7 @@ class BoundedProtocol(HttpToolsProtocol):
         super().on_response_complete()
         if self.transport.is_closing():
             self._close()
-        if self._in_request:
+        if self._in_request and not self._deaf:
             self._arm()
 
     def _without_upgrade(self, data: bytes) -> bytes:
@@ -173,18 +179,26 @@ class BoundedProtocol(HttpToolsProtocol):
         return _UPGRADE.sub(b"\r\nX-grade", data) if b"\r" in data else data
 
     def _turn_away(self, status: int) -> None:
-        """Answer without the app, if no other answer has begun, and close."""
-        cycle = self.cycle
-        unanswered = cycle is not None and not cycle.response_started and not self.pipeline
-        if unanswered:
-            cycle.disconnected = True  # the app shall not answer as well
-        in_body = self._in_request and not self._in_head
-        if unanswered or cycle is None or (cycle.response_complete and not in_body):
-            request_id = secrets.token_hex(16)
+        """Close, and say why if nothing else is to be answered. What came whole before is answered first."""
+        cycle: RequestResponseCycle | None = self.cycle
+        broken = self._in_request and not self._in_head
+        if broken and self.pipeline:
+            self.pipeline.popleft()  # the rest of its body will not be read
+            cycle, broken = self.pipeline[0][0] if self.pipeline else self._answering, False
+        if cycle is not None and not broken and not cycle.response_complete:
+            cycle.keep_alive = False
+            self._deaf = True
+            self._disarm()
+            return
+        if cycle is None or not (broken and cycle.response_started):
+            request_id = request_id_of(self.headers) if broken else secrets.token_hex(16)
             response = problem_response(HTTPException(status), request_id)
             response.headers["X-Request-ID"] = request_id
             response.headers["Connection"] = "close"
             self._write(response)
+        if cycle is not None and broken:
+            cycle.disconnected = True  # the app shall not answer as well
+            cycle.scope["turned_away"] = status  # type: ignore[typeddict-unknown-key]
         self._close()
 
     def _write(self, response: Response) -> None:

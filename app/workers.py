@@ -117,7 +117,7 @@ class Workers:
         signal.signal(signal.SIGHUP, self._reload)
         self.due = [(0.0, 0)] * self.settings.workers
         codes: list[int] = []
-        while self.workers or self.due:
+        while self.workers or (self.due and not self.ending):
             codes += self._start_due()
             multiprocessing.connection.wait([worker.process.sentinel for worker in self.workers], _LOOK_SECONDS)
             codes += self._reap()

@@ -25,7 +25,17 @@ from app.client.calls import (
     Texts,
 )
 from app.client.errors import ProblemError
-from app.client.exchange import Exchange, Outcome, Plan, Send, Wait, check_options, patience, result_or_raise
+from app.client.exchange import (
+    Exchange,
+    Outcome,
+    Pace,
+    Plan,
+    Send,
+    Wait,
+    check_options,
+    patience,
+    result_or_raise,
+)
 from app.client.retry import PATIENT, RetryPolicy
 from app.responses import FillMaskResult, LabelResult
 
@@ -134,14 +144,15 @@ class AsyncBertClient:
         self, call: Call[T], inputs: Iterable[Any] | AsyncIterable[Any]
     ) -> AsyncIterator[T | ProblemError]:
         window: deque[asyncio.Task[list[T | ProblemError]]] = deque()
+        pace = Pace()
         try:
             async for chunk in self._chunks(call, inputs):
                 if len(window) == self._concurrency:
-                    for outcome in await window.popleft():
+                    for outcome in pace.of(await window.popleft()):
                         yield outcome
                 window.append(asyncio.create_task(self._run(self._exchange.answer(call, chunk))))
             while window:
-                for outcome in await window.popleft():
+                for outcome in pace.of(await window.popleft()):
                     yield outcome
         finally:
             for task in window:

@@ -95,9 +95,6 @@ class Exchange:
             else:
                 heard = self.clock()
                 outcomes |= zip(group, call.results(response, len(group)), strict=True)
-        late = [o for o in outcomes.values() if isinstance(o, ProblemError) and o.status == 504]
-        if len(late) == len(outcomes):  # a service that is too slow for all is no fault of any
-            raise late[0]
         return [outcomes[i] for i in range(len(chunk.inputs))]
 
     def _insist(self, send: Send, began: float) -> Plan[httpx.Response]:
@@ -115,6 +112,26 @@ class Exchange:
                 _give_up(reply)
             else:
                 yield Wait(pause)
+
+
+@dataclass(slots=True)
+class Pace:
+    """Notices a service that is too slow for all, which is no fault of any input."""
+
+    answered: bool = False
+    """Whether one was in time"""
+
+    def of(self, outcomes: list[T | ProblemError]) -> list[T | ProblemError]:
+        """What a chunk gave.
+
+        Raises:
+            DeadlineExceededError: all of several came too late, and so did all before them.
+        """
+        late = [o for o in outcomes if isinstance(o, ProblemError) and o.status == 504]
+        self.answered |= len(late) < len(outcomes)
+        if len(late) > 1 and not self.answered:
+            raise late[0]
+        return outcomes
 
 
 def patience(timeout: float) -> httpx.Timeout:

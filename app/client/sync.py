@@ -25,7 +25,17 @@ from app.client.calls import (
     Texts,
 )
 from app.client.errors import ProblemError
-from app.client.exchange import Exchange, Outcome, Plan, Send, Wait, check_options, patience, result_or_raise
+from app.client.exchange import (
+    Exchange,
+    Outcome,
+    Pace,
+    Plan,
+    Send,
+    Wait,
+    check_options,
+    patience,
+    result_or_raise,
+)
 from app.client.retry import PATIENT, RetryPolicy
 from app.responses import FillMaskResult, LabelResult
 
@@ -144,13 +154,14 @@ class BertClient:
     def _stream(self, call: Call[T], inputs: Iterable[Any]) -> Iterator[T | ProblemError]:
         pool = ThreadPoolExecutor(self._concurrency, "bert-client")
         window: deque[Future[list[T | ProblemError]]] = deque()
+        pace = Pace()
         try:
             for chunk in self._chunks(call, inputs):
                 if len(window) == self._concurrency:
-                    yield from window.popleft().result()
+                    yield from pace.of(window.popleft().result())
                 window.append(pool.submit(self._run, self._exchange.answer(call, chunk)))
             while window:
-                yield from window.popleft().result()
+                yield from pace.of(window.popleft().result())
         finally:
             pool.shutdown(wait=False, cancel_futures=True)
 

@@ -241,7 +241,7 @@ function tell({ results: [{ tokens, truncated }], timing }) {
 }
 
 function open(name) {
-  current = name in panels ? name : "fill-mask";
+  current = Object.hasOwn(panels, name) ? name : "fill-mask";
   for (const tab of document.querySelectorAll("[role=tab]")) {
     const chosen = tab.getAttribute("aria-controls") === current;
     tab.setAttribute("aria-selected", chosen);

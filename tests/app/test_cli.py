@@ -8,6 +8,7 @@ import io
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -97,6 +98,22 @@ def light(program: str, *arguments: str, given: str = "") -> subprocess.Complete
     return subprocess.run(
         command, cwd=ROOT, input=given, capture_output=True, text=True, timeout=120, check=False
     )
+
+
+def test_file_for_a_service_that_is_not_there_waits_and_says_so() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as nobody:
+        url = f"http://127.0.0.1:{nobody.getsockname()[1]}"
+    program = "from app.cli import main; main()"
+    command = [sys.executable, "-c", program, "sentiment", "--file", "-", "--url", url]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdin is not None
+        assert process.stderr is not None
+        process.stdin.write("hello\n")
+        process.stdin.close()
+        try:
+            assert process.stderr.readline() == f"{url} does not answer yet; trying again for 10 minutes\n"
+        finally:
+            process.kill()
 
 
 def test_client_works_where_only_httpx_is_installed(url: str) -> None:
@@ -353,6 +370,7 @@ def holding() -> Iterator[Holding]:
 
 _INTERRUPTIBLE = """
 import signal
+import socket
 signal.signal(signal.SIGINT, signal.default_int_handler)  # in the background of a shell it is ignored
 from app.cli import main
 main()

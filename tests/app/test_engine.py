@@ -11,6 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from pydantic_core import to_json
 
 from app.batcher import BackendDiedError
 from app.engine import Engine, token_budget
@@ -249,11 +250,24 @@ async def test_too_many_inputs_are_too_large(backend: Any) -> None:
 async def test_answer_beyond_all_measure_is_refused_before_compute(
     backend: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("app.engine._MAX_ANSWER_CHARACTERS", 1000)
+    monkeypatch.setattr("app.engine._MAX_ANSWER_BYTES", 1000)
     async with running(backend) as engine:
         with pytest.raises(TooLargeError, match="top_k"):
             await engine.fill_mask(["[MASK] " * 20], deadline=soon(), top_k=10)
     assert backend.batches == []
+
+
+@pytest.mark.parametrize("character", ["\u0001", "\U0001f600", "é"])
+async def test_answer_is_measured_as_it_will_be_written(
+    backend: Any, monkeypatch: pytest.MonkeyPatch, character: str
+) -> None:
+    """JSON writes six bytes for a control character, which the model does not even read."""
+    monkeypatch.setattr("app.engine._MAX_ANSWER_BYTES", 10_000)
+    async with running(backend) as engine:
+        with pytest.raises(TooLargeError, match="shorter texts"):
+            await engine.fill_mask(["[MASK] " + character * 1000], deadline=soon(), top_k=10)
+        reply = await engine.fill_mask(["[MASK] " + "a" * 800], deadline=soon(), top_k=10)
+    assert len(to_json(reply.results)) < 10_000
 
 
 async def test_task_without_a_head_is_not_served(backend: Any) -> None:

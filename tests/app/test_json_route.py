@@ -113,6 +113,15 @@ async def test_body_that_does_not_end_meets_the_deadline(serve: Any) -> None:
     assert answer.status_code == 504
 
 
+async def test_unknown_field_is_named_however_long_its_name_is(serve: Any) -> None:
+    async with serve() as service:
+        answer = await service.client.post("/sentiment", json=GOOD | {"x" * 100_000: 1})
+    assert answer.status_code == 422
+    assert len(answer.content) < 2000
+    assert answer.json()["errors"][0]["loc"] == ["x" * 99 + "…"]
+    assert answer.json()["detail"].endswith("Extra inputs are not permitted")
+
+
 @pytest.mark.parametrize("value", ["0", "-5", "1.5", "soon", "", "1e3"])
 async def test_impossible_timeout_is_refused(serve: Any, value: str) -> None:
     async with serve() as service:

@@ -60,6 +60,23 @@ async def test_unforeseen_error_is_logged_and_not_told(
     assert "my secret text" not in caplog.text
 
 
+async def test_scripts_of_other_sites_may_read_what_nobody_foresaw(
+    serve: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with serve(cors_origins="https://example.org") as service:
+
+        async def break_down(*_: object, **__: object) -> None:
+            raise ZeroDivisionError
+
+        monkeypatch.setattr(service.engine, "sentiment", break_down)
+        asks = {"Origin": "https://example.org", "X-Request-ID": "mine"}
+        answer = await service.client.post("/sentiment", json={"inputs": "good"}, headers=asks)
+        counted = await service.metric('bert_requests_total{status="500",task="sentiment"}')
+    assert (answer.status_code, counted) == (500, 1)
+    assert answer.headers["access-control-allow-origin"] == "https://example.org"
+    assert answer.headers["x-request-id"] == answer.json()["request_id"] == "mine"
+
+
 async def test_at_debug_each_request_leaves_a_line_with_its_id(
     serve: Any, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -137,6 +137,37 @@ def test_body_in_broken_chunks_gets_a_problem_document(service: Process) -> None
     assert problem(received)["status"] == 400
 
 
+@pytest.mark.parametrize("requests", [1, 3])
+def test_what_came_whole_is_answered_though_no_request_follows(service: Process, requests: int) -> None:
+    whole = HEAD + b"X-Request-ID: mine\r\nContent-Length: %d\r\n\r\n" % len(BODY) + BODY
+    received = exchange(service.port, whole * requests + b"junk\r\n\r\n")
+    assert re.findall(rb"HTTP/1.1 (\d+)", received) == [b"200"] * requests, received
+    assert received.count(b"x-request-id: mine") == requests
+    assert re.findall(rb"(?i)connection: close", received) == [b"connection: close"], received
+
+
+def test_broken_body_costs_those_before_it_nothing(service: Process) -> None:
+    whole = HEAD + b"Content-Length: %d\r\n\r\n" % len(BODY) + BODY
+    received = exchange(service.port, whole * 2 + HEAD + b"Transfer-Encoding: chunked\r\n\r\nnonsense\r\n")
+    assert re.findall(rb"HTTP/1.1 (\d+)", received) == [b"200"] * 2, received
+
+
+def test_broken_body_is_answered_under_its_own_id_and_counted_as_that(service: Process) -> None:
+    def count(status: int) -> float:
+        text = httpx.get(service.url + "/metrics").text
+        found = re.search(rf'bert_requests_total{{status="{status}",task="sentiment"}} ([\d.]+)', text)
+        return float(found[1]) if found else 0.0
+
+    before = count(400), count(499)
+    head = HEAD + b"X-Request-ID: mine\r\nTransfer-Encoding: chunked\r\n\r\n"
+    received = exchange(service.port, head, b"nonsense\r\n")
+    assert problem(received)["request_id"] == "mine"
+    until = time.monotonic() + PATIENCE
+    while (now := (count(400), count(499)))[0] == before[0] and time.monotonic() < until:
+        time.sleep(0.05)
+    assert now == (before[0] + 1, before[1])
+
+
 @pytest.mark.parametrize(
     "nonsense",
     [

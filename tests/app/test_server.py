@@ -159,6 +159,30 @@ async def test_sigterm_answers_what_was_accepted_and_exits_0(checkpoints: dict[s
     assert "Traceback" not in output
 
 
+def test_sigterm_leaves_no_request_of_a_pipeline_without_an_answer(checkpoints: dict[str, str]) -> None:
+    """The first is being computed; the others have come, and wait for their turn."""
+    head = b"POST /sentiment HTTP/1.1\r\nHost: x\r\nContent-Length: 17\r\n\r\n"
+    with running(checkpoints) as process:
+        process.until_ready()
+        inference = process.inference_process()
+        os.kill(inference, signal.SIGSTOP)
+        with socket.create_connection(("127.0.0.1", process.port), timeout=PATIENCE) as connection:
+            connection.sendall((head + b'{"inputs":"good"}') * 3)
+            time.sleep(0.2)
+            process.process.send_signal(signal.SIGTERM)
+            while httpx.get(process.url + "/health/ready").status_code == 200:
+                time.sleep(0.05)
+            time.sleep(0.3)
+            os.kill(inference, signal.SIGCONT)
+            received = b""
+            while part := connection.recv(65_536):
+                received += part
+        code, output = process.end()
+    assert re.findall(rb"HTTP/1.1 (\d+)", received) == [b"200", b"503", b"503"], received
+    assert received.lower().count(b"connection: close") == 1
+    assert code == 0, output
+
+
 async def test_while_draining_the_port_answers_503(checkpoints: dict[str, str]) -> None:
     with running(checkpoints) as process:
         process.until_ready()

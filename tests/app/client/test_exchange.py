@@ -21,7 +21,7 @@ from app.client import (
     calls,
 )
 from app.client.calls import Chunk
-from app.client.exchange import Exchange, Outcome, Send
+from app.client.exchange import Exchange, Outcome, Pace, Send
 
 Answer = Callable[[list[str]], Outcome]
 
@@ -131,10 +131,19 @@ def test_slow_service_is_given_less_at_once() -> None:
     )
     assert labels(outcomes) == list("abcd")
     assert [len(inputs) for inputs in steps] == [4, 2, 2]
+
+
+def test_service_that_is_too_slow_for_all_is_no_fault_of_any() -> None:
+    late, _ = ask(list("ab"), lambda _: problem(504, "deadline_exceeded"))
     with pytest.raises(DeadlineExceededError):
-        ask(["a"], lambda _: problem(504, "deadline_exceeded"))
+        Pace().of(late)
+    pace = Pace()
+    assert pace.of(late[:1]) == late[:1]  # a text of its own may be
     with pytest.raises(DeadlineExceededError):
-        ask(list("abcd"), lambda _: problem(504, "deadline_exceeded"))
+        pace.of(late)
+    answered, _ = ask(["c"], ok)
+    assert pace.of(answered) == answered
+    assert pace.of(late) == late
 
 
 def test_one_input_that_takes_too_long_costs_no_other() -> None:
