@@ -35,8 +35,8 @@ format: $(VENV)/.dev  ## mend what ruff can mend
 	@$(BIN)/ruff check --fix .
 	@$(BIN)/ruff format .
 
-train: $(VENV)/.train  ## from text to both checkpoints by the quick recipe; DATA=../shared/data
-	@exec $(BIN)/python -m training all quick --data $(DATA) $(ARGS)
+train: $(VENV)/.train  ## from text to both checkpoints, RECIPE=quick; DATA=../shared/data
+	@exec $(BIN)/python -m training all $(RECIPE) --data $(DATA) $(ARGS)
 
 evaluate: $(VENV)/.train  ## figures of the shipped weights beside their baselines; DATA=../shared/data
 	@exec $(BIN)/python -m training evaluate $(RECIPE) --weights model/weights --data $(DATA) $(ARGS)

@@ -65,7 +65,9 @@ def _all(recipe: Recipe) -> bool:
     if recipe.finetune.train:
         split_sources(recipe)
     finetuning = (finetune,) if recipe.finetune.train else ()
-    steps = (_tokenizer, _prepare, pretrain, *adapting, *teaching, *finetuning, _evaluate, _export)
+    alone = recipe.finetune.pretrained and not recipe.corpus.sources  # labelled texts are all there is
+    pretraining = () if alone else (_tokenizer, _prepare, pretrain)
+    steps = (*pretraining, *adapting, *teaching, *finetuning, _evaluate, _export)
     return all(step(recipe) for step in steps)
 
 

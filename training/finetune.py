@@ -23,7 +23,7 @@ from training.batches import ClassificationBatch
 from training.best import Best, Score
 from training.classification import LabelledTexts, joined, read_labelled, voices
 from training.classification_task import ClassificationTask, Start, classifier_from
-from training.config import FinetuneConfig, Recipe
+from training.config import FinetuneConfig, Recipe, load_recipe
 from training.directory import check_target, write_directory
 from training.distributed import Processes, processes
 from training.errors import RunError
@@ -42,11 +42,14 @@ from training.seeds import (
     seed_folder,
     seeds_of,
 )
+from training.shards import read_json, write_json
 from training.teaching import taught
 from training.tensorboard import Board
 from training.watch import RunLog
 
 logger = logging.getLogger(__name__)
+
+_OF_THE_CLASSIFIER = ("finetune.", "teach.", "teach=", "adapt.", "adapt=")
 
 CALIBRATION_ANSWERS = 5
 """So many of dev's must be right, and so many wrong: with none wrong, the lowest temperature is always best."""
@@ -59,6 +62,8 @@ def finetune(recipe: Recipe) -> bool:
     source = _source(recipe)
     check_target(recipe.folder / "sentiment")
     with processes() as group, alone(recipe.folder / "finetune", group):
+        if group.first:
+            remember_overrides(recipe)
         train, dev = read_all(recipe, source)
         for part in dev:
             logger.info("%s: %d texts in dev", part.name, len(part))
@@ -78,6 +83,24 @@ def finetune(recipe: Recipe) -> bool:
             _keep(recipe, source.tokenizer, results)
         group.wait()
     return True
+
+
+def remember_overrides(recipe: Recipe) -> None:
+    """What the command line says of the classifier, for a command that says less: the card tells it, too."""
+    said = [override for override in recipe.overrides if override.startswith(_OF_THE_CLASSIFIER)]
+    write_json(recipe.folder / "finetune" / "overrides.json", said)
+
+
+def with_remembered(recipe: Recipe) -> Recipe:
+    """The recipe with what was said when its classifier was trained, where this command says nothing else."""
+    said = read_json(recipe.folder / "finetune" / "overrides.json") or []
+    known = {override.partition("=")[0] for override in recipe.overrides}
+    more = [override for override in said if override.partition("=")[0] not in known]
+    if not (more and recipe.loaded):
+        return recipe
+    whole = load_recipe(recipe.loaded, [*recipe.overrides, *more])
+    keys = ("finetune", "teach", "adapt", "overrides")
+    return recipe.model_copy(update={key: getattr(whole, key) for key in keys})
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from training.config import Recipe, SourceConfig
+from training.finetune import with_remembered
 from training.report import PLOTS
 from training.run_state import began_with, differences, identity
 from training.seeds import chosen_folder, chosen_seed
@@ -26,6 +27,8 @@ _PLOTS = {"pretrained": ("pretrain-loss.png",), "sentiment": ("finetune-loss.png
 def write_card(recipe: Recipe, name: str, target: Path, weights: Mapping[str, str]) -> None:
     """Write `README.md` into an exported directory, with the figures of the run's report if it is one of this
     model as it is now. `weights` are the fingerprints of the run's models."""
+    if name == "sentiment":
+        recipe = with_remembered(recipe)
     if name == "pretrained":
         task, title = "fill-mask", "BERT for masked words and next sentences"
         sources, start = recipe.corpus.sources, recipe.pretrain.start

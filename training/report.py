@@ -107,7 +107,7 @@ def _apart(recipe: Recipe, weights: Path) -> Recipe:
         corpus = corpus.model_copy(update={"sources": ()})
     recipe = recipe.model_copy(update={"name": "evaluation", "run": recipe.folder, "corpus": corpus})
     recipe.folder.mkdir(parents=True, exist_ok=True)
-    if (weights / "pretrained").is_dir():
+    if (weights / "pretrained").is_dir() and (corpus.sources or corpus.heldout):
         prepare(recipe, Tokenizer.load(weights / "pretrained"))
     return recipe
 
@@ -209,7 +209,7 @@ def _unigram_entropy(train: Path) -> float | None:
 
 
 def _pretraining(recipe: Recipe, folder: Path) -> dict[str, PretrainingReport]:
-    if not folder.is_dir():
+    if not (folder.is_dir() and (recipe.corpus.sources or recipe.corpus.heldout)):
         return {}
     model, checkpoint = load_pretrained(folder)
     heldout = open_heldout(recipe)

@@ -14,6 +14,7 @@ from tests.conftest import MakeCheckpoint
 from tests.training.conftest import MakeRecipe
 from tests.training.test_finetune import with_pretrained
 from training import directory
+from training.config import load_recipe
 from training.directory import write_directory
 from training.errors import RunError
 from training.export import export
@@ -168,6 +169,7 @@ def test_the_card_has_the_settings_that_the_run_was_trained_with(
 ) -> None:
     recipe = with_pretrained(make_recipe("finetune.epochs=1", "finetune.dropout=0.3", "seed=1"))
     assert finetune(recipe)
+    (recipe.folder / "finetune" / "overrides.json").unlink()  # as if it had stood in the recipe
     plain = recipe.finetune.model_copy(update={"dropout": 0.1})
     (target,) = [
         path
@@ -178,6 +180,21 @@ def test_the_card_has_the_settings_that_the_run_was_trained_with(
     assert "python -m training all tiny.toml seed=1 finetune.dropout=0.3\n" in card
     assert '"dropout": 0.3' in card
     assert "trained with finetune.dropout=0.3; the card says so" in caplog.text
+
+
+def test_the_card_has_what_was_said_when_the_classifier_was_trained(
+    make_recipe: MakeRecipe, recipe_file: Path, save_pretrained: MakeCheckpoint
+) -> None:
+    start = save_pretrained("start")
+    said = [f"finetune.pretrained={start}", "finetune.epochs=0.2", "finetune.batch=4"]
+    recipe = make_recipe(*said)
+    assert finetune(recipe)
+    places = [f"data={recipe.data}", f"run={recipe.run}"]
+    (target,) = export(load_recipe(str(recipe_file), [*places, "finetune.batch=4"]))
+    card = (target / "README.md").read_text()
+    started = f"runs/{start.parent.name}/{start.name}"
+    assert f"Trained from {started} by this repository" in card
+    assert f"all tiny.toml finetune.batch=4 finetune.pretrained={started} finetune.epochs=0.2\n" in card
 
 
 def test_the_card_names_no_folder_of_this_machine(

@@ -124,6 +124,17 @@ def test_all_finishes_without_labelled_texts(
     assert "| stories |" in (recipe.folder / "export" / "pretrained" / "README.md").read_text()
 
 
+def test_all_finishes_with_labelled_texts_alone(
+    make_recipe: MakeRecipe, recipe_file: Path, pretrained: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    recipe = make_recipe()
+    places = [f"data={recipe.data}", f"run={recipe.run}", "name=alone"]
+    start = [f"finetune.pretrained={pretrained}", "finetune.epochs=0.2"]
+    assert main(["all", str(recipe_file), *places, *start, "corpus.sources=[]"]) == 0
+    assert "| reviews | 20 |" in capsys.readouterr().out
+    assert [path.name for path in (recipe.run / "alone" / "export").iterdir()] == ["sentiment"]
+
+
 @pytest.mark.parametrize(
     ("override", "message"),
     [

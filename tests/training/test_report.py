@@ -13,6 +13,7 @@ from tests.conftest import MakeCheckpoint
 from tests.training.conftest import MakeRecipe
 from training.baselines import Baseline
 from training.classification_task import classifier_from
+from training.config import CorpusConfig
 from training.errors import CorpusError, RunError
 from training.evaluation import ClassificationReport, PretrainingReport
 from training.export import export
@@ -79,6 +80,17 @@ def test_exported_weights_are_evaluated_apart_from_the_run(make_recipe: MakeReci
     assert "| reviews | 20 |" in text
     assert (recipe.folder / "evaluation" / "report.json").is_file()
     assert not (recipe.folder / "report.json").exists()
+
+
+def test_weights_are_evaluated_on_labelled_texts_alone(make_recipe: MakeRecipe, tmp_path: Path) -> None:
+    recipe = make_recipe()
+    tokenizer = Tokenizer.load(recipe.folder / "tokenizer")
+    network = new_model(recipe, tokenizer)
+    save_checkpoint(tmp_path / "pretrained", network, tokenizer)
+    save_checkpoint(tmp_path / "sentiment", classifier_from(network, recipe.finetune, 1), tokenizer)
+    text = evaluate(recipe.model_copy(update={"corpus": CorpusConfig()}), tmp_path)
+    assert "| reviews | 20 |" in text
+    assert "held-out" not in text
 
 
 def test_a_classifier_of_other_labels_is_refused(make_recipe: MakeRecipe, sentiment: Path) -> None:
