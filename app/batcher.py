@@ -290,6 +290,8 @@ class DynamicBatcher(Generic[Item, Answer]):
             self._abandon(job)
             raise
         finally:
+            job.future = None  # its error holds this frame: a circle, which a frozen object may be in for ever
+            del future
             timer.cancel()
             self._unsettled.discard(job)
             self._count(-1, len(job.answers), job.cost, job.turn)
@@ -488,8 +490,12 @@ class DynamicBatcher(Generic[Item, Answer]):
         with self._work:
             now = len(self._began)
             began, then = self._began.pop(threading.get_ident())
-            if 2 * tokens >= self.batch_tokens:  # small ones are slower, and do not queue
-                self._measured(tokens / max(time.monotonic() - began, 1e-6), max(then, now))
+            speed, batches = tokens / max(time.monotonic() - began, 1e-6), max(then, now)
+            # Small ones are slower, and do not queue. But one that is faster than what is believed tells that a
+            # slow time is over, in which only small ones may have been let in.
+            telling = 2 * tokens >= self.batch_tokens or 0 < self.tokens_per_second < speed * batches
+            if telling and not any(isinstance(answer, Exception) for answer in answers):
+                self._measured(speed, batches)
         for pending, answer in zip(batch, answers, strict=True):
             if isinstance(answer, Exception):
                 self._withdraw(pending.job)  # before the next batch: the request has failed as a whole

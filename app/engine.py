@@ -6,6 +6,7 @@ import asyncio
 import logging
 import threading
 import time
+import weakref
 from collections.abc import Callable, Sequence
 from concurrent.futures import CancelledError, ThreadPoolExecutor
 from dataclasses import dataclass
@@ -67,6 +68,8 @@ _FEWEST_TOKENS, _STEP_TOKENS = 1024, 256
 # A batch that takes longer hangs, however short the deadlines are.
 _STALLED_SECONDS = 5.0
 _LOOK_SECONDS, _LONGEST_LOOK_SECONDS = 0.1, 1.0
+# Loading that takes longer hangs, and would hold up what ends a batch that hangs.
+_LONGEST_RELOAD_SECONDS = 600.0
 # Of the time until its deadline, what a request may spend in the queue: the speed may fall meanwhile.
 _WAIT_SHARE = 0.6
 
@@ -133,8 +136,10 @@ class Engine:
         self._looked = time.monotonic()
         self._coming: Backend | None = None
         """What is being loaded to take the other's place."""
-        self._ending: asyncio.Task[None] | None = None
-        """Looks after what the last reload has replaced."""
+        self._ending: set[asyncio.Task[None]] = set()
+        """Each looks after what a reload has replaced."""
+        self._running: dict[int, tuple[Backend, float]] = {}
+        """Inference thread -> what computes its batch, and since when."""
         self._make_backend = make_backend
         self._reloading = asyncio.Lock()
         self._settings = settings
@@ -183,7 +188,8 @@ class Engine:
         """End an inference process that hangs: the service is broken then, and another may take its place."""
         logger.error("a batch does not end: the inference process is ended")
         self.batcher.abort(BackendDiedError("the inference process hung, and was ended"))
-        await asyncio.to_thread(self.backend.close)
+        for backend in (self.backend, *(busy for busy, _ in list(self._running.values()))):
+            await asyncio.to_thread(backend.close)
 
     def tell_state(self) -> None:
         """To the metrics and the log; from time to time, since nothing happens when a batch does not end."""
@@ -240,7 +246,7 @@ class Engine:
             backend = self._coming = self._make_backend()
             try:
                 self.check_open()
-                await asyncio.to_thread(backend.load)
+                await self._load_again(backend)
                 self.check_open()
             except Exception as error:
                 await asyncio.to_thread(backend.close)
@@ -259,26 +265,37 @@ class Engine:
             self.batcher.calibrated(backend.tokens_per_second)
             self._metrics.reloaded(ok=True)
             logger.info("reloaded: %s", ", ".join(served.name for served in backend.models.values()))
-            self._ending = asyncio.create_task(self._end_if_stalled(replaced))
+            ending = asyncio.create_task(self._end_if_stalled(weakref.ref(replaced)))
+            self._ending.add(ending)
+            ending.add_done_callback(self._ending.discard)
             return True
 
-    async def _end_if_stalled(self, replaced: Backend) -> None:
+    async def _load_again(self, backend: Backend) -> None:
+        try:
+            async with asyncio.timeout(_LONGEST_RELOAD_SECONDS):
+                await asyncio.to_thread(backend.load)
+        except TimeoutError:
+            raise BackendDiedError(f"loading has not ended in {_LONGEST_RELOAD_SECONDS:g} s") from None
+
+    async def _end_if_stalled(self, replaced: weakref.ref[Backend]) -> None:
         """A backend ends when nobody holds it any more; a batch that hangs in it would hold it for ever, and a
-        thread with it, which the new one needs."""
-        began = time.monotonic()
-        while (age := self.batcher.computing_for) > time.monotonic() - began:  # began before it was replaced
-            if age > self._stalled_after:
+        thread with it, which the new one needs. It may still have batches that wait."""
+        while (backend := replaced()) is not None:
+            now = time.monotonic()
+            ages = (now - began for busy, began in list(self._running.values()) if busy is backend)
+            if max(ages, default=0.0) > self._stalled_after:
                 logger.error("what was replaced hangs, and is ended")
-                await asyncio.to_thread(replaced.close)
+                await asyncio.to_thread(backend.close)
                 return
+            del backend
             await asyncio.sleep(_LOOK_SECONDS)
 
     async def close(self) -> None:
         """Stop each inference thread after its batch; whoever still waits gets an error."""
         self._closing = True
         self.refuse()
-        if self._ending is not None:
-            self._ending.cancel()
+        for ending in self._ending:
+            ending.cancel()
         if self._coming is not None:
             await asyncio.to_thread(self._coming.close)
         if not self.loaded:
@@ -301,6 +318,7 @@ class Engine:
 
     def _run(self, lane: Lane, queries: Sequence[Query]) -> Sequence[Answer | Exception]:
         """In an inference thread."""
+        self._running[threading.get_ident()] = lane.backend, time.monotonic()
         try:
             return lane.run(queries)
         except BackendDiedError as error:
@@ -308,6 +326,8 @@ class Engine:
                 raise
             logger.error("what was replaced has not answered all: %s", error)
             return [InferenceError("the model that was to answer has been replaced, and ended")] * len(queries)
+        finally:
+            del self._running[threading.get_ident()]
 
     def _on_ready(self) -> None:
         self.batcher.calibrated(self.backend.tokens_per_second)

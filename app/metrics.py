@@ -147,6 +147,13 @@ class Metrics:
         """The text format: of all workers if there are several."""
         if SHARED_METRICS not in os.environ:
             return generate_latest(self.registry)
-        registry = CollectorRegistry()
-        MultiProcessCollector(registry)  # type: ignore[no-untyped-call]
-        return generate_latest(registry)
+        try:
+            return _of_all_workers()
+        except FileNotFoundError:  # that of a worker which has ended meanwhile
+            return _of_all_workers()
+
+
+def _of_all_workers() -> bytes:
+    registry = CollectorRegistry()
+    MultiProcessCollector(registry)  # type: ignore[no-untyped-call]
+    return generate_latest(registry)

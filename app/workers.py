@@ -37,8 +37,6 @@ _STEADY = 60.0
 """Seconds after which a worker counts as healthy, and its end as news."""
 _LONGEST_PAUSE = 60.0
 _LOOK_SECONDS = 1.0
-
-
 _SILENT = 30.0
 """Seconds without a heartbeat, after which a worker is killed: it holds its share of the connections."""
 _LAST_SECONDS = 15.0
@@ -149,15 +147,13 @@ class Workers:
     def _start(self, attempt: int) -> None:
         heartbeats = multiprocessing.sharedctypes.RawValue(ctypes.c_uint64, 0)
         process = self.context.Process(target=_serve_worker, args=(self.settings, heartbeats))
-        # Inherited: it has no handlers at first.
+        # Inherited: it has no handlers at first. This process is told of what comes meanwhile.
         resource_tracker.ensure_running()  # which unblocks signals as it starts
-        handler = signal.signal(signal.SIGHUP, signal.SIG_IGN)
-        mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        mask = signal.pthread_sigmask(signal.SIG_BLOCK, _held_back())
         try:
             process.start()
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-            signal.signal(signal.SIGHUP, handler)
         self.workers.append(Worker(process, attempt, time.monotonic(), heartbeats))
         if self.ending:  # the signal came meanwhile
             self._end()
@@ -221,11 +217,15 @@ def next_attempt(attempt: int, lived: float) -> tuple[int, float]:
     return attempt + 1, min(2.0 ** min(attempt - 1, 10), _LONGEST_PAUSE)
 
 
+def _held_back() -> set[signal.Signals]:
+    """Signals that wait while a worker is started."""
+    return {signal.SIGINT, signal.SIGHUP}  # Windows has only one of them
+
+
 def _serve_worker(settings: Settings, heartbeats: ctypes.c_uint64) -> None:
-    signal.signal(
-        signal.SIGINT, signal.SIG_IGN
-    )  # from a terminal; its parent sends SIGTERM. Uvicorn handles a second
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+    for sig in _held_back():  # one comes from a terminal, beside SIGTERM of the parent; one is to load anew
+        signal.signal(sig, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, _held_back())
 
     def heartbeat() -> None:
         heartbeats.value += 1

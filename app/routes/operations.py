@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 from fastapi import APIRouter, Depends, Request, Response
@@ -118,7 +119,8 @@ async def info(request: Request) -> Info:
 async def metrics(request: Request) -> Response:
     """Counters, gauges and histograms, summed over the worker processes."""
     collected: Metrics = request.app.state.metrics
-    return Response(collected.render(), headers={"Content-Type": CONTENT_TYPE})
+    rendered = await asyncio.to_thread(collected.render)  # of many workers that have ended it takes long
+    return Response(rendered, headers={"Content-Type": CONTENT_TYPE})
 
 
 def _model(served: ServedModel) -> ModelInfo:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import math
 import threading
 import time
 import weakref
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -599,6 +600,66 @@ async def test_speed_is_that_of_full_batches(computer: Computer) -> None:
         assert batcher.tokens_per_second == 0
         await batcher.answer(job(*range(50)))
         assert batcher.tokens_per_second > 0
+
+
+async def test_fast_small_batch_tells_that_a_slow_time_is_over(computer: Computer) -> None:
+    """In which only small ones may have been let in."""
+    async with running(computer, batch=1000) as batcher:
+        batcher.calibrated(0.01)
+        await batcher.answer(job(1))
+        assert batcher.tokens_per_second > 1
+        batcher.calibrated(1e9)
+        await batcher.answer(job(1))
+        assert batcher.tokens_per_second == 1e9
+
+
+async def test_batch_that_fails_tells_nothing_of_speed(computer: Computer) -> None:
+    computer.fault = lambda items: ValueError() if 1 in items else None
+    async with running(computer, batch=20) as batcher:
+        batcher.calibrated(1.0)
+        with pytest.raises(InferenceError):
+            await batcher.answer(job(1, 2))
+        assert batcher.tokens_per_second == 1.0
+
+
+@pytest.mark.parametrize("fails", [False, True])
+async def test_request_without_an_answer_holds_nothing_though_its_objects_were_frozen(
+    computer: Computer, monkeypatch: pytest.MonkeyPatch, fails: bool
+) -> None:
+    """As after a reload: what it holds is the old encoder."""
+    monkeypatch.setattr("app.batcher.logger.exception", lambda *_: None)  # pytest would keep its frames
+
+    class Encoder:
+        pass
+
+    def begin() -> tuple[asyncio.Task[list[int]], weakref.ref[Encoder]]:
+        encoder = Encoder()
+        held: Job[int, int] = Job.of(encoder, [1], [10], time.monotonic() + (PATIENCE if fails else 0.2))
+        return asyncio.create_task(batcher.answer(held)), weakref.ref(encoder)
+
+    computer.gate.clear()
+    if fails:
+        computer.fault = lambda _: ValueError()
+    async with running(computer) as batcher:
+        task, encoder = begin()
+        await computer.has_entered()
+        computer.batches.clear()
+        gc.collect()
+        gc.freeze()
+        try:
+            if fails:
+                computer.gate.set()
+            with suppress(InferenceError, DeadlineExceededError):
+                await task
+            del task
+            computer.gate.set()
+            computer.fault = lambda _: None
+            await batcher.answer(job(2))  # the thread keeps nothing of the batch before
+            computer.batches.clear()
+            gc.collect()
+            assert encoder() is None
+        finally:
+            gc.unfreeze()
 
 
 async def test_token_budget_recovers_from_a_calibration_on_a_busy_machine(computer: Computer) -> None:

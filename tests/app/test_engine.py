@@ -25,7 +25,7 @@ from app.errors import (
     UnavailableError,
 )
 from app.metrics import Metrics
-from app.queries import Task
+from app.queries import Answer, Task
 from app.schemas import TextPair
 from app.settings import Settings
 from model import Tokenizer
@@ -368,6 +368,59 @@ async def test_replaced_backend_that_dies_takes_only_its_own_requests_along(back
     with pytest.raises(InferenceError, match="replaced"):
         await stranded
     assert engine.status == "ready"
+    assert (await engine.sentiment(["a"], deadline=soon())).results
+    await engine.close()
+
+
+async def test_replaced_backend_is_ended_also_if_it_hangs_later(
+    backend: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its first batch ends well, and the next, which waited for it, does not."""
+    monkeypatch.setattr("app.engine._STALLED_SECONDS", 0.3)
+    fresh = replace(backend, batches=[], gate=threading.Event())
+    fresh.gate.set()
+    backends = iter([backend, fresh])
+    engine = Engine(lambda: next(backends), Settings(request_timeout_ms=300), Metrics())
+    engine.start()
+    await engine.settled.wait()
+    ended = threading.Event()
+    hold = iter([backend.gate, ended])
+
+    def run(*_: object) -> list[Answer | Exception]:
+        backend.entered.release()
+        if next(hold) is ended:
+            assert ended.wait(PATIENCE)
+            raise BackendDiedError("killed")
+        assert backend.gate.wait(PATIENCE)
+        return [Answer([[0.25, 0.75]])]
+
+    monkeypatch.setattr(backend, "run", run)
+    monkeypatch.setattr(backend, "close", ended.set)
+    backend.gate.clear()
+    first = asyncio.create_task(engine.sentiment(["a"], deadline=soon()))
+    await backend.has_entered()
+    second = asyncio.create_task(engine.sentiment(["a film"], deadline=soon()))
+    await queued(engine, 2)
+    assert await engine.reload()
+    backend.gate.set()
+    assert (await first).results
+    with pytest.raises(InferenceError, match="replaced"):
+        await second
+    assert (await engine.sentiment(["a"], deadline=soon())).results
+    assert engine.alive
+    await engine.close()
+
+
+async def test_reload_that_does_not_end_is_given_up(backend: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("app.engine._LONGEST_RELOAD_SECONDS", 0.1)
+    hanging = replace(backend, batches=[], may_load=threading.Event())
+    monkeypatch.setattr(hanging, "close", hanging.may_load.set)
+    backends = iter([backend, hanging])
+    engine = Engine(lambda: next(backends), Settings(), Metrics())
+    engine.start()
+    await engine.settled.wait()
+    assert not await engine.reload()
+    assert hanging.may_load.is_set()  # that is, ended
     assert (await engine.sentiment(["a"], deadline=soon())).results
     await engine.close()
 
