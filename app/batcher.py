@@ -199,8 +199,8 @@ class DynamicBatcher(Generic[Item, Answer]):
         self.error: BaseException | None = None
         """Why a thread died, and with it all."""
         self._fault: BackendDiedError | None = None
-        self._began: dict[int, tuple[float, int]] = {}
-        """By thread, when its batch began, and how many were under way then."""
+        self._began: dict[int, tuple[float, int, Hashable]] = {}
+        """By thread, when its batch began, how many were under way then, and its lane."""
         self._idle = 0
         """Threads that wait for work."""
         self._run = run
@@ -222,8 +222,12 @@ class DynamicBatcher(Generic[Item, Answer]):
     @property
     def computing_for(self) -> float:
         """Seconds since the longest batch under way began; 0 if there is none."""
+        return max((seconds for _, seconds in self.computing()), default=0.0)
+
+    def computing(self) -> list[tuple[Hashable, float]]:
+        """The lane of each batch under way, and the seconds since it began."""
         now = time.monotonic()
-        return max((now - began for began, _ in list(self._began.values())), default=0.0)
+        return [(lane, now - began) for began, _, lane in list(self._began.values())]
 
     def timely_tokens(self, deadline: float) -> float:
         """Tokens of unanswered requests, at most, for one with this deadline to be answered in time."""
@@ -444,7 +448,8 @@ class DynamicBatcher(Generic[Item, Answer]):
                         raise self._fault
                     room = self._room()
                     if batch := self._take(room):
-                        self._began[threading.get_ident()] = time.monotonic(), len(self._began) + 1
+                        began = time.monotonic(), len(self._began) + 1, batch[0].job.lane
+                        self._began[threading.get_ident()] = began
                         if self._lanes and room > 1:
                             self._work.notify()
                         return batch
@@ -489,7 +494,7 @@ class DynamicBatcher(Generic[Item, Answer]):
         tokens = sum(pending.cost for pending in batch)
         with self._work:
             now = len(self._began)
-            began, then = self._began.pop(threading.get_ident())
+            began, then, _ = self._began.pop(threading.get_ident())
             speed, batches = tokens / max(time.monotonic() - began, 1e-6), max(then, now)
             # Small ones are slower, and do not queue. But one that is faster than what is believed tells that a
             # slow time is over, in which only small ones may have been let in.

@@ -138,8 +138,6 @@ class Engine:
         """What is being loaded to take the other's place."""
         self._ending: set[asyncio.Task[None]] = set()
         """Each looks after what a reload has replaced."""
-        self._running: dict[int, tuple[Backend, float]] = {}
-        """Inference thread -> what computes its batch, and since when."""
         self._make_backend = make_backend
         self._reloading = asyncio.Lock()
         self._settings = settings
@@ -188,8 +186,12 @@ class Engine:
         """End an inference process that hangs: the service is broken then, and another may take its place."""
         logger.error("a batch does not end: the inference process is ended")
         self.batcher.abort(BackendDiedError("the inference process hung, and was ended"))
-        for backend in (self.backend, *(busy for busy, _ in list(self._running.values()))):
+        for backend in (self.backend, *(backend for backend, _ in self._computing())):
             await asyncio.to_thread(backend.close)
+
+    def _computing(self) -> list[tuple[Backend, float]]:
+        """What computes each batch under way, and for how many seconds."""
+        return [(lane.backend, seconds) for lane, seconds in self.batcher.computing() if isinstance(lane, Lane)]
 
     def tell_state(self) -> None:
         """To the metrics and the log; from time to time, since nothing happens when a batch does not end."""
@@ -246,7 +248,7 @@ class Engine:
             backend = self._coming = self._make_backend()
             try:
                 self.check_open()
-                await self._load_again(backend)
+                await self._load_in_time(backend)
                 self.check_open()
             except Exception as error:
                 await asyncio.to_thread(backend.close)
@@ -270,7 +272,7 @@ class Engine:
             ending.add_done_callback(self._ending.discard)
             return True
 
-    async def _load_again(self, backend: Backend) -> None:
+    async def _load_in_time(self, backend: Backend) -> None:
         try:
             async with asyncio.timeout(_LONGEST_RELOAD_SECONDS):
                 await asyncio.to_thread(backend.load)
@@ -281,9 +283,7 @@ class Engine:
         """A backend ends when nobody holds it any more; a batch that hangs in it would hold it for ever, and a
         thread with it, which the new one needs. It may still have batches that wait."""
         while (backend := replaced()) is not None:
-            now = time.monotonic()
-            ages = (now - began for busy, began in list(self._running.values()) if busy is backend)
-            if max(ages, default=0.0) > self._stalled_after:
+            if any(busy is backend and age > self._stalled_after for busy, age in self._computing()):
                 logger.error("what was replaced hangs, and is ended")
                 await asyncio.to_thread(backend.close)
                 return
@@ -318,7 +318,6 @@ class Engine:
 
     def _run(self, lane: Lane, queries: Sequence[Query]) -> Sequence[Answer | Exception]:
         """In an inference thread."""
-        self._running[threading.get_ident()] = lane.backend, time.monotonic()
         try:
             return lane.run(queries)
         except BackendDiedError as error:
@@ -326,8 +325,6 @@ class Engine:
                 raise
             logger.error("what was replaced has not answered all: %s", error)
             return [InferenceError("the model that was to answer has been replaced, and ended")] * len(queries)
-        finally:
-            del self._running[threading.get_ident()]
 
     def _on_ready(self) -> None:
         self.batcher.calibrated(self.backend.tokens_per_second)

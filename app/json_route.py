@@ -31,6 +31,7 @@ from app.errors import (
     TooLargeError,
 )
 from app.metrics import Metrics
+from app.problems import shorten
 from app.schemas import MAX_INPUTS, UNION_TAGS
 from app.settings import Settings
 
@@ -142,12 +143,7 @@ def _place(fault: ErrorDetails) -> Loc:
     """Where it is, as the caller sees it. A field that is not known may be called like a tag."""
     known = len(fault["loc"]) - (fault["type"] == "extra_forbidden")
     tagless = tuple(part for part in fault["loc"][:known] if part not in UNION_TAGS)
-    return tagless + tuple(map(_short, fault["loc"][known:]))
-
-
-def _short(part: str | int) -> str | int:
-    """The caller's own name of a field, which may be anything."""
-    return part[: _MAX_NAME - 1] + "…" if isinstance(part, str) and len(part) > _MAX_NAME else part
+    return tagless + tuple(shorten(str(part), _MAX_NAME) for part in fault["loc"][known:])
 
 
 async def while_connected(receive: Receive, answer: Awaitable[T]) -> T:

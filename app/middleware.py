@@ -48,7 +48,7 @@ class Envelope:
             if message["type"] == "http.response.start":
                 headers = MutableHeaders(scope=message)
                 headers["X-Request-ID"] = request_id
-                if self.engine.status == "draining" and not scope.get("pipeline"):
+                if self.engine.status == "draining" and not scope.get("pipeline"):  # others wait for their turn
                     headers["Connection"] = "close"
                 status = scope.get("turned_away", message["status"])  # answered without the app, in the end
                 if task is not None:

@@ -24,7 +24,7 @@ from model.errors import (
 logger = logging.getLogger(__name__)
 
 MEDIA_TYPE = "application/problem+json"
-_MAX_DETAIL = 500  # characters; a message may quote the caller's own text
+_MAX_DETAIL = 500
 
 _HTTP_DETAILS = {
     400: "this is not an HTTP/1.1 request, or its method is unknown",
@@ -83,8 +83,8 @@ def kind_of(error: Exception) -> Kind:
 def problem_response(error: Exception, request_id: str) -> Response:
     """The response to an error. Says nothing about errors that were not raised on purpose."""
     kind = kind_of(error)
-    detail = _shorten(_detail(error, kind))
-    faults = [ProblemError(_shorten(fault.message), list(fault.loc)) for fault in _faults(error)]
+    detail = shorten(_detail(error, kind))
+    faults = [ProblemError(shorten(fault.message), list(fault.loc)) for fault in _faults(error)]
     body = Problem(
         type=f"urn:bert-service:problem:{kind.code}",
         title=kind.title,
@@ -134,5 +134,6 @@ def _headers(error: Exception) -> dict[str, str]:
     return {}
 
 
-def _shorten(text: str) -> str:
-    return text if len(text) <= _MAX_DETAIL else text[: _MAX_DETAIL - 1] + "…"
+def shorten(text: str, most: int = _MAX_DETAIL) -> str:
+    """At most so many characters of what may be the caller's own text."""
+    return text if len(text) <= most else text[: most - 1] + "…"

@@ -62,8 +62,6 @@ def finetune(recipe: Recipe) -> bool:
     source = _source(recipe)
     check_target(recipe.folder / "sentiment")
     with processes() as group, alone(recipe.folder / "finetune", group):
-        if group.first:
-            remember_overrides(recipe)
         train, dev = read_all(recipe, source)
         for part in dev:
             logger.info("%s: %d texts in dev", part.name, len(part))
@@ -85,7 +83,7 @@ def finetune(recipe: Recipe) -> bool:
     return True
 
 
-def remember_overrides(recipe: Recipe) -> None:
+def _remember_overrides(recipe: Recipe) -> None:
     """What the command line says of the classifier, for a command that says less: the card tells it, too."""
     said = [override for override in recipe.overrides if override.startswith(_OF_THE_CLASSIFIER)]
     write_json(recipe.folder / "finetune" / "overrides.json", said)
@@ -209,6 +207,7 @@ def _keep(recipe: Recipe, tokenizer: Tokenizer, results: Sequence[SeedResult]) -
     save_results(recipe, results)
     model = load_checkpoint(seed_folder(recipe, best.seed) / "model").model
     write_directory(recipe.folder / "sentiment", model, tokenizer, torch.float32)
+    _remember_overrides(recipe)
     if best.step is not None:
         logger.info("kept: seed %d, step %d, %.4f on dev", best.seed, best.step, best.dev_accuracy)
 

@@ -326,11 +326,12 @@ def _groups(recipe: Recipe, split: Sequence[Split]) -> list[Group]:
             logger.info("%s: %d texts stand in dev or test too, and are left out", name, len(texts) - len(kept))
         keys, like = list(map(key_of_text, kept)), recipe.teach.like.get(name)
         groups.append(Group(kept, [(key,) for key in keys], like))
-        part_of = parts_of([text for other, train, _ in split if like in (None, other) for text in train])
-        parts = [(key in labelled, part_of.get(key, key % FOLDS)) for key in keys]
-        made = some_excerpts(kept, parts, recipe.teach.excerpts.get(name, 0), judging, recipe.seed)
-        origins = [tuple(map(key_of_text, of)) for _, of in made]
-        excerpts.append(Group([excerpt for excerpt, _ in made], origins, like))
+        if count := recipe.teach.excerpts.get(name, 0):
+            part_of = parts_of([text for other, train, _ in split if like in (None, other) for text in train])
+            parts = [(key in labelled, part_of.get(key, key % FOLDS)) for key in keys]
+            made = some_excerpts(kept, parts, count, judging, recipe.seed)
+            origins = [tuple(map(key_of_text, of)) for _, of in made]
+            excerpts.append(Group([excerpt for excerpt, _ in made], origins, like))
     every = [document for group in groups for document in group.texts]
     drawn = some_sentences(every, recipe.teach.sentences, judging | labelled, recipe.seed)
     sentences = Group([sentence for sentence, _ in drawn], [(key_of_text(text),) for _, text in drawn], None)
