@@ -263,7 +263,7 @@ class TeachConfig(_Strict):
 
     texts: Annotated[tuple[SourceConfig, ...], Field(min_length=1)]
     """Unlabelled sources; texts that stand in dev or test too are left out. One that is labelled in
-    `finetune.train` is judged by a bag of words that has not read it."""
+    `finetune.train` is judged by a bag of words that has not read it; its excerpts by the classifier too."""
     sentences: Annotated[int, Field(ge=0)] = 0
     """So many of their sentences besides, each a text of its own: callers ask about sentences too."""
     excerpts: dict[str, Annotated[int, Field(ge=0)]] = {}

@@ -10,7 +10,7 @@ import json
 import logging
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +52,8 @@ SENTENCE_WORDS = (4, 60)
 EXCERPT_WORDS = (8, 160)
 """Of one text, as many short as long ones; a sentence is not cut, so it may be more."""
 FOLDS = 5
+EXCERPTS_OF_EACH = 3
+"""Of the texts that weigh the teachers"""
 _REMEMBERED = 100_000
 """Texts whose sentences are not looked for again"""
 SHARES = [i / 20 for i in range(21)]
@@ -105,6 +107,7 @@ class Group:
     """Keys of the texts that each is, or has parts of"""
     like: str | None
     """The source of `finetune.train` that they are like; None: all of them"""
+    excerpts: bool = False
 
 
 def parts_of(train: Sequence[Document]) -> dict[int, int]:
@@ -178,41 +181,46 @@ class Teachers:
     def label(self, name: str, group: Group, labelled: set[int], blend: Blend, alone: Blend) -> Floats:
         """Probabilities of each label: (texts, num_labels).
 
-        Texts of `labelled`, and sentences of them, are judged by a bag that has not read them, and not by the
-        network, which may have.
+        Texts of `labelled`, and parts of them, are judged by a bag that has not read them. The network
+        may have; it is asked about excerpts only, which it remembers little of.
 
         Args:
             blend: weighs both teachers.
             alone: the bag's opinion, made as sure as it may be.
         """
+        names = list(self.config.labels)
         known = np.array([not labelled.isdisjoint(keys) for keys in group.origins], dtype=bool)
-        targets = np.empty((len(known), len(self.config.labels)), dtype=np.float32)
-        if not known.all():
-            targets[~known] = blend(*self.of(name, [group.texts[i] for i in np.flatnonzero(~known).tolist()]))
-        if known.any():
-            logger.info("%s: %d have a label; a bag that has not read it judges them", name, known.sum())
-            texts, origins = zip(
-                *((group.texts[i], group.origins[i]) for i in np.flatnonzero(known).tolist()), strict=True
-            )
-            apart = self.folds.log_probabilities(texts, origins, list(self.config.labels))
-            targets[known] = alone(apart, apart)
+        unread, read = ([group.texts[i] for i in np.flatnonzero(part).tolist()] for part in (~known, known))
+        bag = np.empty((len(known), len(names)), dtype=np.float32)
+        if unread:
+            bag[~known] = self.bag.log_probabilities(unread, names)
+        if read:
+            logger.info("%s: %d have a label; a bag that has not read it judges them", name, len(read))
+            origins = [group.origins[i] for i in np.flatnonzero(known).tolist()]
+            bag[known] = self.folds.log_probabilities(read, origins, names)
+        if group.excerpts:
+            return blend(bag, self.network_says(name, group.texts))
+        targets = alone(bag, bag)
+        if unread:
+            targets[~known] = blend(bag[~known], self.network_says(name, unread))
         return targets
 
-    def of(self, name: str, texts: Sequence[Document]) -> tuple[Floats, Floats]:
-        """Log-probabilities of each label, of the bag of words and of the network: (texts, num_labels) each."""
-        bag = self.bag.log_probabilities(texts, list(self.config.labels))
-        unknown, served = list(np.zeros_like(bag)), as_served(self.config, self.checkpoint)
+    def network_says(self, name: str, texts: Sequence[Document]) -> Floats:
+        """The network's log-probabilities of each label: (texts, num_labels)."""
+        unknown = list(np.zeros((len(texts), len(self.config.labels)), dtype=np.float32))
+        served = as_served(self.config, self.checkpoint)
         read = encode(name, texts, unknown, served, self.checkpoint.tokenizer)
         batches = tqdm(read.batches(), desc=name, total=read.num_batches, unit="batch")
         logits, _ = predict_classification(self.network, batches)
-        network = np.empty_like(bag)
-        network[read.longest_first] = logits.log_softmax(1).numpy()
-        return bag, network
+        out: Floats = np.empty(logits.shape, dtype=np.float32)
+        out[read.longest_first] = logits.log_softmax(1).numpy()
+        return out
 
     def on_dev(self, name: str, texts: Sequence[Document]) -> Opinions:
         """What they say of labelled texts."""
         labels = label_numbers(name, texts, self.config)
-        return Opinions(name, *self.of(name, texts), np.array(labels))
+        bag = self.bag.log_probabilities(texts, list(self.config.labels))
+        return Opinions(name, bag, self.network_says(name, texts), np.array(labels))
 
 
 def teach(recipe: Recipe) -> bool:
@@ -242,15 +250,19 @@ def teach(recipe: Recipe) -> bool:
     for like, part in sources.items():
         name = like or "all"
         teachers = Teachers.learn(part, like, checkpoint, recipe.finetune)
-        opinions = [teachers.on_dev(source, dev) for source, _, dev in part if dev]
-        blend, alone = best_blend(opinions), best_blend(opinions, shares=[1.0])
-        accuracy = {o.name: _accuracies(o, blend) for o in opinions}
-        logger.info("teachers of texts like %s: accuracy on dev %s", name, accuracy)
-        about[name] = {"blend": asdict(blend), "dev_accuracy": accuracy, "texts": 0}
-        for i, group in enumerate(groups):
-            if group.like == like:
-                targets[i] = teachers.label(f"texts like {name}", group, labelled, blend, alone)
-                about[name]["texts"] += len(group.texts)
+        chosen = [i for i, group in enumerate(groups) if group.like == like]
+        for kind in dict.fromkeys(groups[i].excerpts for i in chosen):
+            what = f"excerpts like {name}" if kind else name
+            dev = {source: excerpts_of(texts, recipe.seed) if kind else texts for source, _, texts in part}
+            opinions = [teachers.on_dev(source, texts) for source, texts in dev.items() if texts]
+            blend, alone = best_blend(opinions), best_blend(opinions, shares=[1.0])
+            accuracy = {o.name: _accuracies(o, blend) for o in opinions}
+            logger.info("teachers of %s: accuracy on dev %s", what, accuracy)
+            about[what] = {"blend": asdict(blend), "dev_accuracy": accuracy, "texts": 0}
+            for i in chosen:
+                if groups[i].excerpts == kind:
+                    targets[i] = teachers.label(what, groups[i], labelled, blend, alone)
+                    about[what]["texts"] += len(groups[i].texts)
     Taught(key, teachers_key, np.concatenate([targets[i] for i in range(len(groups))])).write(folder)
     (folder / "about.json").write_text(json.dumps(about, indent=2) + "\n")
     return True
@@ -331,7 +343,7 @@ def _groups(recipe: Recipe, split: Sequence[Split]) -> list[Group]:
             parts = [(key in labelled, part_of.get(key, key % FOLDS)) for key in keys]
             made = some_excerpts(kept, parts, count, judging, recipe.seed)
             origins = [tuple(map(key_of_text, of)) for _, of in made]
-            excerpts.append(Group([excerpt for excerpt, _ in made], origins, like))
+            excerpts.append(Group([excerpt for excerpt, _ in made], origins, like, excerpts=True))
     every = [document for group in groups for document in group.texts]
     drawn = some_sentences(every, recipe.teach.sentences, judging | labelled, recipe.seed)
     sentences = Group([sentence for sentence, _ in drawn], [(key_of_text(text),) for _, text in drawn], None)
@@ -394,6 +406,13 @@ def some_excerpts(
     return chosen
 
 
+def excerpts_of(texts: Sequence[Document], seed: int) -> list[Document]:
+    """Excerpts of labelled texts, each of one text and with its label: what weighs the teachers of excerpts."""
+    alone = [(True, number) for number in range(len(texts))]
+    made = some_excerpts(texts, alone, EXCERPTS_OF_EACH * len(texts), set(), seed)
+    return [replace(excerpt, label=of.label) for excerpt, (of,) in made]
+
+
 def _teachers_key(recipe: Recipe, network: str, split: Sequence[Split]) -> str:
     """What the teachers are made of: the network's fingerprint, and the texts that the bags read and that weigh
     them."""
@@ -404,7 +423,8 @@ def _teachers_key(recipe: Recipe, network: str, split: Sequence[Split]) -> str:
 def _key(recipe: Recipe, groups: Sequence[Group]) -> str:
     likes = " ".join(f"like {group.like}" for group in groups if group.like)
     texts = key_of(*(group.texts for group in groups))
-    return " ".join([f"{FOLDS} folds", texts, *recipe.finetune.labels, likes])
+    judged = ["excerpts by both"] if any(group.excerpts for group in groups) else []
+    return " ".join([f"{FOLDS} folds", texts, *recipe.finetune.labels, likes, *judged])
 
 
 @dataclass(frozen=True, slots=True)

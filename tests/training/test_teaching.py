@@ -24,10 +24,14 @@ from training.finetune import finetune, read_all
 from training.naive_bayes import NaiveBayesBag
 from training.sources import Document
 from training.teaching import (
+    EXCERPTS_OF_EACH,
     Blend,
     Folds,
+    Group,
     Opinions,
+    Teachers,
     best_blend,
+    excerpts_of,
     judges,
     parts_of,
     some_excerpts,
@@ -125,6 +129,16 @@ def test_excerpts_are_drawn_from_all_texts_and_have_nothing_that_judges() -> Non
     assert some_excerpts([], [], 5, set(), seed=0) == []
 
 
+def test_teachers_of_excerpts_are_weighed_on_excerpts_of_one_text_with_its_label() -> None:
+    bodies = [[f"Text {text} has sentence number {n} of ten." for n in range(10)] for text in range(4)]
+    texts = [Document(" ".join(body), ("",), str(number % 2)) for number, body in enumerate(bodies)]
+    drawn = excerpts_of(texts, seed=0)
+    assert len(drawn) == 4 * EXCERPTS_OF_EACH
+    for excerpt in drawn:
+        (text,) = [text for text in texts if excerpt.text in text.text]
+        assert excerpt.label == text.label
+
+
 def test_parts_of_what_judges_are_not_taught() -> None:
     whole, part = Document("It is a Fine film .", ("",)), Document("a fine film", ("",), group="films")
     judging = {key_of_text(whole)}
@@ -150,6 +164,8 @@ def test_excerpts_are_labelled_last(labelled: Recipe) -> None:
     assert teach(recipe)
     assert len(given(recipe)) == len(GOOD) + 20
     assert given(recipe)[: len(GOOD)] == pytest.approx(given(labelled), abs=1e-3)
+    about = json.loads((recipe.folder / "taught" / "about.json").read_text())
+    assert {name: of["texts"] for name, of in about.items()} == {"all": len(GOOD), "excerpts like all": 20}
 
 
 def test_what_the_teachers_know_is_written_down(labelled: Recipe) -> None:
@@ -205,6 +221,22 @@ def test_a_text_with_a_label_is_judged_by_a_bag_that_has_not_read_it(labelled: R
     assert 0.3 < np.mean(sentences == np.repeat(truth, 2)) < 0.7
     assert len(excerpts) == 300
     assert 0.3 < np.mean(excerpts == np.resize(truth, 300)) < 0.7
+
+
+def test_the_network_judges_excerpts_of_texts_that_have_a_label_but_not_the_texts(labelled: Recipe) -> None:
+    assert labelled.teach is not None
+    split, checkpoint = split_sources(labelled), load_checkpoint(labelled.teach.classifier)
+    teachers = Teachers.learn(split, None, checkpoint, labelled.finetune)
+    train = split[0][1]
+    keys = [(key_of_text(text),) for text in train]
+    known = {key for (key,) in keys}
+    blend, alone = Blend(0.25, 1.0), Blend(1.0, 2.0)
+    bag = teachers.folds.log_probabilities(train, keys, list(labelled.finetune.labels))
+    whole = teachers.label("whole", Group(train, keys, None), known, blend, alone)
+    assert whole == pytest.approx(alone(bag, bag))
+    parts = teachers.label("parts", Group(train, keys, None, excerpts=True), known, blend, alone)
+    assert parts == pytest.approx(blend(bag, teachers.network_says("parts", train)))
+    assert np.abs(parts - whole).max() > 0.05
 
 
 def test_what_belongs_to_the_same_group_is_judged_by_a_bag_that_has_read_none_of_it() -> None:
