@@ -108,6 +108,7 @@ class Group:
     like: str | None
     """The source of `finetune.train` that they are like; None: all of them"""
     excerpts: bool = False
+    """Parts of texts: the network judges them even where it has read the whole, and others weigh the teachers"""
 
 
 def parts_of(train: Sequence[Document]) -> dict[int, int]:
@@ -251,16 +252,16 @@ def teach(recipe: Recipe) -> bool:
         name = like or "all"
         teachers = Teachers.learn(part, like, checkpoint, recipe.finetune)
         chosen = [i for i, group in enumerate(groups) if group.like == like]
-        for kind in dict.fromkeys(groups[i].excerpts for i in chosen):
-            what = f"excerpts like {name}" if kind else name
-            dev = {source: excerpts_of(texts, recipe.seed) if kind else texts for source, _, texts in part}
+        for cut in dict.fromkeys(groups[i].excerpts for i in chosen):
+            what = f"excerpts like {name}" if cut else name
+            dev = {source: excerpts_of(texts, recipe.seed) if cut else texts for source, _, texts in part}
             opinions = [teachers.on_dev(source, texts) for source, texts in dev.items() if texts]
             blend, alone = best_blend(opinions), best_blend(opinions, shares=[1.0])
             accuracy = {o.name: _accuracies(o, blend) for o in opinions}
             logger.info("teachers of %s: accuracy on dev %s", what, accuracy)
             about[what] = {"blend": asdict(blend), "dev_accuracy": accuracy, "texts": 0}
             for i in chosen:
-                if groups[i].excerpts == kind:
+                if groups[i].excerpts == cut:
                     targets[i] = teachers.label(what, groups[i], labelled, blend, alone)
                     about[what]["texts"] += len(groups[i].texts)
     Taught(key, teachers_key, np.concatenate([targets[i] for i in range(len(groups))])).write(folder)
