@@ -108,7 +108,7 @@ class Group:
     like: str | None
     """The source of `finetune.train` that they are like; None: all of them"""
     excerpts: bool = False
-    """Parts of texts: the network judges them even where it has read the whole, and others weigh the teachers"""
+    """Parts of texts: the network judges them even where it has read the whole; excerpts weigh the teachers"""
 
 
 def parts_of(train: Sequence[Document]) -> dict[int, int]:

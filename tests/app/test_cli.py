@@ -372,6 +372,7 @@ _INTERRUPTIBLE = """
 import signal
 import socket
 signal.signal(signal.SIGINT, signal.default_int_handler)  # in the background of a shell it is ignored
+signal.signal(signal.SIGHUP, signal.SIG_DFL)  # and under nohup this one
 from app.cli import main
 main()
 """
