@@ -58,6 +58,7 @@ class BoundedProtocol(HttpToolsProtocol):
         """Of a head that is not whole, what has come."""
         self._in_head = True
         self._in_request = False
+        self._chunked = False
         self._deaf = False
         """Whether what came was no request, so that the connection ends with the answers to those before it."""
         self._held = b""
@@ -134,6 +135,7 @@ class BoundedProtocol(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         """The head is there."""
         self._in_head = False
+        self._chunked = any(name == b"transfer-encoding" for name, _ in self.headers)
         self._disarm()
         if len(self.pipeline) >= MAX_PIPELINED:
             self._close()
@@ -170,13 +172,21 @@ class BoundedProtocol(HttpToolsProtocol):
         """Heads that offer no other protocol. Java's client offers HTTP/2 to everyone, and then llhttp does
         not read the body of a request that is answered all the same (RFC 9110, 7.8).
 
-        As many bytes: among several requests, a body may pass here as well. JSON has no such line.
+        As many bytes: among several requests, a body may pass here as well. JSON has no such line, but chunks
+        of it may begin so; where there may be any, the head that has begun is all that is looked into.
         """
         data, self._held = self._held + data, b""
         in_head = self._in_head or not self._in_request
         if in_head and b"\r\n\r\n" not in data and (unfinished := _UNFINISHED.search(data)):
             data, self._held = data[: unfinished.start()], unfinished[0]
-        return _UPGRADE.sub(b"\r\nX-grade", data) if b"\r" in data else data
+        if b"\r" not in data or not _UPGRADE.search(data):
+            return data
+        begun = self._in_head and self._in_request  # with headers that are not in these data
+        end = len(data)
+        if begun or b"chunked" in data.lower() or (self._chunked and not in_head):
+            end = data.find(b"\r\n\r\n") if in_head else 0
+            end = len(data) if end < 0 else end
+        return _UPGRADE.sub(b"\r\nX-grade", data[:end]) + data[end:]
 
     def _turn_away(self, status: int) -> None:
         """Close, and say why if nothing else is to be answered. What came whole before is answered first."""

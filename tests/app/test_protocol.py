@@ -123,6 +123,24 @@ def test_offer_is_passed_over_wherever_it_is_cut_in_two(service: Process, at: in
     assert received.startswith(b"HTTP/1.1 200"), received
 
 
+@pytest.mark.parametrize("parts", [1, 2, 3])
+@pytest.mark.parametrize("cut", ["head", "body"])
+def test_chunk_that_begins_like_an_offer_is_read_as_it_is(service: Process, parts: int, cut: str) -> None:
+    """What follows a chunk's size follows an end of line."""
+    chunks = [b'{"inputs":"good ', b'Upgrade: film"}']
+    chunked = b"".join(b"%x\r\n%b\r\n" % (len(chunk), chunk) for chunk in [*chunks, b""])
+    encoding = b"Connection: close\r\nTransfer-Encoding: chunked\r\n\r\n"
+    whole = HEAD + encoding + chunked
+    at = len(HEAD) + (len(encoding) - 9 if cut == "head" else len(encoding) + 3)
+    pieces = {1: [whole], 2: [whole[:at], whole[at:]], 3: [HEAD, encoding + chunked[:20], chunked[20:]]}[parts]
+    plain = b"".join(chunks)
+    length = b"Connection: close\r\nContent-Length: %d\r\n\r\n" % len(plain)
+    answers = [exchange(service.port, *pieces), exchange(service.port, HEAD + length + plain)]
+    scores = [re.findall(rb'"score":([\d.]+)|"tokens":(\d+)', answer) for answer in answers]
+    assert scores[0]
+    assert scores[0] == scores[1]
+
+
 @pytest.mark.parametrize("at", range(-3, 1))
 def test_body_is_read_whole_wherever_the_end_of_its_head_is_cut_in_two(service: Process, at: int) -> None:
     body = BODY + b"\r\n"
