@@ -56,9 +56,15 @@ def write_directory(target: Path, model: Model, tokenizer: Tokenizer, dtype: tor
         made = Path(folder) / "checkpoint"
         save_checkpoint(made, model, tokenizer, dtype=dtype)
         _compare(load_checkpoint(made), model, tokenizer, dtype)
-        if target.exists():
-            target.rename(Path(folder) / "old")
-        shutil.move(made, target)
+        old = Path(folder) / "old"
+        try:
+            if target.exists():
+                target.rename(old)
+            shutil.move(made, target)
+        except BaseException:  # Ctrl-C, too
+            if old.exists() and not target.exists():
+                old.rename(target)
+            raise
 
 
 def _compare(loaded: Checkpoint, model: Model, tokenizer: Tokenizer, dtype: torch.dtype) -> None:

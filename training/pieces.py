@@ -91,8 +91,8 @@ def _routed(recipe: Recipe, meter: _Meter) -> Iterator[tuple[str, SourceConfig, 
             judging |= {_group_hash(document), text_hash(document.text)}
             yield f"heldout/{source_name(source)}", source, document.text
     if held_out.below:
-        grouped = (each for source in config.sources if source.group for each in documents(source, root))
-        judging |= {text_hash(document.text) for document in grouped if _group_hash(document) in held_out}
+        every = (each for source in config.sources for each in documents(source, root))
+        judging |= {text_hash(document.text) for document in every if _group_hash(document) in held_out}
     for source in config.sources:
         left_out = 0
         for document in documents(source, root, meter.add):
@@ -118,7 +118,7 @@ class _HeldOut:
 
     @classmethod
     def of(cls, config: CorpusConfig, root: Path) -> _HeldOut:
-        """None where `corpus.heldout` names sources of its own; else a share, of each source one at least."""
+        """Nothing where `corpus.heldout` names sources; else a share, of each source one at least."""
         below = 0 if config.heldout else int(config.heldout_fraction * 2**64)
         ends = [_at_least_one(source, root, below) for source in config.sources] if below else []
         return cls(below, *(frozenset().union(*(pair[end] for pair in ends)) for end in (0, 1)))

@@ -227,6 +227,18 @@ def test_a_text_of_several_groups_is_on_one_side(tmp_path: Path) -> None:
     assert not train & heldout
 
 
+def test_a_text_of_two_sources_is_on_one_side_though_one_of_them_has_groups(tmp_path: Path) -> None:
+    texts = [f"a text about {letter}" for letter in ascii_lowercase]
+    write_texts(tmp_path / "data" / "a.jsonl", texts)
+    rows = [json.dumps({"author": f"author {n % 5}", "text": text}) for n, text in enumerate(texts)]
+    (tmp_path / "data" / "b.jsonl").write_text("\n".join(rows))
+    sources = [{"path": "a.jsonl"}, {"path": "b.jsonl", "group": "author"}]
+    for order in (sources, sources[::-1]):
+        train, heldout = parts_of(recipe(tmp_path, sources=order, heldout_fraction=0.3))
+        assert min(len(train), len(heldout)) > 5
+        assert not train & heldout
+
+
 def test_what_is_in_a_group_of_a_heldout_source_is_not_trained_on(tmp_path: Path) -> None:
     rows = [json.dumps({"film": film, "text": f"{film} is {how}"}) for film in "ab" for how in ("good", "bad")]
     (tmp_path / "data").mkdir()

@@ -104,6 +104,23 @@ def test_an_export_can_be_repeated(make_recipe: MakeRecipe) -> None:
     assert export(recipe) == export(recipe)
 
 
+def test_what_ends_the_swap_leaves_what_was_there(
+    tmp_path: Path, pretrained: Path, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = load_checkpoint(pretrained).model
+    write_directory(tmp_path / "out", model, tokenizer, torch.float32)
+    before = sorted(file.name for file in (tmp_path / "out").iterdir())
+
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(directory.shutil, "move", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        write_directory(tmp_path / "out", model, tokenizer, torch.float32)
+    assert [file.name for file in tmp_path.iterdir()] == ["out"]
+    assert sorted(file.name for file in (tmp_path / "out").iterdir()) == before
+
+
 def test_what_changes_on_the_way_to_disk_is_no_success(
     tmp_path: Path, pretrained: Path, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
