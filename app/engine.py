@@ -57,7 +57,7 @@ _SPARE = 0.1
 _MAX_ANSWER_BYTES = 32 * 1024 * 1024
 # Of a prediction, beside the text that it repeats.
 _PREDICTION_BYTES = 100
-# A larger answer is put together in a thread: others are not to wait for it.
+# A larger answer is put together in a thread: others wait for it while it is written as JSON, and no longer.
 _INLINE_BYTES = 200 * 1024
 
 # How long a batch may take, in seconds, where that leaves it enough tokens: who comes meanwhile waits for it.

@@ -13,7 +13,6 @@ from fastapi import FastAPI
 from fastapi.middleware.cors import CORSMiddleware
 
 from app import openapi, problems, traces
-from app.__main__ import serve
 from app.engine import Engine
 from app.logs import log_config
 from app.metrics import Metrics
@@ -23,8 +22,6 @@ from app.remote import RemoteBackend
 from app.routes import fill_mask, hugging_face, next_sentence, operations, pages, sentiment
 from app.settings import Settings
 from model.cpu import available_cpus
-
-__all__ = ["create_app", "serve"]
 
 _LOOK_SECONDS = 0.05
 

@@ -99,7 +99,7 @@ def problem_response(error: Exception, request_id: str) -> Response:
 
 
 def install(app: FastAPI) -> None:
-    """Answer every error that is raised on purpose. The rest reaches `middleware.Envelope`."""
+    """Answer every error that is raised on purpose. The rest reaches `middleware.Unforeseen`."""
 
     async def handle(request: Request, error: Exception) -> Response:
         if kind_of(error).status == 500:

@@ -129,7 +129,7 @@ class ModelInfo:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What a request may ask; beyond it the answer is 413 or 429."""
+    """What a request may ask, beyond which the answer is 413 or 429; and how long it may take, else 504."""
 
     __pydantic_config__ = _DOCUMENTED
 

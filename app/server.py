@@ -109,8 +109,9 @@ class DrainingServer(uvicorn.Server):
         self._count_connections()
         if self.engine.failure is not None and self._gives_up():
             return True
+        ends = await super().on_tick(counter)  # while draining too: it sets the clock of the Date header
         if self.drain_until is None or self.should_exit:
-            return await super().on_tick(counter)
+            return ends
         if not self.engine.refusing:
             # What had reached the socket when the signal came is read within a tick, and counts as accepted;
             # but the first tick may come in the moment of the signal. After the second one, all is refused.

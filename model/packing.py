@@ -1,4 +1,4 @@
-"""Many sequences as one ribbon of tokens: no padding, so no arithmetic is spent on it.
+"""Many sequences as one ribbon of tokens: none is padded to the longest.
 
 sequences      [CLS] a b [SEP]  and  [CLS] c [SEP]
 input_ids      [CLS] a b [SEP] [CLS] c [SEP]        (total_tokens,)

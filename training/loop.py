@@ -173,7 +173,7 @@ class Loop(Generic[B]):
 
     def step(self) -> None:
         """One optimizer step."""
-        middle = self.spent + (0.5 / self.budget.steps if self.budget.steps else 0.0)  # of the step: never 0
+        middle = self.spent + (0.5 / self.budget.steps if self.budget.steps else 0.0)  # of the step, if known
         rate = self.learning_rate * rate_factor(middle, self.warmup_fraction, self.decay_fraction)
         set_rate(self.optimizer, rate)
         phase = self.progress.phase
