@@ -318,6 +318,11 @@ class Tokenizer:
         except TypeError:
             raise InvalidTextError(_SURROGATE) from None
 
+    def ends_batch(self, texts: Sequence[str]) -> list[list[int]]:
+        """Where each token of `ids_batch` ends: characters from the text's beginning."""
+        read = self._rust.encode_batch(list(texts), add_special_tokens=False)
+        return [[end for _, end in encoding.offsets] for encoding in read]
+
 
 def truncate_longest_first(lengths: Sequence[int], budget: int) -> list[int]:
     """How much of one or two parts to keep so that the sum fits, taking from the longer first.

@@ -124,15 +124,18 @@ class ClassificationBatch:
     packed: PackedBatch
     targets: Tensor
     """Probability of each label, 1 for one that is known: (batch, num_labels)"""
+    evidence: Tensor | None = None
+    """What each token says for labels, NaN where that is unknown: (total_tokens, columns)"""
 
     @property
     def tokens(self) -> int:
         return self.packed.total_tokens
 
     @property
-    def counts(self) -> tuple[int]:
-        """Texts: what a step's loss is the mean over."""
-        return (len(self.targets),)
+    def counts(self) -> tuple[int, ...]:
+        """Texts, and what is known of tokens if anything may be: what a step's losses are means over."""
+        known = () if self.evidence is None else (int((~self.evidence.isnan()).sum()),)
+        return (len(self.targets), *known)
 
     @property
     def labels(self) -> Tensor:
@@ -141,16 +144,23 @@ class ClassificationBatch:
 
     def to(self, device: torch.device) -> ClassificationBatch:
         return ClassificationBatch(
-            self.packed.to(device, non_blocking=True), self.targets.to(device, non_blocking=True)
+            self.packed.to(device, non_blocking=True),
+            self.targets.to(device, non_blocking=True),
+            None if self.evidence is None else self.evidence.to(device, non_blocking=True),
         )
 
 
 def collate_classification(
-    input_ids: Sequence[_Ids], token_type_ids: Sequence[_Ids], targets: Sequence[Floats]
+    input_ids: Sequence[_Ids],
+    token_type_ids: Sequence[_Ids],
+    targets: Sequence[Floats],
+    evidence: Sequence[NDArray[np.float16]] = (),
 ) -> ClassificationBatch:
     """Pack texts, longest first."""
     order = sorted(range(len(targets)), key=lambda i: -len(input_ids[i]))
     packed, starts = pack([input_ids[i] for i in order], [token_type_ids[i] for i in order])
     return ClassificationBatch(
-        cls_reads(packed, starts), torch.from_numpy(np.stack([targets[i] for i in order]))
+        cls_reads(packed, starts),
+        torch.from_numpy(np.stack([targets[i] for i in order])),
+        torch.from_numpy(np.concatenate([evidence[i] for i in order])).float() if len(evidence) else None,
     )

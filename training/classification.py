@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import logging
 from collections.abc import Iterable, Iterator, Sequence, Sized
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +17,7 @@ from training.batches import ClassificationBatch, collate_classification
 from training.config import FinetuneConfig, Recipe, SourceConfig, source_name
 from training.errors import RunError, SourceError
 from training.examples import Floats
+from training.naive_bayes import Evidence
 from training.pieces import text_hash
 from training.sources import Document, documents, without_breaks
 from training.spelling import typographic
@@ -43,6 +44,8 @@ class LabelledTexts:
     token_type_ids: list[NDArray[np.int8]]
     targets: list[Floats]
     """Probability of each label, 1 for one that is known; each (num_labels,)"""
+    evidence: list[Evidence] = field(default_factory=list)
+    """What tokens say for labels, see `word_evidence`: each (length, columns); empty if all is unknown"""
 
     def __len__(self) -> int:
         return len(self.targets)
@@ -52,6 +55,7 @@ class LabelledTexts:
             [self.input_ids[i] for i in indices],
             [self.token_type_ids[i] for i in indices],
             [self.targets[i] for i in indices],
+            [self.evidence[i] for i in indices] if self.evidence else (),
         )
 
     @property
@@ -300,22 +304,33 @@ def assemble(
     halves: Sequence[list[int]], config: FinetuneConfig, tokenizer: Tokenizer
 ) -> tuple[NDArray[np.int32], NDArray[np.int8]]:
     """`[CLS] a [SEP]` or `[CLS] a [SEP] b [SEP]`, cut to `max_length`: (length,) ids and types."""
-    room = config.max_length - 1 - len(halves)
     ids, types = [tokenizer.cls_id], [0]
-    for segment, (half, keep) in enumerate(
-        zip(halves, truncate_longest_first([len(half) for half in halves], room), strict=True)
-    ):
-        head, tail = kept_ends(len(half), keep, config.truncation)
+    kept = cuts([len(half) for half in halves], config)
+    for segment, (half, (head, tail)) in enumerate(zip(halves, kept, strict=True)):
         ids += [*half[:head], *half[tail:], tokenizer.sep_id]
         types += [segment] * (len(ids) - len(types))
     return np.array(ids, dtype=np.int32), np.array(types, dtype=np.int8)  # millions of texts stay in memory
 
 
-def joined(parts: Iterable[LabelledTexts], name: str) -> LabelledTexts:
+def cuts(lengths: Sequence[int], config: FinetuneConfig) -> list[tuple[int, int]]:
+    """How many tokens of each half stay at its beginning, and from which on they stay at its end."""
+    keeps = truncate_longest_first(lengths, config.max_length - 1 - len(lengths))
+    return [kept_ends(length, keep, config.truncation) for length, keep in zip(lengths, keeps, strict=True)]
+
+
+def joined(parts: Sequence[LabelledTexts], name: str) -> LabelledTexts:
     """Several sources as one."""
     whole = LabelledTexts(name, [], [], [])
+    columns = next((part.evidence[0].shape[1] for part in parts if part.evidence), 0)
     for part in parts:
         whole.input_ids.extend(part.input_ids)
         whole.token_type_ids.extend(part.token_type_ids)
         whole.targets.extend(part.targets)
+        if columns:
+            whole.evidence.extend(part.evidence or [unsaid(len(ids), columns) for ids in part.input_ids])
     return whole
+
+
+def unsaid(length: int, columns: int) -> Evidence:
+    """Of tokens of which nothing is known: (length, columns), that takes no memory."""
+    return np.broadcast_to(np.float16(np.nan), (length, columns))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -20,6 +21,7 @@ from training.distributed import Processes
 from training.errors import RunError
 from training.flops import classification_flops
 from training.run_state import Progress
+from training.word_evidence import WithWordHead, squared_error
 
 Start = BertForPreTraining | BertForSequenceClassification
 
@@ -50,8 +52,6 @@ def classifier_from(start: Start, config: FinetuneConfig, seed: int) -> BertForS
 class ClassificationTask:
     """Batches of random texts; every text once per epoch."""
 
-    figures: tuple[str, ...] = ("loss", "accuracy")
-
     def __init__(
         self,
         model: BertForSequenceClassification,
@@ -60,9 +60,16 @@ class ClassificationTask:
         config: FinetuneConfig,
         seed: int,
         processes: Processes | None = None,
+        word_loss: float = 0.0,
     ) -> None:
-        self.model: nn.Module = model
+        """`word_loss`: weight of what is said of words; above 0, `texts` must have their evidence."""
         self.classifier = model
+        self.model: nn.Module = model
+        self.figures: tuple[str, ...] = ("loss", "accuracy")
+        self.word_loss = word_loss
+        if word_loss:
+            self.model = WithWordHead(model, texts.evidence[0].shape[1]).to(next(model.parameters()).device)
+            self.figures = ("total_loss", "loss", "accuracy", "word_loss")
         self.texts = texts
         self.tokenizer = tokenizer
         self.config = config
@@ -96,11 +103,20 @@ class ClassificationTask:
         return [batch.to(self.device) for batch in batches]
 
     def losses(self, batch: ClassificationBatch, counts: Sequence[float]) -> Tensor:
-        """Part of the step's mean cross-entropy in nats, and of its share of right answers."""
-        logits = self.model(batch.packed).float()
-        loss = F.cross_entropy(logits, batch.targets, reduction="sum")
-        right = (logits.argmax(1) == batch.labels).float().sum()
-        return torch.stack([loss, right]) / counts[0]
+        """Part of the step's mean cross-entropy in nats, and of its share of right answers; with `word_loss` in
+        between of what is minimised, and of the mean squared error of what is said of words."""
+        if self.word_loss:
+            logits, said = self.model(batch.packed)
+            assert batch.evidence is not None
+            words = squared_error(said, batch.evidence) / max(counts[1], 1)
+        else:
+            logits = self.model(batch.packed)
+        logits = logits.float()
+        loss = F.cross_entropy(logits, batch.targets, reduction="sum") / counts[0]
+        right = (logits.argmax(1) == batch.labels).float().sum() / counts[0]
+        if self.word_loss:
+            return torch.stack([loss + self.word_loss * words, loss, right, words])
+        return torch.stack([loss, right])
 
     def flops(self, batch: ClassificationBatch) -> int:
         """Of the forward and backward pass."""
@@ -123,4 +139,7 @@ def masked(
     hidden = torch.from_numpy(rng.random(packed.total_tokens) < np.repeat(shares, lengths))
     hidden &= torch.isin(packed.input_ids, torch.tensor(list(tokenizer.special_ids)), invert=True)
     ids = packed.input_ids.masked_fill(hidden, tokenizer.mask_id)
-    return ClassificationBatch(replace(packed, input_ids=ids), batch.targets)
+    evidence = batch.evidence
+    if evidence is not None:  # nothing is to be told from what is hidden
+        evidence = evidence.masked_fill(hidden[:, None], math.nan)
+    return replace(batch, packed=replace(packed, input_ids=ids), evidence=evidence)

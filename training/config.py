@@ -272,8 +272,17 @@ class TeachConfig(_Strict):
     like: dict[str, str] = {}
     """Source of `texts` -> source of `finetune.train` that it is like. Its texts are labelled by a bag of words
     of that source alone, which knows them better than the one of all sources that labels the others."""
+    word_loss: Annotated[float, Field(ge=0)] = 0.0
+    """Above 0, the classifier learns too what the bag of words of a source says of each word of the texts that
+    are `like` it: so much of the mean squared error, in variances, is added to its loss."""
     classifier: Path
     """Checkpoint directory of a classifier of another run, with the same `finetune.labels` and dev part."""
+
+    @model_validator(mode="after")
+    def _words_have_a_bag(self) -> TeachConfig:
+        if self.word_loss and not self.like:
+            raise ValueError("word_loss: say in `like` which source of finetune.train the texts are like")
+        return self
 
 
 class FinetuneConfig(_Strict):
@@ -349,7 +358,8 @@ class FinetuneConfig(_Strict):
     log_steps: Positive = 50
     """Steps that a line of the log is the mean over."""
     baseline_texts: Annotated[int, Field(ge=0)] = 200_000
-    """Training texts, drawn evenly, for the bags of words in the report; 0 leaves them out."""
+    """Training texts, drawn evenly, for the bags of words in the report; 0 leaves them out. The bags of `teach`
+    read as many, or with 0 all."""
     from_scratch_baseline: bool = False
     """Train the same network from random weights too, on the same texts, for the report: it shows what
     pretraining was worth."""

@@ -181,7 +181,9 @@ def _train(material: Material, start: Start, seed: int, folder: Path) -> SeedRes
     device = choose_device(recipe.device, group.local_rank)
     torch.manual_seed(seed)
     model = classifier_from(start, recipe.finetune, seed).to(device)
-    task = ClassificationTask(model, material.train, material.tokenizer, recipe.finetune, seed, group)
+    word_loss = recipe.teach.word_loss if recipe.teach else 0.0
+    texts, tokenizer = material.train, material.tokenizer
+    task = ClassificationTask(model, texts, tokenizer, recipe.finetune, seed, group, word_loss)
     best = Best(folder / "best.pt", recipe.finetune.patience)
     loop = _loop(material, task, best, fingerprint(start), folder)
     if loop.spent < 1 and not best.enough:
@@ -275,6 +277,7 @@ def _identity(config: FinetuneConfig, task: ClassificationTask, start: str) -> d
         tokens=task.texts.tokens,
         targets=hashlib.blake2b(np.stack(task.texts.targets).tobytes(), digest_size=16).hexdigest(),
         pretrained=start,
+        teach={"word_loss": task.word_loss} if task.word_loss else {},
     )
 
 

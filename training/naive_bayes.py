@@ -6,18 +6,25 @@ Where it has thousands of long texts of that kind, it judges them better than TF
 
 from __future__ import annotations
 
+import functools
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from training.bag_of_words import NEVER, word_and_punctuation_pattern
 from training.errors import RunError
 from training.examples import Floats
 from training.sources import Document
 
-_LONGEST = 3
+Evidence = NDArray[np.float16]
+"""What words say for labels: (words, labels, or one for two)"""
+
+_LENGTHS = (1, 2, 3)
+"""Words of a feature"""
 _STRENGTHS = (10.0, 30.0, 100.0)
 """Inverse regularisation; dev decides."""
 
@@ -48,7 +55,7 @@ class NaiveBayesBag:
         from sklearn.linear_model import LogisticRegression
 
         words = CountVectorizer(
-            ngram_range=(1, _LONGEST),
+            ngram_range=(_LENGTHS[0], _LENGTHS[-1]),
             token_pattern=word_and_punctuation_pattern(),
             binary=True,
             min_df=2,
@@ -86,6 +93,25 @@ class NaiveBayesBag:
                 out[:, i] = share[:, self.values.index(label)]
         return np.log(np.maximum(out, NEVER))
 
+    def evidence(self, documents: Sequence[Document]) -> list[Evidence]:
+        """What each word of a document, in the order of `words_of`, says for the labels of the regressions:
+        the word itself, and the pair and the triple that it ends. But for the document's length and a constant,
+        the sum over its words is its log-odds."""
+        known = self.words.vocabulary_
+        weights = np.zeros((len(known) + 1, len(self.models)), dtype=np.float32)  # the last of what is unknown
+        for column, (model, ratio) in enumerate(zip(self.models, self.ratios, strict=True)):
+            weights[:-1, column] = model.coef_[0] * ratio
+        said = []
+        for document in documents:
+            rows = [
+                [known.get(" ".join(words[end - n : end]), -1) if n <= end else -1 for n in _LENGTHS]
+                for words in ([word for word, _ in words_of(field)] for field in document.fields)
+                for end in range(1, len(words) + 1)
+            ]
+            places = np.array(rows, dtype=np.int64).reshape(-1, len(_LENGTHS))
+            said.append(weights[places].sum(1).astype(np.float16))
+        return said
+
     def _loss(self, documents: Sequence[Document]) -> float:
         """Mean cross-entropy in nats."""
         given = self.log_probabilities(documents, self.values)
@@ -95,6 +121,20 @@ class NaiveBayesBag:
             for i, d in enumerate(documents)
         ]
         return -float(np.mean(rows))
+
+
+def words_of(text: str) -> list[tuple[str, int]]:
+    """The words that a bag finds in a text, and where each of them ends.
+
+    >>> words_of("It isn't bad.")
+    [('it', 2), ("isn't", 8), ('bad', 12), ('.', 13)]
+    """
+    return [(found.group().lower(), found.end()) for found in _words().finditer(text)]
+
+
+@functools.cache
+def _words() -> re.Pattern[str]:
+    return re.compile(word_and_punctuation_pattern())
 
 
 def _log_count_ratio(there: Any, chosen: Any) -> Floats:

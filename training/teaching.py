@@ -9,8 +9,9 @@ import functools
 import json
 import logging
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from tqdm import tqdm
 from model.checkpoint import Checkpoint, load_checkpoint
 from model.heads import BertForSequenceClassification
 from model.tokenizer import Tokenizer
+from training import word_evidence
 from training.bag_of_words import BagOfWords, num_words
 from training.baselines import Split, key_of
 from training.classification import (
@@ -40,7 +42,7 @@ from training.errors import RunError
 from training.evaluation import predict_classification
 from training.examples import Floats, Ints
 from training.hardware import choose_device
-from training.naive_bayes import NaiveBayesBag
+from training.naive_bayes import Evidence, NaiveBayesBag
 from training.pieces import text_hash
 from training.run_state import fingerprint
 from training.sentences import split_sentences
@@ -52,6 +54,7 @@ SENTENCE_WORDS = (4, 60)
 EXCERPT_WORDS = (8, 160)
 """Of one text, as many short as long ones; a sentence is not cut, so it may be more."""
 FOLDS = 5
+_WORDS = "words.npz"
 EXCERPTS_OF_EACH = 3
 """Of the texts that weigh the teachers"""
 _REMEMBERED = 100_000
@@ -132,12 +135,10 @@ class Folds:
     kind: type[Bag]
     strength: float
 
-    def log_probabilities(
-        self, documents: Sequence[Document], origins: Sequence[tuple[int, ...]], labels: Sequence[str]
-    ) -> Floats:
-        """Of labels by their value in the label column: (documents, labels). All alike where the other parts
-        are too small to learn from. What has parts of several texts is judged with the part of the first."""
-        out = np.full((len(documents), len(labels)), -np.log(len(labels)), dtype=np.float32)
+    def bags(self, origins: Sequence[tuple[int, ...]]) -> Iterator[tuple[list[int], Bag]]:
+        """A bag for each part, and which texts it has not read: their places in `origins`. None where the other
+        parts are too small to learn from. What has parts of several texts is judged with the part of the first.
+        """
         keys, part_of = list(map(key_of_text, self.train)), np.array(list(map(_part, self.train)))
         own = np.array([self.parts.get(first, first % FOLDS) for first, *_ in origins])
         for part in np.unique(own):
@@ -148,11 +149,9 @@ class Folds:
             if len({document.label for document in others}) < 2:
                 continue
             try:
-                bag = self.kind.fit(others, [], (self.strength,))
+                yield chosen, self.kind.fit(others, [], (self.strength,))
             except RunError:
                 continue
-            out[chosen] = bag.log_probabilities([documents[i] for i in chosen], labels)
-        return out
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,32 +178,47 @@ class Teachers:
         folds = Folds(train, parts_of(every), kind, bag.strength)
         return cls(bag, folds, checkpoint.model, checkpoint, config)
 
-    def label(self, name: str, group: Group, labelled: set[int], blend: Blend, alone: Blend) -> Floats:
-        """Probabilities of each label: (texts, num_labels).
+    def label(
+        self,
+        name: str,
+        group: Group,
+        labelled: set[int],
+        blend: Blend,
+        alone: Blend,
+        *,
+        wants_words: bool = False,
+    ) -> tuple[Floats, list[Evidence | None]]:
+        """Probabilities of each label: (texts, num_labels); and what the bag says of each word of a text, if it
+        is one of a source alone.
 
-        Texts of `labelled`, and parts of them, are judged by a bag that has not read them. The network
-        may have; it is asked about excerpts only, which it remembers little of.
+        Texts of `labelled`, and parts of them, are judged by a bag that has not read them; all labels are alike
+        where what it might read is too little. The network may have read them; it is asked about excerpts only,
+        which it remembers little of.
 
         Args:
             blend: weighs both teachers.
             alone: the bag's opinion, made as sure as it may be.
         """
-        names = list(self.config.labels)
+        names, texts = list(self.config.labels), group.texts
         known = np.array([not labelled.isdisjoint(keys) for keys in group.origins], dtype=bool)
-        unread, read = ([group.texts[i] for i in np.flatnonzero(part).tolist()] for part in (~known, known))
-        bag = np.empty((len(known), len(names)), dtype=np.float32)
-        if unread:
-            bag[~known] = self.bag.log_probabilities(unread, names)
+        unread, read = (np.flatnonzero(part).tolist() for part in (~known, known))
+        bag = np.full((len(texts), len(names)), -np.log(len(names)), dtype=np.float32)
+        words: list[Evidence | None] = [None] * len(texts)
         if read:
             logger.info("%s: %d have a label; a bag that has not read it judges them", name, len(read))
-            origins = [group.origins[i] for i in np.flatnonzero(known).tolist()]
-            bag[known] = self.folds.log_probabilities(read, origins, names)
+        apart = self.folds.bags([group.origins[i] for i in read])
+        judges = (([read[i] for i in places], judge) for places, judge in apart)
+        for places, judge in chain([(unread, self.bag)] if unread else [], judges):
+            bag[places] = judge.log_probabilities([texts[i] for i in places], names)
+            if wants_words and isinstance(judge, NaiveBayesBag):
+                for i, said in zip(places, judge.evidence([texts[i] for i in places]), strict=True):
+                    words[i] = said
         if group.excerpts:
-            return blend(bag, self.network_says(name, group.texts))
+            return blend(bag, self.network_says(name, texts)), words
         targets = alone(bag, bag)
         if unread:
-            targets[~known] = blend(bag[~known], self.network_says(name, unread))
-        return targets
+            targets[unread] = blend(bag[unread], self.network_says(name, [texts[i] for i in unread]))
+        return targets, words
 
     def network_says(self, name: str, texts: Sequence[Document]) -> Floats:
         """The network's log-probabilities of each label: (texts, num_labels)."""
@@ -242,11 +256,15 @@ def teach(recipe: Recipe) -> bool:
     labelled = {key_of_text(document) for _, train, _ in split for document in train}
     teachers_key = _teachers_key(recipe, fingerprint(checkpoint.model), split)
     folder, key = _folder(recipe), _key(recipe, groups)
-    if (found := _read(folder)) and (found.texts, found.teachers) == (key, teachers_key):
+    wants_words = recipe.teach is not None and recipe.teach.word_loss > 0
+    found, whole_key = _read(folder), f"{key} {teachers_key}"
+    has_words = not wants_words or word_evidence.load(folder / _WORDS, whole_key) is not None
+    if found and (found.texts, found.teachers) == (key, teachers_key) and has_words:
         logger.info("%d texts are labelled already", len(found.targets))
         return True
     checkpoint.model.to(choose_device(recipe.device))
     targets: dict[int, Floats] = {}
+    words: dict[int, list[Evidence | None]] = {}
     about: dict[str, Any] = {}
     for like, part in sources.items():
         name = like or "all"
@@ -262,8 +280,13 @@ def teach(recipe: Recipe) -> bool:
             about[what] = {"blend": asdict(blend), "dev_accuracy": accuracy, "texts": 0}
             for i in chosen:
                 if groups[i].excerpts == cut:
-                    targets[i] = teachers.label(what, groups[i], labelled, blend, alone)
+                    targets[i], words[i] = teachers.label(
+                        what, groups[i], labelled, blend, alone, wants_words=wants_words
+                    )
                     about[what]["texts"] += len(groups[i].texts)
+    if wants_words:
+        folder.mkdir(parents=True, exist_ok=True)
+        word_evidence.save(folder / _WORDS, whole_key, [said for i in range(len(groups)) for said in words[i]])
     Taught(key, teachers_key, np.concatenate([targets[i] for i in range(len(groups))])).write(folder)
     (folder / "about.json").write_text(json.dumps(about, indent=2) + "\n")
     return True
@@ -287,8 +310,17 @@ def taught(recipe: Recipe, tokenizer: Tokenizer) -> LabelledTexts:
     if found is None or (found.texts, found.teachers) != keys:
         raise RunError(f"{folder} does not hold the labels of [teach]'s texts by its teachers; run teach first")
     texts = [document for group in groups for document in group.texts]
-    texts = respelled(texts, recipe.finetune.typographic_fraction)
-    return encode("taught", texts, list(found.targets), recipe.finetune, tokenizer)
+    spelled = respelled(texts, recipe.finetune.typographic_fraction)
+    read = encode("taught", spelled, list(found.targets), recipe.finetune, tokenizer)
+    if not recipe.teach.word_loss:
+        return read
+    said = word_evidence.load(folder / _WORDS, " ".join(keys))
+    if said is None:
+        raise RunError(f"{folder} does not hold what is said of words (teach.word_loss); run teach first")
+    if all(words is None for words in said):
+        raise RunError("teach.word_loss: what is left to learn words from is too little; set it to 0")
+    likes = [group.like for group in groups for _ in group.texts]
+    return word_evidence.with_evidence(read, texts, spelled, said, likes, recipe.finetune, tokenizer)
 
 
 def best_blend(opinions: Sequence[Opinions], shares: Sequence[float] = SHARES) -> Blend:

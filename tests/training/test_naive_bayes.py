@@ -76,3 +76,31 @@ def test_a_label_that_dev_alone_has_does_not_stop_it() -> None:
     unheard = Document("a film", ("a film",), "2")
     bag = NaiveBayesBag.fit(documents(40, 1), [*documents(10, 2), unheard])
     assert np.isfinite(bag.log_probabilities([unheard], ["0", "1", "2"])).all()
+
+
+def test_what_words_say_adds_up_to_what_the_text_says() -> None:
+    """But for its length in features and a constant, where no word comes twice."""
+    bag = NaiveBayesBag.fit(documents(80, 1), [])
+    asked = [Document(text, (text,)) for text in ("a superb film.", "dreadful, but my neighbour found it")]
+    odds = np.diff(bag.log_probabilities(asked, ["0", "1"]), axis=1).ravel()
+    lengths = [
+        np.linalg.norm(bag.ratios[0][there.indices]) for there in bag.words.transform(d.text for d in asked)
+    ]
+    said = [words.sum() for words in bag.evidence(asked)]
+    assert odds - np.divide(said, lengths) == pytest.approx([bag.models[0].intercept_[0]] * 2, abs=2e-3)
+
+
+def test_words_have_rows_in_their_order_through_all_fields() -> None:
+    train = [Document(text, (text,), label) for text, label in [("not bad", "1"), ("so bad", "0")] * 20]
+    said = NaiveBayesBag.fit(train, []).evidence([Document("", ("Not BAD", "new, so bad"))])
+    (rows,) = said
+    assert rows.shape == (6, 1)
+    signs = np.sign(rows.ravel().astype(float)).tolist()
+    assert signs == [1, 1, 0, 0, -1, -1]
+
+
+def test_three_labels_have_three_columns() -> None:
+    texts = [("good", "a"), ("bad", "b"), ("odd", "c")] * 4
+    bag = NaiveBayesBag.fit([Document(text, (text,), label) for text, label in texts], [])
+    (rows,) = bag.evidence([Document("good bad odd", ("good bad odd",))])
+    assert rows.argmax(axis=1).tolist() == [0, 1, 2]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 import re
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -69,6 +70,16 @@ def labelled(make_recipe_in: MakeRecipe, tmp_path_factory: pytest.TempPathFactor
 def given(recipe: Recipe) -> Floats:
     targets: Floats = np.load(recipe.folder / "taught" / "targets.npz")["targets"]
     return targets
+
+
+def what_folds_say(
+    folds: Folds, texts: Sequence[Document], origins: Sequence[tuple[int, ...]], labels: Sequence[str]
+) -> Floats:
+    """Log-probabilities by bags that have not read the texts; alike where there is none."""
+    out = np.full((len(texts), len(labels)), -np.log(len(labels)), dtype=np.float32)
+    for places, bag in folds.bags(origins):
+        out[places] = bag.log_probabilities([texts[i] for i in places], labels)
+    return out
 
 
 def test_texts_get_the_labels_that_their_words_tell(labelled: Recipe) -> None:
@@ -231,10 +242,10 @@ def test_the_network_judges_excerpts_of_texts_that_have_a_label_but_not_the_text
     keys = [(key_of_text(text),) for text in train]
     known = {key for (key,) in keys}
     blend, alone = Blend(0.25, 1.0), Blend(1.0, 2.0)
-    bag = teachers.folds.log_probabilities(train, keys, list(labelled.finetune.labels))
-    whole = teachers.label("whole", Group(train, keys, None), known, blend, alone)
+    bag = what_folds_say(teachers.folds, train, keys, list(labelled.finetune.labels))
+    whole, _ = teachers.label("whole", Group(train, keys, None), known, blend, alone)
     assert whole == pytest.approx(alone(bag, bag))
-    parts = teachers.label("parts", Group(train, keys, None, excerpts=True), known, blend, alone)
+    parts, _ = teachers.label("parts", Group(train, keys, None, excerpts=True), known, blend, alone)
     assert parts == pytest.approx(blend(bag, teachers.network_says("parts", train)))
     assert np.abs(parts - whole).max() > 0.05
 
@@ -249,7 +260,7 @@ def test_what_belongs_to_the_same_group_is_judged_by_a_bag_that_has_read_none_of
         for text in (f"{word} is n't it", f"{word} isn't it now")
     ]
     folds = Folds(train, parts_of(train), NaiveBayesBag, strength=10.0)
-    says = folds.log_probabilities(train, [(key_of_text(text),) for text in train], ["0", "1"])
+    says = what_folds_say(folds, train, [(key_of_text(text),) for text in train], ["0", "1"])
     right = says.argmax(1) == np.array([int(str(document.label)) for document in train])
     assert right.mean() < 0.7
 
@@ -259,7 +270,7 @@ def test_a_text_that_is_in_two_groups_is_judged_by_a_bag_that_has_read_neither()
     words = [("".join(rng.choices("abcdefgh", k=6)), str(number % 2)) for number in range(60)]
     train = [Document(w, (w,), label, group=f"{w} {copy}") for w, label in words for copy in range(2)]
     folds = Folds(train, parts_of(train), NaiveBayesBag, strength=10.0)
-    says = folds.log_probabilities(train, [(key_of_text(text),) for text in train], ["0", "1"])
+    says = what_folds_say(folds, train, [(key_of_text(text),) for text in train], ["0", "1"])
     assert says.max() == pytest.approx(np.log(0.5), abs=0.3)
 
 
@@ -273,7 +284,7 @@ def test_what_is_of_two_texts_is_judged_by_a_bag_that_has_read_neither() -> None
     origins = [(key_of_text(a), key_of_text(b)) for a, b in pairs]
     for train in (every, every[::2]):
         folds = Folds(train, parts_of(every), NaiveBayesBag, strength=10.0)
-        says = folds.log_probabilities(both, origins, ["0", "1"])
+        says = what_folds_say(folds, both, origins, ["0", "1"])
         assert says.max() == pytest.approx(np.log(0.5), abs=0.3)
 
 
@@ -307,7 +318,7 @@ def test_phrases_of_a_labelled_source_are_phrases_when_taught(labelled: Recipe) 
 def test_parts_too_small_to_learn_from_have_no_opinion() -> None:
     texts = [Document(word, (word,), str(number % 2)) for number, word in enumerate(("one", "two", "three"))]
     folds = Folds(texts, parts_of(texts), NaiveBayesBag, strength=1.0)
-    says = np.exp(folds.log_probabilities(texts, [(key_of_text(text),) for text in texts], ["0", "1"]))
+    says = np.exp(what_folds_say(folds, texts, [(key_of_text(text),) for text in texts], ["0", "1"]))
     assert says == pytest.approx(np.full((3, 2), 0.5))
 
 
@@ -393,6 +404,67 @@ def test_another_number_of_text_columns_is_refused(labelled: Recipe) -> None:
     values["teach"]["texts"][0]["text"] = ("title", "text")
     with pytest.raises(ValidationError, match="same number of text columns"):
         Recipe(**values)
+
+
+def with_words(recipe: Recipe, name: str, **changes: object) -> Recipe:
+    assert recipe.teach is not None
+    update = {"like": {"unlabelled": "reviews"}, "sentences": 12, "word_loss": 0.5, **changes}
+    return recipe.model_copy(update={"teach": recipe.teach.model_copy(update=update), "name": name})
+
+
+def test_words_are_learned_beside_the_labels(labelled: Recipe) -> None:
+    recipe = with_words(labelled, "student-of-words")
+    assert teach(recipe)
+    assert recipe.teach is not None
+    tokenizer = load_checkpoint(recipe.teach.classifier).tokenizer
+    texts = taught(recipe, tokenizer)
+    sums = [np.nansum(evidence.astype(np.float32)) for evidence in texts.evidence[: len(GOOD)]]
+    assert np.mean([(total > 0) == good for total, good in zip(sums, GOOD, strict=True)]) >= 0.8
+    assert all(
+        np.isnan(evidence).all() for evidence in texts.evidence[len(GOOD) :]
+    )  # sentences: like no source
+    long = {"epochs": 20, "learning_rate": 5e-3}
+    longer = recipe.model_copy(update={"finetune": recipe.finetune.model_copy(update=long)})
+    assert finetune(longer)
+    lines = map(json.loads, next((longer.folder / "finetune").rglob("log.jsonl")).read_text().splitlines())
+    losses = [line["word_loss"] for line in lines if line["event"] == "train"]
+    assert losses[0] > 0.6
+    other = with_words(longer, "student-of-words", word_loss=0.25)
+    with pytest.raises(RunError, match=r"teach\.word_loss"):
+        finetune(other)
+    assert np.mean(losses[-10:]) < 0.4
+
+
+def test_what_is_said_of_words_is_there_or_missed(labelled: Recipe) -> None:
+    without = with_words(labelled, "student-without-words", word_loss=0)
+    assert teach(without)
+    assert not (without.folder / "taught" / "words.npz").exists()
+    recipe = with_words(labelled, "student-without-words")
+    assert recipe.teach is not None
+    tokenizer = load_checkpoint(recipe.teach.classifier).tokenizer
+    with pytest.raises(RunError, match=r"what is said of words \(teach.word_loss\); run teach first"):
+        taught(recipe, tokenizer)
+    assert teach(recipe)
+    assert taught(recipe, tokenizer).evidence
+    assert not taught(without, tokenizer).evidence
+
+
+def test_words_of_a_text_with_a_label_are_judged_by_a_bag_that_has_not_read_it() -> None:
+    """Each text has a word that no other has, of which no other bag can say anything."""
+    train = [Document(f"riddle{n} is it", (f"riddle{n} is it",), str(n % 2)) for n in range(60)] * 2
+    keys = [(key_of_text(text),) for text in train]
+    folds = Folds(train, parts_of(train), NaiveBayesBag, strength=10.0)
+    for places, bag in folds.bags(keys):
+        assert isinstance(bag, NaiveBayesBag)
+        assert max(abs(said[0]).item() for said in bag.evidence([train[i] for i in places])) == 0
+    (said,) = NaiveBayesBag.fit(train, []).evidence(train[:1])
+    assert abs(said[0]).item() > 0
+
+
+def test_words_need_a_source_that_texts_are_like(labelled: Recipe) -> None:
+    assert labelled.teach is not None
+    with pytest.raises(ValidationError, match="say in `like` which source"):
+        TeachConfig(texts=labelled.teach.texts, classifier=labelled.teach.classifier, word_loss=0.5)
 
 
 def opinions(bag: tuple[float, float], network: tuple[float, float]) -> Opinions:
