@@ -126,14 +126,14 @@ def test_each_source_has_columns_of_its_own(pieces: Tokenizer) -> None:
     assert known == [[True, *[False] * 3], [False, *[True] * 3], [False] * 4, [True, *[False] * 3]]
     whole = joined([encode("own", documents[:1], texts.targets[:1], FinetuneConfig(), pieces)], "train")
     assert whole.evidence == []
-    whole = joined([texts, LabelledTexts("taught", *[getattr(texts, n) for n in NAMES], evidence)], "train")
+    whole = joined(
+        [texts, LabelledTexts("taught", *(texts.input_ids, texts.token_type_ids, texts.targets), evidence)],
+        "train",
+    )
     assert [rows.shape for rows in whole.evidence] == [(len(ids), 4) for ids in whole.input_ids]
     batch = whole.batch([0, 2, 4, 5])
     assert batch.evidence is not None
     assert batch.counts == (4, 8)  # two tokens in a column, and two in three
-
-
-NAMES = ("input_ids", "token_type_ids", "targets")
 
 
 def test_rare_extremes_are_cut(pieces: Tokenizer) -> None:
