@@ -53,6 +53,8 @@ class Document:
     label: str | None = None
     group: str | None = None
     """Equal for documents that must not be split between train and dev"""
+    domain: str | None = None
+    """Value of the source's `by` column"""
 
 
 def documents(source: SourceConfig, root: Path, progress: Progress | None = None) -> Iterator[Document]:
@@ -158,7 +160,7 @@ def _read(content: BinaryIO, file: Path, source: SourceConfig) -> Iterator[Docum
         case "tsv":
             return _from_rows(tsv_rows(content, file), source, str(file))
         case "parquet":
-            columns = filter(None, (*source.text, source.label, source.group))
+            columns = filter(None, (*source.text, source.label, source.group, source.by))
             return _from_rows(parquet_rows(content, file, list(columns)), source, str(file))
     lines = (line for _, line in decoded_lines(content, file, MAX_CHARACTERS))
     match kind:
@@ -190,7 +192,8 @@ def _from_rows(rows: Iterable[Row], source: SourceConfig, place: str) -> Iterato
         if text:
             label = source.label and _label(column(row, source.label, at))
             group = source.group and _label(column(row, source.group, at))
-            yield Document(text, fields, label, group)
+            domain = source.by and _label(column(row, source.by, at))
+            yield Document(text, fields, label, group, domain)
 
 
 def _text(value: Any, at: str) -> str:

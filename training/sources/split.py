@@ -1,0 +1,70 @@
+"""Which documents are trained on and which are held out: one hash split for pretraining text and labelled text.
+
+The hash of a document's group, or of its normalised text, decides, so every run makes the same split and equal texts
+are always in the same part.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from training.sources.documents import Document
+
+_BREAK = re.compile(r"(?:<br\s*/?>\s*)+", re.IGNORECASE)
+_STRAIGHT = str.maketrans("’‘“”", "''\"\"")
+
+
+def text_hash(text: str) -> int:
+    """64-bit hash of a text that ignores case, white space, `<br />` and the style of quotation marks: two texts with
+    the same hash count as the same text.
+
+    >>> text_hash("It isn’t “good”.") == text_hash("it isn't ``good''.")
+    True
+    """
+    if "<" in text:
+        text = _BREAK.sub("\n", text)
+    text = text.casefold().translate(_STRAIGHT).replace("``", '"').replace("''", '"')
+    return _hash("".join(text.split()))
+
+
+def group_hash(document: Document) -> int:
+    """64-bit hash of what must stay in one part: the document's group, or else its text."""
+    return text_hash(document.text) if document.group is None else _hash(document.group)
+
+
+def _hash(text: str) -> int:
+    return int.from_bytes(hashlib.blake2b(text.encode(errors="surrogatepass"), digest_size=8).digest(), "big")
+
+
+@dataclass(frozen=True, slots=True)
+class HashSplit:
+    """Holds out the groups whose hash is below a limit."""
+
+    limit: int
+
+    def holds_out(self, document: Document) -> bool:
+        """Whether a document is held out."""
+        return group_hash(document) < self.limit
+
+
+def split_by_hash(documents: Iterable[Document], fraction: float) -> HashSplit:
+    """The split that holds out about `fraction` of the groups of a source, at least one and never all. A source of one
+    group is trained on. Reads documents only until both parts have one."""
+    limit = int(fraction * 2**64)
+    lowest: list[int] = []  # the two lowest hashes
+    highest = -1
+    for document in documents if limit else ():
+        value = group_hash(document)
+        if value not in lowest:
+            lowest = sorted([*lowest, value])[:2]
+        highest = max(highest, value)
+        if len(lowest) == 2 and lowest[0] < limit <= highest:
+            return HashSplit(limit)
+    if len(lowest) < 2:
+        return HashSplit(0)
+    if highest < limit:  # so small a source that all of it is below the limit
+        return HashSplit(highest)
+    return HashSplit(max(limit, lowest[1]))
