@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from model.packing import PackedBatch, Reads, Segments
+from model.packing import OutputPositions, PackedBatch, SequenceBounds
 from training.examples.pairs import IGNORE_INDEX, Example, Floats
 
 _Ids = NDArray[np.signedinteger]
@@ -18,15 +18,15 @@ _Ids = NDArray[np.signedinteger]
 
 @dataclass(frozen=True, slots=True)
 class PretrainingBatch:
-    """A packed batch that reads each example's [CLS] and masked positions."""
+    """A packed batch whose outputs are each example's [CLS] and masked positions."""
 
     packed: PackedBatch
     labelled: int
     """How many examples have a next-sentence label; kept on the host"""
     cls_rows: Tensor
-    """Rows of [CLS] among the reads: (batch,)"""
+    """Rows of [CLS] among the outputs: (batch,)"""
     masked_rows: Tensor
-    """Rows of the masked positions among the reads: (num_masked,)"""
+    """Rows of the masked positions among the outputs: (num_masked,)"""
     masked_ids: Tensor
     """What stood at each masked position: (num_masked,)"""
     next_labels: Tensor
@@ -50,7 +50,7 @@ class PretrainingBatch:
     def pin_memory(self) -> PretrainingBatch:
         """The same in page-locked memory, from where a GPU copies without the host waiting."""
         rest = (tensor.pin_memory() for tensor in self._tensors())
-        return PretrainingBatch(_pinned(self.packed), self.labelled, *rest)
+        return PretrainingBatch(self.packed.pin_memory(), self.labelled, *rest)
 
     def _tensors(self) -> tuple[Tensor, ...]:
         return self.cls_rows, self.masked_rows, self.masked_ids, self.next_labels, self.kinds
@@ -61,18 +61,18 @@ def collate_pretraining(examples: Sequence[Example]) -> PretrainingBatch:
     examples = sorted(examples, key=lambda e: -len(e.input_ids))
     packed, starts = pack([e.input_ids for e in examples], [e.token_type_ids for e in examples])
     masked = np.array([len(e.masked_positions) for e in examples])
-    reads = [np.append(0, e.masked_positions) + at for e, at in zip(examples, starts, strict=True)]
+    outputs = [np.append(0, e.masked_positions) + at for e, at in zip(examples, starts, strict=True)]
     cls_rows = np.cumsum(masked + 1) - masked - 1
     is_masked = np.ones(int(masked.sum()) + len(examples), dtype=bool)
     is_masked[cls_rows] = False
-    index = torch.from_numpy(np.concatenate(reads))
+    index = torch.from_numpy(np.concatenate(outputs))
     return PretrainingBatch(
         packed=PackedBatch(
             packed.input_ids,
             packed.position_ids,
             packed.token_type_ids,
-            packed.segments,
-            Reads(index, Segments.of((masked + 1).tolist())),
+            packed.sequences,
+            OutputPositions(index, SequenceBounds.of((masked + 1).tolist())),
         ),
         cls_rows=torch.from_numpy(cls_rows),
         masked_rows=torch.from_numpy(is_masked.nonzero()[0]),
@@ -92,34 +92,20 @@ def pack(input_ids: Sequence[_Ids], token_type_ids: Sequence[_Ids]) -> tuple[Pac
         torch.from_numpy(np.concatenate(input_ids).astype(np.int64)),
         torch.from_numpy(positions),
         torch.from_numpy(np.concatenate(token_type_ids).astype(np.int64)),
-        Segments.of(lengths.tolist()),
+        SequenceBounds.of(lengths.tolist()),
     )
     return batch, starts
 
 
-def _pinned(packed: PackedBatch) -> PackedBatch:
-    def pinned(segments: Segments) -> Segments:
-        return Segments(segments.lengths, segments.cu_seqlens.pin_memory())
-
-    reads = packed.reads
-    return PackedBatch(
-        packed.input_ids.pin_memory(),
-        packed.position_ids.pin_memory(),
-        packed.token_type_ids.pin_memory(),
-        pinned(packed.segments),
-        None if reads is None else Reads(reads.index.pin_memory(), pinned(reads.segments)),
-    )
-
-
-def cls_reads(packed: PackedBatch, starts: NDArray[np.int64]) -> PackedBatch:
-    """The same batch, reading each sequence's [CLS] only."""
-    reads = Reads(torch.from_numpy(starts), Segments.of([1] * len(starts)))
-    return PackedBatch(packed.input_ids, packed.position_ids, packed.token_type_ids, packed.segments, reads)
+def with_cls_outputs(packed: PackedBatch, starts: NDArray[np.int64]) -> PackedBatch:
+    """The same batch with each sequence's [CLS] as its only output."""
+    outputs = OutputPositions(torch.from_numpy(starts), SequenceBounds.of([1] * len(starts)))
+    return PackedBatch(packed.input_ids, packed.position_ids, packed.token_type_ids, packed.sequences, outputs)
 
 
 @dataclass(frozen=True, slots=True)
 class ClassificationBatch:
-    """A packed batch that reads each text's [CLS]."""
+    """A packed batch whose outputs are each text's [CLS]."""
 
     packed: PackedBatch
     targets: Tensor
@@ -155,6 +141,6 @@ def collate_classification(
     order = sorted(range(len(targets)), key=lambda i: -len(input_ids[i]))
     packed, starts = pack([input_ids[i] for i in order], [token_type_ids[i] for i in order])
     return ClassificationBatch(
-        cls_reads(packed, starts),
+        with_cls_outputs(packed, starts),
         torch.from_numpy(np.stack([targets[i] for i in order])),
     )

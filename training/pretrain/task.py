@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from model.heads import BertForPreTraining
-from model.packing import recurring_rows
+from model.packing import round_up_to_bucket
 from model.tokenizer import Tokenizer
 from training.errors import RunError
 from training.examples.batches import PretrainingBatch
@@ -135,7 +135,7 @@ def pretraining_losses(
     hidden = model(batch.packed)  # (num_reads, hidden)
     rows, ids = batch.masked_rows, batch.masked_ids
     if rows.device.type == "cpu":  # oneDNN has no kernels yet for a number of rows that is new
-        unmasked = (0, recurring_rows(len(rows)) - len(rows))
+        unmasked = (0, round_up_to_bucket(len(rows)) - len(rows))
         rows, ids = F.pad(rows, unmasked), F.pad(ids, unmasked, value=IGNORE_INDEX)
     logits = model.masked_lm(hidden.index_select(0, rows))
     mlm = F.cross_entropy(logits.float(), ids, ignore_index=IGNORE_INDEX, reduction="sum") / masked

@@ -15,7 +15,8 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from model.attention.cpu_training import MatmulAttention
-from model.attention.dispatch import PaddedAttention, VarlenAttention
+from model.attention.padded import BucketedAttention, PaddedAttention
+from model.attention.varlen import VarlenAttention
 from model.bert import BertEncoder
 from training.runtime.device import synchronise
 
@@ -64,8 +65,8 @@ def compile_if_it_pays(encoder: BertEncoder, wanted: bool | Literal["auto"], tri
 @functools.cache  # once is enough
 def keep_attention_out_of_graphs() -> None:
     """Attention reads every sequence's length on the host: a compiler would make a graph for each batch."""
-    for kind in (VarlenAttention, PaddedAttention, MatmulAttention):
-        for name in ("__call__", "within"):
+    for kind in (VarlenAttention, PaddedAttention, BucketedAttention, MatmulAttention):
+        for name in ("self_attention", "cross_attention"):
             setattr(kind, name, torch.compiler.disable(getattr(kind, name)))
 
 
