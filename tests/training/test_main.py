@@ -54,7 +54,7 @@ def test_transformers_opens_the_classifier_with_equal_logits(trained: Path) -> N
     ours = load_checkpoint(directory)
     theirs = AutoModelForSequenceClassification.from_pretrained(directory).eval()
     encoded = AutoTokenizer.from_pretrained(directory)(SENTENCES[1], return_tensors="pt")
-    batch = PackedBatch.pack([ours.tokenizer.encode(SENTENCES[1]).input_ids], reads=[[0]])
+    batch = PackedBatch.pack([ours.tokenizer.encode(SENTENCES[1]).input_ids], outputs=[[0]])
     with torch.no_grad():
         torch.testing.assert_close(ours.model(batch), theirs(**encoded).logits)
     assert theirs.config.id2label == {0: "NEGATIVE", 1: "POSITIVE"}

@@ -117,7 +117,7 @@ def masked(
 ) -> ClassificationBatch:
     """The batch with [MASK] for some tokens of each text that is longer than `SHORT`: a share of them that is
     drawn for the text, between none and `fraction`."""
-    packed, lengths = batch.packed, np.array(batch.packed.segments.lengths)
+    packed, lengths = batch.packed, np.array(batch.packed.sequences.lengths)
     shares = np.where(lengths > SHORT, rng.uniform(0, fraction, len(lengths)), 0)
     hidden = torch.from_numpy(rng.random(packed.total_tokens) < np.repeat(shares, lengths))
     hidden &= torch.isin(packed.input_ids, torch.tensor(list(tokenizer.special_ids)), invert=True)

@@ -63,7 +63,7 @@ class _OneSequence(nn.Module):
 
     def forward(self, input_ids: Tensor) -> tuple[Tensor, Tensor]:
         packed = PackedBatch.pack([[0] * len(input_ids)]).to(input_ids.device)
-        batch = PackedBatch(input_ids, packed.position_ids, packed.token_type_ids, packed.segments)
+        batch = PackedBatch(input_ids, packed.position_ids, packed.token_type_ids, packed.sequences)
         hidden = self.model(batch)
         assert self.model.next_sentence is not None
         return self.model.masked_lm(hidden), self.model.next_sentence(hidden[:1])
