@@ -3,7 +3,7 @@
 A post-layer-norm BERT first learns word frequencies, then sits on a plateau until some head finds out how to
 look at neighbouring words; a short run can spend its whole budget there. Starting with heads that already do
 (in the spirit of mimetic initialisation, Trockman & Kolter 2023) skips that. The result is an ordinary
-checkpoint: only the initial values differ. docs/training-log.md has the measurements.
+checkpoint: only the initial values differ. experiments/LOG.md has the measurements.
 """
 
 from __future__ import annotations
