@@ -92,7 +92,7 @@ def test_the_model_card_has_figures_settings_and_no_broken_links(trained: Path) 
         (["pretrain", "nothing"], "no such recipe"),
         (["pretrain", "quick", "pretrain.steps=3"], "pretrain.steps"),
         (["pretrain", "quick", "pretrain"], "not of the form key=value"),
-        (["pretrain", "quick", "run=/nowhere"], "holds neither tokenizer.json nor vocab.txt"),
+        (["pretrain", "quick", "run=/nowhere"], "has neither tokenizer.json nor vocab.txt"),
         (["finetune", "quick", "run=/nowhere"], "/nowhere/quick/pretrained is missing; run pretrain first"),
         (["evaluate", "quick", "run=/nowhere"], "holds no trained model; run pretrain first"),
         (["export", "quick", "run=/nowhere"], "holds no trained model; run pretrain first"),
