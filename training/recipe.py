@@ -23,6 +23,8 @@ Positive = Annotated[int, Field(gt=0)]
 Seed = Annotated[int, Field(ge=0, lt=2**63)]
 Dropout = Annotated[float, Field(ge=0, lt=1)]
 
+RESOLVED = "recipe.json"
+"""File beside each run with its recipe, overrides and defaults included."""
 MIN_POSITIONS = 512
 """Positions of every new network: callers send whole reviews, whatever length it was trained on."""
 BUCKET_TOKENS = 128
@@ -397,6 +399,21 @@ def load_recipe(name: str, overrides: Sequence[str] = ()) -> Recipe:
     except ValidationError as error:
         lines = [f"{'.'.join(map(str, e['loc'])) or 'recipe'}: {e['msg']}" for e in error.errors()]
         raise RecipeError(f"{file}: " + "; ".join(lines)) from error
+
+
+def write_resolved(recipe: Recipe, folder: Path) -> None:
+    """Write the recipe with all its overrides and defaults as `recipe.json` beside a run."""
+    folder.mkdir(parents=True, exist_ok=True)
+    text = recipe.model_dump_json(indent=1, exclude_none=True)
+    (folder / RESOLVED).write_text(text + "\n", encoding="utf-8")
+
+
+def read_resolved(folder: Path) -> Recipe | None:
+    """The recipe that a run was made with; None if there is none."""
+    try:
+        return Recipe.model_validate_json((folder / RESOLVED).read_text(encoding="utf-8"))
+    except (OSError, ValidationError):
+        return None
 
 
 def _apply(values: dict[str, Any], override: str) -> None:

@@ -177,6 +177,17 @@ def labelled_inputs(recipe: Recipe) -> Iterator[ShardInput]:
         )
 
 
+def check_labels(recipe: Recipe) -> None:
+    """Read all labels, so that a mistake is found before hours of training.
+
+    Raises:
+        SourceError: as `labelled`.
+    """
+    for source in (*recipe.finetune.train, *recipe.finetune.test):
+        for _ in labelled(source, recipe):
+            pass
+
+
 def labelled(
     source: SourceConfig, recipe: Recipe, progress: _Progress | None = None
 ) -> Iterator[tuple[Document, int]]:

@@ -1,4 +1,4 @@
-"""TensorBoard event files, where a recipe asks for them: scalars, the network's graph, sample predictions."""
+"""TensorBoard event files: scalars, the network's graph, sample predictions."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from torch import Tensor, nn
 from model.heads import BertForPreTraining
 from model.packing import PackedBatch
 from training.errors import RunError
-from training.loop.checkpoint import Progress
+from training.loop.state import TrainState
 
 logger = logging.getLogger(__name__)
 
 
 class Board:
-    """Hears every line of a run's log."""
+    """Writes every line of a run's log as TensorBoard events."""
 
     def __init__(self, folder: Path) -> None:
         try:
@@ -29,17 +29,17 @@ class Board:
             raise RunError("tensorboard is not installed: pip install tensorboard") from error
         self.writer = SummaryWriter(folder)
 
-    def write(self, event: str, progress: Progress, figures: Mapping[str, Any]) -> None:
+    def write(self, event: str, state: TrainState, figures: Mapping[str, Any]) -> None:
         """Numbers as scalars, under the event and their source; text as text."""
         for name, value in _flat(figures):
             if isinstance(value, str):
-                self.writer.add_text(f"{event}/{name}", value, progress.step)
+                self.writer.add_text(f"{event}/{name}", value, state.step)
             else:
-                self.writer.add_scalar(f"{event}/{name}", value, progress.step)
+                self.writer.add_scalar(f"{event}/{name}", value, state.step)
         self.writer.flush()
 
     def graph(self, model: BertForPreTraining) -> None:
-        """The network as traced on a sequence of four tokens."""
+        """Write the graph of the network, traced on a sequence of four tokens."""
         device = next(model.parameters()).device
         was_training = model.training
         model.eval()
@@ -48,7 +48,7 @@ class Board:
                 warnings.simplefilter("ignore")  # the tracer warns of every constant
                 ids = torch.zeros(4, dtype=torch.int64, device=device)
                 self.writer.add_graph(_OneSequence(model), ids)
-        except Exception as error:  # a drawing is not worth a run
+        except Exception as error:  # the run continues without the drawing
             logger.warning("the network's graph could not be traced: %s", str(error).split("\n")[0])
         finally:
             model.train(was_training)

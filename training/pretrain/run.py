@@ -19,7 +19,6 @@ from training.evaluate.pretraining import evaluate_pretraining
 from training.examples.batches import PretrainingBatch
 from training.examples.masking import Vocabulary
 from training.examples.pretraining import PretrainingStream
-from training.export.checkpoint_dir import check_target, write_checkpoint_dir
 from training.loop.advice import LEFT_PLATEAU, Advisor
 from training.loop.checkpoint import Checkpointer, fingerprint, identity
 from training.loop.log import RunLog
@@ -30,6 +29,7 @@ from training.pretrain.init import mimetic_attention_init, zero_residual
 from training.pretrain.samples import sample_predictions
 from training.pretrain.task import PretrainingTask
 from training.recipe import Recipe, write_resolved
+from training.runtime.checkpoint_dir import check_target, write_checkpoint_dir
 from training.runtime.device import choose_device, maybe_compile
 from training.runtime.distributed import DistContext, distributed
 from training.runtime.files import read_json, write_json

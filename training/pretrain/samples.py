@@ -1,23 +1,25 @@
-"""Sample predictions: what the network puts in place of each mask of a few held-out examples."""
+"""Sample predictions of a run: the network's guess for each masked word of a few held-out examples."""
 
 from __future__ import annotations
 
 from model.heads import BertForPreTraining
 from model.tokenizer import Tokenizer
-from training.evaluate.metrics import EVALUATION_SEED, evaluating
+from training.evaluate.mode import evaluating
+from training.evaluate.pretraining import heldout_examples
 from training.examples.batches import collate_pretraining
-from training.examples.pairs import Example, ExampleMaker, Text, Vocabulary
+from training.examples.masking import Example
+from training.examples.pairs import Text
 from training.recipe import ExamplesConfig
 
 SAMPLES = 4
+"""Examples shown."""
 
 
 def sample_predictions(
     model: BertForPreTraining, text: Text, tokenizer: Tokenizer, config: ExamplesConfig
 ) -> str:
-    """A paragraph of Markdown per example: the network's guess for each masked word in bold, then the truth."""
-    maker = ExampleMaker(text, Vocabulary.of(tokenizer), config, EVALUATION_SEED)
-    examples = [maker(0, i) for i in range(min(SAMPLES, len(maker.starts(0))))]
+    """A paragraph of Markdown per example: the network's guess for each masked word in bold, then the true word."""
+    examples = heldout_examples(text, tokenizer, config, SAMPLES)
     return "\n\n".join(_filled(model, example, tokenizer) for example in examples)
 
 

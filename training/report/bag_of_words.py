@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from training.errors import RunError
-from training.examples.pairs import Floats
+from training.examples.batches import Floats
 from training.sources.documents import Document
 
 logger = logging.getLogger(__name__)
@@ -44,11 +44,6 @@ def word_pattern() -> str:
 def word_and_punctuation_pattern() -> str:
     """A pattern of words, also of one letter, and of marks that end or part sentences."""
     return rf"(?u)[{_UNSPACED}]|(?:[^\W{_UNSPACED}]|[{_marks()}'])+|[!?.,;:()]"
-
-
-def num_words(text: str) -> int:
-    """About how many words a text has; in a script without spaces, two letters count as one."""
-    return len(text.split()) + len(_UNSPACED_LETTER.findall(text)) // 2
 
 
 @functools.cache

@@ -1,104 +1,127 @@
-"""What bags of words score on the same texts and the same split: the figures a network has to beat."""
+"""What bags of words score on the same labelled text: the figures that a classifier has to beat."""
 
 from __future__ import annotations
 
 import hashlib
 import logging
-import time
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 
-import numpy as np
+import torch
 
-from training.corpus.shards import read_json, write_json
+from training.corpus.encode import NO_LABEL
+from training.corpus.inputs import labelled, labelled_inputs
 from training.errors import RunError
-from training.evaluate.bag_of_words import BagOfWords, num_words
-from training.evaluate.naive_bayes import NaiveBayesBag
-from training.finetune.dataset import evenly, split_sources, whole_source
+from training.evaluate.classification import classification_report
 from training.recipe import Recipe, source_name
+from training.report.bag_of_words import BagOfWords
+from training.report.naive_bayes import NaiveBayesBag
+from training.runtime.files import read_json, write_json
 from training.sources.documents import Document
+
+MAX_TEXTS = 300_000
+"""Texts that a bag learns from, drawn evenly: 400,000 features of so many texts take some 4 GB."""
 
 logger = logging.getLogger(__name__)
 
-ALONE_WORDS = 10_000_000
-"""What a bag of one source may read: each word of long texts is the first of a new triple, some 300 bytes."""
+Labelled = list[tuple[Document, int]]
+Fit = Callable[[Sequence[Document], Sequence[Document]], "BagOfWords | NaiveBayesBag"]
 
-Split = tuple[str, list[Document], list[Document]]
-"""Name, train and dev part of a source"""
+BAGS: Mapping[str, Fit] = {
+    "TF-IDF + logistic regression": BagOfWords.fit,
+    "naive Bayes (1-3-grams)": NaiveBayesBag.fit,
+}
 
 
 @dataclass(frozen=True, slots=True)
-class Baseline:
-    """A bag of words of all sources together, and one of each source alone."""
+class Figures:
+    """Of one model on one test set."""
 
-    texts: int
-    features: int
-    strength: float
-    """Inverse regularisation that was best on dev"""
-    seconds: float
-    accuracy: dict[str, float]
-    """By name of the test set"""
-    alone: dict[str, float]
-    """Of a naive Bayes bag that has read the training source of the test set's name only; by that name"""
+    accuracy: float
+    balanced_accuracy: float
+    """Mean over the domains of a test set that has several."""
 
 
-def bags_of_words(recipe: Recipe) -> Baseline | None:
-    """Train and test them, or read `baseline.json` of the same texts; None where the recipe leaves them out, or
-    the texts have nothing to learn."""
-    config = recipe.finetune
-    if not (config.baseline_texts and config.train and config.test):
-        return None
-    split = [(name, _some(train, config.baseline_texts), dev) for name, train, dev in split_sources(recipe)]
-    train = _some([document for _, part, _ in split for document in part], config.baseline_texts)
-    dev = [document for _, _, part in split for document in part]
-    test = {source_name(source): whole_source(source, recipe.data) for source in config.test}
-    file = recipe.folder / "baseline.json"
-    parts = (part for _, *parts in split for part in parts)
-    names = [*(name for name, _, _ in split), *test]  # its figures stand under them
-    key = " ".join([key_of(train, *parts, *test.values()), *names])
+def evaluate_baselines(recipe: Recipe, test: Mapping[str, Labelled]) -> dict[str, dict[str, Figures]]:
+    """Figures by name of the baseline and of the test set; those of the same texts are read from `baselines.json`."""
+    train, dev = _parts(recipe)
+    file, key = recipe.folder / "baselines.json", _key(train, dev, *(part for part in test.values()))
     found = read_json(file) or {}
-    if found.get("key") == key and "alone" in found["baseline"]:
-        return Baseline(**found["baseline"])
-    began = time.perf_counter()
-    try:
-        bag = BagOfWords.fit(train, dev)
-    except RunError as error:
-        logger.warning("the report has no figure of a bag of words: %s", error)
-        return None
-    accuracy = {name: bag.accuracy(documents) for name, documents in test.items()}
-    alone = {part[0]: right for part in split if (right := _alone(part, test.get(part[0], []))) is not None}
-    seconds = round(time.perf_counter() - began, 1)
-    baseline = Baseline(len(train), len(bag.words.vocabulary_), bag.strength, seconds, accuracy, alone)
-    write_json(file, {"key": key, "baseline": asdict(baseline)})
-    return baseline
+    if found.get("key") == key:
+        return {
+            bag: {name: Figures(**row) for name, row in rows.items()} for bag, rows in found["figures"].items()
+        }
+    names = recipe.finetune.label_names
+    figures: dict[str, dict[str, Figures]] = {}
+    for title, fit in BAGS.items():
+        try:
+            bag = fit([_named(*item, names) for item in train], [_named(*item, names) for item in dev])
+        except RunError as error:
+            logger.warning("the report has no %s: %s", title, error)
+            continue
+        figures[title] = {name: _figures(bag, part, names) for name, part in test.items()}
+    rows = {bag: {name: _row(f) for name, f in by_test.items()} for bag, by_test in figures.items()}
+    write_json(file, {"key": key, "figures": rows})
+    return figures
 
 
-def _some(texts: list[Document], count: int) -> list[Document]:
-    return [texts[i] for i in evenly(len(texts), count)]
+def read_test(recipe: Recipe) -> dict[str, Labelled]:
+    """The labelled documents of each test source."""
+    return {source_name(source): list(labelled(source, recipe)) for source in recipe.finetune.test}
 
 
-def _alone(source: Split, test: Sequence[Document]) -> float | None:
-    """Share of the test set's labels that a bag of this source guesses; None where it has nothing to learn."""
-    name, train, dev = source
-    values = sorted({str(document.label) for document in train})
-    if not test or len(values) < 2:
-        return None
-    words = sum(num_words(document.text) for document in train)
-    train = _some(train, len(train) * ALONE_WORDS // max(words, ALONE_WORDS))
-    logger.info("naive Bayes bag of %s alone: %d texts", name, len(train))
-    try:
-        bag = NaiveBayesBag.fit(train, dev)
-    except RunError:
-        return None
-    guesses = np.array(values)[bag.log_probabilities(test, values).argmax(1)]
-    return float(np.mean(guesses == [str(document.label) for document in test]))
+def by_domain(part: Labelled) -> dict[str, list[int]]:
+    """Positions of the documents of each domain; one entry, "", without domains."""
+    domains: dict[str, list[int]] = {}
+    for i, (document, _) in enumerate(part):
+        domains.setdefault(document.domain or "", []).append(i)
+    return domains
 
 
-def key_of(*parts: Sequence[Document]) -> str:
-    """Equal for equal texts and labels in the same parts."""
+def mean_balanced_accuracy(
+    logits: torch.Tensor, labels: torch.Tensor, domains: Iterable[Sequence[int]]
+) -> float:
+    """Mean over domains of the balanced accuracy, of those that have two labels or more."""
+    reports = [
+        classification_report(logits[list(rows)], labels[list(rows)])
+        for rows in domains
+        if len(labels[list(rows)].unique()) > 1
+    ]
+    return sum(report.balanced_accuracy for report in reports) / len(reports) if reports else 0.0
+
+
+def _parts(recipe: Recipe) -> tuple[Labelled, Labelled]:
+    """Training and dev documents that have a label."""
+    train: Labelled = []
+    dev: Labelled = []
+    for shard_input in labelled_inputs(recipe):
+        assert shard_input.labels is not None
+        rows = zip(shard_input.documents, shard_input.labels, strict=True)
+        known = [(document, label) for document, label in rows if label != NO_LABEL]
+        (train if shard_input.part == "train" else dev).extend(known)
+    step = max(1, -(-len(train) // MAX_TEXTS))
+    return train[::step], dev
+
+
+def _named(document: Document, label: int, names: Sequence[str]) -> Document:
+    return Document(document.text, document.fields, names[label])
+
+
+def _figures(bag: BagOfWords | NaiveBayesBag, part: Labelled, names: Sequence[str]) -> Figures:
+    logits = torch.from_numpy(bag.log_probabilities([document for document, _ in part], names))
+    labels = torch.tensor([label for _, label in part])
+    accuracy = (logits.argmax(1) == labels).double().mean().item()
+    return Figures(accuracy, mean_balanced_accuracy(logits, labels, by_domain(part).values()))
+
+
+def _row(figures: Figures) -> dict[str, float]:
+    return {"accuracy": figures.accuracy, "balanced_accuracy": figures.balanced_accuracy}
+
+
+def _key(*parts: Labelled) -> str:
     digest = hashlib.blake2b(digest_size=16)
     for part in parts:
         digest.update(b"%d\n" % len(part))
-        for document in part:
-            digest.update(repr((document.text, document.label)).encode())
+        for document, label in part:
+            digest.update(repr((document.text, label)).encode())
     return digest.hexdigest()

@@ -12,7 +12,7 @@ from sklearn.feature_extraction.text import TfidfVectorizer
 
 from tests.training.conftest import MakeRecipe
 from training.errors import RunError
-from training.evaluate.bag_of_words import BagOfWords, num_words, word_pattern
+from training.report.bag_of_words import BagOfWords, num_words, word_pattern
 from training.evaluate.baselines import bags_of_words
 from training.recipe import SourceConfig
 from training.sources.documents import Document

@@ -44,7 +44,7 @@ def check_target(target: Path) -> None:
         )
 
 
-def write_directory(target: Path, model: Model, tokenizer: Tokenizer, dtype: torch.dtype) -> None:
+def write_checkpoint_dir(target: Path, model: Model, tokenizer: Tokenizer, dtype: torch.dtype) -> None:
     """Write beside the target, load and compare, then swap: a reader never sees half a checkpoint.
 
     Raises:
