@@ -31,8 +31,9 @@ def text_hash(text: str) -> int:
 
 
 def group_hash(document: Document) -> int:
-    """64-bit hash of what must stay in one part: the document's group, or else its text."""
-    return text_hash(document.text) if document.group is None else _hash(document.group)
+    """64-bit hash of what must stay in one part: the document's group, or else its text. The group of a text in another
+    spelling is the text as it stood, so both are hashed alike."""
+    return text_hash(document.text if document.group is None else document.group)
 
 
 def _hash(text: str) -> int:
