@@ -24,11 +24,11 @@ from model import (
     PackedBatch,
     load_checkpoint,
 )
-from model.attention import can_use_varlen
-from model.cpu import available_cpus, bfloat16_is_fast
+from model.attention.dispatch import can_use_varlen
 from model.errors import CheckpointError
-from model.graphs import GraphedEncoder
-from model.inference import attend_once, compute_once, prepack
+from model.inference.cpu_features import available_cpus, bfloat16_is_fast
+from model.inference.cuda_graphs import GraphedEncoder
+from model.inference.prepack import attend_once, compute_once, prepack
 from model.packing import recurring_rows
 
 

@@ -21,7 +21,7 @@ from app.queries import Backend
 from app.remote import RemoteBackend
 from app.routes import fill_mask, hugging_face, next_sentence, operations, pages, sentiment
 from app.settings import Settings
-from model.cpu import available_cpus
+from model.inference.cpu_features import available_cpus
 
 _LOOK_SECONDS = 0.05
 

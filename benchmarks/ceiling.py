@@ -28,9 +28,9 @@ from model import (
     load_checkpoint,
     save_checkpoint,
 )
-from model.graphs import GraphedEncoder
-from training.flops import encoder_flops
-from training.hardware import matmul_peak, synchronise
+from model.inference.cuda_graphs import GraphedEncoder
+from training.loop.flops import encoder_flops
+from training.runtime.device import matmul_peak, synchronise
 
 
 def backend_of(preset: str, device: str, dtype: str, folder: Path) -> TorchBackend:

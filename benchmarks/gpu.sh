@@ -70,7 +70,7 @@ for command in sys.argv[1].split(","):
 }
 
 labelled() { # paths of the texts that fine-tuning and its report read
-    "$PYTHON" -c 'from training.config import load_recipe
+    "$PYTHON" -c 'from training.recipe import load_recipe
 tuning = load_recipe("gpu").finetune
 print(*sorted({source.path for source in (*tuning.train, *tuning.test) if source.path}), sep="\n")'
 }
@@ -189,7 +189,7 @@ stage_receive() {
 shutil.copyfileobj(lzma.open(sys.argv[1]), sys.stdout.buffer)' "$got/$part" | tar -x -C "$WORK/gpu"
     done
     packages
-    "$PYTHON" -c 'import sys, training.corpus as c, pathlib
+    "$PYTHON" -c 'import sys, training.corpus.prepare as c, pathlib
 for manifest in pathlib.Path(sys.argv[1]).glob("**/manifest.json"):
     if manifest.parent.name != "corpus":
         c.Corpus.open(manifest.parent).verify()' "$WORK/gpu/corpus"

@@ -28,9 +28,9 @@ from app.backend import TorchBackend
 from app.queries import Query, Task
 from benchmarks import checkpoints, texts
 from model import Encoding, PackedBatch, load_checkpoint
-from model.cpu import has_native_bfloat16
-from training.flops import encoder_flops
-from training.hardware import matmul_peak
+from model.inference.cpu_features import has_native_bfloat16
+from training.loop.flops import encoder_flops
+from training.runtime.device import matmul_peak
 
 Scorer = Callable[[Sequence[str]], list[list[float]]]
 """Texts to probabilities of the labels, in the same order."""

@@ -14,26 +14,24 @@ from pathlib import Path
 import torch
 from tqdm.contrib.logging import logging_redirect_tqdm
 
-from model.cpu import available_cpus
 from model.errors import BertError
+from model.inference.cpu_features import available_cpus
 from model.tokenizer import Tokenizer
-from training.adapt import adapt
-from training.average import average
-from training.bench import bench
-from training.classification import split_sources
-from training.config import Recipe, load_recipe
-from training.corpus import prepare
-from training.distributed import launched
+from training.corpus.prepare import prepare
+from training.corpus.tokenizer import make_tokenizer
 from training.errors import RunError
-from training.export import check_targets, export
-from training.finetune import finetune
-from training.grow import grow
-from training.inspection import inspect
-from training.memory import keep_freed_memory
-from training.pretrain import pretrain
-from training.report import evaluate
-from training.teaching import teach, teacher
-from training.vocabulary import make_tokenizer
+from training.evaluate.bench import bench
+from training.evaluate.report import evaluate
+from training.examples.inspect import inspect
+from training.export.run import check_targets, export
+from training.finetune.dataset import split_sources
+from training.finetune.run import finetune
+from training.loop.average import average
+from training.pretrain.adapt import adapt
+from training.pretrain.run import pretrain
+from training.recipe import Recipe, load_recipe
+from training.runtime.distributed import launched
+from training.runtime.memory import keep_freed_memory
 
 STOPPED = 130
 """Exit status of a run that a signal ended; run the same command again to continue."""
@@ -58,16 +56,13 @@ def _evaluate(recipe: Recipe, weights: Path | None = None) -> bool:
 
 def _all(recipe: Recipe) -> bool:
     adapting = (adapt,) if recipe.adapt else ()
-    teaching = (teach,) if recipe.teach else ()
     check_targets(recipe)  # before hours of training
-    if recipe.teach:
-        teacher(recipe)
     if recipe.finetune.train:
         split_sources(recipe)
     finetuning = (finetune,) if recipe.finetune.train else ()
     alone = recipe.finetune.pretrained and not recipe.corpus.sources  # labelled texts are all there is
     pretraining = () if alone else (_tokenizer, _prepare, pretrain)
-    steps = (*pretraining, *adapting, *teaching, *finetuning, _evaluate, _export)
+    steps = (*pretraining, *adapting, *finetuning, _evaluate, _export)
     return all(step(recipe) for step in steps)
 
 
@@ -76,7 +71,6 @@ COMMANDS: dict[str, tuple[Callable[[Recipe], bool], str]] = {
     "prepare": (_prepare, "turn the text into memory-mapped token ids"),
     "pretrain": (pretrain, "train masked LM and next sentence"),
     "adapt": (adapt, "go on pretraining on the classifier's texts, if the recipe has [adapt]"),
-    "teach": (teach, "label the unlabelled texts of [teach], if the recipe has it"),
     "finetune": (finetune, "train the classifier on labelled texts"),
     "evaluate": (_evaluate, "report on held-out text and test sets, beside trivial guesses"),
     "export": (_export, "write the directories that are served"),
@@ -113,7 +107,7 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
     parsed, rest = parser.parse_known_args(arguments)
     if unknown := [argument for argument in rest if argument.startswith("-")]:
         parser.error(f"unrecognized arguments: {' '.join(unknown)}")
-    if rest and parsed.command in ("average", "grow", "bench"):
+    if rest and parsed.command in ("average", "bench"):
         parser.error(f"unrecognized arguments: {' '.join(rest)}; {parsed.command} reads no recipe")
     parsed.override += rest
     return parsed
@@ -143,11 +137,6 @@ def _parser() -> argparse.ArgumentParser:
     mean.add_argument("target", type=Path, help="directory to write")
     mean.add_argument("checkpoint", type=Path, nargs="+", help="directories to read")
     mean.set_defaults(override=[])
-    summary = "write a checkpoint at twice its width, which answers as before and has more room to learn"
-    wider = commands.add_parser("grow", help=summary, description=summary)
-    wider.add_argument("target", type=Path, help="directory to write")
-    wider.add_argument("checkpoint", type=Path, help="directory to read")
-    wider.set_defaults(override=[])
     summary = "time a training step beside the same step of transformers"
     timing = commands.add_parser("bench", help=summary, description=summary)
     timing.add_argument("preset", nargs="?", default="mini", help="tiny, mini, small, medium, base or large")
@@ -171,8 +160,6 @@ def _run(parsed: argparse.Namespace) -> bool:
         return True
     if parsed.command == "average":
         return bool(average(parsed.checkpoint, parsed.target))
-    if parsed.command == "grow":
-        return bool(grow(parsed.checkpoint, parsed.target))
     recipe = load_recipe(parsed.recipe, _overrides(parsed))
     if parsed.command == "inspect":
         print(inspect(recipe, parsed.examples))

@@ -14,7 +14,7 @@ import pytest
 
 from model import load_checkpoint
 from tests.training.texts import review, story
-from training.config import load_recipe
+from training.recipe import load_recipe
 
 ROOT = Path(__file__).parents[2]
 SCRIPT = ROOT / "benchmarks" / "gpu.sh"

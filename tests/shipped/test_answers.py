@@ -13,9 +13,9 @@ from typing import Any
 import httpx
 import pytest
 
-from training.classification import key_of_text
-from training.config import SourceConfig
-from training.sources import Document, documents
+from training.finetune.dataset import key_of_text
+from training.recipe import SourceConfig
+from training.sources.documents import Document, documents
 
 FOLDER = Path(__file__).parent
 CLOZE_TOP_5 = 0.9

@@ -46,8 +46,8 @@ def until(process: subprocess.Popen[str], sign: str) -> None:
 HOLD = """
 import os, sys
 from pathlib import Path
-from training.distributed import Processes
-from training.run_state import alone
+from training.runtime.distributed import Processes
+from training.loop.checkpoint import alone
 with alone(Path(sys.argv[1]), Processes()):
     worker = os.fork()
     if worker == 0:

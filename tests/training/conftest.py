@@ -14,9 +14,9 @@ import torch
 
 from model.tokenizer import Tokenizer
 from tests.training.texts import review, story
-from training.config import Recipe, load_recipe
-from training.corpus import prepare
-from training.vocabulary import train_tokenizer
+from training.corpus.prepare import prepare
+from training.corpus.tokenizer import train_tokenizer
+from training.recipe import Recipe, load_recipe
 
 MakeRecipe = Callable[..., Recipe]
 

@@ -1,4 +1,4 @@
-"""The table of recipe fields in docs/training.md, from `training.config`; run this file to renew it."""
+"""The table of recipe fields in docs/training.md, from `training.recipe`; run this file to renew it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any, get_args, get_origin
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from training.config import Recipe, SourceConfig
+from training.recipe import Recipe, SourceConfig
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "training.md"
 PLACE = re.compile(r"(?<=<!-- fields -->\n).*?(?=<!-- end of fields -->)", re.DOTALL)

@@ -9,15 +9,15 @@ import torch
 
 from model import Tokenizer, load_checkpoint
 from tests.training.conftest import MakeRecipe
-from training.config import Recipe
-from training.corpus import Corpus
-from training.finetune import finetune
-from training.loop import Budget, Loop
-from training.optimizer import make_optimizer
-from training.pretrain import new_model, pretrain
-from training.pretraining_task import PretrainingTask
-from training.report import evaluate
-from training.watch import RunLog, Window
+from training.corpus.prepare import Corpus
+from training.evaluate.report import evaluate
+from training.finetune.run import finetune
+from training.loop.log import RunLog, Window
+from training.loop.optimizer import make_optimizer
+from training.loop.trainer import Budget, Loop
+from training.pretrain.run import new_model, pretrain
+from training.pretrain.task import PretrainingTask
+from training.recipe import Recipe
 
 pytestmark = [
     pytest.mark.cuda,

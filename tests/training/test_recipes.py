@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from training.config import RECIPES, load_recipe
-from training.sources import documents
+from training.recipe import RECIPES, load_recipe
+from training.sources.documents import documents
 
 FILES = {
     "imdb.csv": 'review,sentiment\n"A fine film.<br />Really.",positive\n"Dull.",negative\n',

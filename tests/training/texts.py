@@ -33,7 +33,7 @@ BLAME = ["dreadful", "boring", "clumsy", "awful"]
 
 
 class MemoryText:
-    """Documents of sentences of token ids, as `training.examples.Text` and evaluations want them."""
+    """Documents of sentences of token ids, as `training.examples.pairs.Text` and evaluations want them."""
 
     def __init__(self, documents: Sequence[Sequence[Sequence[int]]]) -> None:
         sentences = [sentence for document in documents for sentence in document]

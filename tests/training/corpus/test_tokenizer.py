@@ -1,0 +1,83 @@
+"""The vocabulary is learned from an even sample of all sources."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from model.tokenizer import SPECIAL_TOKENS, Tokenizer
+from training.corpus.tokenizer import make_tokenizer, sample, train_tokenizer
+from training.errors import CorpusError
+from training.recipe import Recipe
+
+
+def recipe(root: Path, sources: tuple[str, ...] = ("a.txt", "b.txt"), **tokenizer: Any) -> Recipe:
+    return Recipe(
+        name="test",
+        data=root,
+        run=root / "runs",
+        corpus={"sources": [{"path": path} for path in sources]},  # type: ignore[arg-type]
+        tokenizer={"vocab_size": 120} | tokenizer,  # type: ignore[arg-type]
+    )
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    rng = random.Random(0)
+    for name, words in (("a", "walk walking talk talking the film"), ("b", "zebra zebras Zoo the film")):
+        lines = (" ".join(rng.choices(words.split(), k=12)) for _ in range(200))
+        (tmp_path / f"{name}.txt").write_text("\n".join(lines))
+    return tmp_path
+
+
+def test_learned_tokenizer_knows_all_sources_and_is_saved(root: Path) -> None:
+    tokenizer = train_tokenizer(recipe(root))
+    assert tokenizer.vocab[:5] == list(SPECIAL_TOKENS)
+    for word in ("walking", "zebras", "film"):
+        assert tokenizer.target_id(word)
+    saved = Tokenizer.load(recipe(root).folder / "tokenizer")
+    assert saved.to_json() == tokenizer.to_json()
+
+
+def test_learning_twice_gives_the_same_tokenizer(root: Path) -> None:
+    assert train_tokenizer(recipe(root)).to_json() == train_tokenizer(recipe(root)).to_json()
+
+
+def test_case_is_kept_if_the_recipe_says_so(root: Path) -> None:
+    assert "Zoo" in train_tokenizer(recipe(root, lowercase=False)).vocab
+    assert "Zoo" not in train_tokenizer(recipe(root)).vocab
+
+
+def test_no_text_is_an_error(root: Path) -> None:
+    with pytest.raises(CorpusError, match="no text to learn a vocabulary from"):
+        train_tokenizer(recipe(root, sources=()))
+
+
+def test_sample_is_all_of_a_small_text() -> None:
+    assert sample(["a\n\nb", "c"], 100) == ["a", "b", "c"]
+
+
+def test_sample_draws_evenly_from_beginning_to_end() -> None:
+    paragraphs = [f"{i:06d}" * 10 for i in range(20_000)]
+    drawn = sample(("\n".join(paragraphs[i : i + 10]) for i in range(0, 20_000, 10)), 120_000)
+    assert sum(map(len, drawn)) == 120_000
+    assert drawn == sorted(drawn)
+    per_quarter = [sum(int(text[:6]) // 5000 == quarter for text in drawn) for quarter in range(4)]
+    assert all(450 < count < 550 for count in per_quarter)
+
+
+def test_a_tokenizer_is_made_anew_only_for_other_text_or_settings(root: Path) -> None:
+    file = make_tokenizer(recipe(root)) / "tokenizer.json"
+    made = file.stat().st_mtime_ns
+    make_tokenizer(recipe(root))
+    assert file.stat().st_mtime_ns == made
+    make_tokenizer(recipe(root, lowercase=False))
+    assert "Zoo" in Tokenizer.load(file.parent).vocab
+    make_tokenizer(recipe(root, sources=("a.txt",)))
+    assert "zebras" not in Tokenizer.load(file.parent).vocab
+    (root / "a.txt").write_text("quagga quaggas " * 200)
+    make_tokenizer(recipe(root, sources=("a.txt",)))
+    assert "quaggas" in Tokenizer.load(file.parent).vocab
