@@ -10,8 +10,9 @@ from pathlib import Path
 from types import UnionType
 from typing import Annotated, Any, Literal, get_args
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
+from bert_client.dialect import Dialect
 from model.config import BertConfig
 from model.errors import ConfigError
 from training.errors import RecipeError
@@ -29,8 +30,18 @@ class _Strict(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
 
+def _check_dialect_keys(value: Any) -> Any:
+    """Refuse unknown keys, which pydantic passes over for a plain dataclass."""
+    known = Dialect.__dataclass_fields__
+    if isinstance(value, dict) and (unknown := sorted(value.keys() - known.keys())):
+        raise ValueError(f"there is no key {', '.join(unknown)}; the keys are {', '.join(known)}")
+    return value
+
+
 class SourceConfig(_Strict):
     """Where documents come from."""
+
+    model_config = ConfigDict(coerce_numbers_to_str=True)  # the number of a column
 
     name: str = ""
     """How reports call it; the file's name if absent."""
@@ -41,15 +52,23 @@ class SourceConfig(_Strict):
     asked only if no file is there."""
     split: str = "train"
     """Split of the hub data set."""
-    format: Literal["auto", "jsonl", "csv", "tsv", "parquet", "text", "wikitext"] = "auto"
-    """`auto` goes by the file's suffix, and in a directory takes the files whose suffix it knows; any other is
-    the format of all files there. What is hidden in a directory is never read. `wikitext`: lines like
-    ` = Title = ` begin a document."""
+    format: Literal["auto", "jsonl", "csv", "tsv", "parquet", "text", "wikitext", "fasttext"] = "auto"
+    """`auto` goes by the suffix and the first bytes of a file, and in a directory takes the files whose suffix
+    it knows; any other is the format of all files there. Hidden files of a directory are not read. `wikitext`:
+    lines like ` = Title = ` begin a document, in files of text or in the first text column of files with
+    columns. `fasttext`: a text per line, after its label (`__label__2 Great film`)."""
+    table: Annotated[Dialect, BeforeValidator(_check_dialect_keys)] = Dialect()
+    """How CSV and TSV files are written, where that is not detected: `header` (true, false, or the columns'
+    names), `delimiter`, `quote`, `escape`; and `encoding`, of any text."""
     text: tuple[str, ...] = ("text",)
-    """Columns that hold the text; several are joined as paragraphs, or are a pair when fine-tuning."""
+    """Columns that hold the text, by name or number (from 1). As documents they are joined as paragraphs."""
+    read: Literal["text", "pair", "both"] | None = None
+    """How fine-tuning reads several text columns, such as title and body: as one text, as a pair of texts, or
+    both. If absent, two are a pair and more are a text."""
     label: str | None = None
-    """Column that holds the label, for fine-tuning. Labelled texts keep a `<br />`, since callers send it too;
-    elsewhere it is a newline."""
+    """Column that holds the label, for fine-tuning; or `folder`, for files of text: each file is one text, and
+    its folder's name is the label. Labelled texts keep a `<br />`, since callers send it too; elsewhere it is
+    a newline."""
     group: str | None = None
     """Column whose equal values must not be split between train and dev, or held-out, text (film, author)."""
     escaped_newlines: bool = False
@@ -71,6 +90,22 @@ class SourceConfig(_Strict):
         if self.path is None and self.hub is None:
             raise ValueError("a source needs a path or a data set of the hub")
         return self
+
+    @model_validator(mode="after")
+    def _pairs_have_two_columns(self) -> SourceConfig:
+        if self.read in ("pair", "both") and len(self.text) != 2:
+            raise ValueError(f'read = "{self.read}" needs two text columns, not {len(self.text)}')
+        return self
+
+    @property
+    def reading(self) -> Literal["text", "pair", "both"]:
+        """`read`, or what it is if absent."""
+        return self.read or ("pair" if len(self.text) == 2 else "text")
+
+    @property
+    def is_labelled(self) -> bool:
+        """Whether its documents have labels."""
+        return self.label is not None or self.format == "fasttext"
 
 
 def source_name(source: SourceConfig) -> str:
@@ -260,7 +295,9 @@ class FinetuneConfig(_Strict):
     """Checkpoint directory to start from: pretrained, or a classifier of the same labels to go on with. If
     absent, what this run has pretrained. With `[adapt]`, what adapting starts from."""
     labels: dict[str, str] = {"0": "NEGATIVE", "1": "POSITIVE"}
-    """Value in the label column -> label of the model, in the order of the logits."""
+    """Value in the label column -> label of the model. Several values may have one label, and `""` leaves a
+    value out: `{ 1 = "BAD", 2 = "BAD", 3 = "", 4 = "GOOD", 5 = "GOOD" }`. Logits are in the order in which
+    labels first appear."""
     seeds: tuple[Seed, ...] = ()
     """Train once with each of them, and keep the best on dev. If empty, once with the recipe's `seed`."""
     dev_fraction: Share = 0.05
@@ -329,12 +366,14 @@ class FinetuneConfig(_Strict):
 
     @model_validator(mode="after")
     def _labels_differ(self) -> FinetuneConfig:
-        names = list(self.labels.values())
-        if len(names) < 2 or len(set(names)) < len(names):
-            raise ValueError(
-                "labels must be two or more, each with a name of its own; merge values in the data"
-            )
+        if len(self.label_names) < 2:
+            raise ValueError("labels must have two or more different names")
         return self
+
+    @property
+    def label_names(self) -> list[str]:
+        """The labels of the model, in the order of the logits."""
+        return list(dict.fromkeys(filter(None, self.labels.values())))
 
     @model_validator(mode="after")
     def _repeated_sources_exist(self) -> FinetuneConfig:
@@ -350,15 +389,6 @@ class FinetuneConfig(_Strict):
     def _seeds_differ(self) -> FinetuneConfig:
         if len(set(self.seeds)) < len(self.seeds):
             raise ValueError("seeds must differ: each has a run and a folder of its own")
-        return self
-
-    @model_validator(mode="after")
-    def _single_texts_or_pairs(self) -> FinetuneConfig:
-        for source in self.train + self.test:
-            if len(source.text) not in (1, 2):
-                raise ValueError(
-                    f"{source_name(source)} has {len(source.text)} text columns; name one, or two for a pair"
-                )
         return self
 
 
@@ -411,6 +441,11 @@ class Recipe(_Strict):
     def folder(self) -> Path:
         """Where this run writes."""
         return self.run / self.name
+
+    @property
+    def hub_cache(self) -> Path:
+        """Where this run keeps a copy of the rows that the hub has streamed."""
+        return self.folder / "hub"
 
     @model_validator(mode="after")
     def _fits(self) -> Recipe:

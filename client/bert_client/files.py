@@ -16,6 +16,7 @@ import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, BinaryIO, cast
 
 from bert_client.errors import TableError
@@ -130,9 +131,12 @@ def open_file(name: str, progress: Progress | None = None) -> Iterator[File]:
         )
 
 
-def text_lines(file: File, encoding: str) -> Iterator[str]:
+def text_lines(file: File, encoding: str, longest: int = -1) -> Iterator[str]:
     """The lines of a file, with their ends. A byte that is not of the encoding becomes half a character, which
     `text_fault` finds.
+
+    Args:
+        longest: Characters of a line; a longer one comes in parts, to bound memory.
 
     Raises:
         TableError: the file ends too early or is damaged; raised after the last whole line before that place.
@@ -142,10 +146,10 @@ def text_lines(file: File, encoding: str) -> Iterator[str]:
     text = io.TextIOWrapper(file.content, encoding, errors, newline="")
     number, last = 0, ""
     try:
-        for line in text:
+        for line in iter(partial(text.readline, longest), ""):
             if line == "\r\n" and last.endswith("\r"):  # "\r\r\n": text mode on Windows has written "\r\n"
                 continue
-            number += 1
+            number += not last or last.endswith(("\n", "\r"))
             last = line
             yield line
     except read_errors(UnicodeDecodeError) as error:

@@ -290,8 +290,9 @@ def _rows(
 
 def _width_fault(record: Record, columns: tuple[str, ...]) -> str:
     names = ", ".join(columns[:10]) + (", ..." if len(columns) > 10 else "")
+    count = len(record.cells)
     return (
-        f"the row has {len(record.cells)} cells, the header has {len(columns)} ({names}); "
+        f"the row has {count} cell{'s' * (count != 1)}, the header has {len(columns)} ({names}); "
         "quote a cell that holds a delimiter or a line end"
     )
 

@@ -11,6 +11,7 @@ from typing import Any, get_args, get_origin
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
+from bert_client.dialect import Dialect
 from training.recipe import Recipe, SourceConfig
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "training.md"
@@ -45,7 +46,7 @@ def _table_of(annotation: Any) -> type[BaseModel] | None:
 def _default(field: FieldInfo) -> str:
     if field.is_required():
         return "required"
-    return "" if field.default in (None, ()) else f"`{_toml(field.default)}`"
+    return "" if field.default in (None, (), Dialect()) else f"`{_toml(field.default)}`"
 
 
 def _toml(value: Any) -> str:
