@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import hashlib
 import itertools
 import logging
 import zlib
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
 
-from training.recipe import CorpusConfig, Recipe, SourceConfig, source_name
+from training.recipe import Recipe, SourceConfig, source_name
 from training.sources.documents import Document, documents
+from training.sources.split import HeldOut, group_hash, hold_out, is_contaminated, text_hash
 
 PIECE_CHARACTERS = 8_000_000
 """Text per shard; memory in use is a few times this per worker, whatever the size of the corpus."""
@@ -82,24 +81,23 @@ def _cut(routed: Iterable[tuple[str, str]]) -> Iterator[tuple[str, list[str]]]:
 
 def _routed(recipe: Recipe, meter: _Meter) -> Iterator[tuple[str, SourceConfig, str]]:
     """(part, source, text) of each document. A text that occurs twice is never in both kinds of part, nor is a
-    text that another is a part or a spelling of, nor is a group; a text of two groups may be left out."""
-    config, root = recipe.corpus, recipe.data
-    held_out = _HeldOut.of(config, root)
-    judging: set[int] = set()
+    text that another is a spelling of, nor is a group; a text of two groups may be left out."""
+    config = recipe.corpus
+    held_out = _hold_out(recipe)
+    heldout_hashes: set[int] = set()
     for source in config.heldout:
-        for document in documents(source, root, meter.add):
-            judging |= {_group_hash(document), text_hash(document.text)}
+        for document in documents(source, recipe.data, meter.add, recipe.hub_cache):
+            heldout_hashes |= {group_hash(document), text_hash(document.text)}
             yield f"heldout/{source_name(source)}", source, document.text
     if held_out.below:
-        every = (each for source in config.sources for each in documents(source, root))
-        judging |= {text_hash(document.text) for document in every if _group_hash(document) in held_out}
+        every = itertools.chain.from_iterable(_read(recipe, source) for source in config.sources)
+        heldout_hashes |= {text_hash(document.text) for document in every if group_hash(document) in held_out}
     for source in config.sources:
         left_out = 0
-        for document in documents(source, root, meter.add):
-            group = _group_hash(document)
-            if group in held_out:
+        for document in documents(source, recipe.data, meter.add, recipe.hub_cache):
+            if group_hash(document) in held_out:
                 yield f"heldout/{source_name(source)}", source, document.text
-            elif judging.isdisjoint({group, text_hash(document.text)}):
+            elif not (group_hash(document) in heldout_hashes or is_contaminated(document, heldout_hashes)):
                 yield "train", source, document.text
             else:
                 left_out += 1
@@ -107,46 +105,14 @@ def _routed(recipe: Recipe, meter: _Meter) -> Iterator[tuple[str, SourceConfig, 
             logger.info("%s: %d documents are held out as well, so left out", source_name(source), left_out)
 
 
-@dataclass(frozen=True, slots=True)
-class _HeldOut:
-    """The groups of `corpus.sources` that are not trained on, by their hashes."""
-
-    below: int
-    """Hashes below it"""
-    besides: frozenset[int]
-    but: frozenset[int]
-
-    @classmethod
-    def of(cls, config: CorpusConfig, root: Path) -> _HeldOut:
-        """Nothing where `corpus.heldout` names sources; else a share, of each source one at least."""
-        below = 0 if config.heldout else int(config.heldout_fraction * 2**64)
-        ends = [_at_least_one(source, root, below) for source in config.sources] if below else []
-        return cls(below, *(frozenset().union(*(pair[end] for pair in ends)) for end in (0, 1)))
-
-    def __contains__(self, group: int) -> bool:
-        return group in self.besides or (group < self.below and group not in self.but)
+def _read(recipe: Recipe, source: SourceConfig) -> Iterator[Document]:
+    return documents(source, recipe.data, hub_cache=recipe.hub_cache)
 
 
-def _group_hash(document: Document) -> int:
-    """Of what must stay together: its group, the text that it is a part or a spelling of, or its own."""
-    return text_hash(document.group or document.text)
-
-
-def text_hash(text: str) -> int:
-    """64 bits that do not depend on the case of ASCII letters or on white space."""
-    normalised = text.encode().lower().translate(None, b" \t\r\n")
-    return int.from_bytes(hashlib.blake2b(normalised, digest_size=8).digest(), "big")
-
-
-def _at_least_one(source: SourceConfig, root: Path, below: int) -> tuple[set[int], set[int]]:
-    """Of a source so small that the limit does not part it: the lowest hash, to be held out, or the highest, to
-    be trained on. A source that is one single text is trained on."""
-    lowest, highest = 2**64, -1
-    for document in documents(source, root):
-        key = _group_hash(document)
-        lowest, highest = min(lowest, key), max(highest, key)
-        if lowest < below <= highest:
-            break
-    if highest < below < 2**64:
-        return set(), {highest}
-    return {lowest} if below <= lowest < highest else set(), set()
+def _hold_out(recipe: Recipe) -> HeldOut:
+    """No group where `corpus.heldout` names sources; else a share, of each source one at least."""
+    fraction = 0.0 if recipe.corpus.heldout else recipe.corpus.heldout_fraction
+    held_out = HeldOut()
+    for source in recipe.corpus.sources if fraction else ():
+        held_out |= hold_out(map(group_hash, _read(recipe, source)), fraction)
+    return held_out

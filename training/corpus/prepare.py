@@ -41,7 +41,8 @@ from training.errors import CorpusError
 from training.loop.checkpoint import alone
 from training.recipe import CorpusConfig, Recipe
 from training.runtime.distributed import Processes
-from training.sources.documents import documents, file_hashes, files
+from training.sources.documents import documents
+from training.sources.files import file_hashes, files
 
 FORMAT = 4
 """Raised when the files or the way of splitting text change, so that older corpora are made anew."""
@@ -202,7 +203,7 @@ def check_recipe(recipe: Recipe) -> None:
 def _read_beginnings(recipe: Recipe) -> None:
     """Raise SourceError if a source's first document cannot be read: before an earlier corpus is deleted."""
     for source in (*recipe.corpus.heldout, *recipe.corpus.sources):
-        next(documents(source, recipe.data), None)
+        next(documents(source, recipe.data, hub_cache=recipe.hub_cache), None)
 
 
 def _hash(tokenizer: Tokenizer) -> str:

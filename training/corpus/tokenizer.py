@@ -16,7 +16,8 @@ from model.tokenizer import Tokenizer
 from training.corpus.shards import read_json, write_json
 from training.errors import CorpusError
 from training.recipe import Recipe
-from training.sources.documents import documents, file_hashes, files
+from training.sources.documents import documents
+from training.sources.files import file_hashes, files
 
 logger = logging.getLogger(__name__)
 
@@ -87,7 +88,7 @@ def _texts(recipe: Recipe) -> Iterator[str]:
     total = sum(file.stat().st_size for source in sources for file in files(source, recipe.data))
     with tqdm(desc="sample", total=total or None, unit="B", unit_scale=True) as bar:
         for source in sources:
-            for document in documents(source, recipe.data, bar.update):
+            for document in documents(source, recipe.data, bar.update, recipe.hub_cache):
                 yield document.text
 
 
