@@ -140,7 +140,7 @@ def test_all_finishes_with_labelled_texts_alone(
     [
         ('finetune.train=[{path="misspelt.jsonl",label="label"}]', "misspelt.jsonl: no such file"),
         ('finetune.test=[{path="test.jsonl"}]', "test: fine-tuning needs the source's `label`"),
-        ('finetune.labels={"0"="BAD","9"="GOOD"}', "document 2: label '1' is none of '0', '9'"),
+        ('finetune.labels={"0"="BAD","9"="GOOD"}', "line 2: label '1' is none of '0', '9'"),
     ],
 )
 def test_all_finds_mistakes_in_labelled_texts_before_it_trains(

@@ -51,7 +51,7 @@ def bags_of_words(recipe: Recipe) -> Baseline | None:
     split = [(name, _some(train, config.baseline_texts), dev) for name, train, dev in split_sources(recipe)]
     train = _some([document for _, part, _ in split for document in part], config.baseline_texts)
     dev = [document for _, _, part in split for document in part]
-    test = {source_name(source): whole_source(source, recipe.data) for source in config.test}
+    test = {source_name(source): whole_source(source, recipe) for source in config.test}
     file = recipe.folder / "baseline.json"
     parts = (part for _, *parts in split for part in parts)
     names = [*(name for name, _, _ in split), *test]  # its figures stand under them

@@ -235,7 +235,7 @@ def _classification(recipe: Recipe, folder: Path) -> dict[str, Any]:
         return {}
     model, checkpoint = _classifier(recipe, folder)
     config = recipe.finetune
-    texts = [read_whole(source, recipe.data, config, checkpoint) for source in config.test]
+    texts = [read_whole(source, recipe, checkpoint) for source in config.test]
     results = load_results(recipe)
     scratch = from_scratch_model(recipe)
     return {
@@ -257,7 +257,7 @@ def _accuracies(recipe: Recipe, folder: Path, texts: Sequence[LabelledTexts]) ->
 
 
 def _classifier(recipe: Recipe, folder: Path) -> tuple[BertForSequenceClassification, Checkpoint]:
-    checkpoint, labels = load_checkpoint(folder), list(recipe.finetune.labels.values())
+    checkpoint, labels = load_checkpoint(folder), recipe.finetune.label_names
     if not isinstance(checkpoint.model, BertForSequenceClassification):
         raise RunError(f"{folder} is no classifier")
     if checkpoint.config.labels != labels:

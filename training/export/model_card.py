@@ -35,7 +35,7 @@ def write_card(recipe: Recipe, name: str, target: Path, weights: Mapping[str, st
     else:
         task, title = (
             "text-classification",
-            f"BERT that tells {', '.join(recipe.finetune.labels.values())} apart",
+            f"BERT that tells {', '.join(recipe.finetune.label_names)} apart",
         )
         start = recipe.finetune.pretrained or recipe.pretrain.start
         sources = recipe.finetune.train

@@ -2,24 +2,23 @@
 
 from __future__ import annotations
 
-import hashlib
 import logging
 from collections.abc import Iterable, Iterator, Sequence, Sized
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
 from model.checkpoint import Checkpoint
 from model.tokenizer import Tokenizer, kept_ends, truncate_longest_first
-from training.corpus.pieces import text_hash
 from training.errors import RunError, SourceError
 from training.examples.batches import ClassificationBatch, collate_classification
 from training.examples.pairs import Floats
 from training.recipe import FinetuneConfig, Recipe, SourceConfig, source_name
 from training.sources.detokenize import typographic
-from training.sources.documents import Document, documents, without_breaks
+from training.sources.documents import Document, documents
+from training.sources.labels import with_model_labels
+from training.sources.split import group_hash, hash_share, hold_out, is_contaminated, text_hash
 
 logger = logging.getLogger(__name__)
 
@@ -29,8 +28,6 @@ FULL_VOICE = 200
 """Texts of a source in dev"""
 MUCH_DEV = 3
 """Times as much as asked for"""
-
-_STRAIGHT = str.maketrans("’‘“”", "''\"\"")
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,21 +124,21 @@ def read_labelled(
 def respelled(texts: Iterable[Document], fraction: float) -> list[Document]:
     """The texts, about such a share of them with typographic marks; the same ones in every run."""
     return [
-        text if _share(text.text) < 1 - fraction else replace(text, fields=tuple(map(typographic, text.fields)))
+        text
+        if hash_share(text_hash(text.text)) < 1 - fraction
+        else replace(text, fields=tuple(map(typographic, text.fields)))
         for text in texts
     ]
 
 
-def read_whole(
-    source: SourceConfig, root: Path, config: FinetuneConfig, checkpoint: Checkpoint
-) -> LabelledTexts:
+def read_whole(source: SourceConfig, recipe: Recipe, checkpoint: Checkpoint) -> LabelledTexts:
     """Read a source as the service would read it for this classifier.
 
     Raises:
         SourceError: as `read_labelled`.
     """
-    name, texts = source_name(source), whole_source(source, root)
-    return _labelled(name, texts, as_served(config, checkpoint), checkpoint.tokenizer)
+    texts, config = whole_source(source, recipe), as_served(recipe.finetune, checkpoint)
+    return _labelled(source_name(source), texts, config, checkpoint.tokenizer)
 
 
 def as_served(config: FinetuneConfig, checkpoint: Checkpoint) -> FinetuneConfig:
@@ -164,31 +161,24 @@ def split_sources(recipe: Recipe) -> list[tuple[str, list[Document], list[Docume
         RunError: no text is left to train on that has one of the labels.
     """
     config, parts = recipe.finetune, []
-    tested: set[int] = set()
-    for source in config.test:
-        texts = whole_source(source, recipe.data)
-        label_numbers(source_name(source), texts, config)  # the report would fail, after all the training
-        tested.update(map(key_of_text, texts))
+    tested = {text_hash(text.text) for source in config.test for text in whole_source(source, recipe)}
     for source in config.train:
-        name, texts = source_name(source), whole_source(source, recipe.data)
-        label_numbers(name, texts, config)  # before the split: it counts documents as the file does
-        kept = _without(tested, texts, name, "test")
-        fraction = config.dev_fraction
-        share = {key: _share(key) for key in {document.group or document.text for document in kept}}
-        limit = _dev_limit(share.values(), fraction)
+        name = source_name(source)
+        kept = _without(tested, whole_source(source, recipe), name, "test")
+        held_out = hold_out(map(group_hash, kept), config.dev_fraction)
         split: tuple[list[Document], list[Document]] = ([], [])
         for document in kept:
-            split[share[document.group or document.text] < limit].append(document)
-        if len(split[1]) > MUCH_DEV * fraction * len(kept) and len(split[1]) > FULL_VOICE:
+            split[group_hash(document) in held_out].append(document)
+        if len(split[1]) > MUCH_DEV * config.dev_fraction * len(kept) and len(split[1]) > FULL_VOICE:
             logger.warning(
                 "%s: %d of %d texts are in dev, since no group is split; should another column be its `group`?",
                 *(name, len(split[1]), len(kept)),
             )
         parts.append((name, *split))
-    judging = {key_of_text(document) for _, _, dev in parts for document in dev}
+    judging = {text_hash(document.text) for _, _, dev in parts for document in dev}
     parts = [(name, _without(judging, train, name, "dev"), dev) for name, train, dev in parts]
     trained = {document.label for _, train, _ in parts for document in train}
-    if parts and (missing := [label for label in config.labels if label not in trained]):
+    if parts and (missing := [label for label in config.label_names if label not in trained]):
         raise RunError(
             f"no text of finetune.train is labelled {', '.join(map(repr, missing))}; is a file sorted by its "
             "labels, and cut by limit, or are all its texts in finetune.test, too?"
@@ -198,67 +188,31 @@ def split_sources(recipe: Recipe) -> list[tuple[str, list[Document], list[Docume
 
 def _without(judging: set[int], texts: Sequence[Document], name: str, part: str) -> list[Document]:
     """The texts that are not among those that judge."""
-    kept = [document for document in texts if key_of_text(document) not in judging]
+    kept = [document for document in texts if not is_contaminated(document, judging)]
     if len(kept) < len(texts):
         logger.info("%s: %d texts stand in %s too: left out", name, len(texts) - len(kept), part)
     return kept
 
 
-def whole_source(source: SourceConfig, root: Path) -> list[Document]:
-    """All documents of a labelled source.
+def whole_source(source: SourceConfig, recipe: Recipe) -> list[Document]:
+    """All documents of a labelled source, with the labels of the model.
 
     Raises:
-        SourceError: the source names no column of labels.
+        SourceError: the source names no column of labels; a label is missing or not in `finetune.labels`.
     """
-    if source.label is None:
+    if not source.is_labelled:
         raise SourceError(
             f"{source_name(source)}: fine-tuning needs the source's `label`, the column of labels"
         )
-    return list(documents(source, root))
-
-
-def key_of_text(document: Document) -> int:
-    """Equal for texts that differ in case, white space, `<br />` or the kind of their quotation marks alone."""
-    text = without_breaks(document.text).casefold().translate(_STRAIGHT)
-    return text_hash(text.replace("``", '"').replace("''", '"'))
-
-
-def _dev_limit(shares: Iterable[float], fraction: float) -> float:
-    """The share below which a text is in dev: `fraction`, or as much as gives dev one group of several, and
-    none where there is only one."""
-    lowest = sorted(set(shares))[:2]
-    return max(fraction, lowest[1]) if fraction and len(lowest) == 2 else 0.0
-
-
-def _share(key: str) -> float:
-    """A number in [0, 1) that depends on a group, or a text, alone."""
-    return int.from_bytes(hashlib.blake2b(key.encode(), digest_size=7).digest()) / 2**56
+    found = documents(source, recipe.data, hub_cache=recipe.hub_cache)
+    return list(with_model_labels(found, recipe.finetune.labels))
 
 
 def _labelled(
     name: str, texts: Sequence[Document], config: FinetuneConfig, tokenizer: Tokenizer
 ) -> LabelledTexts:
-    known = np.eye(len(config.labels), dtype=np.float32)
-    targets = [known[number] for number in label_numbers(name, texts, config)]
-    return encode(name, texts, targets, config, tokenizer)
-
-
-def label_numbers(name: str, texts: Sequence[Document], config: FinetuneConfig) -> list[int]:
-    """Each text's label as its place in `finetune.labels`.
-
-    Raises:
-        SourceError: a label is missing or not in `finetune.labels`; names the document.
-    """
-    numbers = {value: i for i, value in enumerate(config.labels)}
-    for number, document in enumerate(texts, 1):
-        if document.label is None:
-            raise SourceError(f"{name}, document {number}: has no label; fill it, or take the row out")
-        if document.label not in numbers:
-            raise SourceError(
-                f"{name}, document {number}: label {document.label!r} is none of "
-                f"{', '.join(map(repr, numbers))}; name every value of the column in finetune.labels"
-            )
-    return [numbers[str(document.label)] for document in texts]
+    one_hot = dict(zip(config.label_names, np.eye(len(config.label_names), dtype=np.float32), strict=True))
+    return encode(name, texts, [one_hot[str(text.label)] for text in texts], config, tokenizer)
 
 
 def encode(

@@ -161,7 +161,7 @@ def _source(recipe: Recipe) -> Checkpoint:
     if not folder.is_dir():
         raise RunError(f"{folder} is missing; run {command} first")
     source = load_checkpoint(folder)
-    labels = list(config.labels.values())
+    labels = config.label_names
     if isinstance(source.model, BertForSequenceClassification):
         if (known := source.config.labels) != labels:
             raise RunError(f"{folder} is a classifier of {known}, but finetune.labels are {labels}")

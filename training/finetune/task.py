@@ -33,7 +33,7 @@ def classifier_from(start: Start, config: FinetuneConfig, seed: int) -> BertForS
     shape = start.config.replace(
         hidden_dropout_prob=config.dropout,
         attention_probs_dropout_prob=attention,
-        id2label=dict(enumerate(config.labels.values())),
+        id2label=dict(enumerate(config.label_names)),
         truncation=config.truncation,
     )
     model = BertForSequenceClassification(shape)

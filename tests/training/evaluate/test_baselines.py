@@ -78,7 +78,7 @@ def test_texts_of_one_label_are_refused(make_recipe: MakeRecipe, tmp_path: Path)
     recipe = make_recipe()
     source = SourceConfig(path=str(tmp_path / "sorted.jsonl"), label="label")
     sorted_ = recipe.model_copy(update={"finetune": recipe.finetune.model_copy(update={"train": (source,)})})
-    with pytest.raises(RunError, match=r"no text of finetune\.train is labelled '0'"):
+    with pytest.raises(RunError, match=r"no text of finetune\.train is labelled 'NEGATIVE'"):
         bags_of_words(sorted_)
 
 
