@@ -24,12 +24,12 @@ from model import (
     PackedBatch,
     load_checkpoint,
 )
-from model.attention.dispatch import can_use_varlen
+from model.attention.varlen import can_use_varlen
 from model.errors import CheckpointError
 from model.inference.cpu_features import available_cpus, bfloat16_is_fast
 from model.inference.cuda_graphs import GraphedEncoder
 from model.inference.prepack import attend_once, compute_once, prepack
-from model.packing import recurring_rows
+from model.packing import round_up_to_bucket
 
 
 class TorchBackend:
@@ -129,10 +129,10 @@ class TorchBackend:
     def _compute(self, lane: str, queries: Sequence[Query]) -> list[Answer | Exception]:
         ids = [query.encoding.input_ids for query in queries]
         types = [query.encoding.token_type_ids for query in queries]
-        reads = [query.masks or (0,) for query in queries]  # (0,): [CLS]
+        outputs = [query.masks or (0,) for query in queries]  # (0,): [CLS]
         network = self._networks[lane]
-        hidden = self._encoders[lane](PackedBatch.pack(ids, types, reads))
-        hidden = hidden.float()  # (num_reads, hidden); heads compute in float32
+        hidden = self._encoders[lane](PackedBatch.pack(ids, types, outputs))
+        hidden = hidden.float()  # (num_outputs, hidden); heads compute in float32
         if isinstance(network, BertForSequenceClassification):
             logits = network.classifier(network.pooler(hidden))
             return [_class_answer(row) for row in logits.softmax(-1).tolist()]
@@ -193,14 +193,14 @@ _WORTH_ALL_THREADS = 0.004
 
 
 def warm_rows(most: int) -> list[int]:
-    """Tokens or reads of ordinary batches after rounding."""
-    return sorted({recurring_rows(number) for number in range(1, most + 1)})
+    """Tokens or outputs of ordinary batches after rounding."""
+    return sorted({round_up_to_bucket(number) for number in range(1, most + 1)})
 
 
 def _pretraining_answers(
     network: BertForPreTraining, hidden: Tensor, queries: Sequence[Query]
 ) -> list[Answer | Exception]:
-    """hidden (num_reads, hidden) holds each query's rows: its masks', or the one of [CLS]."""
+    """hidden (num_outputs, hidden) holds each query's rows: its masks', or the one of [CLS]."""
     rows = hidden.split([len(query.masks) or 1 for query in queries])
     answers: list[Answer | Exception | None] = [None] * len(queries)
     pairs = [i for i, query in enumerate(queries) if query.task is Task.NEXT_SENTENCE]

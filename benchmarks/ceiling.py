@@ -85,7 +85,7 @@ def main() -> None:
     query = Query(Task.SENTIMENT, Encoding(ids, [0] * length, [(0, 0)] * length, truncated=False))
     for tokens in options.tokens:
         count = max(1, tokens // length)
-        batch = PackedBatch.pack([ids] * count, reads=[(0,)] * count)
+        batch = PackedBatch.pack([ids] * count, outputs=[(0,)] * count)
         on_device = batch.to(device)
         flops = encoder_flops(encoder.config, batch) / count
         works = [lambda n=count: backend.run(lane, [query] * n), lambda b=on_device: encoder(b)]

@@ -241,7 +241,7 @@ def useful_flops(sentiment: Path, given: Sequence[str]) -> float:
     checkpoint = load_checkpoint(sentiment)
     limit = checkpoint.config.max_position_embeddings
     ids = [checkpoint.tokenizer.encode(text, max_length=limit, truncate=True).input_ids for text in given]
-    return encoder_flops(checkpoint.config, PackedBatch.pack(ids, reads=[(0,)] * len(ids))) / len(ids)
+    return encoder_flops(checkpoint.config, PackedBatch.pack(ids, outputs=[(0,)] * len(ids))) / len(ids)
 
 
 def native_dtypes() -> list[str]:

@@ -2,7 +2,7 @@
 
 Post-layer-norm transformer with learned positions and segment embeddings, as published. It differs from the
 usual implementations in what it does not compute: no padding (`PackedBatch`), and in the last layer nothing
-for positions that nobody reads (`Reads`).
+for positions that are no output (`OutputPositions`).
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from model.attention.dispatch import Attention, attention_for
+from model.attention import Attention, attention_for
 from model.config import BertConfig
 from model.dropout import Dropout
 from model.packing import PackedBatch
@@ -102,22 +102,22 @@ class BertLayer(nn.Module):
         self.output_norm = nn.LayerNorm(hidden, eps=config.layer_norm_eps)
         self.dropout = Dropout(config.hidden_dropout_prob)
 
-    def forward(self, hidden: Tensor, attention: Attention, read: Tensor | None = None) -> Tensor:
-        """(total_tokens, hidden) -> the same, or (num_reads, hidden) where `read` indexes the rows wanted."""
-        if read is None:
+    def forward(self, hidden: Tensor, attention: Attention, output_index: Tensor | None = None) -> Tensor:
+        """(total_tokens, hidden) -> the same, or (num_outputs, hidden) at the rows of `output_index`."""
+        if output_index is None:
             qkv = self.query_key_value(hidden).unflatten(-1, (3, self.heads, self.head_dim))
-            context = attention.within(qkv)  # (total_tokens, heads, head_dim)
+            context = attention.self_attention(qkv)  # (total_tokens, heads, head_dim)
         else:
-            context = attention(*self.project_reads(hidden, read))
-            hidden = hidden.index_select(0, read)
+            context = attention.cross_attention(*self.project_outputs(hidden, output_index))
+            hidden = hidden.index_select(0, output_index)
         hidden = self.attention_norm(hidden + self.dropout(self.attention_output(context.flatten(1))))
         inner = self.activation(self.intermediate(hidden))
         return self.output_norm(hidden + self.dropout(self.output(inner)))
 
-    def project_reads(self, hidden: Tensor, read: Tensor) -> tuple[Tensor, Tensor]:
-        """Queries of the read rows only (num_reads, heads, head_dim), keys and values of all
+    def project_outputs(self, hidden: Tensor, output_index: Tensor) -> tuple[Tensor, Tensor]:
+        """Queries at the output positions (num_outputs, heads, head_dim), keys and values of all tokens
         (total_tokens, 2, heads, head_dim)"""
-        query = self.query_key_value.query(hidden.index_select(0, read))
+        query = self.query_key_value.query(hidden.index_select(0, output_index))
         key_value = self.query_key_value.key_value(hidden)
         return (
             query.unflatten(-1, (self.heads, self.head_dim)),
@@ -135,20 +135,19 @@ class BertEncoder(nn.Module):
         self.layers = nn.ModuleList(BertLayer(config) for _ in range(config.num_hidden_layers))
 
     def forward(self, batch: PackedBatch) -> Tensor:
-        """Final hidden states: (num_reads, hidden) of `batch.reads`, or (total_tokens, hidden) without."""
-        wanted = batch.total_tokens if batch.reads is None else len(batch.reads.index)
-        if batch.input_ids.device.type == "cpu":
-            batch = batch.rounded_up() if torch.is_grad_enabled() else batch.filled_up()
+        """Final hidden states: (num_outputs, hidden) of `batch.outputs`, or (total_tokens, hidden) without."""
+        wanted = batch.total_tokens if batch.outputs is None else len(batch.outputs.index)
+        if batch.input_ids.device.type == "cpu" and batch.lengths is not None:
+            batch = batch.pad_with_dummy_sequence() if torch.is_grad_enabled() else batch.pad_to_bucket()
         hidden = self.embeddings(batch)
-        dropout = self.config.attention_probs_dropout_prob if self.training else 0.0
-        where = (hidden.device, _compute_dtype(hidden), self.config.head_dim, dropout)
-        attention = attention_for(batch.segments, batch.segments, *where)
+        kernel = (hidden.device, _compute_dtype(hidden), self.config.head_dim)
+        attention = attention_for(batch.sequences, batch.sequences, *kernel)
         for layer in self.layers[:-1]:
             hidden = layer(hidden, attention)
-        read = None
-        if batch.reads is not None:
-            read, attention = batch.reads.index, attention_for(batch.reads.segments, batch.segments, *where)
-        return self.layers[-1](hidden, attention, read)[:wanted]
+        if batch.outputs is None:
+            return self.layers[-1](hidden, attention)[:wanted]
+        attention = attention_for(batch.outputs.sequences, batch.sequences, *kernel)
+        return self.layers[-1](hidden, attention, batch.outputs.index)[:wanted]
 
 
 def _compute_dtype(hidden: Tensor) -> torch.dtype:

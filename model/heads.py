@@ -69,7 +69,7 @@ class BertForPreTraining(nn.Module):
         self.next_sentence = NextSentenceHead(config) if next_sentence else None
 
     def forward(self, batch: PackedBatch) -> Tensor:
-        """Hidden states of the read positions; give rows of them to `masked_lm` and `next_sentence`."""
+        """Hidden states at the output positions; give rows of them to `masked_lm` and `next_sentence`."""
         return self.encoder(batch)
 
     def initialise(self, generator: torch.Generator | None = None) -> None:
@@ -89,7 +89,7 @@ class BertForSequenceClassification(nn.Module):
         self.classifier = nn.Linear(config.hidden_size, config.num_labels)
 
     def forward(self, batch: PackedBatch) -> Tensor:
-        """Batch that reads each sequence's [CLS] and nothing else -> logits (batch, num_labels)"""
+        """Batch whose outputs are each sequence's [CLS] -> logits (batch, num_labels)"""
         return self.classifier(self.dropout(self.pooler(self.encoder(batch))))
 
     def initialise(self, generator: torch.Generator | None = None) -> None:

@@ -1,9 +1,9 @@
-"""Many sequences as one ribbon of tokens: none is padded to the longest.
+"""Sequences of any lengths end to end in one tensor, without padding between them.
 
 sequences      [CLS] a b [SEP]  and  [CLS] c [SEP]
 input_ids      [CLS] a b [SEP] [CLS] c [SEP]        (total_tokens,)
 position_ids     0   1 2   3     0   1   2          (total_tokens,)
-cu_seqlens       0 ----------->  4 ------> 7        (batch + 1,)
+cu_seqlens       0 ----------->  4 ------> 7        (number of sequences + 1,)
 """
 
 from __future__ import annotations
@@ -18,43 +18,77 @@ from torch import Tensor
 
 
 @dataclass(frozen=True, slots=True)
-class Segments:
-    """Where each sequence's rows lie in a packed tensor."""
+class SequenceBounds:
+    """Where each sequence begins and ends among the rows of a packed tensor.
 
-    lengths: tuple[int, ...]
-    """Rows of each sequence, on the host."""
+    On a GPU the sequences must cover all rows: attention leaves rows after the last sequence unwritten.
+    """
+
+    lengths: tuple[int, ...] | None
+    """Rows of each sequence, on the host. None in a batch that only a GPU or a traced graph sees."""
     cu_seqlens: Tensor
-    """Cumulative lengths with a leading 0: (batch + 1,) int32, on the device."""
+    """Cumulative lengths with a leading 0: (capacity + 1,) int32. Where there are fewer sequences than
+    `capacity`, the last value is repeated: the missing sequences are empty."""
+    max_seqlen: int
+    """Upper bound on the length of a sequence."""
 
     @classmethod
-    def of(cls, lengths: Sequence[int]) -> Segments:
-        offsets = torch.tensor([0, *accumulate(lengths)], dtype=torch.int32)
-        return cls(tuple(lengths), offsets)
+    def of(
+        cls, lengths: Sequence[int], *, capacity: int | None = None, max_seqlen: int | None = None
+    ) -> SequenceBounds:
+        """Bounds of sequences with these lengths.
 
-    @property
-    def max_seqlen(self) -> int:
-        return max(self.lengths)
+        Args:
+            lengths: rows of each sequence.
+            capacity: number of sequences that `cu_seqlens` has room for; by default as many as there are.
+            max_seqlen: upper bound on the lengths; by default the longest.
 
-    def to(self, device: torch.device | str, non_blocking: bool = False) -> Segments:
-        return replace(self, cu_seqlens=self.cu_seqlens.to(device, non_blocking=non_blocking))
+        Raises:
+            ValueError: more sequences than `capacity`, or a sequence longer than `max_seqlen`.
+        """
+        capacity = len(lengths) if capacity is None else capacity
+        longest = max(lengths, default=0)
+        max_seqlen = longest if max_seqlen is None else max_seqlen
+        if len(lengths) > capacity:
+            raise ValueError(f"{len(lengths)} sequences exceed the capacity of {capacity}")
+        if longest > max_seqlen:
+            raise ValueError(f"a sequence of {longest} rows exceeds max_seqlen {max_seqlen}")
+        missing = [0] * (capacity - len(lengths))
+        offsets = torch.tensor([0, *accumulate([*lengths, *missing])], dtype=torch.int32)
+        return cls(tuple(lengths), offsets, max_seqlen)
+
+    def to(self, device: torch.device | str, non_blocking: bool = False) -> SequenceBounds:
+        """Copy to a device. On a CUDA device `lengths` is None: kernels there read `cu_seqlens`."""
+        lengths = None if torch.device(device).type == "cuda" else self.lengths
+        return SequenceBounds(lengths, self.cu_seqlens.to(device, non_blocking=non_blocking), self.max_seqlen)
+
+    def pin_memory(self) -> SequenceBounds:
+        """Copy to page-locked memory, from which a GPU copies without blocking the host."""
+        return replace(self, cu_seqlens=self.cu_seqlens.pin_memory())
 
 
 @dataclass(frozen=True, slots=True)
-class Reads:
-    """The positions whose final hidden state somebody reads; the last layer computes no others."""
+class OutputPositions:
+    """The positions whose final hidden state is used; the last layer computes no others."""
 
     index: Tensor
-    """Row of each read position in the ribbon, ascending: (num_reads,) int64."""
-    segments: Segments
-    """How many reads each sequence has; a sequence may have none."""
+    """Row of each output position among the packed tokens, ascending: (num_outputs,) int64."""
+    sequences: SequenceBounds
+    """How many output positions each sequence has; a sequence may have none."""
 
-    def to(self, device: torch.device | str, non_blocking: bool = False) -> Reads:
-        return Reads(self.index.to(device, non_blocking=non_blocking), self.segments.to(device, non_blocking))
+    def to(self, device: torch.device | str, non_blocking: bool = False) -> OutputPositions:
+        """Copy to a device."""
+        index = self.index.to(device, non_blocking=non_blocking)
+        return OutputPositions(index, self.sequences.to(device, non_blocking))
+
+    def pin_memory(self) -> OutputPositions:
+        """Copy to page-locked memory."""
+        return OutputPositions(self.index.pin_memory(), self.sequences.pin_memory())
 
 
 @dataclass(frozen=True, slots=True)
 class PackedBatch:
-    """A batch of sequences of any lengths, end to end."""
+    """A batch of packed sequences."""
 
     input_ids: Tensor
     """(total_tokens,) int64"""
@@ -62,119 +96,153 @@ class PackedBatch:
     """Position of each token in its own sequence: (total_tokens,) int64"""
     token_type_ids: Tensor
     """0 in the first segment, 1 in the second: (total_tokens,) int64"""
-    segments: Segments
-    reads: Reads | None = None
-    """None: every position is read."""
+    sequences: SequenceBounds
+    outputs: OutputPositions | None = None
+    """None: every position is an output."""
 
     @classmethod
     def pack(
         cls,
         input_ids: Sequence[Sequence[int]],
         token_type_ids: Sequence[Sequence[int]] | None = None,
-        reads: Sequence[Sequence[int]] | None = None,
+        outputs: Sequence[Sequence[int]] | None = None,
     ) -> PackedBatch:
-        """Lay sequences end to end.
+        """Pack sequences of token ids.
 
         Args:
             input_ids: one list of token ids per sequence, none of them empty.
-            token_type_ids: the same shape; all 0 if absent.
-            reads: ascending positions within each sequence that will be read; all of them if absent.
+            token_type_ids: the same shape; all 0 by default.
+            outputs: ascending output positions within each sequence; all positions by default.
+
+        Raises:
+            ValueError: an empty sequence, no sequence, or arguments whose lengths differ.
         """
         lengths = [len(ids) for ids in input_ids]
         if not lengths or not all(lengths):
             raise ValueError("a packed batch needs at least one sequence, and none of length 0")
-        ids = _flat(input_ids)
-        types = torch.zeros_like(ids) if token_type_ids is None else _flat(token_type_ids)
+        ids = _concatenate(input_ids)
+        types = torch.zeros_like(ids) if token_type_ids is None else _concatenate(token_type_ids)
         if types.shape != ids.shape:
             raise ValueError(f"token_type_ids has {len(types)} tokens, input_ids {len(ids)}")
-        positions = _flat([range(n) for n in lengths])
-        batch = cls(ids, positions, types, Segments.of(lengths))
-        return batch if reads is None else batch.reading(reads)
+        positions = _concatenate([range(n) for n in lengths])
+        batch = cls(ids, positions, types, SequenceBounds.of(lengths))
+        return batch if outputs is None else batch.with_outputs(outputs)
 
-    def reading(self, reads: Sequence[Sequence[int]]) -> PackedBatch:
-        """The same ribbon with other positions to read; see `pack`."""
-        for length, row in zip(self.segments.lengths, reads, strict=True):
-            if row and not 0 <= min(row) <= max(row) < length:
-                raise ValueError(f"reads {list(row)} leave a sequence of {length} tokens")
-        starts = accumulate(self.segments.lengths[:-1], initial=0)
-        index = _flat([[start + i for i in row] for start, row in zip(starts, reads, strict=True)])
-        return replace(self, reads=Reads(index, Segments.of([len(row) for row in reads])))
+    def with_outputs(self, positions: Sequence[Sequence[int]]) -> PackedBatch:
+        """The same tokens with other output positions; see `pack`.
 
-    def filled_up(self) -> PackedBatch:
-        """The same ribbon, with rows after it that belong to no sequence, and reads of none.
-
-        Its numbers of rows and of reads are then two that recur: oneDNN makes kernels for each, 2 ms and 3 MB.
+        Raises:
+            ValueError: a position outside its sequence, or a list too few or too many.
         """
-        missing = recurring_rows(self.total_tokens) - self.total_tokens
-        reads = self.reads
-        if reads is not None:
-            unread, last = recurring_rows(len(reads.index)) - len(reads.index), self.total_tokens + missing - 1
-            reads = replace(reads, index=F.pad(reads.index, (0, unread), value=last))
+        lengths = _host_lengths(self.sequences)
+        for length, own in zip(lengths, positions, strict=True):
+            if own and not 0 <= min(own) <= max(own) < length:
+                raise ValueError(f"output positions {list(own)} exceed a sequence of {length} tokens")
+        starts = accumulate(lengths[:-1], initial=0)
+        index = _concatenate([[start + i for i in own] for start, own in zip(starts, positions, strict=True)])
+        return replace(self, outputs=OutputPositions(index, SequenceBounds.of([len(own) for own in positions])))
+
+    def pad_to_bucket(self) -> PackedBatch:
+        """Round the numbers of tokens and of output positions up with rows that belong to no sequence.
+
+        oneDNN compiles a kernel for each number of rows (2 ms, 3 MB); buckets let batches share kernels. Only
+        attention for inference on a CPU takes rows of no sequence.
+        """
+        missing = round_up_to_bucket(self.total_tokens) - self.total_tokens
+        outputs = self.outputs
+        if outputs is not None:
+            added = round_up_to_bucket(len(outputs.index)) - len(outputs.index)
+            last = self.total_tokens + missing - 1
+            outputs = replace(outputs, index=F.pad(outputs.index, (0, added), value=last))
         ids, positions, types = (
             F.pad(row, (0, missing)) for row in (self.input_ids, self.position_ids, self.token_type_ids)
         )
-        return PackedBatch(ids, positions, types, self.segments, reads)
+        return PackedBatch(ids, positions, types, self.sequences, outputs)
 
-    def rounded_up(self) -> PackedBatch:
-        """As `filled_up`, but with the new rows in sequences of their own, as training's attention wants it."""
-        missing = recurring_rows(self.total_tokens) - self.total_tokens
+    def pad_with_dummy_sequence(self) -> PackedBatch:
+        """Round the numbers of tokens and of output positions up with sequences of token 0, as training on a
+        CPU needs. Returns `self` if the number of tokens is a bucket already.
+        """
+        missing = round_up_to_bucket(self.total_tokens) - self.total_tokens
         if not missing:
             return self
-        full, rest = divmod(missing, self.max_seqlen)
-        lengths = [self.max_seqlen] * full + [rest] * (rest > 0)
+        own = _host_lengths(self.sequences)
+        longest = max(own)  # a dummy sequence must not be longer: there may be no position for its tokens
+        full, rest = divmod(missing, longest)
+        lengths = [longest] * full + [rest] * (rest > 0)
         padding = PackedBatch.pack([[0] * length for length in lengths])
-        segments = Segments.of([*self.lengths, *lengths])
-        reads = self.reads
-        if reads is not None:
-            asked = len(reads.index)
-            unread = recurring_rows(asked) - asked
+        outputs = self.outputs
+        if outputs is not None:
+            total = len(outputs.index)
+            added = round_up_to_bucket(total) - total
             last = self.total_tokens + missing - lengths[-1]
-            index = torch.cat([reads.index, torch.full((unread,), last)])
-            counts = [*reads.segments.lengths, *[0] * (len(lengths) - 1), unread]
-            reads = Reads(index, Segments.of(counts))
+            index = torch.cat([outputs.index, torch.full((added,), last)])
+            counts = [*_host_lengths(outputs.sequences), *[0] * (len(lengths) - 1), added]
+            outputs = OutputPositions(index, SequenceBounds.of(counts))
         return PackedBatch(
             torch.cat([self.input_ids, padding.input_ids]),
             torch.cat([self.position_ids, padding.position_ids]),
             torch.cat([self.token_type_ids, padding.token_type_ids]),
-            segments,
-            reads,
+            SequenceBounds.of([*own, *lengths]),
+            outputs,
         )
 
     @property
-    def lengths(self) -> tuple[int, ...]:
-        return self.segments.lengths
+    def lengths(self) -> tuple[int, ...] | None:
+        """Tokens of each sequence; None in a batch that only a GPU or a traced graph sees."""
+        return self.sequences.lengths
 
     @property
     def cu_seqlens(self) -> Tensor:
-        return self.segments.cu_seqlens
+        """See `SequenceBounds.cu_seqlens`."""
+        return self.sequences.cu_seqlens
 
     @property
     def max_seqlen(self) -> int:
-        return self.segments.max_seqlen
+        """See `SequenceBounds.max_seqlen`."""
+        return self.sequences.max_seqlen
 
     @property
     def total_tokens(self) -> int:
+        """Number of packed tokens."""
         return self.input_ids.shape[0]
 
     def to(self, device: torch.device | str, non_blocking: bool = False) -> PackedBatch:
+        """Copy to a device; see `SequenceBounds.to`."""
         return PackedBatch(
             self.input_ids.to(device, non_blocking=non_blocking),
             self.position_ids.to(device, non_blocking=non_blocking),
             self.token_type_ids.to(device, non_blocking=non_blocking),
-            self.segments.to(device, non_blocking),
-            None if self.reads is None else self.reads.to(device, non_blocking),
+            self.sequences.to(device, non_blocking),
+            None if self.outputs is None else self.outputs.to(device, non_blocking),
+        )
+
+    def pin_memory(self) -> PackedBatch:
+        """Copy to page-locked memory, from which a GPU copies without blocking the host."""
+        return PackedBatch(
+            self.input_ids.pin_memory(),
+            self.position_ids.pin_memory(),
+            self.token_type_ids.pin_memory(),
+            self.sequences.pin_memory(),
+            None if self.outputs is None else self.outputs.pin_memory(),
         )
 
 
-def recurring_rows(number: int) -> int:
-    """Up to the next of few numbers.
+def round_up_to_bucket(number: int) -> int:
+    """The next of a few numbers of rows: steps of 8 up to 64, of 32 up to 256, of 64 up to 1024, then of 128.
 
-    >>> [recurring_rows(n) for n in (1, 64, 65, 257, 1025, 2049)]
+    >>> [round_up_to_bucket(n) for n in (1, 64, 65, 257, 1025, 2049)]
     [8, 64, 96, 320, 1152, 2176]
     """
     step = 8 if number <= 64 else 32 if number <= 256 else 64 if number <= 1024 else 128
     return -(-number // step) * step
 
 
-def _flat(rows: Sequence[Sequence[int]]) -> Tensor:
+def _host_lengths(bounds: SequenceBounds) -> tuple[int, ...]:
+    if bounds.lengths is None:
+        raise ValueError("this batch has no lengths on the host")
+    return bounds.lengths
+
+
+def _concatenate(rows: Sequence[Sequence[int]]) -> Tensor:
     return torch.tensor(list(chain.from_iterable(rows)), dtype=torch.int64)

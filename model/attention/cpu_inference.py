@@ -1,6 +1,6 @@
-"""Attention that answers on a CPU in 16 bits, by batched products, where torch's fused kernel is slow.
+"""Attention for inference in 16 bits on a CPU: batched matrix products instead of torch's fused kernel.
 
-Without AMX that one takes two to three times as long.
+Without AMX, the fused kernel takes two to three times as long.
 """
 
 from __future__ import annotations
@@ -13,66 +13,62 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-LENGTHS = (16, 32, 64, 96, 128, 192, 256, 384, 512)
-"""What sequences are padded to: few, since oneDNN makes kernels for each, of half a megabyte."""
-_PORTIONS = (256, 64, 16, 4, 1)
-"""Matrices of a product, for the same reason."""
-_MOST_ROWS = 4096
-"""Of all matrices of a portion."""
-_GAIN = 1.25
-"""How many times as fast products must be: less could be noise, and processes should agree."""
+# oneDNN compiles a kernel of half a megabyte for each shape: few lengths and few numbers of matrices are used.
+PADDED_LENGTHS = (16, 32, 64, 96, 128, 192, 256, 384, 512)
+_MATRICES_PER_PRODUCT = (256, 64, 16, 4, 1)
+_MAX_ROWS_PER_PRODUCT = 4096  # of all matrices together: more would leave the cache
 
 
 def padded_length(length: int) -> int:
-    """The next of `LENGTHS`, and beyond them the next multiple of 128.
+    """The length that a sequence is padded to: the next of `PADDED_LENGTHS`, then the next multiple of 128.
 
     >>> [padded_length(n) for n in (7, 16, 33, 130, 513)]
     [16, 16, 64, 192, 640]
     """
-    return next((known for known in LENGTHS if known >= length), -(-length // 128) * 128)
+    return next((padded for padded in PADDED_LENGTHS if padded >= length), -(-length // 128) * 128)
 
 
-def sizes(longest: int) -> list[int]:
-    """Matrices that a product may have, the largest first.
+def chunk_sizes(longest: int) -> list[int]:
+    """Numbers of matrices that a product of sequences of this length may have, the largest first.
 
-    >>> sizes(64)
+    >>> chunk_sizes(64)
     [64, 16, 4, 1]
     """
-    return [size for size in _PORTIONS if size * longest <= _MOST_ROWS] or [1]
+    return [size for size in _MATRICES_PER_PRODUCT if size * longest <= _MAX_ROWS_PER_PRODUCT] or [1]
 
 
 @cache
-def portions(matrices: int, longest: int) -> list[int]:
-    """How many matrices each product has: the largest that fit.
+def chunks(matrices: int, longest: int) -> list[int]:
+    """How many matrices each product has: the largest sizes that fit.
 
-    >>> portions(90, longest=64)
+    >>> chunks(90, longest=64)
     [64, 16, 4, 4, 1, 1]
     """
     cut: list[int] = []
-    for size in sizes(longest):
+    for size in chunk_sizes(longest):
         count, matrices = divmod(matrices, size)
         cut += [size] * count
     return cut
 
 
 def attend(query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None) -> Tensor:
-    """Scaled dot-product attention without a gradient.
+    """Scaled dot-product attention, for inference.
 
     Args:
         query, key, value: (batch, heads, longest, head_dim)
-        bias: 0 for keys, -inf for padding: (batch, 1, 1, longest); None without padding.
+        bias: 0 for keys, -inf for padding: (batch, 1, 1, longest). None without padding.
 
     Returns:
         (batch, heads, longest, head_dim)
     """
     batch, heads, longest, head_dim = query.shape
     matrices = batch * heads
-    # A layout of their own would want kernels of its own.
+    # oneDNN would compile a kernel for every other memory layout, so all are made contiguous.
     q, k, v = (x.reshape(matrices, longest, head_dim).contiguous() for x in (query, key, value))
     if bias is None:
         bias = q.new_zeros(1, 1, 1, 1)
     bias = bias.to(q.dtype).expand(batch, heads, 1, longest).reshape(matrices, 1, longest)
-    cut = portions(matrices, longest)
+    cut = chunks(matrices, longest)
     if len(cut) == 1:
         return _attend(q, k, v, bias).view_as(query)
     parts = zip(*(x.split(cut) for x in (q, k, v, bias)), strict=True)
@@ -82,41 +78,44 @@ def attend(query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None) -> Te
 def _attend(q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> Tensor:
     """q, k, v (matrices, longest, head_dim), bias (matrices, 1, longest) -> (matrices, longest, head_dim)"""
     scores = torch.baddbmm(bias, q, k.transpose(1, 2), alpha=q.shape[-1] ** -0.5)
-    if scores.shape[-1] % 32:  # torch's softmax over so few is not vectorised in 16 bits
+    if scores.shape[-1] % 32:  # in 16 bits torch vectorises softmax only over multiples of 32
         return torch.bmm(scores.float().softmax(-1).to(scores.dtype), v)
     return torch.bmm(scores.softmax(-1), v)
 
 
 @cache
 @torch.inference_mode()
-def pays(dtype: torch.dtype, head_dim: int) -> bool:
-    """Whether it is faster here than torch's fused kernel, and a sequence's sums are the same in any batch."""
-    return _is_faster(dtype, head_dim) and _is_invariant(dtype, head_dim)
+def is_faster(dtype: torch.dtype, head_dim: int) -> bool:
+    """Whether this processor computes `attend` faster than torch's fused kernel, and batch invariantly."""
+    return _speedup(dtype, head_dim) > 1.25 and _is_batch_invariant(dtype, head_dim)
 
 
-def _is_faster(dtype: torch.dtype, head_dim: int) -> bool:
-    """By their best times, in turns."""
+def _speedup(dtype: torch.dtype, head_dim: int) -> float:
+    """Time of the fused kernel divided by that of `attend`: the best of five interleaved calls.
+
+    A caller asks for 1.25: less can be noise, and all processes of a service should decide alike.
+    """
     generator = torch.Generator().manual_seed(0)
     q, k, v = (torch.randn(16, 4, 64, head_dim, generator=generator).to(dtype) for _ in range(3))
     kernels = (partial(attend, q, k, v, None), partial(F.scaled_dot_product_attention, q, k, v))
     best = [math.inf, math.inf]
     for _ in range(5):
         for i, kernel in enumerate(kernels):
-            began = time.perf_counter()
+            started = time.perf_counter()
             kernel()
-            best[i] = min(best[i], time.perf_counter() - began)
-    products, fused = best
-    return products * _GAIN < fused
+            best[i] = min(best[i], time.perf_counter() - started)
+    matmuls, fused = best
+    return fused / matmuls
 
 
-def _is_invariant(dtype: torch.dtype, head_dim: int) -> bool:
-    """Whether equal sequences have equal answers in portions of every size."""
+def _is_batch_invariant(dtype: torch.dtype, head_dim: int) -> bool:
+    """Whether equal sequences get equal results in chunks of every size."""
     generator = torch.Generator().manual_seed(0)
-    for longest in LENGTHS:
+    for longest in PADDED_LENGTHS:
         q, k, v = (torch.randn(1, 1, longest, head_dim, generator=generator).to(dtype) for _ in range(3))
-        batch = sum(sizes(longest))  # a portion of each
+        batch = sum(chunk_sizes(longest))  # one chunk of each size
         q, k, v = (x.expand(batch, 1, longest, head_dim) for x in (q, k, v))
-        answers = attend(q, k, v, bias=None)
-        if not torch.equal(answers, answers[:1].expand_as(answers)):
+        results = attend(q, k, v, bias=None)
+        if not torch.equal(results, results[:1].expand_as(results)):
             return False
     return True

@@ -1,4 +1,4 @@
-"""Attention that trains on a CPU."""
+"""Attention for training on a CPU."""
 
 from __future__ import annotations
 
@@ -6,174 +6,189 @@ import math
 from dataclasses import dataclass
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
-from model.attention.gather import take
-from model.attention.length_buckets import similar_runs
-from model.dropout import dropout as drop
-from model.packing import Segments
+from model.attention.gather import gather_rows
+from model.attention.length_buckets import length_buckets
+from model.packing import SequenceBounds
 
 
 class MatmulAttention:
-    """What trains on a CPU: two batched matmuls and a softmax, whose gradients beat those of the fused kernel.
+    """Two batched matrix products and a softmax, whose backward pass is faster than that of torch's kernel.
 
-    One gather lays all heads of all sequences out for the matmuls, one brings the answers back; of either the
-    gradient is a gather or a copy too. All is padded to numbers that recur, since oneDNN makes kernels for each
-    new shape, in 0.4 to 1 ms and half a megabyte: too much where a single text is to be answered at once.
+    One gather lays all heads of all sequences out for the products and one brings the results back; their
+    gradients are gathers or copies too. Shapes are rounded up to a few, because oneDNN compiles a kernel for
+    each new one (0.4 to 1 ms, half a megabyte). Inference of single texts uses `BucketedAttention` instead.
     """
 
-    def __init__(self, queries: Segments, keys: Segments, dropout: float = 0.0) -> None:
-        self.queries = queries
-        self.keys = keys
-        self.dropout = dropout
+    def __init__(self, queries: SequenceBounds, keys: SequenceBounds) -> None:
+        assert queries.lengths is not None
+        assert keys.lengths is not None
+        self.queries = queries.lengths
+        self.keys = keys.lengths
         self._grids: dict[int, _Grid] = {}
 
-    def __call__(self, query: Tensor, key_value: Tensor) -> Tensor:
-        if not len(query):  # nobody asks
-            return query
-        grid = self._grid(query.shape[1], parts=2)
-        asking = take(_vectors(query), grid.asking, grid.answers).split([run.asking for run in grid.runs])
-        known = take(_vectors(key_value), grid.known, grid.back).split([2 * run.known for run in grid.runs])
-        contexts = [
-            run.attend(q, k, v, self.dropout)
-            for run, q, (k, v) in zip(grid.runs, asking, (own.chunk(2) for own in known), strict=True)
-        ]
-        return take(_joined(contexts), grid.answers).unflatten(0, query.shape[:2])
-
-    def within(self, qkv: Tensor) -> Tensor:
-        """See `Attention.within`."""
+    def self_attention(self, qkv: Tensor) -> Tensor:
+        """See `Attention.self_attention`."""
         grid = self._grid(qkv.shape[2], parts=3)
-        cells = take(_vectors(qkv), grid.known, grid.back).split([3 * run.known for run in grid.runs])
+        qkv, surplus = _cut(qkv, self.keys)
+        cells = gather_rows(_head_vectors(qkv), grid.key_source, grid.key_cell)
+        parts = cells.split([3 * bucket.key_cells for bucket in grid.buckets])
+        contexts = [b.attend(*part.chunk(3)) for b, part in zip(grid.buckets, parts, strict=True)]
+        out = gather_rows(_concatenate(contexts), grid.query_cell)
+        return _append_zeros(out.unflatten(0, (qkv.shape[0], qkv.shape[2])), surplus)
+
+    def cross_attention(self, query: Tensor, key_value: Tensor) -> Tensor:
+        """See `Attention.cross_attention`."""
+        query, surplus = _cut(query, self.queries)
+        if not len(query):
+            return _append_zeros(query, surplus)
+        key_value, _ = _cut(key_value, self.keys)
+        grid = self._grid(query.shape[1], parts=2)
+        queries = gather_rows(_head_vectors(query), grid.query_source, grid.query_cell)
+        keys = gather_rows(_head_vectors(key_value), grid.key_source, grid.key_cell)
         contexts = [
-            run.attend(q, k, v, self.dropout)
-            for run, (q, k, v) in zip(grid.runs, (own.chunk(3) for own in cells), strict=True)
+            bucket.attend(q, *kv.chunk(2))
+            for bucket, q, kv in zip(
+                grid.buckets,
+                queries.split([bucket.query_cells for bucket in grid.buckets]),
+                keys.split([2 * bucket.key_cells for bucket in grid.buckets]),
+                strict=True,
+            )
         ]
-        return take(_joined(contexts), grid.answers).unflatten(0, (qkv.shape[0], qkv.shape[2]))
+        out = gather_rows(_concatenate(contexts), grid.query_cell).unflatten(0, query.shape[:2])
+        return _append_zeros(out, surplus)
 
     def _grid(self, heads: int, parts: int) -> _Grid:
-        """Made for the first layer; `parts`: tensors that lie side by side in the ribbon's rows."""
+        """Built for the first layer that asks. `parts`: 3 where queries, keys and values lie side by side in a
+        row, 2 for keys and values."""
         if parts not in self._grids:
             self._grids[parts] = _Grid.make(self.queries, self.keys, heads, parts)
         return self._grids[parts]
 
 
-_STEP = 16
-_MOST_TOKENS = 2048
-"""Of a run, with padding: the scores of more would leave the cache."""
+MAX_BUCKET_TOKENS = 2048
+"""With padding. The attention scores of more tokens would not fit the cache."""
 
 
-def recurring(number: int) -> int:
-    """Up to the next of few numbers, two in each octave.
+def round_up_batch(number: int) -> int:
+    """The next of two numbers per octave.
 
-    >>> [recurring(n) for n in (1, 5, 7, 9, 13, 33)]
+    >>> [round_up_batch(n) for n in (1, 5, 7, 9, 13, 33)]
     [1, 6, 8, 12, 16, 48]
     """
     step = 1 << max(0, (number - 1).bit_length() - 2)
     return -(-number // step) * step
 
 
-def _few(queries: int) -> int:
-    """Up to one of few numbers, at least 1"""
-    return max(1, queries) if queries <= 4 else -(-queries // 8) * 8
+def _round_up_queries(number: int) -> int:
+    return max(1, number) if number <= 4 else -(-number // 8) * 8
 
 
 @dataclass(frozen=True, slots=True)
-class _MatmulRun:
-    """Sequences padded to one length, and to a number that recurs."""
+class _Bucket:
+    """Sequences padded to one length, and dummy sequences up to a number from `round_up_batch`."""
 
     batch: int
     """Sequences times heads"""
-    most: int
-    """Queries of each"""
+    num_queries: int
+    """Queries of each sequence, with padding"""
     bias: Tensor
     """0 for keys, -inf for padding: (batch, 1, longest)"""
 
     @property
-    def asking(self) -> int:
-        """Cells of queries"""
-        return self.batch * self.most
+    def query_cells(self) -> int:
+        return self.batch * self.num_queries
 
     @property
-    def known(self) -> int:
-        """Cells of keys"""
+    def key_cells(self) -> int:
         return self.bias.numel()
 
-    def attend(self, query: Tensor, key: Tensor, value: Tensor, dropout: float) -> Tensor:
-        """(asking, head_dim), (known, head_dim) twice -> (asking, head_dim)"""
+    def attend(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        """query (query_cells, D), key and value (key_cells, D) -> (query_cells, D)"""
         q, k, v = (cells.unflatten(0, (self.batch, -1)) for cells in (query, key, value))
         scores = torch.baddbmm(self.bias.to(q.dtype), q, k.transpose(1, 2), alpha=q.shape[-1] ** -0.5)
-        weights = scores.softmax(-1)  # (batch, most, longest)
-        if dropout:
-            weights = drop(weights, dropout)
-        return torch.bmm(weights, v).flatten(0, 1)
+        return torch.bmm(scores.softmax(-1), v).flatten(0, 1)  # scores: (batch, num_queries, longest)
 
 
 @dataclass(frozen=True, slots=True)
 class _Grid:
-    """The batch as cells of `head_dim` numbers: run after run, in each part after part of (sequence, head,
-    place). A padding cell repeats some vector; as a key it is hidden, and as a query nobody reads it."""
+    """The batch as cells (vectors of D numbers): bucket after bucket, within a bucket part after part, within a
+    part by (sequence, head, position). A padding cell repeats some vector: as a key it is hidden, as a query
+    its result is unused."""
 
-    runs: list[_MatmulRun]
-    known: Tensor
-    """Vector in the ribbon of each cell of queries, keys and values, or of the latter two: (cells,)"""
-    back: Tensor
-    """Cell of each of those vectors: (vectors,)"""
-    asking: Tensor
-    """Vector of each query's cell: (cells,)"""
-    answers: Tensor
-    """Cell of each query's vector: (total_queries * heads,)"""
+    buckets: list[_Bucket]
+    key_source: Tensor
+    """Packed vector that each cell of `parts` holds: (cells,)"""
+    key_cell: Tensor
+    """Cell of each packed vector: (vectors,)"""
+    query_source: Tensor
+    """Packed query that each query's cell holds: (query cells,)"""
+    query_cell: Tensor
+    """Cell of each packed query: (total_queries * heads,)"""
 
     @classmethod
-    def make(cls, queries: Segments, keys: Segments, heads: int, parts: int) -> _Grid:
+    def make(cls, queries: tuple[int, ...], keys: tuple[int, ...], heads: int, parts: int) -> _Grid:
         head, part = torch.arange(heads)[:, None], torch.arange(parts)[:, None, None, None]
-        lengths = tuple(-(-length // _STEP) * _STEP for length in keys.lengths)
-        runs: list[_MatmulRun] = []
-        known: list[Tensor] = []
-        asking: list[Tensor] = []
-        known_real: list[Tensor] = []
-        asking_real: list[Tensor] = []
-        for run in similar_runs(lengths, most_tokens=_MOST_TOKENS):
-            batch, longest = recurring(len(run)), max(lengths[run.start : run.stop])
-            rows, real = _places(keys, run, batch, longest)
+        lengths = tuple(-(-length // 16) * 16 for length in keys)  # fewer shapes, and whole vector registers
+        buckets: list[_Bucket] = []
+        key_sources: list[Tensor] = []
+        query_sources: list[Tensor] = []
+        key_is_real: list[Tensor] = []
+        query_is_real: list[Tensor] = []
+        for bucket in length_buckets(lengths, max_tokens=MAX_BUCKET_TOKENS):
+            batch, longest = round_up_batch(len(bucket)), max(lengths[bucket.start : bucket.stop])
+            rows, real = _cells(keys, bucket, batch, longest)
             vectors = (rows[:, None] * parts + part) * heads + head  # (parts, batch, heads, longest)
-            known.append(vectors.flatten())
-            known_real.append(real[:, None].expand_as(vectors).flatten())
-            hidden = ~real & real[:, :1]  # of a sequence that is none, nothing: a softmax needs some key
+            key_sources.append(vectors.flatten())
+            key_is_real.append(real[:, None].expand_as(vectors).flatten())
+            hidden = ~real & real[:, :1]  # nothing in a dummy sequence: a softmax over no keys is NaN
             bias = torch.zeros(hidden.shape).masked_fill_(hidden, -math.inf).repeat_interleave(heads, 0)
-            most = longest
+            num_queries = longest
             if parts < 3:
-                most = _few(max(queries.lengths[run.start : run.stop]))
-                rows, real = _places(queries, run, batch, most)
-            vectors = rows[:, None] * heads + head  # (batch, heads, most)
-            asking.append(vectors.flatten())
-            asking_real.append(real[:, None].expand_as(vectors).flatten())
-            runs.append(_MatmulRun(batch * heads, most, bias[:, None]))
-        known_index, asking_index = torch.cat(known), torch.cat(asking)
-        back = _inverse(known_index, torch.cat(known_real), sum(keys.lengths) * parts * heads)
-        answers = _inverse(asking_index, torch.cat(asking_real), sum(queries.lengths) * heads)
-        return cls(runs, known_index, back, asking_index, answers)
+                num_queries = _round_up_queries(max(queries[bucket.start : bucket.stop]))
+                rows, real = _cells(queries, bucket, batch, num_queries)
+            vectors = rows[:, None] * heads + head  # (batch, heads, num_queries)
+            query_sources.append(vectors.flatten())
+            query_is_real.append(real[:, None].expand_as(vectors).flatten())
+            buckets.append(_Bucket(batch * heads, num_queries, bias[:, None]))
+        key_source, query_source = torch.cat(key_sources), torch.cat(query_sources)
+        key_cell = _inverse(key_source, torch.cat(key_is_real), sum(keys) * parts * heads)
+        query_cell = _inverse(query_source, torch.cat(query_is_real), sum(queries) * heads)
+        return cls(buckets, key_source, key_cell, query_source, query_cell)
 
 
-def _places(segments: Segments, run: range, batch: int, longest: int) -> tuple[Tensor, Tensor]:
-    """Row of each place of a run's sequences, 0 for padding, and whether it is one: (batch, longest) each."""
+def _cells(lengths: tuple[int, ...], bucket: range, batch: int, longest: int) -> tuple[Tensor, Tensor]:
+    """Row of each cell of a bucket, 0 for padding, and whether it is real: (batch, longest) each."""
     counts = torch.zeros(batch, 1, dtype=torch.int64)
-    counts[: len(run), 0] = torch.tensor(segments.lengths[run.start : run.stop])
-    starts = sum(segments.lengths[: run.start]) + counts.cumsum(0) - counts
-    place = torch.arange(longest)
-    real = place < counts
-    return torch.where(real, starts + place, 0), real
+    counts[: len(bucket), 0] = torch.tensor(lengths[bucket.start : bucket.stop])
+    starts = sum(lengths[: bucket.start]) + counts.cumsum(0) - counts
+    position = torch.arange(longest)
+    real = position < counts
+    return torch.where(real, starts + position, 0), real
 
 
-def _inverse(index: Tensor, real: Tensor, vectors: int) -> Tensor:
-    """The cell of each vector: (vectors,)"""
+def _inverse(source: Tensor, real: Tensor, vectors: int) -> Tensor:
+    """The real cell that holds each vector: (vectors,)"""
     cells = real.nonzero().squeeze(1)
-    return torch.empty(vectors, dtype=torch.int64).index_copy_(0, index[cells], cells)
+    return torch.empty(vectors, dtype=torch.int64).index_copy_(0, source[cells], cells)
 
 
-def _vectors(rows: Tensor) -> Tensor:
-    """(rows, ..., head_dim) -> (vectors, head_dim)"""
+def _head_vectors(rows: Tensor) -> Tensor:
+    """(rows, ..., D) -> (vectors, D)"""
     return rows.reshape(-1, rows.shape[-1])
 
 
-def _joined(parts: list[Tensor]) -> Tensor:
+def _concatenate(parts: list[Tensor]) -> Tensor:
     return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+
+def _cut(rows: Tensor, lengths: tuple[int, ...]) -> tuple[Tensor, int]:
+    """The rows of sequences, and the number of rows after them."""
+    total = sum(lengths)
+    return (rows, 0) if len(rows) == total else (rows[:total], len(rows) - total)
+
+
+def _append_zeros(rows: Tensor, count: int) -> Tensor:
+    return F.pad(rows, (0, 0, 0, 0, 0, count)) if count else rows

@@ -1,4 +1,4 @@
-"""Rows to other places, with a gradient that is as fast as the way there."""
+"""Row gathering whose backward pass is as fast as its forward pass."""
 
 from __future__ import annotations
 
@@ -6,35 +6,38 @@ import torch
 from torch import Tensor
 
 
-def take(rows: Tensor, index: Tensor, back: Tensor | None = None) -> Tensor:
+def gather_rows(rows: Tensor, index: Tensor, inverse: Tensor | None = None) -> Tensor:
     """`rows[index]`: (rows, ...) -> (len(index), ...).
 
-    `back` is the one place of each row that anybody reads, (rows,); other places are padding, and send no
-    gradient. Without it, each row has one place or none.
+    Args:
+        rows: where each row is used at most once; further copies of a row are padding.
+        index: the row of each output, (outputs,).
+        inverse: the output at which each row is used, (rows,); other outputs are padding and pass no gradient
+            back. Without it, each row occurs at most once in `index`.
     """
     if not (torch.is_grad_enabled() and rows.requires_grad):
         return rows.index_select(0, index)
-    taken = _Taken.apply(rows, index, back)  # type: ignore[no-untyped-call]
-    assert isinstance(taken, Tensor)
-    return taken
+    gathered = _GatherRows.apply(rows, index, inverse)  # type: ignore[no-untyped-call]
+    assert isinstance(gathered, Tensor)
+    return gathered
 
 
-class _Taken(torch.autograd.Function):
-    """Without the slow scatter-add of `index_select`'s own backward."""
+class _GatherRows(torch.autograd.Function):
+    """The backward pass of `index_select` is a slow scatter-add; this one is a gather or a copy."""
 
     @staticmethod
     def forward(
-        ctx: torch.autograd.function.FunctionCtx, rows: Tensor, index: Tensor, back: Tensor | None
+        ctx: torch.autograd.function.FunctionCtx, rows: Tensor, index: Tensor, inverse: Tensor | None
     ) -> Tensor:
-        ctx.save_for_backward(index, back)  # type: ignore[arg-type]
-        ctx.rows = len(rows)  # type: ignore[attr-defined]
+        ctx.save_for_backward(index, inverse)  # type: ignore[arg-type]
+        ctx.num_rows = len(rows)  # type: ignore[attr-defined]
         return rows.index_select(0, index)
 
     @staticmethod
     def backward(ctx: torch.autograd.function.FunctionCtx, *grads: Tensor) -> tuple[Tensor, None, None]:
         (grad,) = grads
-        index, back = ctx.saved_tensors  # type: ignore[attr-defined]
-        if back is not None:
-            return grad.index_select(0, back), None, None
-        whole = grad.new_zeros(ctx.rows, *grad.shape[1:])  # type: ignore[attr-defined]
+        index, inverse = ctx.saved_tensors  # type: ignore[attr-defined]
+        if inverse is not None:
+            return grad.index_select(0, inverse), None, None
+        whole = grad.new_zeros(ctx.num_rows, *grad.shape[1:])  # type: ignore[attr-defined]
         return whole.index_copy_(0, index, grad), None, None

@@ -1,34 +1,42 @@
-"""Sequences of a batch that are padded together."""
+"""Groups of neighbouring sequences of similar length, which attention on a CPU pads together."""
 
 from __future__ import annotations
 
-# A run ends where padding would be a larger share of it than this; but a small run, which keeps no processor
-# busy, goes on as long as padding is no more than so many tokens.
 PADDING_TOLERANCE = 0.125
-RUN_TOKENS = 512
+"""Largest share of padding in a bucket of more than `SMALL_BUCKET_TOKENS`."""
+
+SMALL_BUCKET_TOKENS = 512
+"""Smaller buckets may be padded more, by up to this many tokens: a product of few rows keeps no core busy."""
 
 
-def similar_runs(
+def length_buckets(
     lengths: tuple[int, ...],
-    tolerance: float = PADDING_TOLERANCE,
-    run_tokens: int = RUN_TOKENS,
-    mixed: int | None = None,
-    most_tokens: int | None = None,
+    *,
+    equal_above: int | None = None,
+    max_tokens: int | None = None,
 ) -> list[range]:
-    """Split a batch into runs of neighbouring sequences that waste little when padded to their longest (if they
-    are longer than `mixed`, nothing), and that have at most so many tokens then or are a single sequence."""
-    runs: list[range] = []
+    """Split a batch into ranges of neighbouring sequences that need little padding to their longest.
+
+    Args:
+        lengths: tokens of each sequence.
+        equal_above: sequences longer than this share a bucket only with sequences of equal length.
+        max_tokens: a bucket has at most this many tokens, padding included, or is a single sequence.
+    """
+    buckets: list[range] = []
     start = tokens = longest = 0
     for i, length in enumerate(lengths):
         padded = max(longest, length) * (i - start + 1)
         waste = padded - tokens - length
-        apart = mixed is not None and tokens and longest != length and max(longest, length) > mixed
-        full = most_tokens is not None and tokens and padded > most_tokens
-        wasteful = waste > tolerance * padded and (tokens >= run_tokens or waste > run_tokens)
-        if apart or full or wasteful:
-            runs.append(range(start, i))
+        differs = tokens and longest != length
+        too_long = equal_above is not None and max(longest, length) > equal_above
+        full = max_tokens is not None and tokens and padded > max_tokens
+        wasteful = waste > PADDING_TOLERANCE * padded and (
+            tokens >= SMALL_BUCKET_TOKENS or waste > SMALL_BUCKET_TOKENS
+        )
+        if (differs and too_long) or full or wasteful:
+            buckets.append(range(start, i))
             start, tokens, longest = i, 0, 0
         tokens += length
         longest = max(longest, length)
-    runs.append(range(start, len(lengths)))
-    return runs
+    buckets.append(range(start, len(lengths)))
+    return buckets

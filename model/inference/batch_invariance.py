@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from model.packing import recurring_rows
+from model.packing import round_up_to_bucket
 
 LARGEST = 2048
 """Rows of the largest portion."""
@@ -41,7 +41,7 @@ def portion_sizes(
     some = _alike(multiply, row, _SOME, threads)
     if len({*chain(*some)}) == 1 and all([*groups.values()] == [_SOME] for groups in some):
         return None
-    sizes = sorted({recurring_rows(number) for number in range(1, LARGEST + 1)})
+    sizes = sorted({round_up_to_bucket(number) for number in range(1, LARGEST + 1)})
     call = _call(row.shape[1] * outer)
     alike = _alike(multiply, row, sizes, threads)
 

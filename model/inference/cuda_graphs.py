@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from model.bert import BertEncoder
-from model.packing import PackedBatch, Reads, Segments
+from model.packing import OutputPositions, PackedBatch, SequenceBounds
 
 logger = logging.getLogger(__name__)
 
@@ -54,7 +54,7 @@ class GraphedEncoder:
 
     def _graph(self, batch: PackedBatch) -> _Graph | None:
         """The smallest that holds the batch and a token of padding."""
-        if batch.reads is None or max(len(batch.lengths), len(batch.reads.index)) > SEQUENCES:
+        if batch.outputs is None or max(len(batch.cu_seqlens) - 1, len(batch.outputs.index)) > SEQUENCES:
             return None
         return next((graph for graph in self.graphs if batch.total_tokens < graph.tokens), None)
 
@@ -63,7 +63,7 @@ class GraphedEncoder:
         for graph in self.graphs:
             longest = self.encoder.config.max_position_embeddings  # beyond, a GPU would fault for good
             lengths = [min(graph.tokens // 2, longest), min(graph.tokens // 4, longest)]
-            batch = PackedBatch.pack([[i % 7 for i in range(n)] for n in lengths], reads=[[0], [0, 1]])
+            batch = PackedBatch.pack([[i % 7 for i in range(n)] for n in lengths], outputs=[[0], [0, 1]])
             expected = self.encoder(batch.to(self.device))
             if not torch.allclose(graph(batch), expected, rtol=_TOLERANCE, atol=_TOLERANCE):
                 raise RuntimeError(f"the graph of {graph.tokens} tokens computes other numbers")
@@ -83,24 +83,24 @@ class _Graph:
     @classmethod
     def make(cls, encoder: BertEncoder, tokens: int, capture: Capture, device: torch.device) -> _Graph:
         host = torch.zeros(sum(_cuts(tokens)), dtype=torch.int64, pin_memory=device.type == "cuda")
-        _fill(host, tokens, PackedBatch.pack([[0]], reads=[[0]]))
+        _fill(host, tokens, PackedBatch.pack([[0]], outputs=[[0]]))
         values = host.to(device)
 
         def forward() -> Tensor:
             ids, positions, types, index, keys, queries = values.split(_cuts(tokens))
-            reads = Reads(index, Segments((SEQUENCES,), queries.to(torch.int32)))
-            segments = Segments((tokens,), keys.to(torch.int32))  # no sequence is longer than that
-            return encoder(PackedBatch(ids, positions, types, segments, reads))
+            outputs = OutputPositions(index, SequenceBounds(None, queries.to(torch.int32), SEQUENCES))
+            sequences = SequenceBounds(None, keys.to(torch.int32), tokens)  # no sequence is longer than that
+            return encoder(PackedBatch(ids, positions, types, sequences, outputs))
 
         out, replay = capture(forward)
         return cls(tokens, host, values, out, replay)
 
     def __call__(self, batch: PackedBatch) -> Tensor:
-        assert batch.reads is not None
+        assert batch.outputs is not None
         _fill(self.host, self.tokens, batch)
         self.values.copy_(self.host, non_blocking=True)
         self.replay()
-        return self.out[: len(batch.reads.index)]
+        return self.out[: len(batch.outputs.index)]
 
 
 def _cuts(tokens: int) -> list[int]:
@@ -110,20 +110,20 @@ def _cuts(tokens: int) -> list[int]:
 
 def _fill(host: Tensor, tokens: int, batch: PackedBatch) -> None:
     """Lay a batch out; its last sequence is what is left over, and has the reads that are left over."""
-    reads = batch.reads
-    assert reads is not None
+    outputs = batch.outputs
+    assert outputs is not None
     ids, positions, types, index, keys, queries = host.split(_cuts(tokens))
     for row, given in (
         (ids, batch.input_ids),
         (positions, batch.position_ids),
         (types, batch.token_type_ids),
-        (index, reads.index),
+        (index, outputs.index),
     ):
         row[: len(given)] = given
         row[len(given) :] = 0
     for row, cumulative, end in (
         (keys, batch.cu_seqlens, tokens),
-        (queries, reads.segments.cu_seqlens, SEQUENCES),
+        (queries, outputs.sequences.cu_seqlens, SEQUENCES),
     ):
         row[: len(cumulative)] = cumulative
         row[len(cumulative) :] = end

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from model.attention import cpu_inference as product_attention
+from model.attention import cpu_inference
 from model.bert import BertEncoder, BertLayer, FusedProjection
 from model.inference.batch_invariance import Sizes, cancelling, multiply_in_portions, portion_sizes
 
@@ -117,7 +117,7 @@ def compute_once(encoder: BertEncoder, rows: int) -> None:
     first.query_key_value(hidden)
     first.attention_output(hidden)
     first.output(first.activation(first.intermediate(hidden)))
-    last.project_reads(hidden, torch.arange(rows))
+    last.project_outputs(hidden, torch.arange(rows))
 
 
 @torch.inference_mode()
@@ -125,19 +125,19 @@ def attend_once(encoder: BertEncoder, tokens: int, shortest: int = 1) -> None:
     """Let batches of up to so many tokens, in texts of at least `shortest`, pass attention's products: as
     `compute_once`."""
     config, weight = encoder.config, encoder.embeddings.norm.weight
-    if weight.dtype.itemsize != 2 or not product_attention.pays(weight.dtype, config.head_dim):
+    if weight.dtype.itemsize != 2 or not cpu_inference.is_faster(weight.dtype, config.head_dim):
         return
     heads = config.num_attention_heads
-    lengths = {product_attention.padded_length(n) for n in range(shortest, config.max_position_embeddings + 1)}
+    lengths = {cpu_inference.padded_length(n) for n in range(shortest, config.max_position_embeddings + 1)}
     shapes = {
         (size, longest)
         for longest in lengths
         for texts in range(1, tokens // longest + 1)
-        for size in product_attention.portions(texts * heads, longest)
+        for size in cpu_inference.chunks(texts * heads, longest)
     }
     for size, longest in sorted(shapes):
         x = weight.new_zeros(size, 1, longest, config.head_dim)
-        product_attention.attend(x, x, x, bias=None)
+        cpu_inference.attend(x, x, x, bias=None)
 
 
 def _replace(layer: BertLayer, name: str, activation: str | None, threads: tuple[int, ...]) -> None:

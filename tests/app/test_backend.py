@@ -19,7 +19,7 @@ from app.queries import Answer, Query, Task
 from app.settings import SettingsError
 from model import Tokenizer, load_checkpoint
 from model.errors import CheckpointError
-from model.packing import recurring_rows
+from model.packing import round_up_to_bucket
 
 TEXTS = [
     "[MASK]",
@@ -256,7 +256,7 @@ def test_once_loaded_no_small_batch_waits_for_a_kernel_to_be_made(pretrained: Pa
 def test_filled_batch_answers_as_single_queries_do(loaded: TorchBackend, tokenizer: Tokenizer) -> None:
     queries = [masked(tokenizer, text) for text in TEXTS] * 5
     tokens = sum(len(query.encoding) for query in queries)
-    assert tokens != recurring_rows(tokens)
+    assert tokens != round_up_to_bucket(tokens)
     singles = [answered(loaded, "pretrained", [query])[0] for query in queries]
     for single, together in zip(singles, answered(loaded, "pretrained", queries), strict=True):
         torch.testing.assert_close(

@@ -59,7 +59,7 @@ def our_answers(model: BertForPreTraining | BertForSequenceClassification, seque
     """Logits of all sequences, computed as one ribbon."""
     batch = sequences.packed()
     if isinstance(model, BertForSequenceClassification):
-        return {"labels": model(batch.reading([[0]] * len(batch.lengths)))}
+        return {"labels": model(batch.with_outputs([[0]] * len(batch.lengths)))}
     hidden = model(batch)
     answers = {"words": model.masked_lm(hidden)}
     if model.next_sentence is not None:

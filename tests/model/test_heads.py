@@ -60,7 +60,7 @@ def test_next_sentence_has_two_logits_from_the_pooled_cls() -> None:
     model = BertForPreTraining(CONFIG)
     randomise(model)
     assert model.next_sentence is not None
-    cls = model(PackedBatch.pack([[1, 2], [3]], reads=[[0], [0]]))
+    cls = model(PackedBatch.pack([[1, 2], [3]], outputs=[[0], [0]]))
     dense, classifier = model.next_sentence.pooler.dense, model.next_sentence.classifier
     logits = model.next_sentence(cls)
     assert logits.shape == (2, 2)
@@ -69,7 +69,7 @@ def test_next_sentence_has_two_logits_from_the_pooled_cls() -> None:
 
 def test_classifier_has_a_logit_per_label() -> None:
     model = BertForSequenceClassification(CONFIG.replace(id2label={0: "a", 1: "b", 2: "c"}))
-    assert model(PackedBatch.pack([[1, 2], [3]], reads=[[0], [0]])).shape == (2, 3)
+    assert model(PackedBatch.pack([[1, 2], [3]], outputs=[[0], [0]])).shape == (2, 3)
 
 
 @pytest.mark.parametrize(("own", "expected"), [(None, 0.1), (0.0, 0.0), (0.4, 0.4)])

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from model import PackedBatch
-from model.packing import Segments, recurring_rows
+from model.packing import SequenceBounds, round_up_to_bucket
 
 
 def test_sequences_lie_end_to_end() -> None:
@@ -19,7 +19,7 @@ def test_sequences_lie_end_to_end() -> None:
     assert batch.cu_seqlens.tolist() == [0, 3, 4, 6]
     assert batch.cu_seqlens.dtype == torch.int32  # what the variable-length kernel takes
     assert (batch.lengths, batch.max_seqlen, batch.total_tokens) == ((3, 1, 2), 3, 6)
-    assert batch.reads is None
+    assert batch.outputs is None
 
 
 def test_segments_are_kept() -> None:
@@ -27,18 +27,18 @@ def test_segments_are_kept() -> None:
 
 
 def test_reads_become_rows_of_the_ribbon() -> None:
-    batch = PackedBatch.pack([[5, 6, 7], [8, 9], [10]], reads=[[0, 2], [], [0]])
-    assert batch.reads is not None
-    assert batch.reads.index.tolist() == [0, 2, 5]
-    assert batch.reads.segments.lengths == (2, 0, 1)
-    assert batch.reads.segments.cu_seqlens.tolist() == [0, 2, 2, 3]
+    batch = PackedBatch.pack([[5, 6, 7], [8, 9], [10]], outputs=[[0, 2], [], [0]])
+    assert batch.outputs is not None
+    assert batch.outputs.index.tolist() == [0, 2, 5]
+    assert batch.outputs.sequences.lengths == (2, 0, 1)
+    assert batch.outputs.sequences.cu_seqlens.tolist() == [0, 2, 2, 3]
 
 
 def test_nothing_at_all_may_be_read() -> None:
-    batch = PackedBatch.pack([[5], [6]], reads=[[], []])
-    assert batch.reads is not None
-    assert batch.reads.index.shape == (0,)
-    assert batch.reads.index.dtype == torch.int64
+    batch = PackedBatch.pack([[5], [6]], outputs=[[], []])
+    assert batch.outputs is not None
+    assert batch.outputs.index.shape == (0,)
+    assert batch.outputs.index.dtype == torch.int64
 
 
 @pytest.mark.parametrize("sequences", [[], [[]], [[1], []]])
@@ -54,20 +54,20 @@ def test_segments_of_another_length_are_refused() -> None:
 
 @pytest.mark.parametrize("reads", [[[3], [0]], [[-1], [0]], [[0], [0, 1]]])
 def test_reads_outside_their_own_sequence_are_refused(reads: list[list[int]]) -> None:
-    with pytest.raises(ValueError, match="leave a sequence of"):
-        PackedBatch.pack([[5, 6, 7], [8]], reads=reads)
+    with pytest.raises(ValueError, match="exceed a sequence of"):
+        PackedBatch.pack([[5, 6, 7], [8]], outputs=reads)
 
 
 def test_reads_for_another_number_of_sequences_are_refused() -> None:
     with pytest.raises(ValueError, match="shorter"):
-        PackedBatch.pack([[5], [6]], reads=[[0]])
+        PackedBatch.pack([[5], [6]], outputs=[[0]])
 
 
 def test_moving_a_batch_moves_every_tensor() -> None:
-    batch = PackedBatch.pack([[5, 6], [7]], reads=[[0], [0]]).to("meta")
-    assert batch.reads is not None
+    batch = PackedBatch.pack([[5, 6], [7]], outputs=[[0], [0]]).to("meta")
+    assert batch.outputs is not None
     tensors = [batch.input_ids, batch.position_ids, batch.token_type_ids, batch.cu_seqlens]
-    tensors += [batch.reads.index, batch.reads.segments.cu_seqlens]
+    tensors += [batch.outputs.index, batch.outputs.sequences.cu_seqlens]
     assert {tensor.device.type for tensor in tensors} == {"meta"}
     assert batch.lengths == (2, 1)  # stay on the host
 
@@ -82,47 +82,47 @@ def test_cumulative_lengths_cut_the_ribbon_into_its_sequences(sequences: list[li
 
 
 def test_segments_know_their_longest() -> None:
-    assert Segments.of([2, 9, 4]).max_seqlen == 9
+    assert SequenceBounds.of([2, 9, 4]).max_seqlen == 9
 
 
 @pytest.mark.parametrize("lengths", [[1], [64], [30, 41], [7] * 40, [512] * 8, [3, 509, 500]])
 @pytest.mark.parametrize("read", [True, False])
 def test_rounding_up_adds_padding_in_sequences_of_its_own(lengths: list[int], read: bool) -> None:
-    batch = PackedBatch.pack([[5] * n for n in lengths], reads=[[0]] * len(lengths) if read else None)
-    rounded = batch.rounded_up()
-    assert rounded.total_tokens == recurring_rows(sum(lengths)) == sum(rounded.lengths)
+    batch = PackedBatch.pack([[5] * n for n in lengths], outputs=[[0]] * len(lengths) if read else None)
+    rounded = batch.pad_with_dummy_sequence()
+    assert rounded.total_tokens == round_up_to_bucket(sum(lengths)) == sum(rounded.lengths)
     assert rounded.lengths[: len(lengths)] == batch.lengths
     assert min(rounded.lengths) > 0
     assert rounded.max_seqlen == batch.max_seqlen
     assert rounded.input_ids.tolist() == [5] * sum(lengths) + [0] * (rounded.total_tokens - sum(lengths))
     assert (rounded.position_ids == PackedBatch.pack([[5] * n for n in rounded.lengths]).position_ids).all()
-    if batch.reads is None or rounded.reads is None:
-        assert batch.reads is rounded.reads is None
+    if batch.outputs is None or rounded.outputs is None:
+        assert batch.outputs is rounded.outputs is None
         return
-    assert rounded.reads.index[: len(lengths)].tolist() == batch.reads.index.tolist()
-    assert sum(rounded.reads.segments.lengths) == len(rounded.reads.index)
+    assert rounded.outputs.index[: len(lengths)].tolist() == batch.outputs.index.tolist()
+    assert sum(rounded.outputs.sequences.lengths) == len(rounded.outputs.index)
     if rounded is not batch:
-        assert len(rounded.reads.index) == recurring_rows(len(lengths))
-        assert (rounded.input_ids[rounded.reads.index[len(lengths) :]] == 0).all()
+        assert len(rounded.outputs.index) == round_up_to_bucket(len(lengths))
+        assert (rounded.input_ids[rounded.outputs.index[len(lengths) :]] == 0).all()
 
 
 @pytest.mark.parametrize("lengths", [[1], [3], [64], [30, 41], [7] * 40, [512] * 8])
 @pytest.mark.parametrize("read", [True, False])
 def test_filling_up_adds_rows_and_reads_of_no_sequence(lengths: list[int], read: bool) -> None:
-    batch = PackedBatch.pack([[5] * n for n in lengths], reads=[[0]] * len(lengths) if read else None)
-    filled, total = batch.filled_up(), sum(lengths)
-    assert filled.segments == batch.segments
-    assert filled.total_tokens == recurring_rows(total)
+    batch = PackedBatch.pack([[5] * n for n in lengths], outputs=[[0]] * len(lengths) if read else None)
+    filled, total = batch.pad_to_bucket(), sum(lengths)
+    assert filled.sequences == batch.sequences
+    assert filled.total_tokens == round_up_to_bucket(total)
     assert len(filled.position_ids) == len(filled.token_type_ids) == filled.total_tokens
     assert filled.input_ids.tolist() == [5] * total + [0] * (filled.total_tokens - total)
-    if batch.reads is None or filled.reads is None:
-        assert batch.reads is filled.reads is None
+    if batch.outputs is None or filled.outputs is None:
+        assert batch.outputs is filled.outputs is None
         return
-    assert filled.reads.segments == batch.reads.segments
-    assert filled.reads.index[: len(lengths)].tolist() == batch.reads.index.tolist()
-    assert len(filled.reads.index) == recurring_rows(len(lengths))
-    assert filled.reads.index.max() < filled.total_tokens
+    assert filled.outputs.sequences == batch.outputs.sequences
+    assert filled.outputs.index[: len(lengths)].tolist() == batch.outputs.index.tolist()
+    assert len(filled.outputs.index) == round_up_to_bucket(len(lengths))
+    assert filled.outputs.index.max() < filled.total_tokens
 
 
 def test_rounded_numbers_are_few() -> None:
-    assert len({recurring_rows(n) for n in range(1, 4097)}) < 80
+    assert len({round_up_to_bucket(n) for n in range(1, 4097)}) < 80

@@ -59,7 +59,7 @@ def test_sentiment(text: str) -> None:
     encoding = ours.tokenizer.encode(text)
     assert encoding.input_ids == encoded["input_ids"][0].tolist()
     with torch.no_grad():
-        logits = ours.model.eval()(PackedBatch.pack([encoding.input_ids], reads=[[0]]))
+        logits = ours.model.eval()(PackedBatch.pack([encoding.input_ids], outputs=[[0]]))
         torch.testing.assert_close(logits, theirs(**encoded).logits, rtol=1e-4, atol=1e-4)
     assert theirs.config.id2label == dict(enumerate(ours.config.labels))
 

@@ -54,7 +54,7 @@ def test_transformers_opens_the_classifier_with_equal_logits(trained: Path) -> N
     ours = load_checkpoint(directory)
     theirs = AutoModelForSequenceClassification.from_pretrained(directory).eval()
     encoded = AutoTokenizer.from_pretrained(directory)(SENTENCES[1], return_tensors="pt")
-    batch = PackedBatch.pack([ours.tokenizer.encode(SENTENCES[1]).input_ids], reads=[[0]])
+    batch = PackedBatch.pack([ours.tokenizer.encode(SENTENCES[1]).input_ids], outputs=[[0]])
     with torch.no_grad():
         torch.testing.assert_close(ours.model(batch), theirs(**encoded).logits)
     assert theirs.config.id2label == {0: "NEGATIVE", 1: "POSITIVE"}
@@ -140,7 +140,7 @@ def test_all_finishes_with_labelled_texts_alone(
     [
         ('finetune.train=[{path="misspelt.jsonl",label="label"}]', "misspelt.jsonl: no such file"),
         ('finetune.test=[{path="test.jsonl"}]', "test: fine-tuning needs the source's `label`"),
-        ('finetune.labels={"0"="BAD","9"="GOOD"}', "line 2: label '1' is none of '0', '9'"),
+        ('finetune.labels={"0"="BAD","9"="GOOD"}', "document 2: label '1' is none of '0', '9'"),
     ],
 )
 def test_all_finds_mistakes_in_labelled_texts_before_it_trains(

@@ -1,89 +1,129 @@
 """One shard on disk: a folder of arrays that appears whole or not at all.
 
 000000/
-    tokens.npy        (tokens,) uint16, or uint32 for a vocabulary over 65,536
-    sentences.npy     (sentences + 1,) int32: where each sentence starts, in tokens of the shard
-    documents.npy     (documents + 1,) int32: where each document starts, in sentences of the shard
-    shard.json        counts and checksums
+    tokens.npy         (tokens,) uint16, or uint32 for a vocabulary over 65,536
+    sentences.npy      (sentences + 1,) int32: where each sentence starts, in tokens of the shard
+    documents.npy      (documents + 1,) int32: where each document starts, in sentences of the shard
+    labels.npy         (documents,) int16: index of the label, -1 without one; labelled text only
+    target_probs.npy   (documents, labels) float32: a teacher's probabilities; written by `distill`
+    shard.json         counts and checksums
+
+In labelled text, a sentence is a text column, so a review's title and body are two sentences of one document.
 """
 
 from __future__ import annotations
 
-import json
 import shutil
 import zlib
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
-from training.corpus.pieces import Piece
-from training.corpus.sentences import SentenceEncoder
+from training.corpus.encode import EncodedShard, ShardEncoder
 from training.errors import CorpusError
+from training.runtime.files import read_json, write_json
+from training.sources.documents import Document
+
+
+@dataclass(frozen=True, slots=True)
+class ShardInput:
+    """The documents of one shard: what an engine gives to a worker."""
+
+    part: str
+    """Folder of the shard below the corpus: `train` or `heldout/<source>`."""
+    number: int
+    """Number of the shard in its part, from 0."""
+    source: str
+    documents: list[Document]
+    labels: list[int] | None
+    """Index of each document's label, -1 without one; None for pretraining text."""
+    read: str
+    """How documents are read: `lines` (each line is a sentence) or `paragraphs` in pretraining text; `text`, `pair` or
+    `both` in labelled text."""
+    bytes_read: int = 0
+    """Bytes of all files up to here, for the progress bar."""
+
+    @property
+    def crc32(self) -> int:
+        """Checksum of the texts, their columns and labels."""
+        checksum = zlib.crc32(repr((self.read, self.labels)).encode())
+        for document in self.documents:
+            for field in document.fields:
+                checksum = zlib.crc32(field.encode() + b"\0", checksum)
+            checksum = zlib.crc32(b"\1", checksum)
+        return checksum
 
 
 @dataclass(frozen=True, slots=True)
 class Shard:
-    """What `shard.json` knows."""
+    """Contents of `shard.json`."""
 
     name: str
     source: str
+    read: str
     documents: int
     sentences: int
     tokens: int
     unknown_sentences: int
-    """Dropped, because mostly [UNK]."""
+    """Sentences dropped because they are mostly [UNK]."""
     cut_sentences: int
-    """Cut, because too long."""
+    """Sentences cut because they are too long."""
     text_crc32: int
-    """Of the text it was made from, to see whether the shard of an interrupted run is still the right one."""
+    """Checksum of the text, which tells whether the shard of an interrupted run is still valid."""
     sizes: dict[str, int]
     """Bytes of each file."""
     crc32: dict[str, int]
     """Checksum of each file."""
 
     def check_sizes(self, folder: Path) -> None:
-        """Raise CorpusError if a file in `folder / name` is missing or not as long as it was written."""
+        """Raise CorpusError if a file in `folder / name` is missing or has another length than was written."""
         for name, size in self.sizes.items():
             file = folder / self.name / name
             if not file.is_file() or file.stat().st_size != size:
-                raise CorpusError(f"{file}: missing, or not of {size} bytes as written; run prepare again")
+                raise CorpusError(f"{file}: missing, or not {size} bytes long as written; run prepare again")
 
-    def check_contents(self, folder: Path) -> None:
-        """Raise CorpusError if a file in `folder / name` is not as it was written."""
-        self.check_sizes(folder)
-        for name, checksum in self.crc32.items():
-            file = folder / self.name / name
-            if zlib.crc32(file.read_bytes()) != checksum:
-                raise CorpusError(f"{file}: damaged; delete the folder {file.parent} and run prepare again")
+    def is_intact(self, folder: Path) -> bool:
+        """Whether all files in `folder / name` have the contents that were written."""
+        files = ((folder / self.name / name, checksum) for name, checksum in self.crc32.items())
+        return all(file.is_file() and zlib.crc32(file.read_bytes()) == checksum for file, checksum in files)
 
 
-def make_shard(encoder: SentenceEncoder, corpus: Path, piece: Piece) -> Shard:
-    """The shard of a piece in `corpus / part / number`: an earlier run's, or else made now."""
-    return _finished(corpus, piece) or _write(encoder, corpus, piece)
+def make_shard(encoder: ShardEncoder, corpus: Path, shard_input: ShardInput) -> Shard:
+    """Encode a shard into `corpus / part / number`, unless an earlier run has completed it from the same text."""
+    return _finished(corpus, shard_input) or _write(_encode(encoder, shard_input), corpus, shard_input)
 
 
-def _write(encoder: SentenceEncoder, corpus: Path, piece: Piece) -> Shard:
-    final = corpus / piece.part / _name(piece)
+def _encode(encoder: ShardEncoder, shard_input: ShardInput) -> EncodedShard:
+    if shard_input.labels is not None:
+        return encoder.encode_labelled(shard_input.documents, shard_input.labels)
+    texts = [document.text for document in shard_input.documents]
+    return encoder.encode_text(texts, lines=shard_input.read == "lines")
+
+
+def _write(encoded: EncodedShard, corpus: Path, shard_input: ShardInput) -> Shard:
+    final = corpus / shard_input.part / f"{shard_input.number:06d}"
     unfinished = final.with_suffix(".tmp")
     for leftover in (final, unfinished):
         shutil.rmtree(leftover, ignore_errors=True)
     unfinished.mkdir(parents=True)
-    encoded = encoder.encode(piece.texts, lines=piece.lines)
     np.save(unfinished / "tokens.npy", encoded.tokens)
     np.save(unfinished / "sentences.npy", encoded.sentence_starts)
     np.save(unfinished / "documents.npy", encoded.document_starts)
+    if encoded.labels is not None:
+        np.save(unfinished / "labels.npy", encoded.labels)
     contents = {file.name: file.read_bytes() for file in sorted(unfinished.iterdir())}
     shard = Shard(
         name=final.name,
-        source=piece.source,
+        source=shard_input.source,
+        read=shard_input.read,
         documents=len(encoded.document_starts) - 1,
         sentences=len(encoded.sentence_starts) - 1,
         tokens=len(encoded.tokens),
         unknown_sentences=encoded.unknown_sentences,
         cut_sentences=encoded.cut_sentences,
-        text_crc32=piece.crc32,
+        text_crc32=shard_input.crc32,
         sizes={name: len(content) for name, content in contents.items()},
         crc32={name: zlib.crc32(content) for name, content in contents.items()},
     )
@@ -92,34 +132,15 @@ def _write(encoder: SentenceEncoder, corpus: Path, piece: Piece) -> Shard:
     return shard
 
 
-def _name(piece: Piece) -> str:
-    return f"{piece.number:06d}"
-
-
-def _finished(corpus: Path, piece: Piece) -> Shard | None:
-    """The shard of this very text, if an earlier run completed it and it is still whole."""
-    folder = corpus / piece.part
-    values = read_json(folder / _name(piece) / "shard.json")
-    if values is None or values["text_crc32"] != piece.crc32:
+def _finished(corpus: Path, shard_input: ShardInput) -> Shard | None:
+    folder = corpus / shard_input.part
+    values = read_json(folder / f"{shard_input.number:06d}" / "shard.json")
+    if values is None or values["text_crc32"] != shard_input.crc32:
         return None
     shard = Shard(**values)
-    try:
-        shard.check_contents(folder)
-    except CorpusError:
-        return None
-    return shard
+    return shard if shard.is_intact(folder) else None
 
 
-def read_json(file: Path) -> Any:
-    """Contents of a JSON file; None if it is not there or not whole."""
-    try:
-        return json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return None
-
-
-def write_json(file: Path, values: Any) -> None:
-    """Write a JSON file that appears whole or not at all."""
-    unfinished = file.with_suffix(".tmp")
-    unfinished.write_text(json.dumps(values, indent=1) + "\n", encoding="utf-8")
-    unfinished.replace(file)
+def total(shards: Sequence[Shard], count: str) -> int:
+    """Sum of one count, such as `tokens`, over shards."""
+    return sum(getattr(shard, count) for shard in shards)

@@ -1,4 +1,4 @@
-"""Learning the vocabulary of word pieces from a sample of the training text."""
+"""`tokenizer`: the vocabulary of word pieces, learned from a sample of the training text."""
 
 from __future__ import annotations
 
@@ -13,19 +13,23 @@ from typing import Any
 from tqdm import tqdm
 
 from model.tokenizer import Tokenizer
-from training.corpus.shards import read_json, write_json
+from training.corpus.fingerprint import file_hashes, source_settings
 from training.errors import CorpusError
 from training.recipe import Recipe
+from training.runtime.files import read_json, write_json
 from training.sources.documents import documents
-from training.sources.files import file_hashes, files
+from training.sources.files import files
+
+SAMPLE_CHARACTERS = 100_000_000
+"""Text to learn from, drawn evenly from all sources: more changes few pieces and takes more memory."""
+
+FINGERPRINT = "made-from.json"
 
 logger = logging.getLogger(__name__)
 
-MADE_FROM = "made-from.json"
-
 
 def make_tokenizer(recipe: Recipe) -> Path:
-    """Learn the recipe's vocabulary, or copy that of `pretrain.start`, unless it is there already.
+    """Learn the recipe's vocabulary, or copy that of `pretrain.start`, unless it is there.
 
     Returns:
         The run's folder `tokenizer`.
@@ -33,53 +37,52 @@ def make_tokenizer(recipe: Recipe) -> Path:
     Raises:
         SourceError: text that cannot be read.
         CorpusError: there is no text.
-        CheckpointError: `pretrain.start` holds no tokenizer.
+        CheckpointError: `pretrain.start` has no tokenizer.
     """
     folder = recipe.folder / "tokenizer"
-    made_from = _made_from(recipe)
-    found = read_json(folder / MADE_FROM)
-    if found == made_from and (folder / "tokenizer.json").is_file():
-        logger.info("%s is there already", folder)
+    fingerprint = _fingerprint(recipe)
+    found = read_json(folder / FINGERPRINT)
+    if found == fingerprint and (folder / "tokenizer.json").is_file():
+        logger.info("%s: already there", folder)
         return folder
     if found is not None:
-        logger.warning("%s was made from other text or settings: making it anew", folder)
-    if recipe.pretrain.start is None:
-        train_tokenizer(recipe)
-    else:
-        folder.mkdir(parents=True, exist_ok=True)
-        Tokenizer.load(recipe.pretrain.start).save(folder)
-    write_json(folder / MADE_FROM, made_from)
+        logger.warning("%s was made from other text or settings: making it again", folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    start = recipe.pretrain.start
+    tokenizer = learn_tokenizer(recipe) if start is None else Tokenizer.load(start)
+    tokenizer.save(folder)
+    write_json(folder / FINGERPRINT, fingerprint)
     return folder
 
 
-def _made_from(recipe: Recipe) -> dict[str, Any]:
+def _fingerprint(recipe: Recipe) -> dict[str, Any]:
     if recipe.pretrain.start is not None:
         return {"tokenizer": Tokenizer.load(recipe.pretrain.start).to_json()}
-    sources = recipe.corpus.sources
     return {
         "config": recipe.tokenizer.model_dump(mode="json"),
-        "sources": [source.model_dump(mode="json", exclude={"note"}) for source in sources],
-        "files": file_hashes(sources, recipe.data),
+        "sources": source_settings(recipe.corpus.sources),
+        "files": file_hashes(recipe.corpus.sources, recipe.data, recipe.folder / "file-hashes.json"),
     }
 
 
-def train_tokenizer(recipe: Recipe) -> Tokenizer:
-    """Learn a vocabulary from a sample of all training sources and save it in the run's folder `tokenizer`.
+def learn_tokenizer(recipe: Recipe) -> Tokenizer:
+    """Learn a vocabulary from a sample of all pretraining sources.
 
     Raises:
         SourceError: text that cannot be read.
         CorpusError: there is no text.
     """
     config = recipe.tokenizer
-    texts = sample(_texts(recipe), config.sample_megabytes * 1_000_000)
+    texts = sample(_texts(recipe), SAMPLE_CHARACTERS)
     if not texts:
-        raise CorpusError(f"recipe {recipe.name}: corpus.sources hold no text to learn a vocabulary from")
-    tokenizer = Tokenizer.train(
-        texts, config.vocab_size, lowercase=config.lowercase, min_frequency=config.min_frequency
-    )
-    folder = recipe.folder / "tokenizer"
-    folder.mkdir(parents=True, exist_ok=True)
-    tokenizer.save(folder)
+        raise CorpusError(f"recipe {recipe.name}: corpus.sources have no text to learn a vocabulary from")
+    tokenizer = Tokenizer.train(texts, config.vocab_size, lowercase=config.lowercase)
+    if tokenizer.vocab_size < config.vocab_size:
+        logger.warning(
+            "the text has only %d pieces that occur twice, fewer than tokenizer.vocab_size (%d): add text, or lower "
+            "vocab_size; training works with the smaller vocabulary",
+            *(tokenizer.vocab_size, config.vocab_size),
+        )
     return tokenizer
 
 
@@ -95,7 +98,7 @@ def _texts(recipe: Recipe) -> Iterator[str]:
 def sample(texts: Iterable[str], characters: int) -> list[str]:
     """Paragraphs drawn evenly from all of the text, about so many characters; the same in every run.
 
-    Those of lowest hash are kept: one pass, and never much more than the sample in memory.
+    The paragraphs with the lowest hashes are kept: one pass, and little more than the sample in memory.
     """
     kept: list[tuple[int, int, str]] = []  # a heap with the highest hash on top
     size = 0

@@ -1,160 +1,194 @@
-"""Examples to the packed tensors that the model takes, with what it should have answered."""
+"""Examples to packed batches of constant shape.
+
+Every training batch has exactly N tokens, at most S sequences and exactly R output positions, with lengths mixed. So
+the whole model compiles to one graph, memory is constant, and a CPU needs one kernel per product. What examples leave
+of the N tokens is one dummy sequence; spare output positions belong to the last sequence and have no label.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from model.packing import PackedBatch, Reads, Segments
-from training.examples.pairs import IGNORE_INDEX, Example, Floats
+from model.packing import OutputPositions, PackedBatch, SequenceBounds
+from training.examples.masking import Example
+from training.examples.pairs import IGNORE_INDEX, Ints
 
-_Ids = NDArray[np.signedinteger]
+Floats = NDArray[np.float32]
+
+
+@dataclass(frozen=True, slots=True)
+class BatchShape:
+    """Constant shape of the batches of a run."""
+
+    tokens: int
+    """N: tokens, the dummy sequence included."""
+    sequences: int
+    """S: room for so many sequences, the dummy sequence included."""
+    masked: int = 0
+    """Room for so many masked positions."""
+    max_seqlen: int = 512
+    """Upper bound of a sequence's length."""
 
 
 @dataclass(frozen=True, slots=True)
 class PretrainingBatch:
-    """A packed batch that reads each example's [CLS] and masked positions."""
+    """A packed batch whose outputs are each example's [CLS] and its masked positions."""
 
     packed: PackedBatch
-    labelled: int
-    """How many examples have a next-sentence label; kept on the host"""
     cls_rows: Tensor
-    """Rows of [CLS] among the reads: (batch,)"""
+    """(S,) rows of [CLS] among the outputs."""
     masked_rows: Tensor
-    """Rows of the masked positions among the reads: (num_masked,)"""
+    """(masked,) rows of the masked positions among the outputs."""
     masked_ids: Tensor
-    """What stood at each masked position: (num_masked,)"""
+    """(masked,) the token at each masked position, IGNORE_INDEX for spare ones."""
     next_labels: Tensor
-    """IS_NEXT, NOT_NEXT or IGNORE_INDEX: (batch,)"""
-    kinds: Tensor
-    """Index into `examples.KINDS`: (batch,)"""
+    """(S,) IS_NEXT, NOT_NEXT or IGNORE_INDEX."""
 
     @property
     def tokens(self) -> int:
+        """Tokens of the batch, the dummy sequence included."""
         return self.packed.total_tokens
 
-    @property
-    def counts(self) -> tuple[int, int]:
-        """Masked tokens and labelled pairs: what a step's losses are means over."""
-        return len(self.masked_ids), self.labelled
-
     def to(self, device: torch.device) -> PretrainingBatch:
-        rest = (tensor.to(device, non_blocking=True) for tensor in self._tensors())
-        return PretrainingBatch(self.packed.to(device, non_blocking=True), self.labelled, *rest)
+        return PretrainingBatch(
+            self.packed.to(device, non_blocking=True),
+            *(tensor.to(device, non_blocking=True) for tensor in self._tensors()),
+        )
 
     def pin_memory(self) -> PretrainingBatch:
-        """The same in page-locked memory, from where a GPU copies without the host waiting."""
-        rest = (tensor.pin_memory() for tensor in self._tensors())
-        return PretrainingBatch(_pinned(self.packed), self.labelled, *rest)
+        """The batch in page-locked memory, from which a GPU copies without the host waiting."""
+        return PretrainingBatch(self.packed.pin_memory(), *(tensor.pin_memory() for tensor in self._tensors()))
 
     def _tensors(self) -> tuple[Tensor, ...]:
-        return self.cls_rows, self.masked_rows, self.masked_ids, self.next_labels, self.kinds
-
-
-def collate_pretraining(examples: Sequence[Example]) -> PretrainingBatch:
-    """Pack examples, longest first, so that attention on a CPU pads little."""
-    examples = sorted(examples, key=lambda e: -len(e.input_ids))
-    packed, starts = pack([e.input_ids for e in examples], [e.token_type_ids for e in examples])
-    masked = np.array([len(e.masked_positions) for e in examples])
-    reads = [np.append(0, e.masked_positions) + at for e, at in zip(examples, starts, strict=True)]
-    cls_rows = np.cumsum(masked + 1) - masked - 1
-    is_masked = np.ones(int(masked.sum()) + len(examples), dtype=bool)
-    is_masked[cls_rows] = False
-    index = torch.from_numpy(np.concatenate(reads))
-    return PretrainingBatch(
-        packed=PackedBatch(
-            packed.input_ids,
-            packed.position_ids,
-            packed.token_type_ids,
-            packed.segments,
-            Reads(index, Segments.of((masked + 1).tolist())),
-        ),
-        cls_rows=torch.from_numpy(cls_rows),
-        masked_rows=torch.from_numpy(is_masked.nonzero()[0]),
-        masked_ids=torch.from_numpy(np.concatenate([e.masked_ids for e in examples])),
-        next_labels=torch.tensor([e.next_label for e in examples]),
-        kinds=torch.tensor([e.kind for e in examples]),
-        labelled=sum(e.next_label != IGNORE_INDEX for e in examples),
-    )
-
-
-def pack(input_ids: Sequence[_Ids], token_type_ids: Sequence[_Ids]) -> tuple[PackedBatch, NDArray[np.int64]]:
-    """Lay arrays end to end; also the first row of each sequence: (batch,)."""
-    lengths = np.array([len(ids) for ids in input_ids])
-    starts = np.cumsum(lengths) - lengths
-    positions = np.arange(int(lengths.sum())) - np.repeat(starts, lengths)
-    batch = PackedBatch(
-        torch.from_numpy(np.concatenate(input_ids).astype(np.int64)),
-        torch.from_numpy(positions),
-        torch.from_numpy(np.concatenate(token_type_ids).astype(np.int64)),
-        Segments.of(lengths.tolist()),
-    )
-    return batch, starts
-
-
-def _pinned(packed: PackedBatch) -> PackedBatch:
-    def pinned(segments: Segments) -> Segments:
-        return Segments(segments.lengths, segments.cu_seqlens.pin_memory())
-
-    reads = packed.reads
-    return PackedBatch(
-        packed.input_ids.pin_memory(),
-        packed.position_ids.pin_memory(),
-        packed.token_type_ids.pin_memory(),
-        pinned(packed.segments),
-        None if reads is None else Reads(reads.index.pin_memory(), pinned(reads.segments)),
-    )
-
-
-def cls_reads(packed: PackedBatch, starts: NDArray[np.int64]) -> PackedBatch:
-    """The same batch, reading each sequence's [CLS] only."""
-    reads = Reads(torch.from_numpy(starts), Segments.of([1] * len(starts)))
-    return PackedBatch(packed.input_ids, packed.position_ids, packed.token_type_ids, packed.segments, reads)
+        return self.cls_rows, self.masked_rows, self.masked_ids, self.next_labels
 
 
 @dataclass(frozen=True, slots=True)
 class ClassificationBatch:
-    """A packed batch that reads each text's [CLS]."""
+    """A packed batch whose outputs are each text's [CLS]."""
 
     packed: PackedBatch
     targets: Tensor
-    """Probability of each label, 1 for one that is known: (batch, num_labels)"""
+    """(S, labels) probability of each label; rows without a text are 0."""
 
     @property
     def tokens(self) -> int:
+        """Tokens of the batch, the dummy sequence included."""
         return self.packed.total_tokens
 
     @property
-    def counts(self) -> tuple[int, ...]:
-        """Texts: what a step's losses are means over."""
-        return (len(self.targets),)
-
-    @property
     def labels(self) -> Tensor:
-        """The most probable ones: (batch,)"""
+        """(S,) most probable label of each text."""
         return self.targets.argmax(1)
 
     def to(self, device: torch.device) -> ClassificationBatch:
         return ClassificationBatch(
-            self.packed.to(device, non_blocking=True),
-            self.targets.to(device, non_blocking=True),
+            self.packed.to(device, non_blocking=True), self.targets.to(device, non_blocking=True)
         )
+
+    def pin_memory(self) -> ClassificationBatch:
+        """See `PretrainingBatch.pin_memory`."""
+        return ClassificationBatch(self.packed.pin_memory(), self.targets.pin_memory())
+
+
+def collate_pretraining(examples: Sequence[Example], shape: BatchShape | None = None) -> PretrainingBatch:
+    """Pack examples, longest first, so that attention on a CPU pads little. Without a shape the batch is as large as
+    its examples."""
+    examples = sorted(examples, key=lambda example: -len(example))
+    masked = np.array([len(example.masked_ids) for example in examples])
+    if shape is None:
+        longest = len(examples[0])
+        shape = BatchShape(sum(map(len, examples)), len(examples), int(masked.sum()), longest)
+    packed = _pack(
+        [example.input_ids for example in examples],
+        [example.token_type_ids for example in examples],
+        [np.append(0, example.masked_positions) for example in examples],
+        shape,
+    )
+    cls_rows = np.cumsum(masked + 1) - masked - 1
+    is_masked = np.ones(int(masked.sum()) + len(examples), dtype=bool)
+    is_masked[cls_rows] = False
+    spare_sequences = shape.sequences - len(examples)
+    spare = np.arange(len(is_masked), shape.sequences + shape.masked)  # outputs without a label
+    ids = np.concatenate([example.masked_ids for example in examples])
+    labels = np.array([example.kind.label for example in examples])
+    return PretrainingBatch(
+        packed=packed,
+        cls_rows=torch.from_numpy(np.concatenate([cls_rows, spare[:spare_sequences]])),
+        masked_rows=torch.from_numpy(np.concatenate([is_masked.nonzero()[0], spare[spare_sequences:]])),
+        masked_ids=torch.from_numpy(_padded(ids, shape.masked)),
+        next_labels=torch.from_numpy(_padded(labels, shape.sequences)),
+    )
 
 
 def collate_classification(
-    input_ids: Sequence[_Ids],
-    token_type_ids: Sequence[_Ids],
-    targets: Sequence[Floats],
+    input_ids: Sequence[Ints], token_type_ids: Sequence[Ints], targets: Floats, shape: BatchShape | None = None
 ) -> ClassificationBatch:
-    """Pack texts, longest first."""
-    order = sorted(range(len(targets)), key=lambda i: -len(input_ids[i]))
-    packed, starts = pack([input_ids[i] for i in order], [token_type_ids[i] for i in order])
-    return ClassificationBatch(
-        cls_reads(packed, starts),
-        torch.from_numpy(np.stack([targets[i] for i in order])),
+    """Pack texts, longest first. Without a shape, the batch is as large as its texts.
+
+    Args:
+        targets: (texts, labels) probability of each label.
+    """
+    order = sorted(range(len(input_ids)), key=lambda i: -len(input_ids[i]))
+    shape = shape or BatchShape(sum(map(len, input_ids)), len(input_ids), max_seqlen=len(input_ids[order[0]]))
+    packed = _pack(
+        [input_ids[i] for i in order],
+        [token_type_ids[i] for i in order],
+        [np.zeros(1, np.int64)] * len(order),
+        shape,
     )
+    rows = np.zeros((shape.sequences, targets.shape[1]), np.float32)
+    rows[: len(order)] = targets[order]
+    return ClassificationBatch(packed, torch.from_numpy(rows))
+
+
+def _pack(
+    input_ids: Sequence[Ints], token_type_ids: Sequence[Ints], outputs: Sequence[Ints], shape: BatchShape
+) -> PackedBatch:
+    """Lay sequences end to end in a batch of constant shape.
+
+    Args:
+        outputs: ascending output positions of each sequence.
+    """
+    lengths = [len(ids) for ids in input_ids]
+    if spare := shape.tokens - sum(lengths):
+        dummy = np.zeros(spare, np.int64)
+        input_ids, token_type_ids = [*input_ids, dummy], [*token_type_ids, dummy]
+        lengths, outputs = [*lengths, spare], [*outputs, dummy[:0]]
+    ends = np.cumsum(lengths)
+    starts = ends - lengths
+    positions = np.arange(shape.tokens) - np.repeat(starts, lengths)
+    positions = np.minimum(positions, shape.max_seqlen - 1)  # a long dummy sequence has no further positions
+    index = np.concatenate([rows + start for rows, start in zip(outputs, starts, strict=True)])
+    num_outputs = shape.sequences + shape.masked
+    index = np.concatenate([index, np.full(num_outputs - len(index), starts[-1])])
+    return PackedBatch(
+        torch.from_numpy(np.concatenate(input_ids)),
+        torch.from_numpy(positions),
+        torch.from_numpy(np.concatenate(token_type_ids)),
+        _bounds(lengths, shape),
+        OutputPositions(torch.from_numpy(index), _output_bounds([len(rows) for rows in outputs], shape)),
+    )
+
+
+def _bounds(lengths: Sequence[int], shape: BatchShape) -> SequenceBounds:
+    return SequenceBounds.of(lengths, capacity=shape.sequences, max_seqlen=max(shape.max_seqlen, lengths[-1]))
+
+
+def _output_bounds(counts: Sequence[int], shape: BatchShape) -> SequenceBounds:
+    """Outputs of each sequence. On the device, spare outputs belong to the last sequence; on the host to none, so a CPU
+    computes no attention for them."""
+    bounds = SequenceBounds.of(counts, capacity=shape.sequences, max_seqlen=shape.max_seqlen)
+    cu_seqlens = bounds.cu_seqlens.clone()
+    cu_seqlens[len(counts) :] = shape.sequences + shape.masked
+    return replace(bounds, cu_seqlens=cu_seqlens)
+
+
+def _padded(values: Ints, length: int) -> Ints:
+    return np.concatenate([values, np.full(length - len(values), IGNORE_INDEX)])

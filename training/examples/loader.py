@@ -1,98 +1,216 @@
-"""The examples of consecutive steps as batches, made here or ahead by worker processes; the same either way."""
+"""Micro-batches of a run in order, made in this process or ahead by workers: the same in either case.
+
+Examples are addressed by (seed, epoch, window, index) and belong to `LANES` lanes by their index. Lane k makes the
+micro-batches k, k + LANES, ... of the run, so a micro-batch depends on its number and its lane's position only, and
+not on how many ranks or workers make them. A batch is filled until the next example does not fit.
+"""
 
 from __future__ import annotations
 
+import functools
 import signal
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Sequence, Sized
 from dataclasses import dataclass
+from typing import Generic, Protocol, TypeVar
 
 import torch
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
-from training.examples.batches import PretrainingBatch, collate_pretraining
-from training.examples.pairs import ExampleMaker
+from model.inference.cpu_features import available_cpus
+from training.errors import RunError
+from training.examples.batches import BatchShape
+from training.runtime.distributed import local_world_size
 
-AHEAD = 4
-"""Steps that each worker keeps ready."""
+LANES = 48
+"""Divisible by most numbers of ranks and workers."""
 
-Place = tuple[int, int]
-"""(epoch, index) of an example."""
+WORKERS = 8
+"""Loader processes per GPU at most: one makes about 1.8 million tokens of examples a second."""
+
+BATCHES_AHEAD = 4
+"""Micro-batches that each worker keeps ready."""
+
+MIN_TOKENS_TO_CUT = 32
+"""An example is cut to fill the rest of a batch if the rest has so many tokens; a smaller rest is padding."""
+
+Position = tuple[int, int, int]
+"""(epoch, window, index) of the next example of a lane."""
+
+
+class Batch(Protocol):
+    """What the loader needs of a micro-batch."""
+
+    def pin_memory(self) -> Batch: ...
+
+
+E = TypeVar("E", bound=Sized)
+B = TypeVar("B", bound=Batch)
+B_co = TypeVar("B_co", covariant=True)
+E_co = TypeVar("E_co", bound=Sized, covariant=True)
+
+
+class WindowExamples(Protocol[E_co]):
+    """The examples of one window of an epoch, in shuffled order."""
+
+    def __len__(self) -> int: ...
+
+    def make(self, index: int, progress: float, max_tokens: int | None = None) -> E_co:
+        """Example `index`. Its length is its number of tokens.
+
+        Args:
+            progress: share of the run's budget that is spent.
+            max_tokens: cut the example to so many tokens; None leaves it as it is.
+        """
+        ...
+
+
+class ExampleStream(Protocol[E, B_co]):
+    """All examples of a run, and how they become a micro-batch."""
+
+    can_cut: bool
+    """Whether an example may be cut to fill a batch."""
+
+    def num_windows(self) -> int: ...
+
+    def window(self, epoch: int, number: int) -> WindowExamples[E]: ...
+
+    def shape(self, progress: float) -> BatchShape:
+        """Shape of the batches at a point of the run."""
+        ...
+
+    def fits(self, examples: Sequence[E], shape: BatchShape) -> bool:
+        """Whether the batch has room for these examples, tokens aside."""
+        ...
+
+    def collate(self, examples: Sequence[E], shape: BatchShape) -> B_co: ...
 
 
 @dataclass(frozen=True, slots=True)
-class Share:
-    """Which examples of a step this process computes: number `rank` of every `world`."""
+class MicroBatch(Generic[B]):
+    """A batch, and the position of its lane after it."""
 
-    step: int
-    """Examples per step, over all processes"""
-    micro_batch: int
-    """Examples per forward pass"""
+    batch: B
+    lane: int
+    position: Position
+
+    def pin_memory(self) -> MicroBatch[B]:
+        """Called by the DataLoader for a GPU."""
+        return MicroBatch(self.batch.pin_memory(), self.lane, self.position)  # type: ignore[arg-type]
+
+
+@dataclass(frozen=True, slots=True)
+class LoaderConfig:
+    """Which micro-batches this rank makes."""
+
+    total: int
+    """Micro-batches of the whole run, over all ranks."""
     rank: int = 0
-    world: int = 1
+    world_size: int = 1
+
+    def __post_init__(self) -> None:
+        if LANES % self.world_size:
+            divisors = ", ".join(str(n) for n in range(1, LANES + 1) if LANES % n == 0)
+            raise RunError(f"{self.world_size} processes: use one of {divisors}")
+
+    def numbers(self, first: int) -> Iterator[int]:
+        """Numbers of this rank's micro-batches from `first` on, without end."""
+        number = first + self.rank
+        while True:
+            yield number
+            number += self.world_size
 
 
-@dataclass(frozen=True, slots=True)
-class Step:
-    """The micro-batches of one step, and where the next one begins."""
+class MicroBatches(IterableDataset[MicroBatch[B]], Generic[E, B]):
+    """This rank's micro-batches, or in a loader worker the worker's share of them."""
 
-    batches: list[PretrainingBatch]
-    epoch: int
-    position: int
+    def __init__(
+        self, stream: ExampleStream[E, B], config: LoaderConfig, first: int, positions: dict[int, Position]
+    ) -> None:
+        self.stream = stream
+        self.config = config
+        self.first = first
+        self.positions = dict(positions)
+        self._window = functools.lru_cache(3)(
+            stream.window
+        )  # lanes cross the end of a window one after another
 
-    def pin_memory(self) -> Step:
-        """Called by the DataLoader: copies from pinned memory need not wait for the GPU."""
-        return Step([batch.pin_memory() for batch in self.batches], self.epoch, self.position)
+    def __iter__(self) -> Iterator[MicroBatch[B]]:
+        info = get_worker_info()
+        worker, workers = (info.id, info.num_workers) if info else (0, 1)
+        for i, number in enumerate(self.config.numbers(self.first)):
+            if i % workers == worker:
+                yield self._make(number)
+
+    def _make(self, number: int) -> MicroBatch[B]:
+        lane = number % LANES
+        progress = min(1.0, number / self.config.total)
+        shape = self.stream.shape(progress)
+        position = self.positions.get(lane, (0, 0, lane))
+        examples: list[E] = []
+        left = shape.tokens
+        while True:
+            window, position = self._next(position)
+            example = window.make(position[2], progress)
+            if len(example) > left:
+                if not self.stream.can_cut or left < MIN_TOKENS_TO_CUT:
+                    break
+                example = window.make(position[2], progress, left)
+            if not self.stream.fits([*examples, example], shape):
+                break
+            examples.append(example)
+            left -= len(example)
+            position = (*position[:2], position[2] + LANES)
+        self.positions[lane] = position
+        return MicroBatch(self.stream.collate(examples, shape), lane, position)
+
+    def _next(self, position: Position) -> tuple[WindowExamples[E], Position]:
+        """The window that holds the next example, and the example's position."""
+        epoch, number, index = position
+        while index >= len(window := self._window(epoch, number)):
+            index -= len(window)
+            number += 1
+            if number == self.stream.num_windows():
+                epoch, number = epoch + 1, 0
+        return window, (epoch, number, index)
 
 
-class Steps(Dataset[Step]):
-    """Steps by the places of their examples."""
+def load(
+    stream: ExampleStream[E, B],
+    config: LoaderConfig,
+    first: int,
+    positions: dict[int, Position],
+    device: torch.device,
+) -> Iterator[MicroBatch[B]]:
+    """This rank's micro-batches from number `first` on, without end. On a GPU worker processes make them ahead.
 
-    def __init__(self, maker: ExampleMaker, share: Share) -> None:
-        self.maker = maker
-        self.share = share
-
-    def __getitem__(self, places: Sequence[Place]) -> Step:
-        own = places[self.share.rank :: self.share.world]
-        size = self.share.micro_batch
-        cuts = [own[at : at + size] for at in range(0, len(own), size)]
-        batches = [collate_pretraining([self.maker(*place) for place in cut]) for cut in cuts]
-        epoch, index = places[-1]
-        return Step(batches, epoch, index + 1)
-
-
-def stream(
-    maker: ExampleMaker, share: Share, epoch: int, position: int, *, workers: int = 0, pin: bool = False
-) -> Iterator[Step]:
-    """All steps from a place on, in order, epoch after epoch without end."""
+    Args:
+        positions: position of each lane that has been used before `first`.
+    """
+    batches = MicroBatches(stream, config, first, positions)
+    if device.type != "cuda":
+        return iter(batches)
+    workers = num_workers(config.world_size)
     loader = DataLoader(
-        Steps(maker, share),
+        batches,
         batch_size=None,
-        sampler=_step_places(maker, share.step, epoch, position),
         num_workers=workers,
-        prefetch_factor=AHEAD if workers else None,
-        multiprocessing_context="fork" if workers else None,  # workers share the corpus's memory maps
-        worker_init_fn=_leave_signals_to_parent if workers else None,
-        pin_memory=pin,
-        generator=torch.Generator(),  # the global one belongs to dropout, and must not depend on workers
+        prefetch_factor=BATCHES_AHEAD if workers else None,
+        multiprocessing_context="forkserver" if workers else None,  # a fork of a process with CUDA is unsafe
+        worker_init_fn=_ignore_signals if workers else None,
+        pin_memory=True,
+        generator=torch.Generator(),  # dropout uses the global generator
     )
     return iter(loader)
 
 
-def _leave_signals_to_parent(_worker: int) -> None:
-    """`timeout`, a terminal and systemd signal all processes of a run. Did that end the workers, the parent's
-    step would fail before its state is saved; so they wait for the parent to end them."""
+def num_workers(world_size: int) -> int:
+    """Loader processes of each rank on a GPU machine: as many as its share of the cores allows."""
+    cores = available_cpus() // local_world_size() - 1
+    lanes = LANES // world_size
+    return max((n for n in range(1, min(WORKERS, lanes) + 1) if lanes % n == 0 and n <= cores), default=0)
+
+
+def _ignore_signals(_worker: int) -> None:
+    """Let the parent end the workers: signals reach all processes of a run, and the parent needs its last batches."""
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, signal.SIG_IGN)
-
-
-def _step_places(maker: ExampleMaker, examples: int, epoch: int, position: int) -> Iterator[list[Place]]:
-    places = _places(maker, epoch, position)
-    while True:
-        yield [next(places) for _ in range(examples)]
-
-
-def _places(maker: ExampleMaker, epoch: int, position: int) -> Iterator[Place]:
-    while True:
-        for index in range(position, len(maker.starts(epoch))):
-            yield epoch, index
-        epoch, position = epoch + 1, 0

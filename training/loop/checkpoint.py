@@ -1,14 +1,11 @@
-"""The state of a run on disk: written atomically, the newest that can be read is resumed."""
+"""Checkpoints of a run: written atomically; the newest readable one is resumed."""
 
 from __future__ import annotations
 
 import hashlib
 import logging
-import os
-import sys
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -16,154 +13,117 @@ import torch
 from torch import nn
 
 from training.errors import RunError
-from training.loop.average import RunningMean
-from training.recipe import FinetuneConfig, PretrainConfig
-from training.runtime.distributed import Processes
+from training.loop.schedule import Schedule
+from training.loop.state import TrainState
+from training.loop.weight_average import WeightAverage
+from training.runtime.distributed import DistContext
+from training.runtime.files import write_tensors
 
-if sys.platform != "win32":
-    import fcntl
+KEEP = 2
+"""Checkpoints to keep: the newest may be damaged by a power failure."""
+
+BEFORE_DECAY = "before-decay.pt"
+"""The state when the learning rate begins to fall: a run with a larger budget continues from here, because a decayed
+network would have to be warmed up again."""
 
 logger = logging.getLogger(__name__)
 
-KEEP = 2
 
-_GIVEN = {
-    "model.start": "other weights",
-    "pretrained": "other weights",
-    "tokenizer": "another vocabulary",
-    "corpus_tokens": "another corpus",
-    "texts": "other texts",
-}
-"""What a run's identity has that is no key of the recipe."""
+class Checkpointer:
+    """Checkpoints of one run in one folder. Only rank 0 reads and writes; its state is sent to the other ranks."""
 
-
-@dataclass(slots=True)
-class Progress:
-    """How far a run has come."""
-
-    step: int = 0
-    tokens: int = 0
-    """Tokens trained on, special tokens included."""
-    seconds: float = 0.0
-    """Time spent training; evaluation and checkpoints do not count."""
-    phase: int = 0
-    """Which of the run's phases: 0, then 1 for the long sequences."""
-    epoch: int = 0
-    """Which pass over the text, in this phase."""
-    position: int = 0
-    """Examples consumed in this epoch."""
-    other_epoch: int = 0
-    other_position: int = 0
-    """Where the other phase was left."""
-
-    def change_phase(self) -> None:
-        """Go on in the other phase where it was left."""
-        self.phase = 1 - self.phase
-        self.epoch, self.other_epoch = self.other_epoch, self.epoch
-        self.position, self.other_position = self.other_position, self.position
-
-    def copy(self) -> Progress:
-        return replace(self)
-
-
-class RunState:
-    """Checkpoints of one run in one folder."""
-
-    def __init__(self, folder: Path, identity: Mapping[str, Any]) -> None:
+    def __init__(self, folder: Path, identity: Mapping[str, Any], dist: DistContext) -> None:
         self.folder = folder
         self.identity = dict(identity)
-        """What must be equal for a run to be resumed: its part of the recipe, the corpus, the model."""
+        """What a resumed run must have in common with the run that it continues: settings, text, first weights."""
+        self.dist = dist
 
     def save(
-        self, progress: Progress, model: nn.Module, optimizer: torch.optim.Optimizer, mean: RunningMean
-    ) -> Path:
-        """Write everything a bit-exact resume needs, then forget all but the newest two.
+        self,
+        state: TrainState,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        average: WeightAverage,
+        budget_tokens: int,
+        *,
+        before_decay: bool = False,
+    ) -> None:
+        """Write everything that a bit-exact resume needs, and remove all but the newest two. All ranks call it.
 
         Raises:
-            RunError: the disk is full or the folder not writable; earlier checkpoints are untouched.
+            RunError: the disk is full or the folder is read-only; earlier checkpoints are unchanged.
         """
-        state = {
+        lanes: dict[int, Any] = {}
+        for own in self.dist.all_gather(state.lanes):
+            lanes |= own
+        state.lanes = lanes
+        if not self.dist.is_main:
+            return
+        contents = {
             "identity": self.identity,
-            "progress": asdict(progress),
+            "state": asdict(state),
+            "budget_tokens": budget_tokens,
             "model": model.state_dict(),
             "optimizer": optimizer.state_dict(),
-            "mean": mean.state_dict(),
-            "random": torch.get_rng_state(),
-            "cuda_random": torch.cuda.get_rng_state_all() if torch.cuda.is_available() else [],
+            "average": average.state_dict(),
         }
-        file = self.folder / f"state-{progress.step:09d}.pt"
-        write_tensors(file, state)
+        if before_decay:
+            write_tensors(self.folder / BEFORE_DECAY, contents)
+            return
+        write_tensors(self.folder / f"state-{state.step:09d}.pt", contents)
         for old in self._files()[KEEP:]:
             old.unlink()
-        return file
 
-    def resume(self, model: nn.Module, optimizer: torch.optim.Optimizer, mean: RunningMean) -> Progress:
-        """Load the newest checkpoint that can be read, or start at zero where there is none.
+    def resume(
+        self, model: nn.Module, optimizer: torch.optim.Optimizer, average: WeightAverage, schedule: Schedule
+    ) -> TrainState | None:
+        """Load the checkpoint to continue from, on all ranks; None without one.
 
         Raises:
-            RunError: the checkpoint belongs to another recipe, vocabulary or corpus.
+            RunError: the checkpoint belongs to a run with other settings, vocabulary or text.
         """
-        for file in self._files():
-            try:
-                state = torch.load(file, map_location="cpu", weights_only=True)
-            except Exception as error:  # torch.load raises whatever the broken bytes provoke
-                logger.warning("%s cannot be read (%s); falling back to the one before", file, error)
-                continue
-            self._check(file, state["identity"])
-            model.load_state_dict(state["model"])
-            optimizer.load_state_dict(state["optimizer"])
-            mean.load_state_dict(state.get("mean", mean.state_dict()))
-            torch.set_rng_state(state["random"])
-            if state["cuda_random"] and torch.cuda.is_available():
-                torch.cuda.set_rng_state_all(state["cuda_random"][: torch.cuda.device_count()])
-            progress = Progress(**state["progress"])
-            logger.info("resuming from %s, step %d", file, progress.step)
-            return progress
-        return Progress()
+        self.dist.check_equal("recipe, text or vocabulary", self.identity)
+        found = self.dist.broadcast_state(self._find(schedule) if self.dist.is_main else None)
+        if found is None:
+            return None
+        model.load_state_dict(found["model"])
+        optimizer.load_state_dict(found["optimizer"])
+        average.load_state_dict(found["average"])
+        state = TrainState(**found["state"])
+        logger.info("resuming at step %d", state.step)
+        return state
 
-    def _check(self, file: Path, found: Mapping[str, Any]) -> None:
+    def _find(self, schedule: Schedule) -> dict[str, Any] | None:
+        newest = next(filter(None, map(_read, self._files())), None)
+        if newest is None:
+            return None
+        self._check(newest["identity"])
+        tokens, budget = newest["state"]["tokens"], newest["budget_tokens"]
+        if tokens >= schedule.decay_start or budget == schedule.budget_tokens:
+            return newest
+        before = _read(self.folder / BEFORE_DECAY) if (self.folder / BEFORE_DECAY).is_file() else None
+        if before is None or before["identity"] != newest["identity"] or tokens <= before["state"]["tokens"]:
+            return newest
+        logger.info("the budget is larger than before: continuing from the state before the learning rate fell")
+        return before
+
+    def _check(self, found: Mapping[str, Any]) -> None:
         if changed := differences(found, self.identity):
-            differ = ", ".join(f"{key} was {was!r}, is {now!r}" for key, (was, now) in changed.items())
-            given = [_GIVEN[key] for key in changed if key in _GIVEN]
+            text = ", ".join(f"{key} was {was!r}, is {now!r}" for key, (was, now) in changed.items())
             raise RunError(
-                f"{file} belongs to another run: {differ}. "
-                + (f"It began with {' and '.join(given)}: delete" if given else "Restore the recipe, delete")
-                + f" {self.folder} to start anew, or name another run."
+                f"{self.folder} belongs to another run: {text}. Restore the recipe, delete the folder to start again, "
+                "or give this run another name"
             )
 
     def _files(self) -> list[Path]:
         return sorted(self.folder.glob("state-*.pt"), reverse=True)
 
 
-@contextmanager
-def alone(folder: Path, group: Processes) -> Iterator[None]:
-    """Keep others out of a run's folder: they would delete its checkpoints, or the corpus that it reads. The
-    lock ends with the process, whatever ends it, and its forked workers do not have it. Windows has none.
-
-    Raises:
-        RunError: another process is at work there.
-    """
-    if sys.platform == "win32" or not group.first:
-        yield
-        return
-    folder.mkdir(parents=True, exist_ok=True)
-    with (folder / "lock").open("w") as file:
-        try:
-            fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise RunError(
-                f"another process is at work in {folder}: wait for its end, or give this run another name"
-            ) from error
-        except OSError as error:  # not every network's file system has locks
-            logger.warning("%s cannot be locked (%s): start no other run in this folder", folder, error)
-        yield
-
-
-def identity(**parts: Mapping[str, Any] | int | str) -> dict[str, Any]:
+def identity(**parts: Mapping[str, Any] | float | str | None) -> dict[str, Any]:
     """What a run depends on, flat, so that a difference can be named by its key.
 
-    >>> identity(seed=1, pretrain={"batch": 32, "examples": {"whole_word": False}})
-    {'seed': 1, 'pretrain.batch': 32, 'pretrain.examples.whole_word': False}
+    >>> identity(seed=1, pretrain={"dropout": 0.1, "examples": {"short_length": 128}})
+    {'seed': 1, 'pretrain.dropout': 0.1, 'pretrain.examples.short_length': 128}
     """
     flat: dict[str, Any] = {}
     for name, value in parts.items():
@@ -175,51 +135,30 @@ def identity(**parts: Mapping[str, Any] | int | str) -> dict[str, Any]:
 
 
 def differences(one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
-    """Keys of two identities whose values differ, with both. A key that one lacks is newer than its run, and
-    had its default there."""
-    tables = (("pretrain", PretrainConfig(minutes=1)), ("finetune", FinetuneConfig()))  # it needs a budget
-    defaults = identity(**{name: table.model_dump(mode="json") for name, table in tables})
-    values = ((key, *(given.get(key, defaults.get(key)) for given in (one, other))) for key in {*one, *other})
+    """Keys of two identities whose values differ, with both values."""
+    values = ((key, one.get(key), other.get(key)) for key in {*one, *other})
     return {key: (first, second) for key, first, second in sorted(values) if first != second}
 
 
-def began_with(folder: Path) -> dict[str, Any]:
-    """The identity of the run whose checkpoints are in a folder; empty where it cannot be known any more."""
-    for file in sorted(folder.glob("state-*.pt"), reverse=True):
-        try:
-            return dict(torch.load(file, map_location="cpu", mmap=True, weights_only=True)["identity"])
-        except Exception as error:  # torch.load raises whatever the broken bytes provoke
-            logger.warning("%s cannot be read (%s)", file, error)
-    return {}
-
-
-def write_tensors(file: Path, state: dict[str, Any]) -> None:
-    """Write a file for `torch.load` that appears whole or not at all, also if the power fails.
-
-    Raises:
-        RunError: the disk is full or the folder not writable; what was there before is untouched.
-    """
-    part = file.with_suffix(".part")
-    try:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        with part.open("wb") as stream:
-            torch.save(state, stream)
-            stream.flush()
-            os.fsync(stream.fileno())
-        part.replace(file)
-    except (OSError, RuntimeError) as error:
-        raise RunError(
-            f"{file}: the checkpoint could not be written: {error}. Earlier ones are untouched: make "
-            "room and run the same command again"
-        ) from error
-    finally:
-        with suppress(OSError):
-            part.unlink()
+def saved_identity(folder: Path) -> dict[str, Any]:
+    """Identity of the run whose checkpoints are in a folder; empty without a readable one."""
+    files = sorted(folder.glob("state-*.pt"), reverse=True)
+    found = next(filter(None, map(_read, files)), None)
+    return dict(found["identity"]) if found else {}
 
 
 def fingerprint(model: nn.Module) -> str:
-    """Equal for equal weights."""
+    """Hash of a model's weights."""
     digest = hashlib.blake2b(digest_size=16)
     for tensor in model.state_dict().values():
         digest.update(tensor.cpu().contiguous().view(torch.uint8).numpy())
     return digest.hexdigest()
+
+
+def _read(file: Path) -> dict[str, Any] | None:
+    try:
+        state: dict[str, Any] = torch.load(file, map_location="cpu", weights_only=True)
+    except Exception as error:  # torch.load raises many types for damaged files
+        logger.warning("%s cannot be read (%s); trying the checkpoint before", file, error)
+        return None
+    return state

@@ -1,5 +1,5 @@
 """Floating-point operations of a step, counted for what is computed: no padding, and in the last layer only
-the read positions. A multiplication and an addition are two. Norms, activations and look-ups are left out, as
+the output positions. A multiplication and an addition are two. Norms, activations and look-ups are left out, as
 is usual; so is what gradient checkpointing computes twice."""
 
 from __future__ import annotations
@@ -15,7 +15,9 @@ def encoder_flops(config: BertConfig, batch: PackedBatch) -> int:
     """Forward pass of the encoder over a batch."""
     tokens = batch.total_tokens
     keys = batch.lengths
-    queries = keys if batch.reads is None else batch.reads.segments.lengths
+    queries = keys if batch.outputs is None else batch.outputs.sequences.lengths
+    assert keys is not None  # counted before the batch goes to a GPU
+    assert queries is not None
     full = _layer_flops(config, tokens, tokens, sum(n * n for n in keys))
     pairs = sum(q * k for q, k in zip(queries, keys, strict=True))
     return (config.num_hidden_layers - 1) * full + _layer_flops(config, sum(queries), tokens, pairs)
@@ -32,12 +34,13 @@ def _layer_flops(config: BertConfig, queries: int, keys: int, pairs: int) -> int
 def pretraining_flops(config: BertConfig, batch: PackedBatch, masked: int) -> int:
     """Forward and backward pass with both heads; `masked` positions are projected onto the vocabulary."""
     hidden = config.hidden_size
-    heads = masked * 2 * hidden * (hidden + config.vocab_size) + len(batch.lengths) * 2 * hidden * (hidden + 2)
+    pairs = len(batch.cu_seqlens) - 1
+    heads = masked * 2 * hidden * (hidden + config.vocab_size) + pairs * 2 * hidden * (hidden + 2)
     return (1 + BACKWARD) * (encoder_flops(config, batch) + heads)
 
 
 def classification_flops(config: BertConfig, batch: PackedBatch) -> int:
     """Forward and backward pass of a classifier."""
     hidden = config.hidden_size
-    heads = len(batch.lengths) * 2 * hidden * (hidden + config.num_labels)
+    heads = (len(batch.cu_seqlens) - 1) * 2 * hidden * (hidden + config.num_labels)
     return (1 + BACKWARD) * (encoder_flops(config, batch) + heads)

@@ -1,4 +1,4 @@
-"""AdamW with the usual exemptions, or Muon for the layers' matrices; a rate that warms up and falls to zero."""
+"""AdamW, or Muon for the matrices of the layers."""
 
 from __future__ import annotations
 
@@ -6,21 +6,23 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from training.recipe import FinetuneConfig, PretrainConfig
+BETAS, EPSILON = (0.9, 0.98), 1e-6
+"""Of AdamW, as RoBERTa has them (Liu et al. 2019, section 3.1)."""
 
-MUON_RATE = 3.0
-"""Muon's rate over AdamW's, beyond the factor that gives both the same step length per weight."""
+ADAMW_DECAY, MUON_DECAY = 0.01, 0.1
+"""Weight decay of matrices (Devlin et al. 2018, appendix A.2; Liu et al. 2025, section 3.1). Biases and norms have
+none."""
 
 
-class Together(torch.optim.Optimizer):
-    """Several optimizers, each for its own parameters, as one."""
+class CombinedOptimizer(torch.optim.Optimizer):
+    """Several optimizers as one, each for its own parameters."""
 
     def __init__(self, parts: Sequence[torch.optim.Optimizer]) -> None:
         super().__init__([group for part in parts for group in part.param_groups], {})
         self.parts = parts
-        self._share()
+        self._share_groups()
 
     def step(self, closure: None = None) -> None:  # type: ignore[override]
         assert closure is None
@@ -37,18 +39,40 @@ class Together(torch.optim.Optimizer):
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         for part, state in zip(self.parts, state_dict["parts"], strict=True):
             part.load_state_dict(state)
-        self._share()
+        self._share_groups()
 
-    def _share(self) -> None:
-        """The same groups, not copies: whoever sets a rate here sets it there."""
+    def _share_groups(self) -> None:
+        """Use the same group objects, so a learning rate that is set here is set in the parts."""
         self.param_groups = [group for part in self.parts for group in part.param_groups]
 
 
-def make_optimizer(model: nn.Module, config: PretrainConfig | FinetuneConfig) -> torch.optim.Optimizer:
-    """AdamW (Loshchilov & Hutter 2017); no decay on biases and layer norms. With `optimizer = "muon"` the
-    matrices of the encoder's layers get Muon (Jordan et al. 2024), scaled to AdamW's step length (Liu et al.
-    2025, section 2.2); embeddings and heads, which Muon is not made for, keep AdamW."""
-    muons: list[nn.Parameter] = []
+class SplitMuon(torch.optim.Muon):
+    """Muon (Jordan et al. 2024), scaled to AdamW's update size (Liu et al. 2025, section 2.2). A fused
+    query-key-value matrix is orthogonalised as its three matrices, because each is a projection."""
+
+    def __init__(self, fused: Sequence[nn.Parameter], others: Sequence[nn.Parameter], lr: float) -> None:
+        self._fused = [(weight, [nn.Parameter(part) for part in weight.detach().chunk(3)]) for weight in fused]
+        matrices = [*others, *(part for _, parts in self._fused for part in parts)]
+        super().__init__(matrices, lr=lr, weight_decay=MUON_DECAY, adjust_lr_fn="match_rms_adamw")
+
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
+        for weight, parts in self._fused:
+            grads: Sequence[Tensor | None] = [None] * 3 if weight.grad is None else weight.grad.chunk(3)
+            for part, grad in zip(parts, grads, strict=True):
+                part.grad = grad  # the parts share the fused matrix's memory, but have no gradient of their own
+        super().step(closure)  # type: ignore[no-untyped-call]
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        super().zero_grad(set_to_none)
+        for weight, _ in self._fused:
+            weight.grad = None
+
+
+def make_optimizer(model: nn.Module, learning_rate: float, kind: str = "adamw") -> torch.optim.Optimizer:
+    """AdamW (Loshchilov & Hutter 2017), without decay on biases and norms. With `muon`, the matrices of the encoder's
+    layers have `SplitMuon`; embeddings and heads keep AdamW."""
+    fused: list[nn.Parameter] = []
+    matrices: list[nn.Parameter] = []
     decaying: list[nn.Parameter] = []
     exempt: list[nn.Parameter] = []
     for name, parameter in model.named_parameters():
@@ -56,43 +80,21 @@ def make_optimizer(model: nn.Module, config: PretrainConfig | FinetuneConfig) ->
             continue
         if parameter.ndim < 2:
             exempt.append(parameter)
-        elif config.optimizer == "muon" and "encoder.layers." in name:
-            muons.append(parameter)
+        elif kind == "muon" and "encoder.layers." in name:
+            (fused if "query_key_value" in name else matrices).append(parameter)
         else:
             decaying.append(parameter)
-    rate, decay = config.learning_rate, config.weight_decay
     adamw = torch.optim.AdamW(
-        [{"params": decaying, "weight_decay": decay}, {"params": exempt, "weight_decay": 0.0}],
-        lr=rate,
-        betas=config.betas,
-        eps=config.eps,
+        [{"params": decaying, "weight_decay": ADAMW_DECAY}, {"params": exempt, "weight_decay": 0.0}],
+        lr=learning_rate,
+        betas=BETAS,
+        eps=EPSILON,
         fused=True,
     )
-    if not muons:
-        return adamw
-    muon = torch.optim.Muon(muons, lr=rate, weight_decay=decay, adjust_lr_fn="match_rms_adamw")
-    muon.param_groups[0]["rate_scale"] = MUON_RATE
-    return Together([muon, adamw])
+    return CombinedOptimizer([SplitMuon(fused, matrices, learning_rate), adamw]) if fused else adamw
 
 
-def rate_factor(progress: float, warmup_fraction: float, decay_fraction: float = 1.0) -> float:
-    """Share of the peak rate at a point of the budget in [0, 1]: up linearly, on the level until the last
-    `decay_fraction` of the budget, then down to 0.
-
-    >>> [round(rate_factor(p, 0.1), 3) for p in (0.05, 0.1, 0.55, 1.0)]
-    [0.5, 1.0, 0.5, 0.0]
-    >>> [round(rate_factor(p, 0.1, 0.2), 6) for p in (0.05, 0.1, 0.55, 0.9, 1.0)]
-    [0.5, 1.0, 1.0, 0.5, 0.0]
-    """
-    if progress < warmup_fraction:
-        return progress / warmup_fraction
-    decay = min(decay_fraction, 1 - warmup_fraction)
-    if decay <= 0:
-        return 1.0
-    return max(0.0, min(1.0, (1 - progress) / decay))
-
-
-def set_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
-    """Of every group, by its own scale."""
+def set_learning_rate(optimizer: torch.optim.Optimizer, learning_rate: float) -> None:
+    """Set the rate of every parameter group."""
     for group in optimizer.param_groups:
-        group["lr"] = rate * group.get("rate_scale", 1.0)
+        group["lr"] = learning_rate

@@ -1,19 +1,17 @@
-"""The training loop that pretraining and fine-tuning share: budget, rate, clipping, log, checkpoints.
+"""The training loop of pretraining, adapting, fine-tuning and distilling.
 
-What is trained comes in as a `Task`; the loop knows no text and no labels. With several processes (`Processes`)
-every one runs this loop over its share of each step, and all take the same decisions.
+What is trained comes in as a `Task`; the loop knows no text and no labels. Each rank runs this loop over its share of
+the micro-batches, and all ranks decide alike.
 """
 
 from __future__ import annotations
 
 import logging
-import math
 import signal
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
-from fractions import Fraction
 from types import FrameType
 from typing import Any, Generic, Protocol, TypeVar
 
@@ -21,303 +19,365 @@ import torch
 from torch import Tensor, nn
 
 from training.errors import RunError
+from training.examples.loader import Batch, ExampleStream, LoaderConfig, MicroBatch, load
 from training.loop.advice import Advisor
-from training.loop.average import RunningMean
-from training.loop.checkpoint import Progress, RunState
-from training.loop.log import ProgressBar, RunLog, Window
-from training.loop.optimizer import rate_factor, set_rate
-from training.runtime.device import autocast, synchronise
-from training.runtime.distributed import Processes
+from training.loop.checkpoint import Checkpointer
+from training.loop.log import ProgressBar, RunLog
+from training.loop.metrics import MetricWindow
+from training.loop.optimizer import make_optimizer, set_learning_rate
+from training.loop.schedule import Schedule
+from training.loop.state import TrainState
+from training.loop.weight_average import WeightAverage
+from training.runtime.device import autocast, choose_precision, machine_description, matmul_peak, synchronize
+from training.runtime.distributed import DistContext
+
+AVERAGE_EVERY = 8
+"""Steps between updates of the weight average, because an update reads all weights."""
+
+EVALUATIONS = 20
+"""Evaluations in a run, evenly spaced over its budget."""
+
+CLIP_NORM = 1.0
+"""The gradient's norm is clipped to this (Devlin et al. 2018, published code)."""
+
+LOG_STEPS = 50
+"""Steps per line of the log."""
 
 logger = logging.getLogger(__name__)
 
-MEAN_STEPS = 8
-"""From one state that the mean of weights counts in to the next: to count one in is to read all weights."""
+B = TypeVar("B", bound="TrainBatch")
 
 
-class Countable(Protocol):
-    """A micro-batch as far as the loop looks into it."""
+class TrainBatch(Batch, Protocol):
+    """What the loop needs of a micro-batch."""
 
     @property
     def tokens(self) -> int: ...
 
-    @property
-    def counts(self) -> tuple[int, ...]:
-        """What the losses are means over."""
-        ...
-
-
-B = TypeVar("B", bound=Countable)
+    def to(self: B, device: torch.device) -> B: ...
 
 
 class Task(Protocol[B]):
-    """What one step is made of."""
+    """What is trained on what."""
 
     model: nn.Module
-    figures: tuple[str, ...]
-    """Names of what `losses` returns; the first is minimised."""
+    """Its weights are trained, averaged and saved."""
+    loss: nn.Module
+    """Called with a micro-batch: () loss to minimise, and (metrics, 2) sum and count of each metric."""
 
-    def micro_batches(self, progress: Progress, spent: float) -> Sequence[B]:
-        """This process's micro-batches of the next step, at least one: a pure function of the position, which
-        it advances. `spent` is the share of the budget that is spent."""
+    @property
+    def stream(self) -> ExampleStream[Any, B]:
+        """The examples of the run."""
         ...
 
-    def losses(self, batch: B, counts: Sequence[float]) -> Tensor:
-        """This micro-batch's part of the step's figures: (len(figures),). `counts` are those of all the step's
-        micro-batches in all processes, summed, so that the parts sum to means."""
+    @property
+    def metric_names(self) -> tuple[str, ...]:
+        """Names of the metrics; the first is the loss."""
         ...
 
     def flops(self, batch: B) -> int:
-        """Of the forward and backward pass."""
+        """Floating-point operations of the forward and backward pass over a micro-batch on the host."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
-class Budget:
-    """When a run is over."""
+class TrainConfig:
+    """Settings of a run."""
 
-    minutes: float | None = None
-    tokens: int | None = None
-    steps: int | None = None
+    budget_tokens: int
+    batch_tokens: int
+    micro_batch_tokens: int
+    learning_rate: float
+    warmup_fraction: float
+    decay_fraction: float = 1.0
+    average_fraction: float = 0.0
+    optimizer: str = "adamw"
+    seed: int = 1
+    checkpoint_minutes: float = 5.0
+    evaluations: int = EVALUATIONS
+    log_steps: int = LOG_STEPS
 
-    def spent(self, progress: Progress) -> float:
-        """Share of the budget that is spent, of whichever limit is nearest; 1 or more at the end."""
-        shares = [
-            progress.seconds / (60 * self.minutes) if self.minutes else 0.0,
-            progress.tokens / self.tokens if self.tokens else 0.0,
-            progress.step / self.steps if self.steps else 0.0,
-        ]
-        return max(shares)
+    @property
+    def steps(self) -> int:
+        """Optimizer steps of the run."""
+        return max(1, round(self.budget_tokens / self.batch_tokens))
+
+    @property
+    def micro_batches(self) -> int:
+        """Micro-batches of a step, over all ranks."""
+        return self.batch_tokens // self.micro_batch_tokens
 
 
 @dataclass(slots=True)
-class Loop(Generic[B]):
-    """One run of a task until its budget is spent or somebody stops it."""
+class Trainer(Generic[B]):
+    """One run of a task, until its budget is spent or a signal stops it."""
 
     task: Task[B]
-    optimizer: torch.optim.Optimizer
-    budget: Budget
-    learning_rate: float
-    warmup_fraction: float
-    clip_norm: float
-    precision: torch.dtype
-    """Of the forward pass: bfloat16 under autocast, or float32."""
+    config: TrainConfig
     log: RunLog
-    decay_fraction: float = 1.0
-    average_fraction: float = 0.0
-    """Share of the budget at the end, the mean of whose weights is looked at, and is what the run ends with"""
-    log_steps: int = 50
-    state: RunState | None = None
-    checkpoint_minutes: float = 5.0
-    evaluate: Callable[[Progress], dict[str, Any]] | None = None
-    evaluate_minutes: float = 10.0
-    evaluate_steps: int | Fraction | None = None
-    """Evaluate every so many steps instead; a part of a step is a whole one."""
-    enough: Callable[[], bool] = lambda: False
-    """Ends the run before its budget is spent; asked after each step, of the first process."""
+    checkpointer: Checkpointer
+    evaluate: Callable[[TrainState], dict[str, Any]] | None = None
+    """Figures for the log. All ranks call it, so that none waits for another; it may use no collective."""
     advisor: Advisor = field(default_factory=Advisor)
-    peak_flops: float | None = None
-    """Of one device, per second; without it no share of the peak is reported."""
-    processes: Processes = field(default_factory=Processes)
-    progress: Progress = field(default_factory=Progress)
-    mean: RunningMean = field(init=False)
-    _stop: int = 0
-    _window: Window = field(init=False)
-    _saved: Progress = field(init=False)
-    _evaluated: Progress = field(init=False)
-    _paused: bool = False
-    _lasted: float = 0.0
-    """Seconds of the last step that was not paused"""
+    dist: DistContext = field(default_factory=DistContext)
+    state: TrainState = field(default_factory=TrainState)
+    average: WeightAverage = field(init=False)
+    optimizer: torch.optim.Optimizer = field(init=False)
+    schedule: Schedule = field(init=False)
+    _loss: nn.Module = field(init=False)
+    _window: MetricWindow = field(init=False)
+    _peak_flops: float | None = None
+    _saved_seconds: float = 0.0
+    _stop_signal: int = 0
+    _was_paused: bool = False
 
     def __post_init__(self) -> None:
-        self.mean = RunningMean(self.task.model)
-
-    def run(self) -> bool:
-        """Train. False if a signal ended it early; the state is saved in either case."""
-        self._saved = self.progress.copy()
-        self._evaluated = Progress() if self._was_stopped_at_the_end() else self.progress.copy()
-        self._window = Window(self.task.figures, self.progress, self.peak_flops)
-        began_at = self.progress.step
-        with self._signals(), ProgressBar(self.spent, shown=self.processes.first) as bar:
-            while self._goes_on():
-                began, self._paused = time.perf_counter(), False
-                self.step()
-                self._lasted = self._lasted if self._paused else time.perf_counter() - began
-                self.progress.seconds += self._lasted
-                self._look(bar)
-            if self._window.steps:
-                bar.update(self.spent, self._read())
-        if self._evaluated.step < self.progress.step or self.progress.step > began_at:
-            self._finish()
-        if self._stop:
-            logger.warning("stopped by %s at step %d", signal.Signals(self._stop).name, self.progress.step)
+        config = self.config
+        if config.micro_batches % self.dist.world_size:
+            raise RunError(
+                f"batch_tokens ({config.batch_tokens}) holds {config.micro_batches} micro-batches, which "
+                f"{self.dist.world_size} processes cannot share evenly: change batch_tokens or micro_batch_tokens"
+            )
+        self.average = WeightAverage(self.task.model)
+        self.optimizer = make_optimizer(self.task.model, config.learning_rate, config.optimizer)
+        self.schedule = self._make_schedule(round(config.warmup_fraction * config.budget_tokens))
+        resumed = self.checkpointer.resume(self.task.model, self.optimizer, self.average, self.schedule)
+        if resumed is None:
+            self.state.warmup_tokens = self.schedule.warmup_tokens
         else:
-            self.mean.exchange()
-        return not self._stop
-
-    def resume(self) -> None:
-        """Go to where an earlier run of the same identity stopped, if there was one.
-
-        Raises:
-            RunError: there was one of another identity.
-        """
-        if self.state is None:
-            return
-        self.progress = self.state.resume(self.task.model, self.optimizer, self.mean)
-        if not self.average_fraction:
-            self.mean.clear()
-        if self.processes.first:
-            self.log.rewind(self.progress.step)
-        else:  # dropout of its own
-            torch.manual_seed(hash((torch.initial_seed(), self.processes.rank, self.progress.step)))
-
-    def step(self) -> None:
-        """One optimizer step."""
-        middle = self.spent + (0.5 / self.budget.steps if self.budget.steps else 0.0)  # of the step, if known
-        rate = self.learning_rate * rate_factor(middle, self.warmup_fraction, self.decay_fraction)
-        set_rate(self.optimizer, rate)
-        phase = self.progress.phase
-        batches = self.task.micro_batches(self.progress, self.spent)
-        if self.progress.phase != phase:
-            self.mean.clear()  # what only long examples teach would be diluted by states that never saw any
-        own = [sum(column) for column in zip(*(batch.counts for batch in batches), strict=True)]
-        tokens, *counts = self.processes.sums([sum(batch.tokens for batch in batches), *own])
-        figures = self._backward(batches, counts)
-        norm = nn.utils.clip_grad_norm_(self.task.model.parameters(), self.clip_norm)
-        self.optimizer.step()
-        self.optimizer.zero_grad(set_to_none=True)
-        self.progress.step += 1
-        self.progress.tokens += int(tokens)
-        self._average()
-        self._window.add(figures, norm, sum(map(self.task.flops, batches)), rate)
-
-    def _backward(self, batches: Sequence[B], counts: Sequence[float]) -> Tensor:
-        """Gradients of the whole step on every process; its figures: (len(task.figures),)"""
-        parameters = [p for p in self.task.model.parameters() if p.requires_grad]
-        total = torch.zeros(len(self.task.figures), device=parameters[0].device)
-        for batch in batches:
-            with autocast(self.task.model, self.precision):
-                figures = self.task.losses(batch, counts)
-            figures[0].backward()
-            total += figures.detach()
-        if self.processes.world > 1:
-            self.processes.sum_([*(p.grad for p in parameters if p.grad is not None), total])
-        return total
-
-    def _average(self) -> None:
-        if self.spent < 1 - self.average_fraction:
-            self.mean.clear()  # of an earlier run with a smaller budget
-        elif self.average_fraction and self.progress.step % MEAN_STEPS == 0:
-            self.mean.add()
+            self.state = resumed
+            self.schedule = self._make_schedule(resumed.warmup_tokens)
+            if self.dist.is_main:
+                self.log.rewind(resumed.step)
+        self._loss = self.dist.wrap(self.task.loss)
+        self._window = MetricWindow(self.task.metric_names, self.state)
 
     @property
-    def spent(self) -> float:
-        """Share of the budget."""
-        return self.budget.spent(self.progress)
+    def progress(self) -> float:
+        """Share of the budget that is spent."""
+        return self.state.step / self.config.steps
 
-    def _goes_on(self) -> bool:
-        """Decided alike in all processes: the first's clock and word count, and a signal to any stops all."""
-        enough = float(self.processes.first and self.enough())
-        if self.processes.world > 1:
-            clock = self.progress.seconds * self.processes.first
-            self.progress.seconds, stop, enough = self.processes.sums([clock, self._stop, enough])
-            self._stop = self._stop or (signal.SIGTERM if stop else 0)
-        return self.spent < 1 and not enough and not self._stop
+    @property
+    def is_finished(self) -> bool:
+        """Whether the budget is spent."""
+        return self.state.step >= self.config.steps
 
-    def _look(self, bar: ProgressBar) -> None:
-        """Whatever is due after a step. Figures are read now and then only: to read is to wait for the GPU."""
-        if bar.due:
-            bar.update(self.spent, self._read())
-        if self.progress.step % self.log_steps == 0:
-            self._log()
-        if self._evaluation_is_due():
+    def run(self) -> bool:
+        """Train. False if a signal stopped the run early; its state is saved in either case."""
+        self._saved_seconds = self.state.seconds
+        if not self.is_finished:
+            self._describe()
+            with self._signals(), ProgressBar(self.progress, shown=self.dist.is_main) as bar:
+                self._train(bar)
+        elif self._misses_last_evaluation():
             self._evaluate()
-        if self.progress.seconds - self._saved.seconds >= 60 * self.checkpoint_minutes:
-            self._save()  # after the evaluation: a resumed run will not make up for it
+        if self._stop_signal:
+            name = signal.Signals(self._stop_signal).name
+            logger.warning("stopped by %s at step %d", name, self.state.step)
+            return False
+        self.average.swap()
+        return True
 
-    def _read(self) -> dict[str, float]:
-        """The window's figures.
+    def _train(self, bar: ProgressBar) -> None:
+        batches = self._load()
+        stopping = False
+        while not (self.is_finished or stopping):
+            began, self._was_paused = time.perf_counter(), False
+            self._step(batches)
+            if not self._was_paused:
+                self.state.seconds += time.perf_counter() - began
+            stopping = self._after_step(bar)
+        self._log()
+        if not stopping:
+            self._evaluate()
+        self._save()
 
-        Raises:
-            RunError: the gradient is not finite any more.
-        """
-        self._wait()
-        figures = self._window.read(self.progress)
-        if not math.isfinite(figures["gradient_norm"]):
-            raise RunError(
-                f"by step {self.progress.step} the gradient's norm is {figures['gradient_norm']}: start anew, "
-                "under another name, with a lower learning_rate or a higher warmup_fraction"
-            )
-        return figures
+    def _load(self) -> Iterator[MicroBatch[B]]:
+        config = self.config
+        loader = LoaderConfig(config.steps * config.micro_batches, self.dist.rank, self.dist.world_size)
+        device = next(self.task.model.parameters()).device
+        return load(self.task.stream, loader, self.state.micro_batches, self.state.lanes, device)
 
-    def _wait(self) -> None:
-        """A GPU is some steps behind, and until it has caught up is training time too."""
-        began = time.perf_counter()
-        synchronise(next(self.task.model.parameters()).device)
-        self.progress.seconds += time.perf_counter() - began
+    def _step(self, batches: Iterator[MicroBatch[B]]) -> None:
+        """One optimizer step."""
+        config, state = self.config, self.state
+        rate = config.learning_rate * self.schedule.factor(state.tokens + config.batch_tokens / 2)
+        set_learning_rate(self.optimizer, rate)
+        own = config.micro_batches // self.dist.world_size
+        device = next(self.task.model.parameters()).device
+        metrics, flops = torch.zeros(len(self.task.metric_names), 2, device=device), 0
+        for i in range(own):
+            micro = next(batches)
+            state.lanes[micro.lane] = micro.position
+            flops += self.task.flops(micro.batch)
+            torch.manual_seed(self._dropout_seed(i))
+            with self._no_sync() if i < own - 1 else nullcontext():
+                metrics += self._backward(micro.batch.to(device), own)
+        norm = nn.utils.clip_grad_norm_(self.task.model.parameters(), CLIP_NORM)
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+        state.step += 1
+        state.micro_batches += config.micro_batches
+        state.tokens += config.batch_tokens
+        self._update_average()
+        self._window.add(metrics, norm, flops, rate)
+
+    def _dropout_seed(self, i: int) -> int:
+        """Seed for this rank's micro-batch `i` of the step. It depends on the micro-batch's number in the run, so
+        dropout is the same after a resume and on any number of ranks."""
+        number = self.state.micro_batches + i * self.dist.world_size + self.dist.rank
+        return (self.config.seed * 2**32 + number) % 2**63
+
+    def _backward(self, batch: B, micro_batches: int) -> Tensor:
+        """Add the gradients of one of a rank's `micro_batches`; (metrics, 2) its metrics."""
+        with autocast(self.task.model, choose_precision(next(self.task.model.parameters()).device)):
+            loss, metrics = self._loss(batch)
+        (loss / micro_batches).backward()
+        detached: Tensor = metrics.detach()
+        return detached
+
+    @contextmanager
+    def _no_sync(self) -> Iterator[None]:
+        """Accumulate gradients on this rank only."""
+        with (
+            self._loss.no_sync()
+            if isinstance(self._loss, nn.parallel.DistributedDataParallel)
+            else nullcontext()
+        ):
+            yield
+
+    def _update_average(self) -> None:
+        if self.progress < 1 - self.config.average_fraction:
+            self.average.reset()
+        elif self.config.average_fraction and self.state.step % AVERAGE_EVERY == 0:
+            self.average.update()
+
+    def _after_step(self, bar: ProgressBar) -> bool:
+        """Log, evaluate and save what is due. Whether to stop because of a signal to any rank."""
+        state, config = self.state, self.config
+        is_save_due = state.seconds - self._saved_seconds >= 60 * config.checkpoint_minutes
+        stop, save = self.dist.all_reduce_scalars([bool(self._stop_signal), self.dist.is_main and is_save_due])
+        if stop:
+            self._stop_signal = self._stop_signal or signal.SIGTERM
+        if self.dist.is_main and bar.is_due:
+            self._synchronize()
+            bar.update(self.progress, self._window.summary(state, self._window.sums()))
+        if state.step % config.log_steps == 0:
+            self._log()
+        if not self.is_finished and self._is_evaluation_due():
+            self._evaluate()
+        if (
+            state.tokens - config.batch_tokens
+            < self.schedule.decay_start
+            <= state.tokens
+            < config.budget_tokens
+        ):
+            self._save(before_decay=True)
+        if save:
+            self._save()
+        return bool(stop)
+
+    def _is_evaluation_due(self) -> bool:
+        step, steps, evaluations = self.state.step, self.config.steps, self.config.evaluations
+        return step * evaluations // steps > (step - 1) * evaluations // steps
 
     def _log(self) -> None:
-        figures, norms = self._read(), self._window.norms
-        self._window = Window(self.task.figures, self.progress, self.peak_flops)
-        if self.processes.first:
-            self.log.write("train", self.progress, figures)
-            for event, text in self.advisor.look(figures, norms, self.spent):
-                self.log.write(event, self.progress, {"text": text})
+        if not self._window.steps:
+            return
+        self._synchronize()
+        self._window.check_finite(self.state.step)
+        figures = self._window.summary(self.state, self.dist.all_reduce_scalars(self._window.sums()))
+        norms = self._window.norms
+        self._window = MetricWindow(self.task.metric_names, self.state, self._peak_flops)
+        if self.dist.is_main:
+            self.log.write("train", self.state, figures)
+            for event, text in self.advisor.look(figures, norms, self.progress):
+                self.log.write(event, self.state, {"text": text})
                 logger.warning("%s", text)
 
-    def _evaluation_is_due(self) -> bool:
-        if self.evaluate_steps is not None:
-            step = self.progress.step
-            return step // self.evaluate_steps > (step - 1) // self.evaluate_steps
-        return self.progress.seconds - self._evaluated.seconds >= 60 * self.evaluate_minutes
-
-    def _was_stopped_at_the_end(self) -> bool:
-        """Whether the run that is resumed had spent its budget, but was ended before the evaluation."""
-        return self.spent >= 1 and not any(
-            line["event"] == "evaluation" and line["step"] == self.progress.step for line in self.log
-        )
-
     def _evaluate(self) -> None:
-        self._wait()
-        if self.evaluate is not None and self.processes.first:
-            with self.mean.in_place():
-                self.log.write("evaluation", self.progress, self.evaluate(self.progress))
-        self._evaluated = self.progress.copy()
+        self._window.check_finite(self.state.step)
+        if self.evaluate is None:
+            return
+        self._synchronize()
+        with self.average.applied():
+            figures = self.evaluate(self.state)
+        if self.dist.is_main:
+            self.log.write("evaluation", self.state, figures)
 
-    def _save(self) -> None:
-        if self._window.steps:
-            self._read()  # never save what is not finite
-        if self.state is not None and self.processes.first:
-            self.state.save(self.progress, self.task.model, self.optimizer, self.mean)
-        self._saved = self.progress.copy()
+    def _save(self, *, before_decay: bool = False) -> None:
+        self._window.check_finite(self.state.step)
+        budget = self.config.budget_tokens
+        objects = (self.task.model, self.optimizer, self.average, budget)
+        self.checkpointer.save(self.state, *objects, before_decay=before_decay)
+        if not before_decay:
+            self._saved_seconds = self.state.seconds
 
-    def _finish(self) -> None:
-        if not self._stop and self._evaluated.step < self.progress.step:
-            self._evaluate()
-        if self._saved.step < self.progress.step:
-            self._save()
-        if self._window.steps:
-            self._log()
+    def _misses_last_evaluation(self) -> bool:
+        """Whether the run was killed after its last step and before the evaluation."""
+        return not any(line["event"] == "evaluation" and line["step"] == self.state.step for line in self.log)
+
+    def _describe(self) -> None:
+        device = next(self.task.model.parameters()).device
+        precision = choose_precision(device)
+        self._peak_flops = matmul_peak(device, precision)
+        self._window.peak_flops = self._peak_flops
+        if self.dist.is_main:
+            self.log.write("machine", self.state, {"machine": machine_description(device)})
+            parameters = sum(p.numel() for p in self.task.model.parameters())
+            logger.info(
+                "%s parameters, %s steps of %s tokens, %s",
+                *(f"{n:,}" for n in (parameters, self.config.steps, self.config.batch_tokens)),
+                precision,
+            )
+
+    def _synchronize(self) -> None:
+        """Wait for the GPU, which is some steps behind; the wait is training time."""
+        began = time.perf_counter()
+        synchronize(next(self.task.model.parameters()).device)
+        self.state.seconds += time.perf_counter() - began
+
+    def _make_schedule(self, warmup_tokens: int) -> Schedule:
+        return Schedule(self.config.budget_tokens, warmup_tokens, self.config.decay_fraction)
 
     @contextmanager
     def _signals(self) -> Iterator[None]:
-        """SIGTERM and Ctrl-C let the current step finish; then the state is saved. A second ends at once. A run
-        that was paused (Ctrl-Z, SIGSTOP) does not count the pause as training."""
+        """SIGTERM and Ctrl-C let the current step finish; then the state is saved. A second signal ends the process at
+        once. The time of a pause (Ctrl-Z, SIGSTOP) is not counted as training."""
         handled = (signal.SIGTERM, signal.SIGINT, signal.SIGCONT)
         before = {number: signal.getsignal(number) for number in handled}
 
         def stop(number: int, _frame: FrameType | None) -> None:
-            self._stop = number
+            self._stop_signal = number
             signal.signal(number, before[signal.Signals(number)])
 
-        def go_on(_number: int, _frame: FrameType | None) -> None:
-            self._paused = True
+        def resume(_number: int, _frame: FrameType | None) -> None:
+            self._was_paused = True
 
         signal.signal(signal.SIGTERM, stop)
         signal.signal(signal.SIGINT, stop)
-        signal.signal(signal.SIGCONT, go_on)
+        signal.signal(signal.SIGCONT, resume)
         try:
             yield
         finally:
             for number, handler in before.items():
                 signal.signal(number, handler)
+
+
+def measure_speed(task: Task[B], seconds: float = 10.0) -> float:
+    """Tokens per second of one process, timed over forward and backward passes that change no weight."""
+    device = next(task.model.parameters()).device
+    batch = next(load(task.stream, LoaderConfig(total=1), 0, {}, torch.device("cpu"))).batch
+    on_device = batch.to(device)
+    times: list[float] = []
+    began = time.perf_counter()
+    while len(times) < 4 or time.perf_counter() - began < seconds:
+        started = time.perf_counter()
+        with autocast(task.model, choose_precision(device)):
+            loss, _ = task.loss(on_device)
+        loss.backward()
+        synchronize(device)
+        times.append(time.perf_counter() - started)
+    task.model.zero_grad(set_to_none=True)
+    steady = sorted(times[2:])  # the first passes compile, or load kernels
+    return batch.tokens / steady[len(steady) // 2]

@@ -1,44 +1,83 @@
-"""More pretraining on the texts that a classifier will be trained on, before it is trained."""
+"""`adapt`: more pretraining on the classifier's texts, before fine-tuning."""
 
 from __future__ import annotations
 
+import logging
+import shutil
+from pathlib import Path
+
+from model.checkpoint import load_checkpoint
 from model.tokenizer import Tokenizer
 from training.corpus.prepare import prepare
 from training.corpus.tokenizer import make_tokenizer
 from training.errors import RunError
+from training.loop.checkpoint import fingerprint
 from training.pretrain.run import pretrain
 from training.recipe import CorpusConfig, Recipe
+from training.runtime.files import read_json, write_json
+
+RATE_FACTOR = 1 / 3
+"""Of the pretraining's learning rate: a higher one forgets what was learned."""
+
+logger = logging.getLogger(__name__)
 
 
 def adapt(recipe: Recipe) -> bool:
-    """Go on pretraining, on the texts of `finetune.train` without their labels. True when finished.
+    """Continue pretraining on the texts of `finetune.train`, without their labels. True when finished.
 
     Raises:
         RunError: the recipe has no `[adapt]`, or nothing is pretrained yet.
     """
     if recipe.adapt is None:
-        raise RunError("the recipe has no [adapt]; give it a budget: adapt.minutes=5")
-    stage = adaptation(recipe)
-    assert stage.pretrain.start is not None
-    if not stage.pretrain.start.is_dir():
-        raise RunError(f"{stage.pretrain.start} is missing; run pretrain first")
+        raise RunError("the recipe has no [adapt]; give it a budget: adapt.tokens=2000000")
+    start = recipe.finetune.pretrained or recipe.folder / "pretrained"
+    if not start.is_dir():
+        raise RunError(f"{start} is missing; run pretrain first")
+    stage = _stage(recipe, start)
+    started_from = fingerprint(load_checkpoint(start).model)
+    record = recipe.folder / "adapt" / "started-from.json"
+    if (read_json(record) or started_from) != started_from:
+        logger.warning("%s was adapted from another pretrained network: adapting again", record.parent)
+        shutil.rmtree(record.parent)
     make_tokenizer(stage)
     prepare(stage, Tokenizer.load(stage.folder / "tokenizer"))
+    write_json(record, started_from)
     return pretrain(stage)
 
 
-def adaptation(recipe: Recipe) -> Recipe:
-    """The recipe's `[adapt]` as a recipe for `pretrain`, in the folder `adapt` of the run."""
+def adapted(recipe: Recipe) -> Path | None:
+    """The adapted network of this run; None without one, or if it was adapted from another network than the run's
+    pretrained one."""
+    folder = recipe.folder / "adapt"
+    if not (folder / "pretrained").is_dir():
+        return None
+    start = recipe.finetune.pretrained or recipe.folder / "pretrained"
+    if not start.is_dir() or read_json(folder / "started-from.json") != fingerprint(
+        load_checkpoint(start).model
+    ):
+        logger.warning(
+            "%s was adapted from another network than %s and is not used; run adapt again", folder, start
+        )
+        return None
+    return folder / "pretrained"
+
+
+def _stage(recipe: Recipe, start: Path) -> Recipe:
+    """`[adapt]` as a recipe for `pretrain`, in the folder `adapt` of the run."""
     assert recipe.adapt is not None
-    changes = recipe.adapt.model_dump() | {"start": recipe.finetune.pretrained or recipe.folder / "pretrained"}
-    # Of labelled texts a `<br />` would stay.
-    unlabelled = tuple(source.model_copy(update={"label": None}) for source in recipe.finetune.train)
-    corpus = CorpusConfig(sources=unlabelled, workers=recipe.corpus.workers)
+    changes = {
+        "start": start,
+        "tokens": recipe.adapt.tokens,
+        "minutes": None,
+        "learning_rate": RATE_FACTOR * recipe.pretrain.learning_rate,
+    }
+    # Without a label column, a `<br />` in the text is read as a line break.
+    sources = tuple(source.model_copy(update={"label": None}) for source in recipe.finetune.train)
     return recipe.model_copy(
         update={
             "name": "adapt",
             "run": recipe.folder,
-            "corpus": corpus,
+            "corpus": CorpusConfig(sources=sources),
             "pretrain": recipe.pretrain.model_copy(update=changes),
         }
     )

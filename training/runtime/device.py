@@ -1,8 +1,10 @@
-"""The machine a run computes on: device, precision, and how fast it multiplies matrices."""
+"""The device of a run: which one, its precision, its speed, and how it keeps memory."""
 
 from __future__ import annotations
 
+import ctypes
 import platform
+import sys
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -10,28 +12,32 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from model.inference.cpu_features import bfloat16_is_fast
+from model.inference.cpu_features import available_cpus, bfloat16_is_fast
 from training.errors import RunError
-from training.runtime.distributed import launched
+from training.runtime.distributed import local_world_size
+
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # malloc.h
 
 
 def choose_device(name: str, local_rank: int = 0) -> torch.device:
-    """`auto` is CUDA where there is one; several processes of a machine take one device each.
+    """The device with this name. `auto` is CUDA where there is one; each process of a node has its own GPU.
 
     Raises:
-        RunError: there is no such device here.
+        RunError: there is no such device.
     """
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
     try:
         device = torch.device(name)
     except RuntimeError as error:
-        raise RunError(f"device {name!r}: it may be auto, cpu, cuda, or one of several, cuda:1") from error
+        raise RunError(
+            f"device {name!r}: use auto, cpu, cuda, or one of several GPUs such as cuda:1"
+        ) from error
     index = local_rank if device.index is None else device.index
     if device.type == "cuda" and index >= (count := torch.cuda.device_count()):
-        raise RunError(f"device {name!r}: there is no cuda:{index}; PyTorch finds {count} CUDA devices here")
-    if device.index is not None and launched() > 1:
-        raise RunError(f"device {name!r} would be that of every process; with torchrun, let it be cuda")
+        raise RunError(f"device {name!r}: cuda:{index} is missing; PyTorch finds {count} CUDA devices")
+    if device.index is not None and local_world_size() > 1:
+        raise RunError(f"device {name!r} would be shared by all processes; with torchrun, use cuda")
     if name != "cuda":
         return device
     torch.cuda.set_device(local_rank)
@@ -45,8 +51,14 @@ def choose_precision(device: torch.device) -> torch.dtype:
     return torch.bfloat16 if bfloat16_is_fast() else torch.float32
 
 
-def machine(device: torch.device) -> str:
-    """What a run computes on, in words: for its log and the model card."""
+def autocast(model: nn.Module, precision: torch.dtype) -> torch.autocast:
+    """Mixed precision for a forward pass on the model's device."""
+    device = next(model.parameters()).device.type
+    return torch.autocast(device, dtype=torch.bfloat16, enabled=precision is torch.bfloat16)
+
+
+def machine_description(device: torch.device) -> str:
+    """Device and torch version, for the log and the model card."""
     if device.type == "cuda":
         return f"{torch.cuda.get_device_name(device)}, torch {torch.__version__}"
     threads = torch.get_num_threads()
@@ -61,19 +73,13 @@ def _processor() -> str:
     return platform.machine()
 
 
-def autocast(model: nn.Module, precision: torch.dtype) -> torch.autocast:
-    """Mixed precision for a forward pass on the model's device."""
-    device = next(model.parameters()).device.type
-    return torch.autocast(device, dtype=torch.bfloat16, enabled=precision is torch.bfloat16)
-
-
 def matmul_peak(device: torch.device, precision: torch.dtype, seconds: float = 0.2) -> float:
-    """FLOP/s of a large square matrix product: what a training step is measured against."""
+    """FLOP/s of a large square matrix product on this device now: training steps are reported as a share of it."""
     size = 8192 if device.type == "cuda" else 1024
-    generator = torch.Generator(device).manual_seed(0)  # the global one belongs to dropout
+    generator = torch.Generator(device).manual_seed(0)
     matrix = torch.randn(
         size, size, generator=generator, device=device, dtype=precision
-    )  # equal ones are faster
+    )  # zeros would be faster
     matrix @ matrix  # the first call loads the kernel
     best, ends = 0.0, time.perf_counter() + seconds
     while time.perf_counter() < ends or not best:
@@ -82,15 +88,42 @@ def matmul_peak(device: torch.device, precision: torch.dtype, seconds: float = 0
 
 
 def _seconds(matrix: torch.Tensor, products: int) -> float:
-    synchronise(matrix.device)
+    synchronize(matrix.device)
     began = time.perf_counter()
     for _ in range(products):
         matrix @ matrix
-    synchronise(matrix.device)
+    synchronize(matrix.device)
     return time.perf_counter() - began
 
 
-def synchronise(device: torch.device) -> None:
-    """Wait until the device has done what it was given; a CPU always has."""
+def synchronize(device: torch.device) -> None:
+    """Wait until a GPU has finished its work; a CPU always has."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
+
+
+def configure_process() -> None:
+    """Set threads, TF32 and the allocator of a training process: call it once, before tensors are made."""
+    torch.set_num_threads(max(1, available_cpus() // local_world_size()))
+    torch.backends.cuda.matmul.allow_tf32 = True  # for what a GPU computes in float32
+    keep_freed_memory()
+
+
+def keep_freed_memory() -> None:
+    """Make glibc malloc keep freed memory, because a training step frees and takes the same hundreds of megabytes:
+    mapping them again costs a CPU run a tenth of its time. Does nothing without glibc."""
+    if sys.platform != "linux":
+        return
+    try:
+        mallopt = ctypes.CDLL(None).mallopt
+    except AttributeError:  # musl
+        return
+    mallopt(_M_MMAP_THRESHOLD, 2**31 - 1)
+    mallopt(_M_TRIM_THRESHOLD, 2**31 - 1)
+
+
+def maybe_compile(module: nn.Module) -> None:
+    """Compile a module's whole forward pass on CUDA, in place: batches have one shape, so there is one graph. On a CPU
+    the oneDNN kernels are called without a compiler."""
+    if next(module.parameters()).device.type == "cuda":
+        module.compile(fullgraph=True, dynamic=False)

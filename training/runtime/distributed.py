@@ -1,70 +1,101 @@
-"""One process, or several that `torchrun` started: each computes its share of a step, and all sum gradients."""
+"""One process, or the ranks that `torchrun` started on one or several nodes."""
 
 from __future__ import annotations
 
+import io
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
+from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import nn
 
-PATIENCE = timedelta(hours=2)
-"""How long processes wait for the first, which alone evaluates and writes."""
+from training.errors import RunError
+
+TIMEOUT = timedelta(minutes=5)
+"""A collective that takes longer fails on all ranks: a node died. No rank works alone for so long, because all of
+them evaluate and only writing a checkpoint is left to rank 0."""
 
 
 @dataclass(frozen=True, slots=True)
-class Processes:
-    """What a process must know of the others. The default is to be alone."""
+class DistContext:
+    """This process among the ranks. The default is a single process."""
 
     rank: int = 0
-    world: int = 1
+    world_size: int = 1
     local_rank: int = 0
 
     @property
-    def first(self) -> bool:
-        """Whether this process logs, evaluates and saves."""
+    def is_main(self) -> bool:
+        """Whether this process logs and saves."""
         return self.rank == 0
 
-    def sums(self, numbers: Sequence[float]) -> list[float]:
-        """Each number summed over the processes, on the CPU: no device has to wait."""
-        if self.world == 1:
+    def all_reduce_scalars(self, numbers: Sequence[float]) -> list[float]:
+        """Each number summed over the ranks. Uses gloo, so no GPU has to wait."""
+        if self.world_size == 1:
             return list(numbers)
         total = torch.tensor(numbers, dtype=torch.float64)
         dist.all_reduce(total)
         return total.tolist()
 
-    def sum_(self, tensors: Sequence[Tensor]) -> None:
-        """Sum tensors of one dtype and device over the processes, in place."""
-        if self.world == 1:
-            return
-        flat = torch.cat([tensor.flatten() for tensor in tensors])
-        dist.all_reduce(flat)
-        parts = flat.split([tensor.numel() for tensor in tensors])
-        for tensor, part in zip(tensors, parts, strict=True):
-            tensor.copy_(part.view_as(tensor))
+    def all_gather(self, value: Any) -> list[Any]:
+        """The value of every rank, on every rank."""
+        if self.world_size == 1:
+            return [value]
+        values: list[Any] = [None] * self.world_size
+        dist.all_gather_object(values, value)
+        return values
 
-    def wait(self) -> None:
-        """Until every process is here."""
-        self.sums([0.0])
+    def broadcast_state(self, state: dict[str, Any] | None) -> dict[str, Any] | None:
+        """Rank 0's checkpoint state on every rank: other ranks may have another disk, or none."""
+        if self.world_size == 1:
+            return state
+        buffer = io.BytesIO()
+        torch.save(state, buffer)
+        data = [buffer.getvalue() if self.is_main else b""]
+        dist.broadcast_object_list(data, src=0)
+        received: dict[str, Any] | None = torch.load(io.BytesIO(data[0]), map_location="cpu", weights_only=True)
+        return received
+
+    def check_equal(self, name: str, value: Any) -> None:
+        """Raise RunError on all ranks if a value differs between them: they would train different networks."""
+        for rank, other in enumerate(self.all_gather(value)):
+            if other != value:
+                raise RunError(
+                    f"rank {rank} has another {name} than rank {self.rank}: give all nodes the same recipe and text, "
+                    "and run prepare on each node (or share the folder of the run)"
+                )
+
+    def wrap(self, module: nn.Module) -> nn.Module:
+        """The module with gradients averaged over the ranks (DistributedDataParallel)."""
+        if self.world_size == 1:
+            return module
+        return nn.parallel.DistributedDataParallel(module, gradient_as_bucket_view=True)
 
 
-def launched() -> int:
-    """How many processes `torchrun` started; 1 without it."""
+def world_size() -> int:
+    """Processes that `torchrun` started on all nodes; 1 without it."""
     return int(os.environ.get("WORLD_SIZE", "1"))
 
 
+def local_world_size() -> int:
+    """Processes that `torchrun` started on this node; 1 without it."""
+    return int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+
+
 @contextmanager
-def processes() -> Iterator[Processes]:
-    """Join the other processes, by NCCL between GPUs and by gloo between CPUs; leave them at the end."""
-    if launched() == 1:
-        yield Processes()
+def distributed() -> Iterator[DistContext]:
+    """Join the other ranks, with NCCL between GPUs and gloo between CPUs, and leave them at the end."""
+    if world_size() == 1:
+        yield DistContext()
         return
-    dist.init_process_group("cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo", timeout=PATIENCE)
+    backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
+    dist.init_process_group(backend, timeout=TIMEOUT)
     try:
-        yield Processes(dist.get_rank(), dist.get_world_size(), int(os.environ["LOCAL_RANK"]))
+        yield DistContext(dist.get_rank(), dist.get_world_size(), int(os.environ["LOCAL_RANK"]))
     finally:
         dist.destroy_process_group()

@@ -36,10 +36,12 @@ class Document:
     text: str
     """All text columns as paragraphs, separated by newlines."""
     fields: tuple[str, ...]
-    """The text columns apart, e.g. title and content; one, if the source is read as text."""
+    """The text columns apart, e.g. title and content."""
     label: str | None = None
     group: str | None = None
     """Equal for documents that must not be split between train and dev"""
+    domain: str | None = None
+    """Value of the source's `by` column"""
     origin: str = field(default="", compare=False)
     """The file, and what its parts are: `reviews.csv, line`"""
     number: int = field(default=0, compare=False)
@@ -200,8 +202,7 @@ class _RowReader:
     def __init__(self, source: SourceConfig) -> None:
         self._source = source
         self._tidy = clean if source.label is None else tidy
-        self._group = source.group
-        self._label = source.label
+        self._others = (source.label, source.group, source.by)
         self._unseen = set(columns_of(source))
         self._first: tuple[str, Mapping[str, Any]] | None = None
         self._rows = 0
@@ -221,11 +222,8 @@ class _RowReader:
             text = "\n".join(filter(None, fields))
             if not text:
                 continue
-            if self._source.reading == "text":
-                fields = (text,)
-            label = None if self._label is None else label_value(cells.get(self._label))
-            group = None if self._group is None else label_value(cells.get(self._group))
-            yield Document(text, fields, label, group, origin, number)
+            label, group, domain = (name and label_value(cells.get(name)) for name in self._others)
+            yield Document(text, fields, label, group, domain, origin, number)
 
     def lines(self, rows: Iterable[Row]) -> Iterator[str]:
         """The first text column of some rows, each a line of text."""

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import os
-from collections.abc import Iterable
 from glob import glob
 from pathlib import Path
 
@@ -69,11 +66,6 @@ def table_format(file: Path, form: str) -> str | None:
     return form if form in TABLES else _format_of_suffix(file)
 
 
-def file_hashes(sources: Iterable[SourceConfig], root: Path) -> dict[str, str]:
-    """SHA-256 of each file of some sources by its path from the root; nothing of what the hub holds."""
-    return {os.path.relpath(file, root): _sha256(file) for source in sources for file in files(source, root)}
-
-
 def _format_of_suffix(file: Path) -> str | None:
     inner = file.with_suffix("") if file.suffix.lower() in COMPRESSION_SUFFIXES else file
     if inner.suffix.lower() in _WIKITEXT_SUFFIXES:
@@ -92,11 +84,3 @@ def _is_parquet(file: Path) -> bool:
 
 def _is_hidden(path: Path) -> bool:
     return any(part.startswith(".") for part in path.parts)
-
-
-def _sha256(file: Path) -> str:
-    try:
-        with file.open("rb") as handle:
-            return hashlib.file_digest(handle, "sha256").hexdigest()
-    except OSError as error:
-        raise SourceError(f"{file}: cannot be read ({error.strerror})") from error

@@ -1,88 +1,69 @@
-"""Which texts are held out, in pretraining and fine-tuning alike: decided by a hash, the same in every run.
+"""Which documents are trained on and which are held out: one hash split for pretraining text and labelled text.
 
-1. Groups, not texts, are held out: a group is what the recipe's `group` says, or a text by itself.
-2. A share of the groups is held out, those of the lowest hashes; of a source at least one, and never all.
-3. A text that is held out somewhere is trained on nowhere, whatever its case, white space and punctuation.
+The hash of a document's group, or of its normalised text, decides, so every run makes the same split and equal texts
+are always in the same part.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Set
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from training.sources.documents import Document
 from training.sources.plain_text import without_breaks
 
-_RANGE = 2**64
 _ASCII_MARKS = bytes(code for code in range(128) if not chr(code).isalnum())
 _TYPOGRAPHIC_MARKS = "‘’“”«»–—…\xa0"
 
 
 def text_hash(text: str) -> int:
-    """64 bits, equal for texts that differ only in case, white space, punctuation and `<br />`, and so for the
-    spellings of one text. Punctuation counts where a text has nothing else."""
+    """64-bit hash of a text that ignores case, white space, punctuation and `<br />`: two texts with the same hash
+    count as the same text. Of a text that has nothing else, punctuation counts.
+
+    >>> text_hash("It isn’t “good”.") == text_hash("it is n't ``good''")
+    True
+    """
     text = without_breaks(text).casefold()
-    encoded = text.encode("utf-8", "surrogatepass")
+    whole = text.encode(errors="surrogatepass")
     if not text.isascii():
         for mark in _TYPOGRAPHIC_MARKS:
             text = text.replace(mark, "")
-    plain = text.encode("utf-8", "surrogatepass").translate(None, _ASCII_MARKS)
-    return int.from_bytes(hashlib.blake2b(plain or encoded, digest_size=8).digest())
+    letters = text.encode(errors="surrogatepass").translate(None, _ASCII_MARKS)
+    return int.from_bytes(hashlib.blake2b(letters or whole, digest_size=8).digest(), "big")
 
 
 def group_hash(document: Document) -> int:
-    """Equal for documents that must stay in one part."""
+    """64-bit hash of what must stay in one part: the document's group, or else its text."""
     return text_hash(document.group or document.text)
 
 
-def hash_share(key: int) -> float:
-    """A hash as a number in [0, 1)."""
-    return key / _RANGE
-
-
 @dataclass(frozen=True, slots=True)
-class HeldOut:
-    """The groups that are held out, by their hashes. `key in held_out` tells."""
+class HashSplit:
+    """Holds out the groups whose hash is below a limit."""
 
-    below: int = 0
-    """All hashes below this, but"""
-    trained: frozenset[int] = frozenset()
-    """these, and also"""
-    besides: frozenset[int] = frozenset()
-    """these."""
+    limit: int
 
-    def __contains__(self, key: int) -> bool:
-        return key in self.besides or (key < self.below and key not in self.trained)
-
-    def __or__(self, other: HeldOut) -> HeldOut:
-        """What either holds out, of the same fraction: the small sources of both have their groups."""
-        besides = self.besides | other.besides
-        trained = (self.trained | other.trained) - besides
-        return HeldOut(max(self.below, other.below), trained, besides)
+    def holds_out(self, document: Document) -> bool:
+        """Whether a document is held out."""
+        return group_hash(document) < self.limit
 
 
-def hold_out(keys: Iterable[int], fraction: float) -> HeldOut:
-    """Choose a share of the groups of one source, whose hashes these are.
-
-    One group at least is held out, and one is trained on; a source of a single group is trained on. Reads only
-    as many hashes as it takes to know that.
-    """
-    below = int(fraction * _RANGE)
-    if below in (0, _RANGE):
-        return HeldOut(below)
-    lowest, highest = _RANGE, -1
-    for key in keys:
-        lowest, highest = min(lowest, key), max(highest, key)
-        if lowest < below <= highest:
-            return HeldOut(below)
-    if 0 <= highest < below:
-        return HeldOut(below, trained=frozenset({highest}))
-    if lowest < highest:
-        return HeldOut(below, besides=frozenset({lowest}))
-    return HeldOut(below)
-
-
-def is_contaminated(document: Document, heldout_hashes: Set[int]) -> bool:
-    """Whether a text to be trained on is held out as well, in whatever spelling."""
-    return text_hash(document.text) in heldout_hashes
+def split_by_hash(documents: Iterable[Document], fraction: float) -> HashSplit:
+    """The split that holds out about `fraction` of the groups of a source, at least one and never all. A source of one
+    group is trained on. Reads documents only until both parts have one."""
+    limit = int(fraction * 2**64)
+    lowest: list[int] = []  # the two lowest hashes
+    highest = -1
+    for document in documents if limit else ():
+        value = group_hash(document)
+        if value not in lowest:
+            lowest = sorted([*lowest, value])[:2]
+        highest = max(highest, value)
+        if len(lowest) == 2 and lowest[0] < limit <= highest:
+            return HashSplit(limit)
+    if len(lowest) < 2:
+        return HashSplit(0)
+    if highest < limit:  # so small a source that all of it is below the limit
+        return HashSplit(highest)
+    return HashSplit(max(limit, lowest[1]))

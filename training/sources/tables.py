@@ -22,8 +22,7 @@ Row = tuple[int, Mapping[str, Any]]
 
 def columns_of(source: SourceConfig) -> tuple[str, ...]:
     """The columns that a recipe names."""
-    folder = source.label == "folder"
-    return tuple(dict.fromkeys(filter(None, (*source.text, None if folder else source.label, source.group))))
+    return tuple(dict.fromkeys(filter(None, (*source.text, source.label, source.group, source.by))))
 
 
 def read_rows(file: Path, form: str | None, source: SourceConfig, progress: Progress | None) -> Iterator[Row]:

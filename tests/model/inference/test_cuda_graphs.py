@@ -15,7 +15,7 @@ from torch import Tensor
 from model import BertForPreTraining, PackedBatch
 from model.bert import BertEncoder
 from model.inference.cuda_graphs import SEQUENCES, GraphedEncoder, Replay
-from model.packing import Segments
+from model.packing import SequenceBounds
 from tests.conftest import tiny_config
 
 
@@ -23,10 +23,10 @@ from tests.conftest import tiny_config
 class DeviceAttention:
     """Reads where sequences begin from the tensors alone, as the kernel on a GPU does."""
 
-    queries: Segments
-    keys: Segments
+    queries: SequenceBounds
+    keys: SequenceBounds
 
-    def __call__(self, query: Tensor, key_value: Tensor) -> Tensor:
+    def cross_attention(self, query: Tensor, key_value: Tensor) -> Tensor:
         out = torch.full_like(query, torch.nan)  # memory that nobody has written
         asking, known = self.queries.cu_seqlens.tolist(), self.keys.cu_seqlens.tolist()
         for i in range(len(known) - 1):
@@ -35,8 +35,8 @@ class DeviceAttention:
             out[asking[i] : asking[i + 1]] = F.scaled_dot_product_attention(q, k, v).transpose(0, 1)
         return out
 
-    def within(self, qkv: Tensor) -> Tensor:
-        return self(qkv[:, 0], qkv[:, 1:])
+    def self_attention(self, qkv: Tensor) -> Tensor:
+        return self.cross_attention(qkv[:, 0], qkv[:, 1:])
 
 
 def again(work: Callable[[], Tensor]) -> tuple[Tensor, Replay]:
@@ -83,7 +83,7 @@ def test_graph_computes_what_the_encoder_does(encoder: BertEncoder) -> None:
 def test_batches_that_no_graph_holds_are_computed_as_ever(encoder: BertEncoder) -> None:
     graphed = GraphedEncoder(encoder, sizes=[32], capture=again)
     for lengths, reads in (([32], [[0]]), ([1] * 33, [[0]] * 33), ([5], [[0] * 33]), ([5], None)):
-        batch = PackedBatch.pack([[5] * n for n in lengths], reads=reads)
+        batch = PackedBatch.pack([[5] * n for n in lengths], outputs=reads)
         assert graphed._graph(batch) is None
         torch.testing.assert_close(graphed(batch), encoder(batch))
 
@@ -102,7 +102,7 @@ def test_where_graphs_do_not_work_the_encoder_does(
         graphed = GraphedEncoder(encoder, capture=broken)
     assert graphed.graphs == []
     assert trouble in caplog.text
-    batch = PackedBatch.pack([[5, 6]], reads=[[0]])
+    batch = PackedBatch.pack([[5, 6]], outputs=[[0]])
     torch.testing.assert_close(graphed(batch), encoder(batch))
 
 

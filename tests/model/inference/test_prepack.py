@@ -33,7 +33,7 @@ def test_prepacked_encoder_gives_the_same_hidden_states(
     packed = copy.deepcopy(plain)
     if not prepack(packed):
         pytest.skip(f"oneDNN does not compute {dtype} here")
-    batch = PackedBatch.pack(IDS, reads=reads)
+    batch = PackedBatch.pack(IDS, outputs=reads)
     with torch.inference_mode():
         torch.testing.assert_close(packed(batch), plain(batch), rtol=tolerance, atol=tolerance)
 
@@ -54,10 +54,10 @@ def test_bfloat16_encoder_gives_a_text_the_same_numbers_among_any_neighbours(hid
     texts = [torch.randint(4, 32, (length,), generator=generator).tolist() for length in lengths]
     reads = [(0, 1, 2) if i % 4 == 1 else (0,) for i in range(len(texts))]
     with torch.inference_mode():
-        among = encoder(PackedBatch.pack(texts, reads=reads)).split([len(read) for read in reads])
+        among = encoder(PackedBatch.pack(texts, outputs=reads)).split([len(read) for read in reads])
         for text, read, rows in zip(texts, reads, among, strict=True):
-            assert torch.equal(encoder(PackedBatch.pack([text], reads=[read])), rows)
-            assert torch.equal(encoder(PackedBatch.pack([text], reads=[(0,)])), rows[:1])
+            assert torch.equal(encoder(PackedBatch.pack([text], outputs=[read])), rows)
+            assert torch.equal(encoder(PackedBatch.pack([text], outputs=[(0,)])), rows[:1])
 
 
 def test_precision_that_was_not_checked_leaves_the_encoder_alone() -> None:

@@ -21,8 +21,8 @@ def made(tokenizer: Tokenizer, count: int = 12) -> list[Example]:
 def test_reads_are_cls_and_masks_of_every_example(tokenizer: Tokenizer) -> None:
     examples = made(tokenizer)
     batch = collate_pretraining(examples)
-    assert batch.packed.reads is not None
-    read_ids = batch.packed.input_ids[batch.packed.reads.index]
+    assert batch.packed.outputs is not None
+    read_ids = batch.packed.input_ids[batch.packed.outputs.index]
     assert (read_ids[batch.cls_rows] == tokenizer.cls_id).all()
     ordered = sorted(examples, key=lambda e: -len(e.input_ids))
     masked = np.concatenate([e.input_ids[e.masked_positions] for e in ordered])
@@ -62,8 +62,8 @@ def test_classification_batch_reads_cls_and_keeps_labels_with_their_texts() -> N
     assert batch.packed.lengths == (4, 3, 2)
     assert batch.targets.tolist() == [[0, 1, 0], [1, 0, 0], [0, 0, 1]]
     assert batch.labels.tolist() == [1, 0, 2]
-    assert batch.packed.reads is not None
-    assert (batch.packed.input_ids[batch.packed.reads.index] == 2).all()
+    assert batch.packed.outputs is not None
+    assert (batch.packed.input_ids[batch.packed.outputs.index] == 2).all()
     assert batch.counts == (3,)
 
 

@@ -16,7 +16,7 @@ from tests.training.finetune.test_run import with_pretrained
 from training.errors import RunError
 from training.evaluate.report import evaluate
 from training.export import checkpoint_dir as directory
-from training.export.checkpoint_dir import write_directory
+from training.runtime.checkpoint_dir import write_directory
 from training.export.run import export
 from training.finetune.run import finetune
 from training.finetune.seeds import SeedResult, save_results

@@ -16,7 +16,7 @@ def test_pretraining_operations_are_those_that_torch_counts(reads: list[list[int
     config = tiny_config()
     model = BertForPreTraining(config)
     lengths = [16, 16]  # attention pads to no more
-    batch = PackedBatch.pack([[5] * n for n in lengths], reads=reads)
+    batch = PackedBatch.pack([[5] * n for n in lengths], outputs=reads)
     cls, masked = torch.tensor([0, 2 if reads else 16]), torch.tensor([1, 2, 3])
     with FlopCounterMode(display=False) as counter:
         hidden = model(batch)
@@ -29,7 +29,7 @@ def test_pretraining_operations_are_those_that_torch_counts(reads: list[list[int
 def test_classification_operations_are_those_that_torch_counts() -> None:
     config = tiny_config()
     model = BertForSequenceClassification(config)
-    batch = PackedBatch.pack([[5] * 16, [6] * 16, [7] * 16], reads=[[0]] * 3)
+    batch = PackedBatch.pack([[5] * 16, [6] * 16, [7] * 16], outputs=[[0]] * 3)
     with FlopCounterMode(display=False) as counter:
         model(batch).sum().backward()
     assert classification_flops(config, batch) == counter.get_total_flops()

@@ -244,6 +244,11 @@ def test_a_folders_name_is_the_label_of_its_files(tmp_path: Path) -> None:
     ]
 
 
+def test_a_texts_domain_is_the_value_of_a_column(tmp_path: Path) -> None:
+    write(tmp_path / "a.jsonl", jsonl([{"text": "x", "shop": 1}, {"text": "y"}]))
+    assert [document.domain for document in read(tmp_path, "a.jsonl", by="shop")] == ["1", None]
+
+
 def test_a_folders_name_is_no_label_of_a_table(tmp_path: Path) -> None:
     write(tmp_path / "a.csv", "text,folder\ngood,pos\n")
     assert [document.label for document in read(tmp_path, "a.csv", label="folder")] == ["pos"]
@@ -300,24 +305,6 @@ def test_parquet_is_known_by_its_first_bytes(tmp_path: Path) -> None:
     for name in ("a.txt", "b"):
         parquet.write_table(pyarrow.table({"text": ["good"]}), tmp_path / name)
         assert texts(tmp_path, name) == ["good"]
-
-
-@pytest.mark.parametrize(
-    ("columns", "reading", "fields"),
-    [
-        (("title", "text"), None, ("T", "Body.")),
-        (("title", "text"), "pair", ("T", "Body.")),
-        (("title", "text"), "both", ("T", "Body.")),
-        (("title", "text"), "text", ("T\nBody.",)),
-        (("title", "text", "more"), None, ("T\nBody.\nMore.",)),
-    ],
-)
-def test_several_text_columns_are_read_as_the_source_says(
-    tmp_path: Path, columns: tuple[str, ...], reading: str | None, fields: tuple[str, ...]
-) -> None:
-    write(tmp_path / "a.jsonl", jsonl([{"title": "T", "text": "Body.", "more": "More."}]))
-    (document,) = read(tmp_path, "a.jsonl", text=columns, read=reading)
-    assert (document.fields, document.text) == (fields, "\n".join(["T", "Body.", "More."][: len(columns)]))
 
 
 # --- compressions

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from pathlib import Path
 
 import pytest
@@ -10,7 +9,7 @@ import pytest
 from tests.training.sources.reading import jsonl, texts, write
 from training.errors import SourceError
 from training.recipe import SourceConfig
-from training.sources.files import file_hashes, files, format_of_file
+from training.sources.files import files, format_of_file
 
 
 def test_directory_is_read_in_the_order_of_its_names_without_strangers(tmp_path: Path) -> None:
@@ -61,9 +60,3 @@ def test_a_place_without_files_is_an_error(tmp_path: Path) -> None:
 )
 def test_format_of_file_goes_by_its_suffix(tmp_path: Path, name: str, form: tuple[str, bool]) -> None:
     assert format_of_file(write(tmp_path / name, "x"), SourceConfig(path=name)) == form
-
-
-def test_file_hashes_are_those_of_the_bytes(tmp_path: Path) -> None:
-    write(tmp_path / "a" / "b.txt", "good")
-    digest = hashlib.sha256(b"good").hexdigest()
-    assert file_hashes([SourceConfig(path="a")], tmp_path) == {"a/b.txt": digest}

@@ -220,8 +220,8 @@ def test_hub_cache_lets_a_run_stream_a_data_set_once(use_hub: UseHub, tmp_path: 
     recipe = Recipe(
         name="hub",
         run=tmp_path,
-        tokenizer=TokenizerConfig(vocab_size=200, min_frequency=1),
-        corpus=CorpusConfig(sources=(SourceConfig(hub="owner/set"),), heldout_fraction=0.1, workers=1),
+        tokenizer=TokenizerConfig(vocab_size=200),
+        corpus=CorpusConfig(sources=(SourceConfig(hub="owner/set"),), heldout_fraction=0.1),
     )
     prepare(recipe, Tokenizer.load(make_tokenizer(recipe)))
     assert hub.opened == 1

@@ -8,7 +8,7 @@ from string import ascii_lowercase
 import pytest
 
 from training.sources.documents import Document
-from training.sources.split import HeldOut, group_hash, hash_share, hold_out, is_contaminated, text_hash
+from training.sources.split import group_hash, split_by_hash, text_hash
 
 
 def document(text: str, group: str | None = None) -> Document:
@@ -41,67 +41,56 @@ def test_text_hash_differs_between_texts() -> None:
     assert len({text_hash(text) for text in texts}) == len(texts)
 
 
-def test_hash_share_is_even() -> None:
-    shares = sorted(hash_share(text_hash(str(number))) for number in range(1000))
-    assert all(abs(share - index / 1000) < 0.05 for index, share in enumerate(shares))
-
-
 def test_group_hash_is_that_of_the_group_if_there_is_one() -> None:
     assert group_hash(document("a", "film")) == group_hash(document("b", "film")) != group_hash(document("a"))
     assert group_hash(document("A  b")) == group_hash(document("a b"))
 
 
 @pytest.mark.parametrize("fraction", [0.05, 0.3, 0.9])
-def test_hold_out_takes_about_its_share(fraction: float) -> None:
-    keys = [text_hash(str(number)) for number in range(3000)]
-    held_out = hold_out(keys, fraction)
-    assert abs(sum(key in held_out for key in keys) / len(keys) - fraction) < 0.05
+def test_split_by_hash_holds_out_about_its_share(fraction: float) -> None:
+    found = [document(str(number)) for number in range(3000)]
+    split = split_by_hash(found, fraction)
+    assert abs(sum(map(split.holds_out, found)) / len(found) - fraction) < 0.05
 
 
 @pytest.mark.parametrize("fraction", [1e-9, 0.5, 1 - 1e-9])
 @pytest.mark.parametrize("count", [2, 3, 26])
-def test_hold_out_takes_at_least_one_group_and_leaves_one(fraction: float, count: int) -> None:
-    keys = [text_hash(letter) for letter in ascii_lowercase[:count]]
-    held_out = hold_out(keys, fraction)
-    assert 0 < sum(key in held_out for key in keys) < count
+def test_split_by_hash_holds_out_at_least_one_group_and_leaves_one(fraction: float, count: int) -> None:
+    found = [document("text", letter) for letter in ascii_lowercase[:count]]
+    assert 0 < sum(map(split_by_hash(found, fraction).holds_out, found)) < count
 
 
 @pytest.mark.parametrize("fraction", [1e-9, 0.5, 1 - 1e-9])
-@pytest.mark.parametrize("text", ["a", "b", "c", "d"])
-def test_hold_out_leaves_a_single_group(fraction: float, text: str) -> None:
-    assert text_hash(text) not in hold_out([text_hash(text)] * 9, fraction)
+@pytest.mark.parametrize("group", ["a", "b", "c", "d"])
+def test_split_by_hash_leaves_a_single_group(fraction: float, group: str) -> None:
+    found = [document(str(number), group) for number in range(9)]
+    assert not any(map(split_by_hash(found, fraction).holds_out, found))
 
 
-def test_hold_out_of_nothing_or_all() -> None:
-    keys = [text_hash(letter) for letter in ascii_lowercase]
-    assert not any(key in hold_out(keys, 0) for key in keys)
-    assert all(key in hold_out(keys, 1) for key in keys)
-    assert text_hash("a") not in HeldOut()
+def test_split_by_hash_does_not_depend_on_the_order_and_hardly_on_other_groups() -> None:
+    found = [document(str(number)) for number in range(500)]
+    held_out = list(map(split_by_hash(found, 0.2).holds_out, found))
+    shuffled = random.Random(0).sample(found, len(found))
+    for others in (shuffled, found[:100]):
+        assert list(map(split_by_hash(others, 0.2).holds_out, found)) == held_out
 
 
-def test_hold_out_does_not_depend_on_the_order_and_hardly_on_other_groups() -> None:
-    keys = [text_hash(str(number)) for number in range(500)]
-    held_out = {key for key in keys if key in hold_out(keys, 0.2)}
-    shuffled = random.Random(0).sample(keys, len(keys))
-    assert {key for key in keys if key in hold_out(shuffled, 0.2)} == held_out
-    assert {key for key in keys if key in hold_out(keys[:100], 0.2)} == held_out
+def test_split_by_hash_reads_no_more_than_it_needs() -> None:
+    found = iter([document(str(number)) for number in range(1000)])
+    split_by_hash(found, 0.5)
+    assert len(list(found)) > 900
 
 
-def test_hold_out_reads_no_more_than_it_needs() -> None:
-    keys = iter(text_hash(str(number)) for number in range(1000))
-    hold_out(keys, 0.5)
-    assert len(list(keys)) > 900
+def test_split_by_hash_of_no_fraction_holds_out_nothing() -> None:
+    found = [document(letter) for letter in ascii_lowercase]
+    assert not any(map(split_by_hash(found, 0.0).holds_out, found))
 
 
-def test_held_out_of_two_sources_is_what_either_holds_out() -> None:
-    first, second = [text_hash(text) for text in "ab"], [text_hash(text) for text in "cd"]
-    both = hold_out(first, 1e-9) | hold_out(second, 1e-9)
-    assert [sum(key in both for key in keys) for keys in (first, second)] == [1, 1]
-    both = hold_out(first, 1 - 1e-9) | hold_out(second, 1 - 1e-9)
-    assert [sum(key in both for key in keys) for keys in (first, second)] == [1, 1]
-
-
-def test_is_contaminated_in_any_spelling() -> None:
-    heldout = {text_hash("It isn't fine.")}
-    assert is_contaminated(document("it is n't fine"), heldout)
-    assert not is_contaminated(document("it is fine"), heldout)
+def test_holds_out_keeps_the_spellings_of_a_text_together() -> None:
+    found = [document(f"it is n't {letter} ''") for letter in ascii_lowercase]
+    split = split_by_hash(found, 0.5)
+    spelled = [
+        document(f"It isn’t {letter}”", group=kept.text)
+        for letter, kept in zip(ascii_lowercase, found, strict=True)
+    ]
+    assert list(map(split.holds_out, spelled)) == list(map(split.holds_out, found))

@@ -1,4 +1,4 @@
-"""Shards made on several cores, in processes of their own."""
+"""Shards made on the cores of this machine, in worker processes."""
 
 from __future__ import annotations
 
@@ -14,74 +14,77 @@ from pathlib import Path
 
 import tokenizers
 
+from model.inference.cpu_features import available_cpus
 from model.tokenizer import Tokenizer
-from training.corpus.pieces import Piece
-from training.corpus.sentences import SentenceEncoder
-from training.corpus.shards import Shard, make_shard
+from training.corpus.encode import ShardEncoder
+from training.corpus.shards import Shard, ShardInput, make_shard
 from training.errors import CorpusError
 
-SMALL = 1_000_000
-"""Characters of text that are prepared sooner than worker processes start."""
+SMALL_CHARACTERS = 1_000_000
+"""Text that is encoded in less time than worker processes take to start."""
 
 
-def shards_in_workers(
-    work: Iterator[Piece], workers: int, tokenizer: Tokenizer, corpus: Path
-) -> Iterator[tuple[Piece, Shard]]:
-    """Shards as they are made; at most two pieces per worker are in memory.
+def make_shards(
+    inputs: Iterator[ShardInput], tokenizer: Tokenizer, corpus: Path
+) -> Iterator[tuple[ShardInput, Shard]]:
+    """Make shards on all cores, and yield them as they are completed. At most two inputs per worker are in memory.
 
     Raises:
-        CorpusError: a worker died.
+        CorpusError: a worker process died.
     """
-    first = list(itertools.islice(work, 2 * workers))
-    alone = workers == 1 or sum(len(text) for piece in first for text in piece.texts) < SMALL
-    work = itertools.chain(first, work)
-    del first  # or its pieces would stay in memory to the end
-    if alone:
-        encoder = SentenceEncoder(tokenizer)
-        yield from ((piece, make_shard(encoder, corpus, piece)) for piece in work)
+    workers = available_cpus()
+    first = list(itertools.islice(inputs, 2 * workers))
+    characters = sum(len(document.text) for shard_input in first for document in shard_input.documents)
+    inputs = itertools.chain(first, inputs)
+    del first  # or its text would stay in memory to the end
+    if workers == 1 or characters < SMALL_CHARACTERS:
+        encoder = ShardEncoder(tokenizer)
+        yield from ((shard_input, make_shard(encoder, corpus, shard_input)) for shard_input in inputs)
         return
     pool = ProcessPoolExecutor(workers, get_context("spawn"), _start_worker, (tokenizer.to_json(), corpus))
-    running: dict[Future[Shard], Piece] = {}
+    running: dict[Future[Shard], ShardInput] = {}
     try:
-        for piece in work:
-            running[pool.submit(_work, piece)] = piece
+        for shard_input in inputs:
+            running[pool.submit(_make, shard_input)] = shard_input
             if len(running) >= 2 * workers:
                 yield from _completed(running)
         while running:
             yield from _completed(running)
     except BrokenProcessPool as error:
-        remedy = "run prepare again, it continues"
-        raise CorpusError(f"a worker died, perhaps of too little memory; {remedy}") from error
+        raise CorpusError(
+            "a worker process died, perhaps because memory ran out; run prepare again, it continues"
+        ) from error
     finally:
         pool.shutdown(cancel_futures=True)
 
 
-def _completed(running: dict[Future[Shard], Piece]) -> list[tuple[Piece, Shard]]:
+def _completed(running: dict[Future[Shard], ShardInput]) -> list[tuple[ShardInput, Shard]]:
     done, _ = wait(running, return_when=FIRST_COMPLETED)
     return [(running.pop(future), future.result()) for future in done]
 
 
-# --- in the worker process ----------------------------------------------------------------------------------
+# --- in the worker process -----------------------------------------------------------------------------------------
 
-_worker: tuple[SentenceEncoder, Path]
+_worker: tuple[ShardEncoder, Path]
 """Set when a worker process starts."""
 
 
 def _start_worker(tokenizer: str, corpus: Path) -> None:
     global _worker
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all of a terminal; the parent decides
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole process group; the parent decides
     os.environ["TOKENIZERS_PARALLELISM"] = "false"  # one core per worker
-    threading.Thread(target=_end_with_parent, daemon=True).start()
-    _worker = SentenceEncoder(Tokenizer(tokenizers.Tokenizer.from_str(tokenizer))), corpus
+    threading.Thread(target=_exit_with_parent, daemon=True).start()
+    _worker = ShardEncoder(Tokenizer(tokenizers.Tokenizer.from_str(tokenizer))), corpus
 
 
-def _end_with_parent() -> None:
-    """A worker whose parent was killed would wait for work for ever."""
+def _exit_with_parent() -> None:
+    """Exit when the parent was killed, because no more work would come."""
     parent = parent_process()
     if parent is not None:
         parent.join()
         os._exit(1)
 
 
-def _work(piece: Piece) -> Shard:
-    return make_shard(*_worker, piece)
+def _make(shard_input: ShardInput) -> Shard:
+    encoder, corpus = _worker
+    return make_shard(encoder, corpus, shard_input)

@@ -12,7 +12,7 @@ from sklearn.feature_extraction.text import TfidfVectorizer
 
 from tests.training.conftest import MakeRecipe
 from training.errors import RunError
-from training.evaluate.bag_of_words import BagOfWords, num_words, word_pattern
+from training.report.bag_of_words import BagOfWords, num_words, word_pattern
 from training.evaluate.baselines import bags_of_words
 from training.recipe import SourceConfig
 from training.sources.documents import Document
@@ -78,7 +78,7 @@ def test_texts_of_one_label_are_refused(make_recipe: MakeRecipe, tmp_path: Path)
     recipe = make_recipe()
     source = SourceConfig(path=str(tmp_path / "sorted.jsonl"), label="label")
     sorted_ = recipe.model_copy(update={"finetune": recipe.finetune.model_copy(update={"train": (source,)})})
-    with pytest.raises(RunError, match=r"no text of finetune\.train is labelled 'NEGATIVE'"):
+    with pytest.raises(RunError, match=r"no text of finetune\.train is labelled '0'"):
         bags_of_words(sorted_)
 
 

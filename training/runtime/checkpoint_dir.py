@@ -44,7 +44,7 @@ def check_target(target: Path) -> None:
         )
 
 
-def write_directory(target: Path, model: Model, tokenizer: Tokenizer, dtype: torch.dtype) -> None:
+def write_checkpoint_dir(target: Path, model: Model, tokenizer: Tokenizer, dtype: torch.dtype) -> None:
     """Write beside the target, load and compare, then swap: a reader never sees half a checkpoint.
 
     Raises:
@@ -86,5 +86,5 @@ def _compare(loaded: Checkpoint, model: Model, tokenizer: Tokenizer, dtype: torc
 def _logits(model: Model, tokenizer: Tokenizer) -> Tensor:
     model.eval()
     ids = [tokenizer.cls_id, tokenizer.mask_id, tokenizer.sep_id]
-    out = model(PackedBatch.pack([ids], reads=[[0]]))
+    out = model(PackedBatch.pack([ids], outputs=[[0]]))
     return model.masked_lm(out) if isinstance(model, BertForPreTraining) else out

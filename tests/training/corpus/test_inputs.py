@@ -17,12 +17,13 @@ from training.finetune.dataset import (
     LabelledTexts,
     assemble,
     joined,
+    key_of_text,
     read_labelled,
     read_whole,
     split_sources,
 )
 from training.recipe import FinetuneConfig, Recipe, SourceConfig
-from training.sources.split import text_hash
+from training.sources.documents import Document
 
 
 def write(folder: Path, rows: list[dict[str, object]]) -> SourceConfig:
@@ -53,7 +54,7 @@ def test_labels_are_numbered_in_the_order_of_the_recipe(tmp_path: Path, tokenize
 
 def test_a_label_outside_the_set_names_the_document(tmp_path: Path, tokenizer: Tokenizer) -> None:
     rows = [{"text": "good", "label": 1}, {"text": "bad", "label": 7}]
-    with pytest.raises(SourceError, match=r"texts\.jsonl, line 2: label '7' is none of '0', '1'; name"):
+    with pytest.raises(SourceError, match=r"document 2: label '7' is none of '0', '1'; name every value"):
         read(tmp_path, rows, tokenizer)
 
 
@@ -76,12 +77,18 @@ def test_texts_that_are_tested_are_not_trained_on(tmp_path: Path, tokenizer: Tok
     assert [ids.tolist() for ids in train.input_ids] == expected
 
 
+@pytest.mark.parametrize("text", ["Größe: überaus schön", "ÉTÉ À LA MER", "Отличный фильм", "αγαπημένος"])
+def test_a_text_in_another_case_is_the_same_in_every_alphabet(text: str) -> None:
+    keys = {key_of_text(Document(case, (case,))) for case in (text, text.upper(), text.lower())}
+    assert len(keys) == 1
+
+
 def test_a_wrong_label_of_a_test_is_found_before_anything_is_trained(
     tmp_path: Path, tokenizer: Tokenizer
 ) -> None:
     (tmp_path / "test.jsonl").write_text('{"text": "good", "label": 1}\n{"text": "so-so", "label": 2}\n')
     rows: list[dict[str, object]] = [{"text": "bad", "label": 0}, {"text": "fine", "label": 1}]
-    with pytest.raises(SourceError, match=r"test\.jsonl, line 2: label '2' is none of"):
+    with pytest.raises(SourceError, match="test, document 2: label '2' is none of"):
         read(tmp_path, rows, tokenizer, test=(SourceConfig(path="test.jsonl", label="label"),))
     with pytest.raises(SourceError, match="test: fine-tuning needs the source's `label`"):
         read(tmp_path, rows, tokenizer, test=(SourceConfig(path="test.jsonl"),))
@@ -118,7 +125,7 @@ def test_both_spellings_of_a_text_are_in_the_same_part(tmp_path: Path) -> None:
     ((_, train, dev),) = split_sources(recipe_of(tmp_path, source, dev_fraction=0.3))
     assert len(train) + len(dev) == 2 * len(rows)
     for part in (train, dev):
-        assert set(Counter(text_hash(text.group or text.text) for text in part).values()) == {2}
+        assert set(Counter(map(key_of_text, part)).values()) == {2}
 
 
 def test_a_group_that_takes_much_of_a_source_into_dev_is_warned_of(
@@ -131,6 +138,13 @@ def test_a_group_that_takes_much_of_a_source_into_dev_is_warned_of(
     caplog.clear()
     split_sources(recipe_of(tmp_path, source.model_copy(update={"group": None}), dev_fraction=0.05))
     assert "are in dev" not in caplog.text
+
+
+@pytest.mark.parametrize("text", ["It isn't \"fine\", it's great", "it isn't ``fine'', it's great"])
+def test_a_text_with_other_quotation_marks_is_the_same(text: str) -> None:
+    typed = Document(text, (text,))
+    phone = "It isn’t “fine”, it’s great"
+    assert key_of_text(typed) == key_of_text(Document(phone, (phone,)))
 
 
 def test_some_of_what_is_trained_on_has_typographic_marks(tmp_path: Path) -> None:
@@ -158,15 +172,15 @@ def test_a_small_source_has_a_group_in_dev_but_not_its_only_one(tmp_path: Path, 
 
 def test_a_label_that_no_text_has_is_an_error(tmp_path: Path, tokenizer: Tokenizer) -> None:
     rows: list[dict[str, object]] = [{"text": f"good {letter}", "label": 1} for letter in "abc"]
-    with pytest.raises(RunError, match=r"no text of finetune\.train is labelled 'NEGATIVE'; is a file sorted"):
+    with pytest.raises(RunError, match=r"no text of finetune\.train is labelled '0'; is a file sorted"):
         read(tmp_path, rows, tokenizer)
 
 
 @pytest.mark.parametrize("number", range(6))
-def test_a_missing_label_is_named_with_its_line(tmp_path: Path, tokenizer: Tokenizer, number: int) -> None:
+def test_an_error_counts_documents_as_the_file_does(tmp_path: Path, tokenizer: Tokenizer, number: int) -> None:
     rows: list[dict[str, object]] = [{"text": f"good {letter}", "label": 1} for letter in "abcdef"]
     rows[number]["label"] = None
-    with pytest.raises(SourceError, match=f"line {number + 1}: has no label; fill it, or leave such rows out"):
+    with pytest.raises(SourceError, match=f"document {number + 1}: has no label; fill it, or take the row out"):
         read(tmp_path, rows, tokenizer, dev_fraction=0.5)
 
 
@@ -180,7 +194,7 @@ def test_no_group_is_split_between_train_and_dev(tmp_path: Path, tokenizer: Toke
     assert not films[0] & films[1]
     assert len(films[0] | films[1]) == len(letters)
     assert len(train) + len(dev) == len(rows)
-    assert 0 < len(dev) <= len(train)
+    assert 0 < len(dev) < len(train)
 
 
 def test_the_split_is_the_same_in_every_run(tmp_path: Path, tokenizer: Tokenizer) -> None:
@@ -224,9 +238,8 @@ def test_dev_and_test_are_read_as_they_are_served(
     assert {len(ids) for ids in train.input_ids} == {20}
     assert {len(ids) for ids in dev.input_ids} == {64}
     served = load_checkpoint(save_sentiment(truncation="head_tail"))
-    source = write(tmp_path, rows)
-    recipe = recipe_of(tmp_path, source, max_length=20, truncation="head", labels={"0": "A", "1": "B"})
-    whole = read_whole(source, recipe, served)
+    config = FinetuneConfig(max_length=20, truncation="head", labels={"0": "A", "1": "B"})
+    whole = read_whole(write(tmp_path, rows), tmp_path, config, served)
     assert len(whole) == len(rows)
     expected = served.tokenizer.encode(rows[0]["text"], max_length=64, truncate=True, truncation="head_tail")
     assert whole.input_ids[0].tolist() == expected.input_ids

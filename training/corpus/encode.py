@@ -1,0 +1,167 @@
+"""Documents to the arrays of a shard: a pure function that every engine maps."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from array import array
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from model.tokenizer import Tokenizer
+from training.corpus.sentences import split_sentences
+from training.sources.documents import Document
+
+MAX_SENTENCE_TOKENS = 125
+"""A longer sentence is cut: an example of 128 tokens has no room for more, so its middle would never be seen."""
+
+MAX_UNKNOWN = 0.5
+"""A sentence with a larger share of [UNK] is in another script; it is dropped."""
+
+CACHED_WORDS = 300_000
+"""Words whose pieces are remembered, about 100 bytes each."""
+
+NO_LABEL = -1
+
+_BATCH = 2000
+"""Sentences whose words are in memory at a time."""
+
+_WORD = re.compile(r"\[UNK\]|[!-/:-@\[-`{-~]|[^ \t\n\r!-/:-@\[-`{-~]+")
+"""One character of ASCII punctuation, or a run of anything else between ASCII white space."""
+
+_PROBE = "the cat's (red-hot) film, 3.14"
+"""Text that a tokenizer splits differently word by word if it does not pre-tokenize like BERT."""
+
+Counts = NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class EncodedShard:
+    """Documents end to end."""
+
+    tokens: NDArray[np.unsignedinteger]
+    """(tokens,) uint16 or uint32."""
+    sentence_starts: NDArray[np.int32]
+    """(sentences + 1,) where each sentence starts in `tokens`. In labelled text a sentence is a text column."""
+    document_starts: NDArray[np.int32]
+    """(documents + 1,) where each document starts in `sentence_starts`."""
+    labels: NDArray[np.int16] | None = None
+    """(documents,) index of the label, `NO_LABEL` without one; None for pretraining text."""
+    unknown_sentences: int = 0
+    """Sentences dropped because they are mostly [UNK]."""
+    cut_sentences: int = 0
+    """Sentences cut because they are too long."""
+
+
+class ShardEncoder:
+    """Documents to token ids, with a cache of the pieces of each word.
+
+    BERT's pre-tokenizer splits at white space and around punctuation before anything else, so the pieces of a word do
+    not depend on its neighbours, and a look-up is several times faster than WordPiece. A spelled-out `[MASK]` becomes
+    the three words that it is in a corpus, not the special token.
+    """
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self.dtype = np.dtype(np.uint16 if tokenizer.vocab_size <= 2**16 else np.uint32)
+        self._tokenizer = tokenizer
+        self._continues = np.array([token.startswith("##") for token in tokenizer.vocab])  # (vocab_size,)
+        self._by_word = tokenizer.ids(_PROBE) == [
+            i for word in _WORD.findall(_PROBE) for i in tokenizer.ids(word)
+        ]
+        self._words: dict[str, bytes] = {}
+
+    def encode_text(self, texts: Sequence[str], *, lines: bool = False) -> EncodedShard:
+        """Pretraining text: the sentences of each document, or its lines if they are sentences already. Sentences
+        without a token and documents without a sentence are left out."""
+        sentences = [text.split("\n") if lines else split_sentences(text) for text in texts]
+        tokens, lengths = self._ids(list(itertools.chain.from_iterable(sentences)))
+        document = np.repeat(np.arange(len(sentences)), [len(part) for part in sentences])  # (sentences,)
+
+        unknown = _sums(tokens == self._tokenizer.unk_id, lengths) > MAX_UNKNOWN * lengths
+        kept = (lengths > 0) & ~unknown
+        tokens, lengths, document = tokens[np.repeat(kept, lengths)], lengths[kept], document[kept]
+
+        cut = lengths > MAX_SENTENCE_TOKENS
+        lengths, document = self._cut(tokens, lengths, document, cut)
+        per_document = np.bincount(document)
+        return EncodedShard(
+            tokens,
+            _starts(lengths),
+            _starts(per_document[per_document > 0]),
+            unknown_sentences=int(unknown.sum()),
+            cut_sentences=int(cut.sum()),
+        )
+
+    def encode_labelled(self, documents: Sequence[Document], labels: Sequence[int]) -> EncodedShard:
+        """Labelled text: each text column is one sentence, empty ones included, so all documents are kept."""
+        tokens, lengths = self._ids([field for document in documents for field in document.fields])
+        columns = np.array([len(document.fields) for document in documents], np.int64)
+        return EncodedShard(tokens, _starts(lengths), _starts(columns), np.array(labels, np.int16))
+
+    def _ids(self, sentences: Sequence[str]) -> tuple[NDArray[np.unsignedinteger], Counts]:
+        """(tokens,) ids of all sentences end to end, and (sentences,) their lengths."""
+        ids: list[bytes] = []
+        if self._by_word:
+            known = self._words.__getitem__
+            for first in range(0, len(sentences), _BATCH):
+                words = [_WORD.findall(sentence) for sentence in sentences[first : first + _BATCH]]
+                self._learn(set().union(*words))
+                ids += [b"".join(map(known, sentence)) for sentence in words]
+        else:
+            ids = self._tokenize(sentences)
+        tokens = np.frombuffer(b"".join(ids), self.dtype)
+        return tokens, np.array([len(sentence) for sentence in ids], np.int64) // self.dtype.itemsize
+
+    def _learn(self, words: set[str]) -> None:
+        if len(self._words) > CACHED_WORDS:
+            self._words.clear()
+        new = [word for word in words if word not in self._words]
+        self._words.update(zip(new, self._tokenize(new), strict=True))
+
+    def _tokenize(self, texts: Sequence[str]) -> list[bytes]:
+        return [array(self.dtype.char, ids).tobytes() for ids in self._tokenizer.ids_batch(texts)]
+
+    def _cut(
+        self, tokens: NDArray[np.unsignedinteger], lengths: Counts, document: Counts, cut: NDArray[np.bool_]
+    ) -> tuple[Counts, Counts]:
+        """`lengths` and `document` with each sentence in `cut` replaced by its parts."""
+        starts = _starts(lengths)
+        parts = np.ones_like(lengths)
+        inserted = []
+        for index in np.flatnonzero(cut):
+            inserted.append(even_parts(self._continues[tokens[starts[index] : starts[index + 1]]]))
+            parts[index] = len(inserted[-1])
+        lengths = np.repeat(lengths, parts)
+        lengths[np.repeat(cut, parts)] = list(itertools.chain.from_iterable(inserted))
+        return lengths, np.repeat(document, parts)
+
+
+def even_parts(continues: NDArray[np.bool_]) -> list[int]:
+    """Lengths of about equal parts of a sentence: each at most `MAX_SENTENCE_TOKENS`, and no word that fits is split.
+
+    Args:
+        continues: (tokens,) whether a token continues the word before it.
+    """
+    total = len(continues)
+    ends = [0]
+    while ends[-1] < total:
+        left = total - ends[-1]
+        end = ends[-1] + -(-left // -(-left // MAX_SENTENCE_TOKENS))
+        begins = np.flatnonzero(~continues[ends[-1] + 1 : end + 1])
+        ends.append(ends[-1] + 1 + int(begins[-1]) if end < total and len(begins) else end)
+    return [int(length) for length in np.diff(ends)]
+
+
+def _starts(lengths: Counts) -> NDArray[np.int32]:
+    """(n,) lengths to (n + 1,) offsets."""
+    return np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
+
+
+def _sums(flags: NDArray[np.bool_], lengths: Counts) -> Counts:
+    """(tokens,) flags to (sentences,) how many are set in each sentence."""
+    before = np.concatenate([[0], np.cumsum(flags)])
+    ends = np.cumsum(lengths)
+    return before[ends] - before[ends - lengths]

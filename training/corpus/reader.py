@@ -1,0 +1,133 @@
+"""Read access to a prepared folder, a window of shards at a time.
+
+Memory holds the offsets of one window and maps its tokens from disk, so it does not grow with the corpus.
+"""
+
+from __future__ import annotations
+
+import bisect
+import itertools
+import zlib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from model.tokenizer import Tokenizer
+from training.corpus.fingerprint import tokenizer_hash
+from training.corpus.shards import Shard
+from training.errors import CorpusError
+from training.runtime.files import read_json
+
+FORMAT = 5
+"""Raised when the files or the way of splitting text change, so that older corpora are prepared again."""
+
+WINDOW_SHARDS = 32
+"""Shards that examples are shuffled across: about 256 MB of text."""
+
+Offsets = NDArray[np.int64]
+
+
+class TextWindow:
+    """Some shards as one text. Implements `training.examples.pairs.Text`."""
+
+    def __init__(self, folder: Path, shards: Sequence[Shard]) -> None:
+        self.shards = list(shards)
+        self._folder = folder
+        self._first_tokens = [0, *itertools.accumulate(shard.tokens for shard in shards)]
+        first_sentences = [0, *itertools.accumulate(shard.sentences for shard in shards)]
+        self.sentence_starts = self._joined("sentences.npy", self._first_tokens)
+        """(sentences + 1,) first token of each sentence, and the end of the last."""
+        self.document_starts = self._joined("documents.npy", first_sentences)
+        """(documents + 1,) first sentence of each document, and the end of the last."""
+        self._tokens = [self._load(shard, "tokens.npy") for shard in shards]
+
+    def tokens(self, first: int, last: int) -> NDArray[np.unsignedinteger]:
+        """Ids of the tokens `first <= i < last`, which lie in one document: (last - first,) uint16 or uint32."""
+        shard = bisect.bisect_right(self._first_tokens, first, hi=len(self.shards)) - 1
+        offset = self._first_tokens[shard]
+        return self._tokens[shard][first - offset : last - offset]
+
+    def column(self, name: str) -> NDArray[Any] | None:
+        """A column of all documents, such as `labels`: (documents, ...); None unless every shard has it."""
+        files = [self._folder / shard.name / f"{name}.npy" for shard in self.shards]
+        if not all(file.is_file() for file in files):
+            return None
+        return np.concatenate([np.load(file) for file in files])
+
+    def _joined(self, name: str, offsets: Sequence[int]) -> Offsets:
+        """The starts of all shards as one array, counted from the beginning of the window."""
+        parts = [np.zeros(1, np.int64)]
+        for shard, offset in zip(self.shards, offsets, strict=False):
+            parts.append(self._load(shard, name)[1:].astype(np.int64) + offset)
+        return np.concatenate(parts)
+
+    def _load(self, shard: Shard, name: str) -> NDArray[Any]:
+        return np.load(self._folder / shard.name / name, mmap_mode="r" if shard.tokens else None)
+
+
+class PreparedText:
+    """One prepared folder: `corpus/train`, `corpus/heldout/<source>`, `labelled/train` or `labelled/dev/<source>`."""
+
+    def __init__(self, folder: Path, manifest: dict[str, Any]) -> None:
+        self.folder = folder
+        self.shards = [Shard(**values) for values in manifest["shards"]]
+        self.tokens: int = manifest["tokens"]
+        self.documents: int = manifest["documents"]
+        self.unigram_entropy: float = manifest["unigram_entropy"]
+        """Entropy of the distribution of single tokens in nats: the loss of a model that knows only their frequency."""
+        self.tokenizer_hash: str = manifest["tokenizer_hash"]
+        self.vocab_size: int = manifest["vocab_size"]
+        for shard in self.shards:
+            shard.check_sizes(folder)
+
+    @classmethod
+    def open(cls, folder: Path) -> PreparedText:
+        """Open a prepared folder.
+
+        Raises:
+            CorpusError: the folder is not prepared, or a file is missing or has another size.
+        """
+        manifest = read_json(folder / "manifest.json")
+        if manifest is None:
+            raise CorpusError(f"{folder}: not prepared, or not completely; run prepare")
+        if manifest["format"] != FORMAT:
+            raise CorpusError(f"{folder}: made by another version of this program; run prepare again")
+        return cls(folder, manifest)
+
+    def window(self, numbers: Sequence[int] | None = None) -> TextWindow:
+        """The shards with these numbers as one text; the first `WINDOW_SHARDS` if None."""
+        chosen = self.shards[:WINDOW_SHARDS] if numbers is None else [self.shards[i] for i in numbers]
+        return TextWindow(self.folder, chosen)
+
+    def shuffled_windows(self, seed: int, epoch: int) -> list[list[int]]:
+        """Numbers of the shards of each window of an epoch, shuffled."""
+        order = np.random.default_rng((seed, epoch)).permutation(len(self.shards)).tolist()
+        return [order[at : at + WINDOW_SHARDS] for at in range(0, len(order), WINDOW_SHARDS)]
+
+    @property
+    def checksum(self) -> str:
+        """Equal for equal text in the same order."""
+        return f"{zlib.crc32(repr([shard.text_crc32 for shard in self.shards]).encode()):08x}"
+
+    def token_counts(self) -> NDArray[np.int64]:
+        """(vocab_size,) how often each token occurs; reads the whole text."""
+        return count_tokens(self.folder, self.shards, self.vocab_size)
+
+    def check_tokenizer(self, tokenizer: Tokenizer) -> None:
+        """Raise CorpusError if these ids were made with another vocabulary."""
+        if tokenizer_hash(tokenizer) != self.tokenizer_hash:
+            raise CorpusError(f"{self.folder}: made with another tokenizer; run prepare again")
+
+
+def count_tokens(folder: Path, shards: Sequence[Shard], vocab_size: int) -> NDArray[np.int64]:
+    """(vocab_size,) how often each token occurs in some shards."""
+    counts = np.zeros(vocab_size, np.int64)
+    for shard in shards:
+        if shard.tokens:
+            counts += np.bincount(
+                np.load(folder / shard.name / "tokens.npy", mmap_mode="r"), minlength=vocab_size
+            )
+    return counts

@@ -1,0 +1,232 @@
+"""The examples of a classifier: labelled texts, each as one text or as a pair."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from model.tokenizer import Tokenizer, kept_ends, truncate_longest_first
+from training.corpus.encode import EncodedShard
+from training.corpus.reader import PreparedText, TextWindow
+from training.examples.batches import BatchShape, ClassificationBatch, Floats, collate_classification
+from training.examples.pairs import Ints, Text
+
+EVALUATION_TOKENS = 8192
+"""Tokens per forward pass of an evaluation."""
+
+TRUNCATION = "head_tail"
+"""Of a text that is too long, the beginning and the end are kept, because reviews conclude at their end (Sun et al.
+2019, section 5.3.1). The exported checkpoint says so to the service."""
+
+
+@dataclass(frozen=True, slots=True)
+class LabelledExample:
+    """One text or pair with its special tokens."""
+
+    input_ids: Ints
+    """(length,)"""
+    token_type_ids: Ints
+    """(length,)"""
+    target: Floats
+    """(labels,) probability of each label."""
+
+    def __len__(self) -> int:
+        return len(self.input_ids)
+
+
+class InMemoryText:
+    """An encoded shard that was not written to disk. Implements `training.examples.pairs.Text`."""
+
+    def __init__(self, encoded: EncodedShard) -> None:
+        self.sentence_starts = encoded.sentence_starts.astype(np.int64)
+        self.document_starts = encoded.document_starts.astype(np.int64)
+        self._tokens = encoded.tokens
+
+    def tokens(self, first: int, last: int) -> NDArray[np.unsignedinteger]:
+        """See `training.corpus.reader.TextWindow.tokens`."""
+        return self._tokens[first:last]
+
+
+@dataclass(frozen=True, slots=True)
+class LabelledTexts:
+    """Labelled documents, ready to become examples."""
+
+    text: Text
+    targets: Floats
+    """(documents, labels) probability of each label."""
+    read: Sequence[str]
+    """How each document is read: `text`, `pair` or `both`."""
+    cls_id: int
+    sep_id: int
+    max_length: int
+    """Tokens of an example, special tokens included."""
+
+    @classmethod
+    def of(
+        cls, text: Text, targets: Floats, read: Sequence[str], tokenizer: Tokenizer, max_length: int
+    ) -> LabelledTexts:
+        return cls(text, targets, read, tokenizer.cls_id, tokenizer.sep_id, max_length)
+
+    def __len__(self) -> int:
+        return len(self.targets)
+
+    def readings(self, document: int) -> list[bool]:
+        """The ways to read a document: as one text (False), as a pair (True). A pair with an empty text is one text."""
+        columns = self._columns(document)
+        read = self.read[document]
+        if read == "text" or len(columns) != 2 or not all(map(len, columns)):
+            return [False]
+        return [True] if read == "pair" else [False, True]
+
+    def example(self, document: int, *, as_pair: bool) -> LabelledExample:
+        """`[CLS] text [SEP]` or `[CLS] text [SEP] text_pair [SEP]`, truncated to `max_length`."""
+        columns = self._columns(document)
+        halves = columns if as_pair else [np.concatenate(columns)]
+        keeps = truncate_longest_first([len(half) for half in halves], self.max_length - 1 - len(halves))
+        parts, types = [np.array([self.cls_id])], [np.zeros(1, np.int64)]
+        for segment, (half, keep) in enumerate(zip(halves, keeps, strict=True)):
+            head, tail = kept_ends(len(half), keep, TRUNCATION)
+            kept = np.concatenate([half[:head], half[tail:], [self.sep_id]])
+            parts.append(kept)
+            types.append(np.full(len(kept), segment))
+        ids = np.concatenate(parts).astype(np.int64)
+        return LabelledExample(ids, np.concatenate(types).astype(np.int64), self.targets[document])
+
+    def num_tokens(self) -> int:
+        """Tokens of one pass over all documents."""
+        text = self.text
+        ends = text.sentence_starts[text.document_starts]
+        return int(np.minimum(np.diff(ends) + 3, self.max_length).sum())
+
+    def batches(self) -> Iterator[tuple[list[int], ClassificationBatch]]:
+        """All documents in all their readings, those of similar length together: documents and batch."""
+        examples = [
+            (document, self.example(document, as_pair=as_pair))
+            for document in range(len(self))
+            for as_pair in self.readings(document)
+        ]
+        examples.sort(key=lambda item: -len(item[1]))
+        at = 0
+        while at < len(examples):
+            size = max(1, EVALUATION_TOKENS // len(examples[at][1]))
+            chosen = examples[at : at + size]
+            at += size
+            yield (
+                [document for document, _ in chosen],
+                collate_classification(
+                    [example.input_ids for _, example in chosen],
+                    [example.token_type_ids for _, example in chosen],
+                    np.stack([example.target for _, example in chosen]),
+                ),
+            )
+
+    def _columns(self, document: int) -> list[Ints]:
+        text = self.text
+        first, last = int(text.document_starts[document]), int(text.document_starts[document + 1])
+        starts = text.sentence_starts[first : last + 1].tolist()
+        return [text.tokens(a, b).astype(np.int64) for a, b in itertools.pairwise(starts)]
+
+
+def labelled_window(
+    window: TextWindow, tokenizer: Tokenizer, num_labels: int, max_length: int, teacher_weight: float = 0.0
+) -> LabelledTexts:
+    """The documents of a window of prepared labelled text. With a teacher, targets are a mixture of the true label and
+    `teacher_weight` of its probabilities."""
+    labels = window.column("labels")
+    assert labels is not None
+    targets = np.zeros((len(labels), num_labels), np.float32)
+    known = np.flatnonzero(labels >= 0)
+    targets[known, labels[known]] = 1
+    probabilities = window.column("target_probs")
+    if teacher_weight and probabilities is not None:
+        weight = np.where(labels >= 0, teacher_weight, 1.0)[:, None]
+        targets = ((1 - weight) * targets + weight * probabilities).astype(np.float32)
+    read = [shard.read for shard in window.shards for _ in range(shard.documents)]
+    return LabelledTexts.of(window, targets, read, tokenizer, max_length)
+
+
+class _ShuffledTexts:
+    """The documents of a window in shuffled order, each in one of its readings."""
+
+    def __init__(self, texts: LabelledTexts, key: tuple[int, ...]) -> None:
+        self.texts = texts
+        self.key = key
+        self._order = np.random.default_rng(key).permutation(len(texts))
+
+    def __len__(self) -> int:
+        return len(self._order)
+
+    def make(self, index: int, progress: float = 0.0, max_tokens: int | None = None) -> LabelledExample:
+        """See `training.examples.loader.WindowExamples.make`; texts are never cut to fill a batch."""
+        del progress, max_tokens
+        document = int(self._order[index])
+        readings = self.texts.readings(document)
+        chosen = (
+            int(np.random.default_rng((*self.key, index)).integers(len(readings))) if len(readings) > 1 else 0
+        )
+        return self.texts.example(document, as_pair=readings[chosen])
+
+
+class LabelledStream:
+    """The examples of a fine-tuning run. Implements `training.examples.loader.ExampleStream`."""
+
+    can_cut = False
+
+    def __init__(
+        self,
+        text: PreparedText,
+        tokenizer: Tokenizer,
+        num_labels: int,
+        *,
+        max_length: int,
+        teacher_weight: float,
+        seed: int,
+        micro_batch_tokens: int,
+    ) -> None:
+        self.text = text
+        self.tokenizer = tokenizer
+        self.num_labels = num_labels
+        self.max_length = max_length
+        self.teacher_weight = teacher_weight
+        self.seed = seed
+        self.micro_batch_tokens = micro_batch_tokens
+        windows = (self._texts(numbers) for numbers in text.shuffled_windows(seed, 0))
+        sizes = [(len(texts), texts.num_tokens()) for texts in windows]
+        self.texts, self.tokens = (sum(column) for column in zip(*sizes, strict=True))
+        """Documents, and tokens, of one epoch."""
+
+    @property
+    def texts_per_batch(self) -> float:
+        """Mean number of texts in a full micro-batch."""
+        return self.micro_batch_tokens * self.texts / self.tokens
+
+    def num_windows(self) -> int:
+        return len(self.text.shuffled_windows(self.seed, 0))
+
+    def window(self, epoch: int, number: int) -> _ShuffledTexts:
+        texts = self._texts(self.text.shuffled_windows(self.seed, epoch)[number])
+        return _ShuffledTexts(texts, (self.seed, epoch, number))
+
+    def shape(self, progress: float) -> BatchShape:
+        del progress
+        sequences = int(2 * self.texts_per_batch) + 8
+        return BatchShape(self.micro_batch_tokens, sequences, max_seqlen=self.max_length)
+
+    def fits(self, examples: Sequence[LabelledExample], shape: BatchShape) -> bool:
+        return len(examples) < shape.sequences
+
+    def collate(self, examples: Sequence[LabelledExample], shape: BatchShape) -> ClassificationBatch:
+        return collate_classification(
+            [example.input_ids for example in examples],
+            [example.token_type_ids for example in examples],
+            np.stack([example.target for example in examples]),
+            shape,
+        )
+
+    def _texts(self, numbers: list[int]) -> LabelledTexts:
+        window = self.text.window(numbers)
+        return labelled_window(window, self.tokenizer, self.num_labels, self.max_length, self.teacher_weight)

@@ -1,0 +1,97 @@
+"""The examples of pretraining: masked pairs of segments from prepared text."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from training.corpus.reader import PreparedText
+from training.examples.batches import BatchShape, PretrainingBatch, collate_pretraining
+from training.examples.masking import Example, Vocabulary, mask
+from training.examples.pairs import PairSampler, Text
+from training.recipe import ExamplesConfig
+
+MASK_STEP = 0.025
+"""The mask rate changes in such steps, because each rate has its own batch shape."""
+
+SAMPLED = 256
+"""Examples whose mean length sets the number of sequences that a batch has room for."""
+
+
+class MaskedPairs:
+    """The examples of one window of text, in an order that `key` decides."""
+
+    def __init__(
+        self, text: Text, vocabulary: Vocabulary, config: ExamplesConfig, key: tuple[int, ...]
+    ) -> None:
+        self.vocabulary = vocabulary
+        self.config = config
+        self.key = key
+        self._pairs = PairSampler(text, config)
+        self._starts = self._pairs.starts(np.random.default_rng(key))
+
+    def __len__(self) -> int:
+        return len(self._starts)
+
+    def make(self, index: int, progress: float = 0.0, max_tokens: int | None = None) -> Example:
+        """See `training.examples.loader.WindowExamples.make`."""
+        rng = np.random.default_rng((*self.key, index))
+        pair = self._pairs.sample(int(self._starts[index]), rng, max_tokens)
+        return mask(pair, mask_rate(self.config, progress), self.vocabulary, rng)
+
+
+class PretrainingStream:
+    """The examples of a pretraining run. Implements `training.examples.loader.ExampleStream`."""
+
+    can_cut = True
+
+    def __init__(
+        self,
+        text: PreparedText,
+        vocabulary: Vocabulary,
+        config: ExamplesConfig,
+        seed: int,
+        micro_batch_tokens: int,
+    ) -> None:
+        self.text = text
+        self.vocabulary = vocabulary
+        self.config = config
+        self.seed = seed
+        self.micro_batch_tokens = micro_batch_tokens
+        first = self.window(0, 0)
+        lengths = [len(first.make(i)) for i in range(min(SAMPLED, len(first)))]
+        mean = sum(lengths) / len(lengths)
+        self._sequences = int(1.5 * micro_batch_tokens / mean) + 8
+
+    def num_windows(self) -> int:
+        return len(self.text.shuffled_windows(self.seed, 0))
+
+    def window(self, epoch: int, number: int) -> MaskedPairs:
+        shards = self.text.shuffled_windows(self.seed, epoch)[number]
+        return MaskedPairs(self.text.window(shards), self.vocabulary, self.config, (self.seed, epoch, number))
+
+    def shape(self, progress: float) -> BatchShape:
+        masked = round(self.micro_batch_tokens * mask_rate(self.config, progress))
+        return BatchShape(self.micro_batch_tokens, self._sequences, masked, self.config.longest)
+
+    def fits(self, examples: Sequence[Example], shape: BatchShape) -> bool:
+        masked = sum(len(example.masked_ids) for example in examples)
+        return len(examples) < shape.sequences and masked <= shape.masked
+
+    def collate(self, examples: Sequence[Example], shape: BatchShape) -> PretrainingBatch:
+        return collate_pretraining(examples, shape)
+
+
+def mask_rate(config: ExamplesConfig, progress: float) -> float:
+    """Share of tokens to mask at a point of the run in [0, 1].
+
+    >>> config = ExamplesConfig(mask_fraction=0.25, final_mask_fraction=0.15)
+    >>> [mask_rate(config, progress) for progress in (0, 0.3, 0.6, 1)]
+    [0.25, 0.225, 0.2, 0.15]
+    """
+    first, last = config.mask_fraction, config.final_mask_fraction
+    if last is None or last == first:
+        return first
+    steps = round(abs(last - first) * progress / MASK_STEP)
+    return last if progress >= 1 else round(first + steps * MASK_STEP * (1 if last > first else -1), 6)

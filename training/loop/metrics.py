@@ -1,0 +1,74 @@
+"""Means of a run's metrics over some steps, kept on the device until they are logged."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from training.errors import RunError
+from training.loop.state import TrainState
+
+
+class MetricWindow:
+    """Metrics of the steps since the last line of the log."""
+
+    def __init__(self, names: Sequence[str], state: TrainState, peak_flops: float | None = None) -> None:
+        self.names = names
+        self.peak_flops = peak_flops
+        self.steps = 0
+        self.flops = 0
+        self.learning_rate = 0.0
+        self._tokens, self._seconds = state.tokens, state.seconds
+        self._metrics: list[Tensor] = []
+        self._norms: list[Tensor] = []
+
+    def add(self, metrics: Tensor, norm: Tensor, flops: int, learning_rate: float) -> None:
+        """Add one step.
+
+        Args:
+            metrics: (names, 2) sum and count of each metric.
+            norm: () norm of the gradient.
+            flops: of the forward and backward passes of this rank.
+        """
+        self.steps += 1
+        self.flops += flops
+        self.learning_rate = learning_rate
+        self._metrics.append(metrics)
+        self._norms.append(norm)
+
+    @property
+    def norms(self) -> list[float]:
+        """Norm of the gradient at each step."""
+        return torch.stack(self._norms).tolist()
+
+    def check_finite(self, step: int) -> None:
+        """Raise RunError if a gradient was not finite: such weights are never saved, evaluated or exported."""
+        broken = next((norm for norm in self.norms if not math.isfinite(norm)), None) if self.steps else None
+        if broken is not None:
+            raise RunError(
+                f"the gradient's norm is {broken} by step {step}: start again under another name with a lower "
+                "learning_rate or a higher warmup_fraction"
+            )
+
+    def sums(self) -> list[float]:
+        """Sums and counts of this rank's metrics over the window, flat."""
+        return torch.stack(self._metrics).double().sum(0).flatten().tolist()
+
+    def summary(self, state: TrainState, sums: Sequence[float]) -> dict[str, float]:
+        """Figures for a line of the log.
+
+        Args:
+            sums: `sums()`, added up over the ranks.
+        """
+        seconds = max(state.seconds - self._seconds, 1e-9)
+        pairs = zip(self.names, sums[::2], sums[1::2], strict=True)
+        figures = {name: total / count if count else 0.0 for name, total, count in pairs}
+        figures["gradient_norm"] = self._norms[-1].item()
+        figures["learning_rate"] = self.learning_rate
+        figures["tokens_per_second"] = (state.tokens - self._tokens) / seconds
+        if self.peak_flops:
+            figures["matmul_utilisation"] = self.flops / seconds / self.peak_flops
+        return figures

@@ -1,0 +1,52 @@
+"""Files that appear whole or not at all."""
+
+from __future__ import annotations
+
+import json
+import os
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from training.errors import RunError
+
+
+def read_json(file: Path) -> Any:
+    """Contents of a JSON file; None if it is missing or incomplete."""
+    try:
+        return json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+
+
+def write_json(file: Path, values: Any) -> None:
+    """Write a JSON file atomically."""
+    part = file.with_suffix(".tmp")
+    part.write_text(json.dumps(values, indent=1) + "\n", encoding="utf-8")
+    part.replace(file)
+
+
+def write_tensors(file: Path, state: dict[str, Any]) -> None:
+    """Write a file for `torch.load` atomically; it also survives a power failure.
+
+    Raises:
+        RunError: the disk is full or the folder is read-only; the previous file is unchanged.
+    """
+    part = file.with_suffix(".part")
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        with part.open("wb") as stream:
+            torch.save(state, stream)
+            stream.flush()
+            os.fsync(stream.fileno())
+        part.replace(file)
+    except (OSError, RuntimeError) as error:
+        raise RunError(
+            f"{file}: cannot write the checkpoint: {error}. Earlier checkpoints are unchanged: free some space and "
+            "run the same command again"
+        ) from error
+    finally:
+        with suppress(OSError):
+            part.unlink()

@@ -1,0 +1,40 @@
+"""One process per folder of a run."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from training.errors import RunError
+
+if sys.platform != "win32":
+    import fcntl
+
+logger = logging.getLogger(__name__)
+
+
+@contextmanager
+def run_lock(folder: Path) -> Iterator[None]:
+    """Keep other processes out of a folder, because they would delete its checkpoints or the corpus it reads. The
+    lock ends with the process; forked workers do not hold it. On Windows there is no lock.
+
+    Raises:
+        RunError: another process works in the folder.
+    """
+    if sys.platform == "win32":
+        yield
+        return
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / "lock").open("w") as file:
+        try:
+            fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise RunError(
+                f"another process works in {folder}: wait until it ends, or give this run another name"
+            ) from error
+        except OSError as error:  # some network file systems have no locks
+            logger.warning("cannot lock %s (%s): do not start a second run in this folder", folder, error)
+        yield
