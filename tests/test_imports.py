@@ -42,6 +42,12 @@ def test_model_knows_neither_app_nor_training_nor_http(file: Path) -> None:
     assert not imports(file) & ({"app", "training"} | HTTP)
 
 
+@pytest.mark.parametrize("file", sources("client"), ids=name)
+def test_client_imports_nothing_of_ours_nor_anything_that_must_be_installed(file: Path) -> None:
+    found = {module.partition(".")[0] for module in imports(file)}
+    assert found <= sys.stdlib_module_names | {"bert_client"}
+
+
 @pytest.mark.parametrize("file", sources("app"), ids=name)
 def test_app_never_imports_training(file: Path) -> None:
     assert "training" not in imports(file)

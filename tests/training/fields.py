@@ -8,6 +8,7 @@ from typing import Any
 
 from pydantic.fields import FieldInfo
 
+from bert_client.dialect import Dialect
 from training.recipe import recipe_keys
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "training.md"
@@ -26,7 +27,7 @@ def table() -> str:
 def _default(field: FieldInfo) -> str:
     if field.is_required():
         return "required"
-    return "" if field.default in (None, ()) else f"`{_toml(field.default)}`"
+    return "" if field.default in (None, (), Dialect()) else f"`{_toml(field.default)}`"
 
 
 def _toml(value: Any) -> str:

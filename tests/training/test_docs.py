@@ -44,7 +44,7 @@ BRIEF = {"adapt.minutes=5": "adapt.tokens=1000", "pretrain.start=": "pretrain.to
 def test_the_table_of_recipe_keys_is_the_recipes() -> None:
     found = PLACE.search(TEXT)
     assert found is not None
-    assert found[0] == table(), "to renew it: PYTHONPATH=. python tests/training/fields.py"
+    assert found[0] == table(), "to renew it: PYTHONPATH=.:client python tests/training/fields.py"
 
 
 def test_every_key_of_a_recipe_is_explained() -> None:
@@ -81,7 +81,7 @@ def workplace(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def environment(workplace: Path, **more: str) -> dict[str, str]:
     path = os.pathsep.join([str(workplace / "bin"), os.environ["PATH"]])
-    return ENVIRONMENT | {"PATH": path, "PYTHONPATH": str(ROOT)} | more
+    return ENVIRONMENT | {"PATH": path, "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "client")])} | more
 
 
 def test_every_command_runs(workplace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
