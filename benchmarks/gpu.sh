@@ -297,7 +297,7 @@ fi
 mkdir -p "$OUT" "$WORK/finished"
 for stage in "$@"; do
     case $stage in
-    prepare | wheels | pack | receive | join) "stage_$stage" ;;
+    prepare | baselines | wheels | pack | receive | join) "stage_$stage" ;;
     test | bench | pretrain | finetune)
         on_machine
         "stage_$stage"

@@ -8,6 +8,7 @@ import os
 import random
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -51,7 +52,7 @@ def run(*stages: str, **environment: object) -> subprocess.CompletedProcess[str]
     variables = {name: str(value) for name, value in environment.items()}
     return subprocess.run(
         [SCRIPT, *stages],
-        env=os.environ | {"DRY_RUN": "1", "OMP_NUM_THREADS": "1"} | variables,
+        env=os.environ | {"DRY_RUN": "1", "OMP_NUM_THREADS": "1", "PYTHON": sys.executable} | variables,
         capture_output=True,
         text=True,
         timeout=PATIENCE,

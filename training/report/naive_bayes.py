@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 
 from training.errors import RunError
-from training.report.bag_of_words import NEVER, word_and_punctuation_pattern
 from training.examples.batches import Floats
+from training.report.bag_of_words import NEVER, word_and_punctuation_pattern
 from training.sources.documents import Document
 
 _LENGTHS = (1, 2, 3)
