@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import difflib
 import re
 import tomllib
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import UnionType
 from typing import Annotated, Any, Literal, get_args
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+from pydantic.fields import FieldInfo
+from pydantic_core import ErrorDetails
 
 from bert_client.dialect import Dialect
 from model.config import BertConfig
@@ -20,6 +23,7 @@ from training.errors import RecipeError
 RECIPES = Path(__file__).parent / "recipes"
 
 Share = Annotated[float, Field(ge=0, le=1)]
+PositiveShare = Annotated[float, Field(gt=0, le=1)]
 Positive = Annotated[int, Field(gt=0)]
 Seed = Annotated[int, Field(ge=0, lt=2**63)]
 Dropout = Annotated[float, Field(ge=0, lt=1)]
@@ -164,10 +168,10 @@ class ExamplesConfig(_Strict):
     """Tokens of a full long example."""
     long_fraction: Share = 0.1
     """Share of examples that are long. They train the positions beyond `short_length`."""
-    mask_fraction: Share = 0.15
+    mask_fraction: PositiveShare = 0.15
     """Share of tokens to predict at the beginning of the run: 80% of these become `[MASK]`, 10% another token, 10%
     stay as they are."""
-    final_mask_fraction: Share | None = None
+    final_mask_fraction: PositiveShare | None = None
     """Share of tokens to predict at the end of the run; the rate changes in steps of 0.025. If absent, it does not
     change."""
     single_fraction: Share = 0.0
@@ -419,8 +423,46 @@ def load_recipe(name: str, overrides: Sequence[str] = ()) -> Recipe:
     try:
         return Recipe(**(values | {"loaded": name, "overrides": tuple(overrides)}))
     except ValidationError as error:
-        lines = [f"{'.'.join(map(str, e['loc'])) or 'recipe'}: {e['msg']}" for e in error.errors()]
+        lines = (f"{'.'.join(map(str, e['loc'])) or 'recipe'}: {_message(e)}" for e in error.errors())
         raise RecipeError(f"{file}: " + "; ".join(lines)) from error
+
+
+def recipe_keys(table: type[BaseModel] = Recipe, prefix: str = "") -> Iterator[tuple[str, FieldInfo]]:
+    """Every key with its dotted name; those of a source begin with `source.`, wherever it is."""
+    for name, field in table.model_fields.items():
+        if name in ("loaded", "overrides"):  # not for a recipe to set
+            continue
+        inner = next(
+            (kind for kind in (field.annotation, *get_args(field.annotation)) if _is_table(kind)), None
+        )
+        if inner is None or inner is not field.annotation:  # a value, or a table that may be left out
+            yield prefix + name, field
+        if inner not in (None, SourceConfig):
+            yield from recipe_keys(inner, f"{prefix}{name}.")
+    if table is Recipe:
+        yield from recipe_keys(SourceConfig, "source.")
+
+
+def _is_table(kind: Any) -> bool:
+    return isinstance(kind, type) and issubclass(kind, BaseModel)
+
+
+def _message(error: ErrorDetails) -> str:
+    """What is wrong with a key; for an unknown one also the key that may be meant."""
+    if error["type"] != "extra_forbidden":
+        return error["msg"]
+    names = [name for name in error["loc"] if isinstance(name, str)]
+    if len(names) < len(error["loc"]):  # an entry of a list of sources
+        names = ["source", names[-1]]
+    *path, name = names
+    keys = [key.split(".") for key, _ in recipe_keys()]
+    keys += [key[:-1] for key in keys if len(key) > 1]  # tables
+    guesses = [key for key in keys if key[-1] == name]  # of another table
+    if not guesses:
+        close = difflib.get_close_matches(name, [key[-1] for key in keys if key[:-1] == path], n=1, cutoff=0.55)
+        guesses = [[*path, other] for other in close]
+    text = " or ".join(dict.fromkeys(".".join(key) for key in guesses))
+    return "no such key" + (f"; did you mean {text}?" if text else "")
 
 
 def write_resolved(recipe: Recipe, folder: Path) -> None:

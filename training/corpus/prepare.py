@@ -142,6 +142,9 @@ def _prepare(
 
 def _start_over(folder: Path, fingerprint: dict[str, Any]) -> None:
     if folder.exists():
+        for stage in folder.parent.glob("*/rank-*"):
+            with run_lock(stage):  # raises if a run still reads the corpus
+                pass
         logger.warning("%s was made from another recipe, tokenizer or text: making it again", folder)
         shutil.rmtree(folder)
     folder.mkdir(parents=True)

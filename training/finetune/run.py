@@ -37,10 +37,10 @@ from training.loop.tensorboard import Board
 from training.loop.trainer import TrainConfig, Trainer
 from training.pretrain.adapt import adapted
 from training.recipe import Recipe, write_resolved
-from training.runtime.checkpoint_dir import check_target, write_checkpoint_dir
+from training.runtime.checkpoint_dir import check_target, checkpoint_size, write_checkpoint_dir
 from training.runtime.device import choose_device, maybe_compile
 from training.runtime.distributed import DistContext, distributed
-from training.runtime.lock import run_lock
+from training.runtime.lock import ranks_in_turn, run_lock
 
 WARMUP_FRACTION = 0.1
 """Share of the budget in which the learning rate rises; then it falls linearly to 0 (Devlin et al. 2018, A.3)."""
@@ -78,7 +78,8 @@ def finetune(recipe: Recipe) -> bool:
     assert isinstance(start.model, Start)
     target = recipe.folder / "sentiment"
     check_target(target)
-    folder = prepare_labelled(recipe, start.tokenizer)
+    with ranks_in_turn(recipe.folder):
+        folder = prepare_labelled(recipe, start.tokenizer)
     if recipe.distill and not is_distilled(recipe):
         raise RunError(
             f"{folder} has no labels of distill.teacher ({recipe.distill.teacher}); run distill first"
@@ -225,7 +226,7 @@ def _keep_best(recipe: Recipe, tokenizer: Tokenizer, results: list[SeedResult], 
         logger.info(
             "kept seed %d, step %s: balanced accuracy on dev %.4f", best.seed, best.step, best.dev_accuracy
         )
-    logger.info("classifier in %s; next: evaluate, then export", target)
+    logger.info("classifier of %s in %s; next: evaluate, then export", checkpoint_size(target), target)
 
 
 _MAY_CHANGE = {"train", "test", "pretrained", "seeds"}

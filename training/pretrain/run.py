@@ -28,7 +28,7 @@ from training.loop.trainer import TrainConfig, Trainer, measure_speed
 from training.pretrain.init import mimetic_attention_init, zero_residual
 from training.pretrain.task import PretrainingTask
 from training.recipe import Recipe, write_resolved
-from training.runtime.checkpoint_dir import check_target, write_checkpoint_dir
+from training.runtime.checkpoint_dir import check_target, checkpoint_size, write_checkpoint_dir
 from training.runtime.device import choose_device, maybe_compile
 from training.runtime.distributed import DistContext, distributed
 from training.runtime.files import read_json, write_json
@@ -43,8 +43,11 @@ BUDGET_SHARE = 0.95
 logger = logging.getLogger(__name__)
 
 
-def pretrain(recipe: Recipe) -> bool:
+def pretrain(recipe: Recipe, next_command: str = "finetune, or evaluate and export") -> bool:
     """Pretrain until the budget is spent, or continue an interrupted run. True when finished.
+
+    Args:
+        next_command: for the last line of the log.
 
     Raises:
         CorpusError: the text is not prepared, or was prepared from another recipe.
@@ -71,7 +74,7 @@ def pretrain(recipe: Recipe) -> bool:
         if finished and dist.is_main:
             write_resolved(recipe, recipe.folder / "pretrain")
             write_checkpoint_dir(target, model.cpu(), tokenizer, torch.float32)
-            logger.info("pretrained network in %s; next: finetune, or evaluate and export", target)
+            logger.info("network of %s in %s; next: %s", checkpoint_size(target), target, next_command)
     return finished
 
 
@@ -109,7 +112,7 @@ def _trainer(
     assert config.tokens is not None
     board = Board(folder / "tensorboard") if recipe.tensorboard and dist.is_main else None
 
-    def evaluate(state: TrainState) -> dict[str, Any]:
+    def evaluate(_state: TrainState) -> dict[str, Any]:
         reports = evaluate_pretraining(model, heldout, tokenizer, config.examples, count=EVALUATED_EXAMPLES)
         return {name: report.summary() for name, report in reports.items()}
 
@@ -208,5 +211,5 @@ def _identity(recipe: Recipe, text: PreparedText, model: BertForPreTraining) -> 
         pretrain=recipe.pretrain.model_dump(mode="json", exclude=_MAY_CHANGE),
         initial_weights=fingerprint(model),
         tokenizer=text.tokenizer_hash,
-        corpus_tokens=text.tokens,
+        text=text.checksum,
     )
