@@ -19,6 +19,7 @@ from training.errors import RecipeError
 RECIPES = Path(__file__).parent / "recipes"
 
 Share = Annotated[float, Field(ge=0, le=1)]
+PositiveShare = Annotated[float, Field(gt=0, le=1)]
 Positive = Annotated[int, Field(gt=0)]
 Seed = Annotated[int, Field(ge=0, lt=2**63)]
 Dropout = Annotated[float, Field(ge=0, lt=1)]
@@ -148,10 +149,10 @@ class ExamplesConfig(_Strict):
     """Tokens of a full long example."""
     long_fraction: Share = 0.1
     """Share of examples that are long. They train the positions beyond `short_length`."""
-    mask_fraction: Share = 0.15
+    mask_fraction: PositiveShare = 0.15
     """Share of tokens to predict at the beginning of the run: 80% of these become `[MASK]`, 10% another token, 10%
     stay as they are."""
-    final_mask_fraction: Share | None = None
+    final_mask_fraction: PositiveShare | None = None
     """Share of tokens to predict at the end of the run; the rate changes in steps of 0.025. If absent, it does not
     change."""
     single_fraction: Share = 0.0

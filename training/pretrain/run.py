@@ -208,5 +208,5 @@ def _identity(recipe: Recipe, text: PreparedText, model: BertForPreTraining) -> 
         pretrain=recipe.pretrain.model_dump(mode="json", exclude=_MAY_CHANGE),
         initial_weights=fingerprint(model),
         tokenizer=text.tokenizer_hash,
-        corpus_tokens=text.tokens,
+        text=text.checksum,
     )
