@@ -1,4 +1,4 @@
-"""The table of recipe fields in docs/training.md, from `training.recipe`; run this file to renew it."""
+"""The table of recipe keys in docs/recipe.md, from `training.recipe`; run this file to renew it."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from pydantic.fields import FieldInfo
 
 from training.recipe import Recipe, SourceConfig
 
-DOCUMENT = Path(__file__).parents[2] / "docs" / "training.md"
+DOCUMENT = Path(__file__).parents[2] / "docs" / "recipe.md"
 PLACE = re.compile(r"(?<=<!-- fields -->\n).*?(?=<!-- end of fields -->)", re.DOTALL)
 
 
 def table() -> str:
-    """Every key of a recipe with its default and what its docstring says."""
+    """Every key of a recipe with its default and its docstring, as Markdown."""
     lines = ["", "| key | default | what it does |", "|---|---|---|"]
     lines += [*_rows(Recipe), *_rows(SourceConfig, "source."), "", ""]
     return "\n".join(lines)
@@ -26,7 +26,7 @@ def table() -> str:
 
 def _rows(model: type[BaseModel], prefix: str = "") -> Iterator[str]:
     for name, field in model.model_fields.items():
-        if name in ("loaded", "overrides"):  # not for a recipe to set
+        if name in ("loaded", "overrides"):  # set by load_recipe
             continue
         table = _table_of(field.annotation)
         if table is None or table is not field.annotation:  # a value, or a table that may be left out
@@ -37,7 +37,7 @@ def _rows(model: type[BaseModel], prefix: str = "") -> Iterator[str]:
 
 
 def _table_of(annotation: Any) -> type[BaseModel] | None:
-    """What a key is a table of, whether it may be left out or not."""
+    """The table that a key holds, required or optional; None if it holds a value."""
     kinds = [annotation, *(get_args(annotation) if get_origin(annotation) is UnionType else ())]
     return next((kind for kind in kinds if isinstance(kind, type) and issubclass(kind, BaseModel)), None)
 
