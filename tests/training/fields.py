@@ -1,4 +1,4 @@
-"""The table of recipe fields in docs/training.md, from `training.recipe`; run this file to renew it."""
+"""The table of recipe fields in docs/recipe.md, from `training.recipe`; run this file to renew it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pydantic.fields import FieldInfo
 from bert_client.dialect import Dialect
 from training.recipe import recipe_keys
 
-DOCUMENT = Path(__file__).parents[2] / "docs" / "training.md"
+DOCUMENT = Path(__file__).parents[2] / "docs" / "recipe.md"
 PLACE = re.compile(r"(?<=<!-- fields -->\n).*?(?=<!-- end of fields -->)", re.DOTALL)
 
 
