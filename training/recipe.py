@@ -378,6 +378,10 @@ class Recipe(_Strict):
         return self
 
 
+_OTHER_BUDGET = {"pretrain.minutes": "tokens", "pretrain.tokens": "minutes"}
+"""An override of one budget replaces the other, because TOML has no value that unsets a key."""
+
+
 def load_recipe(name: str, overrides: Sequence[str] = ()) -> Recipe:
     """Read a recipe by file name, or by the name of one that ships, and apply `key.sub=value` overrides.
 
@@ -394,6 +398,8 @@ def load_recipe(name: str, overrides: Sequence[str] = ()) -> Recipe:
         raise RecipeError(f"{file}: {error}") from error
     for override in overrides:
         _apply(values, override)
+        if (budget := override.partition("=")[0]) in _OTHER_BUDGET:
+            values["pretrain"].pop(_OTHER_BUDGET[budget], None)
     try:
         return Recipe(**(values | {"loaded": name, "overrides": tuple(overrides)}))
     except ValidationError as error:
