@@ -266,12 +266,7 @@ class Trainer(Generic[B]):
             self._log()
         if not self.is_finished and self._is_evaluation_due():
             self._evaluate()
-        if (
-            state.tokens - config.batch_tokens
-            < self.schedule.decay_start
-            <= state.tokens
-            < config.budget_tokens
-        ):
+        if self._is_before_decay():
             self._save(before_decay=True)
         if save:
             self._save()
@@ -280,6 +275,14 @@ class Trainer(Generic[B]):
     def _is_evaluation_due(self) -> bool:
         step, steps, evaluations = self.state.step, self.config.steps, self.config.evaluations
         return step * evaluations // steps > (step - 1) * evaluations // steps
+
+    def _is_before_decay(self) -> bool:
+        """Whether the next step is the first with a falling rate."""
+        half = self.config.batch_tokens / 2  # a step has the rate of its middle
+        return (
+            self.state.tokens - half <= self.schedule.decay_start < self.state.tokens + half
+            and not self.is_finished
+        )
 
     def _log(self) -> None:
         if not self._window.steps:

@@ -26,7 +26,6 @@ from training.loop.state import TrainState
 from training.loop.tensorboard import Board
 from training.loop.trainer import TrainConfig, Trainer, measure_speed
 from training.pretrain.init import mimetic_attention_init, zero_residual
-from training.pretrain.samples import sample_predictions
 from training.pretrain.task import PretrainingTask
 from training.recipe import Recipe, write_resolved
 from training.runtime.checkpoint_dir import check_target, checkpoint_size, write_checkpoint_dir
@@ -112,17 +111,8 @@ def _trainer(
     assert isinstance(model, BertForPreTraining)
     assert config.tokens is not None
     board = Board(folder / "tensorboard") if recipe.tensorboard and dist.is_main else None
-    if board is not None:
-        board.graph(model)
 
-    def evaluate(state: TrainState) -> dict[str, Any]:
-        if board is not None:
-            for name, part in heldout.items():
-                board.write(
-                    "samples",
-                    state,
-                    {name: sample_predictions(model, part.window(), tokenizer, config.examples)},
-                )
+    def evaluate(_state: TrainState) -> dict[str, Any]:
         reports = evaluate_pretraining(model, heldout, tokenizer, config.examples, count=EVALUATED_EXAMPLES)
         return {name: report.summary() for name, report in reports.items()}
 
@@ -221,5 +211,5 @@ def _identity(recipe: Recipe, text: PreparedText, model: BertForPreTraining) -> 
         pretrain=recipe.pretrain.model_dump(mode="json", exclude=_MAY_CHANGE),
         initial_weights=fingerprint(model),
         tokenizer=text.tokenizer_hash,
-        corpus_tokens=text.tokens,
+        text=text.checksum,
     )

@@ -11,16 +11,16 @@ import pytest
 import torch
 import torch.nn.functional as F
 from safetensors.torch import load_file
+from training.evaluate.metrics import predict_classification
+from training.finetune.dataset import LabelledTexts, joined
+from training.finetune.seeds import best_of, load_results, seed_folder
 
 from model import BertForPreTraining, BertForSequenceClassification, Tokenizer, load_checkpoint, save_checkpoint
 from tests.conftest import MakeCheckpoint
 from tests.training.commands import finish, start, until
 from tests.training.conftest import MakeRecipe
 from training.errors import RunError
-from training.evaluate.metrics import predict_classification
-from training.finetune.dataset import LabelledTexts, joined
 from training.finetune.run import calibrate, finetune, read_all
-from training.finetune.seeds import best_of, load_results, seed_folder
 from training.finetune.task import SHORT, ClassificationTask, classifier_from
 from training.loop.checkpoint import Progress
 from training.loop.log import RunLog
