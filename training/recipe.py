@@ -405,7 +405,7 @@ class Recipe(_Strict):
 
 
 _OTHER_BUDGET = {"pretrain.minutes": "tokens", "pretrain.tokens": "minutes"}
-"""An override of one budget replaces the other, because TOML has no value that unsets a key."""
+"""An override of one budget replaces the file's other budget, because TOML has no value that unsets a key."""
 
 
 def load_recipe(name: str, overrides: Sequence[str] = ()) -> Recipe:
@@ -423,9 +423,11 @@ def load_recipe(name: str, overrides: Sequence[str] = ()) -> Recipe:
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise RecipeError(f"{file}: {error}") from error
     for override in overrides:
+        other = _OTHER_BUDGET.get(override.partition("=")[0])
+        if other and isinstance(table := values.get("pretrain"), dict):
+            table.pop(other, None)
+    for override in overrides:
         _apply(values, override)
-        if (budget := override.partition("=")[0]) in _OTHER_BUDGET:
-            values["pretrain"].pop(_OTHER_BUDGET[budget], None)
     try:
         return Recipe(**(values | {"loaded": name, "overrides": tuple(overrides)}))
     except ValidationError as error:
