@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-import random
 import signal
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +16,7 @@ from torch import Tensor
 from model import BertForPreTraining, Tokenizer, load_checkpoint
 from tests.training.commands import finish, occupied, start, until
 from tests.training.conftest import MakeRecipe
+from tests.training.one_cpu import one_cpu
 from training.__main__ import main
 from training.corpus.reader import PreparedText
 from training.corpus.tokenizer import make_tokenizer
@@ -52,19 +50,6 @@ def lines(recipe: Recipe, event: str) -> list[dict[str, Any]]:
 
 def command(recipe: Recipe, file: Path, *overrides: str) -> list[str]:
     return ["pretrain", str(file), f"data={recipe.data}", f"run={recipe.run}", *overrides]
-
-
-@contextmanager
-def one_cpu() -> Iterator[None]:
-    """Processes that are started here compute on one thread, as the test process does: sums depend on it."""
-    if not hasattr(os, "sched_setaffinity"):
-        pytest.skip("needs CPU affinity")
-    allowed = os.sched_getaffinity(0)
-    os.sched_setaffinity(0, {random.choice(sorted(allowed))})
-    try:
-        yield
-    finally:
-        os.sched_setaffinity(0, allowed)
 
 
 def changed(recipe: Recipe, **changes: object) -> Recipe:
