@@ -404,6 +404,10 @@ class Recipe(_Strict):
         return self
 
 
+_OTHER_BUDGET = {"pretrain.minutes": "tokens", "pretrain.tokens": "minutes"}
+"""An override of one budget replaces the file's other budget, because TOML has no value that unsets a key."""
+
+
 def load_recipe(name: str, overrides: Sequence[str] = ()) -> Recipe:
     """Read a recipe by file name, or by the name of one that ships, and apply `key.sub=value` overrides.
 
@@ -418,6 +422,10 @@ def load_recipe(name: str, overrides: Sequence[str] = ()) -> Recipe:
         values = tomllib.loads(file.read_text(encoding="utf-8-sig"))  # some editors begin it with a mark
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise RecipeError(f"{file}: {error}") from error
+    for override in overrides:
+        other = _OTHER_BUDGET.get(override.partition("=")[0])
+        if other and isinstance(table := values.get("pretrain"), dict):
+            table.pop(other, None)
     for override in overrides:
         _apply(values, override)
     try:

@@ -114,6 +114,13 @@ def test_overrides_are_toml_values_in_nested_tables(recipe_file: Path) -> None:
     assert recipe.overrides == tuple(overrides)
 
 
+def test_override_of_one_budget_replaces_the_other(recipe_file: Path) -> None:
+    recipe = load_recipe(str(recipe_file), ["pretrain.minutes=5"])
+    assert (recipe.pretrain.minutes, recipe.pretrain.tokens) == (5, None)
+    with pytest.raises(RecipeError, match="exactly one budget"):
+        load_recipe(str(recipe_file), ["pretrain.minutes=5", "pretrain.tokens=7"])
+
+
 def test_overrides_of_text_keys_are_taken_literally(recipe_file: Path) -> None:
     values = ["export.folder=7", "pretrain.start=1e5", "adapt.tokens=1"]
     recipe = load_recipe(str(recipe_file), ["name=2024", "data=2024-01-31", "description=true", *values])
@@ -143,7 +150,7 @@ def test_unknown_key_names_the_key_that_may_be_meant(recipe_file: Path, override
     ("override", "message"),
     [
         ("pretrain.batch_tokens=0", r"pretrain\.batch_tokens: .*greater than 0"),
-        ("pretrain.minutes=5", "give exactly one budget: tokens or minutes"),
+        ("pretrain={tokens=5,minutes=5}", "give exactly one budget: tokens or minutes"),
         ("pretrain.examples.short_length=4", "leaves no room for two segments"),
         ("pretrain.examples.long_length=16", "long_length 16 is below short_length 32"),
         ("pretrain.examples.random_fraction=0.7", "random_fraction is at most 0.5"),

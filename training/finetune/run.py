@@ -19,7 +19,7 @@ from training.evaluate.classification import predict_classification
 from training.examples.batches import ClassificationBatch
 from training.examples.labelled import LabelledStream, LabelledTexts, labelled_window
 from training.finetune.calibration import calibrate
-from training.finetune.distill import is_distilled
+from training.finetune.distill import distilled_by
 from training.finetune.selection import (
     BestCheckpoint,
     SeedResult,
@@ -64,6 +64,8 @@ class _Material:
     train: PreparedText
     dev: dict[str, LabelledTexts]
     """By name of the source."""
+    teacher: str | None
+    """Fingerprint of the teacher."""
     dist: DistContext
 
 
@@ -80,14 +82,11 @@ def finetune(recipe: Recipe) -> bool:
     check_target(target)
     with ranks_in_turn(recipe.folder):
         folder = prepare_labelled(recipe, start.tokenizer)
-    if recipe.distill and not is_distilled(recipe):
-        raise RunError(
-            f"{folder} has no labels of distill.teacher ({recipe.distill.teacher}); run distill first"
-        )
+    teacher = distilled_by(recipe)
     with distributed() as dist, run_lock(recipe.folder / "finetune" / f"rank-{dist.rank}"):
         dev = open_dev(recipe, start)
         material = _Material(
-            recipe, start.model, start.tokenizer, PreparedText.open(folder / "train"), dev, dist
+            recipe, start.model, start.tokenizer, PreparedText.open(folder / "train"), dev, teacher, dist
         )
         results = []
         for seed in seeds_of(recipe):
@@ -239,6 +238,7 @@ def _identity(material: _Material, seed: int) -> dict[str, Any]:
         seed=seed,
         micro_batch_tokens=recipe.micro_batch_tokens,
         finetune=recipe.finetune.model_dump(mode="json", exclude=_MAY_CHANGE),
+        teacher=material.teacher,
         teacher_weight=recipe.distill.weight if recipe.distill else 0.0,
         texts=train.checksum,
         initial_weights=fingerprint(material.start),

@@ -86,7 +86,7 @@ def _resolve_budget(recipe: Recipe, task: PretrainingTask, dist: DistContext) ->
     file = recipe.folder / "pretrain" / "budget.json"
     known = read_json(file) if dist.is_main else None
     if known is None or known["minutes"] != minutes:
-        speed = measure_speed(task) * dist.world_size
+        speed = measure_speed(task, min(10.0, 6 * minutes)) * dist.world_size  # at most a tenth of the budget
         tokens = max(recipe.pretrain.batch_tokens, round(speed * 60 * minutes * BUDGET_SHARE))
         known = {"minutes": minutes, "tokens": tokens, "tokens_per_second": round(speed)}
         if dist.is_main:
