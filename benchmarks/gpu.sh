@@ -38,7 +38,7 @@ else
 fi
 read -ra more <<<"${OVERRIDES:-}"
 CHANGES+=("${more[@]}")
-export PYTHONUNBUFFERED=1 TQDM_MININTERVAL=${TQDM_MININTERVAL:-60}
+export PYTHONPATH="$PWD/client${PYTHONPATH:+:$PYTHONPATH}" PYTHONUNBUFFERED=1 TQDM_MININTERVAL=${TQDM_MININTERVAL:-60}
 
 say() { echo "gpu.sh: $*" >&2; }
 fail() { say "$@"; exit 1; }

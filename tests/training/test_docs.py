@@ -70,7 +70,7 @@ def test_page_is_short() -> None:
 def test_recipe_page_has_the_keys_of_the_code() -> None:
     found = fields.PLACE.search(fields.DOCUMENT.read_text(encoding="utf-8"))
     assert found is not None
-    assert found[0] == fields.table(), "to renew it: PYTHONPATH=. python tests/training/fields.py"
+    assert found[0] == fields.table(), "to renew it: PYTHONPATH=.:client python tests/training/fields.py"
 
 
 def test_recipe_page_explains_every_key() -> None:
@@ -216,7 +216,8 @@ def missing_files(runs: Path) -> list[str]:
 
 def environment(workplace: Path, **more: str) -> dict[str, str]:
     path = os.pathsep.join([str(workplace / "bin"), os.environ["PATH"]])
-    return ENVIRONMENT | {"PATH": path, "PYTHONPATH": str(ROOT)} | more
+    sources = os.pathsep.join([str(ROOT), str(ROOT / "client")])
+    return ENVIRONMENT | {"PATH": path, "PYTHONPATH": sources} | more
 
 
 def free_port() -> int:

@@ -279,7 +279,10 @@ class Trainer(Generic[B]):
     def _is_before_decay(self) -> bool:
         """Whether the next step is the first with a falling rate."""
         half = self.config.batch_tokens / 2  # a step has the rate of its middle
-        return self.state.tokens - half <= self.schedule.decay_start < self.state.tokens + half and not self.is_finished
+        return (
+            self.state.tokens - half <= self.schedule.decay_start < self.state.tokens + half
+            and not self.is_finished
+        )
 
     def _log(self) -> None:
         if not self._window.steps:

@@ -109,7 +109,7 @@ def _trainer(
     assert config.tokens is not None
     board = Board(folder / "tensorboard") if recipe.tensorboard and dist.is_main else None
 
-    def evaluate(state: TrainState) -> dict[str, Any]:
+    def evaluate(_state: TrainState) -> dict[str, Any]:
         reports = evaluate_pretraining(model, heldout, tokenizer, config.examples, count=EVALUATED_EXAMPLES)
         return {name: report.summary() for name, report in reports.items()}
 
