@@ -11,10 +11,11 @@ from pathlib import Path
 from types import UnionType
 from typing import Annotated, Any, Literal, get_args
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
+from bert_client.dialect import Dialect
 from model.config import BertConfig
 from model.errors import ConfigError
 from training.errors import RecipeError
@@ -39,8 +40,18 @@ class _Strict(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
 
+def _check_dialect_keys(value: Any) -> Any:
+    """Refuse unknown keys, which pydantic ignores for a plain dataclass."""
+    known = Dialect.__dataclass_fields__
+    if isinstance(value, dict) and (unknown := sorted(value.keys() - known.keys())):
+        raise ValueError(f"there is no key {', '.join(unknown)}; the keys are {', '.join(known)}")
+    return value
+
+
 class SourceConfig(_Strict):
     """Where documents come from."""
+
+    model_config = ConfigDict(coerce_numbers_to_str=True)  # the number of a column
 
     name: str = ""
     """How reports call it; the file's name if absent."""
@@ -51,18 +62,23 @@ class SourceConfig(_Strict):
     asked only if no file is there."""
     split: str = "train"
     """Split of the hub data set."""
-    format: Literal["auto", "jsonl", "csv", "tsv", "parquet", "text", "wikitext"] = "auto"
-    """`auto` goes by the file's suffix, and in a directory takes the files whose suffix it knows; any other is
-    the format of all files there. What is hidden in a directory is never read. `wikitext`: lines like
-    ` = Title = ` begin a document."""
+    format: Literal["auto", "jsonl", "csv", "tsv", "parquet", "text", "wikitext", "fasttext"] = "auto"
+    """`auto` goes by the suffix and the first bytes of a file, and in a directory takes the files whose suffix
+    it knows; any other is the format of all files there. Hidden files of a directory are not read. `wikitext`:
+    lines like ` = Title = ` begin a document, in files of text or in the first text column of files with
+    columns. `fasttext`: one text per line, after its label (`__label__2 Great film`)."""
+    table: Annotated[Dialect, BeforeValidator(_check_dialect_keys)] = Dialect()
+    """How CSV and TSV files are written, where that is not detected: `header` (true, false, or the columns'
+    names), `delimiter`, `quote`, `escape`; and `encoding`, for any text."""
     text: tuple[str, ...] = ("text",)
-    """Columns that hold the text, such as a review's title and body."""
+    """Columns that hold the text, such as a review's title and body; by name or by number, from 1."""
     read: Literal["text", "pair", "both"] | None = None
     """How a classifier reads several text columns: as one `text`, as a `pair` (two columns), or `both`: one or the
     other in each epoch. If absent, two columns are a pair. For pretraining they are paragraphs."""
     label: str | None = None
-    """Column that holds the label, for fine-tuning. Labelled texts keep a `<br />`, since callers send it too;
-    elsewhere it is a newline."""
+    """Column that holds the label, for fine-tuning; or `folder`, for files of text: each file is one text, and
+    the name of its folder is the label. Labelled texts keep a `<br />`, since callers send it too; elsewhere it
+    is a newline."""
     group: str | None = None
     """Column whose equal values must not be split between train and dev, or held-out, text (film, author)."""
     escaped_newlines: bool = False
@@ -248,7 +264,8 @@ class FinetuneConfig(_Strict):
     """Checkpoint directory to start from: pretrained, or a classifier of the same labels. If absent, what this run has
     adapted or pretrained."""
     labels: dict[str, str] = {"0": "NEGATIVE", "1": "POSITIVE"}
-    """Value in the label column -> label of the model, in the order of the logits."""
+    """Value in the label column -> label of the model. Several values may have one label, and `""` leaves a value
+    out: `{ 1 = "BAD", 2 = "BAD", 3 = "", 4 = "GOOD" }`. Logits are in the order in which labels first appear."""
     seeds: tuple[Seed, ...] = ()
     """Train once with each seed and keep the best on dev. If empty, once with the recipe's `seed`."""
     dev_fraction: Share = 0.05
@@ -338,6 +355,11 @@ class Recipe(_Strict):
         return self.run / self.name
 
     @property
+    def hub_cache(self) -> Path:
+        """Where this run keeps a copy of the rows that the hub has streamed."""
+        return self.folder / "hub"
+
+    @property
     def positions(self) -> int:
         """Positions of a network that this recipe makes."""
         return max(MIN_POSITIONS, self.pretrain.examples.longest, self.finetune.max_length)
@@ -382,6 +404,10 @@ class Recipe(_Strict):
         return self
 
 
+_OTHER_BUDGET = {"pretrain.minutes": "tokens", "pretrain.tokens": "minutes"}
+"""An override of one budget replaces the file's other budget, because TOML has no value that unsets a key."""
+
+
 def load_recipe(name: str, overrides: Sequence[str] = ()) -> Recipe:
     """Read a recipe by file name, or by the name of one that ships, and apply `key.sub=value` overrides.
 
@@ -396,6 +422,10 @@ def load_recipe(name: str, overrides: Sequence[str] = ()) -> Recipe:
         values = tomllib.loads(file.read_text(encoding="utf-8-sig"))  # some editors begin it with a mark
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise RecipeError(f"{file}: {error}") from error
+    for override in overrides:
+        other = _OTHER_BUDGET.get(override.partition("=")[0])
+        if other and isinstance(table := values.get("pretrain"), dict):
+            table.pop(other, None)
     for override in overrides:
         _apply(values, override)
     try:

@@ -1,4 +1,4 @@
-"""The table of recipe fields in docs/training.md, from `training.recipe`; run this file to renew it."""
+"""The table of recipe fields in docs/recipe.md, from `training.recipe`; run this file to renew it."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ from typing import Any
 
 from pydantic.fields import FieldInfo
 
+from bert_client.dialect import Dialect
 from training.recipe import recipe_keys
 
-DOCUMENT = Path(__file__).parents[2] / "docs" / "training.md"
+DOCUMENT = Path(__file__).parents[2] / "docs" / "recipe.md"
 PLACE = re.compile(r"(?<=<!-- fields -->\n).*?(?=<!-- end of fields -->)", re.DOTALL)
 
 
@@ -26,7 +27,7 @@ def table() -> str:
 def _default(field: FieldInfo) -> str:
     if field.is_required():
         return "required"
-    return "" if field.default in (None, ()) else f"`{_toml(field.default)}`"
+    return "" if field.default in (None, (), Dialect()) else f"`{_toml(field.default)}`"
 
 
 def _toml(value: Any) -> str:

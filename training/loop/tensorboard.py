@@ -1,22 +1,13 @@
-"""TensorBoard event files: scalars, the network's graph, sample predictions."""
+"""TensorBoard event files: the figures of every line of the log."""
 
 from __future__ import annotations
 
-import logging
-import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import torch
-from torch import Tensor, nn
-
-from model.heads import BertForPreTraining
-from model.packing import PackedBatch
 from training.errors import RunError
 from training.loop.state import TrainState
-
-logger = logging.getLogger(__name__)
 
 
 class Board:
@@ -37,36 +28,6 @@ class Board:
             else:
                 self.writer.add_scalar(f"{event}/{name}", value, state.step)
         self.writer.flush()
-
-    def graph(self, model: BertForPreTraining) -> None:
-        """Write the graph of the network, traced on a sequence of four tokens."""
-        device = next(model.parameters()).device
-        was_training = model.training
-        model.eval()
-        try:
-            with warnings.catch_warnings(), torch.no_grad():  # no autocast: its copies are no parameters
-                warnings.simplefilter("ignore")  # the tracer warns of every constant
-                ids = torch.zeros(4, dtype=torch.int64, device=device)
-                self.writer.add_graph(_OneSequence(model), ids)
-        except Exception as error:  # the run continues without the drawing
-            logger.warning("the network's graph could not be traced: %s", str(error).split("\n")[0])
-        finally:
-            model.train(was_training)
-
-
-class _OneSequence(nn.Module):
-    """Token ids of one sequence (length,) -> logits of its masked words and of its next sentence."""
-
-    def __init__(self, model: BertForPreTraining) -> None:
-        super().__init__()
-        self.model = model
-
-    def forward(self, input_ids: Tensor) -> tuple[Tensor, Tensor]:
-        packed = PackedBatch.pack([[0] * len(input_ids)]).to(input_ids.device)
-        batch = PackedBatch(input_ids, packed.position_ids, packed.token_type_ids, packed.sequences)
-        hidden = self.model(batch)
-        assert self.model.next_sentence is not None
-        return self.model.masked_lm(hidden), self.model.next_sentence(hidden[:1])
 
 
 def _flat(figures: Mapping[str, Any], prefix: str = "") -> list[tuple[str, float | str]]:

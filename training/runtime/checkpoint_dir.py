@@ -18,7 +18,14 @@ from training.errors import RunError
 
 _NAMES = (
     *("config.json", "*.safetensors", "model.safetensors.index.json", "vocab.txt"),
-    *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "README.md", "*.png"),
+    *(
+        "tokenizer.json",
+        "tokenizer_config.json",
+        "special_tokens_map.json",
+        "README.md",
+        "recipe.json",
+        "*.png",
+    ),
 )
 """Files of a checkpoint, its model card's among them."""
 
@@ -42,6 +49,12 @@ def check_target(target: Path) -> None:
             f"{target} holds something else than a checkpoint, which would be deleted: {', '.join(foreign[:3])}"
             f"{', ...' * (len(foreign) > 3)}; name another directory to write, or move these away"
         )
+
+
+def checkpoint_size(folder: Path) -> str:
+    """Parameters and megabytes of a checkpoint, for the log."""
+    parameters = sum(p.numel() for p in load_checkpoint(folder).model.parameters())
+    return f"{parameters:,} parameters ({sum(f.stat().st_size for f in folder.iterdir()) / 1e6:.1f} MB)"
 
 
 def write_checkpoint_dir(target: Path, model: Model, tokenizer: Tokenizer, dtype: torch.dtype) -> None:
