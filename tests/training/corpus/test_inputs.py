@@ -10,29 +10,11 @@ from string import ascii_lowercase
 from typing import Any
 
 import pytest
-<<<<<<< HEAD
 
 from training.corpus.encode import NO_LABEL
 from training.corpus.inputs import check_labels, labelled_inputs, reading_of
 from training.errors import RunError, SourceError
 from training.recipe import Recipe, SourceConfig
-=======
-from training.finetune.dataset import (
-    LabelledTexts,
-    assemble,
-    joined,
-    key_of_text,
-    read_labelled,
-    read_whole,
-    split_sources,
-)
-
-from model.checkpoint import load_checkpoint
-from model.tokenizer import SPECIAL_TOKENS, Tokenizer
-from tests.conftest import MakeCheckpoint
-from training.errors import RunError, SourceError
-from training.recipe import FinetuneConfig, Recipe, SourceConfig
->>>>>>> main
 from training.sources.documents import Document
 from training.sources.split import text_hash
 
