@@ -68,7 +68,7 @@ def test_calibrate_lowers_the_loss_and_the_calibration_error_and_changes_no_answ
     model: BertForSequenceClassification, tokenizer: Tokenizer, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
-    model.classifier.weight.data *= 4  # sure of itself
+    model.classifier.weight.data *= 2  # sure of itself
     dev = label(model, make_dev(tokenizer, 200), wrong=50)
     before = predict_classification(model, dev)
     temperature = calibrate(model, {"dev": dev})
@@ -84,7 +84,7 @@ def test_calibrate_lowers_the_loss_and_the_calibration_error_and_changes_no_answ
 
 def test_calibrate_never_raises_the_calibration_error(sentiment: Path, tokenizer: Tokenizer) -> None:
     kept = 0
-    for seed in range(30):
+    for seed in range(12):
         model = load_checkpoint(sentiment).model
         assert isinstance(model, BertForSequenceClassification)
         model.classifier.weight.data *= 2
