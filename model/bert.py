@@ -64,9 +64,21 @@ class BertEmbeddings(nn.Module):
 
     def forward(self, batch: PackedBatch) -> Tensor:
         embedded = self.word_embeddings(batch.input_ids)  # (total_tokens, hidden)
-        embedded = embedded + self.token_type_embeddings(batch.token_type_ids)
+        embedded = embedded + self._token_types(batch.token_type_ids)
         embedded = embedded + self.position_embeddings(batch.position_ids)
         return self.dropout(self.norm(embedded))
+
+    def _token_types(self, token_type_ids: Tensor) -> Tensor:
+        """(total_tokens,) -> (total_tokens, hidden)
+
+        Two rows are interpolated, which is exact at 0 and 1: on a GPU the backward pass of a look-up adds the
+        gradients of all tokens to one of two rows, nearly one after another (pytorch#20655).
+        """
+        weight = self.token_type_embeddings.weight
+        if len(weight) != 2:
+            return self.token_type_embeddings(token_type_ids)
+        first, second = weight.unbind()
+        return torch.lerp(first, second, token_type_ids[:, None].to(weight.dtype))
 
 
 class FusedProjection(nn.Linear):

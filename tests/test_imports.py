@@ -85,9 +85,8 @@ def test_rooms_import_downwards(package: str, rooms: tuple[str, ...]) -> None:
         own = room(".".join(file.relative_to(ROOT).with_suffix("").parts))
         if own == "__init__":  # the package's own names are loaded on demand
             continue
-        for module in imports(file):
-            if module.startswith(f"{package}.") and rooms.index(room(module)) > rooms.index(own):
-                upwards.append(f"{name(file)} imports {module}")
+        ours = (module for module in imports(file) if module.startswith(f"{package}."))
+        upwards += [f"{name(file)} imports {m}" for m in ours if rooms.index(room(m)) > rooms.index(own)]
     assert not upwards
 
 

@@ -1,8 +1,8 @@
-"""Small batches on a GPU as captured graphs: one launch instead of one for each of a hundred kernels.
+"""CUDA graphs for inference: one launch for a whole forward pass instead of a hundred kernel launches.
 
-A graph replays the kernels it saw, on the same memory and with the same shapes. So there is one for each of a
-few sizes; a batch is copied into the smallest that holds it, and what is left over is a sequence of padding.
-Where sequences begin is read on the device (`VarlenAttention`), so any lengths will do.
+A graph replays recorded kernels on the same memory with the same shapes. So one is recorded for each of a few
+numbers of tokens, and a batch is copied into the smallest that holds it. The remaining tokens form dummy
+sequences. Sequence lengths may differ from batch to batch, because `VarlenAttention` reads them on the device.
 """
 
 from __future__ import annotations
@@ -19,129 +19,173 @@ from model.packing import OutputPositions, PackedBatch, SequenceBounds
 
 logger = logging.getLogger(__name__)
 
-SIZES = (32, 64, 128, 256, 512)
-"""Tokens of each graph; from some hundred tokens on, a GPU is busy for longer than launches take."""
-SEQUENCES = 32
-"""Sequences that a graph has room for, and reads"""
-_TOLERANCE = 3e-2
+GRAPH_TOKENS = (
+    *(32, 64, 128, 256, 512),
+    *(768, 1024, 1536, 2048, 3072, 4096, 6144, 8192, 12_288, 16_384),
+)
+"""Tokens of each graph. From 512 on there are two sizes per octave: kernels rather than launches take the time
+there, so padding is not free. The last is the largest batch that the service makes on a GPU."""
 
 Replay = Callable[[], None]
 Capture = Callable[[Callable[[], Tensor]], tuple[Tensor, Replay]]
 
 
 class GraphedEncoder:
-    """An encoder on a GPU, called with batches on the host. Where there is no graph for a batch, it is computed
-    as ever."""
+    """An encoder on a GPU, called with batches on the host. A batch that fits no graph is computed without."""
 
     def __init__(
-        self, encoder: BertEncoder, sizes: Sequence[int] = SIZES, capture: Capture | None = None
+        self, encoder: BertEncoder, sizes: Sequence[int] = GRAPH_TOKENS, capture: Capture | None = None
     ) -> None:
+        """
+        Args:
+            encoder: in evaluation mode, on the GPU.
+            sizes: tokens of each graph.
+            capture: runs a forward pass and returns its output and what repeats it. Tests on a CPU replace it.
+        """
         self.encoder = encoder
         self.device = encoder.embeddings.norm.weight.device
-        self.graphs: list[_Graph] = []
+        self.graphs: list[Graph] = []
         try:
-            capture = capture or capture_cuda()
-            self.graphs = [_Graph.make(encoder, size, capture, self.device) for size in sorted(sizes)]
+            self.graphs = self._capture(sizes, capture or capture_cuda())
             self._check()
-        except RuntimeError as error:  # a driver or a kernel that cannot be captured: slower is better than not
-            logger.warning("no CUDA graphs: %s", error)
+        except RuntimeError as error:  # some drivers and kernels cannot be captured
+            logger.warning("CUDA graphs are not available, inference runs without them: %s", error)
             self.graphs = []
 
     def __call__(self, batch: PackedBatch) -> Tensor:
-        """Final hidden states of the reads, valid until the next call: (num_reads, hidden)"""
-        graph = self._graph(batch)
+        """Final hidden states at the output positions, valid until the next call: (num_outputs, hidden)"""
+        graph = self.graph_for(batch)
         return self.encoder(batch.to(self.device, non_blocking=True)) if graph is None else graph(batch)
 
-    def _graph(self, batch: PackedBatch) -> _Graph | None:
-        """The smallest that holds the batch and a token of padding."""
-        if batch.outputs is None or max(len(batch.cu_seqlens) - 1, len(batch.outputs.index)) > SEQUENCES:
+    def graph_for(self, batch: PackedBatch) -> Graph | None:
+        """The smallest graph that holds the batch and a token of padding."""
+        if batch.outputs is None:
             return None
-        return next((graph for graph in self.graphs if batch.total_tokens < graph.tokens), None)
+        rows = max(len(batch.cu_seqlens) - 1, len(batch.outputs.index))
+        fitting = (g for g in self.graphs if batch.total_tokens < g.layout.tokens and rows <= g.layout.outputs)
+        return next(fitting, None)
+
+    def _capture(self, sizes: Sequence[int], capture: Capture) -> list[Graph]:
+        """Graphs by size. The largest is recorded first: the others fit in the memory that it used."""
+        graphs: list[Graph] = []
+        for size in sorted(sizes, reverse=True):
+            try:
+                graphs.insert(0, Graph.capture(self.encoder, size, capture))
+            except torch.OutOfMemoryError:
+                logger.warning("no memory for a CUDA graph of %d tokens", size)
+        return graphs
 
     def _check(self) -> None:
-        """Raises RuntimeError if a graph does not compute what the encoder does."""
+        """Raises RuntimeError if a graph computes something else than the encoder."""
+        positions = self.encoder.config.max_position_embeddings
         for graph in self.graphs:
-            longest = self.encoder.config.max_position_embeddings  # beyond, a GPU would fault for good
-            lengths = [min(graph.tokens // 2, longest), min(graph.tokens // 4, longest)]
+            lengths = [min(graph.layout.tokens // part, positions) for part in (2, 4)]
             batch = PackedBatch.pack([[i % 7 for i in range(n)] for n in lengths], outputs=[[0], [0, 1]])
             expected = self.encoder(batch.to(self.device))
-            if not torch.allclose(graph(batch), expected, rtol=_TOLERANCE, atol=_TOLERANCE):
-                raise RuntimeError(f"the graph of {graph.tokens} tokens computes other numbers")
+            if not torch.allclose(graph(batch), expected, rtol=3e-2, atol=3e-2):  # rounding of bfloat16
+                raise RuntimeError(f"the graph of {graph.layout.tokens} tokens computes other numbers")
 
 
 @dataclass(frozen=True, slots=True)
-class _Graph:
+class Layout:
+    """A batch of constant shape in one buffer of int64: token ids, positions, token types, output positions,
+    and the cumulative lengths of keys and of queries."""
+
     tokens: int
-    host: Tensor
-    """Page-locked where the device is a GPU: (values,) int64; see `_cuts`"""
-    values: Tensor
-    """The same on the device"""
-    out: Tensor
-    """(SEQUENCES, hidden)"""
-    replay: Replay
+    max_seqlen: int
+    """Tokens of the longest sequence that the model takes"""
+
+    @property
+    def outputs(self) -> int:
+        """Output positions, and room for sequences. Texts of fewer than 16 tokens may fit no graph: more room
+        would launch more blocks of attention, most of them for nothing."""
+        return max(32, self.tokens // 16)
+
+    @property
+    def capacity(self) -> int:
+        """Sequences, dummy sequences included"""
+        return self.outputs + -(-self.tokens // self.max_seqlen)
+
+    @property
+    def sections(self) -> list[int]:
+        """Numbers of values of the buffer's parts"""
+        return [self.tokens] * 3 + [self.outputs] + [self.capacity + 1] * 2
+
+    def write(self, buffer: Tensor, batch: PackedBatch) -> None:
+        """Fill the buffer, on the host, with a batch and dummy sequences."""
+        assert batch.outputs is not None
+        ids, positions, types, index, keys, queries = buffer.split(self.sections)
+        for part, values in (
+            (ids, batch.input_ids),
+            (positions, batch.position_ids),
+            (types, batch.token_type_ids),
+            (index, batch.outputs.index),
+        ):
+            part[: len(values)] = values
+            part[len(values) :] = 0
+        # The remaining tokens form dummy sequences, and the first of them has the remaining outputs.
+        start = len(batch.cu_seqlens)
+        keys[:start], queries[:start] = batch.cu_seqlens, batch.outputs.sequences.cu_seqlens
+        ends = batch.total_tokens + self.max_seqlen * torch.arange(1, len(keys) - start + 1)
+        keys[start:] = ends.clamp(max=self.tokens)
+        queries[start:] = self.outputs
+
+    def read(self, buffer: Tensor) -> PackedBatch:
+        """The batch in a buffer, on the buffer's device."""
+        ids, positions, types, index, keys, queries = buffer.split(self.sections)
+        outputs = OutputPositions(index, SequenceBounds(None, queries.to(torch.int32), self.outputs))
+        sequences = SequenceBounds(None, keys.to(torch.int32), min(self.tokens, self.max_seqlen))
+        return PackedBatch(ids, positions, types, sequences, outputs)
+
+
+class Graph:
+    """A recorded forward pass over a batch of constant shape."""
+
+    def __init__(self, layout: Layout, host: Tensor, device: Tensor, out: Tensor, replay: Replay) -> None:
+        """Use `capture` instead."""
+        self.layout = layout
+        self.out = out  # (outputs, hidden)
+        self._host = host  # page-locked where the device is a GPU
+        self._device = device
+        self._replay = replay
+        self._copied = torch.cuda.Event() if device.is_cuda else None
 
     @classmethod
-    def make(cls, encoder: BertEncoder, tokens: int, capture: Capture, device: torch.device) -> _Graph:
-        host = torch.zeros(sum(_cuts(tokens)), dtype=torch.int64, pin_memory=device.type == "cuda")
-        _fill(host, tokens, PackedBatch.pack([[0]], outputs=[[0]]))
-        values = host.to(device)
-
-        def forward() -> Tensor:
-            ids, positions, types, index, keys, queries = values.split(_cuts(tokens))
-            outputs = OutputPositions(index, SequenceBounds(None, queries.to(torch.int32), SEQUENCES))
-            sequences = SequenceBounds(None, keys.to(torch.int32), tokens)  # no sequence is longer than that
-            return encoder(PackedBatch(ids, positions, types, sequences, outputs))
-
-        out, replay = capture(forward)
-        return cls(tokens, host, values, out, replay)
+    def capture(cls, encoder: BertEncoder, tokens: int, capture: Capture) -> Graph:
+        """Record the encoder's forward pass over so many tokens."""
+        layout = Layout(tokens, encoder.config.max_position_embeddings)
+        host = torch.zeros(sum(layout.sections), dtype=torch.int64)
+        layout.write(host, PackedBatch.pack([[0]], outputs=[[0]]))
+        device = host.to(encoder.embeddings.norm.weight.device)
+        out, replay = capture(lambda: encoder(layout.read(device)))
+        return cls(layout, host.pin_memory() if device.is_cuda else host, device, out, replay)
 
     def __call__(self, batch: PackedBatch) -> Tensor:
+        """See `GraphedEncoder.__call__`."""
         assert batch.outputs is not None
-        _fill(self.host, self.tokens, batch)
-        self.values.copy_(self.host, non_blocking=True)
-        self.replay()
+        if self._copied is not None:
+            self._copied.synchronize()  # the last copy may still be reading the host's buffer
+        self.layout.write(self._host, batch)
+        self._device.copy_(self._host, non_blocking=True)
+        if self._copied is not None:
+            self._copied.record()
+        self._replay()
         return self.out[: len(batch.outputs.index)]
 
 
-def _cuts(tokens: int) -> list[int]:
-    """Of a graph's values: ids, positions, types, reads, and the cumulative lengths of keys and of queries."""
-    return [tokens, tokens, tokens, SEQUENCES, SEQUENCES + 2, SEQUENCES + 2]
-
-
-def _fill(host: Tensor, tokens: int, batch: PackedBatch) -> None:
-    """Lay a batch out; its last sequence is what is left over, and has the reads that are left over."""
-    outputs = batch.outputs
-    assert outputs is not None
-    ids, positions, types, index, keys, queries = host.split(_cuts(tokens))
-    for row, given in (
-        (ids, batch.input_ids),
-        (positions, batch.position_ids),
-        (types, batch.token_type_ids),
-        (index, outputs.index),
-    ):
-        row[: len(given)] = given
-        row[len(given) :] = 0
-    for row, cumulative, end in (
-        (keys, batch.cu_seqlens, tokens),
-        (queries, outputs.sequences.cu_seqlens, SEQUENCES),
-    ):
-        row[: len(cumulative)] = cumulative
-        row[len(cumulative) :] = end
-
-
 def capture_cuda() -> Capture:
-    """Captures that share one pool of memory: only one of them runs at a time."""
+    """Captures that share one memory pool, because only one graph runs at a time."""
     pool = torch.cuda.graph_pool_handle()
     side = torch.cuda.Stream()
 
     def capture(work: Callable[[], Tensor]) -> tuple[Tensor, Replay]:
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):
-            for _ in range(3):  # libraries choose their kernels, and take their workspaces
+            for _ in range(3):  # libraries choose kernels and allocate workspaces in the first calls
                 work()
         torch.cuda.current_stream().wait_stream(side)
         graph = torch.cuda.CUDAGraph()
-        # A reload captures while the inference thread goes on with the old model.
+        # "thread_local", because the inference thread goes on with the old model while a reload captures.
         with torch.cuda.graph(graph, pool=pool, stream=side, capture_error_mode="thread_local"):
             out = work()
         return out, graph.replay

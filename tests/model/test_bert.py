@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import random
+import warnings
+from dataclasses import replace
 from functools import partial
 
 import pytest
@@ -9,7 +11,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from model import BertConfig, BertForPreTraining, BertForSequenceClassification, PackedBatch
-from model.bert import Activation, BertEncoder, initialise
+from model.bert import Activation, BertEmbeddings, BertEncoder, initialise
+from model.packing import OutputPositions, SequenceBounds
 from tests.model.reference import randomise
 
 CONFIG = BertConfig(
@@ -146,6 +149,50 @@ def test_every_input_matters() -> None:
         assert all((first - other).abs().max() > 1e-3 for other in firsts[:i])
 
 
+# --- batches of constant shape -----------------------------------------------------------------------------
+
+
+def constant_shape(*, on_host: bool) -> PackedBatch:
+    """64 tokens in 3 of at most 5 sequences, 8 output positions."""
+    ids = torch.arange(64) % CONFIG.vocab_size
+    positions = torch.cat([torch.arange(n) for n in (40, 9, 15)])
+    index = torch.tensor([0, 3, 39, 40, 49, 50, 51, 63])
+    tokens = SequenceBounds.of((40, 9, 15), capacity=5, max_seqlen=48)
+    outputs = SequenceBounds.of((3, 1, 4), capacity=5, max_seqlen=8)
+    if not on_host:
+        tokens, outputs = replace(tokens, lengths=None), replace(outputs, lengths=None)
+    return PackedBatch(ids, positions, (ids > 25).long(), tokens, OutputPositions(index, outputs))
+
+
+@pytest.mark.parametrize("on_host", [True, False], ids=["lengths on the host", "no lengths"])
+@pytest.mark.parametrize("learn", [True, False], ids=["training", "inference"])
+def test_encoder_takes_a_batch_of_constant_shape(on_host: bool, learn: bool) -> None:
+    encoder, batch = network().encoder, constant_shape(on_host=on_host)
+    ids, types = batch.input_ids.split((40, 9, 15)), batch.token_type_ids.split((40, 9, 15))
+    plain = PackedBatch.pack([x.tolist() for x in ids], [x.tolist() for x in types])
+    assert batch.outputs is not None
+    with torch.set_grad_enabled(learn):
+        out = encoder(batch)
+        torch.testing.assert_close(out, encoder(plain)[batch.outputs.index], atol=1e-5, rtol=1e-5)
+    assert out.requires_grad is learn
+
+
+def test_encoder_head_and_loss_are_one_graph() -> None:
+    """With the bounds of sequences on the device only, as in training on a GPU."""
+    model = network(CONFIG.replace(hidden_dropout_prob=0.0)).train()  # dropout for a CPU is not traced
+    batch = constant_shape(on_host=False)
+
+    def loss(batch: PackedBatch) -> Tensor:
+        logits = model.masked_lm(model(batch))
+        return F.cross_entropy(logits.float(), torch.zeros(8, dtype=torch.int64))
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch's own, on import of its compiler
+        compiled = torch.compile(loss, backend="eager", fullgraph=True)
+        found = compiled(batch)
+    torch.testing.assert_close(found, loss(batch))
+
+
 # --- parts --------------------------------------------------------------------------------------------------
 
 
@@ -161,6 +208,18 @@ def test_every_input_matters() -> None:
 def test_activation_is_what_its_name_says(name: str, function: object) -> None:
     x = torch.linspace(-4, 4, 101)
     torch.testing.assert_close(Activation(CONFIG.replace(hidden_act=name))(x), function(x))  # type: ignore[operator]
+
+
+@pytest.mark.parametrize("token_types", [1, 2, 3])
+def test_token_type_embeddings_are_rows_of_their_table(token_types: int) -> None:
+    embeddings = BertEmbeddings(CONFIG.replace(type_vocab_size=token_types))
+    ids = torch.arange(50) % token_types
+    rows, expected = embeddings._token_types(ids), embeddings.token_type_embeddings(ids)
+    assert torch.equal(rows, expected)
+    weights = torch.randn(rows.shape, generator=torch.Generator().manual_seed(0))
+    table = embeddings.token_type_embeddings.weight
+    ours, theirs = (torch.autograd.grad((x * weights).sum(), table)[0] for x in (rows, expected))
+    torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=1e-5)
 
 
 def test_norms_come_after_the_residuals() -> None:

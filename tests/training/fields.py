@@ -1,4 +1,4 @@
-"""The table of recipe keys in docs/recipe.md, from `training.recipe`; run this file to renew it."""
+"""The table of recipe fields in docs/recipe.md, from `training.recipe`; run this file to renew it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ PLACE = re.compile(r"(?<=<!-- fields -->\n).*?(?=<!-- end of fields -->)", re.DO
 
 
 def table() -> str:
-    """Every key of a recipe with its default and its docstring, as Markdown."""
+    """Every key of a recipe with its default and its docstring."""
     lines = ["", "| key | default | what it does |", "|---|---|---|"]
     for key, field in recipe_keys():
         about = " ".join((field.description or "").split()).replace("|", "\\|")

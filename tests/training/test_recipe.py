@@ -58,7 +58,7 @@ KEYS = {
     "finetune.train": "Labelled sources to train on",
     "finetune.test": "Labelled sources for the report",
     "finetune.pretrained": "Checkpoint directory to start from: pretrained, or a classifier of the same labels",
-    "finetune.labels": "Value in the label column -> label of the model, in the order of the logits",
+    "finetune.labels": "Value in the label column -> label of the model",
     "finetune.seeds": "Train once with each seed and keep the best on dev",
     "finetune.dev_fraction": "Share of each source's texts, or of its groups, that is not trained on",
     "finetune.epochs": "Passes over the texts",
@@ -71,7 +71,8 @@ KEYS = {
     "source.path": "A file, a directory or a glob, relative to the recipe's `data`",
     "source.hub": "A data set of the Hugging Face hub, `owner/name` or `owner/name:config`",
     "source.split": "Split of the hub data set",
-    "source.format": "`auto` goes by the file's suffix",
+    "source.format": "`auto` goes by the suffix and the first bytes of a file",
+    "source.table": "How CSV and TSV files are written, where that is not detected",
     "source.text": "Columns that hold the text, such as a review's title and body",
     "source.read": "How a classifier reads several text columns",
     "source.label": "Column that holds the label, for fine-tuning",
@@ -113,6 +114,13 @@ def test_overrides_are_toml_values_in_nested_tables(recipe_file: Path) -> None:
     assert recipe.overrides == tuple(overrides)
 
 
+def test_override_of_one_budget_replaces_the_other(recipe_file: Path) -> None:
+    recipe = load_recipe(str(recipe_file), ["pretrain.minutes=5"])
+    assert (recipe.pretrain.minutes, recipe.pretrain.tokens) == (5, None)
+    with pytest.raises(RecipeError, match="exactly one budget"):
+        load_recipe(str(recipe_file), ["pretrain.minutes=5", "pretrain.tokens=7"])
+
+
 def test_overrides_of_text_keys_are_taken_literally(recipe_file: Path) -> None:
     values = ["export.folder=7", "pretrain.start=1e5", "adapt.tokens=1"]
     recipe = load_recipe(str(recipe_file), ["name=2024", "data=2024-01-31", "description=true", *values])
@@ -142,7 +150,7 @@ def test_unknown_key_names_the_key_that_may_be_meant(recipe_file: Path, override
     ("override", "message"),
     [
         ("pretrain.batch_tokens=0", r"pretrain\.batch_tokens: .*greater than 0"),
-        ("pretrain.minutes=5", "give exactly one budget: tokens or minutes"),
+        ("pretrain={tokens=5,minutes=5}", "give exactly one budget: tokens or minutes"),
         ("pretrain.examples.short_length=4", "leaves no room for two segments"),
         ("pretrain.examples.long_length=16", "long_length 16 is below short_length 32"),
         ("pretrain.examples.random_fraction=0.7", "random_fraction is at most 0.5"),

@@ -13,7 +13,7 @@ from training.errors import RunError
 from training.export.model_card import write_card
 from training.loop.checkpoint import fingerprint
 from training.recipe import Recipe
-from training.runtime.checkpoint_dir import check_target, write_checkpoint_dir
+from training.runtime.checkpoint_dir import check_target, checkpoint_size, write_checkpoint_dir
 
 NAMES = ("pretrained", "sentiment")
 
@@ -47,7 +47,7 @@ def _export(recipe: Recipe, name: str, source: Checkpoint, weights: Mapping[str,
     target = _target(recipe, name)
     write_checkpoint_dir(target, source.model, source.tokenizer, DTYPE)
     write_card(recipe, name, target, weights)
-    logger.info("%s: %.1f MB", target, sum(f.stat().st_size for f in target.iterdir()) / 1e6)
+    logger.info("%s: %s", target, checkpoint_size(target))
     return target
 
 

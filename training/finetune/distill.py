@@ -66,11 +66,21 @@ def distill(recipe: Recipe, tokenizer: Tokenizer) -> bool:
     return True
 
 
-def is_distilled(recipe: Recipe) -> bool:
-    """Whether the prepared texts have the probabilities of the recipe's teacher."""
-    assert recipe.distill is not None
-    found = read_json(recipe.folder / "labelled" / "train" / RECORD)
-    return found is not None and found == fingerprint(load_teacher(recipe).model)
+def distilled_by(recipe: Recipe) -> str | None:
+    """Fingerprint of the teacher that labelled the prepared texts; None without `[distill]`.
+
+    Raises:
+        RunError: the texts are not labelled by the recipe's teacher.
+    """
+    if recipe.distill is None:
+        return None
+    folder = recipe.folder / "labelled" / "train"
+    found: str | None = read_json(folder / RECORD)
+    if found != fingerprint(load_teacher(recipe).model):
+        raise RunError(
+            f"{folder} has no labels of distill.teacher ({recipe.distill.teacher}); run distill first"
+        )
+    return found
 
 
 def load_teacher(recipe: Recipe) -> Checkpoint:

@@ -19,7 +19,7 @@ from training.evaluate.classification import predict_classification
 from training.examples.batches import ClassificationBatch
 from training.examples.labelled import LabelledStream, LabelledTexts, labelled_window
 from training.finetune.calibration import calibrate
-from training.finetune.distill import is_distilled
+from training.finetune.distill import distilled_by
 from training.finetune.selection import (
     BestCheckpoint,
     SeedResult,
@@ -37,10 +37,10 @@ from training.loop.tensorboard import Board
 from training.loop.trainer import TrainConfig, Trainer
 from training.pretrain.adapt import adapted
 from training.recipe import Recipe, write_resolved
-from training.runtime.checkpoint_dir import check_target, write_checkpoint_dir
+from training.runtime.checkpoint_dir import check_target, checkpoint_size, write_checkpoint_dir
 from training.runtime.device import choose_device, maybe_compile
 from training.runtime.distributed import DistContext, distributed
-from training.runtime.lock import run_lock
+from training.runtime.lock import ranks_in_turn, run_lock
 
 WARMUP_FRACTION = 0.1
 """Share of the budget in which the learning rate rises; then it falls linearly to 0 (Devlin et al. 2018, A.3)."""
@@ -64,6 +64,8 @@ class _Material:
     train: PreparedText
     dev: dict[str, LabelledTexts]
     """By name of the source."""
+    teacher: str | None
+    """Fingerprint of the teacher."""
     dist: DistContext
 
 
@@ -78,15 +80,13 @@ def finetune(recipe: Recipe) -> bool:
     assert isinstance(start.model, Start)
     target = recipe.folder / "sentiment"
     check_target(target)
-    folder = prepare_labelled(recipe, start.tokenizer)
-    if recipe.distill and not is_distilled(recipe):
-        raise RunError(
-            f"{folder} has no labels of distill.teacher ({recipe.distill.teacher}); run distill first"
-        )
+    with ranks_in_turn(recipe.folder):
+        folder = prepare_labelled(recipe, start.tokenizer)
+    teacher = distilled_by(recipe)
     with distributed() as dist, run_lock(recipe.folder / "finetune" / f"rank-{dist.rank}"):
         dev = open_dev(recipe, start)
         material = _Material(
-            recipe, start.model, start.tokenizer, PreparedText.open(folder / "train"), dev, dist
+            recipe, start.model, start.tokenizer, PreparedText.open(folder / "train"), dev, teacher, dist
         )
         results = []
         for seed in seeds_of(recipe):
@@ -225,7 +225,7 @@ def _keep_best(recipe: Recipe, tokenizer: Tokenizer, results: list[SeedResult], 
         logger.info(
             "kept seed %d, step %s: balanced accuracy on dev %.4f", best.seed, best.step, best.dev_accuracy
         )
-    logger.info("classifier in %s; next: evaluate, then export", target)
+    logger.info("classifier of %s in %s; next: evaluate, then export", checkpoint_size(target), target)
 
 
 _MAY_CHANGE = {"train", "test", "pretrained", "seeds"}
@@ -238,6 +238,7 @@ def _identity(material: _Material, seed: int) -> dict[str, Any]:
         seed=seed,
         micro_batch_tokens=recipe.micro_batch_tokens,
         finetune=recipe.finetune.model_dump(mode="json", exclude=_MAY_CHANGE),
+        teacher=material.teacher,
         teacher_weight=recipe.distill.weight if recipe.distill else 0.0,
         texts=train.checksum,
         initial_weights=fingerprint(material.start),

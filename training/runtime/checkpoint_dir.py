@@ -51,6 +51,12 @@ def check_target(target: Path) -> None:
         )
 
 
+def checkpoint_size(folder: Path) -> str:
+    """Parameters and megabytes of a checkpoint, for the log."""
+    parameters = sum(p.numel() for p in load_checkpoint(folder).model.parameters())
+    return f"{parameters:,} parameters ({sum(f.stat().st_size for f in folder.iterdir()) / 1e6:.1f} MB)"
+
+
 def write_checkpoint_dir(target: Path, model: Model, tokenizer: Tokenizer, dtype: torch.dtype) -> None:
     """Write beside the target, load and compare, then swap: a reader never sees half a checkpoint.
 

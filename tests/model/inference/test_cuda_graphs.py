@@ -1,64 +1,42 @@
-"""Graphs for small batches. On a CPU, "replaying" is to compute again from the same buffers."""
+"""CUDA graphs. On a CPU, "replaying" computes again from the same buffers."""
 
 from __future__ import annotations
 
 import logging
 import random
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import pytest
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from model import BertForPreTraining, PackedBatch
 from model.bert import BertEncoder
-from model.inference.cuda_graphs import SEQUENCES, GraphedEncoder, Replay
-from model.packing import SequenceBounds
+from model.inference.cuda_graphs import GraphedEncoder, Layout, Replay
 from tests.conftest import tiny_config
 
-
-@dataclass
-class DeviceAttention:
-    """Reads where sequences begin from the tensors alone, as the kernel on a GPU does."""
-
-    queries: SequenceBounds
-    keys: SequenceBounds
-
-    def cross_attention(self, query: Tensor, key_value: Tensor) -> Tensor:
-        out = torch.full_like(query, torch.nan)  # memory that nobody has written
-        asking, known = self.queries.cu_seqlens.tolist(), self.keys.cu_seqlens.tolist()
-        for i in range(len(known) - 1):
-            q = query[asking[i] : asking[i + 1]].transpose(0, 1)
-            k, v = key_value[known[i] : known[i + 1]].permute(1, 2, 0, 3)
-            out[asking[i] : asking[i + 1]] = F.scaled_dot_product_attention(q, k, v).transpose(0, 1)
-        return out
-
-    def self_attention(self, qkv: Tensor) -> Tensor:
-        return self.cross_attention(qkv[:, 0], qkv[:, 1:])
+SIZES = (32, 64, 128, 512)
 
 
-def again(work: Callable[[], Tensor]) -> tuple[Tensor, Replay]:
+def compute_again(work: Callable[[], Tensor]) -> tuple[Tensor, Replay]:
     out = work().clone()
     return out, lambda: out.copy_(work())
 
 
-@pytest.fixture
-def encoder(monkeypatch: pytest.MonkeyPatch) -> BertEncoder:
-    monkeypatch.setattr("model.bert.attention_for", lambda queries, keys, *_: DeviceAttention(queries, keys))
-    return encoder_on("cpu")
-
-
-def encoder_on(device: str, dtype: torch.dtype = torch.float32, positions: int = 512) -> BertEncoder:
+def encoder_on(device: str, dtype: torch.dtype = torch.float32, positions: int = 64) -> BertEncoder:
     network = BertForPreTraining(tiny_config(max_position_embeddings=positions))
     network.initialise(torch.Generator().manual_seed(0))
     return network.encoder.eval().to(device, dtype)
 
 
-def some_batch(rng: random.Random, most: int) -> PackedBatch:
-    lengths = [rng.randint(1, max(1, most // 3)) for _ in range(rng.randint(1, SEQUENCES))]
-    while sum(lengths) > most or len(lengths) > SEQUENCES:
+@pytest.fixture
+def encoder() -> BertEncoder:
+    return encoder_on("cpu")
+
+
+def random_batch(rng: random.Random, max_tokens: int, longest: int = 64) -> PackedBatch:
+    lengths = [rng.randint(1, min(longest, max(1, max_tokens // 3))) for _ in range(rng.randint(1, 32))]
+    while sum(lengths) > max_tokens:
         lengths.pop()
     ids = [[rng.randrange(70) for _ in range(n)] for n in lengths or [1]]
     types = [[rng.randrange(2) for _ in row] for row in ids]
@@ -66,62 +44,127 @@ def some_batch(rng: random.Random, most: int) -> PackedBatch:
 
 
 @torch.inference_mode()
-def test_graph_computes_what_the_encoder_does(encoder: BertEncoder) -> None:
-    graphed = GraphedEncoder(encoder, capture=again)
+def test_graphed_encoder_equals_the_encoder(encoder: BertEncoder) -> None:
+    graphed = GraphedEncoder(encoder, SIZES, compute_again)
     rng = random.Random(0)
     used = set()
-    for most in (1, 31, 60, 120, 250, 511) * 8:
-        batch = some_batch(rng, most)
-        graph = graphed._graph(batch)
+    for max_tokens in (1, 31, 60, 120, 500) * 6:
+        batch = random_batch(rng, max_tokens)
+        graph = graphed.graph_for(batch)
         assert graph is not None
-        used.add(graph.tokens)
+        used.add(graph.layout.tokens)
         torch.testing.assert_close(graphed(batch), encoder(batch))
-    assert used == {32, 64, 128, 256, 512}
+    assert used == set(SIZES)
 
 
 @torch.inference_mode()
-def test_batches_that_no_graph_holds_are_computed_as_ever(encoder: BertEncoder) -> None:
-    graphed = GraphedEncoder(encoder, sizes=[32], capture=again)
-    for lengths, reads in (([32], [[0]]), ([1] * 33, [[0]] * 33), ([5], [[0] * 33]), ([5], None)):
-        batch = PackedBatch.pack([[5] * n for n in lengths], outputs=reads)
-        assert graphed._graph(batch) is None
+def test_graphed_encoder_computes_batches_that_fit_no_graph(encoder: BertEncoder) -> None:
+    graphed = GraphedEncoder(encoder, [32], compute_again)
+    for lengths, outputs in (([32], [[0]]), ([1] * 33, [[0]] * 33), ([5], [[0] * 33]), ([5], None)):
+        batch = PackedBatch.pack([[5] * n for n in lengths], outputs=outputs)
+        assert graphed.graph_for(batch) is None
         torch.testing.assert_close(graphed(batch), encoder(batch))
 
 
 @torch.inference_mode()
-@pytest.mark.parametrize("trouble", ["cannot be captured", "other numbers"])
-def test_where_graphs_do_not_work_the_encoder_does(
-    encoder: BertEncoder, trouble: str, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize("fault", ["cannot be captured", "other numbers"])
+def test_graphed_encoder_works_without_graphs(
+    encoder: BertEncoder, fault: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     def broken(work: Callable[[], Tensor]) -> tuple[Tensor, Replay]:
-        if trouble == "cannot be captured":
-            raise RuntimeError(trouble)
+        if fault == "cannot be captured":
+            raise RuntimeError(fault)
         return work() + 1, lambda: None
 
     with caplog.at_level(logging.WARNING):
-        graphed = GraphedEncoder(encoder, capture=broken)
+        graphed = GraphedEncoder(encoder, SIZES, broken)
     assert graphed.graphs == []
-    assert trouble in caplog.text
+    assert fault in caplog.text
     batch = PackedBatch.pack([[5, 6]], outputs=[[0]])
     torch.testing.assert_close(graphed(batch), encoder(batch))
 
 
 @torch.inference_mode()
-def test_a_network_of_few_positions_has_graphs_too(encoder: BertEncoder) -> None:
-    short = encoder_on("cpu", positions=16)
-    assert len(GraphedEncoder(short, capture=again).graphs) == 5
+def test_graphed_encoder_leaves_out_graphs_that_need_too_much_memory(
+    encoder: BertEncoder, caplog: pytest.LogCaptureFixture
+) -> None:
+    calls = 0
+
+    def full(work: Callable[[], Tensor]) -> tuple[Tensor, Replay]:
+        nonlocal calls
+        calls += 1
+        if calls == 1:
+            raise torch.OutOfMemoryError("full")
+        return compute_again(work)
+
+    with caplog.at_level(logging.WARNING):
+        graphed = GraphedEncoder(encoder, SIZES, full)
+    assert [graph.layout.tokens for graph in graphed.graphs] == [32, 64, 128]
+    assert "no memory for a CUDA graph of 512 tokens" in caplog.text
+
+
+@pytest.mark.parametrize("tokens", [32, 256, 16_384])
+@pytest.mark.parametrize("max_seqlen", [16, 512])
+def test_layout_covers_all_tokens_and_outputs(tokens: int, max_seqlen: int) -> None:
+    """The kernel leaves rows of no sequence unwritten, and a sequence longer than the bound is an error."""
+    layout = Layout(tokens, max_seqlen)
+    buffer = torch.full((sum(layout.sections),), -1)
+    for count in (1, min(layout.outputs, tokens - 1)):
+        layout.write(buffer, PackedBatch.pack([[7]] * count, outputs=[[0]] * count))
+        batch = layout.read(buffer)
+        assert batch.outputs is not None
+        for bounds, rows in ((batch.sequences, tokens), (batch.outputs.sequences, layout.outputs)):
+            lengths = bounds.cu_seqlens.diff()
+            assert bounds.cu_seqlens[-1] == rows
+            assert 0 <= lengths.min() <= lengths.max() <= bounds.max_seqlen
+        assert batch.input_ids.tolist() == [7] * count + [0] * (tokens - count)
+        assert batch.position_ids.max() < max_seqlen
+
+
+@torch.inference_mode()
+def test_graph_waits_for_the_last_copy_before_it_fills_the_buffer(encoder: BertEncoder) -> None:
+    (graph,) = GraphedEncoder(encoder, [32], compute_again).graphs
+    seen: list[tuple[str, int]] = []
+
+    class Event:
+        def synchronize(self) -> None:
+            seen.append(("wait", int(graph._host[0])))
+
+        def record(self) -> None:
+            seen.append(("copied", int(graph._device[0])))
+
+    graph._copied = Event()  # type: ignore[assignment]
+    for token in (5, 6):
+        graph(PackedBatch.pack([[token]], outputs=[[0]]))
+    assert seen[1:] == [("copied", 5), ("wait", 5), ("copied", 6)]
 
 
 @pytest.mark.cuda
 @torch.inference_mode()
-def test_captured_graphs_compute_what_the_encoder_does() -> None:
+def test_captured_graphs_equal_the_encoder() -> None:
     if not torch.cuda.is_available():
         pytest.skip("no CUDA device: no graph was captured")
-    encoder = encoder_on("cuda", torch.bfloat16)
+    encoder = encoder_on("cuda", torch.bfloat16, positions=512)
     graphed = GraphedEncoder(encoder)
-    assert [graph.tokens for graph in graphed.graphs] == [32, 64, 128, 256, 512]
+    assert len(graphed.graphs) == 15
     rng = random.Random(0)
-    for most in (1, 31, 60, 120, 250, 511) * 8:
-        batch = some_batch(rng, most)
-        assert graphed._graph(batch) is not None
-        torch.testing.assert_close(graphed(batch), encoder(batch.to("cuda")), atol=3e-2, rtol=3e-2)
+    for max_tokens in (1, 31, 60, 120, 511, 1500, 3000) * 8:
+        batch = random_batch(rng, max_tokens, longest=512)
+        assert graphed.graph_for(batch) is not None
+        expected = encoder(batch.to("cuda"))
+        torch.testing.assert_close(graphed(batch), expected, atol=3e-2, rtol=3e-2)
+
+
+@pytest.mark.cuda
+@torch.inference_mode()
+def test_captured_graph_buffer_is_not_refilled_before_it_is_copied() -> None:
+    """Many calls without waiting for the GPU: each result must be that of its own batch."""
+    if not torch.cuda.is_available():
+        pytest.skip("no CUDA device: no graph was captured")
+    encoder = encoder_on("cuda", torch.bfloat16, positions=512)
+    graphed = GraphedEncoder(encoder)
+    batches = [random_batch(random.Random(seed), 3000, longest=512) for seed in range(64)]
+    expected = [encoder(batch.to("cuda")) for batch in batches]
+    results = [graphed(batch).clone() for batch in batches]
+    for result, own in zip(results, expected, strict=True):
+        torch.testing.assert_close(result, own, atol=3e-2, rtol=3e-2)

@@ -8,11 +8,6 @@ from pathlib import Path
 from string import ascii_lowercase
 
 import pytest
-
-from model.checkpoint import load_checkpoint
-from model.tokenizer import SPECIAL_TOKENS, Tokenizer
-from tests.conftest import MakeCheckpoint
-from training.errors import RunError, SourceError
 from training.finetune.dataset import (
     LabelledTexts,
     assemble,
@@ -22,6 +17,11 @@ from training.finetune.dataset import (
     read_whole,
     split_sources,
 )
+
+from model.checkpoint import load_checkpoint
+from model.tokenizer import SPECIAL_TOKENS, Tokenizer
+from tests.conftest import MakeCheckpoint
+from training.errors import RunError, SourceError
 from training.recipe import FinetuneConfig, Recipe, SourceConfig
 from training.sources.documents import Document
 

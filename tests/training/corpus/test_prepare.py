@@ -13,13 +13,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from training.corpus.pieces import pieces
 
 from model.tokenizer import SPECIAL_TOKENS, Tokenizer
 from tests.training.commands import occupied
 from training.corpus import pieces as pieces_module
 from training.corpus import prepare as corpus_module
 from training.corpus.engines import local as workers_module
-from training.corpus.pieces import pieces
 from training.corpus.prepare import Corpus, check_recipe, entropy, prepare
 from training.errors import CorpusError, RunError, SourceError
 from training.recipe import Recipe

@@ -7,9 +7,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-
-from model import BertForPreTraining, Tokenizer, load_checkpoint
-from tests.training.texts import MemoryText, ribbon_text
 from training.evaluate.metrics import (
     calibration_error_by_chance,
     classification_report,
@@ -20,6 +17,9 @@ from training.evaluate.metrics import (
     reliability,
     unigram_shares,
 )
+
+from model import BertForPreTraining, Tokenizer, load_checkpoint
+from tests.training.texts import MemoryText, ribbon_text
 from training.examples.pairs import ExampleMaker, Vocabulary, unmasked
 from training.recipe import ExamplesConfig
 

@@ -8,20 +8,20 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file
+from training.evaluate.report import evaluate
+from training.finetune.seeds import SeedResult, save_results
 
 from model import Tokenizer, load_checkpoint, save_checkpoint
 from tests.conftest import MakeCheckpoint
 from tests.training.conftest import MakeRecipe
 from tests.training.finetune.test_run import with_pretrained
 from training.errors import RunError
-from training.evaluate.report import evaluate
 from training.export import checkpoint_dir as directory
-from training.runtime.checkpoint_dir import write_directory
 from training.export.run import export
 from training.finetune.run import finetune
-from training.finetune.seeds import SeedResult, save_results
 from training.pretrain.run import new_model
 from training.recipe import load_recipe
+from training.runtime.checkpoint_dir import write_directory
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])

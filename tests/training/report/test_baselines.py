@@ -9,11 +9,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 from sklearn.feature_extraction.text import TfidfVectorizer
+from training.evaluate.baselines import bags_of_words
+from training.report.bag_of_words import BagOfWords, num_words, word_pattern
 
 from tests.training.conftest import MakeRecipe
 from training.errors import RunError
-from training.report.bag_of_words import BagOfWords, num_words, word_pattern
-from training.evaluate.baselines import bags_of_words
 from training.recipe import SourceConfig
 from training.sources.documents import Document
 

@@ -6,10 +6,10 @@ import random
 
 import numpy as np
 import pytest
+from training.evaluate.naive_bayes import NaiveBayesBag
 
 from tests.training.texts import review, sentence
 from training.errors import RunError
-from training.evaluate.naive_bayes import NaiveBayesBag
 from training.sources.documents import Document
 
 

@@ -7,17 +7,17 @@ import shutil
 from pathlib import Path
 
 import pytest
+from training.evaluate.baselines import Baseline
+from training.evaluate.metrics import ClassificationReport, PretrainingReport
+from training.evaluate.report import Report, SeedReport, evaluate, tables, to_json
+from training.finetune.seeds import SeedResult, seed_folder
 
 from model import Tokenizer, save_checkpoint
 from tests.conftest import MakeCheckpoint
 from tests.training.conftest import MakeRecipe
 from training.errors import CorpusError, RunError
-from training.evaluate.baselines import Baseline
-from training.evaluate.metrics import ClassificationReport, PretrainingReport
-from training.evaluate.report import Report, SeedReport, evaluate, tables, to_json
 from training.export.run import export
 from training.finetune.run import finetune, from_scratch_model
-from training.finetune.seeds import SeedResult, seed_folder
 from training.finetune.task import classifier_from
 from training.pretrain.run import new_model
 from training.recipe import CorpusConfig
