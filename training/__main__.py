@@ -25,7 +25,6 @@ from training.export.run import check_targets, export
 from training.finetune.distill import distill, load_teacher
 from training.finetune.run import finetune, starting_point
 from training.pretrain.adapt import adapt
-from training.pretrain.bench import bench
 from training.pretrain.run import pretrain
 from training.recipe import Recipe, load_recipe
 from training.report.run import evaluate
@@ -169,6 +168,12 @@ def _run(parsed: argparse.Namespace) -> bool:
         raise RunError(f"{parsed.command} is for one process; torchrun is for {', '.join(PARALLEL)}")
     configure_process()
     if parsed.command == "bench":
+        try:
+            from benchmarks.training_step import bench  # no part of the installed package
+        except ImportError as error:
+            raise RunError(
+                f"bench runs in the folder of the repository, with transformers installed ({error})"
+            ) from error
         print(bench(parsed.preset, parsed.length, parsed.batch, parsed.steps, parsed.device))
         return True
     recipe = load_recipe(parsed.recipe, _overrides(parsed))
