@@ -28,7 +28,8 @@ COPY pyproject.toml .
 ARG EXTRAS=
 RUN python3 -c 'import os, tomllib; project = tomllib.load(open("pyproject.toml", "rb"))["project"]; \
 extra = project["optional-dependencies"]; wanted = [extra[name] for name in os.environ["EXTRAS"].split()]; \
-print(*project["dependencies"], *sum(wanted, []), sep="\n", file=open("serve.txt", "w")); \
+needed = [name for name in project["dependencies"] if name != "bert-service-client"]; \
+print(*needed, *sum(wanted, []), sep="\n", file=open("serve.txt", "w")); \
 print(*extra["train"], sep="\n", file=open("train.txt", "w"))'
 
 FROM builder AS cpu-dependencies
@@ -56,9 +57,10 @@ RUN python3 -m pip --python /opt/venv/bin/python install -c constraints.txt -r t
 FROM builder AS package
 COPY pyproject.toml README.md LICENSE ./
 COPY app app
+COPY client client
 COPY model model
 COPY training training
-RUN python3 -m pip --python /opt/venv/bin/python install --no-deps --target /opt/bert .
+RUN python3 -m pip --python /opt/venv/bin/python install --no-deps --target /opt/bert ./client .
 
 
 # What is installed belongs to root, and the process is not root: it writes to volumes only.

@@ -1,5 +1,5 @@
 # Every target makes the virtual environment it needs: a fresh machine needs only make and Python 3.11 or newer.
-# Nothing is fetched again until pyproject.toml or constraints.txt changes.
+# Nothing is fetched again until a pyproject.toml or constraints.txt changes.
 
 VENV ?= .venv
 DATA ?= ../shared/data
@@ -35,10 +35,10 @@ format: $(VENV)/.dev  ## mend what ruff can mend
 	@$(BIN)/ruff check --fix .
 	@$(BIN)/ruff format .
 
-train: $(VENV)/.train  ## from text to both checkpoints, RECIPE=quick; DATA=../shared/data
+train: $(VENV)/.train  ## train both checkpoints from text; RECIPE=quick or a TOML file, DATA=../shared/data
 	@exec $(BIN)/python -m training all $(RECIPE) --data $(DATA) $(ARGS)
 
-evaluate: $(VENV)/.train  ## figures of the shipped weights beside their baselines; DATA=../shared/data
+evaluate: $(VENV)/.train  ## evaluate the shipped weights beside baselines; RECIPE=shipped, DATA=../shared/data
 	@exec $(BIN)/python -m training evaluate $(RECIPE) --weights model/weights --data $(DATA) $(ARGS)
 
 # The peers want other packages than ours, infinity even older ones: each has an environment of its own.
@@ -68,21 +68,21 @@ define install
 		echo "making $(VENV) with $$($(PYTHON) -V)"; \
 		$(PYTHON) -m venv --clear $(VENV); }
 	@echo "installing $(WHAT) into $(VENV) (once; a few minutes)"
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '$(WHAT)'
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ./client -e '$(WHAT)'
 endef
 
 $(VENV)/.core: WHAT = .
-$(VENV)/.core: pyproject.toml constraints.txt
+$(VENV)/.core: pyproject.toml client/pyproject.toml constraints.txt
 	$(install)
 	@touch $@
 
 $(VENV)/.train: WHAT = .[train]
-$(VENV)/.train: pyproject.toml constraints.txt
+$(VENV)/.train: pyproject.toml client/pyproject.toml constraints.txt
 	$(install)
 	@touch $(VENV)/.core $@
 
 $(VENV)/.bench: WHAT = .[bench]
-$(VENV)/.bench: pyproject.toml constraints.txt
+$(VENV)/.bench: pyproject.toml client/pyproject.toml constraints.txt
 	$(install)
 	@touch $@
 
@@ -93,11 +93,11 @@ $(VENV)/.infinity: benchmarks/peers/infinity.txt
 	@touch $@
 
 $(VENV)/.docs: WHAT = .[docs]
-$(VENV)/.docs: pyproject.toml constraints.txt
+$(VENV)/.docs: pyproject.toml client/pyproject.toml constraints.txt
 	$(install)
 	@touch $(VENV)/.core $@
 
 $(VENV)/.dev: WHAT = .[train,dev,docs]
-$(VENV)/.dev: pyproject.toml constraints.txt
+$(VENV)/.dev: pyproject.toml client/pyproject.toml constraints.txt
 	$(install)
 	@touch $(VENV)/.core $(VENV)/.train $(VENV)/.docs $@

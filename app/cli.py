@@ -15,18 +15,22 @@ from typing import Any
 
 import httpx
 
-from app import scoring, tables
+from app import output, scoring
 from app.client import BertClient, BertServiceError, ConnectionFailedError, FillMaskResult, RetryPolicy
 from app.client.calls import DEFAULT_URL
 from app.responses import LabelResult
+from bert_client import tables
 
 REFUSED, MISUSED, UNREACHABLE, INTERRUPTED = 1, 2, 3, 130
 
 _EPILOG = """\
 exit codes: 0 answered (rows of a file may have an `error`), 1 the service refused or a file cannot be used,
 2 wrong usage, 3 the service cannot be reached, 130 interrupted"""
-_FILE_HELP = "answer every row of a CSV, TSV, JSONL or text file (.gz too), or of standard input: -"
-_COLUMN_HELP = "the column or field to read [text]"
+_FILE_HELP = (
+    "answer every row of a CSV, TSV, JSONL, Parquet or text file, compressed or not; - is standard input"
+)
+_OUTPUT_HELP = "until it is complete it is FILE.partial, and the same command goes on from there [-]"
+_COLUMN_HELP = "the column or field to read, by its name or its number [text]"
 
 _HURRIED = RetryPolicy(attempts=3)
 _PATIENT = RetryPolicy(attempts=1000, deadline=600)
@@ -121,23 +125,40 @@ def _answer_texts(client: BertClient, given: argparse.Namespace) -> None:
 
 
 def _answer_file(client: BertClient, given: argparse.Namespace) -> None:
-    source_format = _format(given) or ""
+    dialect = _dialect(given)
     target_format = None if given.output == "-" else tables.format_of(given.output)
     job = scoring.Job(
         given.file,
         given.output,
-        source_format,
-        "jsonl" if given.json else target_format or source_format,
+        given.format,
+        "jsonl" if given.json else _writable(target_format or _format(given)),
         (given.column, given.pair_column) if given.pair_column else (given.column,),
         scoring.MASK_COLUMNS if given.task == "fill-mask" else scoring.LABEL_COLUMNS,
         given.prefix,
+        dialect,
+        {"task": given.task, "targets": given.targets, "truncate": given.truncate},
     )
     scoring.run(job, _ask(client, given))
 
 
+def _dialect(given: argparse.Namespace) -> tables.Dialect:
+    return tables.Dialect(
+        header=not given.no_header,
+        delimiter=given.delimiter,
+        quote=given.quote,
+        escape=given.escape,
+        encoding=given.encoding,
+    )
+
+
 def _format(given: argparse.Namespace) -> str | None:
-    form: str | None = given.format or tables.format_of(given.file)
+    form: str | None = given.format or tables.format_of(given.file, _dialect(given))
     return form
+
+
+def _writable(form: str | None) -> str:
+    """Plain lines with answers are a TSV; Parquet is read only."""
+    return {"lines": "tsv", "parquet": "jsonl"}.get(form or "", form or "tsv")
 
 
 def _ask(client: BertClient, given: argparse.Namespace) -> scoring.Ask:
@@ -173,18 +194,25 @@ def _misuse(given: argparse.Namespace) -> str | None:
         return "give texts or --file, one of them"
     if given.texts and given.output != "-":
         return "--output goes with --file"
-    if given.file and given.top_k is not None:
+    if given.texts:
+        two = given.task != "next-sentence" or len(given.texts) == 2
+        return None if two else "next-sentence takes two texts"
+    return _misuse_of_file(given)
+
+
+def _misuse_of_file(given: argparse.Namespace) -> str | None:
+    if given.top_k is not None:
         return "--top-k goes with texts"
-    if given.file and _format(given) is None:
+    try:
+        form = _format(given)
+    except ValueError as error:
+        return str(error)
+    if form is None:
         return f"the name of {given.file} does not tell its format: give --format {', '.join(tables.FORMATS)}"
-    if not given.json and Path(given.output).suffix and tables.format_of(given.output) is None:
-        return f"the name of {given.output} does not tell its format: end it in .csv, .tsv or .jsonl"
-    if given.task != "next-sentence":
-        return None
-    if given.texts and len(given.texts) != 2:
-        return "next-sentence takes two texts"
-    if given.file and _format(given) == "lines":
-        return "pairs need a file with two columns: CSV, TSV or JSONL; see --format"
+    if not given.json and Path(given.output).suffix and not output.is_writable(given.output):
+        return f"{given.output} cannot be written: end it in .csv, .tsv or .jsonl, or in one of these and .gz"
+    if form == "lines" and given.task == "next-sentence":
+        return "pairs need a file with two columns: CSV, TSV, JSONL or Parquet; see --format"
     return None
 
 
@@ -228,10 +256,15 @@ def _common(environ: Mapping[str, str]) -> argparse.ArgumentParser:
     common.add_argument("--timeout", type=float, default=60.0, metavar="SECONDS", help="of one request [60]")
     files = common.add_argument_group("files")
     files.add_argument("--file", metavar="FILE", help=_FILE_HELP)
-    files.add_argument("--output", default="-", metavar="FILE", help="appears when it is complete [-]")
+    files.add_argument("--output", default="-", metavar="FILE", help=_OUTPUT_HELP)
     files.add_argument("--format", choices=tables.FORMATS, help="of the input, if its name does not tell")
     files.add_argument("--column", default=tables.LINE, metavar="NAME", help=_COLUMN_HELP)
     files.add_argument("--prefix", default="", metavar="TEXT", help="before the names of the answers' columns")
+    files.add_argument("--delimiter", metavar="CHARACTER", help="between cells [found in the first rows]")
+    files.add_argument("--no-header", action="store_true", help="the first row is data: columns have numbers")
+    files.add_argument("--quote", metavar="CHARACTER", help='around cells; "": marks are only text ["]')
+    files.add_argument("--escape", metavar="CHARACTER", help="before a quotation mark that is only text [none]")
+    files.add_argument("--encoding", metavar="NAME", help="of the text [UTF-8, or by its byte order mark]")
     files.add_argument("--concurrency", type=int, default=4, metavar="N", help="requests at once [4]")
     return common
 

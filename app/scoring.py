@@ -5,15 +5,16 @@ from __future__ import annotations
 import itertools
 import sys
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from app.client.calls import Pair
 from app.client.errors import ProblemError
+from app.output import RowWriter, open_output
 from app.progress import Progress
 from app.responses import FillMaskResult, LabelResult
-from app.tables import Row, Table, TableError, open_source, open_target, read_table, write_rows
+from bert_client.tables import Dialect, Row, Table, TableError, open_table
 
 Result = FillMaskResult | LabelResult
 Ask = Callable[[Iterable[Any]], Iterator[Any]]
@@ -33,62 +34,108 @@ class Job:
 
     source: str
     target: str
-    source_format: str
+    source_format: str | None
     target_format: str
+    """One of `app.output.FORMATS`."""
     columns: tuple[str, ...]
-    """One, or two for pairs."""
+    """One, or two for pairs; names or numbers."""
     added: tuple[str, ...]
     """`LABEL_COLUMNS` or `MASK_COLUMNS`."""
     prefix: str = ""
     """Before the names of what is added."""
+    dialect: Dialect = field(default_factory=Dialect)
+    question: Mapping[str, Any] = field(default_factory=dict)
+    """The options that the answers depend on."""
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """What must be the same for a job that goes on."""
+        named = {
+            "column": list(self.columns),
+            "prefix": self.prefix,
+            "format": self.source_format,
+            "output format": self.target_format,
+        }
+        return {**self.question, **named, **asdict(self.dialect)}
 
 
 def run(job: Job, ask: Ask) -> Progress:
     """Answer every row; one that has no answer gets its reason in the column `error`.
 
     Raises:
-        TableError: the file is not what it is said to be, or lacks a column.
-        BertServiceError: nobody answers, or it is no row's fault.
-        OSError: a file cannot be read or written.
+        TableError: the file cannot be read as a table, lacks a column, or cannot be read to its end: then the
+            rows before are answered.
+        BertServiceError: the service cannot be reached, or an error that is not of a single row.
+        OSError: the output cannot be written.
     """
+    progress = Progress(sys.stderr)
     with (
-        open_source(job.source) as source,
-        Progress(source, sys.stderr) as progress,
-        open_target(job.target) as target,
+        open_table(job.source, format=job.source_format, dialect=job.dialect, progress=progress.read) as table,
+        open_output(job.target, job.options, sys.stderr) as output,
+        progress.of(table.size),
     ):
-        table = read_table(source.text, job.source_format)
-        first = _beginning(table, job.columns)
+        read = tuple(map(table.column, job.columns))
+        rows = _UntilError(table.rows)
+        first = _beginning(table, rows, read)
         columns = table.columns or tuple(dict.fromkeys(name for row in first for name in row.cells))
         names = {name: _free_name(job.prefix + name, columns) for name in job.added}
-        checked = (read_columns(row, job.columns) for row in itertools.chain(first, table.rows))
-        rows = checked if job.target_format == "jsonl" else _with_all(columns, checked)
-        answers = answered(rows, names, job, ask)
-        header = (*columns, *names.values()) if columns else ()
-        left_out = write_rows(target, job.target_format, _watched(answers, progress), header)
-    if left_out:
-        left = ", ".join(map(repr, left_out))
+        writer = RowWriter(job.target_format, (*columns, *names.values()) if columns else ())
+        inputs = itertools.chain(first, rows)
+        output.begin(writer.header(), (row.cells for row in inputs))
+        progress.begin(output.rows, output.failed)
+        for given, cells in answered((read_columns(row, read) for row in inputs), names, job, read, ask):
+            failed = cells[names["error"]] is not None
+            output.add(given, writer.row(cells), failed=failed)
+            progress.count(failed=failed)
+        for warning in table.warnings:
+            sys.stderr.write(f"{warning}\n")
+        if rows.error is not None:
+            raise rows.error
+    if writer.left_out:
+        left = ", ".join(map(repr, sorted(writer.left_out)))
         sys.stderr.write(f"not written, as the first rows have no such column: {left}\n")
     return progress
 
 
-def answered(rows: Iterable[Row], names: Mapping[str, str], job: Job, ask: Ask) -> Iterator[dict[str, Any]]:
-    """Rows with the columns of their answers last, under these names. As many wait in memory as the client has
-    on its way."""
+class _UntilError:
+    """Rows up to where the file cannot be read on: those before are to be answered first."""
+
+    def __init__(self, rows: Iterator[Row]) -> None:
+        self.error: TableError | None = None
+        self._rows = rows
+
+    def __iter__(self) -> Iterator[Row]:
+        return self
+
+    def __next__(self) -> Row:
+        try:
+            return next(self._rows)
+        except TableError as error:
+            self.error = error
+            raise StopIteration from None
+
+
+def answered(
+    rows: Iterable[Row], names: Mapping[str, str], job: Job, read: tuple[str, ...], ask: Ask
+) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
+    """The cells of each row, and the same with the columns of its answer last, under these names. As many rows
+    wait in memory as the client has on its way."""
     waiting: deque[Row] = deque()
 
     def inputs() -> Iterator[str | Pair]:
         for row in rows:
             waiting.append(row)
-            yield _input(row, job.columns)
+            yield _input(row, read)
 
     for outcome in ask(inputs()):
-        row = without(waiting.popleft(), names.values())
+        given = waiting.popleft()
+        row = without(given, names.values())
         new = dict.fromkeys(job.added) | new_columns(outcome, row.fault)
         if job.target_format != "jsonl":
             new = {
                 name: " ".join(map(str, cell)) if isinstance(cell, list) else cell for name, cell in new.items()
             }
-        yield row.cells | {names[name]: value for name, value in new.items()}
+        yield given.cells, row.cells | {names[name]: value for name, value in new.items()}
 
 
 def read_columns(row: Row, columns: tuple[str, ...]) -> Row:
@@ -96,8 +143,8 @@ def read_columns(row: Row, columns: tuple[str, ...]) -> Row:
     if row.fault is None:
         for column in columns:
             if not isinstance(row.cells.get(column), str):
-                missing = "is not there" if column not in row.cells else "is no text"
-                return Row(row.cells, f"the field {column!r} {missing}")
+                missing = "is not there" if column not in row.cells else "is not text"
+                return Row(row.number, row.cells, f"the field {column!r} {missing}")
     return row
 
 
@@ -108,7 +155,7 @@ def without(row: Row, names: Collection[str]) -> Row:
         return row
     own = {name: cell for name, cell in row.cells.items() if name not in names}
     clash = f"the field {taken[0]!r} is not in the first row, so the answers have its name: give --prefix"
-    return Row(own, row.fault or clash)
+    return Row(row.number, own, row.fault or clash)
 
 
 def new_columns(outcome: Result | ProblemError, fault: str | None) -> dict[str, Any]:
@@ -140,7 +187,7 @@ def _free_name(name: str, taken: Collection[str]) -> str:
     return name
 
 
-def _beginning(table: Table, columns: Sequence[str]) -> list[Row]:
+def _beginning(table: Table, rows: Iterator[Row], columns: tuple[str, ...]) -> list[Row]:
     """The first rows of JSON lines, up to one that has the columns to be read; a table's header has them.
 
     Raises:
@@ -148,28 +195,15 @@ def _beginning(table: Table, columns: Sequence[str]) -> list[Row]:
     """
     first: list[Row] = []
     has: dict[str, None] = dict.fromkeys(table.columns or ())
-    for row in itertools.islice(table.rows, _FIRST if table.columns is None else 0):
+    for row in itertools.islice(rows, _FIRST if table.columns is None else 0):
         first.append(row)
         has |= dict.fromkeys(row.cells)
         if all(column in row.cells for column in columns):
             return first
     if not has and first:
-        raise TableError(first[0].fault or "the first rows are empty")
+        fault = first[0].fault or "the first rows have no fields"
+        raise TableError(f"{table.name}, line {first[0].number}: {fault}")
     for column in columns if has else ():
         if column not in has:
-            raise TableError(f"there is no column {column!r}, but {', '.join(map(repr, has))}")
+            raise TableError(f"{table.name}: there is no column {column!r}, but {', '.join(map(repr, has))}")
     return first
-
-
-def _with_all(columns: Sequence[str], rows: Iterator[Row]) -> Iterator[Row]:
-    """The rows, the first with all columns: a table that is written has those of its first row."""
-    for row in itertools.islice(rows, 1):
-        yield Row(dict.fromkeys(columns) | row.cells, row.fault)
-    yield from rows
-
-
-def _watched(rows: Iterator[dict[str, Any]], progress: Progress) -> Iterator[dict[str, Any]]:
-    for row in rows:
-        (*_, error) = row.values()
-        progress.count(failed=error is not None)
-        yield row

@@ -30,7 +30,7 @@ from model import (
 )
 from model.inference.cuda_graphs import GraphedEncoder
 from training.loop.flops import encoder_flops
-from training.runtime.device import matmul_peak, synchronise
+from training.runtime.device import matmul_peak, synchronize
 
 
 def backend_of(preset: str, device: str, dtype: str, folder: Path) -> TorchBackend:
@@ -50,10 +50,10 @@ def seconds(work: Callable[[], object], device: torch.device, rounds: int) -> fl
     """Median of some rounds, after one that does not count."""
     taken = []
     for _ in range(rounds + 1):
-        synchronise(device)
+        synchronize(device)
         began = time.perf_counter()
         work()
-        synchronise(device)
+        synchronize(device)
         taken.append(time.perf_counter() - began)
     return median(taken[1:])
 

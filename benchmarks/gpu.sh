@@ -1,19 +1,22 @@
 #!/usr/bin/env bash
-# The recipe `gpu` on a GPU machine that is lent for minutes: it starts bare, gets this tree and up to 64 MiB a call,
-# ends a call after ten minutes, keeps what git ignores from call to call, and returns at most 8 files of 16 MiB.
-#   benchmarks/gpu.sh STAGE...   runs stages one after the other within LIMIT seconds (570). A stage that is cut short
-#                                says so (status 130) and goes on in the next call; one that is done is passed over.
-#   1  here   gpu.sh prepare wheels pack   token ids, and packages the machine lacks, to runs/gpu/pack/1, 2, ...
+# Runs the recipe `gpu` on a GPU machine that is lent for minutes. The machine starts bare, gets this tree and up to
+# 64 MiB per call, ends a call after ten minutes, keeps files that git ignores between calls, and returns at most 8 files
+# of 16 MiB.
+#   benchmarks/gpu.sh STAGE...   runs stages one after the other within LIMIT seconds (570). A stage that runs out of
+#                                time exits with status 130 and continues in the next call; a finished one is skipped.
+#   1  here   gpu.sh prepare baselines wheels pack
+#                                          token ids, figures of the baselines, and packages that the machine lacks, to
+#                                          runs/gpu/pack/1, 2, ...
 #   2  there  gpu.sh receive               with runs/gpu/pack/1, then with 2, ...; `receive pretrain` with the last
-#   3  there  gpu.sh pretrain finetune     until it no longer says "call again"
-#   4  there  gpu.sh export-1              then export-2, ...; after each, here: FROM=where/OUT/is gpu.sh join, which
+#   3  there  gpu.sh pretrain finetune     until it no longer prints "call again"
+#   4  there  gpu.sh export-1              then export-2, ...; after each, here: FROM=folder/of/OUT gpu.sh join, which
 #                                          leaves the checkpoints and the report in WORK/result
-#   5  there  gpu.sh test bench            in what time is left
-# The machine is lent for 30 minutes with its start and all transfers; the recipe trains for some 16 of them. Export,
-# also what is not finished, before they end: nothing else outlives them.
-# DATA: the texts; WORK: everything made (runs/gpu/work); PACK: pieces to send (runs/gpu/pack); OUT: what comes back
-# (runs/gpu/out); OVERRIDES: more for the recipe, "pretrain.minutes=12 ...". DRY_RUN=1 without a stage rehearses it all
-# on the CPU, with some hundred documents and seconds of training, in WORK.
+#   5  there  gpu.sh test bench            in the remaining time
+# The machine is lent for 30 minutes including its start and all transfers. Export before they end, finished or not:
+# everything else on the machine is lost.
+# DATA: the texts. WORK: all that is made (runs/gpu/work). PACK: pieces to send (runs/gpu/pack). OUT: what comes back
+# (runs/gpu/out). OVERRIDES: more for the recipe, "pretrain.minutes=12 ...". DRY_RUN=1 without a stage rehearses all of
+# it on the CPU in WORK, with some hundred documents and seconds of training.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
@@ -29,22 +32,20 @@ MIB=$((1024 * 1024))
 TRANSFER=$((64 * MIB)) PART=$((15 * MIB)) PARTS=4  # PARTS of one call fit 64 MiB too
 CHANGES=()
 if [[ $DRY_RUN ]]; then
-    CHANGES+=(device=cpu threads=1 tokenizer.vocab_size=400 tokenizer.min_frequency=1 corpus.workers=1
-        model.preset=tiny model.num_hidden_layers=2 pretrain.batch=16 pretrain.minutes=0.15 pretrain.workers=1
-        pretrain.evaluate_examples=32 adapt.minutes=0.1 finetune.minutes=0.1 'finetune.seeds=[1,2]'
-        finetune.evaluate_texts=50)
+    CHANGES+=(device=cpu tokenizer.vocab_size=400 model.preset=tiny model.num_hidden_layers=2 micro_batch_tokens=512
+        pretrain.tokens=20480 pretrain.batch_tokens=512 finetune.batch_tokens=512 finetune.epochs=0.5)
 else
-    CHANGES+=(device=cuda) # or else say so at once
+    CHANGES+=(device=cuda) # without a GPU, an error at once
 fi
 read -ra more <<<"${OVERRIDES:-}"
 CHANGES+=("${more[@]}")
-export PYTHONUNBUFFERED=1 TQDM_MININTERVAL=${TQDM_MININTERVAL:-60}
+export PYTHONPATH="$PWD/client${PYTHONPATH:+:$PYTHONPATH}" PYTHONUNBUFFERED=1 TQDM_MININTERVAL=${TQDM_MININTERVAL:-60}
 
 say() { echo "gpu.sh: $*" >&2; }
 fail() { say "$@"; exit 1; }
 again() { say "$1: out of time; call again"; exit 130; }
 
-limited() { # STAGE COMMAND...: ended by SIGTERM when this call's time is up
+limited() { # STAGE COMMAND...: SIGTERM when the time of this call is over
     local stage=$1 left=$((DEADLINE - SECONDS)) status=0
     shift
     ((left > 5)) || again "$stage"
@@ -53,12 +54,12 @@ limited() { # STAGE COMMAND...: ended by SIGTERM when this call's time is up
     return "$status"
 }
 
-training() { # STAGE COMMAND,COMMAND... KEY=VALUE...: `python -m training`, several commands in one process, once
+training() { # STAGE COMMAND,COMMAND... KEY=VALUE...: `python -m training`, several commands in one process; once
     local stage=$1 finished="$WORK/finished/$1" asked
     shift
     asked="$* ${CHANGES[*]} $(cksum <training/recipes/gpu.toml)"
     if [[ -f $finished && $(<"$finished") == "$asked" ]]; then
-        say "$stage: done before"
+        say "$stage: already done"
         return
     fi
     limited "$stage" "$PYTHON" -c 'import sys
@@ -69,7 +70,7 @@ for command in sys.argv[1].split(","):
     echo "$asked" >"$finished"
 }
 
-labelled() { # paths of the texts that fine-tuning and its report read
+labelled() { # paths of the texts that finetune and evaluate read
     "$PYTHON" -c 'from training.recipe import load_recipe
 tuning = load_recipe("gpu").finetune
 print(*sorted({source.path for source in (*tuning.train, *tuning.test) if source.path}), sep="\n")'
@@ -89,7 +90,7 @@ for file in sorted(given.glob("*/*.jsonl.xz")):
                 break' "$1" "$2"
 }
 
-packages() { # what a bare machine lacks, once it has been received
+packages() { # install the packages that were sent, and use them
     if [[ ! -d $WORK/site ]] && compgen -G "$WORK/wheels/*.whl" >/dev/null; then
         "$PYTHON" -m pip install -q --no-index --no-deps --no-compile --target "$WORK/site.part" "$WORK"/wheels/*.whl
         mv "$WORK/site.part" "$WORK/site"
@@ -99,16 +100,16 @@ packages() { # what a bare machine lacks, once it has been received
     [[ ! -d $site || :${PYTHONPATH:-}: == *:$site:* ]] || export PYTHONPATH="$site${PYTHONPATH:+:$PYTHONPATH}"
 }
 
-on_machine() { # what it needs besides to train or test
+on_machine() { # what training and tests need on the machine
     packages
-    TORCHINDUCTOR_CACHE_DIR=$(realpath "$WORK")/inductor # later calls find what this one compiled
+    TORCHINDUCTOR_CACHE_DIR=$(realpath "$WORK")/inductor # later calls reuse what this one compiles
     export TORCHINDUCTOR_CACHE_DIR
     ulimit -n "$(ulimit -Hn)"
     local shared
     shared=$(df --output=avail -m /dev/shm | tail -1)
-    if ((shared < 512)) && [[ ${CHANGES[*]} != *workers=2* ]] && ! mount -o remount,size=4g /dev/shm 2>/dev/null; then # ready examples lie there
-        say "/dev/shm has only $shared MB: two processes make examples"
-        CHANGES+=(pretrain.workers=2)
+    if ((shared < 512)) && ! mount -o remount,size=4g /dev/shm 2>/dev/null; then # loader workers put batches there
+        say "/dev/shm has only $shared MB: three cores are used, so that only two workers make batches"
+        taskset -cp 0-2 $$ >/dev/null
     fi
     nvidia-smi -L 2>/dev/null || say "no GPU"
 }
@@ -118,8 +119,17 @@ stage_prepare() {
         [[ -d $WORK/sample ]] || sample "$DATA" "$WORK/sample"
         DATA=$WORK/sample
     fi
-    rm -f "$WORK/finished/prepare" # it knows itself what is still good
-    training prepare tokenizer,prepare "data=$DATA" "corpus.workers=$(nproc)"
+    rm -f "$WORK/finished/prepare" # it finds out itself what is up to date
+    training prepare tokenizer,prepare "data=$DATA"
+}
+
+stage_baselines() { # takes minutes on a CPU, and nothing on the machine: evaluate reads baselines.json
+    [[ ! $DRY_RUN ]] || DATA=$WORK/sample
+    limited baselines "$PYTHON" -c 'import sys
+from training.recipe import load_recipe
+from training.report.baselines import evaluate_baselines, read_test
+recipe = load_recipe("gpu", sys.argv[1:])
+evaluate_baselines(recipe, read_test(recipe))' "run=$WORK" "data=$DATA" "${CHANGES[@]}"
 }
 
 stage_wheels() {
@@ -139,14 +149,15 @@ stage_pack() {
     [[ ! $DRY_RUN ]] || data=$WORK/sample
     mkdir -p "$packed/wheels"
     local corpus=(-C "$run" corpus tokenizer)
-    # ids of two bytes; starts of four, which grow by little; each compressed as what it is
-    if [[ ! $packed/ids -nt $run/corpus/manifest.json ]]; then # the rest takes seconds, this minutes
+    # ids have two bytes, starts have four and grow slowly: each gets its own compression
+    if [[ ! $packed/ids -nt $run/corpus/manifest.json ]]; then # takes minutes; the others take seconds
         tar -c --exclude='*.json' --exclude=documents.npy --exclude=sentences.npy "${corpus[@]}" |
             xz -T0 --lzma2=preset=9e,dict=64MiB,lc=3,lp=1,pb=1 >"$packed/ids.part"
         mv "$packed/ids.part" "$packed/ids"
     fi
     tar -c --exclude='*.json' --exclude=tokens.npy "${corpus[@]}" |
         xz --delta=dist=4 --lzma2=preset=9e,lc=0,lp=2,pb=2 >"$packed/starts"
+    [[ ! -f $run/baselines.json ]] || corpus+=(baselines.json)
     tar -c --exclude='*.npy' "${corpus[@]}" | xz -9e >"$packed/rest"
     labelled | tar -c -C "$data" -T - >"$packed/texts"
     tree=$(git ls-files -coz --exclude-standard | xargs -0 du -cb 2>/dev/null | awk '$2 == "total" { sum += $1 } END { print sum }')
@@ -171,7 +182,7 @@ stage_pack() {
 stage_receive() {
     local got=$WORK/received
     if [[ -d $WORK/data ]]; then
-        say "receive: done before"
+        say "receive: already done"
         return
     fi
     mkdir -p "$got"
@@ -189,10 +200,11 @@ stage_receive() {
 shutil.copyfileobj(lzma.open(sys.argv[1]), sys.stdout.buffer)' "$got/$part" | tar -x -C "$WORK/gpu"
     done
     packages
-    "$PYTHON" -c 'import sys, training.corpus.prepare as c, pathlib
-for manifest in pathlib.Path(sys.argv[1]).glob("**/manifest.json"):
-    if manifest.parent.name != "corpus":
-        c.Corpus.open(manifest.parent).verify()' "$WORK/gpu/corpus"
+    "$PYTHON" -c 'import pathlib, sys
+from training.corpus.reader import PreparedText
+for manifest in pathlib.Path(sys.argv[1]).glob("*/**/manifest.json"):
+    text = PreparedText.open(manifest.parent)
+    assert all(shard.is_intact(text.folder) for shard in text.shards), manifest' "$WORK/gpu/corpus"
     mv "$got/data" "$WORK/data"
     rm -r "$got"
 }
@@ -201,20 +213,19 @@ stage_pretrain() {
     training pretrain pretrain "data=$WORK/data"
 }
 
-stage_finetune() { # the bag of words of the report needs no GPU: `evaluate` here, later
-    training finetune "adapt,finetune,evaluate,export" "data=$WORK/data" "corpus.workers=$(nproc)" \
-        finetune.baseline_texts=0
+stage_finetune() {
+    training finetune finetune,evaluate,export "data=$WORK/data"
 }
 
-stage_export() { # NUMBER: the NUMBERth handful of parts
+stage_export() { # NUMBER: the NUMBERth delivery of parts
     local run=$WORK/gpu parts=$WORK/parts number=$1 part
     if [[ ! -d $parts ]]; then
-        rm -f "$WORK/finished/export" # there may be more to export than there was
+        rm -f "$WORK/finished/export" # there may be more to export than before
         (training export export "data=$WORK/data") || say "export: no model yet; logs only"
         mkdir -p "$parts.part"
-        (cd "$run" && { # all that is there: time may have ended before the last of it
-            find export pretrain/log.jsonl adapt/pretrain/log.jsonl finetune/results.json \
-                finetune/seed-*/log.jsonl report.* ./*.png -type f 2>/dev/null || true
+        (cd "$run" && { # whatever is there: the time may have ended before some of it was made
+            find export {pretrain,finetune/seed-*}/{log.jsonl,recipe.json} finetune/results.json report.* ./*.png \
+                -type f 2>/dev/null || true
         } | tar -c -T -) >"$WORK/result.tar"
         [[ ! $DRY_RUN ]] || PART=$(($(wc -c <"$WORK/result.tar") / 6 + 1))
         split -b "$PART" -d -a 2 "$WORK/result.tar" "$parts.part/part-"
@@ -227,7 +238,7 @@ stage_export() { # NUMBER: the NUMBERth handful of parts
         cp "$part" "$OUT/"
     done
     cp "$parts/sums" "$OUT/"
-    say "export: delivery $number of $(((${#all[@]} + PARTS - 1) / PARTS)); delete $parts to export anew"
+    say "export: delivery $number of $(((${#all[@]} + PARTS - 1) / PARTS)); delete $parts to export again"
 }
 
 stage_join() {
@@ -242,10 +253,10 @@ stage_join() {
     fi
     mkdir -p "$WORK/result"
     cat "$joined"/part-* | tar -x -C "$WORK/result"
-    say "join: whole; see $WORK/result"
+    say "join: complete; see $WORK/result"
 }
 
-stage_test() { # what is skipped without a GPU
+stage_test() { # tests that are skipped without a GPU
     local files
     mapfile -t files < <(grep -rl --include='test_*.py' 'mark\.cuda' tests)
     limited test "$PYTHON" -m pytest -q -m cuda -W default -p no:cacheprovider "${files[@]}"
@@ -259,10 +270,10 @@ stage_bench() {
     limited bench "$PYTHON" -m benchmarks.ceiling --preset "$preset" --length 28 --tokens 28 112 448 --rounds 50
 }
 
-rehearse() { # both machines in WORK, a piece a call
+rehearse() { # both machines in WORK, one piece per call
     local base=$WORK piece number
     rm -rf "$base"
-    WORK=$base/here PACK=$base/pack OUT=$base/out "$0" prepare pack
+    WORK=$base/here PACK=$base/pack OUT=$base/out "$0" prepare baselines pack
     for piece in "$base"/pack/*; do
         mkdir "$base/sent"
         cp -r "$piece" "$base/sent/"
@@ -286,7 +297,7 @@ fi
 mkdir -p "$OUT" "$WORK/finished"
 for stage in "$@"; do
     case $stage in
-    prepare | wheels | pack | receive | join) "stage_$stage" ;;
+    prepare | baselines | wheels | pack | receive | join) "stage_$stage" ;;
     test | bench | pretrain | finetune)
         on_machine
         "stage_$stage"

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
+from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 
 import pytest
@@ -17,6 +19,12 @@ WORDS = [
 ]
 LETTERS = [chr(code) for code in range(ord("a"), ord("z") + 1)]
 VOCAB = [*SPECIAL_TOKENS, *dict.fromkeys([*WORDS, *LETTERS, *(f"##{letter}" for letter in LETTERS)])]
+
+try:
+    distribution("bert-service-client")
+except PackageNotFoundError:  # a checkout that is not installed: processes that tests start need it as well
+    client = str(Path(__file__).parents[1] / "client")
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [client, os.environ.get("PYTHONPATH")]))
 
 MakeCheckpoint = Callable[..., Path]
 

@@ -9,10 +9,11 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
+PACKAGES = [ROOT / "app", ROOT / "client" / "bert_client", ROOT / "model", ROOT / "training"]
 MODULES = [
-    ".".join(file.relative_to(ROOT).with_suffix("").parts)
-    for package in ("app", "model", "training")
-    for file in sorted((ROOT / package).rglob("*.py"))
+    ".".join(file.relative_to(package.parent).with_suffix("").parts)
+    for package in PACKAGES
+    for file in sorted(package.rglob("*.py"))
     if "    >>> " in file.read_text(encoding="utf-8")
 ]
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import ast
 import subprocess
 import sys
+from collections import Counter
+from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -40,6 +42,12 @@ def test_model_knows_neither_app_nor_training_nor_http(file: Path) -> None:
     assert not imports(file) & ({"app", "training"} | HTTP)
 
 
+@pytest.mark.parametrize("file", sources("client"), ids=name)
+def test_client_imports_nothing_of_ours_nor_anything_that_must_be_installed(file: Path) -> None:
+    found = {module.partition(".")[0] for module in imports(file)}
+    assert found <= sys.stdlib_module_names | {"bert_client"}
+
+
 @pytest.mark.parametrize("file", sources("app"), ids=name)
 def test_app_never_imports_training(file: Path) -> None:
     assert "training" not in imports(file)
@@ -48,6 +56,51 @@ def test_app_never_imports_training(file: Path) -> None:
 @pytest.mark.parametrize("file", sources("training"), ids=name)
 def test_training_never_imports_app(file: Path) -> None:
     assert "app" not in imports(file)
+
+
+TRAINING_ROOMS = (
+    *("errors", "recipe", "runtime", "sources", "corpus", "examples", "evaluate", "loop"),
+    *("pretrain", "finetune", "report", "export", "__main__"),
+)
+"""From the bottom to the top: a room imports itself and what stands before it."""
+
+MODEL_ROOMS = (
+    *("errors", "config", "dropout", "packing", "attention", "bert", "heads", "tokenizer", "checkpoint"),
+    *("inference", "__init__"),
+)
+
+MAX_MODULES = 14
+"""In a folder: more, and a reader does not find the room."""
+
+
+def room(module: str) -> str:
+    """`training.corpus.reader` -> `corpus`."""
+    return [*module.split("."), "__init__"][1]
+
+
+@pytest.mark.parametrize(("package", "rooms"), [("training", TRAINING_ROOMS), ("model", MODEL_ROOMS)])
+def test_rooms_import_downwards(package: str, rooms: tuple[str, ...]) -> None:
+    upwards = []
+    for file in sources(package):
+        own = room(".".join(file.relative_to(ROOT).with_suffix("").parts))
+        if own == "__init__":  # the package's own names are loaded on demand
+            continue
+        ours = (module for module in imports(file) if module.startswith(f"{package}."))
+        upwards += [f"{name(file)} imports {m}" for m in ours if rooms.index(room(m)) > rooms.index(own)]
+    assert not upwards
+
+
+@pytest.mark.parametrize("package", ["model", "training"])
+def test_modules_have_no_import_circle(package: str) -> None:
+    modules = {".".join(file.relative_to(ROOT).with_suffix("").parts): file for file in sources(package)}
+    graph = {module: imports(file) & modules.keys() for module, file in modules.items()}
+    TopologicalSorter(graph).prepare()  # raises CycleError
+
+
+@pytest.mark.parametrize("package", ["model", "training"])
+def test_folders_are_small(package: str) -> None:
+    counts = Counter(file.parent for file in sources(package) if file.name != "__init__.py")
+    assert {str(folder): count for folder, count in counts.items() if count > MAX_MODULES} == {}
 
 
 @pytest.mark.parametrize("file", sources("app"), ids=name)

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import difflib
 import re
 import tomllib
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import UnionType
 from typing import Annotated, Any, Literal, get_args
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+from pydantic.fields import FieldInfo
+from pydantic_core import ErrorDetails
 
+from bert_client.dialect import Dialect
 from model.config import BertConfig
 from model.errors import ConfigError
 from training.errors import RecipeError
@@ -19,10 +23,13 @@ from training.errors import RecipeError
 RECIPES = Path(__file__).parent / "recipes"
 
 Share = Annotated[float, Field(ge=0, le=1)]
+PositiveShare = Annotated[float, Field(gt=0, le=1)]
 Positive = Annotated[int, Field(gt=0)]
 Seed = Annotated[int, Field(ge=0, lt=2**63)]
 Dropout = Annotated[float, Field(ge=0, lt=1)]
 
+RESOLVED = "recipe.json"
+"""File beside each run with its recipe, overrides and defaults included."""
 MIN_POSITIONS = 512
 """Positions of every new network: callers send whole reviews, whatever length it was trained on."""
 BUCKET_TOKENS = 128
@@ -33,50 +40,65 @@ class _Strict(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
 
+def _check_dialect_keys(value: Any) -> Any:
+    """Refuse unknown keys, which pydantic ignores for a plain dataclass."""
+    known = Dialect.__dataclass_fields__
+    if isinstance(value, dict) and (unknown := sorted(value.keys() - known.keys())):
+        raise ValueError(f"there is no key {', '.join(unknown)}; the keys are {', '.join(known)}")
+    return value
+
+
 class SourceConfig(_Strict):
     """Where documents come from."""
 
+    model_config = ConfigDict(coerce_numbers_to_str=True)  # the number of a column
+
     name: str = ""
-    """How reports call it; the file's name if absent."""
+    """Name in reports and folders; if absent, that of the file or data set."""
     path: str | None = None
     """A file, a directory or a glob, relative to the recipe's `data`."""
     hub: str | None = None
-    """A data set of the Hugging Face hub, `owner/name` or `owner/name:config`. With a path as well, the hub is
-    asked only if no file is there."""
+    """A data set of the Hugging Face hub, `owner/name` or `owner/name:config`. If `path` is set too, the hub is
+    used only if no file is there."""
     split: str = "train"
     """Split of the hub data set."""
-    format: Literal["auto", "jsonl", "csv", "tsv", "parquet", "text", "wikitext"] = "auto"
-    """`auto` goes by the file's suffix, and in a directory takes the files whose suffix it knows; any other is
-    the format of all files there. What is hidden in a directory is never read. `wikitext`: lines like
-    ` = Title = ` begin a document."""
+    format: Literal["auto", "jsonl", "csv", "tsv", "parquet", "text", "wikitext", "fasttext"] = "auto"
+    """`auto` detects the format of each file from its suffix and first bytes, and reads only the files of a
+    directory whose suffix it knows. Any other value is the format of all files. Hidden files of a directory are
+    not read. `wikitext`: lines like ` = Title = ` begin a document, in files of text or in the first text column
+    of files with columns. `fasttext`: one text per line, after its label (`__label__2 Great film`)."""
+    table: Annotated[Dialect, BeforeValidator(_check_dialect_keys)] = Dialect()
+    """How CSV and TSV files are written, where that is not detected: `header` (true, false, or the columns'
+    names), `delimiter`, `quote`, `escape`; and `encoding`, for any text."""
     text: tuple[str, ...] = ("text",)
-    """Columns that hold the text, such as a review's title and body."""
+    """Columns that hold the text, such as a review's title and body; by name or by number, from 1."""
     read: Literal["text", "pair", "both"] | None = None
     """How a classifier reads several text columns: as one `text`, as a `pair` (two columns), or `both`: one or the
     other in each epoch. If absent, two columns are a pair. For pretraining they are paragraphs."""
     label: str | None = None
-    """Column that holds the label, for fine-tuning. Labelled texts keep a `<br />`, since callers send it too;
-    elsewhere it is a newline."""
+    """Column that holds the label, for fine-tuning; or `folder`, for files of text: each file is one text, and
+    the name of its folder is the label. Labelled texts keep a `<br />`, since callers send it too; elsewhere it
+    is a newline."""
     group: str | None = None
-    """Column whose equal values must not be split between train and dev, or held-out, text (film, author)."""
+    """Column whose equal values stay in one part, either training or dev (or held-out) text: film, author."""
     escaped_newlines: bool = False
-    """A `\\n` that is spelled out in a column is a newline, as in the data sets of Zhang et al. 2015 (Yahoo,
-    Amazon, Yelp). Callers' texts keep theirs."""
+    """Read a backslash followed by `n` as a newline, because the data sets of Zhang et al. 2015 (Yahoo, Amazon,
+    Yelp) write newlines so."""
     treebank: Literal["kept", "joined", "both"] = "kept"
-    """Texts that stand in the tokens of the Penn Treebank, as SST-2's do (`it is n't`): `joined` reads them as
-    people write them (`it isn't`), `both` in either way, where that makes other words."""
+    """How to read text in Penn Treebank tokens, such as SST-2's `it is n't`: `kept` as it is, `joined` as people
+    write it (`it isn't`), `both` as two texts where the words differ."""
     lines: Literal["paragraph", "wrapped", "sentence"] = "paragraph"
-    """Plain text: what a line is. In `wrapped` text, sentences run on over the ends of lines. A blank line
-    always ends a document."""
+    """What a line of plain text is: a `paragraph`, a `sentence`, or a part of a paragraph that is `wrapped` to a
+    width. A blank line always ends a document."""
     limit: Positive | None = None
-    """Take only so many documents."""
+    """Read at most so many documents."""
     by: str | None = None
-    """Column that names a text's domain or origin: accuracy is reported for each of its values."""
+    """Column with the domain or origin of a text: the report has the mean over its values and the worst one."""
     balance: Annotated[float, Field(ge=1)] | None = None
-    """Keep at most so many times as many texts of a label as its rarest label has, for each value of `by`. A hash of
-    the text decides which. If absent, all are kept."""
+    """Limit for frequent labels: at most this many times the texts of the rarest label are kept, separately for each
+    value of `by`. A hash of the text decides which. If absent, all are kept."""
     note: str = ""
-    """What the model card says of it: licence, citation."""
+    """Licence and citation, for the model card."""
 
     @model_validator(mode="after")
     def _some_place(self) -> SourceConfig:
@@ -119,7 +141,8 @@ class ModelConfig(_Strict):
     """Shape of the network. It has as many positions as the longest example of any stage, at least 512."""
 
     preset: Literal["tiny", "mini", "small", "medium", "base", "large"] = "mini"
-    """Published shape (Turc et al. 2019; Devlin et al. 2018): layers and width."""
+    """Published shape (Turc et al. 2019; Devlin et al. 2018), layers × width: tiny 2 × 128, mini 4 × 256, small
+    4 × 512, medium 8 × 512, base 12 × 768, large 24 × 1024."""
     hidden_size: Positive | None = None
     """Width, instead of the preset's: heads are 64 wide, the feed-forward layer is four times as wide."""
     num_hidden_layers: Positive | None = None
@@ -146,10 +169,10 @@ class ExamplesConfig(_Strict):
     """Tokens of a full long example."""
     long_fraction: Share = 0.1
     """Share of examples that are long. They train the positions beyond `short_length`."""
-    mask_fraction: Share = 0.15
+    mask_fraction: PositiveShare = 0.15
     """Share of tokens to predict at the beginning of the run: 80% of these become `[MASK]`, 10% another token, 10%
     stay as they are."""
-    final_mask_fraction: Share | None = None
+    final_mask_fraction: PositiveShare | None = None
     """Share of tokens to predict at the end of the run; the rate changes in steps of 0.025. If absent, it does not
     change."""
     single_fraction: Share = 0.0
@@ -179,7 +202,8 @@ class PretrainConfig(_Strict):
 
     start: Path | None = None
     """Checkpoint directory to continue from, with its shape and vocabulary, instead of random weights; `[model]` and
-    `[tokenizer]` are ignored then. Use another `seed` than the run that made it, or the same text comes first."""
+    `[tokenizer]` are ignored then. Use another `seed` than the run that made it: with the same seed, the same examples
+    come first again."""
     tokens: Positive | None = None
     """Budget in tokens. The learning rate reaches 0 at its end."""
     minutes: Annotated[float, Field(gt=0)] | None = None
@@ -242,7 +266,8 @@ class FinetuneConfig(_Strict):
     """Checkpoint directory to start from: pretrained, or a classifier of the same labels. If absent, what this run has
     adapted or pretrained."""
     labels: dict[str, str] = {"0": "NEGATIVE", "1": "POSITIVE"}
-    """Value in the label column -> label of the model, in the order of the logits."""
+    """Value in the label column -> label of the model. Several values may have one label, and `""` leaves a value
+    out: `{ 1 = "BAD", 2 = "BAD", 3 = "", 4 = "GOOD" }`. Logits are in the order in which labels first appear."""
     seeds: tuple[Seed, ...] = ()
     """Train once with each seed and keep the best on dev. If empty, once with the recipe's `seed`."""
     dev_fraction: Share = 0.05
@@ -332,6 +357,11 @@ class Recipe(_Strict):
         return self.run / self.name
 
     @property
+    def hub_cache(self) -> Path:
+        """Where this run keeps a copy of the rows that the hub has streamed."""
+        return self.folder / "hub"
+
+    @property
     def positions(self) -> int:
         """Positions of a network that this recipe makes."""
         return max(MIN_POSITIONS, self.pretrain.examples.longest, self.finetune.max_length)
@@ -376,6 +406,10 @@ class Recipe(_Strict):
         return self
 
 
+_OTHER_BUDGET = {"pretrain.minutes": "tokens", "pretrain.tokens": "minutes"}
+"""An override of one budget replaces the file's other budget, because TOML has no value that unsets a key."""
+
+
 def load_recipe(name: str, overrides: Sequence[str] = ()) -> Recipe:
     """Read a recipe by file name, or by the name of one that ships, and apply `key.sub=value` overrides.
 
@@ -391,12 +425,69 @@ def load_recipe(name: str, overrides: Sequence[str] = ()) -> Recipe:
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise RecipeError(f"{file}: {error}") from error
     for override in overrides:
+        other = _OTHER_BUDGET.get(override.partition("=")[0])
+        if other and isinstance(table := values.get("pretrain"), dict):
+            table.pop(other, None)
+    for override in overrides:
         _apply(values, override)
     try:
         return Recipe(**(values | {"loaded": name, "overrides": tuple(overrides)}))
     except ValidationError as error:
-        lines = [f"{'.'.join(map(str, e['loc'])) or 'recipe'}: {e['msg']}" for e in error.errors()]
+        lines = (f"{'.'.join(map(str, e['loc'])) or 'recipe'}: {_message(e)}" for e in error.errors())
         raise RecipeError(f"{file}: " + "; ".join(lines)) from error
+
+
+def recipe_keys(table: type[BaseModel] = Recipe, prefix: str = "") -> Iterator[tuple[str, FieldInfo]]:
+    """Every key with its dotted name; those of a source begin with `source.`, wherever it is."""
+    for name, field in table.model_fields.items():
+        if name in ("loaded", "overrides"):  # not for a recipe to set
+            continue
+        inner = next(
+            (kind for kind in (field.annotation, *get_args(field.annotation)) if _is_table(kind)), None
+        )
+        if inner is None or inner is not field.annotation:  # a value, or a table that may be left out
+            yield prefix + name, field
+        if inner not in (None, SourceConfig):
+            yield from recipe_keys(inner, f"{prefix}{name}.")
+    if table is Recipe:
+        yield from recipe_keys(SourceConfig, "source.")
+
+
+def _is_table(kind: Any) -> bool:
+    return isinstance(kind, type) and issubclass(kind, BaseModel)
+
+
+def _message(error: ErrorDetails) -> str:
+    """What is wrong with a key; for an unknown one also the key that may be meant."""
+    if error["type"] != "extra_forbidden":
+        return error["msg"]
+    names = [name for name in error["loc"] if isinstance(name, str)]
+    if len(names) < len(error["loc"]):  # an entry of a list of sources
+        names = ["source", names[-1]]
+    *path, name = names
+    keys = [key.split(".") for key, _ in recipe_keys()]
+    keys += [key[:-1] for key in keys if len(key) > 1]  # tables
+    guesses = [key for key in keys if key[-1] == name]  # of another table
+    if not guesses:
+        close = difflib.get_close_matches(name, [key[-1] for key in keys if key[:-1] == path], n=1, cutoff=0.55)
+        guesses = [[*path, other] for other in close]
+    text = " or ".join(dict.fromkeys(".".join(key) for key in guesses))
+    return "no such key" + (f"; did you mean {text}?" if text else "")
+
+
+def write_resolved(recipe: Recipe, folder: Path) -> None:
+    """Write the recipe with all its overrides and defaults as `recipe.json` beside a run."""
+    folder.mkdir(parents=True, exist_ok=True)
+    text = recipe.model_dump_json(indent=1, exclude_none=True)
+    (folder / RESOLVED).write_text(text + "\n", encoding="utf-8")
+
+
+def read_resolved(folder: Path) -> Recipe | None:
+    """The recipe that a run was made with; None if there is none."""
+    try:
+        return Recipe.model_validate_json((folder / RESOLVED).read_text(encoding="utf-8"))
+    except (OSError, ValidationError):
+        return None
 
 
 def _apply(values: dict[str, Any], override: str) -> None:

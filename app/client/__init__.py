@@ -5,7 +5,7 @@
 'POSITIVE'
 
 Needs httpx and nothing else of what serving needs. In a checkout:
-`pip install httpx && pip install --no-deps .`
+`pip install httpx ./client && pip install --no-deps .`
 """
 
 from __future__ import annotations

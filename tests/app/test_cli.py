@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import datetime
 import gzip
 import io
 import json
@@ -24,11 +25,12 @@ ROOT = Path(__file__).parents[2]
 Bert = Callable[..., tuple[int, str, str]]
 PATIENCE = 30  # seconds; less than a client waits for an answer
 
-# Nothing may be imported but the standard library, httpx with what it needs, and `app` itself.
+# Nothing may be imported but the standard library, httpx with what it needs, `app` and `bert_client`.
 LIGHT = """
 import sys
 
-ALLOWED = {"app", "httpx", "httpcore", "h11", "anyio", "sniffio", "certifi", "idna", "typing_extensions"}
+OURS = {"app", "bert_client"}
+ALLOWED = OURS | {"httpx", "httpcore", "h11", "anyio", "sniffio", "certifi", "idna", "typing_extensions"}
 
 class Refuse:
     def find_spec(self, name, path=None, target=None):
@@ -205,7 +207,7 @@ def test_pairs_are_read_from_two_fields(bert: Bert, tmp_path: Path) -> None:
     assert [(row["label"], row["error"]) for row in map(json.loads, output.splitlines())] == [
         ("NOT_NEXT", None),
         (None, "the field 'text_pair' is not there"),
-        (None, "the field 'text_pair' is no text"),
+        (None, "the field 'text_pair' is not text"),
     ]
 
 
@@ -272,7 +274,11 @@ def test_fault_of_the_first_row_is_no_other_than_of_the_next(bert: Bert, tmp_pat
     code, output, _ = bert("sentiment", "--file", str(source), "--output", str(tmp_path / "out"))
     assert code == 0
     rows = [json.loads(line) for line in (tmp_path / "out").read_text().splitlines()]
-    assert [row["error"] for row in rows] == ["line 1 is no JSON", "the field 'text' is not there", None]
+    assert [row["error"] for row in rows] == [
+        "the line is not JSON (Expecting value, character 0)",
+        "the field 'text' is not there",
+        None,
+    ]
     _, output, complaints = bert("sentiment", "--file", str(source), "--output", str(tmp_path / "out.csv"))
     assert "not written" not in complaints
     columns = ["review", "text", "late", "label", "score", "truncated", "error"]
@@ -292,25 +298,123 @@ def test_fault_of_the_first_row_is_no_other_than_of_the_next(bert: Bert, tmp_pat
     assert "not written, as the first rows have no such column: 'late'" in complaints
     source.write_text('{"review": "good"}\n' * 2)
     code, output, complaint = bert("sentiment", "--file", str(source))
-    assert (code, output, complaint) == (1, "", "bert: there is no column 'text', but 'review'\n")
+    assert (code, output, complaint) == (1, "", f"bert: {source}: there is no column 'text', but 'review'\n")
     source.write_text('{"review": "good"}\nno JSON\n')
     assert bert("sentiment", "--file", str(source))[2] == complaint
     command = ("sentiment", "--file", str(source), "--column", "review", "--json")
     assert bert(*command, "--output", str(tmp_path / "out.json"))[0] == 0
     source.write_text("{}\n")
-    assert bert("sentiment", "--file", str(source))[2] == "bert: the first rows are empty\n"
+    assert (
+        bert("sentiment", "--file", str(source))[2]
+        == f"bert: {source}, line 1: the first rows have no fields\n"
+    )
     source.write_text("no JSON\n" * 200)
     code, output, complaint = bert("sentiment", "--file", str(source))
-    assert (code, output, complaint) == (1, "", "bert: line 1 is no JSON\n")
+    assert (code, output, complaint) == (
+        1,
+        "",
+        f"bert: {source}, line 1: the line is not JSON (Expecting value, character 0)\n",
+    )
 
 
-def test_file_that_is_cut_off_is_refused(bert: Bert, tmp_path: Path) -> None:
-    source, target = tmp_path / "texts.txt.gz", tmp_path / "scored.tsv"
-    source.write_bytes(gzip.compress(b"good\n" * 9)[:-9])
-    code, _, complaint = bert("sentiment", "--file", str(source), "--output", str(target))
-    assert code == 1
-    assert complaint.startswith(f"bert: {source}: ")
-    assert not target.exists()
+@pytest.mark.parametrize("name", ["texts.txt.gz", "texts.csv.gz", "texts.jsonl.gz"])
+def test_bert_file_that_is_cut_off_keeps_what_is_answered_and_goes_on(
+    bert: Bert, tmp_path: Path, name: str
+) -> None:
+    source, target = tmp_path / name, tmp_path / "scored.csv"
+    content = {"texts.txt.gz": b"good\n" * 9, "texts.csv.gz": b"text\n" + b"good\n" * 9}.get(name)
+    whole = gzip.compress(content or b'{"text": "good"}\n' * 9)
+    source.write_bytes(whole[:-9])
+    command = ("sentiment", "--file", str(source), "--output", str(target))
+    code, _, complaints = bert(*command)
+    kept, cut = complaints.splitlines()
+    assert (code, target.exists()) == (1, False)
+    assert kept == f"9 rows are kept in {target}.partial; the same command goes on after them"
+    assert cut.startswith(f"bert: {source}: the file is cut off after line {9 + (name == 'texts.csv.gz')} ")
+    assert len(Path(f"{target}.partial").read_text().splitlines()) == 10
+    source.write_bytes(whole)
+    code, _, complaints = bert(*command)
+    assert code == 0
+    assert complaints.splitlines()[0] == f"{target}.partial: going on after 9 rows"
+    assert target.read_text() == "text,label,score,truncated,error\n" + "good,POSITIVE,0.75,false,\n" * 9
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["scored.csv", name]
+
+
+def test_bert_late_fault_costs_its_row_only(bert: Bert, tmp_path: Path) -> None:
+    source, target = tmp_path / "big.csv", tmp_path / "scored.csv"
+    source.write_text("id,text\n" + "1,good\n" * 2000 + '2,"open quote\n3,good\n4,short,long\n5,good\n')
+    code, _, complaints = bert("sentiment", "--file", str(source), "--output", str(target))
+    assert (code, complaints.split(", ")[:2]) == (0, ["2", "004 rows"]) or complaints.startswith(
+        "2,004 rows, 2 with"
+    )
+    rows = list(csv.DictReader(io.StringIO(target.read_text())))
+    assert [row["id"] for row in rows[-4:]] == ["2", "3", "4", "5"]
+    assert [bool(row["error"]) for row in rows[-4:]] == [True, False, True, False]
+    assert "opens in line 2002 never closes" in rows[-4]["error"]
+
+
+def test_bert_swallowed_rows_give_a_warning(bert: Bert, tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text('id,text,stars\n2,"Five stars!,5\n3,good,5\n6,Monitor of 27",4\n')
+    code, _, complaints = bert("sentiment", "--file", str(tmp_path / "a.csv"))
+    warning = "a.csv, line 2: the quoted cell that opens here holds what seem to be whole rows, up to line 4; "
+    assert (code, warning in complaints.splitlines()[0]) == (0, True)
+
+
+@pytest.mark.parametrize(
+    ("content", "flags", "texts"),
+    [
+        (
+            '"2","Great","Loved it"\n"1","Bad","Hated"\n',
+            ("--no-header", "--column", "3"),
+            ["Loved it", "Hated"],
+        ),
+        ("good\nbad\n", ("--no-header",), ["good", "bad"]),
+        ("id;text\n1;a, b\n", (), ["a, b"]),
+        ("id^text\n1^a; b\n", ("--delimiter", "^"), ["a; b"]),
+        ("id\ttext\n1\ta; b\n", ("--delimiter", "\\t", "--column", "2"), ["a; b"]),
+        ('id,text\n1,"a \\"b\\", c"\n', ("--escape", "\\"), ['a "b", c']),
+        ("id,text\n1,'a, b'\n2,\"c\n", ("--quote", "'"), ["a, b", '"c']),
+        ('id,text\n1,"a\n', ("--quote", ""), ['"a']),
+        ("id,text\n1,sch\xf6n\n", ("--encoding", "latin-1"), ["schön"]),
+    ],
+)
+def test_bert_dialect_is_stated(
+    bert: Bert, tmp_path: Path, content: str, flags: tuple[str, ...], texts: list[str]
+) -> None:
+    (tmp_path / "a.csv").write_bytes(content.encode("latin-1"))
+    code, output, _ = bert("sentiment", "--file", str(tmp_path / "a.csv"), "--json", *flags)
+    rows = [json.loads(line) for line in output.splitlines()]
+    assert (code, [row["error"] for row in rows]) == (0, [None] * len(texts))
+    assert [text for row, text in zip(rows, texts, strict=True) if text not in row.values()] == []
+
+
+def test_bert_dialect_that_cannot_be_is_misuse(bert: Bert) -> None:
+    code, _, complaint = bert("sentiment", "--file", "a.csv", "--delimiter", ";;")
+    assert (code, complaint.splitlines()[-1]) == (2, "bert: error: delimiter is ';;': give one character")
+
+
+def test_bert_one_column_has_as_many_rows_out_as_in(bert: Bert, tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("text\ngood\n\nbad\n\n")
+    _, output, _ = bert("sentiment", "--file", str(tmp_path / "a.csv"))
+    rows = list(csv.DictReader(io.StringIO(output)))
+    assert [(row["text"], row["error"]) for row in rows] == [
+        ("good", ""),
+        ("", "the text is empty"),
+        ("bad", ""),
+        ("", "the text is empty"),
+    ]
+
+
+def test_bert_parquet_is_read_and_answered_as_json_lines(bert: Bert, tmp_path: Path) -> None:
+    pyarrow = pytest.importorskip("pyarrow")
+    from pyarrow import parquet
+
+    rows = [{"text": "good", "when": datetime.date(2024, 1, 2)}, {"text": None, "when": None}]
+    parquet.write_table(pyarrow.Table.from_pylist(rows), tmp_path / "a.parquet")
+    code, output, _ = bert("sentiment", "--file", str(tmp_path / "a.parquet"))
+    first, second = map(json.loads, output.splitlines())
+    assert (code, first["label"], first["when"]) == (0, "POSITIVE", "2024-01-02")
+    assert second["error"] == "the field 'text' is not text"
 
 
 def test_masks_of_a_file_are_filled(bert: Bert, tmp_path: Path) -> None:
@@ -425,11 +529,36 @@ def test_command_that_ends_early_does_not_wait_for_answers(
     assert (process.returncode, complaints) == (code, b"")
 
 
+def test_bert_goes_on_after_a_kill(holding: Holding, url: str, tmp_path: Path) -> None:
+    """Killed (-9) while the last rows are on their way, and given again, with another address."""
+    texts, target = tmp_path / "texts.txt", tmp_path / "scored.tsv"
+    texts.write_text("good\n" * 20 + "hold\n" + "good\n" * 5)
+    program = "import app.output; app.output.SAVE_SECONDS = -1.0\n" + _INTERRUPTIBLE
+    command = [sys.executable, "-c", program, "sentiment", "--file", str(texts), "--output", str(target)]
+    command += ["--concurrency", "1"]
+    address = ["--url", f"http://127.0.0.1:{holding.server_port}"]
+    with subprocess.Popen(command + address, cwd=ROOT, stderr=subprocess.PIPE) as process:
+        try:
+            assert holding.entered.wait(PATIENCE)
+            assert not target.exists()
+        finally:
+            process.kill()
+    kept = Path(f"{target}.partial").read_text().splitlines()
+    assert kept == ["text\tlabel\tscore\ttruncated\terror", *["good\tA\t1\tfalse\t"] * 20]
+    done = subprocess.run(
+        [*command, "--url", url], cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE, check=False
+    )
+    assert (done.returncode, done.stderr.splitlines()[0]) == (0, f"{target}.partial: going on after 20 rows")
+    rows = target.read_text().splitlines()
+    assert rows[:21] == kept
+    assert [row.split("\t")[:2] for row in rows[21:]] == [["hold", "POSITIVE"], *[["good", "POSITIVE"]] * 5]
+
+
 def test_missing_column_ends_before_anything_is_written(bert: Bert, tmp_path: Path) -> None:
     source, target = tmp_path / "reviews.csv", tmp_path / "scored.csv"
     source.write_text("id,review\n1,good\n")
     code, _, complaint = bert("sentiment", "--file", str(source), "--output", str(target))
-    assert (code, complaint) == (1, "bert: there is no column 'text', but 'id', 'review'\n")
+    assert (code, complaint) == (1, f"bert: {source}: there is no column 'text', but 'id', 'review'\n")
     assert not target.exists()
     source.write_text("id,review\n")
     assert bert("sentiment", "--file", str(source), "--output", str(target))[0] == 1

@@ -8,7 +8,6 @@ import sys
 import pytest
 
 from app.progress import Progress
-from app.tables import Source
 
 
 class Terminal(io.StringIO):
@@ -18,7 +17,8 @@ class Terminal(io.StringIO):
 
 def shown(stream: io.StringIO, size: int | None) -> str:
     """What two rows write, the second with an error, while half a hundred bytes have been read."""
-    with Progress(Source(io.StringIO(), size, lambda: 50), stream, every=0) as progress:
+    with Progress(stream, every=0).of(size) as progress:
+        progress.read(50)
         progress.count(failed=False)
         progress.count(failed=True)
     return stream.getvalue()
@@ -37,6 +37,14 @@ def test_bar_shows_the_share_of_the_file() -> None:
     written = shown(Terminal(), 200)
     assert "25%" in written
     assert "2 rows" in written
+
+
+def test_progress_counts_the_rows_of_an_earlier_run() -> None:
+    stream = io.StringIO()
+    with Progress(stream).of(None) as progress:
+        progress.begin(5, 2)
+        progress.count(failed=True)
+    assert stream.getvalue().startswith("6 rows, 3 with an error, ")
 
 
 def test_only_the_summary_is_written_where_nobody_looks() -> None:

@@ -1,4 +1,4 @@
-"""The script for a lent GPU machine, rehearsed from texts to exported checkpoints on a handful of texts."""
+"""The script for a lent GPU machine, rehearsed from texts to exported checkpoints on a few texts."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import os
 import random
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -19,7 +20,7 @@ from training.recipe import load_recipe
 ROOT = Path(__file__).parents[2]
 SCRIPT = ROOT / "benchmarks" / "gpu.sh"
 PATIENCE = 600  # seconds, for a machine that is busy
-SECONDS = ("pretrain.minutes=0.01", "adapt.minutes=0.01", "finetune.minutes=0.01", "finetune.seeds=[1]")
+SECONDS = ("pretrain.tokens=2048", "finetune.epochs=0.2", "finetune.seeds=[1]")
 
 needs_tools = pytest.mark.skipif(
     any(shutil.which(tool) is None for tool in ("bash", "tar", "xz", "split", "sha256sum", "timeout")),
@@ -34,7 +35,10 @@ def data(tmp_path: Path) -> Path:
     rng = random.Random(0)
     sources = [*recipe.finetune.train, *recipe.finetune.test, *recipe.corpus.sources, *recipe.corpus.heldout]
     for name in {source.path for source in sources if source.path}:
-        rows = [{"label": i % 2, "movie": i, "text": review(rng, i % 2 == 1)} for i in range(40)]
+        rows = [
+            {"label": i % 2, "movie": i, "source": "shop", "title": "A review", "text": review(rng, i % 2 == 1)}
+            for i in range(40)
+        ]
         if name.startswith("pretrain/"):
             rows = [{"text": story(rng)} for _ in range(15)]
         file = tmp_path / "data" / name
@@ -48,7 +52,7 @@ def run(*stages: str, **environment: object) -> subprocess.CompletedProcess[str]
     variables = {name: str(value) for name, value in environment.items()}
     return subprocess.run(
         [SCRIPT, *stages],
-        env=os.environ | {"DRY_RUN": "1", "OMP_NUM_THREADS": "1"} | variables,
+        env=os.environ | {"DRY_RUN": "1", "OMP_NUM_THREADS": "1", "PYTHON": sys.executable} | variables,
         capture_output=True,
         text=True,
         timeout=PATIENCE,
@@ -56,7 +60,7 @@ def run(*stages: str, **environment: object) -> subprocess.CompletedProcess[str]
 
 
 @needs_tools
-def test_from_texts_to_checkpoints_that_came_back_in_parts(data: Path, tmp_path: Path) -> None:
+def test_gpu_script_from_texts_to_checkpoints_that_come_back_in_parts(data: Path, tmp_path: Path) -> None:
     work = tmp_path / "work"
     done = run(DATA=data, WORK=work, REHEARSE="short", OVERRIDES=" ".join(SECONDS))
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
@@ -65,10 +69,11 @@ def test_from_texts_to_checkpoints_that_came_back_in_parts(data: Path, tmp_path:
     for name in ("pretrained", "sentiment"):
         checkpoint = load_checkpoint(result / "export" / name)
         assert checkpoint.config.num_hidden_layers == 2
-    # what was done is passed over; what is damaged on the way is not taken
+    assert "naive Bayes" in (result / "report.md").read_text()
+    # a finished stage is skipped; a damaged part is refused
     there = {"WORK": work / "there", "OUT": work / "out", "OVERRIDES": " ".join(SECONDS)}
     again = run("receive", "pretrain", "finetune", **there)
-    assert again.stderr.count("done before") == 3
+    assert again.stderr.count("already done") == 3
     (work / "out" / "part-05").write_bytes(b"damaged")
     broken = run("join", WORK=work / "here", FROM=work / "out", OUT=work / "out")
     assert broken.returncode == 1
@@ -76,30 +81,30 @@ def test_from_texts_to_checkpoints_that_came_back_in_parts(data: Path, tmp_path:
 
 
 @needs_tools
-def test_a_call_that_is_out_of_time_says_so(tmp_path: Path) -> None:
+def test_gpu_script_out_of_time_asks_for_another_call(tmp_path: Path) -> None:
     late = run("pretrain", WORK=tmp_path, OUT=tmp_path / "out", LIMIT=0)
     assert (late.returncode, "call again" in late.stderr) == (130, True)
 
 
-def test_both_checkpoints_fit_what_may_ship() -> None:
+def test_gpu_recipe_both_checkpoints_fit_what_may_ship() -> None:
     import torch
 
     from model import BertForPreTraining, BertForSequenceClassification
 
     recipe = load_recipe("gpu")
-    config = recipe.model.bert(recipe.tokenizer.vocab_size)
+    config = recipe.model.bert(recipe.tokenizer.vocab_size, recipe.positions)
     with torch.device("meta"):
         networks = BertForPreTraining(config), BertForSequenceClassification(config)
     assert sum(2 * p.numel() for network in networks for p in network.parameters()) < 99e6
 
 
-def test_the_script_explains_itself() -> None:
+def test_gpu_script_without_stage_prints_its_usage() -> None:
     said = run(DRY_RUN="")
     assert said.returncode == 2
-    assert "gpu.sh prepare wheels pack" in said.stdout
+    assert "gpu.sh prepare baselines wheels pack" in said.stdout
 
 
 @pytest.mark.skipif(shutil.which("shellcheck") is None, reason="needs shellcheck")
-def test_the_script_has_no_faults_that_shellcheck_knows() -> None:
+def test_gpu_script_passes_shellcheck() -> None:
     checked = subprocess.run(["shellcheck", SCRIPT], capture_output=True, text=True)
     assert checked.returncode == 0, checked.stdout

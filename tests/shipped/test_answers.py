@@ -13,10 +13,6 @@ from typing import Any
 import httpx
 import pytest
 
-from training.finetune.dataset import key_of_text
-from training.recipe import SourceConfig
-from training.sources.documents import Document, documents
-
 FOLDER = Path(__file__).parent
 CLOZE_TOP_5 = 0.9
 PAIRS = 0.85
@@ -35,15 +31,6 @@ def ask(client: httpx.Client, path: str, inputs: list[Any]) -> list[dict[str, An
     assert response.status_code == 200, response.text
     results: list[dict[str, Any]] = response.json()["results"]
     return results
-
-
-def test_no_opinion_was_trained_on() -> None:
-    asked = {
-        key_of_text(Document(text, (text,)))
-        for file in ("opinions", "contractions", "everyday")
-        for text, _ in read(file)
-    }
-    assert asked.isdisjoint(map(key_of_text, documents(SourceConfig(built_in="opinions"), FOLDER)))
 
 
 def share(right: list[bool], what: str) -> float:

@@ -1,30 +1,38 @@
-"""The real command line in processes of its own."""
+"""`python -m training` in its own process."""
 
 from __future__ import annotations
 
 import os
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-PATIENCE = 240  # seconds, for a machine that is busy
+PATIENCE = 240
+"""Seconds to wait for a process on a busy machine."""
 
 ENVIRONMENT = os.environ | {"PYTHONUNBUFFERED": "1", "OMP_NUM_THREADS": "1"}
 
 
-def start(*arguments: str, launcher: Sequence[str] = ()) -> subprocess.Popen[str]:
-    """`python -m training ...`, its standard output and errors in pipes."""
+def start(
+    *arguments: str, launcher: Sequence[str] = (), environment: Mapping[str, str] | None = None
+) -> subprocess.Popen[str]:
+    """`python -m training ...` with its standard output and errors in pipes.
+
+    Args:
+        launcher: arguments before `-m training`, such as those of `torch.distributed.run`.
+        environment: variables beside those of this process.
+    """
     return subprocess.Popen(
         [sys.executable, *launcher, "-m", "training", *arguments],
         cwd=ROOT,
-        env=ENVIRONMENT,
+        env=ENVIRONMENT | dict(environment or {}),
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-        start_new_session=True,  # and a process group, which some tests signal as a whole
+        start_new_session=True,  # a process group, which some tests signal as a whole
     )
 
 
@@ -34,37 +42,36 @@ def finish(process: subprocess.Popen[str]) -> tuple[int, str, str]:
     return process.returncode, out, err
 
 
-def until(process: subprocess.Popen[str], sign: str) -> None:
-    """Read its output up to a line with `sign`."""
+def until(process: subprocess.Popen[str], text: str) -> None:
+    """Read a process's output up to a line that contains `text`."""
     assert process.stdout is not None
     for line in process.stdout:
-        if sign in line:
+        if text in line:
             return
-    raise AssertionError(f"it ended without {sign!r}: {finish(process)[2]}")
+    raise AssertionError(f"it ended without {text!r}: {finish(process)[2]}")
 
 
 HOLD = """
 import os, sys
 from pathlib import Path
-from training.runtime.distributed import Processes
-from training.loop.checkpoint import alone
-with alone(Path(sys.argv[1]), Processes()):
+from training.runtime.lock import run_lock
+with run_lock(Path(sys.argv[1])):
     worker = os.fork()
     if worker == 0:
         os.read(0, 1)
         os._exit(0)
-    print("alone", flush=True)
+    print("locked", flush=True)
     os.read(0, 1)
 """
 
 
 @contextmanager
 def occupied(folder: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """Another process, with a worker, is at work in this folder of a run. The worker survives it."""
+    """Another process holds the lock of a run's folder. It has forked a worker, which survives it."""
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
     with subprocess.Popen([sys.executable, "-c", HOLD, str(folder)], cwd=ROOT, **pipes) as other:
         assert other.stdout is not None
-        assert other.stdout.readline() == b"alone\n"
+        assert other.stdout.readline() == b"locked\n"
         try:
             yield other
         finally:

@@ -1,4 +1,4 @@
-"""A tiny world for the tests of training: a recipe of seconds and a network of two layers."""
+"""A recipe that trains a network of two layers in seconds, and its text."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import torch
 from model.tokenizer import Tokenizer
 from tests.training.texts import review, story
 from training.corpus.prepare import prepare
-from training.corpus.tokenizer import train_tokenizer
+from training.corpus.tokenizer import make_tokenizer
 from training.recipe import Recipe, load_recipe
 
 MakeRecipe = Callable[..., Recipe]
@@ -36,45 +36,36 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 RECIPE = """
 name = "tiny"
 description = "Seconds, for tests."
-threads = 1
+micro_batch_tokens = 256
 
 [tokenizer]
 vocab_size = 200
-min_frequency = 1
 
 [corpus]
 sources = [{ name = "stories", path = "stories.txt" }]
 heldout_fraction = 0.1
-workers = 1
 
 [model]
 hidden_size = 16
 num_hidden_layers = 2
-num_attention_heads = 2
-intermediate_size = 32
-max_position_embeddings = 64
 
 [pretrain]
-tokens = 8000
-batch = 8
-dropout = 0.1
-log_steps = 5
-evaluate_examples = 16
-long_fraction = 0.2
-long_length = 64
+tokens = 12800
+batch_tokens = 256
 
 [pretrain.examples]
-sequence_length = 32
+short_length = 32
+long_length = 64
 
 [finetune]
 epochs = 2
-batch = 16
+batch_tokens = 256
 max_length = 48
 dev_fraction = 0.2
-log_steps = 2
 train = [{ name = "reviews", path = "reviews.jsonl", label = "label" }]
 test = [{ name = "reviews", path = "test.jsonl", label = "label" }]
 """
+"""50 steps of pretraining, and 32 of fine-tuning."""
 
 
 @pytest.fixture(scope="session")
@@ -89,8 +80,7 @@ def prepared(tmp_path_factory: pytest.TempPathFactory, recipe_file: Path, data: 
     """A `run` folder with the tiny recipe's tokenizer and corpus."""
     run = tmp_path_factory.mktemp("prepared")
     recipe = load_recipe(str(recipe_file), [f"data={data}", f"run={run}"])
-    train_tokenizer(recipe)
-    prepare(recipe, Tokenizer.load(recipe.folder / "tokenizer"))
+    prepare(recipe, Tokenizer.load(make_tokenizer(recipe)))
     return run
 
 
@@ -107,13 +97,13 @@ def make_recipe_in(prepared: Path, recipe_file: Path, data: Path) -> MakeRecipe:
 
 @pytest.fixture
 def make_recipe(make_recipe_in: MakeRecipe, tmp_path: Path) -> MakeRecipe:
-    """The same in a run folder of the test's own."""
+    """`make_recipe_in` with a run folder in `tmp_path`."""
     return partial(make_recipe_in, tmp_path / "run")
 
 
 @pytest.fixture(autouse=True)
 def one_thread() -> Iterator[None]:
-    """Small tensors are fastest on one thread, and other tests may run beside."""
+    """One torch thread, because small tensors are fastest on one and other tests may run beside."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     yield

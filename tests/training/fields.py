@@ -1,51 +1,33 @@
-"""The table of recipe fields in docs/training.md, from `training.recipe`; run this file to renew it."""
+"""The table of recipe fields in docs/recipe.md, from `training.recipe`; run this file to renew it."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from pathlib import Path
-from types import UnionType
-from typing import Any, get_args, get_origin
+from typing import Any
 
-from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from training.recipe import Recipe, SourceConfig
+from bert_client.dialect import Dialect
+from training.recipe import recipe_keys
 
-DOCUMENT = Path(__file__).parents[2] / "docs" / "training.md"
+DOCUMENT = Path(__file__).parents[2] / "docs" / "recipe.md"
 PLACE = re.compile(r"(?<=<!-- fields -->\n).*?(?=<!-- end of fields -->)", re.DOTALL)
 
 
 def table() -> str:
-    """Every key of a recipe with its default and what its docstring says."""
+    """Every key of a recipe with its default and its docstring."""
     lines = ["", "| key | default | what it does |", "|---|---|---|"]
-    lines += [*_rows(Recipe), *_rows(SourceConfig, "source."), "", ""]
-    return "\n".join(lines)
-
-
-def _rows(model: type[BaseModel], prefix: str = "") -> Iterator[str]:
-    for name, field in model.model_fields.items():
-        if name in ("loaded", "overrides"):  # not for a recipe to set
-            continue
-        table = _table_of(field.annotation)
-        if table is None or table is not field.annotation:  # a value, or a table that may be left out
-            about = " ".join((field.description or "").split()).replace("|", "\\|")
-            yield f"| `{prefix}{name}` | {_default(field)} | {about} |"
-        if table is not None:
-            yield from _rows(table, f"{prefix}{name}.")
-
-
-def _table_of(annotation: Any) -> type[BaseModel] | None:
-    """What a key is a table of, whether it may be left out or not."""
-    kinds = [annotation, *(get_args(annotation) if get_origin(annotation) is UnionType else ())]
-    return next((kind for kind in kinds if isinstance(kind, type) and issubclass(kind, BaseModel)), None)
+    for key, field in recipe_keys():
+        about = " ".join((field.description or "").split()).replace("|", "\\|")
+        lines.append(f"| `{key}` | {_default(field)} | {about} |")
+    return "\n".join([*lines, "", ""])
 
 
 def _default(field: FieldInfo) -> str:
     if field.is_required():
         return "required"
-    return "" if field.default in (None, ()) else f"`{_toml(field.default)}`"
+    return "" if field.default in (None, (), Dialect()) else f"`{_toml(field.default)}`"
 
 
 def _toml(value: Any) -> str:

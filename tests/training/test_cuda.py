@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from training.evaluate.report import evaluate
 
 from model import Tokenizer, load_checkpoint
 from tests.training.conftest import MakeRecipe
 from training.corpus.prepare import Corpus
-from training.evaluate.report import evaluate
 from training.finetune.run import finetune
 from training.loop.log import RunLog, Window
 from training.loop.optimizer import make_optimizer

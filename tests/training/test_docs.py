@@ -1,13 +1,16 @@
-"""docs/training.md: each command in it runs, in order, on a handful of texts; its table is the recipe's."""
+"""docs/training.md: each command runs, in order, on a few texts; each message is one of training/. docs/recipe.md: its
+table has the keys of the code."""
 
 from __future__ import annotations
 
+import ast
 import csv
 import json
 import os
 import random
 import re
 import shlex
+import shutil
 import socket
 import subprocess
 import sys
@@ -19,114 +22,225 @@ from pathlib import Path
 import httpx
 import pytest
 
+from tests.conftest import MakeCheckpoint
+from tests.docs.blocks import DOCS, blocks
+from tests.training import fields
 from tests.training.commands import ENVIRONMENT, PATIENCE, ROOT
-from tests.training.fields import DOCUMENT, PLACE, table
-from tests.training.texts import review, story
+from tests.training.texts import review, sentence, story
 from training.__main__ import main
 
-TEXT = DOCUMENT.read_text()
-COMMANDS = [
-    line for block in re.findall(r"```sh\n(.*?)```", TEXT, re.DOTALL) for line in block.splitlines() if line
-]
+PAGE = DOCS / "training.md"
+TEXT = PAGE.read_text(encoding="utf-8")
+COMMANDS = [command for block in blocks(PAGE) if block.language == "sh" for command in block.commands()]
+MAX_LINES = 250
 
-SMALL = {
-    "vocab_size = 8192": "vocab_size = 300\nmin_frequency = 1",
-    'preset = "mini"': "hidden_size = 16\nnum_hidden_layers = 1\nnum_attention_heads = 2",
-    "minutes = 60": "tokens = 4000\nlong_fraction = 0.0",
-    "epochs = 3": "epochs = 1\ndev_fraction = 0.2",
+SMALL_RECIPE = {
+    'name = "mine"': 'name = "mine"\nmicro_batch_tokens = 512',
+    "tokens = 50_000_000": "tokens = 10_240\nbatch_tokens = 1024",
+    "[finetune]": "[finetune]\nepochs = 1\nbatch_tokens = 1024",
 }
-"""What makes the document's recipe one of seconds."""
+"""Replacements that make the page's recipe train in seconds."""
 
-BRIEF = {"adapt.minutes=5": "adapt.tokens=1000", "pretrain.start=": "pretrain.tokens=1000 pretrain.start="}
-"""What makes a command one of seconds."""
+SMALL_NETWORK = """
+[tokenizer]
+vocab_size = 300
+
+[model]
+hidden_size = 64
+num_hidden_layers = 1
+"""
+
+SMALL_BUDGETS = {
+    "pretrain.tokens=100_000_000": "pretrain.tokens=12_288",
+    "pretrain.start=": "pretrain.tokens=1024 pretrain.start=",
+    "adapt.tokens=2_000_000": "adapt.tokens=2048",
+    "pretrain.batch_tokens=8192": "pretrain.tokens=4096",
+    "pretrain.batch_tokens=65_536": "pretrain.tokens=4096",
+    "--nproc-per-node 8": "--nproc-per-node 1",
+}
+"""Replacements that make the page's commands run in seconds."""
 
 
-def test_the_table_of_recipe_keys_is_the_recipes() -> None:
-    found = PLACE.search(TEXT)
+def test_page_is_short() -> None:
+    lines = TEXT.splitlines()
+    assert len(lines) <= MAX_LINES
+    assert [line for line in lines if len(line) > 120 and not line.startswith("|")] == []
+
+
+def test_recipe_page_has_the_keys_of_the_code() -> None:
+    found = fields.PLACE.search(fields.DOCUMENT.read_text(encoding="utf-8"))
     assert found is not None
-    assert found[0] == table(), "to renew it: PYTHONPATH=. python tests/training/fields.py"
+    assert found[0] == fields.table(), "to renew it: PYTHONPATH=.:client python tests/training/fields.py"
 
 
-def test_every_key_of_a_recipe_is_explained() -> None:
-    assert "|  |\n" not in table()
+def test_recipe_page_explains_every_key() -> None:
+    assert "|  |\n" not in fields.table()
+
+
+def test_messages_of_the_page_are_in_the_code() -> None:
+    rows = [line for line in TEXT.partition("## Warnings and errors")[2].splitlines() if line.startswith("| `")]
+    parts = [
+        part.strip()
+        for row in rows
+        for message in re.findall(r"`([^`]+)`", row.split("|")[1])
+        for part in message.split("…")
+    ]
+    literals = "\n".join(_literals())
+    assert parts
+    assert [part for part in parts if part not in literals] == []
+
+
+def _literals() -> Iterator[str]:
+    """All strings in the sources of training/."""
+    for file in (ROOT / "training").rglob("*.py"):
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Constant) and isinstance(node.value, str):
+                yield node.value
 
 
 @pytest.fixture(scope="module")
-def workplace(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with the document's recipe, texts for it, and the programs it calls."""
+def workplace(
+    tmp_path_factory: pytest.TempPathFactory, save_pretrained: MakeCheckpoint, save_sentiment: MakeCheckpoint
+) -> Path:
+    """A folder with the page's recipe, texts for it, the programs that it calls, and tiny weights in place of the
+    shipped ones."""
     folder = tmp_path_factory.mktemp("docs")
     rng = random.Random(0)
     (folder / "texts").mkdir()
     (folder / "texts" / "stories.txt").write_text("\n\n".join(story(rng) for _ in range(60)))
-    for name, count in (("reviews.csv", 60), ("test.csv", 10), ("unlabelled.csv", 20)):
+    for name, count in (("reviews.csv", 80), ("test.csv", 10)):
         with (folder / name).open("w", newline="") as file:
             rows = csv.writer(file)
-            rows.writerow(["review", "sentiment"])
-            rows.writerows([review(rng, bool(i % 2)), ("negative", "positive")[i % 2]] for i in range(count))
-    found = re.search(r"```toml\n(.*?)```", TEXT, re.DOTALL)
-    assert found is not None
-    recipe = found[1]
-    for large, small in SMALL.items():
-        assert large in recipe
-        recipe = recipe.replace(large, small)
-    (folder / "mine.toml").write_text(recipe)
-    (folder / "model").symlink_to(ROOT / "model")
-    programs = {"torchrun": "-m torch.distributed.run ", "bert-serve": "-m app "}
+            rows.writerow(["title", "body", "sentiment"])
+            for i in range(count):
+                rows.writerow([sentence(rng), review(rng, good=bool(i % 2)), ("negative", "positive")[i % 2]])
+    (recipe,) = [block.text for block in blocks(PAGE) if block.language == "toml"]
+    (folder / "mine.toml").write_text(_replaced(recipe, SMALL_RECIPE) + SMALL_NETWORK)
+    (folder / "model" / "weights").mkdir(parents=True)
+    for name, save in (("pretrained", save_pretrained), ("sentiment", save_sentiment)):
+        (folder / "model" / "weights" / name).symlink_to(save(name, max_position_embeddings=512))
     (folder / "bin").mkdir()
-    for name, arguments in programs.items():
-        (folder / "bin" / name).write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} {arguments}"$@"\n')
-        (folder / "bin" / name).chmod(0o755)
+    for name, arguments in {"torchrun": "-m torch.distributed.run ", "bert-serve": "-m app "}.items():
+        program = folder / "bin" / name
+        program.write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} {arguments}"$@"\n')
+        program.chmod(0o755)
     return folder
+
+
+def _replaced(text: str, replacements: dict[str, str]) -> str:
+    """The text with all replacements, each of which must apply."""
+    for old, new in replacements.items():
+        assert old in text, old
+        text = text.replace(old, new)
+    return text
+
+
+@contextmanager
+def one_core() -> Iterator[None]:
+    """Let this thread use one core, because threads of small matrix products wait for each other."""
+    if not hasattr(os, "sched_setaffinity"):
+        yield
+        return
+    before = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {max(before)})
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, before)
+
+
+def test_commands_of_the_page_run(workplace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(workplace)
+    assert all(any(old in command for command in COMMANDS) for old in SMALL_BUDGETS)
+    runs, served_commands = workplace / "runs", [i for i, c in enumerate(COMMANDS) if "bert-serve" in c]
+    (serve,) = served_commands
+    for command in COMMANDS[:serve]:
+        run_training(command)
+    call, *distributed = COMMANDS[serve + 1 :]
+    with served(workplace, COMMANDS[serve]) as port:
+        assert_answered(call, port)
+    for command in distributed:
+        if "--nnodes" in command:
+            shutil.copytree(runs / "mine-gpus" / "corpus", runs / "mine-nodes" / "corpus")
+            shutil.copytree(runs / "mine-gpus" / "tokenizer", runs / "mine-nodes" / "tokenizer")
+        if command.startswith("torchrun"):
+            run_torchrun(command, workplace)
+        else:
+            run_training(command)
+    assert missing_files(runs) == []
+
+
+def run_training(command: str) -> None:
+    """Run `python -m training ...` in this process."""
+    words = shlex.split(small(command))
+    assert words[:3] == ["python", "-m", "training"]
+    with one_core():
+        assert main(words[3:]) == 0, command
+
+
+def small(command: str) -> str:
+    """The command with a budget of seconds."""
+    for old, new in SMALL_BUDGETS.items():
+        command = command.replace(old, new)
+    return command
+
+
+def run_torchrun(command: str, workplace: Path) -> None:
+    """Run `torchrun` as often as it has nodes."""
+    words = shlex.split(small(command).replace("host:29500", f"localhost:{free_port()}"))
+    nodes = int(words[words.index("--nnodes") + 1]) if "--nnodes" in words else 1
+    words[0] = str(workplace / "bin" / words[0])
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+    agents = [
+        subprocess.Popen(words, cwd=workplace, env=environment(workplace), text=True, **pipes)
+        for _ in range(nodes)
+    ]
+    outputs = [agent.communicate(timeout=PATIENCE)[0] for agent in agents]
+    assert [agent.returncode for agent in agents] == [0] * nodes, "\n".join(outputs)
+
+
+def assert_answered(call: str, port: int) -> None:
+    """Send the page's curl command to a port: each input has a result."""
+    curl, flag, body, url = shlex.split(call)
+    assert (curl, flag) == ("curl", "--json")
+    address = "http://" + url.replace("localhost:8000", f"localhost:{port}")
+    response = httpx.post(address, json=json.loads(body))
+    assert response.status_code == 200, response.text
+    assert len(response.json()["results"]) == len(json.loads(body)["inputs"])
+
+
+def missing_files(runs: Path) -> list[str]:
+    """Files and folders of the page's table that no run has made."""
+    rows = re.findall(
+        r"^\| (`.+?) \|", TEXT.partition("## Files of a run")[2].partition("\n## ")[0], re.MULTILINE
+    )
+    names = [name.replace("<n>", "1") for row in rows for name in re.findall(r"`([^`]+)`", row)]
+    assert names
+    return [name for name in names if not list(runs.glob(f"*/{name}"))]
 
 
 def environment(workplace: Path, **more: str) -> dict[str, str]:
     path = os.pathsep.join([str(workplace / "bin"), os.environ["PATH"]])
-    return ENVIRONMENT | {"PATH": path, "PYTHONPATH": str(ROOT)} | more
+    sources = os.pathsep.join([str(ROOT), str(ROOT / "client")])
+    return ENVIRONMENT | {"PATH": path, "PYTHONPATH": sources} | more
 
 
-def test_every_command_runs(workplace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    serve = next(i for i, command in enumerate(COMMANDS) if "bert-serve" in command)
-    monkeypatch.chdir(workplace)
-    for command in COMMANDS[:serve]:
-        _run(command, workplace)
-    with served(workplace, COMMANDS[serve]) as port:
-        for call in COMMANDS[serve + 1 :]:
-            curl, flag, body, url = shlex.split(call)
-            assert (curl, flag) == ("curl", "--json")
-            address = "http://" + url.replace("localhost:8000", f"localhost:{port}")
-            response = httpx.post(address, json=json.loads(body))
-            assert response.status_code == 200, response.text
-    named = re.findall(r"^\| `([\w./-]+)`", TEXT.partition("## What is in the run folder")[2], re.MULTILINE)
-    there = [name for name in named if "/" in name or name.endswith(".json")]
-    missing = [n for n in there if not (workplace / "runs" / "mine" / n.replace("<n>", "1")).exists()]
-    assert not missing
-
-
-def _run(command: str, workplace: Path) -> None:
-    """A command of training, here and now; any other in a process of its own."""
-    for large, small in BRIEF.items():
-        command = command.replace(large, small)
-    words = shlex.split(command)
-    if words[:3] == ["python", "-m", "training"]:
-        assert main(words[3:]) == 0, command
-        return
-    words[0] = str(workplace / "bin" / words[0])
-    where = environment(workplace)
-    done = subprocess.run(words, cwd=workplace, env=where, capture_output=True, text=True, timeout=PATIENCE)
-    assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
+def free_port() -> int:
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        port: int = free.getsockname()[1]
+    return port
 
 
 @contextmanager
 def served(workplace: Path, command: str) -> Iterator[int]:
-    """The document's server on a free port, ready."""
-    with socket.socket() as free:
-        free.bind(("localhost", 0))
-        port = free.getsockname()[1]
-    where = environment(workplace, BERT_PORT=str(port), BERT_HOST="localhost")
-    process = subprocess.Popen(f"exec env {command}", shell=True, cwd=workplace, env=where)
+    """The page's server on a free port, ready."""
+    port = free_port()
+    variables = environment(workplace, BERT_PORT=str(port), BERT_HOST="localhost")
+    process = subprocess.Popen(f"exec env {command}", shell=True, cwd=workplace, env=variables)
     try:
         deadline = time.monotonic() + PATIENCE
-        while not _ready(port):
+        while not _is_ready(port):
             assert process.poll() is None
             assert time.monotonic() < deadline
             time.sleep(0.1)
@@ -136,7 +250,7 @@ def served(workplace: Path, command: str) -> Iterator[int]:
         process.wait(PATIENCE)
 
 
-def _ready(port: int) -> bool:
+def _is_ready(port: int) -> bool:
     try:
         return httpx.get(f"http://localhost:{port}/health/ready").status_code == 200
     except httpx.TransportError:

@@ -1,4 +1,4 @@
-"""The recipes that ship read local files with the columns of the data sets that they name."""
+"""Recipes that ship read local files with the columns of the data sets that they name."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from training.recipe import RECIPES, load_recipe
+from training.recipe import load_recipe
 from training.sources.documents import documents
 
 FILES = {
@@ -31,7 +31,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("name", TUTORIALS)
-def test_a_tutorials_recipe_reads_a_local_file_of_its_columns(name: str, folder: Path) -> None:
+def test_recipe_of_a_tutorial_reads_a_local_file_with_its_columns(name: str, folder: Path) -> None:
     recipe = load_recipe(name)
     sources = [*recipe.corpus.sources, *recipe.corpus.heldout, *recipe.finetune.train, *recipe.finetune.test]
     for source in sources:
@@ -41,12 +41,7 @@ def test_a_tutorials_recipe_reads_a_local_file_of_its_columns(name: str, folder:
         assert all(document.label in recipe.finetune.labels for document in found if source.label)
 
 
-def test_title_and_content_are_a_pair_when_fine_tuning(folder: Path) -> None:
+def test_recipe_amazon_polarity_reads_title_and_content_apart(folder: Path) -> None:
     (source,) = load_recipe("amazon_polarity").finetune.train
     first, _ = documents(source, folder)
     assert first.fields == ("Great", "It works.")
-
-
-@pytest.mark.parametrize("name", sorted(file.stem for file in RECIPES.glob("*.toml")))
-def test_a_shipped_recipe_is_valid_and_called_as_its_file(name: str) -> None:
-    assert load_recipe(name).name == name

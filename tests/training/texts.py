@@ -1,4 +1,4 @@
-"""Texts for the tests of training: of words for the command line, of bare ids in memory for examples."""
+"""Texts for the tests of training: English for the commands, token ids in memory for examples."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ BLAME = ["dreadful", "boring", "clumsy", "awful"]
 
 
 class MemoryText:
-    """Documents of sentences of token ids, as `training.examples.pairs.Text` and evaluations want them."""
+    """Documents of sentences of token ids. Implements `training.examples.pairs.Text`."""
 
     def __init__(self, documents: Sequence[Sequence[Sequence[int]]]) -> None:
         sentences = [sentence for document in documents for sentence in document]
@@ -61,8 +61,8 @@ def review(rng: random.Random, good: bool) -> str:
     return f"{sentence(rng)} It was {rng.choice(PRAISE if good else BLAME)}. {sentence(rng)}"
 
 
-def ribbon_text(tokenizer: Tokenizer, documents: int = 30, sentences: int = 8) -> MemoryText:
-    """Documents whose sentences are runs of ordinary tokens of a vocabulary."""
+def random_text(tokenizer: Tokenizer, documents: int = 30, sentences: int = 8) -> MemoryText:
+    """Documents of up to `sentences` sentences of random tokens, special ones excluded."""
     rng = np.random.default_rng(0)
     ordinary = sorted(set(range(tokenizer.vocab_size)) - tokenizer.special_ids)
     return MemoryText(

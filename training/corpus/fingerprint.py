@@ -12,7 +12,7 @@ from model.tokenizer import Tokenizer
 from training.errors import SourceError
 from training.recipe import SourceConfig
 from training.runtime.files import read_json, write_json
-from training.sources.documents import files
+from training.sources.files import files
 
 
 def tokenizer_hash(tokenizer: Tokenizer) -> str:

@@ -6,6 +6,7 @@ import logging
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 import numpy as np
 
@@ -13,8 +14,9 @@ from training.corpus.encode import NO_LABEL
 from training.corpus.shards import ShardInput
 from training.errors import RunError, SourceError
 from training.recipe import FinetuneConfig, Recipe, SourceConfig, source_name
-from training.sources.detokenize import typographic
+from training.sources.detokenize import capitals, contractions, typographic
 from training.sources.documents import Document, documents
+from training.sources.labels import with_label_index
 from training.sources.split import HashSplit, group_hash, split_by_hash, text_hash
 
 SHARD_CHARACTERS = 8_000_000
@@ -87,22 +89,23 @@ def pretraining_inputs(recipe: Recipe) -> Iterator[ShardInput]:
     Raises:
         SourceError: text that cannot be read.
     """
-    config, root, cutter = recipe.corpus, recipe.data, _Cutter()
+    config, cutter = recipe.corpus, _Cutter()
+    read = partial(documents, root=recipe.data, hub_cache=recipe.hub_cache)
     held_out: set[int] = set()
     for source in config.heldout:
-        found = _remembered(documents(source, root, cutter.progress.add), held_out)
+        found = _remembered(read(source, progress=cutter.progress.add), held_out)
         part = f"heldout/{source_name(source)}"
         yield from cutter.cut(
             (_Routed(part, document) for document in found), source_name(source), _read(source)
         )
     fraction = 0.0 if config.heldout else config.heldout_fraction
-    splits = [split_by_hash(documents(source, root), fraction) for source in config.sources]
+    splits = [split_by_hash(read(source), fraction) for source in config.sources]
     if fraction and any(source.group for source in config.sources):  # equal texts may be in different groups
         for source, split in zip(config.sources, splits, strict=True):
-            for _ in _remembered(filter(split.holds_out, documents(source, root)), held_out):
+            for _ in _remembered(filter(split.holds_out, read(source)), held_out):
                 pass
     for source, split in zip(config.sources, splits, strict=True):
-        found = documents(source, root, cutter.progress.add)
+        found = read(source, progress=cutter.progress.add)
         routed = _route_pretraining(found, source_name(source), split, held_out)
         yield from cutter.cut(routed, source_name(source), _read(source))
 
@@ -155,7 +158,7 @@ def labelled_inputs(recipe: Recipe) -> Iterator[ShardInput]:
         SourceError: a source has no label column, or a label is missing or unknown.
         RunError: no text of some label is left to train on.
     """
-    config, root, cutter = recipe.finetune, recipe.data, _Cutter()
+    config, cutter = recipe.finetune, _Cutter()
     tested = {text_hash(document.text) for source in config.test for document, _ in labelled(source, recipe)}
     in_dev: set[int] = set()
     plans = [_plan(source, recipe, tested, in_dev) for source in config.train]
@@ -166,15 +169,25 @@ def labelled_inputs(recipe: Recipe) -> Iterator[ShardInput]:
         routed = _count_labels(_route_labelled(found, plan, tested, in_dev, config), trained)
         yield from cutter.cut(routed, name, reading_of(plan.source))
     for source in recipe.distill.sources if recipe.distill else ():
-        yield from cutter.cut(
-            _route_unlabelled(documents(source, root, cutter.progress.add), tested | in_dev),
-            *(source_name(source), reading_of(source)),
-        )
+        unlabelled = documents(source, recipe.data, cutter.progress.add, recipe.hub_cache)
+        routed = _route_unlabelled(unlabelled, tested | in_dev)
+        yield from cutter.cut(routed, source_name(source), reading_of(source))
     if missing := [name for i, name in enumerate(config.label_names) if not trained[i]]:
         raise RunError(
             f"finetune.train has no text labelled {', '.join(missing)}: is a file sorted by its labels and cut by "
             "`limit`, or are all its texts in finetune.test as well?"
         )
+
+
+def check_labels(recipe: Recipe) -> None:
+    """Read all labels, so that a mistake is found before hours of training.
+
+    Raises:
+        SourceError: as `labelled`.
+    """
+    for source in (*recipe.finetune.train, *recipe.finetune.test):
+        for _ in labelled(source, recipe):
+            pass
 
 
 def labelled(
@@ -183,24 +196,14 @@ def labelled(
     """The documents of a labelled source with the index of their label; those whose label maps to "" are left out.
 
     Raises:
-        SourceError: the source has no label column, or a label is missing or unknown; names the document.
+        SourceError: the source has no label column, or a label is missing or unknown; names the file and the line.
     """
-    name, config = source_name(source), recipe.finetune
-    if source.label is None:
-        raise SourceError(f"{name}: fine-tuning needs the source's `label`, the column of labels")
-    numbers = {label: i for i, label in enumerate(config.label_names)}
-    found = documents(source, recipe.data, progress.add if progress else None)
-    for number, document in enumerate(found, 1):
-        if document.label is None:
-            raise SourceError(f"{name}, document {number}: has no label; fill it, or remove the row")
-        if document.label not in config.labels:
-            known = ", ".join(map(repr, config.labels))
-            raise SourceError(
-                f"{name}, document {number}: label {document.label!r} is not in finetune.labels ({known}); name every "
-                'value of the column there, and give those to leave out the label ""'
-            )
-        if label := config.labels[document.label]:
-            yield document, numbers[label]
+    if source.label is None and source.format != "fasttext":
+        raise SourceError(
+            f"{source_name(source)}: fine-tuning needs the source's `label`, the column of labels"
+        )
+    found = documents(source, recipe.data, progress.add if progress else None, recipe.hub_cache)
+    return with_label_index(found, recipe.finetune.labels)
 
 
 def reading_of(source: SourceConfig) -> str:
@@ -290,10 +293,16 @@ def _count_labels(routed: Iterable[_Routed], counts: Counter[int]) -> Iterator[_
 
 
 def _augmented(document: Document, key: int, fraction: float) -> Document:
-    """About `fraction` of the documents with typographic marks; always the same ones."""
-    if _fraction(key, salt=2) >= fraction:
+    """About `fraction` of the documents with other contractions, capitals and marks; always the same ones."""
+    rng = np.random.default_rng((key, 2))
+    if rng.random() >= fraction:
         return document
-    fields = tuple(map(typographic, document.fields))
+    fields = document.fields
+    if rng.random() < 0.5:
+        fields = tuple(contractions(field, rng) for field in fields)
+    if rng.random() < 0.5:
+        fields = tuple(capitals(field, rng) for field in fields)
+    fields = tuple(map(typographic, fields))
     return replace(document, text="\n".join(filter(None, fields)), fields=fields)
 
 

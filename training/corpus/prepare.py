@@ -35,7 +35,8 @@ from training.errors import CorpusError
 from training.recipe import Recipe, SourceConfig
 from training.runtime.files import read_json, write_json
 from training.runtime.lock import run_lock
-from training.sources.documents import documents, files
+from training.sources.documents import documents
+from training.sources.files import files
 
 COUNTS = ("documents", "sentences", "tokens", "unknown_sentences", "cut_sentences")
 
@@ -127,7 +128,7 @@ def _prepare(
         return folder
     if not known:
         for source in sources:  # before an earlier corpus is deleted
-            next(documents(source, recipe.data), None)
+            next(documents(source, recipe.data, hub_cache=recipe.hub_cache), None)
     total = sum(file.stat().st_size for source in sources for file in files(source, recipe.data))
     try:
         with run_lock(recipe.folder):
@@ -141,6 +142,9 @@ def _prepare(
 
 def _start_over(folder: Path, fingerprint: dict[str, Any]) -> None:
     if folder.exists():
+        for stage in folder.parent.glob("*/rank-*"):
+            with run_lock(stage):  # raises if a run still reads the corpus
+                pass
         logger.warning("%s was made from another recipe, tokenizer or text: making it again", folder)
         shutil.rmtree(folder)
     folder.mkdir(parents=True)

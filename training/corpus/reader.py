@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import bisect
 import itertools
+import zlib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -105,6 +106,11 @@ class PreparedText:
         """Numbers of the shards of each window of an epoch, shuffled."""
         order = np.random.default_rng((seed, epoch)).permutation(len(self.shards)).tolist()
         return [order[at : at + WINDOW_SHARDS] for at in range(0, len(order), WINDOW_SHARDS)]
+
+    @property
+    def checksum(self) -> str:
+        """Equal for equal text in the same order."""
+        return f"{zlib.crc32(repr([shard.text_crc32 for shard in self.shards]).encode()):08x}"
 
     def token_counts(self) -> NDArray[np.int64]:
         """(vocab_size,) how often each token occurs; reads the whole text."""

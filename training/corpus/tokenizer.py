@@ -17,7 +17,8 @@ from training.corpus.fingerprint import file_hashes, source_settings
 from training.errors import CorpusError
 from training.recipe import Recipe
 from training.runtime.files import read_json, write_json
-from training.sources.documents import documents, files
+from training.sources.documents import documents
+from training.sources.files import files
 
 SAMPLE_CHARACTERS = 100_000_000
 """Text to learn from, drawn evenly from all sources: more changes few pieces and takes more memory."""
@@ -90,7 +91,7 @@ def _texts(recipe: Recipe) -> Iterator[str]:
     total = sum(file.stat().st_size for source in sources for file in files(source, recipe.data))
     with tqdm(desc="sample", total=total or None, unit="B", unit_scale=True) as bar:
         for source in sources:
-            for document in documents(source, recipe.data, bar.update):
+            for document in documents(source, recipe.data, bar.update, recipe.hub_cache):
                 yield document.text
 
 

@@ -72,7 +72,7 @@ class PretrainingStream:
         return MaskedPairs(self.text.window(shards), self.vocabulary, self.config, (self.seed, epoch, number))
 
     def shape(self, progress: float) -> BatchShape:
-        masked = round(self.micro_batch_tokens * mask_rate(self.config, progress))
+        masked = max(1, round(self.micro_batch_tokens * mask_rate(self.config, progress)))
         return BatchShape(self.micro_batch_tokens, self._sequences, masked, self.config.longest)
 
     def fits(self, examples: Sequence[Example], shape: BatchShape) -> bool:
@@ -93,5 +93,5 @@ def mask_rate(config: ExamplesConfig, progress: float) -> float:
     first, last = config.mask_fraction, config.final_mask_fraction
     if last is None or last == first:
         return first
-    steps = round(abs(last - first) * progress / MASK_STEP)
+    steps = int(abs(last - first) * progress / MASK_STEP)
     return last if progress >= 1 else round(first + steps * MASK_STEP * (1 if last > first else -1), 6)

@@ -1,127 +1,105 @@
-"""The README.md of an exported checkpoint: where it comes from and how good it is, from the run's own files."""
+"""The model card of an exported checkpoint: `README.md`, and the resolved recipe beside it."""
 
 from __future__ import annotations
 
-import functools
-import json
-import logging
 import shlex
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from training.corpus.shards import read_json
-from training.evaluate.report import PLOTS
-from training.finetune.run import with_remembered
-from training.finetune.seeds import chosen_folder, chosen_seed
-from training.loop.checkpoint import began_with, differences, identity
+from training.finetune.selection import chosen_folder
 from training.loop.log import RunLog
-from training.recipe import Recipe, SourceConfig
-
-logger = logging.getLogger(__name__)
+from training.recipe import RESOLVED, Recipe, SourceConfig, read_resolved
+from training.report.run import PLOTS
+from training.runtime.files import read_json, write_json
 
 _PLOTS = {"pretrained": ("pretrain-loss.png",), "sentiment": ("finetune-loss.png", "reliability-*.png")}
+_LOCAL_KEYS = ("data=", "run=", "export.", "device=", "tensorboard=")
+"""Overrides that say where a run was made, not how."""
 
 
 def write_card(recipe: Recipe, name: str, target: Path, weights: Mapping[str, str]) -> None:
-    """Write `README.md` into an exported directory, with the figures of the run's report if it is one of this
-    model as it is now. `weights` are the fingerprints of the run's models."""
-    if name == "sentiment":
-        recipe = with_remembered(recipe)
-    if name == "pretrained":
-        task, title = "fill-mask", "BERT for masked words and next sentences"
-        sources, start = recipe.corpus.sources, recipe.pretrain.start
-    else:
-        task, title = (
-            "text-classification",
-            f"BERT that tells {', '.join(recipe.finetune.labels.values())} apart",
-        )
-        start = recipe.finetune.pretrained or recipe.pretrain.start
-        sources = recipe.finetune.train
-    evaluated = (read_json(recipe.folder / "report.json") or {}).get("weights", {})
-    if current := name in evaluated and evaluated.items() <= weights.items():
-        figures = (recipe.folder / "report.md").read_text(encoding="utf-8").split(PLOTS)[0]
-    else:
-        figures = "Not evaluated: run `python -m training evaluate`.\n"
-    otherwise = _trained_otherwise(recipe, name)
-    seed = recipe.seed if name == "pretrained" else chosen_seed(recipe)
+    """Write `README.md` and `recipe.json` into an exported directory.
+
+    The recipe is the one that the run was trained with, overrides included, whatever the command line says now. Figures
+    are those of the run's report if the report is about these weights.
+
+    Args:
+        weights: hashes of the run's models by name.
+    """
+    run = recipe.folder / "pretrain" if name == "pretrained" else chosen_folder(recipe)
+    trained = read_resolved(run) or recipe
+    figures, pictures = _figures(recipe, name, target, weights)
     lines = [
         "---",
-        f"pipeline_tag: {task}",
+        f"pipeline_tag: {'fill-mask' if name == 'pretrained' else 'text-classification'}",
         "---",
         "",
-        f"# {title}",
+        f"# {_title(trained, name)}",
         "",
-        recipe.description,
+        trained.description,
         "",
-        f"Trained from {_portable(str(start)) if start else 'random weights'} by this repository, with",
+        "## How to make it",
         "",
-        f"    python -m training all {_command(recipe, otherwise)}",
+        f"    python -m training all {_command(trained)}",
         "",
-        f"Seed {seed}. {_run_line(recipe, name)}",
+        f"{_origin(trained, name)} {_run_line(run)} `{RESOLVED}` beside this file has every setting.",
         "",
         "## Data",
         "",
-        *(f"- {_source_line(source)}" for source in sources),
+        *(f"- {_source_line(source)}" for source in _sources(trained, name)),
         "",
         "## Figures",
         "",
         figures,
-        *(_pictures(recipe, name, target) if current else ()),
-        *_weaknesses(recipe),
-        "## Settings",
-        "",
-        "```json",
-        json.dumps(_settings(recipe, name, otherwise), indent=2),
-        "```",
-        "",
+        *pictures,
+        *_limits(trained),
     ]
-    (target / "README.md").write_text("\n".join(lines), encoding="utf-8")
+    (target / "README.md").write_text("\n".join(lines).rstrip() + "\n", encoding="utf-8")
+    write_json(target / RESOLVED, _portable_recipe(trained))
 
 
-def _trained_otherwise(recipe: Recipe, name: str) -> dict[str, Any]:
-    """Settings that the run was trained with, where the recipe has others now: key of the recipe -> value."""
-    stage = "pretrain" if name == "pretrained" else "finetune"
-    began = began_with(recipe.folder / "pretrain" if name == "pretrained" else chosen_folder(recipe))
-    now = identity(**{stage: getattr(recipe, stage).model_dump(mode="json")})
-    trained = {key: value for key, value in began.items() if key.startswith(f"{stage}.")}
-    differ = differences(trained, {key: value for key, value in now.items() if key in trained})
-    if differ:
-        were = ", ".join(f"{key}={was!r}" for key, (was, _) in differ.items())
-        logger.warning("trained with %s; the card says so, though the recipe does not", were)
-    return {key: was for key, (was, _) in differ.items()}
+def _title(recipe: Recipe, name: str) -> str:
+    if name == "pretrained":
+        return "BERT for masked words and next sentences"
+    return f"BERT classifier: {', '.join(recipe.finetune.label_names)}"
 
 
-def _settings(recipe: Recipe, name: str, otherwise: Mapping[str, Any]) -> dict[str, Any]:
-    stage = recipe.pretrain if name == "pretrained" else recipe.finetune
-    settings = stage.model_dump(mode="json", exclude={"train", "test"})
-    for key, value in otherwise.items():
-        _, *tables, last = key.split(".")
-        functools.reduce(lambda table, name: table.setdefault(name, {}), tables, settings)[last] = value
-    return settings | {key: _portable(settings[key]) for key in ("start", "pretrained") if settings.get(key)}
+def _sources(recipe: Recipe, name: str) -> tuple[SourceConfig, ...]:
+    if name == "pretrained":
+        return recipe.corpus.sources
+    return recipe.finetune.train + (recipe.distill.sources if recipe.distill else ())
 
 
-def _pictures(recipe: Recipe, name: str, target: Path) -> list[str]:
-    """Copy the report's plots that are about this checkpoint; the lines that show them."""
-    lines = []
+def _figures(recipe: Recipe, name: str, target: Path, weights: Mapping[str, str]) -> tuple[str, list[str]]:
+    """The tables of the run's report, and its plots, if it is about these weights."""
+    evaluated = (read_json(recipe.folder / "report.json") or {}).get("weights", {})
+    if not (name in evaluated and evaluated.items() <= weights.items()):
+        return "Not evaluated: run `python -m training evaluate`.\n", []
+    pictures = []
     for pattern in _PLOTS[name]:
         for file in sorted(recipe.folder.glob(pattern)):
             shutil.copy(file, target)
-            lines += [f"![{file.stem}]({file.name})", ""]
-    return lines
+            pictures += [f"![{file.stem}]({file.name})", ""]
+    return (recipe.folder / "report.md").read_text(encoding="utf-8").split(PLOTS)[0], pictures
 
 
-def _weaknesses(recipe: Recipe) -> list[str]:
-    if not recipe.weaknesses:
-        return []
-    lines = (f"- {line}" for line in recipe.weaknesses)
-    return ["## Known weaknesses", "", "As its author found them in networks of this recipe:", "", *lines, ""]
+def _limits(recipe: Recipe) -> list[str]:
+    return ["## Limits", "", *(f"- {line}" for line in recipe.limits), ""] if recipe.limits else []
 
 
-def _run_line(recipe: Recipe, name: str) -> str:
-    folder = recipe.folder / "pretrain" if name == "pretrained" else chosen_folder(recipe)
-    lines = list(RunLog(folder / "log.jsonl"))
+def _origin(recipe: Recipe, name: str) -> str:
+    start = recipe.pretrain.start if name == "pretrained" else recipe.finetune.pretrained
+    if start is None:
+        return (
+            "It starts from random weights." if name == "pretrained" else "It starts from this run's network."
+        )
+    return f"It starts from `{_portable(str(start))}`."
+
+
+def _run_line(run: Path) -> str:
+    lines = list(RunLog(run / "log.jsonl"))
     if not lines:
         return ""
     last = lines[-1]
@@ -133,28 +111,44 @@ def _run_line(recipe: Recipe, name: str) -> str:
 
 
 def _source_line(source: SourceConfig) -> str:
-    place = source.path or f"{source.hub} ({source.split})"
+    place = _portable(source.path, "path") if source.path else f"{source.hub} ({source.split})"
     first = f", first {source.limit:,} documents" if source.limit else ""
     note = f". {source.note}" if source.note else ""
     return f"{source.name or place}: `{place}`{first}{note}"
 
 
-def _command(recipe: Recipe, otherwise: Mapping[str, Any]) -> str:
-    """The recipe and what was changed in it, without the folders of one machine."""
-    places = ("data=", "run=", "export.", "threads=", "device=")
+def _command(recipe: Recipe) -> str:
+    """The recipe's name and what was overridden in it, without the folders of one machine."""
+    return shlex.join([_loaded(recipe), *_overrides(recipe)])
+
+
+def _loaded(recipe: Recipe) -> str:
     loaded = Path(recipe.loaded or recipe.name)
-    words = [loaded.name if loaded.is_absolute() else str(loaded)]
-    for override in recipe.overrides:
-        key, _, value = override.partition("=")
-        if not override.startswith(places) and key not in otherwise:
-            words.append(f"{key}={_portable(value) if key in _STARTS else value}")
-    return shlex.join([*words, *(f"{key}={json.dumps(value)}" for key, value in otherwise.items())])
+    return loaded.name if loaded.is_absolute() else str(loaded)
 
 
-_STARTS = ("pretrain.start", "finetune.pretrained")
+def _overrides(recipe: Recipe) -> list[str]:
+    parts = (override.partition("=") for override in recipe.overrides if not override.startswith(_LOCAL_KEYS))
+    return [f"{key}={_portable(value)}" for key, _, value in parts]
 
 
-def _portable(checkpoint: str) -> str:
-    """Another run's checkpoint, wherever its run was: `runs/<name>/pretrained`."""
-    path = Path(checkpoint)
-    return str(Path("runs", *path.parts[-2:])) if path.is_absolute() else checkpoint
+def _portable_recipe(recipe: Recipe) -> Any:
+    """The resolved recipe without the folders of one machine."""
+    values = recipe.model_dump(mode="json", exclude_none=True, exclude={"data", "run", "device", "export"})
+    return _portable_values(values | {"loaded": _loaded(recipe), "overrides": _overrides(recipe)})
+
+
+def _portable_values(value: Any, key: str = "") -> Any:
+    if isinstance(value, dict):
+        return {name: _portable_values(inner, name) for name, inner in value.items()}
+    if isinstance(value, list):
+        return [_portable_values(inner, key) for inner in value]
+    return _portable(value, key) if isinstance(value, str) else value
+
+
+def _portable(value: str, key: str = "") -> str:
+    """A path of one machine as `runs/<name>/pretrained`, or the file's name of a source; anything else as it is."""
+    path = Path(value)
+    if not path.is_absolute():
+        return value
+    return path.name if key == "path" else str(Path("runs", *path.parts[-2:]))

@@ -1,345 +1,245 @@
-"""Fine-tuning: a classifier on top of the pretrained encoder, once per seed; the best on dev is kept."""
+"""`finetune`: a classifier on top of the pretrained encoder, once per seed; the best on dev is kept."""
 
 from __future__ import annotations
 
-import hashlib
 import logging
-from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
-import torch.nn.functional as F
 
 from model.checkpoint import Checkpoint, load_checkpoint
-from model.config import BertConfig
 from model.heads import BertForPreTraining, BertForSequenceClassification
 from model.tokenizer import Tokenizer
-from training.corpus.shards import read_json, write_json
+from training.corpus.prepare import prepare_labelled
+from training.corpus.reader import PreparedText
 from training.errors import RunError
-from training.evaluate.metrics import classification_report, predict_classification
+from training.evaluate.classification import predict_classification
 from training.examples.batches import ClassificationBatch
-from training.export.checkpoint_dir import check_target, write_directory
-from training.finetune.dataset import LabelledTexts, joined, read_labelled, voices
-from training.finetune.seeds import (
+from training.examples.labelled import LabelledStream, LabelledTexts, labelled_window
+from training.finetune.calibration import calibrate
+from training.finetune.distill import distilled_by
+from training.finetune.selection import (
+    BestCheckpoint,
     SeedResult,
-    best_of,
-    chosen_folder,
-    load_results,
+    best_seed,
+    mean_score,
     save_results,
     seed_folder,
     seeds_of,
 )
-from training.finetune.selection import Best, Score
 from training.finetune.task import ClassificationTask, Start, classifier_from
-from training.loop.checkpoint import Progress, RunState, alone, began_with, differences, fingerprint, identity
+from training.loop.checkpoint import Checkpointer, fingerprint, identity
 from training.loop.log import RunLog
-from training.loop.optimizer import make_optimizer
+from training.loop.state import TrainState
 from training.loop.tensorboard import Board
-from training.loop.trainer import Budget, Loop
-from training.pretrain.adapt import adaptation
-from training.pretrain.run import fresh_model
-from training.recipe import FinetuneConfig, Recipe, load_recipe
-from training.runtime.device import choose_device, choose_precision, machine, matmul_peak
-from training.runtime.distributed import Processes, processes
+from training.loop.trainer import TrainConfig, Trainer
+from training.pretrain.adapt import adapted
+from training.recipe import Recipe, write_resolved
+from training.runtime.checkpoint_dir import check_target, checkpoint_size, write_checkpoint_dir
+from training.runtime.device import choose_device, maybe_compile
+from training.runtime.distributed import DistContext, distributed
+from training.runtime.lock import ranks_in_turn, run_lock
+
+WARMUP_FRACTION = 0.1
+"""Share of the budget in which the learning rate rises; then it falls linearly to 0 (Devlin et al. 2018, A.3)."""
+
+EVALUATIONS = 10
+"""Looks at dev in a run."""
+
+LOG_STEPS = 20
+"""Steps per line of the log."""
 
 logger = logging.getLogger(__name__)
 
-_OF_THE_CLASSIFIER = ("finetune.", "adapt.", "adapt=")
-
-CALIBRATION_ANSWERS = 5
-"""So many of dev's must be right, and so many wrong: with none wrong, the lowest temperature is always best."""
-CALIBRATION_TEXTS = 1000
-"""A source with more of them in dev has no more say: what fits the largest alone need not fit the others."""
-
-
-def finetune(recipe: Recipe) -> bool:
-    """Train the classifier from the pretrained model; continues an interrupted run. True when finished."""
-    source = _source(recipe)
-    check_target(recipe.folder / "sentiment")
-    with processes() as group, alone(recipe.folder / "finetune", group):
-        train, dev = read_all(recipe, source)
-        for part in dev:
-            logger.info("%s: %d texts in dev", part.name, len(part))
-        material = Material(recipe, source.tokenizer, joined(train, "train"), dev, group)
-        assert isinstance(source.model, Start)
-        results = []
-        for seed in seeds_of(recipe):
-            result = _train(material, source.model, seed, seed_folder(recipe, seed))
-            if result is None:
-                return False
-            results.append(result)
-        if recipe.finetune.from_scratch_baseline:
-            blank = fresh_model(source.config, recipe)
-            if _train(material, blank, seeds_of(recipe)[0], from_scratch_folder(recipe)) is None:
-                return False
-        if group.first:
-            _keep(recipe, source.tokenizer, results)
-        group.wait()
-    return True
-
-
-def _remember_overrides(recipe: Recipe) -> None:
-    """What the command line says of the classifier, for a command that says less: the card tells it, too."""
-    said = [override for override in recipe.overrides if override.startswith(_OF_THE_CLASSIFIER)]
-    write_json(recipe.folder / "finetune" / "overrides.json", said)
-
-
-def with_remembered(recipe: Recipe) -> Recipe:
-    """The recipe with what was said when its classifier was trained, where this command says nothing else."""
-    said = read_json(recipe.folder / "finetune" / "overrides.json") or []
-    known = {override.partition("=")[0] for override in recipe.overrides}
-    more = [override for override in said if override.partition("=")[0] not in known]
-    if not (more and recipe.loaded):
-        return recipe
-    whole = load_recipe(recipe.loaded, [*recipe.overrides, *more])
-    keys = ("finetune", "adapt", "overrides")
-    return recipe.model_copy(update={key: getattr(whole, key) for key in keys})
-
 
 @dataclass(frozen=True, slots=True)
-class Material:
+class _Material:
     """What the runs of all seeds have in common."""
 
     recipe: Recipe
+    start: Start
     tokenizer: Tokenizer
-    train: LabelledTexts
-    dev: list[LabelledTexts]
-    group: Processes
+    train: PreparedText
+    dev: dict[str, LabelledTexts]
+    """By name of the source."""
+    teacher: str | None
+    """Fingerprint of the teacher."""
+    dist: DistContext
 
 
-def from_scratch_folder(recipe: Recipe) -> Path:
-    """The run of the baseline that was never pretrained."""
-    return recipe.folder / "finetune" / "from-scratch"
-
-
-def from_scratch_model(recipe: Recipe) -> Path | None:
-    """That baseline's checkpoint; None where there is none, or one of other settings, texts or shape than the
-    classifier that is kept."""
-    kept, scratch = chosen_folder(recipe), from_scratch_folder(recipe)
-    if not (scratch / "model").is_dir():
-        return None
-    if alike(kept, scratch, but=("seed", "pretrained")) and _shape(kept) == _shape(scratch):
-        return scratch / "model"
-    logger.warning(
-        "%s was made otherwise than the classifier, so its figures are left out; delete it, and run finetune "
-        "with finetune.from_scratch_baseline=true again",
-        scratch,
-    )
-    return None
-
-
-def alike(one: Path, other: Path, but: Collection[str] = ("seed",)) -> bool:
-    """Whether two finished runs had everything in common that a run must have to be resumed, but these keys."""
-    mine, theirs = (_what_was_learned(folder) for folder in (one, other))
-    return bool(mine and theirs) and differences(mine, theirs).keys() <= set(but)
-
-
-def _what_was_learned(folder: Path) -> dict[str, Any]:
-    """A finished run's identity, from its last checkpoint; empty where it cannot be known any more."""
-    return began_with(folder) if (folder / "model").is_dir() else {}
-
-
-def _shape(folder: Path) -> BertConfig:
-    return load_checkpoint(folder / "model").config
-
-
-def _source(recipe: Recipe) -> Checkpoint:
-    """The checkpoint to start from.
+def finetune(recipe: Recipe) -> bool:
+    """Train the classifier, or continue an interrupted run. True when finished.
 
     Raises:
-        RunError: there is none, or none of a kind that can be fine-tuned with this recipe.
+        SourceError: labelled text that cannot be read.
+        RunError: there is no network to start from, or it does not fit the recipe.
+    """
+    start = starting_point(recipe)
+    assert isinstance(start.model, Start)
+    target = recipe.folder / "sentiment"
+    check_target(target)
+    with ranks_in_turn(recipe.folder):
+        folder = prepare_labelled(recipe, start.tokenizer)
+    teacher = distilled_by(recipe)
+    with distributed() as dist, run_lock(recipe.folder / "finetune" / f"rank-{dist.rank}"):
+        dev = open_dev(recipe, start)
+        material = _Material(
+            recipe, start.model, start.tokenizer, PreparedText.open(folder / "train"), dev, teacher, dist
+        )
+        results = []
+        for seed in seeds_of(recipe):
+            result = _train(material, seed)
+            if result is None:
+                return False
+            results.append(result)
+        if dist.is_main:
+            _keep_best(recipe, start.tokenizer, results, target)
+    return True
+
+
+def starting_point(recipe: Recipe) -> Checkpoint:
+    """The checkpoint that fine-tuning starts from: what this run adapted, else `finetune.pretrained`, else what it
+    pretrained.
+
+    Raises:
+        RunError: there is none, or it does not fit the recipe.
     """
     config = recipe.finetune
-    if recipe.adapt:
-        folder, command = adaptation(recipe).folder / "pretrained", "adapt"
-    else:
-        folder, command = config.pretrained or recipe.folder / "pretrained", "pretrain"
+    folder = adapted(recipe)
+    if folder is None:
+        if recipe.adapt is not None:
+            raise RunError(
+                f"{recipe.folder / 'adapt'} has no adapted network; run adapt first, or leave out [adapt]"
+            )
+        folder = config.pretrained or recipe.folder / "pretrained"
     if not folder.is_dir():
-        raise RunError(f"{folder} is missing; run {command} first")
-    source = load_checkpoint(folder)
-    labels = list(config.labels.values())
-    if isinstance(source.model, BertForSequenceClassification):
-        if (known := source.config.labels) != labels:
-            raise RunError(f"{folder} is a classifier of {known}, but finetune.labels are {labels}")
-    elif not isinstance(source.model, BertForPreTraining):
-        raise RunError(f"{source.path} is no model to fine-tune, but a {type(source.model).__name__}")
-    if config.max_length > (positions := source.config.max_position_embeddings):
+        raise RunError(f"{folder} is missing; run pretrain first, or name a checkpoint as finetune.pretrained")
+    logger.info("fine-tuning starts from %s", folder)
+    start = load_checkpoint(folder)
+    if isinstance(start.model, BertForSequenceClassification):
+        if start.config.labels != config.label_names:
+            raise RunError(
+                f"{folder} has the labels {start.config.labels}, but finetune.labels are {config.label_names}"
+            )
+    elif not isinstance(start.model, BertForPreTraining):
+        raise RunError(f"{folder} cannot be fine-tuned: it is a {type(start.model).__name__}")
+    if config.max_length > (positions := start.config.max_position_embeddings):
         raise RunError(f"finetune.max_length is {config.max_length}, but {folder} has {positions} positions")
-    if len(config.seeds) > 1 and not config.dev_fraction:
-        raise RunError("finetune.seeds: to choose among several, finetune.dev_fraction must be above 0")
-    return source
+    return start
 
 
-def _train(material: Material, start: Start, seed: int, folder: Path) -> SeedResult | None:
-    """One run, from where it stopped; its best model goes into `model` in its folder. None if stopped."""
-    recipe, group = material.recipe, material.group
-    device = choose_device(recipe.device, group.local_rank)
+def open_dev(recipe: Recipe, start: Checkpoint) -> dict[str, LabelledTexts]:
+    """The dev texts by the name of their source, read as the service reads them: up to the network's positions."""
+    labels, positions = len(recipe.finetune.label_names), start.config.max_position_embeddings
+    manifests = sorted((recipe.folder / "labelled" / "dev").glob("*/manifest.json"))
+    parts = {file.parent.name: PreparedText.open(file.parent) for file in manifests}
+    return {
+        name: labelled_window(part.window(), start.tokenizer, labels, positions) for name, part in parts.items()
+    }
+
+
+def _train(material: _Material, seed: int) -> SeedResult | None:
+    """One run, from where it stopped; its best model goes into `model/` in its folder. None if it was stopped."""
+    recipe, dist = material.recipe, material.dist
+    folder = seed_folder(recipe, seed)
     torch.manual_seed(seed)
-    model = classifier_from(start, recipe.finetune, seed).to(device)
-    texts, tokenizer = material.train, material.tokenizer
-    task = ClassificationTask(model, texts, tokenizer, recipe.finetune, seed, group)
-    best = Best(folder / "best.pt", recipe.finetune.patience)
-    loop = _loop(material, task, best, fingerprint(start), folder)
-    if loop.spent < 1 and not best.enough:
-        loop.peak_flops = matmul_peak(device, loop.precision)
-        if group.first:
-            loop.log.write("machine", loop.progress, {"machine": machine(device)})
-    if not loop.run():
+    model = classifier_from(material.start, recipe.finetune, seed).to(
+        choose_device(recipe.device, dist.local_rank)
+    )
+    best = BestCheckpoint(folder / f"best-rank-{dist.rank}.pt")
+    trainer = _trainer(material, model, best, seed, folder)
+    if not trainer.run():
         return None
-    if group.first:
-        best.restore(model)
-        calibrate(model, material.dev)
-        write_directory(folder / "model", model.cpu(), material.tokenizer, torch.float32)
-    group.wait()
+    best.restore(model)
+    temperature = calibrate(model, material.dev)
+    if dist.is_main:
+        trainer.log.write("calibration", trainer.state, {"temperature": temperature})
+        write_resolved(recipe, folder)
+        write_checkpoint_dir(folder / "model", model.cpu(), material.tokenizer, torch.float32)
     if best.step < 0:
         return SeedResult(seed, None, None, None)
-    return SeedResult(seed, best.step, best.score.accuracy, -best.score.gain)
+    return SeedResult(seed, best.step, best.score.accuracy, -best.score.negative_loss)
 
 
-def _keep(recipe: Recipe, tokenizer: Tokenizer, results: Sequence[SeedResult]) -> None:
-    """Make the best seed's model the run's classifier, of these and of those that were trained alike before."""
-    results = _with_earlier(recipe, results)
-    best = best_of(results)
+def _trainer(
+    material: _Material, model: BertForSequenceClassification, best: BestCheckpoint, seed: int, folder: Path
+) -> Trainer[ClassificationBatch]:
+    """The trainer, at the step where an earlier run stopped."""
+    recipe, dist, config = material.recipe, material.dist, material.recipe.finetune
+    stream = LabelledStream(
+        material.train,
+        material.tokenizer,
+        len(config.label_names),
+        max_length=config.max_length,
+        teacher_weight=recipe.distill.weight if recipe.distill else 0.0,
+        seed=seed,
+        micro_batch_tokens=recipe.micro_batch_tokens,
+    )
+    logger.info("%s texts with %s tokens per epoch", f"{stream.texts:,}", f"{stream.tokens:,}")
+    task = ClassificationTask(model, stream)
+    maybe_compile(task.loss)
+    board = Board(folder / "tensorboard") if recipe.tensorboard and dist.is_main else None
+
+    def evaluate(state: TrainState) -> dict[str, Any]:
+        reports = {name: predict_classification(model, texts).report() for name, texts in material.dev.items()}
+        score = mean_score(reports)
+        best.update(state.step, score, model)
+        figures: dict[str, Any] = {name: report.summary() for name, report in reports.items()}
+        figures |= {"dev_accuracy": score.accuracy, "dev_loss": -score.negative_loss, "best_step": best.step}
+        return figures
+
+    trainer: Trainer[ClassificationBatch] = Trainer(
+        task=task,
+        config=TrainConfig(
+            budget_tokens=max(config.batch_tokens, round(config.epochs * stream.tokens)),
+            batch_tokens=config.batch_tokens,
+            micro_batch_tokens=recipe.micro_batch_tokens,
+            learning_rate=config.learning_rate,
+            warmup_fraction=WARMUP_FRACTION,
+            decay_fraction=1.0,
+            seed=seed,
+            checkpoint_minutes=recipe.checkpoint_minutes,
+            evaluations=EVALUATIONS,
+            log_steps=LOG_STEPS,
+        ),
+        log=RunLog(folder / "log.jsonl", board),
+        checkpointer=Checkpointer(folder, _identity(material, seed), dist),
+        evaluate=evaluate if material.dev else None,
+        dist=dist,
+    )
+    if trainer.state.step:
+        best.load()
+    else:
+        best.reset()
+    return trainer
+
+
+def _keep_best(recipe: Recipe, tokenizer: Tokenizer, results: list[SeedResult], target: Path) -> None:
+    best = best_seed(results)
     save_results(recipe, results)
     model = load_checkpoint(seed_folder(recipe, best.seed) / "model").model
-    write_directory(recipe.folder / "sentiment", model, tokenizer, torch.float32)
-    _remember_overrides(recipe)
-    if best.step is not None:
-        logger.info("kept: seed %d, step %d, %.4f on dev", best.seed, best.step, best.dev_accuracy)
-
-
-def _with_earlier(recipe: Recipe, results: Sequence[SeedResult]) -> list[SeedResult]:
-    """Other seeds' results of the same settings, texts and start as well: a command that names fewer forgets
-    none. They stay in their order, which decides between equals."""
-    known, trained = seed_folder(recipe, results[0].seed), {result.seed: result for result in results}
-    earlier = {
-        result.seed: result
-        for result in load_results(recipe)
-        if result.seed in trained
-        or (result.step is not None and alike(known, seed_folder(recipe, result.seed)))  # dev has judged it
-    }
-    return list((earlier | trained).values())
-
-
-def _loop(
-    material: Material, task: ClassificationTask, best: Best, start: str, folder: Path
-) -> Loop[ClassificationBatch]:
-    """The loop, set to where an earlier run stopped."""
-    recipe, group, config = material.recipe, material.group, material.recipe.finetune
-    per_epoch = task.steps_per_epoch
-    steps = max(1, round(config.epochs * per_epoch))
-    logger.info("%d texts, %s tokens per epoch, %d steps", len(task.texts), f"{task.texts.tokens:,}", steps)
-    board = Board(folder / "tensorboard") if recipe.tensorboard and group.first else None
-    looks = -(-per_epoch // config.evaluate_steps)  # in an epoch, the last one at its end
-    loop: Loop[ClassificationBatch] = Loop(
-        task=task,
-        optimizer=make_optimizer(task.model, config),
-        budget=Budget(minutes=config.minutes, steps=steps),
-        learning_rate=config.learning_rate,
-        warmup_fraction=config.warmup_fraction,
-        average_fraction=config.average_fraction,
-        clip_norm=config.clip_norm,
-        precision=choose_precision(task.device),
-        log=RunLog(folder / "log.jsonl", board),
-        log_steps=config.log_steps,
-        state=RunState(folder, _identity(config, task, start)),
-        checkpoint_minutes=config.checkpoint_minutes,
-        evaluate=_look_at(material.dev, task.classifier, best, config) if material.dev else None,
-        evaluate_steps=Fraction(per_epoch, looks),
-        enough=lambda: best.enough,
-        processes=group,
-    )
-    loop.resume()
-    if not loop.progress.step:
-        best.forget()
-    best.recall(loop.log)
-    return loop
-
-
-_NOT_WHAT_IS_LEARNED = {
-    *("train", "test", "pretrained", "seeds", "checkpoint_minutes", "log_steps", "micro_batch"),
-    *("baseline_texts", "from_scratch_baseline"),
-}
-
-
-def _identity(config: FinetuneConfig, task: ClassificationTask, start: str) -> dict[str, Any]:
-    """What a resumed run must have in common with the one it continues."""
-    return identity(
-        seed=task.seed,
-        finetune=config.model_dump(mode="json", exclude=_NOT_WHAT_IS_LEARNED),
-        texts=len(task.texts),
-        tokens=task.texts.tokens,
-        targets=hashlib.blake2b(np.stack(task.texts.targets).tobytes(), digest_size=16).hexdigest(),
-        pretrained=start,
-    )
-
-
-def _look_at(
-    dev: Sequence[LabelledTexts], model: BertForSequenceClassification, best: Best, config: FinetuneConfig
-) -> Any:
-    """The loop's `evaluate`: figures by source of some dev texts, of which the best weights are kept."""
-    parts = [part.sample(config.evaluate_texts) for part in dev]
-    says = voices(dev)
-
-    def evaluate(progress: Progress) -> dict[str, Any]:
-        answers = {part.name: predict_classification(model, part.batches()) for part in parts}
-        figures = {name: classification_report(*answer).summary() for name, answer in answers.items()}
-        accuracy, loss = (
-            float(np.average([report[key] for report in figures.values()], weights=says))
-            for key in ("accuracy", "loss")
-        )
-        best.offer(progress.step, Score(accuracy, -loss), model)
-        return {**figures, "dev_accuracy": accuracy, "dev_loss": loss, "best_step": best.step}
-
-    return evaluate
-
-
-def read_all(recipe: Recipe, start: Checkpoint) -> tuple[list[LabelledTexts], list[LabelledTexts]]:
-    """Train parts, as often as an epoch has them, and dev parts."""
-    parts = read_labelled(recipe, start.tokenizer, start.config.max_position_embeddings)
-    if not parts:
-        raise RunError("finetune.train names no source")
-    train = [train for train, _ in parts for _ in range(recipe.finetune.repeat.get(train.name, 1))]
-    return train, [dev for _, dev in parts if len(dev)]
-
-
-def calibrate(model: BertForSequenceClassification, dev: Sequence[LabelledTexts]) -> None:
-    """Divide the logits by the temperature with the lowest loss on dev (Guo et al. 2017, section 4.2), in which
-    no source weighs more than `CALIBRATION_TEXTS`.
-
-    It goes into the last layer's weights: whatever loads them has calibrated scores. With too few wrong answers
-    on dev, or too few right ones, nothing is changed.
-    """
-    if not dev:
-        return
-    answers = [predict_classification(model, part.batches()) for part in dev]
-    right = sum(int((logits.argmax(1) == labels).sum()) for logits, labels in answers)
-    texts = sum(map(len, dev))
-    if min(right, texts - right) < CALIBRATION_ANSWERS:
-        logger.warning("not calibrated: %d of %d answers on dev are right, too few or too many", right, texts)
-        return
-    candidates = torch.logspace(-1, 1, 401, base=5.0).tolist()  # 0.2 to 5
-    says = [min(len(part), CALIBRATION_TEXTS) for part in dev]
-    losses = [
-        np.average([F.cross_entropy(z / temperature, labels).item() for z, labels in answers], weights=says)
-        for temperature in candidates
-    ]
-    temperature = candidates[int(np.argmin(losses))]
-    if temperature in (candidates[0], candidates[-1]):
-        logger.warning("temperature %.1f, as far as it may go: dev hardly tells the labels apart", temperature)
-    with torch.no_grad():
-        model.classifier.weight.div_(temperature)
-        model.classifier.bias.div_(temperature)
-    for part, (logits, labels) in zip(dev, answers, strict=True):
-        before, after = (classification_report(z, labels) for z in (logits, logits / temperature))
+    write_checkpoint_dir(target, model, tokenizer, torch.float32)
+    if best.dev_accuracy is not None:
         logger.info(
-            "temperature %.3f: calibration error on %s's dev %.4f before, %.4f after",
-            temperature,
-            part.name,
-            before.expected_calibration_error,
-            after.expected_calibration_error,
+            "kept seed %d, step %s: balanced accuracy on dev %.4f", best.seed, best.step, best.dev_accuracy
         )
+    logger.info("classifier of %s in %s; next: evaluate, then export", checkpoint_size(target), target)
+
+
+_MAY_CHANGE = {"train", "test", "pretrained", "seeds"}
+"""Settings that are not part of a run's identity: texts and first weights have their own hashes."""
+
+
+def _identity(material: _Material, seed: int) -> dict[str, Any]:
+    recipe, train = material.recipe, material.train
+    return identity(
+        seed=seed,
+        micro_batch_tokens=recipe.micro_batch_tokens,
+        finetune=recipe.finetune.model_dump(mode="json", exclude=_MAY_CHANGE),
+        teacher=material.teacher,
+        teacher_weight=recipe.distill.weight if recipe.distill else 0.0,
+        texts=train.checksum,
+        initial_weights=fingerprint(material.start),
+    )

@@ -1,82 +1,133 @@
-"""The weights of a fine-tuning run that were best on dev, kept on disk beside its checkpoints."""
+"""Which weights of a fine-tuning run are kept, and which of several seeds."""
 
 from __future__ import annotations
 
-import logging
-from dataclasses import dataclass
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import nn
 
-from training.loop.checkpoint import write_tensors
-from training.loop.log import RunLog
+from training.evaluate.classification import ClassificationReport
+from training.recipe import Recipe
+from training.runtime.files import read_json, write_json, write_tensors
 
-logger = logging.getLogger(__name__)
+FULL_WEIGHT_TEXTS = 200
+"""Dev texts from which a source has as much weight as any other: a single text would else outvote a thousand."""
 
 
 class Score(NamedTuple):
-    """How good a state is on dev, means over its sources; a greater one is better."""
+    """How good weights are on dev, as means over its sources; a greater score is better."""
 
     accuracy: float
-    gain: float
-    """Minus the loss in nats: it decides between equal accuracies"""
+    negative_loss: float
+    """Decides between equal accuracies."""
 
 
-NOTHING = Score(-1.0, 0.0)
-"""Worse than anything."""
+def mean_score(reports: Mapping[str, ClassificationReport]) -> Score:
+    """Weighted mean over dev sources; see `source_weights`."""
+    weights = source_weights([report.examples for report in reports.values()])
+    accuracy, loss = (
+        float(np.average([getattr(report, key) for report in reports.values()], weights=weights))
+        for key in ("balanced_accuracy", "loss")
+    )
+    return Score(accuracy, -loss)
+
+
+def source_weights(texts: Sequence[int]) -> list[int]:
+    """Weight of each dev source, by its number of texts.
+
+    >>> source_weights([1000, 500, 15])
+    [200, 200, 15]
+    """
+    return [min(count, FULL_WEIGHT_TEXTS) for count in texts]
+
+
+NO_SCORE = Score(-1.0, 0.0)
+"""Below any score."""
 
 
 @dataclass(slots=True)
-class Best:
-    """Looks at every evaluation of one run. It survives a kill: steps that are trained again score the same."""
+class BestCheckpoint:
+    """The best weights of a run so far, in a file that survives a kill: steps that are repeated score the same."""
 
     file: Path
-    patience: int | None = None
-    """Evaluations without a better one after which `enough` holds"""
     step: int = -1
-    score: Score = NOTHING
-    _stale: int = 0
+    score: Score = NO_SCORE
 
-    def forget(self) -> None:
-        """Begin anew: what an earlier run left may be of other texts or labels."""
+    def reset(self) -> None:
+        """Delete what an earlier run left, which may be about other texts."""
         self.file.unlink(missing_ok=True)
 
-    def recall(self, log: RunLog) -> None:
-        """Go on from what an earlier run left in the file and in its log."""
-        if (state := self._read()) is not None:
+    def load(self) -> None:
+        """Continue from the file, if it is there."""
+        if self.file.is_file():
+            state = torch.load(self.file, map_location="cpu", weights_only=True)
             self.step, self.score = state["step"], Score(*state["score"])
-        self._stale = sum(line["event"] == "evaluation" and line["step"] > self.step for line in log)
 
-    def offer(self, step: int, score: Score, model: nn.Module) -> bool:
-        """Keep the model if it is better than all before; whether it was.
+    def update(self, step: int, score: Score, model: nn.Module) -> None:
+        """Keep the model if it is better than all before.
 
         Raises:
             RunError: the disk is full.
         """
-        if score <= self.score:
-            self._stale += step > self.step
-            return False
-        write_tensors(self.file, {"step": step, "score": tuple(score), "model": model.state_dict()})
-        self.step, self.score, self._stale = step, score, 0
-        return True
+        if score > self.score:
+            write_tensors(self.file, {"step": step, "score": tuple(score), "model": model.state_dict()})
+            self.step, self.score = step, score
 
     def restore(self, model: nn.Module) -> None:
-        """Give the model its best weights; without any evaluation, those it has are the best."""
-        if (state := self._read()) is not None:
-            model.load_state_dict(state["model"])
+        """Give the model its best weights; without any evaluation it keeps those it has."""
+        if self.file.is_file():
+            model.load_state_dict(torch.load(self.file, map_location="cpu", weights_only=True)["model"])
 
-    @property
-    def enough(self) -> bool:
-        """Whether going on has not helped for too long."""
-        return self.patience is not None and self._stale >= self.patience
 
-    def _read(self) -> dict[str, Any] | None:
-        if not self.file.is_file():
-            return None
-        try:
-            return torch.load(self.file, map_location="cpu", weights_only=True)
-        except Exception as error:  # torch.load raises whatever the broken bytes provoke
-            logger.warning("%s cannot be read (%s); the next evaluation writes it anew", self.file, error)
-            return None
+@dataclass(frozen=True, slots=True)
+class SeedResult:
+    """The best weights of one seed."""
+
+    seed: int
+    step: int | None
+    """None without a dev part; then the last weights are kept."""
+    dev_accuracy: float | None
+    """Balanced accuracy, mean over the dev sources."""
+    dev_loss: float | None
+
+
+def seeds_of(recipe: Recipe) -> tuple[int, ...]:
+    """The seeds to train with, at least one."""
+    return recipe.finetune.seeds or (recipe.seed,)
+
+
+def seed_folder(recipe: Recipe, seed: int) -> Path:
+    """Log, checkpoints and model of one seed's run."""
+    return recipe.folder / "finetune" / f"seed-{seed}"
+
+
+def best_seed(results: Sequence[SeedResult]) -> SeedResult:
+    """The most accurate on dev, then the one with the lowest loss, then the first."""
+    return max(results, key=lambda r: (r.dev_accuracy or 0.0, -(r.dev_loss or 0.0)))
+
+
+def save_results(recipe: Recipe, results: Sequence[SeedResult]) -> None:
+    """Write `finetune/results.json`."""
+    write_json(recipe.folder / "finetune" / "results.json", [asdict(result) for result in results])
+
+
+def load_results(recipe: Recipe) -> list[SeedResult]:
+    """Results of the last finished fine-tuning; empty without one."""
+    return [SeedResult(**row) for row in read_json(recipe.folder / "finetune" / "results.json") or []]
+
+
+def chosen_folder(recipe: Recipe) -> Path:
+    """The run whose model is exported."""
+    results = load_results(recipe)
+    return seed_folder(recipe, best_seed(results).seed if results else seeds_of(recipe)[0])
+
+
+def mean_and_deviation(figures: Sequence[float]) -> tuple[float, float]:
+    """Mean and sample standard deviation; 0 for a single figure."""
+    return statistics.mean(figures), statistics.stdev(figures) if len(figures) > 1 else 0.0

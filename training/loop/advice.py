@@ -1,4 +1,4 @@
-"""What to tell a person while a run can still be mended."""
+"""Warnings while a run can still be corrected."""
 
 from __future__ import annotations
 
@@ -14,14 +14,15 @@ PATIENCE = 1 / 3
 """Share of the budget after which a run should have left the plateau."""
 
 EXPLOSION = 100
-"""A gradient norm this many times its running median is worth a word."""
+"""Warn of a gradient norm that is this many times its running median."""
 
-_ENOUGH = 20
+MIN_NORMS = 20
+"""Norms before the median is used."""
 
 
 @dataclass(slots=True)
 class Advisor:
-    """Looks at a run's figures at every line of its log."""
+    """Checks a run's metrics at every line of its log."""
 
     unigram_entropy: float | None = None
     """Masked-LM loss of a model that has learned nothing but the frequency of tokens, in nats."""
@@ -54,7 +55,7 @@ class Advisor:
     def _exploded(self, norms: Sequence[float]) -> str | None:
         found = None
         for norm in norms:
-            usual = statistics.median(self._norms) if len(self._norms) >= _ENOUGH else norm
+            usual = statistics.median(self._norms) if len(self._norms) >= MIN_NORMS else norm
             if norm > EXPLOSION * usual:
                 found = (
                     f"EXPLODING GRADIENT: its norm was {norm:.3g}, {norm / usual:.0f} times the usual "

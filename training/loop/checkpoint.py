@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from training.errors import RunError
+from training.examples.loader import Position
 from training.loop.schedule import Schedule
 from training.loop.state import TrainState
 from training.loop.weight_average import WeightAverage
@@ -48,14 +49,17 @@ class Checkpointer:
         *,
         before_decay: bool = False,
     ) -> None:
-        """Write everything that a bit-exact resume needs, and remove all but the newest two. All ranks call it.
+        """Write everything that a bit-exact resume needs, and remove all checkpoints but this one and the one before.
+        All ranks call it.
 
         Raises:
             RunError: the disk is full or the folder is read-only; earlier checkpoints are unchanged.
         """
-        lanes: dict[int, Any] = {}
-        for own in self.dist.all_gather(state.lanes):
-            lanes |= own
+        lanes: dict[int, Position] = {}
+        for known in self.dist.all_gather(
+            state.lanes
+        ):  # a rank knows old positions of the lanes of other ranks
+            lanes |= {lane: max(position, lanes.get(lane, position)) for lane, position in known.items()}
         state.lanes = lanes
         if not self.dist.is_main:
             return
@@ -70,9 +74,14 @@ class Checkpointer:
         if before_decay:
             write_tensors(self.folder / BEFORE_DECAY, contents)
             return
-        write_tensors(self.folder / f"state-{state.step:09d}.pt", contents)
-        for old in self._files()[KEEP:]:
-            old.unlink()
+        file = self.folder / f"state-{state.step:09d}.pt"
+        write_tensors(file, contents)
+        files = self._files()
+        at = files.index(file)
+        for other in (
+            files[:at] + files[at + KEEP :]
+        ):  # later ones are of a run that is continued with a larger budget
+            other.unlink()
 
     def resume(
         self, model: nn.Module, optimizer: torch.optim.Optimizer, average: WeightAverage, schedule: Schedule
@@ -99,7 +108,7 @@ class Checkpointer:
             return None
         self._check(newest["identity"])
         tokens, budget = newest["state"]["tokens"], newest["budget_tokens"]
-        if tokens >= schedule.decay_start or budget == schedule.budget_tokens:
+        if schedule.budget_tokens <= budget:
             return newest
         before = _read(self.folder / BEFORE_DECAY) if (self.folder / BEFORE_DECAY).is_file() else None
         if before is None or before["identity"] != newest["identity"] or tokens <= before["state"]["tokens"]:

@@ -60,7 +60,7 @@ class SplitMuon(torch.optim.Muon):
             grads: Sequence[Tensor | None] = [None] * 3 if weight.grad is None else weight.grad.chunk(3)
             for part, grad in zip(parts, grads, strict=True):
                 part.grad = grad  # the parts share the fused matrix's memory, but have no gradient of their own
-        super().step(closure)
+        super().step(closure)  # type: ignore[no-untyped-call]
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         super().zero_grad(set_to_none)

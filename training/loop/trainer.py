@@ -64,9 +64,16 @@ class Task(Protocol[B]):
     """Its weights are trained, averaged and saved."""
     loss: nn.Module
     """Called with a micro-batch: () loss to minimise, and (metrics, 2) sum and count of each metric."""
-    stream: ExampleStream[Any, B]
-    metric_names: tuple[str, ...]
-    """Names of the metrics; the first is the loss."""
+
+    @property
+    def stream(self) -> ExampleStream[Any, B]:
+        """The examples of the run."""
+        ...
+
+    @property
+    def metric_names(self) -> tuple[str, ...]:
+        """Names of the metrics; the first is the loss."""
+        ...
 
     def flops(self, batch: B) -> int:
         """Floating-point operations of the forward and backward pass over a micro-batch on the host."""
@@ -216,8 +223,8 @@ class Trainer(Generic[B]):
         self._window.add(metrics, norm, flops, rate)
 
     def _dropout_seed(self, i: int) -> int:
-        """Seed for this rank's micro-batch `i` of the step: it depends on the micro-batch's number in the run, so dropout
-        is the same after a resume and on any number of ranks."""
+        """Seed for this rank's micro-batch `i` of the step. It depends on the micro-batch's number in the run, so
+        dropout is the same after a resume and on any number of ranks."""
         number = self.state.micro_batches + i * self.dist.world_size + self.dist.rank
         return (self.config.seed * 2**32 + number) % 2**63
 
@@ -259,12 +266,7 @@ class Trainer(Generic[B]):
             self._log()
         if not self.is_finished and self._is_evaluation_due():
             self._evaluate()
-        if (
-            state.tokens - config.batch_tokens
-            < self.schedule.decay_start
-            <= state.tokens
-            < config.budget_tokens
-        ):
+        if self._is_before_decay():
             self._save(before_decay=True)
         if save:
             self._save()
@@ -273,6 +275,14 @@ class Trainer(Generic[B]):
     def _is_evaluation_due(self) -> bool:
         step, steps, evaluations = self.state.step, self.config.steps, self.config.evaluations
         return step * evaluations // steps > (step - 1) * evaluations // steps
+
+    def _is_before_decay(self) -> bool:
+        """Whether the next step is the first with a falling rate."""
+        half = self.config.batch_tokens / 2  # a step has the rate of its middle
+        return (
+            self.state.tokens - half <= self.schedule.decay_start < self.state.tokens + half
+            and not self.is_finished
+        )
 
     def _log(self) -> None:
         if not self._window.steps:

@@ -15,6 +15,7 @@ from training.loop.checkpoint import fingerprint
 from training.pretrain.run import pretrain
 from training.recipe import CorpusConfig, Recipe
 from training.runtime.files import read_json, write_json
+from training.runtime.lock import ranks_in_turn
 
 RATE_FACTOR = 1 / 3
 """Of the pretraining's learning rate: a higher one forgets what was learned."""
@@ -35,14 +36,14 @@ def adapt(recipe: Recipe) -> bool:
         raise RunError(f"{start} is missing; run pretrain first")
     stage = _stage(recipe, start)
     started_from = fingerprint(load_checkpoint(start).model)
-    record = recipe.folder / "adapt" / "started-from.json"
-    if (read_json(record) or started_from) != started_from:
-        logger.warning("%s was adapted from another pretrained network: adapting again", record.parent)
-        shutil.rmtree(record.parent)
-    make_tokenizer(stage)
-    prepare(stage, Tokenizer.load(stage.folder / "tokenizer"))
-    write_json(record, started_from)
-    return pretrain(stage)
+    record = stage.folder / "started-from.json"
+    with ranks_in_turn(recipe.folder):
+        if (read_json(record) or started_from) != started_from:
+            logger.warning("%s was adapted from another pretrained network: adapting again", stage.folder)
+            shutil.rmtree(stage.folder)
+        prepare(stage, Tokenizer.load(make_tokenizer(stage)))
+        write_json(record, started_from)
+    return pretrain(stage, next_command="finetune")
 
 
 def adapted(recipe: Recipe) -> Path | None:

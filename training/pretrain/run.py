@@ -19,7 +19,6 @@ from training.evaluate.pretraining import evaluate_pretraining
 from training.examples.batches import PretrainingBatch
 from training.examples.masking import Vocabulary
 from training.examples.pretraining import PretrainingStream
-from training.export.checkpoint_dir import check_target, write_checkpoint_dir
 from training.loop.advice import LEFT_PLATEAU, Advisor
 from training.loop.checkpoint import Checkpointer, fingerprint, identity
 from training.loop.log import RunLog
@@ -27,9 +26,9 @@ from training.loop.state import TrainState
 from training.loop.tensorboard import Board
 from training.loop.trainer import TrainConfig, Trainer, measure_speed
 from training.pretrain.init import mimetic_attention_init, zero_residual
-from training.pretrain.samples import sample_predictions
 from training.pretrain.task import PretrainingTask
 from training.recipe import Recipe, write_resolved
+from training.runtime.checkpoint_dir import check_target, checkpoint_size, write_checkpoint_dir
 from training.runtime.device import choose_device, maybe_compile
 from training.runtime.distributed import DistContext, distributed
 from training.runtime.files import read_json, write_json
@@ -44,8 +43,11 @@ BUDGET_SHARE = 0.95
 logger = logging.getLogger(__name__)
 
 
-def pretrain(recipe: Recipe) -> bool:
+def pretrain(recipe: Recipe, next_command: str = "finetune, or evaluate and export") -> bool:
     """Pretrain until the budget is spent, or continue an interrupted run. True when finished.
+
+    Args:
+        next_command: for the last line of the log.
 
     Raises:
         CorpusError: the text is not prepared, or was prepared from another recipe.
@@ -72,7 +74,7 @@ def pretrain(recipe: Recipe) -> bool:
         if finished and dist.is_main:
             write_resolved(recipe, recipe.folder / "pretrain")
             write_checkpoint_dir(target, model.cpu(), tokenizer, torch.float32)
-            logger.info("pretrained network in %s; next: finetune, or evaluate and export", target)
+            logger.info("network of %s in %s; next: %s", checkpoint_size(target), target, next_command)
     return finished
 
 
@@ -84,7 +86,7 @@ def _resolve_budget(recipe: Recipe, task: PretrainingTask, dist: DistContext) ->
     file = recipe.folder / "pretrain" / "budget.json"
     known = read_json(file) if dist.is_main else None
     if known is None or known["minutes"] != minutes:
-        speed = measure_speed(task) * dist.world_size
+        speed = measure_speed(task, min(10.0, 6 * minutes)) * dist.world_size  # at most a tenth of the budget
         tokens = max(recipe.pretrain.batch_tokens, round(speed * 60 * minutes * BUDGET_SHARE))
         known = {"minutes": minutes, "tokens": tokens, "tokens_per_second": round(speed)}
         if dist.is_main:
@@ -109,17 +111,8 @@ def _trainer(
     assert isinstance(model, BertForPreTraining)
     assert config.tokens is not None
     board = Board(folder / "tensorboard") if recipe.tensorboard and dist.is_main else None
-    if board is not None:
-        board.graph(model)
 
-    def evaluate(state: TrainState) -> dict[str, Any]:
-        if board is not None:
-            for name, part in heldout.items():
-                board.write(
-                    "samples",
-                    state,
-                    {name: sample_predictions(model, part.window(), tokenizer, config.examples)},
-                )
+    def evaluate(_state: TrainState) -> dict[str, Any]:
         reports = evaluate_pretraining(model, heldout, tokenizer, config.examples, count=EVALUATED_EXAMPLES)
         return {name: report.summary() for name, report in reports.items()}
 
@@ -218,5 +211,5 @@ def _identity(recipe: Recipe, text: PreparedText, model: BertForPreTraining) -> 
         pretrain=recipe.pretrain.model_dump(mode="json", exclude=_MAY_CHANGE),
         initial_weights=fingerprint(model),
         tokenizer=text.tokenizer_hash,
-        corpus_tokens=text.tokens,
+        text=text.checksum,
     )

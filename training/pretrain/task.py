@@ -43,7 +43,7 @@ def _sum_and_count(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
 class PretrainingTask:
     """A network that learns from masked pairs. Implements `training.loop.trainer.Task`."""
 
-    metric_names = ("loss", "mlm_loss", "nsp_loss")
+    metric_names: tuple[str, ...] = ("loss", "mlm_loss", "nsp_loss")
 
     def __init__(self, model: BertForPreTraining, stream: PretrainingStream) -> None:
         self.model: nn.Module = model

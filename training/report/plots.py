@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from training.evaluate.metrics import Bin
+from training.evaluate.classification import Bin
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

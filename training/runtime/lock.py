@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from training.errors import RunError
+from training.runtime.distributed import world_size
 
 if sys.platform != "win32":
     import fcntl
@@ -37,4 +38,16 @@ def run_lock(folder: Path) -> Iterator[None]:
             ) from error
         except OSError as error:  # some network file systems have no locks
             logger.warning("cannot lock %s (%s): do not start a second run in this folder", folder, error)
+        yield
+
+
+@contextmanager
+def ranks_in_turn(folder: Path) -> Iterator[None]:
+    """Let the ranks of a node enter one after another: the first makes the files, and the others find them."""
+    if sys.platform == "win32" or world_size() == 1:
+        yield
+        return
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / "turn").open("w") as file:
+        fcntl.lockf(file, fcntl.LOCK_EX)
         yield

@@ -2,44 +2,31 @@
 
 from __future__ import annotations
 
-import hashlib
 import itertools
-import os
-import re
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
-from glob import glob
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
+from bert_client.files import Progress
 from training.errors import SourceError
-from training.recipe import SourceConfig
+from training.recipe import SourceConfig, source_name
 from training.sources.detokenize import differ, joined
-from training.sources.tables import Row, column, csv_rows, json_rows, parquet_rows, tsv_rows
-from training.sources.text_files import COMPRESSIONS, Progress, decoded_lines, library, open_bytes
+from training.sources.files import files, format_of_file, table_format
+from training.sources.hub import HubRows, hub_place
+from training.sources.plain_text import (
+    FASTTEXT_LABEL,
+    clean,
+    fasttext_line,
+    plain_texts,
+    read_lines,
+    tidy,
+    wikitext_texts,
+)
+from training.sources.tables import Row, columns_of, label_value, log_once, read_rows, text_value
 
-FORMATS = {
-    ".jsonl": "jsonl",
-    ".ndjson": "jsonl",
-    ".json": "jsonl",
-    ".csv": "csv",
-    ".tsv": "tsv",
-    ".tab": "tsv",
-    ".parquet": "parquet",
-    ".txt": "text",
-    ".text": "text",
-    ".tokens": "wikitext",
-    ".raw": "wikitext",
-}
-"""What `format = "auto"` makes of a suffix; WikiText itself ships as `.tokens` and `.raw`."""
-
-MAX_CHARACTERS = 4_000_000
-"""A longer stretch of plain text without a blank line is read as several documents, to bound memory."""
-
-_BREAK = re.compile(r"(?:<br\s*/?>\s*)+", re.IGNORECASE)
-_SURROGATE = re.compile("[\ud800-\udfff]")
-_HEADING = re.compile(r"\s*(=(?: ?=)*) (.*\S) (=(?: ?=)*)\s*")
-_JOINER = re.compile(r" @([-.,])@ ")
+FIRST_ROWS = 1000
+"""Rows of a source of which one must have each column: JSON lines may leave out what is null."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,30 +42,47 @@ class Document:
     """Equal for documents that must not be split between train and dev"""
     domain: str | None = None
     """Value of the source's `by` column"""
+    origin: str = field(default="", compare=False)
+    """The file, and what its parts are: `reviews.csv, line`"""
+    number: int = field(default=0, compare=False)
+    """Of the line or row in the file, from 1; 0 if the document is the file."""
+
+    @property
+    def place(self) -> str:
+        """Where it stands, for messages."""
+        return f"{self.origin} {self.number}" if self.number else self.origin
 
 
-def documents(source: SourceConfig, root: Path, progress: Progress | None = None) -> Iterator[Document]:
-    """Stream the documents of a source; those without any text are left out.
+def documents(
+    source: SourceConfig, root: Path, progress: Progress | None = None, hub_cache: Path | None = None
+) -> Iterator[Document]:
+    """Stream the documents of a source; rows without text are left out, with a warning that counts them.
 
     Args:
         root: Folder that a relative path starts from.
         progress: Called with each count of bytes that were read from a file.
+        hub_cache: Folder for a copy of what the hub streams, for later passes.
 
     Raises:
         SourceError: names the file, the line or row, and the remedy.
     """
-    chosen = files(source, root)
-    if source.hub is not None and not chosen:
-        found = _from_hub(source, source.hub)
-    else:
-        found = itertools.chain.from_iterable(_from_file(file, source, progress) for file in chosen)
-    found = itertools.islice(found, source.limit)
+    found = _documents(source, root, progress, hub_cache)
     if source.treebank == "kept":
         return found
     if source.treebank == "joined":
         return map(_as_written, found)
-    again = documents(source.model_copy(update={"treebank": "kept"}), root)
+    again = _documents(source, root, None, hub_cache)
     return itertools.chain(found, _other_spellings(again))
+
+
+def _documents(
+    source: SourceConfig, root: Path, progress: Progress | None, hub_cache: Path | None
+) -> Iterator[Document]:
+    chosen = files(source, root)
+    rows = _RowReader(source)
+    if source.hub is not None and not chosen:
+        return _from_hub(source, rows, hub_cache)
+    return itertools.islice(_from_files(chosen, source, rows, progress), source.limit)
 
 
 def _as_written(document: Document) -> Document:
@@ -95,188 +99,182 @@ def _other_spellings(found: Iterable[Document]) -> Iterator[Document]:
             yield written
 
 
-def files(source: SourceConfig, root: Path) -> list[Path]:
-    """The files of a source in the order they are read; none if it is to come from the hub.
-
-    Raises:
-        SourceError: no file is there.
-    """
-    if source.path is None:
-        return []
-    place = root / source.path
-    if place.is_file():
-        return [place]
-    if place.is_dir():
-        chosen = source.format != "auto"
-        shown = (file for file in sorted(place.rglob("*")) if not _is_hidden(file.relative_to(place)))
-        found = [file for file in shown if file.is_file() and (chosen or _format(file) is not None)]
-        if not found:
-            ending = "" if chosen else f" ending in {', '.join(FORMATS)}"
-            raise SourceError(f"{place}: the directory holds no file{ending}")
-        return found
-    found = sorted(Path(name) for name in glob(str(place), recursive=True) if Path(name).is_file())  # noqa: PTH207
-    if not found and source.hub is None:
-        raise SourceError(f"{place}: no such file; relative paths start from the recipe's `data`, now {root}")
-    return found
+# --- where documents come from -------------------------------------------------------------------------------
 
 
-def _is_hidden(path: Path) -> bool:
-    return any(part.startswith(".") for part in path.parts)
-
-
-def file_hashes(sources: Iterable[SourceConfig], root: Path) -> dict[str, str]:
-    """SHA-256 of each file of some sources by its path from the root; nothing of what the hub holds."""
-    return {os.path.relpath(file, root): _sha256(file) for source in sources for file in files(source, root)}
-
-
-def _sha256(file: Path) -> str:
-    try:
-        with file.open("rb") as handle:
-            return hashlib.file_digest(handle, "sha256").hexdigest()
-    except OSError as error:
-        raise SourceError(f"{file}: cannot be read ({error.strerror})") from error
-
-
-# --- one file ----------------------------------------------------------------------------------------------
-
-
-def _from_file(file: Path, source: SourceConfig, progress: Progress | None) -> Iterator[Document]:
-    empty = True
-    with open_bytes(file, progress) as content:
-        for document in _read(content, file, source):
-            empty = False
+def _from_files(
+    chosen: Iterable[Path], source: SourceConfig, rows: _RowReader, progress: Progress | None
+) -> Iterator[Document]:
+    empty: list[Path] = []
+    any_text = False
+    for file in chosen:
+        has_text = False
+        for document in _from_file(file, source, rows, progress):
+            has_text = any_text = True
             yield document
+        if not has_text:
+            empty.append(file)
+    rows.finish()
+    if not any_text:
+        reason = rows.first_skipped or "fill it, or take it out of the source"
+        raise SourceError(f"{empty[0]}: holds no text; {reason}")
     if empty:
-        raise SourceError(f"{file}: holds no text; fill it, or take it out of the source")
+        log_once(f"{source_name(source)}: {len(empty)} files hold no text (the first is {empty[0]})")
 
 
-def _read(content: BinaryIO, file: Path, source: SourceConfig) -> Iterator[Document]:
-    kind = _format(file) if source.format == "auto" else source.format
-    match kind:
-        case "jsonl":
-            return _from_rows(json_rows(content, file), source, str(file))
-        case "csv":
-            return _from_rows(csv_rows(content, file), source, str(file))
-        case "tsv":
-            return _from_rows(tsv_rows(content, file), source, str(file))
-        case "parquet":
-            columns = filter(None, (*source.text, source.label, source.group, source.by))
-            return _from_rows(parquet_rows(content, file, list(columns)), source, str(file))
-    lines = (line for _, line in decoded_lines(content, file, MAX_CHARACTERS))
-    match kind:
-        case "text":
-            return _joined(_plain_paragraphs(lines), " " if source.lines == "wrapped" else "\n")
-        case "wikitext":
-            return _joined(_wikitext_paragraphs(lines))
-    known = ", ".join(sorted(set(FORMATS.values())))
-    raise SourceError(f"{file}: unknown suffix; rename it, or set the source's `format` to one of {known}")
+def _from_file(
+    file: Path, source: SourceConfig, rows: _RowReader, progress: Progress | None
+) -> Iterator[Document]:
+    form, has_columns = format_of_file(file, source)
+    if has_columns:
+        found = read_rows(file, table_format(file, form), source, progress)
+        if form == "wikitext":
+            return _of_texts(wikitext_texts(rows.lines(found)), file)
+        return rows.documents(found, f"{file}, {'row' if form == 'parquet' else 'line'}")
+    numbered = read_lines(file, source.table.encoding, progress)
+    if form == "fasttext":
+        return _from_fasttext(numbered, file)
+    lines = (line for _, line in numbered)
+    if form == "wikitext":
+        return _of_texts(wikitext_texts(lines), file)
+    if source.label is None:
+        return _of_texts(plain_texts(lines, " " if source.lines == "wrapped" else "\n"), file)
+    if source.label != "folder":
+        raise _no_columns(file, lines)
+    return _whole_file(lines, file)
 
 
-def _format(file: Path) -> str | None:
-    """Format by suffix, looking beneath a compression's suffix; None if unknown."""
-    inner = file.with_suffix("") if file.suffix in COMPRESSIONS else file
-    return FORMATS.get(inner.suffix.lower())
+def _of_texts(texts: Iterable[str], file: Path) -> Iterator[Document]:
+    return (Document(text, (text,), origin=str(file)) for text in texts)
 
 
-# --- columns ------------------------------------------------------------------------------------------------
+def _whole_file(lines: Iterable[str], file: Path) -> Iterator[Document]:
+    """The file as one document, whose label is the name of its folder."""
+    if text := tidy("".join(lines)):
+        yield Document(text, (text,), file.parent.name, origin=str(file))
 
 
-def _from_rows(rows: Iterable[Row], source: SourceConfig, place: str) -> Iterator[Document]:
-    for where, row in rows:
-        at = f"{place}, {where}"
-        read = (_text(column(row, name, at), at) for name in source.text)
-        if source.escaped_newlines:
-            read = (field.replace("\\n", "\n") for field in read)
-        fields = tuple(map(_clean if source.label is None else _tidy, read))
-        text = "\n".join(filter(None, fields))
-        if text:
-            label = source.label and _label(column(row, source.label, at))
-            group = source.group and _label(column(row, source.group, at))
-            domain = source.by and _label(column(row, source.by, at))
-            yield Document(text, fields, label, group, domain)
+def _from_fasttext(numbered: Iterable[tuple[int, str]], file: Path) -> Iterator[Document]:
+    for number, line in numbered:
+        labels, text = fasttext_line(line)
+        if len(set(labels)) > 1:
+            raise SourceError(f"{file}, line {number}: has the labels {', '.join(labels)}; a text has one")
+        if text := tidy(text):
+            yield Document(text, (text,), labels[0] if labels else None, origin=f"{file}, line", number=number)
 
 
-def _text(value: Any, at: str) -> str:
-    if isinstance(value, str):
-        return value
-    if value is None:
-        return ""
-    if isinstance(value, list) and all(isinstance(item, str) for item in value):
-        return "\n".join(value)
-    raise SourceError(f"{at}: a text column holds {type(value).__name__} {value!r:.40}; name a column of text")
+def _no_columns(file: Path, lines: Iterator[str]) -> SourceError:
+    if next(lines, "").startswith(FASTTEXT_LABEL):
+        return SourceError(f"{file}: its labels are fastText's; set the source's `format` to \"fasttext\"")
+    return SourceError(
+        f"{file}: plain text has no column for the label; if each file is one text and its folder names the "
+        'label, set the source\'s `label` to "folder"; else write the texts as CSV or JSONL'
+    )
 
 
-def _label(value: Any) -> str | None:
-    if value is None or value == "":
-        return None
-    if isinstance(value, float) and value.is_integer():  # pandas writes 1 as 1.0 if another row has no label
-        return str(int(value))
-    return str(value)
-
-
-def without_breaks(text: str) -> str:
-    """Breaks of HTML become newlines."""
-    return _BREAK.sub("\n", text) if "<" in text else text
-
-
-def _clean(text: str) -> str:
-    return _tidy(without_breaks(text))
-
-
-def _tidy(text: str) -> str:
-    """Breaks of other systems become newlines; half characters are replaced."""
-    if not text.isascii():
-        text = _SURROGATE.sub("\ufffd", text)  # JSON can spell what no file can hold
-    return text.replace("\r\n", "\n").replace("\r", "\n").strip()
-
-
-# --- running text -------------------------------------------------------------------------------------------
-
-
-def _plain_paragraphs(lines: Iterable[str]) -> Iterator[str | None]:
-    """Lines of text, and None where a blank line ends a document."""
-    for line in lines:
-        yield _clean(line) or None
-
-
-def _wikitext_paragraphs(lines: Iterable[str]) -> Iterator[str | None]:
-    """Lines of text, and None where a heading of level 1 begins a document. Headings are no text."""
-    for line in lines:
-        heading = _HEADING.fullmatch(line)
-        if heading is None:
-            if paragraph := _clean(line):
-                yield _JOINER.sub(r"\1", paragraph).replace("<unk>", "[UNK]")
-        elif heading[1] == heading[3] == "=":
-            yield None
-
-
-def _joined(paragraphs: Iterable[str | None], separator: str = "\n") -> Iterator[Document]:
-    waiting: list[str] = []
-    size = 0
-    for paragraph in itertools.chain(paragraphs, [None]):
-        if waiting and (paragraph is None or size >= MAX_CHARACTERS):
-            text = separator.join(waiting)
-            yield Document(text, (text,))
-            waiting, size = [], 0
-        if paragraph is not None:
-            waiting.append(paragraph)
-            size += len(paragraph)
-
-
-# --- the hub ------------------------------------------------------------------------------------------------
-
-
-def _from_hub(source: SourceConfig, hub: str) -> Iterator[Document]:
-    hub_library = library("datasets", f"hub data set {hub}")
-    name, _, configuration = hub.partition(":")
-    place = f"hub data set {hub}, split {source.split}"
+def _from_hub(source: SourceConfig, rows: _RowReader, cache: Path | None) -> Iterator[Document]:
+    streamed = HubRows(source, cache)
     try:
-        dataset = hub_library.load_dataset(name, configuration or None, split=source.split, streaming=True)
-        rows = ((f"row {number}", row) for number, row in enumerate(dataset, 1))
         if source.format == "wikitext":
-            lines = (_text(column(row, source.text[0], place), place) for _, row in rows)
-            yield from _joined(_wikitext_paragraphs(lines))
+            texts = wikitext_texts(rows.lines(streamed))
+            found: Iterator[Document] = (Document(text, (text,), origin=hub_place(source)) for text in texts)
         else:
-            yield from _from_rows(rows, source, place)
-    except (OSError, ValueError) as error:  # no such data set, configuration or split; no network
-        raise SourceError(f"{place}: {error}") from error
+            found = rows.documents(streamed, f"{hub_place(source)}, row")
+        count = 0
+        for document in itertools.islice(found, source.limit):
+            count += 1
+            yield document
+        if source.limit is None:
+            rows.finish()
+        if not count:
+            raise SourceError(f"{hub_place(source)}: holds no text; {rows.first_skipped or 'take it out'}")
+        streamed.keep()
+    finally:
+        streamed.close()
+
+
+# --- rows ----------------------------------------------------------------------------------------------------
+
+
+class _RowReader:
+    """Rows of all files of a source to documents. It counts the rows that it skips."""
+
+    def __init__(self, source: SourceConfig) -> None:
+        self._source = source
+        self._tidy = clean if source.label is None else tidy
+        self._others = (source.label, source.group, source.by)
+        self._unseen = set(columns_of(source))
+        self._first: tuple[str, Mapping[str, Any]] | None = None
+        self._rows = 0
+        self._skipped = 0
+        self.first_skipped = ""
+        """The place of the first row that was skipped, and why."""
+
+    def documents(self, rows: Iterable[Row], origin: str) -> Iterator[Document]:
+        """The documents of some rows.
+
+        Raises:
+            SourceError: none of the first rows of the source has one of its columns.
+        """
+        for number, cells in rows:
+            self._look(cells, origin, number)
+            fields = self._fields(cells, origin, number)
+            text = "\n".join(filter(None, fields))
+            if not text:
+                continue
+            label, group, domain = (name and label_value(cells.get(name)) for name in self._others)
+            yield Document(text, fields, label, group, domain, origin, number)
+
+    def lines(self, rows: Iterable[Row]) -> Iterator[str]:
+        """The first text column of some rows, each a line of text."""
+        place = source_name(self._source)
+        for number, cells in rows:
+            self._look(cells, f"{place}, row", number)
+            line = cells.get(self._source.text[0])
+            yield from line.splitlines() if isinstance(line, str) else ()
+
+    def finish(self) -> None:
+        """All rows have been read: check the columns, and tell what was skipped."""
+        if self._rows:
+            self._check_columns()
+        if self._skipped:
+            log_once(
+                f"{source_name(self._source)}: {self._skipped:,} of {self._rows:,} rows have no text and are "
+                f"skipped (the first is {self.first_skipped})"
+            )
+
+    def _look(self, cells: Mapping[str, Any], origin: str, number: int) -> None:
+        self._rows += 1
+        if self._unseen:
+            self._first = self._first or (f"{origin} {number}", cells)
+            self._unseen -= cells.keys()
+            if self._rows == FIRST_ROWS:
+                self._check_columns()
+
+    def _check_columns(self) -> None:
+        if self._unseen and self._first is not None:
+            place, cells = self._first
+            missing = next(name for name in columns_of(self._source) if name in self._unseen)
+            raise SourceError(f"{place}: no column {missing!r}; there are {', '.join(map(str, cells))}")
+
+    def _fields(self, cells: Mapping[str, Any], origin: str, number: int) -> tuple[str, ...]:
+        """The text columns; none of a row that has no text."""
+        fields = []
+        for name in self._source.text:
+            text = text_value(cells.get(name))
+            if text is None:
+                value = cells[name]
+                self._skip(
+                    f"{origin} {number}: {name!r} is the {type(value).__name__} {value!r:.40}, not a text"
+                )
+                return ()
+            if self._source.escaped_newlines:
+                text = text.replace("\\n", "\n")
+            fields.append(self._tidy(text))
+        if not any(fields):
+            self._skip(f"{origin} {number}")
+        return tuple(fields)
+
+    def _skip(self, place: str) -> None:
+        self._skipped += 1
+        self.first_skipped = self.first_skipped or place

@@ -7,36 +7,35 @@ are always in the same part.
 from __future__ import annotations
 
 import hashlib
-import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
 from training.sources.documents import Document
+from training.sources.plain_text import without_breaks
 
-_BREAK = re.compile(r"(?:<br\s*/?>\s*)+", re.IGNORECASE)
-_STRAIGHT = str.maketrans("’‘“”", "''\"\"")
+_ASCII_MARKS = bytes(code for code in range(128) if not chr(code).isalnum())
+_TYPOGRAPHIC_MARKS = "‘’“”«»–—…\xa0"
 
 
 def text_hash(text: str) -> int:
-    """64-bit hash of a text that ignores case, white space, `<br />` and the style of quotation marks: two texts with
-    the same hash count as the same text.
+    """64-bit hash of a text that ignores case, white space, punctuation and `<br />`: two texts with the same hash
+    count as the same text. Of a text that has nothing else, punctuation counts.
 
-    >>> text_hash("It isn’t “good”.") == text_hash("it isn't ``good''.")
+    >>> text_hash("It isn’t “good”.") == text_hash("it is n't ``good''")
     True
     """
-    if "<" in text:
-        text = _BREAK.sub("\n", text)
-    text = text.casefold().translate(_STRAIGHT).replace("``", '"').replace("''", '"')
-    return _hash("".join(text.split()))
+    text = without_breaks(text).casefold()
+    whole = text.encode(errors="surrogatepass")
+    if not text.isascii():
+        for mark in _TYPOGRAPHIC_MARKS:
+            text = text.replace(mark, "")
+    letters = text.encode(errors="surrogatepass").translate(None, _ASCII_MARKS)
+    return int.from_bytes(hashlib.blake2b(letters or whole, digest_size=8).digest(), "big")
 
 
 def group_hash(document: Document) -> int:
     """64-bit hash of what must stay in one part: the document's group, or else its text."""
-    return text_hash(document.text) if document.group is None else _hash(document.group)
-
-
-def _hash(text: str) -> int:
-    return int.from_bytes(hashlib.blake2b(text.encode(errors="surrogatepass"), digest_size=8).digest(), "big")
+    return text_hash(document.group or document.text)
 
 
 @dataclass(frozen=True, slots=True)

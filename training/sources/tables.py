@@ -1,125 +1,88 @@
-"""Files with columns to rows: JSON lines, CSV, TSV, Parquet."""
+"""Rows of a file with columns, in the words of a recipe: an adapter of `bert_client.tables`."""
 
 from __future__ import annotations
 
-import csv
-import itertools
-import json
-import re
-from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import functools
+import logging
+import math
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
+from bert_client.files import Progress
+from bert_client.tables import TableError, open_table
 from training.errors import SourceError
-from training.sources.text_files import decoded_lines, library
+from training.recipe import SourceConfig
 
-Row = tuple[str, Mapping[str, Any]]
-"""Where it is, for messages ("line 7"), and its columns."""
+logger = logging.getLogger(__name__)
 
-
-def column(row: Mapping[str, Any], name: str, at: str) -> Any:
-    """Value of a column. Raises SourceError, naming the columns there are."""
-    try:
-        return row[name]
-    except KeyError:
-        raise SourceError(f"{at}: no column {name!r}; there are {', '.join(map(str, row))}") from None
+Row = tuple[int, Mapping[str, Any]]
+"""The number of a line or, in a Parquet file and on the hub, of a row; and the cells by the columns' names."""
 
 
-def json_rows(content: BinaryIO, file: Path) -> Iterator[Row]:
-    """A row per line; blank lines are skipped."""
-    for number, line in decoded_lines(content, file):
-        if line.isspace():
-            continue
-        try:
-            row = json.loads(line)
-        except ValueError as error:
-            raise SourceError(
-                f"{file}, line {number}: invalid JSON ({error}); every line is one object"
-            ) from error
-        if not isinstance(row, dict):
-            remedy = "write one object per line (jq -c '.[]')"
-            raise SourceError(f"{file}, line {number}: a JSON {type(row).__name__}, not an object; {remedy}")
-        yield f"line {number}", row
+def columns_of(source: SourceConfig) -> tuple[str, ...]:
+    """The columns that a recipe names."""
+    return tuple(dict.fromkeys(filter(None, (*source.text, source.label, source.group, source.by))))
 
 
-def csv_rows(content: BinaryIO, file: Path) -> Iterator[Row]:
-    """Rows below a header."""
-    return _table((line for _, line in decoded_lines(content, file)), file, delimiter=",")
-
-
-def tsv_rows(content: BinaryIO, file: Path) -> Iterator[Row]:
-    """Quoted as a spreadsheet does, unless the first lines show that a quotation mark is just text (GLUE).
+def read_rows(file: Path, form: str | None, source: SourceConfig, progress: Progress | None) -> Iterator[Row]:
+    """Rows in order, their cells by the names that the recipe uses, which may be numbers.
 
     Raises:
-        SourceError: as for any table; or a quoted field holds whole rows, so that marks further down are just
-            text as well. To know that before, all would have to be read twice, and some streams cannot be.
+        SourceError: a row is broken, the file cannot be read, or its header lacks a column.
     """
-    lines = (line for _, line in decoded_lines(content, file))
-    beginning = list(itertools.islice(lines, 1000))
-    fields = [line.rstrip("\r\n").split("\t") for line in beginning]
-    regular = len({len(row) for row in fields}) == 1
-    stray = any(_is_stray(field) for row in fields for field in row)
-    quoting = csv.QUOTE_NONE if regular and stray else csv.QUOTE_MINIMAL
-    for at, row in _table(itertools.chain(beginning, lines), file, delimiter="\t", quoting=quoting):
-        if holds := _rows_within([*row.values()]):
-            remedy = "write a mark that is just text twice, in a quoted field; or take the tabs out of this one"
-            raise SourceError(
-                f"{file}, {at}: {holds} rows are one, from a quotation mark to the next; {remedy}"
-            )
-        yield at, row
+    asked = columns_of(source)
+    try:
+        with open_table(file, format=form, dialect=source.table, columns=asked, progress=progress) as table:
+            unit = "row" if table.format == "parquet" else "line"
+            names = {address: table.column(address) for address in asked}
+            renamed = {address: name for address, name in names.items() if address != name}
+            for row in table.rows:
+                if row.fault is not None:
+                    notes = "".join(f" ({warning})" for warning in table.warnings[:1])
+                    raise SourceError(f"{file}, {unit} {row.number}: {row.fault}{notes}")
+                cells = row.cells
+                yield row.number, cells | {address: cells[name] for address, name in renamed.items()}
+            for warning in table.warnings:
+                log_once(warning)
+    except TableError as error:
+        raise SourceError(str(error)) from error
 
 
-def _rows_within(values: Sequence[str]) -> int:
-    """How many whole rows a row's quoted fields have glued together.
+def label_value(value: Any) -> str | None:
+    """A cell as a label or group; None if there is none.
 
-    0 for a cell of several lines: some of them have too few tabs for a row, or begin with one.
+    >>> label_value(1.0), label_value(True), label_value("pos"), label_value(float("nan"))
+    ('1', 'True', 'pos', None)
     """
-    lines = "\t".join(values).split("\n")
-    if len(values) == 1 or len(lines) == 1:
-        return 0
-    whole = all(line.count("\t") == len(values) - 1 and not line.startswith("\t") for line in lines)
-    return len(lines) if whole else 0
+    if value is None or value == "" or is_nan(value):
+        return None
+    if isinstance(value, float) and value.is_integer():  # pandas writes 1 as 1.0 if another row has no label
+        return str(int(value))
+    return str(value)
 
 
-def _is_stray(field: str) -> bool:
-    """Begins with a quotation mark that does not enclose the field."""
-    return field.startswith('"') and not re.fullmatch(r'"(?:[^"]|"")*"', field)
+def text_value(value: Any) -> str | None:
+    """A cell as text, empty for null and NaN; None if it is something else, such as a number.
+
+    >>> text_value("good"), text_value(["One.", "Two."]), text_value(None), text_value(5)
+    ('good', 'One.\\nTwo.', '', None)
+    """
+    if isinstance(value, str):
+        return value
+    if value is None or is_nan(value):
+        return ""
+    if isinstance(value, list) and all(isinstance(item, str) for item in value):
+        return "\n".join(value)
+    return None
 
 
-def _table(lines: Iterable[str], file: Path, **dialect: Any) -> Iterator[Row]:
-    csv.field_size_limit(2**31 - 1)  # the default refuses a text of over 128 KiB
-    reader = csv.reader(lines, strict=True, **dialect)
-    names: list[str] = []
-    try:
-        for values in reader:
-            at = f"line {reader.line_num}"
-            if not names:
-                if again := [name for name, count in Counter(values).items() if count > 1 and name]:
-                    raise SourceError(f"{file}: two columns are called {again[0]!r}; rename one")
-                names = values
-            elif len(values) == len(names):
-                yield at, dict(zip(names, values, strict=True))
-            elif values:
-                counts = f"{len(values)} fields, but the header names {len(names)} ({', '.join(names)})"
-                raise SourceError(f"{file}, {at}: {counts}; quote a field that holds a delimiter or a newline")
-    except csv.Error as error:
-        remedy = 'in a quoted field, a quotation mark is written twice ("")'
-        if "new-line character" in str(error):
-            remedy = "its lines end in bare carriage returns: write them with newlines"
-        raise SourceError(f"{file}, line {reader.line_num}: {error}; {remedy}") from error
+def is_nan(value: Any) -> bool:
+    """Whether a cell is NaN, which pandas writes for what is missing."""
+    return isinstance(value, float) and math.isnan(value)
 
 
-def parquet_rows(content: BinaryIO, file: Path, columns: list[str]) -> Iterator[Row]:
-    """Rows of the chosen columns, a few hundred in memory at a time."""
-    parquet = library("pyarrow.parquet", str(file))
-    try:
-        table = parquet.ParquetFile(content)
-        there = dict.fromkeys(table.schema_arrow.names)
-        for name in columns:
-            column(there, name, str(file))
-        rows = (row for batch in table.iter_batches(512, columns=columns) for row in batch.to_pylist())
-        for number, row in enumerate(rows, 1):
-            yield f"row {number}", row
-    except ValueError as error:  # pyarrow's own errors are ValueErrors
-        raise SourceError(f"{file}: no Parquet file, or a damaged one ({error})") from error
+@functools.cache
+def log_once(message: str, level: int = logging.WARNING) -> None:
+    """Log a message the first time only, because a stage may read a source several times."""
+    logger.log(level, message)

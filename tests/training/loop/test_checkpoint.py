@@ -12,10 +12,10 @@ from typing import BinaryIO
 import pytest
 import torch
 from torch import nn
+from training.loop.average import RunningMean
 
 from tests.training.commands import occupied
 from training.errors import RunError
-from training.loop.average import RunningMean
 from training.loop.checkpoint import Progress, RunState, alone, identity
 from training.runtime.distributed import Processes
 

@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 import torch
 from torch import nn
+from training.loop.average import RunningMean, average
 
 from model import load_checkpoint, save_checkpoint
 from tests.conftest import MakeCheckpoint
 from training.__main__ import main
 from training.errors import RunError
-from training.loop.average import RunningMean, average
 
 
 def moved(checkpoint: Path, target: Path, by: float) -> Path:

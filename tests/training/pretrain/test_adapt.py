@@ -1,77 +1,120 @@
-"""More pretraining on the classifier's own texts, before it is trained."""
+"""`adapt`, and how fine-tuning finds the adapted network."""
 
 from __future__ import annotations
 
-import json
+import logging
+import shutil
 
 import pytest
 import torch
 
-from model import load_checkpoint
+from model import Tokenizer, load_checkpoint, save_checkpoint
 from tests.training.conftest import MakeRecipe
-from training.corpus.prepare import Corpus
+from training.corpus.reader import PreparedText
 from training.errors import RecipeError, RunError
-from training.finetune.run import finetune
-from training.pretrain.adapt import adapt, adaptation
-from training.pretrain.run import pretrain
-from training.recipe import Recipe
+from training.finetune.run import finetune, starting_point
+from training.loop.log import RunLog
+from training.pretrain.adapt import adapt, adapted
+from training.pretrain.run import new_model
+from training.recipe import Recipe, load_recipe, read_resolved
 
 
-@pytest.fixture
-def recipe(make_recipe: MakeRecipe) -> Recipe:
-    recipe = make_recipe(
-        "pretrain.tokens=1000", "adapt.tokens=1500", "adapt.learning_rate=0.01", "finetune.epochs=1"
-    )
-    assert pretrain(recipe)
+def save_new_network(recipe: Recipe, seed: int = 1) -> Recipe:
+    """Put a network with new weights where `pretrain` leaves its own."""
+    tokenizer = Tokenizer.load(recipe.folder / "tokenizer")
+    model = new_model(recipe.model_copy(update={"seed": seed}), tokenizer)
+    save_checkpoint(recipe.folder / "pretrained", model, tokenizer)
     return recipe
 
 
-def test_fine_tuning_starts_from_what_was_adapted(recipe: Recipe) -> None:
-    with pytest.raises(RunError, match="run adapt first"):
-        finetune(recipe)
-    assert adapt(recipe)
-    before = load_checkpoint(recipe.folder / "pretrained").model.state_dict()
-    after = load_checkpoint(recipe.folder / "adapt" / "pretrained").model.state_dict()
+@pytest.fixture(scope="module")
+def run(make_recipe_in: MakeRecipe, tmp_path_factory: pytest.TempPathFactory) -> Recipe:
+    """A pretrained and adapted run; read only."""
+    recipe = make_recipe_in(tmp_path_factory.mktemp("adapted"), "adapt.tokens=5120", "finetune.epochs=0.2")
+    torch.set_num_threads(1)
+    assert adapt(save_new_network(recipe))
+    return recipe
+
+
+@pytest.fixture
+def recipe(run: Recipe, make_recipe: MakeRecipe) -> Recipe:
+    """A copy of the adapted run, with a recipe that has no [adapt]."""
+    recipe = make_recipe("finetune.epochs=0.2")
+    shutil.rmtree(recipe.folder)
+    shutil.copytree(run.folder, recipe.folder)
+    return recipe
+
+
+def test_adapt_continues_pretraining_on_the_texts_of_finetune(run: Recipe) -> None:
+    before = load_checkpoint(run.folder / "pretrained").model.state_dict()
+    after = load_checkpoint(run.folder / "adapt" / "pretrained").model.state_dict()
     assert any(not torch.equal(before[name], after[name]) for name in before)
-    losses = [
-        json.loads(line)["mlm_loss"]
-        for line in (recipe.folder / "adapt" / "pretrain" / "log.jsonl").read_text().splitlines()
-        if json.loads(line)["event"] == "train"
-    ]
-    assert losses[-1] < losses[0], "the task's words are learned"
+    text = PreparedText.open(run.folder / "adapt" / "corpus" / "train")
+    assert {shard.source for shard in text.shards} == {"reviews"}
+    assert list(RunLog(run.folder / "adapt" / "pretrain" / "log.jsonl"))[-1]["tokens"] == 5120
+
+
+def test_adapt_has_a_third_of_the_learning_rate_and_no_label_column(run: Recipe) -> None:
+    resolved = read_resolved(run.folder / "adapt" / "pretrain")
+    assert resolved is not None
+    assert resolved.pretrain.learning_rate == pytest.approx(run.pretrain.learning_rate / 3)
+    assert resolved.pretrain.batch_tokens == run.pretrain.batch_tokens
+    assert all(source.label for source in run.finetune.train)
+    assert not any(source.label for source in resolved.corpus.sources), "a <br /> is a line break"
+
+
+def test_finetune_without_repeated_overrides_starts_from_the_adapted_network(
+    recipe: Recipe, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    assert recipe.adapt is None
     assert finetune(recipe)
-    assert (recipe.folder / "sentiment" / "model.safetensors").is_file()
+    assert f"fine-tuning starts from {recipe.folder / 'adapt' / 'pretrained'}" in caplog.text
 
 
-def test_the_texts_are_those_of_fine_tuning_without_labels(recipe: Recipe) -> None:
-    assert adapt(recipe)
-    corpus = Corpus.open(recipe.folder / "adapt" / "corpus" / "train")
-    assert set(corpus.manifest["sources"]) == {"reviews"}
+def test_adapted_network_of_another_pretrained_network_is_not_used(
+    recipe: Recipe, caplog: pytest.LogCaptureFixture
+) -> None:
+    save_new_network(recipe, seed=2)
+    assert adapted(recipe) is None
+    assert "was adapted from another network" in caplog.text
+    assert "is not used; run adapt again" in caplog.text
+    assert starting_point(recipe).path == recipe.folder / "pretrained"
 
 
-def test_a_break_of_html_ends_a_sentence_as_in_pretraining(recipe: Recipe) -> None:
-    assert all(source.label for source in recipe.finetune.train), "which keeps `<br />` as it is"
-    assert not any(source.label for source in adaptation(recipe).corpus.sources)
+def test_adapt_starts_again_after_another_pretraining(
+    recipe: Recipe, recipe_file: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    save_new_network(recipe, seed=2)
+    assert adapt(load_recipe(str(recipe_file), [*recipe.overrides, "adapt.tokens=512"]))
+    assert "adapting again" in caplog.text
+    assert adapted(recipe) == recipe.folder / "adapt" / "pretrained"
 
 
-def test_without_a_budget_it_is_refused(make_recipe: MakeRecipe) -> None:
-    with pytest.raises(RunError, match=r"no \[adapt\]"):
+def test_adapt_ends_with_what_it_made_and_the_next_command(
+    recipe: Recipe, recipe_file: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    assert adapt(load_recipe(str(recipe_file), [*recipe.overrides, "adapt.tokens=5120"]))
+    last = caplog.messages[-1]
+    assert str(recipe.folder / "adapt" / "pretrained") in last
+    assert "parameters" in last
+    assert last.endswith("next: finetune")
+
+
+def test_finetune_with_adapt_in_the_recipe_needs_an_adapted_network(make_recipe: MakeRecipe) -> None:
+    recipe = save_new_network(make_recipe("adapt.tokens=512"))
+    with pytest.raises(RunError, match=r"adapt has no adapted network; run adapt first"):
+        finetune(recipe)
+
+
+def test_adapt_without_a_budget_is_refused(make_recipe: MakeRecipe) -> None:
+    with pytest.raises(RunError, match=r"no \[adapt\]; give it a budget: adapt.tokens="):
         adapt(make_recipe())
+    with pytest.raises(RecipeError, match=r"adapt\.minutes"):
+        load_recipe("quick", ["adapt.minutes=1"])
 
 
-def test_before_pretraining_the_remedy_is_named(make_recipe: MakeRecipe) -> None:
+def test_adapt_before_pretrain_names_the_command(make_recipe: MakeRecipe) -> None:
     with pytest.raises(RunError, match="run pretrain first"):
-        adapt(make_recipe("adapt.minutes=1"))
-
-
-@pytest.mark.parametrize("budget", [(), ("adapt.minutes=1", "adapt.tokens=5")])
-def test_one_budget(make_recipe: MakeRecipe, budget: tuple[str, ...]) -> None:
-    with pytest.raises(RecipeError, match="exactly one budget"):
-        make_recipe("adapt.learning_rate=0.1", *budget)
-
-
-def test_what_adapt_does_not_say_is_as_in_pretrain(make_recipe: MakeRecipe) -> None:
-    recipe = make_recipe("adapt.minutes=1", "pretrain.batch=5")
-    stage = adaptation(recipe)
-    assert (stage.pretrain.batch, stage.pretrain.minutes, stage.pretrain.tokens) == (5, 1, None)
-    assert stage.pretrain.learning_rate == 3e-4
+        adapt(make_recipe("adapt.tokens=512"))

@@ -1,10 +1,9 @@
-"""Pretraining that is killed, stopped, resumed, and shared by two processes."""
+"""`pretrain`: learning, budgets, kills, resumes and refusals."""
 
 from __future__ import annotations
 
-import json
+import logging
 import os
-import shutil
 import signal
 from pathlib import Path
 from typing import Any
@@ -15,21 +14,26 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from model import BertForPreTraining, Tokenizer, load_checkpoint
-from tests.training.commands import finish, start, until
+from tests.training.commands import finish, occupied, start, until
 from tests.training.conftest import MakeRecipe
-from training.corpus.prepare import Corpus
+from tests.training.one_cpu import one_cpu
+from training.__main__ import main
+from training.corpus.reader import PreparedText
 from training.corpus.tokenizer import make_tokenizer
 from training.errors import CorpusError, RunError
-from training.loop.checkpoint import Progress
-from training.loop.trainer import MEAN_STEPS
+from training.examples.masking import Vocabulary
+from training.examples.pairs import IGNORE_INDEX
+from training.examples.pretraining import PretrainingStream
+from training.loop.log import RunLog
 from training.pretrain.run import new_model, open_heldout, pretrain
-from training.pretrain.task import PretrainingTask, pretraining_losses
-from training.recipe import Recipe
+from training.pretrain.task import PretrainingLoss
+from training.recipe import Recipe, load_recipe, read_resolved
 
-RENDEZVOUS = ("--rdzv-backend=c10d", "--rdzv-endpoint=localhost:0")
-TORCHRUN = ("-m", "torch.distributed.run", "--nproc-per-node=2", *RENDEZVOUS)
-LONG_MODEL = ("model.max_position_embeddings=128",)
-EVERY_STEP = "pretrain.checkpoint_minutes=1e-9"
+SETTINGS = (
+    *("pretrain.tokens=7680", "pretrain.dropout=0.1", "pretrain.optimizer=muon"),
+    *("pretrain.average_fraction=0.6", "pretrain.examples.final_mask_fraction=0.1"),
+)
+EVERY_STEP = "checkpoint_minutes=1e-9"
 
 
 def weights(recipe: Recipe) -> dict[str, Tensor]:
@@ -41,322 +45,263 @@ def same(one: dict[str, Tensor], other: dict[str, Tensor]) -> bool:
 
 
 def lines(recipe: Recipe, event: str) -> list[dict[str, Any]]:
-    log = (recipe.folder / "pretrain" / "log.jsonl").read_text().splitlines()
-    return [line for line in map(json.loads, log) if line["event"] == event]
+    return [line for line in RunLog(recipe.folder / "pretrain" / "log.jsonl") if line["event"] == event]
 
 
 def command(recipe: Recipe, file: Path, *overrides: str) -> list[str]:
     return ["pretrain", str(file), f"data={recipe.data}", f"run={recipe.run}", *overrides]
 
 
+def changed(recipe: Recipe, **changes: object) -> Recipe:
+    return recipe.model_copy(update={"pretrain": recipe.pretrain.model_copy(update=changes)})
+
+
 @pytest.fixture(scope="module")
-def uninterrupted(make_recipe_in: MakeRecipe, tmp_path_factory: pytest.TempPathFactory) -> Recipe:
-    """A finished run with dropout, two phases and several epochs."""
-    recipe = make_recipe_in(tmp_path_factory.mktemp("uninterrupted"))
+def finished(make_recipe_in: MakeRecipe, tmp_path_factory: pytest.TempPathFactory) -> Recipe:
+    """An uninterrupted run of 30 steps with dropout, Muon, averaged weights and a falling mask rate."""
+    recipe = make_recipe_in(tmp_path_factory.mktemp("uninterrupted"), *SETTINGS)
     torch.set_num_threads(1)
     assert pretrain(recipe)
     return recipe
 
 
-def test_a_run_killed_at_any_moment_ends_with_the_same_weights(
-    make_recipe: MakeRecipe, recipe_file: Path, uninterrupted: Recipe
-) -> None:
-    recipe = make_recipe(EVERY_STEP)
-    for sign in ("step 10 ", "step 40 "):  # in the first phase, and in the second
-        process = start(*command(recipe, recipe_file, EVERY_STEP))
-        until(process, sign)
-        process.send_signal(signal.SIGKILL)
-        assert finish(process)[0] == -signal.SIGKILL
-        assert not (recipe.folder / "pretrained").exists()
+def test_pretrain_learns_a_small_language(make_recipe: MakeRecipe) -> None:
+    changes = ("model.hidden_size=64", "micro_batch_tokens=1024", "pretrain.batch_tokens=1024")
+    recipe = make_recipe(*changes, "finetune.batch_tokens=1024", "pretrain.learning_rate=3e-3")
+    recipe = changed(recipe, tokens=128 * 1024)
     assert pretrain(recipe)
-    assert same(weights(recipe), weights(uninterrupted))
-    steps = [line["step"] for line in lines(recipe, "train")]
-    assert steps == sorted(set(steps)), "the log repeats steps"
-    assert steps == [line["step"] for line in lines(uninterrupted, "train")]
+    entropy = PreparedText.open(recipe.folder / "corpus" / "heldout" / "stories").unigram_entropy
+    figures = lines(recipe, "evaluation")[-1]["stories"]
+    assert figures["mlm_loss"] < 0.7 * entropy
+    assert figures["mlm_accuracy"] > 0.25
+    assert lines(recipe, "left_plateau")
 
 
-def test_a_second_process_in_the_same_folder_is_refused_and_the_first_goes_on(
-    make_recipe: MakeRecipe, recipe_file: Path, uninterrupted: Recipe
+def test_pretrain_writes_the_recipes_network_its_log_and_its_recipe(finished: Recipe) -> None:
+    loaded = load_checkpoint(finished.folder / "pretrained")
+    assert isinstance(loaded.model, BertForPreTraining)
+    assert loaded.model.next_sentence is not None
+    assert (loaded.config.hidden_size, loaded.config.max_position_embeddings) == (16, 512)
+    last = lines(finished, "train")[-1]
+    assert {
+        "loss",
+        "mlm_loss",
+        "nsp_loss",
+        "gradient_norm",
+        "learning_rate",
+        "matmul_utilisation",
+    } <= last.keys()
+    assert (last["step"], last["tokens"]) == (30, 7680)
+    assert "stories" in lines(finished, "evaluation")[-1]
+    assert read_resolved(finished.folder / "pretrain") == finished
+
+
+def test_pretrain_again_after_the_end_changes_nothing(
+    finished: Recipe, caplog: pytest.LogCaptureFixture
 ) -> None:
-    recipe = make_recipe()
-    process = start(*command(recipe, recipe_file))
-    until(process, "step 5 ")
-    process.send_signal(signal.SIGSTOP)
-    try:
-        with pytest.raises(RunError, match=r"another process is at work in .*pretrain: wait for its end"):
-            pretrain(recipe)
-    finally:
-        process.send_signal(signal.SIGCONT)
-        status, _, errors = finish(process)
-    assert status == 0, errors
-    assert same(weights(recipe), weights(uninterrupted))
-    assert pretrain(recipe)
+    caplog.set_level(logging.INFO)
+    before, log = weights(finished), list(RunLog(finished.folder / "pretrain" / "log.jsonl"))
+    assert pretrain(finished)
+    assert same(weights(finished), before)
+    assert list(RunLog(finished.folder / "pretrain" / "log.jsonl")) == log
+    last = caplog.messages[-1]
+    assert last.startswith("network of ")
+    assert str(finished.folder / "pretrained") in last
+    assert last.endswith(
+        "MB) in " + f"{finished.folder / 'pretrained'}; next: finetune, or evaluate and export"
+    )
 
 
-def test_a_signal_to_the_whole_process_group_spares_the_workers_until_the_state_is_saved(
-    make_recipe: MakeRecipe, recipe_file: Path, uninterrupted: Recipe
+def test_pretrain_stopped_and_killed_ends_with_the_same_weights(
+    make_recipe: MakeRecipe, recipe_file: Path, finished: Recipe
 ) -> None:
-    recipe = make_recipe()
-    process = start(*command(recipe, recipe_file, "pretrain.workers=2"))
-    until(process, "step 10 ")
+    recipe = make_recipe(*SETTINGS)
+    with one_cpu():
+        process = start(*command(recipe, recipe_file, *SETTINGS))
+    until(process, "step 9 ")  # the learning rate is level
     os.killpg(process.pid, signal.SIGTERM)
-    status, _, errors = finish(process)
-    assert (status, "stopped by SIGTERM" in errors) == (130, True), errors
-    assert pretrain(recipe)
-    assert same(weights(recipe), weights(uninterrupted))
-
-
-def test_sigterm_saves_and_says_how_to_continue(
-    make_recipe: MakeRecipe, recipe_file: Path, uninterrupted: Recipe
-) -> None:
-    recipe = make_recipe()
-    arguments = command(recipe, recipe_file)
-    process = start(*arguments)
-    until(process, "step 5 ")
-    process.terminate()
     status, _, errors = finish(process)
     assert status == 130
     assert "stopped by SIGTERM" in errors
-    assert "to continue: python -m training pretrain" in errors
-    assert str(recipe_file) in errors
+    assert f"to continue: python -m training pretrain {recipe_file}" in errors
     assert list((recipe.folder / "pretrain").glob("state-*.pt"))
-    assert not (recipe.folder / "pretrained").exists(), "half a training is nobody's checkpoint"
+    assert not (recipe.folder / "pretrained").exists()
+
+    with one_cpu():
+        process = start(*command(recipe, recipe_file, *SETTINGS, EVERY_STEP))
+    until(process, "step 24 ")  # it falls, and weights are averaged
+    process.kill()
+    assert finish(process)[0] == -signal.SIGKILL
+    assert not (recipe.folder / "pretrained").exists()
+
     assert pretrain(recipe)
-    assert same(weights(recipe), weights(uninterrupted))
+    assert same(weights(recipe), weights(finished))
+    for event in ("train", "evaluation"):
+        steps = [line["step"] for line in lines(recipe, event)]
+        assert steps == sorted(set(steps)), "the log repeats no step"
+        assert steps[-1] == 30
 
 
-def test_a_truncated_newest_checkpoint_costs_one_interval_and_no_exactness(
-    make_recipe: MakeRecipe, uninterrupted: Recipe, caplog: pytest.LogCaptureFixture
+def test_pretrain_in_the_folder_of_a_running_process_is_refused(make_recipe: MakeRecipe) -> None:
+    recipe = make_recipe()
+    with (
+        occupied(recipe.folder / "pretrain" / "rank-0"),
+        pytest.raises(RunError, match=r"another process works in .*pretrain.*: wait until it ends"),
+    ):
+        pretrain(recipe)
+
+
+def test_pretrain_with_a_truncated_checkpoint_continues_from_the_one_before(
+    make_recipe: MakeRecipe, caplog: pytest.LogCaptureFixture
 ) -> None:
-    recipe = make_recipe(EVERY_STEP)
+    recipe = make_recipe(EVERY_STEP, "pretrain.tokens=2560")
     assert pretrain(recipe)
+    before = weights(recipe)
     newest = max((recipe.folder / "pretrain").glob("state-*.pt"))
     os.truncate(newest, newest.stat().st_size // 2)
     assert pretrain(recipe)
-    assert "falling back to the one before" in caplog.text
-    assert same(weights(recipe), weights(uninterrupted))
+    assert "trying the checkpoint before" in caplog.text
+    assert same(weights(recipe), before)
 
 
-def test_a_finished_run_started_again_changes_nothing(uninterrupted: Recipe) -> None:
-    before, log = weights(uninterrupted), lines(uninterrupted, "train")
-    assert pretrain(uninterrupted)
-    assert same(weights(uninterrupted), before)
-    assert lines(uninterrupted, "train") == log
+def test_pretrain_with_another_recipe_names_the_keys(finished: Recipe) -> None:
+    with pytest.raises(RunError, match=r"pretrain\.learning_rate was 0\.001, is 0\.5") as error:
+        pretrain(changed(finished, learning_rate=0.5, optimizer="adamw"))
+    assert "pretrain.optimizer was 'muon', is 'adamw'" in str(error.value)
+    assert "give this run another name" in str(error.value)
 
 
-def test_resuming_with_another_recipe_names_the_key(uninterrupted: Recipe) -> None:
-    changed = uninterrupted.model_copy(
-        update={"pretrain": uninterrupted.pretrain.model_copy(update={"learning_rate": 0.5})}
-    )
-    with pytest.raises(RunError, match=r"pretrain\.learning_rate was 0\.001, is 0\.5"):
-        pretrain(changed)
+def test_pretrain_checkpoint_interval_may_change_between_resumes(finished: Recipe) -> None:
+    assert pretrain(finished.model_copy(update={"checkpoint_minutes": 1.0}))
 
 
-def test_a_corpus_of_other_sources_is_not_trained_on(make_recipe: MakeRecipe) -> None:
-    with pytest.raises(CorpusError, match=r"made from another recipe \(corpus\.sources\); run prepare again"):
+def test_pretrain_with_another_corpus_is_refused(make_recipe: MakeRecipe) -> None:
+    with pytest.raises(CorpusError, match=r"made with other settings \(corpus\.sources\); run prepare again"):
         pretrain(make_recipe('corpus.sources=[{path="reviews.jsonl"}]'))
 
 
-def test_a_finished_run_goes_on_with_a_larger_budget(make_recipe: MakeRecipe) -> None:
-    recipe = make_recipe("pretrain.tokens=4000", "pretrain.decay_fraction=0.2")
+def test_pretrain_with_a_larger_budget_continues_from_the_state_before_the_decay(
+    make_recipe: MakeRecipe, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    recipe = make_recipe("pretrain.tokens=5120")
     assert pretrain(recipe)
-    before, steps = weights(recipe), lines(recipe, "train")[-1]["step"]
-    more = recipe.pretrain.model_copy(update={"tokens": 6000})
-    assert pretrain(recipe.model_copy(update={"pretrain": more}))
+    before = weights(recipe)
+    more = changed(recipe, tokens=7680)
+    assert pretrain(more)
+    assert "continuing from the state before the learning rate fell" in caplog.text
+    assert "resuming at step 14" in caplog.text
     assert not same(weights(recipe), before)
-    assert lines(recipe, "train")[-1]["step"] > steps
+    assert lines(recipe, "train")[-1]["step"] == 30
+    steps = [line["step"] for line in lines(recipe, "evaluation")]
+    assert steps == sorted(set(steps))
 
 
-def test_muon_resumes_with_the_same_weights(make_recipe_in: MakeRecipe, tmp_path: Path) -> None:
-    changes = ["pretrain.optimizer=muon", "pretrain.tokens=3000", "pretrain.decay_fraction=0.3"]
-    whole = make_recipe_in(tmp_path / "whole", *changes, EVERY_STEP)
-    assert pretrain(whole)
-    halved = make_recipe_in(tmp_path / "halved", *changes)
-    first, second = sorted((whole.folder / "pretrain").glob("state-*.pt"))
-    assert first != second
-    (halved.folder / "pretrain").mkdir()
-    shutil.copy(first, halved.folder / "pretrain")
-    assert pretrain(halved)
-    assert same(weights(halved), weights(whole))
-
-
-def test_pretraining_goes_on_from_a_checkpoint_with_its_vocabulary(
-    uninterrupted: Recipe, make_recipe_in: MakeRecipe, tmp_path: Path
+def test_pretrain_budget_in_minutes_becomes_tokens_once(
+    make_recipe: MakeRecipe, recipe_file: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    begun = uninterrupted.folder / "pretrained"
-    recipe = make_recipe_in(tmp_path, f"pretrain.start={begun}", "pretrain.tokens=600", "model.preset=base")
-    make_tokenizer(recipe)
-    tokenizer = Tokenizer.load(recipe.folder / "tokenizer")
-    assert tokenizer.to_json() == Tokenizer.load(begun).to_json()
-    beginning = new_model(recipe, tokenizer).state_dict()
-    loaded = load_checkpoint(begun).model.state_dict()
-    assert same(dict(beginning), dict(loaded))
+    recipe = make_recipe()
+    budget = "pretrain.minutes=0.02"
+    assert main(command(recipe, recipe_file, budget)) == 0
+    resolved = read_resolved(recipe.folder / "pretrain")
+    assert resolved is not None
+    assert resolved.pretrain.minutes is None
+    assert resolved.pretrain.tokens is not None
+    assert budget in resolved.overrides
+    trained = lines(recipe, "train")[-1]["tokens"]
+    assert abs(trained - resolved.pretrain.tokens) <= recipe.pretrain.batch_tokens / 2
+    before = weights(recipe)
+    assert (
+        main(command(recipe, recipe_file, budget)) == 0
+    )  # the same number of tokens, so nothing is left to do
+    assert same(weights(recipe), before)
+    assert main(["export", *command(recipe, recipe_file)[1:]]) == 0
+    target = recipe.folder / "export" / "pretrained"
+    exported = read_resolved(target)
+    assert exported == resolved
+    assert f"all tiny.toml {budget}\n" in (target / "README.md").read_text()
+    assert f"{trained:,} tokens" in (target / "README.md").read_text()
+
+
+def test_pretrain_start_continues_from_a_checkpoint_with_its_vocabulary_and_shape(
+    finished: Recipe, make_recipe: MakeRecipe
+) -> None:
+    source = finished.folder / "pretrained"
+    recipe = make_recipe(f"pretrain.start={source}", "pretrain.tokens=512", "model.preset=base", "seed=2")
+    tokenizer = Tokenizer.load(make_tokenizer(recipe))
+    assert tokenizer.to_json() == Tokenizer.load(source).to_json()
+    loaded = load_checkpoint(source).model.state_dict()
+    assert same(dict(new_model(recipe, tokenizer).state_dict()), dict(loaded))
     assert pretrain(recipe)
-    assert not same(weights(recipe), weights(uninterrupted))
+    assert not same(weights(recipe), weights(finished))
 
 
-def test_examples_longer_than_the_start_has_positions_are_refused(
-    uninterrupted: Recipe, make_recipe_in: MakeRecipe, tmp_path: Path
-) -> None:
-    begun = uninterrupted.folder / "pretrained"
-    recipe = make_recipe_in(tmp_path, f"pretrain.start={begun}", "pretrain.long_length=65", *LONG_MODEL)
+def test_pretrain_start_with_too_few_positions_is_refused(make_recipe: MakeRecipe, pretrained: Path) -> None:
+    recipe = make_recipe(f"pretrain.start={pretrained}", "pretrain.examples.long_length=65")
     with pytest.raises(RunError, match=r"up to 65 tokens, but .* has 64 positions"):
+        new_model(recipe, Tokenizer.load(pretrained))
+
+
+def test_pretrain_start_without_next_sentence_head_is_refused(make_recipe: MakeRecipe, sentiment: Path) -> None:
+    recipe = make_recipe(f"pretrain.start={sentiment}")
+    with pytest.raises(RunError, match="is not a checkpoint with masked-LM and next-sentence heads"):
         pretrain(recipe)
 
 
-def test_a_classifier_that_would_not_fit_the_start_is_refused_before_pretraining(
-    uninterrupted: Recipe, make_recipe_in: MakeRecipe, tmp_path: Path
-) -> None:
-    begun = uninterrupted.folder / "pretrained"
-    changes = [f"pretrain.start={begun}", "finetune.max_length=65", "model.max_position_embeddings=16"]
-    recipe = make_recipe_in(tmp_path, *changes)
-    with pytest.raises(RunError, match=r"finetune\.max_length is 65, but .* has 64 positions"):
-        pretrain(recipe)
-
-
-def test_a_start_of_another_vocabulary_is_refused(make_recipe: MakeRecipe, pretrained: Path) -> None:
-    recipe = make_recipe(f"pretrain.start={pretrained}", "pretrain.long_fraction=0")
+def test_pretrain_start_with_another_vocabulary_is_refused(make_recipe: MakeRecipe, pretrained: Path) -> None:
+    recipe = make_recipe(f"pretrain.start={pretrained}")
     with pytest.raises(RunError, match=r"has another vocabulary than .*tokenizer; run tokenizer and prepare"):
         pretrain(recipe)
 
 
-def test_watching_may_change_between_resumes(uninterrupted: Recipe) -> None:
-    changed = uninterrupted.pretrain.model_copy(
-        update={"log_steps": 7, "checkpoint_minutes": 1.0, "workers": 1}
-    )
-    assert pretrain(uninterrupted.model_copy(update={"pretrain": changed}))
+def test_pretrain_never_saves_or_exports_weights_after_a_nan(
+    make_recipe: MakeRecipe, recipe_file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    recipe = make_recipe()
+    changes = ("pretrain.learning_rate=1e30", EVERY_STEP)
+    assert main(command(recipe, recipe_file, *changes)) == 1
+    assert "start again under another name with a lower learning_rate" in capsys.readouterr().err
+    assert not (recipe.folder / "pretrained").exists()
+    for file in (recipe.folder / "pretrain").glob("*.pt"):
+        saved = torch.load(file, weights_only=True)
+        assert all(tensor.isfinite().all() for tensor in saved["model"].values())
+    assert main(["export", *command(recipe, recipe_file)[1:]]) == 1
+    assert not (recipe.folder / "export").exists()
 
 
-def test_the_checkpoint_is_the_recipes_network(uninterrupted: Recipe) -> None:
-    loaded = load_checkpoint(uninterrupted.folder / "pretrained")
-    assert isinstance(loaded.model, BertForPreTraining)
-    assert loaded.config.hidden_size == 16
-    assert loaded.model.next_sentence is not None
-
-
-def test_the_log_holds_every_figure_of_the_run(uninterrupted: Recipe) -> None:
-    last = lines(uninterrupted, "train")[-1]
-    assert {"loss", "mlm_loss", "nsp_loss", "gradient_norm", "learning_rate", "mfu"} <= last.keys()
-    assert last["tokens"] >= 8000
-    assert "stories" in lines(uninterrupted, "evaluation")[-1]
-
-
-def test_the_long_phase_has_longer_examples_and_as_many_tokens_a_step(make_recipe: MakeRecipe) -> None:
+def test_pretraining_loss_is_the_mean_in_nats_over_masked_tokens_plus_that_over_pairs(
+    make_recipe: MakeRecipe,
+) -> None:
     recipe = make_recipe()
     tokenizer = Tokenizer.load(recipe.folder / "tokenizer")
-    corpus = Corpus.open(recipe.folder / "corpus" / "train")
-    task = PretrainingTask(new_model(recipe, tokenizer), corpus, tokenizer, recipe)
-    progress = Progress()
-    (short,) = task.micro_batches(progress, 0.0)
-    assert (progress.phase, progress.position) == (0, 8)
-    (long,) = task.micro_batches(progress, 0.9)
-    assert (progress.phase, progress.position) == (1, 4)
-    assert max(short.packed.lengths) <= 32 < max(long.packed.lengths) <= 64
-    task.micro_batches(progress, 0.5)  # as if the budget had been doubled
-    assert (progress.phase, progress.position) == (0, 16)
-    task.micro_batches(progress, 0.9)
-    assert (progress.phase, progress.position) == (1, 8)
+    text = PreparedText.open(recipe.folder / "corpus" / "train")
+    model = new_model(recipe, tokenizer).eval()
+    stream = PretrainingStream(text, Vocabulary.of(tokenizer), recipe.pretrain.examples, 1, 256)
+    examples = stream.window(0, 0)
+    batch = stream.collate([examples.make(i) for i in range(6)], stream.shape(0.0))
+    batch.masked_ids[0] = 0  # 0 is a token like any other
+    loss, metrics = PretrainingLoss(model)(batch)
+    hidden = model(batch.packed)
+    masked = batch.masked_ids != IGNORE_INDEX
+    assert 0 < masked.sum() < len(masked)
+    words = model.masked_lm(hidden[batch.masked_rows[masked]]).log_softmax(1)
+    mlm = -words[torch.arange(len(words)), batch.masked_ids[masked]].mean()
+    labelled = batch.next_labels != IGNORE_INDEX
+    assert model.next_sentence is not None
+    pairs = model.next_sentence(hidden[batch.cls_rows[labelled]]).log_softmax(1)
+    nsp = -pairs[torch.arange(len(pairs)), batch.next_labels[labelled]].mean()
+    torch.testing.assert_close(loss, mlm + nsp)
+    torch.testing.assert_close(metrics[:, 0] / metrics[:, 1], torch.stack([mlm + nsp, mlm, nsp]))
 
 
-def test_positions_of_long_examples_are_no_mean_with_states_that_never_saw_any(make_recipe: MakeRecipe) -> None:
-    recipe = make_recipe(
-        "pretrain.tokens=60000", "pretrain.average_fraction=0.8", "pretrain.evaluate_examples=1"
-    )
-    assert pretrain(recipe)
-    (state, *_) = sorted((recipe.folder / "pretrain").glob("state-*.pt"), reverse=True)
-    saved = torch.load(state, weights_only=True)
-    steps = lines(recipe, "train")
-    long = [line["step"] for line in steps if line["tokens"] > 0.8 * 60000]
-    assert 0 < saved["mean"]["count"] <= (long[-1] - long[0]) // MEAN_STEPS + 2
-
-
-def test_a_start_with_few_positions_will_do_where_no_example_is_long(
-    uninterrupted: Recipe, make_recipe_in: MakeRecipe, tmp_path: Path
-) -> None:
-    begun = uninterrupted.folder / "pretrained"
-    lengths = ["pretrain.long_length=512", "pretrain.long_fraction=0", *LONG_MODEL]
-    recipe = make_recipe_in(tmp_path, f"pretrain.start={begun}", *lengths)
-    assert new_model(recipe, Tokenizer.load(begun)).config.max_position_embeddings == 64
-
-
-def test_next_sentence_counts_as_much_as_its_weight_says(make_recipe: MakeRecipe) -> None:
-    recipe = make_recipe("pretrain.dropout=0.0", "pretrain.next_weight=3.0")
-    tokenizer = Tokenizer.load(recipe.folder / "tokenizer")
-    corpus = Corpus.open(recipe.folder / "corpus" / "train")
-    task = PretrainingTask(new_model(recipe, tokenizer), corpus, tokenizer, recipe)
-    (batch,) = task.micro_batches(Progress(), 0.0)
-    loss, masked, following = task.losses(batch, batch.counts)
-    torch.testing.assert_close(loss, masked + 3 * following)
-
-
-def test_losses_are_means_in_nats_over_all_masked_words_and_id_0_is_one(make_recipe: MakeRecipe) -> None:
-    recipe = make_recipe("pretrain.dropout=0.0")
-    tokenizer = Tokenizer.load(recipe.folder / "tokenizer")
-    corpus = Corpus.open(recipe.folder / "corpus" / "train")
-    task = PretrainingTask(new_model(recipe, tokenizer), corpus, tokenizer, recipe)
-    (batch,) = task.micro_batches(Progress(), 0.0)
-    batch.masked_ids[0] = 0
-    _, mlm, nsp = pretraining_losses(task.bert, batch, batch.counts)
-    hidden = task.bert(batch.packed)
-    words = task.bert.masked_lm(hidden[batch.masked_rows]).log_softmax(1)
-    surprises = -words[torch.arange(len(words)), batch.masked_ids]
-    torch.testing.assert_close(mlm, surprises.mean())
-    assert task.bert.next_sentence is not None
-    pairs = task.bert.next_sentence(hidden[batch.cls_rows]).log_softmax(1)
-    known = batch.next_labels >= 0
-    torch.testing.assert_close(nsp, -pairs[known, batch.next_labels[known]].mean())
-
-
-def test_a_corpus_with_fewer_examples_than_a_batch_goes_on_to_the_next_epoch(make_recipe: MakeRecipe) -> None:
-    recipe = make_recipe("pretrain.batch=1000")
-    tokenizer = Tokenizer.load(recipe.folder / "tokenizer")
-    corpus = Corpus.open(recipe.folder / "corpus" / "train")
-    task = PretrainingTask(new_model(recipe, tokenizer), corpus, tokenizer, recipe)
-    progress = Progress()
-    (batch,) = task.micro_batches(progress, 0.0)
-    assert len(batch.kinds) == 1000
-    assert progress.epoch > 0
-
-
-def test_two_processes_compute_what_one_does(
-    make_recipe_in: MakeRecipe, recipe_file: Path, tmp_path: Path
-) -> None:
-    changes = ["pretrain.dropout=0.0", "pretrain.tokens=4000"]
-    one = make_recipe_in(tmp_path / "one", *changes)
-    assert pretrain(one)
-    two = make_recipe_in(tmp_path / "two", *changes)
-    status, _, errors = finish(start(*command(two, recipe_file, *changes), launcher=TORCHRUN))
-    assert status == 0, errors
-    for mine, theirs in zip(lines(one, "train"), lines(two, "train"), strict=True):
-        assert (mine["step"], mine["tokens"]) == (theirs["step"], theirs["tokens"])
-        assert mine["loss"] == pytest.approx(theirs["loss"], rel=1e-3)
-    for mine, theirs in zip(weights(one).values(), weights(two).values(), strict=True):
-        torch.testing.assert_close(mine, theirs, rtol=0.02, atol=2e-3)
-
-
-def test_two_processes_go_on_where_they_were_stopped(
-    make_recipe_in: MakeRecipe, recipe_file: Path, tmp_path: Path
-) -> None:
-    changes = ["pretrain.dropout=0.0", "pretrain.tokens=4000", EVERY_STEP]
-    whole = make_recipe_in(tmp_path / "whole", *changes)
-    assert pretrain(whole)
-    stopped = make_recipe_in(tmp_path / "stopped", *changes)
-    process = start(*command(stopped, recipe_file, *changes), launcher=TORCHRUN)
-    until(process, "step 5 ")
-    process.terminate()
-    assert finish(process)[0] != 0
-    assert not (stopped.folder / "pretrained").exists()
-    status, _, errors = finish(start(*command(stopped, recipe_file, *changes), launcher=TORCHRUN))
-    assert status == 0, errors
-    assert "resuming from" in errors
-    assert [line["step"] for line in lines(stopped, "train")] == [
-        line["step"] for line in lines(whole, "train")
-    ]
-    for mine, theirs in zip(weights(whole).values(), weights(stopped).values(), strict=True):
-        torch.testing.assert_close(mine, theirs, rtol=0.02, atol=2e-3)
-
-
-def test_without_heldout_text_the_remedy_is_named(make_recipe: MakeRecipe) -> None:
+def test_pretrain_without_heldout_text_names_the_remedy(make_recipe: MakeRecipe) -> None:
     recipe = make_recipe().model_copy(update={"run": Path("nowhere")})
     with pytest.raises(CorpusError, match=r"heldout_fraction .* two documents or more .* run prepare again"):
         open_heldout(recipe)
+
+
+def test_pretrain_before_prepare_names_the_command(make_recipe: MakeRecipe, recipe_file: Path) -> None:
+    recipe = make_recipe()
+    (recipe.folder / "corpus" / "train" / "manifest.json").unlink()
+    with pytest.raises(CorpusError, match="run prepare"):
+        pretrain(load_recipe(str(recipe_file), recipe.overrides))

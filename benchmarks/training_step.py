@@ -1,18 +1,16 @@
 """`bench`: a training step of this repository beside the same step of `transformers`, in one run.
 
-Both get the same examples, weights of the same shape, precision, scaled dot-product attention, AdamW and
-clipping; `transformers` gets them padded to the longest, as its collators do. Every step has a batch of its
-own, as in training: a CPU's kernels belong to a shape, and a batch that returns would hide what new ones cost.
-On a GPU, layers here are compiled where that pays, as in training; those of `transformers` run as they come.
-They take turns, so that a busy machine slows both. Tokens are real ones: padding does not count.
+Both get the same examples, weights of the same shape, precision, scaled dot-product attention, AdamW and clipping. Here
+they are packed into batches of constant shape, as in training; `transformers` gets them padded to the longest, as its
+collators do. Every step has its own batch, because a CPU's kernels belong to a shape. On a GPU both are compiled. They
+take turns, so that a busy machine slows both. Tokens are real ones: padding does not count.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -23,15 +21,29 @@ from torch.nn.utils.rnn import pad_sequence
 
 from model.config import BertConfig
 from model.heads import BertForPreTraining
+from model.packing import round_up_to_bucket
 from training.errors import RunError
-from training.examples.batches import collate_pretraining
-from training.examples.pairs import IGNORE_INDEX, Example, ExampleMaker, Ints, Vocabulary
+from training.examples.batches import BatchShape, PretrainingBatch, collate_pretraining
+from training.examples.masking import Example, Vocabulary, mask
+from training.examples.pairs import IGNORE_INDEX, Ints, Pair, PairKind
+from training.examples.pretraining import MaskedPairs
 from training.loop.flops import pretraining_flops
 from training.loop.optimizer import make_optimizer
-from training.pretrain.task import pretraining_losses
-from training.recipe import ExamplesConfig, PretrainConfig
-from training.runtime.compile import compile_if_it_pays
-from training.runtime.device import autocast, choose_device, choose_precision, matmul_peak, synchronise
+from training.pretrain.task import PretrainingLoss
+from training.recipe import BUCKET_TOKENS, ExamplesConfig
+from training.runtime.device import (
+    autocast,
+    choose_device,
+    choose_precision,
+    matmul_peak,
+    maybe_compile,
+    synchronize,
+)
+
+WARM_UP = 10
+"""Steps of each contestant that are not timed."""
+
+MASK_FRACTION = 0.15
 
 Step = Callable[[int], None]
 """Given the number of the batch."""
@@ -39,15 +51,15 @@ Step = Callable[[int], None]
 
 @dataclass(slots=True)
 class RandomText:
-    """Documents of random ids, in the shape of `examples.Text`."""
+    """Documents of random ids. Implements `training.examples.pairs.Text`."""
 
     ids: NDArray[np.int64]
     sentence_starts: Ints
     document_starts: Ints
 
     @classmethod
-    def make(cls, vocab_size: int, shortest: int, longest: int) -> RandomText:
-        """500 documents of 20 sentences, whose lengths lie between these."""
+    def make(cls, vocab_size: int, shortest: int = 5, longest: int = 40) -> RandomText:
+        """500 documents of 20 sentences, with lengths between these."""
         rng = np.random.default_rng(0)
         starts = np.concatenate([[0], np.cumsum(rng.integers(shortest, longest + 1, 10_000))])
         return cls(rng.integers(5, vocab_size, starts[-1]), starts, np.arange(0, 10_001, 20))
@@ -58,6 +70,10 @@ class RandomText:
 
 def bench(preset: str, length: int, batch: int, steps: int, device_name: str) -> str:
     """A line for examples of mixed lengths, as training makes them, and one where all are full.
+
+    Args:
+        length: tokens of a full example.
+        batch: full examples that fit into a step.
 
     Raises:
         RunError: there is nothing to time, or no room for examples of this length.
@@ -72,50 +88,77 @@ def bench(preset: str, length: int, batch: int, steps: int, device_name: str) ->
     precision = choose_precision(device)
     peak = matmul_peak(device, precision)
     lines = [
-        f"{preset}, {batch} examples of up to {length} tokens, {precision} on {device}; "
+        f"{preset}, {batch * length} tokens per step in examples of up to {length}, {precision} on {device}; "
         f"matmul peak {peak / 1e9:,.0f} GFLOP/s, {torch.get_num_threads()} threads"
     ]
-    for name, shortest, longest in (("mixed lengths", 5, 40), ("all full", length, length)):
-        text = RandomText.make(config.vocab_size, shortest, longest)
-        batches = _batches(config, text, length, batch, _WARM_UP + steps, full=shortest == length)
-        contestants = [_ours(config, batches, device), _theirs(config, batches, device)]
+    for name, examples in (("mixed lengths", _mixed(config, length)), ("all full", _full(config, length))):
+        batches = [_fill(examples, batch * length) for _ in range(WARM_UP + steps)]
+        packed = [_pack(chosen, batch * length, length) for chosen in batches]
+        contestants = [_ours(config, packed, device), _theirs(config, batches, device)]
         ours, theirs = _alternate(contestants, steps, device)
-        packed = [collate_pretraining(examples) for examples in batches[_WARM_UP:]]
-        tokens = sum(batch.tokens for batch in packed)
-        flops = sum(pretraining_flops(config, batch.packed, len(batch.masked_ids)) for batch in packed)
+        tokens = sum(len(example) for chosen in batches[WARM_UP:] for example in chosen)
+        flops = sum(pretraining_flops(config, each.packed, len(each.masked_ids)) for each in packed[WARM_UP:])
         lines.append(
-            f"{name}: {tokens / ours:,.0f} tokens/s here (MFU {flops / ours / peak:.0%}), "
+            f"{name}: {tokens / ours:,.0f} tokens/s here ({flops / ours / peak:.0%} of the peak), "
             f"{tokens / theirs:,.0f} with transformers: {theirs / ours:.2f} times as fast"
         )
     return "\n".join(lines)
 
 
-def _batches(
-    config: BertConfig, text: RandomText, length: int, size: int, count: int, *, full: bool
-) -> list[list[Example]]:
-    ordinary = np.arange(5, config.vocab_size)
-    vocabulary = Vocabulary(
-        config.vocab_size, 2, 3, 4, 1, ordinary, np.zeros(config.vocab_size, dtype=np.bool_)
+def _vocabulary(config: BertConfig) -> Vocabulary:
+    return Vocabulary(config.vocab_size, 2, 3, 4, 1, np.arange(5, config.vocab_size))
+
+
+def _mixed(config: BertConfig, length: int) -> Iterator[Example]:
+    """Examples as training makes them, without end."""
+    settings, text = ExamplesConfig(short_length=length, long_fraction=0), RandomText.make(config.vocab_size)
+    epoch = 0
+    while True:
+        pairs = MaskedPairs(text, _vocabulary(config), settings, (1, epoch))
+        yield from (pairs.make(i) for i in range(len(pairs)))
+        epoch += 1
+
+
+def _full(config: BertConfig, length: int) -> Iterator[Example]:
+    """Examples of exactly `length` tokens, without end."""
+    rng, room = np.random.default_rng(1), length - 3
+    while True:
+        ids = rng.integers(5, config.vocab_size, room)
+        pair = Pair(ids[: room // 2], ids[room // 2 :], PairKind.NEXT)
+        yield mask(pair, MASK_FRACTION, _vocabulary(config), rng)
+
+
+def _fill(examples: Iterator[Example], tokens: int) -> list[Example]:
+    """Examples that fit into so many tokens; the first that does not is left out."""
+    chosen: list[Example] = []
+    for example in examples:
+        tokens -= len(example)
+        if tokens < 0:
+            break
+        chosen.append(example)
+        if not tokens:
+            break
+    return chosen
+
+
+def _pack(examples: Sequence[Example], tokens: int, length: int) -> PretrainingBatch:
+    tokens = -(-tokens // BUCKET_TOKENS) * BUCKET_TOKENS
+    masked = max(round(MASK_FRACTION * tokens), sum(len(example.masked_ids) for example in examples))
+    return collate_pretraining(
+        examples, BatchShape(tokens, 2 * tokens // length + 8, round_up_to_bucket(masked), length)
     )
-    shares = {"short_fraction": 0.0, "sentence_pair_fraction": 0.0} if full else {}
-    maker = ExampleMaker(text, vocabulary, ExamplesConfig(sequence_length=length, **shares), seed=1)
-    available = len(maker.starts(0))
-    return [[maker(*divmod(i * size + j, available)) for j in range(size)] for i in range(count)]
-
-
-_WARM_UP = 10
 
 
 def _alternate(contestants: Sequence[Step], steps: int, device: torch.device) -> list[float]:
-    """Seconds that so many steps of each took."""
+    """Seconds that so many steps of each contestant take."""
     seconds = [0.0 for _ in contestants]
-    for turn in range(_WARM_UP + steps):
+    for turn in range(WARM_UP + steps):
         for i, step in enumerate(contestants):
-            synchronise(device)
+            synchronize(device)
             began = time.perf_counter()
             step(turn)
-            synchronise(device)
-            if turn >= _WARM_UP:
+            synchronize(device)
+            if turn >= WARM_UP:
                 seconds[i] += time.perf_counter() - began
     return seconds
 
@@ -123,7 +166,7 @@ def _alternate(contestants: Sequence[Step], steps: int, device: torch.device) ->
 def _step(model: nn.Module, device: torch.device, loss_of: Callable[[int], Tensor]) -> Step:
     """Forward, backward, clipping, update."""
     precision = choose_precision(device)
-    optimizer = make_optimizer(model, PretrainConfig(tokens=1))
+    optimizer = make_optimizer(model, learning_rate=1e-3)
 
     def step(number: int) -> None:
         with autocast(model, precision):
@@ -136,14 +179,13 @@ def _step(model: nn.Module, device: torch.device, loss_of: Callable[[int], Tenso
     return step
 
 
-def _ours(config: BertConfig, batches: Sequence[Sequence[Example]], device: torch.device) -> Step:
+def _ours(config: BertConfig, batches: Sequence[PretrainingBatch], device: torch.device) -> Step:
     model = BertForPreTraining(config)
     model.initialise(torch.Generator().manual_seed(0))
-    model.to(device).train()
-    packed = [collate_pretraining(examples).to(device) for examples in batches]
-    step = _step(model, device, lambda i: pretraining_losses(model, packed[i], packed[i].counts)[0])
-    compile_if_it_pays(model.encoder, "auto", partial(step, 0))  # as training does
-    return step
+    loss = PretrainingLoss(model).to(device).train()
+    maybe_compile(loss)
+    moved = [batch.to(device) for batch in batches]
+    return _step(model, device, lambda i: loss(moved[i])[0])
 
 
 def _theirs(config: BertConfig, batches: Sequence[Sequence[Example]], device: torch.device) -> Step:
@@ -154,6 +196,7 @@ def _theirs(config: BertConfig, batches: Sequence[Sequence[Example]], device: to
     values: dict[str, Any] = config.to_dict() | {"attn_implementation": "sdpa"}
     model: Any = transformers.BertForPreTraining(transformers.BertConfig(**values))
     model.to(device).train()
+    maybe_compile(model)
     tensors = [_moved(padded(examples), device) for examples in batches]
     return _step(model, device, lambda i: model(**tensors[i]).loss)
 
@@ -172,7 +215,7 @@ def padded(examples: Sequence[Example]) -> dict[str, Tensor]:
         "token_type_ids": _pad([example.token_type_ids for example in examples], 0),
         "attention_mask": _pad([np.ones_like(example.input_ids) for example in examples], 0),
         "labels": _pad(labels, IGNORE_INDEX),
-        "next_sentence_label": torch.tensor([example.next_label for example in examples]),
+        "next_sentence_label": torch.tensor([example.kind.label for example in examples]),
     }
 
 

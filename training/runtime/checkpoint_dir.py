@@ -18,6 +18,7 @@ from training.errors import RunError
 
 _NAMES = (
     *("config.json", "*.safetensors", "model.safetensors.index.json", "vocab.txt"),
+    *("config.json", "*.safetensors", "model.safetensors.index.json", "vocab.txt", "recipe.json"),
     *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "README.md", "*.png"),
 )
 """Files of a checkpoint, its model card's among them."""
@@ -44,7 +45,13 @@ def check_target(target: Path) -> None:
         )
 
 
-def write_directory(target: Path, model: Model, tokenizer: Tokenizer, dtype: torch.dtype) -> None:
+def checkpoint_size(folder: Path) -> str:
+    """Parameters and megabytes of a checkpoint, for the log."""
+    parameters = sum(p.numel() for p in load_checkpoint(folder).model.parameters())
+    return f"{parameters:,} parameters ({sum(f.stat().st_size for f in folder.iterdir()) / 1e6:.1f} MB)"
+
+
+def write_checkpoint_dir(target: Path, model: Model, tokenizer: Tokenizer, dtype: torch.dtype) -> None:
     """Write beside the target, load and compare, then swap: a reader never sees half a checkpoint.
 
     Raises:

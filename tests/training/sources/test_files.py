@@ -1,0 +1,62 @@
+"""Which files a source has."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.training.sources.reading import jsonl, texts, write
+from training.errors import SourceError
+from training.recipe import SourceConfig
+from training.sources.files import files, format_of_file
+
+
+def test_directory_is_read_in_the_order_of_its_names_without_strangers(tmp_path: Path) -> None:
+    for name in ("b.txt", "a/z.jsonl", "README.md", ".hidden.txt", "b.txt.part"):
+        write(tmp_path / "data" / name, jsonl([{"text": name}]) if name.endswith("jsonl") else name)
+    assert texts(tmp_path, "data") == ["a/z.jsonl", "b.txt"]
+
+
+def test_hidden_folders_of_a_directory_are_passed_over(tmp_path: Path) -> None:
+    for name in ("b.txt", ".git/a.txt", "deep/.trash/c.txt"):
+        write(tmp_path / "data" / name, name)
+    assert texts(tmp_path, "data") == ["b.txt"]
+
+
+def test_a_format_is_that_of_all_files_of_a_directory(tmp_path: Path) -> None:
+    for name in ("book", "deep/book.log", ".hidden"):
+        write(tmp_path / "data" / name, name)
+    with pytest.raises(SourceError, match=r"the directory holds no file of a known suffix; set `format`"):
+        texts(tmp_path, "data")
+    assert texts(tmp_path, "data", format="text") == ["book", "deep/book.log"]
+
+
+def test_globs_choose_files(tmp_path: Path) -> None:
+    for name in ("x-1.txt", "x-2.txt", "deep/x-3.txt", "y.txt"):
+        write(tmp_path / name, name)
+    assert texts(tmp_path, "x-*.txt") == ["x-1.txt", "x-2.txt"]
+    assert texts(tmp_path, "**/x-*.txt") == ["deep/x-3.txt", "x-1.txt", "x-2.txt"]
+    assert texts(Path("elsewhere"), str(tmp_path / "y.txt")) == ["y.txt"]
+
+
+def test_a_place_without_files_is_an_error(tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(SourceError, match=r"empty: the directory holds no file of a known suffix"):
+        files(SourceConfig(path="empty"), tmp_path)
+    with pytest.raises(SourceError, match=r"no-such-\*: no such file; .* now " + str(tmp_path)):
+        files(SourceConfig(path="no-such-*"), tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("name", "form"),
+    [
+        ("a.jsonl.ZST", ("jsonl", True)),
+        ("a.pq", ("parquet", True)),
+        ("a.tab", ("tsv", True)),
+        ("a.text.gz", ("text", False)),
+        ("wiki.train.tokens", ("wikitext", False)),
+    ],
+)
+def test_format_of_file_goes_by_its_suffix(tmp_path: Path, name: str, form: tuple[str, bool]) -> None:
+    assert format_of_file(write(tmp_path / name, "x"), SourceConfig(path=name)) == form

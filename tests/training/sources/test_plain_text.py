@@ -1,0 +1,69 @@
+"""Running text to documents."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.training.sources.reading import WIKITEXT, texts, write
+from training.sources import plain_text
+from training.sources.plain_text import fasttext_line, plain_texts, read_lines, wikitext_texts
+
+
+def test_a_blank_line_ends_a_document_of_plain_text(tmp_path: Path) -> None:
+    write(tmp_path / "a.txt", "One line\nand another.\n\n \nSecond.\r\n\r\nThird.")
+    assert texts(tmp_path, "a.txt") == ["One line\nand another.", "Second.", "Third."]
+    assert texts(tmp_path, "a.txt", lines="wrapped")[0] == "One line and another."
+
+
+def test_plain_text_without_an_end_is_cut_to_bound_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(plain_text, "MAX_CHARACTERS", 50)
+    write(tmp_path / "lines.txt", "twenty characters...\n" * 10)
+    assert [len(text) for text in texts(tmp_path, "lines.txt")] == [62, 62, 62, 20]
+    write(tmp_path / "line.txt", "ä" * 100)
+    found = texts(tmp_path, "line.txt")
+    assert len(found) > 1
+    assert "".join(found).replace("\n", "") == "ä" * 100
+
+
+@pytest.mark.parametrize(("name", "settings"), [("wiki.train.tokens", {}), ("a.txt", {"format": "wikitext"})])
+def test_level_one_headings_delimit_articles_of_wikitext(
+    tmp_path: Path, name: str, settings: dict[str, Any]
+) -> None:
+    write(tmp_path / name, WIKITEXT)
+    articles = ["A game of 1,000 [UNK] .\nIt is role-playing .\nPlayers move .", "A tree ."]
+    assert texts(tmp_path, name, **settings) == articles
+
+
+@pytest.mark.parametrize(("end", "encoding"), [("\n", "utf-8-sig"), ("\r\n", "utf-16"), ("\r", "utf-32")])
+def test_read_lines_of_every_line_end_and_mark(tmp_path: Path, end: str, encoding: str) -> None:
+    write(tmp_path / "a.txt", end.join(["É one", "", "two"]).encode(encoding))
+    lines = list(read_lines(tmp_path / "a.txt"))
+    assert [(number, line.rstrip("\r\n")) for number, line in lines] == [(1, "É one"), (2, ""), (3, "two")]
+
+
+def test_plain_texts_are_separated_by_blank_lines() -> None:
+    assert list(plain_texts(["a\n", "b\n", " \n", "\n", "c"], " ")) == ["a b", "c"]
+    assert list(plain_texts([])) == []
+
+
+def test_wikitext_texts_begin_at_headings_of_level_one() -> None:
+    assert list(wikitext_texts([" = A = \n", "a\n", " = = B = = \n", "b\n", "= C =\n", "c"])) == ["a\nb", "c"]
+
+
+@pytest.mark.parametrize(
+    ("line", "labels", "text"),
+    [
+        ("__label__a text\n", ["a"], "text"),
+        ("__label__a, __label__b text", ["a", "b"], "text"),
+        ("text __label__a", [], "text __label__a"),
+        ("__label__a", ["a"], ""),
+        ("", [], ""),
+    ],
+)
+def test_fasttext_line_has_labels_first(line: str, labels: list[str], text: str) -> None:
+    assert fasttext_line(line) == (labels, text)

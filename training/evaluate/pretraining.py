@@ -1,0 +1,156 @@
+"""How good a network is at masked words and next sentences, beside trivial guesses, on text it has not seen."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch.nn.functional as F
+from numpy.typing import NDArray
+
+from model.heads import BertForPreTraining
+from model.tokenizer import Tokenizer
+from training.corpus.reader import PreparedText
+from training.evaluate.mode import evaluating
+from training.examples.batches import PretrainingBatch, collate_pretraining
+from training.examples.masking import Example, Vocabulary
+from training.examples.pairs import IS_NEXT, NOT_NEXT, PairKind, Text
+from training.examples.pretraining import MaskedPairs
+from training.recipe import ExamplesConfig
+
+EVALUATION_SEED = 20181011
+"""Seed of masks and pairs in every evaluation, so that all networks answer the same questions."""
+
+BATCH = 64
+"""Examples per forward pass."""
+
+
+@dataclass(frozen=True, slots=True)
+class PretrainingReport:
+    """Masked LM at 15%, and next sentence with nothing masked, on one held-out source."""
+
+    examples: int
+    masked: int
+    """Masked tokens."""
+    mlm_loss: float
+    """Nats per masked token."""
+    mlm_accuracy: float
+    unigram_entropy: float
+    """Loss of the best guess without context: the entropy of this source's tokens, in nats."""
+    unigram_accuracy: float
+    """Accuracy of always answering the most frequent token."""
+    nsp_accuracy: float | None
+    """Over all pairs; a coin scores 0.5; None where no document has two sentences."""
+    nsp_accuracy_random: float | None
+    """Mean recall of true pairs and of second segments from another document."""
+    nsp_recall: dict[str, float]
+    """Share of right answers by kind of pair."""
+
+    def summary(self) -> dict[str, float]:
+        """Figures for a line of the log."""
+        names = ("mlm_loss", "mlm_accuracy", "nsp_accuracy", "nsp_accuracy_random")
+        figures = {name: getattr(self, name) for name in names}
+        return {name: round(figure, 4) for name, figure in figures.items() if figure is not None}
+
+
+@dataclass(frozen=True, slots=True)
+class PretrainingAnswers:
+    """What a network says to many examples."""
+
+    losses: NDArray[np.float32]
+    """(masked,) nats of each masked token."""
+    right: NDArray[np.bool_]
+    """(masked,) whether the first guess was right."""
+    follows: NDArray[np.int64]
+    """(examples,) IS_NEXT or NOT_NEXT."""
+    kinds: NDArray[np.int64]
+    """(examples,) PairKind."""
+
+
+def evaluation_config(config: ExamplesConfig) -> ExamplesConfig:
+    """Examples of an evaluation: the run's short length, and pairs and masks as by default."""
+    return ExamplesConfig(short_length=config.short_length, long_fraction=0)
+
+
+def heldout_examples(text: Text, tokenizer: Tokenizer, config: ExamplesConfig, count: int) -> list[Example]:
+    """The first `count` examples of a held-out text: the same in every evaluation."""
+    pairs = MaskedPairs(text, Vocabulary.of(tokenizer), evaluation_config(config), (EVALUATION_SEED, 0, 0))
+    return [pairs.make(i) for i in range(min(count, len(pairs)))]
+
+
+def evaluate_pretraining(
+    model: BertForPreTraining,
+    heldout: Mapping[str, PreparedText],
+    tokenizer: Tokenizer,
+    config: ExamplesConfig,
+    *,
+    count: int,
+) -> dict[str, PretrainingReport]:
+    """Evaluate on the first `count` examples of each held-out text. Nothing is masked where the question is whether a
+    sentence follows, as callers of next-sentence mask nothing."""
+    reports = {}
+    for name, text in heldout.items():
+        examples = heldout_examples(text.window(), tokenizer, config, count)
+        words = predict_pretraining(model, examples)
+        pairs = predict_pretraining(model, [example.unmasked() for example in examples])
+        reports[name] = pretraining_report(words, pairs, unigram_shares(text.token_counts(), tokenizer.unk_id))
+    return reports
+
+
+def predict_pretraining(model: BertForPreTraining, examples: Sequence[Example]) -> PretrainingAnswers:
+    """Answers to examples, in order of length within each batch."""
+    answers = []
+    with evaluating(model):
+        for at in range(0, len(examples), BATCH):
+            chosen = sorted(examples[at : at + BATCH], key=lambda example: -len(example))
+            kinds = np.array([example.kind for example in chosen])
+            answers.append((*_predict(model, collate_pretraining(chosen)), kinds))
+    return PretrainingAnswers(*(np.concatenate(column) for column in zip(*answers, strict=True)))
+
+
+def _predict(model: BertForPreTraining, batch: PretrainingBatch) -> tuple[NDArray[Any], ...]:
+    assert model.next_sentence is not None
+    batch = batch.to(next(model.parameters()).device)
+    hidden = model(batch.packed)
+    logits = model.masked_lm(hidden[batch.masked_rows]).float()
+    follows = model.next_sentence(hidden[batch.cls_rows]).argmax(1)
+    losses = F.cross_entropy(logits, batch.masked_ids, reduction="none")
+    right = logits.argmax(1) == batch.masked_ids
+    return tuple(tensor.cpu().numpy() for tensor in (losses, right, follows))
+
+
+def pretraining_report(
+    words: PretrainingAnswers, pairs: PretrainingAnswers, unigrams: NDArray[np.float64]
+) -> PretrainingReport:
+    """Figures of the answers to masked examples and to the same examples without masks."""
+    paired = pairs.kinds != PairKind.SINGLE
+    correct = pairs.follows == np.where(pairs.kinds == PairKind.NEXT, IS_NEXT, NOT_NEXT)
+    kinds = [PairKind(kind) for kind in np.unique(pairs.kinds[paired])]
+    recall = {kind.name.lower(): float(correct[pairs.kinds == kind].mean()) for kind in kinds}
+    by_topic = [
+        recall[kind.name.lower()] for kind in (PairKind.NEXT, PairKind.RANDOM_DOCUMENT) if kind in kinds
+    ]
+    return PretrainingReport(
+        examples=len(words.kinds),
+        masked=len(words.losses),
+        mlm_loss=float(words.losses.mean()),
+        mlm_accuracy=float(words.right.mean()),
+        unigram_entropy=float(-(unigrams * np.log(unigrams)).sum()),
+        unigram_accuracy=float(unigrams.max()),
+        nsp_accuracy=float(correct[paired].mean()) if paired.any() else None,
+        nsp_accuracy_random=sum(by_topic) / 2 if len(by_topic) == 2 else None,
+        nsp_recall=recall,
+    )
+
+
+def unigram_shares(counts: NDArray[np.int64], unk_id: int) -> NDArray[np.float64]:
+    """Frequencies of the tokens that occur and can be masked; they sum to 1.
+
+    Args:
+        counts: (vocab_size,) how often each token occurs.
+    """
+    known = counts.copy()
+    known[unk_id] = 0
+    return known[known > 0] / known.sum()

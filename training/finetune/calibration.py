@@ -1,0 +1,81 @@
+"""Temperature of a classifier, so that its scores are honest probabilities (Guo et al. 2017, section 4.2)."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+
+from model.heads import BertForSequenceClassification
+from training.evaluate.classification import Answers, classification_report, predict_classification
+from training.examples.labelled import LabelledTexts
+
+MIN_RIGHT_AND_WRONG = 5
+"""Right and wrong answers on dev that a temperature needs: with none wrong, the lowest temperature always wins."""
+
+MAX_SOURCE_TEXTS = 1000
+"""Weight of a source in texts at most: what fits the largest source need not fit the others."""
+
+TEMPERATURES = torch.logspace(-1, 1, 401, base=5.0).tolist()
+"""0.2 to 5."""
+
+logger = logging.getLogger(__name__)
+
+
+def calibrate(model: BertForSequenceClassification, dev: Mapping[str, LabelledTexts]) -> float:
+    """Divide the logits by the temperature with the lowest loss on dev. It is written into the last layer's weights, so
+    whatever loads them has calibrated scores. Nothing is changed if dev is too small or the temperature would raise the
+    calibration error.
+
+    Returns:
+        The temperature; 1 if nothing is changed.
+    """
+    if not dev:
+        return 1.0
+    answers = {name: predict_classification(model, texts) for name, texts in dev.items()}
+    right = sum(int((a.logits.argmax(1) == a.labels).sum()) for a in answers.values())
+    texts = sum(len(a.labels) for a in answers.values())
+    if min(right, texts - right) < MIN_RIGHT_AND_WRONG:
+        logger.warning(
+            "scores are not calibrated: %d of %d answers on dev are right, and at least %d must be right and as many "
+            "wrong; raise finetune.dev_fraction, or label more texts",
+            *(right, texts, MIN_RIGHT_AND_WRONG),
+        )
+        return 1.0
+    temperature = _best_temperature(answers)
+    before, after = _calibration_error(answers, 1.0), _calibration_error(answers, temperature)
+    if after >= before:
+        logger.info("scores are calibrated as they are: calibration error on dev %.4f", before)
+        return 1.0
+    if temperature in (TEMPERATURES[0], TEMPERATURES[-1]):
+        logger.warning("temperature %.1f is at its limit: dev hardly tells the labels apart", temperature)
+    with torch.no_grad():
+        model.classifier.weight.div_(temperature)
+        model.classifier.bias.div_(temperature)
+    logger.info(
+        "temperature %.3f: calibration error on dev %.4f before, %.4f after", temperature, before, after
+    )
+    return temperature
+
+
+def _best_temperature(answers: Mapping[str, Answers]) -> float:
+    weights = _weights(answers)
+
+    def loss(temperature: float) -> float:
+        losses = [F.cross_entropy(a.logits / temperature, a.labels).item() for a in answers.values()]
+        return float(np.average(losses, weights=weights))
+
+    return min(TEMPERATURES, key=loss)
+
+
+def _calibration_error(answers: Mapping[str, Answers], temperature: float) -> float:
+    reports = (classification_report(a.logits / temperature, a.labels) for a in answers.values())
+    errors = [report.expected_calibration_error for report in reports]
+    return float(np.average(errors, weights=_weights(answers)))
+
+
+def _weights(answers: Mapping[str, Answers]) -> list[int]:
+    return [min(len(a.labels), MAX_SOURCE_TEXTS) for a in answers.values()]

@@ -1,0 +1,127 @@
+"""`distill`: soft labels from another classifier (Hinton et al. 2015, https://arxiv.org/abs/1503.02531).
+
+The teacher's probabilities are written as a column, `target_probs.npy`, beside each shard of `labelled/train`.
+"""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+import numpy as np
+from tqdm import tqdm
+
+from model.checkpoint import Checkpoint, load_checkpoint
+from model.heads import BertForSequenceClassification
+from model.tokenizer import Tokenizer
+from training.corpus.encode import ShardEncoder
+from training.corpus.inputs import labelled_inputs
+from training.corpus.prepare import prepare_labelled
+from training.corpus.shards import ShardInput
+from training.errors import RunError
+from training.evaluate.classification import predict_classification
+from training.examples.batches import Floats
+from training.examples.labelled import InMemoryText, LabelledTexts
+from training.loop.checkpoint import fingerprint
+from training.recipe import Recipe
+from training.runtime.device import choose_device
+from training.runtime.files import read_json, write_json
+
+COLUMN = "target_probs"
+RECORD = "teacher.json"
+"""File that names the teacher whose probabilities the column holds."""
+
+logger = logging.getLogger(__name__)
+
+
+def distill(recipe: Recipe, tokenizer: Tokenizer) -> bool:
+    """Let the teacher label all texts of `labelled/train`. Continues an interrupted run. True when finished.
+
+    Args:
+        tokenizer: of the network that will be fine-tuned.
+
+    Raises:
+        RunError: the recipe has no `[distill]`, or the teacher has other labels.
+    """
+    teacher = load_teacher(recipe)
+    folder = prepare_labelled(recipe, tokenizer) / "train"
+    key = fingerprint(teacher.model)
+    if read_json(folder / RECORD) == key:
+        logger.info("%s: labelled by this teacher already", folder)
+        return True
+    if read_json(folder / f"{RECORD}.part") != key:
+        for old in folder.glob(f"*/{COLUMN}.npy"):
+            old.unlink()
+        write_json(folder / f"{RECORD}.part", key)
+    teacher.model.to(choose_device(recipe.device))
+    encoder = ShardEncoder(teacher.tokenizer)
+    texts = 0
+    for shard_input in tqdm(labelled_inputs(recipe), desc="distill", unit="shard"):
+        file = folder / f"{shard_input.number:06d}" / f"{COLUMN}.npy"
+        if shard_input.part == "train" and not file.is_file():
+            _write_column(file, _probabilities(teacher, encoder, shard_input))
+            texts += len(shard_input.documents)
+    write_json(folder / RECORD, key)
+    logger.info("%s labelled %s texts in %s; next: finetune", teacher.path, f"{texts:,}", folder)
+    return True
+
+
+def distilled_by(recipe: Recipe) -> str | None:
+    """Fingerprint of the teacher that labelled the prepared texts; None without `[distill]`.
+
+    Raises:
+        RunError: the texts are not labelled by the recipe's teacher.
+    """
+    if recipe.distill is None:
+        return None
+    folder = recipe.folder / "labelled" / "train"
+    found: str | None = read_json(folder / RECORD)
+    if found != fingerprint(load_teacher(recipe).model):
+        raise RunError(
+            f"{folder} has no labels of distill.teacher ({recipe.distill.teacher}); run distill first"
+        )
+    return found
+
+
+def load_teacher(recipe: Recipe) -> Checkpoint:
+    """The checkpoint of `distill.teacher`.
+
+    Raises:
+        RunError: the recipe has no `[distill]`, or the teacher is not a classifier of the recipe's labels.
+    """
+    if recipe.distill is None:
+        raise RunError("the recipe has no [distill]; name a classifier: distill.teacher=runs/big/sentiment")
+    checkpoint, labels = load_checkpoint(recipe.distill.teacher), recipe.finetune.label_names
+    if not isinstance(checkpoint.model, BertForSequenceClassification):
+        raise RunError(f"distill.teacher: {checkpoint.path} is not a classifier")
+    if checkpoint.config.labels != labels:
+        raise RunError(
+            f"distill.teacher: {checkpoint.path} has the labels {checkpoint.config.labels}, not {labels}"
+        )
+    return checkpoint
+
+
+def _probabilities(teacher: Checkpoint, encoder: ShardEncoder, shard_input: ShardInput) -> Floats:
+    """(documents, labels) the teacher's probabilities; the mean over the readings of a document that has two."""
+    model = teacher.model
+    assert isinstance(model, BertForSequenceClassification)
+    assert shard_input.labels is not None
+    count, labels = len(shard_input.documents), model.config.num_labels
+    text = InMemoryText(encoder.encode_labelled(shard_input.documents, shard_input.labels))
+    texts = LabelledTexts.of(
+        text,
+        np.ones((count, labels), np.float32),
+        [shard_input.read] * count,
+        teacher.tokenizer,
+        model.config.max_position_embeddings,
+    )
+    answers = predict_classification(model, texts)
+    probabilities: Floats = np.zeros((count, labels), np.float32)
+    np.add.at(probabilities, answers.documents, answers.logits.softmax(1).numpy())
+    return probabilities / probabilities.sum(1, keepdims=True)
+
+
+def _write_column(file: Path, values: Floats) -> None:
+    part = file.with_suffix(".part.npy")
+    np.save(part, values)
+    part.replace(file)

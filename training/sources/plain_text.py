@@ -1,0 +1,111 @@
+"""Lines of running text to texts: plain text, WikiText, fastText."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from bert_client.files import Progress, open_file, text_fault, text_lines
+from bert_client.tables import TableError
+from training.errors import SourceError
+
+MAX_CHARACTERS = 4_000_000
+"""A longer stretch of plain text without a blank line is read as several documents, to bound memory."""
+
+FASTTEXT_LABEL = "__label__"
+
+_BREAK = re.compile(r"(?:<br\s*/?>\s*)+", re.IGNORECASE)
+_SURROGATE = re.compile("[\ud800-\udfff]")
+_HEADING = re.compile(r"\s*(=(?: ?=)*) (.*\S) (=(?: ?=)*)\s*")
+_JOINER = re.compile(r" @([-.,])@ ")
+
+
+def read_lines(
+    file: Path, encoding: str | None = None, progress: Progress | None = None
+) -> Iterator[tuple[int, str]]:
+    """(number from 1, line with its end); a line longer than `MAX_CHARACTERS` comes in parts.
+
+    Raises:
+        SourceError: the file cannot be read as text.
+    """
+    try:
+        with open_file(str(file), progress) as opened:
+            opened.check_kind(markup=False)
+            chosen, number, ended = opened.encoding(encoding), 0, True
+            for line in text_lines(opened, chosen, MAX_CHARACTERS):
+                number += ended
+                ended = line.endswith(("\n", "\r"))
+                if fault := text_fault(line, chosen):
+                    raise SourceError(f"{file}, line {number}: {fault}")
+                yield number, line
+    except TableError as error:
+        raise SourceError(str(error)) from error
+
+
+def plain_texts(lines: Iterable[str], separator: str = "\n") -> Iterator[str]:
+    """The texts between blank lines."""
+    return _joined((clean(line) or None for line in lines), separator)
+
+
+def wikitext_texts(lines: Iterable[str]) -> Iterator[str]:
+    """The articles of WikiText, of which each begins with a line like ` = Title = `. Headings are no text."""
+    return _joined(_wikitext_paragraphs(lines))
+
+
+def fasttext_line(line: str) -> tuple[list[str], str]:
+    """The labels of a line of fastText, and its text.
+
+    >>> fasttext_line("__label__2 Great CD: my lovely Pat ...")
+    (['2'], 'Great CD: my lovely Pat ...')
+    """
+    labels = []
+    rest = line.strip()
+    while rest.startswith(FASTTEXT_LABEL):
+        first, _, rest = rest.partition(" ")
+        labels.append(first.removeprefix(FASTTEXT_LABEL).rstrip(","))
+        rest = rest.lstrip()
+    return labels, rest
+
+
+def without_breaks(text: str) -> str:
+    """Breaks of HTML become newlines."""
+    return _BREAK.sub("\n", text) if "<" in text else text
+
+
+def clean(text: str) -> str:
+    """`tidy`, and breaks of HTML become newlines."""
+    return tidy(without_breaks(text))
+
+
+def tidy(text: str) -> str:
+    """Line ends of other systems become newlines; half characters are replaced."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:  # JSON can spell what no file can hold
+        text = _SURROGATE.sub("\ufffd", text)
+    return text.replace("\r\n", "\n").replace("\r", "\n").strip()
+
+
+def _wikitext_paragraphs(lines: Iterable[str]) -> Iterator[str | None]:
+    """Lines of text, and None where a heading of level 1 begins an article."""
+    for line in lines:
+        heading = _HEADING.fullmatch(line)
+        if heading is None:
+            if paragraph := clean(line):
+                yield _JOINER.sub(r"\1", paragraph).replace("<unk>", "[UNK]")
+        elif heading[1] == heading[3] == "=":
+            yield None
+
+
+def _joined(paragraphs: Iterable[str | None], separator: str = "\n") -> Iterator[str]:
+    waiting: list[str] = []
+    size = 0
+    for paragraph in itertools.chain(paragraphs, [None]):
+        if waiting and (paragraph is None or size >= MAX_CHARACTERS):
+            yield separator.join(waiting)
+            waiting, size = [], 0
+        if paragraph is not None:
+            waiting.append(paragraph)
+            size += len(paragraph)
