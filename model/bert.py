@@ -19,7 +19,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from model.attention import Attention, attention_for
+from model.attention.choose import Attention, attention_for
 from model.config import BertConfig
 from model.dropout import Dropout
 from model.packing import PackedBatch

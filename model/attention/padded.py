@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from model.attention import cpu_inference
+from model.attention.cpu_inference import attend, padded_length
 from model.attention.gather import gather_rows
 from model.attention.length_buckets import length_buckets
 from model.packing import SequenceBounds
@@ -103,11 +103,11 @@ class BucketedAttention:
         assert queries.lengths is not None
         assert keys.lengths is not None
         self.matmuls = matmuls
-        self.kernel = cpu_inference.attend if matmuls else F.scaled_dot_product_attention
+        self.kernel = attend if matmuls else F.scaled_dot_product_attention
         self.num_queries = sum(queries.lengths)
         lengths, equal_above, min_queries = keys.lengths, None, 0
         if matmuls:
-            lengths, equal_above = tuple(map(cpu_inference.padded_length, lengths)), 0
+            lengths, equal_above = tuple(map(padded_length, lengths)), 0
         elif batch_invariant:
             lengths = tuple(map(_invariant_length, lengths))
             equal_above, min_queries = _SUMS_DEPEND_ON_LENGTH_ABOVE, _MIN_QUERIES

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from model.attention import cpu_inference
+from model.attention.cpu_inference import attend, chunks, is_faster, padded_length
 from model.bert import BertEncoder, BertLayer, FusedProjection
 from model.inference.batch_invariance import (
     ChunkSizes,
@@ -141,19 +141,19 @@ def warm_up_linear(encoder: BertEncoder, rows: int) -> None:
 def warm_up_attention(encoder: BertEncoder, tokens: int, shortest: int = 1) -> None:
     """Let oneDNN compile the kernels of attention for batches of up to `tokens`, in texts of at least `shortest`."""
     config, weight = encoder.config, encoder.embeddings.norm.weight
-    if weight.dtype.itemsize != 2 or not cpu_inference.is_faster(weight.dtype, config.head_dim):
+    if weight.dtype.itemsize != 2 or not is_faster(weight.dtype, config.head_dim):
         return
     heads = config.num_attention_heads
-    lengths = {cpu_inference.padded_length(n) for n in range(shortest, config.max_position_embeddings + 1)}
+    lengths = {padded_length(n) for n in range(shortest, config.max_position_embeddings + 1)}
     shapes = {
         (size, longest)
         for longest in lengths
         for texts in range(1, tokens // longest + 1)
-        for size in cpu_inference.chunks(texts * heads, longest)
+        for size in chunks(texts * heads, longest)
     }
     for size, longest in sorted(shapes):
         x = weight.new_zeros(size, 1, longest, config.head_dim)
-        cpu_inference.attend(x, x, x, bias=None)
+        attend(x, x, x, bias=None)
 
 
 def _replace(layer: BertLayer, name: str, activation: str | None, threads: tuple[int, ...]) -> None:

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from model.attention import attention_for
+from model.attention.choose import attention_for
 from model.attention.padded import BucketedAttention, PaddedAttention
 from model.packing import SequenceBounds
 from tests.model.attention.cases import (

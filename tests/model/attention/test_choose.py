@@ -3,7 +3,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from model.attention import attention_for, cpu_inference
+from model.attention import cpu_inference
+from model.attention.choose import attention_for
 from model.attention.cpu_training import MatmulAttention
 from model.attention.padded import BucketedAttention, PaddedAttention
 from model.packing import SequenceBounds

@@ -1,0 +1,60 @@
+"""Attention over packed sequences, and the choice of its implementation.
+
+Scaled dot-product attention (Vaswani et al. 2017, section 3.2.1), bidirectional within each sequence, never
+across two. There may be fewer queries than keys: the last layer computes queries at output positions only.
+
+Shapes in this package: T packed tokens, Q packed queries, N heads, D head_dim, S sequences.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from model.attention.cpu_inference import is_faster
+from model.attention.cpu_training import MatmulAttention
+from model.attention.padded import BucketedAttention, PaddedAttention
+from model.attention.varlen import VarlenAttention, can_use_varlen
+from model.packing import SequenceBounds
+
+
+class Attention(Protocol):
+    """Attention of one batch, built once and used by every layer."""
+
+    def self_attention(self, qkv: Tensor) -> Tensor:
+        """Every token is a query: (T, 3, N, D) -> (T, N, D)"""
+        ...
+
+    def cross_attention(self, query: Tensor, key_value: Tensor) -> Tensor:
+        """Some tokens are queries: query (Q, N, D), key_value (T, 2, N, D) -> (Q, N, D)
+
+        On a CPU, rows after the last sequence get zeros.
+        """
+        ...
+
+
+def attention_for(
+    queries: SequenceBounds,
+    keys: SequenceBounds,
+    device: torch.device,
+    dtype: torch.dtype,
+    head_dim: int,
+) -> Attention:
+    """The fastest implementation for a batch.
+
+    Args:
+        queries: how many queries each sequence has; the same object as `keys` where every token is a query.
+        keys: tokens of each sequence.
+        device, dtype, head_dim: of the tensors that attention will get.
+    """
+    if can_use_varlen(device, dtype, head_dim):
+        return VarlenAttention(queries, keys)
+    if keys.lengths is None or queries.lengths is None:
+        return PaddedAttention(queries, keys)
+    if device.type == "cpu" and torch.is_grad_enabled():
+        return MatmulAttention(queries, keys)
+    batch_invariant = device.type == "cpu" and dtype.itemsize == 2
+    matmuls = batch_invariant and queries is keys and is_faster(dtype, head_dim)
+    return BucketedAttention(queries, keys, device, batch_invariant=batch_invariant, matmuls=matmuls)
