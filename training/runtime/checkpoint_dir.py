@@ -18,7 +18,14 @@ from training.errors import RunError
 
 _NAMES = (
     *("config.json", "*.safetensors", "model.safetensors.index.json", "vocab.txt"),
-    *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "README.md", "recipe.json", "*.png"),
+    *(
+        "tokenizer.json",
+        "tokenizer_config.json",
+        "special_tokens_map.json",
+        "README.md",
+        "recipe.json",
+        "*.png",
+    ),
 )
 """Files of a checkpoint, its model card's among them."""
 

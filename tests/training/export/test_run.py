@@ -182,7 +182,9 @@ def test_export_writes_nothing_if_one_directory_has_other_files(run: Recipe) -> 
 # --- the model card ------------------------------------------------------------------------------------------------
 
 
-def test_card_has_the_recipe_that_was_trained_and_not_the_command_line_of_now(run: Recipe, trained: Recipe) -> None:
+def test_card_has_the_recipe_that_was_trained_and_not_the_command_line_of_now(
+    run: Recipe, trained: Recipe
+) -> None:
     for target in export(run):
         card = (target / "README.md").read_text()
         command = "all tiny.toml pretrain.tokens=2560 'finetune.seeds=[5, 6]' finetune.epochs=0.5\n"

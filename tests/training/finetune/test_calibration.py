@@ -19,7 +19,23 @@ from training.finetune import calibration
 from training.finetune.calibration import calibrate
 from training.sources.documents import Document
 
-WORDS = "the a film movie was is good bad great boring and i loved hated it".split()
+WORDS = [
+    "the",
+    "a",
+    "film",
+    "movie",
+    "was",
+    "is",
+    "good",
+    "bad",
+    "great",
+    "boring",
+    "and",
+    "i",
+    "loved",
+    "hated",
+    "it",
+]
 
 
 @pytest.fixture
@@ -108,7 +124,9 @@ def test_calibrate_limits_the_weight_of_a_large_source(
         sure = label(model, make_dev(tokenizer, 40, seed=1), wrong=2)
         unsure = label(model, make_dev(tokenizer, 40, seed=2), wrong=18)
         many = dataclasses.replace(
-            unsure, text=RepeatedText(unsure, count // 40), targets=np.tile(unsure.targets, (count // 40, 1)),
+            unsure,
+            text=RepeatedText(unsure, count // 40),
+            targets=np.tile(unsure.targets, (count // 40, 1)),
             read=["text"] * count,
         )
         temperatures.append(calibrate(model, {"sure": sure, "many": many}))

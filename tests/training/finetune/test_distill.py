@@ -155,7 +155,12 @@ def test_student_learns_from_the_teacher_where_labels_are_wrong(
     for name, count in (("wrong", 60), ("unlabelled", 120)):
         rows = [{"text": review(rng, good=i % 2 == 1), "label": 1 - i % 2} for i in range(count)]
         (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    overrides = (f"distill.teacher={teacher}", "distill.weight=1", "finetune.dev_fraction=0", "finetune.epochs=8")
+    overrides = (
+        f"distill.teacher={teacher}",
+        "distill.weight=1",
+        "finetune.dev_fraction=0",
+        "finetune.epochs=8",
+    )
     recipe = make_recipe(*LARGER, *overrides)
     assert recipe.distill is not None
     unlabelled = SourceConfig(path=str(tmp_path / "unlabelled.jsonl"))
@@ -185,5 +190,3 @@ def test_distill_by_a_teacher_that_is_no_classifier_or_has_other_labels_is_refus
     distilled = recipe.model_copy(update={"distill": recipe.distill.model_copy(update={"teacher": teacher})})
     with pytest.raises(RunError, match=r"has the labels \['NEGATIVE', 'POSITIVE'\], not \['BAD', 'GOOD'\]"):
         run_distill(changed(distilled, labels={"0": "BAD", "1": "GOOD"}))
-
-

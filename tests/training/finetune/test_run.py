@@ -29,7 +29,13 @@ from training.pretrain.run import new_model
 from training.recipe import FinetuneConfig, Recipe, SourceConfig, read_resolved
 from training.report.run import evaluate
 
-TORCHRUN = ("-m", "torch.distributed.run", "--nproc-per-node=2", "--rdzv-backend=c10d", "--rdzv-endpoint=localhost:0")
+TORCHRUN = (
+    "-m",
+    "torch.distributed.run",
+    "--nproc-per-node=2",
+    "--rdzv-backend=c10d",
+    "--rdzv-endpoint=localhost:0",
+)
 
 
 def save_new_network(recipe: Recipe) -> Recipe:
@@ -84,7 +90,12 @@ def test_finetune_with_read_both_is_as_good_on_pairs_as_on_single_texts(
     write_reviews(tmp_path / "titles.jsonl", 320, seed=1)
     write_reviews(tmp_path / "titles-test.jsonl", 100, seed=2)
     recipe = make_recipe(
-        *("model.hidden_size=64", "finetune.learning_rate=2e-3", "finetune.epochs=8", "finetune.dev_fraction=0.1")
+        *(
+            "model.hidden_size=64",
+            "finetune.learning_rate=2e-3",
+            "finetune.epochs=8",
+            "finetune.dev_fraction=0.1",
+        )
     )
     train, test = (
         SourceConfig(path=str(tmp_path / name), text=("title", "body"), read="both", label="label")
@@ -107,7 +118,9 @@ def test_finetune_labels_join_values_and_leave_some_out(
     (tmp_path / "stars.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     labels = {"1": "BAD", "2": "BAD", "3": "", "4": "GOOD", "5": "GOOD"}
     source = SourceConfig(path=str(tmp_path / "stars.jsonl"), label="stars")
-    recipe = make_recipe("finetune.epochs=0.2", "finetune.dev_fraction=0", f"finetune.pretrained={save_pretrained()}")
+    recipe = make_recipe(
+        "finetune.epochs=0.2", "finetune.dev_fraction=0", f"finetune.pretrained={save_pretrained()}"
+    )
     recipe = changed(recipe, train=(source,), test=(), labels=labels)
     assert finetune(recipe)
     assert load_checkpoint(recipe.folder / "sentiment").config.labels == ["BAD", "GOOD"]
@@ -220,7 +233,9 @@ def test_classifier_starts_from_the_pretrained_encoder_and_pooler(pretrained: Pa
     assert (model.config.hidden_dropout_prob, model.config.attention_probs_dropout_prob) == (0.1, 0.0)
 
 
-def test_classifier_starts_from_a_checkpoint_without_next_sentence_head(save_pretrained: MakeCheckpoint) -> None:
+def test_classifier_starts_from_a_checkpoint_without_next_sentence_head(
+    save_pretrained: MakeCheckpoint,
+) -> None:
     source = load_checkpoint(save_pretrained("no-nsp", next_sentence=False)).model
     assert isinstance(source, BertForPreTraining)
     assert isinstance(classifier_from(source, FinetuneConfig(), 1), BertForSequenceClassification)

@@ -107,7 +107,11 @@ def test_baseline_without_anything_to_learn_is_a_value_error(fit: object) -> Non
     [("这部电影很好看", "这部电影很难看"), ("หนังเรื่องนี้ดี", "หนังเรื่องนี้แย่"), ("おもしろい", "つまらない")],
 )
 def test_baseline_finds_words_in_scripts_without_spaces(good: str, bad: str) -> None:
-    rows = [(f"{name}{text}{name[::-1]}", label) for name in ("我的", "他是", "คน") for text, label in ((good, 1), (bad, 0))]
+    rows = [
+        (f"{name}{text}{name[::-1]}", label)
+        for name in ("我的", "他是", "คน")
+        for text, label in ((good, 1), (bad, 0))
+    ]
     part = labelled(*rows)
     for fit in (fit_tfidf, fit_naive_bayes):
         assert answers(fit(part[:4], []), part[4:]) == [1, 0]

@@ -56,7 +56,9 @@ def test_evaluate_without_models_names_the_command(make_recipe: MakeRecipe) -> N
         evaluate(make_recipe())
 
 
-def test_evaluate_of_a_pretrained_network_alone(make_recipe: MakeRecipe, caplog: pytest.LogCaptureFixture) -> None:
+def test_evaluate_of_a_pretrained_network_alone(
+    make_recipe: MakeRecipe, caplog: pytest.LogCaptureFixture
+) -> None:
     caplog.set_level(logging.INFO)
     recipe = make_recipe()
     save_models(recipe, recipe.folder, "pretrained")
@@ -88,7 +90,9 @@ def test_evaluate_of_a_classifier_alone_and_its_plots(make_recipe: MakeRecipe) -
     assert "masked-LM loss" not in text
     assert "| reviews | 20 |" in text
     plots = sorted(file.name for file in recipe.folder.glob("*.png"))
-    assert plots == ["confusion-reviews.png", "reliability-reviews.png"], "those of an earlier report are deleted"
+    assert plots == ["confusion-reviews.png", "reliability-reviews.png"], (
+        "those of an earlier report are deleted"
+    )
     report = (recipe.folder / "report.md").read_text()
     assert report.startswith(text)
     assert all(f"]({name})" in report for name in plots)
@@ -117,7 +121,9 @@ def test_evaluate_weights_on_labelled_texts_alone(make_recipe: MakeRecipe, tmp_p
     assert "held-out" not in text
 
 
-def test_evaluate_of_a_classifier_with_other_labels_is_refused(make_recipe: MakeRecipe, sentiment: Path) -> None:
+def test_evaluate_of_a_classifier_with_other_labels_is_refused(
+    make_recipe: MakeRecipe, sentiment: Path
+) -> None:
     recipe = make_recipe("finetune.labels={0='POSITIVE',1='NEGATIVE'}")
     (recipe.folder / "sentiment").symlink_to(sentiment)
     with pytest.raises(RunError, match=r"has the labels \['NEGATIVE', 'POSITIVE'\], but finetune.labels are"):
@@ -151,7 +157,12 @@ def test_evaluate_of_heldout_text_in_another_vocabulary_is_refused(
 def test_evaluate_of_domains_and_readings_and_seeds(make_recipe: MakeRecipe, tmp_path: Path) -> None:
     rng = random.Random(2)
     rows = [
-        {"title": "A review.", "text": review(rng, i % 2 == 1), "label": i % 2, "shop": "book" if i < 120 else "car"}
+        {
+            "title": "A review.",
+            "text": review(rng, i % 2 == 1),
+            "label": i % 2,
+            "shop": "book" if i < 120 else "car",
+        }
         for i in range(140)
     ]
     (tmp_path / "shops.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -183,9 +194,20 @@ def test_tables_missing_figure_is_a_dash() -> None:
 
 
 def test_tables_have_a_trivial_guess_beside_each_figure() -> None:
-    bags = {bag: {"reviews": Figures(0.8, 0.79)} for bag in ("TF-IDF + logistic regression", "naive Bayes (1-3-grams)")}
+    bags = {
+        bag: {"reviews": Figures(0.8, 0.79)}
+        for bag in ("TF-IDF + logistic regression", "naive Bayes (1-3-grams)")
+    }
     text = tables(Report({"tweets": PRETRAINING}, {"reviews": TEST}, [], bags))
-    for guess in ("unigram entropy", "most frequent token", "coin", "majority", "TF-IDF", "naive Bayes", "by chance"):
+    for guess in (
+        "unigram entropy",
+        "most frequent token",
+        "coin",
+        "majority",
+        "TF-IDF",
+        "naive Bayes",
+        "by chance",
+    ):
         assert guess in text
     assert "| reviews | 10 | 0.9000 ± 0.0949 | 0.5000 | 0.8000 | 0.8000 | 0.8800 | 0.0200 | 0.0100 |" in text
 
@@ -207,5 +229,7 @@ def test_tables_domain_line_has_the_same_mean_of_the_baselines() -> None:
     test = replace(TEST, mean_balanced_accuracy=0.85, worst_domain="car", worst_balanced_accuracy=0.7)
     bags = {"bag": {"reviews": Figures(0.8, 0.75)}, "none": {}}
     text = tables(Report({}, {"reviews (pair)": test}, [], bags))
-    wanted = "reviews (pair): mean balanced accuracy over domains 0.8500 (bag 0.7500); worst domain car, 0.7000."
+    wanted = (
+        "reviews (pair): mean balanced accuracy over domains 0.8500 (bag 0.7500); worst domain car, 0.7000."
+    )
     assert wanted in text
