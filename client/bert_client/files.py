@@ -71,7 +71,6 @@ _BYTE_ORDER_MARKS = (  # UTF-32's begins as UTF-16's does
     (codecs.BOM_UTF16_LE, "utf-16"),
     (codecs.BOM_UTF16_BE, "utf-16"),
 )
-_UNDECODED = re.compile("[\ud800-\udfff]")
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,9 +177,12 @@ def text_fault(text: str, encoding: str) -> str | None:
     """What is wrong with a text that holds a NUL, or bytes that are not of its encoding; None if nothing is."""
     if "\0" in text:
         return "it holds a NUL byte"
-    if text.isascii() or (found := _UNDECODED.search(text)) is None:
+    try:
+        text.encode()  # fast, unlike a search for surrogates
+    except UnicodeEncodeError as error:
+        code = ord(text[error.start])
+    else:
         return None
-    code = ord(found[0])
     if not 0xDC80 <= code <= 0xDCFF:
         return "it holds half a character of UTF-16"
     remedy = "state the encoding of the file, such as windows-1252, or convert the file to UTF-8"

@@ -22,6 +22,7 @@ from pathlib import Path
 import httpx
 import pytest
 
+from tests.conftest import MakeCheckpoint
 from tests.docs.blocks import DOCS, blocks
 from tests.training import fields
 from tests.training.commands import ENVIRONMENT, PATIENCE, ROOT
@@ -51,9 +52,8 @@ num_hidden_layers = 1
 
 SMALL_BUDGETS = {
     "pretrain.tokens=100_000_000": "pretrain.tokens=12_288",
-    "pretrain.start=": "pretrain.tokens=1024 finetune.epochs=0.1 pretrain.start=",
+    "pretrain.start=": "pretrain.tokens=1024 pretrain.start=",
     "adapt.tokens=2_000_000": "adapt.tokens=2048",
-    "finetune.pretrained=model": "finetune.epochs=0.1 finetune.pretrained=model",
     "pretrain.batch_tokens=8192": "pretrain.tokens=4096",
     "pretrain.batch_tokens=65_536": "pretrain.tokens=4096",
     "--nproc-per-node 8": "--nproc-per-node 1",
@@ -99,8 +99,11 @@ def _literals() -> Iterator[str]:
 
 
 @pytest.fixture(scope="module")
-def workplace(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with the page's recipe, texts for it, and the programs that it calls."""
+def workplace(
+    tmp_path_factory: pytest.TempPathFactory, save_pretrained: MakeCheckpoint, save_sentiment: MakeCheckpoint
+) -> Path:
+    """A folder with the page's recipe, texts for it, the programs that it calls, and tiny weights in place of the
+    shipped ones."""
     folder = tmp_path_factory.mktemp("docs")
     rng = random.Random(0)
     (folder / "texts").mkdir()
@@ -113,7 +116,9 @@ def workplace(tmp_path_factory: pytest.TempPathFactory) -> Path:
                 rows.writerow([sentence(rng), review(rng, good=bool(i % 2)), ("negative", "positive")[i % 2]])
     (recipe,) = [block.text for block in blocks(PAGE) if block.language == "toml"]
     (folder / "mine.toml").write_text(_replaced(recipe, SMALL_RECIPE) + SMALL_NETWORK)
-    (folder / "model").symlink_to(ROOT / "model")
+    (folder / "model" / "weights").mkdir(parents=True)
+    for name, save in (("pretrained", save_pretrained), ("sentiment", save_sentiment)):
+        (folder / "model" / "weights" / name).symlink_to(save(name, max_position_embeddings=512))
     (folder / "bin").mkdir()
     for name, arguments in {"torchrun": "-m torch.distributed.run ", "bert-serve": "-m app "}.items():
         program = folder / "bin" / name
@@ -216,7 +221,8 @@ def missing_files(runs: Path) -> list[str]:
 
 def environment(workplace: Path, **more: str) -> dict[str, str]:
     path = os.pathsep.join([str(workplace / "bin"), os.environ["PATH"]])
-    return ENVIRONMENT | {"PATH": path, "PYTHONPATH": str(ROOT)} | more
+    sources = os.pathsep.join([str(ROOT), str(ROOT / "client")])
+    return ENVIRONMENT | {"PATH": path, "PYTHONPATH": sources} | more
 
 
 def free_port() -> int:

@@ -14,7 +14,7 @@ from training.corpus.encode import NO_LABEL
 from training.corpus.shards import ShardInput
 from training.errors import RunError, SourceError
 from training.recipe import FinetuneConfig, Recipe, SourceConfig, source_name
-from training.sources.detokenize import typographic
+from training.sources.detokenize import capitals, contractions, typographic
 from training.sources.documents import Document, documents
 from training.sources.labels import with_label_index
 from training.sources.split import HashSplit, group_hash, split_by_hash, text_hash
@@ -293,10 +293,16 @@ def _count_labels(routed: Iterable[_Routed], counts: Counter[int]) -> Iterator[_
 
 
 def _augmented(document: Document, key: int, fraction: float) -> Document:
-    """About `fraction` of the documents with typographic marks; always the same ones."""
-    if _fraction(key, salt=2) >= fraction:
+    """About `fraction` of the documents with other contractions, capitals and marks; always the same ones."""
+    rng = np.random.default_rng((key, 2))
+    if rng.random() >= fraction:
         return document
-    fields = tuple(map(typographic, document.fields))
+    fields = document.fields
+    if rng.random() < 0.5:
+        fields = tuple(contractions(field, rng) for field in fields)
+    if rng.random() < 0.5:
+        fields = tuple(capitals(field, rng) for field in fields)
+    fields = tuple(map(typographic, fields))
     return replace(document, text="\n".join(filter(None, fields)), fields=fields)
 
 

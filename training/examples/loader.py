@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 import signal
-from collections.abc import Iterator, Sequence, Sized
+from collections.abc import Callable, Iterator, Sequence, Sized
 from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
@@ -62,6 +62,10 @@ class WindowExamples(Protocol[E_co]):
             max_tokens: cut the example to so many tokens; None leaves it as it is.
         """
         ...
+
+
+WindowAt = Callable[[int, int], WindowExamples[E]]
+"""(epoch, number) -> window."""
 
 
 class ExampleStream(Protocol[E, B_co]):
@@ -130,18 +134,17 @@ class MicroBatches(IterableDataset[MicroBatch[B]], Generic[E, B]):
         self.config = config
         self.first = first
         self.positions = dict(positions)
-        self._window = functools.lru_cache(3)(
-            stream.window
-        )  # lanes cross the end of a window one after another
 
     def __iter__(self) -> Iterator[MicroBatch[B]]:
         info = get_worker_info()
         worker, workers = (info.id, info.num_workers) if info else (0, 1)
+        # Lanes cross the end of a window one after another. A cache cannot be sent to a worker, so it is made here.
+        window = functools.lru_cache(3)(self.stream.window)
         for i, number in enumerate(self.config.numbers(self.first)):
             if i % workers == worker:
-                yield self._make(number)
+                yield self._make(number, window)
 
-    def _make(self, number: int) -> MicroBatch[B]:
+    def _make(self, number: int, window_at: WindowAt[E]) -> MicroBatch[B]:
         lane = number % LANES
         progress = min(1.0, number / self.config.total)
         shape = self.stream.shape(progress)
@@ -149,7 +152,7 @@ class MicroBatches(IterableDataset[MicroBatch[B]], Generic[E, B]):
         examples: list[E] = []
         left = shape.tokens
         while True:
-            window, position = self._next(position)
+            window, position = self._next(position, window_at)
             example = window.make(position[2], progress)
             if len(example) > left:
                 if not self.stream.can_cut or left < MIN_TOKENS_TO_CUT:
@@ -163,10 +166,10 @@ class MicroBatches(IterableDataset[MicroBatch[B]], Generic[E, B]):
         self.positions[lane] = position
         return MicroBatch(self.stream.collate(examples, shape), lane, position)
 
-    def _next(self, position: Position) -> tuple[WindowExamples[E], Position]:
+    def _next(self, position: Position, window_at: WindowAt[E]) -> tuple[WindowExamples[E], Position]:
         """The window that holds the next example, and the example's position."""
         epoch, number, index = position
-        while index >= len(window := self._window(epoch, number)):
+        while index >= len(window := window_at(epoch, number)):
             index -= len(window)
             number += 1
             if number == self.stream.num_windows():

@@ -23,7 +23,7 @@ from training.sources.plain_text import (
     tidy,
     wikitext_texts,
 )
-from training.sources.tables import Row, columns_of, label_value, read_rows, text_value, warn_once
+from training.sources.tables import Row, columns_of, label_value, log_once, read_rows, text_value
 
 FIRST_ROWS = 1000
 """Rows of a source of which one must have each column: JSON lines may leave out what is null."""
@@ -119,7 +119,7 @@ def _from_files(
         reason = rows.first_skipped or "fill it, or take it out of the source"
         raise SourceError(f"{empty[0]}: holds no text; {reason}")
     if empty:
-        warn_once(f"{source_name(source)}: {len(empty)} files hold no text (the first is {empty[0]})")
+        log_once(f"{source_name(source)}: {len(empty)} files hold no text (the first is {empty[0]})")
 
 
 def _from_file(
@@ -238,7 +238,7 @@ class _RowReader:
         if self._rows:
             self._check_columns()
         if self._skipped:
-            warn_once(
+            log_once(
                 f"{source_name(self._source)}: {self._skipped:,} of {self._rows:,} rows have no text and are "
                 f"skipped (the first is {self.first_skipped})"
             )

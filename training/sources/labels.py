@@ -7,8 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping
 
 from training.errors import SourceError
 from training.sources.documents import Document
-
-logger = logging.getLogger(__name__)
+from training.sources.tables import log_once
 
 
 def with_label_index(found: Iterable[Document], labels: Mapping[str, str]) -> Iterator[tuple[Document, int]]:
@@ -23,16 +22,17 @@ def with_label_index(found: Iterable[Document], labels: Mapping[str, str]) -> It
     """
     names = dict.fromkeys(filter(None, labels.values()))
     index = {name: number for number, name in enumerate(names)}
-    left_out = 0
+    left_out, first = 0, ""
     for document in found:
         label = labels.get(document.label or "")
         if label is None:
             raise _unknown_label(document, labels)
         if label:
             yield document, index[label]
-        left_out += not label
+        else:
+            left_out, first = left_out + 1, first or document.place
     if left_out:
-        logger.info("left out %d documents, as finetune.labels says", left_out)
+        log_once(f"left out {left_out:,} documents by their label (the first is {first})", logging.INFO)
 
 
 def _unknown_label(document: Document, labels: Mapping[str, str]) -> SourceError:

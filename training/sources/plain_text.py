@@ -81,8 +81,10 @@ def clean(text: str) -> str:
 
 def tidy(text: str) -> str:
     """Line ends of other systems become newlines; half characters are replaced."""
-    if not text.isascii():
-        text = _SURROGATE.sub("\ufffd", text)  # JSON can spell what no file can hold
+    try:
+        text.encode()
+    except UnicodeEncodeError:  # JSON can spell what no file can hold
+        text = _SURROGATE.sub("\ufffd", text)
     return text.replace("\r\n", "\n").replace("\r", "\n").strip()
 
 

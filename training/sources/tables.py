@@ -44,7 +44,7 @@ def read_rows(file: Path, form: str | None, source: SourceConfig, progress: Prog
                 cells = row.cells
                 yield row.number, cells | {address: cells[name] for address, name in renamed.items()}
             for warning in table.warnings:
-                warn_once(warning)
+                log_once(warning)
     except TableError as error:
         raise SourceError(str(error)) from error
 
@@ -83,6 +83,6 @@ def is_nan(value: Any) -> bool:
 
 
 @functools.cache
-def warn_once(message: str) -> None:
-    """Log a warning, the first time: a stage may read a source several times."""
-    logger.warning(message)
+def log_once(message: str, level: int = logging.WARNING) -> None:
+    """Log a message the first time only, because a stage may read a source several times."""
+    logger.log(level, message)

@@ -1,4 +1,4 @@
-"""From documents to shards and back: what is kept, what is made anew, and what is refused."""
+"""Documents to shards and back: splits, interruptions, what is made again, what is refused."""
 
 from __future__ import annotations
 
@@ -13,14 +13,15 @@ from typing import Any
 
 import numpy as np
 import pytest
-from training.corpus.pieces import pieces
 
 from model.tokenizer import SPECIAL_TOKENS, Tokenizer
 from tests.training.commands import occupied
-from training.corpus import pieces as pieces_module
-from training.corpus import prepare as corpus_module
-from training.corpus.engines import local as workers_module
-from training.corpus.prepare import Corpus, check_recipe, entropy, prepare
+from training.corpus import inputs as inputs_module
+from training.corpus import reader as reader_module
+from training.corpus.engines import local as local_engine
+from training.corpus.inputs import pretraining_inputs
+from training.corpus.prepare import check_corpus_settings, entropy, prepare
+from training.corpus.reader import PreparedText, TextWindow
 from training.errors import CorpusError, RunError, SourceError
 from training.recipe import Recipe
 from training.sources.documents import documents
@@ -53,7 +54,7 @@ def write_texts(file: Path, texts: list[str]) -> None:
 
 def recipe(root: Path, **corpus: Any) -> Recipe:
     sources = [{"path": "a.jsonl"}, {"path": "b.jsonl"}]
-    settings = {"sources": sources, "workers": 1, "heldout_fraction": 0.1} | corpus
+    settings = {"sources": sources, "heldout_fraction": 0.1} | corpus
     return Recipe(name="test", data=root / "data", run=root / "runs", corpus=settings)  # type: ignore[arg-type]
 
 
@@ -62,16 +63,22 @@ def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Two sources of 60 and 40 documents, and shards so small that each source needs several."""
     write_documents(tmp_path / "data" / "a.jsonl", 60, seed=1)
     write_documents(tmp_path / "data" / "b.jsonl", 40, seed=2)
-    monkeypatch.setattr(pieces_module, "PIECE_CHARACTERS", 2000)
+    monkeypatch.setattr(inputs_module, "SHARD_CHARACTERS", 2000)
     return tmp_path
 
 
-def texts_of(corpus: Corpus, tokenizer: Tokenizer = TOKENIZER) -> list[str]:
+def window(folder: Path) -> TextWindow:
+    """All shards of a prepared folder."""
+    text = PreparedText.open(folder)
+    return text.window(range(len(text.shards)))
+
+
+def texts_of(folder: Path, tokenizer: Tokenizer = TOKENIZER) -> list[str]:
     """Each document, its sentences joined by spaces."""
-    found = []
-    for begin, end in zip(corpus.document_starts[:-1], corpus.document_starts[1:], strict=True):
-        first, last = corpus.sentence_starts[begin], corpus.sentence_starts[end]
-        words = map(tokenizer.token, corpus.tokens(int(first), int(last)).tolist())
+    text, found = window(folder), []
+    for begin, end in zip(text.document_starts[:-1], text.document_starts[1:], strict=True):
+        first, last = text.sentence_starts[begin], text.sentence_starts[end]
+        words = map(tokenizer.token, text.tokens(int(first), int(last)).tolist())
         found.append(" ".join(words).replace(" .", "."))
     return found
 
@@ -84,38 +91,37 @@ def as_read(texts: list[str]) -> list[str]:
     return [text.replace("\n", " ").lower() for text in texts]
 
 
-# --- what is kept
+# --- shards
 
 
-def test_every_document_comes_back_in_order_from_several_shards(root: Path) -> None:
+def test_prepare_keeps_every_document_in_order_over_several_shards(root: Path) -> None:
     folder = prepare(recipe(root, heldout_fraction=0), TOKENIZER)
-    corpus = Corpus.open(folder / "train")
     written = [document.text for s in recipe(root).corpus.sources for document in documents(s, root / "data")]
-    assert len(corpus.manifest["shards"]) > 5
-    assert texts_of(corpus) == as_read(written)
+    assert len(PreparedText.open(folder / "train").shards) > 5
+    assert texts_of(folder / "train") == as_read(written)
     assert not (folder / "heldout").exists()
 
 
-def test_boundaries_are_those_of_sentences_and_documents(root: Path) -> None:
-    corpus = Corpus.open(prepare(recipe(root), TOKENIZER) / "train")
-    assert corpus.sentence_starts.dtype == corpus.document_starts.dtype == np.int64
-    assert (corpus.sentence_starts[0], corpus.sentence_starts[-1]) == (0, corpus.num_tokens)
-    assert (corpus.document_starts[0], corpus.document_starts[-1]) == (0, corpus.num_sentences)
-    assert len(corpus.sentence_starts) == corpus.num_sentences + 1
-    assert len(corpus.document_starts) == corpus.num_documents + 1
-    assert set(np.diff(corpus.sentence_starts)) == {6}
-    firsts = [int(corpus.tokens(first, first + 1)[0]) for first in corpus.sentence_starts[:-1].tolist()]
+def test_prepare_boundaries_are_those_of_sentences_and_documents(root: Path) -> None:
+    folder = prepare(recipe(root), TOKENIZER) / "train"
+    text, opened = window(folder), PreparedText.open(folder)
+    assert (text.sentence_starts[0], text.sentence_starts[-1]) == (0, opened.tokens)
+    assert (text.document_starts[0], text.document_starts[-1]) == (0, len(text.sentence_starts) - 1)
+    assert len(text.document_starts) == opened.documents + 1
+    assert set(np.diff(text.sentence_starts)) == {6}
+    firsts = [int(text.tokens(first, first + 1)[0]) for first in text.sentence_starts[:-1].tolist()]
     assert set(firsts) == {TOKENIZER.token_id("the")}
 
 
-def test_counts_agree_with_the_arrays_and_per_source(root: Path) -> None:
-    corpus = Corpus.open(prepare(recipe(root), TOKENIZER) / "train")
-    assert list(corpus.manifest["sources"]) == ["a", "b"]
-    for key, total in (("tokens", corpus.num_tokens), ("sentences", corpus.num_sentences)):
-        assert sum(counts[key] for counts in corpus.manifest["sources"].values()) == total
-    assert corpus.token_counts().sum() == corpus.num_tokens
-    assert corpus.unigram_entropy == pytest.approx(entropy(corpus.token_counts()))
-    assert 2 < corpus.unigram_entropy < math.log(TOKENIZER.vocab_size)
+def test_prepare_counts_agree_with_the_arrays_and_per_source(root: Path) -> None:
+    folder = prepare(recipe(root), TOKENIZER) / "train"
+    text, manifest = PreparedText.open(folder), json.loads((folder / "manifest.json").read_text())
+    assert list(manifest["sources"]) == ["a", "b"]
+    for key, total in (("tokens", text.tokens), ("documents", text.documents)):
+        assert sum(counts[key] for counts in manifest["sources"].values()) == total
+    assert text.token_counts().sum() == text.tokens
+    assert text.unigram_entropy == pytest.approx(entropy(text.token_counts()))
+    assert 2 < text.unigram_entropy < math.log(TOKENIZER.vocab_size)
 
 
 def test_entropy_is_in_nats() -> None:
@@ -123,77 +129,71 @@ def test_entropy_is_in_nats() -> None:
     assert entropy(np.array([7])) == 0
 
 
-def test_ids_of_a_large_vocabulary_have_32_bits(root: Path) -> None:
+def test_prepare_stores_ids_of_a_large_vocabulary_in_32_bits(root: Path) -> None:
     large = Tokenizer.from_vocab([*SPECIAL_TOKENS, *(f"w{i}" for i in range(70_000)), *TOKENIZER.vocab[5:]])
-    narrow = Corpus.open(prepare(recipe(root), TOKENIZER) / "train")
+    narrow = window(prepare(recipe(root), TOKENIZER) / "train")
     assert narrow.tokens(0, 6).dtype == np.uint16
-    wide = Corpus.open(prepare(recipe(root), large) / "train")
+    wide = window(prepare(recipe(root), large) / "train")
     assert wide.tokens(0, 6).dtype == np.uint32
-    assert wide.num_tokens == narrow.num_tokens
-    assert wide.token_counts().sum() == wide.num_tokens
+    assert np.array_equal(wide.sentence_starts, narrow.sentence_starts)
 
 
-def test_tokens_are_read_from_the_file_not_into_memory(root: Path) -> None:
-    tokens = Corpus.open(prepare(recipe(root), TOKENIZER) / "train").tokens(6, 18)
-    assert isinstance(tokens.base, np.memmap)
-    assert not tokens.flags.writeable
-
-
-def test_more_shards_than_open_files_can_be_read(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(corpus_module, "OPEN_SHARDS", 2)
-    corpus = Corpus.open(prepare(recipe(root), TOKENIZER) / "train")
-    assert texts_of(corpus) == texts_of(corpus)
-
-
-def test_lines_that_are_sentences_are_not_split(root: Path) -> None:
+def test_prepare_does_not_split_lines_that_are_sentences(root: Path) -> None:
     (root / "data" / "lines.txt").write_text(
         "The film. The plot was good\nthe joke\n\nThe hero was bad\nthe end"
     )
     source = {"path": "lines.txt", "lines": "sentence"}
-    corpus = Corpus.open(prepare(recipe(root, sources=[source], heldout_fraction=0), TOKENIZER) / "train")
-    assert np.diff(corpus.sentence_starts).tolist() == [7, 2, 4, 2]
-    assert corpus.document_starts.tolist() == [0, 2, 4]
+    text = window(prepare(recipe(root, sources=[source], heldout_fraction=0), TOKENIZER) / "train")
+    assert np.diff(text.sentence_starts).tolist() == [7, 2, 4, 2]
+    assert text.document_starts.tolist() == [0, 2, 4]
+
+
+def test_prepare_writes_the_same_bytes_from_the_same_text(root: Path) -> None:
+    one, two = (prepare(recipe(root).model_copy(update={"name": name}), TOKENIZER) for name in "ab")
+    assert contents(one) == contents(two)
 
 
 # --- train and held-out
 
 
-def test_no_document_is_in_both_train_and_heldout(root: Path) -> None:
+def test_prepare_puts_no_document_in_both_train_and_heldout(root: Path) -> None:
     folder = prepare(recipe(root, heldout_fraction=0.3), TOKENIZER)
-    train = texts_of(Corpus.open(folder / "train"))
-    heldout = [t for name in ("a", "b") for t in texts_of(Corpus.open(folder / "heldout" / name))]
+    train = texts_of(folder / "train")
+    heldout = [t for name in ("a", "b") for t in texts_of(folder / "heldout" / name)]
     assert len(train) + len(heldout) == 100
     assert 10 < len(heldout) < 50
     assert not set(train) & set(heldout)
 
 
-def test_a_text_that_occurs_twice_is_on_one_side(root: Path) -> None:
+def test_prepare_puts_equal_texts_in_one_part(root: Path) -> None:
     texts = write_documents(root / "data" / "a.jsonl", 50, seed=3)
     write_texts(root / "data" / "b.jsonl", [f"  {text.upper()} " for text in texts])
     folder = prepare(recipe(root, heldout_fraction=0.4), TOKENIZER)
-    train = set(texts_of(Corpus.open(folder / "train")))
-    heldout = [set(texts_of(Corpus.open(folder / "heldout" / name))) for name in ("a", "b")]
+    train = set(texts_of(folder / "train"))
+    heldout = [set(texts_of(folder / "heldout" / name)) for name in ("a", "b")]
     assert heldout[0] == heldout[1]
     assert not train & heldout[0]
 
 
-def test_split_does_not_depend_on_other_documents_or_seed(root: Path) -> None:
-    before = texts_of(Corpus.open(prepare(recipe(root, heldout_fraction=0.3), TOKENIZER) / "heldout" / "a"))
+def test_prepare_split_does_not_depend_on_other_documents_or_seed(root: Path) -> None:
+    before = texts_of(prepare(recipe(root, heldout_fraction=0.3), TOKENIZER) / "heldout" / "a")
     with (root / "data" / "a.jsonl").open("a") as file:
         file.write(json.dumps({"text": "The hero. The plot."}) + "\n")
     again = recipe(root, heldout_fraction=0.3).model_copy(update={"seed": 9})
-    after = texts_of(Corpus.open(prepare(again, TOKENIZER) / "heldout" / "a"))
+    after = texts_of(prepare(again, TOKENIZER) / "heldout" / "a")
     assert [text for text in after if text != "the hero. the plot."] == before
 
 
 def parts_of(recipe: Recipe) -> tuple[set[str], set[str]]:
     """Texts to train on, and held-out ones."""
-    made = list(pieces(recipe))
-    train = {text for piece in made if piece.part == "train" for text in piece.texts}
-    return train, {text for piece in made if piece.part != "train" for text in piece.texts}
+    train: set[str] = set()
+    heldout: set[str] = set()
+    for shard in pretraining_inputs(recipe):
+        (train if shard.part == "train" else heldout).update(document.text for document in shard.documents)
+    return train, heldout
 
 
-def test_a_text_of_several_groups_is_on_one_side(tmp_path: Path) -> None:
+def test_pretraining_inputs_put_a_text_of_several_groups_in_one_part(tmp_path: Path) -> None:
     own = [{"film": film, "text": f"a text of {film}"} for film in ascii_lowercase]
     shared = [{"film": film, "text": "the same words"} for film in ascii_lowercase]
     (tmp_path / "data").mkdir()
@@ -205,7 +205,7 @@ def test_a_text_of_several_groups_is_on_one_side(tmp_path: Path) -> None:
     assert not train & heldout
 
 
-def test_a_text_of_two_sources_is_on_one_side_though_one_of_them_has_groups(tmp_path: Path) -> None:
+def test_pretraining_inputs_put_a_text_of_two_sources_in_one_part(tmp_path: Path) -> None:
     texts = [f"a text about {letter}" for letter in ascii_lowercase]
     write_texts(tmp_path / "data" / "a.jsonl", texts)
     rows = [json.dumps({"author": f"author {n % 5}", "text": text}) for n, text in enumerate(texts)]
@@ -217,7 +217,7 @@ def test_a_text_of_two_sources_is_on_one_side_though_one_of_them_has_groups(tmp_
         assert not train & heldout
 
 
-def test_what_is_in_a_group_of_a_heldout_source_is_not_trained_on(tmp_path: Path) -> None:
+def test_pretraining_inputs_leave_out_groups_of_heldout_sources(tmp_path: Path) -> None:
     rows = [json.dumps({"film": film, "text": f"{film} is {how}"}) for film in "ab" for how in ("good", "bad")]
     (tmp_path / "data").mkdir()
     (tmp_path / "data" / "a.jsonl").write_text("\n".join(rows))
@@ -227,21 +227,21 @@ def test_what_is_in_a_group_of_a_heldout_source_is_not_trained_on(tmp_path: Path
     assert (train, heldout) == ({"b is good", "b is bad"}, {"a is good"})
 
 
-def test_documents_of_heldout_sources_are_left_out_of_training(root: Path) -> None:
+def test_prepare_leaves_documents_of_heldout_sources_out_of_train(root: Path) -> None:
     shared = write_documents(root / "data" / "a.jsonl", 30, seed=4)
     write_texts(root / "data" / "dev.jsonl", [shared[3], shared[7].upper(), "The plot was good."])
     settings = {"heldout": [{"path": "dev.jsonl"}], "sources": [{"path": "a.jsonl"}], "heldout_fraction": 0.5}
     folder = prepare(recipe(root, **settings), TOKENIZER)
-    assert texts_of(Corpus.open(folder / "train")) == as_read(shared[:3] + shared[4:7] + shared[8:])
-    assert len(texts_of(Corpus.open(folder / "heldout" / "dev"))) == 3
+    assert texts_of(folder / "train") == as_read(shared[:3] + shared[4:7] + shared[8:])
+    assert len(texts_of(folder / "heldout" / "dev")) == 3
     assert [path.name for path in (folder / "heldout").iterdir()] == ["dev"]
 
 
-def test_a_small_source_holds_out_one_document_and_a_single_one_none(root: Path) -> None:
+def test_prepare_holds_out_one_document_of_a_small_source_and_never_the_only_one(root: Path) -> None:
     write_texts(root / "data" / "a.jsonl", ["The film was good.", "The plot was bad.", "The film  was GOOD."])
     write_texts(root / "data" / "b.jsonl", ["The hero was bad."])
     folder = prepare(recipe(root, heldout_fraction=1e-9), TOKENIZER)
-    sides = [texts_of(Corpus.open(folder / part)) for part in ("train", "heldout/a")]
+    sides = [texts_of(folder / part) for part in ("train", "heldout/a")]
     assert sorted({*sides[0]} - {"the hero was bad."} | {*sides[1]}) == [
         "the film was good.",
         "the plot was bad.",
@@ -249,11 +249,11 @@ def test_a_small_source_holds_out_one_document_and_a_single_one_none(root: Path)
     assert not (folder / "heldout" / "b").exists()
 
 
-def test_a_source_that_the_limit_would_hold_out_whole_is_trained_on(root: Path) -> None:
+def test_prepare_never_holds_out_a_whole_source(root: Path) -> None:
     write_texts(root / "data" / "a.jsonl", ["The film was good.", "The plot was bad."])
     write_texts(root / "data" / "b.jsonl", ["The hero was bad."])
     folder = prepare(recipe(root, heldout_fraction=1 - 1e-9), TOKENIZER)
-    sides = [texts_of(Corpus.open(folder / part)) for part in ("train", "heldout/a")]
+    sides = [texts_of(folder / part) for part in ("train", "heldout/a")]
     assert [len(side) for side in sides] == [2, 1]
     assert "the hero was bad." in sides[0]
     assert not (folder / "heldout" / "b").exists()
@@ -262,10 +262,10 @@ def test_a_source_that_the_limit_would_hold_out_whole_is_trained_on(root: Path) 
 # --- interruptions
 
 
-def test_two_at_once_are_refused(root: Path) -> None:
+def test_prepare_beside_another_prepare_is_refused(root: Path) -> None:
     with (
         occupied(root / "runs" / "test"),
-        pytest.raises(RunError, match=r"another process is at work in .*test: wait for its end"),
+        pytest.raises(RunError, match=r"another process works in .*test: wait until it ends"),
     ):
         prepare(recipe(root), TOKENIZER)
     assert prepare(recipe(root), TOKENIZER)
@@ -277,19 +277,19 @@ class Killed(BaseException):
 
 def killed_after(monkeypatch: pytest.MonkeyPatch, count: int) -> Callable[[], int]:
     """Let that many shards be made, then end in the middle of one. Returns how many were asked for since."""
-    original = workers_module.make_shard
+    original = local_engine.make_shard
     calls = [0]
 
-    def make_shard(encoder: Any, corpus: Path, piece: Any) -> Any:
+    def make_shard(encoder: Any, corpus: Path, shard_input: Any) -> Any:
         if calls[0] == count:
-            half = corpus / piece.part / "000099.tmp"
+            half = corpus / shard_input.part / "000099.tmp"
             half.mkdir(parents=True)
             (half / "tokens.npy").write_bytes(b"half a file")
             raise Killed
         calls[0] += 1
-        return original(encoder, corpus, piece)
+        return original(encoder, corpus, shard_input)
 
-    monkeypatch.setattr(workers_module, "make_shard", make_shard)
+    monkeypatch.setattr(local_engine, "make_shard", make_shard)
     return lambda: calls[0]
 
 
@@ -297,15 +297,17 @@ def made_at(folder: Path) -> dict[str, int]:
     return {str(file.relative_to(folder)): file.stat().st_mtime_ns for file in folder.rglob("*.npy")}
 
 
-def test_interrupted_run_continues_with_the_missing_shards(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_prepare_continues_with_the_shards_that_an_interrupted_run_is_missing(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     expected = contents(prepare(recipe(root).model_copy(update={"name": "whole"}), TOKENIZER))
     folder = recipe(root).folder / "corpus"
     with monkeypatch.context() as patch:
         killed_after(patch, 4)
         with pytest.raises(Killed):
             prepare(recipe(root), TOKENIZER)
-    with pytest.raises(CorpusError, match="unfinished one; run prepare again"):
-        Corpus.open(folder / "train")
+    with pytest.raises(CorpusError, match="not prepared, or not completely; run prepare"):
+        PreparedText.open(folder / "train")
     before = {name: time for name, time in made_at(folder).items() if "tmp" not in name}
     assert len(before) == 4 * 3
     assert prepare(recipe(root), TOKENIZER) == folder
@@ -313,13 +315,13 @@ def test_interrupted_run_continues_with_the_missing_shards(root: Path, monkeypat
     assert {k: v for k, v in contents(folder).items() if "tmp" not in k} == expected
 
 
-def test_finished_corpus_is_used_as_it_is(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_prepare_of_a_complete_corpus_makes_no_shard(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     prepare(recipe(root), TOKENIZER)
     killed_after(monkeypatch, 0)
-    prepare(recipe(root, workers=2), TOKENIZER)
+    prepare(recipe(root), TOKENIZER)
 
 
-def test_lost_and_damaged_shards_are_made_again(root: Path) -> None:
+def test_prepare_makes_lost_and_damaged_shards_again(root: Path) -> None:
     folder = prepare(recipe(root), TOKENIZER)
     expected = contents(folder)
     (folder / "train" / "000001" / "tokens.npy").unlink()
@@ -330,7 +332,7 @@ def test_lost_and_damaged_shards_are_made_again(root: Path) -> None:
 
 
 @pytest.mark.parametrize("change", ["recipe", "tokenizer", "text"])
-def test_what_was_made_from_something_else_is_made_anew(
+def test_prepare_of_another_recipe_tokenizer_or_text_starts_over(
     root: Path, caplog: pytest.LogCaptureFixture, change: str
 ) -> None:
     folder = prepare(recipe(root), TOKENIZER)
@@ -340,21 +342,21 @@ def test_what_was_made_from_something_else_is_made_anew(
         write_documents(root / "data" / "b.jsonl", 40, seed=5)
     settings: dict[str, Any] = {"heldout_fraction": 0.2} if change == "recipe" else {}
     prepare(recipe(root, **settings), CASED if change == "tokenizer" else TOKENIZER)
-    assert "starting anew" in caplog.text
+    assert "made from another recipe, tokenizer or text: making it again" in caplog.text
     assert not stray.exists()
 
 
-def test_a_corpus_that_a_run_reads_is_not_made_anew(root: Path) -> None:
+def test_prepare_does_not_replace_a_corpus_that_a_run_reads(root: Path) -> None:
     folder = prepare(recipe(root), TOKENIZER)
     before = made_at(folder)
-    with occupied(folder.parent / "pretrain"):
+    with occupied(folder.parent / "pretrain" / "rank-0"):
         prepare(recipe(root), TOKENIZER)
-        with pytest.raises(RunError, match="another process is at work"):
+        with pytest.raises(RunError, match=r"another process works in .*rank-0"):
             prepare(recipe(root), CASED)
     assert made_at(folder) == before
 
 
-def test_a_corpus_moved_with_its_data_is_still_the_same(
+def test_prepare_knows_a_corpus_that_moved_with_its_text(
     root: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     prepare(recipe(root), TOKENIZER)
@@ -369,10 +371,12 @@ def test_a_corpus_moved_with_its_data_is_still_the_same(
 # --- workers
 
 
-def test_two_workers_make_the_same_files_as_one(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(workers_module, "SMALL", 0)
+def test_make_shards_in_worker_processes_writes_the_same_bytes(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(local_engine, "SMALL_CHARACTERS", 0)
     one = contents(prepare(recipe(root).model_copy(update={"name": "one"}), TOKENIZER))
-    two = contents(prepare(recipe(root, workers=2).model_copy(update={"name": "two"}), TOKENIZER))
+    two = contents(prepare(recipe(root).model_copy(update={"name": "two"}), TOKENIZER))
     assert one == two
 
 
@@ -389,28 +393,28 @@ class DyingPool:
         pass
 
 
-def test_death_of_a_worker_is_reported_with_what_to_do(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(workers_module, "SMALL", 0)
-    monkeypatch.setattr(workers_module, "ProcessPoolExecutor", DyingPool)
-    with pytest.raises(CorpusError, match=r"a worker died.*run prepare again, it continues"):
-        prepare(recipe(root, workers=2), TOKENIZER)
+def test_make_shards_dead_worker_says_what_to_do(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(local_engine, "SMALL_CHARACTERS", 0)
+    monkeypatch.setattr(local_engine, "ProcessPoolExecutor", DyingPool)
+    with pytest.raises(CorpusError, match=r"a worker process died.*run prepare again, it continues"):
+        prepare(recipe(root), TOKENIZER)
 
 
 # --- what is refused
 
 
-def test_a_corpus_of_another_recipe_is_refused(root: Path) -> None:
+def test_check_corpus_settings_names_the_settings_that_changed(root: Path) -> None:
     folder = prepare(recipe(root), TOKENIZER)
     (root / "data").rename(root / "elsewhere")  # it is compared without the texts
     noted = [{"path": "a.jsonl", "note": "public domain"}, {"path": "b.jsonl"}]
-    check_recipe(recipe(root, workers=2, sources=noted))
-    with pytest.raises(CorpusError, match=r"made from another recipe \(corpus\.sources\); run prepare again"):
-        check_recipe(recipe(root, sources=[{"path": "a.jsonl"}]))
+    check_corpus_settings(recipe(root, sources=noted))
+    with pytest.raises(CorpusError, match=r"made with other settings \(corpus\.sources\); run prepare again"):
+        check_corpus_settings(recipe(root, sources=[{"path": "a.jsonl"}]))
     (folder / "fingerprint.json").unlink()
-    check_recipe(recipe(root, sources=[{"path": "a.jsonl"}]))
+    check_corpus_settings(recipe(root, sources=[{"path": "a.jsonl"}]))
 
 
-def test_a_source_that_cannot_be_read_costs_no_earlier_corpus(root: Path) -> None:
+def test_prepare_of_an_unreadable_source_keeps_the_earlier_corpus(root: Path) -> None:
     before = made_at(prepare(recipe(root), TOKENIZER))
     misspelt = [{"path": "a.jsonl"}, {"path": "b.jsonl", "text": ["txet"]}]
     with pytest.raises(SourceError, match="txet"):
@@ -418,72 +422,61 @@ def test_a_source_that_cannot_be_read_costs_no_earlier_corpus(root: Path) -> Non
     assert made_at(recipe(root).folder / "corpus") == before
 
 
-def test_another_tokenizer_is_refused(root: Path) -> None:
-    corpus = Corpus.open(prepare(recipe(root), TOKENIZER) / "train")
+def test_check_tokenizer_of_another_vocabulary_is_an_error(root: Path) -> None:
+    corpus = PreparedText.open(prepare(recipe(root), TOKENIZER) / "train")
     corpus.check_tokenizer(TOKENIZER)
     with pytest.raises(CorpusError, match="made with another tokenizer; run prepare again"):
         corpus.check_tokenizer(CASED)
 
 
-def test_missing_file_is_named_when_opening(root: Path) -> None:
+def test_prepared_text_with_a_missing_file_names_it(root: Path) -> None:
     folder = prepare(recipe(root), TOKENIZER) / "train"
     (folder / "000001" / "sentences.npy").unlink()
     with pytest.raises(CorpusError, match=r"train/000001/sentences\.npy: missing.*run prepare again"):
-        Corpus.open(folder)
+        PreparedText.open(folder)
 
 
-def test_damaged_file_is_named_by_verify(root: Path) -> None:
+def test_prepared_text_of_another_version_is_refused(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = prepare(recipe(root), TOKENIZER) / "train"
-    Corpus.open(folder).verify()
-    file = folder / "000001" / "tokens.npy"
-    file.write_bytes(file.read_bytes()[:-2] + b"\x01\x00")
-    with pytest.raises(CorpusError, match=r"000001/tokens\.npy: damaged; delete the folder .*000001 and run"):
-        Corpus.open(folder).verify()
-
-
-def test_corpus_of_another_version_is_refused(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    folder = prepare(recipe(root), TOKENIZER) / "train"
-    monkeypatch.setattr(corpus_module, "FORMAT", 99)
+    monkeypatch.setattr(reader_module, "FORMAT", 99)
     with pytest.raises(CorpusError, match="another version"):
-        Corpus.open(folder)
+        PreparedText.open(folder)
 
 
-def test_folder_without_corpus_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(CorpusError, match="no prepared corpus"):
-        Corpus.open(tmp_path)
+def test_prepared_text_of_an_unprepared_folder_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(CorpusError, match="not prepared"):
+        PreparedText.open(tmp_path)
 
 
-def test_no_text_to_train_on_is_refused(root: Path) -> None:
-    with pytest.raises(CorpusError, match="hold no text to train on"):
-        prepare(recipe(root, sources=[]), TOKENIZER)
+def test_prepare_without_text_to_train_on_is_an_error(root: Path) -> None:
     write_texts(root / "data" / "a.jsonl", ["Ξένο κείμενο."])
-    with pytest.raises(CorpusError, match="hold no text to train on"):
+    with pytest.raises(CorpusError, match="have no text to train on"):
         prepare(recipe(root, sources=[{"path": "a.jsonl"}]), TOKENIZER)
 
 
-def test_a_shard_or_a_heldout_source_without_known_words_does_no_harm(root: Path) -> None:
+def test_prepare_passes_over_shards_and_heldout_sources_without_known_words(root: Path) -> None:
     write_texts(root / "data" / "a.jsonl", ["Ξένο κείμενο είναι."] * 200)
     write_texts(root / "data" / "dev.jsonl", ["Ξένο κείμενο εδώ."])
     folder = prepare(recipe(root, heldout=[{"path": "dev.jsonl"}]), TOKENIZER)
-    corpus = Corpus.open(folder / "train")
-    assert [shard["tokens"] for shard in corpus.manifest["shards"]][:2] == [0, 0]
-    assert len(texts_of(corpus)) == corpus.num_documents == 40
-    with pytest.raises(CorpusError, match="no prepared corpus"):
-        Corpus.open(folder / "heldout" / "dev")
+    text = PreparedText.open(folder / "train")
+    assert [shard.tokens for shard in text.shards][:2] == [0, 0]
+    assert len(texts_of(folder / "train")) == text.documents == 40
+    with pytest.raises(CorpusError, match="not prepared"):
+        PreparedText.open(folder / "heldout" / "dev")
 
 
-def test_full_disk_is_reported_with_what_to_do(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_prepare_on_a_full_disk_says_what_to_do(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*arguments: Any) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(workers_module, "make_shard", full)
-    with pytest.raises(CorpusError, match="No space left on device; when that is mended, run prepare again"):
+    monkeypatch.setattr(local_engine, "make_shard", full)
+    with pytest.raises(
+        CorpusError, match="No space left on device; then run the same command again, it continues"
+    ):
         prepare(recipe(root), TOKENIZER)
 
 
-def test_blank_lines_between_sentences_are_advised_against(
-    root: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_prepare_warns_of_blank_lines_between_sentences(root: Path, caplog: pytest.LogCaptureFixture) -> None:
     rng = random.Random(6)
     (root / "data" / "lines.txt").write_text("\n\n".join(sentence(rng) for _ in range(50)))
     prepare(recipe(root, sources=[{"path": "lines.txt"}, {"path": "a.jsonl"}]), TOKENIZER)
@@ -492,14 +485,25 @@ def test_blank_lines_between_sentences_are_advised_against(
     assert all(message.startswith("lines:") for message in advice)
 
 
-def test_sentences_that_had_to_be_cut_are_advised_about(root: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_prepare_warns_of_sentences_that_were_cut(root: Path, caplog: pytest.LogCaptureFixture) -> None:
     write_texts(root / "data" / "b.jsonl", ["The film was good. I liked it.", "the film was good " * 40])
     prepare(recipe(root, heldout_fraction=0), TOKENIZER)
     assert "b: 1 sentences have more than 125 tokens and were cut" in caplog.text
     assert "a: " not in caplog.text
 
 
-def test_unknown_words_are_advised_about(root: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_prepare_warns_of_unknown_words(root: Path, caplog: pytest.LogCaptureFixture) -> None:
     write_texts(root / "data" / "b.jsonl", ["The film was good.", "Ξένο κείμενο είναι."])
     prepare(recipe(root, heldout_fraction=0), TOKENIZER)
-    assert "b: 1 sentences were dropped because the vocabulary does not know their words" in caplog.text
+    assert "b: 1 sentences were dropped because most of their words are not in the vocabulary" in caplog.text
+
+
+def test_prepare_warns_of_few_heldout_documents(root: Path, caplog: pytest.LogCaptureFixture) -> None:
+    prepare(recipe(root, heldout_fraction=0.05), TOKENIZER)
+    assert (
+        "documents are held out, so figures on them are mostly chance; raise corpus.heldout_fr" in caplog.text
+    )
+    caplog.clear()
+    write_documents(root / "data" / "dev.jsonl", 30, seed=9)
+    prepare(recipe(root, heldout=[{"path": "dev.jsonl"}]), TOKENIZER)
+    assert "are held out, so" not in caplog.text

@@ -1,4 +1,4 @@
-"""The vocabulary is learned from an even sample of all sources."""
+"""`tokenizer`: a vocabulary learned from an even sample of all sources."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from model.tokenizer import SPECIAL_TOKENS, Tokenizer
-from training.corpus.tokenizer import make_tokenizer, sample, train_tokenizer
+from training.corpus.tokenizer import learn_tokenizer, make_tokenizer, sample
 from training.errors import CorpusError
 from training.recipe import Recipe
 
@@ -33,27 +33,25 @@ def root(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_learned_tokenizer_knows_all_sources_and_is_saved(root: Path) -> None:
-    tokenizer = train_tokenizer(recipe(root))
+def test_make_tokenizer_knows_the_words_of_all_sources(root: Path) -> None:
+    tokenizer = Tokenizer.load(make_tokenizer(recipe(root)))
     assert tokenizer.vocab[:5] == list(SPECIAL_TOKENS)
     for word in ("walking", "zebras", "film"):
         assert tokenizer.target_id(word)
-    saved = Tokenizer.load(recipe(root).folder / "tokenizer")
-    assert saved.to_json() == tokenizer.to_json()
 
 
-def test_learning_twice_gives_the_same_tokenizer(root: Path) -> None:
-    assert train_tokenizer(recipe(root)).to_json() == train_tokenizer(recipe(root)).to_json()
+def test_learn_tokenizer_gives_the_same_vocabulary_again(root: Path) -> None:
+    assert learn_tokenizer(recipe(root)).to_json() == learn_tokenizer(recipe(root)).to_json()
 
 
-def test_case_is_kept_if_the_recipe_says_so(root: Path) -> None:
-    assert "Zoo" in train_tokenizer(recipe(root, lowercase=False)).vocab
-    assert "Zoo" not in train_tokenizer(recipe(root)).vocab
+def test_learn_tokenizer_keeps_case_if_the_recipe_says_so(root: Path) -> None:
+    assert "Zoo" in learn_tokenizer(recipe(root, lowercase=False)).vocab
+    assert "Zoo" not in learn_tokenizer(recipe(root)).vocab
 
 
-def test_no_text_is_an_error(root: Path) -> None:
+def test_learn_tokenizer_without_text_is_an_error(root: Path) -> None:
     with pytest.raises(CorpusError, match="no text to learn a vocabulary from"):
-        train_tokenizer(recipe(root, sources=()))
+        learn_tokenizer(recipe(root, sources=()))
 
 
 def test_sample_is_all_of_a_small_text() -> None:
@@ -69,7 +67,7 @@ def test_sample_draws_evenly_from_beginning_to_end() -> None:
     assert all(450 < count < 550 for count in per_quarter)
 
 
-def test_a_tokenizer_is_made_anew_only_for_other_text_or_settings(root: Path) -> None:
+def test_make_tokenizer_learns_again_only_from_other_text_or_settings(root: Path) -> None:
     file = make_tokenizer(recipe(root)) / "tokenizer.json"
     made = file.stat().st_mtime_ns
     make_tokenizer(recipe(root))
@@ -81,3 +79,19 @@ def test_a_tokenizer_is_made_anew_only_for_other_text_or_settings(root: Path) ->
     (root / "a.txt").write_text("quagga quaggas " * 200)
     make_tokenizer(recipe(root, sources=("a.txt",)))
     assert "quaggas" in Tokenizer.load(file.parent).vocab
+
+
+def test_make_tokenizer_of_few_words_warns_and_says_what_to_do(
+    root: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    make_tokenizer(recipe(root, vocab_size=5000))
+    assert "fewer than tokenizer.vocab_size (5000): add text, or lower vocab_size" in caplog.text
+
+
+def test_make_tokenizer_copies_that_of_the_network_to_start_from(root: Path) -> None:
+    first = make_tokenizer(recipe(root))
+    second = recipe(root).model_copy(update={"name": "second"})
+    continued = second.model_copy(update={"pretrain": second.pretrain.model_copy(update={"start": first})})
+    folder = make_tokenizer(continued)
+    assert folder != first
+    assert Tokenizer.load(folder).to_json() == Tokenizer.load(first).to_json()

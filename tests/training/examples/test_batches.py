@@ -1,75 +1,137 @@
-"""Packed batches against the examples they were made from."""
+"""Packed batches compared with the examples they were made from."""
 
 from __future__ import annotations
 
 import numpy as np
+import pytest
 import torch
 
 from model.tokenizer import Tokenizer
-from tests.training.texts import MemoryText, ribbon_text
-from training.examples.batches import collate_classification, collate_pretraining
-from training.examples.pairs import IGNORE_INDEX, Example, ExampleMaker, Vocabulary
+from tests.training.texts import MemoryText, random_text
+from training.examples.batches import (
+    BatchShape,
+    PretrainingBatch,
+    collate_classification,
+    collate_pretraining,
+)
+from training.examples.masking import Example, Vocabulary
+from training.examples.pairs import IGNORE_INDEX
+from training.examples.pretraining import MaskedPairs
 from training.recipe import ExamplesConfig
 
 
 def made(tokenizer: Tokenizer, count: int = 12) -> list[Example]:
-    config = ExamplesConfig(sequence_length=24)
-    maker = ExampleMaker(ribbon_text(tokenizer), Vocabulary.of(tokenizer), config, 3)
-    return [maker(0, i) for i in range(count)]
+    config = ExamplesConfig(short_length=24, long_fraction=0)
+    pairs = MaskedPairs(random_text(tokenizer), Vocabulary.of(tokenizer), config, (3, 0, 0))
+    return [pairs.make(i) for i in range(count)]
 
 
-def test_reads_are_cls_and_masks_of_every_example(tokenizer: Tokenizer) -> None:
-    examples = made(tokenizer)
-    batch = collate_pretraining(examples)
+def output_ids(batch: PretrainingBatch) -> torch.Tensor:
+    """(outputs,) input ids at the output positions."""
     assert batch.packed.outputs is not None
-    read_ids = batch.packed.input_ids[batch.packed.outputs.index]
-    assert (read_ids[batch.cls_rows] == tokenizer.cls_id).all()
-    ordered = sorted(examples, key=lambda e: -len(e.input_ids))
-    masked = np.concatenate([e.input_ids[e.masked_positions] for e in ordered])
-    assert read_ids[batch.masked_rows].tolist() == masked.tolist()
-    assert batch.masked_ids.tolist() == np.concatenate([e.masked_ids for e in ordered]).tolist()
-    assert len(batch.cls_rows) + len(batch.masked_rows) == len(read_ids)
+    return batch.packed.input_ids[batch.packed.outputs.index]
 
 
-def test_longest_comes_first_with_its_label(tokenizer: Tokenizer) -> None:
+@pytest.mark.parametrize("shape", [None, BatchShape(384, 20, 80, max_seqlen=24)])
+def test_collate_pretraining_outputs_are_cls_and_masks_of_every_example(
+    tokenizer: Tokenizer, shape: BatchShape | None
+) -> None:
+    examples = sorted(made(tokenizer), key=lambda example: -len(example))
+    batch = collate_pretraining(examples, shape)
+    ids, count = output_ids(batch), len(examples)
+    assert (ids[batch.cls_rows[:count]] == tokenizer.cls_id).all()
+    shown = np.concatenate([example.input_ids[example.masked_positions] for example in examples])
+    hidden = np.concatenate([example.masked_ids for example in examples])
+    assert ids[batch.masked_rows[: len(shown)]].tolist() == shown.tolist()
+    assert batch.masked_ids[: len(hidden)].tolist() == hidden.tolist()
+    assert batch.next_labels[:count].tolist() == [example.kind.label for example in examples]
+    assert sorted([*batch.cls_rows.tolist(), *batch.masked_rows.tolist()]) == list(range(len(ids)))
+
+
+def test_collate_pretraining_spare_outputs_have_no_label(tokenizer: Tokenizer) -> None:
     examples = made(tokenizer)
-    batch = collate_pretraining(examples)
+    batch = collate_pretraining(examples, BatchShape(384, 20, 80, max_seqlen=24))
+    masked = sum(len(example.masked_ids) for example in examples)
+    assert len(batch.cls_rows) == len(batch.next_labels) == 20
+    assert len(batch.masked_rows) == len(batch.masked_ids) == 80
+    assert (batch.next_labels[len(examples) :] == IGNORE_INDEX).all()
+    assert (batch.masked_ids[masked:] == IGNORE_INDEX).all()
+    assert (output_ids(batch)[batch.masked_rows[masked:]] == 0).all(), "spare outputs are in the dummy sequence"
+
+
+def test_collate_pretraining_dummy_sequence_fills_the_batch(tokenizer: Tokenizer) -> None:
+    examples = made(tokenizer)
+    batch = collate_pretraining(examples, BatchShape(384, 20, 80, max_seqlen=24))
+    real = sum(map(len, examples))
+    assert batch.tokens == 384
+    assert batch.packed.lengths is not None
+    assert batch.packed.lengths[-1] == 384 - real
+    assert len(batch.packed.cu_seqlens) == 21
+    assert batch.packed.cu_seqlens[-1] == 384
+    assert (batch.packed.input_ids[real:] == 0).all()
+    assert int(batch.packed.position_ids.max()) < 24
+
+
+def test_collate_pretraining_full_batch_has_no_dummy_sequence(tokenizer: Tokenizer) -> None:
+    examples = made(tokenizer)
+    batch = collate_pretraining(examples, BatchShape(sum(map(len, examples)), 20, 80, max_seqlen=24))
+    assert batch.packed.lengths == tuple(sorted(map(len, examples), reverse=True))
+    assert (batch.next_labels[len(examples) :] == IGNORE_INDEX).all()
+
+
+def test_collate_puts_the_longest_first(tokenizer: Tokenizer) -> None:
+    batch = collate_pretraining(made(tokenizer))
+    assert batch.packed.lengths is not None
     assert list(batch.packed.lengths) == sorted(batch.packed.lengths, reverse=True)
-    by_length = sorted(examples, key=lambda e: -len(e.input_ids))
-    assert batch.next_labels.tolist() == [e.next_label for e in by_length]
-    assert batch.tokens == sum(len(e.input_ids) for e in examples)
-    labelled = sum(e.next_label != IGNORE_INDEX for e in examples)
-    assert batch.counts == (sum(len(e.masked_ids) for e in examples), labelled)
 
 
-def test_positions_start_anew_in_every_sequence(tokenizer: Tokenizer) -> None:
-    batch = collate_pretraining(made(tokenizer)).packed
-    for first, last in zip(batch.cu_seqlens[:-1].tolist(), batch.cu_seqlens[1:].tolist(), strict=True):
-        assert batch.position_ids[first:last].tolist() == list(range(last - first))
+def test_collate_positions_begin_at_0_in_every_sequence(tokenizer: Tokenizer) -> None:
+    packed = collate_pretraining(made(tokenizer)).packed
+    for first, last in zip(packed.cu_seqlens[:-1].tolist(), packed.cu_seqlens[1:].tolist(), strict=True):
+        assert packed.position_ids[first:last].tolist() == list(range(last - first))
 
 
-def test_a_document_of_one_sentence_makes_a_batch_without_labels(tokenizer: Tokenizer) -> None:
+def test_collate_pretraining_documents_of_one_sentence_have_no_label(tokenizer: Tokenizer) -> None:
     text = MemoryText([[[10, 11, 12]], [[13, 14]]])
-    maker = ExampleMaker(text, Vocabulary.of(tokenizer), ExamplesConfig(sequence_length=16), 1)
-    batch = collate_pretraining([maker(0, 0), maker(0, 1)])
-    assert batch.counts == (2, 0)
+    pairs = MaskedPairs(text, Vocabulary.of(tokenizer), ExamplesConfig(short_length=16, long_length=16), (1,))
+    batch = collate_pretraining([pairs.make(0), pairs.make(1)])
     assert batch.next_labels.tolist() == [IGNORE_INDEX] * 2
+    assert len(batch.masked_ids) == 2
 
 
-def test_classification_batch_reads_cls_and_keeps_labels_with_their_texts() -> None:
+def test_collate_classification_keeps_targets_with_their_texts() -> None:
     ids = [np.array([2, 7, 3]), np.array([2, 8, 9, 3]), np.array([2, 3])]
-    batch = collate_classification(ids, [np.zeros_like(i) for i in ids], list(np.eye(3, dtype=np.float32)))
+    batch = collate_classification(ids, [np.zeros_like(i) for i in ids], np.eye(3, dtype=np.float32))
     assert batch.packed.lengths == (4, 3, 2)
     assert batch.targets.tolist() == [[0, 1, 0], [1, 0, 0], [0, 0, 1]]
     assert batch.labels.tolist() == [1, 0, 2]
     assert batch.packed.outputs is not None
     assert (batch.packed.input_ids[batch.packed.outputs.index] == 2).all()
-    assert batch.counts == (3,)
 
 
-def test_moving_keeps_every_figure(tokenizer: Tokenizer) -> None:
+def test_collate_classification_rows_without_a_text_have_no_target() -> None:
+    ids = [np.array([2, 7, 3]), np.array([2, 8, 9, 3])]
+    shape = BatchShape(128, 5, max_seqlen=8)
+    batch = collate_classification(ids, [np.zeros_like(i) for i in ids], np.eye(2, dtype=np.float32), shape)
+    assert batch.tokens == 128
+    assert batch.targets.tolist() == [[0, 1], [1, 0], [0, 0], [0, 0], [0, 0]]
+
+
+@pytest.mark.parametrize("count", [1, 30, 100])
+def test_output_bounds_cover_the_spare_outputs(count: int) -> None:
+    """Attention on a GPU leaves outputs beyond `max_seqlen` unwritten."""
+    ids = [np.array([2, 7, 8, 3])] * count
+    targets = np.ones((count, 1), np.float32)
+    batch = collate_classification(ids, ids, targets, BatchShape(1024, 300, max_seqlen=16))
+    assert batch.packed.outputs is not None
+    bounds = batch.packed.outputs.sequences
+    assert int(bounds.cu_seqlens[-1]) == 300 == len(batch.packed.outputs.index)
+    assert int(bounds.cu_seqlens.diff().max()) <= bounds.max_seqlen
+
+
+def test_batch_moved_to_a_device_is_the_same(tokenizer: Tokenizer) -> None:
     batch = collate_pretraining(made(tokenizer))
     moved = batch.to(torch.device("cpu"))
-    assert moved.counts == batch.counts
-    assert torch.equal(moved.packed.input_ids, batch.packed.input_ids)
-    assert torch.equal(moved.kinds, batch.kinds)
+    assert moved.packed.lengths == batch.packed.lengths
+    for name in ("cls_rows", "masked_rows", "masked_ids", "next_labels"):
+        assert torch.equal(getattr(moved, name), getattr(batch, name))

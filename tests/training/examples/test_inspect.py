@@ -1,4 +1,4 @@
-"""Examples decoded for a reader, and their balances."""
+"""Examples decoded for a reader, and their shares."""
 
 from __future__ import annotations
 
@@ -7,34 +7,35 @@ import numpy as np
 from model.tokenizer import Tokenizer
 from tests.training.conftest import MakeRecipe
 from training.examples.inspect import decode, inspect
-from training.examples.pairs import IGNORE_INDEX, NOT_NEXT, Example
+from training.examples.masking import Example
+from training.examples.pairs import PairKind
 
 
-def example(tokenizer: Tokenizer, shown: list[str], masked: dict[int, str], label: int, kind: int) -> Example:
+def example(tokenizer: Tokenizer, shown: list[str], masked: dict[int, str], kind: PairKind) -> Example:
     ids = np.array([tokenizer.token_id(token) for token in shown])
     was = np.array([tokenizer.token_id(token) for token in masked.values()])
-    return Example(ids, np.zeros_like(ids), np.array(list(masked)), was, label, kind)
+    return Example(ids, np.zeros_like(ids), np.array(list(masked)), was, kind)
 
 
-def test_masks_are_shown_beside_what_they_hide(tokenizer: Tokenizer) -> None:
+def test_decode_shows_masks_beside_the_tokens_they_hide(tokenizer: Tokenizer) -> None:
     shown = ["[CLS]", "it", "[MASK]", "good", "[SEP]", "i", "walk", "##ing", "[SEP]"]
-    text = decode(example(tokenizer, shown, {2: "was", 5: "a", 7: "##ing"}, NOT_NEXT, 2), tokenizer)
+    text = decode(example(tokenizer, shown, {2: "was", 5: "a", 7: "##ing"}, PairKind.SWAPPED), tokenizer)
     assert "[CLS] it was[MASK] good [SEP] a[i] walking[##ing] [SEP]" in text
     assert text.startswith("not next (swapped), 9 tokens:")
 
 
-def test_an_example_without_label_says_so(tokenizer: Tokenizer) -> None:
-    text = decode(example(tokenizer, ["[CLS]", "it", "[SEP]"], {1: "it"}, IGNORE_INDEX, 4), tokenizer)
-    assert text.startswith("no label (alone)")
+def test_decode_of_a_single_segment_says_so(tokenizer: Tokenizer) -> None:
+    text = decode(example(tokenizer, ["[CLS]", "it", "[SEP]"], {1: "it"}, PairKind.SINGLE), tokenizer)
+    assert text.startswith("no label (single)")
     assert "it[it]" in text
 
 
-def test_inspect_prints_examples_and_balances(make_recipe: MakeRecipe) -> None:
+def test_inspect_prints_examples_and_shares(make_recipe: MakeRecipe) -> None:
     text = inspect(make_recipe(), 3)
     assert text.count("[CLS]") == 3
     for word in ("random document", "of the labelled pairs, next", "as [MASK]", "as they were"):
         assert word in text
 
 
-def test_inspecting_more_than_there_is_shows_what_there_is(make_recipe: MakeRecipe) -> None:
+def test_inspect_of_more_examples_than_there_are_shows_all(make_recipe: MakeRecipe) -> None:
     assert inspect(make_recipe(), 100_000).count("[CLS]") > 100

@@ -1,67 +1,212 @@
-"""Steps made here or by worker processes, by one process or two: the same examples in the same order."""
+"""Micro-batches: of constant shape, and the same for any number of ranks and loader workers."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import itertools
+from collections.abc import Sequence
 from itertools import islice
+from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
+from torch import Tensor
+from torch.utils.data import DataLoader
 
-from model.tokenizer import Tokenizer
-from tests.training.texts import ribbon_text
-from training.examples.loader import Share, Step, stream
-from training.examples.pairs import ExampleMaker, Vocabulary
-from training.recipe import ExamplesConfig
+from model.tokenizer import SPECIAL_TOKENS, Tokenizer
+from training.corpus.prepare import prepare
+from training.corpus.reader import PreparedText
+from training.errors import RunError
+from training.examples import loader
+from training.examples.batches import BatchShape, PretrainingBatch
+from training.examples.loader import LANES, LoaderConfig, MicroBatch, MicroBatches, Position, load
+from training.examples.masking import Vocabulary
+from training.examples.pairs import IGNORE_INDEX
+from training.examples.pretraining import PretrainingStream
+from training.recipe import ExamplesConfig, Recipe
 
+CONFIG = ExamplesConfig(short_length=32, long_length=64)
 
-@pytest.fixture
-def maker(tokenizer: Tokenizer) -> ExampleMaker:
-    config = ExamplesConfig(sequence_length=24)
-    return ExampleMaker(ribbon_text(tokenizer), Vocabulary.of(tokenizer), config, 1)
-
-
-def ids(steps: Iterator[Step], count: int) -> list[list[int]]:
-    return [b.packed.input_ids.tolist() for step in islice(steps, count) for b in step.batches]
-
-
-def test_workers_change_nothing(maker: ExampleMaker) -> None:
-    share = Share(step=8, micro_batch=4)
-    assert ids(stream(maker, share, 0, 0, workers=2), 30) == ids(stream(maker, share, 0, 0), 30)
+Made = list[MicroBatch[PretrainingBatch]]
 
 
-def test_a_stream_goes_on_where_another_stopped(maker: ExampleMaker) -> None:
-    share = Share(step=7, micro_batch=7)
-    steps = list(islice(stream(maker, share, 0, 0), 30))
-    assert steps[-1].epoch > 0
-    for at in (0, 9, 20):
-        resumed = next(stream(maker, share, steps[at].epoch, steps[at].position))
-        assert (
-            resumed.batches[0].packed.input_ids.tolist() == steps[at + 1].batches[0].packed.input_ids.tolist()
-        )
+@pytest.fixture(scope="module")
+def stream(prepared: Path) -> PretrainingStream:
+    text = PreparedText.open(prepared / "tiny" / "corpus" / "train")
+    vocabulary = Vocabulary.of(Tokenizer.load(prepared / "tiny" / "tokenizer"))
+    return PretrainingStream(text, vocabulary, CONFIG, seed=1, micro_batch_tokens=256)
 
 
-def test_an_epoch_ends_within_a_step(maker: ExampleMaker) -> None:
-    examples = len(maker.starts(0))
-    share = Share(step=examples + 3, micro_batch=1000)
-    step = next(stream(maker, share, 0, 0))
-    assert (step.epoch, step.position) == (1, 3)
-    assert len(step.batches[0].kinds) == examples + 3
+def make(
+    stream: PretrainingStream,
+    count: int,
+    *,
+    rank: int = 0,
+    world_size: int = 1,
+    first: int = 0,
+    positions: dict[int, Position] | None = None,
+) -> Made:
+    config = LoaderConfig(1000, rank, world_size)
+    return list(islice(MicroBatches(stream, config, first, positions or {}), count))
 
 
-def test_processes_share_a_step_without_overlap(maker: ExampleMaker) -> None:
-    def kept(share: Share) -> set[tuple[int, ...]]:
-        batch = next(stream(maker, share, 0, 0)).batches[0].packed
-        return {tuple(part.tolist()) for part in batch.input_ids.split(list(batch.lengths))}
-
-    whole = kept(Share(9, 9))
-    first, second = kept(Share(9, 9, 0, 2)), kept(Share(9, 9, 1, 2))
-    assert first | second == whole
-    assert not first & second
-    assert (len(first), len(second)) == (5, 4)
+def ids(made: Sequence[MicroBatch[PretrainingBatch]]) -> list[list[int]]:
+    return [micro.batch.packed.input_ids.tolist() for micro in made]
 
 
-def test_dropouts_random_numbers_are_left_alone(maker: ExampleMaker) -> None:
+@pytest.fixture(scope="module")
+def made(stream: PretrainingStream) -> Made:
+    """The first 144 micro-batches of a run: three of each lane, over several epochs."""
+    return make(stream, 3 * LANES)
+
+
+def shapes(value: object) -> list[torch.Size]:
+    """Shapes of all tensors of a batch, those in nested dataclasses included."""
+    if isinstance(value, Tensor):
+        return [value.shape]
+    names = getattr(value, "__slots__", ())
+    return [shape for name in names for shape in shapes(getattr(value, name))]
+
+
+# --- shape
+
+
+def test_batches_have_one_shape(made: Made) -> None:
+    lengths = {length for micro in made for length in micro.batch.packed.lengths or ()}
+    assert len(lengths) > 30, "lengths are mixed"
+    first = shapes(made[0].batch)
+    assert len(first) == 10
+    assert all(shapes(micro.batch) == first for micro in made)
+    assert {micro.batch.packed.max_seqlen for micro in made} == {64}
+    outputs = [micro.batch.packed.outputs for micro in made]
+    assert len({bounds.sequences.max_seqlen for bounds in outputs if bounds is not None}) == 1
+
+
+def test_batches_never_label_the_dummy_sequence_or_spare_outputs(made: Made) -> None:
+    for micro in made:
+        batch = micro.batch
+        assert batch.packed.outputs is not None
+        tokens = batch.packed.input_ids[batch.packed.outputs.index]
+        labelled = tokens[batch.masked_rows[batch.masked_ids != IGNORE_INDEX]]
+        assert (labelled != 0).all()
+        assert (tokens[batch.cls_rows[batch.next_labels != IGNORE_INDEX]] == 2).all()
+        assert int((batch.masked_ids != IGNORE_INDEX).sum()) > 0
+
+
+def test_batches_of_ordinary_text_are_95_percent_real_tokens(
+    stream: PretrainingStream, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(loader, "LANES", 8)
+    larger = PretrainingStream(stream.text, stream.vocabulary, CONFIG, 1, micro_batch_tokens=4096)
+    batches = [micro.batch for micro in make(larger, 24)]
+    real = sum(int((batch.packed.input_ids != 0).sum()) for batch in batches)
+    assert real > 0.95 * sum(batch.tokens for batch in batches)
+
+
+# --- order
+
+
+@pytest.mark.parametrize("world_size", [2, 3])
+def test_micro_batches_of_all_ranks_are_those_of_one(
+    stream: PretrainingStream, made: Made, world_size: int
+) -> None:
+    count = len(made) // world_size
+    ranks = [make(stream, count, rank=rank, world_size=world_size) for rank in range(world_size)]
+    together = [ranks[number % world_size][number // world_size] for number in range(len(made))]
+    assert ids(together) == ids(made)
+    assert [micro.position for micro in together] == [micro.position for micro in made]
+
+
+@pytest.mark.parametrize(("rank", "world_size"), [(0, 1), (1, 2)])
+def test_micro_batches_of_loader_workers_are_those_of_one_process(
+    stream: PretrainingStream, made: Made, rank: int, world_size: int
+) -> None:
+    batches = MicroBatches(stream, LoaderConfig(1000, rank, world_size), 0, {})
+    workers = DataLoader(batches, batch_size=None, num_workers=2, multiprocessing_context="forkserver")
+    found = list(islice(workers, 30))
+    assert ids(found) == ids(made[rank : 30 * world_size : world_size])
+    assert [micro.lane for micro in found] == [
+        micro.lane for micro in made[rank : 30 * world_size : world_size]
+    ]
+
+
+@pytest.mark.parametrize("at", [1, LANES, 2 * LANES + 7])
+def test_micro_batches_from_positions_go_on_where_others_stopped(
+    stream: PretrainingStream, made: Made, at: int
+) -> None:
+    positions = {micro.lane: micro.position for micro in made[:at]}
+    assert ids(make(stream, 20, first=at, positions=positions)) == ids(made[at : at + 20])
+
+
+def test_micro_batches_leave_the_random_numbers_of_dropout_alone(stream: PretrainingStream) -> None:
     before = torch.get_rng_state()
-    next(stream(maker, Share(4, 4), 0, 0, workers=1))
+    next(load(stream, LoaderConfig(1000), 0, {}, torch.device("cpu")))
     assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_loader_config_refuses_ranks_that_cannot_share_the_lanes() -> None:
+    with pytest.raises(RunError, match="5 processes: use one of 1, 2, 3, 4, 6, 8, 12, 16, 24, 48"):
+        LoaderConfig(100, 0, 5)
+
+
+# --- epochs
+
+
+class Numbers:
+    """A stream whose examples are their own addresses (epoch, window, index), each of a few tokens."""
+
+    can_cut = False
+
+    class Window:
+        def __init__(self, epoch: int, number: int, size: int) -> None:
+            self.place, self.size = (epoch, number), size
+
+        def __len__(self) -> int:
+            return self.size
+
+        def make(self, index: int, progress: float, max_tokens: int | None = None) -> Position:
+            assert index < self.size
+            return (*self.place, index)  # its length is 3
+
+    def __init__(self, *sizes: int) -> None:
+        self.sizes = sizes
+
+    def num_windows(self) -> int:
+        return len(self.sizes)
+
+    def window(self, epoch: int, number: int) -> Numbers.Window:
+        return self.Window(epoch, number, self.sizes[number])
+
+    def shape(self, progress: float) -> BatchShape:
+        return BatchShape(tokens=17, sequences=9)
+
+    def fits(self, examples: Sequence[Position], shape: BatchShape) -> bool:
+        return True
+
+    def collate(self, examples: Sequence[Position], shape: BatchShape) -> list[Position]:
+        return list(examples)
+
+
+@pytest.mark.parametrize("sizes", [(500,), (130, 77, 300), (1, 5), (47,), (48, 49)])
+def test_every_example_of_an_epoch_is_seen_once(sizes: tuple[int, ...]) -> None:
+    batches = MicroBatches(Numbers(*sizes), LoaderConfig(10**6), 0, {})  # type: ignore[arg-type,var-annotated]
+    seen: list[Position] = []
+    for micro in islice(iter(batches), 6 * LANES):
+        assert len(micro.batch) == 5, "17 tokens hold five examples of 3"
+        seen += micro.batch
+    places = ((epoch, n, i) for epoch in itertools.count() for n, size in enumerate(sizes) for i in range(size))
+    assert sorted(seen) == list(islice(places, 6 * LANES * 5))
+
+
+def test_tiny_corpus_gives_full_batches(tmp_path: Path) -> None:
+    tokenizer = Tokenizer.from_vocab([*SPECIAL_TOKENS, *"abcdefgh", "."])
+    (tmp_path / "a.txt").write_text("a b c d. e f g h.\n\nb c d e. f g. h a b.")
+    corpus = {"sources": [{"path": "a.txt"}], "heldout_fraction": 0}
+    recipe = Recipe(name="few", data=tmp_path, run=tmp_path, corpus=corpus)  # type: ignore[arg-type]
+    text = PreparedText.open(prepare(recipe, tokenizer) / "train")
+    stream = PretrainingStream(text, Vocabulary.of(tokenizer), CONFIG, 1, 256)
+    assert len(stream.window(0, 0)) < LANES
+    found = make(stream, 2)
+    assert len({tuple(row) for row in ids(found)}) == 2
+    assert all(shapes(micro.batch) == shapes(found[0].batch) for micro in found)
+    assert np.mean([float((micro.batch.packed.input_ids != 0).float().mean()) for micro in found]) > 0.8

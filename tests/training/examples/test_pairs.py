@@ -1,4 +1,4 @@
-"""Examples decoded and held against the text they came from."""
+"""Examples decoded and compared with the text that they came from: pairs of segments, and their masks."""
 
 from __future__ import annotations
 
@@ -11,19 +11,10 @@ from hypothesis import strategies as st
 
 from model.tokenizer import Tokenizer
 from tests.training.texts import MemoryText
-from training.examples.pairs import (
-    ALONE,
-    APART,
-    IGNORE_INDEX,
-    IS_NEXT,
-    NEXT,
-    NOT_NEXT,
-    RANDOM,
-    SWAPPED,
-    Example,
-    ExampleMaker,
-    Vocabulary,
-)
+from training.examples import pairs as pairs_module
+from training.examples.masking import Example, Vocabulary
+from training.examples.pairs import IGNORE_INDEX, IS_NEXT, NOT_NEXT, PairKind
+from training.examples.pretraining import MaskedPairs
 from training.recipe import ExamplesConfig
 
 SPECIAL = 5
@@ -31,9 +22,10 @@ VOCABULARY = 60_000
 
 
 def vocabulary() -> Vocabulary:
-    """Ids 0 to 4 are special; every third id continues a word."""
-    ids = np.arange(VOCABULARY)
-    return Vocabulary(VOCABULARY, 2, 3, 4, 1, ids[SPECIAL:], (ids % 3 == 0) & (ids >= SPECIAL))
+    """Ids 0 to 4 are special."""
+    return Vocabulary(
+        VOCABULARY, cls_id=2, sep_id=3, mask_id=4, unk_id=1, ordinary=np.arange(SPECIAL, VOCABULARY)
+    )
 
 
 def text(documents: int, sentences: int, longest: int, seed: int = 0) -> MemoryText:
@@ -44,20 +36,25 @@ def text(documents: int, sentences: int, longest: int, seed: int = 0) -> MemoryT
     return MemoryText([[[int(next(ids)) for _ in range(n)] for n in row] for row in lengths])
 
 
-def maker(corpus: MemoryText, seed: int = 1, **changes: object) -> ExampleMaker:
-    config = ExamplesConfig(**({"sequence_length": 48} | changes))  # type: ignore[arg-type]
-    return ExampleMaker(corpus, vocabulary(), config, seed)
+def stream(corpus: MemoryText, seed: int = 1, epoch: int = 0, **changes: object) -> MaskedPairs:
+    config = ExamplesConfig(**({"short_length": 48, "long_fraction": 0.0} | changes))  # type: ignore[arg-type]
+    return MaskedPairs(corpus, vocabulary(), config, (seed, epoch, 0))
 
 
-def examples(of: ExampleMaker, epoch: int = 0) -> list[Example]:
-    return [of(epoch, i) for i in range(len(of.starts(epoch)))]
+def examples(of: MaskedPairs) -> list[Example]:
+    return [of.make(i) for i in range(len(of))]
+
+
+@pytest.fixture
+def full_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All examples fill their length."""
+    monkeypatch.setattr(pairs_module, "SHORT_FRACTION", 0.0)
+    monkeypatch.setattr(pairs_module, "SENTENCE_PAIR_FRACTION", 0.0)
 
 
 def original(example: Example) -> list[int]:
     """The ids before masking."""
-    ids = example.input_ids.copy()
-    ids[example.masked_positions] = example.masked_ids
-    return ids.tolist()
+    return example.unmasked().input_ids.tolist()
 
 
 def halves(example: Example) -> tuple[list[int], list[int]]:
@@ -83,29 +80,29 @@ def document_at(corpus: MemoryText, token: int) -> int:
 shapes = st.tuples(st.integers(1, 12), st.integers(1, 9), st.integers(1, 40), st.integers(0, 999))
 settings_of_examples = st.fixed_dictionaries(
     {
-        "sequence_length": st.integers(8, 64),
-        "mask_fraction": st.floats(0, 1),
-        "whole_word": st.booleans(),
-        "short_fraction": st.floats(0, 0.5),
-        "sentence_pair_fraction": st.floats(0, 0.5),
+        "short_length": st.integers(8, 64),
+        "long_length": st.integers(64, 80),
+        "long_fraction": st.floats(0, 1),
+        "mask_fraction": st.floats(0.01, 1),
+        "single_fraction": st.floats(0, 0.5),
     }
 )
 
 
 @given(shapes, settings_of_examples)
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-def test_every_example_is_cls_first_sep_second_sep_within_the_length(
+def test_example_is_cls_first_sep_second_sep_within_the_length(
     shape: tuple[int, int, int, int], config: dict[str, object]
 ) -> None:
     corpus = text(*shape)
-    of = maker(corpus, **config)
+    of = stream(corpus, **config)
     for example in examples(of)[:40]:
         ids = original(example)
-        assert len(ids) <= of.config.sequence_length
+        assert len(ids) <= of.config.longest
         assert ids[0] == 2
         assert ids[-1] == 3
         separators = [i for i, token in enumerate(ids) if token < SPECIAL]
-        paired = example.kind != ALONE
+        paired = example.kind != PairKind.SINGLE
         assert len(separators) == (3 if paired else 2)
         assert example.token_type_ids.tolist() == [int(paired and i > separators[1]) for i in range(len(ids))]
         assert all(len(half) > 0 for half in halves(example)[: 1 + paired])
@@ -113,11 +110,11 @@ def test_every_example_is_cls_first_sep_second_sep_within_the_length(
 
 @given(shapes, settings_of_examples)
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-def test_special_tokens_are_never_masked_and_nothing_else_changes(
+def test_mask_spares_special_tokens_and_changes_nothing_else(
     shape: tuple[int, int, int, int], config: dict[str, object]
 ) -> None:
     corpus = text(*shape)
-    for example in examples(maker(corpus, **config))[:40]:
+    for example in examples(stream(corpus, **config))[:40]:
         assert (example.masked_ids >= SPECIAL).all()
         assert (np.diff(example.masked_positions) > 0).all()
         assert len(example.masked_positions) >= 1
@@ -127,95 +124,107 @@ def test_special_tokens_are_never_masked_and_nothing_else_changes(
 
 @given(shapes)
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-def test_labels_say_whether_the_second_segment_follows(shape: tuple[int, int, int, int]) -> None:
+def test_pair_label_says_whether_the_second_segment_follows(shape: tuple[int, int, int, int]) -> None:
     corpus = text(*shape)
-    for example in examples(maker(corpus)):
+    for example in examples(stream(corpus)):
         first, second = halves(example)
-        if example.kind == ALONE:
-            assert example.next_label == IGNORE_INDEX
+        if example.kind == PairKind.SINGLE:
+            assert example.kind.label == IGNORE_INDEX
             continue
         at, then = find(corpus, first), find(corpus, second)
         same = document_at(corpus, at) == document_at(corpus, then)
         follows = at + len(first) == then
-        assert example.next_label == (IS_NEXT if follows and same else NOT_NEXT)
-        assert (example.kind == NEXT) == (follows and same)
-        assert (example.kind == RANDOM) == (not same)
-        if example.kind == SWAPPED:
+        assert example.kind.label == (IS_NEXT if follows and same else NOT_NEXT)
+        assert (example.kind == PairKind.NEXT) == (follows and same)
+        assert (example.kind == PairKind.RANDOM_DOCUMENT) == (not same)
+        if example.kind == PairKind.SWAPPED:
             assert then + len(second) <= at
-        if example.kind == APART:
+        if example.kind == PairKind.NOT_ADJACENT:
             assert then >= at + len(first) or then + len(second) <= at, "segments overlap"
 
 
-def test_segments_are_whole_sentences_where_they_fit() -> None:
+@pytest.mark.usefixtures("full_only")
+def test_pair_segments_are_whole_sentences_where_they_fit() -> None:
     corpus = text(30, 12, 10)
     bounds = set(corpus.sentence_starts.tolist())
-    for example in examples(maker(corpus)):
+    for example in examples(stream(corpus)):
         for half in filter(None, halves(example)):
             at = find(corpus, half)
             assert at in bounds
             assert at + len(half) in bounds
 
 
-def test_a_long_true_pair_is_cut_at_its_outer_ends() -> None:
+@pytest.mark.usefixtures("full_only")
+def test_pair_that_is_too_long_is_cut_at_its_outer_ends() -> None:
     corpus = MemoryText([[list(range(5, 105)), list(range(105, 205))]])
-    for example in examples(maker(corpus, next_fraction=1, random_fraction=0, short_fraction=0)):
+    found = [example for seed in range(20) for example in examples(stream(corpus, seed)) if example.kind == 0]
+    assert found
+    for example in found:
         first, second = halves(example)
         assert (first[-1], second[0]) == (104, 105)
-        assert len(example.input_ids) == 48
+        assert len(example) == 48
 
 
-def test_an_epoch_begins_once_in_every_stretch_of_text() -> None:
+def test_pairs_of_a_pass_begin_once_in_every_stretch_of_text() -> None:
     corpus = text(40, 30, 12)
-    of = maker(corpus)
+    orders = []
     for epoch in (0, 1):
-        starts = of.starts(epoch)
+        starts = stream(corpus, epoch=epoch)._starts
+        orders.append(starts.tolist())
         assert len(set(starts.tolist())) == len(starts)
         assert set(corpus.document_starts[:-1]) <= set(starts.tolist())
         gaps = np.diff(corpus.sentence_starts[np.append(np.sort(starts), len(corpus.sentence_starts) - 1)])
-        assert gaps.max() <= of.config.sequence_length + 12
-    assert of.starts(0).tolist() != of.starts(1).tolist()
+        assert gaps.max() <= 48 + 12
+    assert orders[0] != orders[1]
 
 
-def test_true_pairs_of_an_epoch_cover_the_text() -> None:
+@pytest.mark.usefixtures("full_only")
+def test_pairs_of_a_pass_cover_the_text() -> None:
     corpus = text(20, 30, 8)
-    changes = {"next_fraction": 1, "random_fraction": 0, "short_fraction": 0, "sentence_pair_fraction": 0}
     seen = np.zeros(len(corpus.ids), dtype=bool)
-    for example in examples(maker(corpus, **changes)):
-        for half in filter(None, halves(example)):
-            at = find(corpus, half)
-            seen[at : at + len(half)] = True
+    for example in examples(stream(corpus, single_fraction=1)):
+        at = find(corpus, halves(example)[0])
+        seen[at : at + len(example) - 2] = True
     assert seen.mean() > 0.9
 
 
-def test_an_example_depends_on_corpus_seed_epoch_and_index_alone() -> None:
+def test_example_depends_on_text_key_and_index_only() -> None:
     corpus = text(20, 10, 12)
-    once, again = maker(corpus), maker(corpus)
-    wanted = [(epoch, i) for epoch in (0, 1) for i in range(20)]
-    forwards = [once(*place) for place in wanted]
-    backwards = [again(*place) for place in reversed(wanted)][::-1]
+    once, again = stream(corpus), stream(corpus)
+    forwards = [once.make(i) for i in range(20)]
+    backwards = [again.make(i) for i in reversed(range(20))][::-1]
     for one, other in zip(forwards, backwards, strict=True):
         assert one.input_ids.tolist() == other.input_ids.tolist()
         assert one.masked_ids.tolist() == other.masked_ids.tolist()
-        assert one.next_label == other.next_label
+        assert one.kind == other.kind
 
 
-def test_seeds_and_epochs_mask_anew() -> None:
+def test_examples_of_other_seeds_and_epochs_differ() -> None:
     corpus = text(20, 10, 12)
-    chosen = {
-        tuple(example.input_ids.tolist())
-        for seed, epoch in ((1, 0), (1, 1), (2, 0))
-        for example in examples(maker(corpus, seed), epoch)[:5]
-    }
+    keys = ((1, 0), (1, 1), (2, 0))
+    chosen = {tuple(stream(corpus, *key).make(i).input_ids.tolist()) for key in keys for i in range(5)}
     assert len(chosen) == 15
+
+
+@given(shapes, st.integers(32, 60))
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+def test_example_that_is_cut_has_at_most_so_many_tokens(shape: tuple[int, int, int, int], most: int) -> None:
+    of = stream(text(*shape), short_length=64)
+    for i in range(min(20, len(of))):
+        whole, cut = of.make(i), of.make(i, max_tokens=most)
+        assert len(cut) <= most
+        if len(whole) <= most:
+            assert cut.kind == whole.kind
+        assert (cut.kind == PairKind.SINGLE) == (whole.kind == PairKind.SINGLE)
 
 
 @pytest.fixture(scope="module")
 def many() -> list[Example]:
-    return examples(maker(text(400, 24, 20), sequence_length=64))
+    return examples(stream(text(400, 24, 20), short_length=64))
 
 
-def test_fifteen_percent_are_masked_eighty_ten_ten(many: list[Example]) -> None:
-    ordinary = sum(len(original(e)) - (2 if e.kind == ALONE else 3) for e in many)
+def test_mask_hides_fifteen_percent_as_mask_other_and_same_token(many: list[Example]) -> None:
+    ordinary = sum(len(original(e)) - (2 if e.kind == PairKind.SINGLE else 3) for e in many)
     before = np.concatenate([e.masked_ids for e in many])
     after = np.concatenate([e.input_ids[e.masked_positions] for e in many])
     assert len(before) > 5000
@@ -227,16 +236,15 @@ def test_fifteen_percent_are_masked_eighty_ten_ten(many: list[Example]) -> None:
     assert (after[after != 4] >= SPECIAL).all()
 
 
-@pytest.mark.parametrize("whole_word", [False, True])
-def test_an_unknown_word_is_nothing_to_guess(whole_word: bool) -> None:
+def test_mask_passes_over_unknown_words_where_there_are_others() -> None:
     known = [[[10, 1, 1, 11, 1, 12], [13, 1, 1, 14]]] * 20
-    made = examples(maker(MemoryText(known), whole_word=whole_word, mask_fraction=0.5))
+    made = examples(stream(MemoryText(known), mask_fraction=0.5))
     assert all((e.masked_ids != 1).all() and len(e.masked_ids) >= 1 for e in made)
-    nothing = examples(maker(MemoryText([[[1, 1, 1], [1, 1]]] * 20), whole_word=whole_word))
+    nothing = examples(stream(MemoryText([[[1, 1, 1], [1, 1]]] * 20)))
     assert all((e.masked_ids == 1).all() and len(e.masked_ids) >= 1 for e in nothing)
 
 
-def test_masks_fall_on_every_position_alike(many: list[Example]) -> None:
+def test_mask_falls_on_every_position_alike(many: list[Example]) -> None:
     long = [e for e in many if len(e.input_ids) >= 50]
     hits = Counter(int(p) for e in long for p in e.masked_positions)
     shares = [hits[p] / len(long) for p in range(1, 49)]  # the shortest may end with a [SEP] at 49
@@ -245,41 +253,45 @@ def test_masks_fall_on_every_position_alike(many: list[Example]) -> None:
     assert min(shares) > 0.15 * 0.95 - slack  # now and then the [SEP] in the middle stands there
 
 
-def test_kinds_come_in_the_configured_shares(many: list[Example]) -> None:
-    paired = [e.kind for e in many if e.kind != ALONE]
-    assert paired.count(NEXT) / len(paired) == pytest.approx(0.5, abs=0.05)
-    assert paired.count(RANDOM) / len(paired) == pytest.approx(0.25, abs=0.05)
-    assert paired.count(SWAPPED) > 0.05 * len(paired)
-    assert paired.count(APART) > 0.05 * len(paired)
+def test_pair_kinds_come_in_the_configured_shares(many: list[Example]) -> None:
+    paired = [e.kind for e in many if e.kind != PairKind.SINGLE]
+    assert paired.count(PairKind.NEXT) / len(paired) == pytest.approx(0.5, abs=0.05)
+    assert paired.count(PairKind.RANDOM_DOCUMENT) / len(paired) == pytest.approx(0.25, abs=0.05)
+    assert paired.count(PairKind.SWAPPED) > 0.05 * len(paired)
+    assert paired.count(PairKind.NOT_ADJACENT) > 0.05 * len(paired)
 
 
-def test_single_pairs_and_short_examples_come_in_the_configured_shares() -> None:
-    corpus = text(200, 30, 6)
-    only = examples(maker(corpus, sentence_pair_fraction=1, short_fraction=0))
-    assert max(len(half) for e in only for half in halves(e)) <= 6
-    full = np.array(
-        [len(e.input_ids) for e in examples(maker(corpus, sentence_pair_fraction=0, short_fraction=0))]
-    )
-    short = np.array(
-        [len(e.input_ids) for e in examples(maker(corpus, sentence_pair_fraction=0, short_fraction=1))]
-    )
-    assert np.median(full) > 42
-    assert np.median(short) < 35
+def test_pairs_of_single_sentences_and_short_examples_have_their_lengths(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    corpus, lengths = text(200, 30, 6), {}
+    for name, short, sentence_pair in (("full", 0, 0), ("short", 1, 0), ("sentences", 0, 1)):
+        monkeypatch.setattr(pairs_module, "SHORT_FRACTION", short)
+        monkeypatch.setattr(pairs_module, "SENTENCE_PAIR_FRACTION", sentence_pair)
+        made = examples(stream(corpus))
+        lengths[name] = np.array([len(example) for example in made])
+    assert max(len(half) for example in made for half in halves(example)) <= 6
+    assert np.median(lengths["full"]) > 42
+    assert np.median(lengths["short"]) < 35
 
 
+def test_long_examples_come_in_the_configured_share() -> None:
+    made = examples(stream(text(60, 200, 12), short_length=32, long_length=128, long_fraction=0.3))
+    assert len(made) > 300
+    assert np.mean([len(example) > 64 for example in made]) == pytest.approx(0.3, abs=0.1)
+    assert max(map(len, made)) <= 128
+
+
+@pytest.mark.usefixtures("full_only")
 def test_full_examples_fill_their_length() -> None:
-    corpus = text(50, 60, 12)
-    lengths = [
-        len(e.input_ids)
-        for e in examples(maker(corpus, sequence_length=128, sentence_pair_fraction=0, short_fraction=0))
-    ]
+    lengths = [len(e) for e in examples(stream(text(50, 60, 12), short_length=128))]
     assert np.median(lengths) > 115
 
 
-def test_lengths_do_not_tell_the_label() -> None:
+def test_pair_lengths_do_not_tell_the_label() -> None:
     """The best guess from both lengths, learned on one half of the pairs, fails on the other."""
-    kept = examples(maker(text(1500, 30, 25), sequence_length=64))
-    rows = [(len(a), len(b), e.next_label) for e in kept if e.kind != ALONE for a, b in [halves(e)]]
+    kept = examples(stream(text(1500, 30, 25), short_length=64))
+    rows = [(len(a), len(b), e.kind.label) for e in kept if e.kind != PairKind.SINGLE for a, b in [halves(e)]]
     assert len(rows) > 5000
     half = len(rows) // 2
     votes: Counter[tuple[int, int]] = Counter()
@@ -289,46 +301,28 @@ def test_lengths_do_not_tell_the_label() -> None:
     assert np.mean(right) < 0.53
 
 
-def test_no_second_segment_but_a_swapped_one_opens_a_document() -> None:
+def test_pair_second_segment_opens_no_document_unless_swapped() -> None:
     corpus = text(300, 6, 10)
     openings = {int(corpus.sentence_starts[s]) for s in corpus.document_starts[:-1]}
-    for example in examples(maker(corpus)):
-        if example.kind in (NEXT, RANDOM, APART):
+    for example in examples(stream(corpus)):
+        if example.kind in (PairKind.NEXT, PairKind.RANDOM_DOCUMENT, PairKind.NOT_ADJACENT):
             assert find(corpus, halves(example)[1]) not in openings
 
 
-def test_a_single_document_gives_pairs_from_itself() -> None:
+def test_pairs_of_a_single_document_come_from_itself() -> None:
     corpus = MemoryText([[[5 + i, 6 + i, 7 + i] for i in range(0, 600, 3)]])
-    kinds = Counter(e.kind for e in examples(maker(corpus)))
-    assert set(kinds) == {NEXT, SWAPPED, APART}
+    kinds = Counter(e.kind for e in examples(stream(corpus)))
+    assert set(kinds) == {PairKind.NEXT, PairKind.SWAPPED, PairKind.NOT_ADJACENT}
 
 
-def test_documents_of_one_sentence_have_no_label() -> None:
+def test_pairs_of_one_sentence_documents_have_no_label() -> None:
     corpus = text(20, 1, 12)
-    for example in examples(maker(corpus)):
-        assert (example.kind, example.next_label) == (ALONE, IGNORE_INDEX)
+    for example in examples(stream(corpus)):
+        assert (example.kind, example.kind.label) == (PairKind.SINGLE, IGNORE_INDEX)
         assert not example.token_type_ids.any()
 
 
-def test_whole_words_are_masked_whole() -> None:
-    corpus = text(60, 10, 12)
-    continues = vocabulary().continues_word
-    for example in examples(maker(corpus, whole_word=True)):
-        ids, masked = original(example), set(example.masked_positions.tolist())
-        for i in range(1, len(ids)):
-            if continues[ids[i]] and ids[i - 1] >= SPECIAL:
-                assert (i in masked) == (i - 1 in masked)
-
-
-def test_whole_word_masking_masks_about_the_same_share() -> None:
-    masked = ordinary = 0
-    for example in examples(maker(text(200, 20, 12), whole_word=True, sequence_length=128)):
-        masked += len(example.masked_positions)
-        ordinary += sum(map(len, halves(example)))
-    assert masked / ordinary == pytest.approx(0.15, abs=0.02)
-
-
-def test_vocabulary_of_a_tokenizer_knows_pieces_and_special_tokens(tokenizer: Tokenizer) -> None:
+def test_vocabulary_of_a_tokenizer_has_its_special_tokens(tokenizer: Tokenizer) -> None:
     known = Vocabulary.of(tokenizer)
     assert (known.cls_id, known.sep_id, known.mask_id) == (
         tokenizer.cls_id,
@@ -336,5 +330,3 @@ def test_vocabulary_of_a_tokenizer_knows_pieces_and_special_tokens(tokenizer: To
         tokenizer.mask_id,
     )
     assert not tokenizer.special_ids & set(known.ordinary.tolist())
-    assert known.continues_word[tokenizer.token_id("##ing")]
-    assert not known.continues_word[tokenizer.token_id("good")]

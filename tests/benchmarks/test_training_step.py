@@ -8,13 +8,13 @@ import pytest
 import torch
 from transformers import AutoModelForPreTraining
 
+from benchmarks.training_step import RandomText, bench, padded
 from model import BertForPreTraining, Tokenizer, load_checkpoint
 from tests.training.texts import random_text
 from training.errors import RunError
 from training.examples.batches import BatchShape, collate_pretraining
 from training.examples.masking import Vocabulary
 from training.examples.pretraining import MaskedPairs
-from training.pretrain.bench import RandomText, bench, padded
 from training.pretrain.task import PretrainingLoss
 from training.recipe import ExamplesConfig
 

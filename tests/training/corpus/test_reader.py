@@ -1,0 +1,92 @@
+"""Prepared folders, read a window of shards at a time."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from model.tokenizer import SPECIAL_TOKENS, Tokenizer
+from training.corpus import inputs, reader
+from training.corpus.prepare import prepare
+from training.corpus.reader import WINDOW_SHARDS, PreparedText
+from training.recipe import Recipe
+
+LETTERS = "abcdefghij"
+TOKENIZER = Tokenizer.from_vocab([*SPECIAL_TOKENS, *LETTERS])
+SHARDS = 40
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory: pytest.TempPathFactory) -> PreparedText:
+    """One document per shard, more shards than a window has."""
+    folder = tmp_path_factory.mktemp("reader")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(inputs, "SHARD_CHARACTERS", 1)
+        rows = (" ".join([LETTERS[n % 10]] * (n + 1)) + f"\n{LETTERS[n % 7]}" for n in range(SHARDS))
+        (folder / "a.txt").write_text("\n\n".join(rows))
+        corpus = {"sources": [{"path": "a.txt"}], "heldout_fraction": 0}
+        recipe = Recipe(name="r", data=folder, run=folder, corpus=corpus)  # type: ignore[arg-type]
+        return PreparedText.open(prepare(recipe, TOKENIZER) / "train")
+
+
+def mapped_files(folder: Path) -> int:
+    """Files below a folder that this process has mapped into memory."""
+    return len(
+        {line.split()[-1] for line in Path("/proc/self/maps").read_text().splitlines() if str(folder) in line}
+    )
+
+
+def test_window_maps_the_files_of_its_shards_only(text: PreparedText) -> None:
+    assert len(text.shards) == SHARDS > WINDOW_SHARDS
+    before = mapped_files(text.folder)
+    window = text.window(text.shuffled_windows(seed=1, epoch=0)[0])
+    assert len(window.shards) == WINDOW_SHARDS
+    assert mapped_files(text.folder) - before == WINDOW_SHARDS
+    assert isinstance(window.tokens(0, 1).base, np.memmap)
+    assert not window.tokens(0, 1).flags.writeable
+    del window
+    assert mapped_files(text.folder) == before
+
+
+def test_window_offsets_have_the_size_of_the_window(text: PreparedText) -> None:
+    window = text.window([3, 1])
+    assert len(window.document_starts) == 3
+    assert window.sentence_starts.tolist() == [0, 4, 5, 7, 8]
+    assert [TOKENIZER.token(i) for i in window.tokens(5, 8).tolist()] == ["b", "b", "b"]
+    assert text.window().shards == text.shards[:WINDOW_SHARDS]
+
+
+def test_window_column_is_none_unless_every_shard_has_it(text: PreparedText) -> None:
+    assert text.window([0, 1]).column("labels") is None
+    file = text.folder / text.shards[0].name / "extra.npy"
+    np.save(file, np.array([7]))
+    assert text.window([0]).column("extra") == [7]
+    assert text.window([0, 1]).column("extra") is None
+    file.unlink()
+
+
+def test_shuffled_windows_hold_every_shard_once_and_differ_by_epoch_and_seed(text: PreparedText) -> None:
+    windows = [text.shuffled_windows(seed, epoch) for seed, epoch in ((1, 0), (1, 1), (2, 0))]
+    for found in windows:
+        assert [len(part) for part in found] == [WINDOW_SHARDS, SHARDS - WINDOW_SHARDS]
+        assert sorted(number for part in found for number in part) == list(range(SHARDS))
+    assert windows[0] == text.shuffled_windows(1, 0)
+    assert windows[0] != windows[1]
+    assert windows[0] != windows[2]
+
+
+def test_shuffled_windows_mix_shards_across_the_corpus(
+    text: PreparedText, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reader, "WINDOW_SHARDS", 4)
+    first = text.shuffled_windows(1, 0)[0]
+    assert max(first) - min(first) > 4
+
+
+def test_checksum_is_that_of_the_text(text: PreparedText) -> None:
+    again = PreparedText.open(text.folder)
+    assert again.checksum == text.checksum
+    again.shards.reverse()
+    assert again.checksum != text.checksum

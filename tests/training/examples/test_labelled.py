@@ -1,0 +1,219 @@
+"""The examples of a classifier: readings, truncation, targets, batches."""
+
+from __future__ import annotations
+
+import json
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from model.checkpoint import load_checkpoint
+from model.tokenizer import Tokenizer
+from tests.conftest import MakeCheckpoint
+from training.corpus.encode import ShardEncoder
+from training.corpus.prepare import prepare_labelled
+from training.corpus.reader import PreparedText
+from training.examples.labelled import InMemoryText, LabelledStream, LabelledTexts, labelled_window
+from training.examples.loader import LANES, LoaderConfig, MicroBatches
+from training.recipe import Recipe
+from training.sources.documents import Document
+
+
+def labelled(
+    tokenizer: Tokenizer, *rows: tuple[str, ...], read: str = "text", max_length: int = 64
+) -> LabelledTexts:
+    """Documents with these columns, in memory."""
+    documents = [Document("\n".join(fields), fields) for fields in rows]
+    encoded = ShardEncoder(tokenizer).encode_labelled(documents, [0] * len(rows))
+    targets = np.eye(2, dtype=np.float32)[[i % 2 for i in range(len(rows))]]
+    return LabelledTexts.of(InMemoryText(encoded), targets, [read] * len(rows), tokenizer, max_length)
+
+
+def stream(folder: Path, tokenizer: Tokenizer, rows: list[dict[str, Any]], **source: Any) -> LabelledStream:
+    (folder / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    train = ({"path": "a.jsonl", "label": "label"} | source,)
+    finetune = {"train": train, "dev_fraction": 0.0, "augment_fraction": 0.0}
+    recipe = Recipe(name="labelled", data=folder, run=folder, finetune=finetune)  # type: ignore[arg-type]
+    text = PreparedText.open(prepare_labelled(recipe, tokenizer) / "train")
+    return LabelledStream(text, tokenizer, 2, max_length=64, teacher_weight=0.5, seed=1, micro_batch_tokens=512)
+
+
+# --- one example
+
+
+@pytest.mark.parametrize("text", ["i loved the film", "the film was good. " * 20])
+def test_example_is_encoded_as_the_service_does(tokenizer: Tokenizer, text: str) -> None:
+    example = labelled(tokenizer, (text,), max_length=20).example(0, as_pair=False)
+    served = tokenizer.encode(text, max_length=20, truncate=True, truncation="head_tail")
+    assert example.input_ids.tolist() == served.input_ids
+    assert not example.token_type_ids.any()
+
+
+def test_example_that_is_too_long_keeps_its_beginning_and_its_end(tokenizer: Tokenizer) -> None:
+    words = "abcdefghij"
+    example = labelled(tokenizer, (" ".join(words),), max_length=6).example(0, as_pair=False)
+    assert [tokenizer.token(i) for i in example.input_ids.tolist()] == ["[CLS]", "a", "b", "i", "j", "[SEP]"]
+
+
+def test_example_of_a_pair_has_two_segments_and_is_encoded_as_the_service_does(tokenizer: Tokenizer) -> None:
+    pair = ("good", "the film was good and i loved it. " * 4)
+    example = labelled(tokenizer, pair, read="pair", max_length=20).example(0, as_pair=True)
+    served = tokenizer.encode(*pair, max_length=20, truncate=True, truncation="head_tail")
+    assert example.input_ids.tolist() == served.input_ids
+    assert example.token_type_ids.tolist() == served.token_type_ids
+
+
+def test_example_of_columns_as_one_text_joins_them(tokenizer: Tokenizer) -> None:
+    example = labelled(tokenizer, ("a good film", "i loved it", "really")).example(0, as_pair=False)
+    assert example.input_ids.tolist() == tokenizer.encode("a good film i loved it really").input_ids
+
+
+@pytest.mark.parametrize(
+    ("fields", "read", "readings"),
+    [
+        (("a", "b"), "text", [False]),
+        (("a", "b"), "pair", [True]),
+        (("a", "b"), "both", [False, True]),
+        (("", "b"), "pair", [False]),
+        (("a", ""), "both", [False]),
+        (("a", "b", "c"), "text", [False]),
+    ],
+)
+def test_readings_of_a_document(
+    tokenizer: Tokenizer, fields: tuple[str, ...], read: str, readings: list[bool]
+) -> None:
+    assert labelled(tokenizer, fields, read=read).readings(0) == readings
+
+
+def test_pair_with_an_empty_title_is_one_text(tokenizer: Tokenizer) -> None:
+    texts = labelled(tokenizer, ("", "a good film"), read="pair")
+    ((_, batch),) = texts.batches()
+    assert batch.packed.input_ids.tolist() == tokenizer.encode("a good film").input_ids
+    assert not batch.packed.token_type_ids.any()
+
+
+# --- an evaluation
+
+
+def test_batches_hold_every_text_once_in_each_of_its_readings(tokenizer: Tokenizer) -> None:
+    rows = [("good " * (i % 7 + 1), "bad " * (i % 5)) for i in range(150)]
+    texts = labelled(tokenizer, *rows, read="both")
+    seen: list[int] = []
+    for documents, batch in texts.batches():
+        seen += documents
+        assert batch.labels.tolist() == [document % 2 for document in documents]
+    expected = [i for i, (_, body) in enumerate(rows) for _ in range(2 if body else 1)]
+    assert sorted(seen) == expected
+
+
+def test_num_tokens_bounds_one_pass(tokenizer: Tokenizer) -> None:
+    texts = labelled(tokenizer, *(("good " * n, "film " * (90 - n)) for n in range(1, 90)), read="pair")
+    lengths = [len(texts.example(i, as_pair=True)) for i in range(len(texts))]
+    assert texts.num_tokens() == sum(lengths)
+
+
+def test_labelled_window_is_truncated_to_the_positions_of_a_network(
+    tmp_path: Path, tokenizer: Tokenizer, save_sentiment: MakeCheckpoint
+) -> None:
+    served = load_checkpoint(save_sentiment(truncation="head_tail"))
+    text = "good film " * 60
+    made = stream(tmp_path, tokenizer, [{"text": f"{text} {i}", "label": i % 2} for i in range(4)])
+    whole = labelled_window(made.text.window(), tokenizer, 2, served.config.max_position_embeddings)
+    expected = tokenizer.encode(f"{text} 0", max_length=64, truncate=True, truncation="head_tail")
+    assert whole.example(0, as_pair=False).input_ids.tolist() == expected.input_ids
+
+
+# --- targets
+
+
+def test_labelled_window_mixes_the_teacher_with_the_true_label(tmp_path: Path, tokenizer: Tokenizer) -> None:
+    made = stream(tmp_path, tokenizer, [{"text": f"good {i}", "label": i % 2} for i in range(3)])
+    window = made.text.window()
+    labels = made.text.folder / window.shards[0].name / "labels.npy"
+    np.save(labels, np.array([0, 1, -1], np.int16))
+    np.save(labels.with_name("target_probs.npy"), np.array([[0.8, 0.2], [0.6, 0.4], [0.1, 0.9]], np.float32))
+    mixed = labelled_window(window, tokenizer, 2, 64, teacher_weight=0.25)
+    assert mixed.targets == pytest.approx(np.array([[0.95, 0.05], [0.15, 0.85], [0.1, 0.9]]))
+    alone = labelled_window(window, tokenizer, 2, 64)
+    assert alone.targets.tolist() == [[1, 0], [0, 1], [0, 0]]
+
+
+# --- the stream of a run
+
+
+def rows_of_lengths(count: int) -> list[dict[str, Any]]:
+    rng = np.random.default_rng(0)
+    lengths = rng.integers(1, 60, count)
+    return [{"title": "good", "text": "film " * int(n), "label": i % 2} for i, n in enumerate(lengths)]
+
+
+def test_stream_batches_have_one_shape_and_no_target_for_the_dummy_sequence(
+    tmp_path: Path, tokenizer: Tokenizer
+) -> None:
+    made = stream(tmp_path, tokenizer, rows_of_lengths(300))
+    batches = [micro.batch for micro in islice(MicroBatches(made, LoaderConfig(100), 0, {}), 2 * LANES)]
+    shapes = {
+        (len(b.packed.input_ids), len(b.packed.cu_seqlens), b.packed.max_seqlen, tuple(b.targets.shape))
+        for b in batches
+    }
+    assert len(shapes) == 1
+    real = 0
+    for batch in batches:
+        lengths = batch.packed.lengths
+        assert lengths is not None
+        texts = int((batch.targets.sum(1) > 0).sum())
+        assert texts in (len(lengths), len(lengths) - 1)
+        assert not batch.targets[texts:].any()
+        real += sum(lengths[:texts])
+    assert real > 0.9 * sum(batch.tokens for batch in batches), "512 tokens, texts of up to 62"
+
+
+def test_stream_sees_every_text_once_in_an_epoch(tmp_path: Path, tokenizer: Tokenizer) -> None:
+    made = stream(tmp_path, tokenizer, [{"text": "good " * n, "label": n % 2} for n in range(1, 60)])
+    order = made.window(0, 0)
+    assert sorted(len(order.make(i)) for i in range(len(order))) == [n + 2 for n in range(1, 60)]
+    again = made.window(0, 0)
+    assert [len(again.make(i)) for i in range(59)] == [len(order.make(i)) for i in range(59)]
+    assert [len(made.window(1, 0).make(i)) for i in range(59)] != [len(order.make(i)) for i in range(59)]
+
+
+def test_stream_of_both_readings_gives_both_over_epochs(tmp_path: Path, tokenizer: Tokenizer) -> None:
+    rows = [{"title": "good", "text": "film " * (n + 1), "label": n % 2} for n in range(40)]
+    made = stream(tmp_path, tokenizer, rows, text=("title", "text"), read="both")
+    readings: dict[int, set[bool]] = {}
+    pairs = 0
+    for epoch in range(8):
+        order = made.window(epoch, 0)
+        for i in range(len(order)):
+            example = order.make(i)
+            is_pair = bool(example.token_type_ids.any())
+            readings.setdefault(len(example) - is_pair, set()).add(is_pair)
+            pairs += is_pair
+    assert len(readings) == 40
+    assert all(found == {False, True} for found in readings.values())
+    assert pairs == pytest.approx(160, abs=40)
+
+
+def test_stream_counts_texts_and_tokens_of_an_epoch(tmp_path: Path, tokenizer: Tokenizer) -> None:
+    made = stream(tmp_path, tokenizer, rows_of_lengths(100))
+    order = made.window(0, 0)
+    lengths = [len(order.make(i)) for i in range(len(order))]
+    assert made.texts == 100
+    assert made.tokens == pytest.approx(sum(lengths), rel=0.1)
+    assert made.texts_per_batch == pytest.approx(512 * 100 / sum(lengths), rel=0.1)
+
+
+def test_stream_targets_are_those_of_the_texts(tmp_path: Path, tokenizer: Tokenizer) -> None:
+    words = {"good": 1, "bad": 0, "great": 1}
+    rows = [{"text": word + " film" * n, "label": words[word]} for word in words for n in range(20)]
+    made = stream(tmp_path, tokenizer, rows)
+    batch = next(iter(MicroBatches(made, LoaderConfig(10), 0, {}))).batch
+    starts = batch.packed.cu_seqlens[:-1].long()
+    count = int((batch.targets.sum(1) > 0).sum())
+    firsts = batch.packed.input_ids[starts[:count] + 1].tolist()
+    assert batch.labels[:count].tolist() == [words[tokenizer.token(i)] for i in firsts]
+    assert torch.equal(batch.targets[:count].sum(1), torch.ones(count))
