@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import math
 import random
+import subprocess
+import sys
 from collections.abc import Callable
 from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
@@ -15,7 +17,7 @@ import numpy as np
 import pytest
 
 from model.tokenizer import SPECIAL_TOKENS, Tokenizer
-from tests.training.commands import occupied
+from tests.training.commands import ROOT, occupied
 from training.corpus import inputs as inputs_module
 from training.corpus import reader as reader_module
 from training.corpus.engines import local as local_engine
@@ -378,6 +380,12 @@ def test_make_shards_in_worker_processes_writes_the_same_bytes(
     one = contents(prepare(recipe(root).model_copy(update={"name": "one"}), TOKENIZER))
     two = contents(prepare(recipe(root).model_copy(update={"name": "two"}), TOKENIZER))
     assert one == two
+
+
+def test_make_shards_workers_start_without_torch() -> None:
+    """torch takes seconds to import, in every worker."""
+    script = "import sys, training.corpus.engines.local; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", script], cwd=ROOT, check=False).returncode == 0
 
 
 class DyingPool:

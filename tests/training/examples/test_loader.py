@@ -117,11 +117,10 @@ def test_micro_batches_of_all_ranks_are_those_of_one(
     assert [micro.position for micro in together] == [micro.position for micro in made]
 
 
-@pytest.mark.parametrize(("rank", "world_size"), [(0, 1), (1, 2)])
 def test_micro_batches_of_loader_workers_are_those_of_one_process(
-    stream: PretrainingStream, made: Made, rank: int, world_size: int
+    stream: PretrainingStream, made: Made
 ) -> None:
-    batches = MicroBatches(stream, LoaderConfig(1000, rank, world_size), 0, {})
+    batches = MicroBatches(stream, LoaderConfig(1000, rank=1, world_size=2), 0, {})
     workers = DataLoader(batches, batch_size=None, num_workers=2, multiprocessing_context="forkserver")
     found = list(islice(workers, 30))
     assert ids(found) == ids(made[rank : 30 * world_size : world_size])
