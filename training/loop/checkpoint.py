@@ -31,8 +31,8 @@ logger = logging.getLogger(__name__)
 
 
 class Checkpointer:
-    """Checkpoints of one run in one folder. Only rank 0 writes. On resume every rank looks into its folder, and the newest
-    state of all ranks is sent to all: after a restart another node, with another disk, may have rank 0."""
+    """Checkpoints of one run in one folder. Only rank 0 writes. On resume every rank looks into its folder, and the
+    newest state of all ranks is sent to all: after a restart another node, with another disk, may have rank 0."""
 
     def __init__(self, folder: Path, identity: Mapping[str, Any], dist: DistContext) -> None:
         self.folder = folder
