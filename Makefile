@@ -35,10 +35,10 @@ format: $(VENV)/.dev  ## mend what ruff can mend
 	@$(BIN)/ruff check --fix .
 	@$(BIN)/ruff format .
 
-train: $(VENV)/.train  ## from text to both checkpoints, RECIPE=quick; DATA=../shared/data
+train: $(VENV)/.train  ## train both checkpoints from text; RECIPE=quick or a TOML file, DATA=../shared/data
 	@exec $(BIN)/python -m training all $(RECIPE) --data $(DATA) $(ARGS)
 
-evaluate: $(VENV)/.train  ## figures of the shipped weights beside their baselines; DATA=../shared/data
+evaluate: $(VENV)/.train  ## evaluate the shipped weights beside baselines; RECIPE=shipped, DATA=../shared/data
 	@exec $(BIN)/python -m training evaluate $(RECIPE) --weights model/weights --data $(DATA) $(ARGS)
 
 # The peers want other packages than ours, infinity even older ones: each has an environment of its own.

@@ -87,14 +87,14 @@ def _all(recipe: Recipe) -> bool:
 
 COMMANDS: dict[str, tuple[Callable[[Recipe], bool], str]] = {
     "tokenizer": (_tokenizer, "learn the vocabulary from the recipe's text"),
-    "prepare": (_prepare, "turn the text into memory-mapped token ids"),
-    "pretrain": (pretrain, "train masked LM and next sentence"),
-    "adapt": (adapt, "continue pretraining on the classifier's texts, as [adapt] says"),
-    "distill": (_distill, "let another classifier label the texts, as [distill] says"),
+    "prepare": (_prepare, "split the text into sentences and write their token ids"),
+    "pretrain": (pretrain, "train the network on masked words and next sentences"),
+    "adapt": (adapt, "pretrain further on the classifier's texts; needs [adapt]"),
+    "distill": (_distill, "let another classifier label the texts; needs [distill]"),
     "finetune": (finetune, "train the classifier on labelled texts"),
-    "evaluate": (_evaluate, "report on held-out text and test sets, beside baselines"),
-    "export": (_export, "write the directories that are served"),
-    "all": (_all, "run all of these, in this order"),
+    "evaluate": (_evaluate, "report on held-out text and test sets beside baselines"),
+    "export": (_export, "write the checkpoint directories that are served"),
+    "all": (_all, "run all commands above in this order; finished ones are skipped"),
 }
 
 PARALLEL = ("pretrain", "adapt", "finetune")
@@ -148,7 +148,7 @@ def _parser() -> argparse.ArgumentParser:
             command.add_argument(
                 "--weights", type=Path, help="folder of exported checkpoints to evaluate instead"
             )
-    summary = "print decoded examples with their masks and labels, and shares over many"
+    summary = "print training examples with their masks and labels, and the share of each kind"
     inspection = commands.add_parser("inspect", help=summary, description=summary, parents=[recipe])
     inspection.add_argument("--examples", type=int, default=5, help="how many to print")
     summary = "time a training step beside the same step of transformers"
@@ -157,7 +157,7 @@ def _parser() -> argparse.ArgumentParser:
     timing.add_argument("--length", type=int, default=128, help="tokens of a full example")
     timing.add_argument("--batch", type=int, default=32, help="full examples per step")
     timing.add_argument("--steps", type=int, default=20, help="steps to time")
-    timing.add_argument("--device", default="auto")
+    timing.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:1")
     timing.set_defaults(override=[])
     return parser
 

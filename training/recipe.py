@@ -54,19 +54,19 @@ class SourceConfig(_Strict):
     model_config = ConfigDict(coerce_numbers_to_str=True)  # the number of a column
 
     name: str = ""
-    """How reports call it; the file's name if absent."""
+    """Name in reports and folders; if absent, that of the file or data set."""
     path: str | None = None
     """A file, a directory or a glob, relative to the recipe's `data`."""
     hub: str | None = None
-    """A data set of the Hugging Face hub, `owner/name` or `owner/name:config`. With a path as well, the hub is
-    asked only if no file is there."""
+    """A data set of the Hugging Face hub, `owner/name` or `owner/name:config`. If `path` is set too, the hub is
+    used only if no file is there."""
     split: str = "train"
     """Split of the hub data set."""
     format: Literal["auto", "jsonl", "csv", "tsv", "parquet", "text", "wikitext", "fasttext"] = "auto"
-    """`auto` goes by the suffix and the first bytes of a file, and in a directory takes the files whose suffix
-    it knows; any other is the format of all files there. Hidden files of a directory are not read. `wikitext`:
-    lines like ` = Title = ` begin a document, in files of text or in the first text column of files with
-    columns. `fasttext`: one text per line, after its label (`__label__2 Great film`)."""
+    """`auto` detects the format of each file from its suffix and first bytes, and reads only the files of a
+    directory whose suffix it knows. Any other value is the format of all files. Hidden files of a directory are
+    not read. `wikitext`: lines like ` = Title = ` begin a document, in files of text or in the first text column
+    of files with columns. `fasttext`: one text per line, after its label (`__label__2 Great film`)."""
     table: Annotated[Dialect, BeforeValidator(_check_dialect_keys)] = Dialect()
     """How CSV and TSV files are written, where that is not detected: `header` (true, false, or the columns'
     names), `delimiter`, `quote`, `escape`; and `encoding`, for any text."""
@@ -80,25 +80,25 @@ class SourceConfig(_Strict):
     the name of its folder is the label. Labelled texts keep a `<br />`, since callers send it too; elsewhere it
     is a newline."""
     group: str | None = None
-    """Column whose equal values must not be split between train and dev, or held-out, text (film, author)."""
+    """Column whose equal values stay in one part, either training or dev (or held-out) text: film, author."""
     escaped_newlines: bool = False
-    """A `\\n` that is spelled out in a column is a newline, as in the data sets of Zhang et al. 2015 (Yahoo,
-    Amazon, Yelp). Callers' texts keep theirs."""
+    """Read a backslash followed by `n` as a newline, because the data sets of Zhang et al. 2015 (Yahoo, Amazon,
+    Yelp) write newlines so."""
     treebank: Literal["kept", "joined", "both"] = "kept"
-    """Texts that stand in the tokens of the Penn Treebank, as SST-2's do (`it is n't`): `joined` reads them as
-    people write them (`it isn't`), `both` in either way, where that makes other words."""
+    """How to read text in Penn Treebank tokens, such as SST-2's `it is n't`: `kept` as it is, `joined` as people
+    write it (`it isn't`), `both` as two texts where the words differ."""
     lines: Literal["paragraph", "wrapped", "sentence"] = "paragraph"
-    """Plain text: what a line is. In `wrapped` text, sentences run on over the ends of lines. A blank line
-    always ends a document."""
+    """What a line of plain text is: a `paragraph`, a `sentence`, or a part of a paragraph that is `wrapped` to a
+    width. A blank line always ends a document."""
     limit: Positive | None = None
-    """Take only so many documents."""
+    """Read at most so many documents."""
     by: str | None = None
-    """Column that names a text's domain or origin: accuracy is reported for each of its values."""
+    """Column with the domain or origin of a text: the report has the mean over its values and the worst one."""
     balance: Annotated[float, Field(ge=1)] | None = None
-    """Keep at most so many times as many texts of a label as its rarest label has, for each value of `by`. A hash of
-    the text decides which. If absent, all are kept."""
+    """Limit for frequent labels: at most this many times the texts of the rarest label are kept, separately for each
+    value of `by`. A hash of the text decides which. If absent, all are kept."""
     note: str = ""
-    """What the model card says of it: licence, citation."""
+    """Licence and citation, for the model card."""
 
     @model_validator(mode="after")
     def _some_place(self) -> SourceConfig:
@@ -141,7 +141,8 @@ class ModelConfig(_Strict):
     """Shape of the network. It has as many positions as the longest example of any stage, at least 512."""
 
     preset: Literal["tiny", "mini", "small", "medium", "base", "large"] = "mini"
-    """Published shape (Turc et al. 2019; Devlin et al. 2018): layers and width."""
+    """Published shape (Turc et al. 2019; Devlin et al. 2018), layers × width: tiny 2 × 128, mini 4 × 256, small
+    4 × 512, medium 8 × 512, base 12 × 768, large 24 × 1024."""
     hidden_size: Positive | None = None
     """Width, instead of the preset's: heads are 64 wide, the feed-forward layer is four times as wide."""
     num_hidden_layers: Positive | None = None
@@ -201,7 +202,8 @@ class PretrainConfig(_Strict):
 
     start: Path | None = None
     """Checkpoint directory to continue from, with its shape and vocabulary, instead of random weights; `[model]` and
-    `[tokenizer]` are ignored then. Use another `seed` than the run that made it, or the same text comes first."""
+    `[tokenizer]` are ignored then. Use another `seed` than the run that made it: with the same seed, the same examples
+    come first again."""
     tokens: Positive | None = None
     """Budget in tokens. The learning rate reaches 0 at its end."""
     minutes: Annotated[float, Field(gt=0)] | None = None

@@ -6,12 +6,13 @@ import shlex
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from training.finetune.selection import chosen_folder
 from training.loop.log import RunLog
 from training.recipe import RESOLVED, Recipe, SourceConfig, read_resolved
 from training.report.run import PLOTS
-from training.runtime.files import read_json
+from training.runtime.files import read_json, write_json
 
 _PLOTS = {"pretrained": ("pretrain-loss.png",), "sentiment": ("finetune-loss.png", "reliability-*.png")}
 _LOCAL_KEYS = ("data=", "run=", "export.", "device=", "tensorboard=")
@@ -56,8 +57,7 @@ def write_card(recipe: Recipe, name: str, target: Path, weights: Mapping[str, st
         *_limits(trained),
     ]
     (target / "README.md").write_text("\n".join(lines).rstrip() + "\n", encoding="utf-8")
-    if (run / RESOLVED).is_file():
-        shutil.copy(run / RESOLVED, target)
+    write_json(target / RESOLVED, _portable_recipe(trained))
 
 
 def _title(recipe: Recipe, name: str) -> str:
@@ -111,7 +111,7 @@ def _run_line(run: Path) -> str:
 
 
 def _source_line(source: SourceConfig) -> str:
-    place = source.path or f"{source.hub} ({source.split})"
+    place = _portable(source.path, "path") if source.path else f"{source.hub} ({source.split})"
     first = f", first {source.limit:,} documents" if source.limit else ""
     note = f". {source.note}" if source.note else ""
     return f"{source.name or place}: `{place}`{first}{note}"
@@ -119,16 +119,36 @@ def _source_line(source: SourceConfig) -> str:
 
 def _command(recipe: Recipe) -> str:
     """The recipe's name and what was overridden in it, without the folders of one machine."""
+    return shlex.join([_loaded(recipe), *_overrides(recipe)])
+
+
+def _loaded(recipe: Recipe) -> str:
     loaded = Path(recipe.loaded or recipe.name)
-    words = [loaded.name if loaded.is_absolute() else str(loaded)]
-    for override in recipe.overrides:
-        if not override.startswith(_LOCAL_KEYS):
-            key, _, value = override.partition("=")
-            words.append(f"{key}={_portable(value)}")
-    return shlex.join(words)
+    return loaded.name if loaded.is_absolute() else str(loaded)
 
 
-def _portable(value: str) -> str:
-    """A path of one machine as `runs/<name>/pretrained`; anything else as it is."""
+def _overrides(recipe: Recipe) -> list[str]:
+    parts = (override.partition("=") for override in recipe.overrides if not override.startswith(_LOCAL_KEYS))
+    return [f"{key}={_portable(value)}" for key, _, value in parts]
+
+
+def _portable_recipe(recipe: Recipe) -> Any:
+    """The resolved recipe without the folders of one machine."""
+    values = recipe.model_dump(mode="json", exclude_none=True, exclude={"data", "run", "device", "export"})
+    return _portable_values(values | {"loaded": _loaded(recipe), "overrides": _overrides(recipe)})
+
+
+def _portable_values(value: Any, key: str = "") -> Any:
+    if isinstance(value, dict):
+        return {name: _portable_values(inner, name) for name, inner in value.items()}
+    if isinstance(value, list):
+        return [_portable_values(inner, key) for inner in value]
+    return _portable(value, key) if isinstance(value, str) else value
+
+
+def _portable(value: str, key: str = "") -> str:
+    """A path of one machine as `runs/<name>/pretrained`, or the file's name of a source; anything else as it is."""
     path = Path(value)
-    return str(Path("runs", *path.parts[-2:])) if path.is_absolute() else value
+    if not path.is_absolute():
+        return value
+    return path.name if key == "path" else str(Path("runs", *path.parts[-2:]))

@@ -46,7 +46,7 @@ class Figures:
 def evaluate_baselines(recipe: Recipe, test: Mapping[str, Labelled]) -> dict[str, dict[str, Figures]]:
     """Figures by name of the baseline and of the test set. Those of the same texts are read from `baselines.json`."""
     train, dev = _parts(recipe)
-    file, key = recipe.folder / "baselines.json", _key(train, dev, *test.values())
+    file, key = recipe.folder / "baselines.json", _key(("train", train), ("dev", dev), *test.items())
     found = read_json(file) or {}
     if found.get("key") == key:
         return {
@@ -160,10 +160,10 @@ def _figures(bag: Any, part: Labelled) -> Figures:
     return Figures((answers == labels).double().mean().item(), balanced)
 
 
-def _key(*parts: Labelled) -> str:
+def _key(*parts: tuple[str, Labelled]) -> str:
     digest = hashlib.blake2b(digest_size=16)
-    for part in parts:
-        digest.update(b"%d\n" % len(part))
+    for name, part in parts:
+        digest.update(repr((name, len(part))).encode())
         for document, label in part:
             digest.update(repr((document.text, document.domain, label)).encode())
     return digest.hexdigest()

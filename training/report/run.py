@@ -66,7 +66,7 @@ logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class TestReport:
+class SourceReport:
     """Figures of the classifier on one test source in one reading."""
 
     figures: ClassificationReport
@@ -92,7 +92,7 @@ class Report:
 
     pretraining: dict[str, PretrainingReport] = field(default_factory=dict)
     """By name of the held-out source."""
-    classification: dict[str, TestReport] = field(default_factory=dict)
+    classification: dict[str, SourceReport] = field(default_factory=dict)
     """By name of the test source; with ` (pair)` for sources that are also read as pairs."""
     labels: list[str] = field(default_factory=list)
     baselines: dict[str, dict[str, Figures]] = field(default_factory=dict)
@@ -201,7 +201,7 @@ def load_classifier(recipe: Recipe, folder: Path) -> Checkpoint:
     return checkpoint
 
 
-def _test_reports(recipe: Recipe, checkpoint: Checkpoint, test: dict[str, Labelled]) -> dict[str, TestReport]:
+def _test_reports(recipe: Recipe, checkpoint: Checkpoint, test: dict[str, Labelled]) -> dict[str, SourceReport]:
     reports = {}
     for source in recipe.finetune.test:
         name, part = source_name(source), test[source_name(source)]
@@ -225,7 +225,7 @@ def _answers(checkpoint: Checkpoint, part: Labelled, reading: str) -> Answers:
     return Answers(answers.logits[order], torch.tensor(labels), list(range(len(part))))
 
 
-def _test_report(answers: Answers, part: Labelled) -> TestReport:
+def _test_report(answers: Answers, part: Labelled) -> SourceReport:
     domains = by_domain(part)
     worst: tuple[float, str] | None = None
     for name, rows in domains.items():
@@ -234,7 +234,7 @@ def _test_report(answers: Answers, part: Labelled) -> TestReport:
             report = classification_report(answers.logits[rows], answers.labels[rows])
             candidate = (report.balanced_accuracy, name)
             worst = candidate if worst is None else min(worst, candidate)
-    return TestReport(
+    return SourceReport(
         answers.report(),
         mean_balanced_accuracy(answers.logits, answers.labels, domains.values()),
         worst[1] if worst else None,

@@ -17,15 +17,8 @@ from model.tokenizer import Tokenizer
 from training.errors import RunError
 
 _NAMES = (
-    *("config.json", "*.safetensors", "model.safetensors.index.json", "vocab.txt"),
-    *(
-        "tokenizer.json",
-        "tokenizer_config.json",
-        "special_tokens_map.json",
-        "README.md",
-        "recipe.json",
-        "*.png",
-    ),
+    *("config.json", "*.safetensors", "model.safetensors.index.json", "vocab.txt", "recipe.json"),
+    *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "README.md", "*.png"),
 )
 """Files of a checkpoint, its model card's among them."""
 

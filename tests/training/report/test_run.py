@@ -1,80 +1,111 @@
-"""Reports of runs that have one model, the other, both or none."""
+"""`evaluate`: reports of runs that have one model, the other, both or none."""
 
 from __future__ import annotations
 
 import json
-import shutil
+import logging
+import random
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from training.evaluate.baselines import Baseline
-from training.evaluate.metrics import ClassificationReport, PretrainingReport
-from training.evaluate.report import Report, SeedReport, evaluate, tables, to_json
-from training.finetune.seeds import SeedResult, seed_folder
 
-from model import Tokenizer, save_checkpoint
+from model import Tokenizer, load_checkpoint, save_checkpoint
 from tests.conftest import MakeCheckpoint
 from tests.training.conftest import MakeRecipe
+from tests.training.texts import review
 from training.errors import CorpusError, RunError
-from training.export.run import export
-from training.finetune.run import finetune, from_scratch_model
+from training.evaluate.classification import ClassificationReport
+from training.evaluate.pretraining import PretrainingReport
+from training.finetune.selection import SeedResult, save_results, seed_folder
 from training.finetune.task import classifier_from
+from training.loop.checkpoint import fingerprint
 from training.pretrain.run import new_model
-from training.recipe import CorpusConfig
+from training.recipe import CorpusConfig, Recipe, SourceConfig
+from training.report.baselines import Figures
+from training.report.run import Report, SeedReport, SourceReport, evaluate, tables
 
-LINE = PretrainingReport(10, 100, 3.0, 0.4, 6.0, 0.1, None, None, {})
-CLASSES = ClassificationReport(10, 0.9, 0.5, 0.3, 0.02, 0.01, [[5, 0], [1, 4]], [])
+PRETRAINING = PretrainingReport(10, 100, 3.0, 0.4, 6.0, 0.1, None, None, {})
+CLASSES = ClassificationReport(10, 0.9, 0.0949, 0.88, 0.5, 0.3, 0.02, 0.01, [[5, 0], [1, 4]], [])
+TEST = SourceReport(CLASSES, 0.88, None, None)
 
 
-def test_a_run_without_models_names_the_remedy(make_recipe: MakeRecipe) -> None:
-    with pytest.raises(RunError, match="run pretrain first"):
+def changed(recipe: Recipe, **changes: object) -> Recipe:
+    return recipe.model_copy(update={"finetune": recipe.finetune.model_copy(update=changes)})
+
+
+def save_models(recipe: Recipe, folder: Path, *names: str) -> None:
+    """Save checkpoints with new weights."""
+    tokenizer = Tokenizer.load(recipe.folder / "tokenizer")
+    network = new_model(recipe, tokenizer)
+    models = {"pretrained": network, "sentiment": classifier_from(network, recipe.finetune, 1)}
+    for name in names:
+        save_checkpoint(folder / name, models[name], tokenizer)
+
+
+def figures_of(recipe: Recipe) -> dict[str, object]:
+    figures: dict[str, object] = json.loads((recipe.folder / "report.json").read_text())
+    return figures
+
+
+# --- which models --------------------------------------------------------------------------------------------------
+
+
+def test_evaluate_without_models_names_the_command(make_recipe: MakeRecipe) -> None:
+    with pytest.raises(RunError, match="has no trained model; run pretrain first"):
         evaluate(make_recipe())
 
 
-def test_a_pretrained_model_alone_is_reported(make_recipe: MakeRecipe) -> None:
+def test_evaluate_of_a_pretrained_network_alone(
+    make_recipe: MakeRecipe, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
     recipe = make_recipe()
-    tokenizer = Tokenizer.load(recipe.folder / "tokenizer")
-    save_checkpoint(recipe.folder / "pretrained", new_model(recipe, tokenizer), tokenizer)
+    save_models(recipe, recipe.folder, "pretrained")
     text = evaluate(recipe)
-    assert "masked-LM loss" in text
+    assert "| stories |" in text
     assert "test set" not in text
-    assert json.loads((recipe.folder / "report.json").read_text())["classification"] == {}
+    figures = figures_of(recipe)
+    assert figures["classification"] == {}
+    weights = fingerprint(load_checkpoint(recipe.folder / "pretrained").model)
+    assert figures["weights"] == {"pretrained": weights}
+    assert f"report in {recipe.folder / 'report.md'}; next: export" in caplog.messages[-1]
 
 
-def test_a_classifier_alone_is_reported(make_recipe: MakeRecipe) -> None:
+def test_evaluate_of_few_masked_tokens_warns_and_says_what_to_do(
+    make_recipe: MakeRecipe, caplog: pytest.LogCaptureFixture
+) -> None:
     recipe = make_recipe()
-    tokenizer = Tokenizer.load(recipe.folder / "tokenizer")
-    model = classifier_from(new_model(recipe, tokenizer), recipe.finetune, 1)
-    save_checkpoint(recipe.folder / "sentiment", model, tokenizer)
+    save_models(recipe, recipe.folder, "pretrained")
+    evaluate(recipe)
+    assert "masked tokens, and so mostly chance; hold out more text (corpus.heldout" in caplog.text
+
+
+def test_evaluate_of_a_classifier_alone_and_its_plots(make_recipe: MakeRecipe) -> None:
+    recipe = make_recipe()
+    save_models(recipe, recipe.folder, "sentiment")
+    old = recipe.finetune.test[0].model_copy(update={"name": "old-test"})
+    evaluate(changed(recipe, test=(old,)))
     text = evaluate(recipe)
     assert "masked-LM loss" not in text
     assert "| reviews | 20 |" in text
-    assert (recipe.folder / "confusion-reviews.png").is_file()
-
-
-def test_plots_of_test_sets_that_are_not_in_the_report_are_gone(make_recipe: MakeRecipe) -> None:
-    recipe = make_recipe()
-    tokenizer = Tokenizer.load(recipe.folder / "tokenizer")
-    model = classifier_from(new_model(recipe, tokenizer), recipe.finetune, 1)
-    save_checkpoint(recipe.folder / "sentiment", model, tokenizer)
-    test = recipe.finetune.test[0].model_copy(update={"name": "old-test"})
-    evaluate(recipe.model_copy(update={"finetune": recipe.finetune.model_copy(update={"test": (test,)})}))
-    evaluate(recipe)
     plots = sorted(file.name for file in recipe.folder.glob("*.png"))
-    assert plots == ["confusion-reviews.png", "reliability-reviews.png"]
-    (target,) = export(recipe)
-    assert "old-test" not in (target / "README.md").read_text()
+    assert plots == ["confusion-reviews.png", "reliability-reviews.png"], (
+        "those of an earlier report are deleted"
+    )
+    report = (recipe.folder / "report.md").read_text()
+    assert report.startswith(text)
+    assert all(f"]({name})" in report for name in plots)
 
 
-def test_exported_weights_are_evaluated_apart_from_the_run(make_recipe: MakeRecipe, tmp_path: Path) -> None:
-    recipe = make_recipe("pretrain.tokens=500", "finetune.epochs=0.2")
+def test_evaluate_weights_of_another_folder_leaves_the_runs_report_alone(
+    make_recipe: MakeRecipe, tmp_path: Path
+) -> None:
+    recipe = make_recipe()
     recipe = recipe.model_copy(
         update={"corpus": recipe.corpus.model_copy(update={"heldout": recipe.corpus.sources})}
     )
-    tokenizer = Tokenizer.load(recipe.folder / "tokenizer")
-    network = new_model(recipe, tokenizer)
-    save_checkpoint(tmp_path / "pretrained", network, tokenizer)
-    save_checkpoint(tmp_path / "sentiment", classifier_from(network, recipe.finetune, 1), tokenizer)
+    save_models(recipe, tmp_path, "pretrained", "sentiment")
     text = evaluate(recipe, tmp_path)
     assert "| stories |" in text
     assert "| reviews | 20 |" in text
@@ -82,120 +113,123 @@ def test_exported_weights_are_evaluated_apart_from_the_run(make_recipe: MakeReci
     assert not (recipe.folder / "report.json").exists()
 
 
-def test_weights_are_evaluated_on_labelled_texts_alone(make_recipe: MakeRecipe, tmp_path: Path) -> None:
+def test_evaluate_weights_on_labelled_texts_alone(make_recipe: MakeRecipe, tmp_path: Path) -> None:
     recipe = make_recipe()
-    tokenizer = Tokenizer.load(recipe.folder / "tokenizer")
-    network = new_model(recipe, tokenizer)
-    save_checkpoint(tmp_path / "pretrained", network, tokenizer)
-    save_checkpoint(tmp_path / "sentiment", classifier_from(network, recipe.finetune, 1), tokenizer)
+    save_models(recipe, tmp_path, "pretrained", "sentiment")
     text = evaluate(recipe.model_copy(update={"corpus": CorpusConfig()}), tmp_path)
     assert "| reviews | 20 |" in text
     assert "held-out" not in text
 
 
-def test_a_classifier_of_other_labels_is_refused(make_recipe: MakeRecipe, sentiment: Path) -> None:
+def test_evaluate_of_a_classifier_with_other_labels_is_refused(
+    make_recipe: MakeRecipe, sentiment: Path
+) -> None:
     recipe = make_recipe("finetune.labels={0='POSITIVE',1='NEGATIVE'}")
     (recipe.folder / "sentiment").symlink_to(sentiment)
-    with pytest.raises(
-        RunError, match=r"is a classifier of \['NEGATIVE', 'POSITIVE'\], but finetune.labels are"
-    ):
+    with pytest.raises(RunError, match=r"has the labels \['NEGATIVE', 'POSITIVE'\], but finetune.labels are"):
         evaluate(recipe)
 
 
-def test_weights_of_another_kind_are_refused(
-    make_recipe: MakeRecipe, sentiment: Path, save_pretrained: MakeCheckpoint, tmp_path: Path
+def test_evaluate_of_weights_of_another_kind_is_refused(
+    make_recipe: MakeRecipe, save_pretrained: MakeCheckpoint, tmp_path: Path
 ) -> None:
     recipe = make_recipe()
     (tmp_path / "pretrained").symlink_to(save_pretrained("no-nsp", next_sentence=False))
-    with pytest.raises(RunError, match="is no checkpoint of masked LM with next sentence"):
+    with pytest.raises(RunError, match="is not a checkpoint with masked-LM and next-sentence heads"):
         evaluate(recipe, tmp_path)
     (tmp_path / "pretrained").rename(tmp_path / "sentiment")
-    with pytest.raises(RunError, match="is no classifier"):
+    with pytest.raises(RunError, match="is not a classifier"):
         evaluate(recipe, tmp_path)
 
 
-def test_heldout_text_in_another_vocabulary_is_refused(make_recipe: MakeRecipe, pretrained: Path) -> None:
+def test_evaluate_of_heldout_text_in_another_vocabulary_is_refused(
+    make_recipe: MakeRecipe, pretrained: Path
+) -> None:
     recipe = make_recipe()
     (recipe.folder / "pretrained").symlink_to(pretrained)
     with pytest.raises(CorpusError, match="made with another tokenizer; run prepare again"):
         evaluate(recipe)
 
 
-def test_a_figure_that_cannot_be_is_null_and_a_dash() -> None:
-    report = Report({"tweets": LINE}, {"reviews": CLASSES}, ["NEGATIVE", "POSITIVE"])
-    assert json.loads(to_json(report))["pretraining"]["tweets"]["nsp_accuracy"] is None
-    assert f"| tweets | {LINE.examples:,} | 3.000 | 6.000 | 0.400 | 0.100 | – | – | 0.500 |" in tables(report)
+# --- domains, readings, seeds --------------------------------------------------------------------------------------
 
 
-def test_every_figure_stands_beside_its_trivial_guess() -> None:
-    text = tables(Report({"tweets": LINE}, {"reviews": CLASSES}, []))
+def test_evaluate_of_domains_and_readings_and_seeds(make_recipe: MakeRecipe, tmp_path: Path) -> None:
+    rng = random.Random(2)
+    rows = [
+        {
+            "title": "A review.",
+            "text": review(rng, i % 2 == 1),
+            "label": i % 2,
+            "shop": "book" if i < 120 else "car",
+        }
+        for i in range(140)
+    ]
+    (tmp_path / "shops.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    source = SourceConfig(
+        path=str(tmp_path / "shops.jsonl"), text=("title", "text"), read="both", label="label", by="shop"
+    )
+    recipe = changed(make_recipe(), test=(source,), seeds=(1, 2))
+    save_models(recipe, recipe.folder, "sentiment")
+    for seed in (1, 2):
+        save_models(recipe, seed_folder(recipe, seed), "sentiment")
+        (seed_folder(recipe, seed) / "sentiment").rename(seed_folder(recipe, seed) / "model")
+    save_results(recipe, [SeedResult(seed, 10, 0.5, 0.7) for seed in (1, 2)])
+    text = evaluate(recipe)
+    for name in ("shops", "shops (pair)"):
+        assert f"| {name} | 140 |" in text
+        assert f"{name}: mean balanced accuracy over domains 0." in text
+    assert "worst domain book, 0." in text, "the other has too few texts to be the worst"
+    assert text.count("naive Bayes (1-3-grams) 0.") == 2
+    assert "| mean | |" in text
+    assert (recipe.folder / "confusion-shops-pair.png").is_file()
+
+
+# --- tables --------------------------------------------------------------------------------------------------------
+
+
+def test_tables_missing_figure_is_a_dash() -> None:
+    text = tables(Report({"tweets": PRETRAINING}, {"reviews": TEST}, ["NEGATIVE", "POSITIVE"]))
+    assert "| tweets | 10 | 3.000 | 6.000 | 0.400 | 0.100 | – | – | 0.500 |" in text
+
+
+def test_tables_have_a_trivial_guess_beside_each_figure() -> None:
+    bags = {
+        bag: {"reviews": Figures(0.8, 0.79)}
+        for bag in ("TF-IDF + logistic regression", "naive Bayes (1-3-grams)")
+    }
+    text = tables(Report({"tweets": PRETRAINING}, {"reviews": TEST}, [], bags))
     for guess in (
         "unigram entropy",
-        "unigram guess",
+        "most frequent token",
         "coin",
         "majority",
         "TF-IDF",
         "naive Bayes",
-        "without pretraining",
+        "by chance",
     ):
         assert guess in text
+    assert "| reviews | 10 | 0.9000 ± 0.0949 | 0.5000 | 0.8000 | 0.8000 | 0.8800 | 0.0200 | 0.0100 |" in text
 
 
-def test_tables_have_as_many_columns_everywhere() -> None:
-    text = tables(Report({"tweets": LINE}, {"reviews": CLASSES}, []))
-    for table in text.strip().split("\n\n"):
-        assert len({line.count("|") for line in table.splitlines()}) == 1, table
-
-
-def test_calibration_error_is_reported() -> None:
-    assert "| 0.0200 | 0.0100 |" in tables(Report({}, {"reviews": CLASSES}, []))
-
-
-def test_baselines_stand_in_the_row_of_their_test_set() -> None:
-    bag = Baseline(100, 50, 1.0, 0.1, {"reviews": 0.8}, {"reviews": 0.85})
-    text = tables(Report({}, {"reviews": CLASSES}, [], bag, {"reviews": 0.7}))
-    assert "| reviews | 10 | 0.9000 | 0.5000 | 0.8000 | 0.8500 | 0.7000 |" in text
-
-
-def test_several_seeds_are_reported_with_mean_and_spread() -> None:
+def test_tables_have_equal_numbers_of_columns() -> None:
     seeds = [
         SeedReport(SeedResult(1, 10, 0.8, 0.5), {"reviews": 0.7}),
         SeedReport(SeedResult(2, 20, 0.9, 0.4), {"reviews": 0.9}),
     ]
-    report = Report({}, {"reviews": CLASSES}, [], seeds=seeds)
-    assert "| 2 | 20 | 0.9000 | 0.9000 |" in tables(report)
-    assert "| mean | | 0.8500 ± 0.0707 | 0.8000 ± 0.1414 |" in tables(report)
-    assert json.loads(to_json(report))["seeds"][1]["result"]["dev_accuracy"] == 0.9
+    for bags in ({}, {"bag": {"reviews": Figures(0.8, 0.8)}}, {"bag": {}}):
+        text = tables(Report({"tweets": PRETRAINING}, {"reviews": TEST}, [], bags, seeds=seeds))
+        for table in text.strip().split("\n\n"):
+            assert len({line.count("|") for line in table.splitlines()}) == 1, table
+    assert "| 2 | 20 | 0.9000 | 0.9000 |" in text
+    assert "| mean | | 0.8500 ± 0.0707 | 0.8000 ± 0.1414 |" in text
 
 
-def test_seeds_and_the_network_without_pretraining_are_evaluated(make_recipe: MakeRecipe) -> None:
-    recipe = make_recipe("finetune.seeds=[1, 2]", "finetune.from_scratch_baseline=true", "finetune.epochs=1")
-    tokenizer = Tokenizer.load(recipe.folder / "tokenizer")
-    save_checkpoint(recipe.folder / "pretrained", new_model(recipe, tokenizer), tokenizer)
-    assert finetune(recipe)
-    evaluate(recipe.model_copy(update={"finetune": recipe.finetune.model_copy(update={"seeds": ()})}))
-    figures = json.loads((recipe.folder / "report.json").read_text())
-    assert [seed["result"]["seed"] for seed in figures["seeds"]] == [1, 2]
-    assert set(figures["from_scratch"]) == set(figures["bags"]["accuracy"]) == {"reviews"}
-    assert (recipe.folder / "finetune-loss.png").is_file()
-
-
-def test_the_network_without_pretraining_is_left_out_once_the_classifier_has_other_settings(
-    make_recipe: MakeRecipe, caplog: pytest.LogCaptureFixture
-) -> None:
-    recipe = make_recipe("finetune.seeds=[2]", "finetune.from_scratch_baseline=true", "finetune.epochs=1")
-    tokenizer = Tokenizer.load(recipe.folder / "tokenizer")
-    save_checkpoint(recipe.folder / "pretrained", new_model(recipe, tokenizer), tokenizer)
-    assert finetune(recipe)
-    scratch = recipe.folder / "finetune" / "from-scratch"
-    assert from_scratch_model(recipe) == scratch / "model"
-    for epochs, comparable in ((2.0, False), (1.0, True)):
-        shutil.rmtree(seed_folder(recipe, 2))
-        changes = {"epochs": epochs, "from_scratch_baseline": False}
-        again = recipe.model_copy(update={"finetune": recipe.finetune.model_copy(update=changes)})
-        assert finetune(again)
-        caplog.clear()
-        evaluate(again)
-        figures = json.loads((recipe.folder / "report.json").read_text())
-        assert set(figures["from_scratch"]) == ({"reviews"} if comparable else set())
-        assert ("finetune.from_scratch_baseline=true again" in caplog.text) is not comparable
+def test_tables_domain_line_has_the_same_mean_of_the_baselines() -> None:
+    test = replace(TEST, mean_balanced_accuracy=0.85, worst_domain="car", worst_balanced_accuracy=0.7)
+    bags = {"bag": {"reviews": Figures(0.8, 0.75)}, "none": {}}
+    text = tables(Report({}, {"reviews (pair)": test}, [], bags))
+    wanted = (
+        "reviews (pair): mean balanced accuracy over domains 0.8500 (bag 0.7500); worst domain car, 0.7000."
+    )
+    assert wanted in text

@@ -1,0 +1,157 @@
+"""Figures of a pretrained network, and evaluation without side effects."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from model import BertForPreTraining, Tokenizer, load_checkpoint
+from tests.training.texts import MemoryText, random_text
+from training.evaluate.mode import evaluating
+from training.evaluate.pretraining import (
+    PretrainingAnswers,
+    PretrainingReport,
+    evaluate_pretraining,
+    heldout_examples,
+    predict_pretraining,
+    pretraining_report,
+    unigram_shares,
+)
+from training.examples.pairs import IS_NEXT, NOT_NEXT, PairKind
+from training.recipe import ExamplesConfig
+
+CONFIG = ExamplesConfig(short_length=32, long_fraction=0)
+
+
+class HeldOut(MemoryText):
+    """A text in memory in place of `PreparedText`."""
+
+    def window(self) -> MemoryText:
+        return self
+
+
+@pytest.fixture
+def model(pretrained: Path) -> BertForPreTraining:
+    loaded = load_checkpoint(pretrained).model
+    assert isinstance(loaded, BertForPreTraining)
+    return loaded
+
+
+def held_out(tokenizer: Tokenizer, documents: int = 30) -> HeldOut:
+    text = random_text(tokenizer, documents)
+    text.__class__ = HeldOut
+    assert isinstance(text, HeldOut)
+    return text
+
+
+def evaluate(
+    model: BertForPreTraining,
+    tokenizer: Tokenizer,
+    text: HeldOut,
+    count: int = 100,
+    config: ExamplesConfig = CONFIG,
+) -> PretrainingReport:
+    reports = evaluate_pretraining(model, {"memory": text}, tokenizer, config, count=count)  # type: ignore[dict-item]
+    return reports["memory"]
+
+
+def test_pretraining_report_of_hand_made_answers() -> None:
+    kinds = np.array(
+        [PairKind.NEXT, PairKind.NEXT, PairKind.RANDOM_DOCUMENT, PairKind.SWAPPED, PairKind.SINGLE]
+    )
+    follows = np.array([IS_NEXT, NOT_NEXT, NOT_NEXT, IS_NEXT, IS_NEXT])
+    words = PretrainingAnswers(np.array([1.0, 3.0]), np.array([True, False]), follows, kinds)
+    report = pretraining_report(words, words, np.array([0.25, 0.75]))
+    assert (report.examples, report.masked, report.mlm_loss, report.mlm_accuracy) == (5, 2, 2.0, 0.5)
+    assert report.nsp_accuracy == 0.5, "of four pairs"
+    assert report.nsp_accuracy_random == 0.75, "mean of the recalls 0.5 and 1"
+    assert report.nsp_recall == {"next": 0.5, "random_document": 1.0, "swapped": 0.0}
+    assert report.unigram_accuracy == 0.75
+    assert report.unigram_entropy == pytest.approx(-0.25 * np.log(0.25) - 0.75 * np.log(0.75))
+
+
+def test_evaluation_of_the_same_network_has_the_same_figures(
+    model: BertForPreTraining, tokenizer: Tokenizer
+) -> None:
+    text = held_out(tokenizer)
+    assert evaluate(model, tokenizer, text) == evaluate(model, tokenizer, text)
+
+
+def test_evaluation_of_a_random_network_is_no_better_than_chance(
+    model: BertForPreTraining, tokenizer: Tokenizer
+) -> None:
+    report = evaluate(model, tokenizer, held_out(tokenizer, documents=200), count=300)
+    assert report.mlm_loss > report.unigram_entropy
+    assert report.mlm_accuracy < 0.1
+    assert report.nsp_accuracy_random is not None
+    assert 0.3 < report.nsp_accuracy_random < 0.7
+
+
+def test_evaluation_of_less_text_than_a_batch(model: BertForPreTraining, tokenizer: Tokenizer) -> None:
+    assert evaluate(model, tokenizer, HeldOut([[[10, 11, 12], [13, 14]]])).examples == 1
+
+
+def test_evaluation_of_text_without_pairs_has_no_figures_of_pairs(
+    model: BertForPreTraining, tokenizer: Tokenizer
+) -> None:
+    report = evaluate(model, tokenizer, HeldOut([[[10, 11, 12]], [[13, 14]]]))
+    assert (report.nsp_accuracy, report.nsp_accuracy_random, report.nsp_recall) == (None, None, {})
+    assert report.masked == 2
+
+
+def test_evaluation_of_one_document_has_no_pairs_of_two_documents(
+    model: BertForPreTraining, tokenizer: Tokenizer
+) -> None:
+    report = evaluate(model, tokenizer, HeldOut([[[10 + i, 11 + i, 12 + i] for i in range(60)]]))
+    assert report.nsp_accuracy is not None
+    assert report.nsp_accuracy_random is None
+
+
+def test_evaluation_masks_fifteen_percent_whatever_training_masks(
+    model: BertForPreTraining, tokenizer: Tokenizer
+) -> None:
+    text = held_out(tokenizer)
+    other = ExamplesConfig(
+        short_length=32, long_length=64, mask_fraction=0.4, random_fraction=0.5, single_fraction=0.5
+    )
+    assert evaluate(model, tokenizer, text, config=other) == evaluate(model, tokenizer, text)
+
+
+def test_evaluation_of_pairs_masks_nothing(model: BertForPreTraining, tokenizer: Tokenizer) -> None:
+    seen = []
+    model.register_forward_pre_hook(lambda _, given: seen.append(tokenizer.mask_id in given[0].input_ids))
+    evaluate(model, tokenizer, held_out(tokenizer), count=10)
+    assert seen == [True, False]
+
+
+def test_predict_pretraining_does_not_depend_on_the_batch(
+    model: BertForPreTraining, tokenizer: Tokenizer
+) -> None:
+    examples = heldout_examples(random_text(tokenizer), tokenizer, CONFIG, 20)
+    examples.sort(key=lambda example: -len(example))
+    together = predict_pretraining(model, examples)
+    alone = [predict_pretraining(model, [example]) for example in examples]
+    np.testing.assert_allclose(together.losses, np.concatenate([a.losses for a in alone]), rtol=0.1, atol=0.1)
+
+
+def test_evaluating_restores_the_mode_and_draws_no_random_numbers(
+    model: BertForPreTraining, tokenizer: Tokenizer
+) -> None:
+    model.train()
+    before = torch.get_rng_state()
+    evaluate(model, tokenizer, held_out(tokenizer))
+    assert model.training
+    assert torch.equal(torch.get_rng_state(), before)
+    with pytest.raises(ZeroDivisionError), evaluating(model):
+        _ = 1 / 0
+    assert model.training
+    assert torch.is_grad_enabled()
+
+
+def test_unigram_shares_are_those_of_tokens_that_can_be_masked() -> None:
+    counts = MemoryText([[[7, 7], [9]], [[9, 7]]]).token_counts()
+    assert sorted(unigram_shares(counts, unk_id=1)) == [0.4, 0.6]
+    assert unigram_shares(counts, unk_id=9).tolist() == [1.0]

@@ -1,0 +1,147 @@
+"""Calibration improves the scores on dev, or changes nothing."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+
+from model import BertForSequenceClassification, Tokenizer, load_checkpoint
+from training.corpus.encode import ShardEncoder
+from training.evaluate.classification import predict_classification
+from training.examples.labelled import InMemoryText, LabelledTexts
+from training.finetune import calibration
+from training.finetune.calibration import calibrate
+from training.sources.documents import Document
+
+WORDS = [
+    "the",
+    "a",
+    "film",
+    "movie",
+    "was",
+    "is",
+    "good",
+    "bad",
+    "great",
+    "boring",
+    "and",
+    "i",
+    "loved",
+    "hated",
+    "it",
+]
+
+
+@pytest.fixture
+def model(sentiment: Path) -> BertForSequenceClassification:
+    loaded = load_checkpoint(sentiment).model
+    assert isinstance(loaded, BertForSequenceClassification)
+    return loaded
+
+
+def make_dev(tokenizer: Tokenizer, count: int, seed: int = 0) -> LabelledTexts:
+    """Random texts with label 0."""
+    rng = np.random.default_rng(seed)
+    texts = [" ".join(rng.choice(WORDS, rng.integers(2, 12))) for _ in range(count)]
+    documents = [Document(text, (text,)) for text in texts]
+    text = InMemoryText(ShardEncoder(tokenizer).encode_labelled(documents, [0] * count))
+    targets = np.tile(np.array([1, 0], np.float32), (count, 1))
+    return LabelledTexts.of(text, targets, ["text"] * count, tokenizer, 64)
+
+
+def label(model: BertForSequenceClassification, dev: LabelledTexts, wrong: int, seed: int = 0) -> LabelledTexts:
+    """The texts with the labels that the model answers, and `wrong` others."""
+    answers = predict_classification(model, dev)
+    labels = answers.logits.argmax(1)[torch.tensor(answers.documents).argsort()].numpy()
+    chosen = np.random.default_rng(seed).permutation(len(labels))[:wrong]
+    labels[chosen] = 1 - labels[chosen]
+    return dataclasses.replace(dev, targets=np.eye(2, dtype=np.float32)[labels])
+
+
+@pytest.mark.parametrize("wrong", [0, 4, 12, 16])
+def test_calibrate_with_too_few_right_or_wrong_answers_changes_nothing_and_says_what_it_needs(
+    model: BertForSequenceClassification, tokenizer: Tokenizer, caplog: pytest.LogCaptureFixture, wrong: int
+) -> None:
+    dev = label(model, make_dev(tokenizer, 16), wrong)
+    before = model.classifier.weight.detach().clone()
+    assert calibrate(model, {"dev": dev}) == 1
+    assert torch.equal(model.classifier.weight, before)
+    assert f"not calibrated: {16 - wrong} of 16 answers on dev are right" in caplog.text
+    assert "at least 5 must be right and as many wrong; raise finetune.dev_fraction" in caplog.text
+
+
+def test_calibrate_without_dev_changes_nothing(model: BertForSequenceClassification) -> None:
+    assert calibrate(model, {}) == 1
+
+
+def test_calibrate_lowers_the_loss_and_the_calibration_error_and_changes_no_answer(
+    model: BertForSequenceClassification, tokenizer: Tokenizer, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    model.classifier.weight.data *= 2  # sure of itself
+    dev = label(model, make_dev(tokenizer, 200), wrong=50)
+    before = predict_classification(model, dev)
+    temperature = calibrate(model, {"dev": dev})
+    after = predict_classification(model, dev)
+    assert temperature > 1.5
+    assert F.cross_entropy(after.logits, after.labels) < F.cross_entropy(before.logits, before.labels)
+    errors = [answers.report().expected_calibration_error for answers in (before, after)]
+    assert errors[1] < 0.75 * errors[0]
+    assert torch.equal(after.logits.argmax(1), before.logits.argmax(1))
+    torch.testing.assert_close(after.logits * temperature, before.logits, rtol=0.02, atol=0.02)
+    assert f"temperature {temperature:.3f}: calibration error on dev" in caplog.text
+
+
+def test_calibrate_never_raises_the_calibration_error(sentiment: Path, tokenizer: Tokenizer) -> None:
+    kept = 0
+    for seed in range(12):
+        model = load_checkpoint(sentiment).model
+        assert isinstance(model, BertForSequenceClassification)
+        model.classifier.weight.data *= 2
+        dev = label(model, make_dev(tokenizer, 24, seed), wrong=6, seed=seed)
+        before = predict_classification(model, dev).report().expected_calibration_error
+        kept += calibrate(model, {"dev": dev}) == 1
+        after = predict_classification(model, dev).report().expected_calibration_error
+        assert after <= before + 1e-6
+    assert kept, "in one case the best temperature raises the error"
+
+
+def test_calibrate_limits_the_weight_of_a_large_source(
+    sentiment: Path, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(calibration, "MAX_SOURCE_TEXTS", 40)
+    temperatures = []
+    for count in (40, 400):  # the large source has ten times as many copies of the same texts
+        model = load_checkpoint(sentiment).model
+        assert isinstance(model, BertForSequenceClassification)
+        model.classifier.weight.data *= 20
+        sure = label(model, make_dev(tokenizer, 40, seed=1), wrong=2)
+        unsure = label(model, make_dev(tokenizer, 40, seed=2), wrong=18)
+        many = dataclasses.replace(
+            unsure,
+            text=RepeatedText(unsure, count // 40),
+            targets=np.tile(unsure.targets, (count // 40, 1)),
+            read=["text"] * count,
+        )
+        temperatures.append(calibrate(model, {"sure": sure, "many": many}))
+    assert temperatures[0] == pytest.approx(temperatures[1])
+
+
+class RepeatedText:
+    """The documents of a text several times."""
+
+    def __init__(self, texts: LabelledTexts, times: int) -> None:
+        text = texts.text
+        documents, sentences = len(text.document_starts) - 1, len(text.sentence_starts) - 1
+        self.tokens = lambda first, last: text.tokens(first % size, (last - 1) % size + 1)
+        size = int(text.sentence_starts[-1])
+        assert documents == sentences
+        starts = [text.sentence_starts[:-1] + size * i for i in range(times)]
+        self.sentence_starts = np.concatenate([*starts, [size * times]])
+        self.document_starts = np.arange(documents * times + 1)

@@ -1,0 +1,192 @@
+"""`distill`: a teacher's probabilities as a column, and a student that learns from them."""
+
+from __future__ import annotations
+
+import json
+import logging
+import random
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from model import BertForSequenceClassification, PackedBatch, Tokenizer, load_checkpoint, save_checkpoint
+from tests.training.conftest import MakeRecipe
+from tests.training.texts import review
+from training.corpus.reader import PreparedText
+from training.errors import RunError
+from training.evaluate.classification import predict_classification
+from training.examples.labelled import labelled_window
+from training.finetune.distill import distill
+from training.finetune.run import finetune, starting_point
+from training.finetune.task import classifier_from
+from training.pretrain.run import new_model
+from training.recipe import Recipe, SourceConfig
+
+LARGER = ("model.hidden_size=64", "finetune.learning_rate=2e-3")
+
+
+def changed(recipe: Recipe, **changes: object) -> Recipe:
+    return recipe.model_copy(update={"finetune": recipe.finetune.model_copy(update=changes)})
+
+
+def save_new_network(recipe: Recipe) -> Recipe:
+    tokenizer = Tokenizer.load(recipe.folder / "tokenizer")
+    save_checkpoint(recipe.folder / "pretrained", new_model(recipe, tokenizer), tokenizer)
+    return recipe
+
+
+def run_distill(recipe: Recipe) -> bool:
+    return distill(recipe, starting_point(recipe).tokenizer)
+
+
+def columns(recipe: Recipe) -> list[Path]:
+    return sorted((recipe.folder / "labelled" / "train").glob("*/target_probs.npy"))
+
+
+@pytest.fixture(scope="module")
+def teacher(make_recipe_in: MakeRecipe, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A classifier of reviews that is nearly always right."""
+    recipe = make_recipe_in(tmp_path_factory.mktemp("teacher"), *LARGER, "finetune.epochs=12")
+    torch.set_num_threads(1)
+    assert finetune(save_new_network(recipe))
+    return recipe.folder / "sentiment"
+
+
+@pytest.fixture(scope="module")
+def other_teacher(make_recipe_in: MakeRecipe, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A classifier with new weights."""
+    recipe = make_recipe_in(tmp_path_factory.mktemp("other-teacher"), "seed=5")
+    tokenizer = Tokenizer.load(recipe.folder / "tokenizer")
+    folder = recipe.folder / "sentiment"
+    save_checkpoint(folder, classifier_from(new_model(recipe, tokenizer), recipe.finetune, 5), tokenizer)
+    return folder
+
+
+@pytest.fixture
+def recipe(make_recipe: MakeRecipe, teacher: Path) -> Recipe:
+    """A recipe with a teacher and a source without labels."""
+    unlabelled = 'distill.sources=[{name="more", path="test.jsonl"}]'
+    recipe = make_recipe(f"distill.teacher={teacher}", unlabelled, "finetune.epochs=0.2")
+    return save_new_network(changed(recipe, test=()))
+
+
+def test_distill_writes_the_teachers_probabilities_beside_each_shard(
+    recipe: Recipe, teacher: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    assert run_distill(recipe)
+    text = PreparedText.open(recipe.folder / "labelled" / "train")
+    assert [shard.source for shard in text.shards] == ["reviews", "more"]
+    assert len(columns(recipe)) == 2
+    window = text.window()
+    probabilities, labels = window.column("target_probs"), window.column("labels")
+    assert probabilities is not None
+    assert labels is not None
+    assert probabilities.shape == (text.documents, 2)
+    np.testing.assert_allclose(probabilities.sum(1), 1, rtol=1e-5)
+    assert (labels[-20:] == -1).all(), "the texts without a label"
+
+    loaded = load_checkpoint(teacher)
+    assert isinstance(loaded.model, BertForSequenceClassification)
+    first, last = window.sentence_starts[window.document_starts[[0, 1]]]
+    ids = [loaded.tokenizer.cls_id, *window.tokens(first, last).tolist(), loaded.tokenizer.sep_id]
+    with torch.no_grad():
+        expected = loaded.model.eval()(PackedBatch.pack([ids], outputs=[[0]])).softmax(1)[0]
+    np.testing.assert_allclose(probabilities[0], expected, atol=0.02)
+    assert f"labelled {text.documents} texts in {text.folder}; next: finetune" in caplog.messages[-1]
+
+
+def test_distill_targets_mix_labels_and_probabilities(recipe: Recipe) -> None:
+    assert run_distill(recipe)
+    window = PreparedText.open(recipe.folder / "labelled" / "train").window()
+    tokenizer = Tokenizer.load(recipe.folder / "tokenizer")
+    probabilities, labels = window.column("target_probs"), window.column("labels")
+    assert probabilities is not None
+    assert labels is not None
+    known = labels >= 0
+    targets = labelled_window(window, tokenizer, 2, 48, teacher_weight=0.25).targets
+    one_hot = np.eye(2)[labels[known]]
+    np.testing.assert_allclose(targets[known], 0.75 * one_hot + 0.25 * probabilities[known], atol=1e-6)
+    np.testing.assert_allclose(targets[~known], probabilities[~known], atol=1e-6)
+
+
+def test_finetune_without_the_teachers_labels_names_the_command(recipe: Recipe) -> None:
+    with pytest.raises(RunError, match=r"has no labels of distill\.teacher \(.*\); run distill first"):
+        finetune(recipe)
+
+
+def test_distill_interrupted_continues_with_the_missing_shards(recipe: Recipe) -> None:
+    assert run_distill(recipe)
+    first, second = columns(recipe)
+    wanted, kept = np.load(second), first.stat().st_mtime_ns
+    second.unlink()
+    (second.parent.parent / "teacher.json").unlink()
+    with pytest.raises(RunError, match="run distill first"):
+        finetune(recipe)
+    assert run_distill(recipe)
+    np.testing.assert_array_equal(np.load(second), wanted)
+    assert first.stat().st_mtime_ns == kept
+    assert run_distill(recipe), "a second time, nothing is left to do"
+    assert first.stat().st_mtime_ns == kept
+
+
+def test_distill_by_another_teacher_replaces_the_column_and_is_another_run(
+    recipe: Recipe, other_teacher: Path
+) -> None:
+    assert run_distill(recipe)
+    assert finetune(recipe)
+    before = np.load(columns(recipe)[0])
+    assert recipe.distill is not None
+    other = recipe.model_copy(update={"distill": recipe.distill.model_copy(update={"teacher": other_teacher})})
+    with pytest.raises(RunError, match="run distill first"):
+        finetune(other)
+    assert run_distill(other)
+    assert np.abs(np.load(columns(recipe)[0]) - before).max() > 0.1
+    with pytest.raises(RunError, match="teacher was"):
+        finetune(other)
+
+
+def test_student_learns_from_the_teacher_where_labels_are_wrong(
+    make_recipe: MakeRecipe, teacher: Path, tmp_path: Path
+) -> None:
+    rng = random.Random(7)
+    for name, count in (("wrong", 60), ("unlabelled", 120)):
+        rows = [{"text": review(rng, good=i % 2 == 1), "label": 1 - i % 2} for i in range(count)]
+        (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    overrides = (
+        f"distill.teacher={teacher}",
+        "distill.weight=1",
+        "finetune.dev_fraction=0",
+        "finetune.epochs=8",
+    )
+    recipe = make_recipe(*LARGER, *overrides)
+    assert recipe.distill is not None
+    unlabelled = SourceConfig(path=str(tmp_path / "unlabelled.jsonl"))
+    recipe = changed(recipe, train=(SourceConfig(path=str(tmp_path / "wrong.jsonl"), label="label"),))
+    recipe = recipe.model_copy(update={"distill": recipe.distill.model_copy(update={"sources": (unlabelled,)})})
+    assert run_distill(save_new_network(recipe))
+    assert finetune(recipe)
+    loaded = load_checkpoint(recipe.folder / "sentiment")
+    assert isinstance(loaded.model, BertForSequenceClassification)
+    window = PreparedText.open(recipe.folder / "labelled" / "train").window()
+    answers = predict_classification(loaded.model, labelled_window(window, loaded.tokenizer, 2, 48, 1.0))
+    assert answers.report().accuracy >= 0.9, "as the teacher says"
+
+
+def test_distill_without_a_teacher_is_refused(make_recipe: MakeRecipe) -> None:
+    with pytest.raises(RunError, match=r"no \[distill\]; name a classifier: distill.teacher="):
+        run_distill(save_new_network(make_recipe()))
+
+
+def test_distill_by_a_teacher_that_is_no_classifier_or_has_other_labels_is_refused(
+    make_recipe: MakeRecipe, pretrained: Path, teacher: Path
+) -> None:
+    recipe = save_new_network(make_recipe(f"distill.teacher={pretrained}"))
+    with pytest.raises(RunError, match=r"distill\.teacher: .* is not a classifier"):
+        run_distill(recipe)
+    assert recipe.distill is not None
+    distilled = recipe.model_copy(update={"distill": recipe.distill.model_copy(update={"teacher": teacher})})
+    with pytest.raises(RunError, match=r"has the labels \['NEGATIVE', 'POSITIVE'\], not \['BAD', 'GOOD'\]"):
+        run_distill(changed(distilled, labels={"0": "BAD", "1": "GOOD"}))
