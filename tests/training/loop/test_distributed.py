@@ -15,6 +15,7 @@ import torch
 
 from tests.training.commands import finish, start, until
 from tests.training.conftest import MakeRecipe
+from tests.training.one_cpu import one_cpu
 from training.loop.log import RunLog
 from training.pretrain.run import pretrain
 from training.recipe import Recipe
@@ -65,10 +66,12 @@ def free_port() -> int:
 def start_agents(nodes: list[Recipe], file: Path, *overrides: str) -> list[subprocess.Popen[str]]:
     """`torchrun` on two nodes, each with its own folder."""
     address = ("--nnodes", "2", "--master-addr", "127.0.0.1", "--master-port", str(free_port()))
-    return [
-        start(*arguments(node, file, *overrides), launcher=(*TORCHRUN, "1", *address, "--node-rank", str(rank)))
-        for rank, node in enumerate(nodes)
-    ]
+    agents = []
+    for rank, node in enumerate(nodes):
+        with one_cpu(rank):
+            launcher = (*TORCHRUN, "1", *address, "--node-rank", str(rank))
+            agents.append(start(*arguments(node, file, *overrides), launcher=launcher))
+    return agents
 
 
 def start_ranks(commands: list[list[str]]) -> list[subprocess.Popen[str]]:
