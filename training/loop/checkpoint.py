@@ -31,7 +31,8 @@ logger = logging.getLogger(__name__)
 
 
 class Checkpointer:
-    """Checkpoints of one run in one folder. Only rank 0 reads and writes; its state is sent to the other ranks."""
+    """Checkpoints of one run in one folder. Only rank 0 writes. On resume every rank looks into its folder, and the
+    newest state of all ranks is sent to all: after a restart another node, with another disk, may have rank 0."""
 
     def __init__(self, folder: Path, identity: Mapping[str, Any], dist: DistContext) -> None:
         self.folder = folder
@@ -92,9 +93,11 @@ class Checkpointer:
             RunError: the checkpoint belongs to a run with other settings, vocabulary or text.
         """
         self.dist.check_equal("recipe, text or vocabulary", self.identity)
-        found = self.dist.broadcast_state(self._find(schedule) if self.dist.is_main else None)
+        own = self._find(schedule)
+        found = self.dist.broadcast_newest(own, own["state"]["step"] if own else 0)
         if found is None:
             return None
+        self._check(found["identity"])
         model.load_state_dict(found["model"])
         optimizer.load_state_dict(found["optimizer"])
         average.load_state_dict(found["average"])
@@ -106,7 +109,6 @@ class Checkpointer:
         newest = next(filter(None, map(_read, self._files())), None)
         if newest is None:
             return None
-        self._check(newest["identity"])
         tokens, budget = newest["state"]["tokens"], newest["budget_tokens"]
         if schedule.budget_tokens <= budget:
             return newest

@@ -17,7 +17,6 @@ from model.tokenizer import Tokenizer
 from training.errors import RunError
 
 _NAMES = (
-    *("config.json", "*.safetensors", "model.safetensors.index.json", "vocab.txt"),
     *("config.json", "*.safetensors", "model.safetensors.index.json", "vocab.txt", "recipe.json"),
     *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "README.md", "*.png"),
 )
