@@ -57,9 +57,8 @@ class Checkpointer:
             RunError: the disk is full or the folder is read-only; earlier checkpoints are unchanged.
         """
         lanes: dict[int, Position] = {}
-        for known in self.dist.all_gather(
-            state.lanes
-        ):  # a rank knows old positions of the lanes of other ranks
+        # A rank knows old positions of the lanes of other ranks.
+        for known in self.dist.all_gather(state.lanes):
             lanes |= {lane: max(position, lanes.get(lane, position)) for lane, position in known.items()}
         state.lanes = lanes
         if not self.dist.is_main:
@@ -79,9 +78,8 @@ class Checkpointer:
         write_tensors(file, contents)
         files = self._files()
         at = files.index(file)
-        for other in (
-            files[:at] + files[at + KEEP :]
-        ):  # later ones are of a run that is continued with a larger budget
+        # Later ones are of a shorter run that this one continues.
+        for other in files[:at] + files[at + KEEP :]:
             other.unlink()
 
     def resume(
