@@ -28,7 +28,7 @@ from model.attention.varlen import can_use_varlen
 from model.errors import CheckpointError
 from model.inference.cpu_features import available_cpus, bfloat16_is_fast
 from model.inference.cuda_graphs import GraphedEncoder
-from model.inference.prepack import attend_once, compute_once, prepack
+from model.inference.prepack import prepack, warm_up_attention, warm_up_linear
 from model.packing import round_up_to_bucket
 
 
@@ -148,11 +148,11 @@ class TorchBackend:
         }
         torch.set_num_threads(threads)
         for network in self._networks.values():
-            attend_once(network.encoder, most, shortest)
+            warm_up_attention(network.encoder, most, shortest)
         for rows in reversed(warm_rows(most)):  # what is free after the largest has room for all others
             for encoder in shapes.values():
                 if time.monotonic() < until:
-                    compute_once(encoder, rows)
+                    warm_up_linear(encoder, rows)
         torch.set_num_threads(self._threads_each)
 
     def _speed(self, lane: str, served: ServedModel) -> float:

@@ -512,7 +512,7 @@ def _encode(served: ServedModel, given: Input, truncate: bool, between: Check, *
         truncate=truncate,
         truncation=config.truncation,
         spans=spans,
-        between=between,
+        check_cancelled=between,
     )
 
 

@@ -1,4 +1,4 @@
-"""What is computed: BERT, its tokenizer and its checkpoints. Knows nothing of HTTP or of training."""
+"""BERT, its tokenizer and its checkpoints, for training and for serving."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ _MODULES = {
 
 
 def __getattr__(name: str) -> Any:
-    """Import a name when it is asked for: most of them need torch, which takes two seconds and 140 MB, and the
-    process that speaks HTTP uses none of it."""
+    """Import a name at its first use: most need torch, which takes two seconds and 140 MB, and the HTTP process
+    does not use it."""
     if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)

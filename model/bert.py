@@ -1,8 +1,14 @@
-"""BERT's encoder (Devlin et al. 2018, https://arxiv.org/abs/1810.04805), read from top to bottom.
+"""BERT's encoder (Devlin et al. 2018, https://arxiv.org/abs/1810.04805), from top to bottom.
 
-Post-layer-norm transformer with learned positions and segment embeddings, as published. It differs from the
-usual implementations in what it does not compute: no padding (`PackedBatch`), and in the last layer nothing
-for positions that are no output (`OutputPositions`).
+A transformer encoder with learned positions and token types, normalised after each residual, as published.
+Notable:
+- no padding: sequences of any lengths are packed end to end, and only attention knows their bounds (`PackedBatch`)
+- the last layer computes queries, attention output and feed-forward at output positions only (`OutputPositions`)
+- one fused projection for queries, keys and values
+- attention is chosen per batch: flash attention on CUDA, matrix products on a CPU (`model.attention`)
+- on CUDA nothing waits for the device, so the forward pass can be traced as a whole and recorded as a CUDA graph
+
+Shapes: T packed tokens, R output positions, H hidden size, N heads, D head_dim; H = N * D.
 """
 
 from __future__ import annotations
@@ -31,20 +37,21 @@ _ACTIVATIONS = {
 
 
 class Activation(nn.Module):
-    """The non-linearity that the configuration names."""
+    """The non-linearity named by `hidden_act`."""
 
     def __init__(self, config: BertConfig) -> None:
         super().__init__()
         self.name = config.hidden_act
 
     def forward(self, x: Tensor) -> Tensor:
+        """Any shape -> the same."""
         out: Tensor = _ACTIVATIONS[self.name](x)  # type: ignore[operator]
         return out
 
 
 def _embedding(rows: int, width: int) -> nn.Embedding:
-    """As torch begins one; but on the device of a model that is about to be loaded, "meta", where torch would
-    import its whole compiler to draw numbers that nobody sees."""
+    """`nn.Embedding(rows, width)`, which on the device "meta" draws no random numbers: torch would import its
+    compiler for that, and a model is built there only to be loaded."""
     weight = torch.empty(rows, width)
     if not weight.is_meta:
         nn.init.normal_(weight)
@@ -52,7 +59,7 @@ def _embedding(rows: int, width: int) -> nn.Embedding:
 
 
 class BertEmbeddings(nn.Module):
-    """Sum of word, position and segment embeddings (section 3, "Input/Output Representations")."""
+    """Sum of word, position and token type embeddings (section 3, "Input/Output Representations")."""
 
     def __init__(self, config: BertConfig) -> None:
         super().__init__()
@@ -63,13 +70,14 @@ class BertEmbeddings(nn.Module):
         self.dropout = Dropout(config.hidden_dropout_prob)
 
     def forward(self, batch: PackedBatch) -> Tensor:
-        embedded = self.word_embeddings(batch.input_ids)  # (total_tokens, hidden)
+        """-> (T, H)"""
+        embedded = self.word_embeddings(batch.input_ids)
         embedded = embedded + self._token_types(batch.token_type_ids)
         embedded = embedded + self.position_embeddings(batch.position_ids)
         return self.dropout(self.norm(embedded))
 
     def _token_types(self, token_type_ids: Tensor) -> Tensor:
-        """(total_tokens,) -> (total_tokens, hidden)
+        """(T,) -> (T, H)
 
         Two rows are interpolated, which is exact at 0 and 1: on a GPU the backward pass of a look-up adds the
         gradients of all tokens to one of two rows, nearly one after another (pytorch#20655).
@@ -82,18 +90,18 @@ class BertEmbeddings(nn.Module):
 
 
 class FusedProjection(nn.Linear):
-    """Queries, keys and values of one input, side by side: one matmul instead of three."""
+    """Queries, keys and values side by side: one matrix product instead of three."""
 
     def __init__(self, width: int) -> None:
         super().__init__(width, 3 * width)
 
     def query(self, x: Tensor) -> Tensor:
-        """(rows, width) -> (rows, width)"""
+        """(rows, H) -> (rows, H)"""
         width = self.in_features
         return F.linear(x, self.weight[:width], self.bias[:width])
 
     def key_value(self, x: Tensor) -> Tensor:
-        """(rows, width) -> (rows, 2 * width)"""
+        """(rows, H) -> (rows, 2H)"""
         width = self.in_features
         return F.linear(x, self.weight[width:], self.bias[width:])
 
@@ -115,20 +123,19 @@ class BertLayer(nn.Module):
         self.dropout = Dropout(config.hidden_dropout_prob)
 
     def forward(self, hidden: Tensor, attention: Attention, output_index: Tensor | None = None) -> Tensor:
-        """(total_tokens, hidden) -> the same, or (num_outputs, hidden) at the rows of `output_index`."""
+        """(T, H) -> (T, H), or (R, H) at the rows of `output_index`, (R,)."""
         if output_index is None:
             qkv = self.query_key_value(hidden).unflatten(-1, (3, self.heads, self.head_dim))
-            context = attention.self_attention(qkv)  # (total_tokens, heads, head_dim)
+            context = attention.self_attention(qkv)  # (T, N, D)
         else:
-            context = attention.cross_attention(*self.project_outputs(hidden, output_index))
+            context = attention.cross_attention(*self.project_outputs(hidden, output_index))  # (R, N, D)
             hidden = hidden.index_select(0, output_index)
         hidden = self.attention_norm(hidden + self.dropout(self.attention_output(context.flatten(1))))
         inner = self.activation(self.intermediate(hidden))
         return self.output_norm(hidden + self.dropout(self.output(inner)))
 
     def project_outputs(self, hidden: Tensor, output_index: Tensor) -> tuple[Tensor, Tensor]:
-        """Queries at the output positions (num_outputs, heads, head_dim), keys and values of all tokens
-        (total_tokens, 2, heads, head_dim)"""
+        """Queries at the output positions (R, N, D), keys and values of all tokens (T, 2, N, D)."""
         query = self.query_key_value.query(hidden.index_select(0, output_index))
         key_value = self.query_key_value.key_value(hidden)
         return (
@@ -138,7 +145,7 @@ class BertLayer(nn.Module):
 
 
 class BertEncoder(nn.Module):
-    """Embeddings and the stack of layers: the part that every head shares."""
+    """Embeddings and layers: what all heads share."""
 
     def __init__(self, config: BertConfig) -> None:
         super().__init__()
@@ -147,7 +154,7 @@ class BertEncoder(nn.Module):
         self.layers = nn.ModuleList(BertLayer(config) for _ in range(config.num_hidden_layers))
 
     def forward(self, batch: PackedBatch) -> Tensor:
-        """Final hidden states: (num_outputs, hidden) of `batch.outputs`, or (total_tokens, hidden) without."""
+        """Final hidden states: (R, H) at the batch's output positions, or (T, H) if it names none."""
         wanted = batch.total_tokens if batch.outputs is None else len(batch.outputs.index)
         if batch.input_ids.device.type == "cpu" and batch.lengths is not None:
             batch = batch.pad_with_dummy_sequence() if torch.is_grad_enabled() else batch.pad_to_bucket()
@@ -163,7 +170,7 @@ class BertEncoder(nn.Module):
 
 
 def _compute_dtype(hidden: Tensor) -> torch.dtype:
-    """The precision that the linear layers answer in."""
+    """The precision of linear layers' results."""
     device = hidden.device.type
     return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else hidden.dtype
 

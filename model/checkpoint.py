@@ -1,8 +1,8 @@
-"""A checkpoint directory to (config, weights, tokenizer) and back.
+"""Loading and saving of checkpoint directories: configuration, weights and tokenizer.
 
-The directory is a Hugging Face one: `config.json`, `model.safetensors` (or shards with an index) and
-`tokenizer.json` (or `vocab.txt`). `transformers` opens what is written here, and BERTs that it wrote are
-opened here. Only safetensors is read: a pickle can run code.
+A directory has the layout of Hugging Face: `config.json`, `model.safetensors` (or shards with an index) and
+`tokenizer.json` (or `vocab.txt`). `transformers` loads what is saved here and the other way round. Weights are
+read from safetensors only, because a pickle can execute code.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ Model = BertForPreTraining | BertForSequenceClassification
 
 ARCHITECTURES = ("BertForPreTraining", "BertForMaskedLM", "BertForSequenceClassification")
 
-# Ours on the left, Hugging Face's on the right. `query_key_value` is fused here and handled apart.
+# Our names and Hugging Face's. `query_key_value` is three tensors there and handled separately.
 _LAYER_NAMES = {
     "attention_output": "attention.output.dense",
     "attention_norm": "attention.output.LayerNorm",
@@ -57,7 +57,7 @@ _DECODER = "cls.predictions.decoder.weight"
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """What a directory holds, ready to compute in evaluation mode."""
+    """The contents of a directory, with the model in evaluation mode."""
 
     config: BertConfig
     model: Model
@@ -66,14 +66,14 @@ class Checkpoint:
 
 
 def load_checkpoint(directory: Path | str, *, dtype: torch.dtype = torch.float32) -> Checkpoint:
-    """Read a directory onto the CPU.
+    """Load a directory, with the weights on the CPU.
 
     Raises:
-        CheckpointError: names the file and what is wrong with it.
+        CheckpointError: a file is missing, invalid or unsupported; the message names it.
     """
     path = Path(directory)
     if not _is_directory(path):
-        raise CheckpointError(path, "is no directory")
+        raise CheckpointError(path, "is not a directory")
     values = _read_json(path / "config.json")
     try:
         config = BertConfig.from_dict(values)
@@ -81,7 +81,7 @@ def load_checkpoint(directory: Path | str, *, dtype: torch.dtype = torch.float32
         raise CheckpointError(path / "config.json", str(error)) from None
     model = _build(path, config, values.get("architectures"))
     if isinstance(model, BertForSequenceClassification):
-        _check_problem(path / "config.json", config, values.get("problem_type"))
+        _check_problem_type(path / "config.json", config, values.get("problem_type"))
     tokenizer = Tokenizer.load(path, segments=config.type_vocab_size)
     if tokenizer.vocab_size > config.vocab_size:
         raise CheckpointError(
@@ -91,23 +91,23 @@ def load_checkpoint(directory: Path | str, *, dtype: torch.dtype = torch.float32
     return Checkpoint(model.config, model.to(dtype).eval(), tokenizer, path)
 
 
-def _check_problem(file: Path, config: BertConfig, problem_type: object) -> None:
-    """Whether logits are to be read as one class out of several, as everything here reads them.
+def _check_problem_type(file: Path, config: BertConfig, problem_type: object) -> None:
+    """Raise CheckpointError unless the logits are those of one class out of several.
 
-    `transformers` trains a classifier of one label as a regression if nothing else is said.
+    With one label and no `problem_type`, `transformers` trains a regression.
     """
     if problem_type not in (None, "single_label_classification"):
         raise CheckpointError(
-            file, f"problem_type is {problem_type!r}, only 'single_label_classification' is supported"
+            file, f"unsupported problem_type {problem_type!r}; supported: 'single_label_classification'"
         )
     if config.num_labels == 1:
-        raise CheckpointError(file, "id2label has one label: that is a regression, not a classification")
+        raise CheckpointError(file, "id2label has one label: the model is a regression, not a classifier")
 
 
 def save_checkpoint(
     directory: Path | str, model: Model, tokenizer: Tokenizer, *, dtype: torch.dtype = torch.float32
 ) -> None:
-    """Write a directory that `transformers` opens too.
+    """Write a directory that `transformers` can load.
 
     Raises:
         CheckpointError: the directory cannot be written.
@@ -129,67 +129,72 @@ def save_checkpoint(
 
 
 def _save_tensors(file: Path, tensors: dict[str, Tensor]) -> None:
-    """Write aside and rename: the weights may be mapped from the very file that they replace."""
-    aside = file.with_name(f".{file.name}.tmp")
+    """Write to a temporary file and rename it, because the tensors may be mapped from the file they replace."""
+    temporary = file.with_name(f".{file.name}.tmp")
     try:
-        save_file(tensors, aside, metadata={"format": "pt"})
-        shutil.copymode(file.with_name("config.json"), aside)  # it would be the writer's alone
-        aside.replace(file)
+        save_file(tensors, temporary, metadata={"format": "pt"})
+        shutil.copymode(
+            file.with_name("config.json"), temporary
+        )  # safetensors makes it readable by the owner only
+        temporary.replace(file)
     finally:
-        aside.unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)
 
 
 def architecture(model: Model) -> str:
-    """The Hugging Face class with the same heads."""
+    """Name of the Hugging Face class with the same heads."""
     if isinstance(model, BertForSequenceClassification):
         return "BertForSequenceClassification"
     return "BertForMaskedLM" if model.next_sentence is None else "BertForPreTraining"
 
 
 def to_hugging_face(model: Model) -> dict[str, Tensor]:
-    """The weights under Hugging Face's names, query, key and value apart, the tied decoder left out."""
+    """The weights under Hugging Face's names: query, key and value separate, a tied decoder left out."""
     tensors: dict[str, Tensor] = {}
     for name, tensor in model.state_dict().items():
         if name == "masked_lm.decoder.weight" and model.config.tie_word_embeddings:
             continue
         if ".query_key_value." in name:
             parts = zip(_QKV, tensor.detach().chunk(3), strict=True)
-            tensors |= {_their_name(name, part): piece.clone() for part, piece in parts}
+            tensors |= {_hugging_face_name(name, part): piece.clone() for part, piece in parts}
         elif name == "masked_lm.decoder.bias":
             tensors["cls.predictions.bias"] = tensor.detach()
             if not model.config.tie_word_embeddings:
                 tensors["cls.predictions.decoder.bias"] = tensor.detach().clone()
         else:
-            tensors[_their_name(name)] = tensor.detach()
+            tensors[_hugging_face_name(name)] = tensor.detach()
     return tensors
 
 
 def from_hugging_face(model: Model, tensors: Mapping[str, Tensor], file: Path) -> dict[str, Tensor]:
-    """The state of `model` taken from tensors under Hugging Face's names.
+    """The state dict of `model`, from tensors under Hugging Face's names.
 
     Raises:
-        CheckpointError: a tensor is missing or has another shape than the configuration says.
+        CheckpointError: a tensor is missing, or has another shape than the configuration implies.
     """
     state: dict[str, Tensor] = {}
     for name, own in model.state_dict().items():
         if ".query_key_value." in name:
             third = (own.shape[0] // 3, *own.shape[1:])
-            pieces = [_take(tensors, (_their_name(name, part),), third, file) for part in _QKV]
+            pieces = [_take(tensors, (_hugging_face_name(name, part),), third, file) for part in _QKV]
             state[name] = torch.cat(pieces)
         else:
-            state[name] = _take(tensors, _their_names(name, model.config), tuple(own.shape), file)
+            state[name] = _take(tensors, _hugging_face_names(name, model.config), tuple(own.shape), file)
     return state
 
 
-def _their_names(name: str, config: BertConfig) -> tuple[str, ...]:
+def _hugging_face_names(name: str, config: BertConfig) -> tuple[str, ...]:
     if name == "masked_lm.decoder.bias":
-        return ("cls.predictions.decoder.bias", "cls.predictions.bias")  # if they differ, the first is used
+        return (
+            "cls.predictions.decoder.bias",
+            "cls.predictions.bias",
+        )  # the first found is used, as in `transformers`
     if name == "masked_lm.decoder.weight" and config.tie_word_embeddings:
         return (_WORD_EMBEDDINGS,)
-    return (_their_name(name),)
+    return (_hugging_face_name(name),)
 
 
-def _their_name(name: str, part: str = "") -> str:
+def _hugging_face_name(name: str, part: str = "") -> str:
     stem, leaf = name.rsplit(".", 1)
     if match := re.fullmatch(r"encoder\.layers\.(\d+)\.(\w+)", stem):
         inner = f"attention.self.{part}" if match[2] == "query_key_value" else _LAYER_NAMES[match[2]]
@@ -204,31 +209,31 @@ def _take(tensors: Mapping[str, Tensor], names: tuple[str, ...], shape: tuple[in
         tensor = tensors[name]
         if tuple(tensor.shape) != shape:
             raise CheckpointError(
-                file, f"tensor {name} has shape {tuple(tensor.shape)}, config.json makes it {shape}"
+                file, f"tensor {name} has shape {tuple(tensor.shape)}, but config.json implies {shape}"
             )
         if not tensor.is_floating_point():
-            raise CheckpointError(file, f"tensor {name} holds {tensor.dtype}, not floating-point numbers")
+            raise CheckpointError(file, f"tensor {name} has dtype {tensor.dtype}, not a floating-point one")
         tensor = tensor.to(torch.float32)
-        if not tensor.sum().isfinite():  # one pass, and nothing finite sums up to infinity here
-            raise CheckpointError(file, f"tensor {name} holds numbers that are not finite")
+        if not tensor.sum().isfinite():  # one pass; finite weights do not add up to infinity
+            raise CheckpointError(file, f"tensor {name} has values that are not finite")
         return tensor
     raise CheckpointError(file, f"tensor {names[0]} is missing")
 
 
 def _build(path: Path, config: BertConfig, architectures: Any) -> Model:
-    """A model with the heads that the weights have, filled with them."""
+    """The model that the configuration and the names of the tensors describe, with its weights."""
     file, tensors = _read_tensors(path)
     named = architectures[0] if isinstance(architectures, list) and architectures else None
     if named is not None and named not in ARCHITECTURES:
         raise CheckpointError(
-            path / "config.json", f"architecture {named!r} is none of {', '.join(ARCHITECTURES)}"
+            path / "config.json", f"unsupported architecture {named!r}; supported: {', '.join(ARCHITECTURES)}"
         )
     if named is None:
         named = "BertForSequenceClassification" if "classifier.weight" in tensors else "BertForMaskedLM"
     last = f"bert.encoder.layer.{config.num_hidden_layers - 1}.output.dense.weight"
-    if last not in tensors:  # before layers without number are built
+    if last not in tensors:  # checked before millions of layers are built
         raise CheckpointError(file, f"tensor {last} is missing")
-    if _trained_untied(tensors):
+    if _has_own_decoder(tensors):
         config = config.replace(tie_word_embeddings=False)
     with torch.device("meta"):
         model = _empty_model(named, config, tensors)
@@ -242,7 +247,7 @@ def _build(path: Path, config: BertConfig, architectures: Any) -> Model:
 def _empty_model(named: str, config: BertConfig, tensors: Mapping[str, Tensor]) -> Model:
     if named == "BertForSequenceClassification":
         return BertForSequenceClassification(config)
-    # The published checkpoints call themselves BertForMaskedLM and carry a next-sentence head all the same.
+    # The published checkpoints are named BertForMaskedLM but have a next-sentence head.
     next_sentence = named == "BertForPreTraining" or tensors.keys() >= {
         "cls.seq_relationship.weight",
         "bert.pooler.dense.weight",
@@ -250,16 +255,17 @@ def _empty_model(named: str, config: BertConfig, tensors: Mapping[str, Tensor]) 
     return BertForPreTraining(config, next_sentence=next_sentence)
 
 
-def _trained_untied(tensors: Mapping[str, Tensor]) -> bool:
-    """Whether the file has a decoder of its own, whatever the configuration says: `transformers` looks too."""
-    own, word = tensors.get(_DECODER), tensors.get(_WORD_EMBEDDINGS)
-    return own is not None and word is not None and not torch.equal(own, word)
+def _has_own_decoder(tensors: Mapping[str, Tensor]) -> bool:
+    """Whether the decoder differs from the word embeddings. As in `transformers`, this overrides the
+    configuration's `tie_word_embeddings`."""
+    decoder, word = tensors.get(_DECODER), tensors.get(_WORD_EMBEDDINGS)
+    return decoder is not None and word is not None and not torch.equal(decoder, word)
 
 
 def _is_directory(path: Path) -> bool:
     try:
         return path.is_dir()
-    except OSError:  # a name that is too long
+    except OSError:  # the name is too long
         return False
 
 
@@ -276,7 +282,7 @@ def _read_json(file: Path) -> dict[str, Any]:
 
 
 def _read_tensors(path: Path) -> tuple[Path, dict[str, Tensor]]:
-    """All tensors, under today's names, and the file to blame if one is missing."""
+    """All tensors under current names, and the file to name in an error about a missing one."""
     single, index = path / "model.safetensors", path / "model.safetensors.index.json"
     if single.is_file():
         return single, dict(_tensors_of(single))
@@ -284,13 +290,14 @@ def _read_tensors(path: Path) -> tuple[Path, dict[str, Tensor]]:
         shards = _read_json(index).get("weight_map")
         if not isinstance(shards, dict):
             raise CheckpointError(index, "has no weight_map")
-        if strange := [name for name in shards.values() if not _is_file_name(name)]:
-            raise CheckpointError(index, f"names a shard that is no file beside it: {strange[0]!r}")
+        if invalid := [name for name in shards.values() if not _is_file_name(name)]:
+            raise CheckpointError(index, f"names a shard that is not a file in this directory: {invalid[0]!r}")
         files = sorted({path / name for name in shards.values()})
         return index, {name: tensor for file in files for name, tensor in _tensors_of(file)}
     if pickles := sorted(file.name for file in path.glob("*.bin")):
         raise CheckpointError(
-            path, f"holds only pickled weights ({pickles[0]}), which can run code; save it as safetensors first"
+            path,
+            f"has only pickled weights ({pickles[0]}), which can execute code; convert them to safetensors",
         )
     raise CheckpointError(single, "is missing")
 
@@ -302,16 +309,16 @@ def _is_file_name(name: object) -> bool:
 def _tensors_of(file: Path) -> Iterator[tuple[str, Tensor]]:
     try:
         with safe_open(file, framework="pt") as tensors:
-            for name in tensors.keys():  # noqa: SIM118 (no mapping)
-                yield _todays_name(name), tensors.get_tensor(name)
+            for name in tensors.keys():  # noqa: SIM118 (`tensors` is not a mapping)
+                yield _current_name(name), tensors.get_tensor(name)
     except FileNotFoundError:
         raise CheckpointError(file, "is missing") from None
     except (OSError, SafetensorError, ValueError) as error:
         raise CheckpointError(file, f"is truncated or corrupt: {error}") from None
 
 
-def _todays_name(name: str) -> str:
-    """Checkpoints from 2018 call a layer norm's weight gamma and its bias beta."""
+def _current_name(name: str) -> str:
+    """Checkpoints of 2018 name a layer norm's weight gamma and its bias beta."""
     return re.sub(r"LayerNorm\.(gamma|beta)$", lambda m: "LayerNorm." + _OLD_NAMES[m[1]], name)
 
 

@@ -1,4 +1,4 @@
-"""What shape a BERT has. Field names are those of a Hugging Face `config.json`."""
+"""Shape and hyperparameters of a BERT. Field names are those of a Hugging Face `config.json`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,9 @@ from model.errors import ConfigError
 ACTIVATIONS = ("gelu", "gelu_new", "gelu_pytorch_tanh", "gelu_fast", "relu", "silu", "swish", "tanh")
 
 # Turc et al. 2019 (tiny to medium) and Devlin et al. 2018, section 3 (base, large).
-_PRESETS: dict[str, tuple[int, int]] = {  # name: (layers, hidden size); 64 wide heads, 4x feed-forward
+_PRESETS: dict[
+    str, tuple[int, int]
+] = {  # name: (layers, hidden size); heads of 64, feed-forward 4 times as wide
     "tiny": (2, 128),
     "mini": (4, 256),
     "small": (4, 512),
@@ -32,17 +34,17 @@ _SIZES = (
     "max_position_embeddings",
     "type_vocab_size",
 )
-# Far beyond any BERT: what lies above is a broken file, and would overflow a tensor or fill the memory.
-_LARGEST_SIZE = 2**24
-_MOST_LABELS = 2**16
+# Larger values come from a broken file, and would overflow a tensor or exhaust the memory.
+_MAX_SIZE = 2**24
+_MAX_LABELS = 2**16
 
 
 @dataclass(frozen=True, slots=True)
 class BertConfig:
-    """Shape and hyperparameters of one BERT, checked when it is made.
+    """Shape and hyperparameters of one BERT, validated at construction.
 
     Raises:
-        ConfigError: a field has a value that describes no model.
+        ConfigError: a field has an invalid value.
     """
 
     vocab_size: int = 30522
@@ -53,6 +55,8 @@ class BertConfig:
     hidden_act: str = "gelu"
     hidden_dropout_prob: float = 0.1
     attention_probs_dropout_prob: float = 0.1
+    """Read and written for `transformers`. Training here ignores it: the variable-length attention kernel has no
+    dropout."""
     max_position_embeddings: int = 512
     type_vocab_size: int = 2
     initializer_range: float = 0.02
@@ -62,12 +66,12 @@ class BertConfig:
     tie_word_embeddings: bool = True
     id2label: Mapping[int, str] = field(default_factory=lambda: {0: "LABEL_0", 1: "LABEL_1"})
     truncation: str = "head"
-    """Which end of a text that is too long a caller's `truncate` keeps: "head" or "head_tail"."""
+    """What `truncate` keeps of a text that is too long: "head", its beginning, or "head_tail", both ends."""
 
     def __post_init__(self) -> None:
         for name in _SIZES:
             value = getattr(self, name)
-            if not _is_number(value, int) or not 1 <= value <= _LARGEST_SIZE:
+            if not _is_number(value, int) or not 1 <= value <= _MAX_SIZE:
                 raise ConfigError(f"{name} must be a positive integer, not {reprlib.repr(value)}")
         if self.hidden_size % self.num_attention_heads:
             raise ConfigError(
@@ -75,7 +79,8 @@ class BertConfig:
                 f"num_attention_heads {self.num_attention_heads}"
             )
         if self.hidden_act not in ACTIVATIONS:
-            raise ConfigError(f"hidden_act {reprlib.repr(self.hidden_act)} is none of {', '.join(ACTIVATIONS)}")
+            given = reprlib.repr(self.hidden_act)
+            raise ConfigError(f"unsupported hidden_act {given}; supported: {', '.join(ACTIVATIONS)}")
         if not isinstance(self.tie_word_embeddings, bool):
             raise ConfigError(
                 f"tie_word_embeddings must be true or false, not {reprlib.repr(self.tie_word_embeddings)}"
@@ -91,11 +96,11 @@ class BertConfig:
             if name == "classifier_dropout" and value is None:
                 continue
             if not _is_number(value, int | float) or not 0 <= value < 1:
-                raise ConfigError(f"{name} must lie in [0, 1), not {reprlib.repr(value)}")
+                raise ConfigError(f"{name} must be at least 0 and less than 1, not {reprlib.repr(value)}")
         for name in ("initializer_range", "layer_norm_eps"):
             value = getattr(self, name)
             if not _is_number(value, int | float) or not 0 <= value < math.inf:
-                raise ConfigError(f"{name} must be a number from 0 up, not {reprlib.repr(value)}")
+                raise ConfigError(f"{name} must be a finite number of at least 0, not {reprlib.repr(value)}")
 
     @property
     def head_dim(self) -> int:
@@ -104,7 +109,7 @@ class BertConfig:
 
     @property
     def num_labels(self) -> int:
-        """How many classes a sequence-classification head tells apart."""
+        """Number of classes of a sequence-classification head."""
         return len(self.id2label)
 
     @property
@@ -113,14 +118,18 @@ class BertConfig:
         return [self.id2label[i] for i in range(self.num_labels)]
 
     def replace(self, **changes: Any) -> BertConfig:
-        """A copy with some fields changed, checked again."""
+        """A copy with some fields changed, validated again."""
         return dataclasses.replace(self, **changes)
 
     @classmethod
     def preset(cls, name: str, **changes: Any) -> BertConfig:
-        """A published size by name: tiny, mini, small, medium, base or large."""
+        """A published size by name: tiny, mini, small, medium, base or large.
+
+        Raises:
+            ConfigError: there is no such preset.
+        """
         if name not in _PRESETS:
-            raise ConfigError(f"preset {name!r} is none of {', '.join(_PRESETS)}")
+            raise ConfigError(f"unknown preset {name!r}; available: {', '.join(_PRESETS)}")
         layers, hidden = _PRESETS[name]
         shape: dict[str, Any] = {
             "hidden_size": hidden,
@@ -132,18 +141,18 @@ class BertConfig:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> BertConfig:
-        """Read a Hugging Face `config.json`; fields that do not change the arithmetic are passed over.
+        """Read the fields of a Hugging Face `config.json`, and ignore those that do not affect the computation.
 
         Raises:
-            ConfigError: not a BERT, or a variant of it that is computed differently.
+            ConfigError: not a BERT, or a variant of BERT that is not supported.
         """
         if values.get("model_type", "bert") != "bert":
-            raise ConfigError(f"model_type is {values['model_type']!r}, only 'bert' is supported")
-        if values.get("position_embedding_type") not in ("absolute", None):
-            raise ConfigError(f"position_embedding_type {values['position_embedding_type']!r} is not supported")
+            raise ConfigError(f"unsupported model_type {values['model_type']!r}; supported: 'bert'")
+        if (kind := values.get("position_embedding_type")) not in ("absolute", None):
+            raise ConfigError(f"unsupported position_embedding_type {kind!r}; supported: 'absolute'")
         for flag in ("is_decoder", "add_cross_attention"):
             if values.get(flag):
-                raise ConfigError(f"{flag} is true: this is a decoder, not an encoder")
+                raise ConfigError(f"{flag} is true: the model is a decoder, not an encoder")
         known = {f.name for f in dataclasses.fields(cls)}
         kept = {name: value for name, value in values.items() if name in known}
         kept["id2label"] = _labels(values)
@@ -162,22 +171,22 @@ def _is_number(value: object, kind: Any) -> bool:
 
 
 def _labels(values: Mapping[str, Any]) -> dict[int, str]:
-    """Label names by index, as `transformers` fills in what a `config.json` leaves out: two without names."""
+    """Label names by index. The defaults are those of `transformers`: two labels, LABEL_0 and LABEL_1."""
     names, count = values.get("id2label"), values.get("num_labels")
     if names is not None:
         try:
             return {int(key): str(label) for key, label in names.items()}
         except (AttributeError, TypeError, ValueError):
-            raise ConfigError(f"id2label is no mapping from numbers to names: {reprlib.repr(names)}") from None
+            raise ConfigError(f"id2label must map numbers to names, not {reprlib.repr(names)}") from None
     if count is None:
         count = 2
-    if not _is_number(count, int) or not 1 <= count <= _MOST_LABELS:
+    if not _is_number(count, int) or not 1 <= count <= _MAX_LABELS:
         raise ConfigError(f"num_labels must be a positive integer, not {reprlib.repr(count)}")
     return {i: f"LABEL_{i}" for i in range(count)}
 
 
 def _check_labels(id2label: Mapping[int, str]) -> None:
     if not isinstance(id2label, Mapping) or not id2label or set(id2label) != set(range(len(id2label))):
-        raise ConfigError(f"id2label must number its labels from 0, not {reprlib.repr(id2label)}")
+        raise ConfigError(f"id2label must number the labels from 0, not {reprlib.repr(id2label)}")
     if not all(isinstance(label, str) for label in id2label.values()):
-        raise ConfigError(f"id2label must name its labels with strings, not {reprlib.repr(id2label)}")
+        raise ConfigError(f"id2label must map to strings, not {reprlib.repr(id2label)}")

@@ -1,9 +1,9 @@
-"""Everything that can go wrong below the HTTP line, in the domain's words.
+"""The errors of `model`.
 
 BertError
-├── ConfigError            a configuration that describes no model
-├── CheckpointError        a directory that cannot be loaded; names the file and the reason
-└── TextError              a text that has no answer; the caller can mend it
+├── ConfigError            a configuration with an invalid value
+├── CheckpointError        a checkpoint directory that cannot be read or written
+└── TextError              a text that the model cannot take; the caller can correct it
     ├── EmptyTextError
     ├── InvalidTextError
     ├── PairError
@@ -18,15 +18,15 @@ from pathlib import Path
 
 
 class BertError(Exception):
-    """Base of every error that `model` raises on purpose."""
+    """Base of all errors that `model` raises on purpose."""
 
 
 class ConfigError(BertError, ValueError):
-    """A configuration that describes no model."""
+    """A configuration with an invalid value."""
 
 
 class CheckpointError(BertError):
-    """A checkpoint directory that cannot be loaded or written."""
+    """A checkpoint directory that cannot be read or written. The message names the file and the reason."""
 
     def __init__(self, path: Path | str, reason: str) -> None:
         super().__init__(f"{path}: {reason}")
@@ -38,11 +38,11 @@ class CheckpointError(BertError):
 
 
 class TextError(BertError, ValueError):
-    """A text that has no answer. The message says what to change."""
+    """A text that the model cannot take. The message says what to change."""
 
 
 class EmptyTextError(TextError):
-    """Nothing is left of the text after normalisation. `half`: which of a pair, "text" or "text_pair"."""
+    """A text without tokens after normalisation. `half`: which text of a pair, "text" or "text_pair"."""
 
     def __init__(self, half: str | None = None) -> None:
         super().__init__(f"{half or 'the text'} is empty")
@@ -50,11 +50,11 @@ class EmptyTextError(TextError):
 
 
 class InvalidTextError(TextError):
-    """A string that is no text: a lone surrogate, which stands for no character."""
+    """A string with a lone surrogate, which is not a character."""
 
 
 class PairError(TextError):
-    """Two texts for a model that knows one segment."""
+    """A pair of texts for a model with one token type."""
 
 
 class TextTooLongError(TextError):
@@ -70,7 +70,7 @@ class TextTooLongError(TextError):
 
 
 class NoMaskError(TextError):
-    """A text for fill-mask without a mask that reaches the model."""
+    """A text for fill-mask without a mask, or whose masks were truncated."""
 
 
 class UnknownTargetError(TextError):
@@ -78,8 +78,8 @@ class UnknownTargetError(TextError):
 
     def __init__(self, target: str, pieces: list[str]) -> None:
         if "[UNK]" in pieces:
-            split = "it has characters that the vocabulary lacks"
+            reason = "it has characters that are not in the vocabulary"
         else:
-            split = f"it is split into {pieces}" if pieces else "it holds no token at all"
-        super().__init__(f"target {target!r} is no single token of the vocabulary: {split}")
+            reason = f"it splits into {pieces}" if pieces else "it has no tokens"
+        super().__init__(f"target {target!r} is not a single token of the vocabulary: {reason}")
         self.target = target

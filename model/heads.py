@@ -1,7 +1,7 @@
-"""What is asked of the encoder: masked words, next sentence, class of a sequence.
+"""The encoder's heads: masked words, next sentence, class of a sequence.
 
-Heads take rows of hidden states, not sequences, so that the caller decides which positions are worth a
-projection onto the vocabulary.
+Heads take rows of hidden states, not sequences: the caller decides which positions need the projection onto the
+vocabulary.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from model.packing import PackedBatch
 
 class MaskedLMHead(nn.Module):
     """Transform and decoder (Devlin et al. 2018, section 3.1, task 1). The decoder's weight is the word
-    embedding unless the checkpoint was trained untied."""
+    embedding if `tie_word_embeddings` is true."""
 
     def __init__(self, config: BertConfig, word_embeddings: nn.Embedding) -> None:
         super().__init__()
@@ -34,14 +34,14 @@ class MaskedLMHead(nn.Module):
 
 
 class Pooler(nn.Module):
-    """`tanh(W h)` of a sequence's [CLS]."""
+    """A linear layer and tanh over the hidden state of [CLS]."""
 
     def __init__(self, config: BertConfig) -> None:
         super().__init__()
         self.dense = nn.Linear(config.hidden_size, config.hidden_size)
 
     def forward(self, hidden: Tensor) -> Tensor:
-        """Hidden states of [CLS] (batch, hidden) -> (batch, hidden)"""
+        """Hidden states of [CLS] (sequences, hidden) -> (sequences, hidden)"""
         return torch.tanh(self.dense(hidden))
 
 
@@ -54,12 +54,12 @@ class NextSentenceHead(nn.Module):
         self.classifier = nn.Linear(config.hidden_size, 2)
 
     def forward(self, hidden: Tensor) -> Tensor:
-        """Hidden states of [CLS] (batch, hidden) -> logits (batch, 2)"""
+        """Hidden states of [CLS] (sequences, hidden) -> logits (sequences, 2)"""
         return self.classifier(self.pooler(hidden))
 
 
 class BertForPreTraining(nn.Module):
-    """Encoder with the masked-LM head and, unless the checkpoint has none, the next-sentence head."""
+    """Encoder with a masked-LM head and, by default, a next-sentence head."""
 
     def __init__(self, config: BertConfig, *, next_sentence: bool = True) -> None:
         super().__init__()
@@ -69,15 +69,17 @@ class BertForPreTraining(nn.Module):
         self.next_sentence = NextSentenceHead(config) if next_sentence else None
 
     def forward(self, batch: PackedBatch) -> Tensor:
-        """Hidden states at the output positions; give rows of them to `masked_lm` and `next_sentence`."""
+        """Hidden states at the output positions, (num_outputs, hidden), whose rows `masked_lm` and
+        `next_sentence` take."""
         return self.encoder(batch)
 
     def initialise(self, generator: torch.Generator | None = None) -> None:
+        """Draw new weights; see `model.bert.initialise`."""
         initialise(self, self.config, generator)
 
 
 class BertForSequenceClassification(nn.Module):
-    """Encoder, pooler and a linear classifier over it (section 4.1)."""
+    """Encoder, pooler and a linear classifier (section 4.1)."""
 
     def __init__(self, config: BertConfig) -> None:
         super().__init__()
@@ -89,8 +91,9 @@ class BertForSequenceClassification(nn.Module):
         self.classifier = nn.Linear(config.hidden_size, config.num_labels)
 
     def forward(self, batch: PackedBatch) -> Tensor:
-        """Batch whose outputs are each sequence's [CLS] -> logits (batch, num_labels)"""
+        """Batch whose output positions are each sequence's [CLS] -> logits (sequences, num_labels)"""
         return self.classifier(self.dropout(self.pooler(self.encoder(batch))))
 
     def initialise(self, generator: torch.Generator | None = None) -> None:
+        """Draw new weights; see `model.bert.initialise`."""
         initialise(self, self.config, generator)

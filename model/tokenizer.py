@@ -28,40 +28,42 @@ from model.errors import (
 
 PAD, UNK, CLS, SEP, MASK = SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 
-_LONG_TEXT, _PIECE = 4096, 16_384  # characters
-# After these no word goes on, and no token that is spelled out: there a long text may be cut.
-_CUT = re.compile(r"[ \t\n\r!-/:-@\\^-`{-~\u3001\u3002\uff01\uff0c\uff1f]")
-_ALPHABET, _SPELLED = 1000, 0.9995  # letters beyond the most frequent ones become [UNK]
-_SURROGATE = "the text holds half of a surrogate pair, which is no character"
+_PIECE_CHARACTERS = 16_384
+"""Longer texts are tokenized in pieces, because `tokenizers.Encoding` takes some 400 bytes per token."""
+
+_PIECE_END = re.compile(r"[ \t\n\r!-/:-@\\^-`{-~\u3001\u3002\uff01\uff0c\uff1f]")
+"""Characters after which neither a word nor a special token continues: a text may be split there."""
+
+_INVALID_TEXT = "the text contains a lone surrogate, which is not a character"
 
 
 @dataclass(frozen=True, slots=True)
 class Encoding:
-    """One text, or a pair of texts, as the model reads it: `[CLS] a [SEP]` or `[CLS] a [SEP] b [SEP]`."""
+    """Token ids of one text, `[CLS] a [SEP]`, or of a pair of texts, `[CLS] a [SEP] b [SEP]`."""
 
     input_ids: list[int]
     token_type_ids: list[int]
     """0 up to and including the first [SEP], 1 after it."""
     spans: list[tuple[int, int]]
-    """Characters of its own text that each token covers; (0, 0) for [CLS] and [SEP]. Empty if nobody asked."""
+    """Start and end of each token in its own text, in characters; (0, 0) for [CLS] and [SEP]. Empty if
+    `encode` was called with `spans=False`."""
     truncated: bool
     masks_lost: int = 0
-    """How many [MASK] truncation cut off."""
+    """Number of [MASK] tokens that were truncated"""
 
     def __len__(self) -> int:
         return len(self.input_ids)
 
 
-class _Long:
-    """What `tokenizers.Encoding` tells, of a text that was read in pieces: in 12 bytes a token. There, a token
-    takes some 400, and a text of two megabytes a gigabyte."""
+class _LongEncoding:
+    """The interface of `tokenizers.Encoding` for a text that was tokenized in pieces, in 12 bytes per token."""
 
     def __init__(self) -> None:
         self.ids = array("I")
         self._starts, self._ends = array("I"), array("I")
 
     def add(self, piece: tokenizers.Encoding, at: int, spans: bool) -> None:
-        """Append what begins at the text's character `at`."""
+        """Append a piece that begins at the text's character `at`."""
         self.ids.extend(piece.ids)
         if spans:
             offsets = piece.offsets
@@ -80,26 +82,28 @@ class _Long:
 
 
 class Tokenizer:
-    """WordPiece with BERT's five special tokens, which the text may spell out (`[MASK]`)."""
+    """WordPiece with BERT's five special tokens, which a text may contain in full (`[MASK]`)."""
 
     def __init__(self, rust: _RustTokenizer, *, segments: int = 2) -> None:
-        """`segments` is the model's `type_vocab_size`: with 1, pairs are refused."""
+        """`segments` is the model's `type_vocab_size`: with 1, pairs raise PairError."""
         missing = [token for token in SPECIAL_TOKENS if rust.token_to_id(token) is None]
         if missing:
-            raise ValueError(f"the vocabulary lacks {', '.join(missing)}")
+            raise ValueError(f"the vocabulary has no {', '.join(missing)}")
         if UNK not in rust.get_vocab(with_added_tokens=False) or rust.model.unk_token != UNK:
-            raise ValueError(f"unknown words become {rust.model.unk_token!r}, not a {UNK} of the vocabulary")
+            raise ValueError(
+                f"the unknown token {rust.model.unk_token!r} is not {UNK}, or not in the vocabulary"
+            )
         rust.no_padding()
         rust.no_truncation()
         known = {added.content for added in rust.get_added_tokens_decoder().values()}
         rust.add_special_tokens([token for token in SPECIAL_TOKENS if token not in known])
         if rust.encode(f"{MASK}{SEP}", add_special_tokens=False).tokens != [MASK, SEP]:
-            raise ValueError(f"it does not find {MASK} in a text")
+            raise ValueError(f"it does not recognise {MASK} in a text")
         self._rust = rust
-        self._plain = _without_normalizer(rust)
-        """Reads texts on which BERT's normalizer does nothing but lowercase them, which Python does faster."""
-        self._lowercase = self._plain is not None and rust.normalizer.lowercase
-        self._by_pieces = _can_be_cut(rust)
+        self._ascii = _without_normalizer(rust)
+        """For texts that BERT's normalizer only lowercases, which Python does faster"""
+        self._lowercase = self._ascii is not None and rust.normalizer.lowercase
+        self._in_pieces = _can_be_split(rust)
         self.pad_id, self.unk_id, self.cls_id, self.sep_id, self.mask_id = map(self.token_id, SPECIAL_TOKENS)
         self.special_ids = frozenset(map(self.token_id, SPECIAL_TOKENS))
         self.segments = segments
@@ -107,27 +111,27 @@ class Tokenizer:
 
     @classmethod
     def load(cls, path: Path | str, *, segments: int = 2) -> Tokenizer:
-        """Read `tokenizer.json` or, without one, `vocab.txt` from a checkpoint directory (or such a file).
+        """Load `tokenizer.json` or `vocab.txt`, in this order, from a checkpoint directory (or the file itself).
 
         Raises:
-            CheckpointError: neither is there, or the file is broken; the message names it.
+            CheckpointError: neither exists, or the file is invalid; the message names it.
         """
         path = Path(path)
         candidates = [path] if path.is_file() else [path / "tokenizer.json", path / "vocab.txt"]
         found = next((file for file in candidates if file.is_file()), None)
         if found is None:
-            raise CheckpointError(path, "holds neither tokenizer.json nor vocab.txt")
+            raise CheckpointError(path, "has neither tokenizer.json nor vocab.txt")
         try:
             rust = _from_json(found) if found.suffix == ".json" else _from_vocab(found)
             return cls(rust, segments=segments)
         except CheckpointError:
             raise
         except Exception as error:  # `tokenizers` raises bare Exception
-            raise CheckpointError(found, f"is no usable WordPiece tokenizer: {error}") from None
+            raise CheckpointError(found, f"is not a usable WordPiece tokenizer: {error}") from None
 
     @classmethod
     def from_vocab(cls, vocab: Sequence[str], *, lowercase: bool = True) -> Tokenizer:
-        """A BERT tokenizer over word pieces in the order of their ids."""
+        """A BERT tokenizer with these word pieces, in the order of their ids."""
         return cls(_wordpiece({token: i for i, token in enumerate(vocab)}, lowercase=lowercase))
 
     @classmethod
@@ -140,22 +144,22 @@ class Tokenizer:
         min_frequency: int = 2,
         show_progress: bool = True,
     ) -> Tokenizer:
-        """Learn a vocabulary of word pieces: the same from the same texts, the special tokens first.
+        """Learn a vocabulary of word pieces. The special tokens come first; equal texts give equal vocabularies.
 
         Raises:
-            InvalidTextError: a text holds a lone surrogate.
+            InvalidTextError: a text contains a lone surrogate.
         """
         rust = _wordpiece({}, lowercase=lowercase)
-        # The trainer numbers letters in the order of a hash map, another in every process, and breaks ties
-        # between pieces by number. So they are numbered here.
-        letters = _alphabet(rust, texts, vocab_size // 2)
-        alone = [letter for letter in letters if len(letter) == 1]
+        # Letters get their ids here, because the trainer numbers them in the order of a hash map, which differs from
+        # process to process, and breaks ties between pieces by id.
+        letters = _alphabet(rust, texts, max_letters=vocab_size // 2)
+        initial = [letter for letter in letters if len(letter) == 1]
         trainer = tokenizers.trainers.WordPieceTrainer(
             vocab_size=vocab_size,
             min_frequency=min_frequency,
             special_tokens=[*SPECIAL_TOKENS, *letters],
-            initial_alphabet=alone,
-            limit_alphabet=max(_ALPHABET, len(alone)),
+            initial_alphabet=initial,
+            limit_alphabet=max(_MIN_ALPHABET, len(initial)),
             continuing_subword_prefix="##",
             show_progress=show_progress,
         )
@@ -163,9 +167,9 @@ class Tokenizer:
         return cls(_wordpiece(rust.get_vocab(), lowercase=lowercase))
 
     def save(self, path: Path | str, max_length: int | None = None) -> None:
-        """Write `tokenizer.json`, and beside it the small files with which `transformers` opens it.
+        """Write `tokenizer.json` and `tokenizer_config.json`, which `transformers` needs.
 
-        `max_length`: tokens to which `transformers` then truncates, when it is asked to.
+        `max_length` is the number of tokens to which `transformers` truncates if its caller asks for truncation.
         """
         path = Path(path)
         (path / "tokenizer.json").write_text(self._rust.to_str(pretty=True), encoding="utf-8")
@@ -177,29 +181,29 @@ class Tokenizer:
 
     @property
     def vocab(self) -> list[str]:
-        """Every token in the order of its id."""
+        """All tokens in the order of their ids."""
         return [self._rust.id_to_token(i) or "" for i in range(self.vocab_size)]
 
     def to_json(self) -> str:
-        """The whole tokenizer as one string; equal strings tokenize equally."""
+        """The tokenizer as one string. Tokenizers with equal strings tokenize alike."""
         return str(self._rust.to_str())
 
     def token_id(self, token: str) -> int:
-        """Id of a token spelled exactly as in the vocabulary."""
+        """Id of a token as spelled in the vocabulary. Raises KeyError."""
         found = self._rust.token_to_id(token)
         if found is None:
             raise KeyError(token)
         return int(found)
 
     def token(self, token_id: int) -> str:
-        """Spelling of an id, with its `##` if it continues a word."""
+        """Spelling of a token, with `##` if it continues a word."""
         return self._rust.id_to_token(token_id) or UNK
 
     def target_id(self, word: str) -> int:
-        """Id of a word a caller asks about, normalised as a text would be.
+        """Id of a target word, normalised like a text.
 
         Raises:
-            UnknownTargetError: the word is no single token of the vocabulary.
+            UnknownTargetError: the word is not a single token of the vocabulary.
         """
         try:
             exact = self._rust.token_to_id(word)
@@ -221,25 +225,28 @@ class Tokenizer:
         truncate: bool = False,
         truncation: str = "head",
         spans: bool = True,
-        between: Callable[[], None] = lambda: None,
+        check_cancelled: Callable[[], None] = lambda: None,
     ) -> Encoding:
-        """One text or a pair with its special tokens.
+        """Token ids of one text or of a pair, with special tokens.
 
-        A pair that is too long loses tokens of whichever half is longer; `truncation` says which of a half's
-        tokens stay: "head" its beginning, "head_tail" its beginning and its end. Without `spans` it takes a
-        fifth less time. A very long text is read piece by piece: `between` is called after each, and what it
-        raises ends that.
+        Args:
+            text, text_pair: the texts.
+            max_length: maximum number of tokens, special tokens included.
+            truncate: cut a text that is too long. A pair loses tokens of the longer text first.
+            truncation: what to keep of each text: "head", its beginning, or "head_tail", both ends.
+            spans: also compute `Encoding.spans`, which takes a fifth of the time.
+            check_cancelled: called between the pieces of a very long text; an exception from it ends the work.
 
         Raises:
-            EmptyTextError: a text holds no token.
-            InvalidTextError: a text holds a lone surrogate.
-            PairError: the model knows one segment only.
-            TextTooLongError: longer than `max_length` while `truncate` is false, or no room for any token.
+            EmptyTextError: a text has no tokens.
+            InvalidTextError: a text contains a lone surrogate.
+            PairError: a pair for a model with one token type.
+            TextTooLongError: longer than `max_length` and `truncate` is false, or no room for any token.
         """
         if text_pair is not None and self.segments < 2:
-            raise PairError("the model was made for single texts (its type_vocab_size is 1); send no pair")
+            raise PairError("the model takes single texts, not pairs (its type_vocab_size is 1)")
         texts = [text] if text_pair is None else [text, text_pair]
-        halves = [self._read(half, spans, between) for half in texts]
+        halves = [self._tokenize(half, spans, check_cancelled) for half in texts]
         for half, name in zip(halves, ("text", "text_pair"), strict=False):
             if not len(half):
                 raise EmptyTextError(name if text_pair is not None else None)
@@ -248,86 +255,85 @@ class Tokenizer:
             raise TextTooLongError(total, max_length)
         return self._assemble(halves, max_length, truncation, spans)
 
-    def _read(
-        self, text: str, spans: bool, between: Callable[[], None] = lambda: None
-    ) -> tokenizers.Encoding | _Long:
-        if len(text) <= _PIECE or not self._by_pieces:
-            return self._encode(text, spans)
-        whole, at = _Long(), 0
-        while at < len(text):
-            found = _CUT.search(text, at + _PIECE)
+    def _tokenize(
+        self, text: str, spans: bool, check_cancelled: Callable[[], None] = lambda: None
+    ) -> tokenizers.Encoding | _LongEncoding:
+        """Tokens without special tokens."""
+        if len(text) <= _PIECE_CHARACTERS or not self._in_pieces:
+            return self._tokenize_piece(text, spans)
+        whole, start = _LongEncoding(), 0
+        while start < len(text):
+            found = _PIECE_END.search(text, start + _PIECE_CHARACTERS)
             end = found.end() if found else len(text)
-            whole.add(self._encode(text[at:end], spans), at, spans)
-            at = end
-            between()
+            whole.add(self._tokenize_piece(text[start:end], spans), start, spans)
+            start = end
+            check_cancelled()
         return whole
 
-    def _encode(self, text: str, spans: bool) -> tokenizers.Encoding:
+    def _tokenize_piece(self, text: str, spans: bool) -> tokenizers.Encoding:
         rust = self._rust
-        if self._plain is not None and "[" not in text and text.isascii() and text.isprintable():
-            rust = self._plain
+        if self._ascii is not None and "[" not in text and text.isascii() and text.isprintable():
+            rust = self._ascii
             text = text.lower() if self._lowercase else text
         try:
             if not spans:
                 return rust.encode_batch_fast([text], add_special_tokens=False)[0]
-            # `encode` holds the interpreter's lock, both others let go of it; for a short text it costs less.
-            if len(text) > _LONG_TEXT:
+            # Of the two, `encode` is faster for short texts, but holds the interpreter lock.
+            if len(text) > 4096:
                 return rust.encode_batch([text], add_special_tokens=False)[0]
             return rust.encode(text, add_special_tokens=False)
         except TypeError:
-            raise InvalidTextError(_SURROGATE) from None
+            raise InvalidTextError(_INVALID_TEXT) from None
 
     def _assemble(
         self,
-        halves: Sequence[tokenizers.Encoding | _Long],
+        halves: Sequence[tokenizers.Encoding | _LongEncoding],
         max_length: int | None,
         truncation: str,
-        wants_spans: bool,
+        with_spans: bool,
     ) -> Encoding:
-        lengths = [
-            len(half) for half in halves
-        ]  # of a long text, `ids` and `offsets` cost more each time asked
+        lengths = [len(half) for half in halves]
         room = sum(lengths) if max_length is None else max_length - len(halves) - 1
         keeps = truncate_longest_first(lengths, room)
         ids, types, spans, masks_lost = [self.cls_id], [0], [(0, 0)], 0
         for segment, (half, keep) in enumerate(zip(halves, keeps, strict=True)):
-            all_ids = half.ids
+            all_ids = half.ids  # builds a list at each access
             if keep == len(half):
                 ids += all_ids
-                kept_spans = half.offsets if wants_spans else []
+                kept_spans = half.offsets if with_spans else []
             else:
                 head, tail = kept_ends(len(half), keep, truncation)
                 kept = [*all_ids[:head], *all_ids[tail:]]
                 ids += kept
-                which = chain(range(head), range(tail, len(half))) if wants_spans else ()
+                which = chain(range(head), range(tail, len(half))) if with_spans else ()
                 kept_spans = [half.token_to_chars(i) or (0, 0) for i in which]
                 masks_lost += all_ids.count(self.mask_id) - kept.count(self.mask_id)
             ids.append(self.sep_id)
             spans += [*kept_spans, (0, 0)]
             types += [segment] * (len(ids) - len(types))
-        return Encoding(ids, types, spans if wants_spans else [], keeps != lengths, masks_lost)
+        return Encoding(ids, types, spans if with_spans else [], keeps != lengths, masks_lost)
 
     def ids(self, text: str) -> list[int]:
         """Ids of a text without [CLS] and [SEP]."""
-        return list(self._read(text, spans=False).ids)
+        return list(self._tokenize(text, spans=False).ids)
 
     def ids_batch(self, texts: Sequence[str]) -> list[list[int]]:
-        """`ids` of many texts, computed in parallel threads."""
+        """`ids` of many texts, in parallel threads."""
         try:
             return [list(e.ids) for e in self._rust.encode_batch_fast(list(texts), add_special_tokens=False)]
         except TypeError:
-            raise InvalidTextError(_SURROGATE) from None
+            raise InvalidTextError(_INVALID_TEXT) from None
 
     def ends_batch(self, texts: Sequence[str]) -> list[list[int]]:
-        """Where each token of `ids_batch` ends: characters from the text's beginning."""
-        read = self._rust.encode_batch(list(texts), add_special_tokens=False)
-        return [[end for _, end in encoding.offsets] for encoding in read]
+        """End of each token of `ids_batch`, in characters from the text's beginning."""
+        encodings = self._rust.encode_batch(list(texts), add_special_tokens=False)
+        return [[end for _, end in encoding.offsets] for encoding in encodings]
 
 
 def truncate_longest_first(lengths: Sequence[int], budget: int) -> list[int]:
-    """How much of one or two parts to keep so that the sum fits, taking from the longer first.
+    """How many tokens of one or two texts to keep within a budget, taking from the longer text first.
 
-    Of two equal parts the second keeps the odd token, as in `transformers`.
+    Of two equal texts the second keeps the odd token, as in `transformers`.
 
     >>> truncate_longest_first([10, 4], 9)
     [5, 4]
@@ -342,10 +348,10 @@ def truncate_longest_first(lengths: Sequence[int], budget: int) -> list[int]:
 
 
 def kept_ends(length: int, keep: int, truncation: str) -> tuple[int, int]:
-    """Which tokens of a part stay: those before the first number, and from the second on.
+    """Which tokens of a text to keep: those before the first number, and from the second on.
 
-    "head" keeps the beginning, "head_tail" as much of the end as of the beginning, where reviews conclude
-    (Sun et al. 2019, section 5.3.1).
+    "head" keeps the beginning, "head_tail" as much of the end, where reviews conclude (Sun et al. 2019, section
+    5.3.1).
 
     >>> kept_ends(5, 3, "head"), kept_ends(5, 3, "head_tail")
     ((3, 5), (2, 4))
@@ -376,32 +382,35 @@ def _wordpiece(vocab: dict[str, int], *, lowercase: bool, **normalizer: Any) -> 
 
 
 def _without_normalizer(rust: _RustTokenizer) -> _RustTokenizer | None:
-    """The same for printable ASCII without a bracket; None where that may hold a token that is spelled out."""
-    spelled_out = rust.get_added_tokens_decoder().values()
+    """A faster tokenizer for printable ASCII without "[". None if such a text may contain an added token."""
+    added_tokens = rust.get_added_tokens_decoder().values()
     if not isinstance(rust.normalizer, normalizers.BertNormalizer) or any(
-        "[" not in added.content for added in spelled_out
+        "[" not in added.content for added in added_tokens
     ):
         return None
-    plain = _RustTokenizer.from_str(rust.to_str())
-    plain.normalizer = None
-    return plain
+    ascii_only = _RustTokenizer.from_str(rust.to_str())
+    ascii_only.normalizer = None
+    return ascii_only
 
 
-def _can_be_cut(rust: _RustTokenizer) -> bool:
-    """Whether a text may be cut at `_CUT`: BERT's own rules look at no more than a word."""
-    spelled_out = [added.content for added in rust.get_added_tokens_decoder().values()]
+def _can_be_split(rust: _RustTokenizer) -> bool:
+    """Whether a text may be split at `_PIECE_END`: BERT's normalizer and pre-tokenizer look at single words only."""
+    added_tokens = [added.content for added in rust.get_added_tokens_decoder().values()]
     return (
         isinstance(rust.normalizer, normalizers.BertNormalizer)
         and isinstance(rust.pre_tokenizer, pre_tokenizers.BertPreTokenizer)
-        and not any(map(_CUT.search, spelled_out))
+        and not any(map(_PIECE_END.search, added_tokens))
     )
 
 
-def _alphabet(rust: _RustTokenizer, texts: Iterable[str], most: int) -> list[str]:
-    """The most frequent letters, then with `##` those of them that continue a word, each in order.
+_MIN_ALPHABET = 1000
 
-    A thousand letters; or as many as it takes to spell nearly all of the text, but no more than `most`: Chinese
-    has some thousands.
+
+def _alphabet(rust: _RustTokenizer, texts: Iterable[str], max_letters: int) -> list[str]:
+    """The most frequent letters, then, with `##`, those of them that continue a word, both sorted.
+
+    `_MIN_ALPHABET` letters, or up to `max_letters` if it takes more to cover 99.95% of the text: Chinese has some
+    thousands. All other letters become [UNK].
     """
     pairs: Counter[tuple[str, str]] = Counter()
     try:
@@ -409,14 +418,14 @@ def _alphabet(rust: _RustTokenizer, texts: Iterable[str], most: int) -> list[str
             normal = f" {rust.normalizer.normalize_str(text)}"
             pairs.update(pairwise(normal))
     except UnicodeEncodeError:
-        raise InvalidTextError(_SURROGATE) from None
+        raise InvalidTextError(_INVALID_TEXT) from None
     counts: Counter[str] = Counter()
     for (_, letter), count in pairs.items():
         counts[letter] += 0 if letter.isspace() else count
     frequent = sorted(+counts, key=lambda letter: (-counts[letter], letter))
-    spelled = list(accumulate(counts[letter] for letter in frequent))
-    needed = bisect_left(spelled, _SPELLED * sum(counts.values())) + 1
-    frequent = frequent[: max(_ALPHABET, min(needed, most))]
+    covered = list(accumulate(counts[letter] for letter in frequent))
+    needed = bisect_left(covered, 0.9995 * sum(counts.values())) + 1
+    frequent = frequent[: max(_MIN_ALPHABET, min(needed, max_letters))]
     split = rust.pre_tokenizer.pre_tokenize_str
     joined = {second for first, second in pairs if split(first + second)[:1] == [(first + second, (0, 2))]}
     return [*sorted(frequent), *(f"##{letter}" for letter in sorted(joined.intersection(frequent)))]
@@ -425,12 +434,12 @@ def _alphabet(rust: _RustTokenizer, texts: Iterable[str], most: int) -> list[str
 def _from_json(file: Path) -> _RustTokenizer:
     rust = _RustTokenizer.from_file(str(file))
     if not isinstance(rust.model, models.WordPiece):
-        raise CheckpointError(file, f"is a {type(rust.model).__name__} tokenizer, BERT needs WordPiece")
+        raise CheckpointError(file, f"is a {type(rust.model).__name__} tokenizer; BERT needs WordPiece")
     return rust
 
 
 def _from_vocab(file: Path) -> _RustTokenizer:
-    # One token a line; some tokens are characters that `splitlines` would split at.
+    # Not `splitlines`, because some tokens are characters that it splits at.
     lines = file.read_bytes().decode("utf-8").removesuffix("\n").split("\n")
     settings = _settings_beside(file)
     return _wordpiece(
@@ -455,9 +464,9 @@ def _settings_beside(file: Path) -> dict[str, Any]:
 
 
 def _transformers_settings(normalizer: Any) -> dict[str, Any]:
-    """What `tokenizer_config.json` says, so that `transformers` normalises text alike."""
+    """Contents of `tokenizer_config.json` with which `transformers` normalises text like this normalizer."""
     inputs = {"model_input_names": ["input_ids", "token_type_ids", "attention_mask"]}
-    if not isinstance(normalizer, normalizers.BertNormalizer):  # it would rebuild a plain one for BertTokenizer
+    if not isinstance(normalizer, normalizers.BertNormalizer):  # BertTokenizer would replace it by its own
         return {"tokenizer_class": "PreTrainedTokenizerFast", **inputs}
     return {
         "tokenizer_class": "BertTokenizer",

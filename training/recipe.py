@@ -490,6 +490,28 @@ def read_resolved(folder: Path) -> Recipe | None:
         return None
 
 
+def with_earlier(recipe: Recipe, folder: Path, *tables: str) -> Recipe:
+    """The recipe with the tables, and overrides of them, that an earlier command of the run used: later commands need
+    not repeat the overrides.
+
+    Args:
+        folder: of the earlier stage; without a `recipe.json` the recipe is returned as it is.
+        tables: such as `pretrain`.
+    """
+    earlier = read_resolved(folder)
+    if earlier is None:
+        return recipe
+
+    def is_earlier(override: str) -> bool:
+        return override.partition("=")[0].partition(".")[0] in tables
+
+    overrides = [o for o in earlier.overrides if is_earlier(o)] + [
+        o for o in recipe.overrides if not is_earlier(o)
+    ]
+    changes: dict[str, Any] = {name: getattr(earlier, name) for name in tables}
+    return recipe.model_copy(update=changes | {"overrides": tuple(overrides)})
+
+
 def _apply(values: dict[str, Any], override: str) -> None:
     """`pretrain.minutes=5` into nested tables; the value is TOML, or else a plain string. What is to be a
     string, or a path, is one: `name=2024`."""

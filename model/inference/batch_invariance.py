@@ -1,8 +1,8 @@
-"""Rows multiplied in portions that all sum alike, so that no row depends on how many others there are.
+"""Products of rows in chunks that all sum in one order, so that a row's result does not depend on other rows.
 
-A sum of rounded numbers follows from the order of its terms. Where a processor has AMX, oneDNN picks that order
-by the number of rows as soon as sums are longer than 256; in 16 bits, the last bit of a row then follows from
-its neighbours, and every later layer spreads it.
+A rounded sum depends on the order of its terms. With AMX, oneDNN chooses this order by the number of rows if sums
+have more than 256 terms. In 16 bits the last bit of a row's result then depends on the rest of the batch, and the
+difference grows from layer to layer.
 """
 
 from __future__ import annotations
@@ -18,100 +18,116 @@ from torch import Tensor
 
 from model.packing import round_up_to_bucket
 
-LARGEST = 2048
-"""Rows of the largest portion."""
-_SOME = (8, 40, 64, 128, 256, 704, 1536, 2048)
-_FEW = 192  # what fewer rows cost is soon over anyhow
+ChunkSizes = tuple[int, ...]
+"""Numbers of rows, ascending"""
+Multiply = Callable[[Tensor], Tensor]
+_Product = tuple[float, ...]
 
-Sizes = tuple[int, ...]
-Product = tuple[float, ...]
+MAX_CHUNK_ROWS = 2048
+
+_PROBE_SIZES = (8, 40, 64, 128, 256, 704, 1536, 2048)
+"""Tried first: where all of them sum alike, all sizes do, and no others need to be tried."""
+
+_MIN_COSTED_ROWS = 192
+"""Batches of fewer rows count as so many when sizes are compared, because they take little time in any case."""
 
 
-def portion_sizes(
-    multiply: Callable[[Tensor], Tensor], row: Tensor, outer: int, threads: Sequence[int]
-) -> dict[int, Sizes] | None:
-    """The numbers of rows that sum alike and cost least to make up any number, for each number of threads that
-    torch may have; None if all numbers do, or none do.
+def find_chunk_sizes(
+    multiply: Multiply, row: Tensor, columns: int, threads: Sequence[int]
+) -> dict[int, ChunkSizes] | None:
+    """The numbers of rows that sum in one order, for each number of threads.
+
+    Of several such groups, the one that makes up any number of rows at least cost.
 
     Args:
-        multiply: rows (n, inner) -> (n, outer).
-        row: (1, inner), whose sums in another order are other numbers; see `cancelling`.
-        outer: columns of the product.
+        multiply: rows (n, inner) -> (n, columns).
+        row: (1, inner), whose product changes with the order of its sums; see `cancelling_operands`.
+        columns: of the product.
+        threads: the numbers of threads that torch will use.
+
+    Returns:
+        None if all numbers of rows sum alike, so that nothing needs to be split, or if splitting does not help.
     """
-    some = _alike(multiply, row, _SOME, threads)
-    if len({*chain(*some)}) == 1 and all([*groups.values()] == [_SOME] for groups in some):
+    probes = _groups(multiply, row, _PROBE_SIZES, threads)
+    if len({*chain(*probes)}) == 1 and all([*groups.values()] == [_PROBE_SIZES] for groups in probes):
         return None
-    sizes = sorted({round_up_to_bucket(number) for number in range(1, LARGEST + 1)})
-    call = _call(row.shape[1] * outer)
-    alike = _alike(multiply, row, sizes, threads)
+    sizes = sorted({round_up_to_bucket(number) for number in range(1, MAX_CHUNK_ROWS + 1)})
+    call = _call_cost(row.shape[1] * columns)
+    groups_by_threads = _groups(multiply, row, sizes, threads)
 
-    def cost(product: Product) -> float:
-        return sum(_costs(groups[product], call)[n] / max(n, _FEW) for groups in alike for n in sizes)
+    def cost(product: _Product) -> float:
+        return sum(
+            _costs(groups[product], call)[n] / max(n, _MIN_COSTED_ROWS)
+            for groups in groups_by_threads
+            for n in sizes
+        )
 
-    if not all(alike):
+    if not all(groups_by_threads):
         return None
-    shared = set.intersection(*map(set, alike))
+    shared = set.intersection(*map(set, groups_by_threads))
     if shared:
         best = [min(shared, key=cost)] * len(threads)
-    else:  # then a row depends on the number of threads, but still not on its neighbours
-        best = [max(groups, key=lambda product: len(groups[product])) for groups in alike]
-    return {count: groups[product] for count, groups, product in zip(threads, alike, best, strict=True)}
+    else:  # a row's result then depends on the number of threads, but still not on other rows
+        best = [max(groups, key=lambda product: len(groups[product])) for groups in groups_by_threads]
+    return {
+        count: groups[product] for count, groups, product in zip(threads, groups_by_threads, best, strict=True)
+    }
 
 
-def cancelling(inner: int, outer: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """A row (1, inner) and a weight (outer, inner) whose product is 0 but for what rounding leaves of it."""
+def cancelling_operands(inner: int, columns: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """A row (1, inner) and a weight (columns, inner) whose exact product is 0: what a computed product has is
+    rounding, which differs with the order of summation."""
     generator = torch.Generator().manual_seed(0)
     order = torch.randperm(2 * (inner // 2), generator=generator)
-    half, weight = (torch.randn(n, inner // 2, generator=generator) for n in (1, outer))
+    half, weight = (torch.randn(n, inner // 2, generator=generator) for n in (1, columns))
     row, weight = (torch.cat(halves, 1)[:, order] for halves in ((half, -half), (weight, weight)))
     return F.pad(row, (0, inner % 2)).to(dtype), F.pad(weight, (0, inner % 2)).to(dtype)
 
 
-def multiply_in_portions(
-    multiply: Callable[[Tensor], Tensor], rows: Tensor, sizes: Sizes, outer: int
-) -> Tensor:
-    """`multiply(rows)`, (n, inner) -> (n, outer), with no more rows at a time than one of `sizes`."""
-    cut = portions(rows.shape[0], sizes, rows.shape[1] * outer)
-    if cut == (rows.shape[0],):
+def multiply_in_chunks(multiply: Multiply, rows: Tensor, sizes: ChunkSizes, columns: int) -> Tensor:
+    """`multiply(rows)`, (n, inner) -> (n, columns), in chunks of these sizes."""
+    chunks = split_rows(rows.shape[0], sizes, rows.shape[1] * columns)
+    if chunks == (rows.shape[0],):
         return multiply(rows)
-    rest = rows.shape[0] - sum(cut[:-1])
-    *parts, last = rows.split([*cut[:-1], rest])
-    if rest < cut[-1]:
-        last = F.pad(last, (0, 0, 0, cut[-1] - rest))
+    rest = rows.shape[0] - sum(chunks[:-1])
+    *parts, last = rows.split([*chunks[:-1], rest])
+    if rest < chunks[-1]:
+        last = F.pad(last, (0, 0, 0, chunks[-1] - rest))
     return torch.cat([*map(multiply, parts), multiply(last)[:rest]])
 
 
 @cache
-def portions(rows: int, sizes: Sizes, products: int) -> Sizes:
-    """Sizes of the portions of so many rows: the largest while it fits, and the rest as cheap as can be. The
-    last may be larger than what is left for it.
+def split_rows(rows: int, sizes: ChunkSizes, products: int) -> ChunkSizes:
+    """Sizes of the chunks for a number of rows, descending. The last may be larger than what is left for it.
 
     Args:
+        rows: at least 1.
+        sizes: that chunks may have.
         products: multiplications of one row.
 
-    >>> portions(100, (4, 32, 256), products=1_000_000)
+    >>> split_rows(100, (4, 32, 256), products=1_000_000)
     (32, 32, 32, 4)
-    >>> portions(250, (4, 32, 256), products=1_000_000)
+    >>> split_rows(250, (4, 32, 256), products=1_000_000)
     (256,)
     """
     whole, rest = divmod(rows, sizes[-1])
-    call = _call(products)
+    call = _call_cost(products)
     costs = _costs(sizes, call)
-    cut = [sizes[-1]] * whole
+    chunks = [sizes[-1]] * whole
     while rest > 0:
         size = min(sizes, key=lambda size: size + call + costs[max(0, rest - size)])
-        cut.append(size)
+        chunks.append(size)
         rest -= size
-    return tuple(sorted(cut, reverse=True))
+    return tuple(sorted(chunks, reverse=True))
 
 
-def _alike(
-    multiply: Callable[[Tensor], Tensor], row: Tensor, sizes: Iterable[int], threads: Sequence[int]
-) -> list[dict[Product, Sizes]]:
-    """Sizes by what they make of the row, for each number of threads; without those that treat equal rows
-    differently."""
+def _groups(
+    multiply: Multiply, row: Tensor, sizes: Iterable[int], threads: Sequence[int]
+) -> list[dict[_Product, ChunkSizes]]:
+    """Sizes grouped by the row's product, for each number of threads. Sizes that compute different products for
+    equal rows are left out."""
     before = torch.get_num_threads()
-    alike = []
+    found = []
     try:
         for count in threads:
             torch.set_num_threads(count)
@@ -120,21 +136,21 @@ def _alike(
                 product = multiply(row.repeat(size, 1))
                 if torch.equal(product, product[:1].expand_as(product)):
                     groups[tuple(product[0].tolist())].append(size)
-            alike.append({product: tuple(group) for product, group in groups.items()})
+            found.append({product: tuple(group) for product, group in groups.items()})
     finally:
         torch.set_num_threads(before)
-    return alike
+    return found
 
 
-def _call(products: int) -> int:
-    """Rows of so many multiplications that take about as long as one more call."""
+def _call_cost(products: int) -> int:
+    """Cost of one more call, in rows of so many multiplications: about 20 million multiplications."""
     return max(1, 20_000_000 // products)
 
 
 @cache
-def _costs(sizes: Sizes, call: int) -> tuple[int, ...]:
-    """What 0, 1, ... LARGEST rows cost in portions of these sizes: in rows, each call counting `call` more."""
+def _costs(sizes: ChunkSizes, call: int) -> tuple[int, ...]:
+    """Least cost of 0, 1, ..., MAX_CHUNK_ROWS rows in chunks of these sizes: in rows, a call counting as `call`."""
     costs = [0]
-    for rows in range(1, LARGEST + 1):
+    for rows in range(1, MAX_CHUNK_ROWS + 1):
         costs.append(min(size + call + costs[max(0, rows - size)] for size in sizes))
     return tuple(costs)

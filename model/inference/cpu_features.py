@@ -1,4 +1,4 @@
-"""What this process may use of the processor: its quota, and whether bfloat16 is worth computing in."""
+"""The processor as this process may use it: number of CPUs, and whether bfloat16 is fast."""
 
 from __future__ import annotations
 
@@ -8,33 +8,30 @@ import os
 import time
 from pathlib import Path
 
-_NATIVE_BFLOAT16 = {"avx512_bf16", "amx_bf16", "bf16"}
-"""Flags of /proc/cpuinfo on x86 (the first two) and ARM."""
-
 
 def available_cpus(root: Path = Path("/")) -> int:
-    """Whole CPUs that the affinity mask and the cgroup quota leave: at least 1.
+    """Whole CPUs within the affinity mask and the cgroup quota, at least 1.
 
-    A container with a quota of 2 on a machine of 64 cores sees 64; 64 threads would be throttled most of
-    the time.
+    A container with a quota of 2 CPUs sees all 64 of its machine; 64 threads would be throttled most of the time.
     """
     allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return max(1, min([allowed, *(int(quota) for quota in _quotas(root))]))
 
 
 def has_native_bfloat16(cpuinfo: Path = Path("/proc/cpuinfo")) -> bool:
-    """Whether the processor says that it multiplies bfloat16 in hardware."""
+    """Whether the processor claims to multiply bfloat16 in hardware."""
     text = _read(cpuinfo)
     line = next((row for row in text.splitlines() if row.lower().startswith(("flags", "features"))), "")
-    return not _NATIVE_BFLOAT16.isdisjoint(line.split())
+    flags = {"avx512_bf16", "amx_bf16", "bf16"}  # the last on ARM, the others on x86
+    return not flags.isdisjoint(line.split())
 
 
 @functools.cache
 def bfloat16_is_fast() -> bool:
-    """Whether the processor multiplies bfloat16 in hardware, and faster than float32: timed in turns.
+    """Whether the processor multiplies bfloat16 in hardware and faster than float32, by interleaved timing.
 
-    Most take half the time for it; some say that they can, and take twice as long. It is one thread's own clock
-    that tells: whatever else runs here must not decide.
+    Most processors take half the time; some claim to support bfloat16 and take twice as long. CPU time of one
+    thread is compared, so that other processes do not influence the result.
     """
     if not has_native_bfloat16():
         return False
@@ -54,7 +51,7 @@ def bfloat16_is_fast() -> bool:
 
 
 def _quotas(root: Path) -> list[float]:
-    """Every limit, in CPUs, from this process's cgroup up to the root (cgroup v2 and v1)."""
+    """All limits, in CPUs, from this process's cgroup up to the root (cgroup v2 and v1)."""
     mount = root / "sys/fs/cgroup"
     quotas = []
     for line in _read(root / "proc/self/cgroup").splitlines() or ["0::/"]:
@@ -63,8 +60,8 @@ def _quotas(root: Path) -> list[float]:
         if controllers and not v1:
             continue
         top = mount / "cpu" if v1 else mount
-        own = top / path.lstrip("/")
-        folders = [own, *(parent for parent in own.parents if parent.is_relative_to(top))]
+        leaf = top / path.lstrip("/")
+        folders = [leaf, *(parent for parent in leaf.parents if parent.is_relative_to(top))]
         quotas += [quota for folder in folders if (quota := _quota_v1(folder) if v1 else _quota_v2(folder))]
     return quotas
 

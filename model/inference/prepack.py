@@ -1,7 +1,7 @@
-"""An encoder that will only be asked, never trained: weights laid out for the processor beforehand.
+"""Weights in oneDNN's blocked layout, for an encoder that only serves.
 
-oneDNN multiplies fastest by a weight in a blocked layout of its own, and adds bias and activation while the
-product is still in registers. `torch.compile` uses the same operators; here they cost no compiler.
+oneDNN multiplies fastest by a weight in a layout of its own, and adds bias and activation before it writes the
+product to memory. `torch.compile` uses the same operators; used directly they need no compiler.
 """
 
 from __future__ import annotations
@@ -14,23 +14,28 @@ from torch import Tensor, nn
 
 from model.attention import cpu_inference
 from model.bert import BertEncoder, BertLayer, FusedProjection
-from model.inference.batch_invariance import Sizes, cancelling, multiply_in_portions, portion_sizes
+from model.inference.batch_invariance import (
+    ChunkSizes,
+    cancelling_operands,
+    find_chunk_sizes,
+    multiply_in_chunks,
+)
 
-_EPILOGUES = {
+_FUSED_ACTIVATIONS = {  # name: the operator's activation and its variant
     "gelu": ("gelu", "none"),
     "gelu_new": ("gelu", "tanh"),
     "gelu_pytorch_tanh": ("gelu", "tanh"),
     "gelu_fast": ("gelu", "tanh"),
     "relu": ("relu", ""),
 }
-_ROWS = 1024  # the layout is chosen for so many; it serves any number
+_LAYOUT_ROWS = 1024  # oneDNN chooses the layout for a number of rows; this one is fast for any
 _TOLERANCE = {torch.bfloat16: 3e-2, torch.float32: 1e-4}
 
 
 class PrepackedLinear(nn.Module):
-    """`activation(x @ weight.T + bias)` by one oneDNN kernel; but GELU in float32 takes torch less time.
+    """`activation(x @ weight.T + bias)` in one oneDNN kernel.
 
-    In 16 bits, a row is the same to the last bit whatever the number of rows, and with each of the numbers of
+    In bfloat16 the result for a row is bit-identical for any number of rows and for all of the given numbers of
     threads (`model.inference.batch_invariance`).
     """
 
@@ -40,35 +45,41 @@ class PrepackedLinear(nn.Module):
     def __init__(
         self, weight: Tensor, bias: Tensor, activation: str | None = None, threads: tuple[int, ...] = ()
     ) -> None:
+        """`threads`: the numbers of threads that torch will use; by default the current one."""
         super().__init__()
-        self.out_features, inner = weight.shape
-        packed = torch.ops.mkldnn._reorder_linear_weight(weight.detach().contiguous(), _ROWS)
+        self.out_features, in_features = weight.shape
+        packed = torch.ops.mkldnn._reorder_linear_weight(weight.detach().contiguous(), _LAYOUT_ROWS)
         self.register_buffer("weight", packed, persistent=False)
         self.register_buffer("bias", bias.detach(), persistent=False)
-        self.epilogue, self.algorithm = ("none", "") if activation is None else _EPILOGUES[activation]
-        self.gelu_apart = self.epilogue == "gelu" and weight.dtype == torch.float32
-        if self.gelu_apart:
-            self.epilogue = "none"
-        self.sizes: dict[int, Sizes] | None = None
+        self.activation, self.variant = ("none", "") if activation is None else _FUSED_ACTIVATIONS[activation]
+        self.separate_gelu = (
+            self.activation == "gelu" and weight.dtype == torch.float32
+        )  # torch's GELU is faster
+        if self.separate_gelu:
+            self.activation = "none"
+        self.chunk_sizes: dict[int, ChunkSizes] | None = None
         if weight.dtype == torch.bfloat16:
             threads = threads or (torch.get_num_threads(),)
-            self.sizes = _portion_sizes(inner, self.out_features, self.epilogue, self.algorithm, threads)
+            self.chunk_sizes = _chunk_sizes(
+                in_features, self.out_features, self.activation, self.variant, threads
+            )
 
     def forward(self, x: Tensor) -> Tensor:
         """(rows, in_features) -> (rows, out_features)"""
-        if self.sizes is None:
+        if self.chunk_sizes is None:
             out = self._multiply(x)
         else:
-            sizes = self.sizes[torch.get_num_threads()]
-            out = multiply_in_portions(self._multiply, x, sizes, self.out_features)
-        return torch.ops.aten.gelu_(out, approximate=self.algorithm) if self.gelu_apart else out
+            out = multiply_in_chunks(
+                self._multiply, x, self.chunk_sizes[torch.get_num_threads()], self.out_features
+            )
+        return torch.ops.aten.gelu_(out, approximate=self.variant) if self.separate_gelu else out
 
     def _multiply(self, x: Tensor) -> Tensor:
-        return _linear_pointwise(x, self.weight, self.bias, self.epilogue, self.algorithm)
+        return _linear_pointwise(x, self.weight, self.bias, self.activation, self.variant)
 
 
 class PrepackedProjection(nn.Module):
-    """`FusedProjection` of a layer of which only some rows are read: its parts are never computed together."""
+    """`FusedProjection` of the last layer, which computes queries for some tokens and keys and values for all."""
 
     def __init__(self, projection: FusedProjection, threads: tuple[int, ...]) -> None:
         super().__init__()
@@ -83,14 +94,18 @@ class PrepackedProjection(nn.Module):
 
 
 def prepack(encoder: BertEncoder, threads: tuple[int, ...] = ()) -> bool:
-    """Lay the weights of a CPU encoder out for oneDNN, in place. False, and nothing is changed, where this
-    build of torch or this processor does not compute with them what plain layers compute.
+    """Replace the linear layers of a CPU encoder by prepacked ones, in place.
 
     Args:
-        threads: the numbers of threads that torch will have; the present one if none is given.
+        encoder: in float32 or bfloat16, in evaluation mode.
+        threads: the numbers of threads that torch will use; by default the current one.
+
+    Returns:
+        Whether it did: False if this build of torch or this processor has no such operators, or if they compute
+        something else than plain layers.
     """
     layers = [layer for layer in encoder.layers if isinstance(layer, BertLayer)]
-    activation = encoder.config.hidden_act if encoder.config.hidden_act in _EPILOGUES else None
+    activation = encoder.config.hidden_act if encoder.config.hidden_act in _FUSED_ACTIVATIONS else None
     if not _agrees(layers[0], activation, threads):
         return False
     for layer in layers:
@@ -107,9 +122,11 @@ def prepack(encoder: BertEncoder, threads: tuple[int, ...] = ()) -> bool:
 
 
 @torch.inference_mode()
-def compute_once(encoder: BertEncoder, rows: int) -> None:
-    """Let so many rows pass all that a layer multiplies by a weight: oneDNN then has its kernels, which belong
-    to a shape and not to a layer."""
+def warm_up_linear(encoder: BertEncoder, rows: int) -> None:
+    """Let oneDNN compile the kernels of all products of a layer with so many rows.
+
+    A kernel belongs to shapes, not to a layer, so one layer is enough.
+    """
     first, last = encoder.layers[0], encoder.layers[-1]
     assert isinstance(first, BertLayer)
     assert isinstance(last, BertLayer)
@@ -121,9 +138,8 @@ def compute_once(encoder: BertEncoder, rows: int) -> None:
 
 
 @torch.inference_mode()
-def attend_once(encoder: BertEncoder, tokens: int, shortest: int = 1) -> None:
-    """Let batches of up to so many tokens, in texts of at least `shortest`, pass attention's products: as
-    `compute_once`."""
+def warm_up_attention(encoder: BertEncoder, tokens: int, shortest: int = 1) -> None:
+    """Let oneDNN compile the kernels of attention for batches of up to `tokens`, in texts of at least `shortest`."""
     config, weight = encoder.config, encoder.embeddings.norm.weight
     if weight.dtype.itemsize != 2 or not cpu_inference.is_faster(weight.dtype, config.head_dim):
         return
@@ -145,28 +161,30 @@ def _replace(layer: BertLayer, name: str, activation: str | None, threads: tuple
     setattr(layer, name, PrepackedLinear(linear.weight, linear.bias, activation, threads))
 
 
-def _linear_pointwise(x: Tensor, weight: Tensor, bias: Tensor, epilogue: str, algorithm: str) -> Tensor:
-    out: Tensor = torch.ops.mkldnn._linear_pointwise(x, weight, bias, epilogue, [], algorithm)
+def _linear_pointwise(x: Tensor, weight: Tensor, bias: Tensor, activation: str, variant: str) -> Tensor:
+    out: Tensor = torch.ops.mkldnn._linear_pointwise(x, weight, bias, activation, [], variant)
     return out
 
 
 @cache
 @torch.inference_mode()
-def _portion_sizes(
-    inner: int, outer: int, epilogue: str, algorithm: str, threads: tuple[int, ...]
-) -> dict[int, Sizes] | None:
-    """What this processor wants in bfloat16: the same for all layers of a shape."""
-    row, weight = cancelling(inner, outer, torch.bfloat16)
-    packed = torch.ops.mkldnn._reorder_linear_weight(weight, _ROWS)
-    bias = weight.new_zeros(outer)
-    return portion_sizes(
-        lambda rows: _linear_pointwise(rows, packed, bias, epilogue, algorithm), row, outer, threads
-    )
+def _chunk_sizes(
+    in_features: int, out_features: int, activation: str, variant: str, threads: tuple[int, ...]
+) -> dict[int, ChunkSizes] | None:
+    """`find_chunk_sizes` for bfloat16 on this processor, once for all layers of a shape."""
+    row, weight = cancelling_operands(in_features, out_features, torch.bfloat16)
+    packed = torch.ops.mkldnn._reorder_linear_weight(weight, _LAYOUT_ROWS)
+    bias = weight.new_zeros(out_features)
+
+    def multiply(rows: Tensor) -> Tensor:
+        return _linear_pointwise(rows, packed, bias, activation, variant)
+
+    return find_chunk_sizes(multiply, row, out_features, threads)
 
 
 @torch.inference_mode()
 def _agrees(layer: BertLayer, activation: str | None, threads: tuple[int, ...]) -> bool:
-    """Whether one layer's widest product comes out the same. The operators are not torch's public interface."""
+    """Whether the widest product of a layer is computed correctly. The operators are internal to torch."""
     weight = layer.intermediate.weight
     if (
         weight.device.type != "cpu"
@@ -180,8 +198,8 @@ def _agrees(layer: BertLayer, activation: str | None, threads: tuple[int, ...]) 
         ours = PrepackedLinear(weight, layer.intermediate.bias, activation, threads)(x)
     except (AttributeError, NotImplementedError, RuntimeError, TypeError):
         return False
-    theirs = F.linear(x, weight, layer.intermediate.bias)
+    expected = F.linear(x, weight, layer.intermediate.bias)
     if activation is not None:
-        theirs = layer.activation(theirs)
+        expected = layer.activation(expected)
     tolerance = _TOLERANCE[weight.dtype]
-    return torch.allclose(ours, theirs, rtol=tolerance, atol=tolerance)
+    return torch.allclose(ours, expected, rtol=tolerance, atol=tolerance)

@@ -207,13 +207,13 @@ async def test_others_do_not_wait_behind_giant_texts(backend: Any) -> None:
 async def test_giant_text_is_not_read_on_when_nobody_waits(
     backend: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    pieces, read = [], Tokenizer._encode
+    pieces, read = [], Tokenizer._tokenize_piece
 
     def count(self: Tokenizer, text: str, spans: bool) -> Any:
         pieces.append(len(text))
         return read(self, text, spans)
 
-    monkeypatch.setattr(Tokenizer, "_encode", count)
+    monkeypatch.setattr(Tokenizer, "_tokenize_piece", count)
     async with running(backend) as engine:
         with pytest.raises(DeadlineExceededError):
             await engine.sentiment(["!" * 20_000_000], deadline=time.monotonic() + 0.1, truncate=True)

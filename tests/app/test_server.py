@@ -497,7 +497,7 @@ def test_regression_is_never_served_as_a_classifier(checkpoints: dict[str, str],
     with running(checkpoints | {"BERT_SENTIMENT": str(directory)}) as process:
         code, output = process.end()
     assert code == 3
-    assert f"bert-serve: {directory}/config.json: problem_type is 'regression'" in output
+    assert f"bert-serve: {directory}/config.json: unsupported problem_type 'regression'" in output
     assert "Traceback" not in output
 
 

@@ -15,7 +15,7 @@ from tests.model.reference import VOCAB
 
 @pytest.fixture(autouse=True)
 def _one_thread() -> Iterator[None]:
-    """The tensors are small: more threads would only wait for each other."""
+    """More threads are slower on tensors this small."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -34,5 +34,5 @@ def published_vocab() -> Path:
     folder = Path(os.environ.get("BERT_DATA", Path(__file__).parents[3] / "shared" / "data"))
     file = folder / "bert_base_uncased_vocab.txt"
     if not file.is_file():
-        pytest.skip(f"{file} is not at hand")
+        pytest.skip(f"{file} not found")
     return file

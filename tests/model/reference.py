@@ -1,4 +1,4 @@
-"""Random weights in several shapes, and what `transformers` makes of them."""
+"""Random weights in several shapes, and the logits of `transformers`."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Sequences:
 
 
 def randomise(model: nn.Module, seed: int = 0, std: float = 0.15) -> None:
-    """Every parameter, biases and norms included, so that none can be mistaken for another."""
+    """Draw every parameter, biases and norms included, so that swapped parameters change the result."""
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for parameter in model.parameters():
@@ -56,7 +56,7 @@ def randomise(model: nn.Module, seed: int = 0, std: float = 0.15) -> None:
 
 @torch.no_grad()
 def our_answers(model: BertForPreTraining | BertForSequenceClassification, sequences: Sequences) -> Answers:
-    """Logits of all sequences, computed as one ribbon."""
+    """Logits of all sequences, computed as one packed batch."""
     batch = sequences.packed()
     if isinstance(model, BertForSequenceClassification):
         return {"labels": model(batch.with_outputs([[0]] * len(batch.lengths)))}
@@ -86,7 +86,7 @@ def their_answers(model: Any, sequences: Sequences) -> Answers:
 def assert_same(ours: Answers, theirs: Answers, tolerance: float = 1e-5) -> None:
     assert ours.keys() == theirs.keys()
     for name, logits in ours.items():
-        assert theirs[name].std() > 0.05, "logits so alike that the comparison would say nothing"
+        assert theirs[name].std() > 0.05, "the logits differ too little for the comparison to show anything"
         torch.testing.assert_close(logits, theirs[name], atol=tolerance, rtol=tolerance)
 
 

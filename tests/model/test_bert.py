@@ -32,7 +32,7 @@ def network(config: BertConfig = CONFIG, seed: int = 0) -> BertForPreTraining:
 
 
 def some_sequences(count: int, seed: int) -> list[list[int]]:
-    """Lengths that fall into several runs, one token included."""
+    """Lengths in several buckets, single tokens included."""
     rng = random.Random(seed)
     lengths = [rng.choice([1, 2, 3, 9, 40, 41, 199, 200]) for _ in range(count)]
     return [[rng.randrange(CONFIG.vocab_size) for _ in range(n)] for n in lengths]
@@ -64,24 +64,24 @@ def test_encoder_and_pooler_have_the_published_size(name: str, with_pooler: int,
 
 
 @pytest.mark.parametrize(("name", "parameters"), [("base", 110_106_428), ("large", 336_226_108)])
-def test_bert_with_its_pretraining_heads_has_the_published_size(name: str, parameters: int) -> None:
+def test_pretraining_model_has_the_published_size(name: str, parameters: int) -> None:
     """110M and 340M in Devlin et al. 2018, section 3."""
     with torch.device("meta"):
         assert count(BertForPreTraining(BertConfig.preset(name))) == parameters
 
 
-# --- a sequence is computed alike in any company ------------------------------------------------------------
+# --- a sequence gets the same result in any batch ------------------------------------------------------------
 
 
 @torch.no_grad()
-def alone(model: BertForPreTraining, sequences: list[list[int]]) -> list[Tensor]:
+def one_by_one(model: BertForPreTraining, sequences: list[list[int]]) -> list[Tensor]:
     return [model.masked_lm(model(PackedBatch.pack([ids]))) for ids in sequences]
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_a_sequence_has_the_same_logits_alone_and_in_any_company(seed: int) -> None:
+def test_encoder_gives_a_sequence_the_same_logits_in_any_batch(seed: int) -> None:
     model, sequences = network(), some_sequences(12, seed)
-    expected = alone(model, sequences)
+    expected = one_by_one(model, sequences)
     for order in (range(12), sorted(range(12), key=lambda i: len(sequences[i])), [7, 3, 11], [5] * 3):
         with torch.no_grad():
             logits = model.masked_lm(model(PackedBatch.pack([sequences[i] for i in order])))
@@ -89,13 +89,13 @@ def test_a_sequence_has_the_same_logits_alone_and_in_any_company(seed: int) -> N
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_bfloat16_names_the_same_words_alone_and_in_company(seed: int) -> None:
+def test_encoder_in_bfloat16_predicts_the_same_words_in_any_batch(seed: int) -> None:
     model, sequences = network(seed=seed), some_sequences(12, seed)
-    best, second = torch.cat(alone(model, sequences)).topk(2).values.unbind(-1)
+    best, second = torch.cat(one_by_one(model, sequences)).topk(2).values.unbind(-1)
     clear = best - second > 0.05  # closer than that, the two are one number in bfloat16
     assert clear.float().mean() > 0.8
     model.to(torch.bfloat16)
-    expected = torch.cat(alone(model, sequences)).argmax(-1)
+    expected = torch.cat(one_by_one(model, sequences)).argmax(-1)
     with torch.no_grad():
         logits = model.masked_lm(model(PackedBatch.pack(sequences)))
     assert logits.dtype == torch.bfloat16
@@ -103,27 +103,27 @@ def test_bfloat16_names_the_same_words_alone_and_in_company(seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_reading_some_positions_equals_selecting_them_from_all(seed: int) -> None:
+def test_encoder_outputs_equal_rows_of_all_positions(seed: int) -> None:
     model, sequences, rng = network(), some_sequences(9, seed), random.Random(seed)
-    reads = [sorted(rng.sample(range(len(ids)), rng.randint(0, min(len(ids), 4)))) for ids in sequences]
-    reads[0] = [0]
+    outputs = [sorted(rng.sample(range(len(ids)), rng.randint(0, min(len(ids), 4)))) for ids in sequences]
+    outputs[0] = [0]
     batch = PackedBatch.pack(sequences)
     with torch.no_grad():
-        everything, some = model(batch), model(batch.with_outputs(reads))
-    chosen = [start + i for start, row in zip(batch.cu_seqlens.tolist(), reads, strict=False) for i in row]
+        everything, some = model(batch), model(batch.with_outputs(outputs))
+    chosen = [start + i for start, row in zip(batch.cu_seqlens.tolist(), outputs, strict=False) for i in row]
     torch.testing.assert_close(some, everything[chosen], atol=1e-5, rtol=1e-5)
 
 
-def test_reading_nothing_gives_no_rows() -> None:
+def test_encoder_without_outputs_gives_no_rows() -> None:
     with torch.no_grad():
         assert network()(PackedBatch.pack([[1, 2], [3]], outputs=[[], []])).shape == (0, 32)
 
 
-def test_gradients_through_reads_equal_those_through_all_positions() -> None:
-    sequences, reads = [[1, 2, 3], [4], [5, 6, 7, 8, 9]], [[0, 2], [], [3]]
+def test_encoder_gradients_through_outputs_equal_those_through_all_positions() -> None:
+    sequences, outputs = [[1, 2, 3], [4], [5, 6, 7, 8, 9]], [[0, 2], [], [3]]
     batch = PackedBatch.pack(sequences)
     gradients = []
-    for rows in (lambda model: model(batch.with_outputs(reads)), lambda model: model(batch)[[0, 2, 7]]):
+    for rows in (lambda model: model(batch.with_outputs(outputs)), lambda model: model(batch)[[0, 2, 7]]):
         model = network().double()
         rows(model).square().sum().backward()
         gradients.append([p.grad for p in model.encoder.parameters()])
@@ -131,7 +131,7 @@ def test_gradients_through_reads_equal_those_through_all_positions() -> None:
         torch.testing.assert_close(mine, expected)
 
 
-def test_a_neighbour_is_never_attended_to() -> None:
+def test_encoder_does_not_attend_across_sequences() -> None:
     model = network()
     with torch.no_grad():
         before = model(PackedBatch.pack([[1, 2, 3], [4, 5]]))[:3]
@@ -139,7 +139,7 @@ def test_a_neighbour_is_never_attended_to() -> None:
     torch.testing.assert_close(before, after, atol=1e-6, rtol=1e-6)
 
 
-def test_every_input_matters() -> None:
+def test_encoder_uses_words_positions_token_types_and_context() -> None:
     """Word, position, segment and every other word of the sequence."""
     model = network()
     variants = [([7, 8, 9], [0, 0, 0]), ([7, 8, 6], [0, 0, 0]), ([8, 7, 9], [0, 0, 0]), ([7, 8, 9], [0, 0, 1])]
@@ -205,7 +205,7 @@ def test_encoder_head_and_loss_are_one_graph() -> None:
         ("swish", lambda x: x * torch.sigmoid(x)),
     ],
 )
-def test_activation_is_what_its_name_says(name: str, function: object) -> None:
+def test_activation_is_the_named_function(name: str, function: object) -> None:
     x = torch.linspace(-4, 4, 101)
     torch.testing.assert_close(Activation(CONFIG.replace(hidden_act=name))(x), function(x))  # type: ignore[operator]
 
@@ -222,7 +222,7 @@ def test_token_type_embeddings_are_rows_of_their_table(token_types: int) -> None
     torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=1e-5)
 
 
-def test_norms_come_after_the_residuals() -> None:
+def test_encoder_normalises_after_residuals() -> None:
     """Post-LN: what a layer hands on is normalised, whatever its size before."""
     encoder = BertEncoder(CONFIG).eval()
     with torch.no_grad():
@@ -231,20 +231,20 @@ def test_norms_come_after_the_residuals() -> None:
     torch.testing.assert_close(hidden.var(-1, unbiased=False), torch.ones(4), atol=1e-3, rtol=0)
 
 
-def test_dropout_works_in_training_only() -> None:
+def test_encoder_dropout_is_active_in_training_only() -> None:
     model, batch = network(CONFIG.replace(hidden_dropout_prob=0.5)), PackedBatch.pack([[1, 2, 3]])
     assert torch.equal(model(batch), model(batch))
     model.train()
     assert not torch.equal(model(batch), model(batch))
 
 
-def test_attention_dropout_of_a_configuration_is_ignored() -> None:
+def test_encoder_ignores_attention_dropout() -> None:
     config = CONFIG.replace(hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.5)
     model, batch = network(config).train(), PackedBatch.pack([[1, 2, 3]])
     assert torch.equal(model(batch), model(batch))
 
 
-def test_initial_weights_are_those_published_and_come_from_the_generator() -> None:
+def test_initialise_draws_published_weights_from_the_generator() -> None:
     first, second, other = (BertForPreTraining(CONFIG) for _ in range(3))
     for model, seed in ((first, 1), (second, 1), (other, 2)):
         initialise(model, CONFIG, torch.Generator().manual_seed(seed))
@@ -260,7 +260,7 @@ def test_initial_weights_are_those_published_and_come_from_the_generator() -> No
             assert 0.015 < tensor.std() < 0.025
 
 
-def test_autocast_trains_in_bfloat16_with_float32_weights() -> None:
+def test_encoder_under_autocast_trains_float32_weights() -> None:
     model = network().train()
     with torch.autocast("cpu", torch.bfloat16):
         loss = model.masked_lm(model(PackedBatch.pack([[1, 2, 3], [4, 5]]))).float().logsumexp(-1).mean()

@@ -13,7 +13,7 @@ from model.config import ACTIVATIONS
 from model.errors import ConfigError
 
 
-def test_defaults_are_bert_base() -> None:
+def test_config_defaults_are_bert_base() -> None:
     assert BertConfig() == BertConfig.preset("base")
     assert BertConfig().head_dim == 64
 
@@ -39,12 +39,14 @@ def test_preset_takes_changes() -> None:
     assert BertConfig.preset("tiny", vocab_size=8192).vocab_size == 8192
 
 
-def test_unknown_preset_names_the_known_ones() -> None:
-    with pytest.raises(ConfigError, match="preset 'huge' is none of tiny, mini, small, medium, base, large"):
+def test_preset_unknown_name_lists_the_known_ones() -> None:
+    with pytest.raises(
+        ConfigError, match="unknown preset 'huge'; available: tiny, mini, small, medium, base, large"
+    ):
         BertConfig.preset("huge")
 
 
-def test_dict_and_back_is_the_same() -> None:
+def test_config_to_dict_and_back_is_equal() -> None:
     config = BertConfig(
         vocab_size=99,
         hidden_size=48,
@@ -57,14 +59,14 @@ def test_dict_and_back_is_the_same() -> None:
     assert BertConfig.from_dict(json.loads(json.dumps(config.to_dict()))) == config
 
 
-def test_what_transformers_writes_is_read() -> None:
+def test_config_reads_what_transformers_writes() -> None:
     theirs = transformers.BertConfig(hidden_size=48, num_attention_heads=3, num_labels=5, hidden_act="relu")
     config = BertConfig.from_dict(theirs.to_dict())
     assert (config.hidden_size, config.head_dim, config.hidden_act) == (48, 16, "relu")
     assert config.labels == [f"LABEL_{i}" for i in range(5)]
 
 
-def test_what_is_written_transformers_reads() -> None:
+def test_config_is_read_by_transformers() -> None:
     config = BertConfig.preset("mini", id2label={0: "NEGATIVE", 1: "POSITIVE"}, type_vocab_size=1)
     theirs = transformers.BertConfig.from_dict(config.to_dict())
     assert theirs.hidden_size == 256
@@ -73,7 +75,7 @@ def test_what_is_written_transformers_reads() -> None:
     assert theirs.label2id == {"NEGATIVE": 0, "POSITIVE": 1}
 
 
-def test_activations_of_the_configuration_are_those_of_the_network() -> None:
+def test_config_activations_are_those_of_the_network() -> None:
     assert set(ACTIVATIONS) == set(_ACTIVATIONS)
 
 
@@ -86,24 +88,24 @@ def test_activations_of_the_configuration_are_those_of_the_network() -> None:
         ({"num_labels": 2, "id2label": {"0": "a", "1": "b", "2": "c"}}, 3),
     ],
 )
-def test_labels_without_names_are_counted(values: dict[str, Any], labels: int) -> None:
+def test_config_labels_without_names_are_numbered(values: dict[str, Any], labels: int) -> None:
     assert BertConfig.from_dict(values).num_labels == labels
 
 
-def test_fields_that_change_no_arithmetic_are_passed_over() -> None:
+def test_config_ignores_fields_that_do_not_affect_the_computation() -> None:
     assert BertConfig.from_dict({"use_cache": True, "torch_dtype": "float16", "who": [1]}) == BertConfig()
 
 
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({"model_type": "roberta"}, "model_type is 'roberta', only 'bert' is supported"),
-        ({"position_embedding_type": "relative_key"}, "'relative_key' is not supported"),
+        ({"model_type": "roberta"}, "unsupported model_type 'roberta'; supported: 'bert'"),
+        ({"position_embedding_type": "relative_key"}, "unsupported position_embedding_type 'relative_key'"),
         ({"is_decoder": True}, "is_decoder is true"),
         ({"add_cross_attention": True}, "add_cross_attention is true"),
     ],
 )
-def test_variant_that_is_computed_differently_is_refused(values: dict[str, Any], message: str) -> None:
+def test_config_of_an_unsupported_variant_is_an_error(values: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         BertConfig.from_dict(values)
 
@@ -121,19 +123,19 @@ SIZES = [
 
 @pytest.mark.parametrize("name", SIZES)
 @pytest.mark.parametrize("value", [None, "768", "abc", 0, -1, 768.0, math.nan, True, [768], {}, 10**30])
-def test_size_that_is_no_positive_integer_is_refused(name: str, value: object) -> None:
+def test_config_size_must_be_a_positive_integer(name: str, value: object) -> None:
     with pytest.raises(ConfigError, match=f"^{name} must be a positive integer"):
         BertConfig.from_dict({name: value})
 
 
 @pytest.mark.parametrize("name", ["hidden_dropout_prob", "attention_probs_dropout_prob", "classifier_dropout"])
 @pytest.mark.parametrize("value", ["0.1", -0.1, 1.0, math.nan, math.inf, True, [0.1]])
-def test_dropout_that_is_no_share_is_refused(name: str, value: object) -> None:
-    with pytest.raises(ConfigError, match=rf"^{name} must lie in \[0, 1\)"):
+def test_config_dropout_must_be_a_fraction(name: str, value: object) -> None:
+    with pytest.raises(ConfigError, match=rf"^{name} must be at least 0 and less than 1"):
         BertConfig.from_dict({name: value})
 
 
-def test_only_the_classifiers_dropout_may_be_left_open() -> None:
+def test_config_only_classifier_dropout_may_be_null() -> None:
     assert BertConfig.from_dict({"classifier_dropout": None}).classifier_dropout is None
     with pytest.raises(ConfigError, match="hidden_dropout_prob"):
         BertConfig.from_dict({"hidden_dropout_prob": None})
@@ -141,8 +143,8 @@ def test_only_the_classifiers_dropout_may_be_left_open() -> None:
 
 @pytest.mark.parametrize("name", ["layer_norm_eps", "initializer_range"])
 @pytest.mark.parametrize("value", [None, "1e-12", -1e-12, math.nan, math.inf, True])
-def test_number_that_is_no_number_is_refused(name: str, value: object) -> None:
-    with pytest.raises(ConfigError, match=f"^{name} must be a number from 0 up"):
+def test_config_number_must_be_finite_and_not_negative(name: str, value: object) -> None:
+    with pytest.raises(ConfigError, match=f"^{name} must be a finite number of at least 0"):
         BertConfig.from_dict({name: value})
 
 
@@ -150,38 +152,38 @@ def test_number_that_is_no_number_is_refused(name: str, value: object) -> None:
     ("values", "message"),
     [
         ({"hidden_size": 100, "num_attention_heads": 3}, "hidden_size 100 is not divisible"),
-        ({"hidden_act": "mish"}, "hidden_act 'mish' is none of gelu"),
-        ({"hidden_act": None}, "hidden_act None is none of gelu"),
+        ({"hidden_act": "mish"}, "unsupported hidden_act 'mish'; supported: gelu"),
+        ({"hidden_act": None}, "unsupported hidden_act None; supported: gelu"),
         ({"hidden_act": ["gelu"]}, "hidden_act"),
         ({"tie_word_embeddings": "false"}, "tie_word_embeddings must be true or false, not 'false'"),
         ({"truncation": "tail"}, "truncation must be head or head_tail"),
-        ({"id2label": {}}, "id2label must number its labels from 0"),
-        ({"id2label": {"1": "a", "2": "b"}}, "id2label must number its labels from 0"),
-        ({"id2label": {"a": "b"}}, "id2label is no mapping"),
-        ({"id2label": {"0": None, "x": None}}, "id2label is no mapping"),
-        ({"id2label": ["a", "b"]}, "id2label is no mapping"),
-        ({"id2label": 2}, "id2label is no mapping"),
+        ({"id2label": {}}, "id2label must number the labels from 0"),
+        ({"id2label": {"1": "a", "2": "b"}}, "id2label must number the labels from 0"),
+        ({"id2label": {"a": "b"}}, "id2label must map numbers to names"),
+        ({"id2label": {"0": None, "x": None}}, "id2label must map numbers to names"),
+        ({"id2label": ["a", "b"]}, "id2label must map numbers to names"),
+        ({"id2label": 2}, "id2label must map numbers to names"),
         ({"num_labels": 0}, "num_labels must be a positive integer"),
         ({"num_labels": "3"}, "num_labels must be a positive integer"),
         ({"num_labels": 10**12}, "num_labels must be a positive integer"),
     ],
 )
-def test_value_that_describes_no_model_is_named(values: dict[str, Any], message: str) -> None:
+def test_config_error_names_the_invalid_value(values: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         BertConfig.from_dict(values)
 
 
-def test_labels_must_be_named_by_strings() -> None:
-    with pytest.raises(ConfigError, match="id2label must name its labels with strings"):
+def test_config_label_names_must_be_strings() -> None:
+    with pytest.raises(ConfigError, match="id2label must map to strings"):
         BertConfig(id2label={0: 5})  # type: ignore[dict-item]
 
 
-def test_message_quotes_only_a_little_of_a_long_value() -> None:
+def test_config_error_shortens_a_long_value() -> None:
     with pytest.raises(ConfigError) as caught:
         BertConfig.from_dict({"hidden_act": "x" * 100_000})
     assert len(str(caught.value)) < 300
 
 
-def test_a_copy_is_checked_again() -> None:
+def test_config_replace_validates_again() -> None:
     with pytest.raises(ConfigError, match="not divisible"):
         BertConfig().replace(num_attention_heads=7)

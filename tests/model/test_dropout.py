@@ -7,7 +7,7 @@ from model.dropout import Dropout, dropout
 
 
 @pytest.mark.parametrize("p", [0.001, 0.1, 0.5, 0.999])
-def test_a_share_is_dropped_and_the_mean_stays(p: float) -> None:
+def test_dropout_keeps_the_mean(p: float) -> None:
     torch.manual_seed(0)
     x = torch.ones(999, 1001)
     out = dropout(x, p)
@@ -16,7 +16,7 @@ def test_a_share_is_dropped_and_the_mean_stays(p: float) -> None:
     assert len(out.unique()) == 2
 
 
-def test_gradients_pass_where_something_passed() -> None:
+def test_dropout_passes_gradients_where_it_passes_values() -> None:
     torch.manual_seed(0)
     x = torch.randn(50, 7, dtype=torch.bfloat16).requires_grad_()
     out = dropout(x, 0.25)
@@ -25,7 +25,7 @@ def test_gradients_pass_where_something_passed() -> None:
     assert grad[grad != 0].unique().tolist() == pytest.approx([4 / 3], rel=1e-2)
 
 
-def test_neighbours_are_dropped_independently() -> None:
+def test_dropout_drops_neighbours_independently() -> None:
     torch.manual_seed(0)
     dropped = dropout(torch.ones(100_000), 0.5) == 0
     for distance in (1, 2, 8, 64):
@@ -33,7 +33,7 @@ def test_neighbours_are_dropped_independently() -> None:
         assert both == pytest.approx(0.25, abs=0.01)
 
 
-def test_the_seed_decides_and_evaluation_drops_nothing() -> None:
+def test_dropout_follows_the_seed_and_does_nothing_in_evaluation() -> None:
     drop, x = Dropout(0.3), torch.ones(1000)
     torch.manual_seed(5)
     first, second = drop(x), drop(x)
@@ -44,5 +44,5 @@ def test_the_seed_decides_and_evaluation_drops_nothing() -> None:
 
 
 @pytest.mark.parametrize("p", [0.0, 1.0])
-def test_all_or_nothing(p: float) -> None:
+def test_dropout_of_all_or_of_nothing(p: float) -> None:
     assert dropout(torch.ones(9), p).tolist() == [1 - p] * 9

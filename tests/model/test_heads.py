@@ -19,7 +19,7 @@ CONFIG = BertConfig(
 )
 
 
-def test_tied_decoder_is_the_word_embedding_itself() -> None:
+def test_masked_lm_tied_decoder_is_the_word_embedding() -> None:
     model = BertForPreTraining(CONFIG)
     words = model.encoder.embeddings.word_embeddings.weight
     assert model.masked_lm.decoder.weight is words
@@ -29,18 +29,18 @@ def test_tied_decoder_is_the_word_embedding_itself() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
-def test_the_tie_survives_a_change_of_precision(dtype: torch.dtype) -> None:
+def test_masked_lm_decoder_stays_tied_after_a_change_of_precision(dtype: torch.dtype) -> None:
     model = BertForPreTraining(CONFIG).to(dtype)
     assert model.masked_lm.decoder.weight is model.encoder.embeddings.word_embeddings.weight
 
 
-def test_untied_decoder_has_its_own_weight() -> None:
+def test_masked_lm_untied_decoder_has_its_own_weight() -> None:
     tied, untied = (BertForPreTraining(CONFIG.replace(tie_word_embeddings=tie)) for tie in (True, False))
     sizes = [sum(p.numel() for p in model.parameters()) for model in (tied, untied)]
     assert sizes[1] - sizes[0] == 30 * 16
 
 
-def test_words_are_projected_only_for_the_rows_given() -> None:
+def test_masked_lm_projects_only_the_rows_given() -> None:
     model = BertForPreTraining(CONFIG)
     randomise(model)
     hidden = model.eval()(PackedBatch.pack([[1, 2, 3], [4]]))
@@ -56,7 +56,7 @@ def test_next_sentence_head_may_be_absent() -> None:
     assert not any("pooler" in name for name in model.state_dict())
 
 
-def test_next_sentence_has_two_logits_from_the_pooled_cls() -> None:
+def test_next_sentence_head_has_two_logits_from_the_pooled_cls() -> None:
     model = BertForPreTraining(CONFIG)
     randomise(model)
     assert model.next_sentence is not None
@@ -73,13 +73,11 @@ def test_classifier_has_a_logit_per_label() -> None:
 
 
 @pytest.mark.parametrize(("own", "expected"), [(None, 0.1), (0.0, 0.0), (0.4, 0.4)])
-def test_classifier_drops_what_its_own_setting_says_or_else_the_hidden_one(
-    own: float | None, expected: float
-) -> None:
+def test_classifier_dropout_defaults_to_the_hidden_dropout(own: float | None, expected: float) -> None:
     assert BertForSequenceClassification(CONFIG.replace(classifier_dropout=own)).dropout.p == expected
 
 
-def test_untrained_weights_guess_every_word_alike() -> None:
+def test_masked_lm_untrained_predicts_all_words_alike() -> None:
     model = BertForPreTraining(CONFIG).eval()
     model.initialise(torch.Generator().manual_seed(0))
     logits = model.masked_lm(model(PackedBatch.pack([[1, 2, 3, 4]])))

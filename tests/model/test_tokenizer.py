@@ -63,7 +63,7 @@ def words() -> Tokenizer:
 
 @pytest.mark.parametrize("lowercase", [True, False])
 @pytest.mark.parametrize("text", TEXTS)
-def test_ids_and_offsets_are_those_of_transformers(text: str, lowercase: bool) -> None:
+def test_tokenizer_ids_and_spans_equal_those_of_transformers(text: str, lowercase: bool) -> None:
     ours = Tokenizer.from_vocab(VOCAB, lowercase=lowercase).encode(text)
     theirs = transformers_bert(do_lower_case=lowercase)(text, return_offsets_mapping=True)
     assert ours.input_ids == theirs["input_ids"]
@@ -72,7 +72,7 @@ def test_ids_and_offsets_are_those_of_transformers(text: str, lowercase: bool) -
 
 
 @pytest.mark.parametrize("lowercase", [True, False])
-def test_every_printable_character_is_read_as_transformers_read_it(lowercase: bool) -> None:
+def test_tokenizer_printable_characters_equal_those_of_transformers(lowercase: bool) -> None:
     letters = [chr(code) for code in range(32, 127)]
     vocab = list(dict.fromkeys([*SPECIAL_TOKENS, *letters, *(f"##{letter}" for letter in letters)]))
     ours, theirs = (
@@ -87,14 +87,14 @@ def test_every_printable_character_is_read_as_transformers_read_it(lowercase: bo
 
 @pytest.mark.parametrize("truncation", ["head", "head_tail"])
 @pytest.mark.parametrize("text", TEXTS)
-def test_without_spans_all_else_is_the_same(words: Tokenizer, text: str, truncation: str) -> None:
+def test_encode_without_spans_changes_nothing_else(words: Tokenizer, text: str, truncation: str) -> None:
     for pair in (None, TEXTS[0]):
         given: dict[str, Any] = {"max_length": 12, "truncate": True, "truncation": truncation}
         whole = words.encode(text, pair, **given)
         assert words.encode(text, pair, spans=False, **given) == replace(whole, spans=[])
 
 
-def test_a_token_that_users_added_is_found_in_a_plain_text(tmp_path: Path) -> None:
+def test_encode_finds_an_added_token_in_a_plain_text(tmp_path: Path) -> None:
     Tokenizer.from_vocab(VOCAB).save(tmp_path)
     rust = tokenizers.Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
     rust.add_tokens([AddedToken("Great-Wall", normalized=False)])
@@ -104,14 +104,14 @@ def test_a_token_that_users_added_is_found_in_a_plain_text(tmp_path: Path) -> No
     assert len(loaded.encode("the great-wall")) == 6  # the, great, -, wall
 
 
-def test_a_pair_is_that_of_transformers(words: Tokenizer) -> None:
+def test_encode_pair_equals_that_of_transformers(words: Tokenizer) -> None:
     for first, second in pairwise(TEXTS):
         ours, theirs = words.encode(first, second), transformers_bert()(first, second)
         assert ours.input_ids == theirs["input_ids"]
         assert ours.token_type_ids == theirs["token_type_ids"]
 
 
-def test_the_longest_loses_first_as_in_transformers(words: Tokenizer) -> None:
+def test_encode_truncates_the_longer_text_first_as_transformers_does(words: Tokenizer) -> None:
     theirs, rng = transformers_bert(), random.Random(0)
     for _ in range(400):
         first, second = " ".join(["the"] * rng.randint(1, 9)), " ".join(["movie"] * rng.randint(1, 9))
@@ -124,7 +124,7 @@ def test_the_longest_loses_first_as_in_transformers(words: Tokenizer) -> None:
         assert words.encode(first, max_length=3 + limit % 6, truncate=True).input_ids == single
 
 
-def test_published_vocabulary_gives_the_published_ids(published_vocab: Path) -> None:
+def test_encode_published_vocabulary_gives_the_published_ids(published_vocab: Path) -> None:
     ours = Tokenizer.load(published_vocab)
     assert (ours.vocab_size, ours.pad_id, ours.cls_id, ours.sep_id, ours.mask_id) == (30522, 0, 101, 102, 103)
     assert ours.encode("Hello, world!").input_ids == [101, 7592, 1010, 2088, 999, 102]
@@ -133,10 +133,10 @@ def test_published_vocabulary_gives_the_published_ids(published_vocab: Path) -> 
         assert ours.encode(text).input_ids == theirs(text)["input_ids"]
 
 
-# --- what the model reads -----------------------------------------------------------------------------------
+# --- ids, types and spans -----------------------------------------------------------------------------------
 
 
-def test_a_text_stands_between_cls_and_sep(words: Tokenizer) -> None:
+def test_encode_text_is_between_cls_and_sep(words: Tokenizer) -> None:
     encoding = words.encode("The walls")
     assert [words.token(i) for i in encoding.input_ids] == ["[CLS]", "the", "wall", "##s", "[SEP]"]
     assert encoding.token_type_ids == [0] * 5
@@ -144,15 +144,15 @@ def test_a_text_stands_between_cls_and_sep(words: Tokenizer) -> None:
     assert (len(encoding), encoding.truncated, encoding.masks_lost) == (5, False, 0)
 
 
-def test_the_second_text_is_the_second_segment(words: Tokenizer) -> None:
+def test_encode_second_text_has_token_type_1(words: Tokenizer) -> None:
     encoding = words.encode("The movie", "was great")
     tokens = [words.token(i) for i in encoding.input_ids]
     assert tokens == ["[CLS]", "the", "movie", "[SEP]", "was", "great", "[SEP]"]
     assert encoding.token_type_ids == [0, 0, 0, 0, 1, 1, 1]
-    assert encoding.spans[4:6] == [(0, 3), (4, 9)]  # of its own text
+    assert encoding.spans[4:6] == [(0, 3), (4, 9)]  # in its own text
 
 
-def test_spans_cut_the_callers_own_spelling_out_of_his_text(words: Tokenizer) -> None:
+def test_encode_spans_select_the_original_spelling(words: Tokenizer) -> None:
     text = "😀 CAFÉ  [MASK]\tNaïve 中!"
     encoding = words.encode(text)
     cut = {words.token(i): text[a:b] for i, (a, b) in zip(encoding.input_ids, encoding.spans, strict=True)}
@@ -165,7 +165,7 @@ def test_spans_cut_the_callers_own_spelling_out_of_his_text(words: Tokenizer) ->
 
 @given(st.text(max_size=40))
 @settings(max_examples=200, deadline=None, derandomize=True)
-def test_any_text_is_tokens_or_a_text_error(text: str) -> None:
+def test_encode_any_text_gives_tokens_or_a_text_error(text: str) -> None:
     tokenizer = Tokenizer.from_vocab(VOCAB)
     try:
         encoding = tokenizer.encode(text)
@@ -177,7 +177,7 @@ def test_any_text_is_tokens_or_a_text_error(text: str) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "   ", "\n\t", "\x00", "\u200b", "\ufffd"])
-def test_a_text_without_tokens_is_refused(words: Tokenizer, text: str) -> None:
+def test_encode_text_without_tokens_is_an_error(words: Tokenizer, text: str) -> None:
     with pytest.raises(EmptyTextError, match="the text is empty"):
         words.encode(text)
     with pytest.raises(EmptyTextError, match="text_pair is empty"):
@@ -189,7 +189,7 @@ def test_a_text_without_tokens_is_refused(words: Tokenizer, text: str) -> None:
 LONE = "half a \ud83d smile"
 
 
-def test_a_lone_surrogate_is_refused(words: Tokenizer) -> None:
+def test_tokenizer_lone_surrogate_is_an_error(words: Tokenizer) -> None:
     for text in (LONE, LONE * 1000):  # short and long texts take different ways
         with pytest.raises(InvalidTextError, match="surrogate"):
             words.encode(text)
@@ -203,19 +203,19 @@ def test_a_lone_surrogate_is_refused(words: Tokenizer) -> None:
         Tokenizer.train(["the", LONE], 100, show_progress=False)
 
 
-def test_nul_is_passed_over(words: Tokenizer) -> None:
+def test_encode_ignores_nul(words: Tokenizer) -> None:
     encoding = words.encode("the\0 movie")
     assert [words.token(i) for i in encoding.input_ids[1:-1]] == ["the", "movie"]
     assert encoding.spans[2] == (5, 10)
 
 
-def test_a_megabyte_of_one_word_is_one_unknown_token(words: Tokenizer) -> None:
+def test_encode_megabyte_of_one_word_is_one_unknown_token(words: Tokenizer) -> None:
     encoding = words.encode("a" * 1_000_000)
     assert encoding.input_ids == [words.cls_id, words.unk_id, words.sep_id]
     assert encoding.spans[1] == (0, 1_000_000)
 
 
-def test_a_very_long_text_is_measured_and_cut(words: Tokenizer) -> None:
+def test_encode_very_long_text_is_counted_and_truncated(words: Tokenizer) -> None:
     text = "the movie was great ! " * 20_000
     with pytest.raises(TextTooLongError) as caught:
         words.encode(text, max_length=512)
@@ -225,7 +225,7 @@ def test_a_very_long_text_is_measured_and_cut(words: Tokenizer) -> None:
     assert encoding.truncated
 
 
-def test_of_a_very_long_text_only_what_is_kept_is_built(words: Tokenizer) -> None:
+def test_encode_very_long_text_takes_memory_for_what_it_keeps(words: Tokenizer) -> None:
     text = "the movie was great ! " * 20_000
     tracemalloc.start()
     words.encode(text, max_length=512, truncate=True)
@@ -249,24 +249,24 @@ _LONG = {
 
 @pytest.mark.parametrize("text", _LONG.values(), ids=_LONG)
 @pytest.mark.parametrize("spans", [True, False])
-def test_a_very_long_text_is_read_in_pieces_as_if_whole(words: Tokenizer, text: str, spans: bool) -> None:
+def test_encode_very_long_text_in_pieces_equals_the_whole(words: Tokenizer, text: str, spans: bool) -> None:
     calls: list[int] = []
     kept = {"max_length": 512, "truncate": True, "truncation": "head_tail", "spans": spans}
-    found = words.encode(text, **kept, between=lambda: calls.append(1))
+    found = words.encode(text, **kept, check_cancelled=lambda: calls.append(1))
     assert found == reading_it_whole(words).encode(text, **kept)
     assert words.ids(text) == reading_it_whole(words).ids(text)
     assert len(calls) >= (1 if text == _LONG["one word"] else 3)
 
 
-def test_a_very_long_text_can_be_given_up(words: Tokenizer) -> None:
+def test_encode_very_long_text_can_be_cancelled(words: Tokenizer) -> None:
     def enough() -> None:
         raise InterruptedError
 
     with pytest.raises(InterruptedError):
-        words.encode("!" * 2**21, between=enough)
+        words.encode("!" * 2**21, check_cancelled=enough)
 
 
-def test_two_megabytes_of_marks_take_little_memory(words: Tokenizer, tmp_path: Path) -> None:
+def test_encode_two_megabytes_of_marks_take_little_memory(words: Tokenizer, tmp_path: Path) -> None:
     words.save(tmp_path)
     script = (
         "import resource, sys; from model import Tokenizer; from model.errors import TextTooLongError\n"
@@ -284,12 +284,12 @@ def test_two_megabytes_of_marks_take_little_memory(words: Tokenizer, tmp_path: P
 
 def reading_it_whole(tokenizer: Tokenizer) -> Tokenizer:
     whole = Tokenizer(tokenizer._rust)
-    whole._by_pieces = False
+    whole._in_pieces = False
     return whole
 
 
 @pytest.mark.parametrize("truncation", ["head", "head_tail"])
-def test_what_is_kept_has_the_spans_of_the_whole_text(words: Tokenizer, truncation: str) -> None:
+def test_encode_truncated_text_has_the_spans_of_the_whole(words: Tokenizer, truncation: str) -> None:
     text = "é walls [MASK] the " * 50
     whole = words.encode(text)
     cut = words.encode(text, max_length=42, truncate=True, truncation=truncation)
@@ -299,7 +299,7 @@ def test_what_is_kept_has_the_spans_of_the_whole_text(words: Tokenizer, truncati
     assert cut.masks_lost == 50 - cut.input_ids.count(words.mask_id)
 
 
-def test_a_pair_for_a_model_of_one_segment_is_refused(tmp_path: Path, words: Tokenizer) -> None:
+def test_encode_pair_for_one_token_type_is_an_error(tmp_path: Path, words: Tokenizer) -> None:
     words.save(tmp_path)
     single = Tokenizer.load(tmp_path, segments=1)
     assert single.encode("the movie").input_ids == words.encode("the movie").input_ids
@@ -310,27 +310,27 @@ def test_a_pair_for_a_model_of_one_segment_is_refused(tmp_path: Path, words: Tok
 # --- too long -----------------------------------------------------------------------------------------------
 
 
-def test_a_text_that_is_too_long_is_refused_with_both_lengths(words: Tokenizer) -> None:
+def test_encode_too_long_error_has_both_lengths(words: Tokenizer) -> None:
     with pytest.raises(TextTooLongError, match="has 7 tokens, the model takes at most 6"):
         words.encode("the movie was great !", max_length=6)
     assert len(words.encode("the movie was great !", max_length=7)) == 7
 
 
-def test_truncation_is_told_and_counts_the_masks_that_were_cut(words: Tokenizer) -> None:
+def test_encode_truncation_is_reported_with_lost_masks(words: Tokenizer) -> None:
     encoding = words.encode("the movie was great [MASK]", max_length=5, truncate=True)
     assert [words.token(i) for i in encoding.input_ids] == ["[CLS]", "the", "movie", "was", "[SEP]"]
     assert encoding.truncated
     assert encoding.masks_lost == 1
 
 
-def test_head_tail_keeps_the_end_too(words: Tokenizer) -> None:
+def test_encode_head_tail_keeps_the_end(words: Tokenizer) -> None:
     encoding = words.encode("a b c d e f", max_length=6, truncate=True, truncation="head_tail")
     assert [words.token(i) for i in encoding.input_ids] == ["[CLS]", "a", "b", "e", "f", "[SEP]"]
     assert encoding.spans[1:-1] == [(0, 1), (2, 3), (8, 9), (10, 11)]
 
 
 @pytest.mark.parametrize(("text_pair", "limit"), [(None, 2), (None, 0), ("b c", 4), ("b c", 3)])
-def test_without_room_for_a_token_truncation_is_refused_too(
+def test_encode_without_room_for_a_token_is_an_error(
     words: Tokenizer, text_pair: str | None, limit: int
 ) -> None:
     with pytest.raises(TextTooLongError):
@@ -339,7 +339,7 @@ def test_without_room_for_a_token_truncation_is_refused_too(
 
 @given(st.lists(st.integers(0, 30), min_size=1, max_size=2), st.integers(0, 60))
 @settings(deadline=None, derandomize=True)
-def test_truncation_fills_the_budget_and_takes_from_the_longer(lengths: list[int], budget: int) -> None:
+def test_truncate_longest_first_fills_the_budget(lengths: list[int], budget: int) -> None:
     kept = truncate_longest_first(lengths, budget)
     assert sum(kept) == min(sum(lengths), budget)
     assert all(0 <= keep <= length for keep, length in zip(kept, lengths, strict=True))
@@ -350,7 +350,7 @@ def test_truncation_fills_the_budget_and_takes_from_the_longer(lengths: list[int
 
 @given(st.integers(0, 30), st.integers(0, 30), st.sampled_from(["head", "head_tail"]))
 @settings(deadline=None, derandomize=True)
-def test_kept_ends_keep_as_many_as_asked(length: int, keep: int, truncation: str) -> None:
+def test_kept_ends_keep_the_given_number(length: int, keep: int, truncation: str) -> None:
     head, tail = kept_ends(length, keep, truncation)
     assert 0 <= head <= tail <= length
     assert head + length - tail == min(length, keep)
@@ -363,11 +363,11 @@ def test_kept_ends_keep_as_many_as_asked(length: int, keep: int, truncation: str
 @pytest.mark.parametrize(
     ("word", "token"), [("great", "great"), ("Great", "great"), ("CAFÉ", "cafe"), ("##s", "##s")]
 )
-def test_a_target_is_normalised_like_a_text(words: Tokenizer, word: str, token: str) -> None:
+def test_target_id_normalises_like_a_text(words: Tokenizer, word: str, token: str) -> None:
     assert words.token(words.target_id(word)) == token
 
 
-def test_a_target_of_a_cased_model_keeps_its_case() -> None:
+def test_target_id_of_a_cased_model_keeps_case() -> None:
     cased = Tokenizer.from_vocab([*VOCAB, "Great"], lowercase=False)
     assert cased.token(cased.target_id("Great")) == "Great"
     with pytest.raises(UnknownTargetError):
@@ -377,15 +377,17 @@ def test_a_target_of_a_cased_model_keeps_its_case() -> None:
 @pytest.mark.parametrize(
     ("word", "reason"),
     [
-        ("walls", r"split into \['wall', '##s'\]"),
-        ("the movie", r"split into \['the', 'movie'\]"),
-        ("語", "characters that the vocabulary lacks"),
-        ("", "holds no token at all"),
-        (" ", "holds no token at all"),
-        ("\ud800", "holds no token at all"),
+        ("walls", r"splits into \['wall', '##s'\]"),
+        ("the movie", r"splits into \['the', 'movie'\]"),
+        ("語", "characters that are not in the vocabulary"),
+        ("", "it has no tokens"),
+        (" ", "it has no tokens"),
+        ("\ud800", "it has no tokens"),
     ],
 )
-def test_a_target_that_is_no_single_token_is_named(words: Tokenizer, word: str, reason: str) -> None:
+def test_target_id_of_no_single_token_is_an_error_with_the_reason(
+    words: Tokenizer, word: str, reason: str
+) -> None:
     with pytest.raises(UnknownTargetError, match=reason) as caught:
         words.target_id(word)
     assert caught.value.target == word
@@ -395,7 +397,7 @@ def test_a_target_that_is_no_single_token_is_named(words: Tokenizer, word: str, 
 # --- tokens and back ----------------------------------------------------------------------------------------
 
 
-def test_every_id_has_its_token(words: Tokenizer) -> None:
+def test_vocab_and_token_id_are_inverse(words: Tokenizer) -> None:
     assert words.vocab == VOCAB
     assert [words.token_id(token) for token in VOCAB] == list(range(words.vocab_size))
     assert words.token(10**6) == "[UNK]"
@@ -403,7 +405,7 @@ def test_every_id_has_its_token(words: Tokenizer) -> None:
         words.token_id("nowhere")
 
 
-def test_many_texts_are_the_same_as_one_by_one(words: Tokenizer) -> None:
+def test_ids_batch_equals_ids(words: Tokenizer) -> None:
     assert words.ids_batch(TEXTS) == [words.ids(text) for text in TEXTS]
     assert words.ids_batch([]) == []
     assert words.ids("the movie") == words.encode("the movie").input_ids[1:-1]
@@ -434,7 +436,7 @@ def odd_tokenizers() -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("name", odd_tokenizers())
-def test_any_bert_tokenizer_of_transformers_is_read_and_written_back(tmp_path: Path, name: str) -> None:
+def test_load_and_save_any_bert_tokenizer_of_transformers(tmp_path: Path, name: str) -> None:
     theirs = odd_tokenizers()[name]
     theirs.save_pretrained(tmp_path / "theirs")
     ours = Tokenizer.load(tmp_path / "theirs")
@@ -458,7 +460,7 @@ def test_vocab_size_counts_up_to_the_last_id(tmp_path: Path) -> None:
     assert len(tokenizer.vocab) == tokenizer.vocab_size
 
 
-def test_a_tokenizer_file_without_marked_special_tokens_finds_them_all_the_same(tmp_path: Path) -> None:
+def test_load_file_without_marked_special_tokens_finds_them(tmp_path: Path) -> None:
     values = json.loads(Tokenizer.from_vocab(VOCAB).to_json()) | {"added_tokens": []}
     (tmp_path / "tokenizer.json").write_text(json.dumps(values))
     tokenizer = Tokenizer.load(tmp_path)
@@ -467,7 +469,7 @@ def test_a_tokenizer_file_without_marked_special_tokens_finds_them_all_the_same(
     )
 
 
-def test_padding_and_truncation_of_the_file_are_not_applied(tmp_path: Path) -> None:
+def test_load_ignores_padding_and_truncation_of_the_file(tmp_path: Path) -> None:
     rust = tokenizers.Tokenizer.from_str(Tokenizer.from_vocab(VOCAB).to_json())
     rust.enable_padding(length=50)
     rust.enable_truncation(4)
@@ -476,7 +478,7 @@ def test_padding_and_truncation_of_the_file_are_not_applied(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("lowercase", [True, False])
-def test_vocab_txt_says_with_its_settings_how_to_normalise(tmp_path: Path, lowercase: bool) -> None:
+def test_load_vocab_txt_normalises_by_its_settings(tmp_path: Path, lowercase: bool) -> None:
     (tmp_path / "vocab.txt").write_text("\r\n".join(VOCAB) + "\r\n", encoding="utf-8", newline="")
     (tmp_path / "tokenizer_config.json").write_text(json.dumps({"do_lower_case": lowercase}))
     tokenizer = Tokenizer.load(tmp_path)
@@ -484,7 +486,7 @@ def test_vocab_txt_says_with_its_settings_how_to_normalise(tmp_path: Path, lower
     assert (tokenizer.ids("THE walls") == tokenizer.ids("the walls")) is lowercase
 
 
-def test_a_line_of_vocab_txt_ends_at_its_newline_only(tmp_path: Path) -> None:
+def test_load_vocab_txt_lines_end_at_newlines_only(tmp_path: Path) -> None:
     """Real vocabularies hold characters that Python's `splitlines` would end a line at."""
     (tmp_path / "vocab.txt").write_text(
         "\n".join([*SPECIAL_TOKENS, "a\u2028b", "\x85", "last"]), encoding="utf-8"
@@ -492,7 +494,7 @@ def test_a_line_of_vocab_txt_ends_at_its_newline_only(tmp_path: Path) -> None:
     assert Tokenizer.load(tmp_path).token_id("last") == 7
 
 
-def test_saving_and_loading_keeps_the_tokenizer(tmp_path: Path, words: Tokenizer) -> None:
+def test_save_and_load_keep_the_tokenizer(tmp_path: Path, words: Tokenizer) -> None:
     words.save(tmp_path)
     assert Tokenizer.load(tmp_path).to_json() == words.to_json()
     assert Tokenizer.load(tmp_path / "tokenizer.json").to_json() == words.to_json()
@@ -501,30 +503,30 @@ def test_saving_and_loading_keeps_the_tokenizer(tmp_path: Path, words: Tokenizer
 @pytest.mark.parametrize(
     ("name", "content", "reason"),
     [
-        ("tokenizer.json", "{", "tokenizer.json: is no usable WordPiece tokenizer"),
-        ("vocab.txt", b"\xff\xfe", "vocab.txt: is no usable WordPiece tokenizer"),
-        ("vocab.txt", "a\nb\n", r"vocab.txt: .* the vocabulary lacks \[PAD\], \[UNK\]"),
-        ("vocab.txt", "", r"vocab.txt: .* the vocabulary lacks \[PAD\], \[UNK\]"),
-        ("nothing", "", "holds neither tokenizer.json nor vocab.txt"),
+        ("tokenizer.json", "{", "tokenizer.json: is not a usable WordPiece tokenizer"),
+        ("vocab.txt", b"\xff\xfe", "vocab.txt: is not a usable WordPiece tokenizer"),
+        ("vocab.txt", "a\nb\n", r"vocab.txt: .* the vocabulary has no \[PAD\], \[UNK\]"),
+        ("vocab.txt", "", r"vocab.txt: .* the vocabulary has no \[PAD\], \[UNK\]"),
+        ("nothing", "", "has neither tokenizer.json nor vocab.txt"),
     ],
 )
-def test_broken_file_is_named(tmp_path: Path, name: str, content: str | bytes, reason: str) -> None:
+def test_load_error_names_the_broken_file(tmp_path: Path, name: str, content: str | bytes, reason: str) -> None:
     (tmp_path / name).write_bytes(content if isinstance(content, bytes) else content.encode())
     with pytest.raises(CheckpointError, match=reason):
         Tokenizer.load(tmp_path)
 
 
 @pytest.mark.parametrize("settings", ["{", "[]"])
-def test_broken_settings_beside_vocab_txt_are_named(tmp_path: Path, settings: str) -> None:
+def test_load_error_names_broken_settings_beside_vocab_txt(tmp_path: Path, settings: str) -> None:
     (tmp_path / "vocab.txt").write_text("\n".join(VOCAB), encoding="utf-8")
     (tmp_path / "tokenizer_config.json").write_text(settings)
     with pytest.raises(CheckpointError, match=r"tokenizer_config\.json"):
         Tokenizer.load(tmp_path)
 
 
-def test_another_kind_of_tokenizer_is_refused(tmp_path: Path) -> None:
+def test_load_another_kind_of_tokenizer_is_an_error(tmp_path: Path) -> None:
     tokenizers.Tokenizer(tokenizers.models.BPE()).save(str(tmp_path / "tokenizer.json"))
-    with pytest.raises(CheckpointError, match="is a BPE tokenizer, BERT needs WordPiece"):
+    with pytest.raises(CheckpointError, match="is a BPE tokenizer; BERT needs WordPiece"):
         Tokenizer.load(tmp_path)
 
 
@@ -533,7 +535,7 @@ def test_another_kind_of_tokenizer_is_refused(tmp_path: Path) -> None:
 CORPUS = ["The walls were walking, and Walter was talking about the Café.", "中文 talking walls!"] * 3
 
 
-def test_a_vocabulary_is_learnt_from_texts() -> None:
+def test_train_learns_a_vocabulary() -> None:
     tokenizer = Tokenizer.train(CORPUS, 60, show_progress=False)
     assert tokenizer.vocab[:5] == list(SPECIAL_TOKENS)
     assert tokenizer.vocab_size <= 60
@@ -544,12 +546,12 @@ def test_a_vocabulary_is_learnt_from_texts() -> None:
     assert " ".join(pieces).replace(" ##", "") == "talking walls"
 
 
-def test_letters_come_first_and_only_those_that_continue_a_word_have_a_continuing_piece() -> None:
+def test_train_numbers_letters_first_and_continuing_letters_only_where_used() -> None:
     tokenizer = Tokenizer.train(["ab, 中b"] * 2, 20, show_progress=False)
     assert tokenizer.vocab == [*SPECIAL_TOKENS, ",", "a", "b", "中", "##b", "ab"]
 
 
-def test_a_script_of_thousands_of_letters_is_spelled() -> None:
+def test_train_covers_a_script_of_thousands_of_letters() -> None:
     rng = random.Random(0)
     letters = [chr(0x4E00 + i) for i in range(3000)]
     weights = [1 / (i + 10) for i in range(3000)]  # the first thousand are 86% of a text
@@ -561,12 +563,12 @@ def test_a_script_of_thousands_of_letters_is_spelled() -> None:
     assert sum(len(token) == 1 for token in small.vocab) == 1500
 
 
-def test_case_is_learnt_where_it_is_not_folded() -> None:
+def test_train_without_lowercase_keeps_case() -> None:
     cased = Tokenizer.train(CORPUS, 200, lowercase=False, show_progress=False)
     assert {"W", "É", "é"} & set(cased.vocab) == {"W", "é"}
 
 
-def test_a_learnt_tokenizer_survives_its_file(tmp_path: Path) -> None:
+def test_train_result_survives_save_and_load(tmp_path: Path) -> None:
     tokenizer = Tokenizer.train(CORPUS, 60, show_progress=False)
     tokenizer.save(tmp_path)
     assert Tokenizer.load(tmp_path).to_json() == tokenizer.to_json()
@@ -574,7 +576,7 @@ def test_a_learnt_tokenizer_survives_its_file(tmp_path: Path) -> None:
     assert theirs(CORPUS[0])["input_ids"] == tokenizer.encode(CORPUS[0]).input_ids
 
 
-def test_the_same_texts_give_the_same_vocabulary_every_time() -> None:
+def test_train_is_deterministic() -> None:
     """Though the trainer goes through hash maps, and many pieces are equally frequent."""
     rng = random.Random(0)
     texts = ["".join(rng.choices("abcdefgh  ", k=60)) for _ in range(50)]

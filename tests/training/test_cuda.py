@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 
@@ -69,7 +71,7 @@ def test_pretrain_learns_and_continues_with_a_larger_budget(make_recipe: MakeRec
     assert pretrain(recipe)
     log = RunLog(recipe.folder / "pretrain" / "log.jsonl")
     losses = [line["mlm_loss"] for line in log if line["event"] == "train"]
-    assert losses[-1] < losses[0] - 0.5
+    assert losses[-1] < min(losses[0], math.log(200) - 1), "below that of a uniform guess"
     assert load_checkpoint(recipe.folder / "pretrained").config.hidden_size == 64
     more = recipe.model_copy(update={"pretrain": recipe.pretrain.model_copy(update={"tokens": 64000})})
     assert pretrain(more)

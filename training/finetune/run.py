@@ -19,7 +19,7 @@ from training.evaluate.classification import predict_classification
 from training.examples.batches import ClassificationBatch
 from training.examples.labelled import LabelledStream, LabelledTexts, labelled_window
 from training.finetune.calibration import calibrate
-from training.finetune.distill import distilled_by
+from training.finetune.distill import distilled_by, with_earlier_distill
 from training.finetune.selection import (
     BestCheckpoint,
     SeedResult,
@@ -36,7 +36,7 @@ from training.loop.state import TrainState
 from training.loop.tensorboard import Board
 from training.loop.trainer import TrainConfig, Trainer
 from training.pretrain.adapt import adapted
-from training.recipe import Recipe, write_resolved
+from training.recipe import Recipe, with_earlier, write_resolved
 from training.runtime.checkpoint_dir import check_target, checkpoint_size, write_checkpoint_dir
 from training.runtime.device import choose_device, maybe_compile
 from training.runtime.distributed import DistContext, distributed
@@ -76,8 +76,10 @@ def finetune(recipe: Recipe) -> bool:
         SourceError: labelled text that cannot be read.
         RunError: there is no network to start from, or it does not fit the recipe.
     """
+    recipe = with_earlier_distill(recipe)
     start = starting_point(recipe)
     assert isinstance(start.model, Start)
+    recipe = _with_earlier_stages(recipe, start.path)
     target = recipe.folder / "sentiment"
     check_target(target)
     with ranks_in_turn(recipe.folder):
@@ -97,6 +99,15 @@ def finetune(recipe: Recipe) -> bool:
         if dist.is_main:
             _keep_best(recipe, start.tokenizer, results, target)
     return True
+
+
+def _with_earlier_stages(recipe: Recipe, start: Path) -> Recipe:
+    """The recipe with the pretraining and adapting that the network had, for the model card."""
+    if start == recipe.folder / "adapt" / "pretrained":
+        recipe = with_earlier(recipe, recipe.folder / "adapt" / "pretrain", "adapt")
+    if recipe.finetune.pretrained is None:
+        recipe = with_earlier(recipe, recipe.folder / "pretrain", "tokenizer", "corpus", "model", "pretrain")
+    return recipe
 
 
 def starting_point(recipe: Recipe) -> Checkpoint:

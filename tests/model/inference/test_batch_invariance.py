@@ -8,11 +8,17 @@ import pytest
 import torch
 from torch import Tensor
 
-from model.inference.batch_invariance import LARGEST, cancelling, multiply_in_portions, portion_sizes, portions
+from model.inference.batch_invariance import (
+    MAX_CHUNK_ROWS,
+    cancelling_operands,
+    find_chunk_sizes,
+    multiply_in_chunks,
+    split_rows,
+)
 from model.inference.prepack import PrepackedLinear
 
 INNER, OUTER = 512, 8
-ROW, WEIGHT = cancelling(INNER, OUTER, torch.float32)
+ROW, WEIGHT = cancelling_operands(INNER, OUTER, torch.float32)
 
 
 def in_two_orders(few: int) -> Callable[[Tensor], Tensor]:
@@ -28,38 +34,38 @@ def in_two_orders(few: int) -> Callable[[Tensor], Tensor]:
     return multiply
 
 
-def test_row_and_weight_cancel_each_other_out_but_for_rounding() -> None:
-    row, weight = cancelling(INNER, OUTER, torch.bfloat16)
+def test_cancelling_operands_have_a_product_of_rounding_only() -> None:
+    row, weight = cancelling_operands(INNER, OUTER, torch.bfloat16)
     assert (row.double() @ weight.double().T).abs().max() < 1e-9
     forwards, backwards = (in_two_orders(few)(ROW) for few in (0, 2))
     assert (forwards != backwards).float().mean() > 0.5
 
 
 @pytest.mark.parametrize("inner", [1, 2, 7])
-def test_any_width_can_be_looked_at(inner: int) -> None:
-    row, weight = cancelling(inner, 3, torch.bfloat16)
+def test_cancelling_operands_may_have_any_width(inner: int) -> None:
+    row, weight = cancelling_operands(inner, 3, torch.bfloat16)
     assert (row.shape, weight.shape) == ((1, inner), (3, inner))
 
 
-def test_rows_are_not_cut_where_all_numbers_of_them_sum_alike() -> None:
-    assert portion_sizes(in_two_orders(0), ROW, OUTER, [1, 2]) is None
+def test_find_chunk_sizes_splits_nothing_where_all_sizes_sum_alike() -> None:
+    assert find_chunk_sizes(in_two_orders(0), ROW, OUTER, [1, 2]) is None
 
 
-def test_rows_are_not_cut_where_it_would_not_help() -> None:
+def test_find_chunk_sizes_splits_nothing_where_it_would_not_help() -> None:
     """Each row is another, by its place."""
     numbered = lambda rows: torch.arange(1.0, len(rows) + 1)[:, None] + rows  # noqa: E731
-    assert portion_sizes(numbered, ROW, INNER, [1]) is None
+    assert find_chunk_sizes(numbered, ROW, INNER, [1]) is None
 
 
 @pytest.mark.parametrize("few", [100, 1500])
-def test_portions_sum_alike_and_make_up_any_number_of_rows(few: int) -> None:
+def test_find_chunk_sizes_sum_alike_and_add_up_to_any_number(few: int) -> None:
     """The order also follows from the number of threads, as with oneDNN."""
 
     def multiply(rows: Tensor) -> Tensor:
         return in_two_orders(few * torch.get_num_threads())(rows)
 
     before = torch.get_num_threads()
-    found = portion_sizes(multiply, ROW, OUTER, [1, 2])
+    found = find_chunk_sizes(multiply, ROW, OUTER, [1, 2])
     assert torch.get_num_threads() == before
     assert found is not None
     assert set(found) == {1, 2}
@@ -68,7 +74,7 @@ def test_portions_sum_alike_and_make_up_any_number_of_rows(few: int) -> None:
         torch.set_num_threads(threads)
         try:
             for rows in (1, 8, few - 1, few, few + 1, 2047, 5000):
-                product = multiply_in_portions(multiply, ROW.repeat(rows, 1), sizes, OUTER)
+                product = multiply_in_chunks(multiply, ROW.repeat(rows, 1), sizes, OUTER)
                 assert product.shape == (rows, OUTER)
                 products |= {tuple(row) for row in product.tolist()}
         finally:
@@ -76,27 +82,27 @@ def test_portions_sum_alike_and_make_up_any_number_of_rows(few: int) -> None:
     assert len(products) == 1
 
 
-@pytest.mark.parametrize("sizes", [(4,), (112, 256), (40, 44, 96), (4, 8, 32, 256, LARGEST)])
-@pytest.mark.parametrize("rows", [1, 4, 100, 257, LARGEST, 3 * LARGEST + 4])
-def test_portions_are_of_the_sizes_and_enough(rows: int, sizes: tuple[int, ...]) -> None:
-    cut = portions(rows, sizes, products=1_000_000)
+@pytest.mark.parametrize("sizes", [(4,), (112, 256), (40, 44, 96), (4, 8, 32, 256, MAX_CHUNK_ROWS)])
+@pytest.mark.parametrize("rows", [1, 4, 100, 257, MAX_CHUNK_ROWS, 3 * MAX_CHUNK_ROWS + 4])
+def test_split_rows_uses_the_sizes_and_covers_all_rows(rows: int, sizes: tuple[int, ...]) -> None:
+    cut = split_rows(rows, sizes, products=1_000_000)
     assert set(cut) <= set(sizes)
     assert sum(cut[:-1]) < rows <= sum(cut)
 
 
-def test_rows_keep_their_order() -> None:
+def test_multiply_in_chunks_keeps_the_order_of_rows() -> None:
     rows = torch.arange(10.0)[:, None]
-    assert multiply_in_portions(torch.clone, rows, (4,), 1).equal(rows)
+    assert multiply_in_chunks(torch.clone, rows, (4,), 1).equal(rows)
 
 
 @pytest.mark.parametrize(
     ("inner", "outer", "activation"),
     [(256, 768, None), (512, 1536, None), (512, 2048, "gelu"), (1024, 256, None), (2048, 512, None)],
 )
-def test_bfloat16_product_of_a_row_does_not_depend_on_their_number_or_on_threads(
+def test_prepacked_linear_in_bfloat16_does_not_depend_on_batch_or_threads(
     inner: int, outer: int, activation: str | None
 ) -> None:
-    row, weight = cancelling(inner, outer, torch.bfloat16)
+    row, weight = cancelling_operands(inner, outer, torch.bfloat16)
     try:
         linear = PrepackedLinear(weight, torch.zeros(outer, dtype=torch.bfloat16), activation, (1, 2))
     except (NotImplementedError, RuntimeError) as error:

@@ -57,13 +57,11 @@ def many_cpus(monkeypatch: pytest.MonkeyPatch) -> None:
         ),
     ],
 )
-def test_quota_limits_the_cpus(tmp_path: Path, files: dict[str, str], expected: int) -> None:
+def test_available_cpus_respects_the_quota(tmp_path: Path, files: dict[str, str], expected: int) -> None:
     assert available_cpus(write(tmp_path, files)) == expected
 
 
-def test_where_no_process_has_an_affinity_all_cpus_count(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_available_cpus_without_affinity_counts_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr("os.sched_getaffinity", raising=False)  # as on macOS
     monkeypatch.setattr("os.cpu_count", lambda: 3)
     assert available_cpus(tmp_path) == 3
@@ -78,11 +76,11 @@ def test_where_no_process_has_an_affinity_all_cpus_count(
         ("", False),
     ],
 )
-def test_native_bfloat16_is_read_from_the_flags(tmp_path: Path, cpuinfo: str, expected: bool) -> None:
+def test_has_native_bfloat16_reads_the_flags(tmp_path: Path, cpuinfo: str, expected: bool) -> None:
     assert has_native_bfloat16(write(tmp_path, {"cpuinfo": cpuinfo}) / "cpuinfo") is expected
 
 
-def test_the_same_processor_gives_the_same_answer_about_bfloat16() -> None:
+def test_bfloat16_is_fast_is_repeatable() -> None:
     threads = torch.get_num_threads()
     answers = {bfloat16_is_fast.__wrapped__() for _ in range(5)}
     assert len(answers) == 1

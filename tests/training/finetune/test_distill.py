@@ -22,7 +22,7 @@ from training.finetune.distill import distill
 from training.finetune.run import finetune, starting_point
 from training.finetune.task import classifier_from
 from training.pretrain.run import new_model
-from training.recipe import Recipe, SourceConfig
+from training.recipe import Recipe, SourceConfig, load_recipe, read_resolved
 
 LARGER = ("model.hidden_size=64", "finetune.learning_rate=2e-3")
 
@@ -115,6 +115,25 @@ def test_distill_targets_mix_labels_and_probabilities(recipe: Recipe) -> None:
 def test_finetune_without_the_teachers_labels_names_the_command(recipe: Recipe) -> None:
     with pytest.raises(RunError, match=r"has no labels of distill\.teacher \(.*\); run distill first"):
         finetune(recipe)
+
+
+def test_finetune_without_repeated_overrides_learns_from_the_teacher(
+    recipe: Recipe, recipe_file: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    assert run_distill(recipe)
+    assert recipe.distill is not None
+    places = [f"data={recipe.data}", f"run={recipe.run}", "finetune.epochs=0.2"]
+    later = changed(load_recipe(str(recipe_file), places), test=())
+    assert later.distill is None
+    assert finetune(later)
+    teacher = recipe.distill.teacher
+    assert f"learning from the labels of {teacher}; delete {recipe.folder / 'distill'} to learn" in caplog.text
+    resolved = read_resolved(recipe.folder / "finetune" / "seed-1")
+    assert resolved is not None
+    assert resolved.distill == recipe.distill
+    assert f"distill.teacher={teacher}" in resolved.overrides
+    assert len(columns(recipe)) == 2
 
 
 def test_distill_interrupted_continues_with_the_missing_shards(recipe: Recipe) -> None:

@@ -93,7 +93,7 @@ def test_finetune_with_read_both_is_as_good_on_pairs_as_on_single_texts(
         *(
             "model.hidden_size=64",
             "finetune.learning_rate=2e-3",
-            "finetune.epochs=8",
+            "finetune.epochs=5",
             "finetune.dev_fraction=0.1",
         )
     )
