@@ -91,7 +91,11 @@ def local_world_size() -> int:
 
 @contextmanager
 def distributed() -> Iterator[DistContext]:
-    """Join the other ranks, with NCCL between GPUs and gloo between CPUs, and leave them at the end."""
+    """Join the other ranks, with NCCL between GPUs and gloo between CPUs, and leave them at the end.
+
+    Raises:
+        RunError: another rank ended, or cannot be reached.
+    """
     if world_size() == 1:
         yield DistContext()
         return
@@ -99,5 +103,12 @@ def distributed() -> Iterator[DistContext]:
     dist.init_process_group(backend, timeout=TIMEOUT)
     try:
         yield DistContext(dist.get_rank(), dist.get_world_size(), int(os.environ["LOCAL_RANK"]))
+    except RuntimeError as error:
+        if not isinstance(error, dist.DistError) and "gloo" not in str(error):  # gloo has no error of its own
+            raise
+        raise RunError(
+            f"another rank ended or cannot be reached ({str(error).splitlines()[0]}). See its output, then start all "
+            "nodes again: they continue from the last checkpoint"
+        ) from error
     finally:
         dist.destroy_process_group()
