@@ -109,8 +109,10 @@ def test_two_nodes_killed_and_restarted_have_the_curve_of_one_process(
     nodes = [make_recipe_in(tmp_path / name, *SETTINGS) for name in ("node-0", "node-1")]
     agents = start_agents(nodes, recipe_file, EVERY_STEP)
     until(agents[0], "step 11 ")
-    for agent in agents:
-        kill_node(agent)
+    kill_node(agents[1])
+    status, _, errors = finish(agents[0])
+    assert status == 1
+    assert "error: another rank ended or cannot be reached" in errors
     assert list((nodes[0].folder / "pretrain").glob("state-*.pt"))
     assert not list((nodes[1].folder / "pretrain").glob("state-*.pt")), "rank 0 saves, to its own disk"
 
