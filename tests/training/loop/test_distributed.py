@@ -21,10 +21,10 @@ from training.pretrain.run import pretrain
 from training.recipe import Recipe
 
 SETTINGS = (
-    *("pretrain.batch_tokens=1024", "pretrain.tokens=24576", "pretrain.dropout=0.1"),
+    *("pretrain.batch_tokens=2048", "pretrain.tokens=49152", "pretrain.dropout=0.1"),
     *("pretrain.learning_rate=0.01", "pretrain.average_fraction=0.4", "device=cpu"),
 )
-"""24 steps of four micro-batches."""
+"""24 steps of eight micro-batches, so that each lane is used several times before and after a restart."""
 
 EVERY_STEP = "checkpoint_minutes=1e-9"
 TORCHRUN = ("-m", "torch.distributed.run", "--nproc-per-node")
