@@ -26,6 +26,9 @@ test: $(VENV)/.dev  ## the whole test suite; a part of it: ARGS="tests/model -k 
 test-container: $(VENV)/.dev  ## build the image and run it; needs root, buildah and debootstrap (Debian packages)
 	@exec $(BIN)/python -m pytest -m container tests/container $(ARGS)
 
+test-cuda-dry: .venv-cuda/.made  ## the CUDA code without a GPU, on torch's CUDA build (5 GB in .venv-cuda)
+	@exec .venv-cuda/bin/python -m pytest tests/cuda_dry $(ARGS)
+
 lint: $(VENV)/.dev  ## ruff and mypy; changes nothing
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
@@ -54,8 +57,8 @@ docs: $(VENV)/.docs  ## the documentation as a site, in site/; broken links and 
 screenshots: $(VENV)/.dev  ## the pictures of the README, from the shipped weights; needs chromium
 	@$(BIN)/python -m tests.browser.screenshots docs/images
 
-clean:  ## remove the virtual environment and what tools left behind
-	rm -rf $(VENV) benchmarks/.venv benchmarks/peers/.venv dist build site .cache .mypy_cache .pytest_cache .ruff_cache
+clean:  ## remove the virtual environments and what tools left behind
+	rm -rf $(VENV) .venv-cuda benchmarks/.venv benchmarks/peers/.venv dist build site .cache .mypy_cache .pytest_cache .ruff_cache
 
 # Stamps say what has been installed. A virtual environment whose Python has gone is made again.
 ifneq ($(shell $(BIN)/python -c 'print("runs")' 2>/dev/null),runs)
@@ -90,6 +93,16 @@ $(VENV)/.infinity: benchmarks/peers/infinity.txt
 	@echo "installing infinity into $(VENV) (once; a few minutes)"
 	@$(PYTHON) -m venv --clear $(VENV)
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -r $<
+	@touch $@
+
+# `===` takes torch's CUDA build also where an index offers a CPU build of the same version.
+.venv-cuda/.made: constraints.txt
+	@echo "installing torch's CUDA build into .venv-cuda (once; some minutes)"
+	@$(PYTHON) -m venv --clear .venv-cuda
+	@.venv-cuda/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt \
+		"torch===$$(sed -n 's/^torch==//p' constraints.txt)" \
+		numpy pydantic pytest pytest-asyncio safetensors sentencex tokenizers tqdm
+	@.venv-cuda/bin/python -c 'import sys, torch; torch.version.cuda or sys.exit("this index has no CUDA build of torch")'
 	@touch $@
 
 $(VENV)/.docs: WHAT = .[docs]

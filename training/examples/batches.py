@@ -2,7 +2,7 @@
 
 Every training batch has exactly N tokens, at most S sequences and exactly R output positions, with lengths mixed. So
 the whole model compiles to one graph, memory is constant, and a CPU needs one kernel per product. What examples leave
-of the N tokens is one dummy sequence; spare output positions belong to the last sequence and have no label.
+of the N tokens are dummy sequences; spare output positions belong to the last sequence and have no label.
 """
 
 from __future__ import annotations
@@ -27,13 +27,23 @@ class BatchShape:
     """Constant shape of the batches of a run."""
 
     tokens: int
-    """N: tokens, the dummy sequence included."""
+    """N: tokens, dummy sequences included."""
     sequences: int
-    """S: room for so many sequences, the dummy sequence included."""
+    """S: room for so many sequences, without dummy sequences."""
     masked: int = 0
     """Room for so many masked positions."""
     max_seqlen: int = 512
     """Upper bound of a sequence's length."""
+
+    @property
+    def outputs(self) -> int:
+        """R: output positions, one [CLS] per sequence and the masked positions."""
+        return self.sequences + self.masked
+
+    @property
+    def capacity(self) -> int:
+        """Room for so many sequences, dummy sequences of up to `max_seqlen` tokens included."""
+        return self.sequences + -(-self.tokens // self.max_seqlen)
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +62,7 @@ class PretrainingBatch:
 
     @property
     def tokens(self) -> int:
-        """Tokens of the batch, the dummy sequence included."""
+        """Tokens of the batch, dummy sequences included."""
         return self.packed.total_tokens
 
     def to(self, device: torch.device) -> PretrainingBatch:
@@ -79,7 +89,7 @@ class ClassificationBatch:
 
     @property
     def tokens(self) -> int:
-        """Tokens of the batch, the dummy sequence included."""
+        """Tokens of the batch, dummy sequences included."""
         return self.packed.total_tokens
 
     @property
@@ -115,7 +125,7 @@ def collate_pretraining(examples: Sequence[Example], shape: BatchShape | None = 
     is_masked = np.ones(int(masked.sum()) + len(examples), dtype=bool)
     is_masked[cls_rows] = False
     spare_sequences = shape.sequences - len(examples)
-    spare = np.arange(len(is_masked), shape.sequences + shape.masked)  # outputs without a label
+    spare = np.arange(len(is_masked), shape.outputs)  # outputs without a label
     ids = np.concatenate([example.masked_ids for example in examples])
     labels = np.array([example.kind.label for example in examples])
     return PretrainingBatch(
@@ -156,42 +166,37 @@ def _pack(
     Args:
         outputs: ascending output positions of each sequence.
     """
-    lengths = [len(ids) for ids in input_ids]
-    if spare := shape.tokens - sum(lengths):
-        dummy = np.zeros(spare, np.int64)
-        input_ids, token_type_ids = [*input_ids, dummy], [*token_type_ids, dummy]
-        lengths, outputs = [*lengths, spare], [*outputs, dummy[:0]]
-    ends = np.cumsum(lengths)
-    starts = ends - lengths
+    spare = shape.tokens - sum(map(len, input_ids))
+    dummies = [
+        np.zeros(min(shape.max_seqlen, spare - at), np.int64) for at in range(0, spare, shape.max_seqlen)
+    ]
+    input_ids, token_type_ids = [*input_ids, *dummies], [*token_type_ids, *dummies]
+    outputs = [*outputs, *(dummy[:0] for dummy in dummies)]
+    lengths = np.array([len(ids) for ids in input_ids])
+    starts = np.cumsum(lengths) - lengths
     positions = np.arange(shape.tokens) - np.repeat(starts, lengths)
-    positions = np.minimum(positions, shape.max_seqlen - 1)  # a long dummy sequence has no further positions
     index = np.concatenate([rows + start for rows, start in zip(outputs, starts, strict=True)])
-    num_outputs = shape.sequences + shape.masked
-    index = np.concatenate([index, np.full(num_outputs - len(index), starts[-1])])
+    index = np.concatenate([index, np.full(shape.outputs - len(index), starts[-1])])
+    bounds = SequenceBounds.of(lengths.tolist(), capacity=shape.capacity, max_seqlen=shape.max_seqlen)
     return PackedBatch(
         torch.from_numpy(np.concatenate(input_ids)),
         torch.from_numpy(positions),
         torch.from_numpy(np.concatenate(token_type_ids)),
-        _bounds(lengths, shape),
+        bounds,
         OutputPositions(torch.from_numpy(index), _output_bounds([len(rows) for rows in outputs], shape)),
     )
 
 
-def _bounds(lengths: Sequence[int], shape: BatchShape) -> SequenceBounds:
-    return SequenceBounds.of(lengths, capacity=shape.sequences, max_seqlen=max(shape.max_seqlen, lengths[-1]))
-
-
 def _output_bounds(counts: Sequence[int], shape: BatchShape) -> SequenceBounds:
-    """Outputs of each sequence. On the device, spare outputs belong to the last sequence; on the host to none, so a CPU
-    computes no attention for them.
+    """Outputs of each sequence. On the device, spare outputs belong to the last sequence, because a GPU leaves outputs
+    of no sequence unwritten; on the host they belong to none, so a CPU computes no attention for them.
 
-    `max_seqlen` also bounds the outputs of the last sequence, because a GPU leaves further ones unwritten. Few masked
-    positions are spare: a quarter is seldom exceeded, so the bound is nearly always the same."""
-    bounds = SequenceBounds.of(counts, capacity=shape.sequences, max_seqlen=shape.max_seqlen)
+    `max_seqlen` is R in all batches: the model would be compiled again for another bound.
+    """
+    bounds = SequenceBounds.of(counts, capacity=shape.capacity, max_seqlen=shape.outputs)
     cu_seqlens = bounds.cu_seqlens.clone()
-    cu_seqlens[len(counts) :] = shape.sequences + shape.masked
-    longest = max(shape.max_seqlen, shape.sequences + shape.masked // 4, int(cu_seqlens.diff().max()))
-    return replace(bounds, cu_seqlens=cu_seqlens, max_seqlen=longest)
+    cu_seqlens[len(counts) :] = shape.outputs
+    return replace(bounds, cu_seqlens=cu_seqlens)
 
 
 def _padded(values: Ints, length: int) -> Ints:

@@ -59,14 +59,15 @@ def test_collate_pretraining_spare_outputs_have_no_label(tokenizer: Tokenizer) -
     assert (output_ids(batch)[batch.masked_rows[masked:]] == 0).all(), "spare outputs are in the dummy sequence"
 
 
-def test_collate_pretraining_dummy_sequence_fills_the_batch(tokenizer: Tokenizer) -> None:
+def test_collate_pretraining_dummy_sequences_fill_the_batch(tokenizer: Tokenizer) -> None:
     examples = made(tokenizer)
     batch = collate_pretraining(examples, BatchShape(384, 20, 80, max_seqlen=24))
     real = sum(map(len, examples))
     assert batch.tokens == 384
     assert batch.packed.lengths is not None
-    assert batch.packed.lengths[-1] == 384 - real
-    assert len(batch.packed.cu_seqlens) == 21
+    assert sum(batch.packed.lengths[len(examples) :]) == 384 - real
+    assert max(batch.packed.lengths) <= batch.packed.max_seqlen == 24
+    assert len(batch.packed.cu_seqlens) == 20 + 384 // 24 + 1
     assert batch.packed.cu_seqlens[-1] == 384
     assert (batch.packed.input_ids[real:] == 0).all()
     assert int(batch.packed.position_ids.max()) < 24

@@ -1,0 +1,138 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode, unset_fake_temporarily
+
+from model import BertConfig, BertForPreTraining, BertForSequenceClassification
+from tests.cuda_dry.fake import VARLEN, CudaOnly, Graphs, as_fake, on_cuda, tensors_of
+from training.evaluate.mode import evaluating
+from training.examples.batches import (
+    BatchShape,
+    ClassificationBatch,
+    PretrainingBatch,
+    collate_classification,
+    collate_pretraining,
+)
+from training.examples.loader import MicroBatch
+from training.examples.masking import Example
+from training.examples.pairs import PairKind
+from training.finetune.task import ClassificationLoss
+from training.loop.optimizer import make_optimizer
+from training.loop.weight_average import WeightAverage
+from training.pretrain.task import PretrainingLoss
+from training.runtime.device import autocast, choose_precision
+
+CONFIG = BertConfig(
+    vocab_size=100,
+    hidden_size=64,
+    num_hidden_layers=3,
+    num_attention_heads=4,
+    intermediate_size=96,
+    max_position_embeddings=32,
+)
+SHAPE = BatchShape(tokens=256, sequences=24, masked=48, max_seqlen=32)
+LENGTHS = ((32, 32, 30, 20, 20, 20, 20, 20, 20, 20, 20), (32,) * 8, (3, 4, 5), (5,) * 23)
+"""Nearly full, full, nearly empty, and as many sequences as there is room for."""
+
+Batch = PretrainingBatch | ClassificationBatch
+
+
+def pretraining_batch(lengths: tuple[int, ...]) -> PretrainingBatch:
+    examples = [
+        Example(np.arange(n), np.zeros(n, np.int64), np.array([1, n - 1]), np.array([5, 6]), PairKind.NEXT)
+        for n in lengths
+    ]
+    return collate_pretraining(examples, SHAPE)
+
+
+def classification_batch(lengths: tuple[int, ...]) -> ClassificationBatch:
+    ids = [np.arange(n) for n in lengths]
+    types = [np.zeros(n, np.int64) for n in lengths]
+    targets = np.full((len(ids), 2), 0.5, np.float32)
+    return collate_classification(ids, types, targets, replace(SHAPE, masked=0))
+
+
+LOSSES = {
+    "pretraining": (lambda: PretrainingLoss(BertForPreTraining(CONFIG)), pretraining_batch),
+    "classification": (
+        lambda: ClassificationLoss(BertForSequenceClassification(CONFIG), 10.0),
+        classification_batch,
+    ),
+}
+stages = pytest.mark.parametrize("stage", LOSSES)
+
+
+def loss_of(stage: str) -> nn.Module:
+    make, _ = LOSSES[stage]
+    return on_cuda(make).train()
+
+
+def batches_of(stage: str, mode: FakeTensorMode) -> list[Batch]:
+    """Batches on the GPU, as the loader and the training loop bring them there."""
+    _, collate = LOSSES[stage]
+    with unset_fake_temporarily():
+        batches = [collate(lengths) for lengths in LENGTHS]
+    micro = [MicroBatch(as_fake(mode, batch), 0, (0, 0, 0)) for batch in batches]
+    return [one.pin_memory().batch.to(torch.device("cuda")) for one in micro]
+
+
+@stages
+def test_loader_moves_every_tensor_to_the_gpu(stage: str, fake_cuda: FakeTensorMode) -> None:
+    for batch in batches_of(stage, fake_cuda):
+        assert all(tensor.is_cuda for tensor in tensors_of(batch))
+        assert batch.packed.lengths is None
+
+
+@stages
+def test_loss_is_computed_on_the_gpu_under_autocast(stage: str, fake_cuda: FakeTensorMode) -> None:
+    loss = loss_of(stage)
+    for batch in batches_of(stage, fake_cuda):
+        with autocast(loss, choose_precision(torch.device("cuda"))), CudaOnly() as seen:
+            value, metrics = loss(batch)
+        assert (value.device.type, value.dtype, value.shape) == ("cuda", torch.float32, ())
+        assert value.requires_grad
+        assert (metrics.device.type, metrics.dtype) == ("cuda", torch.float32)
+        assert VARLEN in seen.operators
+
+
+@stages
+def test_loss_is_traced_as_one_graph_for_all_batches(stage: str, fake_cuda: FakeTensorMode) -> None:
+    loss, backend = loss_of(stage), Graphs()
+    loss.compile(backend=backend, fullgraph=True, dynamic=False)
+    for batch in batches_of(stage, fake_cuda):
+        with autocast(loss, torch.bfloat16):
+            loss(batch)
+    assert len(backend.graphs) == 1, "a batch of the same shape was traced again"
+    assert backend.calls("varlen_attn") == CONFIG.num_hidden_layers
+    assert not backend.tensors_on_cpu()
+
+
+@stages
+def test_model_evaluates_and_teaches_on_the_gpu(stage: str, fake_cuda: FakeTensorMode) -> None:
+    model = loss_of(stage).model
+    batch = batches_of(stage, fake_cuda)[0]
+    with evaluating(model), CudaOnly() as seen:
+        out = model(batch.packed).float()
+    assert (out.device.type, out.dtype, out.requires_grad) == ("cuda", torch.float32, False)
+    assert VARLEN in seen.operators
+
+
+@stages
+@pytest.mark.parametrize("kind", ["adamw", "muon"])
+def test_optimizer_and_weight_average_stay_on_the_gpu(stage: str, kind: str) -> None:
+    model = loss_of(stage).model
+    average = WeightAverage(model)
+    optimizer = make_optimizer(model, 1e-3, kind)
+    for parameter in model.parameters():
+        parameter.grad = torch.zeros_like(parameter)
+    with CudaOnly(), torch.no_grad():
+        assert nn.utils.clip_grad_norm_(model.parameters(), 1.0).is_cuda
+        for _ in range(2):
+            optimizer.step()
+            average.update()
+        average.swap()
