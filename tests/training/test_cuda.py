@@ -36,9 +36,7 @@ def make_trainer(recipe: Recipe, *, compiled: bool) -> Trainer[PretrainingBatch]
     """A trainer as `pretrain` makes it, without evaluations."""
     tokenizer = Tokenizer.load(recipe.folder / "tokenizer")
     text = PreparedText.open(recipe.folder / "corpus" / "train")
-    stream = PretrainingStream(
-        text, Vocabulary.of(tokenizer), recipe.pretrain.examples, 1, recipe.micro_batch_tokens
-    )
+    stream = PretrainingStream(text, Vocabulary.of(tokenizer), recipe.pretrain.examples, 1, recipe.micro_batch_tokens)
     task = PretrainingTask(new_model(recipe, tokenizer).to("cuda"), stream)
     if compiled:
         maybe_compile(task.loss)

@@ -210,9 +210,7 @@ def assert_answered(call: str, port: int) -> None:
 
 def missing_files(runs: Path) -> list[str]:
     """Files and folders of the page's table that no run has made."""
-    rows = re.findall(
-        r"^\| (`.+?) \|", TEXT.partition("## Files of a run")[2].partition("\n## ")[0], re.MULTILINE
-    )
+    rows = re.findall(r"^\| (`.+?) \|", TEXT.partition("## Files of a run")[2].partition("\n## ")[0], re.MULTILINE)
     names = [name.replace("<n>", "1") for row in rows for name in re.findall(r"`([^`]+)`", row)]
     assert names
     return [name for name in names if not list(runs.glob(f"*/{name}"))]

@@ -71,9 +71,7 @@ def test_all_classifier_has_equal_logits_in_transformers_and_is_served(trained: 
         answer = client.post("/sentiment", json={"inputs": [SENTENCES[1]]})
         assert answer.status_code == httpx.codes.OK, answer.text
         scores = {entry["label"]: entry["score"] for entry in answer.json()["results"][0]["predictions"]}
-    assert scores == pytest.approx(
-        dict(zip(ours.config.labels, logits.softmax(1)[0].tolist(), strict=True)), abs=0.01
-    )
+    assert scores == pytest.approx(dict(zip(ours.config.labels, logits.softmax(1)[0].tolist(), strict=True)), abs=0.01)
 
 
 def test_all_writes_a_report_with_tables_and_plots(trained: Path) -> None:
@@ -154,9 +152,7 @@ def test_all_refuses_to_overwrite_other_files_before_it_trains(
     (tmp_path / "pretrained" / "thesis.txt").write_text("mine")
     places = [f"data={recipe.data}", f"run={recipe.run}", f"export.folder={tmp_path}"]
     assert main(["all", str(recipe_file), *places]) == 1
-    assert (
-        "holds something else than a checkpoint, which would be deleted: thesis.txt" in capsys.readouterr().err
-    )
+    assert "holds something else than a checkpoint, which would be deleted: thesis.txt" in capsys.readouterr().err
     assert not (recipe.folder / "pretrain").exists()
 
 
@@ -235,9 +231,7 @@ def test_command_line_tokenizer_and_prepare_end_with_what_they_made(
     caplog.set_level("INFO")
     places = [f"data={data}", f"run={tmp_path}"]
     assert main(["tokenizer", str(recipe_file), *places]) == 0
-    assert re.fullmatch(
-        rf"vocabulary of \d+ pieces in {tmp_path}/tiny/tokenizer; next: prepare", caplog.messages[-1]
-    )
+    assert re.fullmatch(rf"vocabulary of \d+ pieces in {tmp_path}/tiny/tokenizer; next: prepare", caplog.messages[-1])
     assert main(["prepare", str(recipe_file), *places]) == 0
     assert re.fullmatch(
         rf"\d+ documents with [\d,]+ tokens in {tmp_path}/tiny/corpus, unigram entropy \d.\d\d nats; next: pretrain",

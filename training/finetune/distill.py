@@ -74,9 +74,7 @@ def with_earlier_distill(recipe: Recipe) -> Recipe:
         return recipe
     recipe = with_earlier(recipe, folder, "distill")
     if recipe.distill is not None:
-        logger.info(
-            "learning from the labels of %s; delete %s to learn without them", recipe.distill.teacher, folder
-        )
+        logger.info("learning from the labels of %s; delete %s to learn without them", recipe.distill.teacher, folder)
     return recipe
 
 
@@ -91,9 +89,7 @@ def distilled_by(recipe: Recipe) -> str | None:
     folder = recipe.folder / "labelled" / "train"
     found: str | None = read_json(folder / RECORD)
     if found != fingerprint(load_teacher(recipe).model):
-        raise RunError(
-            f"{folder} has no labels of distill.teacher ({recipe.distill.teacher}); run distill first"
-        )
+        raise RunError(f"{folder} has no labels of distill.teacher ({recipe.distill.teacher}); run distill first")
     return found
 
 
@@ -109,9 +105,7 @@ def load_teacher(recipe: Recipe) -> Checkpoint:
     if not isinstance(checkpoint.model, BertForSequenceClassification):
         raise RunError(f"distill.teacher: {checkpoint.path} is not a classifier")
     if checkpoint.config.labels != labels:
-        raise RunError(
-            f"distill.teacher: {checkpoint.path} has the labels {checkpoint.config.labels}, not {labels}"
-        )
+        raise RunError(f"distill.teacher: {checkpoint.path} has the labels {checkpoint.config.labels}, not {labels}")
     return checkpoint
 
 

@@ -121,9 +121,7 @@ def starting_point(recipe: Recipe) -> Checkpoint:
     folder = adapted(recipe)
     if folder is None:
         if recipe.adapt is not None:
-            raise RunError(
-                f"{recipe.folder / 'adapt'} has no adapted network; run adapt first, or leave out [adapt]"
-            )
+            raise RunError(f"{recipe.folder / 'adapt'} has no adapted network; run adapt first, or leave out [adapt]")
         folder = config.pretrained or recipe.folder / "pretrained"
     if not folder.is_dir():
         raise RunError(f"{folder} is missing; run pretrain first, or name a checkpoint as finetune.pretrained")
@@ -146,9 +144,7 @@ def open_dev(recipe: Recipe, start: Checkpoint) -> dict[str, LabelledTexts]:
     labels, positions = len(recipe.finetune.label_names), start.config.max_position_embeddings
     manifests = sorted((recipe.folder / "labelled" / "dev").glob("*/manifest.json"))
     parts = {file.parent.name: PreparedText.open(file.parent) for file in manifests}
-    return {
-        name: labelled_window(part.window(), start.tokenizer, labels, positions) for name, part in parts.items()
-    }
+    return {name: labelled_window(part.window(), start.tokenizer, labels, positions) for name, part in parts.items()}
 
 
 def _train(material: _Material, seed: int) -> SeedResult | None:
@@ -156,9 +152,7 @@ def _train(material: _Material, seed: int) -> SeedResult | None:
     recipe, dist = material.recipe, material.dist
     folder = seed_folder(recipe, seed)
     torch.manual_seed(seed)
-    model = classifier_from(material.start, recipe.finetune, seed).to(
-        choose_device(recipe.device, dist.local_rank)
-    )
+    model = classifier_from(material.start, recipe.finetune, seed).to(choose_device(recipe.device, dist.local_rank))
     best = BestCheckpoint(folder / f"best-rank-{dist.rank}.pt")
     trainer = _trainer(material, model, best, seed, folder)
     if not trainer.run():
@@ -233,9 +227,7 @@ def _keep_best(recipe: Recipe, tokenizer: Tokenizer, results: list[SeedResult], 
     model = load_checkpoint(seed_folder(recipe, best.seed) / "model").model
     write_checkpoint_dir(target, model, tokenizer, torch.float32)
     if best.dev_accuracy is not None:
-        logger.info(
-            "kept seed %d, step %s: balanced accuracy on dev %.4f", best.seed, best.step, best.dev_accuracy
-        )
+        logger.info("kept seed %d, step %s: balanced accuracy on dev %.4f", best.seed, best.step, best.dev_accuracy)
     logger.info("classifier of %s in %s; next: evaluate, then export", checkpoint_size(target), target)
 
 

@@ -149,9 +149,7 @@ def test_no_text_is_in_both_train_and_dev(tmp_path: Path) -> None:
 
 def test_groups_are_never_split(tmp_path: Path) -> None:
     rows = [
-        {"text": f"{letter} good {i}", "label": i % 2, "film": letter}
-        for letter in ascii_lowercase
-        for i in range(3)
+        {"text": f"{letter} good {i}", "label": i % 2, "film": letter} for letter in ascii_lowercase for i in range(3)
     ]
     train, dev = train_and_dev(recipe_of(tmp_path, write(tmp_path, rows, group="film"), dev_fraction=0.3))
     films = [{document.group for document, _ in part} for part in (train, dev)]
@@ -174,9 +172,7 @@ def test_small_source_has_one_group_in_dev_but_not_its_only_one(tmp_path: Path) 
 
 def test_split_is_the_same_in_every_run_and_beside_other_texts(tmp_path: Path) -> None:
     rows = [{"text": "good " * i, "label": i % 2} for i in range(1, 40)]
-    first, again = (
-        train_and_dev(recipe_of(tmp_path, write(tmp_path, r), dev_fraction=0.3))[1] for r in (rows, rows)
-    )
+    first, again = (train_and_dev(recipe_of(tmp_path, write(tmp_path, r), dev_fraction=0.3))[1] for r in (rows, rows))
     _, fewer = train_and_dev(recipe_of(tmp_path, write(tmp_path, rows[10:]), dev_fraction=0.3))
     assert texts(first) == texts(again)
     assert texts(fewer) == [text for text in texts(first) if len(text.split()) > 10]
@@ -241,9 +237,7 @@ def test_unlabelled_texts_are_in_train_unless_they_are_in_test_or_dev(tmp_path: 
     source = write(tmp_path, alphabet())
     test = write(tmp_path, [{"text": "tested", "label": 1}], name="test")
     more = write(tmp_path, [{"text": "new"}, {"text": "Tested"}, *alphabet()], name="more", label=None)
-    recipe = recipe_of(
-        tmp_path, source, test=(test,), dev_fraction=0.3, distill={"teacher": "t", "sources": (more,)}
-    )
+    recipe = recipe_of(tmp_path, source, test=(test,), dev_fraction=0.3, distill={"teacher": "t", "sources": (more,)})
     train, dev = train_and_dev(recipe)
     unlabelled = [document.text for document, label in train if label == NO_LABEL]
     assert unlabelled[0] == "new"

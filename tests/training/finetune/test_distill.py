@@ -151,9 +151,7 @@ def test_distill_interrupted_continues_with_the_missing_shards(recipe: Recipe) -
     assert first.stat().st_mtime_ns == kept
 
 
-def test_distill_by_another_teacher_replaces_the_column_and_is_another_run(
-    recipe: Recipe, other_teacher: Path
-) -> None:
+def test_distill_by_another_teacher_replaces_the_column_and_is_another_run(recipe: Recipe, other_teacher: Path) -> None:
     assert run_distill(recipe)
     assert finetune(recipe)
     before = np.load(columns(recipe)[0])

@@ -198,9 +198,7 @@ def test_checkpointer_on_a_full_disk_keeps_the_earlier_checkpoint(tmp_path: Path
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, limits[1]))
     try:
-        with pytest.raises(
-            RunError, match=r"Earlier checkpoints are unchanged: free some space and run the same"
-        ):
+        with pytest.raises(RunError, match=r"Earlier checkpoints are unchanged: free some space and run the same"):
             save(tmp_path, 2, width=400)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)

@@ -101,9 +101,7 @@ class Regression:
 
     def __init__(self, dropout: float = 0.0, on_batch: Callable[[int], float] = lambda _: 1.0) -> None:
         torch.manual_seed(0)
-        self.model: nn.Module = nn.Sequential(
-            nn.Linear(4, 16), nn.ReLU(), nn.Dropout(dropout), nn.Linear(16, 1)
-        )
+        self.model: nn.Module = nn.Sequential(nn.Linear(4, 16), nn.ReLU(), nn.Dropout(dropout), nn.Linear(16, 1))
         self.loss = self.Loss(self.model, on_batch)
         self.stream = PointStream()
 
@@ -169,9 +167,7 @@ def kill() -> None:
 def lines(folder: Path, *events: str) -> list[dict[str, Any]]:
     """Lines of the log without what depends on the clock."""
     clock = ("minutes", "tokens_per_second", "matmul_utilisation")
-    kept = (
-        line for line in RunLog(folder / "log.jsonl") if line["event"] in (events or ("train", "evaluation"))
-    )
+    kept = (line for line in RunLog(folder / "log.jsonl") if line["event"] in (events or ("train", "evaluation")))
     return [{key: value for key, value in line.items() if key not in clock} for line in kept]
 
 
@@ -371,9 +367,7 @@ def test_trainer_never_saves_or_evaluates_what_is_not_finite(tmp_path: Path) -> 
         assert all(weight.isfinite().all() for weight in task.model.state_dict().values())
         return {}
 
-    broken = trainer(
-        tmp_path, task, evaluate=evaluate, log_steps=100, evaluations=20, checkpoint_minutes=EVERY_STEP
-    )
+    broken = trainer(tmp_path, task, evaluate=evaluate, log_steps=100, evaluations=20, checkpoint_minutes=EVERY_STEP)
     with pytest.raises(RunError, match=r"norm is nan by step 12: start again .* with a lower learning_rate"):
         broken.run()
     assert evaluated == [2, 4, 6, 8, 10]

@@ -96,9 +96,7 @@ def test_pretrain_writes_the_recipes_network_its_log_and_its_recipe(finished: Re
     assert read_resolved(finished.folder / "pretrain") == finished
 
 
-def test_pretrain_again_after_the_end_changes_nothing(
-    finished: Recipe, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_pretrain_again_after_the_end_changes_nothing(finished: Recipe, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     before, log = weights(finished), list(RunLog(finished.folder / "pretrain" / "log.jsonl"))
     assert pretrain(finished)
@@ -107,9 +105,7 @@ def test_pretrain_again_after_the_end_changes_nothing(
     last = caplog.messages[-1]
     assert last.startswith("network of ")
     assert str(finished.folder / "pretrained") in last
-    assert last.endswith(
-        "MB) in " + f"{finished.folder / 'pretrained'}; next: finetune, or evaluate and export"
-    )
+    assert last.endswith("MB) in " + f"{finished.folder / 'pretrained'}; next: finetune, or evaluate and export")
 
 
 def test_pretrain_stopped_and_killed_ends_with_the_same_weights(
@@ -211,9 +207,7 @@ def test_pretrain_budget_in_minutes_becomes_tokens_once(
     trained = lines(recipe, "train")[-1]["tokens"]
     assert abs(trained - resolved.pretrain.tokens) <= recipe.pretrain.batch_tokens / 2
     before = weights(recipe)
-    assert (
-        main(command(recipe, recipe_file, budget)) == 0
-    )  # the same number of tokens, so nothing is left to do
+    assert main(command(recipe, recipe_file, budget)) == 0  # the same number of tokens, so nothing is left to do
     assert same(weights(recipe), before)
     assert main(["export", *command(recipe, recipe_file)[1:]]) == 0
     target = recipe.folder / "export" / "pretrained"

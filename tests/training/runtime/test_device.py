@@ -44,9 +44,7 @@ def test_choose_device_that_is_missing_is_an_error(monkeypatch: pytest.MonkeyPat
 def test_choose_device_refuses_one_gpu_for_several_processes_of_a_node(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
-    with pytest.raises(
-        RunError, match="device 'cuda:1' would be shared by all processes; with torchrun, use cuda"
-    ):
+    with pytest.raises(RunError, match="device 'cuda:1' would be shared by all processes; with torchrun, use cuda"):
         choose_device("cuda:1")
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "1")
     assert choose_device("cuda:1") == torch.device("cuda:1")

@@ -31,9 +31,7 @@ def test_write_tensors_makes_the_folder_and_is_read_back(tmp_path: Path) -> None
     assert [found.name for found in file.parent.iterdir()] == ["state.pt"]
 
 
-def test_write_tensors_on_a_full_disk_keeps_the_earlier_file(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_write_tensors_on_a_full_disk_keeps_the_earlier_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = tmp_path / "state.pt"
     write_tensors(file, {"step": 1})
     monkeypatch.setattr(torch, "save", lambda *_: (_ for _ in ()).throw(OSError(28, "No space left on device")))
