@@ -287,9 +287,7 @@ def _torch_errors() -> Iterator[None]:
 
 def _check_architectures(pretrained: Checkpoint, sentiment: Checkpoint) -> None:
     if not isinstance(pretrained.model, BertForPreTraining):
-        raise CheckpointError(
-            pretrained.path, "is a sequence classifier, BERT_PRETRAINED needs a masked-LM head"
-        )
+        raise CheckpointError(pretrained.path, "is a sequence classifier, BERT_PRETRAINED needs a masked-LM head")
     if not isinstance(sentiment.model, BertForSequenceClassification):
         raise CheckpointError(sentiment.path, "is no sequence classifier, which BERT_SENTIMENT needs")
 
@@ -301,9 +299,7 @@ def _describe(checkpoint: Checkpoint) -> ServedModel:
     else:
         tasks = (Task.FILL_MASK,) if network.next_sentence is None else (Task.FILL_MASK, Task.NEXT_SENTENCE)
     parameters = sum(parameter.numel() for parameter in network.parameters())
-    return ServedModel(
-        checkpoint.path.resolve().name, tasks, checkpoint.config, checkpoint.tokenizer, parameters
-    )
+    return ServedModel(checkpoint.path.resolve().name, tasks, checkpoint.config, checkpoint.tokenizer, parameters)
 
 
 def _place(

@@ -84,9 +84,7 @@ class Job(Generic[Item, Answer]):
     future: asyncio.Future[None] | None = None
 
     @classmethod
-    def of(
-        cls, lane: Hashable, items: Sequence[Item], costs: Sequence[int], deadline: float
-    ) -> Job[Item, Answer]:
+    def of(cls, lane: Hashable, items: Sequence[Item], costs: Sequence[int], deadline: float) -> Job[Item, Answer]:
         job = cls(
             lane,
             sum(costs),
@@ -95,9 +93,7 @@ class Job(Generic[Item, Answer]):
             answers=[None] * len(items),
             unanswered=len(items),
         )
-        job.waiting.extend(
-            Pending(job, i, item, cost) for i, (item, cost) in enumerate(zip(items, costs, strict=True))
-        )
+        job.waiting.extend(Pending(job, i, item, cost) for i, (item, cost) in enumerate(zip(items, costs, strict=True)))
         return job
 
     @property

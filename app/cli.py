@@ -26,9 +26,7 @@ REFUSED, MISUSED, UNREACHABLE, INTERRUPTED = 1, 2, 3, 130
 _EPILOG = """\
 exit codes: 0 answered (rows of a file may have an `error`), 1 the service refused or a file cannot be used,
 2 wrong usage, 3 the service cannot be reached, 130 interrupted"""
-_FILE_HELP = (
-    "answer every row of a CSV, TSV, JSONL, Parquet or text file, compressed or not; - is standard input"
-)
+_FILE_HELP = "answer every row of a CSV, TSV, JSONL, Parquet or text file, compressed or not; - is standard input"
 _OUTPUT_HELP = "until it is complete it is FILE.partial, and the same command goes on from there [-]"
 _COLUMN_HELP = "the column or field to read, by its name or its number [text]"
 
@@ -240,9 +238,7 @@ def _parser(environ: Mapping[str, str]) -> argparse.ArgumentParser:
         if name == "sentiment":
             task.add_argument("--pair-column", metavar="NAME", help="a second column: the text is its title")
         if name == "next-sentence":
-            task.add_argument(
-                "--pair-column", default="text_pair", metavar="NAME", help="the second text [text_pair]"
-            )
+            task.add_argument("--pair-column", default="text_pair", metavar="NAME", help="the second text [text_pair]")
     return parser
 
 

@@ -134,9 +134,7 @@ def _refuse(error: ValidationError) -> NoReturn:
         raise NotJSONError(faults[0]["msg"]) from None
     if faults[0]["type"] == "too_long" and faults[0]["loc"] == ("inputs", "many"):
         raise TooLargeError(f"the request has more than {MAX_INPUTS} inputs") from None
-    raise InvalidRequestError(
-        [FieldError(fault["msg"], _place(fault)) for fault in faults[:_MAX_FAULTS]]
-    ) from None
+    raise InvalidRequestError([FieldError(fault["msg"], _place(fault)) for fault in faults[:_MAX_FAULTS]]) from None
 
 
 def _place(fault: ErrorDetails) -> Loc:

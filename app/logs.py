@@ -56,9 +56,7 @@ def log_config(log_format: str, level: str) -> dict[str, Any]:
         "version": 1,
         "disable_existing_loggers": False,
         "formatters": {"line": {"()": formatter}},
-        "handlers": {
-            "stderr": {"class": "logging.StreamHandler", "formatter": "line", "stream": "ext://sys.stderr"}
-        },
+        "handlers": {"stderr": {"class": "logging.StreamHandler", "formatter": "line", "stream": "ext://sys.stderr"}},
         "root": {"handlers": ["stderr"], "level": "WARNING"},
         "loggers": {
             "app": {"level": level.upper()},

@@ -35,12 +35,8 @@ class Metrics:
             buckets=_SECONDS,
             registry=registry,
         )
-        self._batch_items = Histogram(
-            "bert_batch_size", "Inputs in one batch.", buckets=_COUNTS, registry=registry
-        )
-        self._batch_tokens = Histogram(
-            "bert_batch_tokens", "Tokens in one batch.", buckets=_TOKENS, registry=registry
-        )
+        self._batch_items = Histogram("bert_batch_size", "Inputs in one batch.", buckets=_COUNTS, registry=registry)
+        self._batch_tokens = Histogram("bert_batch_tokens", "Tokens in one batch.", buckets=_TOKENS, registry=registry)
         self._refused = Counter(
             "bert_requests_refused",
             "Requests refused because the queue was full, or too long for the server's deadline.",

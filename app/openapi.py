@@ -60,9 +60,7 @@ _REQUEST_ID = {
     }
 }
 _RETRY_AFTER = {"Retry-After": {"description": "Seconds to wait.", "schema": {"type": "integer", "minimum": 1}}}
-_CHALLENGE = {
-    "WWW-Authenticate": {"description": "That a key is wanted, as `Bearer`.", "schema": {"type": "string"}}
-}
+_CHALLENGE = {"WWW-Authenticate": {"description": "That a key is wanted, as `Bearer`.", "schema": {"type": "string"}}}
 _SERVER_TIMING = {
     "Server-Timing": {
         "description": "Milliseconds per stage: `tokenize;dur=0.1, queue;dur=0.2, inference;dur=3.4`.",

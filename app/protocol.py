@@ -234,9 +234,7 @@ class BoundedProtocol(HttpToolsProtocol):
         return answered and not self._in_request and not self.transport.is_closing()
 
     def _keep_alive(self) -> None:
-        self.timeout_keep_alive_task = self.loop.call_later(
-            self.timeout_keep_alive, self.timeout_keep_alive_handler
-        )
+        self.timeout_keep_alive_task = self.loop.call_later(self.timeout_keep_alive, self.timeout_keep_alive_handler)
 
     def _end(self) -> None:
         """Close; what the caller has not read by now it will not read."""

@@ -33,9 +33,7 @@ def listeners(port: int) -> list[int]:
                 _, local, _, state, *rest = line.split()
                 if state == _LISTENING and int(local.rsplit(":", 1)[1], 16) == port:
                     sockets.add(f"socket:[{rest[5]}]")
-    return [
-        int(folder.name) for folder in Path("/proc").glob("[0-9]*") if not sockets.isdisjoint(_open(folder))
-    ]
+    return [int(folder.name) for folder in Path("/proc").glob("[0-9]*") if not sockets.isdisjoint(_open(folder))]
 
 
 def _open(folder: Path) -> list[str]:

@@ -241,9 +241,7 @@ def _compute(
     from app.backend import TorchBackend
 
     forks = sys.platform == "linux"
-    backend = TorchBackend(
-        pretrained, sentiment, device=device, dtype=dtype, threads=threads, beside_others=forks
-    )
+    backend = TorchBackend(pretrained, sentiment, device=device, dtype=dtype, threads=threads, beside_others=forks)
     try:
         with suppress(EOFError, OSError):  # nobody is there any more
             prepared = _prepared(backend, connections)

@@ -57,9 +57,7 @@ TextOrPair = TypeAliasType(
 )
 Truncate = Annotated[
     bool,
-    Field(
-        description="Cut an input that is longer than the model's limit, instead of refusing it. Default: no."
-    ),
+    Field(description="Cut an input that is longer than the model's limit, instead of refusing it. Default: no."),
 ]
 Target = Annotated[str, Field(min_length=1, max_length=200)]
 

@@ -132,9 +132,7 @@ def answered(
         row = without(given, names.values())
         new = dict.fromkeys(job.added) | new_columns(outcome, row.fault)
         if job.target_format != "jsonl":
-            new = {
-                name: " ".join(map(str, cell)) if isinstance(cell, list) else cell for name, cell in new.items()
-            }
+            new = {name: " ".join(map(str, cell)) if isinstance(cell, list) else cell for name, cell in new.items()}
         yield given.cells, row.cells | {names[name]: value for name, value in new.items()}
 
 

@@ -95,16 +95,12 @@ class Settings(BaseModel):
     request_timeout_ms: int = Field(
         30_000, ge=1, description="deadline of a request; X-Request-Timeout-Ms can shorten it"
     )
-    drain_seconds: float = Field(
-        25, ge=0, description="after SIGTERM, the time that accepted requests have to finish"
-    )
+    drain_seconds: float = Field(25, ge=0, description="after SIGTERM, the time that accepted requests have to finish")
     api_keys: Names = Field(
         (),
         description="comma-separated; with any, the tasks and /hf/* ask for one (health and info do not)",
     )
-    cors_origins: Names = Field(
-        (), description="comma-separated origins that browsers may call from; * for all"
-    )
+    cors_origins: Names = Field((), description="comma-separated origins that browsers may call from; * for all")
     docs: Access = Field(
         "open",
         description="the playground, /docs and /openapi.json: for everyone, for key holders, or for nobody",
@@ -139,9 +135,7 @@ class Settings(BaseModel):
             SettingsError: names every variable whose value cannot be used.
         """
         given = {
-            name: environ[PREFIX + name.upper()]
-            for name in cls.model_fields
-            if environ.get(PREFIX + name.upper())
+            name: environ[PREFIX + name.upper()] for name in cls.model_fields if environ.get(PREFIX + name.upper())
         }
         try:
             return cls.model_validate(given | dict(flags or {}))

@@ -92,9 +92,7 @@ class Workers:
             # The files have holes, and who writes into one that cannot be filled is killed.
             free, needed = shutil.disk_usage(folder).free, self.settings.workers * _METRICS_BYTES
             if free < needed:
-                reason = (
-                    f"{folder}: {free:,} bytes are free, but the metrics of all workers may take {needed:,}"
-                )
+                reason = f"{folder}: {free:,} bytes are free, but the metrics of all workers may take {needed:,}"
                 last_words(f"{reason}: make room, or set TMPDIR", self.settings.log_format)
                 return FAILED
             os.environ[SHARED_METRICS] = folder
@@ -183,9 +181,7 @@ class Workers:
     def _kill_hung(self) -> None:
         """Those that hang, and at the end those that do not end."""
         now = time.monotonic()
-        passed = min(
-            now - self.looked, _LOOK_SECONDS
-        )  # while this process was stopped, they may have been as well
+        passed = min(now - self.looked, _LOOK_SECONDS)  # while this process was stopped, they may have been as well
         self.looked = now
         for worker in self.workers:
             heartbeats = worker.heartbeats.value

@@ -103,9 +103,7 @@ def transformers_forward(directory: Path, dtype: str) -> Callable[[dict[str, Any
 
     @torch.inference_mode()
     def forward(batch: dict[str, Any]) -> np.ndarray:
-        return (
-            network(**{name: torch.from_numpy(array) for name, array in batch.items()}).logits.float().numpy()
-        )
+        return network(**{name: torch.from_numpy(array) for name, array in batch.items()}).logits.float().numpy()
 
     return forward
 
@@ -156,9 +154,7 @@ def contestants(directories: tuple[Path, Path], dtypes: Sequence[str], folder: P
         makers |= {
             f"ours, sorted, {dtype}": lambda d=dtype: ours(directories, d, threads=threads),
             f"ours, unsorted, {dtype}": lambda d=dtype: ours(directories, d, sort=False, threads=threads),
-            f"transformers, sorted, {dtype}": lambda d=dtype: padded(
-                sentiment, transformers_forward(sentiment, d)
-            ),
+            f"transformers, sorted, {dtype}": lambda d=dtype: padded(sentiment, transformers_forward(sentiment, d)),
             f"transformers, unsorted, {dtype}": lambda d=dtype: padded(
                 sentiment, transformers_forward(sentiment, d), sort=False
             ),
@@ -267,10 +263,7 @@ def main() -> None:
         speeds = take_turns(crew.scorers, given, options.rounds)
     flops = useful_flops(directories[1], given)
     shown = ", ".join(f"{d} {peak / 1e9:,.0f} GFLOP/s" for d, peak in peaks.items())
-    print(
-        f"\n{len(given)} sentences of {flops / 1e6:.0f} MFLOP, "
-        f"{threads} threads in {options.processes} process(es)"
-    )
+    print(f"\n{len(given)} sentences of {flops / 1e6:.0f} MFLOP, {threads} threads in {options.processes} process(es)")
     print(f"matmul peak {shown}\n")
     print("| | sentences/s | ours is faster (lowest to highest round) | share of peak |\n|---|---|---|---|")
     for name, own in speeds.items():

@@ -62,17 +62,14 @@ def main() -> None:
         after = resident(server)
     finally:
         server.stop()
-    print(
-        f"load average {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores, {options.inputs} sentences a request"
-    )
+    print(f"load average {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores, {options.inputs} sentences a request")
     print("capacity:", ", ".join(f"{report.throughput:,.0f}" for report in calm), "sentences/s")
     statuses: Counter[str] = sum((report.statuses for report in busy), Counter())
     print(f"{options.factor:g} times of that: statuses {dict(sorted(statuses.items()))}")
     share = used / (options.rounds * (_WARM_UP + options.seconds)) / (os.cpu_count() or 1)
     print(f"the load generator took {share:.0%} of all cores meanwhile")
     ratios = [
-        2 * overloaded.goodput / (calm[i].throughput + calm[i + 1].throughput)
-        for i, overloaded in enumerate(busy)
+        2 * overloaded.goodput / (calm[i].throughput + calm[i + 1].throughput) for i, overloaded in enumerate(busy)
     ]
     rounds = ", ".join(f"{ratio:.0%}" for ratio in ratios)
     print(f"goodput: {statistics.median(ratios):.0%} of the capacity before and after (rounds: {rounds})")

@@ -66,15 +66,12 @@ def take_turns(servers: Sequence[Server], scenario: Scenario, rounds: int) -> di
     return reports
 
 
-def half_load(
-    server: Server, sentences: Sequence[str], speed: float, seconds: float, rounds: int
-) -> list[Report]:
+def half_load(server: Server, sentences: Sequence[str], speed: float, seconds: float, rounds: int) -> list[Report]:
     """Open loop at half of the measured throughput."""
     server.thaw()
     bodies = server.bodies(sentences, 1)
     reports = [
-        load.measure(server.url, bodies, seconds=seconds, rate=speed / 2, warm_up=_WARM_UP)
-        for _ in range(rounds)
+        load.measure(server.url, bodies, seconds=seconds, rate=speed / 2, warm_up=_WARM_UP) for _ in range(rounds)
     ]
     server.freeze()
     return reports
@@ -89,9 +86,7 @@ def table(scenario: str, reports: dict[str, list[Report]]) -> str:
     ]
     for name, own in reports.items():
         ratios = [
-            a.throughput / b.throughput
-            for a, b in zip(next(iter(reports.values())), own, strict=True)
-            if b.latencies
+            a.throughput / b.throughput for a, b in zip(next(iter(reports.values())), own, strict=True) if b.latencies
         ]
         spread = f"{median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})" if ratios else "-"
         latency = " | ".join(
@@ -117,9 +112,7 @@ def plot(reports: dict[str, dict[str, list[Report]]], file: Path) -> None:
     from matplotlib import pyplot
 
     rows = max(len(by_name) for by_name in reports.values())
-    figure, panels = pyplot.subplots(
-        1, len(reports), figsize=(4 * len(reports), 0.6 + 0.35 * rows), squeeze=False
-    )
+    figure, panels = pyplot.subplots(1, len(reports), figsize=(4 * len(reports), 0.6 + 0.35 * rows), squeeze=False)
     for panel, (scenario, by_name) in zip(panels[0], reports.items(), strict=True):
         speeds = [[report.throughput for report in own] for own in by_name.values()]
         middles = [median(own) for own in speeds]
@@ -163,9 +156,7 @@ def main() -> None:
     parser.add_argument("--only", nargs="+", help="names of peers, as far as they tell them apart")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--seconds", type=float, default=6, help="of one measurement")
-    parser.add_argument(
-        "--client", choices=["auto", "wrk", "python"], default="auto", help="auto: wrk if installed"
-    )
+    parser.add_argument("--client", choices=["auto", "wrk", "python"], default="auto", help="auto: wrk if installed")
     parser.add_argument("--plot", type=Path, help="file for a picture")
     parser.add_argument("--serve", default="", help="flags for bert-serve, such as '--workers 2'")
     options = parser.parse_args()
@@ -182,9 +173,7 @@ def main() -> None:
     with ExitStack() as stack:
         servers = start(servers, stack)
         client = "wrk" if use_wrk else "benchmarks.load"
-        print(
-            f"{options.dtype}, {os.cpu_count()} cores, load by {client}, load average {os.getloadavg()[0]:.1f}"
-        )
+        print(f"{options.dtype}, {os.cpu_count()} cores, load by {client}, load average {os.getloadavg()[0]:.1f}")
         limits = [ceiling(score, sentences[:1024])]
         for scenario in scenarios(sentences, options.seconds, use_wrk):
             everything[scenario.name] = take_turns(servers, scenario, options.rounds)
@@ -195,9 +184,7 @@ def main() -> None:
         half = half_load(servers[0], sentences, speed, options.seconds, options.rounds)
     print(table(f"one sentence, Poisson arrivals at half load ({speed / 2:,.0f}/s)", {servers[0].name: half}))
     limit = median(limits)
-    print(
-        f"\nOffline, the same backend: {limit:,.0f} sentences/s; over HTTP {speed / limit:.0%} of it with one"
-    )
+    print(f"\nOffline, the same backend: {limit:,.0f} sentences/s; over HTTP {speed / limit:.0%} of it with one")
     print(f"sentence in a request, {median(r.throughput for r in own[1]) / limit:.0%} with {_LIST}.")
     if options.plot:
         plot(everything, options.plot)

@@ -112,9 +112,7 @@ def main() -> None:
     ours = {status: n for status, n in sorted(statuses.items()) if status not in _EXPECTED}
     start, end = memory[0], memory[-1]
     growth = end / start - 1
-    print(
-        f"capacity {capacity.throughput:,.0f} sentences/s; {options.load:.0%} of it for {options.minutes:g} min"
-    )
+    print(f"capacity {capacity.throughput:,.0f} sentences/s; {options.load:.0%} of it for {options.minutes:g} min")
     print(f"{statuses.total():,} requests, and {left:,} callers who hung up ({cancelled:,.0f} before compute)")
     print(f"statuses {dict(sorted(statuses.items()))}, {waiting:g} left in the queue")
     print(f"errors of ours: {ours or 'none'}")

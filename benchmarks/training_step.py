@@ -1,4 +1,4 @@
-"""`bench`: a training step of this repository beside the same step of `transformers`, in one run.
+"""`python -m training bench`: a training step of this repository beside the same step of `transformers`, in one run.
 
 Both get the same examples, weights of the same shape, precision, scaled dot-product attention, AdamW and clipping. Here
 they are packed into batches of constant shape, as in training; `transformers` gets them padded to the longest, as its

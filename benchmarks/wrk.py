@@ -40,9 +40,7 @@ def installed() -> bool:
     return shutil.which("wrk") is not None
 
 
-def measure(
-    url: str, bodies: Sequence[bytes], *, seconds: float, connections: int = 64, inputs: int = 1
-) -> Report:
+def measure(url: str, bodies: Sequence[bytes], *, seconds: float, connections: int = 64, inputs: int = 1) -> Report:
     """A closed loop from one thread. Latencies are wrk's 1,000 quantiles, spread over the answers."""
     with tempfile.TemporaryDirectory() as folder:
         lines, script = Path(folder) / "bodies", Path(folder) / "load.lua"

@@ -133,9 +133,7 @@ def _save_tensors(file: Path, tensors: dict[str, Tensor]) -> None:
     temporary = file.with_name(f".{file.name}.tmp")
     try:
         save_file(tensors, temporary, metadata={"format": "pt"})
-        shutil.copymode(
-            file.with_name("config.json"), temporary
-        )  # safetensors makes it readable by the owner only
+        shutil.copymode(file.with_name("config.json"), temporary)  # safetensors makes it readable by the owner only
         temporary.replace(file)
     finally:
         temporary.unlink(missing_ok=True)

@@ -14,9 +14,7 @@ from model.errors import ConfigError
 ACTIVATIONS = ("gelu", "gelu_new", "gelu_pytorch_tanh", "gelu_fast", "relu", "silu", "swish", "tanh")
 
 # Turc et al. 2019 (tiny to medium) and Devlin et al. 2018, section 3 (base, large).
-_PRESETS: dict[
-    str, tuple[int, int]
-] = {  # name: (layers, hidden size); heads of 64, feed-forward 4 times as wide
+_PRESETS: dict[str, tuple[int, int]] = {  # name: (layers, hidden size); heads of 64, feed-forward 4 times as wide
     "tiny": (2, 128),
     "mini": (4, 256),
     "small": (4, 512),
@@ -75,8 +73,7 @@ class BertConfig:
                 raise ConfigError(f"{name} must be a positive integer, not {reprlib.repr(value)}")
         if self.hidden_size % self.num_attention_heads:
             raise ConfigError(
-                f"hidden_size {self.hidden_size} is not divisible by "
-                f"num_attention_heads {self.num_attention_heads}"
+                f"hidden_size {self.hidden_size} is not divisible by num_attention_heads {self.num_attention_heads}"
             )
         if self.hidden_act not in ACTIVATIONS:
             given = reprlib.repr(self.hidden_act)

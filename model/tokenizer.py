@@ -90,9 +90,7 @@ class Tokenizer:
         if missing:
             raise ValueError(f"the vocabulary has no {', '.join(missing)}")
         if UNK not in rust.get_vocab(with_added_tokens=False) or rust.model.unk_token != UNK:
-            raise ValueError(
-                f"the unknown token {rust.model.unk_token!r} is not {UNK}, or not in the vocabulary"
-            )
+            raise ValueError(f"the unknown token {rust.model.unk_token!r} is not {UNK}, or not in the vocabulary")
         rust.no_padding()
         rust.no_truncation()
         known = {added.content for added in rust.get_added_tokens_decoder().values()}

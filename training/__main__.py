@@ -107,9 +107,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parsed = _parse(arguments)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s  %(message)s", datefmt="%H:%M:%S")
     logging.captureWarnings(True)
-    signal.signal(
-        signal.SIGTERM, signal.default_int_handler
-    )  # like Ctrl-C, so that nothing is left half-written
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # like Ctrl-C, so that nothing is left half-written
     try:
         finished = _run(parsed)
     except (BertError, OSError) as error:
@@ -145,9 +143,7 @@ def _parser() -> argparse.ArgumentParser:
         command = commands.add_parser(name, help=summary, description=summary, parents=[recipe])
         command.add_argument("--tensorboard", action="store_true", help="write event files for TensorBoard too")
         if name == "evaluate":
-            command.add_argument(
-                "--weights", type=Path, help="folder of exported checkpoints to evaluate instead"
-            )
+            command.add_argument("--weights", type=Path, help="folder of exported checkpoints to evaluate instead")
     summary = "print training examples with their masks and labels, and the share of each kind"
     inspection = commands.add_parser("inspect", help=summary, description=summary, parents=[recipe])
     inspection.add_argument("--examples", type=int, default=5, help="how many to print")

@@ -377,14 +377,10 @@ class Recipe(_Strict):
         }
         for key, length in longest.items():
             if length > micro:
-                raise ValueError(
-                    f"{key}: an example has up to {length} tokens, more than micro_batch_tokens ({micro})"
-                )
+                raise ValueError(f"{key}: an example has up to {length} tokens, more than micro_batch_tokens ({micro})")
         for key, tokens in (("pretrain", self.pretrain.batch_tokens), ("finetune", self.finetune.batch_tokens)):
             if tokens % micro:
-                raise ValueError(
-                    f"{key}.batch_tokens ({tokens}) must be a multiple of micro_batch_tokens ({micro})"
-                )
+                raise ValueError(f"{key}.batch_tokens ({tokens}) must be a multiple of micro_batch_tokens ({micro})")
         return self
 
     @model_validator(mode="after")
@@ -442,9 +438,7 @@ def recipe_keys(table: type[BaseModel] = Recipe, prefix: str = "") -> Iterator[t
     for name, field in table.model_fields.items():
         if name in ("loaded", "overrides"):  # not for a recipe to set
             continue
-        inner = next(
-            (kind for kind in (field.annotation, *get_args(field.annotation)) if _is_table(kind)), None
-        )
+        inner = next((kind for kind in (field.annotation, *get_args(field.annotation)) if _is_table(kind)), None)
         if inner is None or inner is not field.annotation:  # a value, or a table that may be left out
             yield prefix + name, field
         if inner not in (None, SourceConfig):
@@ -488,6 +482,26 @@ def read_resolved(folder: Path) -> Recipe | None:
         return Recipe.model_validate_json((folder / RESOLVED).read_text(encoding="utf-8"))
     except (OSError, ValidationError):
         return None
+
+
+def with_earlier(recipe: Recipe, folder: Path, *tables: str) -> Recipe:
+    """The recipe with the tables, and overrides of them, that an earlier command of the run used: later commands need
+    not repeat the overrides.
+
+    Args:
+        folder: of the earlier stage; without a `recipe.json` the recipe is returned as it is.
+        tables: such as `pretrain`.
+    """
+    earlier = read_resolved(folder)
+    if earlier is None:
+        return recipe
+
+    def is_earlier(override: str) -> bool:
+        return override.partition("=")[0].partition(".")[0] in tables
+
+    overrides = [o for o in earlier.overrides if is_earlier(o)] + [o for o in recipe.overrides if not is_earlier(o)]
+    changes: dict[str, Any] = {name: getattr(earlier, name) for name in tables}
+    return recipe.model_copy(update=changes | {"overrides": tuple(overrides)})
 
 
 def _apply(values: dict[str, Any], override: str) -> None:

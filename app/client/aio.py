@@ -87,9 +87,7 @@ class AsyncBertClient:
     @overload
     async def fill_mask(self, inputs: str, **options: Unpack[FillMaskOptions]) -> FillMaskResult: ...
     @overload
-    async def fill_mask(
-        self, inputs: list[str], **options: Unpack[FillMaskOptions]
-    ) -> list[FillMaskResult]: ...
+    async def fill_mask(self, inputs: list[str], **options: Unpack[FillMaskOptions]) -> list[FillMaskResult]: ...
     async def fill_mask(
         self, inputs: str | list[str], **options: Unpack[FillMaskOptions]
     ) -> FillMaskResult | list[FillMaskResult]:

@@ -37,9 +37,7 @@ class Call(Generic[Result_co]):
 
     def __post_init__(self) -> None:
         if self.request_id is not None and not is_sane(self.request_id):
-            raise ValueError(
-                f"request_id is {self.request_id!r}: give 1 to 128 ASCII letters, digits or . _ : / + = -"
-            )
+            raise ValueError(f"request_id is {self.request_id!r}: give 1 to 128 ASCII letters, digits or . _ : / + = -")
 
     def body(self, inputs: Sequence[bytes]) -> bytes:
         """A request body of encoded inputs."""
@@ -108,9 +106,7 @@ def next_sentence(*, truncate: bool = False, request_id: str | None = None) -> C
     return Call("/next-sentence", _parameters(truncate=truncate), _label_result, request_id)
 
 
-def sentiment(
-    *, top_k: int | None = None, truncate: bool = False, request_id: str | None = None
-) -> Call[LabelResult]:
+def sentiment(*, top_k: int | None = None, truncate: bool = False, request_id: str | None = None) -> Call[LabelResult]:
     """What a text feels."""
     return Call("/sentiment", _parameters(top_k=top_k, truncate=truncate), _label_result, request_id)
 
@@ -216,9 +212,9 @@ def read_limits(response: httpx.Response) -> Limits:
 
 
 def _parameters(**given: object) -> bytes:
-    return json.dumps(
-        {name: value for name, value in given.items() if value is not None}, ensure_ascii=False
-    ).encode(errors="surrogatepass")
+    return json.dumps({name: value for name, value in given.items() if value is not None}, ensure_ascii=False).encode(
+        errors="surrogatepass"
+    )
 
 
 def _fill_mask_result(result: Any) -> FillMaskResult:

@@ -117,9 +117,7 @@ class BertClient:
     def next_sentence(self, inputs: Pair, **options: Unpack[Options]) -> LabelResult: ...
     @overload
     def next_sentence(self, inputs: list[Pair], **options: Unpack[Options]) -> list[LabelResult]: ...
-    def next_sentence(
-        self, inputs: Pair | list[Pair], **options: Unpack[Options]
-    ) -> LabelResult | list[LabelResult]:
+    def next_sentence(self, inputs: Pair | list[Pair], **options: Unpack[Options]) -> LabelResult | list[LabelResult]:
         """The probability that the second text of a pair stood right after the first."""
         return self._answer(calls.next_sentence(**options), inputs)
 
@@ -193,8 +191,6 @@ class BertClient:
             self._sleep(step.seconds)
             return None
         try:
-            return self._http.request(
-                step.method, step.path, content=step.body, headers=step.headers(self._timeout)
-            )
+            return self._http.request(step.method, step.path, content=step.body, headers=step.headers(self._timeout))
         except httpx.RequestError as error:
             return error

@@ -28,7 +28,5 @@ def sentiment(request: Request) -> list[object]:
 
 if __name__ == "__main__":
     directory, port, dtype = sys.argv[1:]
-    app.state.classify = pipeline(
-        "text-classification", model=directory, device="cpu", dtype=getattr(torch, dtype)
-    )
+    app.state.classify = pipeline("text-classification", model=directory, device="cpu", dtype=getattr(torch, dtype))
     uvicorn.run(app, host="127.0.0.1", port=int(port), log_level="warning", access_log=False)

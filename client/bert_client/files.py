@@ -125,9 +125,7 @@ def open_file(name: str, progress: Progress | None = None) -> Iterator[File]:
                 head = cast("Any", content).peek(1)
         except read_errors() as error:
             raise TableError(f"{shown}: cannot be read ({error})") from error
-        yield File(
-            shown, content, head, status.st_size if stat.S_ISREG(status.st_mode) else None, is_compressed
-        )
+        yield File(shown, content, head, status.st_size if stat.S_ISREG(status.st_mode) else None, is_compressed)
 
 
 def text_lines(file: File, encoding: str, longest: int = -1) -> Iterator[str]:

@@ -283,9 +283,7 @@ def _rows(
         padded = cells + [""] * (len(columns) - len(cells))
         yield Row(record.number, dict(zip(columns, padded, strict=False)), fault)
     if suspicious > _SHOWN_WARNINGS:
-        warnings.append(
-            f"{file.name}: {suspicious - _SHOWN_WARNINGS} more quoted cells seem to hold whole rows"
-        )
+        warnings.append(f"{file.name}: {suspicious - _SHOWN_WARNINGS} more quoted cells seem to hold whole rows")
 
 
 def _width_fault(record: Record, columns: tuple[str, ...]) -> str:

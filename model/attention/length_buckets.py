@@ -30,9 +30,7 @@ def length_buckets(
         differs = tokens and longest != length
         too_long = equal_above is not None and max(longest, length) > equal_above
         full = max_tokens is not None and tokens and padded > max_tokens
-        wasteful = waste > PADDING_TOLERANCE * padded and (
-            tokens >= SMALL_BUCKET_TOKENS or waste > SMALL_BUCKET_TOKENS
-        )
+        wasteful = waste > PADDING_TOLERANCE * padded and (tokens >= SMALL_BUCKET_TOKENS or waste > SMALL_BUCKET_TOKENS)
         if (differs and too_long) or full or wasteful:
             buckets.append(range(start, i))
             start, tokens, longest = i, 0, 0

@@ -57,9 +57,7 @@ def find_chunk_sizes(
 
     def cost(product: _Product) -> float:
         return sum(
-            _costs(groups[product], call)[n] / max(n, _MIN_COSTED_ROWS)
-            for groups in groups_by_threads
-            for n in sizes
+            _costs(groups[product], call)[n] / max(n, _MIN_COSTED_ROWS) for groups in groups_by_threads for n in sizes
         )
 
     if not all(groups_by_threads):
@@ -69,9 +67,7 @@ def find_chunk_sizes(
         best = [min(shared, key=cost)] * len(threads)
     else:  # a row's result then depends on the number of threads, but still not on other rows
         best = [max(groups, key=lambda product: len(groups[product])) for groups in groups_by_threads]
-    return {
-        count: groups[product] for count, groups, product in zip(threads, groups_by_threads, best, strict=True)
-    }
+    return {count: groups[product] for count, groups, product in zip(threads, groups_by_threads, best, strict=True)}
 
 
 def cancelling_operands(inner: int, columns: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:

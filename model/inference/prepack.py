@@ -52,26 +52,20 @@ class PrepackedLinear(nn.Module):
         self.register_buffer("weight", packed, persistent=False)
         self.register_buffer("bias", bias.detach(), persistent=False)
         self.activation, self.variant = ("none", "") if activation is None else _FUSED_ACTIVATIONS[activation]
-        self.separate_gelu = (
-            self.activation == "gelu" and weight.dtype == torch.float32
-        )  # torch's GELU is faster
+        self.separate_gelu = self.activation == "gelu" and weight.dtype == torch.float32  # torch's GELU is faster
         if self.separate_gelu:
             self.activation = "none"
         self.chunk_sizes: dict[int, ChunkSizes] | None = None
         if weight.dtype == torch.bfloat16:
             threads = threads or (torch.get_num_threads(),)
-            self.chunk_sizes = _chunk_sizes(
-                in_features, self.out_features, self.activation, self.variant, threads
-            )
+            self.chunk_sizes = _chunk_sizes(in_features, self.out_features, self.activation, self.variant, threads)
 
     def forward(self, x: Tensor) -> Tensor:
         """(rows, in_features) -> (rows, out_features)"""
         if self.chunk_sizes is None:
             out = self._multiply(x)
         else:
-            out = multiply_in_chunks(
-                self._multiply, x, self.chunk_sizes[torch.get_num_threads()], self.out_features
-            )
+            out = multiply_in_chunks(self._multiply, x, self.chunk_sizes[torch.get_num_threads()], self.out_features)
         return torch.ops.aten.gelu_(out, approximate=self.variant) if self.separate_gelu else out
 
     def _multiply(self, x: Tensor) -> Tensor:
@@ -186,11 +180,7 @@ def _chunk_sizes(
 def _agrees(layer: BertLayer, activation: str | None, threads: tuple[int, ...]) -> bool:
     """Whether the widest product of a layer is computed correctly. The operators are internal to torch."""
     weight = layer.intermediate.weight
-    if (
-        weight.device.type != "cpu"
-        or weight.dtype not in _TOLERANCE
-        or not torch.backends.mkldnn.is_available()
-    ):
+    if weight.device.type != "cpu" or weight.dtype not in _TOLERANCE or not torch.backends.mkldnn.is_available():
         return False
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(5, weight.shape[1], generator=generator).to(weight.dtype)

@@ -43,13 +43,10 @@ def told(answer: httpx.Response) -> tuple[int, dict[str, str], dict[str, Any]]:
 
 @guarded
 @pytest.mark.parametrize(("headers", "content", "status"), REFUSED.values(), ids=REFUSED)
-def test_refusal_is_the_same_without_the_app(
-    url: str, headers: dict[str, str], content: bytes, status: int
-) -> None:
+def test_refusal_is_the_same_without_the_app(url: str, headers: dict[str, str], content: bytes, status: int) -> None:
     with httpx.Client(base_url=url, timeout=PATIENCE) as client:
         without, with_app = (
-            client.post(target, headers=headers, content=content)
-            for target in ("/sentiment", "/sentiment?way=long")
+            client.post(target, headers=headers, content=content) for target in ("/sentiment", "/sentiment?way=long")
         )
         assert without.status_code == status
         assert told(without) == told(with_app)
@@ -117,9 +114,7 @@ def test_connection_of_the_refused_goes_on(url: str, backend: Any) -> None:
 @guarded
 def test_body_that_is_none_does_not_answer_twice(url: str) -> None:
     with socket.create_connection(("127.0.0.1", int(url.rsplit(":", 1)[1])), timeout=PATIENCE) as connection:
-        connection.sendall(
-            b"POST /sentiment HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\nabc"
-        )
+        connection.sendall(b"POST /sentiment HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\nabc")
         received = b""
         while part := connection.recv(1 << 16):
             received += part

@@ -77,9 +77,7 @@ def test_scores_are_probabilities_of_the_whole_vocabulary(loaded: TorchBackend, 
     assert answer.scores[0] == sorted(answer.scores[0], reverse=True)
 
 
-def test_targets_keep_their_probability_in_the_whole_vocabulary(
-    loaded: TorchBackend, tokenizer: Tokenizer
-) -> None:
+def test_targets_keep_their_probability_in_the_whole_vocabulary(loaded: TorchBackend, tokenizer: Tokenizer) -> None:
     good, bad = tokenizer.token_id("good"), tokenizer.token_id("bad")
     whole, chosen = answered(
         loaded,
@@ -125,9 +123,7 @@ def test_bfloat16_gives_nearly_the_same_scores(
     half = TorchBackend(pretrained, sentiment, device="cpu", dtype="bfloat16")
     half.load()
     queries = [masked(tokenizer, text, 3) for text in TEXTS]
-    for one, other in zip(
-        answered(half, "pretrained", queries), answered(loaded, "pretrained", queries), strict=True
-    ):
+    for one, other in zip(answered(half, "pretrained", queries), answered(loaded, "pretrained", queries), strict=True):
         assert one.scores[0] == pytest.approx(other.scores[0], abs=0.03)
 
 
@@ -259,9 +255,7 @@ def test_filled_batch_answers_as_single_queries_do(loaded: TorchBackend, tokeniz
     assert tokens != round_up_to_bucket(tokens)
     singles = [answered(loaded, "pretrained", [query])[0] for query in queries]
     for single, together in zip(singles, answered(loaded, "pretrained", queries), strict=True):
-        torch.testing.assert_close(
-            torch.tensor(single.scores), torch.tensor(together.scores), atol=1e-5, rtol=0
-        )
+        torch.testing.assert_close(torch.tensor(single.scores), torch.tensor(together.scores), atol=1e-5, rtol=0)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])

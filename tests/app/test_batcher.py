@@ -35,9 +35,7 @@ Requests = st.lists(st.lists(st.integers(1, 40), min_size=1, max_size=6), min_si
 
 def waiting_of(requests: Sequence[Sequence[int]]) -> deque[Job[tuple[int, int], int]]:
     """One job per list of costs; an item is (request, index)."""
-    return deque(
-        Job.of("lane", [(r, i) for i in range(len(costs))], costs, FAR) for r, costs in enumerate(requests)
-    )
+    return deque(Job.of("lane", [(r, i) for i in range(len(costs))], costs, FAR) for r, costs in enumerate(requests))
 
 
 def batches_of(requests: Sequence[Sequence[int]], budget: int) -> list[list[tuple[int, int]]]:

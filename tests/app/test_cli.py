@@ -64,9 +64,7 @@ class HoldingRequest(BaseHTTPRequestHandler):
             self.server.entered.set()
             self.server.gate.wait(2 * PATIENCE)
             return
-        self.answer(
-            {"results": [{"predictions": [{"label": "A", "score": 1}], "tokens": 3, "truncated": False}]}
-        )
+        self.answer({"results": [{"predictions": [{"label": "A", "score": 1}], "tokens": 3, "truncated": False}]})
 
     def answer(self, content: object) -> None:
         body = json.dumps(content).encode()
@@ -97,9 +95,7 @@ def bert(url: str, capsys: pytest.CaptureFixture[str]) -> Bert:
 def light(program: str, *arguments: str, given: str = "") -> subprocess.CompletedProcess[str]:
     """Run Python in an interpreter that has httpx only."""
     command = [sys.executable, "-W", "error", "-c", LIGHT + program, *arguments]
-    return subprocess.run(
-        command, cwd=ROOT, input=given, capture_output=True, text=True, timeout=120, check=False
-    )
+    return subprocess.run(command, cwd=ROOT, input=given, capture_output=True, text=True, timeout=120, check=False)
 
 
 def test_file_for_a_service_that_is_not_there_waits_and_says_so() -> None:
@@ -135,9 +131,7 @@ with BertClient(sys.argv[1]) as client:
 
 
 def test_command_works_where_only_httpx_is_installed(url: str) -> None:
-    done = light(
-        "from app.cli import main; main()", "sentiment", "--url", url, "--file", "-", given="good\n\nbad\n"
-    )
+    done = light("from app.cli import main; main()", "sentiment", "--url", url, "--file", "-", given="good\n\nbad\n")
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines() == [
         "text\tlabel\tscore\ttruncated\terror",
@@ -304,10 +298,7 @@ def test_fault_of_the_first_row_is_no_other_than_of_the_next(bert: Bert, tmp_pat
     command = ("sentiment", "--file", str(source), "--column", "review", "--json")
     assert bert(*command, "--output", str(tmp_path / "out.json"))[0] == 0
     source.write_text("{}\n")
-    assert (
-        bert("sentiment", "--file", str(source))[2]
-        == f"bert: {source}, line 1: the first rows have no fields\n"
-    )
+    assert bert("sentiment", "--file", str(source))[2] == f"bert: {source}, line 1: the first rows have no fields\n"
     source.write_text("no JSON\n" * 200)
     code, output, complaint = bert("sentiment", "--file", str(source))
     assert (code, output, complaint) == (
@@ -318,9 +309,7 @@ def test_fault_of_the_first_row_is_no_other_than_of_the_next(bert: Bert, tmp_pat
 
 
 @pytest.mark.parametrize("name", ["texts.txt.gz", "texts.csv.gz", "texts.jsonl.gz"])
-def test_bert_file_that_is_cut_off_keeps_what_is_answered_and_goes_on(
-    bert: Bert, tmp_path: Path, name: str
-) -> None:
+def test_bert_file_that_is_cut_off_keeps_what_is_answered_and_goes_on(bert: Bert, tmp_path: Path, name: str) -> None:
     source, target = tmp_path / name, tmp_path / "scored.csv"
     content = {"texts.txt.gz": b"good\n" * 9, "texts.csv.gz": b"text\n" + b"good\n" * 9}.get(name)
     whole = gzip.compress(content or b'{"text": "good"}\n' * 9)
@@ -344,9 +333,7 @@ def test_bert_late_fault_costs_its_row_only(bert: Bert, tmp_path: Path) -> None:
     source, target = tmp_path / "big.csv", tmp_path / "scored.csv"
     source.write_text("id,text\n" + "1,good\n" * 2000 + '2,"open quote\n3,good\n4,short,long\n5,good\n')
     code, _, complaints = bert("sentiment", "--file", str(source), "--output", str(target))
-    assert (code, complaints.split(", ")[:2]) == (0, ["2", "004 rows"]) or complaints.startswith(
-        "2,004 rows, 2 with"
-    )
+    assert (code, complaints.split(", ")[:2]) == (0, ["2", "004 rows"]) or complaints.startswith("2,004 rows, 2 with")
     rows = list(csv.DictReader(io.StringIO(target.read_text())))
     assert [row["id"] for row in rows[-4:]] == ["2", "3", "4", "5"]
     assert [bool(row["error"]) for row in rows[-4:]] == [True, False, True, False]
@@ -483,9 +470,7 @@ main()
 
 
 @pytest.mark.parametrize("end", [signal.SIGTERM, signal.SIGHUP])
-def test_command_that_is_ended_leaves_no_half_file(
-    holding: Holding, tmp_path: Path, end: signal.Signals
-) -> None:
+def test_command_that_is_ended_leaves_no_half_file(holding: Holding, tmp_path: Path, end: signal.Signals) -> None:
     (tmp_path / "texts.txt").write_text("hold\n")
     url = f"http://127.0.0.1:{holding.server_port}"
     command = [sys.executable, "-c", _INTERRUPTIBLE, "sentiment", "--url", url]

@@ -124,9 +124,7 @@ async def test_unknown_target_is_named(backend: Any) -> None:
 
 
 @pytest.mark.parametrize(("top_k", "expected"), [(None, 6), (2, 2), (50, 6)])
-async def test_targets_are_all_answered_unless_top_k_says_less(
-    backend: Any, top_k: int | None, expected: int
-) -> None:
+async def test_targets_are_all_answered_unless_top_k_says_less(backend: Any, top_k: int | None, expected: int) -> None:
     words = ["good", "bad", "great", "boring", "film", "movie"]
     async with running(backend) as engine:
         reply = await engine.fill_mask(["[MASK]"], deadline=soon(), targets=words, top_k=top_k)
@@ -163,9 +161,7 @@ async def test_room_is_held_while_a_text_is_tokenized(backend: Any) -> None:
         await engine.sentiment(["a " * 5000], deadline=soon(), truncate=True)
 
 
-async def test_deadline_bounds_the_wait_for_the_tokenizer_too(
-    backend: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_deadline_bounds_the_wait_for_the_tokenizer_too(backend: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     held = threading.Event()
     async with running(backend) as engine:
         busy = [engine._pool.submit(held.wait, PATIENCE) for _ in range(2)]
@@ -204,9 +200,7 @@ async def test_others_do_not_wait_behind_giant_texts(backend: Any) -> None:
         assert busy.result()
 
 
-async def test_giant_text_is_not_read_on_when_nobody_waits(
-    backend: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_giant_text_is_not_read_on_when_nobody_waits(backend: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     pieces, read = [], Tokenizer._tokenize_piece
 
     def count(self: Tokenizer, text: str, spans: bool) -> Any:
@@ -288,9 +282,7 @@ async def test_one_bad_input_does_not_fail_the_neighbours(backend: Any) -> None:
         backend.gate.clear()
         first = asyncio.create_task(engine.sentiment(["a"], deadline=soon()))
         await backend.has_entered()
-        tasks = [
-            asyncio.create_task(engine.sentiment([text], deadline=soon())) for text in ("good", "a a a", "bad")
-        ]
+        tasks = [asyncio.create_task(engine.sentiment([text], deadline=soon())) for text in ("good", "a a a", "bad")]
         await queued(engine, 4)
         backend.fault = lambda query: ValueError() if len(query.encoding) == 5 else None
         backend.gate.set()
@@ -372,9 +364,7 @@ async def test_replaced_backend_that_dies_takes_only_its_own_requests_along(back
     await engine.close()
 
 
-async def test_replaced_backend_is_ended_also_if_it_hangs_later(
-    backend: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_replaced_backend_is_ended_also_if_it_hangs_later(backend: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its first batch ends well, and the next, which waited for it, does not."""
     monkeypatch.setattr("app.engine._STALLED_SECONDS", 0.3)
     fresh = replace(backend, batches=[], gate=threading.Event())

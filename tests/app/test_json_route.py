@@ -305,7 +305,5 @@ async def test_key_must_be_one_of_the_configured(serve: Any, header: str, status
 
 async def test_health_needs_no_key(serve: Any) -> None:
     async with serve(**KEYS) as service:
-        answers = [
-            await service.client.get(path) for path in ("/health/live", "/health/ready", "/info", "/metrics")
-        ]
+        answers = [await service.client.get(path) for path in ("/health/live", "/health/ready", "/info", "/metrics")]
     assert [answer.status_code for answer in answers] == [200] * 4

@@ -208,9 +208,7 @@ def test_full_disk_of_the_log_does_not_change_the_exit_code(checkpoints: dict[st
     command = [sys.executable, "-m", "app", "--sentiment", "/nowhere", "--port", "0", "--workers", workers]
     with Path("/dev/full").open("w") as full:
         environ = os.environ | checkpoints
-        ended = subprocess.run(
-            command, cwd=ROOT, env=environ, stdout=full, stderr=full, timeout=PATIENCE, check=False
-        )
+        ended = subprocess.run(command, cwd=ROOT, env=environ, stdout=full, stderr=full, timeout=PATIENCE, check=False)
     assert ended.returncode == 3
 
 

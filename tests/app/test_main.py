@@ -55,9 +55,7 @@ async def test_documented_answers_have_the_shape_of_real_ones(serve: Any, docume
     example = document["components"]["schemas"][reference.rsplit("/", 1)[1]]["examples"][0]
     async with serve() as service:
         answer = await service.client.post(path, json=example)
-    assert shape(answer.json()) == shape(
-        operation["responses"]["200"]["content"]["application/json"]["example"]
-    )
+    assert shape(answer.json()) == shape(operation["responses"]["200"]["content"]["application/json"]["example"])
 
 
 @pytest.mark.parametrize(

@@ -60,9 +60,7 @@ async def test_unforeseen_error_is_logged_and_not_told(
     assert "my secret text" not in caplog.text
 
 
-async def test_scripts_of_other_sites_may_read_what_nobody_foresaw(
-    serve: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_scripts_of_other_sites_may_read_what_nobody_foresaw(serve: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     async with serve(cors_origins="https://example.org") as service:
 
         async def break_down(*_: object, **__: object) -> None:
@@ -77,9 +75,7 @@ async def test_scripts_of_other_sites_may_read_what_nobody_foresaw(
     assert answer.headers["x-request-id"] == answer.json()["request_id"] == "mine"
 
 
-async def test_at_debug_each_request_leaves_a_line_with_its_id(
-    serve: Any, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_at_debug_each_request_leaves_a_line_with_its_id(serve: Any, caplog: pytest.LogCaptureFixture) -> None:
     keyed = {"Authorization": "Bearer k", "X-Request-ID": "mine-200"}
     async with serve(api_keys="k") as service:
         await service.client.post("/sentiment", json={"inputs": "good"}, headers=keyed)
@@ -188,9 +184,7 @@ async def test_a_path_that_only_routes_take_for_a_task_asks_for_the_key_too(serv
     async with serve(api_keys="0123456789abcdef") as service:
         given = {"Authorization": "Bearer 0123456789abcdef"}
         asked = [("/sentiment%0A", {}), ("/sentiment%0A", given), ("/sent%69ment", {}), ("/sent%69ment", given)]
-        answers = [
-            await service.client.post(path, json={"inputs": "good"}, headers=headers) for path, headers in asked
-        ]
+        answers = [await service.client.post(path, json={"inputs": "good"}, headers=headers) for path, headers in asked]
     assert [answer.status_code for answer in answers] == [401, 200, 401, 200]
 
 

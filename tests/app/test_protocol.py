@@ -102,9 +102,7 @@ def test_offer_of_another_protocol_is_passed_over(service: Process, offer: bytes
 OFFER = b"Upgrade: h2c\r\n"
 
 
-@pytest.mark.parametrize(
-    "cut", [0, 5, -5], ids=["at once", "after the first body began", "before the last ends"]
-)
+@pytest.mark.parametrize("cut", [0, 5, -5], ids=["at once", "after the first body began", "before the last ends"])
 def test_offers_in_a_pipeline_are_passed_over(service: Process, cut: int) -> None:
     plain = HEAD + b"Content-Length: %d\r\n\r\n" % len(BODY) + BODY
     offering = HEAD + b"Connection: Upgrade\r\n" + OFFER + b"Content-Length: %d\r\n\r\n" % len(BODY) + BODY
@@ -220,9 +218,7 @@ def test_length_may_have_leading_zeros(service: Process, zeros: int) -> None:
 
 def test_many_requests_at_once_are_answered_in_their_order(service: Process) -> None:
     live, ask = b"GET /health/live HTTP/1.1\r\nHost: x\r\n", b"GET /nowhere HTTP/1.1\r\nHost: x\r\n"
-    received = exchange(
-        service.port, (live + b"\r\n" + ask + b"\r\n") * 400, live + b"Connection: close\r\n\r\n"
-    )
+    received = exchange(service.port, (live + b"\r\n" + ask + b"\r\n") * 400, live + b"Connection: close\r\n\r\n")
     assert re.findall(rb"HTTP/1.1 (\d+)", received) == [b"200", b"404"] * 400 + [b"200"]
 
 

@@ -217,9 +217,7 @@ def test_process_beside_the_first_shares_its_memory(pair: RemoteBackend, tokeniz
     assert size["Private_Dirty"] + size["Private_Clean"] < size["Rss"] / 4
 
 
-def test_process_beside_the_first_that_dies_is_noticed_and_told(
-    pair: RemoteBackend, tokenizer: Tokenizer
-) -> None:
+def test_process_beside_the_first_that_dies_is_noticed_and_told(pair: RemoteBackend, tokenizer: Tokenizer) -> None:
     told = threading.Event()
     pair.watch(lambda *_: told.set())
     first = pid_of(pair)

@@ -56,9 +56,7 @@ async def test_three_tasks_answer(client: httpx.AsyncClient) -> None:
 async def test_concurrent_requests_share_forward_passes(client: httpx.AsyncClient) -> None:
     async def batches_of_one() -> float:
         lines = (await client.get("/metrics")).text.splitlines()
-        return float(
-            next(line.split()[1] for line in lines if line.startswith('bert_batch_size_bucket{le="1.0"}'))
-        )
+        return float(next(line.split()[1] for line in lines if line.startswith('bert_batch_size_bucket{le="1.0"}')))
 
     before = await batches_of_one()
     large = {"inputs": ["a film was good and great. " * 8] * 512}  # for as long, no process is free
@@ -72,9 +70,7 @@ async def test_concurrent_requests_share_forward_passes(client: httpx.AsyncClien
 async def test_answers_do_not_depend_on_neighbours(client: httpx.AsyncClient) -> None:
     bodies = [{"inputs": f"the film {'was ' * n}[MASK]", "parameters": {"top_k": 1}} for n in range(24)]
     alone = [(await client.post("/fill-mask", json=body)).json() for body in bodies]
-    together = [
-        a.json() for a in await asyncio.gather(*(client.post("/fill-mask", json=body) for body in bodies))
-    ]
+    together = [a.json() for a in await asyncio.gather(*(client.post("/fill-mask", json=body) for body in bodies))]
     for one, other in zip(alone, together, strict=True):
         (first,), (second,) = (body["results"][0]["masks"][0]["predictions"] for body in (one, other))
         assert first["token"] == second["token"]
@@ -132,9 +128,7 @@ async def test_real_hugging_face_client_reads_the_answers(service: Process) -> N
         )
 
     filled, targeted, labelled, error = await asyncio.to_thread(ask)
-    assert [entry.sequence for entry in filled] == [
-        f"The film was {e.token_str}.".replace(" ##", "") for e in filled
-    ]
+    assert [entry.sequence for entry in filled] == [f"The film was {e.token_str}.".replace(" ##", "") for e in filled]
     assert len(filled) == 5
     assert targeted[0].token_str in ("good", "bad")
     assert len(targeted) == 1
@@ -421,9 +415,7 @@ def metrics_folder(workers: list[int]) -> Path:
     return Path(folder.partition(b"=")[2].decode())
 
 
-def test_worker_that_cannot_start_again_is_tried_until_it_can(
-    checkpoints: dict[str, str], save_sentiment: Any
-) -> None:
+def test_worker_that_cannot_start_again_is_tried_until_it_can(checkpoints: dict[str, str], save_sentiment: Any) -> None:
     directory = save_sentiment()
     config, away = directory / "config.json", directory / "config.away"
     with running(checkpoints | {"BERT_SENTIMENT": str(directory)}, "--workers", "2") as process:
@@ -540,9 +532,7 @@ async def test_what_came_before_the_tick_after_a_signal_is_accepted(checkpoints:
 
 
 @pytest.mark.parametrize("script", [_REPLACED, _ALONE], ids=["replaced by another", "alone"])
-async def test_process_whose_inference_process_dies_answers_and_ends(
-    checkpoints: dict[str, str], script: str
-) -> None:
+async def test_process_whose_inference_process_dies_answers_and_ends(checkpoints: dict[str, str], script: str) -> None:
     """So that it is replaced, and does not refuse its share of the connections for ever."""
     with running(checkpoints, script=script) as process:
         await asyncio.to_thread(process.until_ready)
@@ -606,9 +596,7 @@ def test_signals_to_the_whole_group_leave_the_inference_process_to_the_draining_
 
 
 @pytest.mark.parametrize("seconds", [0.0, 1.0], ids=["loading", "later"])
-def test_inference_processes_end_with_the_one_they_work_for(
-    checkpoints: dict[str, str], seconds: float
-) -> None:
+def test_inference_processes_end_with_the_one_they_work_for(checkpoints: dict[str, str], seconds: float) -> None:
     with running(checkpoints) as process:
         if seconds:
             process.until_ready()

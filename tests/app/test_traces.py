@@ -114,9 +114,7 @@ def test_collector_that_is_away_does_no_harm(checkpoints: dict[str, str]) -> Non
     away = {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:9", "OTEL_EXPORTER_OTLP_TIMEOUT": "1"}
     with running(checkpoints | away) as process:
         process.until_ready()
-        assert (
-            httpx.post(f"{process.url}/sentiment", json={"inputs": "good"}, timeout=PATIENCE).status_code == 200
-        )
+        assert httpx.post(f"{process.url}/sentiment", json={"inputs": "good"}, timeout=PATIENCE).status_code == 200
         process.process.send_signal(signal.SIGTERM)
         code, output = process.end()
     assert code == 0, output

@@ -40,14 +40,6 @@ def test_bench_random_text_has_whole_sentences_and_documents() -> None:
     assert text.document_starts[-1] == len(text.sentence_starts) - 1
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
-def test_bench_prints_both_speeds_and_their_ratio() -> None:
-    lines = bench("tiny", length=16, batch=2, steps=1, device_name="cpu").splitlines()
-    assert len(lines) == 3
-    assert all("tokens/s here (" in line and "of the peak)" in line for line in lines[1:])
-    assert all("times as fast" in line for line in lines[1:])
-
-
 @pytest.mark.parametrize(
     ("changes", "message"),
     [

@@ -35,9 +35,7 @@ def test_shown_examples_work_on_execute(open_page: OpenPage) -> None:
         assert len(answer["results"]) == (len(inputs) if isinstance(inputs, list) else 1), path
 
 
-def test_pages_behind_the_key_open_with_it_as_password(
-    browser: Browser, pretrained: Path, sentiment: Path
-) -> None:
+def test_pages_behind_the_key_open_with_it_as_password(browser: Browser, pretrained: Path, sentiment: Path) -> None:
     checkpoints = {"BERT_PRETRAINED": str(pretrained), "BERT_SENTIMENT": str(sentiment)}
     with running(checkpoints | {"BERT_DOCS": "key", "BERT_API_KEYS": "the-key"}) as service:
         service.until_ready()

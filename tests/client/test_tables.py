@@ -25,9 +25,7 @@ Read = Callable[..., tuple[list[Row], list[str]]]
 def read(tmp_path: Path) -> Read:
     """Write a file and read it: its rows and its warnings, without the folder's name."""
 
-    def write_and_read(
-        content: str | bytes, name: str = "a.csv", **options: Any
-    ) -> tuple[list[Row], list[str]]:
+    def write_and_read(content: str | bytes, name: str = "a.csv", **options: Any) -> tuple[list[Row], list[str]]:
         path = tmp_path / name
         path.write_bytes(content.encode() if isinstance(content, str) else content)
         with open_table(path, **options) as table:
@@ -213,9 +211,7 @@ def test_quotation_mark_that_swallows_rows_gives_a_warning(read: Read, name: str
     good = [row.number for row in rows if row.fault is None]
     assert good[-2:] == [3, 8]
     (warning,) = warnings
-    assert warning.startswith(
-        f"{name}, line 3: the quoted cell that opens here holds what seem to be whole rows, "
-    )
+    assert warning.startswith(f"{name}, line 3: the quoted cell that opens here holds what seem to be whole rows, ")
     assert "up to line 7" in warning
 
 
@@ -230,9 +226,7 @@ def test_quotation_mark_that_swallows_rows_gives_a_warning(read: Read, name: str
         ('a,b\n"one\ntwo","Five stars!\n2,good\n3,27"\n', 3),
     ],
 )
-def test_quotation_mark_warning_names_the_line_where_the_cell_opens(
-    read: Read, content: str, line: int | None
-) -> None:
+def test_quotation_mark_warning_names_the_line_where_the_cell_opens(read: Read, content: str, line: int | None) -> None:
     rows, warnings = read(content)
     found = [warning for warning in warnings if "whole rows" in warning]
     assert [warning.split(":")[0] for warning in found] == ([] if line is None else [f"a.csv, line {line}"])
@@ -270,9 +264,7 @@ def test_quotation_mark_that_is_never_closed_is_a_fault_of_its_row(read: Read) -
         (5, "4", True),
     ]
     assert rows[1].fault is not None
-    assert rows[1].fault.startswith(
-        "a quoted cell that opens in line 3 never closes; a quotation mark inside is"
-    )
+    assert rows[1].fault.startswith("a quoted cell that opens in line 3 never closes; a quotation mark inside is")
     assert warnings == []
 
 
@@ -389,9 +381,7 @@ def test_table_column_is_a_name_or_a_number(tmp_path: Path) -> None:
         ("id,body\n1,good\n", None),
     ],
 )
-def test_table_column_that_is_missing_comes_with_advice(
-    tmp_path: Path, content: str, advice: str | None
-) -> None:
+def test_table_column_that_is_missing_comes_with_advice(tmp_path: Path, content: str, advice: str | None) -> None:
     (tmp_path / "a.csv").write_text(content)
     with open_table(tmp_path / "a.csv") as table, pytest.raises(TableError) as raised:
         table.column("text")
@@ -440,9 +430,7 @@ def test_delimiter_is_not_detected_in_a_single_column(read: Read, header: str) -
     assert (cells(rows), warnings) == ([["good film"], ["bad film"], ["so so; well"]], [])
 
 
-@pytest.mark.parametrize(
-    ("delimiter", "character"), [("\\t", "\t"), ("tab", "\t"), ("^", "^"), ("\x01", "\x01")]
-)
+@pytest.mark.parametrize(("delimiter", "character"), [("\\t", "\t"), ("tab", "\t"), ("^", "^"), ("\x01", "\x01")])
 def test_delimiter_is_stated(read: Read, delimiter: str, character: str) -> None:
     content = f"text{character}label\na, b; c{character}1\n"
     assert cells(read(content, "a.txt", dialect=Dialect(delimiter=delimiter))[0]) == [["a, b; c", "1"]]
@@ -467,9 +455,7 @@ def test_header_of_an_empty_file_is_an_error(read: Read, content: str, header: b
 @pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16", "utf-32", "utf-16-le", "utf-16-be"])
 @pytest.mark.parametrize("name", ["a.csv", "a.csv.gz", "a.jsonl", "a.txt"])
 def test_encoding_is_known_by_the_first_bytes(read: Read, encoding: str, name: str) -> None:
-    content = {"a.jsonl": '{"text": "é 😀"}\n', "a.txt": "text\né 😀\n"}.get(name, "text\né 😀\n").encode(
-        encoding
-    )
+    content = {"a.jsonl": '{"text": "é 😀"}\n', "a.txt": "text\né 😀\n"}.get(name, "text\né 😀\n").encode(encoding)
     rows, _ = read(gzip.compress(content) if name.endswith("gz") else content, name)
     assert rows[-1].cells == {"text": "é 😀"}
 
@@ -519,9 +505,7 @@ def test_row_nul_bytes_are_a_fault_of_their_row(read: Read, name: str) -> None:
 
 
 def test_header_of_another_encoding_is_an_error(read: Read) -> None:
-    with pytest.raises(
-        TableError, match=r"a\.csv, line 1: in the header, byte 0xe9 is not UTF-8: state the enc"
-    ):
+    with pytest.raises(TableError, match=r"a\.csv, line 1: in the header, byte 0xe9 is not UTF-8: state the enc"):
         read(b"text,caf\xe9\ngood,1\n")
 
 
@@ -541,9 +525,7 @@ CUT: dict[str, Callable[[bytes], bytes]] = {
 def test_rows_before_a_cut_are_delivered(tmp_path: Path, name: str) -> None:
     line = '{"id": %d, "text": "%s"}\n' if "jsonl" in name else "%d,%s\n"
     words = (os.urandom(100).hex() for _ in itertools.count())
-    content = "id,text\n" * ("csv" in name) + "".join(
-        line % pair for pair in itertools.islice(enumerate(words), 5000)
-    )
+    content = "id,text\n" * ("csv" in name) + "".join(line % pair for pair in itertools.islice(enumerate(words), 5000))
     compressed = CUT[name](content.encode())
     (tmp_path / name).write_bytes(compressed[: len(compressed) * 3 // 4])
     rows: list[Row] = []

@@ -141,7 +141,5 @@ def test_code_change_reuses_the_layers_of_the_dependencies(container: str, tmp_p
 
 
 def _layers(tag: str) -> list[str]:
-    found: list[str] = json.loads(image.buildah("inspect", "--type", "image", tag))["OCIv1"]["rootfs"][
-        "diff_ids"
-    ]
+    found: list[str] = json.loads(image.buildah("inspect", "--type", "image", tag))["OCIv1"]["rootfs"]["diff_ids"]
     return found

@@ -52,9 +52,7 @@ def test_batch_to_cuda_moves_every_tensor_and_drops_the_lengths() -> None:
 @pytest.mark.parametrize("outputs", [None, [[0, 1], [], [2]]], ids=["all outputs", "some outputs"])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @torch.inference_mode()
-def test_encoder_serves_in_16_bits_by_the_varlen_kernel(
-    dtype: torch.dtype, outputs: list[list[int]] | None
-) -> None:
+def test_encoder_serves_in_16_bits_by_the_varlen_kernel(dtype: torch.dtype, outputs: list[list[int]] | None) -> None:
     encoder = on_cuda(lambda: BertForPreTraining(CONFIG).encoder.eval(), dtype)
     batch = packed(outputs).to("cuda")
     with CudaOnly() as seen:

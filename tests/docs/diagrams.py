@@ -38,9 +38,7 @@ def fence(source: str, language: str, css_class: str, options: Any, md: Any, **_
     if not file.exists():
         raise FileNotFoundError(f"{file}: draw it by `python -m tests.docs.diagrams`")
     label = html.escape(" ".join(source.split()), quote=True)
-    return (
-        f'<figure class="diagram" role="img" aria-label="{label}">{file.read_text(encoding="utf-8")}</figure>'
-    )
+    return f'<figure class="diagram" role="img" aria-label="{label}">{file.read_text(encoding="utf-8")}</figure>'
 
 
 def draw(sources: list[str]) -> None:

@@ -26,10 +26,7 @@ def settings() -> str:
     fields = Settings.model_fields.items()
     return _table(
         ("variable", "default", "values", "what it does"),
-        [
-            (f"`{PREFIX}{name.upper()}`", _default(name, f), _values(f), f.description or "")
-            for name, f in fields
-        ],
+        [(f"`{PREFIX}{name.upper()}`", _default(name, f), _values(f), f.description or "") for name, f in fields],
     )
 
 
@@ -71,10 +68,7 @@ def alerts() -> str:
     rules = [rule for group in groups for rule in group["rules"]]
     return _table(
         ("alert", "severity", "after", "condition"),
-        [
-            (f"`{r['alert']}`", r["labels"]["severity"], r.get("for", "at once"), f"`{r['expr']}`")
-            for r in rules
-        ],
+        [(f"`{r['alert']}`", r["labels"]["severity"], r.get("for", "at once"), f"`{r['expr']}`") for r in rules],
     )
 
 

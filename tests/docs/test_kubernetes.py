@@ -41,12 +41,8 @@ def test_selectors_find_the_pods() -> None:
     labels = DEPLOYMENT["spec"]["template"]["metadata"]["labels"]
     selectors = [DEPLOYMENT["spec"]["selector"]["matchLabels"], SERVICE["spec"]["selector"]]
     selectors += [c["labelSelector"]["matchLabels"] for c in POD["topologySpreadConstraints"]]
-    selectors += [
-        part["spec"]["selector"]["matchLabels"] for part in MANIFEST if part["kind"] == "PodDisruptionBudget"
-    ]
-    selectors += [
-        part["spec"]["podSelector"]["matchLabels"] for part in MANIFEST if part["kind"] == "NetworkPolicy"
-    ]
+    selectors += [part["spec"]["selector"]["matchLabels"] for part in MANIFEST if part["kind"] == "PodDisruptionBudget"]
+    selectors += [part["spec"]["podSelector"]["matchLabels"] for part in MANIFEST if part["kind"] == "NetworkPolicy"]
     assert len(selectors) == 5
     assert all(selector.items() <= labels.items() for selector in selectors)
 
@@ -90,9 +86,7 @@ def test_variables_are_settings() -> None:
 
 def given() -> Settings:
     """The settings that the manifest itself gives."""
-    return Settings.read(
-        {variable["name"]: variable["value"] for variable in CONTAINER["env"] if "value" in variable}
-    )
+    return Settings.read({variable["name"]: variable["value"] for variable in CONTAINER["env"] if "value" in variable})
 
 
 def test_service_links_cannot_set_the_port() -> None:

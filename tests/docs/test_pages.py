@@ -127,9 +127,7 @@ def test_links_of_the_readme_lead_somewhere() -> None:
 
 def anchors(text: str) -> set[str]:
     """Of the headings, as the site and GitHub make them."""
-    headings = re.findall(
-        r"^#+ (.+)$", re.sub(r"^```.*?^```$", "", text, flags=re.DOTALL | re.MULTILINE), re.MULTILINE
-    )
+    headings = re.findall(r"^#+ (.+)$", re.sub(r"^```.*?^```$", "", text, flags=re.DOTALL | re.MULTILINE), re.MULTILINE)
     return {re.sub(r"[^\w -]", "", heading).strip().lower().replace(" ", "-") for heading in headings}
 
 

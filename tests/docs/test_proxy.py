@@ -47,9 +47,7 @@ def free_port() -> int:
 
 
 @pytest.fixture(scope="module")
-def proxied(
-    tmp_path_factory: pytest.TempPathFactory, pretrained: Path, sentiment: Path
-) -> Iterator[httpx.Client]:
+def proxied(tmp_path_factory: pytest.TempPathFactory, pretrained: Path, sentiment: Path) -> Iterator[httpx.Client]:
     """A client of the service behind the documented nginx, over TLS with a certificate of its own."""
     nginx, openssl = shutil.which("nginx"), shutil.which("openssl")
     if not (nginx and openssl):
@@ -63,9 +61,7 @@ def proxied(
         service.until_ready()
         port = free_port()
         block = CONFIGURATION.replace("127.0.0.1:8000", f"127.0.0.1:{service.port}")
-        block = block.replace("listen 443 ssl", f"listen 127.0.0.1:{port} ssl").replace(
-            "/etc/nginx/tls", str(folder)
-        )
+        block = block.replace("listen 443 ssl", f"listen 127.0.0.1:{port} ssl").replace("/etc/nginx/tls", str(folder))
         (folder / "nginx.conf").write_text(
             f"daemon off; pid {folder}/pid; error_log stderr; events {{}} http {{ access_log off;"
             f"client_body_temp_path {folder}/body; proxy_temp_path {folder}/proxy;"

@@ -31,9 +31,7 @@ class Sequences:
     token_type_ids: list[list[int]]
 
     @classmethod
-    def random(
-        cls, vocab_size: int, longest: int, segments: int = 2, count: int = 5, seed: int = 0
-    ) -> Sequences:
+    def random(cls, vocab_size: int, longest: int, segments: int = 2, count: int = 5, seed: int = 0) -> Sequences:
         rng = random.Random(seed)
         lengths = [longest, *(rng.randint(1, longest) for _ in range(count - 1))]
         ids = [[rng.randrange(vocab_size) for _ in range(n)] for n in lengths]
@@ -77,9 +75,7 @@ def their_answers(model: Any, sequences: Sequences) -> Answers:
             found["words"].append(out.prediction_logits[0])
             found["next"].append(out.seq_relationship_logits)
         else:
-            found["labels" if "Classification" in type(model).__name__ else "words"].append(
-                out.logits.flatten(0, -2)
-            )
+            found["labels" if "Classification" in type(model).__name__ else "words"].append(out.logits.flatten(0, -2))
     return {name: torch.cat(rows) for name, rows in found.items() if rows}
 
 

@@ -147,9 +147,7 @@ def test_checkpoint_can_replace_the_one_it_was_loaded_from(tmp_path: Path, lette
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_checkpoint_in_16_bits_is_loaded_by_both(
-    tmp_path: Path, letters: Tokenizer, dtype: torch.dtype
-) -> None:
+def test_checkpoint_in_16_bits_is_loaded_by_both(tmp_path: Path, letters: Tokenizer, dtype: torch.dtype) -> None:
     ours = our_model("BertForPreTraining", SMALL)
     save_checkpoint(tmp_path, ours, letters, dtype=dtype)
     assert {tensor.dtype for tensor in load_file(tmp_path / "model.safetensors").values()} == {dtype}
@@ -201,9 +199,7 @@ def edit_config(directory: Path, **changes: Any) -> None:
 def test_checkpoint_of_2018_names_of_norms_are_found(tmp_path: Path) -> None:
     def rename(tensors: dict[str, Tensor]) -> None:
         for name in list(tensors):
-            old = name.replace("LayerNorm.weight", "LayerNorm.gamma").replace(
-                "LayerNorm.bias", "LayerNorm.beta"
-            )
+            old = name.replace("LayerNorm.weight", "LayerNorm.gamma").replace("LayerNorm.bias", "LayerNorm.beta")
             tensors[old] = tensors.pop(name)
 
     theirs = their_model("BertForPreTraining")
@@ -233,9 +229,7 @@ def test_checkpoint_without_pooler_has_no_next_sentence_head(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
-def test_checkpoint_without_architecture_is_recognised_by_its_weights(
-    tmp_path: Path, architecture: str
-) -> None:
+def test_checkpoint_without_architecture_is_recognised_by_its_weights(tmp_path: Path, architecture: str) -> None:
     theirs = their_model(architecture)
     edit_config(save_theirs(tmp_path, theirs), architectures=None)
     sequences = sequences_for(theirs.config)
@@ -244,9 +238,7 @@ def test_checkpoint_without_architecture_is_recognised_by_its_weights(
 
 @pytest.mark.parametrize("tied", [True, False])
 @pytest.mark.parametrize("name", ["cls.predictions.decoder.weight", "cls.predictions.decoder.bias"])
-def test_checkpoint_decoder_that_differs_from_the_embedding_is_used(
-    tmp_path: Path, name: str, tied: bool
-) -> None:
+def test_checkpoint_decoder_that_differs_from_the_embedding_is_used(tmp_path: Path, name: str, tied: bool) -> None:
     """`transformers` then unties it, whatever the configuration says."""
     save_theirs(tmp_path, their_model("BertForMaskedLM", tie_word_embeddings=tied))
     shape = (61, 32) if name.endswith("weight") else (61,)

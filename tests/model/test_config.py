@@ -40,9 +40,7 @@ def test_preset_takes_changes() -> None:
 
 
 def test_preset_unknown_name_lists_the_known_ones() -> None:
-    with pytest.raises(
-        ConfigError, match="unknown preset 'huge'; available: tiny, mini, small, medium, base, large"
-    ):
+    with pytest.raises(ConfigError, match="unknown preset 'huge'; available: tiny, mini, small, medium, base, large"):
         BertConfig.preset("huge")
 
 

@@ -152,9 +152,7 @@ def test_padding_keeps_a_batch_of_constant_shape(pad: object) -> None:
     """A bucket of tokens and of outputs, room for more sequences."""
     batch = batch_of([20, 44], with_outputs=False)
     sequences = SequenceBounds.of([20, 44], capacity=4, max_seqlen=50)
-    outputs = OutputPositions(
-        torch.tensor([0, 1, 2, 20, 21, 22, 23, 24]), SequenceBounds.of([3, 5], capacity=4)
-    )
+    outputs = OutputPositions(torch.tensor([0, 1, 2, 20, 21, 22, 23, 24]), SequenceBounds.of([3, 5], capacity=4))
     batch = PackedBatch(batch.input_ids, batch.position_ids, batch.token_type_ids, sequences, outputs)
     padded = pad(batch)  # type: ignore[operator]
     assert padded.sequences is sequences

@@ -330,9 +330,7 @@ def test_encode_head_tail_keeps_the_end(words: Tokenizer) -> None:
 
 
 @pytest.mark.parametrize(("text_pair", "limit"), [(None, 2), (None, 0), ("b c", 4), ("b c", 3)])
-def test_encode_without_room_for_a_token_is_an_error(
-    words: Tokenizer, text_pair: str | None, limit: int
-) -> None:
+def test_encode_without_room_for_a_token_is_an_error(words: Tokenizer, text_pair: str | None, limit: int) -> None:
     with pytest.raises(TextTooLongError):
         words.encode("a b c", text_pair, max_length=limit, truncate=True)
 
@@ -360,9 +358,7 @@ def test_kept_ends_keep_the_given_number(length: int, keep: int, truncation: str
 # --- words that a caller asks about -------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("word", "token"), [("great", "great"), ("Great", "great"), ("CAFÉ", "cafe"), ("##s", "##s")]
-)
+@pytest.mark.parametrize(("word", "token"), [("great", "great"), ("Great", "great"), ("CAFÉ", "cafe"), ("##s", "##s")])
 def test_target_id_normalises_like_a_text(words: Tokenizer, word: str, token: str) -> None:
     assert words.token(words.target_id(word)) == token
 
@@ -385,9 +381,7 @@ def test_target_id_of_a_cased_model_keeps_case() -> None:
         ("\ud800", "it has no tokens"),
     ],
 )
-def test_target_id_of_no_single_token_is_an_error_with_the_reason(
-    words: Tokenizer, word: str, reason: str
-) -> None:
+def test_target_id_of_no_single_token_is_an_error_with_the_reason(words: Tokenizer, word: str, reason: str) -> None:
     with pytest.raises(UnknownTargetError, match=reason) as caught:
         words.target_id(word)
     assert caught.value.target == word
@@ -464,9 +458,7 @@ def test_load_file_without_marked_special_tokens_finds_them(tmp_path: Path) -> N
     values = json.loads(Tokenizer.from_vocab(VOCAB).to_json()) | {"added_tokens": []}
     (tmp_path / "tokenizer.json").write_text(json.dumps(values))
     tokenizer = Tokenizer.load(tmp_path)
-    assert (
-        tokenizer.encode("the [MASK]").input_ids == Tokenizer.from_vocab(VOCAB).encode("the [MASK]").input_ids
-    )
+    assert tokenizer.encode("the [MASK]").input_ids == Tokenizer.from_vocab(VOCAB).encode("the [MASK]").input_ids
 
 
 def test_load_ignores_padding_and_truncation_of_the_file(tmp_path: Path) -> None:
@@ -488,9 +480,7 @@ def test_load_vocab_txt_normalises_by_its_settings(tmp_path: Path, lowercase: bo
 
 def test_load_vocab_txt_lines_end_at_newlines_only(tmp_path: Path) -> None:
     """Real vocabularies hold characters that Python's `splitlines` would end a line at."""
-    (tmp_path / "vocab.txt").write_text(
-        "\n".join([*SPECIAL_TOKENS, "a\u2028b", "\x85", "last"]), encoding="utf-8"
-    )
+    (tmp_path / "vocab.txt").write_text("\n".join([*SPECIAL_TOKENS, "a\u2028b", "\x85", "last"]), encoding="utf-8")
     assert Tokenizer.load(tmp_path).token_id("last") == 7
 
 

@@ -52,9 +52,7 @@ def test_cloze_sentences_find_a_fitting_word_among_the_first_five(shipped: httpx
 def test_sentence_pairs_are_told_apart(shipped: httpx.Client) -> None:
     rows = read("pairs")
     results = ask(shipped, "/next-sentence", [{"text": a, "text_pair": b} for a, b, _ in rows])
-    right = [
-        result["predictions"][0]["label"] == label for result, (*_, label) in zip(results, rows, strict=True)
-    ]
+    right = [result["predictions"][0]["label"] == label for result, (*_, label) in zip(results, rows, strict=True)]
     assert share(right, "sentence pairs") >= PAIRS
 
 
@@ -63,9 +61,7 @@ def test_short_opinions_are_understood(shipped: httpx.Client, batched: bool) -> 
     rows = read("opinions")
     texts = [text for text, _ in rows]
     results = (
-        ask(shipped, "/sentiment", texts)
-        if batched
-        else [ask(shipped, "/sentiment", [text])[0] for text in texts]
+        ask(shipped, "/sentiment", texts) if batched else [ask(shipped, "/sentiment", [text])[0] for text in texts]
     )
     right = []
     for (text, label), result in zip(rows, results, strict=True):
@@ -77,14 +73,10 @@ def test_short_opinions_are_understood(shipped: httpx.Client, batched: bool) -> 
 
 
 @pytest.mark.parametrize("apostrophe", ["'", "’"])
-def test_contractions_are_understood_however_the_apostrophe_is_typed(
-    shipped: httpx.Client, apostrophe: str
-) -> None:
+def test_contractions_are_understood_however_the_apostrophe_is_typed(shipped: httpx.Client, apostrophe: str) -> None:
     rows = read("contractions")
     results = ask(shipped, "/sentiment", [text.replace("'", apostrophe) for text, _ in rows])
-    right = [
-        result["predictions"][0]["label"] == label for result, (_, label) in zip(results, rows, strict=True)
-    ]
+    right = [result["predictions"][0]["label"] == label for result, (_, label) in zip(results, rows, strict=True)]
     for (text, _), understood in zip(rows, right, strict=True):
         if not understood:
             print(f"wrong: {text}")
@@ -94,7 +86,5 @@ def test_contractions_are_understood_however_the_apostrophe_is_typed(
 def test_everyday_opinions_are_understood(shipped: httpx.Client) -> None:
     rows = read("everyday")
     results = ask(shipped, "/sentiment", [text for text, _ in rows])
-    right = [
-        result["predictions"][0]["label"] == label for result, (_, label) in zip(results, rows, strict=True)
-    ]
+    right = [result["predictions"][0]["label"] == label for result, (_, label) in zip(results, rows, strict=True)]
     assert share(right, "everyday opinions") >= EVERYDAY

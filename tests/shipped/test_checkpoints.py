@@ -41,9 +41,7 @@ def test_masked_words_and_next_sentence(text: str) -> None:
     with torch.no_grad():
         wanted = theirs(**encoded)
         hidden = ours.model.eval()(PackedBatch.pack([encoding.input_ids], [encoding.token_type_ids]))
-        torch.testing.assert_close(
-            ours.model.masked_lm(hidden), wanted.prediction_logits[0], rtol=1e-4, atol=1e-4
-        )
+        torch.testing.assert_close(ours.model.masked_lm(hidden), wanted.prediction_logits[0], rtol=1e-4, atol=1e-4)
         torch.testing.assert_close(
             ours.model.next_sentence(hidden[:1]), wanted.seq_relationship_logits, rtol=1e-4, atol=1e-4
         )
@@ -52,9 +50,7 @@ def test_masked_words_and_next_sentence(text: str) -> None:
 @pytest.mark.parametrize("text", TEXTS)
 def test_sentiment(text: str) -> None:
     ours = load_checkpoint(WEIGHTS / "sentiment", dtype=torch.float32)
-    theirs = AutoModelForSequenceClassification.from_pretrained(
-        WEIGHTS / "sentiment", dtype=torch.float32
-    ).eval()
+    theirs = AutoModelForSequenceClassification.from_pretrained(WEIGHTS / "sentiment", dtype=torch.float32).eval()
     encoded = AutoTokenizer.from_pretrained(WEIGHTS / "sentiment")(text, return_tensors="pt")
     encoding = ours.tokenizer.encode(text)
     assert encoding.input_ids == encoded["input_ids"][0].tolist()

@@ -18,11 +18,7 @@ ALL = [block for block in blocks.ALL if block.where.partition(":")[0] not in OWN
 CURL = [block for block in ALL if block.language == "sh" and block.text.startswith("curl ")]
 PYTHON = [block for block in ALL if block.language == "python"]
 BERT = [
-    command
-    for block in ALL
-    if block.language == "sh"
-    for command in block.commands()
-    if command.startswith("bert ")
+    command for block in ALL if block.language == "sh" for command in block.commands() if command.startswith("bert ")
 ]
 
 

@@ -63,9 +63,7 @@ async def ask(client: httpx.AsyncClient, path: str, given: list[Any]) -> list[Re
 
 def rows(result: Result) -> list[list[tuple[str, float]]]:
     """What is predicted with which score, highest first: for each mask, or once."""
-    predictions = (
-        [mask["predictions"] for mask in result["masks"]] if "masks" in result else [result["predictions"]]
-    )
+    predictions = [mask["predictions"] for mask in result["masks"]] if "masks" in result else [result["predictions"]]
     return [[(entry.get("label") or entry["token"], entry["score"]) for entry in row] for row in predictions]
 
 

@@ -11,12 +11,17 @@ import pytest
 
 
 @contextmanager
-def one_cpu() -> Iterator[None]:
-    """Processes that are started here use one thread, as tests do: the order of sums depends on the threads."""
+def one_cpu(number: int | None = None) -> Iterator[None]:
+    """Processes that are started here use one thread, as tests do: the order of sums depends on the threads.
+
+    Args:
+        number: which of the CPUs, modulo their count; a random one by default.
+    """
     if not hasattr(os, "sched_setaffinity"):
         pytest.skip("needs CPU affinity")
     allowed = os.sched_getaffinity(0)
-    os.sched_setaffinity(0, {random.choice(sorted(allowed))})
+    cpus = sorted(allowed)
+    os.sched_setaffinity(0, {random.choice(cpus) if number is None else cpus[number % len(cpus)]})
     try:
         yield
     finally:

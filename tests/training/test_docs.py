@@ -152,21 +152,24 @@ def one_core() -> Iterator[None]:
 def test_commands_of_the_page_run(workplace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(workplace)
     assert all(any(old in command for command in COMMANDS) for old in SMALL_BUDGETS)
-    runs, served_commands = workplace / "runs", [i for i, c in enumerate(COMMANDS) if "bert-serve" in c]
-    (serve,) = served_commands
+    runs = workplace / "runs"
+    (serve,) = [i for i, command in enumerate(COMMANDS) if "bert-serve" in command]
     for command in COMMANDS[:serve]:
         run_training(command)
     call, *distributed = COMMANDS[serve + 1 :]
     with served(workplace, COMMANDS[serve]) as port:
         assert_answered(call, port)
+    agents = []
     for command in distributed:
         if "--nnodes" in command:
-            shutil.copytree(runs / "mine-gpus" / "corpus", runs / "mine-nodes" / "corpus")
-            shutil.copytree(runs / "mine-gpus" / "tokenizer", runs / "mine-nodes" / "tokenizer")
+            for name in ("corpus", "tokenizer"):
+                shutil.copytree(runs / "mine-gpus" / name, runs / "mine-nodes" / name)
         if command.startswith("torchrun"):
-            run_torchrun(command, workplace)
+            agents += start_torchrun(command, workplace)
         else:
             run_training(command)
+    outputs = [agent.communicate(timeout=PATIENCE)[0] for agent in agents]
+    assert [agent.returncode for agent in agents] == [0] * len(agents), "\n".join(outputs)
     assert missing_files(runs) == []
 
 
@@ -185,18 +188,14 @@ def small(command: str) -> str:
     return command
 
 
-def run_torchrun(command: str, workplace: Path) -> None:
-    """Run `torchrun` as often as it has nodes."""
+def start_torchrun(command: str, workplace: Path) -> list[subprocess.Popen[str]]:
+    """Start `torchrun` as often as it has nodes."""
     words = shlex.split(small(command).replace("host:29500", f"localhost:{free_port()}"))
     nodes = int(words[words.index("--nnodes") + 1]) if "--nnodes" in words else 1
     words[0] = str(workplace / "bin" / words[0])
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
-    agents = [
-        subprocess.Popen(words, cwd=workplace, env=environment(workplace), text=True, **pipes)
-        for _ in range(nodes)
-    ]
-    outputs = [agent.communicate(timeout=PATIENCE)[0] for agent in agents]
-    assert [agent.returncode for agent in agents] == [0] * nodes, "\n".join(outputs)
+    variables = environment(workplace)
+    return [subprocess.Popen(words, cwd=workplace, env=variables, text=True, **pipes) for _ in range(nodes)]
 
 
 def assert_answered(call: str, port: int) -> None:
@@ -211,9 +210,7 @@ def assert_answered(call: str, port: int) -> None:
 
 def missing_files(runs: Path) -> list[str]:
     """Files and folders of the page's table that no run has made."""
-    rows = re.findall(
-        r"^\| (`.+?) \|", TEXT.partition("## Files of a run")[2].partition("\n## ")[0], re.MULTILINE
-    )
+    rows = re.findall(r"^\| (`.+?) \|", TEXT.partition("## Files of a run")[2].partition("\n## ")[0], re.MULTILINE)
     names = [name.replace("<n>", "1") for row in rows for name in re.findall(r"`([^`]+)`", row)]
     assert names
     return [name for name in names if not list(runs.glob(f"*/{name}"))]

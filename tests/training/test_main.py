@@ -7,11 +7,13 @@ import re
 import signal
 from pathlib import Path
 
+import httpx
 import pytest
 import torch
 from transformers import AutoModelForPreTraining, AutoModelForSequenceClassification, AutoTokenizer
 
-from model import BertForPreTraining, PackedBatch, load_checkpoint
+from model import BertForPreTraining, BertForSequenceClassification, PackedBatch, load_checkpoint
+from tests.docs.answers import service
 from tests.training.commands import finish, start
 from tests.training.conftest import MakeRecipe
 from training import __main__ as command_line
@@ -25,112 +27,97 @@ SENTENCES = ("The old sailor found a green boat.", "It was brilliant.")
 def trained(recipe_file: Path, data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The run folder of `python -m training all`, from text to exported directories."""
     run = tmp_path_factory.mktemp("all")
-    places = ["--data", str(data), f"run={run}", "export.dtype=float32"]
-    status, out, errors = finish(start("all", str(recipe_file), *places))
+    places = ["--data", str(data), f"run={run}"]
+    changes = ["pretrain.tokens=5120", "adapt.tokens=512", "finetune.epochs=0.5"]
+    status, out, errors = finish(start("all", str(recipe_file), *places, *changes))
     assert status == 0, errors
     assert "| stories |" in out
     return run / "tiny"
 
 
-def test_transformers_opens_the_pretrained_directory_with_equal_logits(trained: Path) -> None:
+# --- all -----------------------------------------------------------------------------------------------------------
+
+
+def test_all_pretrained_directory_has_equal_logits_in_transformers(trained: Path) -> None:
     directory = trained / "export" / "pretrained"
-    ours = load_checkpoint(directory)
+    ours = load_checkpoint(directory, dtype=torch.float32)
     assert isinstance(ours.model, BertForPreTraining)
-    theirs = AutoModelForPreTraining.from_pretrained(directory).eval()
+    theirs = AutoModelForPreTraining.from_pretrained(directory, dtype=torch.float32).eval()
     encoded = AutoTokenizer.from_pretrained(directory)(*SENTENCES, return_tensors="pt")
     encoding = ours.tokenizer.encode(*SENTENCES)
     assert encoding.input_ids == encoded["input_ids"][0].tolist()
     assert encoding.token_type_ids == encoded["token_type_ids"][0].tolist()
     with torch.no_grad():
         wanted = theirs(**encoded)
-        hidden = ours.model(PackedBatch.pack([encoding.input_ids], [encoding.token_type_ids]))
+        hidden = ours.model.eval()(PackedBatch.pack([encoding.input_ids], [encoding.token_type_ids]))
         assert ours.model.next_sentence is not None
         torch.testing.assert_close(ours.model.masked_lm(hidden), wanted.prediction_logits[0])
         torch.testing.assert_close(ours.model.next_sentence(hidden[:1]), wanted.seq_relationship_logits)
 
 
-def test_transformers_opens_the_classifier_with_equal_logits(trained: Path) -> None:
+def test_all_classifier_has_equal_logits_in_transformers_and_is_served(trained: Path) -> None:
     directory = trained / "export" / "sentiment"
-    ours = load_checkpoint(directory)
-    theirs = AutoModelForSequenceClassification.from_pretrained(directory).eval()
+    ours = load_checkpoint(directory, dtype=torch.float32)
+    theirs = AutoModelForSequenceClassification.from_pretrained(directory, dtype=torch.float32).eval()
     encoded = AutoTokenizer.from_pretrained(directory)(SENTENCES[1], return_tensors="pt")
     batch = PackedBatch.pack([ours.tokenizer.encode(SENTENCES[1]).input_ids], outputs=[[0]])
+    assert isinstance(ours.model, BertForSequenceClassification)
     with torch.no_grad():
-        torch.testing.assert_close(ours.model(batch), theirs(**encoded).logits)
+        logits = ours.model.eval()(batch)
+        torch.testing.assert_close(logits, theirs(**encoded).logits)
     assert theirs.config.id2label == {0: "NEGATIVE", 1: "POSITIVE"}
+    settings = {"BERT_PRETRAINED": str(trained / "export" / "pretrained"), "BERT_SENTIMENT": str(directory)}
+    with service(settings) as client:
+        answer = client.post("/sentiment", json={"inputs": [SENTENCES[1]]})
+        assert answer.status_code == httpx.codes.OK, answer.text
+        scores = {entry["label"]: entry["score"] for entry in answer.json()["results"][0]["predictions"]}
+    assert scores == pytest.approx(dict(zip(ours.config.labels, logits.softmax(1)[0].tolist(), strict=True)), abs=0.01)
 
 
-def test_the_report_has_tables_figures_and_plots(trained: Path) -> None:
+def test_all_writes_a_report_with_tables_and_plots(trained: Path) -> None:
     figures = json.loads((trained / "report.json").read_text())
     assert figures["labels"] == ["NEGATIVE", "POSITIVE"]
-    assert figures["classification"]["reviews"]["examples"] == 20
+    assert figures["classification"]["reviews"]["figures"]["examples"] == 20
     report = (trained / "report.md").read_text()
     for name in ("pretrain-loss", "finetune-loss", "confusion-reviews", "reliability-reviews"):
         assert f"]({name}.png)" in report
         assert (trained / f"{name}.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_the_model_card_has_figures_settings_and_no_broken_links(trained: Path) -> None:
-    card = (trained / "export" / "pretrained" / "README.md").read_text()
-    assert card.startswith("---\npipeline_tag: fill-mask")
-    assert "| stories |" in card
-    assert '"learning_rate": 0.001' in card
-    pictures = re.findall(r"\]\((\S+\.png)\)", card)
-    assert pictures == ["pretrain-loss.png"]
-    sentiment = (trained / "export" / "sentiment" / "README.md").read_text()
-    pictures += re.findall(r"\]\((\S+\.png)\)", sentiment)
-    assert pictures[1:] == ["finetune-loss.png", "reliability-reviews.png"]
-    folders = [trained / "export" / name for name in ("pretrained", "sentiment", "sentiment")]
-    assert all((folder / file).is_file() for folder, file in zip(folders, pictures, strict=True))
-    assert "CPU thread" in card
-    assert "CPU thread" in sentiment
+def test_all_writes_cards_without_broken_links(trained: Path) -> None:
+    for name in ("pretrained", "sentiment"):
+        folder = trained / "export" / name
+        card = (folder / "README.md").read_text()
+        assert "pretrain.tokens=5120 adapt.tokens=512 finetune.epochs=0.5\n" in card
+        pictures = re.findall(r"\]\((\S+\.png)\)", card)
+        assert pictures
+        assert all((folder / file).is_file() for file in pictures)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["pretrain", "nothing"], "no such recipe"),
-        (["pretrain", "quick", "pretrain.steps=3"], "pretrain.steps"),
-        (["pretrain", "quick", "pretrain"], "not of the form key=value"),
-        (["pretrain", "quick", "run=/nowhere"], "has neither tokenizer.json nor vocab.txt"),
-        (["finetune", "quick", "run=/nowhere"], "/nowhere/quick/pretrained is missing; run pretrain first"),
-        (["evaluate", "quick", "run=/nowhere"], "holds no trained model; run pretrain first"),
-        (["export", "quick", "run=/nowhere"], "holds no trained model; run pretrain first"),
-    ],
-)
-def test_a_mistake_is_one_clear_line(
-    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(arguments) == 1
-    errors = capsys.readouterr().err
-    assert errors.startswith("error: ")
-    assert message in errors
-    assert len(errors.splitlines()) == 1
+def test_all_adapts_where_the_recipe_says_so(trained: Path) -> None:
+    assert (trained / "adapt" / "pretrained" / "model.safetensors").is_file()
+    (log,) = (trained / "finetune").glob("seed-*/log.jsonl")
+    assert log.is_file()
 
 
-def test_overrides_may_follow_options(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["export", "quick", "--data", "elsewhere", "run=/nowhere"]) == 1
-    assert "/nowhere/quick" in capsys.readouterr().err
-
-
-def test_all_finishes_without_labelled_texts(
+def test_all_without_labelled_texts(
     make_recipe: MakeRecipe, recipe_file: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     recipe = make_recipe()
     places = [f"data={recipe.data}", f"run={recipe.run}"]
-    assert main(["all", str(recipe_file), *places, "pretrain.tokens=500", "finetune.train=[]"]) == 0
+    assert main(["all", str(recipe_file), *places, "pretrain.tokens=512", "finetune.train=[]"]) == 0
     assert "| stories |" in capsys.readouterr().out
     assert [path.name for path in (recipe.folder / "export").iterdir()] == ["pretrained"]
     assert "| stories |" in (recipe.folder / "export" / "pretrained" / "README.md").read_text()
 
 
-def test_all_finishes_with_labelled_texts_alone(
+def test_all_with_labelled_texts_alone(
     make_recipe: MakeRecipe, recipe_file: Path, pretrained: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     recipe = make_recipe()
     places = [f"data={recipe.data}", f"run={recipe.run}", "name=alone"]
-    start = [f"finetune.pretrained={pretrained}", "finetune.epochs=0.2"]
-    assert main(["all", str(recipe_file), *places, *start, "corpus.sources=[]"]) == 0
+    changes = [f"finetune.pretrained={pretrained}", "finetune.epochs=0.2", "corpus.sources=[]"]
+    assert main(["all", str(recipe_file), *places, *changes]) == 0
     assert "| reviews | 20 |" in capsys.readouterr().out
     assert [path.name for path in (recipe.run / "alone" / "export").iterdir()] == ["sentiment"]
 
@@ -140,10 +127,11 @@ def test_all_finishes_with_labelled_texts_alone(
     [
         ('finetune.train=[{path="misspelt.jsonl",label="label"}]', "misspelt.jsonl: no such file"),
         ('finetune.test=[{path="test.jsonl"}]', "test: fine-tuning needs the source's `label`"),
-        ('finetune.labels={"0"="BAD","9"="GOOD"}', "document 2: label '1' is none of '0', '9'"),
+        ('finetune.labels={"0"="BAD","9"="GOOD"}', "label '1' is not in finetune.labels ('0', '9')"),
+        ("distill.teacher=nowhere", "nowhere"),
     ],
 )
-def test_all_finds_mistakes_in_labelled_texts_before_it_trains(
+def test_all_finds_mistakes_before_it_trains(
     make_recipe: MakeRecipe,
     recipe_file: Path,
     capsys: pytest.CaptureFixture[str],
@@ -160,35 +148,99 @@ def test_all_refuses_to_overwrite_other_files_before_it_trains(
     make_recipe: MakeRecipe, recipe_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     recipe = make_recipe()
-    places = [f"data={recipe.data}", f"run={recipe.run}", f"export.pretrained={recipe.run}"]
+    (tmp_path / "pretrained").mkdir()
+    (tmp_path / "pretrained" / "thesis.txt").write_text("mine")
+    places = [f"data={recipe.data}", f"run={recipe.run}", f"export.folder={tmp_path}"]
     assert main(["all", str(recipe_file), *places]) == 1
-    assert "holds something else than a checkpoint, which would be deleted: tiny/" in capsys.readouterr().err
+    assert "holds something else than a checkpoint, which would be deleted: thesis.txt" in capsys.readouterr().err
     assert not (recipe.folder / "pretrain").exists()
 
 
-def test_threads_are_those_that_a_quota_leaves_to_each_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(command_line, "available_cpus", lambda: 6)
-    for processes, wanted, threads in (("1", None, 6), ("2", None, 3), ("12", None, 1), ("2", 4, 4)):
-        monkeypatch.setenv("WORLD_SIZE", processes)
-        command_line._use_threads(wanted)
-        assert torch.get_num_threads() == threads
+# --- arguments and exit codes --------------------------------------------------------------------------------------
 
 
-def test_an_unknown_option_is_refused() -> None:
-    with pytest.raises(SystemExit):
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["pretrain", "nothing"], "no such recipe"),
+        (["pretrain", "quick", "pretrain.steps=3"], "pretrain.steps"),
+        (["pretrain", "quick", "pretrain"], "not of the form key=value"),
+        (["pretrain", "quick", "run=/nowhere"], "has neither tokenizer.json nor vocab.txt"),
+        (["adapt", "quick", "run=/nowhere"], "the recipe has no [adapt]"),
+        (["distill", "quick", "run=/nowhere"], "/nowhere/quick/pretrained is missing; run pretrain first"),
+        (["finetune", "quick", "run=/nowhere"], "/nowhere/quick/pretrained is missing; run pretrain first"),
+        (["evaluate", "quick", "run=/nowhere"], "has no trained model; run pretrain first"),
+        (["export", "quick", "run=/nowhere"], "has no trained model; run pretrain first"),
+        (["bench", "huge"], "huge"),
+    ],
+)
+def test_command_line_mistake_is_one_clear_line(
+    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(arguments) == 1
+    errors = capsys.readouterr().err
+    assert errors.startswith("error: ")
+    assert message in errors
+    assert len(errors.splitlines()) == 1
+
+
+def test_command_line_options_and_overrides_come_in_any_order(capsys: pytest.CaptureFixture[str]) -> None:
+    for arguments in (
+        ["--data", "elsewhere", "run=/nowhere"],
+        ["run=/nowhere", "--data", "elsewhere", "seed=2"],
+    ):
+        assert main(["export", "quick", *arguments]) == 1
+        assert "/nowhere/quick" in capsys.readouterr().err
+
+
+def test_command_line_unknown_option_is_refused() -> None:
+    with pytest.raises(SystemExit) as error:
         main(["export", "quick", "--fast"])
+    assert error.value.code == 2
 
 
-@pytest.mark.parametrize("command", ["bench mini pretrain.optimizer=muon"])
-def test_what_a_command_would_not_read_is_refused(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_command_line_bench_reads_no_recipe(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
-        main(command.split())
-    name, *_, last = command.split()
-    assert f"unrecognized arguments: {last}; {name} reads no recipe" in capsys.readouterr().err
+        main(["bench", "mini", "pretrain.optimizer=muon"])
+    assert "unrecognized arguments: pretrain.optimizer=muon; bench reads no recipe" in capsys.readouterr().err
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_command_line_bench_of_a_small_network(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["bench", "tiny", "--length", "16", "--batch", "2", "--steps", "1", "--device", "cpu"]) == 0
+    head, *lines = capsys.readouterr().out.splitlines()
+    assert head.startswith("tiny, 32 tokens per step in examples of up to 16, ")
+    assert [line.split(":")[0] for line in lines] == ["mixed lengths", "all full"]
+    assert all("tokens/s here (" in line and "times as fast" in line for line in lines)
+
+
+def test_command_line_inspect_prints_examples_and_shares(
+    make_recipe: MakeRecipe, recipe_file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    recipe = make_recipe()
+    places = [f"data={recipe.data}", f"run={recipe.run}"]
+    assert main(["inspect", str(recipe_file), "--examples", "2", *places]) == 0
+    out = capsys.readouterr().out
+    assert out.count(" [CLS] ") == 2
+    assert "of these" in out
+
+
+def test_command_line_tokenizer_and_prepare_end_with_what_they_made(
+    recipe_file: Path, data: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    places = [f"data={data}", f"run={tmp_path}"]
+    assert main(["tokenizer", str(recipe_file), *places]) == 0
+    assert re.fullmatch(rf"vocabulary of \d+ pieces in {tmp_path}/tiny/tokenizer; next: prepare", caplog.messages[-1])
+    assert main(["prepare", str(recipe_file), *places]) == 0
+    assert re.fullmatch(
+        rf"\d+ documents with [\d,]+ tokens in {tmp_path}/tiny/corpus, unigram entropy \d.\d\d nats; next: pretrain",
+        caplog.messages[-1],
+    )
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_while_preparing_says_how_to_continue(
+def test_command_line_signal_while_preparing_says_how_to_continue(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], number: signal.Signals
 ) -> None:
     def interrupted(recipe: Recipe) -> bool:
@@ -200,15 +252,17 @@ def test_a_signal_while_preparing_says_how_to_continue(
     assert "to continue: python -m training prepare quick 'run=/no where'" in capsys.readouterr().err
 
 
-def test_torchrun_is_refused_where_it_makes_no_sense(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize("command", ["tokenizer", "prepare", "distill", "evaluate", "export", "all"])
+def test_command_line_torchrun_is_refused_for_commands_of_one_process(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], command: str
 ) -> None:
     monkeypatch.setenv("WORLD_SIZE", "2")
-    assert main(["prepare", "quick"]) == 1
-    assert "torchrun is for pretrain and finetune" in capsys.readouterr().err
+    assert main([command, "quick"]) == 1
+    assert f"{command} is for one process; torchrun is for pretrain, adapt, finetune" in capsys.readouterr().err
 
 
-def test_a_full_disk_while_logging_is_one_clear_line(
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+def test_command_line_full_disk_while_logging_is_one_clear_line(
     make_recipe: MakeRecipe, recipe_file: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     recipe = make_recipe()

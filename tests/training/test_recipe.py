@@ -200,9 +200,7 @@ def test_invalid_value_names_its_key(recipe_file: Path, override: str, message: 
         (["finetune.max_length=300"], "finetune.max_length: an example has up to 300 tokens, more than"),
     ],
 )
-def test_batch_tokens_that_do_not_fit_name_the_rule(
-    recipe_file: Path, overrides: list[str], message: str
-) -> None:
+def test_batch_tokens_that_do_not_fit_name_the_rule(recipe_file: Path, overrides: list[str], message: str) -> None:
     with pytest.raises(RecipeError, match=message):
         load_recipe(str(recipe_file), overrides)
 

@@ -68,9 +68,7 @@ class ShardEncoder:
         self.dtype = np.dtype(np.uint16 if tokenizer.vocab_size <= 2**16 else np.uint32)
         self._tokenizer = tokenizer
         self._continues = np.array([token.startswith("##") for token in tokenizer.vocab])  # (vocab_size,)
-        self._by_word = tokenizer.ids(_PROBE) == [
-            i for word in _WORD.findall(_PROBE) for i in tokenizer.ids(word)
-        ]
+        self._by_word = tokenizer.ids(_PROBE) == [i for word in _WORD.findall(_PROBE) for i in tokenizer.ids(word)]
         self._words: dict[str, bytes] = {}
 
     def encode_text(self, texts: Sequence[str], *, lines: bool = False) -> EncodedShard:

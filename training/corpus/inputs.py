@@ -68,14 +68,8 @@ class _Cutter:
     def _shard(self, part: str, items: list[_Routed], source: str, read: str) -> ShardInput:
         number = self.numbers[part]
         self.numbers[part] += 1
-        labels = (
-            None
-            if items[0].label is None
-            else [NO_LABEL if item.label is None else item.label for item in items]
-        )
-        return ShardInput(
-            part, number, source, [i.document for i in items], labels, read, self.progress.bytes_read
-        )
+        labels = None if items[0].label is None else [NO_LABEL if item.label is None else item.label for item in items]
+        return ShardInput(part, number, source, [i.document for i in items], labels, read, self.progress.bytes_read)
 
 
 # --- text to pretrain on -------------------------------------------------------------------------------------------
@@ -95,9 +89,7 @@ def pretraining_inputs(recipe: Recipe) -> Iterator[ShardInput]:
     for source in config.heldout:
         found = _remembered(read(source, progress=cutter.progress.add), held_out)
         part = f"heldout/{source_name(source)}"
-        yield from cutter.cut(
-            (_Routed(part, document) for document in found), source_name(source), _read(source)
-        )
+        yield from cutter.cut((_Routed(part, document) for document in found), source_name(source), _read(source))
     fraction = 0.0 if config.heldout else config.heldout_fraction
     splits = [split_by_hash(read(source), fraction) for source in config.sources]
     if fraction and any(source.group for source in config.sources):  # equal texts may be in different groups
@@ -190,18 +182,14 @@ def check_labels(recipe: Recipe) -> None:
             pass
 
 
-def labelled(
-    source: SourceConfig, recipe: Recipe, progress: _Progress | None = None
-) -> Iterator[tuple[Document, int]]:
+def labelled(source: SourceConfig, recipe: Recipe, progress: _Progress | None = None) -> Iterator[tuple[Document, int]]:
     """The documents of a labelled source with the index of their label; those whose label maps to "" are left out.
 
     Raises:
         SourceError: the source has no label column, or a label is missing or unknown; names the file and the line.
     """
     if source.label is None and source.format != "fasttext":
-        raise SourceError(
-            f"{source_name(source)}: fine-tuning needs the source's `label`, the column of labels"
-        )
+        raise SourceError(f"{source_name(source)}: fine-tuning needs the source's `label`, the column of labels")
     found = documents(source, recipe.data, progress.add if progress else None, recipe.hub_cache)
     return with_label_index(found, recipe.finetune.labels)
 
@@ -230,9 +218,7 @@ def _plan(source: SourceConfig, recipe: Recipe, tested: set[int], in_dev: set[in
     return _Plan(source, split, _shares(counts, source.balance))
 
 
-def _shares(
-    counts: Counter[tuple[str | None, int]], balance: float | None
-) -> dict[tuple[str | None, int], float]:
+def _shares(counts: Counter[tuple[str | None, int]], balance: float | None) -> dict[tuple[str | None, int], float]:
     if balance is None:
         return {}
     rarest: dict[str | None, int] = {}
@@ -280,9 +266,7 @@ def _route_labelled(
 
 
 def _route_unlabelled(found: Iterable[Document], judged: set[int]) -> Iterator[_Routed]:
-    return (
-        _Routed("train", document, NO_LABEL) for document in found if text_hash(document.text) not in judged
-    )
+    return (_Routed("train", document, NO_LABEL) for document in found if text_hash(document.text) not in judged)
 
 
 def _count_labels(routed: Iterable[_Routed], counts: Counter[int]) -> Iterator[_Routed]:

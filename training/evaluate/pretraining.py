@@ -129,9 +129,7 @@ def pretraining_report(
     correct = pairs.follows == np.where(pairs.kinds == PairKind.NEXT, IS_NEXT, NOT_NEXT)
     kinds = [PairKind(kind) for kind in np.unique(pairs.kinds[paired])]
     recall = {kind.name.lower(): float(correct[pairs.kinds == kind].mean()) for kind in kinds}
-    by_topic = [
-        recall[kind.name.lower()] for kind in (PairKind.NEXT, PairKind.RANDOM_DOCUMENT) if kind in kinds
-    ]
+    by_topic = [recall[kind.name.lower()] for kind in (PairKind.NEXT, PairKind.RANDOM_DOCUMENT) if kind in kinds]
     return PretrainingReport(
         examples=len(words.kinds),
         masked=len(words.losses),

@@ -167,9 +167,7 @@ def _pack(
         outputs: ascending output positions of each sequence.
     """
     spare = shape.tokens - sum(map(len, input_ids))
-    dummies = [
-        np.zeros(min(shape.max_seqlen, spare - at), np.int64) for at in range(0, spare, shape.max_seqlen)
-    ]
+    dummies = [np.zeros(min(shape.max_seqlen, spare - at), np.int64) for at in range(0, spare, shape.max_seqlen)]
     input_ids, token_type_ids = [*input_ids, *dummies], [*token_type_ids, *dummies]
     outputs = [*outputs, *(dummy[:0] for dummy in dummies)]
     lengths = np.array([len(ids) for ids in input_ids])

@@ -165,9 +165,7 @@ class _ShuffledTexts:
         del progress, max_tokens
         document = int(self._order[index])
         readings = self.texts.readings(document)
-        chosen = (
-            int(np.random.default_rng((*self.key, index)).integers(len(readings))) if len(readings) > 1 else 0
-        )
+        chosen = int(np.random.default_rng((*self.key, index)).integers(len(readings))) if len(readings) > 1 else 0
         return self.texts.example(document, as_pair=readings[chosen])
 
 

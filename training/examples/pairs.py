@@ -195,9 +195,7 @@ class PairSampler:
         wanted = self._length(model)
         stops = after + 1 if single else np.searchsorted(begins, begins[after] + wanted, side="right")
         after, until = np.tile(after, 2), np.tile(until, 2)
-        stops = np.clip(
-            np.concatenate([stops - 1, stops]), after + 1, until
-        )  # the last run that fits, and one more
+        stops = np.clip(np.concatenate([stops - 1, stops]), after + 1, until)  # the last run that fits, and one more
         lengths = begins[stops] - begins[after]
         gaps = np.abs(lengths - wanted)
         fits = lengths <= max(wanted, room - self._length(first))

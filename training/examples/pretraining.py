@@ -22,9 +22,7 @@ SAMPLED = 256
 class MaskedPairs:
     """The examples of one window of text, in an order that `key` decides."""
 
-    def __init__(
-        self, text: Text, vocabulary: Vocabulary, config: ExamplesConfig, key: tuple[int, ...]
-    ) -> None:
+    def __init__(self, text: Text, vocabulary: Vocabulary, config: ExamplesConfig, key: tuple[int, ...]) -> None:
         self.vocabulary = vocabulary
         self.config = config
         self.key = key

@@ -92,9 +92,7 @@ def _limits(recipe: Recipe) -> list[str]:
 def _origin(recipe: Recipe, name: str) -> str:
     start = recipe.pretrain.start if name == "pretrained" else recipe.finetune.pretrained
     if start is None:
-        return (
-            "It starts from random weights." if name == "pretrained" else "It starts from this run's network."
-        )
+        return "It starts from random weights." if name == "pretrained" else "It starts from this run's network."
     return f"It starts from `{_portable(str(start))}`."
 
 
@@ -105,9 +103,7 @@ def _run_line(run: Path) -> str:
     last = lines[-1]
     machines = dict.fromkeys(line["machine"] for line in lines if line["event"] == "machine")
     where = f" on {', then '.join(machines)}" if machines else ""
-    return (
-        f"{last['step']:,} steps, {last['tokens']:,} tokens, {last['minutes']:.0f} minutes of training{where}."
-    )
+    return f"{last['step']:,} steps, {last['tokens']:,} tokens, {last['minutes']:.0f} minutes of training{where}."
 
 
 def _source_line(source: SourceConfig) -> str:

@@ -55,9 +55,7 @@ def calibrate(model: BertForSequenceClassification, dev: Mapping[str, LabelledTe
     with torch.no_grad():
         model.classifier.weight.div_(temperature)
         model.classifier.bias.div_(temperature)
-    logger.info(
-        "temperature %.3f: calibration error on dev %.4f before, %.4f after", temperature, before, after
-    )
+    logger.info("temperature %.3f: calibration error on dev %.4f before, %.4f after", temperature, before, after)
     return temperature
 
 

@@ -23,7 +23,7 @@ from training.evaluate.classification import predict_classification
 from training.examples.batches import Floats
 from training.examples.labelled import InMemoryText, LabelledTexts
 from training.loop.checkpoint import fingerprint
-from training.recipe import Recipe
+from training.recipe import Recipe, with_earlier, write_resolved
 from training.runtime.device import choose_device
 from training.runtime.files import read_json, write_json
 
@@ -62,8 +62,20 @@ def distill(recipe: Recipe, tokenizer: Tokenizer) -> bool:
             _write_column(file, _probabilities(teacher, encoder, shard_input))
             texts += len(shard_input.documents)
     write_json(folder / RECORD, key)
+    write_resolved(recipe, recipe.folder / "distill")
     logger.info("%s labelled %s texts in %s; next: finetune", teacher.path, f"{texts:,}", folder)
     return True
+
+
+def with_earlier_distill(recipe: Recipe) -> Recipe:
+    """The recipe with the `[distill]` of an earlier `distill` of this run, if it has none itself."""
+    folder = recipe.folder / "distill"
+    if recipe.distill is not None or not folder.is_dir():
+        return recipe
+    recipe = with_earlier(recipe, folder, "distill")
+    if recipe.distill is not None:
+        logger.info("learning from the labels of %s; delete %s to learn without them", recipe.distill.teacher, folder)
+    return recipe
 
 
 def distilled_by(recipe: Recipe) -> str | None:
@@ -77,9 +89,7 @@ def distilled_by(recipe: Recipe) -> str | None:
     folder = recipe.folder / "labelled" / "train"
     found: str | None = read_json(folder / RECORD)
     if found != fingerprint(load_teacher(recipe).model):
-        raise RunError(
-            f"{folder} has no labels of distill.teacher ({recipe.distill.teacher}); run distill first"
-        )
+        raise RunError(f"{folder} has no labels of distill.teacher ({recipe.distill.teacher}); run distill first")
     return found
 
 
@@ -95,9 +105,7 @@ def load_teacher(recipe: Recipe) -> Checkpoint:
     if not isinstance(checkpoint.model, BertForSequenceClassification):
         raise RunError(f"distill.teacher: {checkpoint.path} is not a classifier")
     if checkpoint.config.labels != labels:
-        raise RunError(
-            f"distill.teacher: {checkpoint.path} has the labels {checkpoint.config.labels}, not {labels}"
-        )
+        raise RunError(f"distill.teacher: {checkpoint.path} has the labels {checkpoint.config.labels}, not {labels}")
     return checkpoint
 
 

@@ -19,7 +19,7 @@ from training.evaluate.classification import predict_classification
 from training.examples.batches import ClassificationBatch
 from training.examples.labelled import LabelledStream, LabelledTexts, labelled_window
 from training.finetune.calibration import calibrate
-from training.finetune.distill import distilled_by
+from training.finetune.distill import distilled_by, with_earlier_distill
 from training.finetune.selection import (
     BestCheckpoint,
     SeedResult,
@@ -36,7 +36,7 @@ from training.loop.state import TrainState
 from training.loop.tensorboard import Board
 from training.loop.trainer import TrainConfig, Trainer
 from training.pretrain.adapt import adapted
-from training.recipe import Recipe, write_resolved
+from training.recipe import Recipe, with_earlier, write_resolved
 from training.runtime.checkpoint_dir import check_target, checkpoint_size, write_checkpoint_dir
 from training.runtime.device import choose_device, maybe_compile
 from training.runtime.distributed import DistContext, distributed
@@ -76,8 +76,10 @@ def finetune(recipe: Recipe) -> bool:
         SourceError: labelled text that cannot be read.
         RunError: there is no network to start from, or it does not fit the recipe.
     """
+    recipe = with_earlier_distill(recipe)
     start = starting_point(recipe)
     assert isinstance(start.model, Start)
+    recipe = _with_earlier_stages(recipe, start.path)
     target = recipe.folder / "sentiment"
     check_target(target)
     with ranks_in_turn(recipe.folder):
@@ -99,6 +101,15 @@ def finetune(recipe: Recipe) -> bool:
     return True
 
 
+def _with_earlier_stages(recipe: Recipe, start: Path) -> Recipe:
+    """The recipe with the pretraining and adapting that the network had, for the model card."""
+    if start == recipe.folder / "adapt" / "pretrained":
+        recipe = with_earlier(recipe, recipe.folder / "adapt" / "pretrain", "adapt")
+    if recipe.finetune.pretrained is None:
+        recipe = with_earlier(recipe, recipe.folder / "pretrain", "tokenizer", "corpus", "model", "pretrain")
+    return recipe
+
+
 def starting_point(recipe: Recipe) -> Checkpoint:
     """The checkpoint that fine-tuning starts from: what this run adapted, else `finetune.pretrained`, else what it
     pretrained.
@@ -110,9 +121,7 @@ def starting_point(recipe: Recipe) -> Checkpoint:
     folder = adapted(recipe)
     if folder is None:
         if recipe.adapt is not None:
-            raise RunError(
-                f"{recipe.folder / 'adapt'} has no adapted network; run adapt first, or leave out [adapt]"
-            )
+            raise RunError(f"{recipe.folder / 'adapt'} has no adapted network; run adapt first, or leave out [adapt]")
         folder = config.pretrained or recipe.folder / "pretrained"
     if not folder.is_dir():
         raise RunError(f"{folder} is missing; run pretrain first, or name a checkpoint as finetune.pretrained")
@@ -135,9 +144,7 @@ def open_dev(recipe: Recipe, start: Checkpoint) -> dict[str, LabelledTexts]:
     labels, positions = len(recipe.finetune.label_names), start.config.max_position_embeddings
     manifests = sorted((recipe.folder / "labelled" / "dev").glob("*/manifest.json"))
     parts = {file.parent.name: PreparedText.open(file.parent) for file in manifests}
-    return {
-        name: labelled_window(part.window(), start.tokenizer, labels, positions) for name, part in parts.items()
-    }
+    return {name: labelled_window(part.window(), start.tokenizer, labels, positions) for name, part in parts.items()}
 
 
 def _train(material: _Material, seed: int) -> SeedResult | None:
@@ -145,9 +152,7 @@ def _train(material: _Material, seed: int) -> SeedResult | None:
     recipe, dist = material.recipe, material.dist
     folder = seed_folder(recipe, seed)
     torch.manual_seed(seed)
-    model = classifier_from(material.start, recipe.finetune, seed).to(
-        choose_device(recipe.device, dist.local_rank)
-    )
+    model = classifier_from(material.start, recipe.finetune, seed).to(choose_device(recipe.device, dist.local_rank))
     best = BestCheckpoint(folder / f"best-rank-{dist.rank}.pt")
     trainer = _trainer(material, model, best, seed, folder)
     if not trainer.run():
@@ -222,9 +227,7 @@ def _keep_best(recipe: Recipe, tokenizer: Tokenizer, results: list[SeedResult], 
     model = load_checkpoint(seed_folder(recipe, best.seed) / "model").model
     write_checkpoint_dir(target, model, tokenizer, torch.float32)
     if best.dev_accuracy is not None:
-        logger.info(
-            "kept seed %d, step %s: balanced accuracy on dev %.4f", best.seed, best.step, best.dev_accuracy
-        )
+        logger.info("kept seed %d, step %s: balanced accuracy on dev %.4f", best.seed, best.step, best.dev_accuracy)
     logger.info("classifier of %s in %s; next: evaluate, then export", checkpoint_size(target), target)
 
 

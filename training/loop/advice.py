@@ -30,9 +30,7 @@ class Advisor:
     _warned: bool = False
     _norms: deque[float] = field(default_factory=lambda: deque(maxlen=200))
 
-    def look(
-        self, figures: Mapping[str, float], norms: Sequence[float], spent: float
-    ) -> Iterator[tuple[str, str]]:
+    def look(self, figures: Mapping[str, float], norms: Sequence[float], spent: float) -> Iterator[tuple[str, str]]:
         """Events and their text; `norms` are those of each step since the last look."""
         if self.unigram_entropy is not None and not self.left_plateau:
             yield from self._plateau(figures["mlm_loss"], self.unigram_entropy, spent)

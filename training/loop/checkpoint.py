@@ -31,7 +31,8 @@ logger = logging.getLogger(__name__)
 
 
 class Checkpointer:
-    """Checkpoints of one run in one folder. Only rank 0 reads and writes; its state is sent to the other ranks."""
+    """Checkpoints of one run in one folder. Only rank 0 writes. On resume every rank looks into its folder, and the
+    newest state of all ranks is sent to all: after a restart another node, with another disk, may have rank 0."""
 
     def __init__(self, folder: Path, identity: Mapping[str, Any], dist: DistContext) -> None:
         self.folder = folder
@@ -56,9 +57,8 @@ class Checkpointer:
             RunError: the disk is full or the folder is read-only; earlier checkpoints are unchanged.
         """
         lanes: dict[int, Position] = {}
-        for known in self.dist.all_gather(
-            state.lanes
-        ):  # a rank knows old positions of the lanes of other ranks
+        # A rank knows old positions of the lanes of other ranks.
+        for known in self.dist.all_gather(state.lanes):
             lanes |= {lane: max(position, lanes.get(lane, position)) for lane, position in known.items()}
         state.lanes = lanes
         if not self.dist.is_main:
@@ -78,9 +78,8 @@ class Checkpointer:
         write_tensors(file, contents)
         files = self._files()
         at = files.index(file)
-        for other in (
-            files[:at] + files[at + KEEP :]
-        ):  # later ones are of a run that is continued with a larger budget
+        # Later ones are of a shorter run that this one continues.
+        for other in files[:at] + files[at + KEEP :]:
             other.unlink()
 
     def resume(
@@ -92,9 +91,11 @@ class Checkpointer:
             RunError: the checkpoint belongs to a run with other settings, vocabulary or text.
         """
         self.dist.check_equal("recipe, text or vocabulary", self.identity)
-        found = self.dist.broadcast_state(self._find(schedule) if self.dist.is_main else None)
+        own = self._find(schedule)
+        found = self.dist.broadcast_newest(own, own["state"]["step"] if own else 0)
         if found is None:
             return None
+        self._check(found["identity"])
         model.load_state_dict(found["model"])
         optimizer.load_state_dict(found["optimizer"])
         average.load_state_dict(found["average"])
@@ -106,7 +107,6 @@ class Checkpointer:
         newest = next(filter(None, map(_read, self._files())), None)
         if newest is None:
             return None
-        self._check(newest["identity"])
         tokens, budget = newest["state"]["tokens"], newest["budget_tokens"]
         if schedule.budget_tokens <= budget:
             return newest

@@ -239,11 +239,7 @@ class Trainer(Generic[B]):
     @contextmanager
     def _no_sync(self) -> Iterator[None]:
         """Accumulate gradients on this rank only."""
-        with (
-            self._loss.no_sync()
-            if isinstance(self._loss, nn.parallel.DistributedDataParallel)
-            else nullcontext()
-        ):
+        with self._loss.no_sync() if isinstance(self._loss, nn.parallel.DistributedDataParallel) else nullcontext():
             yield
 
     def _update_average(self) -> None:
@@ -279,10 +275,7 @@ class Trainer(Generic[B]):
     def _is_before_decay(self) -> bool:
         """Whether the next step is the first with a falling rate."""
         half = self.config.batch_tokens / 2  # a step has the rate of its middle
-        return (
-            self.state.tokens - half <= self.schedule.decay_start < self.state.tokens + half
-            and not self.is_finished
-        )
+        return self.state.tokens - half <= self.schedule.decay_start < self.state.tokens + half and not self.is_finished
 
     def _log(self) -> None:
         if not self._window.steps:

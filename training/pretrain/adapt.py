@@ -53,12 +53,8 @@ def adapted(recipe: Recipe) -> Path | None:
     if not (folder / "pretrained").is_dir():
         return None
     start = recipe.finetune.pretrained or recipe.folder / "pretrained"
-    if not start.is_dir() or read_json(folder / "started-from.json") != fingerprint(
-        load_checkpoint(start).model
-    ):
-        logger.warning(
-            "%s was adapted from another network than %s and is not used; run adapt again", folder, start
-        )
+    if not start.is_dir() or read_json(folder / "started-from.json") != fingerprint(load_checkpoint(start).model):
+        logger.warning("%s was adapted from another network than %s and is not used; run adapt again", folder, start)
         return None
     return folder / "pretrained"
 

@@ -63,9 +63,7 @@ def pretrain(recipe: Recipe, next_command: str = "finetune, or evaluate and expo
         device = choose_device(recipe.device, dist.local_rank)
         model = new_model(recipe, tokenizer).to(device)
         examples = recipe.pretrain.examples
-        stream = PretrainingStream(
-            text, Vocabulary.of(tokenizer), examples, recipe.seed, recipe.micro_batch_tokens
-        )
+        stream = PretrainingStream(text, Vocabulary.of(tokenizer), examples, recipe.seed, recipe.micro_batch_tokens)
         task = PretrainingTask(model, stream)
         maybe_compile(task.loss)
         recipe = _resolve_budget(recipe, task, dist)

@@ -49,9 +49,7 @@ def evaluate_baselines(recipe: Recipe, test: Mapping[str, Labelled]) -> dict[str
     file, key = recipe.folder / "baselines.json", _key(("train", train), ("dev", dev), *test.items())
     found = read_json(file) or {}
     if found.get("key") == key:
-        return {
-            bag: {name: Figures(**row) for name, row in rows.items()} for bag, rows in found["figures"].items()
-        }
+        return {bag: {name: Figures(**row) for name, row in rows.items()} for bag, rows in found["figures"].items()}
     figures: dict[str, dict[str, Figures]] = {}
     for title in ("TF-IDF + logistic regression", "naive Bayes (1-3-grams)"):
         logger.info("%s on %d texts", title, len(train))
@@ -128,9 +126,7 @@ def by_domain(part: Labelled) -> dict[str, list[int]]:
     return domains
 
 
-def mean_balanced_accuracy(
-    logits: torch.Tensor, labels: torch.Tensor, domains: Iterable[Sequence[int]]
-) -> float:
+def mean_balanced_accuracy(logits: torch.Tensor, labels: torch.Tensor, domains: Iterable[Sequence[int]]) -> float:
     """Mean over domains of the balanced accuracy, of those that have two labels or more."""
     chosen = [list(rows) for rows in domains if len(labels[list(rows)].unique()) > 1]
     scores = [classification_report(logits[rows], labels[rows]).balanced_accuracy for rows in chosen]

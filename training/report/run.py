@@ -128,9 +128,7 @@ def evaluate(recipe: Recipe, weights: Path | None = None) -> str:
     plots = [f"![{file.stem}]({file.name})" for file in _plot(recipe, report)]
     (folder / "report.md").write_text("\n".join([text, PLOTS, "", *plots, ""]), encoding="utf-8")
     figures = json.dumps(asdict(report), indent=2, allow_nan=False)
-    (folder / "report.json").write_text(
-        figures + "\n", encoding="utf-8"
-    )  # last: it names the weights of all of it
+    (folder / "report.json").write_text(figures + "\n", encoding="utf-8")  # last: it names the weights of all of it
     logger.info("report in %s; next: export", folder / "report.md")
     return text
 
@@ -158,9 +156,7 @@ def _pretraining(recipe: Recipe, folder: Path) -> dict[str, PretrainingReport]:
     for text in heldout.values():
         text.check_tokenizer(checkpoint.tokenizer)
     model = model.to(choose_device(recipe.device))
-    reports = evaluate_pretraining(
-        model, heldout, checkpoint.tokenizer, recipe.pretrain.examples, count=EXAMPLES
-    )
+    reports = evaluate_pretraining(model, heldout, checkpoint.tokenizer, recipe.pretrain.examples, count=EXAMPLES)
     for name, report in reports.items():
         if report.masked < FEW_MASKED_TOKENS:
             logger.warning(
@@ -308,9 +304,7 @@ def _domain_lines(report: Report) -> list[str]:
         if r.worst_domain is None:
             continue
         own = name.removesuffix(" (pair)")
-        bags = (
-            f"{bag} {rows[own].balanced_accuracy:.4f}" for bag, rows in report.baselines.items() if own in rows
-        )
+        bags = (f"{bag} {rows[own].balanced_accuracy:.4f}" for bag, rows in report.baselines.items() if own in rows)
         lines += [
             f"{name}: mean balanced accuracy over domains {r.mean_balanced_accuracy:.4f} ({', '.join(bags)}); worst "
             f"domain {r.worst_domain}, {r.worst_balanced_accuracy:.4f}.",

@@ -17,7 +17,6 @@ from model.tokenizer import Tokenizer
 from training.errors import RunError
 
 _NAMES = (
-    *("config.json", "*.safetensors", "model.safetensors.index.json", "vocab.txt"),
     *("config.json", "*.safetensors", "model.safetensors.index.json", "vocab.txt", "recipe.json"),
     *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "README.md", "*.png"),
 )
@@ -83,9 +82,7 @@ def _compare(loaded: Checkpoint, model: Model, tokenizer: Tokenizer, dtype: torc
     if loaded.tokenizer.to_json() != tokenizer.to_json():
         raise RunError(f"{loaded.path}: the tokenizer changed on the way to disk")
     written, read = _logits(model, tokenizer), _logits(loaded.model, tokenizer)
-    if dtype is torch.float32 and not torch.allclose(
-        written, read, rtol=1e-4, atol=1e-5
-    ):  # else rounding is coarser
+    if dtype is torch.float32 and not torch.allclose(written, read, rtol=1e-4, atol=1e-5):  # else rounding is coarser
         raise RunError(f"{loaded.path}: the logits changed on the way to disk")
 
 

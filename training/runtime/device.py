@@ -30,9 +30,7 @@ def choose_device(name: str, local_rank: int = 0) -> torch.device:
     try:
         device = torch.device(name)
     except RuntimeError as error:
-        raise RunError(
-            f"device {name!r}: use auto, cpu, cuda, or one of several GPUs such as cuda:1"
-        ) from error
+        raise RunError(f"device {name!r}: use auto, cpu, cuda, or one of several GPUs such as cuda:1") from error
     index = local_rank if device.index is None else device.index
     if device.type == "cuda" and index >= (count := torch.cuda.device_count()):
         raise RunError(f"device {name!r}: cuda:{index} is missing; PyTorch finds {count} CUDA devices")
@@ -77,9 +75,7 @@ def matmul_peak(device: torch.device, precision: torch.dtype, seconds: float = 0
     """FLOP/s of a large square matrix product on this device now: training steps are reported as a share of it."""
     size = 8192 if device.type == "cuda" else 1024
     generator = torch.Generator(device).manual_seed(0)
-    matrix = torch.randn(
-        size, size, generator=generator, device=device, dtype=precision
-    )  # zeros would be faster
+    matrix = torch.randn(size, size, generator=generator, device=device, dtype=precision)  # zeros would be faster
     matrix @ matrix  # the first call loads the kernel
     best, ends = 0.0, time.perf_counter() + seconds
     while time.perf_counter() < ends or not best:

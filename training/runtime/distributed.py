@@ -50,14 +50,16 @@ class DistContext:
         dist.all_gather_object(values, value)
         return values
 
-    def broadcast_state(self, state: dict[str, Any] | None) -> dict[str, Any] | None:
-        """Rank 0's checkpoint state on every rank: other ranks may have another disk, or none."""
+    def broadcast_newest(self, state: dict[str, Any] | None, step: int) -> dict[str, Any] | None:
+        """The checkpoint state of the rank with the highest step, on every rank; None if no rank has one."""
         if self.world_size == 1:
             return state
+        steps = self.all_gather(step)
+        source = steps.index(max(steps))
         buffer = io.BytesIO()
         torch.save(state, buffer)
-        data = [buffer.getvalue() if self.is_main else b""]
-        dist.broadcast_object_list(data, src=0)
+        data = [buffer.getvalue() if self.rank == source else b""]
+        dist.broadcast_object_list(data, src=source)
         received: dict[str, Any] | None = torch.load(io.BytesIO(data[0]), map_location="cpu", weights_only=True)
         return received
 
@@ -89,7 +91,11 @@ def local_world_size() -> int:
 
 @contextmanager
 def distributed() -> Iterator[DistContext]:
-    """Join the other ranks, with NCCL between GPUs and gloo between CPUs, and leave them at the end."""
+    """Join the other ranks, with NCCL between GPUs and gloo between CPUs, and leave them at the end.
+
+    Raises:
+        RunError: another rank ended, or cannot be reached.
+    """
     if world_size() == 1:
         yield DistContext()
         return
@@ -97,5 +103,12 @@ def distributed() -> Iterator[DistContext]:
     dist.init_process_group(backend, timeout=TIMEOUT)
     try:
         yield DistContext(dist.get_rank(), dist.get_world_size(), int(os.environ["LOCAL_RANK"]))
+    except RuntimeError as error:
+        if not isinstance(error, dist.DistError) and "gloo" not in str(error):  # gloo has no error of its own
+            raise
+        raise RunError(
+            f"another rank ended or cannot be reached ({str(error).splitlines()[0]}). See its output, then start all "
+            "nodes again: they continue from the last checkpoint"
+        ) from error
     finally:
         dist.destroy_process_group()

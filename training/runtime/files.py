@@ -8,8 +8,6 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from training.errors import RunError
 
 
@@ -34,6 +32,8 @@ def write_tensors(file: Path, state: dict[str, Any]) -> None:
     Raises:
         RunError: the disk is full or the folder is read-only; the previous file is unchanged.
     """
+    import torch  # takes seconds, and the workers of `prepare` need none
+
     part = file.with_suffix(".part")
     try:
         file.parent.mkdir(parents=True, exist_ok=True)

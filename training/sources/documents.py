@@ -122,9 +122,7 @@ def _from_files(
         log_once(f"{source_name(source)}: {len(empty)} files hold no text (the first is {empty[0]})")
 
 
-def _from_file(
-    file: Path, source: SourceConfig, rows: _RowReader, progress: Progress | None
-) -> Iterator[Document]:
+def _from_file(file: Path, source: SourceConfig, rows: _RowReader, progress: Progress | None) -> Iterator[Document]:
     form, has_columns = format_of_file(file, source)
     if has_columns:
         found = read_rows(file, table_format(file, form), source, progress)
@@ -264,9 +262,7 @@ class _RowReader:
             text = text_value(cells.get(name))
             if text is None:
                 value = cells[name]
-                self._skip(
-                    f"{origin} {number}: {name!r} is the {type(value).__name__} {value!r:.40}, not a text"
-                )
+                self._skip(f"{origin} {number}: {name!r} is the {type(value).__name__} {value!r:.40}, not a text")
                 return ()
             if self._source.escaped_newlines:
                 text = text.replace("\\n", "\n")

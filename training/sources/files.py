@@ -34,9 +34,7 @@ def files(source: SourceConfig, root: Path) -> list[Path]:
         shown = (file for file in sorted(place.rglob("*")) if not _is_hidden(file.relative_to(place)))
         found = [file for file in shown if file.is_file() and (chosen or _format_of_suffix(file))]
         if not found:
-            unknown = (
-                "" if chosen else " of a known suffix; set `format`, or rename the files to .txt or the like"
-            )
+            unknown = "" if chosen else " of a known suffix; set `format`, or rename the files to .txt or the like"
             raise SourceError(f"{place}: the directory holds no file{unknown}")
         return found
     found = sorted(Path(name) for name in glob(str(place), recursive=True) if Path(name).is_file())  # noqa: PTH207

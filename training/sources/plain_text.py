@@ -22,9 +22,7 @@ _HEADING = re.compile(r"\s*(=(?: ?=)*) (.*\S) (=(?: ?=)*)\s*")
 _JOINER = re.compile(r" @([-.,])@ ")
 
 
-def read_lines(
-    file: Path, encoding: str | None = None, progress: Progress | None = None
-) -> Iterator[tuple[int, str]]:
+def read_lines(file: Path, encoding: str | None = None, progress: Progress | None = None) -> Iterator[tuple[int, str]]:
     """(number from 1, line with its end); a line longer than `MAX_CHARACTERS` comes in parts.
 
     Raises:

@@ -110,9 +110,7 @@ def test_nothing_is_asked_when_all_inputs_are_wrong() -> None:
 
 @pytest.mark.parametrize(("status", "code"), [(400, "not_json"), (413, "too_large"), (500, "inference_failed")])
 def test_unnamed_guilty_input_is_found_by_halves(status: int, code: str) -> None:
-    outcomes, _ = ask(
-        list("abcdefg"), lambda inputs: problem(status, code) if "e" in inputs else ok(inputs), first=7
-    )
+    outcomes, _ = ask(list("abcdefg"), lambda inputs: problem(status, code) if "e" in inputs else ok(inputs), first=7)
     assert labels(outcomes) == ["a", "b", "c", "d", code, "f", "g"]
     assert outcomes[4].input_index == 11
 
@@ -147,9 +145,7 @@ def test_service_that_is_too_slow_for_all_is_no_fault_of_any() -> None:
 
 
 def test_one_input_that_takes_too_long_costs_no_other() -> None:
-    outcomes, _ = ask(
-        list("abcd"), lambda inputs: problem(504, "deadline_exceeded") if "b" in inputs else ok(inputs)
-    )
+    outcomes, _ = ask(list("abcd"), lambda inputs: problem(504, "deadline_exceeded") if "b" in inputs else ok(inputs))
     assert labels(outcomes) == ["a", "deadline_exceeded", "c", "d"]
 
 

@@ -24,9 +24,7 @@ async def test_one_bare_input_gets_a_list_of_one_result(serve: Any) -> None:
 async def test_every_mask_of_every_input_is_answered_in_order(serve: Any) -> None:
     inputs = ["[MASK] and [MASK]", "a [MASK]"]
     async with serve() as service:
-        body = (
-            await service.client.post("/fill-mask", json={"inputs": inputs, "parameters": {"top_k": 1}})
-        ).json()
+        body = (await service.client.post("/fill-mask", json={"inputs": inputs, "parameters": {"top_k": 1}})).json()
     assert [[mask["position"] for mask in result["masks"]] for result in body["results"]] == [[1, 3], [2]]
 
 

@@ -31,9 +31,7 @@ def reference(query: Tensor, key: Tensor, value: Tensor, queries: Lengths, keys:
     return torch.cat(outs)
 
 
-def inputs_for(
-    queries: Lengths, keys: Lengths, *, seed: int = 0, dtype: torch.dtype = torch.float64
-) -> list[Tensor]:
+def inputs_for(queries: Lengths, keys: Lengths, *, seed: int = 0, dtype: torch.dtype = torch.float64) -> list[Tensor]:
     """Random query, key and value with gradients."""
     generator = torch.Generator().manual_seed(seed)
     rows = (sum(queries), sum(keys), sum(keys))

@@ -73,9 +73,9 @@ def test_labels_that_map_to_nothing_are_left_out(tmp_path: Path) -> None:
     assert [(document.text, label) for document, label in train] == [("1", 0), ("2", 0), ("4", 1), ("5", 1)]
 
 
-def test_unknown_label_names_the_document_and_the_labels(tmp_path: Path) -> None:
+def test_unknown_label_names_the_row_and_the_labels(tmp_path: Path) -> None:
     rows = [{"text": "good", "label": 1}, {"text": "bad", "label": 7}]
-    message = r"texts, document 2: label '7' is not in finetune.labels \('0', '1'\); name every value"
+    message = r"texts\.jsonl, line 2: label '7' is not in finetune.labels \('0', '1'\); name every value"
     with pytest.raises(SourceError, match=message):
         parts(recipe_of(tmp_path, write(tmp_path, rows)))
 
@@ -89,7 +89,7 @@ def test_source_without_label_column_is_an_error(tmp_path: Path) -> None:
 def test_missing_label_is_counted_as_in_the_file(tmp_path: Path, number: int) -> None:
     rows = alphabet()[:6]
     rows[number]["label"] = None
-    with pytest.raises(SourceError, match=f"document {number + 1}: has no label; fill it, or remove the row"):
+    with pytest.raises(SourceError, match=f"line {number + 1}: has no label; fill it, remove the row, or"):
         parts(recipe_of(tmp_path, write(tmp_path, rows), dev_fraction=0.5))
 
 
@@ -102,7 +102,7 @@ def test_label_without_any_text_is_an_error(tmp_path: Path) -> None:
 def test_check_labels_finds_a_wrong_label_of_a_test_source(tmp_path: Path) -> None:
     source = write(tmp_path, [{"text": "bad", "label": 0}, {"text": "fine", "label": 1}])
     test = write(tmp_path, [{"text": "good", "label": 1}, {"text": "so-so", "label": 2}], name="test")
-    with pytest.raises(SourceError, match="test, document 2: label '2' is not in "):
+    with pytest.raises(SourceError, match=r"test\.jsonl, line 2: label '2' is not in "):
         check_labels(recipe_of(tmp_path, source, test=(test,)))
     with pytest.raises(SourceError, match="test: fine-tuning needs the source's `label`"):
         check_labels(recipe_of(tmp_path, source, test=(test.model_copy(update={"label": None}),)))
@@ -149,9 +149,7 @@ def test_no_text_is_in_both_train_and_dev(tmp_path: Path) -> None:
 
 def test_groups_are_never_split(tmp_path: Path) -> None:
     rows = [
-        {"text": f"{letter} good {i}", "label": i % 2, "film": letter}
-        for letter in ascii_lowercase
-        for i in range(3)
+        {"text": f"{letter} good {i}", "label": i % 2, "film": letter} for letter in ascii_lowercase for i in range(3)
     ]
     train, dev = train_and_dev(recipe_of(tmp_path, write(tmp_path, rows, group="film"), dev_fraction=0.3))
     films = [{document.group for document, _ in part} for part in (train, dev)]
@@ -174,9 +172,7 @@ def test_small_source_has_one_group_in_dev_but_not_its_only_one(tmp_path: Path) 
 
 def test_split_is_the_same_in_every_run_and_beside_other_texts(tmp_path: Path) -> None:
     rows = [{"text": "good " * i, "label": i % 2} for i in range(1, 40)]
-    first, again = (
-        train_and_dev(recipe_of(tmp_path, write(tmp_path, r), dev_fraction=0.3))[1] for r in (rows, rows)
-    )
+    first, again = (train_and_dev(recipe_of(tmp_path, write(tmp_path, r), dev_fraction=0.3))[1] for r in (rows, rows))
     _, fewer = train_and_dev(recipe_of(tmp_path, write(tmp_path, rows[10:]), dev_fraction=0.3))
     assert texts(first) == texts(again)
     assert texts(fewer) == [text for text in texts(first) if len(text.split()) > 10]
@@ -241,9 +237,7 @@ def test_unlabelled_texts_are_in_train_unless_they_are_in_test_or_dev(tmp_path: 
     source = write(tmp_path, alphabet())
     test = write(tmp_path, [{"text": "tested", "label": 1}], name="test")
     more = write(tmp_path, [{"text": "new"}, {"text": "Tested"}, *alphabet()], name="more", label=None)
-    recipe = recipe_of(
-        tmp_path, source, test=(test,), dev_fraction=0.3, distill={"teacher": "t", "sources": (more,)}
-    )
+    recipe = recipe_of(tmp_path, source, test=(test,), dev_fraction=0.3, distill={"teacher": "t", "sources": (more,)})
     train, dev = train_and_dev(recipe)
     unlabelled = [document.text for document, label in train if label == NO_LABEL]
     assert unlabelled[0] == "new"

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import math
 import random
+import subprocess
+import sys
 from collections.abc import Callable
 from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
@@ -15,7 +17,7 @@ import numpy as np
 import pytest
 
 from model.tokenizer import SPECIAL_TOKENS, Tokenizer
-from tests.training.commands import occupied
+from tests.training.commands import ROOT, occupied
 from training.corpus import inputs as inputs_module
 from training.corpus import reader as reader_module
 from training.corpus.engines import local as local_engine
@@ -139,9 +141,7 @@ def test_prepare_stores_ids_of_a_large_vocabulary_in_32_bits(root: Path) -> None
 
 
 def test_prepare_does_not_split_lines_that_are_sentences(root: Path) -> None:
-    (root / "data" / "lines.txt").write_text(
-        "The film. The plot was good\nthe joke\n\nThe hero was bad\nthe end"
-    )
+    (root / "data" / "lines.txt").write_text("The film. The plot was good\nthe joke\n\nThe hero was bad\nthe end")
     source = {"path": "lines.txt", "lines": "sentence"}
     text = window(prepare(recipe(root, sources=[source], heldout_fraction=0), TOKENIZER) / "train")
     assert np.diff(text.sentence_starts).tolist() == [7, 2, 4, 2]
@@ -198,9 +198,7 @@ def test_pretraining_inputs_put_a_text_of_several_groups_in_one_part(tmp_path: P
     shared = [{"film": film, "text": "the same words"} for film in ascii_lowercase]
     (tmp_path / "data").mkdir()
     (tmp_path / "data" / "a.jsonl").write_text("\n".join(map(json.dumps, shared + own)))
-    train, heldout = parts_of(
-        recipe(tmp_path, sources=[{"path": "a.jsonl", "group": "film"}], heldout_fraction=0.3)
-    )
+    train, heldout = parts_of(recipe(tmp_path, sources=[{"path": "a.jsonl", "group": "film"}], heldout_fraction=0.3))
     assert min(len(train), len(heldout)) > 5
     assert not train & heldout
 
@@ -356,9 +354,7 @@ def test_prepare_does_not_replace_a_corpus_that_a_run_reads(root: Path) -> None:
     assert made_at(folder) == before
 
 
-def test_prepare_knows_a_corpus_that_moved_with_its_text(
-    root: Path, tmp_path_factory: pytest.TempPathFactory
-) -> None:
+def test_prepare_knows_a_corpus_that_moved_with_its_text(root: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
     prepare(recipe(root), TOKENIZER)
     elsewhere = tmp_path_factory.mktemp("elsewhere") / "project"
     root.rename(elsewhere)
@@ -371,13 +367,17 @@ def test_prepare_knows_a_corpus_that_moved_with_its_text(
 # --- workers
 
 
-def test_make_shards_in_worker_processes_writes_the_same_bytes(
-    root: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_make_shards_in_worker_processes_writes_the_same_bytes(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(local_engine, "SMALL_CHARACTERS", 0)
     one = contents(prepare(recipe(root).model_copy(update={"name": "one"}), TOKENIZER))
     two = contents(prepare(recipe(root).model_copy(update={"name": "two"}), TOKENIZER))
     assert one == two
+
+
+def test_make_shards_workers_start_without_torch() -> None:
+    """torch takes seconds to import, in every worker."""
+    script = "import sys, training.corpus.engines.local; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", script], cwd=ROOT, check=False).returncode == 0
 
 
 class DyingPool:
@@ -470,9 +470,7 @@ def test_prepare_on_a_full_disk_says_what_to_do(root: Path, monkeypatch: pytest.
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(local_engine, "make_shard", full)
-    with pytest.raises(
-        CorpusError, match="No space left on device; then run the same command again, it continues"
-    ):
+    with pytest.raises(CorpusError, match="No space left on device; then run the same command again, it continues"):
         prepare(recipe(root), TOKENIZER)
 
 
@@ -500,9 +498,7 @@ def test_prepare_warns_of_unknown_words(root: Path, caplog: pytest.LogCaptureFix
 
 def test_prepare_warns_of_few_heldout_documents(root: Path, caplog: pytest.LogCaptureFixture) -> None:
     prepare(recipe(root, heldout_fraction=0.05), TOKENIZER)
-    assert (
-        "documents are held out, so figures on them are mostly chance; raise corpus.heldout_fr" in caplog.text
-    )
+    assert "documents are held out, so figures on them are mostly chance; raise corpus.heldout_fr" in caplog.text
     caplog.clear()
     write_documents(root / "data" / "dev.jsonl", 30, seed=9)
     prepare(recipe(root, heldout=[{"path": "dev.jsonl"}]), TOKENIZER)

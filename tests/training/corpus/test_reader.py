@@ -33,9 +33,7 @@ def text(tmp_path_factory: pytest.TempPathFactory) -> PreparedText:
 
 def mapped_files(folder: Path) -> int:
     """Files below a folder that this process has mapped into memory."""
-    return len(
-        {line.split()[-1] for line in Path("/proc/self/maps").read_text().splitlines() if str(folder) in line}
-    )
+    return len({line.split()[-1] for line in Path("/proc/self/maps").read_text().splitlines() if str(folder) in line})
 
 
 def test_window_maps_the_files_of_its_shards_only(text: PreparedText) -> None:
@@ -77,9 +75,7 @@ def test_shuffled_windows_hold_every_shard_once_and_differ_by_epoch_and_seed(tex
     assert windows[0] != windows[2]
 
 
-def test_shuffled_windows_mix_shards_across_the_corpus(
-    text: PreparedText, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_shuffled_windows_mix_shards_across_the_corpus(text: PreparedText, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reader, "WINDOW_SHARDS", 4)
     first = text.shuffled_windows(1, 0)[0]
     assert max(first) - min(first) > 4

@@ -60,8 +60,6 @@ def test_split_sentences_ends_them_where_a_reader_does(text: str, sentences: lis
     assert sentences_of(text) == sentences
 
 
-@given(
-    st.text(st.one_of(st.sampled_from("aBC .!?\"'“”‘’()\n…\u00a0"), st.characters(exclude_categories=["Cs"])))
-)
+@given(st.text(st.one_of(st.sampled_from("aBC .!?\"'“”‘’()\n…\u00a0"), st.characters(exclude_categories=["Cs"]))))
 def test_split_sentences_loses_only_white_space(text: str) -> None:
     assert re.sub(r"\s", "", "".join(split_sentences(text))) == re.sub(r"\s", "", text)

@@ -81,9 +81,7 @@ def test_make_tokenizer_learns_again_only_from_other_text_or_settings(root: Path
     assert "quaggas" in Tokenizer.load(file.parent).vocab
 
 
-def test_make_tokenizer_of_few_words_warns_and_says_what_to_do(
-    root: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_make_tokenizer_of_few_words_warns_and_says_what_to_do(root: Path, caplog: pytest.LogCaptureFixture) -> None:
     make_tokenizer(recipe(root, vocab_size=5000))
     assert "fewer than tokenizer.vocab_size (5000): add text, or lower vocab_size" in caplog.text
 

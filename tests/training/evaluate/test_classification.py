@@ -66,9 +66,7 @@ def test_calibration_error_by_chance_of_sure_answers_is_zero() -> None:
     assert calibration_error_by_chance(sure) == 0
 
 
-def test_predict_classification_reads_documents_as_text_and_as_pair(
-    sentiment: Path, tokenizer: Tokenizer
-) -> None:
+def test_predict_classification_reads_documents_as_text_and_as_pair(sentiment: Path, tokenizer: Tokenizer) -> None:
     model = load_checkpoint(sentiment).model
     assert isinstance(model, BertForSequenceClassification)
     fields = [("good film", "i loved it"), ("", "bad"), ("the film was boring and bad", "hated it")]

@@ -59,9 +59,7 @@ def evaluate(
 
 
 def test_pretraining_report_of_hand_made_answers() -> None:
-    kinds = np.array(
-        [PairKind.NEXT, PairKind.NEXT, PairKind.RANDOM_DOCUMENT, PairKind.SWAPPED, PairKind.SINGLE]
-    )
+    kinds = np.array([PairKind.NEXT, PairKind.NEXT, PairKind.RANDOM_DOCUMENT, PairKind.SWAPPED, PairKind.SINGLE])
     follows = np.array([IS_NEXT, NOT_NEXT, NOT_NEXT, IS_NEXT, IS_NEXT])
     words = PretrainingAnswers(np.array([1.0, 3.0]), np.array([True, False]), follows, kinds)
     report = pretraining_report(words, words, np.array([0.25, 0.75]))
@@ -73,9 +71,7 @@ def test_pretraining_report_of_hand_made_answers() -> None:
     assert report.unigram_entropy == pytest.approx(-0.25 * np.log(0.25) - 0.75 * np.log(0.75))
 
 
-def test_evaluation_of_the_same_network_has_the_same_figures(
-    model: BertForPreTraining, tokenizer: Tokenizer
-) -> None:
+def test_evaluation_of_the_same_network_has_the_same_figures(model: BertForPreTraining, tokenizer: Tokenizer) -> None:
     text = held_out(tokenizer)
     assert evaluate(model, tokenizer, text) == evaluate(model, tokenizer, text)
 
@@ -114,9 +110,7 @@ def test_evaluation_masks_fifteen_percent_whatever_training_masks(
     model: BertForPreTraining, tokenizer: Tokenizer
 ) -> None:
     text = held_out(tokenizer)
-    other = ExamplesConfig(
-        short_length=32, long_length=64, mask_fraction=0.4, random_fraction=0.5, single_fraction=0.5
-    )
+    other = ExamplesConfig(short_length=32, long_length=64, mask_fraction=0.4, random_fraction=0.5, single_fraction=0.5)
     assert evaluate(model, tokenizer, text, config=other) == evaluate(model, tokenizer, text)
 
 
@@ -127,9 +121,7 @@ def test_evaluation_of_pairs_masks_nothing(model: BertForPreTraining, tokenizer:
     assert seen == [True, False]
 
 
-def test_predict_pretraining_does_not_depend_on_the_batch(
-    model: BertForPreTraining, tokenizer: Tokenizer
-) -> None:
+def test_predict_pretraining_does_not_depend_on_the_batch(model: BertForPreTraining, tokenizer: Tokenizer) -> None:
     examples = heldout_examples(random_text(tokenizer), tokenizer, CONFIG, 20)
     examples.sort(key=lambda example: -len(example))
     together = predict_pretraining(model, examples)

@@ -23,9 +23,7 @@ from training.recipe import Recipe
 from training.sources.documents import Document
 
 
-def labelled(
-    tokenizer: Tokenizer, *rows: tuple[str, ...], read: str = "text", max_length: int = 64
-) -> LabelledTexts:
+def labelled(tokenizer: Tokenizer, *rows: tuple[str, ...], read: str = "text", max_length: int = 64) -> LabelledTexts:
     """Documents with these columns, in memory."""
     documents = [Document("\n".join(fields), fields) for fields in rows]
     encoded = ShardEncoder(tokenizer).encode_labelled(documents, [0] * len(rows))
@@ -83,9 +81,7 @@ def test_example_of_columns_as_one_text_joins_them(tokenizer: Tokenizer) -> None
         (("a", "b", "c"), "text", [False]),
     ],
 )
-def test_readings_of_a_document(
-    tokenizer: Tokenizer, fields: tuple[str, ...], read: str, readings: list[bool]
-) -> None:
+def test_readings_of_a_document(tokenizer: Tokenizer, fields: tuple[str, ...], read: str, readings: list[bool]) -> None:
     assert labelled(tokenizer, fields, read=read).readings(0) == readings
 
 

@@ -107,9 +107,7 @@ def test_batches_of_ordinary_text_are_95_percent_real_tokens(
 
 
 @pytest.mark.parametrize("world_size", [2, 3])
-def test_micro_batches_of_all_ranks_are_those_of_one(
-    stream: PretrainingStream, made: Made, world_size: int
-) -> None:
+def test_micro_batches_of_all_ranks_are_those_of_one(stream: PretrainingStream, made: Made, world_size: int) -> None:
     count = len(made) // world_size
     ranks = [make(stream, count, rank=rank, world_size=world_size) for rank in range(world_size)]
     together = [ranks[number % world_size][number // world_size] for number in range(len(made))]
@@ -117,17 +115,12 @@ def test_micro_batches_of_all_ranks_are_those_of_one(
     assert [micro.position for micro in together] == [micro.position for micro in made]
 
 
-@pytest.mark.parametrize(("rank", "world_size"), [(0, 1), (1, 2)])
-def test_micro_batches_of_loader_workers_are_those_of_one_process(
-    stream: PretrainingStream, made: Made, rank: int, world_size: int
-) -> None:
-    batches = MicroBatches(stream, LoaderConfig(1000, rank, world_size), 0, {})
+def test_micro_batches_of_loader_workers_are_those_of_one_process(stream: PretrainingStream, made: Made) -> None:
+    batches = MicroBatches(stream, LoaderConfig(1000, rank=1, world_size=2), 0, {})
     workers = DataLoader(batches, batch_size=None, num_workers=2, multiprocessing_context="forkserver")
     found = list(islice(workers, 30))
-    assert ids(found) == ids(made[rank : 30 * world_size : world_size])
-    assert [micro.lane for micro in found] == [
-        micro.lane for micro in made[rank : 30 * world_size : world_size]
-    ]
+    assert ids(found) == ids(made[1:60:2])
+    assert [micro.lane for micro in found] == [micro.lane for micro in made[1:60:2]]
 
 
 @pytest.mark.parametrize("at", [1, LANES, 2 * LANES + 7])

@@ -22,7 +22,7 @@ from training.finetune.distill import distill
 from training.finetune.run import finetune, starting_point
 from training.finetune.task import classifier_from
 from training.pretrain.run import new_model
-from training.recipe import Recipe, SourceConfig
+from training.recipe import Recipe, SourceConfig, load_recipe, read_resolved
 
 LARGER = ("model.hidden_size=64", "finetune.learning_rate=2e-3")
 
@@ -117,6 +117,25 @@ def test_finetune_without_the_teachers_labels_names_the_command(recipe: Recipe) 
         finetune(recipe)
 
 
+def test_finetune_without_repeated_overrides_learns_from_the_teacher(
+    recipe: Recipe, recipe_file: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    assert run_distill(recipe)
+    assert recipe.distill is not None
+    places = [f"data={recipe.data}", f"run={recipe.run}", "finetune.epochs=0.2"]
+    later = changed(load_recipe(str(recipe_file), places), test=())
+    assert later.distill is None
+    assert finetune(later)
+    teacher = recipe.distill.teacher
+    assert f"learning from the labels of {teacher}; delete {recipe.folder / 'distill'} to learn" in caplog.text
+    resolved = read_resolved(recipe.folder / "finetune" / "seed-1")
+    assert resolved is not None
+    assert resolved.distill == recipe.distill
+    assert f"distill.teacher={teacher}" in resolved.overrides
+    assert len(columns(recipe)) == 2
+
+
 def test_distill_interrupted_continues_with_the_missing_shards(recipe: Recipe) -> None:
     assert run_distill(recipe)
     first, second = columns(recipe)
@@ -132,9 +151,7 @@ def test_distill_interrupted_continues_with_the_missing_shards(recipe: Recipe) -
     assert first.stat().st_mtime_ns == kept
 
 
-def test_distill_by_another_teacher_replaces_the_column_and_is_another_run(
-    recipe: Recipe, other_teacher: Path
-) -> None:
+def test_distill_by_another_teacher_replaces_the_column_and_is_another_run(recipe: Recipe, other_teacher: Path) -> None:
     assert run_distill(recipe)
     assert finetune(recipe)
     before = np.load(columns(recipe)[0])

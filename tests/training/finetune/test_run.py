@@ -93,7 +93,7 @@ def test_finetune_with_read_both_is_as_good_on_pairs_as_on_single_texts(
         *(
             "model.hidden_size=64",
             "finetune.learning_rate=2e-3",
-            "finetune.epochs=8",
+            "finetune.epochs=5",
             "finetune.dev_fraction=0.1",
         )
     )
@@ -118,9 +118,7 @@ def test_finetune_labels_join_values_and_leave_some_out(
     (tmp_path / "stars.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     labels = {"1": "BAD", "2": "BAD", "3": "", "4": "GOOD", "5": "GOOD"}
     source = SourceConfig(path=str(tmp_path / "stars.jsonl"), label="stars")
-    recipe = make_recipe(
-        "finetune.epochs=0.2", "finetune.dev_fraction=0", f"finetune.pretrained={save_pretrained()}"
-    )
+    recipe = make_recipe("finetune.epochs=0.2", "finetune.dev_fraction=0", f"finetune.pretrained={save_pretrained()}")
     recipe = changed(recipe, train=(source,), test=(), labels=labels)
     assert finetune(recipe)
     assert load_checkpoint(recipe.folder / "sentiment").config.labels == ["BAD", "GOOD"]
@@ -241,9 +239,7 @@ def test_classifier_starts_from_a_checkpoint_without_next_sentence_head(
     assert isinstance(classifier_from(source, FinetuneConfig(), 1), BertForSequenceClassification)
 
 
-def test_classifier_continues_from_a_classifier_of_the_same_labels(
-    make_recipe: MakeRecipe, finished: Recipe
-) -> None:
+def test_classifier_continues_from_a_classifier_of_the_same_labels(make_recipe: MakeRecipe, finished: Recipe) -> None:
     source = load_checkpoint(finished.folder / "sentiment").model
     assert isinstance(source, BertForSequenceClassification)
     further = classifier_from(source, FinetuneConfig(), seed=7)
@@ -256,9 +252,7 @@ def test_classifier_continues_from_a_classifier_of_the_same_labels(
         finetune(changed(recipe, labels={"0": "BAD", "1": "GOOD"}))
 
 
-def test_finetune_pretrained_names_another_checkpoint(
-    make_recipe: MakeRecipe, save_pretrained: MakeCheckpoint
-) -> None:
+def test_finetune_pretrained_names_another_checkpoint(make_recipe: MakeRecipe, save_pretrained: MakeCheckpoint) -> None:
     elsewhere = save_pretrained("elsewhere")
     recipe = make_recipe(f"finetune.pretrained={elsewhere}", "finetune.epochs=0.2")
     assert finetune(recipe)

@@ -1,4 +1,4 @@
-"""What a run is told, and when."""
+"""Warnings during a run."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ def events(advisor: Advisor, loss: float, spent: float, norms: list[float] | Non
     return [event for event, _ in advisor.look({"mlm_loss": loss}, norms or [1.0], spent)]
 
 
-def test_leaving_the_plateau_is_an_event_once() -> None:
+def test_advisor_reports_once_that_the_plateau_is_left() -> None:
     advisor = Advisor(unigram_entropy=6.5)
     assert events(advisor, 7.0, 0.01) == []
     assert events(advisor, 6.4, 0.02) == [LEFT_PLATEAU]
     assert events(advisor, 6.3, 0.03) == []
 
 
-def test_a_third_of_the_budget_on_the_plateau_is_worth_a_word_once() -> None:
+def test_advisor_warns_once_after_a_third_of_the_budget_on_the_plateau() -> None:
     advisor = Advisor(unigram_entropy=6.5)
     assert events(advisor, 6.6, 0.3) == []
     assert events(advisor, 6.6, 0.34) == [ADVICE]
@@ -24,7 +24,7 @@ def test_a_third_of_the_budget_on_the_plateau_is_worth_a_word_once() -> None:
     assert events(advisor, 6.4, 0.6) == [LEFT_PLATEAU]
 
 
-def test_an_exploding_gradient_is_worth_a_word() -> None:
+def test_advisor_warns_of_an_exploding_gradient() -> None:
     advisor = Advisor()
     assert events(advisor, 0, 0, [1.0, 2.0] * 20) == []
     (found,) = advisor.look({}, [1.0, 300.0], 0.1)
@@ -32,9 +32,9 @@ def test_an_exploding_gradient_is_worth_a_word() -> None:
     assert "300" in found[1]
 
 
-def test_the_first_steps_are_no_explosion() -> None:
+def test_advisor_does_not_judge_the_first_steps() -> None:
     assert events(Advisor(), 0, 0, [0.001, 5.0]) == []
 
 
-def test_without_an_entropy_there_is_no_plateau() -> None:
+def test_advisor_without_an_entropy_knows_no_plateau() -> None:
     assert events(Advisor(), 99.0, 0.9) == []

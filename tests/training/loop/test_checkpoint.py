@@ -2,88 +2,116 @@
 
 from __future__ import annotations
 
-import errno
-import fcntl
 import os
 import resource
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 import pytest
 import torch
 from torch import nn
-from training.loop.average import RunningMean
 
-from tests.training.commands import occupied
 from training.errors import RunError
-from training.loop.checkpoint import Progress, RunState, alone, identity
-from training.runtime.distributed import Processes
+from training.loop.checkpoint import (
+    BEFORE_DECAY,
+    Checkpointer,
+    differences,
+    fingerprint,
+    identity,
+    saved_identity,
+)
+from training.loop.schedule import Schedule
+from training.loop.state import TrainState
+from training.loop.weight_average import WeightAverage
+from training.runtime.distributed import DistContext
 
-IDENTITY = {"seed": 1, "pretrain.batch": 32}
+IDENTITY = {"seed": 1, "pretrain.batch_tokens": 32}
+SCHEDULE = Schedule(budget_tokens=100, warmup_tokens=10, decay_fraction=0.5)
+
+Parts = tuple[nn.Linear, torch.optim.AdamW, WeightAverage]
 
 
-def trained(steps: int) -> tuple[nn.Linear, torch.optim.AdamW, RunningMean]:
+def trained(steps: int, width: int = 4) -> Parts:
     torch.manual_seed(0)
-    model = nn.Linear(4, 4)
-    optimizer, mean = torch.optim.AdamW(model.parameters(), lr=0.1), RunningMean(model)
+    model = nn.Linear(width, width)
+    optimizer, average = torch.optim.AdamW(model.parameters(), lr=0.1), WeightAverage(model)
     for _ in range(steps):
-        model(torch.randn(2, 4)).square().sum().backward()
+        model(torch.randn(2, width)).square().sum().backward()
         optimizer.step()
         optimizer.zero_grad()
-        mean.add()
-    return model, optimizer, mean
+        average.update()
+    return model, optimizer, average
 
 
-def save(folder: Path, step: int) -> Path:
-    return RunState(folder, IDENTITY).save(Progress(step=step, tokens=10 * step), *trained(step))
+def checkpointer(folder: Path, **changes: Any) -> Checkpointer:
+    return Checkpointer(folder, IDENTITY | changes, DistContext())
 
 
-def test_a_resumed_state_is_the_saved_one(tmp_path: Path) -> None:
-    model, optimizer, mean = trained(3)
-    progress = Progress(step=3, tokens=30, seconds=1.5, phase=1, epoch=2, position=7)
-    RunState(tmp_path, IDENTITY).save(progress, model, optimizer, mean)
-    wanted = torch.rand(3)
+def save(folder: Path, step: int, *, width: int = 4, budget: int = 100, before_decay: bool = False) -> Path:
+    state = TrainState(step=step, tokens=10 * step)
+    checkpointer(folder).save(state, *trained(step, width), budget, before_decay=before_decay)
+    return folder / (BEFORE_DECAY if before_decay else f"state-{step:09d}.pt")
+
+
+def resumed_step(folder: Path, schedule: Schedule = SCHEDULE, **changes: Any) -> int | None:
+    state = checkpointer(folder, **changes).resume(*trained(0), schedule)
+    return None if state is None else state.step
+
+
+def test_checkpointer_resumes_what_it_saved(tmp_path: Path) -> None:
+    model, optimizer, average = trained(3)
+    state = TrainState(3, 30, 6, 1.5, warmup_tokens=10, lanes={0: (1, 2, 48), 7: (0, 3, 7)})
+    checkpointer(tmp_path).save(state, model, optimizer, average, 100)
     fresh, other, again = trained(0)
-    assert RunState(tmp_path, IDENTITY).resume(fresh, other, again) == progress
-    assert torch.equal(torch.rand(3), wanted)
+    assert checkpointer(tmp_path).resume(fresh, other, again, SCHEDULE) == state
     assert torch.equal(fresh.weight, model.weight)
     mine, theirs = optimizer.state_dict()["state"], other.state_dict()["state"]
     assert all(torch.equal(mine[i][key], theirs[i][key]) for i in mine for key in mine[i])
-    mean.exchange()
-    again.exchange()
+    average.swap()
+    again.swap()
     assert torch.equal(fresh.weight, model.weight)
     assert again.count == 3
 
 
-def test_nothing_to_resume_is_the_beginning(tmp_path: Path) -> None:
-    assert RunState(tmp_path, IDENTITY).resume(*trained(0)) == Progress()
+def test_checkpointer_without_a_checkpoint_has_nothing_to_resume(tmp_path: Path) -> None:
+    assert resumed_step(tmp_path) is None
+    assert saved_identity(tmp_path) == {}
 
 
-def test_the_newest_two_are_kept(tmp_path: Path) -> None:
+def test_checkpointer_keeps_the_newest_two(tmp_path: Path) -> None:
     for step in (1, 2, 9, 10):
         save(tmp_path, step)
     assert sorted(file.name for file in tmp_path.iterdir()) == ["state-000000009.pt", "state-000000010.pt"]
 
 
+def test_checkpointer_of_a_continued_run_drops_later_states_of_the_shorter_run(tmp_path: Path) -> None:
+    for step in (5, 9, 10):
+        save(tmp_path, step)
+    save(tmp_path, 6, budget=200)
+    assert [file.name for file in tmp_path.iterdir()] == ["state-000000006.pt"]
+
+
 @pytest.mark.parametrize("share", [0.0, 0.3, 0.9, 0.999])
-def test_a_truncated_newest_falls_back_to_the_one_before_and_says_so(
+def test_checkpointer_with_a_truncated_newest_file_resumes_the_one_before(
     tmp_path: Path, share: float, caplog: pytest.LogCaptureFixture
 ) -> None:
     save(tmp_path, 1)
     newest = save(tmp_path, 2)
     os.truncate(newest, int(share * newest.stat().st_size))
-    assert RunState(tmp_path, IDENTITY).resume(*trained(0)).step == 1
+    assert resumed_step(tmp_path) == 1
     assert f"{newest} cannot be read" in caplog.text
-    assert "falling back" in caplog.text
+    assert "trying the checkpoint before" in caplog.text
 
 
-def test_a_leftover_of_an_interrupted_write_is_no_checkpoint(tmp_path: Path) -> None:
+def test_checkpointer_ignores_what_an_interrupted_write_left(tmp_path: Path) -> None:
     save(tmp_path, 1)
     (tmp_path / "state-000000002.part").write_bytes(b"half")
-    assert RunState(tmp_path, IDENTITY).resume(*trained(0)).step == 1
+    assert resumed_step(tmp_path) == 1
 
 
-def test_a_write_that_is_interrupted_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_checkpointer_interrupted_while_it_writes_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def interrupted(state: object, stream: BinaryIO) -> None:
         stream.write(b"half")
         raise KeyboardInterrupt
@@ -95,74 +123,84 @@ def test_a_write_that_is_interrupted_leaves_nothing(tmp_path: Path, monkeypatch:
     assert [file.name for file in tmp_path.iterdir()] == ["state-000000001.pt"]
 
 
-def test_another_recipe_is_refused_with_the_key_that_differs(tmp_path: Path) -> None:
+# --- another run
+
+
+def test_checkpointer_of_another_recipe_names_every_key_that_differs(tmp_path: Path) -> None:
     save(tmp_path, 1)
-    state = RunState(tmp_path, IDENTITY | {"pretrain.batch": 64})
-    with pytest.raises(RunError, match=r"pretrain\.batch was 32, is 64.*delete .* to start anew"):
-        state.resume(*trained(0))
+    message = r"pretrain\.batch_tokens was 32, is 64, seed was 1, is 2\. Restore the recipe, delete the folder"
+    with pytest.raises(RunError, match=message):
+        resumed_step(tmp_path, **{"pretrain.batch_tokens": 64, "seed": 2})
 
 
-def test_a_key_that_is_newer_than_a_run_had_its_default_there(tmp_path: Path) -> None:
+def test_checkpointer_names_a_key_that_only_one_run_has(tmp_path: Path) -> None:
     save(tmp_path, 1)
-    default = IDENTITY | {"finetune.masked_fraction": 0.0}
-    assert RunState(tmp_path, default).resume(*trained(0)).step == 1
-    with pytest.raises(RunError, match=r"finetune\.masked_fraction was 0\.0, is 0\.3\. Restore"):
-        RunState(tmp_path, default | {"finetune.masked_fraction": 0.3}).resume(*trained(0))
-
-
-def test_other_weights_to_begin_with_are_no_fault_of_the_recipe(tmp_path: Path) -> None:
-    RunState(tmp_path, IDENTITY | {"pretrained": "a"}).save(Progress(step=1), *trained(1))
-    state = RunState(tmp_path, IDENTITY | {"pretrained": "b"})
-    with pytest.raises(RunError, match=r"It began with other weights: delete .* to start anew") as raised:
-        state.resume(*trained(0))
-    assert "Restore" not in str(raised.value)
-
-
-def test_an_unwritable_folder_is_a_clear_error(tmp_path: Path) -> None:
-    blocked = tmp_path / "file"
-    blocked.write_text("")
-    with pytest.raises(RunError, match="could not be written"):
-        RunState(blocked, IDENTITY).save(Progress(), *trained(0))
-
-
-def test_a_full_disk_is_a_clear_error_and_leaves_the_earlier_checkpoint(tmp_path: Path) -> None:
-    earlier = save(tmp_path, 1)
-    model = nn.Linear(400, 400)
-    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, limits[1]))
-    try:
-        parts = model, torch.optim.AdamW(model.parameters()), RunningMean(model)
-        with pytest.raises(RunError, match=r"could not be written.*make room and run the same command again"):
-            RunState(tmp_path, IDENTITY).save(Progress(step=2), *parts)
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-    assert list(tmp_path.iterdir()) == [earlier]
-    assert RunState(tmp_path, IDENTITY).resume(*trained(0)).step == 1
-
-
-def test_a_folder_is_one_process_s_until_it_ends_even_if_its_workers_do_not(tmp_path: Path) -> None:
-    with occupied(tmp_path / "pretrain") as other:
-        with pytest.raises(RunError, match="another process"), alone(tmp_path / "pretrain", Processes()):
-            pass
-        with alone(tmp_path / "pretrain", Processes(rank=1, world=2)):  # its first process has the lock
-            pass
-        other.kill()
-        other.wait()
-        with alone(tmp_path / "pretrain", Processes()):
-            pass
-
-
-def test_a_file_system_without_locks_is_warned_of(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    def unsupported(*_: object) -> None:
-        raise OSError(errno.ENOLCK, "No locks available")
-
-    monkeypatch.setattr(fcntl, "lockf", unsupported)
-    with alone(tmp_path, Processes()):
-        assert "cannot be locked ([Errno 37] No locks available)" in caplog.text
+    with pytest.raises(RunError, match=r"teacher_weight was None, is 0\.5"):
+        resumed_step(tmp_path, teacher_weight=0.5)
 
 
 def test_identity_names_every_setting_by_its_key() -> None:
-    flat = identity(seed=1, pretrain={"batch": 2, "examples": {"whole_word": False}})
-    assert flat == {"seed": 1, "pretrain.batch": 2, "pretrain.examples.whole_word": False}
+    flat = identity(seed=1, pretrain={"batch_tokens": 2, "examples": {"short_length": 8}})
+    assert flat == {"seed": 1, "pretrain.batch_tokens": 2, "pretrain.examples.short_length": 8}
+
+
+def test_differences_are_the_keys_whose_values_differ() -> None:
+    assert differences({"a": 1, "b": 2, "c": 3}, {"a": 1, "b": 0, "d": 4}) == {
+        "b": (2, 0),
+        "c": (3, None),
+        "d": (None, 4),
+    }
+
+
+def test_saved_identity_is_that_of_the_newest_readable_checkpoint(tmp_path: Path) -> None:
+    save(tmp_path, 1)
+    save(tmp_path, 2).write_bytes(b"")
+    assert saved_identity(tmp_path) == IDENTITY
+
+
+def test_fingerprint_tells_weights_apart() -> None:
+    one, other = trained(1)[0], trained(2)[0]
+    assert fingerprint(one) == fingerprint(trained(1)[0])
+    assert fingerprint(one) != fingerprint(other)
+
+
+# --- a larger budget
+
+
+@pytest.mark.parametrize(("budget", "step"), [(100, 10), (101, 5), (300, 5), (90, 10)])
+def test_checkpointer_continues_before_the_decay_with_a_larger_budget_only(
+    tmp_path: Path, budget: int, step: int
+) -> None:
+    save(tmp_path, 5, before_decay=True)
+    save(tmp_path, 10)
+    assert resumed_step(tmp_path, Schedule(budget, 10, 0.5)) == step
+
+
+def test_checkpointer_that_has_not_begun_to_decay_continues_from_its_newest_state(tmp_path: Path) -> None:
+    save(tmp_path, 5, before_decay=True)
+    save(tmp_path, 5)
+    save(tmp_path, 8, budget=200)
+    assert resumed_step(tmp_path, Schedule(200, 10, 0.5)) == 8
+
+
+# --- the disk
+
+
+def test_checkpointer_in_a_folder_that_cannot_be_written_is_an_error(tmp_path: Path) -> None:
+    blocked = tmp_path / "file"
+    blocked.write_text("")
+    with pytest.raises(RunError, match="cannot write the checkpoint"):
+        save(blocked, 1)
+
+
+def test_checkpointer_on_a_full_disk_keeps_the_earlier_checkpoint(tmp_path: Path) -> None:
+    earlier = save(tmp_path, 1)
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, limits[1]))
+    try:
+        with pytest.raises(RunError, match=r"Earlier checkpoints are unchanged: free some space and run the same"):
+            save(tmp_path, 2, width=400)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert list(tmp_path.iterdir()) == [earlier]
+    assert resumed_step(tmp_path) == 1

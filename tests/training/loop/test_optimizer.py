@@ -1,93 +1,123 @@
-"""Which weights decay, and the rate over a run."""
+"""AdamW and Muon: which weights each has, their decay, and the three matrices of a fused one."""
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
-from torch import nn
+from torch import Tensor, nn
 
-from model import BertForPreTraining, Tokenizer
+from model import BertForPreTraining
 from tests.conftest import tiny_config
-from training.loop.optimizer import make_optimizer, rate_factor, set_rate
-from training.recipe import FinetuneConfig, PretrainConfig
+from training.loop.optimizer import (
+    ADAMW_DECAY,
+    MUON_DECAY,
+    CombinedOptimizer,
+    SplitMuon,
+    make_optimizer,
+    set_learning_rate,
+)
 
 
-def test_biases_and_layer_norms_do_not_decay() -> None:
+def groups_by_parameter(optimizer: torch.optim.Optimizer) -> dict[int, dict[str, object]]:
+    return {id(p): group for group in optimizer.param_groups for p in group["params"]}
+
+
+def test_adamw_does_not_decay_biases_and_norms() -> None:
     model = BertForPreTraining(tiny_config())
-    optimizer = make_optimizer(model, PretrainConfig(tokens=1))
-    decays = {id(p): group["weight_decay"] for group in optimizer.param_groups for p in group["params"]}
+    groups = groups_by_parameter(make_optimizer(model, 1e-3))
     for name, parameter in model.named_parameters():
         exempt = name.endswith(".bias") or "norm" in name
-        assert decays[id(parameter)] == (0.0 if exempt else 0.01), name
-    assert len(decays) == len(list(model.parameters()))
+        assert groups[id(parameter)]["weight_decay"] == (0.0 if exempt else ADAMW_DECAY), name
+    assert len(groups) == len(list(model.parameters())), "the tied decoder is one parameter"
 
 
-def test_the_tied_decoder_is_one_parameter() -> None:
+def test_muon_has_the_matrices_of_the_layers_and_no_other() -> None:
     model = BertForPreTraining(tiny_config())
-    parameters = [p for g in make_optimizer(model, PretrainConfig(tokens=1)).param_groups for p in g["params"]]
-    assert len({id(p) for p in parameters}) == len(parameters)
-
-
-def test_the_configuration_reaches_the_optimizer() -> None:
-    config = FinetuneConfig(betas=(0.8, 0.9), eps=1e-5, weight_decay=0.2)
-    group = make_optimizer(nn.Linear(2, 2), config).param_groups[0]
-    assert (group["betas"], group["eps"], group["weight_decay"]) == ((0.8, 0.9), 1e-5, 0.2)
-
-
-@given(st.floats(0, 1), st.floats(0, 1))
-def test_the_rate_stays_between_zero_and_the_peak(progress: float, warmup: float) -> None:
-    assert 0 <= rate_factor(progress, warmup) <= 1
-
-
-def test_the_rate_rises_to_the_peak_and_falls_to_zero() -> None:
-    factors = [rate_factor(p / 100, 0.06) for p in range(101)]
-    assert factors[0] == 0
-    assert factors[6] == pytest.approx(1)
-    assert factors[100] == 0
-    assert factors[:7] == sorted(factors[:7])
-    assert factors[6:] == sorted(factors[6:], reverse=True)
-
-
-def test_no_warm_up_starts_at_the_peak() -> None:
-    assert rate_factor(0.0, 0.0) == 1
-
-
-def test_the_rate_is_set_in_every_group(tokenizer: Tokenizer) -> None:
-    optimizer = make_optimizer(BertForPreTraining(tiny_config()), PretrainConfig(tokens=1))
-    set_rate(optimizer, 0.5)
-    assert {group["lr"] for group in optimizer.param_groups} == {0.5}
-    assert all(isinstance(group["lr"], float) for group in optimizer.param_groups)
-    assert torch.is_tensor(optimizer.param_groups[0]["params"][0])
-
-
-def test_muon_gets_the_layers_matrices_and_no_other() -> None:
-    model = BertForPreTraining(tiny_config())
-    optimizer = make_optimizer(model, PretrainConfig(tokens=1, optimizer="muon"))
-    scaled = {id(p) for group in optimizer.param_groups if "rate_scale" in group for p in group["params"]}
+    optimizer = make_optimizer(model, 1e-3, "muon")
+    assert isinstance(optimizer, CombinedOptimizer)
+    muon, adamw = optimizer.parts
+    matrices = {id(p): p for group in muon.param_groups for p in group["params"]}
+    others = groups_by_parameter(adamw)
+    assert {group["weight_decay"] for group in muon.param_groups} == {MUON_DECAY}
+    addresses = {p.data_ptr() for p in matrices.values()}
     for name, parameter in model.named_parameters():
-        assert (id(parameter) in scaled) == ("layers." in name and parameter.ndim == 2), name
-    assert sum(len(group["params"]) for group in optimizer.param_groups) == len(list(model.parameters()))
+        is_matrix = "encoder.layers." in name and parameter.ndim == 2
+        assert (id(parameter) not in others) == is_matrix, name
+        if is_matrix and "query_key_value" in name:
+            assert {part.data_ptr() for part in parameter.chunk(3)} <= addresses
+        elif is_matrix:
+            assert id(parameter) in matrices
 
 
-def test_a_rate_set_before_or_after_loading_reaches_both_optimizers() -> None:
+def steps(optimizer: torch.optim.Optimizer, weights: list[nn.Parameter], gradients: list[list[Tensor]]) -> None:
+    for step in gradients:
+        for weight, gradient in zip(weights, step, strict=True):
+            weight.grad = gradient.clone()
+        optimizer.step()
+        optimizer.zero_grad()
+        assert all(weight.grad is None for weight in weights)
+
+
+def test_split_muon_equals_torch_muon_on_three_separate_matrices() -> None:
+    torch.manual_seed(0)
+    fused = nn.Parameter(torch.randn(24, 8))
+    separate = [nn.Parameter(part.clone()) for part in fused.detach().chunk(3)]
+    gradients = [torch.randn(24, 8) * scale for scale in (1.0, 0.1, 5.0)]
+    steps(SplitMuon([fused], [], lr=0.02), [fused], [[gradient] for gradient in gradients])
+    reference = torch.optim.Muon(separate, lr=0.02, weight_decay=MUON_DECAY, adjust_lr_fn="match_rms_adamw")
+    steps(reference, separate, [list(gradient.chunk(3)) for gradient in gradients])
+    assert torch.equal(fused.detach(), torch.cat([part.detach() for part in separate]))
+
+
+def test_split_muon_differs_from_muon_on_the_fused_matrix() -> None:
+    torch.manual_seed(0)
+    fused = nn.Parameter(torch.randn(24, 8))
+    whole = nn.Parameter(fused.detach().clone())
+    gradient = torch.randn(24, 8)
+    steps(SplitMuon([fused], [], lr=0.02), [fused], [[gradient]])
+    steps(SplitMuon([], [whole], lr=0.02), [whole], [[gradient]])
+    assert not torch.allclose(fused, whole)
+
+
+def test_split_muon_without_a_gradient_leaves_the_weights_alone() -> None:
+    fused = nn.Parameter(torch.randn(24, 8))
+    before = fused.detach().clone()
+    SplitMuon([fused], [], lr=0.02).step()
+    assert torch.equal(fused.detach(), before)
+
+
+@pytest.mark.parametrize("kind", ["adamw", "muon"])
+def test_optimizer_loaded_from_a_state_goes_on_bit_identically(kind: str) -> None:
+    """Also: the parts of a fused matrix keep sharing its memory after `load_state_dict` of model and optimizer."""
+    torch.manual_seed(0)
     model = BertForPreTraining(tiny_config())
-    optimizer = make_optimizer(model, PretrainConfig(tokens=1, optimizer="muon"))
-    optimizer.load_state_dict(optimizer.state_dict())
-    set_rate(optimizer, 0.0)
-    for parameter in model.parameters():
-        parameter.grad = torch.ones_like(parameter)
-    before = {name: p.clone() for name, p in model.named_parameters()}
-    optimizer.step()
-    assert all(torch.equal(p, before[name]) for name, p in model.named_parameters())
-    set_rate(optimizer, 0.1)
-    optimizer.step()
-    assert not any(torch.equal(p, before[name]) for name, p in model.named_parameters())
+    gradients = [[torch.randn_like(p) for p in model.parameters()] for _ in range(4)]
+    optimizer = make_optimizer(model, 0.01, kind)
+    steps(optimizer, list(model.parameters()), gradients[:2])
+    saved = copy.deepcopy((model.state_dict(), optimizer.state_dict()))
+    steps(optimizer, list(model.parameters()), gradients[2:])
+
+    fresh = BertForPreTraining(tiny_config())
+    resumed = make_optimizer(fresh, 0.01, kind)
+    fresh.load_state_dict(saved[0])
+    resumed.load_state_dict(saved[1])
+    steps(resumed, list(fresh.parameters()), gradients[2:])
+    for (name, one), other in zip(model.named_parameters(), fresh.parameters(), strict=True):
+        assert torch.equal(one, other), name
 
 
-def test_a_level_rate_falls_only_at_the_end() -> None:
-    factors = [rate_factor(p / 100, 0.1, 0.2) for p in range(101)]
-    assert factors[10:80] == [1.0] * 70
-    assert factors[81:] == sorted(factors[81:], reverse=True)
-    assert factors[100] == 0
+@pytest.mark.parametrize("kind", ["adamw", "muon"])
+@pytest.mark.parametrize("loaded", [False, True])
+def test_set_learning_rate_reaches_every_parameter(kind: str, loaded: bool) -> None:
+    model = BertForPreTraining(tiny_config())
+    optimizer = make_optimizer(model, 0.5, kind)
+    if loaded:
+        optimizer.load_state_dict(optimizer.state_dict())
+    before = [p.detach().clone() for p in model.parameters()]
+    for rate, moved in ((0.0, False), (0.1, True)):
+        set_learning_rate(optimizer, rate)
+        steps(optimizer, list(model.parameters()), [[torch.randn_like(p) for p in model.parameters()]])
+        found = [not torch.equal(one, other) for one, other in zip(before, model.parameters(), strict=True)]
+        assert found == [moved] * len(before)

@@ -1,14 +1,12 @@
-"""The loop with a task of numbers: budgets, sums over micro-batches, signals, what is saved and logged."""
+"""The training loop with a small regression: exact resumes, longer runs, signals, what is saved and logged."""
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -16,294 +14,449 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from model import BertForPreTraining, Tokenizer
-from tests.conftest import tiny_config
-from tests.training.texts import ribbon_text
 from training.errors import RunError
-from training.loop.checkpoint import Progress, RunState
+from training.examples.batches import BatchShape
+from training.loop import trainer as trainer_module
+from training.loop.checkpoint import BEFORE_DECAY, Checkpointer
 from training.loop.log import RunLog
-from training.loop.trainer import MEAN_STEPS, Budget, Loop
-from training.pretrain.task import PretrainingTask
-from training.recipe import ExamplesConfig, PretrainConfig, Recipe
+from training.loop.trainer import AVERAGE_EVERY, TrainConfig, Trainer, measure_speed
+from training.runtime.distributed import DistContext
+
+MICRO_BATCH = 16
+STEP = 2 * MICRO_BATCH
+STEPS = 40
+EVERY_STEP = 1e-12
+"""Minutes between checkpoints, so that each step is followed by one."""
 
 
 @dataclass
-class Numbers:
+class Points:
+    """A micro-batch: inputs (points, 4) and what to predict (points, 1)."""
+
+    inputs: Tensor
     values: Tensor
 
     @property
     def tokens(self) -> int:
-        return len(self.values)
+        return len(self.inputs)
 
-    @property
-    def counts(self) -> tuple[int]:
-        return (len(self.values),)
+    def to(self, device: torch.device) -> Points:
+        return self
+
+    def pin_memory(self) -> Points:
+        return self
+
+
+class PointStream:
+    """1,000 points per epoch; each counts as one token."""
+
+    can_cut = False
+
+    class Window:
+        def __init__(self, epoch: int) -> None:
+            self.epoch = epoch
+
+        def __len__(self) -> int:
+            return 1000
+
+        def make(self, index: int, progress: float, max_tokens: int | None = None) -> Sequence[int]:
+            return [1000 * self.epoch + index]
+
+    def num_windows(self) -> int:
+        return 1
+
+    def window(self, epoch: int, number: int) -> PointStream.Window:
+        return self.Window(epoch)
+
+    def shape(self, progress: float) -> BatchShape:
+        return BatchShape(MICRO_BATCH, MICRO_BATCH + 1)
+
+    def fits(self, examples: Sequence[Sequence[int]], shape: BatchShape) -> bool:
+        return len(examples) <= MICRO_BATCH
+
+    def collate(self, examples: Sequence[Sequence[int]], shape: BatchShape) -> Points:
+        assert len(examples) == MICRO_BATCH
+        points = [torch.randn(4, generator=torch.Generator().manual_seed(seed)) for (seed,) in examples]
+        inputs = torch.stack(points)
+        return Points(inputs, inputs.sum(1, keepdim=True))
 
 
 class Regression:
-    """Learns a constant; each step has ten numbers in micro-batches of `size`."""
+    """Learns a sum; implements `training.loop.trainer.Task`. `on_batch` is called before each forward pass with the
+    number of micro-batches so far, and may change the loss."""
 
-    figures: tuple[str, ...] = ("loss",)
+    metric_names = ("loss",)
 
-    def __init__(self, size: int = 10) -> None:
-        self.model: nn.Module = nn.Linear(1, 1)
-        for parameter in self.model.parameters():
-            nn.init.zeros_(parameter)
-        self.size = size
-        self.seen: list[float] = []
+    class Loss(nn.Module):
+        def __init__(self, model: nn.Module, on_batch: Callable[[int], float]) -> None:
+            super().__init__()
+            self.model, self.on_batch, self.seen = model, on_batch, 0
 
-    def micro_batches(self, progress: Progress, spent: float) -> list[Numbers]:
-        self.seen.append(spent)
-        progress.position += 10
-        values = torch.randn(10, generator=torch.Generator().manual_seed(progress.position))
-        return [Numbers(part) for part in values.split(self.size)]
+        def forward(self, batch: Points) -> tuple[Tensor, Tensor]:
+            factor = self.on_batch(self.seen)
+            self.seen += 1
+            errors = (self.model(batch.inputs).float() - batch.values).square()
+            total = torch.stack([errors.sum(), torch.tensor(float(len(errors)))]).detach()[None]
+            return errors.mean() * factor, total
 
-    def losses(self, batch: Numbers, counts: Sequence[float]) -> Tensor:
-        error = self.model(torch.ones(len(batch.values), 1)).squeeze(1) - batch.values
-        return error.square().sum()[None] / counts[0]
+    def __init__(self, dropout: float = 0.0, on_batch: Callable[[int], float] = lambda _: 1.0) -> None:
+        torch.manual_seed(0)
+        self.model: nn.Module = nn.Sequential(nn.Linear(4, 16), nn.ReLU(), nn.Dropout(dropout), nn.Linear(16, 1))
+        self.loss = self.Loss(self.model, on_batch)
+        self.stream = PointStream()
 
-    def flops(self, batch: Numbers) -> int:
-        return 2 * batch.tokens
+    def flops(self, batch: Points) -> int:
+        return 1000
 
 
-def loop_of(task: Regression, folder: Path, budget: Budget, **changes: Any) -> Loop[Numbers]:
+Evaluate = Callable[[Any], dict[str, Any]]
+
+
+def trainer(
+    folder: Path,
+    task: Regression,
+    *,
+    steps: int = STEPS,
+    evaluate: Evaluate | None = None,
+    dist: DistContext = DistContext(),  # noqa: B008
+    **changes: Any,
+) -> Trainer[Points]:
     settings: dict[str, Any] = {
-        "learning_rate": 0.1,
+        "budget_tokens": steps * STEP,
+        "batch_tokens": STEP,
+        "micro_batch_tokens": MICRO_BATCH,
+        "learning_rate": 0.05,
         "warmup_fraction": 0.1,
-        "clip_norm": 1.0,
-        "precision": torch.float32,
-        "log_steps": 5,
+        "decay_fraction": 0.5,
+        "evaluations": 4,
+        "log_steps": 1,
     }
-    optimizer = torch.optim.AdamW(task.model.parameters(), lr=0.1)
-    log = RunLog(folder / "log.jsonl")
-    return Loop(task=task, optimizer=optimizer, budget=budget, log=log, **(settings | changes))
+    return Trainer(
+        task=task,  # type: ignore[arg-type]
+        config=TrainConfig(**(settings | changes)),
+        log=RunLog(folder / "log.jsonl"),
+        checkpointer=Checkpointer(folder, {"seed": 1}, dist),
+        evaluate=evaluate,
+        dist=dist,
+    )
 
 
-def lines(folder: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (folder / "log.jsonl").read_text().splitlines()]
+def at_step(step: int, action: Callable[[], object]) -> Callable[[int], float]:
+    """Call `action` in the first micro-batch after so many steps."""
+
+    def on_batch(seen: int) -> float:
+        if seen == 2 * step:
+            action()
+        return 1.0
+
+    return on_batch
+
+
+def send(number: signal.Signals) -> Callable[[], None]:
+    return lambda: os.kill(os.getpid(), number)
+
+
+class Killed(BaseException):
+    """Stands for SIGKILL: nothing is saved any more."""
+
+
+def kill() -> None:
+    raise Killed
+
+
+def lines(folder: Path, *events: str) -> list[dict[str, Any]]:
+    """Lines of the log without what depends on the clock."""
+    clock = ("minutes", "tokens_per_second", "matmul_utilisation")
+    kept = (line for line in RunLog(folder / "log.jsonl") if line["event"] in (events or ("train", "evaluation")))
+    return [{key: value for key, value in line.items() if key not in clock} for line in kept]
+
+
+def assert_same_weights(one: Trainer[Points], other: Trainer[Points]) -> None:
+    for name, weight in one.task.model.state_dict().items():
+        assert torch.equal(weight, other.task.model.state_dict()[name]), name
+
+
+def weight_of(task: Regression) -> float:
+    return next(task.model.parameters()).flatten()[0].item()
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[Trainer[Points], Path]:
+    """An uninterrupted run with dropout, and its folder."""
+    torch.set_num_threads(1)
+    folder = tmp_path_factory.mktemp("whole")
+    done = trainer(folder, Regression(dropout=0.2), evaluate=lambda state: {"at": state.step})
+    assert done.run()
+    return done, folder
+
+
+@pytest.fixture(autouse=True)
+def known_peak(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No time is spent to measure the speed of matrix products."""
+    monkeypatch.setattr(trainer_module, "matmul_peak", lambda *_: 1e9)
+
+
+# --- a run
+
+
+def test_trainer_learns_until_its_budget_is_spent(whole: tuple[Trainer[Points], Path]) -> None:
+    done, folder = whole
+    assert (done.state.step, done.state.tokens, done.state.micro_batches) == (STEPS, STEPS * STEP, 2 * STEPS)
+    train = lines(folder, "train")
+    assert [line["step"] for line in train] == list(range(1, STEPS + 1))
+    assert [line["tokens"] for line in train] == [STEP * (n + 1) for n in range(STEPS)]
+    losses = [line["loss"] for line in train]
+    assert sum(losses[-5:]) < 0.6 * sum(losses[:5])
+    first = next(iter(done.log))
+    assert first["event"] == "machine"
+    assert all(line["matmul_utilisation"] > 0 for line in done.log if line["event"] == "train")
+
+
+def test_trainer_rate_warms_up_stays_level_and_falls(whole: tuple[Trainer[Points], Path]) -> None:
+    rates = [line["learning_rate"] / 0.05 for line in lines(whole[1], "train")]
+    assert rates[:4] == pytest.approx([0.125, 0.375, 0.625, 0.875]), "a step has the rate of its middle"
+    assert rates[4:20] == [1.0] * 16
+    assert rates[20:] == pytest.approx([1 - (n + 0.5) / 20 for n in range(20)])
+
+
+def test_trainer_evaluates_in_even_steps_and_at_the_end(tmp_path: Path) -> None:
+    trainer(tmp_path, Regression(), steps=20, evaluations=6, evaluate=lambda state: {"at": state.step}).run()
+    assert [line["at"] for line in lines(tmp_path, "evaluation")] == [4, 7, 10, 14, 17, 20]
+
+
+def test_trainer_with_fewer_steps_than_evaluations_evaluates_after_each(tmp_path: Path) -> None:
+    trainer(tmp_path, Regression(), steps=3, evaluations=20, evaluate=lambda state: {"at": state.step}).run()
+    assert [line["at"] for line in lines(tmp_path, "evaluation")] == [1, 2, 3]
+
+
+def test_trainer_refuses_ranks_that_cannot_share_a_step(tmp_path: Path) -> None:
+    with pytest.raises(RunError, match=r"holds 2 micro-batches, which 3 processes cannot share evenly"):
+        trainer(tmp_path, Regression(), dist=DistContext(world_size=3))
+
+
+def test_measure_speed_changes_no_weight_and_leaves_no_gradient() -> None:
+    task = Regression()
+    before = weight_of(task)
+    assert measure_speed(task, seconds=0.01) > 0  # type: ignore[arg-type]
+    assert weight_of(task) == before
+    assert all(parameter.grad is None for parameter in task.model.parameters())
+
+
+# --- resumes
+
+
+@pytest.mark.parametrize("step", [1, 2, 9, 10, 20, 21, 33, 39])
+def test_trainer_stopped_at_any_step_resumes_bit_identically(
+    tmp_path: Path, whole: tuple[Trainer[Points], Path], step: int
+) -> None:
+    stopped = trainer(
+        tmp_path,
+        Regression(0.2, at_step(step - 1, send(signal.SIGTERM))),
+        evaluate=lambda state: {"at": state.step},
+    )
+    assert not stopped.run()
+    assert stopped.state.step == step
+    resumed = trainer(tmp_path, Regression(0.2), evaluate=lambda state: {"at": state.step})
+    assert resumed.state.step == step
+    assert resumed.run()
+    assert_same_weights(resumed, whole[0])
+    assert lines(tmp_path, "train") == lines(whole[1], "train")
+    assert [line["at"] for line in lines(tmp_path, "evaluation")] == [10, 20, 30, 40]
+
+
+def test_trainer_killed_again_and_again_ends_with_the_same_weights(
+    tmp_path: Path, whole: tuple[Trainer[Points], Path]
+) -> None:
+    killed_at = [0]
+    for step in (7, 8, 26):
+        start = killed_at[-1]
+        task = Regression(0.2, at_step(step - start, kill))
+        run = trainer(tmp_path, task, checkpoint_minutes=EVERY_STEP)
+        assert run.state.step == start, "no more than one interval is lost"
+        with pytest.raises(Killed):
+            run.run()
+        killed_at.append(step)
+    resumed = trainer(tmp_path, Regression(0.2))
+    assert resumed.run()
+    assert_same_weights(resumed, whole[0])
+    assert lines(tmp_path, "train") == lines(whole[1], "train"), "no line twice, none missing"
+
+
+def test_trainer_killed_before_its_first_checkpoint_starts_again(tmp_path: Path) -> None:
+    with pytest.raises(Killed):
+        trainer(tmp_path, Regression(on_batch=at_step(5, kill))).run()
+    assert [line["step"] for line in lines(tmp_path, "train")] == [1, 2, 3, 4, 5]
+    again = trainer(tmp_path, Regression(), steps=6)
+    assert again.state.step == 0
+    again.run()
+    assert [line["step"] for line in lines(tmp_path, "train")][-6:] == [1, 2, 3, 4, 5, 6]
+
+
+def test_trainer_resumed_log_drops_later_and_incomplete_lines(tmp_path: Path) -> None:
+    trainer(tmp_path, Regression(), steps=5).run()
+    with (tmp_path / "log.jsonl").open("a") as log:
+        log.write('{"event": "train", "step": 99}\n{"event": "tr')
+    trainer(tmp_path, Regression(), steps=5)
+    assert max(line["step"] for line in lines(tmp_path)) == 5
+
+
+def test_trainer_finished_and_started_again_does_no_step(tmp_path: Path) -> None:
+    trainer(tmp_path, Regression(), steps=5).run()
+    before = lines(tmp_path)
+    task = Regression()
+    again = trainer(tmp_path, task, steps=5)
+    assert again.run()
+    assert task.loss.seen == 0
+    assert lines(tmp_path) == before
+
+
+def test_trainer_stopped_in_its_last_step_is_evaluated_once_when_started_again(tmp_path: Path) -> None:
+    tasks = Regression(on_batch=at_step(4, send(signal.SIGTERM))), Regression(), Regression()
+    settings: dict[str, Any] = {"steps": 5, "evaluations": 1, "evaluate": lambda state: {"at": state.step}}
+    finished = [trainer(tmp_path, task, **settings).run() for task in tasks]
+    assert finished == [False, True, True]
+    assert [line["at"] for line in lines(tmp_path, "evaluation")] == [5]
+
+
+# --- longer runs
 
 
 @pytest.mark.parametrize(
-    ("budget", "spent"),
-    [
-        (Budget(steps=8), 0.5),
-        (Budget(tokens=80), 0.5),
-        (Budget(minutes=1), 0.25),
-        (Budget(minutes=1, steps=8), 0.5),
-    ],
+    ("steps", "more", "decay"), [(40, 80, 0.5), (40, 44, 0.5), (41, 60, 0.3), (10, 30, 0.9), (7, 20, 0.33)]
 )
-def test_a_budget_is_spent_by_its_nearest_limit(budget: Budget, spent: float) -> None:
-    assert budget.spent(Progress(step=4, tokens=40, seconds=15)) == spent
+def test_trainer_with_a_larger_budget_equals_a_run_that_had_it_from_the_start(
+    tmp_path: Path, steps: int, more: int, decay: float
+) -> None:
+    warmup = 3 * STEP
+    one, other = tmp_path / "continued", tmp_path / "whole"
+    for budget in (steps, more):
+        continued = trainer(one, Regression(0.2), steps=budget, decay_fraction=decay, warmup_fraction=3 / steps)
+        assert continued.run()
+        assert continued.schedule.warmup_tokens == warmup, "the warm-up is that of the first budget"
+    whole = trainer(other, Regression(0.2), steps=more, decay_fraction=decay, warmup_fraction=3 / more)
+    assert whole.run()
+    assert lines(one, "train") == lines(other, "train")
+    assert_same_weights(continued, whole)
 
 
-def test_a_run_ends_with_its_steps(tmp_path: Path) -> None:
-    loop = loop_of(Regression(), tmp_path, Budget(steps=12))
-    assert loop.run()
-    assert (loop.progress.step, loop.progress.tokens) == (12, 120)
+def test_trainer_with_a_larger_budget_is_killed_and_goes_on_from_its_own_checkpoint(tmp_path: Path) -> None:
+    trainer(tmp_path, Regression(), checkpoint_minutes=EVERY_STEP).run()
+    assert torch.load(tmp_path / BEFORE_DECAY, weights_only=True)["state"]["step"] == 20
+    longer = trainer(tmp_path, Regression(on_batch=at_step(3, kill)), steps=80, checkpoint_minutes=EVERY_STEP)
+    assert longer.state.step == 20
+    with pytest.raises(Killed):
+        longer.run()
+    assert trainer(tmp_path, Regression(), steps=80).state.step == 23
 
 
-def test_a_run_ends_with_its_tokens(tmp_path: Path) -> None:
-    loop = loop_of(Regression(), tmp_path, Budget(tokens=95))
-    assert loop.run()
-    assert loop.progress.tokens == 100
+def test_trainer_with_a_smaller_budget_goes_on_from_its_newest_state(tmp_path: Path) -> None:
+    with pytest.raises(Killed):
+        trainer(tmp_path, Regression(on_batch=at_step(30, kill)), checkpoint_minutes=EVERY_STEP).run()
+    assert trainer(tmp_path, Regression(), steps=35).state.step == 30
 
 
-def test_a_run_ends_with_its_minutes(tmp_path: Path) -> None:
-    loop = loop_of(Regression(), tmp_path, Budget(minutes=0.05 / 60))
-    assert loop.run()
-    assert loop.progress.seconds >= 0.05
+# --- what is never kept
 
 
-def test_the_rate_follows_the_budget(tmp_path: Path) -> None:
-    task = Regression()
-    loop_of(task, tmp_path, Budget(steps=10), log_steps=1).run()
-    rates = [line["learning_rate"] for line in lines(tmp_path) if line["event"] == "train"]
-    assert rates[0] == pytest.approx(0.1 * 0.5)  # of the middle of the step
-    assert rates[1] == pytest.approx(0.1 * 0.85 / 0.9)
-    assert rates[-1] == pytest.approx(0.1 * 0.05 / 0.9)
-    assert task.seen == [i / 10 for i in range(10)]
+def test_trainer_never_saves_or_evaluates_what_is_not_finite(tmp_path: Path) -> None:
+    evaluated: list[int] = []
+    task = Regression(on_batch=lambda seen: float("nan") if seen >= 2 * 11 else 1.0)
+
+    def evaluate(state: Any) -> dict[str, Any]:
+        evaluated.append(state.step)
+        assert all(weight.isfinite().all() for weight in task.model.state_dict().values())
+        return {}
+
+    broken = trainer(tmp_path, task, evaluate=evaluate, log_steps=100, evaluations=20, checkpoint_minutes=EVERY_STEP)
+    with pytest.raises(RunError, match=r"norm is nan by step 12: start again .* with a lower learning_rate"):
+        broken.run()
+    assert evaluated == [2, 4, 6, 8, 10]
+    states = [torch.load(file, weights_only=True) for file in tmp_path.glob("state-*.pt")]
+    assert {state["state"]["step"] for state in states} == {10, 11}
+    assert all(weight.isfinite().all() for state in states for weight in state["model"].values())
 
 
-def test_a_run_of_one_step_learns(tmp_path: Path) -> None:
-    task = Regression()
-    loop_of(task, tmp_path, Budget(steps=1)).run()
-    assert any(parameter.any() for parameter in task.model.parameters())
+def test_trainer_ends_with_an_error_if_the_last_step_is_not_finite(tmp_path: Path) -> None:
+    task = Regression(on_batch=lambda seen: float("inf") if seen == 2 * STEPS - 1 else 1.0)
+    with pytest.raises(RunError, match=r"norm is (nan|inf) by step 40"):
+        trainer(tmp_path, task, log_steps=1000).run()
+    assert not list(tmp_path.glob("state-*.pt"))
 
 
-def test_looks_that_are_no_whole_steps_apart_do_not_drift(tmp_path: Path) -> None:
-    loop = loop_of(
-        Regression(), tmp_path, Budget(steps=20), evaluate=lambda _: {}, evaluate_steps=Fraction(10, 3)
-    )
-    loop.run()
-    looks = [line["step"] for line in lines(tmp_path) if line["event"] == "evaluation"]
-    assert looks == [4, 7, 10, 14, 17, 20]
-
-
-def test_micro_batches_compute_what_one_batch_does(tmp_path: Path) -> None:
-    whole, parts = Regression(10), Regression(3)
-    for task in (whole, parts):
-        loop_of(task, tmp_path, Budget(steps=10)).run()
-    for one, other in zip(whole.model.parameters(), parts.model.parameters(), strict=True):
-        torch.testing.assert_close(one, other)
-
-
-def test_every_line_of_the_log_counts_steps_tokens_and_minutes(tmp_path: Path) -> None:
-    loop_of(Regression(), tmp_path, Budget(steps=12)).run()
-    train = [line for line in lines(tmp_path) if line["event"] == "train"]
-    assert [line["step"] for line in train] == [5, 10, 12]
-    assert [line["tokens"] for line in train] == [50, 100, 120]
-    assert all(line["tokens_per_second"] > 0 and line["loss"] > 0 for line in train)
-
-
-def test_share_of_peak_is_reported_where_the_peak_is_known(tmp_path: Path) -> None:
-    loop_of(Regression(), tmp_path, Budget(steps=5), peak_flops=1e9).run()
-    assert 0 < lines(tmp_path)[0]["mfu"] < 1
-
-
-def test_a_finished_run_is_evaluated(tmp_path: Path) -> None:
-    loop_of(Regression(), tmp_path, Budget(steps=5), evaluate=lambda p: {"at": p.step}).run()
-    assert lines(tmp_path)[-1]["event"] == "evaluation"
-    assert lines(tmp_path)[-1]["at"] == 5
-
-
-def test_a_finished_run_started_again_does_no_step(tmp_path: Path) -> None:
-    for _ in range(2):
-        task = Regression()
-        loop = loop_of(task, tmp_path, Budget(steps=5), state=RunState(tmp_path, {}))
-        loop.resume()
-        assert loop.run()
-    assert task.seen == []
+# --- signals
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_lets_the_step_finish_saves_and_stops(tmp_path: Path, number: signal.Signals) -> None:
-    class Interrupted(Regression):
-        def losses(self, batch: Numbers, counts: Sequence[float]) -> Tensor:
-            if len(self.seen) == 3:
-                os.kill(os.getpid(), number)
-            return super().losses(batch, counts)
-
+def test_trainer_finishes_the_step_and_saves_at_a_signal(tmp_path: Path, number: signal.Signals) -> None:
     before = signal.getsignal(number)
-    loop = loop_of(Interrupted(), tmp_path, Budget(steps=10), state=RunState(tmp_path, {}))
-    assert not loop.run()
-    assert loop.progress.step == 3
+    stopped = trainer(tmp_path, Regression(on_batch=at_step(2, send(number))))
+    assert not stopped.run()
+    assert stopped.state.step == 3
     assert [file.name for file in tmp_path.glob("*.pt")] == ["state-000000003.pt"]
     assert signal.getsignal(number) == before
 
 
-def test_a_run_that_is_stopped_in_its_last_step_is_evaluated_when_it_is_started_again(tmp_path: Path) -> None:
-    class Interrupted(Regression):
-        def losses(self, batch: Numbers, counts: Sequence[float]) -> Tensor:
-            if len(self.seen) == 5:
-                os.kill(os.getpid(), signal.SIGTERM)
-            return super().losses(batch, counts)
+def test_trainer_ends_at_once_at_a_second_signal(tmp_path: Path) -> None:
+    def twice() -> None:
+        send(signal.SIGINT)()
+        send(signal.SIGINT)()
 
-    finished = []
-    for task in (Interrupted(), Regression(), Regression()):
-        state = RunState(tmp_path, {})
-        loop = loop_of(task, tmp_path, Budget(steps=5), state=state, evaluate=lambda p: {"at": p.step})
-        loop.resume()
-        finished.append(loop.run())
-    assert finished == [False, True, True]
-    assert [line["at"] for line in lines(tmp_path) if line["event"] == "evaluation"] == [5]
+    before = signal.getsignal(signal.SIGTERM)
+    with pytest.raises(KeyboardInterrupt):
+        trainer(tmp_path, Regression(on_batch=at_step(2, twice))).run()
+    assert not list(tmp_path.glob("*.pt"))
+    assert signal.getsignal(signal.SIGTERM) == before
 
 
-def test_a_pause_does_not_count_as_training(tmp_path: Path) -> None:
-    class Paused(Regression):
-        def losses(self, batch: Numbers, counts: Sequence[float]) -> Tensor:
-            if len(self.seen) == 3:
-                time.sleep(1)
-                os.kill(os.getpid(), signal.SIGCONT)  # what ends a pause
-            return super().losses(batch, counts)
+def test_trainer_does_not_count_a_pause_as_training(tmp_path: Path) -> None:
+    def pause() -> None:
+        time.sleep(1)
+        send(signal.SIGCONT)()  # ends a pause
 
-    loop = loop_of(Paused(), tmp_path, Budget(steps=10))
-    loop.run()
-    assert 0 < loop.progress.seconds < 1
+    paused = trainer(tmp_path, Regression(on_batch=at_step(3, pause)), steps=10)
+    paused.run()
+    assert 0 < paused.state.seconds < 1
 
 
-def test_what_is_not_finite_is_never_saved(tmp_path: Path) -> None:
-    class Exploding(Regression):
-        def losses(self, batch: Numbers, counts: Sequence[float]) -> Tensor:
-            return super().losses(batch, counts) * (float("nan") if len(self.seen) > 7 else 1)
-
-    loop = loop_of(
-        Exploding(), tmp_path, Budget(steps=20), state=RunState(tmp_path, {}), checkpoint_minutes=1e-9
-    )
-    with pytest.raises(RunError, match=r"norm is nan: start anew, .* lower learning_rate"):
-        loop.run()
-    state = torch.load(max(tmp_path.glob("*.pt")), weights_only=True)
-    assert state["progress"]["step"] == 7
-    assert all(tensor.isfinite().all() for tensor in state["model"].values())
+# --- the weight average
 
 
-def test_lines_after_the_checkpoint_are_forgotten_on_resume(tmp_path: Path) -> None:
-    loop = loop_of(Regression(), tmp_path, Budget(steps=5), state=RunState(tmp_path, {}))
-    loop.run()
-    with (tmp_path / "log.jsonl").open("a") as log:
-        log.write('{"event": "train", "step": 99}\n{"event": "tr')
-    again = loop_of(Regression(), tmp_path, Budget(steps=5), state=RunState(tmp_path, {}))
-    again.resume()
-    assert max(line["step"] for line in lines(tmp_path)) == 5
+def _remember(weights: dict[int, float], task: Regression, began: int, stop: int) -> Callable[[int], float]:
+    """Remember a weight before each step; send a signal in step `stop`."""
+
+    def on_batch(seen: int) -> float:
+        weights[began + seen // 2] = weight_of(task)
+        if seen == 2 * (stop - began):
+            send(signal.SIGTERM)()
+        return 1.0
+
+    return on_batch
 
 
 @pytest.mark.parametrize("interrupted", [False, True])
-def test_a_run_ends_with_the_mean_of_its_weights(tmp_path: Path, interrupted: bool) -> None:
-    biases: list[float] = []
-
-    class Watched(Regression):
-        def micro_batches(self, progress: Progress, spent: float) -> list[Numbers]:
-            if progress.step in range(40, 80, MEAN_STEPS):
-                biases.append(self.model.bias.item())
-            if interrupted and len(self.seen) == 44:
-                os.kill(os.getpid(), signal.SIGTERM)
-            return super().micro_batches(progress, spent)
-
-    finished = False
-    while not finished:
-        task = Watched()
-        loop = loop_of(task, tmp_path, Budget(steps=80), state=RunState(tmp_path, {}), average_fraction=0.5)
-        loop.resume()
-        finished = loop.run()
-    saved = torch.load(max(tmp_path.glob("*.pt")), weights_only=True)["model"]["bias"].item()
-    assert task.model.bias.item() == pytest.approx(sum([*biases, saved]) / 6, rel=1e-4)
-    assert task.model.bias.item() != pytest.approx(saved, rel=1e-3)
+def test_trainer_ends_with_the_mean_of_its_last_weights(tmp_path: Path, interrupted: bool) -> None:
+    weights: dict[int, float] = {}
+    for stop in [50, -1] if interrupted else [-1]:
+        task = Regression()
+        run = trainer(tmp_path, task, steps=80, average_fraction=0.5)
+        task.loss.on_batch = _remember(weights, task, run.state.step, stop)
+        assert run.run() == (stop < 0)
+    saved = torch.load(tmp_path / "state-000000080.pt", weights_only=True)["model"]
+    last = next(iter(saved.values())).flatten()[0].item()
+    kept = [*(weights[step] for step in range(40, 80, AVERAGE_EVERY)), last]
+    assert weight_of(task) == pytest.approx(sum(kept) / len(kept), rel=1e-4)
+    assert weight_of(task) != last
 
 
-def test_evaluations_are_of_the_mean_and_training_goes_on_from_the_weights(tmp_path: Path) -> None:
-    tasks = Regression(), Regression()
-    looked: list[float] = []
-    loop_of(tasks[0], tmp_path, Budget(steps=80), average_fraction=0.5).run()
-    loop_of(
-        tasks[1],
-        tmp_path,
-        Budget(steps=80),
+def test_trainer_evaluates_the_mean_and_trains_on_from_its_own_weights(tmp_path: Path) -> None:
+    seen: list[float] = []
+    plain, watched = Regression(), Regression()
+    trainer(tmp_path / "plain", plain, steps=80, average_fraction=0.5).run()
+    trainer(
+        tmp_path / "watched",
+        watched,
+        steps=80,
         average_fraction=0.5,
-        evaluate=lambda _: looked.append(tasks[1].model.bias.item()) or {},
-        evaluate_steps=8,
+        evaluate=lambda _: seen.append(weight_of(watched)) or {},  # type: ignore[func-returns-value]
     ).run()
-    assert looked[-1] == tasks[1].model.bias.item() == tasks[0].model.bias.item()
-
-
-def pretraining(tokenizer: Tokenizer, **changes: Any) -> PretrainingTask:
-    settings = PretrainConfig(tokens=1, batch=8, examples=ExamplesConfig(sequence_length=32), **changes)
-    torch.manual_seed(0)
-    model = BertForPreTraining(tiny_config(hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0))
-    return PretrainingTask(model, ribbon_text(tokenizer), tokenizer, Recipe(name="test", pretrain=settings))
-
-
-def gradients(task: PretrainingTask) -> list[Tensor]:
-    batches = task.micro_batches(Progress(), 0.0)
-    counts = [sum(column) for column in zip(*(batch.counts for batch in batches), strict=True)]
-    for batch in batches:
-        task.losses(batch, counts)[0].backward()
-    return [p.grad for p in task.model.parameters() if p.grad is not None]
-
-
-@pytest.mark.parametrize("changes", [{"micro_batch": 3}, {"micro_batch": 1}, {"gradient_checkpointing": True}])
-def test_pretraining_gradients_do_not_depend_on_how_a_step_is_computed(
-    tokenizer: Tokenizer, changes: dict[str, Any]
-) -> None:
-    whole, other = pretraining(tokenizer), pretraining(tokenizer, **changes)
-    other.prepare()
-    for one, two in zip(gradients(whole), gradients(other), strict=True):
-        torch.testing.assert_close(one, two, rtol=1e-4, atol=1e-6)
+    assert seen[-1] == weight_of(watched) == weight_of(plain)

@@ -108,9 +108,7 @@ def test_baseline_without_anything_to_learn_is_a_value_error(fit: object) -> Non
 )
 def test_baseline_finds_words_in_scripts_without_spaces(good: str, bad: str) -> None:
     rows = [
-        (f"{name}{text}{name[::-1]}", label)
-        for name in ("我的", "他是", "คน")
-        for text, label in ((good, 1), (bad, 0))
+        (f"{name}{text}{name[::-1]}", label) for name in ("我的", "他是", "คน") for text, label in ((good, 1), (bad, 0))
     ]
     part = labelled(*rows)
     for fit in (fit_tfidf, fit_naive_bayes):

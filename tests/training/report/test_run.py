@@ -56,9 +56,7 @@ def test_evaluate_without_models_names_the_command(make_recipe: MakeRecipe) -> N
         evaluate(make_recipe())
 
 
-def test_evaluate_of_a_pretrained_network_alone(
-    make_recipe: MakeRecipe, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_evaluate_of_a_pretrained_network_alone(make_recipe: MakeRecipe, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     recipe = make_recipe()
     save_models(recipe, recipe.folder, "pretrained")
@@ -90,9 +88,7 @@ def test_evaluate_of_a_classifier_alone_and_its_plots(make_recipe: MakeRecipe) -
     assert "masked-LM loss" not in text
     assert "| reviews | 20 |" in text
     plots = sorted(file.name for file in recipe.folder.glob("*.png"))
-    assert plots == ["confusion-reviews.png", "reliability-reviews.png"], (
-        "those of an earlier report are deleted"
-    )
+    assert plots == ["confusion-reviews.png", "reliability-reviews.png"], "those of an earlier report are deleted"
     report = (recipe.folder / "report.md").read_text()
     assert report.startswith(text)
     assert all(f"]({name})" in report for name in plots)
@@ -102,9 +98,7 @@ def test_evaluate_weights_of_another_folder_leaves_the_runs_report_alone(
     make_recipe: MakeRecipe, tmp_path: Path
 ) -> None:
     recipe = make_recipe()
-    recipe = recipe.model_copy(
-        update={"corpus": recipe.corpus.model_copy(update={"heldout": recipe.corpus.sources})}
-    )
+    recipe = recipe.model_copy(update={"corpus": recipe.corpus.model_copy(update={"heldout": recipe.corpus.sources})})
     save_models(recipe, tmp_path, "pretrained", "sentiment")
     text = evaluate(recipe, tmp_path)
     assert "| stories |" in text
@@ -121,9 +115,7 @@ def test_evaluate_weights_on_labelled_texts_alone(make_recipe: MakeRecipe, tmp_p
     assert "held-out" not in text
 
 
-def test_evaluate_of_a_classifier_with_other_labels_is_refused(
-    make_recipe: MakeRecipe, sentiment: Path
-) -> None:
+def test_evaluate_of_a_classifier_with_other_labels_is_refused(make_recipe: MakeRecipe, sentiment: Path) -> None:
     recipe = make_recipe("finetune.labels={0='POSITIVE',1='NEGATIVE'}")
     (recipe.folder / "sentiment").symlink_to(sentiment)
     with pytest.raises(RunError, match=r"has the labels \['NEGATIVE', 'POSITIVE'\], but finetune.labels are"):
@@ -142,9 +134,7 @@ def test_evaluate_of_weights_of_another_kind_is_refused(
         evaluate(recipe, tmp_path)
 
 
-def test_evaluate_of_heldout_text_in_another_vocabulary_is_refused(
-    make_recipe: MakeRecipe, pretrained: Path
-) -> None:
+def test_evaluate_of_heldout_text_in_another_vocabulary_is_refused(make_recipe: MakeRecipe, pretrained: Path) -> None:
     recipe = make_recipe()
     (recipe.folder / "pretrained").symlink_to(pretrained)
     with pytest.raises(CorpusError, match="made with another tokenizer; run prepare again"):
@@ -194,10 +184,7 @@ def test_tables_missing_figure_is_a_dash() -> None:
 
 
 def test_tables_have_a_trivial_guess_beside_each_figure() -> None:
-    bags = {
-        bag: {"reviews": Figures(0.8, 0.79)}
-        for bag in ("TF-IDF + logistic regression", "naive Bayes (1-3-grams)")
-    }
+    bags = {bag: {"reviews": Figures(0.8, 0.79)} for bag in ("TF-IDF + logistic regression", "naive Bayes (1-3-grams)")}
     text = tables(Report({"tweets": PRETRAINING}, {"reviews": TEST}, [], bags))
     for guess in (
         "unigram entropy",
@@ -229,7 +216,5 @@ def test_tables_domain_line_has_the_same_mean_of_the_baselines() -> None:
     test = replace(TEST, mean_balanced_accuracy=0.85, worst_domain="car", worst_balanced_accuracy=0.7)
     bags = {"bag": {"reviews": Figures(0.8, 0.75)}, "none": {}}
     text = tables(Report({}, {"reviews (pair)": test}, [], bags))
-    wanted = (
-        "reviews (pair): mean balanced accuracy over domains 0.8500 (bag 0.7500); worst domain car, 0.7000."
-    )
+    wanted = "reviews (pair): mean balanced accuracy over domains 0.8500 (bag 0.7500); worst domain car, 0.7000."
     assert wanted in text

@@ -44,9 +44,7 @@ def test_parquet_columns_become_documents(tmp_path: Path) -> None:
     parquet = pytest.importorskip("pyarrow.parquet")
     parquet.write_table(pyarrow.Table.from_pylist(ROWS * 400), tmp_path / "a.parquet")
     assert texts(tmp_path, "a.parquet") == TEXTS * 400
-    with pytest.raises(
-        SourceError, match=r"a\.parquet: there is no column 'body', but 'title', 'text', 'label'"
-    ):
+    with pytest.raises(SourceError, match=r"a\.parquet: there is no column 'body', but 'title', 'text', 'label'"):
         read(tmp_path, "a.parquet", text=("body",))
     write(tmp_path / "b.parquet", "no parquet at all, but long enough")
     with pytest.raises(SourceError, match=r"b\.parquet: is not a Parquet file"):
@@ -165,9 +163,7 @@ def test_a_column_may_be_missing_in_the_first_rows_but_not_in_a_thousand(tmp_pat
         texts(tmp_path, "a.jsonl")
 
 
-def test_a_column_may_be_missing_in_some_files_of_a_source(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_column_may_be_missing_in_some_files_of_a_source(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     write(tmp_path / "part-0.jsonl", jsonl([{"id": 1}]))
     write(tmp_path / "part-1.jsonl", jsonl([{"id": 2, "text": "good"}]))
     write(tmp_path / "part-2.jsonl", "")
@@ -212,9 +208,7 @@ def test_an_encoding_is_stated(tmp_path: Path, name: str) -> None:
         texts(tmp_path, name)
 
 
-def test_a_quotation_mark_that_swallows_rows_is_warned_of(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_quotation_mark_that_swallows_rows_is_warned_of(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     write(tmp_path / "a.csv", 'id,text,stars\n1,ok,5\n2,"Five stars!,5\n3,ok,3\n6,27",4\n')
     assert len(texts(tmp_path, "a.csv")) == 2
     assert "a.csv, line 3: the quoted cell that opens here holds what seem to be whole rows" in caplog.text
@@ -256,9 +250,7 @@ def test_a_folders_name_is_no_label_of_a_table(tmp_path: Path) -> None:
 
 def test_plain_text_with_a_label_column_is_an_error_that_names_the_ways(tmp_path: Path) -> None:
     write(tmp_path / "a.txt", "A good film.\n")
-    with pytest.raises(
-        SourceError, match=r"a\.txt: plain text has no column for the label; .*`label` to \"folder\""
-    ):
+    with pytest.raises(SourceError, match=r"a\.txt: plain text has no column for the label; .*`label` to \"folder\""):
         read(tmp_path, "a.txt", label="label")
     write(tmp_path / "b.txt", "__label__2 A good film.\n")
     with pytest.raises(
@@ -419,9 +411,7 @@ def test_documents_are_streamed_not_collected(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_error_names_the_place_and_the_remedy(
-    tmp_path: Path, name: str, content: str | bytes, message: str
-) -> None:
+def test_error_names_the_place_and_the_remedy(tmp_path: Path, name: str, content: str | bytes, message: str) -> None:
     write(tmp_path / name, content)
     with pytest.raises(SourceError, match=message):
         read(tmp_path, name)

@@ -33,9 +33,7 @@ class FakeHub:
         self.fault = fault
         self.taken = self.opened = 0
 
-    def load_dataset(
-        self, name: str, configuration: str | None, *, split: str, streaming: bool
-    ) -> Iterator[Any]:
+    def load_dataset(self, name: str, configuration: str | None, *, split: str, streaming: bool) -> Iterator[Any]:
         assert streaming
         self.opened += 1
         if (name, configuration, split) not in self.rows:
@@ -70,9 +68,7 @@ def read(cache: Path | None = None, **settings: Any) -> list[Document]:
 def test_hub_rows_are_streamed_by_name_configuration_and_split(use_hub: UseHub) -> None:
     rows = [{"title": "T", "content": f"{i}", "label": i} for i in range(9)]
     hub = use_hub(rows, ("owner/set", "plain", "test"))
-    source = SourceConfig(
-        hub="owner/set:plain", split="test", text=("title", "content"), label="label", limit=2
-    )
+    source = SourceConfig(hub="owner/set:plain", split="test", text=("title", "content"), label="label", limit=2)
     found = list(documents(source, Path()))
     assert found == [Document("T\n0", ("T", "0"), "0"), Document("T\n1", ("T", "1"), "1")]
     assert found[1].place == "hub data set owner/set:plain, split test, row 2"
@@ -122,9 +118,7 @@ def test_hub_error_of_a_caller_is_not_the_librarys(use_hub: UseHub) -> None:
 
 def test_hub_missing_column_names_those_there_are(use_hub: UseHub) -> None:
     use_hub([{"review": "x", "stars": 1}])
-    with pytest.raises(
-        SourceError, match="owner/set, split train, row 1: no column 'text'; there are review, stars"
-    ):
+    with pytest.raises(SourceError, match="owner/set, split train, row 1: no column 'text'; there are review, stars"):
         read()
     with pytest.raises(SourceError, match="row 1: no column 'label'; there are review, stars"):
         read(text=("review",), label="label")

@@ -37,9 +37,7 @@ def test_with_label_index_compares_values_as_a_recipe_spells_them(value: Any, sp
 
 @pytest.mark.parametrize("missing", [None, "", float("nan")])
 def test_with_label_index_missing_label_is_an_error_unless_it_is_left_out(missing: Any) -> None:
-    with pytest.raises(
-        SourceError, match=r'a\.csv, line 7: has no label; fill it, remove the row, or leave .*"" = ""'
-    ):
+    with pytest.raises(SourceError, match=r'a\.csv, line 7: has no label; fill it, remove the row, or leave .*"" = ""'):
         labels_of(STARS, missing)
     assert labels_of({**STARS, "": ""}, missing, "1") == [0]
 

@@ -18,9 +18,7 @@ def test_a_blank_line_ends_a_document_of_plain_text(tmp_path: Path) -> None:
     assert texts(tmp_path, "a.txt", lines="wrapped")[0] == "One line and another."
 
 
-def test_plain_text_without_an_end_is_cut_to_bound_memory(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_plain_text_without_an_end_is_cut_to_bound_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(plain_text, "MAX_CHARACTERS", 50)
     write(tmp_path / "lines.txt", "twenty characters...\n" * 10)
     assert [len(text) for text in texts(tmp_path, "lines.txt")] == [62, 62, 62, 20]
@@ -31,9 +29,7 @@ def test_plain_text_without_an_end_is_cut_to_bound_memory(
 
 
 @pytest.mark.parametrize(("name", "settings"), [("wiki.train.tokens", {}), ("a.txt", {"format": "wikitext"})])
-def test_level_one_headings_delimit_articles_of_wikitext(
-    tmp_path: Path, name: str, settings: dict[str, Any]
-) -> None:
+def test_level_one_headings_delimit_articles_of_wikitext(tmp_path: Path, name: str, settings: dict[str, Any]) -> None:
     write(tmp_path / name, WIKITEXT)
     articles = ["A game of 1,000 [UNK] .\nIt is role-playing .\nPlayers move .", "A tree ."]
     assert texts(tmp_path, name, **settings) == articles

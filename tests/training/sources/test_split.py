@@ -15,9 +15,7 @@ def document(text: str, group: str | None = None) -> Document:
     return Document(text, (text,), group=group)
 
 
-@pytest.mark.parametrize(
-    "text", ["Größe: überaus schön", "ÉTÉ À LA MER", "Отличный фильм", "αγαπημένος", "plain"]
-)
+@pytest.mark.parametrize("text", ["Größe: überaus schön", "ÉTÉ À LA MER", "Отличный фильм", "αγαπημένος", "plain"])
 def test_text_hash_does_not_depend_on_case_in_any_alphabet(text: str) -> None:
     assert len({text_hash(text), text_hash(text.upper()), text_hash(text.lower())}) == 1
 
@@ -90,7 +88,6 @@ def test_holds_out_keeps_the_spellings_of_a_text_together() -> None:
     found = [document(f"it is n't {letter} ''") for letter in ascii_lowercase]
     split = split_by_hash(found, 0.5)
     spelled = [
-        document(f"It isn’t {letter}”", group=kept.text)
-        for letter, kept in zip(ascii_lowercase, found, strict=True)
+        document(f"It isn’t {letter}”", group=kept.text) for letter, kept in zip(ascii_lowercase, found, strict=True)
     ]
     assert list(map(split.holds_out, spelled)) == list(map(split.holds_out, found))

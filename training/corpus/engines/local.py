@@ -24,9 +24,7 @@ SMALL_CHARACTERS = 1_000_000
 """Text that is encoded in less time than worker processes take to start."""
 
 
-def make_shards(
-    inputs: Iterator[ShardInput], tokenizer: Tokenizer, corpus: Path
-) -> Iterator[tuple[ShardInput, Shard]]:
+def make_shards(inputs: Iterator[ShardInput], tokenizer: Tokenizer, corpus: Path) -> Iterator[tuple[ShardInput, Shard]]:
     """Make shards on all cores, and yield them as they are completed. At most two inputs per worker are in memory.
 
     Raises:

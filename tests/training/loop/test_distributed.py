@@ -1,0 +1,142 @@
+"""Several ranks on CPUs: the curve of one process, on one node and on two with different folders, killed or not."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.training.commands import finish, start, until
+from tests.training.conftest import MakeRecipe
+from tests.training.one_cpu import one_cpu
+from training.loop.log import RunLog
+from training.pretrain.run import pretrain
+from training.recipe import Recipe
+
+SETTINGS = (
+    *("pretrain.batch_tokens=2048", "pretrain.tokens=49152", "pretrain.dropout=0.1"),
+    *("pretrain.learning_rate=0.01", "pretrain.average_fraction=0.4", "device=cpu"),
+)
+"""24 steps of eight micro-batches, so that each lane is used several times before and after a restart."""
+
+EVERY_STEP = "checkpoint_minutes=1e-9"
+TORCHRUN = ("-m", "torch.distributed.run", "--nproc-per-node")
+
+
+@pytest.fixture(scope="module")
+def alone(make_recipe_in: MakeRecipe, tmp_path_factory: pytest.TempPathFactory) -> Recipe:
+    """A run of one process."""
+    torch.set_num_threads(1)
+    recipe = make_recipe_in(tmp_path_factory.mktemp("alone"), *SETTINGS)
+    assert pretrain(recipe)
+    return recipe
+
+
+def lines(recipe: Recipe, event: str) -> list[dict[str, Any]]:
+    return [line for line in RunLog(recipe.folder / "pretrain" / "log.jsonl") if line["event"] == event]
+
+
+def assert_same_curve(one: Recipe, other: Recipe) -> None:
+    """Gradients of ranks are summed in another order than those of one process, so the last digits may differ."""
+    curves = [lines(recipe, "evaluation") for recipe in (one, other)]
+    assert [line["step"] for line in curves[0]] == [line["step"] for line in curves[1]]
+    for first, second in zip(*curves, strict=True):
+        assert first["stories"]["mlm_loss"] == pytest.approx(second["stories"]["mlm_loss"], abs=2e-3), first
+    assert curves[0][-1]["stories"]["mlm_loss"] < curves[0][0]["stories"]["mlm_loss"] - 0.2, "it learns"
+
+
+def arguments(recipe: Recipe, file: Path, *overrides: str) -> list[str]:
+    return ["pretrain", str(file), f"data={recipe.data}", f"run={recipe.run}", *SETTINGS, *overrides]
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def start_agents(nodes: list[Recipe], file: Path, *overrides: str) -> list[subprocess.Popen[str]]:
+    """`torchrun` on two nodes, each with its own folder."""
+    address = ("--nnodes", "2", "--master-addr", "127.0.0.1", "--master-port", str(free_port()))
+    agents = []
+    for rank, node in enumerate(nodes):
+        with one_cpu(rank):
+            launcher = (*TORCHRUN, "1", *address, "--node-rank", str(rank))
+            agents.append(start(*arguments(node, file, *overrides), launcher=launcher))
+    return agents
+
+
+def start_ranks(commands: list[list[str]]) -> list[subprocess.Popen[str]]:
+    """Ranks on two nodes, as `torchrun` starts them."""
+    port = str(free_port())
+    nodes = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "1", "LOCAL_RANK": "0"}
+    nodes |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    return [start(*command, environment=nodes | {"RANK": str(rank)}) for rank, command in enumerate(commands)]
+
+
+def kill_node(agent: subprocess.Popen[str]) -> None:
+    """SIGKILL to an agent and its ranks, which have sessions of their own."""
+    children = Path(f"/proc/{agent.pid}/task/{agent.pid}/children").read_text().split()
+    for pid in (agent.pid, *map(int, children)):
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    finish(agent)
+
+
+def test_two_ranks_of_one_node_have_the_curve_of_one_process(
+    make_recipe: MakeRecipe, recipe_file: Path, alone: Recipe
+) -> None:
+    recipe = make_recipe(*SETTINGS)
+    status, _, errors = finish(
+        start(*arguments(recipe, recipe_file), launcher=(*TORCHRUN, "2", "--master-port", str(free_port())))
+    )
+    assert status == 0, errors
+    assert_same_curve(recipe, alone)
+    assert (recipe.folder / "pretrained" / "model.safetensors").is_file()
+
+
+def test_two_nodes_killed_and_restarted_have_the_curve_of_one_process(
+    make_recipe_in: MakeRecipe, recipe_file: Path, tmp_path: Path, alone: Recipe
+) -> None:
+    nodes = [make_recipe_in(tmp_path / name, *SETTINGS) for name in ("node-0", "node-1")]
+    agents = start_agents(nodes, recipe_file, EVERY_STEP)
+    until(agents[0], "step 11 ")
+    kill_node(agents[1])
+    status, _, errors = finish(agents[0])
+    assert status == 1
+    assert "error: another rank ended or cannot be reached" in errors
+    assert list((nodes[0].folder / "pretrain").glob("state-*.pt"))
+    assert not list((nodes[1].folder / "pretrain").glob("state-*.pt")), "rank 0 saves, to its own disk"
+
+    agents = start_agents(nodes, recipe_file)
+    outcomes = [finish(agent) for agent in agents]
+    assert [status for status, _, _ in outcomes] == [0, 0], outcomes
+    assert "resuming at step 1" in outcomes[0][2]
+    assert "resuming at step 1" in outcomes[1][2]
+    assert_same_curve(nodes[0], alone)
+    assert not (nodes[1].folder / "pretrain" / "log.jsonl").exists()
+
+
+@pytest.mark.parametrize("difference", ["recipe", "text"])
+def test_ranks_with_another_recipe_or_text_stop_with_an_error(
+    make_recipe_in: MakeRecipe, recipe_file: Path, tmp_path: Path, difference: str
+) -> None:
+    nodes = [make_recipe_in(tmp_path / name, *SETTINGS) for name in ("node-0", "node-1")]
+    commands = [arguments(node, recipe_file) for node in nodes]
+    if difference == "recipe":
+        commands[1].append("pretrain.dropout=0.2")
+    else:
+        manifest = nodes[1].folder / "corpus" / "train" / "manifest.json"
+        manifest.write_text(manifest.read_text().replace('"text_crc32": ', '"text_crc32": 1'))
+    for status, _, errors in map(finish, start_ranks(commands)):
+        assert status == 1, errors
+        assert "has another recipe, text or vocabulary than rank" in errors
+        assert "Traceback" not in errors

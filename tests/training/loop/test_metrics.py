@@ -1,0 +1,48 @@
+"""Means of metrics over a window of steps."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from training.errors import RunError
+from training.loop.metrics import MetricWindow
+from training.loop.state import TrainState
+
+
+def test_metric_window_summary_has_means_and_speed() -> None:
+    window = MetricWindow(("loss", "accuracy"), TrainState(tokens=100, seconds=1.0), peak_flops=1000.0)
+    for loss, norm in ((2.0, 3.0), (6.0, 5.0)):
+        sums = torch.tensor([[loss, 2.0], [1.0, 4.0]])
+        window.add(sums, torch.tensor(norm), flops=500, learning_rate=0.1)
+    assert window.summary(TrainState(tokens=300, seconds=3.0), window.sums()) == {
+        "loss": 2.0,
+        "accuracy": 0.25,
+        "gradient_norm": 5.0,
+        "learning_rate": 0.1,
+        "tokens_per_second": 100.0,
+        "matmul_utilisation": 0.5,
+    }
+    assert window.norms == [3.0, 5.0]
+
+
+def test_metric_window_without_a_peak_reports_no_utilisation() -> None:
+    window = MetricWindow(("loss",), TrainState())
+    window.add(torch.ones(1, 2), torch.tensor(1.0), flops=500, learning_rate=0.1)
+    assert "matmul_utilisation" not in window.summary(TrainState(tokens=1, seconds=1), window.sums())
+
+
+def test_metric_window_of_no_label_is_0() -> None:
+    window = MetricWindow(("loss",), TrainState())
+    window.add(torch.zeros(1, 2), torch.tensor(1.0), flops=0, learning_rate=0.1)
+    assert window.summary(TrainState(), window.sums())["loss"] == 0
+
+
+@pytest.mark.parametrize("norm", ["inf", "nan"])
+def test_metric_window_finds_one_norm_that_is_not_finite(norm: str) -> None:
+    window = MetricWindow(("loss",), TrainState())
+    window.check_finite(0)
+    for value in (1.0, float(norm), 2.0):
+        window.add(torch.zeros(1, 2), torch.tensor(value), flops=0, learning_rate=0.1)
+    with pytest.raises(RunError, match=f"the gradient's norm is {norm} by step 7: start again"):
+        window.check_finite(7)
