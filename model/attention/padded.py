@@ -25,8 +25,10 @@ class PaddedAttention:
     """
 
     def __init__(self, queries: SequenceBounds, keys: SequenceBounds) -> None:
-        self.queries = _Grid.of(queries)
-        self.keys = self.queries if queries is keys else _Grid.of(keys)
+        self.keys = _Grid.of(keys, keys.max_seqlen)
+        # A sequence has no more output positions than tokens. Batches of constant shape have spare ones in the last
+        # sequence; those get zeros.
+        self.queries = self.keys if queries is keys else _Grid.of(queries, min(queries.max_seqlen, keys.max_seqlen))
         first = torch.arange(keys.max_seqlen, device=keys.cu_seqlens.device) == 0
         # An empty sequence sees one key, because a softmax over no keys is NaN.
         self.visible = (self.keys.real | first)[:, None, None]  # (S, 1, 1, max_seqlen)
@@ -52,25 +54,25 @@ _CUDA_BACKENDS = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SD
 
 @dataclass(frozen=True, slots=True)
 class _Grid:
-    """Packed rows as a padded (S, max_seqlen) grid and back, without the host."""
+    """Packed rows as a padded (S, width) grid and back, without the host."""
 
     real: Tensor
-    """Whether a cell holds a row: (S, max_seqlen)"""
+    """Whether a cell holds a row: (S, width)"""
     rows: Tensor
-    """Row of each cell; padding repeats the last row of its sequence: (S, max_seqlen)"""
+    """Row of each cell; padding repeats the last row of its sequence: (S, width)"""
 
     @classmethod
-    def of(cls, bounds: SequenceBounds) -> _Grid:
+    def of(cls, bounds: SequenceBounds, width: int) -> _Grid:
         starts, ends = bounds.cu_seqlens[:-1, None], bounds.cu_seqlens[1:, None]
-        rows = starts + torch.arange(bounds.max_seqlen, device=starts.device)
+        rows = starts + torch.arange(width, device=starts.device)
         return cls(rows < ends, torch.minimum(rows, ends - 1).clamp_min(0))
 
     def pad(self, packed: Tensor) -> Tensor:
-        """(rows, N, D) -> (S, N, max_seqlen, D)"""
+        """(rows, N, D) -> (S, N, width, D)"""
         return packed.index_select(0, self.rows.flatten()).unflatten(0, self.rows.shape).transpose(1, 2)
 
     def unpad(self, padded: Tensor, total: int) -> Tensor:
-        """(S, N, max_seqlen, D) -> (total, N, D), 0 in rows of no sequence"""
+        """(S, N, width, D) -> (total, N, D), 0 in rows without a cell"""
         cells = padded.transpose(1, 2).flatten(0, 1)
         target = torch.where(self.real, self.rows, total).flatten()  # padding goes to one more row, cut off
         return cells.new_zeros(total + 1, *cells.shape[1:]).index_copy(0, target, cells)[:total]

@@ -76,6 +76,18 @@ def test_padded_attention_empty_sequences_and_a_loose_bound_change_nothing() -> 
     assert all(grad.isfinite().all() for grad in torch.autograd.grad(out.sum(), inputs))
 
 
+def test_padded_attention_spare_outputs_of_the_last_sequence_get_zeros() -> None:
+    keys = SequenceBounds.of([3, 4])
+    queries = SequenceBounds.of([1, 40], max_seqlen=41)
+    attention = PaddedAttention(queries, keys)
+    assert attention.queries.real.shape == (2, 4)
+    query, key, value = inputs_for([1, 40], [3, 4])
+    out = cross(attention)(query, key, value)
+    torch.testing.assert_close(out[:5], reference(query[:5], key, value, [1, 4], [3, 4]))
+    assert not out[5:].any()
+    assert all(grad.isfinite().all() for grad in torch.autograd.grad(out.sum(), (query, key, value)))
+
+
 def test_bucketed_attention_equal_lengths_are_padded_without_a_copy() -> None:
     bounds = SequenceBounds.of([4] * 3)
     (bucket,) = BucketedAttention(bounds, bounds, CPU).buckets
