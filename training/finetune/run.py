@@ -155,13 +155,14 @@ def _train(material: _Material, seed: int) -> SeedResult | None:
     model = classifier_from(material.start, recipe.finetune, seed).to(choose_device(recipe.device, dist.local_rank))
     best = BestCheckpoint(folder / f"best-rank-{dist.rank}.pt")
     trainer = _trainer(material, model, best, seed, folder)
+    if dist.is_main and not trainer.is_finished:
+        write_resolved(recipe, folder)
     if not trainer.run():
         return None
     best.restore(model)
     temperature = calibrate(model, material.dev)
     if dist.is_main:
         trainer.log.write("calibration", trainer.state, {"temperature": temperature})
-        write_resolved(recipe, folder)
         write_checkpoint_dir(folder / "model", model.cpu(), material.tokenizer, torch.float32)
     if best.step < 0:
         return SeedResult(seed, None, None, None)

@@ -68,9 +68,10 @@ def pretrain(recipe: Recipe, next_command: str = "finetune, or evaluate and expo
         maybe_compile(task.loss)
         recipe = _resolve_budget(recipe, task, dist)
         trainer = _trainer(recipe, task, text, tokenizer, dist)
+        if dist.is_main and not trainer.is_finished:
+            write_resolved(recipe, recipe.folder / "pretrain")
         finished = trainer.run()
         if finished and dist.is_main:
-            write_resolved(recipe, recipe.folder / "pretrain")
             write_checkpoint_dir(target, model.cpu(), tokenizer, torch.float32)
             logger.info("network of %s in %s; next: %s", checkpoint_size(target), target, next_command)
     return finished
