@@ -40,7 +40,7 @@ from training.runtime.device import (
     synchronize,
 )
 
-WARM_UP = 10
+WARM_UP = 4
 """Steps of each contestant that are not timed."""
 
 MASK_FRACTION = 0.15
