@@ -452,7 +452,7 @@ class Engine:
         """Inputs into queries: here if that is quick, else in a thread while the room they need is held."""
         sizes = [_characters(given) for given in inputs]
         costs = [min(size // _CHARACTERS_PER_TOKEN, max_length) for size in sizes]
-        room = min(sum(costs), self._settings.max_queue_tokens)  # an estimate is no reason to refuse it for good
+        room = min(sum(costs), self._settings.max_queue_tokens)  # an estimate alone never refuses a request for good
         self.batcher.check_room(room, len(costs), deadline)
         if sum(sizes) <= _INLINE_CHARACTERS:
             return _read_all(inputs, read, lambda: None)

@@ -92,7 +92,7 @@ class Table:
         """The name of a column that is addressed by its name or, if no column is called so, by its number.
 
         Raises:
-            TableError: there is no such column; tells those that there are.
+            TableError: the column is missing; the message lists the columns.
         """
         if self.columns is None or address in self.columns:
             return address

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import shutil
 import zlib
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -139,8 +138,3 @@ def _finished(corpus: Path, shard_input: ShardInput) -> Shard | None:
         return None
     shard = Shard(**values)
     return shard if shard.is_intact(folder) else None
-
-
-def total(shards: Sequence[Shard], count: str) -> int:
-    """Sum of one count, such as `tokens`, over shards."""
-    return sum(getattr(shard, count) for shard in shards)

@@ -149,13 +149,6 @@ def differences(one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, t
     return {key: (first, second) for key, first, second in sorted(values) if first != second}
 
 
-def saved_identity(folder: Path) -> dict[str, Any]:
-    """Identity of the run whose checkpoints are in a folder; empty without a readable one."""
-    files = sorted(folder.glob("state-*.pt"), reverse=True)
-    found = next(filter(None, map(_read, files)), None)
-    return dict(found["identity"]) if found else {}
-
-
 def fingerprint(model: nn.Module) -> str:
     """Hash of a model's weights."""
     digest = hashlib.blake2b(digest_size=16)

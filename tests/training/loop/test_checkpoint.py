@@ -18,7 +18,6 @@ from training.loop.checkpoint import (
     differences,
     fingerprint,
     identity,
-    saved_identity,
 )
 from training.loop.schedule import Schedule
 from training.loop.state import TrainState
@@ -75,7 +74,6 @@ def test_checkpointer_resumes_what_it_saved(tmp_path: Path) -> None:
 
 def test_checkpointer_without_a_checkpoint_has_nothing_to_resume(tmp_path: Path) -> None:
     assert resumed_step(tmp_path) is None
-    assert saved_identity(tmp_path) == {}
 
 
 def test_checkpointer_keeps_the_newest_two(tmp_path: Path) -> None:
@@ -150,12 +148,6 @@ def test_differences_are_the_keys_whose_values_differ() -> None:
         "c": (3, None),
         "d": (None, 4),
     }
-
-
-def test_saved_identity_is_that_of_the_newest_readable_checkpoint(tmp_path: Path) -> None:
-    save(tmp_path, 1)
-    save(tmp_path, 2).write_bytes(b"")
-    assert saved_identity(tmp_path) == IDENTITY
 
 
 def test_fingerprint_tells_weights_apart() -> None:
