@@ -174,7 +174,7 @@ def _step(model: nn.Module, device: torch.device, loss_of: Callable[[int], Tenso
         loss.backward()
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
+        model.zero_grad(set_to_none=True)
 
     return step
 

@@ -10,19 +10,16 @@ import torch
 from model import Tokenizer, load_checkpoint
 from tests.training.conftest import MakeRecipe
 from training.corpus.reader import PreparedText
-from training.examples.batches import PretrainingBatch
 from training.examples.masking import Vocabulary
 from training.examples.pretraining import PretrainingStream
 from training.finetune.run import finetune
-from training.loop.checkpoint import Checkpointer
 from training.loop.log import RunLog
 from training.loop.trainer import TrainConfig, Trainer
 from training.pretrain.run import new_model, pretrain
-from training.pretrain.task import PretrainingTask
+from training.pretrain.task import PretrainingLoss
 from training.recipe import Recipe
 from training.report.run import evaluate
 from training.runtime.device import maybe_compile
-from training.runtime.distributed import DistContext
 
 pytestmark = [
     pytest.mark.cuda,
@@ -32,17 +29,16 @@ pytestmark = [
 SHAPE = ("model.hidden_size=64", "device=cuda")
 
 
-def make_trainer(recipe: Recipe, *, compiled: bool) -> Trainer[PretrainingBatch]:
+def make_trainer(recipe: Recipe, *, compiled: bool) -> Trainer:
     """A trainer as `pretrain` makes it, without evaluations."""
     tokenizer = Tokenizer.load(recipe.folder / "tokenizer")
     text = PreparedText.open(recipe.folder / "corpus" / "train")
     stream = PretrainingStream(text, Vocabulary.of(tokenizer), recipe.pretrain.examples, 1, recipe.micro_batch_tokens)
-    task = PretrainingTask(new_model(recipe, tokenizer).to("cuda"), stream)
+    loss = PretrainingLoss(new_model(recipe, tokenizer).to("cuda"))
     if compiled:
-        maybe_compile(task.loss)
+        maybe_compile(loss)
     config = TrainConfig(10**9, 512, recipe.micro_batch_tokens, 1e-3, 0.1, optimizer=recipe.pretrain.optimizer)
-    log = RunLog(recipe.folder / "pretrain" / "log.jsonl")
-    return Trainer(task, config, log, Checkpointer(recipe.folder / "pretrain", {}, DistContext()))
+    return Trainer(loss, stream, config, recipe.folder / "pretrain", identity={})
 
 
 @pytest.mark.parametrize("optimizer", ["adamw", "muon"])

@@ -10,10 +10,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from model.tokenizer import Tokenizer, kept_ends, truncate_longest_first
-from training.corpus.encode import EncodedShard
+from training.corpus.encode import NO_LABEL, EncodedShard, ShardEncoder
 from training.corpus.reader import PreparedText, TextWindow
 from training.examples.batches import BatchShape, ClassificationBatch, Floats, collate_classification
 from training.examples.pairs import Ints, Text
+from training.sources.documents import Document
 
 EVALUATION_TOKENS = 8192
 """Tokens per forward pass of an evaluation."""
@@ -38,7 +39,7 @@ class LabelledExample:
         return len(self.input_ids)
 
 
-class InMemoryText:
+class _InMemoryText:
     """An encoded shard that was not written to disk. Implements `training.examples.pairs.Text`."""
 
     def __init__(self, encoded: EncodedShard) -> None:
@@ -60,16 +61,9 @@ class LabelledTexts:
     """(documents, labels) probability of each label."""
     read: Sequence[str]
     """How each document is read: `text`, `pair` or `both`."""
-    cls_id: int
-    sep_id: int
+    tokenizer: Tokenizer
     max_length: int
     """Tokens of an example, special tokens included."""
-
-    @classmethod
-    def of(
-        cls, text: Text, targets: Floats, read: Sequence[str], tokenizer: Tokenizer, max_length: int
-    ) -> LabelledTexts:
-        return cls(text, targets, read, tokenizer.cls_id, tokenizer.sep_id, max_length)
 
     def __len__(self) -> int:
         return len(self.targets)
@@ -87,10 +81,10 @@ class LabelledTexts:
         columns = self._columns(document)
         halves = columns if as_pair else [np.concatenate(columns)]
         keeps = truncate_longest_first([len(half) for half in halves], self.max_length - 1 - len(halves))
-        parts, types = [np.array([self.cls_id])], [np.zeros(1, np.int64)]
+        parts, types = [np.array([self.tokenizer.cls_id])], [np.zeros(1, np.int64)]
         for segment, (half, keep) in enumerate(zip(halves, keeps, strict=True)):
             head, tail = kept_ends(len(half), keep, TRUNCATION)
-            kept = np.concatenate([half[:head], half[tail:], [self.sep_id]])
+            kept = np.concatenate([half[:head], half[tail:], [self.tokenizer.sep_id]])
             parts.append(kept)
             types.append(np.full(len(kept), segment))
         ids = np.concatenate(parts).astype(np.int64)
@@ -131,6 +125,14 @@ class LabelledTexts:
         return [text.tokens(a, b).astype(np.int64) for a, b in itertools.pairwise(starts)]
 
 
+def encode_texts(
+    documents: Sequence[Document], targets: Floats, read: str, tokenizer: Tokenizer, max_length: int
+) -> LabelledTexts:
+    """Documents in memory, all read in the same way; see `LabelledTexts`."""
+    shard = ShardEncoder(tokenizer).encode_labelled(documents, [NO_LABEL] * len(documents))
+    return LabelledTexts(_InMemoryText(shard), targets, [read] * len(documents), tokenizer, max_length)
+
+
 def labelled_window(
     window: TextWindow, tokenizer: Tokenizer, num_labels: int, max_length: int, teacher_weight: float = 0.0
 ) -> LabelledTexts:
@@ -146,7 +148,7 @@ def labelled_window(
         weight = np.where(labels >= 0, teacher_weight, 1.0)[:, None]
         targets = ((1 - weight) * targets + weight * probabilities).astype(np.float32)
     read = [shard.read for shard in window.shards for _ in range(shard.documents)]
-    return LabelledTexts.of(window, targets, read, tokenizer, max_length)
+    return LabelledTexts(window, targets, read, tokenizer, max_length)
 
 
 class _ShuffledTexts:
@@ -169,30 +171,21 @@ class _ShuffledTexts:
         return self.texts.example(document, as_pair=readings[chosen])
 
 
+@dataclass
 class LabelledStream:
     """The examples of a fine-tuning run. Implements `training.examples.loader.ExampleStream`."""
 
+    text: PreparedText
+    tokenizer: Tokenizer
+    num_labels: int
+    max_length: int
+    teacher_weight: float
+    seed: int
+    micro_batch_tokens: int
     can_cut = False
 
-    def __init__(
-        self,
-        text: PreparedText,
-        tokenizer: Tokenizer,
-        num_labels: int,
-        *,
-        max_length: int,
-        teacher_weight: float,
-        seed: int,
-        micro_batch_tokens: int,
-    ) -> None:
-        self.text = text
-        self.tokenizer = tokenizer
-        self.num_labels = num_labels
-        self.max_length = max_length
-        self.teacher_weight = teacher_weight
-        self.seed = seed
-        self.micro_batch_tokens = micro_batch_tokens
-        windows = (self._texts(numbers) for numbers in text.shuffled_windows(seed, 0))
+    def __post_init__(self) -> None:
+        windows = (self._texts(numbers) for numbers in self.text.shuffled_windows(self.seed, 0))
         sizes = [(len(texts), texts.num_tokens()) for texts in windows]
         self.texts, self.tokens = (sum(column) for column in zip(*sizes, strict=True))
         """Documents, and tokens, of one epoch."""

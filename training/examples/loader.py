@@ -8,10 +8,11 @@ not on how many ranks or workers make them. A batch is filled until the next exa
 from __future__ import annotations
 
 import functools
+import itertools
 import signal
 from collections.abc import Callable, Iterator, Sequence, Sized
-from dataclasses import dataclass
-from typing import Generic, Protocol, TypeVar
+from dataclasses import dataclass, field
+from typing import Any, Protocol
 
 import torch
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
@@ -19,7 +20,7 @@ from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 from model.inference.cpu_features import available_cpus
 from training.errors import RunError
 from training.examples.batches import BatchShape
-from training.runtime.distributed import local_world_size
+from training.runtime.distributed import DistContext, local_world_size
 
 LANES = 48
 """Divisible by most numbers of ranks and workers."""
@@ -37,24 +38,12 @@ Position = tuple[int, int, int]
 """(epoch, window, index) of the next example of a lane."""
 
 
-class Batch(Protocol):
-    """What the loader needs of a micro-batch."""
-
-    def pin_memory(self) -> Batch: ...
-
-
-E = TypeVar("E", bound=Sized)
-B = TypeVar("B", bound=Batch)
-B_co = TypeVar("B_co", covariant=True)
-E_co = TypeVar("E_co", bound=Sized, covariant=True)
-
-
-class WindowExamples(Protocol[E_co]):
+class WindowExamples(Protocol):
     """The examples of one window of an epoch, in shuffled order."""
 
     def __len__(self) -> int: ...
 
-    def make(self, index: int, progress: float, max_tokens: int | None = None) -> E_co:
+    def make(self, index: int, progress: float, max_tokens: int | None = None) -> Sized:
         """Example `index`. Its length is its number of tokens.
 
         Args:
@@ -64,11 +53,7 @@ class WindowExamples(Protocol[E_co]):
         ...
 
 
-WindowAt = Callable[[int, int], WindowExamples[E]]
-"""(epoch, number) -> window."""
-
-
-class ExampleStream(Protocol[E, B_co]):
+class ExampleStream(Protocol):
     """All examples of a run, and how they become a micro-batch."""
 
     can_cut: bool
@@ -76,80 +61,68 @@ class ExampleStream(Protocol[E, B_co]):
 
     def num_windows(self) -> int: ...
 
-    def window(self, epoch: int, number: int) -> WindowExamples[E]: ...
+    def window(self, epoch: int, number: int) -> WindowExamples: ...
 
     def shape(self, progress: float) -> BatchShape:
         """Shape of the batches at a point of the run."""
         ...
 
-    def fits(self, examples: Sequence[E], shape: BatchShape) -> bool:
+    def fits(self, examples: Sequence[Any], shape: BatchShape) -> bool:
         """Whether the batch has room for these examples, tokens aside."""
         ...
 
-    def collate(self, examples: Sequence[E], shape: BatchShape) -> B_co: ...
+    def collate(self, examples: Sequence[Any], shape: BatchShape) -> Any:
+        """A batch: see `MicroBatch.batch`."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
-class MicroBatch(Generic[B]):
+class MicroBatch:
     """A batch, and the position of its lane after it."""
 
-    batch: B
+    batch: Any
+    """A `PretrainingBatch` or `ClassificationBatch`."""
     lane: int
     position: Position
 
-    def pin_memory(self) -> MicroBatch[B]:
+    def pin_memory(self) -> MicroBatch:
         """Called by the DataLoader for a GPU."""
-        return MicroBatch(self.batch.pin_memory(), self.lane, self.position)  # type: ignore[arg-type]
+        return MicroBatch(self.batch.pin_memory(), self.lane, self.position)
 
 
-@dataclass(frozen=True, slots=True)
-class LoaderConfig:
-    """Which micro-batches this rank makes."""
+@dataclass(eq=False)
+class MicroBatches(IterableDataset[MicroBatch]):
+    """This rank's micro-batches without end, or in a loader worker the worker's share of them."""
 
+    stream: ExampleStream
     total: int
     """Micro-batches of the whole run, over all ranks."""
-    rank: int = 0
-    world_size: int = 1
+    first: int = 0
+    """Number of the first micro-batch to make, over all ranks."""
+    positions: dict[int, Position] = field(default_factory=dict)
+    """Position of each lane that has been used before `first`."""
+    dist: DistContext = field(default_factory=DistContext)
 
     def __post_init__(self) -> None:
-        if LANES % self.world_size:
+        if LANES % self.dist.world_size:
             divisors = ", ".join(str(n) for n in range(1, LANES + 1) if LANES % n == 0)
-            raise RunError(f"{self.world_size} processes: use one of {divisors}")
+            raise RunError(f"{self.dist.world_size} processes: use one of {divisors}")
 
-    def numbers(self, first: int) -> Iterator[int]:
-        """Numbers of this rank's micro-batches from `first` on, without end."""
-        number = first + self.rank
-        while True:
-            yield number
-            number += self.world_size
-
-
-class MicroBatches(IterableDataset[MicroBatch[B]], Generic[E, B]):
-    """This rank's micro-batches, or in a loader worker the worker's share of them."""
-
-    def __init__(
-        self, stream: ExampleStream[E, B], config: LoaderConfig, first: int, positions: dict[int, Position]
-    ) -> None:
-        self.stream = stream
-        self.config = config
-        self.first = first
-        self.positions = dict(positions)
-
-    def __iter__(self) -> Iterator[MicroBatch[B]]:
+    def __iter__(self) -> Iterator[MicroBatch]:
         info = get_worker_info()
         worker, workers = (info.id, info.num_workers) if info else (0, 1)
         # Lanes cross the end of a window one after another. A cache cannot be sent to a worker, so it is made here.
         window = functools.lru_cache(3)(self.stream.window)
-        for i, number in enumerate(self.config.numbers(self.first)):
-            if i % workers == worker:
-                yield self._make(number, window)
+        ranks = self.dist.world_size
+        for number in itertools.count(self.first + self.dist.rank + worker * ranks, workers * ranks):
+            yield self._make(number, window)
 
-    def _make(self, number: int, window_at: WindowAt[E]) -> MicroBatch[B]:
+    def _make(self, number: int, window_at: Callable[[int, int], WindowExamples]) -> MicroBatch:
         lane = number % LANES
-        progress = min(1.0, number / self.config.total)
+        progress = min(1.0, number / self.total)
         shape = self.stream.shape(progress)
         position = self.positions.get(lane, (0, 0, lane))
-        examples: list[E] = []
+        examples: list[Sized] = []
         left = shape.tokens
         while True:
             window, position = self._next(position, window_at)
@@ -166,7 +139,9 @@ class MicroBatches(IterableDataset[MicroBatch[B]], Generic[E, B]):
         self.positions[lane] = position
         return MicroBatch(self.stream.collate(examples, shape), lane, position)
 
-    def _next(self, position: Position, window_at: WindowAt[E]) -> tuple[WindowExamples[E], Position]:
+    def _next(
+        self, position: Position, window_at: Callable[[int, int], WindowExamples]
+    ) -> tuple[WindowExamples, Position]:
         """The window that holds the next example, and the example's position."""
         epoch, number, index = position
         while index >= len(window := window_at(epoch, number)):
@@ -177,29 +152,17 @@ class MicroBatches(IterableDataset[MicroBatch[B]], Generic[E, B]):
         return window, (epoch, number, index)
 
 
-def load(
-    stream: ExampleStream[E, B],
-    config: LoaderConfig,
-    first: int,
-    positions: dict[int, Position],
-    device: torch.device,
-) -> Iterator[MicroBatch[B]]:
-    """This rank's micro-batches from number `first` on, without end. On a GPU worker processes make them ahead.
-
-    Args:
-        positions: position of each lane that has been used before `first`.
-    """
-    batches = MicroBatches(stream, config, first, positions)
+def load(batches: MicroBatches, device: torch.device) -> Iterator[MicroBatch]:
+    """The micro-batches. For a GPU, worker processes make them ahead."""
     if device.type != "cuda":
         return iter(batches)
-    workers = num_workers(config.world_size)
     loader = DataLoader(
         batches,
         batch_size=None,
-        num_workers=workers,
-        prefetch_factor=BATCHES_AHEAD if workers else None,
-        multiprocessing_context="forkserver" if workers else None,  # a fork of a process with CUDA is unsafe
-        worker_init_fn=_ignore_signals if workers else None,
+        num_workers=num_workers(batches.dist.world_size),
+        prefetch_factor=BATCHES_AHEAD,
+        multiprocessing_context="forkserver",  # a fork of a process with CUDA is unsafe
+        worker_init_fn=_ignore_signals,
         pin_memory=True,
         generator=torch.Generator(),  # dropout uses the global generator
     )
@@ -208,9 +171,8 @@ def load(
 
 def num_workers(world_size: int) -> int:
     """Loader processes of each rank on a GPU machine: as many as its share of the cores allows."""
-    cores = available_cpus() // local_world_size() - 1
-    lanes = LANES // world_size
-    return max((n for n in range(1, min(WORKERS, lanes) + 1) if lanes % n == 0 and n <= cores), default=0)
+    most = max(1, min(WORKERS, available_cpus() // local_world_size() - 1))
+    return max(n for n in range(1, most + 1) if LANES // world_size % n == 0)
 
 
 def _ignore_signals(_worker: int) -> None:

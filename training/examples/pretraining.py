@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -39,28 +40,22 @@ class MaskedPairs:
         return mask(pair, mask_rate(self.config, progress), self.vocabulary, rng)
 
 
+@dataclass
 class PretrainingStream:
     """The examples of a pretraining run. Implements `training.examples.loader.ExampleStream`."""
 
+    text: PreparedText
+    vocabulary: Vocabulary
+    config: ExamplesConfig
+    seed: int
+    micro_batch_tokens: int
     can_cut = True
 
-    def __init__(
-        self,
-        text: PreparedText,
-        vocabulary: Vocabulary,
-        config: ExamplesConfig,
-        seed: int,
-        micro_batch_tokens: int,
-    ) -> None:
-        self.text = text
-        self.vocabulary = vocabulary
-        self.config = config
-        self.seed = seed
-        self.micro_batch_tokens = micro_batch_tokens
+    def __post_init__(self) -> None:
         first = self.window(0, 0)
         lengths = [len(first.make(i)) for i in range(min(SAMPLED, len(first)))]
         mean = sum(lengths) / len(lengths)
-        self._sequences = int(1.5 * micro_batch_tokens / mean) + 8
+        self._sequences = int(1.5 * self.micro_batch_tokens / mean) + 8
 
     def num_windows(self) -> int:
         return len(self.text.shuffled_windows(self.seed, 0))

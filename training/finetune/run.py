@@ -10,13 +10,12 @@ from typing import Any
 import torch
 
 from model.checkpoint import Checkpoint, load_checkpoint
-from model.heads import BertForPreTraining, BertForSequenceClassification
+from model.heads import BertForSequenceClassification
 from model.tokenizer import Tokenizer
 from training.corpus.prepare import prepare_labelled
 from training.corpus.reader import PreparedText
 from training.errors import RunError
 from training.evaluate.classification import predict_classification
-from training.examples.batches import ClassificationBatch
 from training.examples.labelled import LabelledStream, LabelledTexts, labelled_window
 from training.finetune.calibration import calibrate
 from training.finetune.distill import distilled_by, with_earlier_distill
@@ -29,13 +28,12 @@ from training.finetune.selection import (
     seed_folder,
     seeds_of,
 )
-from training.finetune.task import ClassificationTask, Start, classifier_from
-from training.loop.checkpoint import Checkpointer, fingerprint, identity
-from training.loop.log import RunLog
+from training.finetune.task import ClassificationLoss, check_labels, classifier_from
+from training.loop.checkpoint import fingerprint
 from training.loop.state import TrainState
-from training.loop.tensorboard import Board
 from training.loop.trainer import TrainConfig, Trainer
-from training.pretrain.adapt import adapted
+from training.pretrain.adapt import adapted, pretrained_folder
+from training.pretrain.run import open_parts
 from training.recipe import Recipe, with_earlier, write_resolved
 from training.runtime.checkpoint_dir import check_target, checkpoint_size, write_checkpoint_dir
 from training.runtime.device import choose_device, maybe_compile
@@ -45,11 +43,8 @@ from training.runtime.lock import ranks_in_turn, run_lock
 WARMUP_FRACTION = 0.1
 """Share of the budget in which the learning rate rises; then it falls linearly to 0 (Devlin et al. 2018, A.3)."""
 
-EVALUATIONS = 10
-"""Looks at dev in a run."""
-
-LOG_STEPS = 20
-"""Steps per line of the log."""
+_MAY_CHANGE = {"train", "test", "pretrained", "seeds"}
+"""Settings that are not part of a run's identity: texts and first weights have their own hashes."""
 
 logger = logging.getLogger(__name__)
 
@@ -59,8 +54,7 @@ class _Material:
     """What the runs of all seeds have in common."""
 
     recipe: Recipe
-    start: Start
-    tokenizer: Tokenizer
+    start: Checkpoint
     train: PreparedText
     dev: dict[str, LabelledTexts]
     """By name of the source."""
@@ -78,7 +72,6 @@ def finetune(recipe: Recipe) -> bool:
     """
     recipe = with_earlier_distill(recipe)
     start = starting_point(recipe)
-    assert isinstance(start.model, Start)
     recipe = _with_earlier_stages(recipe, start.path)
     target = recipe.folder / "sentiment"
     check_target(target)
@@ -86,10 +79,8 @@ def finetune(recipe: Recipe) -> bool:
         folder = prepare_labelled(recipe, start.tokenizer)
     teacher = distilled_by(recipe)
     with distributed() as dist, run_lock(recipe.folder / "finetune" / f"rank-{dist.rank}"):
-        dev = open_dev(recipe, start)
-        material = _Material(
-            recipe, start.model, start.tokenizer, PreparedText.open(folder / "train"), dev, teacher, dist
-        )
+        train, dev = PreparedText.open(folder / "train"), open_dev(recipe, start)
+        material = _Material(recipe, start, train, dev, teacher, dist)
         results = []
         for seed in seeds_of(recipe):
             result = _train(material, seed)
@@ -122,18 +113,13 @@ def starting_point(recipe: Recipe) -> Checkpoint:
     if folder is None:
         if recipe.adapt is not None:
             raise RunError(f"{recipe.folder / 'adapt'} has no adapted network; run adapt first, or leave out [adapt]")
-        folder = config.pretrained or recipe.folder / "pretrained"
+        folder = pretrained_folder(recipe)
     if not folder.is_dir():
         raise RunError(f"{folder} is missing; run pretrain first, or name a checkpoint as finetune.pretrained")
     logger.info("fine-tuning starts from %s", folder)
     start = load_checkpoint(folder)
     if isinstance(start.model, BertForSequenceClassification):
-        if start.config.labels != config.label_names:
-            raise RunError(
-                f"{folder} has the labels {start.config.labels}, but finetune.labels are {config.label_names}"
-            )
-    elif not isinstance(start.model, BertForPreTraining):
-        raise RunError(f"{folder} cannot be fine-tuned: it is a {type(start.model).__name__}")
+        check_labels(start, config)
     if config.max_length > (positions := start.config.max_position_embeddings):
         raise RunError(f"finetune.max_length is {config.max_length}, but {folder} has {positions} positions")
     return start
@@ -142,19 +128,21 @@ def starting_point(recipe: Recipe) -> Checkpoint:
 def open_dev(recipe: Recipe, start: Checkpoint) -> dict[str, LabelledTexts]:
     """The dev texts by the name of their source, read as the service reads them: up to the network's positions."""
     labels, positions = len(recipe.finetune.label_names), start.config.max_position_embeddings
-    manifests = sorted((recipe.folder / "labelled" / "dev").glob("*/manifest.json"))
-    parts = {file.parent.name: PreparedText.open(file.parent) for file in manifests}
+    parts = open_parts(recipe.folder / "labelled" / "dev")
     return {name: labelled_window(part.window(), start.tokenizer, labels, positions) for name, part in parts.items()}
 
 
 def _train(material: _Material, seed: int) -> SeedResult | None:
     """One run, from where it stopped; its best model goes into `model/` in its folder. None if it was stopped."""
-    recipe, dist = material.recipe, material.dist
+    recipe, start, dist = material.recipe, material.start, material.dist
     folder = seed_folder(recipe, seed)
-    torch.manual_seed(seed)
-    model = classifier_from(material.start, recipe.finetune, seed).to(choose_device(recipe.device, dist.local_rank))
+    model = classifier_from(start.model, recipe.finetune, seed).to(choose_device(recipe.device, dist.local_rank))
     best = BestCheckpoint(folder / f"best-rank-{dist.rank}.pt")
     trainer = _trainer(material, model, best, seed, folder)
+    if trainer.state.step:
+        best.load()
+    else:
+        best.reset()
     if dist.is_main and not trainer.is_finished:
         write_resolved(recipe, folder)
     if not trainer.run():
@@ -163,7 +151,7 @@ def _train(material: _Material, seed: int) -> SeedResult | None:
     temperature = calibrate(model, material.dev)
     if dist.is_main:
         trainer.log.write("calibration", trainer.state, {"temperature": temperature})
-        write_checkpoint_dir(folder / "model", model.cpu(), material.tokenizer, torch.float32)
+        write_checkpoint_dir(folder / "model", model.cpu(), start.tokenizer, torch.float32)
     if best.step < 0:
         return SeedResult(seed, None, None, None)
     return SeedResult(seed, best.step, best.score.accuracy, -best.score.negative_loss)
@@ -171,12 +159,12 @@ def _train(material: _Material, seed: int) -> SeedResult | None:
 
 def _trainer(
     material: _Material, model: BertForSequenceClassification, best: BestCheckpoint, seed: int, folder: Path
-) -> Trainer[ClassificationBatch]:
+) -> Trainer:
     """The trainer, at the step where an earlier run stopped."""
-    recipe, dist, config = material.recipe, material.dist, material.recipe.finetune
+    recipe, config = material.recipe, material.recipe.finetune
     stream = LabelledStream(
         material.train,
-        material.tokenizer,
+        material.start.tokenizer,
         len(config.label_names),
         max_length=config.max_length,
         teacher_weight=recipe.distill.weight if recipe.distill else 0.0,
@@ -184,9 +172,8 @@ def _trainer(
         micro_batch_tokens=recipe.micro_batch_tokens,
     )
     logger.info("%s texts with %s tokens per epoch", f"{stream.texts:,}", f"{stream.tokens:,}")
-    task = ClassificationTask(model, stream)
-    maybe_compile(task.loss)
-    board = Board(folder / "tensorboard") if recipe.tensorboard and dist.is_main else None
+    loss = ClassificationLoss(model, stream.texts_per_batch)
+    maybe_compile(loss)
 
     def evaluate(state: TrainState) -> dict[str, Any]:
         reports = {name: predict_classification(model, texts).report() for name, texts in material.dev.items()}
@@ -196,30 +183,34 @@ def _trainer(
         figures |= {"dev_accuracy": score.accuracy, "dev_loss": -score.negative_loss, "best_step": best.step}
         return figures
 
-    trainer: Trainer[ClassificationBatch] = Trainer(
-        task=task,
-        config=TrainConfig(
+    return Trainer(
+        loss,
+        stream,
+        TrainConfig(
             budget_tokens=max(config.batch_tokens, round(config.epochs * stream.tokens)),
             batch_tokens=config.batch_tokens,
             micro_batch_tokens=recipe.micro_batch_tokens,
             learning_rate=config.learning_rate,
             warmup_fraction=WARMUP_FRACTION,
-            decay_fraction=1.0,
             seed=seed,
             checkpoint_minutes=recipe.checkpoint_minutes,
-            evaluations=EVALUATIONS,
-            log_steps=LOG_STEPS,
+            tensorboard=recipe.tensorboard,
+            evaluations=10,
+            log_steps=20,
         ),
-        log=RunLog(folder / "log.jsonl", board),
-        checkpointer=Checkpointer(folder, _identity(material, seed), dist),
+        folder,
+        identity={
+            "seed": seed,
+            "micro_batch_tokens": recipe.micro_batch_tokens,
+            "finetune": config.model_dump(mode="json", exclude=_MAY_CHANGE),
+            "teacher": material.teacher,
+            "teacher_weight": stream.teacher_weight,
+            "texts": material.train.checksum,
+            "initial_weights": fingerprint(material.start.model),
+        },
         evaluate=evaluate if material.dev else None,
-        dist=dist,
+        dist=material.dist,
     )
-    if trainer.state.step:
-        best.load()
-    else:
-        best.reset()
-    return trainer
 
 
 def _keep_best(recipe: Recipe, tokenizer: Tokenizer, results: list[SeedResult], target: Path) -> None:
@@ -230,20 +221,3 @@ def _keep_best(recipe: Recipe, tokenizer: Tokenizer, results: list[SeedResult], 
     if best.dev_accuracy is not None:
         logger.info("kept seed %d, step %s: balanced accuracy on dev %.4f", best.seed, best.step, best.dev_accuracy)
     logger.info("classifier of %s in %s; next: evaluate, then export", checkpoint_size(target), target)
-
-
-_MAY_CHANGE = {"train", "test", "pretrained", "seeds"}
-"""Settings that are not part of a run's identity: texts and first weights have their own hashes."""
-
-
-def _identity(material: _Material, seed: int) -> dict[str, Any]:
-    recipe, train = material.recipe, material.train
-    return identity(
-        seed=seed,
-        micro_batch_tokens=recipe.micro_batch_tokens,
-        finetune=recipe.finetune.model_dump(mode="json", exclude=_MAY_CHANGE),
-        teacher=material.teacher,
-        teacher_weight=recipe.distill.weight if recipe.distill else 0.0,
-        texts=train.checksum,
-        initial_weights=fingerprint(material.start),
-    )

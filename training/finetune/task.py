@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
-from model.heads import BertForPreTraining, BertForSequenceClassification
+from model.checkpoint import Checkpoint, Model, load_checkpoint
+from model.heads import BertForSequenceClassification
+from training.errors import RunError
 from training.examples.batches import ClassificationBatch
-from training.examples.labelled import TRUNCATION, LabelledStream
+from training.examples.labelled import TRUNCATION
 from training.loop.flops import classification_flops
+from training.loop.trainer import TrainingLoss
 from training.recipe import FinetuneConfig
-
-Start = BertForPreTraining | BertForSequenceClassification
 
 DROPOUT = 0.1
 """Of hidden states (Devlin et al. 2018, appendix A.3). Attention has none, which keeps the variable-length kernel."""
 
 
-def classifier_from(start: Start, config: FinetuneConfig, seed: int) -> BertForSequenceClassification:
+def classifier_from(start: Model, config: FinetuneConfig, seed: int) -> BertForSequenceClassification:
     """The pretrained encoder and pooler under a new classifier layer; or a classifier as it is, to train further."""
     shape = start.config.replace(
         hidden_dropout_prob=DROPOUT,
@@ -37,9 +40,32 @@ def classifier_from(start: Start, config: FinetuneConfig, seed: int) -> BertForS
     return model.train()
 
 
-class ClassificationLoss(nn.Module):
+def load_classifier(folder: Path, config: FinetuneConfig) -> Checkpoint:
+    """The checkpoint of a classifier.
+
+    Raises:
+        RunError: it is not a classifier, or has other labels than `finetune.labels`.
+    """
+    checkpoint = load_checkpoint(folder)
+    if not isinstance(checkpoint.model, BertForSequenceClassification):
+        raise RunError(f"{folder} is not a classifier")
+    check_labels(checkpoint, config)
+    return checkpoint
+
+
+def check_labels(checkpoint: Checkpoint, config: FinetuneConfig) -> None:
+    """Raise RunError if a classifier has other labels than `finetune.labels`."""
+    if checkpoint.config.labels != config.label_names:
+        found, wanted = checkpoint.config.labels, config.label_names
+        raise RunError(f"{checkpoint.path} has the labels {found}, but finetune.labels are {wanted}")
+
+
+class ClassificationLoss(TrainingLoss):
     """Cross-entropy of a micro-batch against label probabilities. Its denominator is the mean number of texts in a
     micro-batch, so every text has the same weight, whatever its neighbours' lengths are."""
+
+    model: BertForSequenceClassification
+    metric_names = ("loss", "accuracy")
 
     def __init__(self, model: BertForSequenceClassification, texts_per_batch: float) -> None:
         super().__init__()
@@ -55,18 +81,6 @@ class ClassificationLoss(nn.Module):
         right = ((logits.argmax(1) == batch.labels) & is_text).sum().float()
         return total / self.texts_per_batch, torch.stack([total, texts, right, texts]).detach().view(2, 2)
 
-
-class ClassificationTask:
-    """A classifier that learns from labelled texts. Implements `training.loop.trainer.Task`."""
-
-    metric_names: tuple[str, ...] = ("loss", "accuracy")
-
-    def __init__(self, model: BertForSequenceClassification, stream: LabelledStream) -> None:
-        self.model: nn.Module = model
-        self.loss: nn.Module = ClassificationLoss(model, stream.texts_per_batch)
-        self.stream = stream
-        self._config = model.config
-
     def flops(self, batch: ClassificationBatch) -> int:
-        """See `Task.flops`."""
-        return classification_flops(self._config, batch.packed)
+        """See `TrainingLoss.flops`."""
+        return classification_flops(self.model.config, batch.packed)

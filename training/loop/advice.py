@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import statistics
-from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 LEFT_PLATEAU = "left_plateau"
 ADVICE = "advice"
@@ -14,10 +14,7 @@ PATIENCE = 1 / 3
 """Share of the budget after which a run should have left the plateau."""
 
 EXPLOSION = 100
-"""Warn of a gradient norm that is this many times its running median."""
-
-MIN_NORMS = 20
-"""Norms before the median is used."""
+"""Warn of a gradient norm that is this many times the median in the line of the log before."""
 
 
 @dataclass(slots=True)
@@ -28,7 +25,7 @@ class Advisor:
     """Masked-LM loss of a model that has learned nothing but the frequency of tokens, in nats."""
     left_plateau: bool = False
     _warned: bool = False
-    _norms: deque[float] = field(default_factory=lambda: deque(maxlen=200))
+    _usual_norm: float = math.inf
 
     def look(self, figures: Mapping[str, float], norms: Sequence[float], spent: float) -> Iterator[tuple[str, str]]:
         """Events and their text; `norms` are those of each step since the last look."""
@@ -51,13 +48,10 @@ class Advisor:
             )
 
     def _exploded(self, norms: Sequence[float]) -> str | None:
-        found = None
-        for norm in norms:
-            usual = statistics.median(self._norms) if len(self._norms) >= MIN_NORMS else norm
-            if norm > EXPLOSION * usual:
-                found = (
-                    f"EXPLODING GRADIENT: its norm was {norm:.3g}, {norm / usual:.0f} times the usual "
-                    f"{usual:.3g}. If the loss does not recover, lower learning_rate or raise warmup_fraction."
-                )
-            self._norms.append(norm)
-        return found
+        norm, usual, self._usual_norm = max(norms), self._usual_norm, statistics.median(norms)
+        if norm <= EXPLOSION * usual:
+            return None
+        return (
+            f"EXPLODING GRADIENT: its norm was {norm:.3g}, {norm / usual:.0f} times the usual {usual:.3g}. If the loss "
+            "does not recover, lower learning_rate or raise warmup_fraction."
+        )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import logging
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +14,7 @@ from torch import nn
 
 from training.errors import RunError
 from training.examples.loader import Position
-from training.loop.schedule import Schedule
 from training.loop.state import TrainState
-from training.loop.weight_average import WeightAverage
 from training.runtime.distributed import DistContext
 from training.runtime.files import write_tensors
 
@@ -30,26 +28,20 @@ network would have to be warmed up again."""
 logger = logging.getLogger(__name__)
 
 
+@dataclass(frozen=True, slots=True)
 class Checkpointer:
     """Checkpoints of one run in one folder. Only rank 0 writes. On resume every rank looks into its folder, and the
     newest state of all ranks is sent to all: after a restart another node, with another disk, may have rank 0."""
 
-    def __init__(self, folder: Path, identity: Mapping[str, Any], dist: DistContext) -> None:
-        self.folder = folder
-        self.identity = dict(identity)
-        """What a resumed run must have in common with the run that it continues: settings, text, first weights."""
-        self.dist = dist
+    folder: Path
+    identity: Mapping[str, Any]
+    """What a resumed run must have in common with the run that it continues: settings, text, first weights."""
+    budget_tokens: int
+    parts: Mapping[str, Any]
+    """Model, optimizer and weight average by name: what has `state_dict` and `load_state_dict`."""
+    dist: DistContext
 
-    def save(
-        self,
-        state: TrainState,
-        model: nn.Module,
-        optimizer: torch.optim.Optimizer,
-        average: WeightAverage,
-        budget_tokens: int,
-        *,
-        before_decay: bool = False,
-    ) -> None:
+    def save(self, state: TrainState, *, before_decay: bool = False) -> None:
         """Write everything that a bit-exact resume needs, and remove all checkpoints but this one and the one before.
         All ranks call it.
 
@@ -64,12 +56,10 @@ class Checkpointer:
         if not self.dist.is_main:
             return
         contents = {
-            "identity": self.identity,
+            "identity": dict(self.identity),
             "state": asdict(state),
-            "budget_tokens": budget_tokens,
-            "model": model.state_dict(),
-            "optimizer": optimizer.state_dict(),
-            "average": average.state_dict(),
+            "budget_tokens": self.budget_tokens,
+            **{name: part.state_dict() for name, part in self.parts.items()},
         }
         if before_decay:
             write_tensors(self.folder / BEFORE_DECAY, contents)
@@ -82,71 +72,45 @@ class Checkpointer:
         for other in files[:at] + files[at + KEEP :]:
             other.unlink()
 
-    def resume(
-        self, model: nn.Module, optimizer: torch.optim.Optimizer, average: WeightAverage, schedule: Schedule
-    ) -> TrainState | None:
+    def resume(self) -> TrainState | None:
         """Load the checkpoint to continue from, on all ranks; None without one.
 
         Raises:
             RunError: the checkpoint belongs to a run with other settings, vocabulary or text.
         """
         self.dist.check_equal("recipe, text or vocabulary", self.identity)
-        own = self._find(schedule)
+        own = self._find()
         found = self.dist.broadcast_newest(own, own["state"]["step"] if own else 0)
         if found is None:
             return None
         self._check(found["identity"])
-        model.load_state_dict(found["model"])
-        optimizer.load_state_dict(found["optimizer"])
-        average.load_state_dict(found["average"])
+        for name, part in self.parts.items():
+            part.load_state_dict(found[name])
         state = TrainState(**found["state"])
         logger.info("resuming at step %d", state.step)
         return state
 
-    def _find(self, schedule: Schedule) -> dict[str, Any] | None:
+    def _find(self) -> dict[str, Any] | None:
         newest = next(filter(None, map(_read, self._files())), None)
-        if newest is None:
-            return None
-        tokens, budget = newest["state"]["tokens"], newest["budget_tokens"]
-        if schedule.budget_tokens <= budget:
+        file = self.folder / BEFORE_DECAY
+        if newest is None or self.budget_tokens <= newest["budget_tokens"] or not file.is_file():
             return newest
-        before = _read(self.folder / BEFORE_DECAY) if (self.folder / BEFORE_DECAY).is_file() else None
-        if before is None or before["identity"] != newest["identity"] or tokens <= before["state"]["tokens"]:
+        before = _read(file)
+        if before is None or newest["state"]["step"] <= before["state"]["step"]:
             return newest
         logger.info("the budget is larger than before: continuing from the state before the learning rate fell")
         return before
 
     def _check(self, found: Mapping[str, Any]) -> None:
-        if changed := differences(found, self.identity):
-            text = ", ".join(f"{key} was {was!r}, is {now!r}" for key, (was, now) in changed.items())
+        pairs = [(key, found.get(key), self.identity.get(key)) for key in sorted({*found, *self.identity})]
+        if changed := ", ".join(f"{key} was {was!r}, is {now!r}" for key, was, now in pairs if was != now):
             raise RunError(
-                f"{self.folder} belongs to another run: {text}. Restore the recipe, delete the folder to start again, "
-                "or give this run another name"
+                f"{self.folder} belongs to another run: {changed}. Restore the recipe, delete the folder to start "
+                "again, or give this run another name"
             )
 
     def _files(self) -> list[Path]:
         return sorted(self.folder.glob("state-*.pt"), reverse=True)
-
-
-def identity(**parts: Mapping[str, Any] | float | str | None) -> dict[str, Any]:
-    """What a run depends on, flat, so that a difference can be named by its key.
-
-    >>> identity(seed=1, pretrain={"dropout": 0.1, "examples": {"short_length": 128}})
-    {'seed': 1, 'pretrain.dropout': 0.1, 'pretrain.examples.short_length': 128}
-    """
-    flat: dict[str, Any] = {}
-    for name, value in parts.items():
-        if isinstance(value, Mapping):
-            flat |= {f"{name}.{key}": inner for key, inner in identity(**value).items()}
-        else:
-            flat[name] = value
-    return flat
-
-
-def differences(one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
-    """Keys of two identities whose values differ, with both values."""
-    values = ((key, one.get(key), other.get(key)) for key in {*one, *other})
-    return {key: (first, second) for key, first, second in sorted(values) if first != second}
 
 
 def fingerprint(model: nn.Module) -> str:

@@ -18,7 +18,6 @@ class MetricWindow:
     def __init__(self, names: Sequence[str], state: TrainState, peak_flops: float | None = None) -> None:
         self.names = names
         self.peak_flops = peak_flops
-        self.steps = 0
         self.flops = 0
         self.learning_rate = 0.0
         self._tokens, self._seconds = state.tokens, state.seconds
@@ -33,7 +32,6 @@ class MetricWindow:
             norm: () norm of the gradient.
             flops: of the forward and backward passes of this rank.
         """
-        self.steps += 1
         self.flops += flops
         self.learning_rate = learning_rate
         self._metrics.append(metrics)
@@ -46,12 +44,12 @@ class MetricWindow:
 
     def check_finite(self, step: int) -> None:
         """Raise RunError if a gradient was not finite: such weights are never saved, evaluated or exported."""
-        broken = next((norm for norm in self.norms if not math.isfinite(norm)), None) if self.steps else None
-        if broken is not None:
-            raise RunError(
-                f"the gradient's norm is {broken} by step {step}: start again under another name with a lower "
-                "learning_rate or a higher warmup_fraction"
-            )
+        for norm in self.norms:
+            if not math.isfinite(norm):
+                raise RunError(
+                    f"the gradient's norm is {norm} by step {step}: start again under another name with a lower "
+                    "learning_rate or a higher warmup_fraction"
+                )
 
     def sums(self) -> list[float]:
         """Sums and counts of this rank's metrics over the window, flat."""

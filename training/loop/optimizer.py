@@ -16,22 +16,19 @@ ADAMW_DECAY, MUON_DECAY = 0.01, 0.1
 none."""
 
 
-class CombinedOptimizer(torch.optim.Optimizer):
+class CombinedOptimizer:
     """Several optimizers as one, each for its own parameters."""
 
     def __init__(self, parts: Sequence[torch.optim.Optimizer]) -> None:
-        super().__init__([group for part in parts for group in part.param_groups], {})
         self.parts = parts
-        self._share_groups()
 
-    def step(self, closure: None = None) -> None:  # type: ignore[override]
-        assert closure is None
+    @property
+    def param_groups(self) -> list[dict[str, Any]]:
+        return [group for part in self.parts for group in part.param_groups]
+
+    def step(self) -> None:
         for part in self.parts:
             part.step()
-
-    def zero_grad(self, set_to_none: bool = True) -> None:
-        for part in self.parts:
-            part.zero_grad(set_to_none)
 
     def state_dict(self) -> dict[str, Any]:
         return {"parts": [part.state_dict() for part in self.parts]}
@@ -39,11 +36,6 @@ class CombinedOptimizer(torch.optim.Optimizer):
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         for part, state in zip(self.parts, state_dict["parts"], strict=True):
             part.load_state_dict(state)
-        self._share_groups()
-
-    def _share_groups(self) -> None:
-        """Use the same group objects, so a learning rate that is set here is set in the parts."""
-        self.param_groups = [group for part in self.parts for group in part.param_groups]
 
 
 class SplitMuon(torch.optim.Muon):
@@ -61,23 +53,21 @@ class SplitMuon(torch.optim.Muon):
             for part, grad in zip(parts, grads, strict=True):
                 part.grad = grad  # the parts share the fused matrix's memory, but have no gradient of their own
         super().step(closure)  # type: ignore[no-untyped-call]
-
-    def zero_grad(self, set_to_none: bool = True) -> None:
-        super().zero_grad(set_to_none)
-        for weight, _ in self._fused:
-            weight.grad = None
+        for _, parts in self._fused:
+            for part in parts:
+                part.grad = None  # it would keep the fused matrix's gradient in memory
 
 
-def make_optimizer(model: nn.Module, learning_rate: float, kind: str = "adamw") -> torch.optim.Optimizer:
+def make_optimizer(
+    model: nn.Module, learning_rate: float, kind: str = "adamw"
+) -> torch.optim.Optimizer | CombinedOptimizer:
     """AdamW (Loshchilov & Hutter 2017), without decay on biases and norms. With `muon`, the matrices of the encoder's
-    layers have `SplitMuon`; embeddings and heads keep AdamW."""
+    layers have `SplitMuon`; embeddings and heads keep AdamW. `model.zero_grad()` clears the gradients of both."""
     fused: list[nn.Parameter] = []
     matrices: list[nn.Parameter] = []
     decaying: list[nn.Parameter] = []
     exempt: list[nn.Parameter] = []
     for name, parameter in model.named_parameters():
-        if not parameter.requires_grad:
-            continue
         if parameter.ndim < 2:
             exempt.append(parameter)
         elif kind == "muon" and "encoder.layers." in name:
@@ -92,9 +82,3 @@ def make_optimizer(model: nn.Module, learning_rate: float, kind: str = "adamw") 
         fused=True,
     )
     return CombinedOptimizer([SplitMuon(fused, matrices, learning_rate), adamw]) if fused else adamw
-
-
-def set_learning_rate(optimizer: torch.optim.Optimizer, learning_rate: float) -> None:
-    """Set the rate of every parameter group."""
-    for group in optimizer.param_groups:
-        group["lr"] = learning_rate

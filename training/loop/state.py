@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from training.examples.loader import Position
 
@@ -23,6 +23,3 @@ class TrainState:
     """Tokens of the warm-up, fixed when the run starts: a larger budget does not warm it up again."""
     lanes: dict[int, Position] = field(default_factory=dict)
     """Position of each lane of the examples (training.examples.loader)."""
-
-    def copy(self) -> TrainState:
-        return replace(self, lanes=dict(self.lanes))

@@ -1,30 +1,33 @@
 """The training loop of pretraining, adapting, fine-tuning and distilling.
 
-What is trained comes in as a `Task`; the loop knows no text and no labels. Each rank runs this loop over its share of
-the micro-batches, and all ranks decide alike.
+What is trained comes in as a `TrainingLoss` and a stream of examples; the loop knows no text and no labels. Each rank
+runs this loop over its share of the micro-batches, and all ranks decide alike.
 """
 
 from __future__ import annotations
 
 import logging
 import signal
+import statistics
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
+from pathlib import Path
 from types import FrameType
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from tqdm import tqdm
 
 from training.errors import RunError
-from training.examples.loader import Batch, ExampleStream, LoaderConfig, MicroBatch, load
-from training.loop.advice import Advisor
+from training.examples.loader import ExampleStream, MicroBatch, MicroBatches, load
+from training.loop.advice import LEFT_PLATEAU, Advisor
 from training.loop.checkpoint import Checkpointer
-from training.loop.log import ProgressBar, RunLog
+from training.loop.log import RunLog, flatten
 from training.loop.metrics import MetricWindow
-from training.loop.optimizer import make_optimizer, set_learning_rate
+from training.loop.optimizer import CombinedOptimizer, make_optimizer
 from training.loop.schedule import Schedule
 from training.loop.state import TrainState
 from training.loop.weight_average import WeightAverage
@@ -34,50 +37,24 @@ from training.runtime.distributed import DistContext
 AVERAGE_EVERY = 8
 """Steps between updates of the weight average, because an update reads all weights."""
 
-EVALUATIONS = 20
-"""Evaluations in a run, evenly spaced over its budget."""
-
 CLIP_NORM = 1.0
 """The gradient's norm is clipped to this (Devlin et al. 2018, published code)."""
 
-LOG_STEPS = 50
-"""Steps per line of the log."""
-
 logger = logging.getLogger(__name__)
 
-B = TypeVar("B", bound="TrainBatch")
 
-
-class TrainBatch(Batch, Protocol):
-    """What the loop needs of a micro-batch."""
-
-    @property
-    def tokens(self) -> int: ...
-
-    def to(self: B, device: torch.device) -> B: ...
-
-
-class Task(Protocol[B]):
-    """What is trained on what."""
+class TrainingLoss(nn.Module):
+    """What is trained: the loss of a model. It is called with a micro-batch and returns the () loss to minimise, and
+    (metrics, 2) sum and count of each metric."""
 
     model: nn.Module
     """Its weights are trained, averaged and saved."""
-    loss: nn.Module
-    """Called with a micro-batch: () loss to minimise, and (metrics, 2) sum and count of each metric."""
+    metric_names: tuple[str, ...]
+    """The first is the loss."""
 
-    @property
-    def stream(self) -> ExampleStream[Any, B]:
-        """The examples of the run."""
-        ...
-
-    @property
-    def metric_names(self) -> tuple[str, ...]:
-        """Names of the metrics; the first is the loss."""
-        ...
-
-    def flops(self, batch: B) -> int:
+    def flops(self, batch: Any) -> int:
         """Floating-point operations of the forward and backward pass over a micro-batch on the host."""
-        ...
+        raise NotImplementedError
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,8 +71,11 @@ class TrainConfig:
     optimizer: str = "adamw"
     seed: int = 1
     checkpoint_minutes: float = 5.0
-    evaluations: int = EVALUATIONS
-    log_steps: int = LOG_STEPS
+    tensorboard: bool = False
+    evaluations: int = 20
+    """Evenly spaced over the budget."""
+    log_steps: int = 50
+    """Steps per line of the log."""
 
     @property
     def steps(self) -> int:
@@ -109,53 +89,57 @@ class TrainConfig:
 
 
 @dataclass(slots=True)
-class Trainer(Generic[B]):
-    """One run of a task, until its budget is spent or a signal stops it."""
+class Trainer:
+    """One run, until its budget is spent or a signal stops it."""
 
-    task: Task[B]
+    loss: TrainingLoss
+    stream: ExampleStream
     config: TrainConfig
-    log: RunLog
-    checkpointer: Checkpointer
+    folder: Path
+    """Log and checkpoints."""
+    identity: Mapping[str, Any]
+    """See `Checkpointer.identity`; may be nested."""
     evaluate: Callable[[TrainState], dict[str, Any]] | None = None
     """Figures for the log. All ranks call it, so that none waits for another; it may use no collective."""
-    advisor: Advisor = field(default_factory=Advisor)
+    unigram_entropy: float | None = None
+    """See `Advisor`."""
     dist: DistContext = field(default_factory=DistContext)
-    state: TrainState = field(default_factory=TrainState)
+    state: TrainState = field(init=False)
+    log: RunLog = field(init=False)
     average: WeightAverage = field(init=False)
-    optimizer: torch.optim.Optimizer = field(init=False)
+    optimizer: torch.optim.Optimizer | CombinedOptimizer = field(init=False)
+    checkpointer: Checkpointer = field(init=False)
     schedule: Schedule = field(init=False)
-    _loss: nn.Module = field(init=False)
+    advisor: Advisor = field(init=False)
+    device: torch.device = field(init=False)
+    _synchronized_loss: nn.Module = field(init=False)
     _window: MetricWindow = field(init=False)
-    _peak_flops: float | None = None
     _saved_seconds: float = 0.0
     _stop_signal: int = 0
     _was_paused: bool = False
 
     def __post_init__(self) -> None:
-        config = self.config
+        config, model = self.config, self.loss.model
         if config.micro_batches % self.dist.world_size:
             raise RunError(
                 f"batch_tokens ({config.batch_tokens}) holds {config.micro_batches} micro-batches, which "
                 f"{self.dist.world_size} processes cannot share evenly: change batch_tokens or micro_batch_tokens"
             )
-        self.average = WeightAverage(self.task.model)
-        self.optimizer = make_optimizer(self.task.model, config.learning_rate, config.optimizer)
-        self.schedule = self._make_schedule(round(config.warmup_fraction * config.budget_tokens))
-        resumed = self.checkpointer.resume(self.task.model, self.optimizer, self.average, self.schedule)
-        if resumed is None:
-            self.state.warmup_tokens = self.schedule.warmup_tokens
-        else:
-            self.state = resumed
-            self.schedule = self._make_schedule(resumed.warmup_tokens)
-            if self.dist.is_main:
-                self.log.rewind(resumed.step)
-        self._loss = self.dist.wrap(self.task.loss)
-        self._window = MetricWindow(self.task.metric_names, self.state)
-
-    @property
-    def progress(self) -> float:
-        """Share of the budget that is spent."""
-        return self.state.step / self.config.steps
+        self.device = next(model.parameters()).device
+        self.average = WeightAverage(model)
+        self.optimizer = make_optimizer(model, config.learning_rate, config.optimizer)
+        parts = {"model": model, "optimizer": self.optimizer, "average": self.average}
+        budget, identity = config.budget_tokens, flatten(self.identity)
+        self.checkpointer = Checkpointer(self.folder, identity, budget, parts, self.dist)
+        self.log = RunLog(self.folder / "log.jsonl", tensorboard=config.tensorboard and self.dist.is_main)
+        resumed = self.checkpointer.resume()
+        if resumed and self.dist.is_main:
+            self.log.rewind(resumed.step)
+        self.state = resumed or TrainState(warmup_tokens=round(config.warmup_fraction * budget))
+        self.schedule = Schedule(budget, self.state.warmup_tokens, config.decay_fraction)
+        self.advisor = Advisor(self.unigram_entropy, any(line["event"] == LEFT_PLATEAU for line in self.log))
+        self._synchronized_loss = self.dist.wrap(self.loss)
+        self._window = MetricWindow(self.loss.metric_names, self.state)
 
     @property
     def is_finished(self) -> bool:
@@ -164,13 +148,10 @@ class Trainer(Generic[B]):
 
     def run(self) -> bool:
         """Train. False if a signal stopped the run early; its state is saved in either case."""
-        self._saved_seconds = self.state.seconds
         if not self.is_finished:
             self._describe()
-            with self._signals(), ProgressBar(self.progress, shown=self.dist.is_main) as bar:
-                self._train(bar)
-        elif self._misses_last_evaluation():
-            self._evaluate()
+            with self._signals():
+                self._train()
         if self._stop_signal:
             name = signal.Signals(self._stop_signal).name
             logger.warning("stopped by %s at step %d", name, self.state.step)
@@ -178,44 +159,42 @@ class Trainer(Generic[B]):
         self.average.swap()
         return True
 
-    def _train(self, bar: ProgressBar) -> None:
+    def _train(self) -> None:
+        state, steps, self._saved_seconds = self.state, self.config.steps, self.state.seconds
         batches = self._load()
-        stopping = False
-        while not (self.is_finished or stopping):
-            began, self._was_paused = time.perf_counter(), False
-            self._step(batches)
-            if not self._was_paused:
-                self.state.seconds += time.perf_counter() - began
-            stopping = self._after_step(bar)
-        self._log()
-        if not stopping:
-            self._evaluate()
-        self._save()
+        is_stopping = False
+        with tqdm(total=steps, initial=state.step, unit="step", mininterval=1, disable=not self.dist.is_main) as bar:
+            while not (self.is_finished or is_stopping):
+                began, self._was_paused = time.perf_counter(), False
+                self._step(batches)
+                if not self._was_paused:
+                    state.seconds += time.perf_counter() - began
+                is_stopping = self._after_step()
+                bar.update()
 
-    def _load(self) -> Iterator[MicroBatch[B]]:
-        config = self.config
-        loader = LoaderConfig(config.steps * config.micro_batches, self.dist.rank, self.dist.world_size)
-        device = next(self.task.model.parameters()).device
-        return load(self.task.stream, loader, self.state.micro_batches, self.state.lanes, device)
+    def _load(self) -> Iterator[MicroBatch]:
+        total = self.config.steps * self.config.micro_batches
+        batches = MicroBatches(self.stream, total, self.state.micro_batches, dict(self.state.lanes), self.dist)
+        return load(batches, self.device)
 
-    def _step(self, batches: Iterator[MicroBatch[B]]) -> None:
+    def _step(self, batches: Iterator[MicroBatch]) -> None:
         """One optimizer step."""
         config, state = self.config, self.state
         rate = config.learning_rate * self.schedule.factor(state.tokens + config.batch_tokens / 2)
-        set_learning_rate(self.optimizer, rate)
+        for group in self.optimizer.param_groups:
+            group["lr"] = rate
         own = config.micro_batches // self.dist.world_size
-        device = next(self.task.model.parameters()).device
-        metrics, flops = torch.zeros(len(self.task.metric_names), 2, device=device), 0
+        metrics, flops = torch.zeros(len(self.loss.metric_names), 2, device=self.device), 0
         for i in range(own):
             micro = next(batches)
             state.lanes[micro.lane] = micro.position
-            flops += self.task.flops(micro.batch)
+            flops += self.loss.flops(micro.batch)
             torch.manual_seed(self._dropout_seed(i))
             with self._no_sync() if i < own - 1 else nullcontext():
-                metrics += self._backward(micro.batch.to(device), own)
-        norm = nn.utils.clip_grad_norm_(self.task.model.parameters(), CLIP_NORM)
+                metrics += self._backward(micro.batch.to(self.device), own)
+        norm = nn.utils.clip_grad_norm_(self.loss.model.parameters(), CLIP_NORM)
         self.optimizer.step()
-        self.optimizer.zero_grad(set_to_none=True)
+        self.loss.zero_grad()
         state.step += 1
         state.micro_batches += config.micro_batches
         state.tokens += config.batch_tokens
@@ -228,44 +207,47 @@ class Trainer(Generic[B]):
         number = self.state.micro_batches + i * self.dist.world_size + self.dist.rank
         return (self.config.seed * 2**32 + number) % 2**63
 
-    def _backward(self, batch: B, micro_batches: int) -> Tensor:
+    def _backward(self, batch: Any, micro_batches: int) -> Tensor:
         """Add the gradients of one of a rank's `micro_batches`; (metrics, 2) its metrics."""
-        with autocast(self.task.model, choose_precision(next(self.task.model.parameters()).device)):
-            loss, metrics = self._loss(batch)
+        with autocast(self.loss.model, choose_precision(self.device)):
+            loss, metrics = self._synchronized_loss(batch)
         (loss / micro_batches).backward()
         detached: Tensor = metrics.detach()
         return detached
 
-    @contextmanager
-    def _no_sync(self) -> Iterator[None]:
+    def _no_sync(self) -> Any:
         """Accumulate gradients on this rank only."""
-        with self._loss.no_sync() if isinstance(self._loss, nn.parallel.DistributedDataParallel) else nullcontext():
-            yield
+        ddp = self._synchronized_loss
+        return ddp.no_sync() if isinstance(ddp, nn.parallel.DistributedDataParallel) else nullcontext()
 
     def _update_average(self) -> None:
-        if self.progress < 1 - self.config.average_fraction:
+        if self.state.step / self.config.steps < 1 - self.config.average_fraction:
             self.average.reset()
         elif self.config.average_fraction and self.state.step % AVERAGE_EVERY == 0:
             self.average.update()
 
-    def _after_step(self, bar: ProgressBar) -> bool:
+    def _after_step(self) -> bool:
         """Log, evaluate and save what is due. Whether to stop because of a signal to any rank."""
         state, config = self.state, self.config
         is_save_due = state.seconds - self._saved_seconds >= 60 * config.checkpoint_minutes
         stop, save = self.dist.all_reduce_scalars([bool(self._stop_signal), self.dist.is_main and is_save_due])
         if stop:
             self._stop_signal = self._stop_signal or signal.SIGTERM
-        if self.dist.is_main and bar.is_due:
+        is_last = bool(stop) or self.is_finished
+        log, evaluate = is_last or state.step % config.log_steps == 0, self._is_evaluation_due()
+        before_decay, save = self._is_before_decay(), is_last or bool(save)
+        if log or evaluate or before_decay or save:
             self._synchronize()
-            bar.update(self.progress, self._window.summary(state, self._window.sums()))
-        if state.step % config.log_steps == 0:
+            self._window.check_finite(state.step)  # broken weights are neither evaluated nor saved
+        if log:
             self._log()
-        if not self.is_finished and self._is_evaluation_due():
+        if evaluate:
             self._evaluate()
-        if self._is_before_decay():
-            self._save(before_decay=True)
+        if before_decay:
+            self.checkpointer.save(state, before_decay=True)
         if save:
-            self._save()
+            self.checkpointer.save(state)
+            self._saved_seconds = state.seconds
         return bool(stop)
 
     def _is_evaluation_due(self) -> bool:
@@ -278,49 +260,29 @@ class Trainer(Generic[B]):
         return self.state.tokens - half <= self.schedule.decay_start < self.state.tokens + half and not self.is_finished
 
     def _log(self) -> None:
-        if not self._window.steps:
-            return
-        self._synchronize()
-        self._window.check_finite(self.state.step)
-        figures = self._window.summary(self.state, self.dist.all_reduce_scalars(self._window.sums()))
-        norms = self._window.norms
-        self._window = MetricWindow(self.task.metric_names, self.state, self._peak_flops)
+        window = self._window
+        figures = window.summary(self.state, self.dist.all_reduce_scalars(window.sums()))
+        self._window = MetricWindow(window.names, self.state, window.peak_flops)
         if self.dist.is_main:
             self.log.write("train", self.state, figures)
-            for event, text in self.advisor.look(figures, norms, self.progress):
+            for event, text in self.advisor.look(figures, window.norms, self.state.step / self.config.steps):
                 self.log.write(event, self.state, {"text": text})
                 logger.warning("%s", text)
 
     def _evaluate(self) -> None:
-        self._window.check_finite(self.state.step)
         if self.evaluate is None:
             return
-        self._synchronize()
         with self.average.applied():
             figures = self.evaluate(self.state)
         if self.dist.is_main:
             self.log.write("evaluation", self.state, figures)
 
-    def _save(self, *, before_decay: bool = False) -> None:
-        self._window.check_finite(self.state.step)
-        budget = self.config.budget_tokens
-        objects = (self.task.model, self.optimizer, self.average, budget)
-        self.checkpointer.save(self.state, *objects, before_decay=before_decay)
-        if not before_decay:
-            self._saved_seconds = self.state.seconds
-
-    def _misses_last_evaluation(self) -> bool:
-        """Whether the run was killed after its last step and before the evaluation."""
-        return not any(line["event"] == "evaluation" and line["step"] == self.state.step for line in self.log)
-
     def _describe(self) -> None:
-        device = next(self.task.model.parameters()).device
-        precision = choose_precision(device)
-        self._peak_flops = matmul_peak(device, precision)
-        self._window.peak_flops = self._peak_flops
+        precision = choose_precision(self.device)
+        self._window.peak_flops = matmul_peak(self.device, precision)
         if self.dist.is_main:
-            self.log.write("machine", self.state, {"machine": machine_description(device)})
-            parameters = sum(p.numel() for p in self.task.model.parameters())
+            self.log.write("machine", self.state, {"machine": machine_description(self.device)})
+            parameters = sum(p.numel() for p in self.loss.model.parameters())
             logger.info(
                 "%s parameters, %s steps of %s tokens, %s",
                 *(f"{n:,}" for n in (parameters, self.config.steps, self.config.batch_tokens)),
@@ -330,11 +292,8 @@ class Trainer(Generic[B]):
     def _synchronize(self) -> None:
         """Wait for the GPU, which is some steps behind; the wait is training time."""
         began = time.perf_counter()
-        synchronize(next(self.task.model.parameters()).device)
+        synchronize(self.device)
         self.state.seconds += time.perf_counter() - began
-
-    def _make_schedule(self, warmup_tokens: int) -> Schedule:
-        return Schedule(self.config.budget_tokens, warmup_tokens, self.config.decay_fraction)
 
     @contextmanager
     def _signals(self) -> Iterator[None]:
@@ -360,20 +319,18 @@ class Trainer(Generic[B]):
                 signal.signal(number, handler)
 
 
-def measure_speed(task: Task[B], seconds: float = 10.0) -> float:
+def measure_speed(loss: TrainingLoss, stream: ExampleStream, seconds: float = 10.0) -> float:
     """Tokens per second of one process, timed over forward and backward passes that change no weight."""
-    device = next(task.model.parameters()).device
-    batch = next(load(task.stream, LoaderConfig(total=1), 0, {}, torch.device("cpu"))).batch
-    on_device = batch.to(device)
+    device = next(loss.parameters()).device
+    batch = next(iter(MicroBatches(stream, total=1))).batch.to(device)
     times: list[float] = []
-    began = time.perf_counter()
-    while len(times) < 4 or time.perf_counter() - began < seconds:
-        started = time.perf_counter()
-        with autocast(task.model, choose_precision(device)):
-            loss, _ = task.loss(on_device)
-        loss.backward()
+    ends = time.perf_counter() + seconds
+    while len(times) < 4 or time.perf_counter() < ends:
+        began = time.perf_counter()
+        with autocast(loss, choose_precision(device)):
+            value, _ = loss(batch)
+        value.backward()
         synchronize(device)
-        times.append(time.perf_counter() - started)
-    task.model.zero_grad(set_to_none=True)
-    steady = sorted(times[2:])  # the first passes compile, or load kernels
-    return batch.tokens / steady[len(steady) // 2]
+        times.append(time.perf_counter() - began)
+    loss.zero_grad()
+    return batch.tokens / statistics.median(times[2:])  # the first passes compile, or load kernels

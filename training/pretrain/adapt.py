@@ -31,7 +31,7 @@ def adapt(recipe: Recipe) -> bool:
     """
     if recipe.adapt is None:
         raise RunError("the recipe has no [adapt]; give it a budget: adapt.tokens=2000000")
-    start = recipe.finetune.pretrained or recipe.folder / "pretrained"
+    start = pretrained_folder(recipe)
     if not start.is_dir():
         raise RunError(f"{start} is missing; run pretrain first")
     stage = _stage(recipe, start)
@@ -52,11 +52,16 @@ def adapted(recipe: Recipe) -> Path | None:
     folder = recipe.folder / "adapt"
     if not (folder / "pretrained").is_dir():
         return None
-    start = recipe.finetune.pretrained or recipe.folder / "pretrained"
+    start = pretrained_folder(recipe)
     if not start.is_dir() or read_json(folder / "started-from.json") != fingerprint(load_checkpoint(start).model):
         logger.warning("%s was adapted from another network than %s and is not used; run adapt again", folder, start)
         return None
     return folder / "pretrained"
+
+
+def pretrained_folder(recipe: Recipe) -> Path:
+    """The network that adapting and fine-tuning start from."""
+    return recipe.finetune.pretrained or recipe.folder / "pretrained"
 
 
 def _stage(recipe: Recipe, start: Path) -> Recipe:

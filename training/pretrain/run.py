@@ -16,17 +16,13 @@ from training.corpus.prepare import check_corpus_settings
 from training.corpus.reader import PreparedText
 from training.errors import CorpusError, RunError
 from training.evaluate.pretraining import evaluate_pretraining
-from training.examples.batches import PretrainingBatch
 from training.examples.masking import Vocabulary
 from training.examples.pretraining import PretrainingStream
-from training.loop.advice import LEFT_PLATEAU, Advisor
-from training.loop.checkpoint import Checkpointer, fingerprint, identity
-from training.loop.log import RunLog
+from training.loop.checkpoint import fingerprint
 from training.loop.state import TrainState
-from training.loop.tensorboard import Board
 from training.loop.trainer import TrainConfig, Trainer, measure_speed
 from training.pretrain.init import mimetic_attention_init, zero_residual
-from training.pretrain.task import PretrainingTask
+from training.pretrain.task import PretrainingLoss
 from training.recipe import Recipe, write_resolved
 from training.runtime.checkpoint_dir import check_target, checkpoint_size, write_checkpoint_dir
 from training.runtime.device import choose_device, maybe_compile
@@ -39,6 +35,9 @@ EVALUATED_EXAMPLES = 512
 
 BUDGET_SHARE = 0.95
 """Share of a budget in minutes that steps get; evaluations and checkpoints take the rest."""
+
+_MAY_CHANGE = {"tokens", "minutes", "decay_fraction", "average_fraction", "warmup_fraction", "start"}
+"""Settings that a continued run may change."""
 
 logger = logging.getLogger(__name__)
 
@@ -60,64 +59,56 @@ def pretrain(recipe: Recipe, next_command: str = "finetune, or evaluate and expo
     target = recipe.folder / "pretrained"
     check_target(target)
     with distributed() as dist, run_lock(recipe.folder / "pretrain" / f"rank-{dist.rank}"):
-        device = choose_device(recipe.device, dist.local_rank)
-        model = new_model(recipe, tokenizer).to(device)
+        loss = PretrainingLoss(new_model(recipe, tokenizer).to(choose_device(recipe.device, dist.local_rank)))
+        maybe_compile(loss)
         examples = recipe.pretrain.examples
         stream = PretrainingStream(text, Vocabulary.of(tokenizer), examples, recipe.seed, recipe.micro_batch_tokens)
-        task = PretrainingTask(model, stream)
-        maybe_compile(task.loss)
-        recipe = _resolve_budget(recipe, task, dist)
-        trainer = _trainer(recipe, task, text, tokenizer, dist)
+        recipe = _resolve_budget(recipe, loss, stream, dist)
+        trainer = _trainer(recipe, loss, stream, tokenizer, dist)
         if dist.is_main and not trainer.is_finished:
             write_resolved(recipe, recipe.folder / "pretrain")
         finished = trainer.run()
         if finished and dist.is_main:
-            write_checkpoint_dir(target, model.cpu(), tokenizer, torch.float32)
+            write_checkpoint_dir(target, loss.model.cpu(), tokenizer, torch.float32)
             logger.info("network of %s in %s; next: %s", checkpoint_size(target), target, next_command)
     return finished
 
 
-def _resolve_budget(recipe: Recipe, task: PretrainingTask, dist: DistContext) -> Recipe:
+def _resolve_budget(recipe: Recipe, loss: PretrainingLoss, stream: PretrainingStream, dist: DistContext) -> Recipe:
     """The recipe with its budget in tokens. A budget in minutes is converted once, and remembered for resumes."""
     minutes = recipe.pretrain.minutes
     if minutes is None:
         return recipe
     file = recipe.folder / "pretrain" / "budget.json"
-    known = read_json(file) if dist.is_main else None
+    known = read_json(file)
     if known is None or known["minutes"] != minutes:
-        speed = measure_speed(task, min(10.0, 6 * minutes)) * dist.world_size  # at most a tenth of the budget
+        # At most a tenth of the budget is spent on timing.
+        speed = measure_speed(loss, stream, min(10.0, 6 * minutes)) * dist.world_size
         tokens = max(recipe.pretrain.batch_tokens, round(speed * 60 * minutes * BUDGET_SHARE))
         known = {"minutes": minutes, "tokens": tokens, "tokens_per_second": round(speed)}
-        if dist.is_main:
-            write_json(file, known)
     known = dist.all_gather(known)[0]
-    logger.info(
-        "%g minutes at %s tokens/s: %s tokens",
-        minutes,
-        *(f"{known[key]:,}" for key in ("tokens_per_second", "tokens")),
-    )
+    if dist.is_main:
+        write_json(file, known)
+    logger.info("%g minutes at %d tokens/s: %d tokens", minutes, known["tokens_per_second"], known["tokens"])
     changes = {"tokens": known["tokens"], "minutes": None}
     return recipe.model_copy(update={"pretrain": recipe.pretrain.model_copy(update=changes)})
 
 
 def _trainer(
-    recipe: Recipe, task: PretrainingTask, text: PreparedText, tokenizer: Tokenizer, dist: DistContext
-) -> Trainer[PretrainingBatch]:
+    recipe: Recipe, loss: PretrainingLoss, stream: PretrainingStream, tokenizer: Tokenizer, dist: DistContext
+) -> Trainer:
     """The trainer, at the step where an earlier run stopped."""
-    config, folder = recipe.pretrain, recipe.folder / "pretrain"
-    heldout = open_heldout(recipe)
-    model = task.model
-    assert isinstance(model, BertForPreTraining)
+    config, text, heldout = recipe.pretrain, stream.text, open_heldout(recipe)
     assert config.tokens is not None
-    board = Board(folder / "tensorboard") if recipe.tensorboard and dist.is_main else None
 
     def evaluate(_state: TrainState) -> dict[str, Any]:
-        reports = evaluate_pretraining(model, heldout, tokenizer, config.examples, count=EVALUATED_EXAMPLES)
+        reports = evaluate_pretraining(loss.model, heldout, tokenizer, config.examples, count=EVALUATED_EXAMPLES)
         return {name: report.summary() for name, report in reports.items()}
 
-    trainer: Trainer[PretrainingBatch] = Trainer(
-        task=task,
-        config=TrainConfig(
+    return Trainer(
+        loss,
+        stream,
+        TrainConfig(
             budget_tokens=config.tokens,
             batch_tokens=config.batch_tokens,
             micro_batch_tokens=recipe.micro_batch_tokens,
@@ -128,15 +119,21 @@ def _trainer(
             optimizer=config.optimizer,
             seed=recipe.seed,
             checkpoint_minutes=recipe.checkpoint_minutes,
+            tensorboard=recipe.tensorboard,
         ),
-        log=RunLog(folder / "log.jsonl", board),
-        checkpointer=Checkpointer(folder, _identity(recipe, text, model), dist),
+        recipe.folder / "pretrain",
+        identity={
+            "seed": recipe.seed,
+            "micro_batch_tokens": recipe.micro_batch_tokens,
+            "pretrain": config.model_dump(mode="json", exclude=_MAY_CHANGE),
+            "initial_weights": fingerprint(loss.model),
+            "tokenizer": text.tokenizer_hash,
+            "text": text.checksum,
+        },
         evaluate=evaluate,
-        advisor=Advisor(text.unigram_entropy),
+        unigram_entropy=text.unigram_entropy,
         dist=dist,
     )
-    trainer.advisor.left_plateau = any(line["event"] == LEFT_PLATEAU for line in trainer.log)
-    return trainer
 
 
 def new_model(recipe: Recipe, tokenizer: Tokenizer) -> BertForPreTraining:
@@ -148,7 +145,11 @@ def new_model(recipe: Recipe, tokenizer: Tokenizer) -> BertForPreTraining:
     """
     start = recipe.pretrain.start
     if start is None:
-        return initial_model(recipe.model.bert(tokenizer.vocab_size, recipe.positions), recipe)
+        model = _with_dropout(recipe.model.bert(tokenizer.vocab_size, recipe.positions), recipe)
+        model.initialise(torch.Generator().manual_seed(recipe.seed))
+        zero_residual(model)
+        mimetic_attention_init(model.encoder)
+        return model
     loaded, checkpoint = load_pretrained(start)
     if checkpoint.tokenizer.to_json() != tokenizer.to_json():
         raise RunError(
@@ -158,7 +159,7 @@ def new_model(recipe: Recipe, tokenizer: Tokenizer) -> BertForPreTraining:
     positions, longest = loaded.config.max_position_embeddings, recipe.pretrain.examples.longest
     if longest > positions:
         raise RunError(f"examples have up to {longest} tokens, but {start} has {positions} positions")
-    model = initial_model(loaded.config, recipe)
+    model = _with_dropout(loaded.config, recipe)
     model.load_state_dict(loaded.state_dict())
     return model
 
@@ -175,40 +176,25 @@ def load_pretrained(folder: Path) -> tuple[BertForPreTraining, Checkpoint]:
     return checkpoint.model, checkpoint
 
 
-def initial_model(shape: BertConfig, recipe: Recipe) -> BertForPreTraining:
-    """A network of some shape with the initial weights of the recipe's seed."""
-    model = BertForPreTraining(
+def _with_dropout(shape: BertConfig, recipe: Recipe) -> BertForPreTraining:
+    return BertForPreTraining(
         shape.replace(hidden_dropout_prob=recipe.pretrain.dropout, attention_probs_dropout_prob=0.0)
     )
-    model.initialise(torch.Generator().manual_seed(recipe.seed))
-    zero_residual(model)
-    mimetic_attention_init(model.encoder)
-    return model.train()
 
 
 def open_heldout(recipe: Recipe) -> dict[str, PreparedText]:
     """The held-out text by the name of its source."""
     folder = recipe.folder / "corpus" / "heldout"
-    manifests = sorted(folder.glob("*/manifest.json"))
-    if not manifests:
+    parts = open_parts(folder)
+    if not parts:
         raise CorpusError(
             f"{folder} is empty: there is no text to evaluate on. Name some as corpus.heldout, or set "
             "corpus.heldout_fraction above 0 for text of two documents or more (a blank line, or a row, ends one); "
             "then run prepare again"
         )
-    return {file.parent.name: PreparedText.open(file.parent) for file in manifests}
+    return parts
 
 
-_MAY_CHANGE = {"tokens", "minutes", "decay_fraction", "average_fraction", "warmup_fraction", "start"}
-"""Settings that a continued run may change."""
-
-
-def _identity(recipe: Recipe, text: PreparedText, model: BertForPreTraining) -> dict[str, Any]:
-    return identity(
-        seed=recipe.seed,
-        micro_batch_tokens=recipe.micro_batch_tokens,
-        pretrain=recipe.pretrain.model_dump(mode="json", exclude=_MAY_CHANGE),
-        initial_weights=fingerprint(model),
-        tokenizer=text.tokenizer_hash,
-        text=text.checksum,
-    )
+def open_parts(folder: Path) -> dict[str, PreparedText]:
+    """The prepared texts in the sub-folders, by the name of their source."""
+    return {file.parent.name: PreparedText.open(file.parent) for file in sorted(folder.glob("*/manifest.json"))}

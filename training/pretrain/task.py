@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 from model.heads import BertForPreTraining
 from training.examples.batches import PretrainingBatch
 from training.examples.pairs import IGNORE_INDEX
-from training.examples.pretraining import PretrainingStream
 from training.loop.flops import pretraining_flops
+from training.loop.trainer import TrainingLoss
 
 
-class PretrainingLoss(nn.Module):
+class PretrainingLoss(TrainingLoss):
     """Sum of the masked-LM and the next-sentence loss of a micro-batch (Devlin et al. 2018, section 3.1)."""
+
+    model: BertForPreTraining
+    metric_names = ("loss", "mlm_loss", "nsp_loss")
 
     def __init__(self, model: BertForPreTraining) -> None:
         super().__init__()
@@ -33,24 +36,12 @@ class PretrainingLoss(nn.Module):
         one = torch.ones_like(loss)
         return loss, torch.stack([loss, one, mlm, masked, nsp, labelled]).detach().view(3, 2)
 
+    def flops(self, batch: PretrainingBatch) -> int:
+        """See `TrainingLoss.flops`."""
+        return pretraining_flops(self.model.config, batch.packed, len(batch.masked_ids))
+
 
 def _sum_and_count(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
     """Summed cross-entropy over the labels that are not IGNORE_INDEX, and their number as a float."""
     total = F.cross_entropy(logits.float(), labels, ignore_index=IGNORE_INDEX, reduction="sum")
     return total, (labels != IGNORE_INDEX).sum().float()
-
-
-class PretrainingTask:
-    """A network that learns from masked pairs. Implements `training.loop.trainer.Task`."""
-
-    metric_names: tuple[str, ...] = ("loss", "mlm_loss", "nsp_loss")
-
-    def __init__(self, model: BertForPreTraining, stream: PretrainingStream) -> None:
-        self.model: nn.Module = model
-        self.loss: nn.Module = PretrainingLoss(model)
-        self.stream = stream
-        self._config = model.config
-
-    def flops(self, batch: PretrainingBatch) -> int:
-        """See `Task.flops`."""
-        return pretraining_flops(self._config, batch.packed, len(batch.masked_ids))

@@ -15,7 +15,6 @@ import torch
 from model.checkpoint import Checkpoint, load_checkpoint
 from model.heads import BertForSequenceClassification
 from model.tokenizer import Tokenizer
-from training.corpus.encode import ShardEncoder
 from training.corpus.inputs import reading_of
 from training.corpus.prepare import prepare
 from training.corpus.reader import PreparedText
@@ -27,7 +26,7 @@ from training.evaluate.classification import (
     predict_classification,
 )
 from training.evaluate.pretraining import PretrainingReport, evaluate_pretraining
-from training.examples.labelled import InMemoryText, LabelledTexts
+from training.examples.labelled import encode_texts
 from training.finetune.selection import (
     SeedResult,
     chosen_folder,
@@ -35,6 +34,7 @@ from training.finetune.selection import (
     mean_and_deviation,
     seed_folder,
 )
+from training.finetune.task import load_classifier
 from training.loop.checkpoint import fingerprint
 from training.loop.log import RunLog
 from training.pretrain.run import load_pretrained, open_heldout
@@ -171,7 +171,7 @@ def _classification(recipe: Recipe, folder: Path) -> dict[str, Any]:
     """The fields of a report that are about the classifier; none without a classifier."""
     if not folder.is_dir():
         return {}
-    checkpoint = load_classifier(recipe, folder)
+    checkpoint = _load_classifier(recipe, folder)
     test = read_test(recipe)
     results = load_results(recipe)
     return {
@@ -182,17 +182,9 @@ def _classification(recipe: Recipe, folder: Path) -> dict[str, Any]:
     }
 
 
-def load_classifier(recipe: Recipe, folder: Path) -> Checkpoint:
-    """The classifier in a folder, on the recipe's device.
-
-    Raises:
-        RunError: it is not a classifier, or has other labels than the recipe.
-    """
-    checkpoint, labels = load_checkpoint(folder), recipe.finetune.label_names
-    if not isinstance(checkpoint.model, BertForSequenceClassification):
-        raise RunError(f"{folder} is not a classifier")
-    if checkpoint.config.labels != labels:
-        raise RunError(f"{folder} has the labels {checkpoint.config.labels}, but finetune.labels are {labels}")
+def _load_classifier(recipe: Recipe, folder: Path) -> Checkpoint:
+    """The classifier in a folder, on the recipe's device."""
+    checkpoint = load_classifier(folder, recipe.finetune)
     checkpoint.model.to(choose_device(recipe.device))
     return checkpoint
 
@@ -212,11 +204,9 @@ def _answers(checkpoint: Checkpoint, part: Labelled, reading: str) -> Answers:
     model = checkpoint.model
     assert isinstance(model, BertForSequenceClassification)
     documents, labels = [document for document, _ in part], [label for _, label in part]
-    text = InMemoryText(ShardEncoder(checkpoint.tokenizer).encode_labelled(documents, labels))
     targets = np.eye(model.config.num_labels, dtype=np.float32)[labels]
     positions = model.config.max_position_embeddings
-    texts = LabelledTexts.of(text, targets, [reading] * len(part), checkpoint.tokenizer, positions)
-    answers = predict_classification(model, texts)
+    answers = predict_classification(model, encode_texts(documents, targets, reading, checkpoint.tokenizer, positions))
     order = torch.tensor(answers.documents).argsort()
     return Answers(answers.logits[order], torch.tensor(labels), list(range(len(part))))
 
@@ -239,7 +229,7 @@ def _test_report(answers: Answers, part: Labelled) -> SourceReport:
 
 
 def _seed_report(recipe: Recipe, result: SeedResult, test: dict[str, Labelled]) -> SeedReport:
-    checkpoint = load_classifier(recipe, seed_folder(recipe, result.seed) / "model")
+    checkpoint = _load_classifier(recipe, seed_folder(recipe, result.seed) / "model")
     reports = _test_reports(recipe, checkpoint, test)
     return SeedReport(result, {name: report.figures.accuracy for name, report in reports.items()})
 

@@ -10,7 +10,6 @@ import pytest
 import torch
 
 from model import BertForSequenceClassification, PackedBatch, Tokenizer, load_checkpoint
-from training.corpus.encode import ShardEncoder
 from training.evaluate.classification import (
     calibration_error_by_chance,
     classification_report,
@@ -18,7 +17,7 @@ from training.evaluate.classification import (
     predict_classification,
     reliability,
 )
-from training.examples.labelled import InMemoryText, LabelledTexts
+from training.examples.labelled import encode_texts
 from training.sources.documents import Document
 
 
@@ -71,9 +70,8 @@ def test_predict_classification_reads_documents_as_text_and_as_pair(sentiment: P
     assert isinstance(model, BertForSequenceClassification)
     fields = [("good film", "i loved it"), ("", "bad"), ("the film was boring and bad", "hated it")]
     documents = [Document("\n".join(filter(None, columns)), columns) for columns in fields]
-    text = InMemoryText(ShardEncoder(tokenizer).encode_labelled(documents, [1, 0, 0]))
     targets = np.eye(2, dtype=np.float32)[[1, 0, 0]]
-    texts = LabelledTexts.of(text, targets, ["both"] * 3, tokenizer, 64)
+    texts = encode_texts(documents, targets, "both", tokenizer, 64)
     model.train()
     answers = predict_classification(model, texts)
     assert model.training

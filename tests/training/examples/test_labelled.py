@@ -14,11 +14,10 @@ import torch
 from model.checkpoint import load_checkpoint
 from model.tokenizer import Tokenizer
 from tests.conftest import MakeCheckpoint
-from training.corpus.encode import ShardEncoder
 from training.corpus.prepare import prepare_labelled
 from training.corpus.reader import PreparedText
-from training.examples.labelled import InMemoryText, LabelledStream, LabelledTexts, labelled_window
-from training.examples.loader import LANES, LoaderConfig, MicroBatches
+from training.examples.labelled import LabelledStream, LabelledTexts, encode_texts, labelled_window
+from training.examples.loader import LANES, MicroBatches
 from training.recipe import Recipe
 from training.sources.documents import Document
 
@@ -26,9 +25,8 @@ from training.sources.documents import Document
 def labelled(tokenizer: Tokenizer, *rows: tuple[str, ...], read: str = "text", max_length: int = 64) -> LabelledTexts:
     """Documents with these columns, in memory."""
     documents = [Document("\n".join(fields), fields) for fields in rows]
-    encoded = ShardEncoder(tokenizer).encode_labelled(documents, [0] * len(rows))
     targets = np.eye(2, dtype=np.float32)[[i % 2 for i in range(len(rows))]]
-    return LabelledTexts.of(InMemoryText(encoded), targets, [read] * len(rows), tokenizer, max_length)
+    return encode_texts(documents, targets, read, tokenizer, max_length)
 
 
 def stream(folder: Path, tokenizer: Tokenizer, rows: list[dict[str, Any]], **source: Any) -> LabelledStream:
@@ -151,7 +149,7 @@ def test_stream_batches_have_one_shape_and_no_target_for_the_dummy_sequence(
     tmp_path: Path, tokenizer: Tokenizer
 ) -> None:
     made = stream(tmp_path, tokenizer, rows_of_lengths(300))
-    batches = [micro.batch for micro in islice(MicroBatches(made, LoaderConfig(100), 0, {}), 2 * LANES)]
+    batches = [micro.batch for micro in islice(MicroBatches(made, 100), 2 * LANES)]
     shapes = {
         (len(b.packed.input_ids), len(b.packed.cu_seqlens), b.packed.max_seqlen, tuple(b.targets.shape))
         for b in batches
@@ -207,7 +205,7 @@ def test_stream_targets_are_those_of_the_texts(tmp_path: Path, tokenizer: Tokeni
     words = {"good": 1, "bad": 0, "great": 1}
     rows = [{"text": word + " film" * n, "label": words[word]} for word in words for n in range(20)]
     made = stream(tmp_path, tokenizer, rows)
-    batch = next(iter(MicroBatches(made, LoaderConfig(10), 0, {}))).batch
+    batch = next(iter(MicroBatches(made, 10))).batch
     starts = batch.packed.cu_seqlens[:-1].long()
     count = int((batch.targets.sum(1) > 0).sum())
     firsts = batch.packed.input_ids[starts[:count] + 1].tolist()

@@ -18,16 +18,17 @@ from training.corpus.prepare import prepare
 from training.corpus.reader import PreparedText
 from training.errors import RunError
 from training.examples import loader
-from training.examples.batches import BatchShape, PretrainingBatch
-from training.examples.loader import LANES, LoaderConfig, MicroBatch, MicroBatches, Position, load
+from training.examples.batches import BatchShape
+from training.examples.loader import LANES, MicroBatch, MicroBatches, Position, load
 from training.examples.masking import Vocabulary
 from training.examples.pairs import IGNORE_INDEX
 from training.examples.pretraining import PretrainingStream
 from training.recipe import ExamplesConfig, Recipe
+from training.runtime.distributed import DistContext
 
 CONFIG = ExamplesConfig(short_length=32, long_length=64)
 
-Made = list[MicroBatch[PretrainingBatch]]
+Made = list[MicroBatch]
 
 
 @pytest.fixture(scope="module")
@@ -46,11 +47,11 @@ def make(
     first: int = 0,
     positions: dict[int, Position] | None = None,
 ) -> Made:
-    config = LoaderConfig(1000, rank, world_size)
-    return list(islice(MicroBatches(stream, config, first, positions or {}), count))
+    dist = DistContext(rank, world_size)
+    return list(islice(MicroBatches(stream, 1000, first, dict(positions or {}), dist), count))
 
 
-def ids(made: Sequence[MicroBatch[PretrainingBatch]]) -> list[list[int]]:
+def ids(made: Sequence[MicroBatch]) -> list[list[int]]:
     return [micro.batch.packed.input_ids.tolist() for micro in made]
 
 
@@ -116,7 +117,7 @@ def test_micro_batches_of_all_ranks_are_those_of_one(stream: PretrainingStream, 
 
 
 def test_micro_batches_of_loader_workers_are_those_of_one_process(stream: PretrainingStream, made: Made) -> None:
-    batches = MicroBatches(stream, LoaderConfig(1000, rank=1, world_size=2), 0, {})
+    batches = MicroBatches(stream, 1000, dist=DistContext(rank=1, world_size=2))
     workers = DataLoader(batches, batch_size=None, num_workers=2, multiprocessing_context="forkserver")
     found = list(islice(workers, 30))
     assert ids(found) == ids(made[1:60:2])
@@ -133,13 +134,13 @@ def test_micro_batches_from_positions_go_on_where_others_stopped(
 
 def test_micro_batches_leave_the_random_numbers_of_dropout_alone(stream: PretrainingStream) -> None:
     before = torch.get_rng_state()
-    next(load(stream, LoaderConfig(1000), 0, {}, torch.device("cpu")))
+    next(load(MicroBatches(stream, 1000), torch.device("cpu")))
     assert torch.equal(torch.get_rng_state(), before)
 
 
-def test_loader_config_refuses_ranks_that_cannot_share_the_lanes() -> None:
+def test_micro_batches_of_ranks_that_cannot_share_the_lanes_are_refused(stream: PretrainingStream) -> None:
     with pytest.raises(RunError, match="5 processes: use one of 1, 2, 3, 4, 6, 8, 12, 16, 24, 48"):
-        LoaderConfig(100, 0, 5)
+        MicroBatches(stream, 100, dist=DistContext(world_size=5))
 
 
 # --- epochs
@@ -182,7 +183,7 @@ class Numbers:
 
 @pytest.mark.parametrize("sizes", [(500,), (130, 77, 300), (1, 5), (47,), (48, 49)])
 def test_every_example_of_an_epoch_is_seen_once(sizes: tuple[int, ...]) -> None:
-    batches = MicroBatches(Numbers(*sizes), LoaderConfig(10**6), 0, {})  # type: ignore[arg-type,var-annotated]
+    batches = MicroBatches(Numbers(*sizes), 10**6)
     seen: list[Position] = []
     for micro in islice(iter(batches), 6 * LANES):
         assert len(micro.batch) == 5, "17 tokens hold five examples of 3"

@@ -12,9 +12,8 @@ import torch
 import torch.nn.functional as F
 
 from model import BertForSequenceClassification, Tokenizer, load_checkpoint
-from training.corpus.encode import ShardEncoder
 from training.evaluate.classification import predict_classification
-from training.examples.labelled import InMemoryText, LabelledTexts
+from training.examples.labelled import LabelledTexts, encode_texts
 from training.finetune import calibration
 from training.finetune.calibration import calibrate
 from training.sources.documents import Document
@@ -50,9 +49,8 @@ def make_dev(tokenizer: Tokenizer, count: int, seed: int = 0) -> LabelledTexts:
     rng = np.random.default_rng(seed)
     texts = [" ".join(rng.choice(WORDS, rng.integers(2, 12))) for _ in range(count)]
     documents = [Document(text, (text,)) for text in texts]
-    text = InMemoryText(ShardEncoder(tokenizer).encode_labelled(documents, [0] * count))
     targets = np.tile(np.array([1, 0], np.float32), (count, 1))
-    return LabelledTexts.of(text, targets, ["text"] * count, tokenizer, 64)
+    return encode_texts(documents, targets, "text", tokenizer, 64)
 
 
 def label(model: BertForSequenceClassification, dev: LabelledTexts, wrong: int, seed: int = 0) -> LabelledTexts:

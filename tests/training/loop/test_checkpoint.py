@@ -12,20 +12,12 @@ import torch
 from torch import nn
 
 from training.errors import RunError
-from training.loop.checkpoint import (
-    BEFORE_DECAY,
-    Checkpointer,
-    differences,
-    fingerprint,
-    identity,
-)
-from training.loop.schedule import Schedule
+from training.loop.checkpoint import BEFORE_DECAY, Checkpointer, fingerprint
 from training.loop.state import TrainState
 from training.loop.weight_average import WeightAverage
 from training.runtime.distributed import DistContext
 
 IDENTITY = {"seed": 1, "pretrain.batch_tokens": 32}
-SCHEDULE = Schedule(budget_tokens=100, warmup_tokens=10, decay_fraction=0.5)
 
 Parts = tuple[nn.Linear, torch.optim.AdamW, WeightAverage]
 
@@ -42,27 +34,28 @@ def trained(steps: int, width: int = 4) -> Parts:
     return model, optimizer, average
 
 
-def checkpointer(folder: Path, **changes: Any) -> Checkpointer:
-    return Checkpointer(folder, IDENTITY | changes, DistContext())
+def checkpointer(folder: Path, parts: Parts, budget: int = 100, **changes: Any) -> Checkpointer:
+    names = ("model", "optimizer", "average")
+    return Checkpointer(folder, IDENTITY | changes, budget, dict(zip(names, parts, strict=True)), DistContext())
 
 
 def save(folder: Path, step: int, *, width: int = 4, budget: int = 100, before_decay: bool = False) -> Path:
     state = TrainState(step=step, tokens=10 * step)
-    checkpointer(folder).save(state, *trained(step, width), budget, before_decay=before_decay)
+    checkpointer(folder, trained(step, width), budget).save(state, before_decay=before_decay)
     return folder / (BEFORE_DECAY if before_decay else f"state-{step:09d}.pt")
 
 
-def resumed_step(folder: Path, schedule: Schedule = SCHEDULE, **changes: Any) -> int | None:
-    state = checkpointer(folder, **changes).resume(*trained(0), schedule)
+def resumed_step(folder: Path, budget: int = 100, **changes: Any) -> int | None:
+    state = checkpointer(folder, trained(0), budget, **changes).resume()
     return None if state is None else state.step
 
 
 def test_checkpointer_resumes_what_it_saved(tmp_path: Path) -> None:
     model, optimizer, average = trained(3)
     state = TrainState(3, 30, 6, 1.5, warmup_tokens=10, lanes={0: (1, 2, 48), 7: (0, 3, 7)})
-    checkpointer(tmp_path).save(state, model, optimizer, average, 100)
+    checkpointer(tmp_path, (model, optimizer, average)).save(state)
     fresh, other, again = trained(0)
-    assert checkpointer(tmp_path).resume(fresh, other, again, SCHEDULE) == state
+    assert checkpointer(tmp_path, (fresh, other, again)).resume() == state
     assert torch.equal(fresh.weight, model.weight)
     mine, theirs = optimizer.state_dict()["state"], other.state_dict()["state"]
     assert all(torch.equal(mine[i][key], theirs[i][key]) for i in mine for key in mine[i])
@@ -137,19 +130,6 @@ def test_checkpointer_names_a_key_that_only_one_run_has(tmp_path: Path) -> None:
         resumed_step(tmp_path, teacher_weight=0.5)
 
 
-def test_identity_names_every_setting_by_its_key() -> None:
-    flat = identity(seed=1, pretrain={"batch_tokens": 2, "examples": {"short_length": 8}})
-    assert flat == {"seed": 1, "pretrain.batch_tokens": 2, "pretrain.examples.short_length": 8}
-
-
-def test_differences_are_the_keys_whose_values_differ() -> None:
-    assert differences({"a": 1, "b": 2, "c": 3}, {"a": 1, "b": 0, "d": 4}) == {
-        "b": (2, 0),
-        "c": (3, None),
-        "d": (None, 4),
-    }
-
-
 def test_fingerprint_tells_weights_apart() -> None:
     one, other = trained(1)[0], trained(2)[0]
     assert fingerprint(one) == fingerprint(trained(1)[0])
@@ -165,14 +145,14 @@ def test_checkpointer_continues_before_the_decay_with_a_larger_budget_only(
 ) -> None:
     save(tmp_path, 5, before_decay=True)
     save(tmp_path, 10)
-    assert resumed_step(tmp_path, Schedule(budget, 10, 0.5)) == step
+    assert resumed_step(tmp_path, budget) == step
 
 
 def test_checkpointer_that_has_not_begun_to_decay_continues_from_its_newest_state(tmp_path: Path) -> None:
     save(tmp_path, 5, before_decay=True)
     save(tmp_path, 5)
     save(tmp_path, 8, budget=200)
-    assert resumed_step(tmp_path, Schedule(200, 10, 0.5)) == 8
+    assert resumed_step(tmp_path, 200) == 8
 
 
 # --- the disk

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
 
 from training.errors import RunError
-from training.loop.log import RunLog
+from training.loop.log import RunLog, flatten
 from training.loop.state import TrainState
 
 
@@ -33,18 +34,14 @@ def test_run_log_rewind_drops_later_and_incomplete_lines(tmp_path: Path) -> None
     assert log.file.read_text().endswith("\n")
 
 
-def test_run_log_on_a_full_disk_is_an_error(tmp_path: Path) -> None:
-    (tmp_path / "log.jsonl").symlink_to("/dev/full")
-    with pytest.raises(RunError, match=r"log\.jsonl: cannot be written: No space left"):
-        RunLog(tmp_path / "log.jsonl").write("train", TrainState(), {})
+def test_flatten_joins_nested_keys() -> None:
+    flat = flatten({"seed": 1, "pretrain": {"batch_tokens": 2, "examples": {"short_length": 8}}})
+    assert flat == {"seed": 1, "pretrain.batch_tokens": 2, "pretrain.examples.short_length": 8}
 
 
-def test_run_log_passes_every_line_to_its_listener(tmp_path: Path) -> None:
-    heard: list[tuple[str, int]] = []
-
-    class Ears:
-        def write(self, event: str, state: TrainState, figures: object) -> None:
-            heard.append((event, state.step))
-
-    RunLog(tmp_path / "log.jsonl", Ears()).write("train", TrainState(step=2), {})
-    assert heard == [("train", 2)]
+def test_run_log_without_tensorboard_installed_names_the_remedy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)  # as if it were not installed
+    with pytest.raises(RunError, match="pip install tensorboard"):
+        RunLog(tmp_path / "log.jsonl", tensorboard=True)

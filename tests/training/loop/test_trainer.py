@@ -17,9 +17,9 @@ from torch import Tensor, nn
 from training.errors import RunError
 from training.examples.batches import BatchShape
 from training.loop import trainer as trainer_module
-from training.loop.checkpoint import BEFORE_DECAY, Checkpointer
+from training.loop.checkpoint import BEFORE_DECAY
 from training.loop.log import RunLog
-from training.loop.trainer import AVERAGE_EVERY, TrainConfig, Trainer, measure_speed
+from training.loop.trainer import AVERAGE_EVERY, TrainConfig, Trainer, TrainingLoss, measure_speed
 from training.runtime.distributed import DistContext
 
 MICRO_BATCH = 16
@@ -81,29 +81,24 @@ class PointStream:
         return Points(inputs, inputs.sum(1, keepdim=True))
 
 
-class Regression:
-    """Learns a sum; implements `training.loop.trainer.Task`. `on_batch` is called before each forward pass with the
-    number of micro-batches so far, and may change the loss."""
+class Regression(TrainingLoss):
+    """Learns a sum. `on_batch` is called before each forward pass with the number of micro-batches so far, and may
+    change the loss."""
 
     metric_names = ("loss",)
 
-    class Loss(nn.Module):
-        def __init__(self, model: nn.Module, on_batch: Callable[[int], float]) -> None:
-            super().__init__()
-            self.model, self.on_batch, self.seen = model, on_batch, 0
-
-        def forward(self, batch: Points) -> tuple[Tensor, Tensor]:
-            factor = self.on_batch(self.seen)
-            self.seen += 1
-            errors = (self.model(batch.inputs).float() - batch.values).square()
-            total = torch.stack([errors.sum(), torch.tensor(float(len(errors)))]).detach()[None]
-            return errors.mean() * factor, total
-
     def __init__(self, dropout: float = 0.0, on_batch: Callable[[int], float] = lambda _: 1.0) -> None:
+        super().__init__()
         torch.manual_seed(0)
-        self.model: nn.Module = nn.Sequential(nn.Linear(4, 16), nn.ReLU(), nn.Dropout(dropout), nn.Linear(16, 1))
-        self.loss = self.Loss(self.model, on_batch)
-        self.stream = PointStream()
+        self.model = nn.Sequential(nn.Linear(4, 16), nn.ReLU(), nn.Dropout(dropout), nn.Linear(16, 1))
+        self.on_batch, self.seen = on_batch, 0
+
+    def forward(self, batch: Points) -> tuple[Tensor, Tensor]:
+        factor = self.on_batch(self.seen)
+        self.seen += 1
+        errors = (self.model(batch.inputs).float() - batch.values).square()
+        total = torch.stack([errors.sum(), torch.tensor(float(len(errors)))]).detach()[None]
+        return errors.mean() * factor, total
 
     def flops(self, batch: Points) -> int:
         return 1000
@@ -114,13 +109,13 @@ Evaluate = Callable[[Any], dict[str, Any]]
 
 def trainer(
     folder: Path,
-    task: Regression,
+    loss: Regression,
     *,
     steps: int = STEPS,
     evaluate: Evaluate | None = None,
     dist: DistContext = DistContext(),  # noqa: B008
     **changes: Any,
-) -> Trainer[Points]:
+) -> Trainer:
     settings: dict[str, Any] = {
         "budget_tokens": steps * STEP,
         "batch_tokens": STEP,
@@ -132,10 +127,11 @@ def trainer(
         "log_steps": 1,
     }
     return Trainer(
-        task=task,  # type: ignore[arg-type]
-        config=TrainConfig(**(settings | changes)),
-        log=RunLog(folder / "log.jsonl"),
-        checkpointer=Checkpointer(folder, {"seed": 1}, dist),
+        loss,
+        PointStream(),
+        TrainConfig(**(settings | changes)),
+        folder,
+        identity={"seed": 1},
         evaluate=evaluate,
         dist=dist,
     )
@@ -171,9 +167,9 @@ def lines(folder: Path, *events: str) -> list[dict[str, Any]]:
     return [{key: value for key, value in line.items() if key not in clock} for line in kept]
 
 
-def assert_same_weights(one: Trainer[Points], other: Trainer[Points]) -> None:
-    for name, weight in one.task.model.state_dict().items():
-        assert torch.equal(weight, other.task.model.state_dict()[name]), name
+def assert_same_weights(one: Trainer, other: Trainer) -> None:
+    for name, weight in one.loss.model.state_dict().items():
+        assert torch.equal(weight, other.loss.model.state_dict()[name]), name
 
 
 def weight_of(task: Regression) -> float:
@@ -181,7 +177,7 @@ def weight_of(task: Regression) -> float:
 
 
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[Trainer[Points], Path]:
+def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[Trainer, Path]:
     """An uninterrupted run with dropout, and its folder."""
     torch.set_num_threads(1)
     folder = tmp_path_factory.mktemp("whole")
@@ -199,7 +195,7 @@ def known_peak(monkeypatch: pytest.MonkeyPatch) -> None:
 # --- a run
 
 
-def test_trainer_learns_until_its_budget_is_spent(whole: tuple[Trainer[Points], Path]) -> None:
+def test_trainer_learns_until_its_budget_is_spent(whole: tuple[Trainer, Path]) -> None:
     done, folder = whole
     assert (done.state.step, done.state.tokens, done.state.micro_batches) == (STEPS, STEPS * STEP, 2 * STEPS)
     train = lines(folder, "train")
@@ -212,7 +208,7 @@ def test_trainer_learns_until_its_budget_is_spent(whole: tuple[Trainer[Points], 
     assert all(line["matmul_utilisation"] > 0 for line in done.log if line["event"] == "train")
 
 
-def test_trainer_rate_warms_up_stays_level_and_falls(whole: tuple[Trainer[Points], Path]) -> None:
+def test_trainer_rate_warms_up_stays_level_and_falls(whole: tuple[Trainer, Path]) -> None:
     rates = [line["learning_rate"] / 0.05 for line in lines(whole[1], "train")]
     assert rates[:4] == pytest.approx([0.125, 0.375, 0.625, 0.875]), "a step has the rate of its middle"
     assert rates[4:20] == [1.0] * 16
@@ -237,7 +233,7 @@ def test_trainer_refuses_ranks_that_cannot_share_a_step(tmp_path: Path) -> None:
 def test_measure_speed_changes_no_weight_and_leaves_no_gradient() -> None:
     task = Regression()
     before = weight_of(task)
-    assert measure_speed(task, seconds=0.01) > 0  # type: ignore[arg-type]
+    assert measure_speed(task, PointStream(), seconds=0.01) > 0
     assert weight_of(task) == before
     assert all(parameter.grad is None for parameter in task.model.parameters())
 
@@ -247,7 +243,7 @@ def test_measure_speed_changes_no_weight_and_leaves_no_gradient() -> None:
 
 @pytest.mark.parametrize("step", [1, 2, 9, 10, 20, 21, 33, 39])
 def test_trainer_stopped_at_any_step_resumes_bit_identically(
-    tmp_path: Path, whole: tuple[Trainer[Points], Path], step: int
+    tmp_path: Path, whole: tuple[Trainer, Path], step: int
 ) -> None:
     stopped = trainer(
         tmp_path,
@@ -264,9 +260,7 @@ def test_trainer_stopped_at_any_step_resumes_bit_identically(
     assert [line["at"] for line in lines(tmp_path, "evaluation")] == [10, 20, 30, 40]
 
 
-def test_trainer_killed_again_and_again_ends_with_the_same_weights(
-    tmp_path: Path, whole: tuple[Trainer[Points], Path]
-) -> None:
+def test_trainer_killed_again_and_again_ends_with_the_same_weights(tmp_path: Path, whole: tuple[Trainer, Path]) -> None:
     killed_at = [0]
     for step in (7, 8, 26):
         start = killed_at[-1]
@@ -306,7 +300,7 @@ def test_trainer_finished_and_started_again_does_no_step(tmp_path: Path) -> None
     task = Regression()
     again = trainer(tmp_path, task, steps=5)
     assert again.run()
-    assert task.loss.seen == 0
+    assert task.seen == 0
     assert lines(tmp_path) == before
 
 
@@ -439,7 +433,7 @@ def test_trainer_ends_with_the_mean_of_its_last_weights(tmp_path: Path, interrup
     for stop in [50, -1] if interrupted else [-1]:
         task = Regression()
         run = trainer(tmp_path, task, steps=80, average_fraction=0.5)
-        task.loss.on_batch = _remember(weights, task, run.state.step, stop)
+        task.on_batch = _remember(weights, task, run.state.step, stop)
         assert run.run() == (stop < 0)
     saved = torch.load(tmp_path / "state-000000080.pt", weights_only=True)["model"]
     last = next(iter(saved.values())).flatten()[0].item()
