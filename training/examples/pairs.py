@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import IntEnum
-from functools import cached_property
 from typing import Protocol
 
 import numpy as np
@@ -81,18 +80,11 @@ class PairSampler:
     def __init__(self, text: Text, config: ExamplesConfig) -> None:
         self.text = text
         self.config = config
-
-    @cached_property
-    def _document_of(self) -> NDArray[np.int32]:
+        counts = np.diff(text.document_starts)
+        self._document_of = np.repeat(np.arange(len(counts), dtype=np.int32), counts)
         """(sentences,) document of each sentence."""
-        counts = np.diff(self.text.document_starts)
-        return np.repeat(np.arange(len(counts), dtype=np.int32), counts)
-
-    @cached_property
-    def _followers(self) -> Ints:
+        self._followers = np.concatenate([[0], np.cumsum(np.maximum(counts - 1, 0))])
         """(documents + 1,) how many sentences that do not open their document come before each document."""
-        counts = np.diff(self.text.document_starts)
-        return np.concatenate([[0], np.cumsum(np.maximum(counts - 1, 0))])
 
     def starts(self, rng: np.random.Generator) -> Ints:
         """(examples,) sentences at which the examples of one pass begin, shuffled.
@@ -118,7 +110,7 @@ class PairSampler:
         if max_tokens is not None:
             room = min(room, max_tokens - SPECIAL_TOKENS)
         document = int(self._document_of[start])
-        begin, end = self._sentences(document)
+        begin, end = self.text.document_starts[document : document + 2].tolist()
         kind = self._kind(end - begin, rng)
         if kind is PairKind.SINGLE:
             stop = start + 1 if single_sentences else self._stop(start, end, room)
@@ -201,10 +193,6 @@ class PairSampler:
         fits = lengths <= max(wanted, room - self._length(first))
         best = int(np.argmin(np.where(fits, gaps, gaps + room)))
         return (int(after[best]), int(stops[best])), int(gaps[best])
-
-    def _sentences(self, document: int) -> Span:
-        starts = self.text.document_starts
-        return int(starts[document]), int(starts[document + 1])
 
     def _stop(self, start: int, end: int, budget: int) -> int:
         """End of the longest run of whole sentences that fits the budget; at least one sentence."""

@@ -50,8 +50,6 @@ def calibrate(model: BertForSequenceClassification, dev: Mapping[str, LabelledTe
     if after >= before:
         logger.info("scores are calibrated as they are: calibration error on dev %.4f", before)
         return 1.0
-    if temperature in (TEMPERATURES[0], TEMPERATURES[-1]):
-        logger.warning("temperature %.1f is at its limit: dev hardly tells the labels apart", temperature)
     with torch.no_grad():
         model.classifier.weight.div_(temperature)
         model.classifier.bias.div_(temperature)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
@@ -47,17 +47,13 @@ def source_weights(texts: Sequence[int]) -> list[int]:
     return [min(count, FULL_WEIGHT_TEXTS) for count in texts]
 
 
-NO_SCORE = Score(-1.0, 0.0)
-"""Below any score."""
-
-
 @dataclass(slots=True)
 class BestCheckpoint:
     """The best weights of a run so far, in a file that survives a kill: steps that are repeated score the same."""
 
     file: Path
     step: int = -1
-    score: Score = NO_SCORE
+    score: Score = field(default=Score(-1.0, 0.0))  # below any
 
     def reset(self) -> None:
         """Delete what an earlier run left, which may be about other texts."""

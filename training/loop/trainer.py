@@ -116,7 +116,6 @@ class Trainer:
     _window: MetricWindow = field(init=False)
     _saved_seconds: float = 0.0
     _stop_signal: int = 0
-    _was_paused: bool = False
 
     def __post_init__(self) -> None:
         config, model = self.config, self.loss.model
@@ -165,10 +164,9 @@ class Trainer:
         is_stopping = False
         with tqdm(total=steps, initial=state.step, unit="step", mininterval=1, disable=not self.dist.is_main) as bar:
             while not (self.is_finished or is_stopping):
-                began, self._was_paused = time.perf_counter(), False
+                began = time.perf_counter()
                 self._step(batches)
-                if not self._was_paused:
-                    state.seconds += time.perf_counter() - began
+                state.seconds += time.perf_counter() - began
                 is_stopping = self._after_step()
                 bar.update()
 
@@ -272,8 +270,9 @@ class Trainer:
     def _evaluate(self) -> None:
         if self.evaluate is None:
             return
-        with self.average.applied():
-            figures = self.evaluate(self.state)
+        self.average.swap()
+        figures = self.evaluate(self.state)
+        self.average.swap()
         if self.dist.is_main:
             self.log.write("evaluation", self.state, figures)
 
@@ -298,20 +297,15 @@ class Trainer:
     @contextmanager
     def _signals(self) -> Iterator[None]:
         """SIGTERM and Ctrl-C let the current step finish; then the state is saved. A second signal ends the process at
-        once. The time of a pause (Ctrl-Z, SIGSTOP) is not counted as training."""
-        handled = (signal.SIGTERM, signal.SIGINT, signal.SIGCONT)
-        before = {number: signal.getsignal(number) for number in handled}
+        once."""
+        before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
 
         def stop(number: int, _frame: FrameType | None) -> None:
             self._stop_signal = number
             signal.signal(number, before[signal.Signals(number)])
 
-        def resume(_number: int, _frame: FrameType | None) -> None:
-            self._was_paused = True
-
-        signal.signal(signal.SIGTERM, stop)
-        signal.signal(signal.SIGINT, stop)
-        signal.signal(signal.SIGCONT, resume)
+        for number in before:
+            signal.signal(number, stop)
         try:
             yield
         finally:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -33,15 +32,6 @@ class WeightAverage:
     def reset(self) -> None:
         """Empty the mean."""
         self.count, self._mean = 0, []
-
-    @contextmanager
-    def applied(self) -> Iterator[None]:
-        """Give the model the mean of its weights for a while, if there is one."""
-        self.swap()
-        try:
-            yield
-        finally:
-            self.swap()
 
     @torch.no_grad()
     def swap(self) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -400,16 +399,6 @@ def test_trainer_ends_at_once_at_a_second_signal(tmp_path: Path) -> None:
         trainer(tmp_path, Regression(on_batch=at_step(2, twice))).run()
     assert not list(tmp_path.glob("*.pt"))
     assert signal.getsignal(signal.SIGTERM) == before
-
-
-def test_trainer_does_not_count_a_pause_as_training(tmp_path: Path) -> None:
-    def pause() -> None:
-        time.sleep(1)
-        send(signal.SIGCONT)()  # ends a pause
-
-    paused = trainer(tmp_path, Regression(on_batch=at_step(3, pause)), steps=10)
-    paused.run()
-    assert 0 < paused.state.seconds < 1
 
 
 # --- the weight average

@@ -21,28 +21,19 @@ def filled(value: float) -> torch.Tensor:
     return torch.full((2, 2), value)
 
 
-def test_weight_average_is_applied_for_a_while() -> None:
+def test_weight_average_is_swapped_with_the_weights_and_back() -> None:
     network, average = averaged(1.0, 2.0, 6.0)
-    with average.applied():
-        torch.testing.assert_close(network.weight.detach(), filled(3.0))
+    average.swap()
+    torch.testing.assert_close(network.weight.detach(), filled(3.0))
+    average.swap()
     assert torch.equal(network.weight, filled(6.0))
 
 
 def test_weight_average_of_no_step_leaves_the_weights() -> None:
     network, average = averaged(5.0)
     average.reset()
-    with average.applied():
-        assert torch.equal(network.weight, filled(5.0))
-
-
-def test_weight_average_is_taken_off_after_an_error() -> None:
-    network, average = averaged(1.0, 3.0)
-    try:
-        with average.applied():
-            raise KeyError
-    except KeyError:
-        pass
-    assert torch.equal(network.weight, filled(3.0))
+    average.swap()
+    assert torch.equal(network.weight, filled(5.0))
 
 
 def test_weight_average_goes_on_from_a_saved_state() -> None:
