@@ -106,7 +106,7 @@ def bench(preset: str, length: int, batch: int, steps: int, device_name: str) ->
 
 
 def _vocabulary(config: BertConfig) -> Vocabulary:
-    return Vocabulary(config.vocab_size, 2, 3, 4, 1, np.arange(5, config.vocab_size))
+    return Vocabulary(2, 3, 4, 1, np.arange(5, config.vocab_size))
 
 
 def _mixed(config: BertConfig, length: int) -> Iterator[Example]:

@@ -182,18 +182,16 @@ class LabelledStream:
     teacher_weight: float
     seed: int
     micro_batch_tokens: int
-    can_cut = False
 
     def __post_init__(self) -> None:
-        windows = (self._texts(numbers) for numbers in self.text.shuffled_windows(self.seed, 0))
-        sizes = [(len(texts), texts.num_tokens()) for texts in windows]
-        self.texts, self.tokens = (sum(column) for column in zip(*sizes, strict=True))
-        """Documents, and tokens, of one epoch."""
+        windows = self.text.shuffled_windows(self.seed, 0)
+        self.tokens = sum(self._texts(numbers).num_tokens() for numbers in windows)
+        """Tokens of one epoch."""
 
     @property
     def texts_per_batch(self) -> float:
         """Mean number of texts in a full micro-batch."""
-        return self.micro_batch_tokens * self.texts / self.tokens
+        return self.micro_batch_tokens * self.text.documents / self.tokens
 
     def num_windows(self) -> int:
         return len(self.text.shuffled_windows(self.seed, 0))

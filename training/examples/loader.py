@@ -48,16 +48,13 @@ class WindowExamples(Protocol):
 
         Args:
             progress: share of the run's budget that is spent.
-            max_tokens: cut the example to so many tokens; None leaves it as it is.
+            max_tokens: cut the example to so many tokens, if such examples may be cut; None leaves it as it is.
         """
         ...
 
 
 class ExampleStream(Protocol):
     """All examples of a run, and how they become a micro-batch."""
-
-    can_cut: bool
-    """Whether an example may be cut to fill a batch."""
 
     def num_windows(self) -> int: ...
 
@@ -127,11 +124,9 @@ class MicroBatches(IterableDataset[MicroBatch]):
         while True:
             window, position = self._next(position, window_at)
             example = window.make(position[2], progress)
-            if len(example) > left:
-                if not self.stream.can_cut or left < MIN_TOKENS_TO_CUT:
-                    break
+            if len(example) > left >= MIN_TOKENS_TO_CUT:
                 example = window.make(position[2], progress, left)
-            if not self.stream.fits([*examples, example], shape):
+            if len(example) > left or not self.stream.fits([*examples, example], shape):
                 break
             examples.append(example)
             left -= len(example)

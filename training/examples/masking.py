@@ -14,7 +14,6 @@ from training.examples.pairs import Ints, Pair, PairKind
 class Vocabulary:
     """What masking needs of a tokenizer."""
 
-    size: int
     cls_id: int
     sep_id: int
     mask_id: int
@@ -25,8 +24,7 @@ class Vocabulary:
     @classmethod
     def of(cls, tokenizer: Tokenizer) -> Vocabulary:
         ordinary = np.array(sorted(set(range(tokenizer.vocab_size)) - tokenizer.special_ids), dtype=np.int64)
-        ids = (tokenizer.cls_id, tokenizer.sep_id, tokenizer.mask_id, tokenizer.unk_id)
-        return cls(tokenizer.vocab_size, *ids, ordinary)
+        return cls(tokenizer.cls_id, tokenizer.sep_id, tokenizer.mask_id, tokenizer.unk_id, ordinary)
 
 
 @dataclass(frozen=True, slots=True)

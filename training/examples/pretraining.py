@@ -49,7 +49,6 @@ class PretrainingStream:
     config: ExamplesConfig
     seed: int
     micro_batch_tokens: int
-    can_cut = True
 
     def __post_init__(self) -> None:
         first = self.window(0, 0)

@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from model.heads import BertForSequenceClassification
 from training.evaluate.classification import Answers, classification_report, predict_classification
 from training.examples.labelled import LabelledTexts
+from training.finetune.selection import source_weights
 
 MIN_RIGHT_AND_WRONG = 5
 """Right and wrong answers on dev that a temperature needs: with none wrong, the lowest temperature always wins."""
@@ -45,8 +46,9 @@ def calibrate(model: BertForSequenceClassification, dev: Mapping[str, LabelledTe
             *(right, texts, MIN_RIGHT_AND_WRONG),
         )
         return 1.0
-    temperature = _best_temperature(answers)
-    before, after = _calibration_error(answers, 1.0), _calibration_error(answers, temperature)
+    weights = source_weights((len(a.labels) for a in answers.values()), MAX_SOURCE_TEXTS)
+    temperature = _best_temperature(answers, weights)
+    before, after = (_calibration_error(answers, weights, t) for t in (1.0, temperature))
     if after >= before:
         logger.info("scores are calibrated as they are: calibration error on dev %.4f", before)
         return 1.0
@@ -57,9 +59,7 @@ def calibrate(model: BertForSequenceClassification, dev: Mapping[str, LabelledTe
     return temperature
 
 
-def _best_temperature(answers: Mapping[str, Answers]) -> float:
-    weights = _weights(answers)
-
+def _best_temperature(answers: Mapping[str, Answers], weights: list[int]) -> float:
     def loss(temperature: float) -> float:
         losses = [F.cross_entropy(a.logits / temperature, a.labels).item() for a in answers.values()]
         return float(np.average(losses, weights=weights))
@@ -67,11 +67,7 @@ def _best_temperature(answers: Mapping[str, Answers]) -> float:
     return min(TEMPERATURES, key=loss)
 
 
-def _calibration_error(answers: Mapping[str, Answers], temperature: float) -> float:
+def _calibration_error(answers: Mapping[str, Answers], weights: list[int], temperature: float) -> float:
     reports = (classification_report(a.logits / temperature, a.labels) for a in answers.values())
     errors = [report.expected_calibration_error for report in reports]
-    return float(np.average(errors, weights=_weights(answers)))
-
-
-def _weights(answers: Mapping[str, Answers]) -> list[int]:
-    return [min(len(a.labels), MAX_SOURCE_TEXTS) for a in answers.values()]
+    return float(np.average(errors, weights=weights))

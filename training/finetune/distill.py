@@ -6,7 +6,6 @@ The teacher's probabilities are written as a column, `target_probs.npy`, beside 
 from __future__ import annotations
 
 import logging
-from pathlib import Path
 
 import numpy as np
 from tqdm import tqdm
@@ -58,7 +57,9 @@ def distill(recipe: Recipe, tokenizer: Tokenizer) -> bool:
     for shard_input in tqdm(labelled_inputs(recipe), desc="distill", unit="shard"):
         file = folder / f"{shard_input.number:06d}" / f"{COLUMN}.npy"
         if shard_input.part == "train" and not file.is_file():
-            _write_column(file, _probabilities(teacher, shard_input))
+            part = file.with_suffix(".part.npy")
+            np.save(part, _probabilities(teacher, shard_input))
+            part.replace(file)
             texts += len(shard_input.documents)
     write_json(folder / RECORD, key)
     write_resolved(recipe, recipe.folder / "distill")
@@ -108,14 +109,8 @@ def _probabilities(teacher: Checkpoint, shard_input: ShardInput) -> Floats:
     model = teacher.model
     assert isinstance(model, BertForSequenceClassification)
     probabilities: Floats = np.zeros((len(shard_input.documents), model.config.num_labels), np.float32)
-    positions = model.config.max_position_embeddings
-    texts = encode_texts(shard_input.documents, probabilities, shard_input.read, teacher.tokenizer, positions)
+    positions, targets = model.config.max_position_embeddings, probabilities  # nothing reads the targets
+    texts = encode_texts(shard_input.documents, targets, shard_input.read, teacher.tokenizer, positions)
     answers = predict_classification(model, texts)
     np.add.at(probabilities, answers.documents, answers.logits.softmax(1).numpy())
     return probabilities / probabilities.sum(1, keepdims=True)
-
-
-def _write_column(file: Path, values: Floats) -> None:
-    part = file.with_suffix(".part.npy")
-    np.save(part, values)
-    part.replace(file)

@@ -139,10 +139,7 @@ def _train(material: _Material, seed: int) -> SeedResult | None:
     model = classifier_from(start.model, recipe.finetune, seed).to(choose_device(recipe.device, dist.local_rank))
     best = BestCheckpoint(folder / f"best-rank-{dist.rank}.pt")
     trainer = _trainer(material, model, best, seed, folder)
-    if trainer.state.step:
-        best.load()
-    else:
-        best.reset()
+    best.load(resumed=trainer.state.step > 0)
     if dist.is_main and not trainer.is_finished:
         write_resolved(recipe, folder)
     if not trainer.run():
@@ -171,7 +168,7 @@ def _trainer(
         seed=seed,
         micro_batch_tokens=recipe.micro_batch_tokens,
     )
-    logger.info("%s texts with %s tokens per epoch", f"{stream.texts:,}", f"{stream.tokens:,}")
+    logger.info("%s texts with %s tokens per epoch", f"{stream.text.documents:,}", f"{stream.tokens:,}")
     loss = ClassificationLoss(model, stream.texts_per_batch)
     maybe_compile(loss)
 

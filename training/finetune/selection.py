@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import NamedTuple
@@ -30,7 +30,7 @@ class Score(NamedTuple):
 
 def mean_score(reports: Mapping[str, ClassificationReport]) -> Score:
     """Weighted mean over dev sources; see `source_weights`."""
-    weights = source_weights([report.examples for report in reports.values()])
+    weights = source_weights(report.examples for report in reports.values())
     accuracy, loss = (
         float(np.average([getattr(report, key) for report in reports.values()], weights=weights))
         for key in ("balanced_accuracy", "loss")
@@ -38,13 +38,13 @@ def mean_score(reports: Mapping[str, ClassificationReport]) -> Score:
     return Score(accuracy, -loss)
 
 
-def source_weights(texts: Sequence[int]) -> list[int]:
+def source_weights(texts: Iterable[int], limit: int = FULL_WEIGHT_TEXTS) -> list[int]:
     """Weight of each dev source, by its number of texts.
 
     >>> source_weights([1000, 500, 15])
     [200, 200, 15]
     """
-    return [min(count, FULL_WEIGHT_TEXTS) for count in texts]
+    return [min(count, limit) for count in texts]
 
 
 @dataclass(slots=True)
@@ -55,13 +55,11 @@ class BestCheckpoint:
     step: int = -1
     score: Score = field(default=Score(-1.0, 0.0))  # below any
 
-    def reset(self) -> None:
-        """Delete what an earlier run left, which may be about other texts."""
-        self.file.unlink(missing_ok=True)
-
-    def load(self) -> None:
-        """Continue from the file, if it is there."""
-        if self.file.is_file():
+    def load(self, *, resumed: bool) -> None:
+        """Continue from the file; if the run is not resumed, delete it, because it may be about other texts."""
+        if not resumed:
+            self.file.unlink(missing_ok=True)
+        elif self.file.is_file():
             state = torch.load(self.file, map_location="cpu", weights_only=True)
             self.step, self.score = state["step"], Score(*state["score"])
 

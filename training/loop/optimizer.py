@@ -63,17 +63,12 @@ def make_optimizer(
 ) -> torch.optim.Optimizer | CombinedOptimizer:
     """AdamW (Loshchilov & Hutter 2017), without decay on biases and norms. With `muon`, the matrices of the encoder's
     layers have `SplitMuon`; embeddings and heads keep AdamW. `model.zero_grad()` clears the gradients of both."""
-    fused: list[nn.Parameter] = []
-    matrices: list[nn.Parameter] = []
-    decaying: list[nn.Parameter] = []
-    exempt: list[nn.Parameter] = []
-    for name, parameter in model.named_parameters():
-        if parameter.ndim < 2:
-            exempt.append(parameter)
-        elif kind == "muon" and "encoder.layers." in name:
-            (fused if "query_key_value" in name else matrices).append(parameter)
-        else:
-            decaying.append(parameter)
+    matrices = {name: weight for name, weight in model.named_parameters() if weight.ndim > 1}
+    layers = {name: weight for name, weight in matrices.items() if kind == "muon" and "encoder.layers." in name}
+    fused = [weight for name, weight in layers.items() if "query_key_value" in name]
+    separate = [weight for name, weight in layers.items() if "query_key_value" not in name]
+    decaying = [weight for name, weight in matrices.items() if name not in layers]
+    exempt = [weight for weight in model.parameters() if weight.ndim < 2]
     adamw = torch.optim.AdamW(
         [{"params": decaying, "weight_decay": ADAMW_DECAY}, {"params": exempt, "weight_decay": 0.0}],
         lr=learning_rate,
@@ -81,4 +76,4 @@ def make_optimizer(
         eps=EPSILON,
         fused=True,
     )
-    return CombinedOptimizer([SplitMuon(fused, matrices, learning_rate), adamw]) if fused else adamw
+    return CombinedOptimizer([SplitMuon(fused, separate, learning_rate), adamw]) if fused else adamw

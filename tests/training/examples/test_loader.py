@@ -149,8 +149,6 @@ def test_micro_batches_of_ranks_that_cannot_share_the_lanes_are_refused(stream: 
 class Numbers:
     """A stream whose examples are their own addresses (epoch, window, index), each of a few tokens."""
 
-    can_cut = False
-
     class Window:
         def __init__(self, epoch: int, number: int, size: int) -> None:
             self.place, self.size = (epoch, number), size

@@ -23,7 +23,7 @@ VOCABULARY = 60_000
 
 def vocabulary() -> Vocabulary:
     """Ids 0 to 4 are special."""
-    return Vocabulary(VOCABULARY, cls_id=2, sep_id=3, mask_id=4, unk_id=1, ordinary=np.arange(SPECIAL, VOCABULARY))
+    return Vocabulary(cls_id=2, sep_id=3, mask_id=4, unk_id=1, ordinary=np.arange(SPECIAL, VOCABULARY))
 
 
 def text(documents: int, sentences: int, longest: int, seed: int = 0) -> MemoryText:

@@ -54,7 +54,7 @@ def test_best_checkpoint_never_keeps_a_nan(tmp_path: Path) -> None:
 def test_best_checkpoint_of_a_resumed_run_is_loaded(tmp_path: Path) -> None:
     BestCheckpoint(tmp_path / "best.pt").update(5, Score(0.5, -1.0), network(5))
     again = BestCheckpoint(tmp_path / "best.pt")
-    again.load()
+    again.load(resumed=True)
     assert (again.step, again.score) == (5, Score(0.5, -1.0))
     again.update(6, Score(0.4, -0.5), network(6))
     assert again.step == 5
@@ -63,8 +63,7 @@ def test_best_checkpoint_of_a_resumed_run_is_loaded(tmp_path: Path) -> None:
 def test_best_checkpoint_of_another_run_is_deleted(tmp_path: Path) -> None:
     BestCheckpoint(tmp_path / "best.pt").update(5, Score(0.9, 0.0), network(5))
     again = BestCheckpoint(tmp_path / "best.pt")
-    again.reset()
-    again.load()
+    again.load(resumed=False)
     again.update(1, Score(0.1, 0.0), network(1))
     assert again.step == 1
 

@@ -49,8 +49,6 @@ class Points:
 class PointStream:
     """1,000 points per epoch; each counts as one token."""
 
-    can_cut = False
-
     class Window:
         def __init__(self, epoch: int) -> None:
             self.epoch = epoch
@@ -308,6 +306,14 @@ def test_trainer_stopped_in_its_last_step_is_evaluated_once_when_started_again(t
     settings: dict[str, Any] = {"steps": 5, "evaluations": 1, "evaluate": lambda state: {"at": state.step}}
     finished = [trainer(tmp_path, task, **settings).run() for task in tasks]
     assert finished == [False, True, True]
+    assert [line["at"] for line in lines(tmp_path, "evaluation")] == [5]
+
+
+def test_trainer_killed_in_its_last_evaluation_evaluates_again(tmp_path: Path) -> None:
+    settings: dict[str, Any] = {"steps": 5, "evaluations": 1, "checkpoint_minutes": EVERY_STEP}
+    with pytest.raises(Killed):
+        trainer(tmp_path, Regression(), evaluate=lambda _: kill(), **settings).run()  # type: ignore[func-returns-value]
+    assert trainer(tmp_path, Regression(), evaluate=lambda state: {"at": state.step}, **settings).run()
     assert [line["at"] for line in lines(tmp_path, "evaluation")] == [5]
 
 
