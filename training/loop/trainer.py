@@ -45,7 +45,7 @@ logger = logging.getLogger(__name__)
 
 class TrainingLoss(nn.Module):
     """What is trained: the loss of a model. It is called with a micro-batch and returns the () loss to minimise, and
-    (metrics, 2) sum and count of each metric."""
+    (metrics, 2) sum and count of each metric, without a gradient."""
 
     model: nn.Module
     """Its weights are trained, averaged and saved."""
@@ -210,8 +210,7 @@ class Trainer:
         with autocast(self.loss.model, choose_precision(self.device)):
             loss, metrics = self._synchronized_loss(batch)
         (loss / micro_batches).backward()
-        detached: Tensor = metrics.detach()
-        return detached
+        return metrics
 
     def _no_sync(self) -> Any:
         """Accumulate gradients on this rank only."""

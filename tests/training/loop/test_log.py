@@ -1,4 +1,4 @@
-"""The log of a run, over resumes."""
+"""The log of a run, over resumes, and its event files for TensorBoard."""
 
 from __future__ import annotations
 
@@ -7,9 +7,14 @@ from pathlib import Path
 
 import pytest
 
+from tests.training.conftest import MakeRecipe
 from training.errors import RunError
 from training.loop.log import RunLog, flatten
 from training.loop.state import TrainState
+from training.pretrain.run import pretrain
+
+PROTOBUF = "ignore::DeprecationWarning"
+"""Protobuf's and tensorboard's own."""
 
 
 def test_run_log_lines_are_read_back(tmp_path: Path) -> None:
@@ -45,3 +50,24 @@ def test_run_log_without_tensorboard_installed_names_the_remedy(
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)  # as if it were not installed
     with pytest.raises(RunError, match="pip install tensorboard"):
         RunLog(tmp_path / "log.jsonl", tensorboard=True)
+
+
+@pytest.mark.filterwarnings(PROTOBUF)
+def test_run_log_with_tensorboard_writes_the_figures_of_a_run(make_recipe: MakeRecipe) -> None:
+    accumulators = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    recipe = make_recipe("tensorboard=true", "pretrain.tokens=2000")
+    assert pretrain(recipe)
+    read = accumulators.EventAccumulator(str(recipe.folder / "pretrain" / "tensorboard")).Reload()
+    tags = read.Tags()
+    assert {"train/loss", "train/matmul_utilisation", "evaluation/stories/mlm_loss"} <= set(tags["scalars"])
+
+
+@pytest.mark.filterwarnings(PROTOBUF)
+def test_run_log_with_tensorboard_does_not_change_the_weights(make_recipe_in: MakeRecipe, tmp_path: Path) -> None:
+    pytest.importorskip("tensorboard")
+    files = []
+    for flag in ("true", "false"):
+        recipe = make_recipe_in(tmp_path / flag, f"tensorboard={flag}", "pretrain.tokens=2000")
+        pretrain(recipe)
+        files.append((recipe.folder / "pretrained" / "model.safetensors").read_bytes())
+    assert files[0] == files[1]
