@@ -48,9 +48,6 @@ WARMUP_FRACTION = 0.1
 EVALUATIONS = 10
 """Looks at dev in a run."""
 
-LOG_STEPS = 20
-"""Steps per line of the log."""
-
 logger = logging.getLogger(__name__)
 
 
@@ -208,7 +205,6 @@ def _trainer(
             seed=seed,
             checkpoint_minutes=recipe.checkpoint_minutes,
             evaluations=EVALUATIONS,
-            log_steps=LOG_STEPS,
         ),
         log=RunLog(folder / "log.jsonl", board),
         checkpointer=Checkpointer(folder, _identity(material, seed), dist),

@@ -34,14 +34,11 @@ from training.runtime.distributed import DistContext
 AVERAGE_EVERY = 8
 """Steps between updates of the weight average, because an update reads all weights."""
 
-EVALUATIONS = 20
-"""Evaluations in a run, evenly spaced over its budget."""
-
 CLIP_NORM = 1.0
 """The gradient's norm is clipped to this (Devlin et al. 2018, published code)."""
 
-LOG_STEPS = 50
-"""Steps per line of the log."""
+MAX_LOG_STEPS, MIN_LOG_LINES = 50, 100
+"""Steps per line of the log; a short run has at least so many lines."""
 
 logger = logging.getLogger(__name__)
 
@@ -94,13 +91,18 @@ class TrainConfig:
     optimizer: str = "adamw"
     seed: int = 1
     checkpoint_minutes: float = 5.0
-    evaluations: int = EVALUATIONS
-    log_steps: int = LOG_STEPS
+    evaluations: int = 1
+    """Evenly spaced over the budget."""
 
     @property
     def steps(self) -> int:
         """Optimizer steps of the run."""
         return max(1, round(self.budget_tokens / self.batch_tokens))
+
+    @property
+    def log_steps(self) -> int:
+        """Steps per line of the log."""
+        return max(1, min(MAX_LOG_STEPS, self.steps // MIN_LOG_LINES))
 
     @property
     def micro_batches(self) -> int:

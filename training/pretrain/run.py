@@ -34,8 +34,11 @@ from training.runtime.distributed import DistContext, distributed
 from training.runtime.files import read_json, write_json
 from training.runtime.lock import run_lock
 
-EVALUATED_EXAMPLES = 512
+EVALUATED_EXAMPLES = 256
 """Held-out examples per source in an evaluation on the way."""
+
+MAX_EVALUATIONS, TOKENS_PER_EVALUATION = 20, 1_000_000
+"""An evaluation of four sources costs as much as 80,000 tokens of training, so short runs have few."""
 
 BUDGET_SHARE = 0.95
 """Share of a budget in minutes that steps get; evaluations and checkpoints take the rest."""
@@ -128,6 +131,7 @@ def _trainer(
             optimizer=config.optimizer,
             seed=recipe.seed,
             checkpoint_minutes=recipe.checkpoint_minutes,
+            evaluations=max(1, min(MAX_EVALUATIONS, config.tokens // TOKENS_PER_EVALUATION)),
         ),
         log=RunLog(folder / "log.jsonl", board),
         checkpointer=Checkpointer(folder, _identity(recipe, text, model), dist),
