@@ -193,7 +193,6 @@ def _trainer(
             checkpoint_minutes=recipe.checkpoint_minutes,
             tensorboard=recipe.tensorboard,
             evaluations=10,
-            log_steps=20,
         ),
         folder,
         identity={

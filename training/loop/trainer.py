@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import logging
 import signal
-import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
@@ -39,6 +38,9 @@ AVERAGE_EVERY = 8
 
 CLIP_NORM = 1.0
 """The gradient's norm is clipped to this (Devlin et al. 2018, published code)."""
+
+MAX_LOG_STEPS, MIN_LOG_LINES = 50, 100
+"""Steps per line of the log; a short run has at least so many lines."""
 
 logger = logging.getLogger(__name__)
 
@@ -72,15 +74,18 @@ class TrainConfig:
     seed: int = 1
     checkpoint_minutes: float = 5.0
     tensorboard: bool = False
-    evaluations: int = 20
+    evaluations: int = 1
     """Evenly spaced over the budget."""
-    log_steps: int = 50
-    """Steps per line of the log."""
 
     @property
     def steps(self) -> int:
         """Optimizer steps of the run."""
         return max(1, round(self.budget_tokens / self.batch_tokens))
+
+    @property
+    def log_steps(self) -> int:
+        """Steps per line of the log."""
+        return max(1, min(MAX_LOG_STEPS, self.steps // MIN_LOG_LINES))
 
     @property
     def micro_batches(self) -> int:
@@ -326,4 +331,4 @@ def measure_speed(loss: TrainingLoss, stream: ExampleStream, seconds: float = 10
         synchronize(device)
         times.append(time.perf_counter() - began)
     loss.zero_grad()
-    return batch.tokens / statistics.median(times[2:])  # the first passes compile, or load kernels
+    return batch.tokens / min(times)  # the first passes compile, and others may wait for work beside the run

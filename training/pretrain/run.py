@@ -30,8 +30,11 @@ from training.runtime.distributed import DistContext, distributed
 from training.runtime.files import read_json, write_json
 from training.runtime.lock import run_lock
 
-EVALUATED_EXAMPLES = 512
+EVALUATED_EXAMPLES = 256
 """Held-out examples per source in an evaluation on the way."""
+
+MAX_EVALUATIONS, TOKENS_PER_EVALUATION = 20, 1_000_000
+"""An evaluation of four sources costs as much as 80,000 tokens of training, so short runs have few."""
 
 BUDGET_SHARE = 0.95
 """Share of a budget in minutes that steps get; evaluations and checkpoints take the rest."""
@@ -120,6 +123,7 @@ def _trainer(
             seed=recipe.seed,
             checkpoint_minutes=recipe.checkpoint_minutes,
             tensorboard=recipe.tensorboard,
+            evaluations=max(1, min(MAX_EVALUATIONS, config.tokens // TOKENS_PER_EVALUATION)),
         ),
         recipe.folder / "pretrain",
         identity={

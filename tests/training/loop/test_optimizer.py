@@ -14,8 +14,9 @@ from training.loop.optimizer import (
     ADAMW_DECAY,
     MUON_DECAY,
     CombinedOptimizer,
-    SplitMuon,
+    Muon,
     make_optimizer,
+    orthogonalise,
 )
 
 
@@ -40,14 +41,10 @@ def test_muon_has_the_matrices_of_the_layers_and_no_other() -> None:
     matrices = {id(p): p for group in muon.param_groups for p in group["params"]}
     others = groups_by_parameter(adamw)
     assert {group["weight_decay"] for group in muon.param_groups} == {MUON_DECAY}
-    addresses = {p.data_ptr() for p in matrices.values()}
     for name, parameter in model.named_parameters():
         is_matrix = "encoder.layers." in name and parameter.ndim == 2
-        assert (id(parameter) not in others) == is_matrix, name
-        if is_matrix and "query_key_value" in name:
-            assert {part.data_ptr() for part in parameter.chunk(3)} <= addresses
-        elif is_matrix:
-            assert id(parameter) in matrices
+        assert (id(parameter) in matrices) == is_matrix, name
+        assert (id(parameter) in others) != is_matrix, name
 
 
 def steps(
@@ -59,37 +56,45 @@ def steps(
         optimizer.step()
 
 
-def test_split_muon_equals_torch_muon_on_three_separate_matrices() -> None:
+def test_muon_equals_torch_muon_on_three_separate_matrices() -> None:
     torch.manual_seed(0)
-    fused = nn.Parameter(torch.randn(24, 8))
-    separate = [nn.Parameter(part.clone()) for part in fused.detach().chunk(3)]
+    fused, before = nn.Parameter(torch.randn(24, 8)), torch.empty(24, 8)
+    before.copy_(fused.detach())
+    separate = [nn.Parameter(part.clone()) for part in before.chunk(3)]
     gradients = [torch.randn(24, 8) * scale for scale in (1.0, 0.1, 5.0)]
-    steps(SplitMuon([fused], [], lr=0.02), [fused], [[gradient] for gradient in gradients])
+    steps(Muon([], [fused], 0.02, torch.bfloat16), [fused], [[gradient] for gradient in gradients])
     reference = torch.optim.Muon(separate, lr=0.02, weight_decay=MUON_DECAY, adjust_lr_fn="match_rms_adamw")
     steps(reference, separate, [list(gradient.chunk(3)) for gradient in gradients])
-    assert torch.equal(fused.detach(), torch.cat([part.detach() for part in separate]))
+    ours, theirs = fused.detach() - before, torch.cat([part.detach() for part in separate]) - before
+    assert (ours - theirs).norm() < 0.01 * theirs.norm(), "both round to bfloat16, in another order"
 
 
-def test_split_muon_differs_from_muon_on_the_fused_matrix() -> None:
+def test_muon_differs_on_a_matrix_that_is_not_split() -> None:
     torch.manual_seed(0)
     fused = nn.Parameter(torch.randn(24, 8))
     whole = nn.Parameter(fused.detach().clone())
     gradient = torch.randn(24, 8)
-    steps(SplitMuon([fused], [], lr=0.02), [fused], [[gradient]])
-    steps(SplitMuon([], [whole], lr=0.02), [whole], [[gradient]])
+    steps(Muon([], [fused], 0.02, torch.float32), [fused], [[gradient]])
+    steps(Muon([whole], [], 0.02, torch.float32), [whole], [[gradient]])
     assert not torch.allclose(fused, whole)
 
 
-def test_split_muon_without_a_gradient_leaves_the_weights_alone() -> None:
+def test_muon_without_a_gradient_leaves_the_weights_alone() -> None:
     fused = nn.Parameter(torch.randn(24, 8))
     before = fused.detach().clone()
-    SplitMuon([fused], [], lr=0.02).step()
+    Muon([], [fused], 0.02, torch.float32).step()
     assert torch.equal(fused.detach(), before)
+
+
+@pytest.mark.parametrize("shape", [(3, 8, 8), (2, 32, 8), (2, 8, 32)])
+def test_orthogonalise_brings_singular_values_near_one(shape: tuple[int, ...]) -> None:
+    torch.manual_seed(0)
+    values = torch.linalg.svdvals(orthogonalise(torch.randn(shape), torch.float32))
+    assert 0.6 < values.min() <= values.max() < 1.3
 
 
 @pytest.mark.parametrize("kind", ["adamw", "muon"])
 def test_optimizer_loaded_from_a_state_goes_on_bit_identically(kind: str) -> None:
-    """Also: the parts of a fused matrix keep sharing its memory after `load_state_dict` of model and optimizer."""
     torch.manual_seed(0)
     model = BertForPreTraining(tiny_config())
     gradients = [[torch.randn_like(p) for p in model.parameters()] for _ in range(4)]

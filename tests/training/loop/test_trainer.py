@@ -121,7 +121,6 @@ def trainer(
         "warmup_fraction": 0.1,
         "decay_fraction": 0.5,
         "evaluations": 4,
-        "log_steps": 1,
     }
     return Trainer(
         loss,
@@ -366,7 +365,7 @@ def test_trainer_never_saves_or_evaluates_what_is_not_finite(tmp_path: Path) -> 
         assert all(weight.isfinite().all() for weight in task.model.state_dict().values())
         return {}
 
-    broken = trainer(tmp_path, task, evaluate=evaluate, log_steps=100, evaluations=20, checkpoint_minutes=EVERY_STEP)
+    broken = trainer(tmp_path, task, evaluate=evaluate, evaluations=20, checkpoint_minutes=EVERY_STEP)
     with pytest.raises(RunError, match=r"norm is nan by step 12: start again .* with a lower learning_rate"):
         broken.run()
     assert evaluated == [2, 4, 6, 8, 10]
@@ -378,7 +377,10 @@ def test_trainer_never_saves_or_evaluates_what_is_not_finite(tmp_path: Path) -> 
 def test_trainer_ends_with_an_error_if_the_last_step_is_not_finite(tmp_path: Path) -> None:
     task = Regression(on_batch=lambda seen: float("inf") if seen == 2 * STEPS - 1 else 1.0)
     with pytest.raises(RunError, match=r"norm is (nan|inf) by step 40"):
-        trainer(tmp_path, task, log_steps=1000).run()
+        trainer(
+            tmp_path,
+            task,
+        ).run()
     assert not list(tmp_path.glob("state-*.pt"))
 
 
