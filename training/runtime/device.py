@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import ctypes
+import math
 import platform
-import sys
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -77,19 +77,15 @@ def matmul_peak(device: torch.device, precision: torch.dtype, seconds: float = 0
     generator = torch.Generator(device).manual_seed(0)
     matrix = torch.randn(size, size, generator=generator, device=device, dtype=precision)  # zeros would be faster
     matrix @ matrix  # the first call loads the kernel
-    best, ends = 0.0, time.perf_counter() + seconds
-    while time.perf_counter() < ends or not best:
-        best = max(best, 4 * 2 * size**3 / _seconds(matrix, products=4))
-    return best
-
-
-def _seconds(matrix: torch.Tensor, products: int) -> float:
-    synchronize(matrix.device)
-    began = time.perf_counter()
-    for _ in range(products):
-        matrix @ matrix
-    synchronize(matrix.device)
-    return time.perf_counter() - began
+    synchronize(device)
+    best, ends = math.inf, time.perf_counter() + seconds
+    while time.perf_counter() < ends or best == math.inf:
+        began = time.perf_counter()
+        for _ in range(4):
+            matrix @ matrix
+        synchronize(device)
+        best = min(best, time.perf_counter() - began)
+    return 4 * 2 * size**3 / best
 
 
 def synchronize(device: torch.device) -> None:
@@ -102,20 +98,12 @@ def configure_process() -> None:
     """Set threads, TF32 and the allocator of a training process: call it once, before tensors are made."""
     torch.set_num_threads(max(1, available_cpus() // local_world_size()))
     torch.backends.cuda.matmul.allow_tf32 = True  # for what a GPU computes in float32
-    keep_freed_memory()
-
-
-def keep_freed_memory() -> None:
-    """Make glibc malloc keep freed memory, because a training step frees and takes the same hundreds of megabytes:
-    mapping them again costs a CPU run a tenth of its time. Does nothing without glibc."""
-    if sys.platform != "linux":
-        return
-    try:
+    # A training step frees and takes the same hundreds of megabytes: mapping them again costs a CPU run a tenth of its
+    # time. So glibc's malloc keeps what is freed; other C libraries have no mallopt.
+    with suppress(AttributeError):
         mallopt = ctypes.CDLL(None).mallopt
-    except AttributeError:  # musl
-        return
-    mallopt(_M_MMAP_THRESHOLD, 2**31 - 1)
-    mallopt(_M_TRIM_THRESHOLD, 2**31 - 1)
+        mallopt(_M_MMAP_THRESHOLD, 2**31 - 1)
+        mallopt(_M_TRIM_THRESHOLD, 2**31 - 1)
 
 
 def maybe_compile(module: nn.Module) -> None:
