@@ -104,12 +104,17 @@ PARALLEL = ("pretrain", "adapt", "finetune")
 def main(arguments: Sequence[str] | None = None) -> int:
     """Entry point of `bert-train`: 0 when done, 1 after an error, 130 when stopped by a signal."""
     arguments = sys.argv[1:] if arguments is None else arguments
-    parsed = _parse(arguments)
+    parser = _parser()
+    # Overrides are what argparse leaves over, so they may stand before, between and after the options.
+    parsed, overrides = parser.parse_known_args(arguments)
+    unknown = [argument for argument in overrides if argument.startswith("-")]
+    if unknown and parsed.command != "bench":
+        parser.error(f"unrecognized arguments: {' '.join(unknown)}")
     logging.basicConfig(level=logging.INFO, format="%(asctime)s  %(message)s", datefmt="%H:%M:%S")
     logging.captureWarnings(True)
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # like Ctrl-C, so that nothing is left half-written
     try:
-        finished = _run(parsed)
+        finished = _run(parsed, overrides)
     except (BertError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
@@ -120,16 +125,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0 if finished else STOPPED
 
 
-def _parse(arguments: Sequence[str]) -> argparse.Namespace:
-    """Parse options in any place among the overrides, which argparse alone does not allow."""
-    parser = _parser()
-    parsed, rest = parser.parse_known_args(arguments)
-    if unknown := [argument for argument in rest if argument.startswith("-") or parsed.command == "bench"]:
-        parser.error(f"unrecognized arguments: {' '.join(unknown)}")
-    parsed.override += rest
-    return parsed
-
-
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser("bert-train", description="Train a BERT on your own text.")
     commands = parser.add_subparsers(dest="command", required=True)
@@ -137,45 +132,39 @@ def _parser() -> argparse.ArgumentParser:
     recipe.add_argument("recipe", help="a TOML file, or the name of a recipe that ships")
     recipe.add_argument("--data", help="folder that relative source paths start from")
     recipe.add_argument("--tensorboard", action="store_true", help="write event files for TensorBoard too")
-    recipe.add_argument("override", nargs="*", metavar="key=value", help="e.g. pretrain.tokens=5000000")
+    overrides = "Further arguments change keys of the recipe, such as pretrain.tokens=5000000."
     parsers = {
-        name: commands.add_parser(name, help=summary, description=summary, parents=[recipe])
+        name: commands.add_parser(name, help=summary, description=summary, parents=[recipe], epilog=overrides)
         for name, (_, summary) in COMMANDS.items()
     }
     parsers["evaluate"].add_argument("--weights", type=Path, help="folder of exported checkpoints to evaluate instead")
     parsers["inspect"].add_argument("--examples", type=int, default=5, help="how many to print")
     summary = "time a training step beside the same step of transformers"
-    timing = commands.add_parser("bench", help=summary, description=summary)
-    timing.add_argument("preset", nargs="?", default="mini", help="tiny, mini, small, medium, base or large")
-    timing.add_argument("--length", type=int, default=128, help="tokens of a full example")
-    timing.add_argument("--batch", type=int, default=32, help="full examples per step")
-    timing.add_argument("--steps", type=int, default=20, help="steps to time")
-    timing.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:1")
-    timing.set_defaults(override=[])
+    commands.add_parser("bench", help=summary, add_help=False)  # it parses its own arguments
     return parser
 
 
-def _run(parsed: argparse.Namespace) -> bool:
+def _run(parsed: argparse.Namespace, overrides: list[str]) -> bool:
     """Run a command. False if a signal ended it early."""
     if world_size() > 1 and parsed.command not in PARALLEL:
         raise RunError(f"{parsed.command} is for one process; torchrun is for {', '.join(PARALLEL)}")
     configure_process()
     if parsed.command == "bench":
-        return _bench(parsed)
+        return _bench(overrides)
     places = [f"data={parsed.data}"] if parsed.data else []
     boards = ["tensorboard=true"] if parsed.tensorboard else []
-    recipe = load_recipe(parsed.recipe, [*places, *boards, *parsed.override])
+    recipe = load_recipe(parsed.recipe, [*places, *boards, *overrides])
     options = {name: value for name, value in vars(parsed).items() if name in ("examples", "weights")}
     with logging_redirect_tqdm():
         return COMMANDS[parsed.command][0](recipe, **options) is not False
 
 
-def _bench(parsed: argparse.Namespace) -> bool:
+def _bench(arguments: Sequence[str]) -> bool:
     try:
-        from benchmarks.training_step import bench  # no part of the installed package
+        from benchmarks import training_step  # no part of the installed package
     except ImportError as error:
         raise RunError(f"bench runs in the folder of the repository, with transformers installed ({error})") from error
-    print(bench(parsed.preset, parsed.length, parsed.batch, parsed.steps, parsed.device))
+    training_step.main(arguments)
     return True
 
 

@@ -441,17 +441,13 @@ def _message(error: ErrorDetails) -> str:
         return f"no such key; the keys are {', '.join(Dialect.__dataclass_fields__)}"
     if error["type"] != "extra_forbidden":
         return error["msg"]
-    path = [part for part in error["loc"] if isinstance(part, str)]
-    if len(path) < len(error["loc"]):  # an entry of a list of sources
-        path = ["source", path[-1]]
-    keys = [key.split(".") for key, _ in recipe_keys()]
-    keys += [key[:-1] for key in keys if len(key) > 1]  # tables
-    guesses = [key for key in keys if key[-1] == path[-1]]  # of another table
-    if not guesses:
-        siblings = [key[-1] for key in keys if key[:-1] == path[:-1]]
-        guesses = [[*path[:-1], name] for name in difflib.get_close_matches(path[-1], siblings, n=1, cutoff=0.55)]
-    text = " or ".join(dict.fromkeys(".".join(key) for key in guesses))
-    return "no such key" + (f"; did you mean {text}?" if text else "")
+    *tables, name = error["loc"]
+    prefix = "source" if any(isinstance(table, int) for table in tables) else ".".join(map(str, tables))
+    keys = [key for key, _ in recipe_keys()]
+    keys = list(dict.fromkeys([*keys, *(key.rpartition(".")[0] for key in keys)]))  # with the tables
+    guesses = [key for key in keys if key.rpartition(".")[2] == name]  # of another table
+    guesses = guesses or difflib.get_close_matches(f"{prefix}.{name}".lstrip("."), keys, n=1)
+    return "no such key" + (f"; did you mean {' or '.join(guesses)}?" if guesses else "")
 
 
 def write_resolved(recipe: Recipe, folder: Path) -> None:

@@ -16,8 +16,8 @@ from model.checkpoint import Checkpoint, load_checkpoint
 from model.heads import BertForSequenceClassification
 from training.corpus.encode import ShardEncoder
 from training.errors import RunError
-from training.evaluate.mode import evaluating
 from training.examples.labelled import InMemoryText, LabelledTexts
+from training.runtime.device import evaluating
 from training.sources.documents import Document
 
 

@@ -13,12 +13,12 @@ from numpy.typing import NDArray
 from model.heads import BertForPreTraining
 from model.tokenizer import Tokenizer
 from training.corpus.reader import PreparedText
-from training.evaluate.mode import evaluating
 from training.examples.batches import collate_pretraining
 from training.examples.masking import Example, Vocabulary
 from training.examples.pairs import IS_NEXT, NOT_NEXT, PairKind, Text
 from training.examples.pretraining import MaskedPairs
 from training.recipe import ExamplesConfig
+from training.runtime.device import evaluating
 
 EVALUATION_SEED = 20181011
 """Seed of masks and pairs in every evaluation, so that all networks answer the same questions."""

@@ -14,31 +14,7 @@ from training.loop.log import RunLog
 from training.recipe import RESOLVED, Recipe, SourceConfig, read_resolved
 from training.runtime.files import read_json, write_json
 
-_CARD = """\
----
-pipeline_tag: {task}
----
-
-# {title}
-
-{description}
-
-## How to make it
-
-    python -m training all {command}
-
-It starts from {start}. {run} `{resolved}` beside this file has every setting.
-
-## Data
-
-{data}
-
-## Figures
-
-{figures}
-
-{limits}"""
-
+_TEMPLATE = Path(__file__).with_suffix(".md")
 _PLOTS = {"pretrained": ("pretrain-loss.png",), "sentiment": ("finetune-loss.png", "reliability-*.png")}
 _LOCAL_KEYS = ("data=", "run=", "export.", "device=", "tensorboard=")
 """Overrides that say where a run was made, not how."""
@@ -63,11 +39,11 @@ def write_card(recipe: Recipe, name: str, target: Path, weights: Mapping[str, st
         task, title = "text-classification", f"BERT classifier: {', '.join(trained.finetune.label_names)}"
         start, default_start = trained.finetune.pretrained, "this run's network"
         sources = trained.finetune.train + (trained.distill.sources if trained.distill else ())
-    card = _CARD.format(
+    card = _TEMPLATE.read_text(encoding="utf-8").format(
         task=task,
         title=title,
         description=trained.description,
-        command=shlex.join([trained.loaded, *trained.overrides]),
+        command=shlex.join([trained.loaded or trained.name, *trained.overrides]),
         start=f"`{start}`" if start else default_start,
         run=_run_line(run),
         resolved=RESOLVED,
@@ -112,12 +88,8 @@ def _source_line(source: SourceConfig) -> str:
 def _portable_recipe(recipe: Recipe) -> Recipe:
     """The recipe without the folders of one machine."""
     parts = (override.partition("=") for override in recipe.overrides if not override.startswith(_LOCAL_KEYS))
-    loaded = Path(recipe.loaded or recipe.name)
-    values = json.loads(recipe.model_dump_json(), object_hook=_portable_table) | {
-        "loaded": loaded.name if loaded.is_absolute() else str(loaded),
-        "overrides": [f"{key}={_portable(value)}" for key, _, value in parts],
-    }
-    return Recipe.model_validate(values)
+    values = json.loads(recipe.model_dump_json(), object_hook=_portable_table)
+    return Recipe(**values | {"overrides": [f"{key}={_portable(value)}" for key, _, value in parts]})
 
 
 def _portable_table(table: dict[str, Any]) -> dict[str, Any]:
@@ -125,8 +97,8 @@ def _portable_table(table: dict[str, Any]) -> dict[str, Any]:
 
 
 def _portable(value: Any, key: str = "") -> Any:
-    """A path of one machine as `runs/<name>/pretrained`, or the file's name of a source; anything else as it is."""
+    """A path of one machine as `runs/<name>/pretrained`, or as the name of a file; anything else as it is."""
     if not (isinstance(value, str) and Path(value).is_absolute()):
         return value
     path = Path(value)
-    return path.name if key == "path" else str(Path("runs", *path.parts[-2:]))
+    return path.name if key in ("path", "loaded") else str(Path("runs", *path.parts[-2:]))

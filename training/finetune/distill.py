@@ -11,17 +11,14 @@ from pathlib import Path
 import numpy as np
 from tqdm import tqdm
 
-from model.checkpoint import Checkpoint, load_checkpoint
-from model.heads import BertForSequenceClassification
+from model.checkpoint import Checkpoint
 from model.tokenizer import Tokenizer
-from training.corpus.encode import ShardEncoder
 from training.corpus.inputs import labelled_inputs
 from training.corpus.prepare import prepare_labelled
 from training.corpus.shards import ShardInput
 from training.errors import RunError
-from training.evaluate.classification import predict_classification
+from training.evaluate.classification import classify, load_classifier
 from training.examples.batches import Floats
-from training.examples.labelled import InMemoryText, LabelledTexts
 from training.loop.checkpoint import fingerprint
 from training.recipe import Recipe, with_earlier, write_resolved
 from training.runtime.device import choose_device
@@ -54,12 +51,11 @@ def distill(recipe: Recipe, tokenizer: Tokenizer) -> bool:
             old.unlink()
         write_json(folder / f"{RECORD}.part", key)
     teacher.model.to(choose_device(recipe.device))
-    encoder = ShardEncoder(teacher.tokenizer)
     texts = 0
     for shard_input in tqdm(labelled_inputs(recipe), desc="distill", unit="shard"):
         file = folder / f"{shard_input.number:06d}" / f"{COLUMN}.npy"
         if shard_input.part == "train" and not file.is_file():
-            _write_column(file, _probabilities(teacher, encoder, shard_input))
+            _write_column(file, _probabilities(teacher, shard_input))
             texts += len(shard_input.documents)
     write_json(folder / RECORD, key)
     write_resolved(recipe, recipe.folder / "distill")
@@ -101,30 +97,14 @@ def load_teacher(recipe: Recipe) -> Checkpoint:
     """
     if recipe.distill is None:
         raise RunError("the recipe has no [distill]; name a classifier: distill.teacher=runs/big/sentiment")
-    checkpoint, labels = load_checkpoint(recipe.distill.teacher), recipe.finetune.label_names
-    if not isinstance(checkpoint.model, BertForSequenceClassification):
-        raise RunError(f"distill.teacher: {checkpoint.path} is not a classifier")
-    if checkpoint.config.labels != labels:
-        raise RunError(f"distill.teacher: {checkpoint.path} has the labels {checkpoint.config.labels}, not {labels}")
-    return checkpoint
+    return load_classifier(recipe.distill.teacher, recipe.finetune.label_names)
 
 
-def _probabilities(teacher: Checkpoint, encoder: ShardEncoder, shard_input: ShardInput) -> Floats:
+def _probabilities(teacher: Checkpoint, shard_input: ShardInput) -> Floats:
     """(documents, labels) the teacher's probabilities; the mean over the readings of a document that has two."""
-    model = teacher.model
-    assert isinstance(model, BertForSequenceClassification)
     assert shard_input.labels is not None
-    count, labels = len(shard_input.documents), model.config.num_labels
-    text = InMemoryText(encoder.encode_labelled(shard_input.documents, shard_input.labels))
-    texts = LabelledTexts.of(
-        text,
-        np.ones((count, labels), np.float32),
-        [shard_input.read] * count,
-        teacher.tokenizer,
-        model.config.max_position_embeddings,
-    )
-    answers = predict_classification(model, texts)
-    probabilities: Floats = np.zeros((count, labels), np.float32)
+    answers = classify(teacher, shard_input.documents, shard_input.labels, shard_input.read)
+    probabilities: Floats = np.zeros((len(shard_input.documents), teacher.config.num_labels), np.float32)
     np.add.at(probabilities, answers.documents, answers.logits.softmax(1).numpy())
     return probabilities / probabilities.sum(1, keepdims=True)
 

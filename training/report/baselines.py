@@ -15,6 +15,7 @@ from sklearn.base import BaseEstimator, TransformerMixin
 from sklearn.feature_extraction.text import CountVectorizer, TfidfVectorizer
 from sklearn.linear_model import LogisticRegression
 from sklearn.multiclass import OneVsRestClassifier
+from sklearn.naive_bayes import MultinomialNB
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import Normalizer
 
@@ -106,9 +107,8 @@ class LogCountRatio(BaseEstimator, TransformerMixin):  # type: ignore[misc]
 
     def fit(self, features: Any, labels: Any) -> LogCountRatio:
         """Learn the ratios, with one added to each count: features (texts, words), labels (texts,) 0 or 1."""
-        positive = np.asarray(labels) > 0
-        ours, others = (np.asarray(features[rows].sum(0)).ravel() + 1 for rows in (positive, ~positive))
-        self.ratio_ = np.log(ours / ours.sum()) - np.log(others / others.sum())
+        others, ours = MultinomialNB(alpha=1).fit(features, labels).feature_log_prob_
+        self.ratio_ = ours - others
         return self
 
     def transform(self, features: Any) -> Any:

@@ -6,7 +6,8 @@ import ctypes
 import math
 import platform
 import time
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import torch
@@ -53,6 +54,19 @@ def autocast(model: nn.Module, precision: torch.dtype) -> torch.autocast:
     """Mixed precision for a forward pass on the model's device."""
     device = next(model.parameters()).device.type
     return torch.autocast(device, dtype=torch.bfloat16, enabled=precision is torch.bfloat16)
+
+
+@contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """Evaluate without gradients or dropout, in the precision of training; the mode is restored at the end."""
+    was_training = model.training
+    precision = choose_precision(next(model.parameters()).device)
+    model.eval()
+    try:
+        with torch.no_grad(), autocast(model, precision):
+            yield
+    finally:
+        model.train(was_training)
 
 
 def machine_description(device: torch.device) -> str:

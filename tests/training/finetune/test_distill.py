@@ -201,9 +201,11 @@ def test_distill_by_a_teacher_that_is_no_classifier_or_has_other_labels_is_refus
     make_recipe: MakeRecipe, pretrained: Path, teacher: Path
 ) -> None:
     recipe = save_new_network(make_recipe(f"distill.teacher={pretrained}"))
-    with pytest.raises(RunError, match=r"distill\.teacher: .* is not a classifier"):
+    with pytest.raises(RunError, match="is not a classifier"):
         run_distill(recipe)
     assert recipe.distill is not None
     distilled = recipe.model_copy(update={"distill": recipe.distill.model_copy(update={"teacher": teacher})})
-    with pytest.raises(RunError, match=r"has the labels \['NEGATIVE', 'POSITIVE'\], not \['BAD', 'GOOD'\]"):
+    with pytest.raises(
+        RunError, match=r"has the labels \['NEGATIVE', 'POSITIVE'\], but finetune.labels are \['BAD', 'GOOD'\]"
+    ):
         run_distill(changed(distilled, labels={"0": "BAD", "1": "GOOD"}))
