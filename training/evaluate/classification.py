@@ -99,7 +99,7 @@ def classify(checkpoint: Checkpoint, documents: Sequence[Document], labels: Sequ
     model, tokenizer = checkpoint.model, checkpoint.tokenizer
     assert isinstance(model, BertForSequenceClassification)
     text = InMemoryText(ShardEncoder(tokenizer).encode_labelled(documents, labels))
-    targets = np.eye(model.config.num_labels, dtype=np.float32)[labels]
+    targets = np.eye(model.config.num_labels, dtype=np.float32)[list(labels)]
     readings = [read] * len(documents)
     texts = LabelledTexts.of(text, targets, readings, tokenizer, model.config.max_position_embeddings)
     return predict_classification(model, texts)
