@@ -8,6 +8,7 @@ take turns, so that a busy machine slows both. Tokens are real ones: padding doe
 
 from __future__ import annotations
 
+import argparse
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -66,6 +67,17 @@ class RandomText:
 
     def tokens(self, first: int, last: int) -> NDArray[np.int64]:
         return self.ids[first:last]
+
+
+def main(arguments: Sequence[str]) -> None:
+    parser = argparse.ArgumentParser("bert-train bench", description=__doc__.partition("\n")[0])
+    parser.add_argument("preset", nargs="?", default="mini", help="tiny, mini, small, medium, base or large")
+    parser.add_argument("--length", type=int, default=128, help="tokens of a full example")
+    parser.add_argument("--batch", type=int, default=32, help="full examples per step")
+    parser.add_argument("--steps", type=int, default=20, help="steps to time")
+    parser.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:1")
+    options = parser.parse_args(arguments)
+    print(bench(options.preset, options.length, options.batch, options.steps, options.device))
 
 
 def bench(preset: str, length: int, batch: int, steps: int, device_name: str) -> str:

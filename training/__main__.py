@@ -27,7 +27,6 @@ from training.finetune.run import finetune, starting_point
 from training.pretrain.adapt import adapt
 from training.pretrain.run import pretrain
 from training.recipe import Recipe, load_recipe
-from training.report.run import evaluate
 from training.runtime.device import configure_process
 from training.runtime.distributed import world_size
 
@@ -37,14 +36,13 @@ STOPPED = 130
 """Exit status of a run that a signal ended; the same command continues it."""
 
 
-def _tokenizer(recipe: Recipe) -> bool:
+def _tokenizer(recipe: Recipe) -> None:
     folder = make_tokenizer(recipe)
     size = Tokenizer.load(folder).vocab_size
     logger.info("vocabulary of %s pieces in %s; next: prepare", f"{size:,}", folder)
-    return True
 
 
-def _prepare(recipe: Recipe) -> bool:
+def _prepare(recipe: Recipe) -> None:
     folder = prepare(recipe, Tokenizer.load(recipe.folder / "tokenizer"))
     if (folder / "train").is_dir():
         text = PreparedText.open(folder / "train")
@@ -52,20 +50,20 @@ def _prepare(recipe: Recipe) -> bool:
             "%s documents with %s tokens in %s, unigram entropy %.2f nats; next: pretrain",
             *(f"{text.documents:,}", f"{text.tokens:,}", folder, text.unigram_entropy),
         )
-    return True
 
 
-def _distill(recipe: Recipe) -> bool:
-    return distill(recipe, starting_point(recipe).tokenizer)
+def _inspect(recipe: Recipe, examples: int) -> None:
+    print(inspect(recipe, examples))
 
 
-def _export(recipe: Recipe) -> bool:
-    return bool(export(recipe))
+def _distill(recipe: Recipe) -> None:
+    distill(recipe, starting_point(recipe).tokenizer)
 
 
-def _evaluate(recipe: Recipe, weights: Path | None = None) -> bool:
+def _evaluate(recipe: Recipe, weights: Path | None = None) -> None:
+    from training.report.run import evaluate  # other commands need neither scikit-learn nor matplotlib
+
     print(evaluate(recipe, weights))
-    return True
 
 
 def _all(recipe: Recipe) -> bool:
@@ -80,12 +78,12 @@ def _all(recipe: Recipe) -> bool:
         *((adapt,) if recipe.adapt else ()),
         *((_distill,) if recipe.distill else ()),
         *((finetune,) if recipe.finetune.train else ()),
-        *(_evaluate, _export),
+        *(_evaluate, export),
     ]
-    return all(step(recipe) for step in steps)
+    return all(step(recipe) is not False for step in steps)
 
 
-COMMANDS: dict[str, tuple[Callable[[Recipe], bool], str]] = {
+COMMANDS: dict[str, tuple[Callable[..., object], str]] = {
     "tokenizer": (_tokenizer, "learn the vocabulary from the recipe's text"),
     "prepare": (_prepare, "split the text into sentences and write their token ids"),
     "pretrain": (pretrain, "train the network on masked words and next sentences"),
@@ -93,9 +91,11 @@ COMMANDS: dict[str, tuple[Callable[[Recipe], bool], str]] = {
     "distill": (_distill, "let another classifier label the texts; needs [distill]"),
     "finetune": (finetune, "train the classifier on labelled texts"),
     "evaluate": (_evaluate, "report on held-out text and test sets beside baselines"),
-    "export": (_export, "write the checkpoint directories that are served"),
+    "export": (export, "write the checkpoint directories that are served"),
     "all": (_all, "run all commands above in this order; finished ones are skipped"),
+    "inspect": (_inspect, "print training examples with their masks and labels, and the share of each kind"),
 }
+"""Name -> function and its help. The function returns False if a signal ended it early."""
 
 PARALLEL = ("pretrain", "adapt", "finetune")
 """Commands that `torchrun` may start in several processes."""
@@ -104,12 +104,17 @@ PARALLEL = ("pretrain", "adapt", "finetune")
 def main(arguments: Sequence[str] | None = None) -> int:
     """Entry point of `bert-train`: 0 when done, 1 after an error, 130 when stopped by a signal."""
     arguments = sys.argv[1:] if arguments is None else arguments
-    parsed = _parse(arguments)
+    parser = _parser()
+    # Overrides are what argparse leaves over, so they may stand before, between and after the options.
+    parsed, overrides = parser.parse_known_args(arguments)
+    unknown = [argument for argument in overrides if argument.startswith("-")]
+    if unknown and parsed.command != "bench":
+        parser.error(f"unrecognized arguments: {' '.join(unknown)}")
     logging.basicConfig(level=logging.INFO, format="%(asctime)s  %(message)s", datefmt="%H:%M:%S")
     logging.captureWarnings(True)
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # like Ctrl-C, so that nothing is left half-written
     try:
-        finished = _run(parsed)
+        finished = _run(parsed, overrides)
     except (BertError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
@@ -120,72 +125,47 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0 if finished else STOPPED
 
 
-def _parse(arguments: Sequence[str]) -> argparse.Namespace:
-    """Parse options in any place among the overrides, which argparse alone does not allow."""
-    parser = _parser()
-    parsed, rest = parser.parse_known_args(arguments)
-    if unknown := [argument for argument in rest if argument.startswith("-")]:
-        parser.error(f"unrecognized arguments: {' '.join(unknown)}")
-    if rest and parsed.command == "bench":
-        parser.error(f"unrecognized arguments: {' '.join(rest)}; bench reads no recipe")
-    parsed.override += rest
-    return parsed
-
-
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser("bert-train", description="Train a BERT on your own text.")
     commands = parser.add_subparsers(dest="command", required=True)
     recipe = argparse.ArgumentParser(add_help=False)
     recipe.add_argument("recipe", help="a TOML file, or the name of a recipe that ships")
     recipe.add_argument("--data", help="folder that relative source paths start from")
-    recipe.add_argument("override", nargs="*", metavar="key=value", help="e.g. pretrain.tokens=5000000")
-    for name, (_, summary) in COMMANDS.items():
-        command = commands.add_parser(name, help=summary, description=summary, parents=[recipe])
-        command.add_argument("--tensorboard", action="store_true", help="write event files for TensorBoard too")
-        if name == "evaluate":
-            command.add_argument("--weights", type=Path, help="folder of exported checkpoints to evaluate instead")
-    summary = "print training examples with their masks and labels, and the share of each kind"
-    inspection = commands.add_parser("inspect", help=summary, description=summary, parents=[recipe])
-    inspection.add_argument("--examples", type=int, default=5, help="how many to print")
+    recipe.add_argument("--tensorboard", action="store_true", help="write event files for TensorBoard too")
+    overrides = "Further arguments change keys of the recipe, such as pretrain.tokens=5000000."
+    parsers = {
+        name: commands.add_parser(name, help=summary, description=summary, parents=[recipe], epilog=overrides)
+        for name, (_, summary) in COMMANDS.items()
+    }
+    parsers["evaluate"].add_argument("--weights", type=Path, help="folder of exported checkpoints to evaluate instead")
+    parsers["inspect"].add_argument("--examples", type=int, default=5, help="how many to print")
     summary = "time a training step beside the same step of transformers"
-    timing = commands.add_parser("bench", help=summary, description=summary)
-    timing.add_argument("preset", nargs="?", default="mini", help="tiny, mini, small, medium, base or large")
-    timing.add_argument("--length", type=int, default=128, help="tokens of a full example")
-    timing.add_argument("--batch", type=int, default=32, help="full examples per step")
-    timing.add_argument("--steps", type=int, default=20, help="steps to time")
-    timing.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:1")
-    timing.set_defaults(override=[])
+    commands.add_parser("bench", help=summary, add_help=False)  # it parses its own arguments
     return parser
 
 
-def _run(parsed: argparse.Namespace) -> bool:
+def _run(parsed: argparse.Namespace, overrides: list[str]) -> bool:
     """Run a command. False if a signal ended it early."""
     if world_size() > 1 and parsed.command not in PARALLEL:
         raise RunError(f"{parsed.command} is for one process; torchrun is for {', '.join(PARALLEL)}")
     configure_process()
     if parsed.command == "bench":
-        try:
-            from benchmarks.training_step import bench  # no part of the installed package
-        except ImportError as error:
-            raise RunError(
-                f"bench runs in the folder of the repository, with transformers installed ({error})"
-            ) from error
-        print(bench(parsed.preset, parsed.length, parsed.batch, parsed.steps, parsed.device))
-        return True
-    recipe = load_recipe(parsed.recipe, _overrides(parsed))
-    if parsed.command == "inspect":
-        print(inspect(recipe, parsed.examples))
-        return True
+        return _bench(overrides)
+    places = [f"data={parsed.data}"] if parsed.data else []
+    boards = ["tensorboard=true"] if parsed.tensorboard else []
+    recipe = load_recipe(parsed.recipe, [*places, *boards, *overrides])
+    options = {name: value for name, value in vars(parsed).items() if name in ("examples", "weights")}
     with logging_redirect_tqdm():
-        if parsed.command == "evaluate":
-            return _evaluate(recipe, parsed.weights)
-        return COMMANDS[parsed.command][0](recipe)
+        return COMMANDS[parsed.command][0](recipe, **options) is not False
 
 
-def _overrides(parsed: argparse.Namespace) -> list[str]:
-    data = [f"data={parsed.data}"] if parsed.data else []
-    tensorboard = ["tensorboard=true"] if getattr(parsed, "tensorboard", False) else []
-    return [*data, *tensorboard, *parsed.override]
+def _bench(arguments: Sequence[str]) -> bool:
+    try:
+        from benchmarks import training_step  # no part of the installed package
+    except ImportError as error:
+        raise RunError(f"bench runs in the folder of the repository, with transformers installed ({error})") from error
+    training_step.main(arguments)
+    return True
 
 
 if __name__ == "__main__":

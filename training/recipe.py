@@ -1,4 +1,7 @@
-"""The recipe of a run: one TOML file, strict and typed, with overrides from the command line."""
+"""The recipe of a run: one TOML file, strict and typed, with overrides from the command line.
+
+First the tables of a recipe, each key with its default and its meaning, then how a recipe is read and written.
+"""
 
 from __future__ import annotations
 
@@ -8,16 +11,14 @@ import tomllib
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from types import UnionType
 from typing import Annotated, Any, Literal, get_args
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator, with_config
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
 from bert_client.dialect import Dialect
 from model.config import BertConfig
-from model.errors import ConfigError
 from training.errors import RecipeError
 
 RECIPES = Path(__file__).parent / "recipes"
@@ -26,7 +27,6 @@ Share = Annotated[float, Field(ge=0, le=1)]
 PositiveShare = Annotated[float, Field(gt=0, le=1)]
 Positive = Annotated[int, Field(gt=0)]
 Seed = Annotated[int, Field(ge=0, lt=2**63)]
-Dropout = Annotated[float, Field(ge=0, lt=1)]
 
 RESOLVED = "recipe.json"
 """File beside each run with its recipe, overrides and defaults included."""
@@ -40,12 +40,7 @@ class _Strict(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
 
-def _check_dialect_keys(value: Any) -> Any:
-    """Refuse unknown keys, which pydantic ignores for a plain dataclass."""
-    known = Dialect.__dataclass_fields__
-    if isinstance(value, dict) and (unknown := sorted(value.keys() - known.keys())):
-        raise ValueError(f"there is no key {', '.join(unknown)}; the keys are {', '.join(known)}")
-    return value
+with_config(ConfigDict(extra="forbid"))(Dialect)  # pydantic ignores unknown keys of a plain dataclass
 
 
 class SourceConfig(_Strict):
@@ -67,7 +62,7 @@ class SourceConfig(_Strict):
     directory whose suffix it knows. Any other value is the format of all files. Hidden files of a directory are
     not read. `wikitext`: lines like ` = Title = ` begin a document, in files of text or in the first text column
     of files with columns. `fasttext`: one text per line, after its label (`__label__2 Great film`)."""
-    table: Annotated[Dialect, BeforeValidator(_check_dialect_keys)] = Dialect()
+    table: Dialect = Dialect()
     """How CSV and TSV files are written, where that is not detected: `header` (true, false, or the columns'
     names), `delimiter`, `quote`, `escape`; and `encoding`, for any text."""
     text: tuple[str, ...] = ("text",)
@@ -159,12 +154,17 @@ class ModelConfig(_Strict):
             changes["intermediate_size"] = 4 * self.hidden_size
         return BertConfig.preset(self.preset, **changes)
 
+    @model_validator(mode="after")
+    def _valid_shape(self) -> ModelConfig:
+        self.bert(vocab_size=1, positions=1)  # raises ConfigError, a ValueError
+        return self
+
 
 class ExamplesConfig(_Strict):
     """How text becomes masked pairs of segments (Devlin et al. 2018, section 3.1 and appendix A.1)."""
 
-    short_length: Positive = 128
-    """Tokens of a full example, special tokens included."""
+    short_length: Annotated[int, Field(ge=8)] = 128
+    """Tokens of a full example, special tokens included: two segments need 8 or more."""
     long_length: Positive = 512
     """Tokens of a full long example."""
     long_fraction: Share = 0.1
@@ -177,16 +177,12 @@ class ExamplesConfig(_Strict):
     change."""
     single_fraction: Share = 0.0
     """Share of examples that are one segment without a second, and so without a next-sentence label."""
-    random_fraction: Share = 0.25
+    random_fraction: Annotated[float, Field(ge=0, le=0.5)] = 0.25
     """Share of pairs whose second segment comes from another document. Half of all pairs are true pairs; the rest
     comes from the same document, swapped or not adjacent."""
 
     @model_validator(mode="after")
-    def _consistent(self) -> ExamplesConfig:
-        if self.random_fraction > 0.5:
-            raise ValueError("random_fraction is at most 0.5: half of the pairs are true pairs")
-        if self.short_length < 8:
-            raise ValueError("short_length below 8 leaves no room for two segments")
+    def _valid_lengths(self) -> ExamplesConfig:
         if self.long_fraction and self.long_length < self.short_length:
             raise ValueError(f"long_length {self.long_length} is below short_length {self.short_length}")
         return self
@@ -224,7 +220,7 @@ class PretrainConfig(_Strict):
     average_fraction: Share = 0.0
     """Share of the budget at its end over which weights are averaged (Izmailov et al. 2018). The average is evaluated
     and is the result."""
-    dropout: Dropout = 0.0
+    dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
     """Dropout of hidden states. Attention has none."""
     examples: ExamplesConfig = ExamplesConfig()
 
@@ -292,13 +288,9 @@ class FinetuneConfig(_Strict):
         return [name for name in dict.fromkeys(self.labels.values()) if name]
 
     @model_validator(mode="after")
-    def _valid_labels(self) -> FinetuneConfig:
+    def _valid_labels_and_seeds(self) -> FinetuneConfig:
         if len(self.label_names) < 2:
             raise ValueError("labels must name two labels or more")
-        return self
-
-    @model_validator(mode="after")
-    def _valid_seeds(self) -> FinetuneConfig:
         if len(set(self.seeds)) < len(self.seeds):
             raise ValueError("seeds must differ: each has its own folder")
         if len(self.seeds) > 1 and not self.dev_fraction:
@@ -371,16 +363,17 @@ class Recipe(_Strict):
         micro = self.micro_batch_tokens
         if micro % BUCKET_TOKENS:
             raise ValueError(f"micro_batch_tokens must be a multiple of {BUCKET_TOKENS}, not {micro}")
-        longest = {
-            "pretrain.examples": self.pretrain.examples.longest,
-            "finetune.max_length": self.finetune.max_length,
-        }
-        for key, length in longest.items():
-            if length > micro:
-                raise ValueError(f"{key}: an example has up to {length} tokens, more than micro_batch_tokens ({micro})")
-        for key, tokens in (("pretrain", self.pretrain.batch_tokens), ("finetune", self.finetune.batch_tokens)):
-            if tokens % micro:
-                raise ValueError(f"{key}.batch_tokens ({tokens}) must be a multiple of micro_batch_tokens ({micro})")
+        stages = (
+            ("pretrain", self.pretrain.examples.longest, self.pretrain.batch_tokens),
+            ("finetune", self.finetune.max_length, self.finetune.batch_tokens),
+        )
+        for stage, longest, batch in stages:
+            if longest > micro:
+                raise ValueError(
+                    f"{stage}: an example has up to {longest} tokens, more than micro_batch_tokens ({micro})"
+                )
+            if batch % micro:
+                raise ValueError(f"{stage}.batch_tokens ({batch}) must be a multiple of micro_batch_tokens ({micro})")
         return self
 
     @model_validator(mode="after")
@@ -395,15 +388,13 @@ class Recipe(_Strict):
             for name, count in Counter(map(source_name, sources)).items():
                 if count > 1:
                     raise ValueError(f"{key}: {count} sources are called {name!r}; give each its own name")
-        try:
-            self.model.bert(self.tokenizer.vocab_size, self.positions)
-        except ConfigError as error:
-            raise ValueError(f"model: {error}") from error
         return self
 
 
+# --- reading and writing -------------------------------------------------------------------------------------------
+
 _OTHER_BUDGET = {"pretrain.minutes": "tokens", "pretrain.tokens": "minutes"}
-"""An override of one budget replaces the file's other budget, because TOML has no value that unsets a key."""
+"""An override of one budget replaces the other, because TOML has no value that unsets a key."""
 
 
 def load_recipe(name: str, overrides: Sequence[str] = ()) -> Recipe:
@@ -421,10 +412,6 @@ def load_recipe(name: str, overrides: Sequence[str] = ()) -> Recipe:
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise RecipeError(f"{file}: {error}") from error
     for override in overrides:
-        other = _OTHER_BUDGET.get(override.partition("=")[0])
-        if other and isinstance(table := values.get("pretrain"), dict):
-            table.pop(other, None)
-    for override in overrides:
         _apply(values, override)
     try:
         return Recipe(**(values | {"loaded": name, "overrides": tuple(overrides)}))
@@ -438,8 +425,9 @@ def recipe_keys(table: type[BaseModel] = Recipe, prefix: str = "") -> Iterator[t
     for name, field in table.model_fields.items():
         if name in ("loaded", "overrides"):  # not for a recipe to set
             continue
-        inner = next((kind for kind in (field.annotation, *get_args(field.annotation)) if _is_table(kind)), None)
-        if inner is None or inner is not field.annotation:  # a value, or a table that may be left out
+        kinds = (field.annotation, *get_args(field.annotation))
+        inner = next((kind for kind in kinds if isinstance(kind, type) and issubclass(kind, _Strict)), None)
+        if inner is not field.annotation:  # a value, or a table that may be left out
             yield prefix + name, field
         if inner not in (None, SourceConfig):
             yield from recipe_keys(inner, f"{prefix}{name}.")
@@ -447,26 +435,19 @@ def recipe_keys(table: type[BaseModel] = Recipe, prefix: str = "") -> Iterator[t
         yield from recipe_keys(SourceConfig, "source.")
 
 
-def _is_table(kind: Any) -> bool:
-    return isinstance(kind, type) and issubclass(kind, BaseModel)
-
-
 def _message(error: ErrorDetails) -> str:
     """What is wrong with a key; for an unknown one also the key that may be meant."""
+    if error["type"] == "unexpected_keyword_argument":  # in `table`
+        return f"no such key; the keys are {', '.join(Dialect.__dataclass_fields__)}"
     if error["type"] != "extra_forbidden":
         return error["msg"]
-    names = [name for name in error["loc"] if isinstance(name, str)]
-    if len(names) < len(error["loc"]):  # an entry of a list of sources
-        names = ["source", names[-1]]
-    *path, name = names
-    keys = [key.split(".") for key, _ in recipe_keys()]
-    keys += [key[:-1] for key in keys if len(key) > 1]  # tables
-    guesses = [key for key in keys if key[-1] == name]  # of another table
-    if not guesses:
-        close = difflib.get_close_matches(name, [key[-1] for key in keys if key[:-1] == path], n=1, cutoff=0.55)
-        guesses = [[*path, other] for other in close]
-    text = " or ".join(dict.fromkeys(".".join(key) for key in guesses))
-    return "no such key" + (f"; did you mean {text}?" if text else "")
+    *tables, name = error["loc"]
+    prefix = "source" if any(isinstance(table, int) for table in tables) else ".".join(map(str, tables))
+    keys = [key for key, _ in recipe_keys()]
+    keys = list(dict.fromkeys([*keys, *(key.rpartition(".")[0] for key in keys)]))  # with the tables
+    guesses = [key for key in keys if key.rpartition(".")[2] == name]  # of another table
+    guesses = guesses or difflib.get_close_matches(f"{prefix}.{name}".lstrip("."), keys, n=1)
+    return "no such key" + (f"; did you mean {' or '.join(guesses)}?" if guesses else "")
 
 
 def write_resolved(recipe: Recipe, folder: Path) -> None:
@@ -519,16 +500,8 @@ def _apply(values: dict[str, Any], override: str) -> None:
         value = tomllib.loads(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:
         value = text
-    values[leaf] = text if _is_text(key) and not isinstance(value, str) else value
-
-
-def _is_text(key: str) -> bool:
-    """Whether a key of a recipe is a string or a path."""
-    kinds: tuple[Any, ...] = (Recipe,)
-    for name in key.split("."):
-        tables = [kind for kind in kinds if isinstance(kind, type) and issubclass(kind, BaseModel)]
-        if not tables or name not in tables[0].model_fields:
-            return False
-        kind = tables[0].model_fields[name].annotation
-        kinds = get_args(kind) if isinstance(kind, UnionType) else (kind,)
-    return str in kinds or Path in kinds
+    field = dict(recipe_keys()).get(key)
+    if field is not None and field.annotation in (str, Path, Path | None) and not isinstance(value, str):
+        value = text
+    values.pop(_OTHER_BUDGET.get(key, ""), None)
+    values[leaf] = value

@@ -10,7 +10,6 @@ from torch._subclasses.fake_tensor import FakeTensorMode, unset_fake_temporarily
 
 from model import BertConfig, BertForPreTraining, BertForSequenceClassification
 from tests.cuda_dry.fake import VARLEN, CudaOnly, Graphs, as_fake, on_cuda, tensors_of
-from training.evaluate.mode import evaluating
 from training.examples.batches import (
     BatchShape,
     ClassificationBatch,
@@ -25,7 +24,7 @@ from training.finetune.task import ClassificationLoss
 from training.loop.optimizer import make_optimizer
 from training.loop.weight_average import WeightAverage
 from training.pretrain.task import PretrainingLoss
-from training.runtime.device import autocast, choose_precision
+from training.runtime.device import autocast, choose_precision, evaluating
 
 CONFIG = BertConfig(
     vocab_size=100,

@@ -202,7 +202,7 @@ def test_command_line_unknown_option_is_refused() -> None:
 def test_command_line_bench_reads_no_recipe(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main(["bench", "mini", "pretrain.optimizer=muon"])
-    assert "unrecognized arguments: pretrain.optimizer=muon; bench reads no recipe" in capsys.readouterr().err
+    assert "unrecognized arguments: pretrain.optimizer=muon" in capsys.readouterr().err
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")

@@ -117,8 +117,8 @@ def test_overrides_are_toml_values_in_nested_tables(recipe_file: Path) -> None:
 def test_override_of_one_budget_replaces_the_other(recipe_file: Path) -> None:
     recipe = load_recipe(str(recipe_file), ["pretrain.minutes=5"])
     assert (recipe.pretrain.minutes, recipe.pretrain.tokens) == (5, None)
-    with pytest.raises(RecipeError, match="exactly one budget"):
-        load_recipe(str(recipe_file), ["pretrain.minutes=5", "pretrain.tokens=7"])
+    recipe = load_recipe(str(recipe_file), ["pretrain.minutes=5", "pretrain.tokens=7"])
+    assert (recipe.pretrain.minutes, recipe.pretrain.tokens) == (None, 7)
 
 
 def test_overrides_of_text_keys_are_taken_literally(recipe_file: Path) -> None:
@@ -151,9 +151,9 @@ def test_unknown_key_names_the_key_that_may_be_meant(recipe_file: Path, override
     [
         ("pretrain.batch_tokens=0", r"pretrain\.batch_tokens: .*greater than 0"),
         ("pretrain={tokens=5,minutes=5}", "give exactly one budget: tokens or minutes"),
-        ("pretrain.examples.short_length=4", "leaves no room for two segments"),
+        ("pretrain.examples.short_length=4", r"pretrain\.examples\.short_length: .*greater than or equal to 8"),
         ("pretrain.examples.long_length=16", "long_length 16 is below short_length 32"),
-        ("pretrain.examples.random_fraction=0.7", "random_fraction is at most 0.5"),
+        ("pretrain.examples.random_fraction=0.7", r"pretrain\.examples\.random_fraction: .*less than or equal to 0\.5"),
         ("pretrain.examples.mask_fraction=0", r"mask_fraction: .*greater than 0"),
         ("pretrain.examples.final_mask_fraction=2", r"final_mask_fraction: .*less than or equal to 1"),
         ("model.hidden_size=200", "model: .*not divisible"),
@@ -197,7 +197,7 @@ def test_invalid_value_names_its_key(recipe_file: Path, override: str, message: 
             ["pretrain.examples.long_length=300"],
             "an example has up to 300 tokens, more than micro_batch_tokens",
         ),
-        (["finetune.max_length=300"], "finetune.max_length: an example has up to 300 tokens, more than"),
+        (["finetune.max_length=300"], "finetune: an example has up to 300 tokens, more than"),
     ],
 )
 def test_batch_tokens_that_do_not_fit_name_the_rule(recipe_file: Path, overrides: list[str], message: str) -> None:

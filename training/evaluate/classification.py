@@ -5,14 +5,19 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from model.checkpoint import Checkpoint, load_checkpoint
 from model.heads import BertForSequenceClassification
-from training.evaluate.mode import evaluating
-from training.examples.labelled import LabelledTexts
+from training.errors import RunError
+from training.examples.labelled import LabelledTexts, encode_texts
+from training.runtime.device import evaluating
+from training.sources.documents import Document
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,11 +72,40 @@ class Answers:
     labels: Tensor
     """(answers,) true labels."""
     documents: list[int]
-    """Document of each answer: one that is read as text and as a pair has two answers."""
+    """Document of each answer, ascending: one that is read as text and as a pair has two answers."""
 
     def report(self) -> ClassificationReport:
         """Figures of these answers."""
         return classification_report(self.logits, self.labels)
+
+
+def load_classifier(folder: Path, labels: Sequence[str]) -> Checkpoint:
+    """The classifier in a folder.
+
+    Raises:
+        RunError: it is not a classifier, or has other labels.
+    """
+    checkpoint = load_checkpoint(folder)
+    if not isinstance(checkpoint.model, BertForSequenceClassification):
+        raise RunError(f"{folder} is not a classifier")
+    check_classes(checkpoint, labels)
+    return checkpoint
+
+
+def check_classes(checkpoint: Checkpoint, labels: Sequence[str]) -> None:
+    """Raise RunError if a classifier has other labels."""
+    found = checkpoint.config.labels
+    if found != labels:
+        raise RunError(f"{checkpoint.path} has the labels {found}, but finetune.labels are {labels}")
+
+
+def classify(checkpoint: Checkpoint, documents: Sequence[Document], labels: Sequence[int], read: str) -> Answers:
+    """Answers to documents in memory, read as the service reads them: up to the network's positions."""
+    model, tokenizer = checkpoint.model, checkpoint.tokenizer
+    assert isinstance(model, BertForSequenceClassification)
+    targets = np.eye(model.config.num_labels, dtype=np.float32)[list(labels)]
+    texts = encode_texts(documents, targets, read, tokenizer, model.config.max_position_embeddings)
+    return predict_classification(model, texts)
 
 
 def predict_classification(model: BertForSequenceClassification, texts: LabelledTexts) -> Answers:
@@ -84,31 +118,35 @@ def predict_classification(model: BertForSequenceClassification, texts: Labelled
             documents += chosen
             logits.append(model(batch.to(device).packed).float().cpu())
             labels.append(batch.labels)
-    return Answers(torch.cat(logits), torch.cat(labels), documents)
+    order = torch.tensor(documents).argsort(stable=True)
+    return Answers(torch.cat(logits)[order], torch.cat(labels)[order], sorted(documents))
 
 
 def classification_report(logits: Tensor, labels: Tensor) -> ClassificationReport:
     """Figures of logits (texts, labels) against true labels (texts,)."""
+    count = logits.shape[1]
     confidence, answer = logits.softmax(1).max(1)
-    right = answer == labels
-    bins = reliability(confidence, right)
-    counts = labels.bincount(minlength=logits.shape[1])
-    confusion = torch.zeros(logits.shape[1], logits.shape[1], dtype=torch.int64)
-    confusion.index_put_((labels, answer), torch.ones_like(labels), accumulate=True)
-    recalls = confusion.diagonal()[counts > 0] / counts[counts > 0]
-    accuracy = right.double().mean().item()
+    confusion = (labels * count + answer).bincount(minlength=count**2).view(count, count)
+    bins = reliability(confidence, answer == labels)
+    accuracy = (answer == labels).double().mean().item()
     return ClassificationReport(
         examples=len(labels),
         accuracy=accuracy,
         standard_error=math.sqrt(accuracy * (1 - accuracy) / len(labels)),
-        balanced_accuracy=recalls.double().mean().item(),
-        majority_accuracy=counts.max().item() / len(labels),
+        balanced_accuracy=balanced_accuracy(answer, labels),
+        majority_accuracy=confusion.sum(1).max().item() / len(labels),
         loss=F.cross_entropy(logits, labels).item(),
         expected_calibration_error=expected_calibration_error(bins),
         calibration_error_by_chance=calibration_error_by_chance(bins),
         confusion=confusion.tolist(),
         reliability=bins,
     )
+
+
+def balanced_accuracy(answers: Tensor, labels: Tensor) -> float:
+    """Mean of the recalls of the labels that occur; both arguments are (texts,)."""
+    recalls = [(answers[labels == label] == label).double().mean().item() for label in labels.unique()]
+    return sum(recalls) / len(recalls)
 
 
 def reliability(confidence: Tensor, right: Tensor, bins: int = 15) -> list[Bin]:
@@ -122,12 +160,11 @@ def reliability(confidence: Tensor, right: Tensor, bins: int = 15) -> list[Bin]:
 
 def expected_calibration_error(bins: Sequence[Bin]) -> float:
     """Mean gap between confidence and accuracy over all answers (Guo et al. 2017, section 2)."""
-    total = sum(b.count for b in bins)
-    return sum(b.count * abs(b.confidence - b.accuracy) for b in bins) / total
+    return float(np.average([abs(b.confidence - b.accuracy) for b in bins], weights=[b.count for b in bins]))
 
 
 def calibration_error_by_chance(bins: Sequence[Bin]) -> float:
     """Expected value of `expected_calibration_error` if every confidence were honest (consistency of Bröcker & Smith
     2007, with a normal distribution in place of their resampling)."""
-    total = sum(b.count for b in bins)
-    return math.sqrt(2 / math.pi) * sum(b.count * b.standard_error for b in bins) / total
+    mean = float(np.average([b.standard_error for b in bins], weights=[b.count for b in bins]))
+    return math.sqrt(2 / math.pi) * mean

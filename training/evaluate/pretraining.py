@@ -4,21 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
+import torch
 import torch.nn.functional as F
 from numpy.typing import NDArray
 
 from model.heads import BertForPreTraining
 from model.tokenizer import Tokenizer
 from training.corpus.reader import PreparedText
-from training.evaluate.mode import evaluating
-from training.examples.batches import PretrainingBatch, collate_pretraining
+from training.examples.batches import collate_pretraining
 from training.examples.masking import Example, Vocabulary
 from training.examples.pairs import IS_NEXT, NOT_NEXT, PairKind, Text
 from training.examples.pretraining import MaskedPairs
 from training.recipe import ExamplesConfig
+from training.runtime.device import evaluating
 
 EVALUATION_SEED = 20181011
 """Seed of masks and pairs in every evaluation, so that all networks answer the same questions."""
@@ -69,14 +69,11 @@ class PretrainingAnswers:
     """(examples,) PairKind."""
 
 
-def evaluation_config(config: ExamplesConfig) -> ExamplesConfig:
-    """Examples of an evaluation: the run's short length, and pairs and masks as by default."""
-    return ExamplesConfig(short_length=config.short_length, long_fraction=0)
-
-
 def heldout_examples(text: Text, tokenizer: Tokenizer, config: ExamplesConfig, count: int) -> list[Example]:
-    """The first `count` examples of a held-out text: the same in every evaluation."""
-    pairs = MaskedPairs(text, Vocabulary.of(tokenizer), evaluation_config(config), (EVALUATION_SEED, 0, 0))
+    """The first `count` examples of a held-out text, the same in every evaluation: of the run's short length, with
+    pairs and masks as by default."""
+    config = ExamplesConfig(short_length=config.short_length, long_fraction=0)
+    pairs = MaskedPairs(text, Vocabulary.of(tokenizer), config, (EVALUATION_SEED, 0, 0))
     return [pairs.make(i) for i in range(min(count, len(pairs)))]
 
 
@@ -101,24 +98,20 @@ def evaluate_pretraining(
 
 def predict_pretraining(model: BertForPreTraining, examples: Sequence[Example]) -> PretrainingAnswers:
     """Answers to examples, in order of length within each batch."""
+    assert model.next_sentence is not None
+    device = next(model.parameters()).device
     answers = []
     with evaluating(model):
         for at in range(0, len(examples), BATCH):
             chosen = sorted(examples[at : at + BATCH], key=lambda example: -len(example))
-            kinds = np.array([example.kind for example in chosen])
-            answers.append((*_predict(model, collate_pretraining(chosen)), kinds))
-    return PretrainingAnswers(*(np.concatenate(column) for column in zip(*answers, strict=True)))
-
-
-def _predict(model: BertForPreTraining, batch: PretrainingBatch) -> tuple[NDArray[Any], ...]:
-    assert model.next_sentence is not None
-    batch = batch.to(next(model.parameters()).device)
-    hidden = model(batch.packed)
-    logits = model.masked_lm(hidden[batch.masked_rows]).float()
-    follows = model.next_sentence(hidden[batch.cls_rows]).argmax(1)
-    losses = F.cross_entropy(logits, batch.masked_ids, reduction="none")
-    right = logits.argmax(1) == batch.masked_ids
-    return tuple(tensor.cpu().numpy() for tensor in (losses, right, follows))
+            batch = collate_pretraining(chosen).to(device)
+            hidden = model(batch.packed)
+            logits = model.masked_lm(hidden[batch.masked_rows]).float()
+            losses = F.cross_entropy(logits, batch.masked_ids, reduction="none")
+            follows = model.next_sentence(hidden[batch.cls_rows]).argmax(1)
+            kinds = torch.tensor([example.kind for example in chosen])
+            answers.append((losses, logits.argmax(1) == batch.masked_ids, follows, kinds))
+    return PretrainingAnswers(*(torch.cat(column).cpu().numpy() for column in zip(*answers, strict=True)))
 
 
 def pretraining_report(
@@ -127,9 +120,9 @@ def pretraining_report(
     """Figures of the answers to masked examples and to the same examples without masks."""
     paired = pairs.kinds != PairKind.SINGLE
     correct = pairs.follows == np.where(pairs.kinds == PairKind.NEXT, IS_NEXT, NOT_NEXT)
-    kinds = [PairKind(kind) for kind in np.unique(pairs.kinds[paired])]
-    recall = {kind.name.lower(): float(correct[pairs.kinds == kind].mean()) for kind in kinds}
-    by_topic = [recall[kind.name.lower()] for kind in (PairKind.NEXT, PairKind.RANDOM_DOCUMENT) if kind in kinds]
+    kinds = np.unique(pairs.kinds[paired])
+    recall = {PairKind(kind).name.lower(): float(correct[pairs.kinds == kind].mean()) for kind in kinds}
+    by_topic = [recall[kind] for kind in ("next", "random_document") if kind in recall]
     return PretrainingReport(
         examples=len(words.kinds),
         masked=len(words.losses),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shlex
 import shutil
 from collections.abc import Mapping
@@ -11,9 +12,9 @@ from typing import Any
 from training.finetune.selection import chosen_folder
 from training.loop.log import RunLog
 from training.recipe import RESOLVED, Recipe, SourceConfig, read_resolved
-from training.report.run import PLOTS
 from training.runtime.files import read_json, write_json
 
+_TEMPLATE = Path(__file__).with_suffix(".md")
 _PLOTS = {"pretrained": ("pretrain-loss.png",), "sentiment": ("finetune-loss.png", "reliability-*.png")}
 _LOCAL_KEYS = ("data=", "run=", "export.", "device=", "tensorboard=")
 """Overrides that say where a run was made, not how."""
@@ -29,71 +30,42 @@ def write_card(recipe: Recipe, name: str, target: Path, weights: Mapping[str, st
         weights: hashes of the run's models by name.
     """
     run = recipe.folder / "pretrain" if name == "pretrained" else chosen_folder(recipe)
-    trained = read_resolved(run) or recipe
-    figures, pictures = _figures(recipe, name, target, weights)
-    lines = [
-        "---",
-        f"pipeline_tag: {'fill-mask' if name == 'pretrained' else 'text-classification'}",
-        "---",
-        "",
-        f"# {_title(trained, name)}",
-        "",
-        trained.description,
-        "",
-        "## How to make it",
-        "",
-        f"    python -m training all {_command(trained)}",
-        "",
-        f"{_origin(trained, name)} {_run_line(run)} `{RESOLVED}` beside this file has every setting.",
-        "",
-        "## Data",
-        "",
-        *(f"- {_source_line(source)}" for source in _sources(trained, name)),
-        "",
-        "## Figures",
-        "",
-        figures,
-        *pictures,
-        *_limits(trained),
-    ]
-    (target / "README.md").write_text("\n".join(lines).rstrip() + "\n", encoding="utf-8")
-    write_json(target / RESOLVED, _portable_recipe(trained))
-
-
-def _title(recipe: Recipe, name: str) -> str:
+    trained = _portable_recipe(read_resolved(run) or recipe)
     if name == "pretrained":
-        return "BERT for masked words and next sentences"
-    return f"BERT classifier: {', '.join(recipe.finetune.label_names)}"
+        task, title = "fill-mask", "BERT for masked words and next sentences"
+        start, default_start = trained.pretrain.start, "random weights"
+        sources = trained.corpus.sources
+    else:
+        task, title = "text-classification", f"BERT classifier: {', '.join(trained.finetune.label_names)}"
+        start, default_start = trained.finetune.pretrained, "this run's network"
+        sources = trained.finetune.train + (trained.distill.sources if trained.distill else ())
+    card = _TEMPLATE.read_text(encoding="utf-8").format(
+        task=task,
+        title=title,
+        description=trained.description,
+        command=shlex.join([trained.loaded or trained.name, *trained.overrides]),
+        start=f"`{start}`" if start else default_start,
+        run=_run_line(run),
+        resolved=RESOLVED,
+        data="\n".join(map(_source_line, sources)),
+        figures=_figures(recipe, name, target, weights),
+        limits="\n".join(["## Limits", "", *(f"- {line}" for line in trained.limits)] if trained.limits else []),
+    )
+    (target / "README.md").write_text(card.rstrip() + "\n", encoding="utf-8")
+    values = trained.model_dump(mode="json", exclude_none=True, exclude={"data", "run", "device", "export"})
+    write_json(target / RESOLVED, values)
 
 
-def _sources(recipe: Recipe, name: str) -> tuple[SourceConfig, ...]:
-    if name == "pretrained":
-        return recipe.corpus.sources
-    return recipe.finetune.train + (recipe.distill.sources if recipe.distill else ())
-
-
-def _figures(recipe: Recipe, name: str, target: Path, weights: Mapping[str, str]) -> tuple[str, list[str]]:
+def _figures(recipe: Recipe, name: str, target: Path, weights: Mapping[str, str]) -> str:
     """The tables of the run's report, and its plots, if it is about these weights."""
     evaluated = (read_json(recipe.folder / "report.json") or {}).get("weights", {})
     if not (name in evaluated and evaluated.items() <= weights.items()):
-        return "Not evaluated: run `python -m training evaluate`.\n", []
-    pictures = []
-    for pattern in _PLOTS[name]:
-        for file in sorted(recipe.folder.glob(pattern)):
-            shutil.copy(file, target)
-            pictures += [f"![{file.stem}]({file.name})", ""]
-    return (recipe.folder / "report.md").read_text(encoding="utf-8").split(PLOTS)[0], pictures
-
-
-def _limits(recipe: Recipe) -> list[str]:
-    return ["## Limits", "", *(f"- {line}" for line in recipe.limits), ""] if recipe.limits else []
-
-
-def _origin(recipe: Recipe, name: str) -> str:
-    start = recipe.pretrain.start if name == "pretrained" else recipe.finetune.pretrained
-    if start is None:
-        return "It starts from random weights." if name == "pretrained" else "It starts from this run's network."
-    return f"It starts from `{_portable(str(start))}`."
+        return "Not evaluated: run `python -m training evaluate`."
+    tables, _, _ = (recipe.folder / "report.md").read_text(encoding="utf-8").partition("\n## ")
+    plots = [file for pattern in _PLOTS[name] for file in sorted(recipe.folder.glob(pattern))]
+    for file in plots:
+        shutil.copy(file, target)
+    return "\n".join([tables, *(f"![{file.stem}]({file.name})\n" for file in plots)]).rstrip()
 
 
 def _run_line(run: Path) -> str:
@@ -107,44 +79,26 @@ def _run_line(run: Path) -> str:
 
 
 def _source_line(source: SourceConfig) -> str:
-    place = _portable(source.path, "path") if source.path else f"{source.hub} ({source.split})"
+    place = source.path or f"{source.hub} ({source.split})"
     first = f", first {source.limit:,} documents" if source.limit else ""
     note = f". {source.note}" if source.note else ""
-    return f"{source.name or place}: `{place}`{first}{note}"
+    return f"- {source.name or place}: `{place}`{first}{note}"
 
 
-def _command(recipe: Recipe) -> str:
-    """The recipe's name and what was overridden in it, without the folders of one machine."""
-    return shlex.join([_loaded(recipe), *_overrides(recipe)])
-
-
-def _loaded(recipe: Recipe) -> str:
-    loaded = Path(recipe.loaded or recipe.name)
-    return loaded.name if loaded.is_absolute() else str(loaded)
-
-
-def _overrides(recipe: Recipe) -> list[str]:
+def _portable_recipe(recipe: Recipe) -> Recipe:
+    """The recipe without the folders of one machine."""
     parts = (override.partition("=") for override in recipe.overrides if not override.startswith(_LOCAL_KEYS))
-    return [f"{key}={_portable(value)}" for key, _, value in parts]
+    values = json.loads(recipe.model_dump_json(), object_hook=_portable_table)
+    return Recipe(**values | {"overrides": [f"{key}={_portable(value)}" for key, _, value in parts]})
 
 
-def _portable_recipe(recipe: Recipe) -> Any:
-    """The resolved recipe without the folders of one machine."""
-    values = recipe.model_dump(mode="json", exclude_none=True, exclude={"data", "run", "device", "export"})
-    return _portable_values(values | {"loaded": _loaded(recipe), "overrides": _overrides(recipe)})
+def _portable_table(table: dict[str, Any]) -> dict[str, Any]:
+    return {key: _portable(value, key) for key, value in table.items()}
 
 
-def _portable_values(value: Any, key: str = "") -> Any:
-    if isinstance(value, dict):
-        return {name: _portable_values(inner, name) for name, inner in value.items()}
-    if isinstance(value, list):
-        return [_portable_values(inner, key) for inner in value]
-    return _portable(value, key) if isinstance(value, str) else value
-
-
-def _portable(value: str, key: str = "") -> str:
-    """A path of one machine as `runs/<name>/pretrained`, or the file's name of a source; anything else as it is."""
-    path = Path(value)
-    if not path.is_absolute():
+def _portable(value: Any, key: str = "") -> Any:
+    """A path of one machine as `runs/<name>/pretrained`, or as the name of a file; anything else as it is."""
+    if not (isinstance(value, str) and Path(value).is_absolute()):
         return value
-    return path.name if key == "path" else str(Path("runs", *path.parts[-2:]))
+    path = Path(value)
+    return path.name if key in ("path", "loaded") else str(Path("runs", *path.parts[-2:]))

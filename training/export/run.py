@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
 from pathlib import Path
 
 import torch
 
-from model.checkpoint import Checkpoint, load_checkpoint
+from model.checkpoint import load_checkpoint
 from training.errors import RunError
 from training.export.model_card import write_card
 from training.loop.checkpoint import fingerprint
@@ -37,18 +36,14 @@ def export(recipe: Recipe) -> list[Path]:
         logger.warning("%s has no %s model yet; it is left out", recipe.folder, name)
     sources = {name: load_checkpoint(recipe.folder / name) for name in made}
     weights = {name: fingerprint(source.model) for name, source in sources.items()}
-    written = [_export(recipe, name, source, weights) for name, source in sources.items()]
-    settings = " ".join(f"BERT_{path.name.upper()}={path}" for path in written)
+    targets = {name: _target(recipe, name) for name in made}
+    for name, target in targets.items():
+        write_checkpoint_dir(target, sources[name].model, sources[name].tokenizer, DTYPE)
+        write_card(recipe, name, target, weights)
+        logger.info("%s: %s", target, checkpoint_size(target))
+    settings = " ".join(f"BERT_{name.upper()}={target}" for name, target in targets.items())
     logger.info("next: %s make serve", settings)
-    return written
-
-
-def _export(recipe: Recipe, name: str, source: Checkpoint, weights: Mapping[str, str]) -> Path:
-    target = _target(recipe, name)
-    write_checkpoint_dir(target, source.model, source.tokenizer, DTYPE)
-    write_card(recipe, name, target, weights)
-    logger.info("%s: %s", target, checkpoint_size(target))
-    return target
+    return list(targets.values())
 
 
 def check_targets(recipe: Recipe) -> None:

@@ -11,16 +11,13 @@ import numpy as np
 from tqdm import tqdm
 
 from model.checkpoint import Checkpoint
-from model.heads import BertForSequenceClassification
 from model.tokenizer import Tokenizer
 from training.corpus.inputs import labelled_inputs
 from training.corpus.prepare import prepare_labelled
 from training.corpus.shards import ShardInput
 from training.errors import RunError
-from training.evaluate.classification import predict_classification
+from training.evaluate.classification import classify, load_classifier
 from training.examples.batches import Floats
-from training.examples.labelled import encode_texts
-from training.finetune.task import load_classifier
 from training.loop.checkpoint import fingerprint
 from training.recipe import Recipe, with_earlier, write_resolved
 from training.runtime.device import choose_device
@@ -101,16 +98,13 @@ def load_teacher(recipe: Recipe) -> Checkpoint:
     """
     if recipe.distill is None:
         raise RunError("the recipe has no [distill]; name a classifier: distill.teacher=runs/big/sentiment")
-    return load_classifier(recipe.distill.teacher, recipe.finetune)
+    return load_classifier(recipe.distill.teacher, recipe.finetune.label_names)
 
 
 def _probabilities(teacher: Checkpoint, shard_input: ShardInput) -> Floats:
     """(documents, labels) the teacher's probabilities; the mean over the readings of a document that has two."""
-    model = teacher.model
-    assert isinstance(model, BertForSequenceClassification)
-    probabilities: Floats = np.zeros((len(shard_input.documents), model.config.num_labels), np.float32)
-    positions, targets = model.config.max_position_embeddings, probabilities  # nothing reads the targets
-    texts = encode_texts(shard_input.documents, targets, shard_input.read, teacher.tokenizer, positions)
-    answers = predict_classification(model, texts)
+    assert shard_input.labels is not None
+    answers = classify(teacher, shard_input.documents, shard_input.labels, shard_input.read)
+    probabilities: Floats = np.zeros((len(shard_input.documents), teacher.config.num_labels), np.float32)
     np.add.at(probabilities, answers.documents, answers.logits.softmax(1).numpy())
     return probabilities / probabilities.sum(1, keepdims=True)

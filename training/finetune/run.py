@@ -15,7 +15,7 @@ from model.tokenizer import Tokenizer
 from training.corpus.prepare import prepare_labelled
 from training.corpus.reader import PreparedText
 from training.errors import RunError
-from training.evaluate.classification import predict_classification
+from training.evaluate.classification import check_classes, predict_classification
 from training.examples.labelled import LabelledStream, LabelledTexts, labelled_window
 from training.finetune.calibration import calibrate
 from training.finetune.distill import distilled_by, with_earlier_distill
@@ -28,7 +28,7 @@ from training.finetune.selection import (
     seed_folder,
     seeds_of,
 )
-from training.finetune.task import ClassificationLoss, check_labels, classifier_from
+from training.finetune.task import ClassificationLoss, classifier_from
 from training.loop.checkpoint import fingerprint
 from training.loop.state import TrainState
 from training.loop.trainer import TrainConfig, Trainer
@@ -119,7 +119,7 @@ def starting_point(recipe: Recipe) -> Checkpoint:
     logger.info("fine-tuning starts from %s", folder)
     start = load_checkpoint(folder)
     if isinstance(start.model, BertForSequenceClassification):
-        check_labels(start, config)
+        check_classes(start, config.label_names)
     if config.max_length > (positions := start.config.max_position_embeddings):
         raise RunError(f"finetune.max_length is {config.max_length}, but {folder} has {positions} positions")
     return start

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -120,8 +119,3 @@ def chosen_folder(recipe: Recipe) -> Path:
     """The run whose model is exported."""
     results = load_results(recipe)
     return seed_folder(recipe, best_seed(results).seed if results else seeds_of(recipe)[0])
-
-
-def mean_and_deviation(figures: Sequence[float]) -> tuple[float, float]:
-    """Mean and sample standard deviation; 0 for a single figure."""
-    return statistics.mean(figures), statistics.stdev(figures) if len(figures) > 1 else 0.0

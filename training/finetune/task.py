@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from model.checkpoint import Checkpoint, Model, load_checkpoint
+from model.checkpoint import Model
 from model.heads import BertForSequenceClassification
-from training.errors import RunError
 from training.examples.batches import ClassificationBatch
 from training.examples.labelled import TRUNCATION
 from training.loop.flops import classification_flops
@@ -38,26 +35,6 @@ def classifier_from(start: Model, config: FinetuneConfig, seed: int) -> BertForS
     if start.next_sentence is not None:
         model.pooler.load_state_dict(start.next_sentence.pooler.state_dict())
     return model.train()
-
-
-def load_classifier(folder: Path, config: FinetuneConfig) -> Checkpoint:
-    """The checkpoint of a classifier.
-
-    Raises:
-        RunError: it is not a classifier, or has other labels than `finetune.labels`.
-    """
-    checkpoint = load_checkpoint(folder)
-    if not isinstance(checkpoint.model, BertForSequenceClassification):
-        raise RunError(f"{folder} is not a classifier")
-    check_labels(checkpoint, config)
-    return checkpoint
-
-
-def check_labels(checkpoint: Checkpoint, config: FinetuneConfig) -> None:
-    """Raise RunError if a classifier has other labels than `finetune.labels`."""
-    if checkpoint.config.labels != config.label_names:
-        found, wanted = checkpoint.config.labels, config.label_names
-        raise RunError(f"{checkpoint.path} has the labels {found}, but finetune.labels are {wanted}")
 
 
 class ClassificationLoss(TrainingLoss):

@@ -4,16 +4,24 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any
+import statistics
+from collections import defaultdict
+from collections.abc import Callable, Mapping
+from typing import Any, TypedDict
 
 import numpy as np
 import torch
+from sklearn.base import BaseEstimator, TransformerMixin
+from sklearn.feature_extraction.text import CountVectorizer, TfidfVectorizer
+from sklearn.linear_model import LogisticRegression
+from sklearn.multiclass import OneVsRestClassifier
+from sklearn.naive_bayes import MultinomialNB
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import Normalizer
 
 from training.corpus.encode import NO_LABEL
 from training.corpus.inputs import labelled, labelled_inputs
-from training.evaluate.classification import classification_report
+from training.evaluate.classification import balanced_accuracy
 from training.recipe import Recipe, source_name
 from training.runtime.files import read_json, write_json
 from training.sources.documents import Document
@@ -34,8 +42,7 @@ logger = logging.getLogger(__name__)
 Labelled = list[tuple[Document, int]]
 
 
-@dataclass(frozen=True, slots=True)
-class Figures:
+class Figures(TypedDict):
     """Figures of one baseline on one test set."""
 
     accuracy: float
@@ -47,20 +54,20 @@ def evaluate_baselines(recipe: Recipe, test: Mapping[str, Labelled]) -> dict[str
     """Figures by name of the baseline and of the test set. Those of the same texts are read from `baselines.json`."""
     train, dev = _parts(recipe)
     file, key = recipe.folder / "baselines.json", _key(("train", train), ("dev", dev), *test.items())
-    found = read_json(file) or {}
-    if found.get("key") == key:
-        return {bag: {name: Figures(**row) for name, row in rows.items()} for bag, rows in found["figures"].items()}
-    figures: dict[str, dict[str, Figures]] = {}
-    for title in ("TF-IDF + logistic regression", "naive Bayes (1-3-grams)"):
+    known = read_json(file) or {"key": None, "figures": {}}
+    figures: dict[str, dict[str, Figures]] = known["figures"]
+    if known["key"] == key:
+        return figures
+    figures = {}
+    for title, fit in BASELINES.items():
         logger.info("%s on %d texts", title, len(train))
         try:
-            bag = fit_tfidf(train, dev) if title.startswith("TF-IDF") else fit_naive_bayes(train, dev)
+            bag = fit(train, dev)
         except ValueError as error:  # no word occurs often enough, or all labels are equal
             logger.warning("the report has no %s: %s", title, error)
             continue
         figures[title] = {name: _figures(bag, part) for name, part in test.items()}
-    rows = {bag: {name: asdict(f) for name, f in by_test.items()} for bag, by_test in figures.items()}
-    write_json(file, {"key": key, "figures": rows})
+    write_json(file, {"key": key, "figures": figures})
     return figures
 
 
@@ -70,9 +77,6 @@ def fit_tfidf(train: Labelled, dev: Labelled) -> Any:
     Raises:
         ValueError: there is nothing to learn.
     """
-    from sklearn.feature_extraction.text import TfidfVectorizer  # seconds to import
-    from sklearn.linear_model import LogisticRegression
-
     words = TfidfVectorizer(
         ngram_range=(1, 2), token_pattern=_WORD, max_features=400_000, sublinear_tf=True, dtype=np.float32
     )
@@ -86,14 +90,6 @@ def fit_naive_bayes(train: Labelled, dev: Labelled) -> Any:
     Raises:
         ValueError: there is nothing to learn.
     """
-    from sklearn.feature_extraction.text import CountVectorizer
-    from sklearn.linear_model import LogisticRegression
-    from sklearn.multiclass import OneVsRestClassifier
-    from sklearn.pipeline import make_pipeline
-    from sklearn.preprocessing import Normalizer
-
-    from training.report.log_count_ratio import LogCountRatio
-
     words = CountVectorizer(ngram_range=(1, 3), token_pattern=_WORD, binary=True, min_df=2, dtype=np.float32)
 
     def classifier(strength: float) -> Any:
@@ -103,14 +99,29 @@ def fit_naive_bayes(train: Labelled, dev: Labelled) -> Any:
     return _fit(words, classifier, train, dev)
 
 
-def _fit(words: Any, classifier: Any, train: Labelled, dev: Labelled) -> Any:
-    from sklearn.pipeline import make_pipeline
+BASELINES = {"TF-IDF + logistic regression": fit_tfidf, "naive Bayes (1-3-grams)": fit_naive_bayes}
 
-    features = words.fit_transform(_texts(train))
-    labels = [label for _, label in train]
+
+class LogCountRatio(BaseEstimator, TransformerMixin):  # type: ignore[misc]
+    """Multiplies each feature by the log of how much more often it occurs in texts of a label than in others."""
+
+    def fit(self, features: Any, labels: Any) -> LogCountRatio:
+        """Learn the ratios, with one added to each count: features (texts, words), labels (texts,) 0 or 1."""
+        others, ours = MultinomialNB(alpha=1).fit(features, labels).feature_log_prob_
+        self.ratio_ = ours - others
+        return self
+
+    def transform(self, features: Any) -> Any:
+        """(texts, words) -> (texts, words)"""
+        return features.multiply(self.ratio_[None]).tocsr()
+
+
+def _fit(words: Any, classifier: Callable[[float], Any], train: Labelled, dev: Labelled) -> Any:
+    texts, labels = _columns(train)
+    features = words.fit_transform(texts)
     fitted = [classifier(strength).fit(features, labels) for strength in (STRENGTHS if dev else STRENGTHS[1:2])]
     bags = [make_pipeline(words, each) for each in fitted]
-    return max(bags, key=lambda bag: bag.score(_texts(dev), [label for _, label in dev])) if dev else bags[0]
+    return max(bags, key=lambda bag: bag.score(*_columns(dev))) if dev else bags[0]
 
 
 def read_test(recipe: Recipe) -> dict[str, Labelled]:
@@ -118,19 +129,19 @@ def read_test(recipe: Recipe) -> dict[str, Labelled]:
     return {source_name(source): list(labelled(source, recipe)) for source in recipe.finetune.test}
 
 
-def by_domain(part: Labelled) -> dict[str, list[int]]:
-    """Positions of the documents of each domain; one entry, "", without domains."""
-    domains: dict[str, list[int]] = {}
+def scores_by_domain(answers: torch.Tensor, part: Labelled) -> dict[str, float]:
+    """Balanced accuracy in each domain that has two labels or more; "" is the domain of texts without one."""
+    labels = torch.tensor([label for _, label in part])
+    domains: dict[str, list[int]] = defaultdict(list)
     for i, (document, _) in enumerate(part):
-        domains.setdefault(document.domain or "", []).append(i)
-    return domains
+        domains[document.domain or ""].append(i)
+    mixed = {name: rows for name, rows in domains.items() if len(labels[rows].unique()) > 1}
+    return {name: balanced_accuracy(answers[rows], labels[rows]) for name, rows in mixed.items()}
 
 
-def mean_balanced_accuracy(logits: torch.Tensor, labels: torch.Tensor, domains: Iterable[Sequence[int]]) -> float:
-    """Mean over domains of the balanced accuracy, of those that have two labels or more."""
-    chosen = [list(rows) for rows in domains if len(labels[list(rows)].unique()) > 1]
-    scores = [classification_report(logits[rows], labels[rows]).balanced_accuracy for rows in chosen]
-    return sum(scores) / len(scores) if scores else 0.0
+def mean_over_domains(scores: Mapping[str, float]) -> float:
+    """Mean of `scores_by_domain`; 0 if no domain has two labels."""
+    return statistics.fmean(scores.values()) if scores else 0.0
 
 
 def _parts(recipe: Recipe) -> tuple[Labelled, Labelled]:
@@ -144,16 +155,15 @@ def _parts(recipe: Recipe) -> tuple[Labelled, Labelled]:
     return train[:: max(1, -(-len(train) // MAX_TEXTS))], dev
 
 
-def _texts(part: Labelled) -> list[str]:
-    return [document.text for document, _ in part]
+def _columns(part: Labelled) -> tuple[list[str], list[int]]:
+    return [document.text for document, _ in part], [label for _, label in part]
 
 
 def _figures(bag: Any, part: Labelled) -> Figures:
-    answers = torch.from_numpy(bag.predict(_texts(part))).long()
-    labels = torch.tensor([label for _, label in part])
-    logits = torch.nn.functional.one_hot(answers, int(max(answers.max(), labels.max())) + 1).float()
-    balanced = mean_balanced_accuracy(logits, labels, by_domain(part).values())
-    return Figures((answers == labels).double().mean().item(), balanced)
+    texts, labels = _columns(part)
+    answers = torch.from_numpy(bag.predict(texts))
+    accuracy = (answers == torch.tensor(labels)).double().mean().item()
+    return Figures(accuracy=accuracy, balanced_accuracy=mean_over_domains(scores_by_domain(answers, part)))
 
 
 def _key(*parts: tuple[str, Labelled]) -> str:

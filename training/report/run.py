@@ -2,39 +2,23 @@
 
 from __future__ import annotations
 
-import json
 import logging
-from collections.abc import Iterable, Sequence
+import statistics
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import torch
-
-from model.checkpoint import Checkpoint, load_checkpoint
-from model.heads import BertForSequenceClassification
+from model.checkpoint import load_checkpoint
 from model.tokenizer import Tokenizer
 from training.corpus.inputs import reading_of
 from training.corpus.prepare import prepare
 from training.corpus.reader import PreparedText
 from training.errors import RunError
-from training.evaluate.classification import (
-    Answers,
-    ClassificationReport,
-    classification_report,
-    predict_classification,
-)
+from training.evaluate.classification import Answers, ClassificationReport, classify, load_classifier
 from training.evaluate.pretraining import PretrainingReport, evaluate_pretraining
-from training.examples.labelled import encode_texts
-from training.finetune.selection import (
-    SeedResult,
-    chosen_folder,
-    load_results,
-    mean_and_deviation,
-    seed_folder,
-)
-from training.finetune.task import load_classifier
+from training.finetune.selection import SeedResult, chosen_folder, load_results, seed_folder
 from training.loop.checkpoint import fingerprint
 from training.loop.log import RunLog
 from training.pretrain.run import load_pretrained, open_heldout
@@ -42,25 +26,20 @@ from training.recipe import Recipe, source_name
 from training.report.baselines import (
     Figures,
     Labelled,
-    by_domain,
     evaluate_baselines,
-    mean_balanced_accuracy,
+    mean_over_domains,
     read_test,
+    scores_by_domain,
 )
 from training.report.plots import plot_confusion, plot_losses, plot_reliability
 from training.runtime.device import choose_device
+from training.runtime.files import write_json
 
 EXAMPLES = 2000
 """Held-out examples per source."""
 
-FEW_MASKED_TOKENS = 1000
-"""Below this, one standard error of an accuracy is above 0.01."""
-
 MIN_OF_EACH_LABEL = 50
 """Texts of each label that a domain needs to count as the worst one."""
-
-PLOTS = "## Plots"
-"""Heading of the part of `report.md` that needs the PNG files beside it."""
 
 logger = logging.getLogger(__name__)
 
@@ -124,12 +103,11 @@ def evaluate(recipe: Recipe, weights: Path | None = None) -> str:
         **_classification(recipe, models / "sentiment"),
         weights={name: fingerprint(load_checkpoint(models / name).model) for name in found},
     )
-    text, folder = tables(report), recipe.folder
-    plots = [f"![{file.stem}]({file.name})" for file in _plot(recipe, report)]
-    (folder / "report.md").write_text("\n".join([text, PLOTS, "", *plots, ""]), encoding="utf-8")
-    figures = json.dumps(asdict(report), indent=2, allow_nan=False)
-    (folder / "report.json").write_text(figures + "\n", encoding="utf-8")  # last: it names the weights of all of it
-    logger.info("report in %s; next: export", folder / "report.md")
+    text, file = tables(report), recipe.folder / "report.md"
+    plots = "\n".join(f"![{file.stem}]({file.name})" for file in _plot(recipe, report))
+    file.write_text(f"{text}\n## Plots\n\n{plots}\n", encoding="utf-8")
+    write_json(file.with_suffix(".json"), asdict(report))  # last: it names the weights of all of it
+    logger.info("report in %s; next: export", file)
     return text
 
 
@@ -156,82 +134,49 @@ def _pretraining(recipe: Recipe, folder: Path) -> dict[str, PretrainingReport]:
     for text in heldout.values():
         text.check_tokenizer(checkpoint.tokenizer)
     model = model.to(choose_device(recipe.device))
-    reports = evaluate_pretraining(model, heldout, checkpoint.tokenizer, recipe.pretrain.examples, count=EXAMPLES)
-    for name, report in reports.items():
-        if report.masked < FEW_MASKED_TOKENS:
-            logger.warning(
-                "%s: its figures are of %d examples with %d masked tokens, and so mostly chance; hold out more text "
-                "(corpus.heldout, corpus.heldout_fraction)",
-                *(name, report.examples, report.masked),
-            )
-    return reports
+    return evaluate_pretraining(model, heldout, checkpoint.tokenizer, recipe.pretrain.examples, count=EXAMPLES)
 
 
 def _classification(recipe: Recipe, folder: Path) -> dict[str, Any]:
     """The fields of a report that are about the classifier; none without a classifier."""
     if not folder.is_dir():
         return {}
-    checkpoint = _load_classifier(recipe, folder)
     test = read_test(recipe)
     results = load_results(recipe)
     return {
-        "classification": _test_reports(recipe, checkpoint, test),
-        "labels": checkpoint.config.labels,
+        "classification": _test_reports(recipe, folder, test),
+        "labels": recipe.finetune.label_names,
         "baselines": evaluate_baselines(recipe, test) if test and recipe.finetune.train else {},
         "seeds": [_seed_report(recipe, result, test) for result in results if len(results) > 1],
     }
 
 
-def _load_classifier(recipe: Recipe, folder: Path) -> Checkpoint:
-    """The classifier in a folder, on the recipe's device."""
-    checkpoint = load_classifier(folder, recipe.finetune)
+def _seed_report(recipe: Recipe, result: SeedResult, test: Mapping[str, Labelled]) -> SeedReport:
+    reports = _test_reports(recipe, seed_folder(recipe, result.seed) / "model", test)
+    return SeedReport(result, {name: report.figures.accuracy for name, report in reports.items()})
+
+
+def _test_reports(recipe: Recipe, folder: Path, test: Mapping[str, Labelled]) -> dict[str, SourceReport]:
+    """Figures of the classifier in a folder, by test source and reading."""
+    checkpoint = load_classifier(folder, recipe.finetune.label_names)
     checkpoint.model.to(choose_device(recipe.device))
-    return checkpoint
-
-
-def _test_reports(recipe: Recipe, checkpoint: Checkpoint, test: dict[str, Labelled]) -> dict[str, SourceReport]:
     reports = {}
     for source in recipe.finetune.test:
-        name, part = source_name(source), test[source_name(source)]
-        for reading in ("text", "pair") if (read := reading_of(source)) == "both" else (read,):
-            title = f"{name} (pair)" if read == "both" and reading == "pair" else name
-            reports[title] = _test_report(_answers(checkpoint, part, reading), part)
+        name, read = source_name(source), reading_of(source)
+        readings = {name: "text", f"{name} (pair)": "pair"} if read == "both" else {name: read}
+        for title, reading in readings.items():
+            documents, labels = zip(*test[name], strict=True)
+            reports[title] = _test_report(classify(checkpoint, documents, labels, reading), test[name])
     return reports
 
 
-def _answers(checkpoint: Checkpoint, part: Labelled, reading: str) -> Answers:
-    """Answers to documents in their order, each in one reading."""
-    model = checkpoint.model
-    assert isinstance(model, BertForSequenceClassification)
-    documents, labels = [document for document, _ in part], [label for _, label in part]
-    targets = np.eye(model.config.num_labels, dtype=np.float32)[labels]
-    positions = model.config.max_position_embeddings
-    answers = predict_classification(model, encode_texts(documents, targets, reading, checkpoint.tokenizer, positions))
-    order = torch.tensor(answers.documents).argsort()
-    return Answers(answers.logits[order], torch.tensor(labels), list(range(len(part))))
-
-
 def _test_report(answers: Answers, part: Labelled) -> SourceReport:
-    domains = by_domain(part)
-    worst: tuple[float, str] | None = None
-    for name, rows in domains.items():
-        counts = answers.labels[rows].bincount(minlength=answers.logits.shape[1])
-        if name and int(counts.min()) >= MIN_OF_EACH_LABEL:
-            report = classification_report(answers.logits[rows], answers.labels[rows])
-            candidate = (report.balanced_accuracy, name)
-            worst = candidate if worst is None else min(worst, candidate)
-    return SourceReport(
-        answers.report(),
-        mean_balanced_accuracy(answers.logits, answers.labels, domains.values()),
-        worst[1] if worst else None,
-        worst[0] if worst else None,
-    )
-
-
-def _seed_report(recipe: Recipe, result: SeedResult, test: dict[str, Labelled]) -> SeedReport:
-    checkpoint = _load_classifier(recipe, seed_folder(recipe, result.seed) / "model")
-    reports = _test_reports(recipe, checkpoint, test)
-    return SeedReport(result, {name: report.figures.accuracy for name, report in reports.items()})
+    scores = scores_by_domain(answers.logits.argmax(1), part)
+    texts = Counter((document.domain, label) for document, label in part)
+    labels = range(answers.logits.shape[1])
+    large = [name for name in scores if name and all(texts[name, i] >= MIN_OF_EACH_LABEL for i in labels)]
+    worst = min(large, key=scores.__getitem__, default=None)
+    return SourceReport(answers.report(), mean_over_domains(scores), worst, scores[worst] if worst else None)
 
 
 # --- tables and plots ----------------------------------------------------------------------------------------------
@@ -239,85 +184,76 @@ def _seed_report(recipe: Recipe, result: SeedResult, test: dict[str, Labelled]) 
 
 def tables(report: Report) -> str:
     """All tables as Markdown."""
-    lines: list[str] = []
+    parts = []
     if report.pretraining:
-        lines += [
-            "| held-out text | examples | masked-LM loss | unigram entropy | masked-LM accuracy "
-            "| most frequent token | next sentence, mixed | next sentence, random documents | coin |",
-            "|---|---|---|---|---|---|---|---|---|",
-            *(_pretraining_row(name, r) for name, r in report.pretraining.items()),
-            "",
-        ]
+        parts.append(_pretraining_table(report.pretraining))
     if report.classification:
-        bags = list(report.baselines)
-        lines += [
-            f"| test set | texts | accuracy ± standard error | majority | {' | '.join([*bags, ''])}"
-            "balanced accuracy | calibration error | by chance |",
-            "|---" * (7 + len(bags)) + "|",
-            *(_classification_row(name, report) for name in report.classification),
-            "",
-        ]
-        lines += _domain_lines(report)
+        parts += [_classification_table(report), *_domain_sentences(report)]
     if report.seeds:
-        names = list(report.seeds[0].test)
-        lines += [
-            f"| seed | best step | dev | {' | '.join(names)} |",
-            "|---" * (3 + len(names)) + "|",
-            *(_seed_row(seed) for seed in report.seeds),
-            _deviation_row(report.seeds),
-            "",
-        ]
-    return "\n".join(lines)
+        parts.append(_seed_table(report.seeds))
+    return "\n".join(parts)
 
 
-def _pretraining_row(name: str, r: PretrainingReport) -> str:
-    figures = (
-        *(r.mlm_loss, r.unigram_entropy, r.mlm_accuracy, r.unigram_accuracy),
-        *(r.nsp_accuracy, r.nsp_accuracy_random, 0.5),
+def _table(*rows: Sequence[str]) -> str:
+    """A Markdown table whose first row is its head."""
+    head, *body = (f"| {' | '.join(row)} |\n" for row in rows)
+    return "".join([head, "|---" * len(rows[0]) + "|\n", *body])
+
+
+def _cells(figures: Iterable[float | None], digits: int = 4) -> list[str]:
+    return ["–" if figure is None else f"{figure:.{digits}f}" for figure in figures]
+
+
+def _pretraining_table(reports: Mapping[str, PretrainingReport]) -> str:
+    head = (
+        *("held-out text", "examples", "masked-LM loss", "unigram entropy", "masked-LM accuracy"),
+        *("most frequent token", "next sentence, mixed", "next sentence, random documents", "coin"),
     )
-    return f"| {name} | {r.examples:,} | {_cells(figures, 3)} |"
+    rows = []
+    for name, r in reports.items():
+        words = (r.mlm_loss, r.unigram_entropy, r.mlm_accuracy, r.unigram_accuracy)
+        rows.append([name, f"{r.examples:,}", *_cells((*words, r.nsp_accuracy, r.nsp_accuracy_random, 0.5), 3)])
+    return _table(head, *rows)
 
 
-def _classification_row(name: str, report: Report) -> str:
-    r = report.classification[name].figures
-    own = name.removesuffix(" (pair)")
-    bags = [rows[own].accuracy if own in rows else None for rows in report.baselines.values()]
-    cells = _cells((r.majority_accuracy, *bags, r.balanced_accuracy))
-    errors = _cells((r.expected_calibration_error, r.calibration_error_by_chance))
-    return f"| {name} | {r.examples:,} | {r.accuracy:.4f} ± {r.standard_error:.4f} | {cells} | {errors} |"
+def _classification_table(report: Report) -> str:
+    head = (
+        *("test set", "texts", "accuracy ± standard error", "majority", *report.baselines),
+        *("balanced accuracy", "calibration error", "by chance"),
+    )
+    rows = []
+    for name, source in report.classification.items():
+        r, bags = source.figures, [bag["accuracy"] for bag in _baselines(report, name).values()]
+        ours = (r.balanced_accuracy, r.expected_calibration_error, r.calibration_error_by_chance)
+        accuracy = f"{r.accuracy:.4f} ± {r.standard_error:.4f}"
+        rows.append([name, f"{r.examples:,}", accuracy, *_cells((r.majority_accuracy, *bags, *ours))])
+    return _table(head, *rows)
 
 
-def _domain_lines(report: Report) -> list[str]:
+def _baselines(report: Report, name: str) -> dict[str, Figures]:
+    """The baselines of a test source: they read a pair as one text."""
+    return {bag: rows[name.removesuffix(" (pair)")] for bag, rows in report.baselines.items()}
+
+
+def _domain_sentences(report: Report) -> list[str]:
     """A sentence for each test set with several domains."""
-    lines = []
+    sentences = []
     for name, r in report.classification.items():
-        if r.worst_domain is None:
-            continue
-        own = name.removesuffix(" (pair)")
-        bags = (f"{bag} {rows[own].balanced_accuracy:.4f}" for bag, rows in report.baselines.items() if own in rows)
-        lines += [
-            f"{name}: mean balanced accuracy over domains {r.mean_balanced_accuracy:.4f} ({', '.join(bags)}); worst "
-            f"domain {r.worst_domain}, {r.worst_balanced_accuracy:.4f}.",
-            "",
-        ]
-    return lines
+        if r.worst_domain is not None:
+            bags = [f"{bag} {row['balanced_accuracy']:.4f}" for bag, row in _baselines(report, name).items()]
+            sentences.append(
+                f"{name}: mean balanced accuracy over domains {r.mean_balanced_accuracy:.4f} ({', '.join(bags)}); "
+                f"worst domain {r.worst_domain}, {r.worst_balanced_accuracy:.4f}.\n"
+            )
+    return sentences
 
 
-def _cells(figures: Iterable[float | None], digits: int = 4) -> str:
-    return " | ".join("–" if figure is None else f"{figure:.{digits}f}" for figure in figures)
-
-
-def _seed_row(report: SeedReport) -> str:
-    result = report.result
-    figures = (result.dev_accuracy or 0.0, *report.test.values())
-    return f"| {result.seed} | {result.step} | {_cells(figures)} |"
-
-
-def _deviation_row(seeds: Sequence[SeedReport]) -> str:
-    """Mean and sample standard deviation of each column."""
-    columns = zip(*((s.result.dev_accuracy or 0.0, *s.test.values()) for s in seeds), strict=True)
-    cells = ("{:.4f} ± {:.4f}".format(*mean_and_deviation(column)) for column in columns)
-    return f"| mean | | {' | '.join(cells)} |"
+def _seed_table(seeds: Sequence[SeedReport]) -> str:
+    """Accuracies of each seed, and the mean and sample standard deviation of each column."""
+    figures = [(seed.result.dev_accuracy or 0.0, *seed.test.values()) for seed in seeds]
+    rows = [[str(s.result.seed), str(s.result.step), *_cells(row)] for s, row in zip(seeds, figures, strict=True)]
+    means = [f"{statistics.mean(c):.4f} ± {statistics.stdev(c):.4f}" for c in zip(*figures, strict=True)]
+    return _table(["seed", "best step", "dev", *seeds[0].test], *rows, ["mean", "", *means])
 
 
 def _plot(recipe: Recipe, report: Report) -> list[Path]:
@@ -328,13 +264,11 @@ def _plot(recipe: Recipe, report: Report) -> list[Path]:
             old.unlink()
     train = folder / "corpus" / "train"
     entropy = PreparedText.open(train).unigram_entropy if train.is_dir() else None
-    for stage, run, line in (
-        ("pretrain", folder / "pretrain", entropy),
-        ("finetune", chosen_folder(recipe), None),
-    ):
-        file = folder / f"{stage}-loss.png"
-        if plot_losses(RunLog(run / "log.jsonl"), file, line):
-            written.append(file)
+    pretraining, finetuning = folder / "pretrain-loss.png", folder / "finetune-loss.png"
+    if plot_losses(RunLog(folder / "pretrain" / "log.jsonl"), pretraining, entropy):
+        written.append(pretraining)
+    if plot_losses(RunLog(chosen_folder(recipe) / "log.jsonl"), finetuning):
+        written.append(finetuning)
     for name, test in report.classification.items():
         slug = name.replace(" (pair)", "-pair")
         confusion, reliability = folder / f"confusion-{slug}.png", folder / f"reliability-{slug}.png"

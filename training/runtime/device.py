@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import ctypes
+import math
 import platform
-import sys
 import time
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import torch
@@ -55,6 +56,19 @@ def autocast(model: nn.Module, precision: torch.dtype) -> torch.autocast:
     return torch.autocast(device, dtype=torch.bfloat16, enabled=precision is torch.bfloat16)
 
 
+@contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """Evaluate without gradients or dropout, in the precision of training; the mode is restored at the end."""
+    was_training = model.training
+    precision = choose_precision(next(model.parameters()).device)
+    model.eval()
+    try:
+        with torch.no_grad(), autocast(model, precision):
+            yield
+    finally:
+        model.train(was_training)
+
+
 def machine_description(device: torch.device) -> str:
     """Device and torch version, for the log and the model card."""
     if device.type == "cuda":
@@ -77,19 +91,15 @@ def matmul_peak(device: torch.device, precision: torch.dtype, seconds: float = 0
     generator = torch.Generator(device).manual_seed(0)
     matrix = torch.randn(size, size, generator=generator, device=device, dtype=precision)  # zeros would be faster
     matrix @ matrix  # the first call loads the kernel
-    best, ends = 0.0, time.perf_counter() + seconds
-    while time.perf_counter() < ends or not best:
-        best = max(best, 4 * 2 * size**3 / _seconds(matrix, products=4))
-    return best
-
-
-def _seconds(matrix: torch.Tensor, products: int) -> float:
-    synchronize(matrix.device)
-    began = time.perf_counter()
-    for _ in range(products):
-        matrix @ matrix
-    synchronize(matrix.device)
-    return time.perf_counter() - began
+    synchronize(device)
+    best, ends = math.inf, time.perf_counter() + seconds
+    while time.perf_counter() < ends or best == math.inf:
+        began = time.perf_counter()
+        for _ in range(4):
+            matrix @ matrix
+        synchronize(device)
+        best = min(best, time.perf_counter() - began)
+    return 4 * 2 * size**3 / best
 
 
 def synchronize(device: torch.device) -> None:
@@ -102,20 +112,12 @@ def configure_process() -> None:
     """Set threads, TF32 and the allocator of a training process: call it once, before tensors are made."""
     torch.set_num_threads(max(1, available_cpus() // local_world_size()))
     torch.backends.cuda.matmul.allow_tf32 = True  # for what a GPU computes in float32
-    keep_freed_memory()
-
-
-def keep_freed_memory() -> None:
-    """Make glibc malloc keep freed memory, because a training step frees and takes the same hundreds of megabytes:
-    mapping them again costs a CPU run a tenth of its time. Does nothing without glibc."""
-    if sys.platform != "linux":
-        return
-    try:
+    # A training step frees and takes the same hundreds of megabytes: mapping them again costs a CPU run a tenth of its
+    # time. So glibc's malloc keeps what is freed; other C libraries have no mallopt.
+    with suppress(AttributeError):
         mallopt = ctypes.CDLL(None).mallopt
-    except AttributeError:  # musl
-        return
-    mallopt(_M_MMAP_THRESHOLD, 2**31 - 1)
-    mallopt(_M_TRIM_THRESHOLD, 2**31 - 1)
+        mallopt(_M_MMAP_THRESHOLD, 2**31 - 1)
+        mallopt(_M_TRIM_THRESHOLD, 2**31 - 1)
 
 
 def maybe_compile(module: nn.Module) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -55,13 +54,9 @@ class DistContext:
         if self.world_size == 1:
             return state
         steps = self.all_gather(step)
-        source = steps.index(max(steps))
-        buffer = io.BytesIO()
-        torch.save(state, buffer)
-        data = [buffer.getvalue() if self.rank == source else b""]
-        dist.broadcast_object_list(data, src=source)
-        received: dict[str, Any] | None = torch.load(io.BytesIO(data[0]), map_location="cpu", weights_only=True)
-        return received
+        states = [state]
+        dist.broadcast_object_list(states, src=steps.index(max(steps)))
+        return states[0]
 
     def check_equal(self, name: str, value: Any) -> None:
         """Raise RunError on all ranks if a value differs between them: they would train different networks."""

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import fcntl
 import logging
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -11,23 +11,17 @@ from pathlib import Path
 from training.errors import RunError
 from training.runtime.distributed import world_size
 
-if sys.platform != "win32":
-    import fcntl
-
 logger = logging.getLogger(__name__)
 
 
 @contextmanager
 def run_lock(folder: Path) -> Iterator[None]:
     """Keep other processes out of a folder, because they would delete its checkpoints or the corpus it reads. The
-    lock ends with the process; forked workers do not hold it. On Windows there is no lock.
+    lock ends with the process; forked workers do not hold it.
 
     Raises:
         RunError: another process works in the folder.
     """
-    if sys.platform == "win32":
-        yield
-        return
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / "lock").open("w") as file:
         try:
@@ -44,7 +38,7 @@ def run_lock(folder: Path) -> Iterator[None]:
 @contextmanager
 def ranks_in_turn(folder: Path) -> Iterator[None]:
     """Let the ranks of a node enter one after another: the first makes the files, and the others find them."""
-    if sys.platform == "win32" or world_size() == 1:
+    if world_size() == 1:
         yield
         return
     folder.mkdir(parents=True, exist_ok=True)

@@ -10,7 +10,6 @@ import torch
 
 from model import BertForPreTraining, Tokenizer, load_checkpoint
 from tests.training.texts import MemoryText, random_text
-from training.evaluate.mode import evaluating
 from training.evaluate.pretraining import (
     PretrainingAnswers,
     PretrainingReport,
@@ -22,6 +21,7 @@ from training.evaluate.pretraining import (
 )
 from training.examples.pairs import IS_NEXT, NOT_NEXT, PairKind
 from training.recipe import ExamplesConfig
+from training.runtime.device import evaluating
 
 CONFIG = ExamplesConfig(short_length=32, long_fraction=0)
 

@@ -15,7 +15,6 @@ from training.finetune.selection import (
     Score,
     SeedResult,
     best_seed,
-    mean_and_deviation,
     mean_score,
 )
 
@@ -89,8 +88,3 @@ def test_best_seed_is_the_most_accurate_then_the_one_with_the_lowest_loss() -> N
     results = [SeedResult(1, 10, 0.8, 0.3), SeedResult(2, 10, 0.9, 0.5), SeedResult(3, 10, 0.9, 0.4)]
     assert best_seed(results).seed == 3
     assert best_seed([SeedResult(4, None, None, None)]).seed == 4
-
-
-def test_mean_and_deviation_of_seeds() -> None:
-    assert mean_and_deviation([0.8, 0.9]) == pytest.approx((0.85, 0.0707), abs=1e-4)
-    assert mean_and_deviation([0.8]) == (0.8, 0.0)

@@ -22,12 +22,16 @@ from training.finetune.task import classifier_from
 from training.loop.checkpoint import fingerprint
 from training.pretrain.run import new_model
 from training.recipe import CorpusConfig, Recipe, SourceConfig
-from training.report.baselines import Figures
+from training.report.baselines import BASELINES, Figures
 from training.report.run import Report, SeedReport, SourceReport, evaluate, tables
 
 PRETRAINING = PretrainingReport(10, 100, 3.0, 0.4, 6.0, 0.1, None, None, {})
 CLASSES = ClassificationReport(10, 0.9, 0.0949, 0.88, 0.5, 0.3, 0.02, 0.01, [[5, 0], [1, 4]], [])
 TEST = SourceReport(CLASSES, 0.88, None, None)
+
+
+def figures(accuracy: float, balanced_accuracy: float) -> Figures:
+    return Figures(accuracy=accuracy, balanced_accuracy=balanced_accuracy)
 
 
 def changed(recipe: Recipe, **changes: object) -> Recipe:
@@ -68,15 +72,6 @@ def test_evaluate_of_a_pretrained_network_alone(make_recipe: MakeRecipe, caplog:
     weights = fingerprint(load_checkpoint(recipe.folder / "pretrained").model)
     assert figures["weights"] == {"pretrained": weights}
     assert f"report in {recipe.folder / 'report.md'}; next: export" in caplog.messages[-1]
-
-
-def test_evaluate_of_few_masked_tokens_warns_and_says_what_to_do(
-    make_recipe: MakeRecipe, caplog: pytest.LogCaptureFixture
-) -> None:
-    recipe = make_recipe()
-    save_models(recipe, recipe.folder, "pretrained")
-    evaluate(recipe)
-    assert "masked tokens, and so mostly chance; hold out more text (corpus.heldout" in caplog.text
 
 
 def test_evaluate_of_a_classifier_alone_and_its_plots(make_recipe: MakeRecipe) -> None:
@@ -171,7 +166,7 @@ def test_evaluate_of_domains_and_readings_and_seeds(make_recipe: MakeRecipe, tmp
         assert f"{name}: mean balanced accuracy over domains 0." in text
     assert "worst domain book, 0." in text, "the other has too few texts to be the worst"
     assert text.count("naive Bayes (1-3-grams) 0.") == 2
-    assert "| mean | |" in text
+    assert "| mean |  |" in text
     assert (recipe.folder / "confusion-shops-pair.png").is_file()
 
 
@@ -184,7 +179,7 @@ def test_tables_missing_figure_is_a_dash() -> None:
 
 
 def test_tables_have_a_trivial_guess_beside_each_figure() -> None:
-    bags = {bag: {"reviews": Figures(0.8, 0.79)} for bag in ("TF-IDF + logistic regression", "naive Bayes (1-3-grams)")}
+    bags = {bag: {"reviews": figures(0.8, 0.79)} for bag in BASELINES}
     text = tables(Report({"tweets": PRETRAINING}, {"reviews": TEST}, [], bags))
     for guess in (
         "unigram entropy",
@@ -204,17 +199,17 @@ def test_tables_have_equal_numbers_of_columns() -> None:
         SeedReport(SeedResult(1, 10, 0.8, 0.5), {"reviews": 0.7}),
         SeedReport(SeedResult(2, 20, 0.9, 0.4), {"reviews": 0.9}),
     ]
-    for bags in ({}, {"bag": {"reviews": Figures(0.8, 0.8)}}, {"bag": {}}):
+    for bags in ({}, {"bag": {"reviews": figures(0.8, 0.8)}}):
         text = tables(Report({"tweets": PRETRAINING}, {"reviews": TEST}, [], bags, seeds=seeds))
         for table in text.strip().split("\n\n"):
             assert len({line.count("|") for line in table.splitlines()}) == 1, table
     assert "| 2 | 20 | 0.9000 | 0.9000 |" in text
-    assert "| mean | | 0.8500 ± 0.0707 | 0.8000 ± 0.1414 |" in text
+    assert "| mean |  | 0.8500 ± 0.0707 | 0.8000 ± 0.1414 |" in text
 
 
 def test_tables_domain_line_has_the_same_mean_of_the_baselines() -> None:
     test = replace(TEST, mean_balanced_accuracy=0.85, worst_domain="car", worst_balanced_accuracy=0.7)
-    bags = {"bag": {"reviews": Figures(0.8, 0.75)}, "none": {}}
+    bags = {"bag": {"reviews": figures(0.8, 0.75)}}
     text = tables(Report({}, {"reviews (pair)": test}, [], bags))
     wanted = "reviews (pair): mean balanced accuracy over domains 0.8500 (bag 0.7500); worst domain car, 0.7000."
     assert wanted in text
