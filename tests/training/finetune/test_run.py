@@ -210,7 +210,7 @@ def test_finetune_on_two_processes_prepares_text_once_and_keeps_one_classifier(
     changes = ("finetune.batch_tokens=512", "finetune.epochs=1")
     status, out, errors = finish(start(*command(recipe, recipe_file, *changes), launcher=TORCHRUN))
     assert status == 0, errors
-    assert out.count("step 3 ") == 1, "rank 0 logs"
+    assert out.count("train       step 3 ") == 1, "rank 0 logs"
     assert isinstance(load_checkpoint(recipe.folder / "sentiment").model, BertForSequenceClassification)
 
 
