@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 from model.tokenizer import Tokenizer
-from training.errors import SourceError
 from training.recipe import SourceConfig
 from training.runtime.files import read_json, write_json
 from training.sources.files import files
@@ -47,8 +46,5 @@ def file_hashes(sources: Iterable[SourceConfig], root: Path, cache: Path) -> dic
 
 
 def _sha256(file: Path) -> str:
-    try:
-        with file.open("rb") as handle:
-            return hashlib.file_digest(handle, "sha256").hexdigest()
-    except OSError as error:
-        raise SourceError(f"{file}: cannot be read ({error.strerror})") from error
+    with file.open("rb") as handle:
+        return hashlib.file_digest(handle, "sha256").hexdigest()

@@ -13,8 +13,8 @@ from __future__ import annotations
 
 import logging
 import shutil
-from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
 from importlib.metadata import version
 from pathlib import Path
@@ -37,6 +37,9 @@ from training.runtime.files import read_json, write_json
 from training.runtime.lock import run_lock
 from training.sources.documents import documents
 from training.sources.files import files
+
+WITHOUT_NOTES = {"__all__": {"note"}}
+"""The settings of sources that prepared text does not depend on, for `model_dump(exclude=...)`."""
 
 COUNTS = ("documents", "sentences", "tokens", "unknown_sentences", "cut_sentences")
 
@@ -75,12 +78,12 @@ def prepare_labelled(recipe: Recipe, tokenizer: Tokenizer) -> Path:
     """
     config = recipe.finetune
     unlabelled = recipe.distill.sources if recipe.distill else ()
-    settings = {
-        "train": source_settings(config.train),
-        "test": source_settings(config.test),
-        "unlabelled": source_settings(unlabelled),
-        **config.model_dump(mode="json", include={"labels", "dev_fraction", "augment_fraction"}),
-    }
+    settings = config.model_dump(
+        mode="json",
+        include={"train", "test", "labels", "dev_fraction", "augment_fraction"},
+        exclude={"train": WITHOUT_NOTES, "test": WITHOUT_NOTES},
+    )
+    settings["unlabelled"] = source_settings(unlabelled)
     sources = (*config.train, *config.test, *unlabelled)
     return _prepare(recipe, tokenizer, "labelled", sources, settings, lambda: labelled_inputs(recipe))
 
@@ -98,12 +101,7 @@ def check_corpus_settings(recipe: Recipe) -> None:
 
 
 def _corpus_settings(recipe: Recipe) -> dict[str, Any]:
-    config = recipe.corpus
-    return {
-        "sources": source_settings(config.sources),
-        "heldout": source_settings(config.heldout),
-        "heldout_fraction": config.heldout_fraction,
-    }
+    return recipe.corpus.model_dump(mode="json", exclude={"sources": WITHOUT_NOTES, "heldout": WITHOUT_NOTES})
 
 
 def _prepare(
@@ -112,7 +110,7 @@ def _prepare(
     name: str,
     sources: Sequence[SourceConfig],
     settings: dict[str, Any],
-    inputs: Any,
+    inputs: Callable[[], Iterator[ShardInput]],
 ) -> Path:
     folder = recipe.folder / name
     fingerprint = {
@@ -161,39 +159,26 @@ def _is_complete(folder: Path) -> bool:
 
 
 def _make(folder: Path, tokenizer: Tokenizer, inputs: Iterator[ShardInput], total: int) -> None:
-    made: dict[str, dict[int, Shard]] = {}
+    made: dict[str, list[Shard]] = defaultdict(list)
     with tqdm(desc=folder.name, total=total or None, unit="B", unit_scale=True) as bar:
         for shard_input, shard in make_shards(inputs, tokenizer, folder):
-            made.setdefault(shard_input.part, {})[shard_input.number] = shard
-            bar.update(max(0, shard_input.bytes_read - bar.n))
-    parts = {part: [shards[number] for number in sorted(shards)] for part, shards in sorted(made.items())}
-    parts = {part: shards for part, shards in parts.items() if any(shard.tokens for shard in shards)}
+            made[shard_input.part].append(shard)
+            bar.update(shard_input.bytes_read - bar.n)
+    parts = {part: shards for part, shards in sorted(made.items()) if any(shard.tokens for shard in shards)}
     for part, shards in parts.items():
         _write_manifest(folder / part, part, shards, tokenizer)
     write_json(folder / "manifest.json", {"parts": list(parts)})
 
 
 def _write_manifest(folder: Path, part: str, shards: Sequence[Shard], tokenizer: Tokenizer) -> None:
-    sources: dict[str, Counter[str]] = {}
+    sources: dict[str, Counter[str]] = defaultdict(Counter)
     for shard in shards:
-        counts = sources.setdefault(shard.source, Counter())
-        counts.update({key: getattr(shard, key) for key in COUNTS})
-    labelled = (folder / shards[0].name / "labels.npy").is_file()
+        sources[shard.source].update({key: getattr(shard, key) for key in COUNTS})
     for name, counts in sources.items():
-        logger.info(
-            "%s: %s documents, %s tokens of %s",
-            part,
-            *(f"{counts[k]:,}" for k in ("documents", "tokens")),
-            name,
-        )
-        if not labelled:
-            _advise(name, counts)
-        if part.startswith("heldout") and counts["documents"] < FEW_HELDOUT_DOCUMENTS:
-            logger.warning(
-                "%s: only %d documents are held out, so figures on them are mostly chance; raise "
-                "corpus.heldout_fraction or name more text as corpus.heldout",
-                *(name, counts["documents"]),
-            )
+        shown = (f"{counts[key]:,}" for key in ("documents", "tokens"))
+        logger.info("%s: %s documents, %s tokens of %s", part, *shown, name)
+        for advice in _advice(part, counts, is_labelled="labels.npy" in shards[0].sizes):
+            logger.warning("%s: %s", name, advice)
     token_counts = count_tokens(folder, shards, tokenizer.vocab_size)
     token_counts[tokenizer.unk_id] = 0  # never masked
     manifest = {
@@ -208,25 +193,28 @@ def _write_manifest(folder: Path, part: str, shards: Sequence[Shard], tokenizer:
     write_json(folder / "manifest.json", manifest)
 
 
-def _advise(source: str, counts: Counter[str]) -> None:
-    """Warn about text that will not teach what its owner expects (google-research/bert#125)."""
-    if counts["documents"] > 1 and counts["sentences"] < 1.1 * counts["documents"]:
-        logger.warning(
-            "%s: %d documents have only %d sentences, and a document of one sentence teaches no next sentence. In "
-            "plain text a blank line ends a document: do not put one between sentences",
-            *(source, counts["documents"], counts["sentences"]),
+def _advice(part: str, counts: Counter[str], *, is_labelled: bool) -> Iterator[str]:
+    """What to do about text that will not teach what its owner expects (google-research/bert#125)."""
+    documents, sentences = counts["documents"], counts["sentences"]
+    if not is_labelled and documents > 1 and sentences < 1.1 * documents:
+        yield (
+            f"{documents} documents have only {sentences} sentences, and a document of one sentence teaches no next "
+            "sentence. In plain text a blank line ends a document: do not put one between sentences"
         )
-    if counts["cut_sentences"] > 0.01 * counts["sentences"]:
-        logger.warning(
-            "%s: %d sentences have more than %d tokens and were cut, so pairs may be parts of one sentence; end "
-            "sentences with a line break or a full stop and a space",
-            *(source, counts["cut_sentences"], MAX_SENTENCE_TOKENS),
+    if counts["cut_sentences"] > 0.01 * sentences:
+        yield (
+            f"{counts['cut_sentences']} sentences have more than {MAX_SENTENCE_TOKENS} tokens and were cut, so pairs "
+            "may be parts of one sentence; end sentences with a line break or a full stop and a space"
         )
-    if counts["unknown_sentences"] > 0.01 * counts["sentences"]:
-        logger.warning(
-            "%s: %d sentences were dropped because most of their words are not in the vocabulary; learn the tokenizer "
-            "from this source too",
-            *(source, counts["unknown_sentences"]),
+    if counts["unknown_sentences"] > 0.01 * sentences:
+        yield (
+            f"{counts['unknown_sentences']} sentences were dropped because most of their words are not in the "
+            "vocabulary; learn the tokenizer from this source too"
+        )
+    if part.startswith("heldout") and documents < FEW_HELDOUT_DOCUMENTS:
+        yield (
+            f"only {documents} documents are held out, so figures on them are mostly chance; raise "
+            "corpus.heldout_fraction or name more text as corpus.heldout"
         )
 
 

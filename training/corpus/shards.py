@@ -91,14 +91,12 @@ class Shard:
 
 def make_shard(encoder: ShardEncoder, corpus: Path, shard_input: ShardInput) -> Shard:
     """Encode a shard into `corpus / part / number`, unless an earlier run has completed it from the same text."""
-    return _finished(corpus, shard_input) or _write(_encode(encoder, shard_input), corpus, shard_input)
-
-
-def _encode(encoder: ShardEncoder, shard_input: ShardInput) -> EncodedShard:
+    if found := _finished(corpus, shard_input):
+        return found
     if shard_input.labels is not None:
-        return encoder.encode_labelled(shard_input.documents, shard_input.labels)
+        return _write(encoder.encode_labelled(shard_input.documents, shard_input.labels), corpus, shard_input)
     texts = [document.text for document in shard_input.documents]
-    return encoder.encode_text(texts, lines=shard_input.read == "lines")
+    return _write(encoder.encode_text(texts, lines=shard_input.read == "lines"), corpus, shard_input)
 
 
 def _write(encoded: EncodedShard, corpus: Path, shard_input: ShardInput) -> Shard:

@@ -58,13 +58,9 @@ def fasttext_line(line: str) -> tuple[list[str], str]:
     >>> fasttext_line("__label__2 Great CD: my lovely Pat ...")
     (['2'], 'Great CD: my lovely Pat ...')
     """
-    labels = []
-    rest = line.strip()
-    while rest.startswith(FASTTEXT_LABEL):
-        first, _, rest = rest.partition(" ")
-        labels.append(first.removeprefix(FASTTEXT_LABEL).rstrip(","))
-        rest = rest.lstrip()
-    return labels, rest
+    labels = list(itertools.takewhile(lambda word: word.startswith(FASTTEXT_LABEL), line.split()))
+    text = "".join(line.strip().split(maxsplit=len(labels))[len(labels) :])
+    return [label.removeprefix(FASTTEXT_LABEL).rstrip(",") for label in labels], text
 
 
 def without_breaks(text: str) -> str:

@@ -70,7 +70,7 @@ def test_predict_classification_reads_documents_as_text_and_as_pair(sentiment: P
     model = load_checkpoint(sentiment).model
     assert isinstance(model, BertForSequenceClassification)
     fields = [("good film", "i loved it"), ("", "bad"), ("the film was boring and bad", "hated it")]
-    documents = [Document("\n".join(filter(None, columns)), columns) for columns in fields]
+    documents = [Document(columns) for columns in fields]
     text = InMemoryText(ShardEncoder(tokenizer).encode_labelled(documents, [1, 0, 0]))
     targets = np.eye(2, dtype=np.float32)[[1, 0, 0]]
     texts = LabelledTexts.of(text, targets, ["both"] * 3, tokenizer, 64)

@@ -29,7 +29,7 @@ TFIDF, NAIVE_BAYES = "TF-IDF + logistic regression", "naive Bayes (1-3-grams)"
 
 
 def labelled(*rows: tuple[str, int]) -> Labelled:
-    return [(Document(text, (text,)), label) for text, label in rows]
+    return [(Document((text,)), label) for text, label in rows]
 
 
 def reviews(count: int, seed: int) -> Labelled:
@@ -124,6 +124,6 @@ def test_mean_balanced_accuracy_weighs_domains_alike_and_labels_alike() -> None:
 
 
 def test_by_domain_has_the_positions_of_each_domain() -> None:
-    part: Labelled = [(Document("x", ("x",), domain=domain), 0) for domain in ("a", "b", "a")]
+    part: Labelled = [(Document(("x",), domain=domain), 0) for domain in ("a", "b", "a")]
     assert by_domain(part) == {"a": [0, 2], "b": [1]}
     assert by_domain(labelled(("x", 0), ("y", 1))) == {"": [0, 1]}
