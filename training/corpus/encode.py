@@ -112,18 +112,15 @@ class ShardEncoder:
             known = self._words.__getitem__
             for first in range(0, len(sentences), _BATCH):
                 words = [_WORD.findall(sentence) for sentence in sentences[first : first + _BATCH]]
-                self._learn(set[str]().union(*words))
+                if len(self._words) > CACHED_WORDS:
+                    self._words.clear()
+                new = list(set[str]().union(*words).difference(self._words))
+                self._words.update(zip(new, self._tokenize(new), strict=True))
                 ids += [b"".join(map(known, sentence)) for sentence in words]
         else:
             ids = self._tokenize(sentences)
         tokens = np.frombuffer(b"".join(ids), self.dtype)
         return tokens, np.array([len(sentence) for sentence in ids], np.int64) // self.dtype.itemsize
-
-    def _learn(self, words: set[str]) -> None:
-        if len(self._words) > CACHED_WORDS:
-            self._words.clear()
-        new = list(words.difference(self._words))
-        self._words.update(zip(new, self._tokenize(new), strict=True))
 
     def _tokenize(self, texts: Sequence[str]) -> list[bytes]:
         return [array(self.dtype.char, ids).tobytes() for ids in self._tokenizer.ids_batch(texts)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator
@@ -30,6 +31,10 @@ logger = logging.getLogger(__name__)
 Routed = tuple[str, Document, int]
 """A part (`train`, `dev/<source>` or `heldout/<source>`), a document of it, and the index of its label."""
 
+Labelled = Iterable[tuple[Document, int]]
+IsLeak = Callable[[Document, bool], bool]
+"""Called with a document and whether its group is held out."""
+
 
 @dataclass(slots=True)
 class _Cutter:
@@ -37,8 +42,8 @@ class _Cutter:
 
     has_labels: bool
     bytes_read: int = 0
-    shards: Counter[str] = field(default_factory=Counter)
-    """Shards so far of each part."""
+    numbers: dict[str, Iterator[int]] = field(default_factory=lambda: defaultdict(itertools.count))
+    """Numbers of the next shards of each part."""
 
     def progress(self, count: int) -> None:
         self.bytes_read += count
@@ -56,29 +61,22 @@ class _Cutter:
             yield self._shard(part, items, source, read)
 
     def _shard(self, part: str, items: list[tuple[Document, int]], source: SourceConfig, read: str) -> ShardInput:
-        number = self.shards[part]
-        self.shards[part] += 1
+        number = next(self.numbers[part])
         found = [document for document, _ in items]
         labels = [label for _, label in items] if self.has_labels else None
         return ShardInput(part, number, source_name(source), found, labels, read, self.bytes_read)
 
 
-def _route(
-    found: Iterable[tuple[Document, int]],
-    source: SourceConfig,
-    judged: str,
-    limit: int,
-    is_left_out: Callable[[Document, bool], bool],
-) -> Iterator[Routed]:
+def _route(found: Labelled, source: SourceConfig, judged: str, limit: int, is_leak: IsLeak) -> Iterator[Routed]:
     """The part of each document: `<judged>/<source>` for groups below the limit, else `train`.
 
     Args:
-        is_left_out: Of a document, and whether its group is below the limit: whether it is in no part.
+        is_leak: Whether a document must be in no part.
     """
     name, left_out = source_name(source), 0
     for document, label in found:
         is_judged = group_hash(document) < limit
-        if is_left_out(document, is_judged):
+        if is_leak(document, is_judged):
             left_out += 1
         else:
             yield f"{judged}/{name}" if is_judged else "train", document, label
@@ -200,30 +198,23 @@ def _plan(source: SourceConfig, recipe: Recipe, tested: set[int], in_dev: set[in
             "finetune.dev_fraction, or label more texts",
             *(source_name(source), dev, dev + counts.total()),
         )
-    return limit, _shares(counts, source.balance)
-
-
-def _chosen(
-    routed: Iterable[Routed], shares: Shares, trained: Counter[int], augment_fraction: float
-) -> Iterator[Routed]:
-    """Dev texts as they are; of those to train on the shares that are kept, some augmented, their labels counted."""
-    for part, document, label in routed:
-        if part == "train":
-            key = text_hash(document.text)
-            if np.random.default_rng((key, 1)).random() >= shares.get((document.domain, label), 1.0):
-                continue
-            trained[label] += 1
-            document = _augmented(document, key, augment_fraction)
-        yield part, document, label
-
-
-def _shares(counts: Counter[tuple[str | None, int]], balance: float | None) -> dict[tuple[str | None, int], float]:
-    if balance is None:
-        return {}
+    if source.balance is None:
+        return limit, {}
     rarest: dict[str | None, int] = {}
     for (domain, _), count in counts.items():
         rarest[domain] = min(count, rarest.get(domain, count))
-    return {key: min(1.0, balance * rarest[key[0]] / count) for key, count in counts.items()}
+    return limit, {key: min(1.0, source.balance * rarest[key[0]] / count) for key, count in counts.items()}
+
+
+def _chosen(routed: Iterable[Routed], shares: Shares, trained: Counter[int], augmented: float) -> Iterator[Routed]:
+    """Dev texts as they are; of those to train on the shares that are kept, some augmented, their labels counted."""
+    for part, document, label in routed:
+        key = text_hash(document.text)
+        if part != "train":
+            yield part, document, label
+        elif np.random.default_rng((key, 1)).random() < shares.get((document.domain, label), 1.0):
+            trained[label] += 1
+            yield part, _augmented(document, key, augmented), label
 
 
 def _augmented(document: Document, key: int, fraction: float) -> Document:

@@ -14,7 +14,8 @@ from __future__ import annotations
 import logging
 import shutil
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import asdict
 from importlib.metadata import version
 from pathlib import Path
@@ -63,7 +64,7 @@ def prepare(recipe: Recipe, tokenizer: Tokenizer) -> Path:
     """
     sources = (*recipe.corpus.heldout, *recipe.corpus.sources)
     settings = _corpus_settings(recipe)
-    folder = _prepare(recipe, tokenizer, "corpus", sources, settings, lambda: pretraining_inputs(recipe))
+    folder = _prepare(recipe, tokenizer, "corpus", sources, settings, pretraining_inputs(recipe))
     parts = read_json(folder / "manifest.json")["parts"]
     if "train" not in parts and recipe.corpus.sources:
         raise CorpusError(f"recipe {recipe.name}: corpus.sources have no text to train on")
@@ -85,7 +86,7 @@ def prepare_labelled(recipe: Recipe, tokenizer: Tokenizer) -> Path:
     )
     settings["unlabelled"] = source_settings(unlabelled)
     sources = (*config.train, *config.test, *unlabelled)
-    return _prepare(recipe, tokenizer, "labelled", sources, settings, lambda: labelled_inputs(recipe))
+    return _prepare(recipe, tokenizer, "labelled", sources, settings, labelled_inputs(recipe))
 
 
 def check_corpus_settings(recipe: Recipe) -> None:
@@ -110,7 +111,7 @@ def _prepare(
     name: str,
     sources: Sequence[SourceConfig],
     settings: dict[str, Any],
-    inputs: Callable[[], Iterator[ShardInput]],
+    inputs: Iterator[ShardInput],
 ) -> Path:
     folder = recipe.folder / name
     fingerprint = {
@@ -132,7 +133,7 @@ def _prepare(
         with run_lock(recipe.folder):
             if not known:
                 _start_over(folder, fingerprint)
-            _make(folder, tokenizer, inputs(), total)
+            _make(folder, tokenizer, inputs, total)
     except OSError as error:
         raise CorpusError(f"{folder}: {error}; then run the same command again, it continues") from error
     return folder
@@ -151,11 +152,9 @@ def _start_over(folder: Path, fingerprint: dict[str, Any]) -> None:
 
 def _is_complete(folder: Path) -> bool:
     manifest = read_json(folder / "manifest.json")
-    try:
+    with suppress(CorpusError):
         return manifest is not None and all(PreparedText.open(folder / part) for part in manifest["parts"])
-    except CorpusError as error:
-        logger.warning("%s", error)
-        return False
+    return False
 
 
 def _make(folder: Path, tokenizer: Tokenizer, inputs: Iterator[ShardInput], total: int) -> None:
@@ -175,8 +174,7 @@ def _write_manifest(folder: Path, part: str, shards: Sequence[Shard], tokenizer:
     for shard in shards:
         sources[shard.source].update({key: getattr(shard, key) for key in COUNTS})
     for name, counts in sources.items():
-        shown = (f"{counts[key]:,}" for key in ("documents", "tokens"))
-        logger.info("%s: %s documents, %s tokens of %s", part, *shown, name)
+        logger.info(f"{part}: {counts['documents']:,} documents, {counts['tokens']:,} tokens of {name}")
         for advice in _advice(part, counts, is_labelled="labels.npy" in shards[0].sizes):
             logger.warning("%s: %s", name, advice)
     token_counts = count_tokens(folder, shards, tokenizer.vocab_size)

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from bert_client.files import Progress
+from bert_client.tables import TableError
 from training.errors import SourceError
 from training.recipe import SourceConfig, source_name
 from training.sources.detokenize import differ, joined
@@ -74,7 +75,7 @@ class _SourceReader:
         self._source = source
         self._tidy = clean if source.label is None else tidy
         self._others = (source.label, source.group, source.by)
-        self._missing = dict.fromkeys(columns_of(source))
+        self._missing = list(columns_of(source))
         """Columns that no row has had so far, in the order of the recipe."""
         self._first: Row | None = None
         self._rows = 0
@@ -84,14 +85,17 @@ class _SourceReader:
 
     def read(self, root: Path, progress: Progress | None, hub_cache: Path | None) -> Iterator[Document]:
         """All documents, up to the source's limit."""
-        if chosen := files(self._source, root):
-            parts = (self._of_file(file, progress) for file in chosen)
-            yield from self._limited(itertools.chain.from_iterable(parts))
-            return
-        place = hub_place(self._source)
-        with hub_rows(self._source, hub_cache) as streamed:
-            rows = ((f"{place}, row {number}", cells) for number, cells in enumerate(streamed, 1))
-            yield from self._limited(self._of_rows(rows, place, self._source.format))
+        try:
+            if chosen := files(self._source, root):
+                parts = (self._of_file(file, progress) for file in chosen)
+                yield from self._limited(itertools.chain.from_iterable(parts))
+                return
+            place = hub_place(self._source)
+            with hub_rows(self._source, hub_cache) as streamed:
+                rows = ((f"{place}, row {number}", cells) for number, cells in enumerate(streamed, 1))
+                yield from self._limited(self._of_rows(rows, place, self._source.format))
+        except TableError as error:
+            raise SourceError(str(error)) from error
 
     def _limited(self, found: Iterable[Document]) -> Iterator[Document]:
         count = 0
@@ -149,8 +153,7 @@ class _SourceReader:
         self._rows += 1
         if self._missing:
             self._first = self._first or row
-            for name in row[1].keys() & self._missing.keys():
-                del self._missing[name]
+            self._missing = [name for name in self._missing if name not in row[1]]
             if self._rows == FIRST_ROWS:
                 self._check_columns()
         return row
@@ -158,8 +161,7 @@ class _SourceReader:
     def _check_columns(self) -> None:
         if self._missing and self._first is not None:
             place, cells = self._first
-            missing = next(iter(self._missing))
-            raise SourceError(f"{place}: no column {missing!r}; there are {', '.join(map(str, cells))}")
+            raise SourceError(f"{place}: no column {self._missing[0]!r}; there are {', '.join(map(str, cells))}")
 
     def _document(self, row: Row) -> Document | None:
         """The row's text columns as a document; None, and counted, if it has no text."""

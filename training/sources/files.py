@@ -6,7 +6,7 @@ from glob import escape, glob
 from pathlib import Path
 
 from bert_client.files import COMPRESSION_SUFFIXES, open_file
-from bert_client.tables import TableError, format_of
+from bert_client.tables import format_of
 from training.errors import SourceError
 from training.recipe import SourceConfig
 
@@ -36,10 +36,12 @@ def files(source: SourceConfig, root: Path) -> list[Path]:
     if is_folder and source.format == "auto":
         found = [file for file in found if _format_of_suffix(file)]
     if not found and source.hub is None:
+        reason = f"no such file; relative paths start from the recipe's `data`, now {root}"
         if is_folder:
-            unknown = " of a known suffix; set `format`, or rename the files to .txt or the like"
-            raise SourceError(f"{place}: the directory holds no file{unknown if source.format == 'auto' else ''}")
-        raise SourceError(f"{place}: no such file; relative paths start from the recipe's `data`, now {root}")
+            reason = (
+                "the directory holds no file of a known suffix; set `format`, or rename the files to .txt or the like"
+            )
+        raise SourceError(f"{place}: {reason}")
     return found
 
 
@@ -48,12 +50,15 @@ def format_of_file(file: Path, source: SourceConfig) -> tuple[str, str | None]:
 
     Raises:
         SourceError: neither the recipe, nor the suffix, nor the first bytes tell.
+        TableError: the file cannot be read.
     """
     by_suffix = _format_of_suffix(file)
     form = by_suffix if source.format == "auto" else source.format
     table = by_suffix if form == "wikitext" else form
-    if table not in TABLES and _is_parquet(file):
-        table, form = "parquet", "wikitext" if form == "wikitext" else "parquet"
+    if table not in TABLES:
+        with open_file(str(file)) as opened:
+            if opened.is_parquet:
+                table, form = "parquet", "wikitext" if form == "wikitext" else "parquet"
     if form is None:
         known = ", ".join(FORMATS)
         raise SourceError(f"{file}: unknown suffix; rename it, or set the source's `format` to one of {known}")
@@ -66,11 +71,3 @@ def _format_of_suffix(file: Path) -> str | None:
         return "wikitext"
     found = format_of(str(file))
     return "text" if found == "lines" else found
-
-
-def _is_parquet(file: Path) -> bool:
-    try:
-        with open_file(str(file)) as opened:
-            return opened.is_parquet
-    except TableError as error:
-        raise SourceError(str(error)) from error

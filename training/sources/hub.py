@@ -18,8 +18,6 @@ from training.errors import SourceError
 from training.recipe import SourceConfig, source_name
 from training.sources.tables import columns_of, read_rows
 
-_MESSAGE_CHARACTERS = 300
-
 
 def hub_place(source: SourceConfig) -> str:
     """How messages call the data set."""
@@ -38,6 +36,7 @@ def hub_rows(source: SourceConfig, cache: Path | None) -> Iterator[Iterable[Mapp
 
     Raises:
         SourceError: the data set, a row of it, or the copy cannot be read.
+        TableError: the library of the hub is not installed.
     """
     file = None if cache is None else cache / _file_name(source)
     if file is None:
@@ -65,29 +64,23 @@ def _copied_rows(file: Path, source: SourceConfig) -> Iterator[Mapping[str, Any]
     try:
         for _, cells in read_rows(file, "jsonl", source, None):
             yield cells
-    except SourceError as error:
+    except (SourceError, TableError) as error:
         raise SourceError(f"{error}; delete the file") from error
 
 
 def _streamed_rows(source: SourceConfig) -> Iterator[Mapping[str, Any]]:
     name, _, configuration = (source.hub or "").partition(":")
     asked = columns_of(source)
+    datasets = library("datasets", hub_place(source))
     try:
-        datasets = library("datasets", hub_place(source))
         for row in datasets.load_dataset(name, configuration or None, split=source.split, streaming=True):
             whole = all(name in row for name in asked)
             yield {name: row[name] for name in asked} if whole else dict(row)  # a message tells which there are
-    except TableError as error:
-        raise SourceError(str(error)) from error
     except Exception as error:  # the library raises what its own parts raise: any kind
-        raise SourceError(f"{hub_place(source)}: {_message(error)}") from error
-
-
-def _message(error: Exception) -> str:
-    said = textwrap.shorten(str(error) or type(error).__name__, _MESSAGE_CHARACTERS)
-    if "script" in said.lower():
-        said += "; look for a copy of the data set in Parquet, or download its files and give their path"
-    return said
+        said = textwrap.shorten(str(error) or type(error).__name__, width=300)
+        if "script" in said.lower():
+            said += "; look for a copy of the data set in Parquet, or download its files and give their path"
+        raise SourceError(f"{hub_place(source)}: {said}") from error
 
 
 def _file_name(source: SourceConfig) -> str:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from bert_client.files import Progress
-from bert_client.tables import TableError, open_table
+from bert_client.tables import open_table
 from training.errors import SourceError
 from training.recipe import SourceConfig
 
@@ -29,22 +29,20 @@ def read_rows(file: Path, form: str | None, source: SourceConfig, progress: Prog
     """Rows in order, their cells by the names that the recipe uses, which may be numbers.
 
     Raises:
-        SourceError: a row is broken, the file cannot be read, or its header lacks a column.
+        SourceError: a row is broken.
+        TableError: the file cannot be read, or its header lacks a column.
     """
     asked = columns_of(source)
-    try:
-        with open_table(file, format=form, dialect=source.table, columns=asked, progress=progress) as table:
-            place = f"{file}, {'row' if table.format == 'parquet' else 'line'}"
-            renamed = {address: name for address in asked if (name := table.column(address)) != address}
-            for row in table.rows:
-                if row.fault is not None:
-                    notes = "".join(f" ({warning})" for warning in table.warnings[:1])
-                    raise SourceError(f"{place} {row.number}: {row.fault}{notes}")
-                yield f"{place} {row.number}", row.cells | {new: row.cells[old] for new, old in renamed.items()}
-            for warning in table.warnings:
-                log_once(warning)
-    except TableError as error:
-        raise SourceError(str(error)) from error
+    with open_table(file, format=form, dialect=source.table, columns=asked, progress=progress) as table:
+        place = f"{file}, {'row' if table.format == 'parquet' else 'line'}"
+        renamed = {address: name for address in asked if (name := table.column(address)) != address}
+        for row in table.rows:
+            if row.fault is not None:
+                notes = "".join(f" ({warning})" for warning in table.warnings[:1])
+                raise SourceError(f"{place} {row.number}: {row.fault}{notes}")
+            yield f"{place} {row.number}", row.cells | {new: row.cells[old] for new, old in renamed.items()}
+        for warning in table.warnings:
+            log_once(warning)
 
 
 def label_value(value: Any) -> str | None:
@@ -81,6 +79,6 @@ def _is_missing(value: Any) -> bool:
 
 
 @functools.cache
-def log_once(message: str, level: int = logging.WARNING) -> None:
-    """Log a message the first time only, because a stage may read a source several times."""
-    logger.log(level, message)
+def log_once(message: str) -> None:
+    """Log a warning the first time only, because a stage may read a source several times."""
+    logger.warning(message)

@@ -261,10 +261,10 @@ def test_fasttext_lines_are_labelled_texts(tmp_path: Path, name: str) -> None:
     content = "__label__2 Great CD: my lovely Pat\n\n__label__1  Bad __label__ here\nno label\n"
     write(tmp_path / name, bz2.compress(content.encode()) if name.endswith("bz2") else content)
     found = read(tmp_path, name, format="fasttext")
-    assert [(document.text, document.label, document.number) for document in found] == [
-        ("Great CD: my lovely Pat", "2", 1),
-        ("Bad __label__ here", "1", 3),
-        ("no label", None, 4),
+    assert [(document.text, document.label, document.place.split(", ")[1]) for document in found] == [
+        ("Great CD: my lovely Pat", "2", "line 1"),
+        ("Bad __label__ here", "1", "line 3"),
+        ("no label", None, "line 4"),
     ]
 
 
