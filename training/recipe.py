@@ -205,8 +205,9 @@ class PretrainConfig(_Strict):
     minutes: Annotated[float, Field(gt=0)] | None = None
     """Budget in minutes instead: the first steps are timed, and the number of tokens that fits is fixed then and
     written into the run's resolved recipe."""
-    batch_tokens: Positive = 4096
-    """Tokens per optimizer step, over all processes; a multiple of `micro_batch_tokens`."""
+    batch_tokens: Positive = 2048
+    """Tokens per optimizer step, over all processes; a multiple of `micro_batch_tokens`. More for a budget of many
+    steps or a large network."""
     optimizer: Literal["adamw", "muon"] = "adamw"
     """`muon` orthogonalises the updates of the layers' matrices (Jordan et al. 2024); embeddings, heads, biases and
     norms have AdamW in either case."""
@@ -326,7 +327,7 @@ class Recipe(_Strict):
     """Folder of all runs; this one writes into the sub-folder with its name."""
     device: str = "auto"
     """`cpu`, `cuda`, `cuda:1`; `auto` takes a GPU where there is one."""
-    micro_batch_tokens: Positive = 4096
+    micro_batch_tokens: Positive = 2048
     """Tokens per forward pass of a process; more take more memory. A multiple of 128."""
     checkpoint_minutes: Annotated[float, Field(gt=0)] = 5.0
     """Minutes between checkpoints: a kill loses at most so much training."""

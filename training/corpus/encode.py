@@ -78,19 +78,25 @@ class ShardEncoder:
         tokens, lengths = self._ids(list(itertools.chain.from_iterable(sentences)))
         document = np.repeat(np.arange(len(sentences)), [len(part) for part in sentences])  # (sentences,)
 
-        unknown = _sums(tokens == self._tokenizer.unk_id, lengths) > MAX_UNKNOWN * lengths
+        sentence = np.repeat(np.arange(len(lengths)), lengths)  # (tokens,)
+        unknown_tokens = np.bincount(sentence[tokens == self._tokenizer.unk_id], minlength=len(lengths))
+        unknown = unknown_tokens > MAX_UNKNOWN * lengths
         kept = (lengths > 0) & ~unknown
         tokens, lengths, document = tokens[np.repeat(kept, lengths)], lengths[kept], document[kept]
 
-        cut = lengths > MAX_SENTENCE_TOKENS
-        lengths, document = self._cut(tokens, lengths, document, cut)
+        starts, cut = _starts(lengths), np.flatnonzero(lengths > MAX_SENTENCE_TOKENS)
+        parts = [[length] for length in lengths.tolist()]
+        for i in cut:
+            parts[i] = even_parts(self._continues[tokens[starts[i] : starts[i + 1]]])
+        document = np.repeat(document, [len(lengths_of_parts) for lengths_of_parts in parts])
+        lengths = np.array(list(itertools.chain.from_iterable(parts)), np.int64)
         per_document = np.bincount(document)
         return EncodedShard(
             tokens,
             _starts(lengths),
             _starts(per_document[per_document > 0]),
             unknown_sentences=int(unknown.sum()),
-            cut_sentences=int(cut.sum()),
+            cut_sentences=len(cut),
         )
 
     def encode_labelled(self, documents: Sequence[Document], labels: Sequence[int]) -> EncodedShard:
@@ -106,35 +112,18 @@ class ShardEncoder:
             known = self._words.__getitem__
             for first in range(0, len(sentences), _BATCH):
                 words = [_WORD.findall(sentence) for sentence in sentences[first : first + _BATCH]]
-                self._learn(set().union(*words))
+                if len(self._words) > CACHED_WORDS:
+                    self._words.clear()
+                new = list(set[str]().union(*words).difference(self._words))
+                self._words.update(zip(new, self._tokenize(new), strict=True))
                 ids += [b"".join(map(known, sentence)) for sentence in words]
         else:
             ids = self._tokenize(sentences)
         tokens = np.frombuffer(b"".join(ids), self.dtype)
         return tokens, np.array([len(sentence) for sentence in ids], np.int64) // self.dtype.itemsize
 
-    def _learn(self, words: set[str]) -> None:
-        if len(self._words) > CACHED_WORDS:
-            self._words.clear()
-        new = [word for word in words if word not in self._words]
-        self._words.update(zip(new, self._tokenize(new), strict=True))
-
     def _tokenize(self, texts: Sequence[str]) -> list[bytes]:
         return [array(self.dtype.char, ids).tobytes() for ids in self._tokenizer.ids_batch(texts)]
-
-    def _cut(
-        self, tokens: NDArray[np.unsignedinteger], lengths: Counts, document: Counts, cut: NDArray[np.bool_]
-    ) -> tuple[Counts, Counts]:
-        """`lengths` and `document` with each sentence in `cut` replaced by its parts."""
-        starts = _starts(lengths)
-        parts = np.ones_like(lengths)
-        inserted = []
-        for index in np.flatnonzero(cut):
-            inserted.append(even_parts(self._continues[tokens[starts[index] : starts[index + 1]]]))
-            parts[index] = len(inserted[-1])
-        lengths = np.repeat(lengths, parts)
-        lengths[np.repeat(cut, parts)] = list(itertools.chain.from_iterable(inserted))
-        return lengths, np.repeat(document, parts)
 
 
 def even_parts(continues: NDArray[np.bool_]) -> list[int]:
@@ -156,10 +145,3 @@ def even_parts(continues: NDArray[np.bool_]) -> list[int]:
 def _starts(lengths: Counts) -> NDArray[np.int32]:
     """(n,) lengths to (n + 1,) offsets."""
     return np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
-
-
-def _sums(flags: NDArray[np.bool_], lengths: Counts) -> Counts:
-    """(tokens,) flags to (sentences,) how many are set in each sentence."""
-    before = np.concatenate([[0], np.cumsum(flags)])
-    ends = np.cumsum(lengths)
-    return before[ends] - before[ends - lengths]

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 from model.tokenizer import Tokenizer
-from training.errors import SourceError
 from training.recipe import SourceConfig
 from training.runtime.files import read_json, write_json
 from training.sources.files import files
@@ -36,19 +35,13 @@ def file_hashes(sources: Iterable[SourceConfig], root: Path, cache: Path) -> dic
     for source in sources:
         for file in files(source, root):
             name, stat = os.path.relpath(file, root), file.stat()
-            entry = known.get(name)
-            if entry is None or entry[:2] != [stat.st_size, stat.st_mtime_ns]:
-                entry = [stat.st_size, stat.st_mtime_ns, _sha256(file)]
-            found[name] = entry
-    if any(known.get(name) != entry for name, entry in found.items()):
-        cache.parent.mkdir(parents=True, exist_ok=True)
-        write_json(cache, known | found)
+            unchanged = known.get(name, [])[:2] == [stat.st_size, stat.st_mtime_ns]
+            found[name] = known[name] if unchanged else [stat.st_size, stat.st_mtime_ns, _sha256(file)]
+    cache.parent.mkdir(parents=True, exist_ok=True)
+    write_json(cache, known | found)
     return {name: entry[2] for name, entry in found.items()}
 
 
 def _sha256(file: Path) -> str:
-    try:
-        with file.open("rb") as handle:
-            return hashlib.file_digest(handle, "sha256").hexdigest()
-    except OSError as error:
-        raise SourceError(f"{file}: cannot be read ({error.strerror})") from error
+    with file.open("rb") as handle:
+        return hashlib.file_digest(handle, "sha256").hexdigest()

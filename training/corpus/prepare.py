@@ -13,8 +13,9 @@ from __future__ import annotations
 
 import logging
 import shutil
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import asdict
 from importlib.metadata import version
 from pathlib import Path
@@ -38,6 +39,9 @@ from training.runtime.lock import run_lock
 from training.sources.documents import documents
 from training.sources.files import files
 
+WITHOUT_NOTES = {"__all__": {"note"}}
+"""The settings of sources that prepared text does not depend on, for `model_dump(exclude=...)`."""
+
 COUNTS = ("documents", "sentences", "tokens", "unknown_sentences", "cut_sentences")
 
 FEW_HELDOUT_DOCUMENTS = 20
@@ -60,7 +64,7 @@ def prepare(recipe: Recipe, tokenizer: Tokenizer) -> Path:
     """
     sources = (*recipe.corpus.heldout, *recipe.corpus.sources)
     settings = _corpus_settings(recipe)
-    folder = _prepare(recipe, tokenizer, "corpus", sources, settings, lambda: pretraining_inputs(recipe))
+    folder = _prepare(recipe, tokenizer, "corpus", sources, settings, pretraining_inputs(recipe))
     parts = read_json(folder / "manifest.json")["parts"]
     if "train" not in parts and recipe.corpus.sources:
         raise CorpusError(f"recipe {recipe.name}: corpus.sources have no text to train on")
@@ -75,14 +79,14 @@ def prepare_labelled(recipe: Recipe, tokenizer: Tokenizer) -> Path:
     """
     config = recipe.finetune
     unlabelled = recipe.distill.sources if recipe.distill else ()
-    settings = {
-        "train": source_settings(config.train),
-        "test": source_settings(config.test),
-        "unlabelled": source_settings(unlabelled),
-        **config.model_dump(mode="json", include={"labels", "dev_fraction", "augment_fraction"}),
-    }
+    settings = config.model_dump(
+        mode="json",
+        include={"train", "test", "labels", "dev_fraction", "augment_fraction"},
+        exclude={"train": WITHOUT_NOTES, "test": WITHOUT_NOTES},
+    )
+    settings["unlabelled"] = source_settings(unlabelled)
     sources = (*config.train, *config.test, *unlabelled)
-    return _prepare(recipe, tokenizer, "labelled", sources, settings, lambda: labelled_inputs(recipe))
+    return _prepare(recipe, tokenizer, "labelled", sources, settings, labelled_inputs(recipe))
 
 
 def check_corpus_settings(recipe: Recipe) -> None:
@@ -98,12 +102,7 @@ def check_corpus_settings(recipe: Recipe) -> None:
 
 
 def _corpus_settings(recipe: Recipe) -> dict[str, Any]:
-    config = recipe.corpus
-    return {
-        "sources": source_settings(config.sources),
-        "heldout": source_settings(config.heldout),
-        "heldout_fraction": config.heldout_fraction,
-    }
+    return recipe.corpus.model_dump(mode="json", exclude={"sources": WITHOUT_NOTES, "heldout": WITHOUT_NOTES})
 
 
 def _prepare(
@@ -112,7 +111,7 @@ def _prepare(
     name: str,
     sources: Sequence[SourceConfig],
     settings: dict[str, Any],
-    inputs: Any,
+    inputs: Iterator[ShardInput],
 ) -> Path:
     folder = recipe.folder / name
     fingerprint = {
@@ -134,7 +133,7 @@ def _prepare(
         with run_lock(recipe.folder):
             if not known:
                 _start_over(folder, fingerprint)
-            _make(folder, tokenizer, inputs(), total)
+            _make(folder, tokenizer, inputs, total)
     except OSError as error:
         raise CorpusError(f"{folder}: {error}; then run the same command again, it continues") from error
     return folder
@@ -153,47 +152,31 @@ def _start_over(folder: Path, fingerprint: dict[str, Any]) -> None:
 
 def _is_complete(folder: Path) -> bool:
     manifest = read_json(folder / "manifest.json")
-    try:
+    with suppress(CorpusError):
         return manifest is not None and all(PreparedText.open(folder / part) for part in manifest["parts"])
-    except CorpusError as error:
-        logger.warning("%s", error)
-        return False
+    return False
 
 
 def _make(folder: Path, tokenizer: Tokenizer, inputs: Iterator[ShardInput], total: int) -> None:
-    made: dict[str, dict[int, Shard]] = {}
+    made: dict[str, list[Shard]] = defaultdict(list)
     with tqdm(desc=folder.name, total=total or None, unit="B", unit_scale=True) as bar:
         for shard_input, shard in make_shards(inputs, tokenizer, folder):
-            made.setdefault(shard_input.part, {})[shard_input.number] = shard
-            bar.update(max(0, shard_input.bytes_read - bar.n))
-    parts = {part: [shards[number] for number in sorted(shards)] for part, shards in sorted(made.items())}
-    parts = {part: shards for part, shards in parts.items() if any(shard.tokens for shard in shards)}
+            made[shard_input.part].append(shard)
+            bar.update(shard_input.bytes_read - bar.n)
+    parts = {part: shards for part, shards in sorted(made.items()) if any(shard.tokens for shard in shards)}
     for part, shards in parts.items():
         _write_manifest(folder / part, part, shards, tokenizer)
     write_json(folder / "manifest.json", {"parts": list(parts)})
 
 
 def _write_manifest(folder: Path, part: str, shards: Sequence[Shard], tokenizer: Tokenizer) -> None:
-    sources: dict[str, Counter[str]] = {}
+    sources: dict[str, Counter[str]] = defaultdict(Counter)
     for shard in shards:
-        counts = sources.setdefault(shard.source, Counter())
-        counts.update({key: getattr(shard, key) for key in COUNTS})
-    labelled = (folder / shards[0].name / "labels.npy").is_file()
+        sources[shard.source].update({key: getattr(shard, key) for key in COUNTS})
     for name, counts in sources.items():
-        logger.info(
-            "%s: %s documents, %s tokens of %s",
-            part,
-            *(f"{counts[k]:,}" for k in ("documents", "tokens")),
-            name,
-        )
-        if not labelled:
-            _advise(name, counts)
-        if part.startswith("heldout") and counts["documents"] < FEW_HELDOUT_DOCUMENTS:
-            logger.warning(
-                "%s: only %d documents are held out, so figures on them are mostly chance; raise "
-                "corpus.heldout_fraction or name more text as corpus.heldout",
-                *(name, counts["documents"]),
-            )
+        logger.info(f"{part}: {counts['documents']:,} documents, {counts['tokens']:,} tokens of {name}")
+        for advice in _advice(part, counts, is_labelled="labels.npy" in shards[0].sizes):
+            logger.warning("%s: %s", name, advice)
     token_counts = count_tokens(folder, shards, tokenizer.vocab_size)
     token_counts[tokenizer.unk_id] = 0  # never masked
     manifest = {
@@ -208,25 +191,28 @@ def _write_manifest(folder: Path, part: str, shards: Sequence[Shard], tokenizer:
     write_json(folder / "manifest.json", manifest)
 
 
-def _advise(source: str, counts: Counter[str]) -> None:
-    """Warn about text that will not teach what its owner expects (google-research/bert#125)."""
-    if counts["documents"] > 1 and counts["sentences"] < 1.1 * counts["documents"]:
-        logger.warning(
-            "%s: %d documents have only %d sentences, and a document of one sentence teaches no next sentence. In "
-            "plain text a blank line ends a document: do not put one between sentences",
-            *(source, counts["documents"], counts["sentences"]),
+def _advice(part: str, counts: Counter[str], *, is_labelled: bool) -> Iterator[str]:
+    """What to do about text that will not teach what its owner expects (google-research/bert#125)."""
+    documents, sentences = counts["documents"], counts["sentences"]
+    if not is_labelled and documents > 1 and sentences < 1.1 * documents:
+        yield (
+            f"{documents} documents have only {sentences} sentences, and a document of one sentence teaches no next "
+            "sentence. In plain text a blank line ends a document: do not put one between sentences"
         )
-    if counts["cut_sentences"] > 0.01 * counts["sentences"]:
-        logger.warning(
-            "%s: %d sentences have more than %d tokens and were cut, so pairs may be parts of one sentence; end "
-            "sentences with a line break or a full stop and a space",
-            *(source, counts["cut_sentences"], MAX_SENTENCE_TOKENS),
+    if counts["cut_sentences"] > 0.01 * sentences:
+        yield (
+            f"{counts['cut_sentences']} sentences have more than {MAX_SENTENCE_TOKENS} tokens and were cut, so pairs "
+            "may be parts of one sentence; end sentences with a line break or a full stop and a space"
         )
-    if counts["unknown_sentences"] > 0.01 * counts["sentences"]:
-        logger.warning(
-            "%s: %d sentences were dropped because most of their words are not in the vocabulary; learn the tokenizer "
-            "from this source too",
-            *(source, counts["unknown_sentences"]),
+    if counts["unknown_sentences"] > 0.01 * sentences:
+        yield (
+            f"{counts['unknown_sentences']} sentences were dropped because most of their words are not in the "
+            "vocabulary; learn the tokenizer from this source too"
+        )
+    if part.startswith("heldout") and documents < FEW_HELDOUT_DOCUMENTS:
+        yield (
+            f"only {documents} documents are held out, so figures on them are mostly chance; raise "
+            "corpus.heldout_fraction or name more text as corpus.heldout"
         )
 
 

@@ -126,6 +126,5 @@ def count_tokens(folder: Path, shards: Sequence[Shard], vocab_size: int) -> NDAr
     """(vocab_size,) how often each token occurs in some shards."""
     counts = np.zeros(vocab_size, np.int64)
     for shard in shards:
-        if shard.tokens:
-            counts += np.bincount(np.load(folder / shard.name / "tokens.npy", mmap_mode="r"), minlength=vocab_size)
+        counts += np.bincount(np.load(folder / shard.name / "tokens.npy"), minlength=vocab_size)
     return counts

@@ -11,9 +11,10 @@ _GLUED = re.compile(r"""[.!?](?<=[a-z0-9)"'”’]{2}.|\.\..|[A-Z]{2}[!?])["'”
 """A sentence end without the space after it, as reviews often have."""
 
 _TOKENIZED_END = re.compile(
-    r"(?<=[^\s.!?])(?<![^\w'][b-hj-zB-HJ-Z]) (?:\.|[!?]+)(?: (?:''|[)\]]))? (?=[^\s.!?,;:)\]'])"
+    r" (?=[.!?])(?<=[^\s.!?] )(?<![^\w'][b-hj-zB-HJ-Z] )(?:\.|[!?]+)(?: (?:''|[)\]]))? (?=[^\s.!?,;:)\]'])"
 )
-"""A sentence end in text that was tokenized before (`It works . Really .`); an initial is none."""
+"""A sentence end in text that was tokenized before (`It works . Really .`); an initial is none. It begins with the
+space, because a search for a literal is ten times as fast as one for a look-behind."""
 
 _CLOSING_TOKENS = ("''", ")", "]")
 """Tokens that belong to the sentence before the space."""

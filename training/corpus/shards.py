@@ -91,14 +91,14 @@ class Shard:
 
 def make_shard(encoder: ShardEncoder, corpus: Path, shard_input: ShardInput) -> Shard:
     """Encode a shard into `corpus / part / number`, unless an earlier run has completed it from the same text."""
-    return _finished(corpus, shard_input) or _write(_encode(encoder, shard_input), corpus, shard_input)
-
-
-def _encode(encoder: ShardEncoder, shard_input: ShardInput) -> EncodedShard:
+    folder = corpus / shard_input.part
+    values = read_json(folder / f"{shard_input.number:06d}" / "shard.json")
+    if values and values["text_crc32"] == shard_input.crc32 and (shard := Shard(**values)).is_intact(folder):
+        return shard
     if shard_input.labels is not None:
-        return encoder.encode_labelled(shard_input.documents, shard_input.labels)
+        return _write(encoder.encode_labelled(shard_input.documents, shard_input.labels), corpus, shard_input)
     texts = [document.text for document in shard_input.documents]
-    return encoder.encode_text(texts, lines=shard_input.read == "lines")
+    return _write(encoder.encode_text(texts, lines=shard_input.read == "lines"), corpus, shard_input)
 
 
 def _write(encoded: EncodedShard, corpus: Path, shard_input: ShardInput) -> Shard:
@@ -129,12 +129,3 @@ def _write(encoded: EncodedShard, corpus: Path, shard_input: ShardInput) -> Shar
     write_json(unfinished / "shard.json", asdict(shard))
     unfinished.replace(final)
     return shard
-
-
-def _finished(corpus: Path, shard_input: ShardInput) -> Shard | None:
-    folder = corpus / shard_input.part
-    values = read_json(folder / f"{shard_input.number:06d}" / "shard.json")
-    if values is None or values["text_crc32"] != shard_input.crc32:
-        return None
-    shard = Shard(**values)
-    return shard if shard.is_intact(folder) else None

@@ -6,7 +6,7 @@ import heapq
 import itertools
 import logging
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -41,12 +41,9 @@ def make_tokenizer(recipe: Recipe) -> Path:
     """
     folder = recipe.folder / "tokenizer"
     fingerprint = _fingerprint(recipe)
-    found = read_json(folder / FINGERPRINT)
-    if found == fingerprint and (folder / "tokenizer.json").is_file():
+    if read_json(folder / FINGERPRINT) == fingerprint and (folder / "tokenizer.json").is_file():
         logger.info("%s: already there", folder)
         return folder
-    if found is not None:
-        logger.warning("%s was made from other text or settings: making it again", folder)
     folder.mkdir(parents=True, exist_ok=True)
     start = recipe.pretrain.start
     tokenizer = learn_tokenizer(recipe) if start is None else Tokenizer.load(start)
@@ -72,8 +69,11 @@ def learn_tokenizer(recipe: Recipe) -> Tokenizer:
         SourceError: text that cannot be read.
         CorpusError: there is no text.
     """
-    config = recipe.tokenizer
-    texts = sample(_texts(recipe), SAMPLE_CHARACTERS)
+    config, sources = recipe.tokenizer, recipe.corpus.sources
+    total = sum(file.stat().st_size for source in sources for file in files(source, recipe.data))
+    with tqdm(desc="sample", total=total or None, unit="B", unit_scale=True) as bar:
+        found = (documents(source, recipe.data, bar.update, recipe.hub_cache) for source in sources)
+        texts = sample((document.text for document in itertools.chain.from_iterable(found)), SAMPLE_CHARACTERS)
     if not texts:
         raise CorpusError(f"recipe {recipe.name}: corpus.sources have no text to learn a vocabulary from")
     tokenizer = Tokenizer.train(texts, config.vocab_size, lowercase=config.lowercase)
@@ -84,15 +84,6 @@ def learn_tokenizer(recipe: Recipe) -> Tokenizer:
             *(tokenizer.vocab_size, config.vocab_size),
         )
     return tokenizer
-
-
-def _texts(recipe: Recipe) -> Iterator[str]:
-    sources = recipe.corpus.sources
-    total = sum(file.stat().st_size for source in sources for file in files(source, recipe.data))
-    with tqdm(desc="sample", total=total or None, unit="B", unit_scale=True) as bar:
-        for source in sources:
-            for document in documents(source, recipe.data, bar.update, recipe.hub_cache):
-                yield document.text
 
 
 def sample(texts: Iterable[str], characters: int) -> list[str]:

@@ -20,11 +20,12 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import Normalizer
 
 from training.corpus.encode import NO_LABEL
-from training.corpus.inputs import labelled, labelled_inputs
+from training.corpus.inputs import labelled_inputs
 from training.evaluate.classification import balanced_accuracy
 from training.recipe import Recipe, source_name
 from training.runtime.files import read_json, write_json
 from training.sources.documents import Document
+from training.sources.labels import labelled
 
 MAX_TEXTS = 300_000
 """Texts that a bag learns from, drawn evenly: more need more memory than a laptop has."""

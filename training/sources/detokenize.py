@@ -10,10 +10,8 @@ not know it in `isn't` or `isn’t`.
 
 from __future__ import annotations
 
-import functools
 import re
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 
@@ -24,20 +22,15 @@ _OPENING = re.compile(r"(?<![^\s(\[{—-])['\"]")
 _CLOSING = str.maketrans("'\"", "’”")
 
 
-@functools.cache
-def _detokenizer() -> Any:
-    from nltk.tokenize.treebank import TreebankWordDetokenizer  # a second to import
-
-    return TreebankWordDetokenizer()
-
-
 def joined(text: str) -> str:
     r"""A text in the treebank's tokens as people type it, line by line.
 
     >>> joined("it is n't `` fine '' , i 'm gon na say")
     'it isn\'t "fine", i\'m gonna say'
     """
-    return "\n".join(_detokenizer().detokenize(line.split()) for line in text.split("\n"))
+    from nltk.tokenize.treebank import TreebankWordDetokenizer  # a second to import
+
+    return "\n".join(TreebankWordDetokenizer().detokenize(line.split()) for line in text.split("\n"))
 
 
 def differ(text: str, other: str) -> bool:

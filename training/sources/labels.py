@@ -1,38 +1,32 @@
-"""Values of a label column to the labels of a model."""
+"""Labelled documents, with the labels of a model for the values of a label column."""
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 
+from bert_client.files import Progress
 from training.errors import SourceError
-from training.sources.documents import Document
-from training.sources.tables import log_once
+from training.recipe import Recipe, SourceConfig, source_name
+from training.sources.documents import Document, documents
 
 
-def with_label_index(found: Iterable[Document], labels: Mapping[str, str]) -> Iterator[tuple[Document, int]]:
-    """Documents with the index of their label among the model's, which are in the order of their first appearance.
-
-    Args:
-        labels: Value of the label column -> label, as `finetune.labels`. Several values may have one label, and the
-            label `""` leaves a value out. The value `""` stands for a missing label.
+def labelled(source: SourceConfig, recipe: Recipe, progress: Progress | None = None) -> Iterator[tuple[Document, int]]:
+    """The documents of a source with the index of their label among `finetune.label_names`. Those whose label
+    `finetune.labels` maps to "" are left out; its value "" stands for a missing label.
 
     Raises:
-        SourceError: a label is missing or unknown; names the file and the line.
+        SourceError: the source has no label column, or a label is missing or unknown; names the file and the line.
     """
-    names = dict.fromkeys(filter(None, labels.values()))
-    index = {name: number for number, name in enumerate(names)}
-    left_out, first = 0, ""
-    for document in found:
+    if source.label is None and source.format != "fasttext":
+        raise SourceError(f"{source_name(source)}: fine-tuning needs the source's `label`, the column of labels")
+    labels = recipe.finetune.labels
+    index = {name: number for number, name in enumerate(recipe.finetune.label_names)}
+    for document in documents(source, recipe.data, progress, recipe.hub_cache):
         label = labels.get(document.label or "")
         if label is None:
             raise _unknown_label(document, labels)
         if label:
             yield document, index[label]
-        else:
-            left_out, first = left_out + 1, first or document.place
-    if left_out:
-        log_once(f"left out {left_out:,} documents by their label (the first is {first})", logging.INFO)
 
 
 def _unknown_label(document: Document, labels: Mapping[str, str]) -> SourceError:

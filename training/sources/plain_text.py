@@ -8,7 +8,6 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from bert_client.files import Progress, open_file, text_fault, text_lines
-from bert_client.tables import TableError
 from training.errors import SourceError
 
 MAX_CHARACTERS = 4_000_000
@@ -26,20 +25,18 @@ def read_lines(file: Path, encoding: str | None = None, progress: Progress | Non
     """(number from 1, line with its end); a line longer than `MAX_CHARACTERS` comes in parts.
 
     Raises:
-        SourceError: the file cannot be read as text.
+        SourceError: a line is not of the encoding.
+        TableError: the file cannot be read as text.
     """
-    try:
-        with open_file(str(file), progress) as opened:
-            opened.check_kind(markup=False)
-            chosen, number, ended = opened.encoding(encoding), 0, True
-            for line in text_lines(opened, chosen, MAX_CHARACTERS):
-                number += ended
-                ended = line.endswith(("\n", "\r"))
-                if fault := text_fault(line, chosen):
-                    raise SourceError(f"{file}, line {number}: {fault}")
-                yield number, line
-    except TableError as error:
-        raise SourceError(str(error)) from error
+    with open_file(str(file), progress) as opened:
+        opened.check_kind(markup=False)
+        chosen, number, ended = opened.encoding(encoding), 0, True
+        for line in text_lines(opened, chosen, MAX_CHARACTERS):
+            number += ended
+            ended = line.endswith(("\n", "\r"))
+            if fault := text_fault(line, chosen):
+                raise SourceError(f"{file}, line {number}: {fault}")
+            yield number, line
 
 
 def plain_texts(lines: Iterable[str], separator: str = "\n") -> Iterator[str]:
@@ -58,13 +55,9 @@ def fasttext_line(line: str) -> tuple[list[str], str]:
     >>> fasttext_line("__label__2 Great CD: my lovely Pat ...")
     (['2'], 'Great CD: my lovely Pat ...')
     """
-    labels = []
-    rest = line.strip()
-    while rest.startswith(FASTTEXT_LABEL):
-        first, _, rest = rest.partition(" ")
-        labels.append(first.removeprefix(FASTTEXT_LABEL).rstrip(","))
-        rest = rest.lstrip()
-    return labels, rest
+    labels = list(itertools.takewhile(lambda word: word.startswith(FASTTEXT_LABEL), line.split()))
+    text = "".join(line.strip().split(maxsplit=len(labels))[len(labels) :])
+    return [label.removeprefix(FASTTEXT_LABEL).rstrip(",") for label in labels], text
 
 
 def without_breaks(text: str) -> str:

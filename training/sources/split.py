@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable
-from dataclasses import dataclass
 
 from training.sources.documents import Document
 from training.sources.plain_text import without_breaks
@@ -38,32 +37,14 @@ def group_hash(document: Document) -> int:
     return text_hash(document.group or document.text)
 
 
-@dataclass(frozen=True, slots=True)
-class HashSplit:
-    """Holds out the groups whose hash is below a limit."""
-
-    limit: int
-
-    def holds_out(self, document: Document) -> bool:
-        """Whether a document is held out."""
-        return group_hash(document) < self.limit
-
-
-def split_by_hash(documents: Iterable[Document], fraction: float) -> HashSplit:
-    """The split that holds out about `fraction` of the groups of a source, at least one and never all. A source of one
-    group is trained on. Reads documents only until both parts have one."""
+def held_out_below(documents: Iterable[Document], fraction: float) -> int:
+    """The limit below which a `group_hash` is held out: about `fraction` of the groups of a source, at least one and
+    never all. A source of one group is trained on. Reads documents only until both parts have one."""
     limit = int(fraction * 2**64)
-    lowest: list[int] = []  # the two lowest hashes
-    highest = -1
+    lowest, highest = 2**64, -1
     for document in documents if limit else ():
         value = group_hash(document)
-        if value not in lowest:
-            lowest = sorted([*lowest, value])[:2]
-        highest = max(highest, value)
-        if len(lowest) == 2 and lowest[0] < limit <= highest:
-            return HashSplit(limit)
-    if len(lowest) < 2:
-        return HashSplit(0)
-    if highest < limit:  # so small a source that all of it is below the limit
-        return HashSplit(highest)
-    return HashSplit(max(limit, lowest[1]))
+        lowest, highest = min(lowest, value), max(highest, value)
+        if lowest < limit <= highest:
+            return limit
+    return min(max(limit, lowest + 1), highest) if lowest < highest else 0

@@ -10,14 +10,14 @@ from pathlib import Path
 from typing import Any
 
 from bert_client.files import Progress
-from bert_client.tables import TableError, open_table
+from bert_client.tables import open_table
 from training.errors import SourceError
 from training.recipe import SourceConfig
 
 logger = logging.getLogger(__name__)
 
-Row = tuple[int, Mapping[str, Any]]
-"""The number of a line or, in a Parquet file and on the hub, of a row; and the cells by the columns' names."""
+Row = tuple[str, Mapping[str, Any]]
+"""Where it stands, for messages (`reviews.csv, line 7`), and the cells by the columns' names."""
 
 
 def columns_of(source: SourceConfig) -> tuple[str, ...]:
@@ -29,24 +29,20 @@ def read_rows(file: Path, form: str | None, source: SourceConfig, progress: Prog
     """Rows in order, their cells by the names that the recipe uses, which may be numbers.
 
     Raises:
-        SourceError: a row is broken, the file cannot be read, or its header lacks a column.
+        SourceError: a row is broken.
+        TableError: the file cannot be read, or its header lacks a column.
     """
     asked = columns_of(source)
-    try:
-        with open_table(file, format=form, dialect=source.table, columns=asked, progress=progress) as table:
-            unit = "row" if table.format == "parquet" else "line"
-            names = {address: table.column(address) for address in asked}
-            renamed = {address: name for address, name in names.items() if address != name}
-            for row in table.rows:
-                if row.fault is not None:
-                    notes = "".join(f" ({warning})" for warning in table.warnings[:1])
-                    raise SourceError(f"{file}, {unit} {row.number}: {row.fault}{notes}")
-                cells = row.cells
-                yield row.number, cells | {address: cells[name] for address, name in renamed.items()}
-            for warning in table.warnings:
-                log_once(warning)
-    except TableError as error:
-        raise SourceError(str(error)) from error
+    with open_table(file, format=form, dialect=source.table, columns=asked, progress=progress) as table:
+        place = f"{file}, {'row' if table.format == 'parquet' else 'line'}"
+        renamed = {address: name for address in asked if (name := table.column(address)) != address}
+        for row in table.rows:
+            if row.fault is not None:
+                notes = "".join(f" ({warning})" for warning in table.warnings[:1])
+                raise SourceError(f"{place} {row.number}: {row.fault}{notes}")
+            yield f"{place} {row.number}", row.cells | {new: row.cells[old] for new, old in renamed.items()}
+        for warning in table.warnings:
+            log_once(warning)
 
 
 def label_value(value: Any) -> str | None:
@@ -55,7 +51,7 @@ def label_value(value: Any) -> str | None:
     >>> label_value(1.0), label_value(True), label_value("pos"), label_value(float("nan"))
     ('1', 'True', 'pos', None)
     """
-    if value is None or value == "" or is_nan(value):
+    if _is_missing(value):
         return None
     if isinstance(value, float) and value.is_integer():  # pandas writes 1 as 1.0 if another row has no label
         return str(int(value))
@@ -70,19 +66,19 @@ def text_value(value: Any) -> str | None:
     """
     if isinstance(value, str):
         return value
-    if value is None or is_nan(value):
+    if _is_missing(value):
         return ""
     if isinstance(value, list) and all(isinstance(item, str) for item in value):
         return "\n".join(value)
     return None
 
 
-def is_nan(value: Any) -> bool:
-    """Whether a cell is NaN, which pandas writes for what is missing."""
-    return isinstance(value, float) and math.isnan(value)
+def _is_missing(value: Any) -> bool:
+    """Whether a cell is empty, null or NaN, which pandas writes for what is missing."""
+    return value is None or value == "" or (isinstance(value, float) and math.isnan(value))
 
 
 @functools.cache
-def log_once(message: str, level: int = logging.WARNING) -> None:
-    """Log a message the first time only, because a stage may read a source several times."""
-    logger.log(level, message)
+def log_once(message: str) -> None:
+    """Log a warning the first time only, because a stage may read a source several times."""
+    logger.warning(message)

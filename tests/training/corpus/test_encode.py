@@ -125,9 +125,9 @@ def test_encode_text_depends_on_its_input_only() -> None:
 
 def test_encode_labelled_keeps_every_column_and_document() -> None:
     documents = [
-        Document("the\nfilm is bad. a cat", ("the", "film is bad. a cat")),
-        Document("bat", ("", "bat")),
-        Document("\u200b", ("\u200b",)),
+        Document(("the", "film is bad. a cat")),
+        Document(("", "bat")),
+        Document(("\u200b",)),
     ]
     encoded = ShardEncoder(TOKENIZER).encode_labelled(documents, [1, 0, -1])
     assert encoded.labels is not None

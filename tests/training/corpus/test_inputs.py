@@ -194,14 +194,6 @@ def test_dev_of_few_texts_is_warned_of(tmp_path: Path, caplog: pytest.LogCapture
     assert "are in dev" not in caplog.text
 
 
-def test_group_that_takes_much_of_a_source_into_dev_is_warned_of(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    rows = [{"text": str(n), "label": n % 2, "film": n // 300} for n in range(600)]
-    parts(recipe_of(tmp_path, write(tmp_path, rows, group="film"), dev_fraction=0.05))
-    assert "300 of 600 texts are in dev, because no group is split" in caplog.text
-
-
 # --- which texts are trained on, and how
 
 

@@ -69,7 +69,7 @@ def test_predict_classification_reads_documents_as_text_and_as_pair(sentiment: P
     model = load_checkpoint(sentiment).model
     assert isinstance(model, BertForSequenceClassification)
     fields = [("good film", "i loved it"), ("", "bad"), ("the film was boring and bad", "hated it")]
-    documents = [Document("\n".join(filter(None, columns)), columns) for columns in fields]
+    documents = [Document(columns) for columns in fields]
     targets = np.eye(2, dtype=np.float32)[[1, 0, 0]]
     texts = encode_texts(documents, targets, "both", tokenizer, 64)
     model.train()

@@ -24,7 +24,7 @@ from training.sources.documents import Document
 
 def labelled(tokenizer: Tokenizer, *rows: tuple[str, ...], read: str = "text", max_length: int = 64) -> LabelledTexts:
     """Documents with these columns, in memory."""
-    documents = [Document("\n".join(fields), fields) for fields in rows]
+    documents = [Document(fields) for fields in rows]
     targets = np.eye(2, dtype=np.float32)[[i % 2 for i in range(len(rows))]]
     return encode_texts(documents, targets, read, tokenizer, max_length)
 

@@ -48,7 +48,7 @@ def make_dev(tokenizer: Tokenizer, count: int, seed: int = 0) -> LabelledTexts:
     """Random texts with label 0."""
     rng = np.random.default_rng(seed)
     texts = [" ".join(rng.choice(WORDS, rng.integers(2, 12))) for _ in range(count)]
-    documents = [Document(text, (text,)) for text in texts]
+    documents = [Document((text,)) for text in texts]
     targets = np.tile(np.array([1, 0], np.float32), (count, 1))
     return encode_texts(documents, targets, "text", tokenizer, 64)
 

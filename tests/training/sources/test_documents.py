@@ -168,7 +168,7 @@ def test_a_column_may_be_missing_in_some_files_of_a_source(tmp_path: Path, caplo
     write(tmp_path / "part-1.jsonl", jsonl([{"id": 2, "text": "good"}]))
     write(tmp_path / "part-2.jsonl", "")
     assert texts(tmp_path, "part-*.jsonl") == ["good"]
-    assert "2 files hold no text (the first is " in caplog.text
+    assert "part: 1 of 2 rows have no text and are skipped" in caplog.text
 
 
 def test_a_table_without_a_header_is_read_by_its_numbers(tmp_path: Path) -> None:
@@ -252,11 +252,8 @@ def test_plain_text_with_a_label_column_is_an_error_that_names_the_ways(tmp_path
     write(tmp_path / "a.txt", "A good film.\n")
     with pytest.raises(SourceError, match=r"a\.txt: plain text has no column for the label; .*`label` to \"folder\""):
         read(tmp_path, "a.txt", label="label")
-    write(tmp_path / "b.txt", "__label__2 A good film.\n")
-    with pytest.raises(
-        SourceError, match=r"b\.txt: its labels are fastText's; set the source's `format` to \"fasttext"
-    ):
-        read(tmp_path, "b.txt", label="label")
+    with pytest.raises(SourceError, match=r"if its labels are fastText's, set `format` to \"fasttext\""):
+        read(tmp_path, "a.txt", label="label")
 
 
 @pytest.mark.parametrize("name", ["train.ft.txt", "train.ft.txt.bz2"])
@@ -264,10 +261,10 @@ def test_fasttext_lines_are_labelled_texts(tmp_path: Path, name: str) -> None:
     content = "__label__2 Great CD: my lovely Pat\n\n__label__1  Bad __label__ here\nno label\n"
     write(tmp_path / name, bz2.compress(content.encode()) if name.endswith("bz2") else content)
     found = read(tmp_path, name, format="fasttext")
-    assert [(document.text, document.label, document.number) for document in found] == [
-        ("Great CD: my lovely Pat", "2", 1),
-        ("Bad __label__ here", "1", 3),
-        ("no label", None, 4),
+    assert [(document.text, document.label, document.place.split(", ")[1]) for document in found] == [
+        ("Great CD: my lovely Pat", "2", "line 1"),
+        ("Bad __label__ here", "1", "line 3"),
+        ("no label", None, "line 4"),
     ]
 
 

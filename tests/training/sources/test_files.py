@@ -51,12 +51,12 @@ def test_a_place_without_files_is_an_error(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "form"),
     [
-        ("a.jsonl.ZST", ("jsonl", True)),
-        ("a.pq", ("parquet", True)),
-        ("a.tab", ("tsv", True)),
-        ("a.text.gz", ("text", False)),
-        ("wiki.train.tokens", ("wikitext", False)),
+        ("a.jsonl.ZST", ("jsonl", "jsonl")),
+        ("a.pq", ("parquet", "parquet")),
+        ("a.tab", ("tsv", "tsv")),
+        ("a.text.gz", ("text", None)),
+        ("wiki.train.tokens", ("wikitext", None)),
     ],
 )
-def test_format_of_file_goes_by_its_suffix(tmp_path: Path, name: str, form: tuple[str, bool]) -> None:
+def test_format_of_file_goes_by_its_suffix(tmp_path: Path, name: str, form: tuple[str, str | None]) -> None:
     assert format_of_file(write(tmp_path / name, "x"), SourceConfig(path=name)) == form

@@ -70,7 +70,7 @@ def test_hub_rows_are_streamed_by_name_configuration_and_split(use_hub: UseHub) 
     hub = use_hub(rows, ("owner/set", "plain", "test"))
     source = SourceConfig(hub="owner/set:plain", split="test", text=("title", "content"), label="label", limit=2)
     found = list(documents(source, Path()))
-    assert found == [Document("T\n0", ("T", "0"), "0"), Document("T\n1", ("T", "1"), "1")]
+    assert found == [Document(("T", "0"), "0"), Document(("T", "1"), "1")]
     assert found[1].place == "hub data set owner/set:plain, split test, row 2"
     assert hub.taken == 2
 

@@ -2,52 +2,51 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.training.sources.reading import jsonl, write
 from training.errors import SourceError
-from training.recipe import FinetuneConfig
-from training.sources.documents import Document
-from training.sources.labels import with_label_index
-from training.sources.tables import label_value
+from training.recipe import FinetuneConfig, Recipe, SourceConfig
+from training.sources.labels import labelled
 
 STARS = {"1": "NEGATIVE", "2": "NEGATIVE", "3": "", "4": "POSITIVE", "5": "POSITIVE"}
 
 
-def document(label: Any, number: int = 7) -> Document:
-    return Document("text", ("text",), label_value(label), origin="a.csv, line", number=number)
+def labels_of(folder: Path, labels: dict[str, str], *values: Any) -> list[int]:
+    write(folder / "a.jsonl", jsonl([{"text": "text", "label": value} for value in values]))
+    recipe = Recipe(name="test", data=folder, finetune=FinetuneConfig(labels=labels))
+    return [index for _, index in labelled(SourceConfig(path="a.jsonl", label="label"), recipe)]
 
 
-def labels_of(labels: dict[str, str], *values: Any) -> list[int]:
-    return [index for _, index in with_label_index(map(document, values), labels)]
-
-
-def test_with_label_index_merges_values_and_leaves_some_out() -> None:
-    assert labels_of(STARS, "1", 2, 3.0, "4", 5) == [0, 0, 1, 1]
+def test_labelled_merges_values_and_leaves_some_out(tmp_path: Path) -> None:
+    assert labels_of(tmp_path, STARS, "1", 2, 3.0, "4", 5) == [0, 0, 1, 1]
 
 
 @pytest.mark.parametrize(
     ("value", "spelled"),
     [(1, "1"), (1.0, "1"), ("1", "1"), (True, "True"), (0.5, "0.5"), ("pos", "pos"), (0, "0")],
 )
-def test_with_label_index_compares_values_as_a_recipe_spells_them(value: Any, spelled: str) -> None:
-    assert labels_of({spelled: "A"}, value) == [0]
+def test_labelled_compares_values_as_a_recipe_spells_them(tmp_path: Path, value: Any, spelled: str) -> None:
+    assert labels_of(tmp_path, {spelled: "A", "other": "B"}, value) == [0]
 
 
 @pytest.mark.parametrize("missing", [None, "", float("nan")])
-def test_with_label_index_missing_label_is_an_error_unless_it_is_left_out(missing: Any) -> None:
-    with pytest.raises(SourceError, match=r'a\.csv, line 7: has no label; fill it, remove the row, or leave .*"" = ""'):
-        labels_of(STARS, missing)
-    assert labels_of({**STARS, "": ""}, missing, "1") == [0]
+def test_labelled_missing_label_is_an_error_unless_it_is_left_out(tmp_path: Path, missing: Any) -> None:
+    message = r'a\.jsonl, line 1: has no label; fill it, remove the row, or leave .*"" = ""'
+    with pytest.raises(SourceError, match=message):
+        labels_of(tmp_path, STARS, missing)
+    assert labels_of(tmp_path, {**STARS, "": ""}, missing, "1") == [0]
 
 
-def test_with_label_index_unknown_value_is_an_error() -> None:
+def test_labelled_unknown_value_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(
         SourceError,
-        match=r"a\.csv, line 7: label '6' is not in finetune.labels \('1', '2', '3', '4', '5'\); name",
+        match=r"a\.jsonl, line 1: label '6' is not in finetune.labels \('1', '2', '3', '4', '5'\); name",
     ):
-        labels_of(STARS, 6)
+        labels_of(tmp_path, STARS, 6)
 
 
 def test_label_names_are_in_the_order_in_which_they_appear() -> None:

@@ -8,11 +8,11 @@ from string import ascii_lowercase
 import pytest
 
 from training.sources.documents import Document
-from training.sources.split import group_hash, split_by_hash, text_hash
+from training.sources.split import group_hash, held_out_below, text_hash
 
 
 def document(text: str, group: str | None = None) -> Document:
-    return Document(text, (text,), group=group)
+    return Document((text,), group=group)
 
 
 @pytest.mark.parametrize("text", ["Größe: überaus schön", "ÉTÉ À LA MER", "Отличный фильм", "αγαπημένος", "plain"])
@@ -44,50 +44,54 @@ def test_group_hash_is_that_of_the_group_if_there_is_one() -> None:
     assert group_hash(document("A  b")) == group_hash(document("a b"))
 
 
+def held_out(found: list[Document], limit: int) -> list[bool]:
+    return [group_hash(document) < limit for document in found]
+
+
 @pytest.mark.parametrize("fraction", [0.05, 0.3, 0.9])
-def test_split_by_hash_holds_out_about_its_share(fraction: float) -> None:
+def test_held_out_below_holds_out_about_its_share(fraction: float) -> None:
     found = [document(str(number)) for number in range(3000)]
-    split = split_by_hash(found, fraction)
-    assert abs(sum(map(split.holds_out, found)) / len(found) - fraction) < 0.05
+    limit = held_out_below(found, fraction)
+    assert abs(sum(held_out(found, limit)) / len(found) - fraction) < 0.05
 
 
 @pytest.mark.parametrize("fraction", [1e-9, 0.5, 1 - 1e-9])
 @pytest.mark.parametrize("count", [2, 3, 26])
-def test_split_by_hash_holds_out_at_least_one_group_and_leaves_one(fraction: float, count: int) -> None:
+def test_held_out_below_holds_out_at_least_one_group_and_leaves_one(fraction: float, count: int) -> None:
     found = [document("text", letter) for letter in ascii_lowercase[:count]]
-    assert 0 < sum(map(split_by_hash(found, fraction).holds_out, found)) < count
+    assert 0 < sum(held_out(found, held_out_below(found, fraction))) < count
 
 
 @pytest.mark.parametrize("fraction", [1e-9, 0.5, 1 - 1e-9])
 @pytest.mark.parametrize("group", ["a", "b", "c", "d"])
-def test_split_by_hash_leaves_a_single_group(fraction: float, group: str) -> None:
+def test_held_out_below_leaves_a_single_group(fraction: float, group: str) -> None:
     found = [document(str(number), group) for number in range(9)]
-    assert not any(map(split_by_hash(found, fraction).holds_out, found))
+    assert not any(held_out(found, held_out_below(found, fraction)))
 
 
-def test_split_by_hash_does_not_depend_on_the_order_and_hardly_on_other_groups() -> None:
+def test_held_out_below_does_not_depend_on_the_order_and_hardly_on_other_groups() -> None:
     found = [document(str(number)) for number in range(500)]
-    held_out = list(map(split_by_hash(found, 0.2).holds_out, found))
+    expected = held_out(found, held_out_below(found, 0.2))
     shuffled = random.Random(0).sample(found, len(found))
     for others in (shuffled, found[:100]):
-        assert list(map(split_by_hash(others, 0.2).holds_out, found)) == held_out
+        assert held_out(found, held_out_below(others, 0.2)) == expected
 
 
-def test_split_by_hash_reads_no_more_than_it_needs() -> None:
+def test_held_out_below_reads_no_more_than_it_needs() -> None:
     found = iter([document(str(number)) for number in range(1000)])
-    split_by_hash(found, 0.5)
+    held_out_below(found, 0.5)
     assert len(list(found)) > 900
 
 
-def test_split_by_hash_of_no_fraction_holds_out_nothing() -> None:
+def test_held_out_below_of_no_fraction_holds_out_nothing() -> None:
     found = [document(letter) for letter in ascii_lowercase]
-    assert not any(map(split_by_hash(found, 0.0).holds_out, found))
+    assert not any(held_out(found, held_out_below(found, 0.0)))
 
 
-def test_holds_out_keeps_the_spellings_of_a_text_together() -> None:
+def test_group_hash_keeps_the_spellings_of_a_text_together() -> None:
     found = [document(f"it is n't {letter} ''") for letter in ascii_lowercase]
-    split = split_by_hash(found, 0.5)
+    limit = held_out_below(found, 0.5)
     spelled = [
         document(f"It isn’t {letter}”", group=kept.text) for letter, kept in zip(ascii_lowercase, found, strict=True)
     ]
-    assert list(map(split.holds_out, spelled)) == list(map(split.holds_out, found))
+    assert held_out(spelled, limit) == held_out(found, limit)

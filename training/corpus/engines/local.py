@@ -6,8 +6,9 @@ import itertools
 import os
 import signal
 import threading
+from collections import deque
 from collections.abc import Iterator
-from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from multiprocessing import get_context, parent_process
 from pathlib import Path
@@ -25,7 +26,7 @@ SMALL_CHARACTERS = 1_000_000
 
 
 def make_shards(inputs: Iterator[ShardInput], tokenizer: Tokenizer, corpus: Path) -> Iterator[tuple[ShardInput, Shard]]:
-    """Make shards on all cores, and yield them as they are completed. At most two inputs per worker are in memory.
+    """Make shards on all cores, in the order of their inputs. At most two inputs per worker are in memory.
 
     Raises:
         CorpusError: a worker process died.
@@ -40,14 +41,14 @@ def make_shards(inputs: Iterator[ShardInput], tokenizer: Tokenizer, corpus: Path
         yield from ((shard_input, make_shard(encoder, corpus, shard_input)) for shard_input in inputs)
         return
     pool = ProcessPoolExecutor(workers, get_context("spawn"), _start_worker, (tokenizer.to_json(), corpus))
-    running: dict[Future[Shard], ShardInput] = {}
+    running: deque[tuple[ShardInput, Future[Shard]]] = deque()
     try:
         for shard_input in inputs:
-            running[pool.submit(_make, shard_input)] = shard_input
-            if len(running) >= 2 * workers:
-                yield from _completed(running)
+            running.append((shard_input, pool.submit(_make, shard_input)))
+            if len(running) == 2 * workers:
+                yield _next(running)
         while running:
-            yield from _completed(running)
+            yield _next(running)
     except BrokenProcessPool as error:
         raise CorpusError(
             "a worker process died, perhaps because memory ran out; run prepare again, it continues"
@@ -56,9 +57,9 @@ def make_shards(inputs: Iterator[ShardInput], tokenizer: Tokenizer, corpus: Path
         pool.shutdown(cancel_futures=True)
 
 
-def _completed(running: dict[Future[Shard], ShardInput]) -> list[tuple[ShardInput, Shard]]:
-    done, _ = wait(running, return_when=FIRST_COMPLETED)
-    return [(running.pop(future), future.result()) for future in done]
+def _next(running: deque[tuple[ShardInput, Future[Shard]]]) -> tuple[ShardInput, Shard]:
+    shard_input, shard = running.popleft()
+    return shard_input, shard.result()
 
 
 # --- in the worker process -----------------------------------------------------------------------------------------
