@@ -88,16 +88,16 @@ class _SourceReader:
         try:
             if chosen := files(self._source, root):
                 parts = (self._of_file(file, progress) for file in chosen)
-                yield from self._limited(itertools.chain.from_iterable(parts))
+                yield from self._limited(itertools.chain.from_iterable(parts), str(chosen[0]))
                 return
             place = hub_place(self._source)
             with hub_rows(self._source, hub_cache) as streamed:
                 rows = ((f"{place}, row {number}", cells) for number, cells in enumerate(streamed, 1))
-                yield from self._limited(self._of_rows(rows, place, self._source.format))
+                yield from self._limited(self._of_rows(rows, place, self._source.format), place)
         except TableError as error:
             raise SourceError(str(error)) from error
 
-    def _limited(self, found: Iterable[Document]) -> Iterator[Document]:
+    def _limited(self, found: Iterable[Document], place: str) -> Iterator[Document]:
         count = 0
         for count, document in enumerate(found, 1):
             yield document
@@ -106,7 +106,7 @@ class _SourceReader:
         self._check_columns()
         if not count:
             reason = self._first_skipped or "fill it, or take it out of the source"
-            raise SourceError(f"{self._source.path or hub_place(self._source)}: holds no text; {reason}")
+            raise SourceError(f"{place}: holds no text; {reason}")
         if self._skipped:
             log_once(
                 f"{source_name(self._source)}: {self._skipped:,} of {self._rows:,} rows have no text and are skipped "
