@@ -168,7 +168,8 @@ class ExamplesConfig(_Strict):
     long_length: Positive = 512
     """Tokens of a full long example."""
     long_fraction: Share = 0.1
-    """Share of examples that are long. They train the positions beyond `short_length`."""
+    """Share of the budget, at its end, in which examples are long (Devlin et al. 2018, appendix A.2). They train the
+    positions beyond `short_length`."""
     mask_fraction: PositiveShare = 0.15
     """Share of tokens to predict at the beginning of the run: 80% of these become `[MASK]`, 10% another token, 10%
     stay as they are."""

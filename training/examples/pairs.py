@@ -89,11 +89,9 @@ class PairSampler:
     def starts(self, rng: np.random.Generator) -> Ints:
         """(examples,) sentences at which the examples of one pass begin, shuffled.
 
-        Every document is cut into stretches as long as the mean example, at another offset in each pass, so that all
+        Every document is cut into stretches as long as a short example, at another offset in each pass, so that all
         text is seen about once."""
-        config = self.config
-        mean = (1 - config.long_fraction) * config.short_length + config.long_fraction * config.long_length
-        room = int(mean) - SPECIAL_TOKENS
+        room = self.config.short_length - SPECIAL_TOKENS
         begins = self.text.sentence_starts[:-1]
         documents = self._document_of
         offset = begins - begins[self.text.document_starts[documents]]
@@ -104,9 +102,15 @@ class PairSampler:
         rng.shuffle(starts)
         return starts
 
-    def sample(self, start: int, rng: np.random.Generator, max_tokens: int | None = None) -> Pair:
-        """The pair that begins at sentence `start`, with at most `max_tokens` tokens, special tokens included."""
-        room, single_sentences = self._room(rng)
+    def sample(
+        self, start: int, rng: np.random.Generator, max_tokens: int | None = None, *, is_long: bool = False
+    ) -> Pair:
+        """The pair that begins at sentence `start`, with at most `max_tokens` tokens, special tokens included.
+
+        Args:
+            is_long: Fill it up to `long_length`.
+        """
+        room, single_sentences = self._room(rng, is_long)
         if max_tokens is not None:
             room = min(room, max_tokens - SPECIAL_TOKENS)
         document = int(self._document_of[start])
@@ -127,13 +131,12 @@ class PairSampler:
             first, second = second, first
         return Pair(*_truncate(self._ids(first), self._ids(second), room), kind)
 
-    def _room(self, rng: np.random.Generator) -> tuple[int, bool]:
+    def _room(self, rng: np.random.Generator, is_long: bool) -> tuple[int, bool]:
         """Tokens for both segments, and whether each is one sentence."""
         config = self.config
-        is_long = rng.random() < config.long_fraction
         room = (config.long_length if is_long else config.short_length) - SPECIAL_TOKENS
         lot = rng.random()
-        if is_long or lot >= SENTENCE_PAIR_FRACTION + SHORT_FRACTION:
+        if lot >= SENTENCE_PAIR_FRACTION + SHORT_FRACTION:
             return room, False
         if lot < SENTENCE_PAIR_FRACTION:
             return room, True

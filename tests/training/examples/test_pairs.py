@@ -80,7 +80,7 @@ settings_of_examples = st.fixed_dictionaries(
     {
         "short_length": st.integers(8, 64),
         "long_length": st.integers(64, 80),
-        "long_fraction": st.floats(0, 1),
+        "long_fraction": st.sampled_from([0, 1]),
         "mask_fraction": st.floats(0.01, 1),
         "single_fraction": st.floats(0, 0.5),
     }
@@ -273,11 +273,15 @@ def test_pairs_of_single_sentences_and_short_examples_have_their_lengths(
     assert np.median(lengths["short"]) < 35
 
 
-def test_long_examples_come_in_the_configured_share() -> None:
-    made = examples(stream(text(60, 200, 12), short_length=32, long_length=128, long_fraction=0.3))
-    assert len(made) > 300
-    assert np.mean([len(example) > 64 for example in made]) == pytest.approx(0.3, abs=0.1)
-    assert max(map(len, made)) <= 128
+def test_examples_are_long_at_the_end_of_the_budget() -> None:
+    of = stream(text(60, 200, 12), short_length=32, long_length=128, long_fraction=0.3)
+    assert len(of) > 300
+    for progress in (0.0, 0.69):
+        assert max(len(of.make(i, progress)) for i in range(len(of))) <= 32
+    for progress in (0.7, 1.0):
+        lengths = [len(of.make(i, progress)) for i in range(len(of))]
+        assert max(lengths) <= 128
+        assert np.mean([length > 64 for length in lengths]) > 0.6
 
 
 @pytest.mark.usefixtures("full_only")
