@@ -212,7 +212,7 @@ class PretrainConfig(_Strict):
     optimizer: Literal["adamw", "muon"] = "adamw"
     """`muon` orthogonalises the updates of the layers' matrices (Jordan et al. 2024); embeddings, heads, biases and
     norms have AdamW in either case."""
-    learning_rate: Annotated[float, Field(gt=0)] = 1e-3
+    learning_rate: Annotated[float, Field(gt=0)] = 6e-4
     """Peak learning rate."""
     warmup_fraction: Share = 0.06
     """Share of the budget in which the learning rate rises. A run that is continued does not warm up again."""
