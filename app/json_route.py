@@ -175,8 +175,9 @@ async def while_connected(receive: Receive, answer: Awaitable[T]) -> T:
 async def _read(request: TaskRequest) -> bytes:
     """The body, refused as soon as it is known to be too large, and not awaited beyond the deadline."""
     try:
-        async with asyncio.timeout(request.deadline - time.monotonic()):
-            return await _collect(request.receive, request.settings.max_body_bytes)
+        with request.app.state.uploads.reserve(request.scope["body_bytes"]):
+            async with asyncio.timeout(request.deadline - time.monotonic()):
+                return await _collect(request.receive, request.settings.max_body_bytes)
     except TimeoutError:
         request.metrics.expired()
         raise DeadlineExceededError from None

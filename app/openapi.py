@@ -43,7 +43,8 @@ _PROBLEMS: dict[int, tuple[str, errors.ServiceError]] = {
         errors.InvalidInputError(TextTooLongError(tokens=614, limit=512), ("inputs", 3)),
     ),
     429: (
-        "The queue is full, or too long for the server's deadline; the request was not started.",
+        "The queue is full, or too long for the server's deadline, or too many bytes are being uploaded; the "
+        "request was not started.",
         errors.QueueFullError(retry_after=2),
     ),
     500: ("The model failed on this input.", errors.InferenceError()),

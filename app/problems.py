@@ -61,6 +61,7 @@ TABLE: dict[type[Exception], Kind] = {
     NoMaskError: Kind(422, "no_mask", "A text has no mask"),
     UnknownTargetError: Kind(422, "unknown_target", "A target is not a token of the vocabulary"),
     errors.QueueFullError: Kind(429, "queue_full", "Too much is waiting already"),
+    errors.TooManyBytesError: Kind(429, "too_many_bytes", "Too many bytes are being uploaded"),
     errors.CallerGoneError: Kind(499, "caller_gone", "The caller closed the connection"),
     errors.InferenceError: Kind(500, "inference_failed", "The model failed on this input"),
     errors.UnavailableError: Kind(503, "unavailable", "The service cannot answer now"),
@@ -125,8 +126,8 @@ def _faults(error: Exception) -> list[errors.FieldError]:
 
 
 def _headers(error: Exception) -> dict[str, str]:
-    if isinstance(error, errors.QueueFullError | errors.UnavailableError | errors.DeadlineExceededError):
-        return {} if error.retry_after is None else {"Retry-After": str(error.retry_after)}
+    if retry_after := getattr(error, "retry_after", None):
+        return {"Retry-After": str(retry_after)}
     if isinstance(error, errors.UnauthorizedError):
         return {"WWW-Authenticate": error.challenge}
     if isinstance(error, HTTPException):

@@ -92,6 +92,11 @@ class Settings(BaseModel):
     )
     max_client_batch: int = Field(512, ge=1, le=MAX_INPUTS, description="inputs that one request may carry")
     max_body_bytes: int = Field(2 * 1024 * 1024, ge=1, description="bytes that one request body may have")
+    max_upload_bytes: int = Field(
+        32 * 1024 * 1024,
+        ge=1,
+        description="bytes that bodies over 64 KiB may have together while they are being sent; beyond it, 429",
+    )
     request_timeout_ms: int = Field(
         30_000, ge=1, description="deadline of a request; X-Request-Timeout-Ms can shorten it"
     )

@@ -25,6 +25,7 @@ from app.server import DrainingServer
 from app.settings import Settings
 from tests.app.process import PATIENCE, Process, children, running
 
+JSON_HEAD = b"POST /sentiment HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
 GOOD = {"inputs": "good"}
 PAIR = {"text": "a film", "text_pair": "it was good"}
 
@@ -98,6 +99,48 @@ async def test_oversized_body_is_refused_before_it_is_sent(service: Process) -> 
         assert (await reader.readline()).startswith(b"HTTP/1.1 413")
     writer.close()
     await writer.wait_closed()
+
+
+def resident_bytes(process: Process) -> int:
+    (line,) = re.findall(r"VmRSS:\s+(\d+) kB", Path(f"/proc/{process.process.pid}/status").read_text())
+    return int(line) * 1024
+
+
+async def test_stalled_uploads_take_bounded_memory(checkpoints: dict[str, str]) -> None:
+    size, count = 2 * 1024 * 1024, 100
+
+    async def stall(port: int) -> tuple[bytes, asyncio.StreamWriter]:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(JSON_HEAD + b"Content-Length: %d\r\n\r\n" % size + b" " * (size - 1))
+        await writer.drain()
+        try:
+            async with asyncio.timeout(2):
+                return await reader.readline(), writer
+        except TimeoutError:
+            return b"", writer
+
+    with running(checkpoints) as process:
+        process.until_ready()
+        before = resident_bytes(process)
+        stalled = await asyncio.gather(*(stall(process.port) for _ in range(count)))
+        grown = resident_bytes(process) - before
+        async with httpx.AsyncClient(base_url=process.url, timeout=PATIENCE) as client:
+            small = await client.post("/sentiment", json=GOOD)
+            refused = await client.post("/sentiment", json={"inputs": ["good"] * 20_000})
+            counted = (await client.get("/metrics")).text
+            for _, writer in stalled:
+                writer.close()
+            freed = refused
+            while freed.status_code == 429:
+                freed = await client.post("/sentiment", json={"inputs": ["good"] * 20_000})
+    statuses = [line.split()[1] for line, _ in stalled if line]
+    assert statuses == [b"429"] * (count - 16)  # 32 MiB of 2 MiB each are being received
+    assert grown < 100e6
+    assert small.status_code == 200
+    assert (refused.status_code, refused.json()["code"]) == (429, "too_many_bytes")
+    assert refused.headers["retry-after"] == "1"
+    assert "bert_requests_refused_total 85.0" in counted
+    assert freed.json()["code"] == "too_large"  # more inputs than a request may carry: the body was read
 
 
 async def test_caller_that_hangs_up_does_no_harm(service: Process, client: httpx.AsyncClient) -> None:
