@@ -20,8 +20,6 @@ from pydantic import (
     field_validator,
 )
 
-from app.schemas import MAX_INPUTS
-
 PREFIX = "BERT_"
 
 _ORIGIN = re.compile(r"\*|null|[a-z][a-z0-9+.-]*://[^/?#@\s]+")
@@ -90,7 +88,7 @@ class Settings(BaseModel):
         ge=1,
         description="tokens that may wait; beyond it, or beyond what is computed in time, requests get 429",
     )
-    max_client_batch: int = Field(512, ge=1, le=MAX_INPUTS, description="inputs that one request may carry")
+    max_client_batch: int = Field(512, ge=1, le=65_536, description="inputs that one request may carry")
     max_body_bytes: int = Field(2 * 1024 * 1024, ge=1, description="bytes that one request body may have")
     max_upload_bytes: int = Field(
         32 * 1024 * 1024,
