@@ -107,7 +107,7 @@ def admit(request: Request) -> None:
         UnauthorizedError: no key came, or a wrong one.
         UnavailableError: the service is loading, draining or broken.
         InvalidRequestError: its timeout is none.
-        UnsupportedMediaTypeError: it says that it is no JSON, or compressed.
+        UnsupportedMediaTypeError: it does not say that it is JSON, or says that it is compressed.
         TooLargeError: it says that its body is.
         TooManyBytesError: too many bytes are being uploaded.
         QueueFullError: too much is waiting.
@@ -150,13 +150,10 @@ def _deadline(request: Request, limit: float) -> float:
 
 
 def _check_media_type(request: Request) -> None:
-    """JSON as it is, or nothing said at all."""
+    """JSON as it is. A missing type is refused as well: browsers send such a body without a preflight."""
     if request.headers.get("content-encoding", "identity").strip().lower() != "identity":
         raise UnsupportedMediaTypeError("send the body as it is, without Content-Encoding")
-    given = request.headers.get("content-type")
-    if given is None:
-        return
-    media_type = given.partition(";")[0].strip().lower()
+    media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if media_type != "application/json" and not (
         media_type.startswith("application/") and media_type.endswith("+json")
     ):
@@ -166,7 +163,7 @@ def _check_media_type(request: Request) -> None:
 def _declared_bytes(request: Request, limit: int) -> int | None:
     """The body's size; None if it is not declared."""
     given = request.headers.get("content-length", "")
-    declared = int(given) if given.isdecimal() else None
+    declared = int(given.lstrip("0") or "0") if given.isdecimal() else None
     if declared is not None and declared > limit:
         raise TooLargeError(f"the body has {declared} bytes, the limit is {limit}")
     return declared

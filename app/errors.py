@@ -2,7 +2,8 @@
 
 ServiceError
 ├── NotJSONError                 the body is not JSON
-├── UnsupportedMediaTypeError    the body claims to be something else than JSON
+├── UnsupportedMediaTypeError    the body is not declared as JSON
+├── HostNotAllowedError          the `Host` header names none of the allowed hosts
 ├── UnauthorizedError            no API key, or a wrong one
 ├── InvalidRequestError          JSON that does not fit the schema
 ├── InvalidInputError            a text that has no answer; wraps a `model.errors.TextError`
@@ -40,7 +41,11 @@ class NotJSONError(ServiceError):
 
 
 class UnsupportedMediaTypeError(ServiceError):
-    """The body claims to be something else than JSON."""
+    """The body is not declared as JSON."""
+
+
+class HostNotAllowedError(ServiceError):
+    """The `Host` header names none of the allowed hosts."""
 
 
 class UnauthorizedError(ServiceError):

@@ -80,7 +80,7 @@ def create_app(settings: Settings, backend: Backend | None = None) -> FastAPI:
             allow_headers=["*"],  # Hugging Face's client names User-Agent, tracers bring traceparent
             expose_headers=["X-Request-ID", "Server-Timing", "Retry-After"],
         )
-    app.add_middleware(Envelope, engine=engine, metrics=metrics)  # the outermost
+    app.add_middleware(Envelope, engine=engine, metrics=metrics, settings=settings)  # the outermost
     return app
 
 

@@ -48,6 +48,7 @@ INTERNAL = Kind(500, "internal_error", "Something is broken here, not in the req
 # The first class of an error's own hierarchy that stands here decides.
 TABLE: dict[type[Exception], Kind] = {
     errors.NotJSONError: Kind(400, "not_json", "The body is not JSON"),
+    errors.HostNotAllowedError: Kind(400, "host_not_allowed", "The Host header names none of the allowed hosts"),
     errors.UnauthorizedError: Kind(401, "unauthorized", "A valid API key is needed"),
     errors.TaskNotServedError: Kind(404, "task_not_served", "No loaded model can do this"),
     errors.TooLargeError: Kind(413, "too_large", "The request is too large"),

@@ -22,6 +22,7 @@ from pydantic import (
 
 PREFIX = "BERT_"
 
+_HOST = re.compile(r"(\*\.)?[a-z0-9_-]+(\.[a-z0-9_-]+)*")
 _ORIGIN = re.compile(r"\*|null|[a-z][a-z0-9+.-]*://[^/?#@\s]+")
 """As browsers send it, or anybody's"""
 
@@ -103,6 +104,9 @@ class Settings(BaseModel):
         (),
         description="comma-separated; with any, the tasks and /hf/* ask for one (health and info do not)",
     )
+    allowed_hosts: Names = Field(
+        (), description="comma-separated Host names to answer to, like *.example.org; none for all. IP addresses always"
+    )
     cors_origins: Names = Field((), description="comma-separated origins that browsers may call from; * for all")
     docs: Access = Field(
         "open",
@@ -113,6 +117,15 @@ class Settings(BaseModel):
     log_level: Literal["debug", "info", "warning", "error"] = Field(
         "info", description="debug also logs one line per request"
     )
+
+    @field_validator("allowed_hosts")
+    @classmethod
+    def _are_hosts(cls, hosts: tuple[str, ...]) -> tuple[str, ...]:
+        given = tuple(host.lower() for host in hosts)
+        for host in given:
+            if not _HOST.fullmatch(host):
+                raise ValueError(f"{host!r} is not a host name: write example.org or *.example.org, without a port")
+        return given
 
     @field_validator("cors_origins")
     @classmethod

@@ -21,7 +21,7 @@ from tests.app.conftest import PATIENCE
 
 JSON = {"Content-Type": "application/json"}
 JSON_POST = b"POST /sentiment HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
-KEY = {"Authorization": "Bearer abcdefghijklmnop"}
+KEY = JSON | {"Authorization": "Bearer abcdefghijklmnop"}
 GUARDED = {"api_keys": "abcdefghijklmnop", "max_body_bytes": 1000}
 guarded = pytest.mark.parametrize("url", [GUARDED], indirect=True)
 BROWSER = {"Origin": "https://example.org"}
@@ -30,6 +30,7 @@ with_browsers = pytest.mark.parametrize("url", [GUARDED | {"cors_origins": BROWS
 REFUSED: dict[str, tuple[dict[str, str], bytes, int]] = {
     "no key": ({}, b"{}", 401),
     "a wrong key": ({"Authorization": "Bearer ponmlkjihgfedcba"}, b"{}", 401),
+    "no type": ({"Authorization": KEY["Authorization"]}, b"{}", 415),
     "no JSON": (KEY | {"Content-Type": "text/plain"}, b"good", 415),
     "compressed": (KEY | {"Content-Encoding": "gzip"}, b"good", 415),
     "no timeout": (KEY | {"X-Request-Timeout-Ms": "soon"}, b"{}", 422),
@@ -89,7 +90,7 @@ def test_browser_may_read_its_refusal(url: str) -> None:
     assert (answer.status_code, answer.headers["access-control-allow-origin"]) == (401, BROWSER["Origin"])
 
 
-POST = b"POST /sentiment HTTP/1.1\r\nHost: x\r\nContent-Length: "
+POST = JSON_POST + b"Content-Length: "
 
 
 @pytest.mark.parametrize("url", [{"max_queue_tokens": 20}], indirect=True)

@@ -19,7 +19,7 @@ import pytest
 
 from tests.app.process import PATIENCE, Process, running
 
-HEAD = b"POST /sentiment HTTP/1.1\r\nHost: x\r\n"
+HEAD = b"POST /sentiment HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
 
 
 @pytest.fixture(scope="module")
@@ -335,7 +335,8 @@ def ask_for_much(port: int, *headers: bytes, inputs: int = 512) -> tuple[socket.
     connection.connect(("127.0.0.1", port))
     connection.settimeout(PATIENCE)
     body = json.dumps({"inputs": ["[MASK]" + 40 * " a"] * inputs, "parameters": {"top_k": 70}}).encode()
-    lines = (b"POST /fill-mask HTTP/1.1", b"Host: x", b"Content-Length: %d" % len(body), *headers)
+    lines = (b"POST /fill-mask HTTP/1.1", b"Host: x", b"Content-Type: application/json", *headers)
+    lines += (b"Content-Length: %d" % len(body),)
     connection.sendall(b"\r\n".join([*lines, b"", body]))
     head = connection.recv(1000)
     assert head.startswith(b"HTTP/1.1 200"), head

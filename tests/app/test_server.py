@@ -94,7 +94,7 @@ async def test_short_texts_pass_very_long_ones(client: httpx.AsyncClient) -> Non
 
 async def test_oversized_body_is_refused_before_it_is_sent(service: Process) -> None:
     reader, writer = await asyncio.open_connection("127.0.0.1", service.port)
-    writer.write(b"POST /sentiment HTTP/1.1\r\nHost: x\r\nContent-Length: 99999999999\r\n\r\n")
+    writer.write(JSON_HEAD + b"Content-Length: 99999999999\r\n\r\n")
     async with asyncio.timeout(PATIENCE):
         assert (await reader.readline()).startswith(b"HTTP/1.1 413")
     writer.close()
@@ -147,7 +147,7 @@ async def test_caller_that_hangs_up_does_no_harm(service: Process, client: httpx
     body = json.dumps({"inputs": ["a film was good and great"] * 500}).encode()
     for _ in range(5):
         _, writer = await asyncio.open_connection("127.0.0.1", service.port)
-        writer.write(b"POST /sentiment HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
+        writer.write(JSON_HEAD + b"Content-Length: %d\r\n\r\n" % len(body) + body)
         await writer.drain()
         writer.close()
         await writer.wait_closed()
@@ -198,7 +198,7 @@ async def test_sigterm_answers_what_was_accepted_and_exits_0(checkpoints: dict[s
 
 def test_sigterm_leaves_no_request_of_a_pipeline_without_an_answer(checkpoints: dict[str, str]) -> None:
     """The first is being computed; the others have come, and wait for their turn."""
-    head = b"POST /sentiment HTTP/1.1\r\nHost: x\r\nContent-Length: 17\r\n\r\n"
+    head = JSON_HEAD + b"Content-Length: 17\r\n\r\n"
     with running(checkpoints) as process:
         process.until_ready()
         inference = process.inference_process()
@@ -224,7 +224,7 @@ async def test_while_draining_the_port_answers_503(checkpoints: dict[str, str]) 
     with running(checkpoints) as process:
         process.until_ready()
         reader, writer = await asyncio.open_connection("127.0.0.1", process.port)
-        head = b"POST /sentiment HTTP/1.1\r\nHost: x\r\nContent-Length: 17\r\n\r\n"
+        head = JSON_HEAD + b"Content-Length: 17\r\n\r\n"
         writer.write(head + b'{"inputs":')  # an accepted request whose body is on its way
         await writer.drain()
         async with httpx.AsyncClient(base_url=process.url, timeout=PATIENCE) as client:
