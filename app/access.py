@@ -103,5 +103,5 @@ def _password(given: str) -> bytes:
 
 
 def _is_key(request: Request, given: bytes) -> bool:
-    matches = [secrets.compare_digest(given, key.encode()) for key in _settings(request).api_keys]
+    matches = [secrets.compare_digest(given, key.get_secret_value().encode()) for key in _settings(request).api_keys]
     return any(matches)  # all of them were compared: constant time

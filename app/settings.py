@@ -14,6 +14,7 @@ from pydantic import (
     BeforeValidator,
     ConfigDict,
     Field,
+    SecretStr,
     TypeAdapter,
     ValidationError,
     ValidationInfo,
@@ -37,8 +38,8 @@ def _split(value: object) -> object:
     if not isinstance(value, str):
         return value
     parts = [part.strip() for part in value.split(",") if part.strip()]
-    if value and not parts:
-        raise ValueError("names nothing")  # an empty list of keys would let everybody in
+    if not parts:
+        raise ValueError("names nothing: unset it, or name something")  # no keys would let everybody in
     return parts
 
 
@@ -51,6 +52,7 @@ def _as_access(value: object) -> object:
 
 
 Names = Annotated[tuple[str, ...], BeforeValidator(_split)]
+Secrets = Annotated[tuple[SecretStr, ...], BeforeValidator(_split)]
 Access = Annotated[Literal["open", "key", "off"], BeforeValidator(_as_access)]
 
 
@@ -100,9 +102,12 @@ class Settings(BaseModel):
         30_000, ge=1, description="deadline of a request; X-Request-Timeout-Ms can shorten it"
     )
     drain_seconds: float = Field(25, ge=0, description="after SIGTERM, the time that accepted requests have to finish")
-    api_keys: Names = Field(
+    api_keys_file: Path | None = Field(
+        None, description="file with the API keys, in place of BERT_API_KEYS; one a line"
+    )
+    api_keys: Secrets = Field(
         (),
-        description="comma-separated; with any, the tasks and /hf/* ask for one (health and info do not)",
+        description="comma-separated; with any, the tasks and /hf/* ask for one (health and info do not); not empty",
     )
     allowed_hosts: Names = Field(
         (), description="comma-separated Host names to answer to, like *.example.org; none for all. IP addresses always"
@@ -117,6 +122,18 @@ class Settings(BaseModel):
     log_level: Literal["debug", "info", "warning", "error"] = Field(
         "info", description="debug also logs one line per request"
     )
+
+    @field_validator("api_keys", mode="before")
+    @classmethod
+    def _read_keys(cls, given: object, info: ValidationInfo) -> object:
+        if (file := info.data.get("api_keys_file")) is None:
+            return given
+        if given != ():
+            raise ValueError(f"set either this or {PREFIX}API_KEYS_FILE")
+        try:
+            return file.read_text(encoding="utf-8").replace("\n", ",")
+        except (OSError, UnicodeDecodeError):
+            raise ValueError(f"cannot read the file {file} of {PREFIX}API_KEYS_FILE as text") from None
 
     @field_validator("allowed_hosts")
     @classmethod
@@ -140,21 +157,21 @@ class Settings(BaseModel):
     @classmethod
     def _has_keys(cls, access: str, info: ValidationInfo) -> str:
         if access == "key" and not info.data.get("api_keys"):
-            raise ValueError(f"needs keys in {PREFIX}API_KEYS")
+            raise ValueError(f"needs keys in {PREFIX}API_KEYS or {PREFIX}API_KEYS_FILE")
         return access
 
     @classmethod
     def read(cls, environ: Mapping[str, str], flags: Mapping[str, str] | None = None) -> Settings:
-        """Defaults, overridden by the environment, overridden by flags.
+        """Defaults, overridden by the environment, overridden by flags. An empty value counts as none, except
+        empty keys: they would let everybody in.
 
         Raises:
             SettingsError: names every variable whose value cannot be used.
         """
-        given = {
-            name: environ[PREFIX + name.upper()] for name in cls.model_fields if environ.get(PREFIX + name.upper())
-        }
+        variables = {name: environ.get(PREFIX + name.upper()) for name in cls.model_fields}
+        given = [(name, value) for source in (variables, flags or {}) for name, value in source.items()]
         try:
-            return cls.model_validate(given | dict(flags or {}))
+            return cls.model_validate({n: value for n, value in given if value or (n == "api_keys" and value == "")})
         except ValidationError as error:
             raise SettingsError("; ".join(map(_explain, error.errors()))) from None
 
@@ -169,8 +186,7 @@ class Settings(BaseModel):
     @classmethod
     def from_command_line(cls, arguments: Sequence[str], environ: Mapping[str, str]) -> Settings:
         """Settings of `bert-serve [flags]`."""
-        flags = vars(_parser().parse_args(arguments))
-        return cls.read(environ, {name: value for name, value in flags.items() if value})
+        return cls.read(environ, vars(_parser().parse_args(arguments)))
 
 
 def _explain(error: Any) -> str:
@@ -193,6 +209,6 @@ def _parser() -> argparse.ArgumentParser:
             "--" + name.replace("_", "-"),
             dest=name,
             metavar="X",
-            help=f"{field.description} [{PREFIX}{name.upper()}, default: {'none' if shown == '' else shown}]",
+            help=f"{field.description} [{PREFIX}{name.upper()}, default: {'none' if shown in ('', None) else shown}]",
         )
     return parser

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gzip
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -306,6 +307,17 @@ async def test_key_must_be_one_of_the_configured(serve: Any, header: str, status
     if status == 401:
         wrong = header.lower().startswith("bearer ") and header.split()[1:]
         assert ("none of the service's" if wrong else "Authorization: Bearer <key>") in answer.json()["detail"]
+
+
+async def test_keys_from_a_file_are_asked_for(serve: Any, tmp_path: Path) -> None:
+    file = tmp_path / "keys"
+    file.write_text("first\nsecond\n", encoding="utf-8")
+    async with serve(api_keys_file=file) as service:
+        answers = [
+            await service.client.post("/sentiment", json=GOOD, headers={"Authorization": f"Bearer {key}"})
+            for key in ("second", "third")
+        ]
+    assert [answer.status_code for answer in answers] == [200, 401]
 
 
 async def test_health_needs_no_key(serve: Any) -> None:

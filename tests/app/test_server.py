@@ -536,11 +536,20 @@ def test_regression_is_never_served_as_a_classifier(checkpoints: dict[str, str],
     assert "Traceback" not in output
 
 
-def test_impossible_setting_ends_with_one_clear_line(checkpoints: dict[str, str]) -> None:
-    with running(checkpoints | {"BERT_MAX_QUEUE_TOKENS": "many"}) as process:
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("BERT_MAX_QUEUE_TOKENS", "many", "BERT_MAX_QUEUE_TOKENS='many'"),
+        ("BERT_API_KEYS", "", "BERT_API_KEYS=***: Value error, names nothing: unset it"),
+    ],
+)
+def test_impossible_setting_ends_with_one_clear_line(
+    checkpoints: dict[str, str], name: str, value: str, message: str
+) -> None:
+    with running(checkpoints | {name: value}) as process:
         code, output = process.end()
     assert code == 1
-    assert output.startswith("bert-serve: BERT_MAX_QUEUE_TOKENS='many'")
+    assert output.startswith("bert-serve: " + message)
     assert len(output.splitlines()) == 1
 
 

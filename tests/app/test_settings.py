@@ -46,13 +46,13 @@ def test_flags_override_the_environment() -> None:
 
 
 def test_empty_variable_is_as_good_as_none() -> None:
-    assert Settings.read({"BERT_PORT": "", "BERT_API_KEYS": ""}) == Settings()
-    flags = ["--api-keys", "", "--port", ""]
-    assert Settings.from_command_line(flags, {"BERT_API_KEYS": "secret"}) == Settings(api_keys=("secret",))
+    assert Settings.read({"BERT_PORT": "", "BERT_API_KEYS_FILE": ""}) == Settings()
+    settings = Settings.from_command_line(["--port", ""], {"BERT_API_KEYS": "secret"})
+    assert settings == Settings.model_validate({"api_keys": ("secret",)})
 
 
 def test_lists_are_split_at_commas() -> None:
-    assert Settings.read({"BERT_API_KEYS": " one, two ,,"}).api_keys == ("one", "two")
+    assert keys(Settings.read({"BERT_API_KEYS": " one, two ,,"})) == ["one", "two"]
 
 
 def test_origins_are_as_browsers_send_them() -> None:
@@ -142,8 +142,38 @@ def test_setting_that_is_nearly_called_so_is_named() -> None:
     assert Settings.misspelt(environ) == expected
 
 
-@pytest.mark.parametrize("value", [" ", ",", " , "])
-def test_list_of_keys_that_holds_none_is_refused(value: str) -> None:
-    with pytest.raises(SettingsError, match=r"^BERT_API_KEYS=\*\*\*: .*names nothing"):
-        Settings.read({"BERT_API_KEYS": value})
-    assert Settings.read({"BERT_API_KEYS": ""}).api_keys == ()
+def keys(settings: Settings) -> list[str]:
+    return [key.get_secret_value() for key in settings.api_keys]
+
+
+@pytest.mark.parametrize("value", ["", " ", ",", " , "])
+def test_api_keys_without_a_key_are_an_error_that_says_what_to_do(value: str) -> None:
+    for source in (({"BERT_API_KEYS": value}, {}), ({"BERT_API_KEYS": "one"}, {"api_keys": value})):
+        with pytest.raises(SettingsError, match=r"^BERT_API_KEYS=\*\*\*: .*names nothing: unset it"):
+            Settings.read(*source)
+
+
+def test_api_keys_are_not_printed() -> None:
+    settings = Settings.read({"BERT_API_KEYS": "my-secret,other"})
+    shown = (repr(settings), str(settings), str(settings.model_dump()), settings.model_dump_json())
+    assert not any("my-secret" in text for text in shown)
+
+
+def test_api_keys_are_read_from_a_file(tmp_path: Path) -> None:
+    file = tmp_path / "keys"
+    file.write_text("one\n two,three\n\n", encoding="utf-8")
+    assert keys(Settings.read({"BERT_API_KEYS_FILE": str(file), "BERT_METRICS": "key"})) == ["one", "two", "three"]
+    with pytest.raises(SettingsError, match=r"BERT_API_KEYS=\*\*\*: .*set either this or BERT_API_KEYS_FILE"):
+        Settings.read({"BERT_API_KEYS_FILE": str(file), "BERT_API_KEYS": "four"})
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [(None, "cannot read the file"), (b"\xff\xfe", "cannot read the file"), (b" \n", "names nothing")],
+)
+def test_api_keys_file_without_keys_is_an_error(tmp_path: Path, content: bytes | None, message: str) -> None:
+    file = tmp_path / "keys"
+    if content is not None:
+        file.write_bytes(content)
+    with pytest.raises(SettingsError, match=message):
+        Settings.read({"BERT_API_KEYS_FILE": str(file)})
