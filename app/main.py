@@ -78,6 +78,7 @@ def create_app(settings: Settings, backend: Backend | None = None) -> FastAPI:
             allow_origins=settings.cors_origins,
             allow_methods=["GET", "POST"],
             allow_headers=["*"],  # Hugging Face's client names User-Agent, tracers bring traceparent
+            allow_private_network="*" not in settings.cors_origins,  # Chrome asks before it calls a local address
             expose_headers=["X-Request-ID", "Server-Timing", "Retry-After"],
         )
     app.add_middleware(Envelope, engine=engine, metrics=metrics, settings=settings)  # the outermost

@@ -24,8 +24,10 @@ from pydantic import (
 PREFIX = "BERT_"
 
 _HOST = re.compile(r"(\*\.)?[a-z0-9_-]+(\.[a-z0-9_-]+)*")
-_ORIGIN = re.compile(r"\*|null|[a-z][a-z0-9+.-]*://[^/?#@\s]+")
-"""As browsers send it, or anybody's"""
+_ORIGIN = re.compile(r"\*|null|([a-z][a-z0-9+.-]*)://([a-z0-9._-]+|\[[0-9a-f:.]+\])(:[1-9][0-9]{0,4})?")
+"""As browsers send it, or `*` for all: scheme, host in ASCII, port."""
+_DEFAULT_PORTS = {"http": ":80", "https": ":443"}
+"""Browsers leave these out of an origin."""
 
 _WEIGHTS = Path(__file__).parents[1] / "model" / "weights"  # beside `app` in a checkout and in a wheel
 
@@ -147,11 +149,12 @@ class Settings(BaseModel):
     @field_validator("cors_origins")
     @classmethod
     def _are_origins(cls, origins: tuple[str, ...]) -> tuple[str, ...]:
-        given = tuple(origin.removesuffix("/").lower() for origin in origins)
-        for origin in given:
-            if not _ORIGIN.fullmatch(origin):
-                raise ValueError(f"{origin!r} is no origin: write it like https://example.org")
-        return given
+        known = []
+        for origin in origins:
+            if not (match := _ORIGIN.fullmatch(origin.removesuffix("/").lower())):
+                raise ValueError(f"{origin!r} is not an origin that browsers send: write it like https://example.org")
+            known.append(match[0].removesuffix(_DEFAULT_PORTS.get(match[1], "")))
+        return tuple(known)
 
     @field_validator("docs", "metrics")
     @classmethod

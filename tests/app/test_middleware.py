@@ -132,6 +132,30 @@ async def test_preflight_of_a_browser_is_no_request_to_a_task(serve: Any) -> Non
         assert "bert_requests_total{" not in (await service.client.get("/metrics")).text
 
 
+@pytest.mark.parametrize(
+    ("listed", "origin", "status"),
+    [
+        ("https://example.org", "https://example.org", 200),
+        ("https://example.org", "https://evil.example", 400),
+        ("*", "https://example.org", 400),
+    ],
+)
+async def test_preflight_for_a_private_network_is_granted_to_listed_origins(
+    serve: Any, listed: str, origin: str, status: int
+) -> None:
+    asks = {
+        "Origin": origin,
+        "Access-Control-Request-Method": "POST",
+        "Access-Control-Request-Private-Network": "true",
+    }
+    async with serve(cors_origins=listed) as service:
+        preflight = await service.client.options("/sentiment", headers=asks)
+    assert preflight.status_code == status
+    if status == 200:
+        assert preflight.headers["access-control-allow-private-network"] == "true"
+        assert preflight.headers["access-control-allow-origin"] == origin
+
+
 async def test_request_that_draining_has_no_time_for_gets_503(serve: Any, backend: Any) -> None:
     async with serve() as service:
         backend.gate.clear()

@@ -56,11 +56,20 @@ def test_lists_are_split_at_commas() -> None:
 
 
 def test_origins_are_as_browsers_send_them() -> None:
-    given = "https://Example.org/, http://localhost:3000,*"
+    given = (
+        "https://Example.org/, http://localhost:3000,*,null,https://example.com:443,http://example.com:80,"
+        "https://example.com:80,http://[::1]:8080,chrome-extension://abcdef"
+    )
     assert Settings.read({"BERT_CORS_ORIGINS": given}).cors_origins == (
         "https://example.org",
         "http://localhost:3000",
         "*",
+        "null",
+        "https://example.com",
+        "http://example.com",
+        "https://example.com:80",
+        "http://[::1]:8080",
+        "chrome-extension://abcdef",
     )
 
 
@@ -97,7 +106,12 @@ def test_access_is_a_word_or_a_switch(value: str, access: str) -> None:
         ("BERT_ALLOWED_HOSTS", "https://example.org"),
         ("BERT_ALLOWED_HOSTS", "*"),
         ("BERT_CORS_ORIGINS", "example.org"),
+        ("BERT_CORS_ORIGINS", "localhost:3000"),
         ("BERT_CORS_ORIGINS", "https://example.org/page"),
+        ("BERT_CORS_ORIGINS", "https://example.org//"),
+        ("BERT_CORS_ORIGINS", "https://*.example.org"),
+        ("BERT_CORS_ORIGINS", "https://example.org:port"),
+        ("BERT_CORS_ORIGINS", "https://bücher.example"),
     ],
 )
 def test_impossible_value_is_named(name: str, value: str) -> None:
