@@ -104,6 +104,9 @@ class Settings(BaseModel):
         30_000, ge=1, description="deadline of a request; X-Request-Timeout-Ms can shorten it"
     )
     drain_seconds: float = Field(25, ge=0, description="after SIGTERM, the time that accepted requests have to finish")
+    keep_alive_seconds: int = Field(
+        75, ge=1, description="seconds until an idle connection is closed; longer than the load balancer's idle time"
+    )
     api_keys_file: Path | None = Field(
         None, description="file with the API keys, in place of BERT_API_KEYS; one a line"
     )
