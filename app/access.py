@@ -1,4 +1,5 @@
-"""Who may ask: one of the API keys, as a bearer token; where a browser comes, also as a password."""
+"""Who may ask: one of the API keys, as a bearer token; where a browser comes, also as a password. And by which
+names the service may be addressed."""
 
 from __future__ import annotations
 
@@ -6,11 +7,13 @@ import base64
 import binascii
 import logging
 import secrets
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
+from ipaddress import ip_address
+from urllib.parse import urlsplit
 
 from fastapi import Request
 
-from app.errors import UnauthorizedError
+from app.errors import HostNotAllowedError, UnauthorizedError
 from app.settings import Settings
 
 HOW_TO_SEND_A_KEY = "send an API key: Authorization: Bearer <key>"
@@ -24,6 +27,23 @@ def announce(settings: Settings, environ: Mapping[str, str]) -> None:
         logger.warning("%s is no setting and has no effect; %s is", name, meant)
     keys = len(settings.api_keys)
     logger.info("the tasks ask for %s", f"one of {keys} API keys" if keys else "no API key")
+
+
+def check_host(given: str, allowed: Collection[str]) -> None:
+    """Check the `Host` header against names such as `example.org` and `*.example.org`; none of them allows all.
+
+    An IP address passes: DNS rebinding, which this is against, needs a name, and probes have no other.
+
+    Raises:
+        HostNotAllowedError: it is none of these.
+    """
+    try:
+        host = urlsplit(f"//{given}").hostname or ""
+        if not allowed or any(host == name or (name[0] == "*" and host.endswith(name[1:])) for name in allowed):
+            return
+        ip_address(host)
+    except ValueError:
+        raise HostNotAllowedError("BERT_ALLOWED_HOSTS does not list this host") from None
 
 
 def check_key(request: Request) -> None:
@@ -83,5 +103,5 @@ def _password(given: str) -> bytes:
 
 
 def _is_key(request: Request, given: bytes) -> bool:
-    matches = [secrets.compare_digest(given, key.encode()) for key in _settings(request).api_keys]
+    matches = [secrets.compare_digest(given, key.get_secret_value().encode()) for key in _settings(request).api_keys]
     return any(matches)  # all of them were compared: constant time

@@ -8,6 +8,8 @@ refusals the app must see: for instance those of other sites' pages, and those t
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from fastapi import FastAPI, Request, Response
 from starlette.types import Scope
@@ -20,8 +22,10 @@ from app.errors import (
     InvalidRequestError,
     ServiceError,
     TooLargeError,
+    TooManyBytesError,
     UnsupportedMediaTypeError,
 )
+from app.metrics import Metrics
 from app.problems import problem_response
 from app.request_ids import request_id_of
 from app.settings import Settings
@@ -34,6 +38,40 @@ TASKS = {
     "/hf/text-classification": "sentiment",
 }
 """What is admitted, by path."""
+
+
+_BUFFERED_BYTES = 64 * 1024
+"""Uvicorn buffers this much of any body, so a body of this size needs no reservation."""
+
+
+class Uploads:
+    """Bytes of the bodies that are being received, at most `limit`; a larger body has to come alone."""
+
+    def __init__(self, limit: int, metrics: Metrics) -> None:
+        self.reserved = 0
+        self._limit = limit
+        self._metrics = metrics
+
+    def check(self, size: int) -> None:
+        """Check that a body of `size` bytes may come.
+
+        Raises:
+            TooManyBytesError: other bodies leave no room for it.
+        """
+        if size > _BUFFERED_BYTES and self.reserved and self.reserved + size > self._limit:
+            self._metrics.refused()
+            raise TooManyBytesError
+
+    @contextmanager
+    def reserve(self, size: int) -> Iterator[None]:
+        """Reserve `size` bytes while a body is received. Raises what `check` raises."""
+        self.check(size)
+        held = size if size > _BUFFERED_BYTES else 0
+        self.reserved += held
+        try:
+            yield
+        finally:
+            self.reserved -= held
 
 
 def task_of(scope: Scope) -> str | None:
@@ -63,14 +101,15 @@ def refusal(app: FastAPI, target: bytes, scope: Scope) -> Response | None:
 
 
 def admit(request: Request) -> None:
-    """Note the `deadline` in the request's scope (`time.monotonic()`).
+    """Note the `deadline` (`time.monotonic()`) and the `body_bytes` to reserve in the request's scope.
 
     Raises:
         UnauthorizedError: no key came, or a wrong one.
         UnavailableError: the service is loading, draining or broken.
         InvalidRequestError: its timeout is none.
-        UnsupportedMediaTypeError: it says that it is no JSON, or compressed.
+        UnsupportedMediaTypeError: it does not say that it is JSON, or says that it is compressed.
         TooLargeError: it says that its body is.
+        TooManyBytesError: too many bytes are being uploaded.
         QueueFullError: too much is waiting.
         DeadlineExceededError: too much for the deadline that the caller asked for.
     """
@@ -80,8 +119,11 @@ def admit(request: Request) -> None:
     engine.check_open()
     deadline = _deadline(request, settings.request_timeout_ms / 1000)
     _check_media_type(request)
-    engine.check_backlog(_declared_bytes(request, settings.max_body_bytes), deadline)
-    request.scope["deadline"] = deadline
+    declared = _declared_bytes(request, settings.max_body_bytes)
+    body_bytes = settings.max_body_bytes if declared is None else declared
+    request.app.state.uploads.check(body_bytes)
+    engine.check_backlog(declared or 0, deadline)
+    request.scope["deadline"], request.scope["body_bytes"] = deadline, body_bytes
 
 
 def _is_cross(scope: Scope) -> bool:
@@ -108,23 +150,20 @@ def _deadline(request: Request, limit: float) -> float:
 
 
 def _check_media_type(request: Request) -> None:
-    """JSON as it is, or nothing said at all."""
+    """JSON as it is. A missing type is refused as well: browsers send such a body without a preflight."""
     if request.headers.get("content-encoding", "identity").strip().lower() != "identity":
         raise UnsupportedMediaTypeError("send the body as it is, without Content-Encoding")
-    given = request.headers.get("content-type")
-    if given is None:
-        return
-    media_type = given.partition(";")[0].strip().lower()
+    media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if media_type != "application/json" and not (
         media_type.startswith("application/") and media_type.endswith("+json")
     ):
         raise UnsupportedMediaTypeError("send JSON with the header Content-Type: application/json")
 
 
-def _declared_bytes(request: Request, limit: int) -> int:
-    """Of the body; 0 if they are not declared."""
-    given = request.headers.get("content-length", "").lstrip("0")
-    declared = int(given) if given.isdecimal() else 0
-    if declared > limit:
+def _declared_bytes(request: Request, limit: int) -> int | None:
+    """The body's size; None if it is not declared."""
+    given = request.headers.get("content-length", "")
+    declared = int(given.lstrip("0") or "0") if given.isdecimal() else None
+    if declared is not None and declared > limit:
         raise TooLargeError(f"the body has {declared} bytes, the limit is {limit}")
     return declared

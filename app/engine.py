@@ -423,10 +423,6 @@ class Engine:
         deadline: float,
         measure: Callable[[Sequence[Query]], int] = lambda _: 0,
     ) -> Reply[Result]:
-        if len(inputs) > self._settings.max_client_batch:
-            raise TooLargeError(
-                f"the request has {len(inputs)} inputs, one may carry {self._settings.max_client_batch}"
-            )
         began = time.monotonic()
         queries = await self._tokenize(inputs, read, served.config.max_position_embeddings, deadline)
         size = measure(queries)

@@ -2,13 +2,15 @@
 
 ServiceError
 ├── NotJSONError                 the body is not JSON
-├── UnsupportedMediaTypeError    the body claims to be something else than JSON
+├── UnsupportedMediaTypeError    the body is not declared as JSON
+├── HostNotAllowedError          the `Host` header names none of the allowed hosts
 ├── UnauthorizedError            no API key, or a wrong one
 ├── InvalidRequestError          JSON that does not fit the schema
 ├── InvalidInputError            a text that has no answer; wraps a `model.errors.TextError`
 ├── TooLargeError                body, inputs, tokens or answer beyond a limit
 ├── TaskNotServedError           the loaded checkpoint has no head for this
 ├── QueueFullError               refused before it was started
+├── TooManyBytesError            refused before its body was read
 ├── DeadlineExceededError        too late to be of use
 ├── CallerGoneError              nobody is listening any more
 ├── UnavailableError             loading, draining or broken
@@ -39,7 +41,11 @@ class NotJSONError(ServiceError):
 
 
 class UnsupportedMediaTypeError(ServiceError):
-    """The body claims to be something else than JSON."""
+    """The body is not declared as JSON."""
+
+
+class HostNotAllowedError(ServiceError):
+    """The `Host` header names none of the allowed hosts."""
 
 
 class UnauthorizedError(ServiceError):
@@ -82,6 +88,15 @@ class QueueFullError(ServiceError):
         reason = "what waits already would take beyond this request's deadline" if late else "the queue is full"
         super().__init__(f"{reason}; try again in {retry_after} s")
         self.retry_after = retry_after
+
+
+class TooManyBytesError(ServiceError):
+    """Too many bytes are being uploaded; the request was not started."""
+
+    retry_after = 1
+
+    def __init__(self) -> None:
+        super().__init__(f"too many bytes are being uploaded; try again in {self.retry_after} s")
 
 
 class DeadlineExceededError(ServiceError):

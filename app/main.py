@@ -13,6 +13,7 @@ from fastapi import FastAPI
 from fastapi.middleware.cors import CORSMiddleware
 
 from app import openapi, problems, traces
+from app.admission import Uploads
 from app.engine import Engine
 from app.logs import log_config
 from app.metrics import Metrics
@@ -61,6 +62,7 @@ def create_app(settings: Settings, backend: Backend | None = None) -> FastAPI:
         telemetry=traces.CONFIG,
     )
     app.state.settings, app.state.engine, app.state.metrics = settings, engine, metrics
+    app.state.uploads = Uploads(settings.max_upload_bytes, metrics)
     for routes in (fill_mask, next_sentence, sentiment, hugging_face, operations):
         app.router.routes.extend(routes.router.routes)  # `include_router` costs 50 us per request to match
     if settings.metrics != "off":
@@ -76,9 +78,10 @@ def create_app(settings: Settings, backend: Backend | None = None) -> FastAPI:
             allow_origins=settings.cors_origins,
             allow_methods=["GET", "POST"],
             allow_headers=["*"],  # Hugging Face's client names User-Agent, tracers bring traceparent
+            allow_private_network="*" not in settings.cors_origins,  # Chrome asks before it calls a local address
             expose_headers=["X-Request-ID", "Server-Timing", "Retry-After"],
         )
-    app.add_middleware(Envelope, engine=engine, metrics=metrics)  # the outermost
+    app.add_middleware(Envelope, engine=engine, metrics=metrics, settings=settings)  # the outermost
     return app
 
 

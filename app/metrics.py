@@ -39,7 +39,7 @@ class Metrics:
         self._batch_tokens = Histogram("bert_batch_tokens", "Tokens in one batch.", buckets=_TOKENS, registry=registry)
         self._refused = Counter(
             "bert_requests_refused",
-            "Requests refused because the queue was full, or too long for the server's deadline.",
+            "Requests refused with 429: the queue was full or too long, or too many bytes were being uploaded.",
             registry=registry,
         )
         self._expired = Counter(

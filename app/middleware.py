@@ -7,16 +7,18 @@ import logging
 from ipaddress import ip_address
 from urllib.parse import quote
 
-from starlette.datastructures import MutableHeaders
+from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from app import traces
+from app.access import check_host
 from app.admission import task_of
 from app.engine import Engine
-from app.errors import UnavailableError
+from app.errors import HostNotAllowedError, UnavailableError
 from app.metrics import Metrics
 from app.problems import problem_response
 from app.request_ids import request_id_of
+from app.settings import Settings
 
 logger = logging.getLogger(__name__)
 
@@ -27,12 +29,13 @@ def logs_requests() -> bool:
 
 
 class Envelope:
-    """Request id, count by status, a line in the log, and `Connection: close` while draining."""
+    """Request id, allowed hosts, count by status, a line in the log, and `Connection: close` while draining."""
 
-    def __init__(self, app: ASGIApp, engine: Engine, metrics: Metrics) -> None:
+    def __init__(self, app: ASGIApp, engine: Engine, metrics: Metrics, settings: Settings) -> None:
         self.app = app
         self.engine = engine
         self.metrics = metrics
+        self.allowed_hosts = settings.allowed_hosts
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -56,7 +59,12 @@ class Envelope:
                 _log(scope, method, status)
             await send(message)
 
-        await self.app(scope, receive, send_enveloped)
+        try:
+            check_host(Headers(scope=scope).get("host", ""), self.allowed_hosts)
+        except HostNotAllowedError as error:
+            await problem_response(error, request_id)(scope, receive, send_enveloped)
+        else:
+            await self.app(scope, receive, send_enveloped)
 
 
 class Unforeseen:

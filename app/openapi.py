@@ -21,7 +21,10 @@ from model.errors import TextTooLongError
 
 _EXAMPLE_ID = "5d3e8f02c61ba794"
 _PROBLEMS: dict[int, tuple[str, errors.ServiceError]] = {
-    400: ("The body is not JSON.", errors.NotJSONError("Invalid JSON: EOF while parsing a value")),
+    400: (
+        "The body is not JSON, or the `Host` is not allowed.",
+        errors.NotJSONError("Invalid JSON: EOF while parsing a value"),
+    ),
     401: (
         "API keys are configured, and none or a wrong one came.",
         errors.UnauthorizedError(HOW_TO_SEND_A_KEY),
@@ -35,7 +38,7 @@ _PROBLEMS: dict[int, tuple[str, errors.ServiceError]] = {
         errors.TooLargeError("the request has 600 inputs, one may carry 512"),
     ),
     415: (
-        "The body is not declared as JSON.",
+        "The body is not declared as JSON: no `Content-Type`, or another one.",
         errors.UnsupportedMediaTypeError("send JSON with the header Content-Type: application/json"),
     ),
     422: (
@@ -43,7 +46,8 @@ _PROBLEMS: dict[int, tuple[str, errors.ServiceError]] = {
         errors.InvalidInputError(TextTooLongError(tokens=614, limit=512), ("inputs", 3)),
     ),
     429: (
-        "The queue is full, or too long for the server's deadline; the request was not started.",
+        "The queue is full, or too long for the server's deadline, or too many bytes are being uploaded; the "
+        "request was not started.",
         errors.QueueFullError(retry_after=2),
     ),
     500: ("The model failed on this input.", errors.InferenceError()),

@@ -48,6 +48,7 @@ INTERNAL = Kind(500, "internal_error", "Something is broken here, not in the req
 # The first class of an error's own hierarchy that stands here decides.
 TABLE: dict[type[Exception], Kind] = {
     errors.NotJSONError: Kind(400, "not_json", "The body is not JSON"),
+    errors.HostNotAllowedError: Kind(400, "host_not_allowed", "The Host header names none of the allowed hosts"),
     errors.UnauthorizedError: Kind(401, "unauthorized", "A valid API key is needed"),
     errors.TaskNotServedError: Kind(404, "task_not_served", "No loaded model can do this"),
     errors.TooLargeError: Kind(413, "too_large", "The request is too large"),
@@ -61,6 +62,7 @@ TABLE: dict[type[Exception], Kind] = {
     NoMaskError: Kind(422, "no_mask", "A text has no mask"),
     UnknownTargetError: Kind(422, "unknown_target", "A target is not a token of the vocabulary"),
     errors.QueueFullError: Kind(429, "queue_full", "Too much is waiting already"),
+    errors.TooManyBytesError: Kind(429, "too_many_bytes", "Too many bytes are being uploaded"),
     errors.CallerGoneError: Kind(499, "caller_gone", "The caller closed the connection"),
     errors.InferenceError: Kind(500, "inference_failed", "The model failed on this input"),
     errors.UnavailableError: Kind(503, "unavailable", "The service cannot answer now"),
@@ -125,8 +127,8 @@ def _faults(error: Exception) -> list[errors.FieldError]:
 
 
 def _headers(error: Exception) -> dict[str, str]:
-    if isinstance(error, errors.QueueFullError | errors.UnavailableError | errors.DeadlineExceededError):
-        return {} if error.retry_after is None else {"Retry-After": str(error.retry_after)}
+    if retry_after := getattr(error, "retry_after", None):
+        return {"Retry-After": str(retry_after)}
     if isinstance(error, errors.UnauthorizedError):
         return {"WWW-Authenticate": error.challenge}
     if isinstance(error, HTTPException):

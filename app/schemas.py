@@ -8,13 +8,11 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag
+from pydantic import BaseModel, ConfigDict, Discriminator, Field, StrictBool, StrictInt, Tag
 from typing_extensions import TypeAliasType
 
 from app.responses import LabelPrediction, TokenPrediction
 
-# Whatever the settings say. Without a bound, all of a million wrong inputs would be gone through.
-MAX_INPUTS = 65_536
 MAX_TOP_K = 100
 MAX_TARGETS = 100
 
@@ -33,7 +31,7 @@ def _string_or_pair(value: object) -> str:
 
 
 class _Strict(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True)
 
 
 def _examples(*examples: dict[str, Any]) -> ConfigDict:
@@ -48,7 +46,7 @@ class TextPair(_Strict):
 
 
 OneOrMany = Annotated[
-    Annotated[T, Tag("one")] | Annotated[list[T], Field(min_length=1, max_length=MAX_INPUTS), Tag("many")],
+    Annotated[T, Tag("one")] | Annotated[list[T], Field(min_length=1, fail_fast=True), Tag("many")],
     Discriminator(_one_or_many),
 ]
 TextOrPair = TypeAliasType(
@@ -56,7 +54,7 @@ TextOrPair = TypeAliasType(
     Annotated[Annotated[str, Tag("string")] | Annotated[TextPair, Tag("pair")], Discriminator(_string_or_pair)],
 )
 Truncate = Annotated[
-    bool,
+    StrictBool,
     Field(description="Cut an input that is longer than the model's limit, instead of refusing it. Default: no."),
 ]
 Target = Annotated[str, Field(min_length=1, max_length=200)]
@@ -71,7 +69,7 @@ class Parameters(_Strict):
 class FillMaskParameters(Parameters):
     """Parameters of fill-mask."""
 
-    top_k: int | None = Field(
+    top_k: StrictInt | None = Field(
         None,
         ge=1,
         le=MAX_TOP_K,
@@ -81,6 +79,7 @@ class FillMaskParameters(Parameters):
         None,
         min_length=1,
         max_length=MAX_TARGETS,
+        fail_fast=True,
         description="Score these words only; each must be a single token of the vocabulary.",
     )
 
@@ -88,7 +87,7 @@ class FillMaskParameters(Parameters):
 class SentimentParameters(Parameters):
     """Parameters of sentiment."""
 
-    top_k: int | None = Field(None, ge=1, le=MAX_TOP_K, description="Labels to return. Default: all.")
+    top_k: StrictInt | None = Field(None, ge=1, le=MAX_TOP_K, description="Labels to return. Default: all.")
 
 
 class FillMaskRequest(_Strict):

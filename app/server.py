@@ -170,7 +170,7 @@ def run_worker(
         log_config=log_config(settings.log_format, settings.log_level),
         server_header=False,
         backlog=4096,
-        timeout_keep_alive=75,
+        timeout_keep_alive=settings.keep_alive_seconds,
         timeout_graceful_shutdown=1,  # by then the drain is over
     )
     if settings.workers == 1:

@@ -14,18 +14,20 @@ from pydantic import (
     BeforeValidator,
     ConfigDict,
     Field,
+    SecretStr,
     TypeAdapter,
     ValidationError,
     ValidationInfo,
     field_validator,
 )
 
-from app.schemas import MAX_INPUTS
-
 PREFIX = "BERT_"
 
-_ORIGIN = re.compile(r"\*|null|[a-z][a-z0-9+.-]*://[^/?#@\s]+")
-"""As browsers send it, or anybody's"""
+_HOST = re.compile(r"(\*\.)?[a-z0-9_-]+(\.[a-z0-9_-]+)*")
+_ORIGIN = re.compile(r"\*|null|([a-z][a-z0-9+.-]*)://([a-z0-9._-]+|\[[0-9a-f:.]+\])(:[1-9][0-9]{0,4})?")
+"""As browsers send it, or `*` for all: scheme, host in ASCII, port."""
+_DEFAULT_PORTS = {"http": ":80", "https": ":443"}
+"""Browsers leave these out of an origin."""
 
 _WEIGHTS = Path(__file__).parents[1] / "model" / "weights"  # beside `app` in a checkout and in a wheel
 
@@ -38,8 +40,8 @@ def _split(value: object) -> object:
     if not isinstance(value, str):
         return value
     parts = [part.strip() for part in value.split(",") if part.strip()]
-    if value and not parts:
-        raise ValueError("names nothing")  # an empty list of keys would let everybody in
+    if not parts:
+        raise ValueError("names nothing: unset it, or name something")  # no keys would let everybody in
     return parts
 
 
@@ -52,6 +54,7 @@ def _as_access(value: object) -> object:
 
 
 Names = Annotated[tuple[str, ...], BeforeValidator(_split)]
+Secrets = Annotated[tuple[SecretStr, ...], BeforeValidator(_split)]
 Access = Annotated[Literal["open", "key", "off"], BeforeValidator(_as_access)]
 
 
@@ -90,15 +93,29 @@ class Settings(BaseModel):
         ge=1,
         description="tokens that may wait; beyond it, or beyond what is computed in time, requests get 429",
     )
-    max_client_batch: int = Field(512, ge=1, le=MAX_INPUTS, description="inputs that one request may carry")
+    max_client_batch: int = Field(512, ge=1, le=65_536, description="inputs that one request may carry")
     max_body_bytes: int = Field(2 * 1024 * 1024, ge=1, description="bytes that one request body may have")
+    max_upload_bytes: int = Field(
+        32 * 1024 * 1024,
+        ge=1,
+        description="bytes that bodies over 64 KiB may have together while they are being sent; beyond it, 429",
+    )
     request_timeout_ms: int = Field(
         30_000, ge=1, description="deadline of a request; X-Request-Timeout-Ms can shorten it"
     )
     drain_seconds: float = Field(25, ge=0, description="after SIGTERM, the time that accepted requests have to finish")
-    api_keys: Names = Field(
+    keep_alive_seconds: int = Field(
+        75, ge=1, description="seconds until an idle connection is closed; longer than the load balancer's idle time"
+    )
+    api_keys_file: Path | None = Field(
+        None, description="file with the API keys, in place of BERT_API_KEYS; one a line"
+    )
+    api_keys: Secrets = Field(
         (),
-        description="comma-separated; with any, the tasks and /hf/* ask for one (health and info do not)",
+        description="comma-separated; with any, the tasks and /hf/* ask for one (health and info do not); not empty",
+    )
+    allowed_hosts: Names = Field(
+        (), description="comma-separated Host names to answer to, like *.example.org; none for all. IP addresses always"
     )
     cors_origins: Names = Field((), description="comma-separated origins that browsers may call from; * for all")
     docs: Access = Field(
@@ -111,34 +128,56 @@ class Settings(BaseModel):
         "info", description="debug also logs one line per request"
     )
 
+    @field_validator("api_keys", mode="before")
+    @classmethod
+    def _read_keys(cls, given: object, info: ValidationInfo) -> object:
+        if (file := info.data.get("api_keys_file")) is None:
+            return given
+        if given != ():
+            raise ValueError(f"set either this or {PREFIX}API_KEYS_FILE")
+        try:
+            return file.read_text(encoding="utf-8").replace("\n", ",")
+        except (OSError, UnicodeDecodeError):
+            raise ValueError(f"cannot read the file {file} of {PREFIX}API_KEYS_FILE as text") from None
+
+    @field_validator("allowed_hosts")
+    @classmethod
+    def _are_hosts(cls, hosts: tuple[str, ...]) -> tuple[str, ...]:
+        given = tuple(host.lower() for host in hosts)
+        for host in given:
+            if not _HOST.fullmatch(host):
+                raise ValueError(f"{host!r} is not a host name: write example.org or *.example.org, without a port")
+        return given
+
     @field_validator("cors_origins")
     @classmethod
     def _are_origins(cls, origins: tuple[str, ...]) -> tuple[str, ...]:
-        given = tuple(origin.removesuffix("/").lower() for origin in origins)
-        for origin in given:
-            if not _ORIGIN.fullmatch(origin):
-                raise ValueError(f"{origin!r} is no origin: write it like https://example.org")
-        return given
+        known = []
+        for origin in origins:
+            if not (match := _ORIGIN.fullmatch(origin.removesuffix("/").lower())):
+                raise ValueError(f"{origin!r} is not an origin that browsers send: write it like https://example.org")
+            known.append(match[0].removesuffix(_DEFAULT_PORTS.get(match[1], "")))
+        return tuple(known)
 
     @field_validator("docs", "metrics")
     @classmethod
     def _has_keys(cls, access: str, info: ValidationInfo) -> str:
         if access == "key" and not info.data.get("api_keys"):
-            raise ValueError(f"needs keys in {PREFIX}API_KEYS")
+            raise ValueError(f"needs keys in {PREFIX}API_KEYS or {PREFIX}API_KEYS_FILE")
         return access
 
     @classmethod
     def read(cls, environ: Mapping[str, str], flags: Mapping[str, str] | None = None) -> Settings:
-        """Defaults, overridden by the environment, overridden by flags.
+        """Defaults, overridden by the environment, overridden by flags. An empty value counts as none, except
+        empty keys: they would let everybody in.
 
         Raises:
             SettingsError: names every variable whose value cannot be used.
         """
-        given = {
-            name: environ[PREFIX + name.upper()] for name in cls.model_fields if environ.get(PREFIX + name.upper())
-        }
+        variables = {name: environ.get(PREFIX + name.upper()) for name in cls.model_fields}
+        given = [(name, value) for source in (variables, flags or {}) for name, value in source.items()]
         try:
-            return cls.model_validate(given | dict(flags or {}))
+            return cls.model_validate({n: value for n, value in given if value or (n == "api_keys" and value == "")})
         except ValidationError as error:
             raise SettingsError("; ".join(map(_explain, error.errors()))) from None
 
@@ -153,8 +192,7 @@ class Settings(BaseModel):
     @classmethod
     def from_command_line(cls, arguments: Sequence[str], environ: Mapping[str, str]) -> Settings:
         """Settings of `bert-serve [flags]`."""
-        flags = vars(_parser().parse_args(arguments))
-        return cls.read(environ, {name: value for name, value in flags.items() if value})
+        return cls.read(environ, vars(_parser().parse_args(arguments)))
 
 
 def _explain(error: Any) -> str:
@@ -177,6 +215,6 @@ def _parser() -> argparse.ArgumentParser:
             "--" + name.replace("_", "-"),
             dest=name,
             metavar="X",
-            help=f"{field.description} [{PREFIX}{name.upper()}, default: {'none' if shown == '' else shown}]",
+            help=f"{field.description} [{PREFIX}{name.upper()}, default: {'none' if shown in ('', None) else shown}]",
         )
     return parser

@@ -13,10 +13,15 @@ import pytest
 from fastapi import Response
 from starlette.types import Receive, Scope, Send
 
+from app.admission import Uploads
+from app.errors import TooManyBytesError
+from app.metrics import Metrics
 from app.middleware import Envelope
 from tests.app.conftest import PATIENCE
 
-KEY = {"Authorization": "Bearer abcdefghijklmnop"}
+JSON = {"Content-Type": "application/json"}
+JSON_POST = b"POST /sentiment HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+KEY = JSON | {"Authorization": "Bearer abcdefghijklmnop"}
 GUARDED = {"api_keys": "abcdefghijklmnop", "max_body_bytes": 1000}
 guarded = pytest.mark.parametrize("url", [GUARDED], indirect=True)
 BROWSER = {"Origin": "https://example.org"}
@@ -25,6 +30,7 @@ with_browsers = pytest.mark.parametrize("url", [GUARDED | {"cors_origins": BROWS
 REFUSED: dict[str, tuple[dict[str, str], bytes, int]] = {
     "no key": ({}, b"{}", 401),
     "a wrong key": ({"Authorization": "Bearer ponmlkjihgfedcba"}, b"{}", 401),
+    "no type": ({"Authorization": KEY["Authorization"]}, b"{}", 415),
     "no JSON": (KEY | {"Content-Type": "text/plain"}, b"good", 415),
     "compressed": (KEY | {"Content-Encoding": "gzip"}, b"good", 415),
     "no timeout": (KEY | {"X-Request-Timeout-Ms": "soon"}, b"{}", 422),
@@ -84,7 +90,7 @@ def test_browser_may_read_its_refusal(url: str) -> None:
     assert (answer.status_code, answer.headers["access-control-allow-origin"]) == (401, BROWSER["Origin"])
 
 
-POST = b"POST /sentiment HTTP/1.1\r\nHost: x\r\nContent-Length: "
+POST = JSON_POST + b"Content-Length: "
 
 
 @pytest.mark.parametrize("url", [{"max_queue_tokens": 20}], indirect=True)
@@ -152,9 +158,12 @@ def test_refusals_that_nobody_reads_are_not_heaped_up(url: str) -> None:
     assert int(refusals[1]) < 100_000
 
 
-def until_counted(url: str, line: str) -> None:
+def until_counted(url: str, line: str, sending: bytes = b"") -> None:
+    """Wait until the metrics have a line; `sending`: with a request before each look."""
     end = time.monotonic() + PATIENCE
     while line not in httpx.get(url + "/metrics", timeout=PATIENCE).text:
+        if sending:
+            httpx.post(url + "/sentiment", content=sending, headers=JSON, timeout=PATIENCE)
         assert time.monotonic() < end
         time.sleep(0.01)
 
@@ -167,3 +176,48 @@ def receive(connection: socket.socket, answers: int) -> bytes:
         assert part, received
         received += part
     return received
+
+
+def test_uploads_beyond_the_limit_are_refused_until_others_end() -> None:
+    uploads = Uploads(300_000, Metrics())
+    with uploads.reserve(200_000):
+        with pytest.raises(TooManyBytesError), uploads.reserve(100_001):
+            raise AssertionError
+        with uploads.reserve(100_000), uploads.reserve(65_536):
+            assert uploads.reserved == 300_000
+        assert uploads.reserved == 200_000
+    with uploads.reserve(1_000_000):  # alone, any size may come
+        assert uploads.reserved == 1_000_000
+    assert uploads.reserved == 0
+
+
+@pytest.mark.parametrize("url", [{"request_timeout_ms": 1000, "max_upload_bytes": 100_000}], indirect=True)
+@pytest.mark.parametrize("length", [b"Content-Length: 100000", b"Transfer-Encoding: chunked"])
+@pytest.mark.parametrize(
+    ("then", "statuses"),
+    [
+        ("disconnect", []),
+        ("stall", [b"504"]),
+        ("complete", [b"400"]),
+        ("break", [b"400"]),
+    ],
+)
+def test_uploads_release_their_reservation_however_they_end(
+    url: str, length: bytes, then: str, statuses: list[bytes]
+) -> None:
+    chunked = length.endswith(b"chunked")
+    with socket.create_connection(("127.0.0.1", int(url.rsplit(":", 1)[1])), timeout=PATIENCE) as connection:
+        connection.sendall(JSON_POST + length + b"\r\n\r\n" + (b"186a0\r\n" if chunked else b"") + b"x" * 90_000)
+        until_counted(url, "bert_requests_refused_total 1.0", sending=b"x" * 70_000)
+        if then == "complete":
+            connection.sendall(b"x" * 10_000 + (b"\r\n0\r\n\r\n" if chunked else b""))
+        elif then == "break":
+            connection.sendall(b"x" * 10_000 + b"no request, and no chunk\r\n\r\n")
+        received = b""
+        while then != "disconnect" and b"HTTP/1.1 " not in received:
+            received = connection.recv(1 << 16)
+    assert re.findall(rb"HTTP/1.1 (\d+)", received)[:1] == statuses
+    end = time.monotonic() + PATIENCE
+    while httpx.post(url + "/sentiment", content=b"x" * 70_000, headers=JSON, timeout=PATIENCE).status_code == 429:
+        assert time.monotonic() < end
+        time.sleep(0.01)

@@ -235,12 +235,6 @@ async def test_many_predictions_are_put_together_in_the_order_of_the_inputs(back
     assert all(len(result.masks[0].predictions) == 50 for result in reply.results)
 
 
-async def test_too_many_inputs_are_too_large(backend: Any) -> None:
-    async with running(backend, max_client_batch=2) as engine:
-        with pytest.raises(TooLargeError, match="3 inputs"):
-            await engine.sentiment(["a"] * 3, deadline=soon())
-
-
 async def test_answer_beyond_all_measure_is_refused_before_compute(
     backend: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -15,6 +15,7 @@ import pytest
 from tests.app.process import PATIENCE, Process, running
 
 PATHS = ["/fill-mask", "/next-sentence", "/sentiment", "/hf/fill-mask", "/hf/text-classification"]
+JSON = {"Content-Type": "application/json"}
 BODIES = 10_000
 AT_ONCE = 16
 
@@ -123,7 +124,7 @@ async def test_every_body_is_answered(service: Process, path: str) -> None:
         async with httpx.AsyncClient(base_url=service.url, timeout=PATIENCE) as client:
             while bodies:
                 sent = bodies.pop()
-                answer = await client.post(path, content=sent)
+                answer = await client.post(path, content=sent, headers=JSON)
                 statuses[answer.status_code] += 1
                 if answer.status_code == 200:
                     answer.json()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gzip
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from app.errors import CallerGoneError
 from app.json_route import while_connected
 
 GOOD = {"inputs": "good"}
+JSON = {"Content-Type": "application/json"}
 
 
 @pytest.mark.parametrize(
@@ -27,10 +29,12 @@ async def test_json_by_any_name_is_read(serve: Any, media_type: str) -> None:
     assert answer.status_code == 200
 
 
-async def test_body_without_a_declared_type_is_read_as_json(serve: Any) -> None:
+async def test_body_without_a_declared_type_is_refused(serve: Any) -> None:
+    """A browser sends one to other sites without a preflight."""
     async with serve() as service:
         answer = await service.client.post("/sentiment", content=b'{"inputs":"good"}')
-    assert answer.status_code == 200
+    assert (answer.status_code, answer.json()["code"]) == (415, "unsupported_media_type")
+    assert "Content-Type: application/json" in answer.json()["detail"]
 
 
 @pytest.mark.parametrize("media_type", ["text/plain", "application/x-www-form-urlencoded", "text/json", ""])
@@ -45,7 +49,7 @@ async def test_other_media_types_are_refused(serve: Any, media_type: str) -> Non
 async def test_compressed_body_is_refused_as_such(serve: Any) -> None:
     async with serve() as service:
         packed = gzip.compress(b'{"inputs":"good"}')
-        answer = await service.client.post("/sentiment", content=packed, headers={"Content-Encoding": "gzip"})
+        answer = await service.client.post("/sentiment", content=packed, headers=JSON | {"Content-Encoding": "gzip"})
         plain = await service.client.post("/sentiment", json=GOOD, headers={"Content-Encoding": "identity"})
     assert (answer.status_code, answer.json()["code"]) == (415, "unsupported_media_type")
     assert "Content-Encoding" in answer.json()["detail"]
@@ -56,7 +60,7 @@ async def test_byte_order_mark_is_passed_over_and_another_encoding_told(serve: A
     text = '{"inputs": "é good"}'
     async with serve() as service:
         marked, *others = [
-            await service.client.post("/sentiment", content=text.encode(encoding))
+            await service.client.post("/sentiment", content=text.encode(encoding), headers=JSON)
             for encoding in ("utf-8-sig", "utf-16", "latin-1")
         ]
     assert marked.status_code == 200
@@ -68,7 +72,9 @@ async def test_byte_order_mark_is_passed_over_and_another_encoding_told(serve: A
 async def test_what_only_javascript_calls_a_number_is_no_json(serve: Any, literal: str) -> None:
     async with serve() as service:
         answers = [
-            await service.client.post(path, content=f'{{"inputs": "[MASK]", "parameters": {{"a": {literal}}}}}')
+            await service.client.post(
+                path, content=f'{{"inputs": "[MASK]", "parameters": {{"a": {literal}}}}}', headers=JSON
+            )
             for path in ("/fill-mask", "/hf/fill-mask")
         ]
         word = await service.client.post("/sentiment", json={"inputs": f"not {literal}"})
@@ -82,7 +88,7 @@ async def test_declared_size_is_refused_before_the_body_is_read(serve: Any) -> N
         yield b""
 
     async with serve(max_body_bytes=100) as service:
-        answer = await service.client.post("/sentiment", content=body(), headers={"Content-Length": "101"})
+        answer = await service.client.post("/sentiment", content=body(), headers=JSON | {"Content-Length": "101"})
     assert answer.status_code == 413
 
 
@@ -96,7 +102,7 @@ async def test_undeclared_size_is_refused_when_it_passes_the_limit(serve: Any) -
             yield b"x" * 10
 
     async with serve(max_body_bytes=100) as service:
-        answer = await service.client.post("/sentiment", content=body())
+        answer = await service.client.post("/sentiment", content=body(), headers=JSON)
     assert answer.status_code == 413
     assert sent < 200
 
@@ -109,7 +115,7 @@ async def test_body_that_does_not_end_meets_the_deadline(serve: Any) -> None:
         await never.wait()
 
     async with serve(request_timeout_ms=20) as service:
-        answer = await service.client.post("/sentiment", content=body())
+        answer = await service.client.post("/sentiment", content=body(), headers=JSON)
     assert answer.status_code == 504
 
 
@@ -197,7 +203,7 @@ async def call(app: Any, body: bytes, leaves: asyncio.Event) -> int:
         "path": "/sentiment",
         "raw_path": b"/sentiment",
         "query_string": b"",
-        "headers": [],
+        "headers": [(b"content-type", b"application/json")],
         "asgi": {"version": "3.0"},
         "http_version": "1.1",
         "scheme": "http",
@@ -301,6 +307,17 @@ async def test_key_must_be_one_of_the_configured(serve: Any, header: str, status
     if status == 401:
         wrong = header.lower().startswith("bearer ") and header.split()[1:]
         assert ("none of the service's" if wrong else "Authorization: Bearer <key>") in answer.json()["detail"]
+
+
+async def test_keys_from_a_file_are_asked_for(serve: Any, tmp_path: Path) -> None:
+    file = tmp_path / "keys"
+    file.write_text("first\nsecond\n", encoding="utf-8")
+    async with serve(api_keys_file=file) as service:
+        answers = [
+            await service.client.post("/sentiment", json=GOOD, headers={"Authorization": f"Bearer {key}"})
+            for key in ("second", "third")
+        ]
+    assert [answer.status_code for answer in answers] == [200, 401]
 
 
 async def test_health_needs_no_key(serve: Any) -> None:

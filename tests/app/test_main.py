@@ -114,6 +114,6 @@ async def test_no_body_breaks_the_service(serve: Any, pretrained: Any, sentiment
     backend = TorchBackend(pretrained, sentiment, device="cpu", dtype="float32", threads=1)
     async with serve(backend) as service:
         for body in MUTATIONS:
-            answer = await service.client.post(path, content=body)
+            answer = await service.client.post(path, content=body, headers={"Content-Type": "application/json"})
             assert answer.status_code in (200, 400, 413, 422), (body[:60], answer.text)
             answer.json()

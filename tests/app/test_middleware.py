@@ -132,6 +132,30 @@ async def test_preflight_of_a_browser_is_no_request_to_a_task(serve: Any) -> Non
         assert "bert_requests_total{" not in (await service.client.get("/metrics")).text
 
 
+@pytest.mark.parametrize(
+    ("listed", "origin", "status"),
+    [
+        ("https://example.org", "https://example.org", 200),
+        ("https://example.org", "https://evil.example", 400),
+        ("*", "https://example.org", 400),
+    ],
+)
+async def test_preflight_for_a_private_network_is_granted_to_listed_origins(
+    serve: Any, listed: str, origin: str, status: int
+) -> None:
+    asks = {
+        "Origin": origin,
+        "Access-Control-Request-Method": "POST",
+        "Access-Control-Request-Private-Network": "true",
+    }
+    async with serve(cors_origins=listed) as service:
+        preflight = await service.client.options("/sentiment", headers=asks)
+    assert preflight.status_code == status
+    if status == 200:
+        assert preflight.headers["access-control-allow-private-network"] == "true"
+        assert preflight.headers["access-control-allow-origin"] == origin
+
+
 async def test_request_that_draining_has_no_time_for_gets_503(serve: Any, backend: Any) -> None:
     async with serve() as service:
         backend.gate.clear()
@@ -208,3 +232,31 @@ async def test_head_is_get_without_a_body(serve: Any, path: str) -> None:
         task = await service.client.head("/sentiment")
     assert (head.status_code, head.headers["content-type"]) == (200, get.headers["content-type"])
     assert (task.status_code, task.headers["allow"]) == (405, "POST")
+
+
+@pytest.mark.parametrize(
+    ("host", "status"),
+    [
+        ("bert.example.org", 200),
+        ("BERT.example.org:8000", 200),
+        ("a.b.example.com", 200),
+        ("127.0.0.1:8000", 200),
+        ("[::1]:8000", 200),
+        ("example.com", 400),
+        ("evil-example.com", 400),
+        ("rebound.example.net:8000", 400),
+        ("[nothing", 400),
+        ("", 400),
+    ],
+)
+async def test_allowed_hosts_are_the_listed_ones_and_addresses(serve: Any, host: str, status: int) -> None:
+    async with serve(allowed_hosts="bert.example.org, *.example.com") as service:
+        answers = [
+            await service.client.get("/info", headers={"Host": host}),
+            await service.client.post("/sentiment", json={"inputs": "good"}, headers={"Host": host}),
+        ]
+    assert [answer.status_code for answer in answers] == [status] * 2
+    if status != 200:
+        assert answers[1].headers["content-type"] == "application/problem+json"
+        assert answers[1].json()["code"] == "host_not_allowed"
+        assert answers[1].json()["request_id"] == answers[1].headers["x-request-id"]

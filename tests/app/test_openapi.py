@@ -75,12 +75,14 @@ def test_examples_of_answers_fit_their_schemas(document: Any) -> None:
 
 def test_api_keys_are_asked_for_where_they_are_needed(document: Any) -> None:
     assert "securitySchemes" not in document["components"]
-    locked = create_app(Settings(api_keys=("secret",))).openapi()
+    locked = create_app(Settings.read({"BERT_API_KEYS": "secret"})).openapi()
     assert locked["components"]["securitySchemes"]["apiKey"]["scheme"] == "bearer"
     asking = {path for path, operation in operations(locked) if operation.get("security") == [{"apiKey": []}]}
     assert asking == {"/fill-mask", "/next-sentence", "/sentiment", "/hf/fill-mask", "/hf/text-classification"}
     assert "secret" not in json.dumps(locked)
-    closed = create_app(Settings(api_keys=("secret",), metrics="key")).openapi()["paths"]["/metrics"]["get"]
+    closed = create_app(Settings.read({"BERT_API_KEYS": "secret", "BERT_METRICS": "key"})).openapi()["paths"][
+        "/metrics"
+    ]["get"]
     assert closed["security"] == [{"apiKey": []}]
     assert "401" in closed["responses"]
 

@@ -19,7 +19,7 @@ import pytest
 
 from tests.app.process import PATIENCE, Process, running
 
-HEAD = b"POST /sentiment HTTP/1.1\r\nHost: x\r\n"
+HEAD = b"POST /sentiment HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
 
 
 @pytest.fixture(scope="module")
@@ -29,19 +29,9 @@ def service(checkpoints: dict[str, str]) -> Iterator[Process]:
         yield process
 
 
-_CLOSES_WHAT_RESTS_FOR_A_SECOND = """
-import uvicorn
-made = uvicorn.Config.__init__
-impatience = {"timeout_keep_alive": 1}
-uvicorn.Config.__init__ = lambda self, *args, **options: made(self, *args, **(options | impatience))
-from app.__main__ import serve
-serve()
-"""
-
-
 @pytest.fixture(scope="module")
 def impatient(checkpoints: dict[str, str]) -> Iterator[Process]:
-    with running(checkpoints, script=_CLOSES_WHAT_RESTS_FOR_A_SECOND) as process:
+    with running(checkpoints | {"BERT_KEEP_ALIVE_SECONDS": "1"}) as process:
         process.until_ready()
         yield process
 
@@ -316,6 +306,19 @@ async def test_many_slow_callers_do_not_keep_others_out(service: Process) -> Non
     assert set(await asyncio.gather(*slow)) == {b""}
 
 
+async def test_idle_connection_is_closed_after_the_keep_alive_seconds(impatient: Process) -> None:
+    reader, writer = await asyncio.open_connection("127.0.0.1", impatient.port)
+    async with asyncio.timeout(30):
+        for pause in (0.5, 0):
+            writer.write(b"GET /health/live HTTP/1.1\r\nHost: x\r\n\r\n")
+            assert (await reader.readuntil(b"}")).startswith(b"HTTP/1.1 200")
+            await asyncio.sleep(pause)  # shorter: the connection is used again
+        began = time.monotonic()
+        assert await reader.read() == b""  # it was closed
+    assert time.monotonic() - began > 0.9
+    writer.close()
+
+
 @pytest.mark.parametrize("late", [b"{}", b"\r\n"], ids=["a body after its answer", "an empty line"])
 async def test_bytes_that_ask_for_nothing_do_not_keep_a_connection(impatient: Process, late: bytes) -> None:
     reader, writer = await asyncio.open_connection("127.0.0.1", impatient.port)
@@ -335,7 +338,8 @@ def ask_for_much(port: int, *headers: bytes, inputs: int = 512) -> tuple[socket.
     connection.connect(("127.0.0.1", port))
     connection.settimeout(PATIENCE)
     body = json.dumps({"inputs": ["[MASK]" + 40 * " a"] * inputs, "parameters": {"top_k": 70}}).encode()
-    lines = (b"POST /fill-mask HTTP/1.1", b"Host: x", b"Content-Length: %d" % len(body), *headers)
+    lines = (b"POST /fill-mask HTTP/1.1", b"Host: x", b"Content-Type: application/json", *headers)
+    lines += (b"Content-Length: %d" % len(body),)
     connection.sendall(b"\r\n".join([*lines, b"", body]))
     head = connection.recv(1000)
     assert head.startswith(b"HTTP/1.1 200"), head

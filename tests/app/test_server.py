@@ -25,6 +25,7 @@ from app.server import DrainingServer
 from app.settings import Settings
 from tests.app.process import PATIENCE, Process, children, running
 
+JSON_HEAD = b"POST /sentiment HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
 GOOD = {"inputs": "good"}
 PAIR = {"text": "a film", "text_pair": "it was good"}
 
@@ -93,18 +94,60 @@ async def test_short_texts_pass_very_long_ones(client: httpx.AsyncClient) -> Non
 
 async def test_oversized_body_is_refused_before_it_is_sent(service: Process) -> None:
     reader, writer = await asyncio.open_connection("127.0.0.1", service.port)
-    writer.write(b"POST /sentiment HTTP/1.1\r\nHost: x\r\nContent-Length: 99999999999\r\n\r\n")
+    writer.write(JSON_HEAD + b"Content-Length: 99999999999\r\n\r\n")
     async with asyncio.timeout(PATIENCE):
         assert (await reader.readline()).startswith(b"HTTP/1.1 413")
     writer.close()
     await writer.wait_closed()
 
 
+def resident_bytes(process: Process) -> int:
+    (line,) = re.findall(r"VmRSS:\s+(\d+) kB", Path(f"/proc/{process.process.pid}/status").read_text())
+    return int(line) * 1024
+
+
+async def test_stalled_uploads_take_bounded_memory(checkpoints: dict[str, str]) -> None:
+    size, count = 2 * 1024 * 1024, 100
+
+    async def stall(port: int) -> tuple[bytes, asyncio.StreamWriter]:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(JSON_HEAD + b"Content-Length: %d\r\n\r\n" % size + b" " * (size - 1))
+        await writer.drain()
+        try:
+            async with asyncio.timeout(2):
+                return await reader.readline(), writer
+        except TimeoutError:
+            return b"", writer
+
+    with running(checkpoints) as process:
+        process.until_ready()
+        before = resident_bytes(process)
+        stalled = await asyncio.gather(*(stall(process.port) for _ in range(count)))
+        grown = resident_bytes(process) - before
+        async with httpx.AsyncClient(base_url=process.url, timeout=PATIENCE) as client:
+            small = await client.post("/sentiment", json=GOOD)
+            refused = await client.post("/sentiment", json={"inputs": ["good"] * 20_000})
+            counted = (await client.get("/metrics")).text
+            for _, writer in stalled:
+                writer.close()
+            freed = refused
+            while freed.status_code == 429:
+                freed = await client.post("/sentiment", json={"inputs": ["good"] * 20_000})
+    statuses = [line.split()[1] for line, _ in stalled if line]
+    assert statuses == [b"429"] * (count - 16)  # 32 MiB of 2 MiB each are being received
+    assert grown < 100e6
+    assert small.status_code == 200
+    assert (refused.status_code, refused.json()["code"]) == (429, "too_many_bytes")
+    assert refused.headers["retry-after"] == "1"
+    assert "bert_requests_refused_total 85.0" in counted
+    assert freed.json()["code"] == "too_large"  # more inputs than a request may carry: the body was read
+
+
 async def test_caller_that_hangs_up_does_no_harm(service: Process, client: httpx.AsyncClient) -> None:
     body = json.dumps({"inputs": ["a film was good and great"] * 500}).encode()
     for _ in range(5):
         _, writer = await asyncio.open_connection("127.0.0.1", service.port)
-        writer.write(b"POST /sentiment HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
+        writer.write(JSON_HEAD + b"Content-Length: %d\r\n\r\n" % len(body) + body)
         await writer.drain()
         writer.close()
         await writer.wait_closed()
@@ -155,7 +198,7 @@ async def test_sigterm_answers_what_was_accepted_and_exits_0(checkpoints: dict[s
 
 def test_sigterm_leaves_no_request_of_a_pipeline_without_an_answer(checkpoints: dict[str, str]) -> None:
     """The first is being computed; the others have come, and wait for their turn."""
-    head = b"POST /sentiment HTTP/1.1\r\nHost: x\r\nContent-Length: 17\r\n\r\n"
+    head = JSON_HEAD + b"Content-Length: 17\r\n\r\n"
     with running(checkpoints) as process:
         process.until_ready()
         inference = process.inference_process()
@@ -181,7 +224,7 @@ async def test_while_draining_the_port_answers_503(checkpoints: dict[str, str]) 
     with running(checkpoints) as process:
         process.until_ready()
         reader, writer = await asyncio.open_connection("127.0.0.1", process.port)
-        head = b"POST /sentiment HTTP/1.1\r\nHost: x\r\nContent-Length: 17\r\n\r\n"
+        head = JSON_HEAD + b"Content-Length: 17\r\n\r\n"
         writer.write(head + b'{"inputs":')  # an accepted request whose body is on its way
         await writer.drain()
         async with httpx.AsyncClient(base_url=process.url, timeout=PATIENCE) as client:
@@ -493,11 +536,20 @@ def test_regression_is_never_served_as_a_classifier(checkpoints: dict[str, str],
     assert "Traceback" not in output
 
 
-def test_impossible_setting_ends_with_one_clear_line(checkpoints: dict[str, str]) -> None:
-    with running(checkpoints | {"BERT_MAX_QUEUE_TOKENS": "many"}) as process:
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("BERT_MAX_QUEUE_TOKENS", "many", "BERT_MAX_QUEUE_TOKENS='many'"),
+        ("BERT_API_KEYS", "", "BERT_API_KEYS=***: Value error, names nothing: unset it"),
+    ],
+)
+def test_impossible_setting_ends_with_one_clear_line(
+    checkpoints: dict[str, str], name: str, value: str, message: str
+) -> None:
+    with running(checkpoints | {name: value}) as process:
         code, output = process.end()
     assert code == 1
-    assert output.startswith("bert-serve: BERT_MAX_QUEUE_TOKENS='many'")
+    assert output.startswith("bert-serve: " + message)
     assert len(output.splitlines()) == 1
 
 

@@ -95,7 +95,7 @@ def _default(name: str, field: FieldInfo) -> str:
     default = field.default
     if isinstance(default, Path):
         default = default.relative_to(ROOT)
-    if default == ():
+    if default in ((), None):
         return "none"
     return f"`{str(default).lower() if isinstance(default, bool) else default}`"
 
@@ -109,7 +109,7 @@ def _values(field: FieldInfo) -> str:
     low = next((limit.ge for limit in field.metadata if hasattr(limit, "ge")), None)
     high = next((limit.le for limit in field.metadata if hasattr(limit, "le")), None)
     if low is None:
-        return "directory" if field.annotation is Path else "text" if field.annotation is str else "list"
+        return {Path: "directory", Path | None: "file", str: "text"}.get(field.annotation, "list")
     return f"{low} to {high}" if high is not None else f"{low} or more"
 
 

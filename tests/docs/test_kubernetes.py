@@ -84,6 +84,11 @@ def test_variables_are_settings() -> None:
     assert given().log_format == "json"
 
 
+def test_api_keys_come_from_a_secret_that_must_exist() -> None:
+    (keys,) = [variable for variable in CONTAINER["env"] if variable["name"] == "BERT_API_KEYS"]
+    assert keys["valueFrom"] == {"secretKeyRef": {"name": "bert-api-keys", "key": "keys"}}
+
+
 def given() -> Settings:
     """The settings that the manifest itself gives."""
     return Settings.read({variable["name"]: variable["value"] for variable in CONTAINER["env"] if "value" in variable})

@@ -32,6 +32,7 @@ def test_figures_fit_the_settings() -> None:
     settings = Settings()
     assert int(value("client_max_body_size").removesuffix("m")) * 1024 * 1024 == settings.max_body_bytes
     assert int(value("proxy_read_timeout").removesuffix("s")) * 1000 > settings.request_timeout_ms
+    assert int(value("keepalive_timeout").removesuffix("s")) < settings.keep_alive_seconds
     assert value("server") == f"127.0.0.1:{settings.port}"
 
 

@@ -73,7 +73,7 @@ async def test_full_queue_refuses_before_the_body_is_read(serve: Any, backend: A
         await backend.has_entered()
         second = asyncio.create_task(service.client.post("/sentiment", json={"inputs": ["a a a"] * 3}))
         await service.queued(2)
-        headers = {"Content-Length": "60"}  # no fewer than ten tokens
+        headers = {"Content-Type": "application/json", "Content-Length": "60"}  # no fewer than ten tokens
         refused = await service.client.post("/sentiment", content=body(), headers=headers)
         backend.gate.set()
         assert [(await task).status_code for task in (first, second)] == [200, 200]
