@@ -207,9 +207,8 @@ def _build(path: Path, config: BertConfig, architectures: Any) -> Model:
     """The model that the configuration and the names of the tensors describe, with its weights."""
     named = architectures[0] if isinstance(architectures, list) and architectures else None
     if named is not None and named not in ARCHITECTURES:
-        raise CheckpointError(
-            path / "config.json", f"unsupported architecture {named!r}; supported: {', '.join(ARCHITECTURES)}"
-        )
+        reason = f"unsupported architecture {named!r}; supported: {', '.join(ARCHITECTURES)}"
+        raise CheckpointError(path / "config.json", reason)
     file, tensors = _read_tensors(path, named or "AutoModelForMaskedLM")
     if named is None:
         named = "BertForSequenceClassification" if "classifier.weight" in tensors else "BertForMaskedLM"
@@ -230,11 +229,8 @@ def _empty_model(named: str, config: BertConfig, tensors: Mapping[str, Tensor]) 
     if named == "BertForSequenceClassification":
         return BertForSequenceClassification(config)
     # The published checkpoints are named BertForMaskedLM but have a next-sentence head.
-    next_sentence = named == "BertForPreTraining" or tensors.keys() >= {
-        "cls.seq_relationship.weight",
-        "bert.pooler.dense.weight",
-    }
-    return BertForPreTraining(config, next_sentence=next_sentence)
+    head = {"cls.seq_relationship.weight", "bert.pooler.dense.weight"}
+    return BertForPreTraining(config, next_sentence=named == "BertForPreTraining" or tensors.keys() >= head)
 
 
 def _has_own_decoder(tensors: Mapping[str, Tensor]) -> bool:
@@ -261,9 +257,7 @@ def _read_tensors(path: Path, class_name: str) -> tuple[Path, dict[str, Tensor]]
     for suffix, options in _CONVERTIBLE.items():
         if found := sorted(name for name in names if name.endswith(suffix)):
             code = f"import transformers as t; t.{class_name}.from_pretrained('.'{options}).save_pretrained('.')"
-            advice = (
-                f'if you trust it, run in this directory{" with transformers 4" * bool(options)}: python -c "{code}"'
-            )
+            advice = f'if you trust it, run in it{" with transformers 4" * bool(options)}: python -c "{code}"'
             raise CheckpointError(path, f"has no safetensors, but {found[0]}, which may execute code; {advice}")
     others = [name for name in sorted(names) if name.endswith(".safetensors")]
     raise CheckpointError(single, f"is missing; rename {others[0]} if it is the model" if others else "is missing")

@@ -93,16 +93,13 @@ class BertConfig:
         _check_labels(self.id2label)
 
     def _check_fractions(self) -> None:
-        for name in ("hidden_dropout_prob", "attention_probs_dropout_prob", "classifier_dropout"):
+        limits = {"hidden_dropout_prob": 1, "attention_probs_dropout_prob": 1, "classifier_dropout": 1}
+        for name, limit in (limits | {"initializer_range": math.inf, "layer_norm_eps": math.inf}).items():
             value = getattr(self, name)
             if name == "classifier_dropout" and value is None:
                 continue
-            if not _is_number(value, int | float) or not 0 <= value < 1:
-                raise ConfigError(f"{name} must be at least 0 and less than 1, not {reprlib.repr(value)}")
-        for name in ("initializer_range", "layer_norm_eps"):
-            value = getattr(self, name)
-            if not _is_number(value, int | float) or not 0 <= value < math.inf:
-                raise ConfigError(f"{name} must be a finite number of at least 0, not {reprlib.repr(value)}")
+            if not _is_number(value, int | float) or not 0 <= value < limit:
+                raise ConfigError(f"{name} must be at least 0 and less than {limit}, not {reprlib.repr(value)}")
 
     @property
     def head_dim(self) -> int:

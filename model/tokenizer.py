@@ -16,6 +16,7 @@ import tokenizers
 from tokenizers import Tokenizer as _RustTokenizer
 from tokenizers import normalizers, pre_tokenizers
 
+from model import tokenizer_dir
 from model.errors import (
     CheckpointError,
     EmptyTextError,
@@ -24,17 +25,7 @@ from model.errors import (
     TextTooLongError,
     UnknownTargetError,
 )
-from model.tokenizer_dir import (
-    CLS,
-    MASK,
-    SEP,
-    SPECIAL_TOKENS,
-    UNK,
-    bert_tokenizer,
-    read_tokenizer,
-    settings_of,
-    vocab_file,
-)
+from model.tokenizer_dir import SPECIAL_TOKENS, UNK
 
 _PIECE_CHARACTERS = 16_384
 """Longer texts are tokenized in pieces, because `tokenizers.Encoding` takes some 400 bytes per token."""
@@ -94,20 +85,7 @@ class Tokenizer:
 
     def __init__(self, rust: _RustTokenizer, *, segments: int = 2) -> None:
         """`segments` is the model's `type_vocab_size`: with 1, pairs raise PairError."""
-        missing = [token for token in SPECIAL_TOKENS if rust.token_to_id(token) is None]
-        if missing:
-            raise ValueError(f"the vocabulary has no {', '.join(missing)}")
-        if UNK not in rust.get_vocab(with_added_tokens=False) or rust.model.unk_token != UNK:
-            raise ValueError(f"the unknown token {rust.model.unk_token!r} is not {UNK}, or not in the vocabulary")
-        rust.no_padding()
-        rust.no_truncation()
-        known = {added.content for added in rust.get_added_tokens_decoder().values()}
-        rust.add_special_tokens([token for token in SPECIAL_TOKENS if token not in known])
-        if rust.encode(f"{MASK}{SEP}", add_special_tokens=False).tokens != [MASK, SEP]:
-            raise ValueError(f"it does not recognise {MASK} in a text")
-        pair = rust.encode("", "")
-        if (pair.tokens, pair.type_ids) != ([CLS, SEP, SEP], [0, 0, 1]):
-            raise ValueError(f"its post_processor does not make {CLS} a {SEP} b {SEP} of a pair")
+        tokenizer_dir.add_special_tokens(rust)
         self._rust = rust
         self._ascii = _without_normalizer(rust)
         """For texts that BERT's normalizer only lowercases, which Python does faster"""
@@ -125,9 +103,9 @@ class Tokenizer:
         Raises:
             CheckpointError: a file is missing, invalid or unsupported, or contradicts another; the message names it.
         """
-        file = vocab_file(Path(path))
+        file = tokenizer_dir.vocab_file(Path(path))
         try:
-            return cls(read_tokenizer(file), segments=segments)
+            return cls(tokenizer_dir.read_tokenizer(file), segments=segments)
         except CheckpointError:
             raise
         except Exception as error:  # `tokenizers` raises bare Exception
@@ -136,7 +114,8 @@ class Tokenizer:
     @classmethod
     def from_vocab(cls, vocab: Sequence[str], *, lowercase: bool = True) -> Tokenizer:
         """A BERT tokenizer with these word pieces, in the order of their ids."""
-        return cls(bert_tokenizer({token: i for i, token in enumerate(vocab)}, {"do_lower_case": lowercase}))
+        ids = {token: i for i, token in enumerate(vocab)}
+        return cls(tokenizer_dir.bert_tokenizer(ids, {"do_lower_case": lowercase}))
 
     @classmethod
     def train(
@@ -154,7 +133,7 @@ class Tokenizer:
             InvalidTextError: a text contains a lone surrogate.
         """
         settings = {"do_lower_case": lowercase}
-        rust = bert_tokenizer({}, settings)
+        rust = tokenizer_dir.bert_tokenizer({}, settings)
         # Letters get their ids here, because the trainer numbers them in the order of a hash map, which differs from
         # process to process, and breaks ties between pieces by id.
         letters = _alphabet(rust, texts, max_letters=vocab_size // 2)
@@ -169,7 +148,7 @@ class Tokenizer:
             show_progress=show_progress,
         )
         rust.train_from_iterator(texts, trainer)
-        return cls(bert_tokenizer(rust.get_vocab(), settings))
+        return cls(tokenizer_dir.bert_tokenizer(rust.get_vocab(), settings))
 
     def save(self, path: Path | str, max_length: int | None = None) -> None:
         """Write `tokenizer.json` and `tokenizer_config.json`, which `transformers` needs.
@@ -178,7 +157,7 @@ class Tokenizer:
         """
         path = Path(path)
         (path / "tokenizer.json").write_text(self._rust.to_str(pretty=True), encoding="utf-8")
-        settings = settings_of(self._rust)
+        settings = tokenizer_dir.settings_of(self._rust)
         if max_length is not None:
             settings["model_max_length"] = max_length
         (path / "tokenizer_config.json").write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")

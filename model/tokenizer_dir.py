@@ -1,7 +1,7 @@
 """The tokenizer files of a checkpoint directory, read as `transformers` reads them.
 
 With the class `BertTokenizer`, the default, `transformers` 5 takes the vocabulary from `tokenizer.json` or `vocab.txt`
-and makes all else from `tokenizer_config.json`; `transformers` 4 takes all but the settings in `_FLAGS` from
+and makes all else from `tokenizer_config.json`; `transformers` 4 takes all but the settings in `_KEYS` from
 `tokenizer.json`. With `PreTrainedTokenizerFast` both take all from `tokenizer.json`. Both add the tokens in
 `tokenizer_config.json`, or else in `special_tokens_map.json` and `added_tokens.json`. A directory that the two versions
 tokenize differently is refused.
@@ -23,13 +23,9 @@ from model.files import check_readable, file_names, read_json
 PAD, UNK, CLS, SEP, MASK = SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 SPECIAL_NAMES = {f"{token.strip('[]').lower()}_token": token for token in SPECIAL_TOKENS}
 
-# A BertTokenizer's settings, their defaults and the normalizer's names for them.
-_FLAGS = {
-    "do_lower_case": "lowercase",
-    "strip_accents": "strip_accents",
-    "tokenize_chinese_chars": "handle_chinese_chars",
-}
+# A BertTokenizer's settings with their defaults, and the normalizer's names for them.
 _DEFAULTS = {"do_lower_case": True, "strip_accents": None, "tokenize_chinese_chars": True}
+_KEYS = dict(zip(_DEFAULTS, ("lowercase", "strip_accents", "handle_chinese_chars"), strict=True))
 
 _CLASSES = {"BertTokenizer": True, "ElectraTokenizer": True, "PreTrainedTokenizer": False, "TokenizersBackend": False}
 """Whether it is a BertTokenizer; "Fast" is left out."""
@@ -38,7 +34,7 @@ _CLASSES = {"BertTokenizer": True, "ElectraTokenizer": True, "PreTrainedTokenize
 def bert_tokenizer(vocab: Mapping[str, int], settings: Mapping[str, Any]) -> RustTokenizer:
     """WordPiece with BERT's normalizer and pre-tokenizer by these settings, without added tokens."""
     rust = RustTokenizer(models.WordPiece(dict(vocab), unk_token=UNK, max_input_chars_per_word=100))
-    flags = {flag: settings.get(name, _DEFAULTS[name]) for name, flag in _FLAGS.items()}
+    flags = {flag: settings.get(name, _DEFAULTS[name]) for name, flag in _KEYS.items()}
     rust.normalizer = normalizers.BertNormalizer(**flags)
     rust.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     rust.decoder = decoders.WordPiece(prefix="##")
@@ -51,10 +47,29 @@ def bert_tokenizer(vocab: Mapping[str, int], settings: Mapping[str, Any]) -> Rus
     return rust
 
 
+def add_special_tokens(rust: RustTokenizer) -> None:
+    """Mark BERT's special tokens as such, and remove padding and truncation.
+
+    Raises:
+        ValueError: the vocabulary lacks one, or the tokenizer uses others.
+    """
+    if missing := [token for token in SPECIAL_TOKENS if rust.token_to_id(token) is None]:
+        raise ValueError(f"the vocabulary has no {', '.join(missing)}")
+    if UNK not in rust.get_vocab(with_added_tokens=False) or rust.model.unk_token != UNK:
+        raise ValueError(f"the unknown token {rust.model.unk_token!r} is not {UNK}, or not in the vocabulary")
+    rust.no_padding()
+    rust.no_truncation()
+    known = {token.content for token in rust.get_added_tokens_decoder().values()}
+    rust.add_special_tokens([token for token in SPECIAL_TOKENS if token not in known])
+    pair = rust.encode(MASK, MASK)
+    if (pair.tokens, pair.type_ids) != ([CLS, MASK, SEP, MASK, SEP], [0, 0, 0, 1, 1]):
+        raise ValueError(f"it makes {' '.join(pair.tokens)} of a pair, not {CLS} {MASK} {SEP} {MASK} {SEP}")
+
+
 def settings_of(rust: RustTokenizer) -> dict[str, Any]:
     """Contents of `tokenizer_config.json` with which `transformers` tokenizes a text like this tokenizer."""
     is_bert = _difference(rust) is None
-    flags = {name: getattr(rust.normalizer, flag) for name, flag in _FLAGS.items()} if is_bert else {}
+    flags = {name: getattr(rust.normalizer, flag) for name, flag in _KEYS.items()} if is_bert else {}
     class_name = "BertTokenizer" if is_bert else "PreTrainedTokenizerFast"
     inputs = ["input_ids", "token_type_ids", "attention_mask"]
     return {"tokenizer_class": class_name, "model_input_names": inputs, **flags, **SPECIAL_NAMES}
@@ -64,7 +79,7 @@ def _difference(rust: RustTokenizer) -> str | None:
     """The first part that is not as in a BertTokenizer, whatever its vocabulary and settings."""
     bert, own = json.loads(bert_tokenizer({}, {}).to_str()), json.loads(rust.to_str())
     bert["model"]["vocab"] = own["model"]["vocab"]
-    own["normalizer"] = (own["normalizer"] or {}) | {flag: bert["normalizer"][flag] for flag in _FLAGS.values()}
+    own["normalizer"] = (own["normalizer"] or {}) | {flag: bert["normalizer"][flag] for flag in _KEYS.values()}
     return next((part for part in ("normalizer", "pre_tokenizer", "model") if own[part] != bert[part]), None)
 
 

@@ -237,7 +237,7 @@ REFUSED: dict[str, tuple[Files, str, str]] = {
             "tokenizer_config.json": {"tokenizer_class": "TokenizersBackend"},
         },
         "tokenizer.json",
-        r"its post_processor does not make \[CLS\] a \[SEP\] b \[SEP\] of a pair",
+        r"it makes \[CLS\] \[MASK\] \[SEP\] \[SEP\] \[MASK\] \[SEP\] of a pair",
     ),
     "another mask": (
         {"vocab.txt": VOCAB_TXT, "special_tokens_map.json": {"mask_token": "<mask>"}},
