@@ -38,7 +38,7 @@ def fill(text: str, span: tuple[int, int], token: str) -> str:
 
 
 def label_result(labels: list[str], query: Query, answer: Answer, top_k: int | None = None) -> LabelResult:
-    """Labels with their probabilities, likeliest first."""
+    """Labels with their scores, highest first."""
     predictions = [LabelPrediction(label, score) for label, score in zip(labels, answer.scores[0], strict=True)]
     predictions.sort(key=lambda prediction: -prediction.score)
     return LabelResult(predictions[:top_k], len(query.encoding), query.encoding.truncated)

@@ -89,7 +89,9 @@ class TorchBackend:
                 getattr(torch, self.dtype),
                 tuple(dict.fromkeys((self._threads_each, self.threads))),
             )
-            self._encoders[lane] = _encoder_of(self._networks[lane])
+            if isinstance(network := self._networks[lane], BertForPreTraining):
+                _drop_unused_rows(network.masked_lm.decoder, checkpoint.tokenizer.vocab)
+            self._encoders[lane] = _encoder_of(network)
             self._check(lane, served[lane])
         if self.device == "cpu":
             self._warm_up(self._threads_each, _WARM_ROWS)
@@ -135,7 +137,7 @@ class TorchBackend:
         hidden = hidden.float()  # (num_outputs, hidden); heads compute in float32
         if isinstance(network, BertForSequenceClassification):
             logits = network.classifier(network.pooler(hidden))
-            return [_class_answer(row) for row in logits.softmax(-1).tolist()]
+            return [_class_answer(row) for row in network.scores(logits).tolist()]
         return _pretraining_answers(network, hidden, queries)
 
     def _warm_up(self, threads: int, most: int, shortest: int = 1) -> None:
@@ -320,6 +322,14 @@ def _place(
             parameter.data = parameter.data.clone()
         prepack(network.encoder, threads)
     return network
+
+
+@torch.no_grad()
+def _drop_unused_rows(decoder: nn.Linear, vocab: Sequence[str]) -> None:
+    """Give no probability to output rows without a token: many vocabularies are padded, and some have gaps."""
+    decoder.weight = nn.Parameter(decoder.weight[: len(vocab)].clone(), requires_grad=False)
+    decoder.bias = nn.Parameter(decoder.bias[: len(vocab)].clone(), requires_grad=False)
+    decoder.bias[[i for i, token in enumerate(vocab) if not token]] = -math.inf
 
 
 @torch.inference_mode()

@@ -41,7 +41,7 @@ class Mask:
 
 @dataclass(frozen=True, slots=True)
 class LabelPrediction:
-    """One label and its probability."""
+    """One label and its score: a probability, or for a regression the number."""
 
     label: str
     score: float

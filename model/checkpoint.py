@@ -22,6 +22,7 @@ from torch import Tensor
 
 from model.config import BertConfig
 from model.errors import CheckpointError, ConfigError
+from model.files import check_readable, file_names, read_json
 from model.heads import BertForPreTraining, BertForSequenceClassification
 from model.tokenizer import Tokenizer
 
@@ -72,36 +73,24 @@ def load_checkpoint(directory: Path | str, *, dtype: torch.dtype = torch.float32
         CheckpointError: a file is missing, invalid or unsupported; the message names it.
     """
     path = Path(directory)
-    if not _is_directory(path):
-        raise CheckpointError(path, "is not a directory")
-    values = _read_json(path / "config.json")
+    names = file_names(path)
+    if "adapter_config.json" in names:
+        advice = "merge it with model.merge_and_unload(), and save the result to another directory"
+        raise CheckpointError(path, f"holds a PEFT adapter (adapter_config.json), not a whole model; {advice}")
+    if "config.json" not in names and (found := [*path.glob("*/config.json"), *path.glob("snapshots/*/config.json")]):
+        raise CheckpointError(path, f"has no config.json; did you mean {found[0].parent}?")
+    values = read_json(path / "config.json")
     try:
         config = BertConfig.from_dict(values)
     except ConfigError as error:
         raise CheckpointError(path / "config.json", str(error)) from None
     model = _build(path, config, values.get("architectures"))
-    if isinstance(model, BertForSequenceClassification):
-        _check_problem_type(path / "config.json", config, values.get("problem_type"))
     tokenizer = Tokenizer.load(path, segments=config.type_vocab_size)
     if tokenizer.vocab_size > config.vocab_size:
-        raise CheckpointError(
-            path / "config.json",
-            f"vocab_size is {config.vocab_size}, but the tokenizer has {tokenizer.vocab_size} tokens",
-        )
+        advice = "call model.resize_token_embeddings(len(tokenizer)) after adding tokens, train, and save both"
+        reason = f"vocab_size is {config.vocab_size}, but the tokenizer has {tokenizer.vocab_size} tokens; {advice}"
+        raise CheckpointError(path / "config.json", reason)
     return Checkpoint(model.config, model.to(dtype).eval(), tokenizer, path)
-
-
-def _check_problem_type(file: Path, config: BertConfig, problem_type: object) -> None:
-    """Raise CheckpointError unless the logits are those of one class out of several.
-
-    With one label and no `problem_type`, `transformers` trains a regression.
-    """
-    if problem_type not in (None, "single_label_classification"):
-        raise CheckpointError(
-            file, f"unsupported problem_type {problem_type!r}; supported: 'single_label_classification'"
-        )
-    if config.num_labels == 1:
-        raise CheckpointError(file, "id2label has one label: the model is a regression, not a classifier")
 
 
 def save_checkpoint(
@@ -183,12 +172,9 @@ def from_hugging_face(model: Model, tensors: Mapping[str, Tensor], file: Path) -
 
 def _hugging_face_names(name: str, config: BertConfig) -> tuple[str, ...]:
     if name == "masked_lm.decoder.bias":
-        return (
-            "cls.predictions.decoder.bias",
-            "cls.predictions.bias",
-        )  # the first found is used, as in `transformers`
-    if name == "masked_lm.decoder.weight" and config.tie_word_embeddings:
-        return (_WORD_EMBEDDINGS,)
+        return ("cls.predictions.decoder.bias", "cls.predictions.bias")  # the first is used, as in `transformers`
+    if config.tie_word_embeddings and name in ("masked_lm.decoder.weight", "encoder.embeddings.word_embeddings.weight"):
+        return (_WORD_EMBEDDINGS, _DECODER)  # one tensor, and some programs save it under its second name
     return (_hugging_face_name(name),)
 
 
@@ -206,31 +192,28 @@ def _take(tensors: Mapping[str, Tensor], names: tuple[str, ...], shape: tuple[in
             continue
         tensor = tensors[name]
         if tuple(tensor.shape) != shape:
-            raise CheckpointError(
-                file, f"tensor {name} has shape {tuple(tensor.shape)}, but config.json implies {shape}"
-            )
+            reason = f"tensor {name} has shape {tuple(tensor.shape)}, but config.json implies {shape}"
+            raise CheckpointError(file, reason)
         if not tensor.is_floating_point():
             raise CheckpointError(file, f"tensor {name} has dtype {tensor.dtype}, not a floating-point one")
         tensor = tensor.to(torch.float32)
         if not tensor.sum().isfinite():  # one pass; finite weights do not add up to infinity
             raise CheckpointError(file, f"tensor {name} has values that are not finite")
         return tensor
-    raise CheckpointError(file, f"tensor {names[0]} is missing")
+    raise CheckpointError(file, f"tensor {names[0]} is missing; found: {', '.join([*tensors][:2])}, …")
 
 
 def _build(path: Path, config: BertConfig, architectures: Any) -> Model:
     """The model that the configuration and the names of the tensors describe, with its weights."""
-    file, tensors = _read_tensors(path)
     named = architectures[0] if isinstance(architectures, list) and architectures else None
     if named is not None and named not in ARCHITECTURES:
-        raise CheckpointError(
-            path / "config.json", f"unsupported architecture {named!r}; supported: {', '.join(ARCHITECTURES)}"
-        )
+        reason = f"unsupported architecture {named!r}; supported: {', '.join(ARCHITECTURES)}"
+        raise CheckpointError(path / "config.json", reason)
+    file, tensors = _read_tensors(path, named or "AutoModelForMaskedLM")
     if named is None:
         named = "BertForSequenceClassification" if "classifier.weight" in tensors else "BertForMaskedLM"
-    last = f"bert.encoder.layer.{config.num_hidden_layers - 1}.output.dense.weight"
-    if last not in tensors:  # checked before millions of layers are built
-        raise CheckpointError(file, f"tensor {last} is missing")
+    last = f"bert.encoder.layer.{config.num_hidden_layers - 1}.output.dense.bias"
+    _take(tensors, (last,), (config.hidden_size,), file)  # checked before millions of layers are built
     if _has_own_decoder(tensors):
         config = config.replace(tie_word_embeddings=False)
     with torch.device("meta"):
@@ -246,11 +229,8 @@ def _empty_model(named: str, config: BertConfig, tensors: Mapping[str, Tensor]) 
     if named == "BertForSequenceClassification":
         return BertForSequenceClassification(config)
     # The published checkpoints are named BertForMaskedLM but have a next-sentence head.
-    next_sentence = named == "BertForPreTraining" or tensors.keys() >= {
-        "cls.seq_relationship.weight",
-        "bert.pooler.dense.weight",
-    }
-    return BertForPreTraining(config, next_sentence=next_sentence)
+    head = {"cls.seq_relationship.weight", "bert.pooler.dense.weight"}
+    return BertForPreTraining(config, next_sentence=named == "BertForPreTraining" or tensors.keys() >= head)
 
 
 def _has_own_decoder(tensors: Mapping[str, Tensor]) -> bool:
@@ -260,44 +240,31 @@ def _has_own_decoder(tensors: Mapping[str, Tensor]) -> bool:
     return decoder is not None and word is not None and not torch.equal(decoder, word)
 
 
-def _is_directory(path: Path) -> bool:
-    try:
-        return path.is_dir()
-    except OSError:  # the name is too long
-        return False
-
-
-def _read_json(file: Path) -> dict[str, Any]:
-    try:
-        values = json.loads(file.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise CheckpointError(file, "is missing") from None
-    except (OSError, ValueError, RecursionError) as error:
-        raise CheckpointError(file, f"cannot be read as JSON: {error}") from None
-    if not isinstance(values, dict):
-        raise CheckpointError(file, "is not a JSON object")
-    return values
-
-
-def _read_tensors(path: Path) -> tuple[Path, dict[str, Tensor]]:
+def _read_tensors(path: Path, class_name: str) -> tuple[Path, dict[str, Tensor]]:
     """All tensors under current names, and the file to name in an error about a missing one."""
     single, index = path / "model.safetensors", path / "model.safetensors.index.json"
-    if single.is_file():
+    names = file_names(path)
+    if single.name in names:
         return single, dict(_tensors_of(single))
-    if index.is_file():
-        shards = _read_json(index).get("weight_map")
+    if index.name in names:
+        shards = read_json(index).get("weight_map")
         if not isinstance(shards, dict):
             raise CheckpointError(index, "has no weight_map")
         if invalid := [name for name in shards.values() if not _is_file_name(name)]:
             raise CheckpointError(index, f"names a shard that is not a file in this directory: {invalid[0]!r}")
         files = sorted({path / name for name in shards.values()})
         return index, {name: tensor for file in files for name, tensor in _tensors_of(file)}
-    if pickles := sorted(file.name for file in path.glob("*.bin")):
-        raise CheckpointError(
-            path,
-            f"has only pickled weights ({pickles[0]}), which can execute code; convert them to safetensors",
-        )
-    raise CheckpointError(single, "is missing")
+    for suffix, options in _CONVERTIBLE.items():
+        if found := sorted(name for name in names if name.endswith(suffix)):
+            code = f"import transformers as t; t.{class_name}.from_pretrained('.'{options}).save_pretrained('.')"
+            advice = f'if you trust it, run in it{" with transformers 4" * bool(options)}: python -c "{code}"'
+            raise CheckpointError(path, f"has no safetensors, but {found[0]}, which may execute code; {advice}")
+    others = [name for name in sorted(names) if name.endswith(".safetensors")]
+    raise CheckpointError(single, f"is missing; rename {others[0]} if it is the model" if others else "is missing")
+
+
+# Endings of other weight files: a pickle, TensorFlow twice, Flax; and how `transformers` loads them.
+_CONVERTIBLE = {".bin": "", ".h5": ", from_tf=True", ".index": ", from_tf=True", ".msgpack": ", from_flax=True"}
 
 
 def _is_file_name(name: object) -> bool:
@@ -305,19 +272,20 @@ def _is_file_name(name: object) -> bool:
 
 
 def _tensors_of(file: Path) -> Iterator[tuple[str, Tensor]]:
+    check_readable(file)
     try:
         with safe_open(file, framework="pt") as tensors:
             for name in tensors.keys():  # noqa: SIM118 (`tensors` is not a mapping)
                 yield _current_name(name), tensors.get_tensor(name)
-    except FileNotFoundError:
-        raise CheckpointError(file, "is missing") from None
     except (OSError, SafetensorError, ValueError) as error:
-        raise CheckpointError(file, f"is truncated or corrupt: {error}") from None
+        raise CheckpointError(file, f"is truncated or corrupt: {error}; copy it again") from None
 
 
 def _current_name(name: str) -> str:
-    """Checkpoints of 2018 name a layer norm's weight gamma and its bias beta."""
-    return re.sub(r"LayerNorm\.(gamma|beta)$", lambda m: "LayerNorm." + _OLD_NAMES[m[1]], name)
+    """Checkpoints of 2018 name a layer norm's weight gamma and its bias beta, and those of a bare encoder lack the
+    prefix `bert.`."""
+    name = re.sub(r"LayerNorm\.(gamma|beta)$", lambda m: "LayerNorm." + _OLD_NAMES[m[1]], name)
+    return re.sub(r"^(?=(embeddings|encoder|pooler)\.)", "bert.", name)
 
 
 _OLD_NAMES = {"gamma": "weight", "beta": "bias"}

@@ -12,6 +12,7 @@ from typing import Any
 from model.errors import ConfigError
 
 ACTIVATIONS = ("gelu", "gelu_new", "gelu_pytorch_tanh", "gelu_fast", "relu", "silu", "swish", "tanh")
+PROBLEM_TYPES = ("single_label_classification", "multi_label_classification", "regression")
 
 # Turc et al. 2019 (tiny to medium) and Devlin et al. 2018, section 3 (base, large).
 _PRESETS: dict[str, tuple[int, int]] = {  # name: (layers, hidden size); heads of 64, feed-forward 4 times as wide
@@ -63,6 +64,8 @@ class BertConfig:
     classifier_dropout: float | None = None
     tie_word_embeddings: bool = True
     id2label: Mapping[int, str] = field(default_factory=lambda: {0: "LABEL_0", 1: "LABEL_1"})
+    problem_type: str | None = None
+    """What the logits of a classifier mean: one of `PROBLEM_TYPES`; see `BertForSequenceClassification.scores`."""
     truncation: str = "head"
     """What `truncate` keeps of a text that is too long: "head", its beginning, or "head_tail", both ends."""
 
@@ -82,22 +85,21 @@ class BertConfig:
             raise ConfigError(
                 f"tie_word_embeddings must be true or false, not {reprlib.repr(self.tie_word_embeddings)}"
             )
+        if (kind := self.problem_type) not in (None, *PROBLEM_TYPES):
+            raise ConfigError(f"unsupported problem_type {reprlib.repr(kind)}; supported: {', '.join(PROBLEM_TYPES)}")
         if self.truncation not in ("head", "head_tail"):
             raise ConfigError(f"truncation must be head or head_tail, not {reprlib.repr(self.truncation)}")
         self._check_fractions()
         _check_labels(self.id2label)
 
     def _check_fractions(self) -> None:
-        for name in ("hidden_dropout_prob", "attention_probs_dropout_prob", "classifier_dropout"):
+        limits = {"hidden_dropout_prob": 1, "attention_probs_dropout_prob": 1, "classifier_dropout": 1}
+        for name, limit in (limits | {"initializer_range": math.inf, "layer_norm_eps": math.inf}).items():
             value = getattr(self, name)
             if name == "classifier_dropout" and value is None:
                 continue
-            if not _is_number(value, int | float) or not 0 <= value < 1:
-                raise ConfigError(f"{name} must be at least 0 and less than 1, not {reprlib.repr(value)}")
-        for name in ("initializer_range", "layer_norm_eps"):
-            value = getattr(self, name)
-            if not _is_number(value, int | float) or not 0 <= value < math.inf:
-                raise ConfigError(f"{name} must be a finite number of at least 0, not {reprlib.repr(value)}")
+            if not _is_number(value, int | float) or not 0 <= value < limit:
+                raise ConfigError(f"{name} must be at least 0 and less than {limit}, not {reprlib.repr(value)}")
 
     @property
     def head_dim(self) -> int:
@@ -150,6 +152,8 @@ class BertConfig:
         for flag in ("is_decoder", "add_cross_attention"):
             if values.get(flag):
                 raise ConfigError(f"{flag} is true: the model is a decoder, not an encoder")
+        if values.get("quantization_config"):
+            raise ConfigError("quantization_config: the weights are quantized; save the model after model.dequantize()")
         known = {f.name for f in dataclasses.fields(cls)}
         kept = {name: value for name, value in values.items() if name in known}
         kept["id2label"] = _labels(values)
@@ -184,6 +188,6 @@ def _labels(values: Mapping[str, Any]) -> dict[int, str]:
 
 def _check_labels(id2label: Mapping[int, str]) -> None:
     if not isinstance(id2label, Mapping) or not id2label or set(id2label) != set(range(len(id2label))):
-        raise ConfigError(f"id2label must number the labels from 0, not {reprlib.repr(id2label)}")
+        raise ConfigError(f"id2label must number the labels from 0 without gaps, not {reprlib.repr(id2label)}")
     if not all(isinstance(label, str) for label in id2label.values()):
         raise ConfigError(f"id2label must map to strings, not {reprlib.repr(id2label)}")

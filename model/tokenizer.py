@@ -11,12 +11,12 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, chain, pairwise
 from pathlib import Path
-from typing import Any
 
 import tokenizers
 from tokenizers import Tokenizer as _RustTokenizer
-from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
+from tokenizers import normalizers, pre_tokenizers
 
+from model import tokenizer_dir
 from model.errors import (
     CheckpointError,
     EmptyTextError,
@@ -25,8 +25,7 @@ from model.errors import (
     TextTooLongError,
     UnknownTargetError,
 )
-
-PAD, UNK, CLS, SEP, MASK = SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
+from model.tokenizer_dir import SPECIAL_TOKENS, UNK
 
 _PIECE_CHARACTERS = 16_384
 """Longer texts are tokenized in pieces, because `tokenizers.Encoding` takes some 400 bytes per token."""
@@ -86,17 +85,7 @@ class Tokenizer:
 
     def __init__(self, rust: _RustTokenizer, *, segments: int = 2) -> None:
         """`segments` is the model's `type_vocab_size`: with 1, pairs raise PairError."""
-        missing = [token for token in SPECIAL_TOKENS if rust.token_to_id(token) is None]
-        if missing:
-            raise ValueError(f"the vocabulary has no {', '.join(missing)}")
-        if UNK not in rust.get_vocab(with_added_tokens=False) or rust.model.unk_token != UNK:
-            raise ValueError(f"the unknown token {rust.model.unk_token!r} is not {UNK}, or not in the vocabulary")
-        rust.no_padding()
-        rust.no_truncation()
-        known = {added.content for added in rust.get_added_tokens_decoder().values()}
-        rust.add_special_tokens([token for token in SPECIAL_TOKENS if token not in known])
-        if rust.encode(f"{MASK}{SEP}", add_special_tokens=False).tokens != [MASK, SEP]:
-            raise ValueError(f"it does not recognise {MASK} in a text")
+        tokenizer_dir.add_special_tokens(rust)
         self._rust = rust
         self._ascii = _without_normalizer(rust)
         """For texts that BERT's normalizer only lowercases, which Python does faster"""
@@ -109,28 +98,24 @@ class Tokenizer:
 
     @classmethod
     def load(cls, path: Path | str, *, segments: int = 2) -> Tokenizer:
-        """Load `tokenizer.json` or `vocab.txt`, in this order, from a checkpoint directory (or the file itself).
+        """Load the tokenizer of a checkpoint directory, or the one with the given vocabulary file.
 
         Raises:
-            CheckpointError: neither exists, or the file is invalid; the message names it.
+            CheckpointError: a file is missing, invalid or unsupported, or contradicts another; the message names it.
         """
-        path = Path(path)
-        candidates = [path] if path.is_file() else [path / "tokenizer.json", path / "vocab.txt"]
-        found = next((file for file in candidates if file.is_file()), None)
-        if found is None:
-            raise CheckpointError(path, "has neither tokenizer.json nor vocab.txt")
+        file = tokenizer_dir.vocab_file(Path(path))
         try:
-            rust = _from_json(found) if found.suffix == ".json" else _from_vocab(found)
-            return cls(rust, segments=segments)
+            return cls(tokenizer_dir.read_tokenizer(file), segments=segments)
         except CheckpointError:
             raise
         except Exception as error:  # `tokenizers` raises bare Exception
-            raise CheckpointError(found, f"is not a usable WordPiece tokenizer: {error}") from None
+            raise CheckpointError(file, f"is not a usable WordPiece tokenizer: {error}") from None
 
     @classmethod
     def from_vocab(cls, vocab: Sequence[str], *, lowercase: bool = True) -> Tokenizer:
         """A BERT tokenizer with these word pieces, in the order of their ids."""
-        return cls(_wordpiece({token: i for i, token in enumerate(vocab)}, lowercase=lowercase))
+        ids = {token: i for i, token in enumerate(vocab)}
+        return cls(tokenizer_dir.bert_tokenizer(ids, {"do_lower_case": lowercase}))
 
     @classmethod
     def train(
@@ -147,7 +132,8 @@ class Tokenizer:
         Raises:
             InvalidTextError: a text contains a lone surrogate.
         """
-        rust = _wordpiece({}, lowercase=lowercase)
+        settings = {"do_lower_case": lowercase}
+        rust = tokenizer_dir.bert_tokenizer({}, settings)
         # Letters get their ids here, because the trainer numbers them in the order of a hash map, which differs from
         # process to process, and breaks ties between pieces by id.
         letters = _alphabet(rust, texts, max_letters=vocab_size // 2)
@@ -162,7 +148,7 @@ class Tokenizer:
             show_progress=show_progress,
         )
         rust.train_from_iterator(texts, trainer)
-        return cls(_wordpiece(rust.get_vocab(), lowercase=lowercase))
+        return cls(tokenizer_dir.bert_tokenizer(rust.get_vocab(), settings))
 
     def save(self, path: Path | str, max_length: int | None = None) -> None:
         """Write `tokenizer.json` and `tokenizer_config.json`, which `transformers` needs.
@@ -171,8 +157,7 @@ class Tokenizer:
         """
         path = Path(path)
         (path / "tokenizer.json").write_text(self._rust.to_str(pretty=True), encoding="utf-8")
-        settings = _transformers_settings(self._rust.normalizer)
-        settings |= {f"{name}_token": token for name, token in _special_names()}
+        settings = tokenizer_dir.settings_of(self._rust)
         if max_length is not None:
             settings["model_max_length"] = max_length
         (path / "tokenizer_config.json").write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")
@@ -360,25 +345,6 @@ def kept_ends(length: int, keep: int, truncation: str) -> tuple[int, int]:
     return keep - tail, length - tail
 
 
-def _special_names() -> list[tuple[str, str]]:
-    return [(token.strip("[]").lower(), token) for token in SPECIAL_TOKENS]
-
-
-def _wordpiece(vocab: dict[str, int], *, lowercase: bool, **normalizer: Any) -> _RustTokenizer:
-    rust = _RustTokenizer(models.WordPiece(vocab, unk_token=UNK, max_input_chars_per_word=100))
-    rust.normalizer = normalizers.BertNormalizer(lowercase=lowercase, **normalizer)
-    rust.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
-    rust.decoder = decoders.WordPiece(prefix="##")
-    rust.add_special_tokens([token for token in SPECIAL_TOKENS if token in vocab])
-    if SEP in vocab and CLS in vocab:
-        rust.post_processor = processors.TemplateProcessing(
-            single=f"{CLS}:0 $A:0 {SEP}:0",
-            pair=f"{CLS}:0 $A:0 {SEP}:0 $B:1 {SEP}:1",
-            special_tokens=[(CLS, vocab[CLS]), (SEP, vocab[SEP])],
-        )
-    return rust
-
-
 def _without_normalizer(rust: _RustTokenizer) -> _RustTokenizer | None:
     """A faster tokenizer for printable ASCII without "[". None if such a text may contain an added token."""
     added_tokens = rust.get_added_tokens_decoder().values()
@@ -427,49 +393,3 @@ def _alphabet(rust: _RustTokenizer, texts: Iterable[str], max_letters: int) -> l
     split = rust.pre_tokenizer.pre_tokenize_str
     joined = {second for first, second in pairs if split(first + second)[:1] == [(first + second, (0, 2))]}
     return [*sorted(frequent), *(f"##{letter}" for letter in sorted(joined.intersection(frequent)))]
-
-
-def _from_json(file: Path) -> _RustTokenizer:
-    rust = _RustTokenizer.from_file(str(file))
-    if not isinstance(rust.model, models.WordPiece):
-        raise CheckpointError(file, f"is a {type(rust.model).__name__} tokenizer; BERT needs WordPiece")
-    return rust
-
-
-def _from_vocab(file: Path) -> _RustTokenizer:
-    # Not `splitlines`, because some tokens are characters that it splits at.
-    lines = file.read_bytes().decode("utf-8").removesuffix("\n").split("\n")
-    settings = _settings_beside(file)
-    return _wordpiece(
-        {line.rstrip(): i for i, line in enumerate(lines)},
-        lowercase=settings.get("do_lower_case", True),
-        strip_accents=settings.get("strip_accents"),
-        handle_chinese_chars=settings.get("tokenize_chinese_chars", True),
-    )
-
-
-def _settings_beside(file: Path) -> dict[str, Any]:
-    settings_file = file.with_name("tokenizer_config.json")
-    if not settings_file.is_file():
-        return {}
-    try:
-        settings = json.loads(settings_file.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        raise CheckpointError(settings_file, f"cannot be read as JSON: {error}") from None
-    if not isinstance(settings, dict):
-        raise CheckpointError(settings_file, "is not a JSON object")
-    return settings
-
-
-def _transformers_settings(normalizer: Any) -> dict[str, Any]:
-    """Contents of `tokenizer_config.json` with which `transformers` normalises text like this normalizer."""
-    inputs = {"model_input_names": ["input_ids", "token_type_ids", "attention_mask"]}
-    if not isinstance(normalizer, normalizers.BertNormalizer):  # BertTokenizer would replace it by its own
-        return {"tokenizer_class": "PreTrainedTokenizerFast", **inputs}
-    return {
-        "tokenizer_class": "BertTokenizer",
-        **inputs,
-        "do_lower_case": normalizer.lowercase,
-        "strip_accents": normalizer.strip_accents,
-        "tokenize_chinese_chars": normalizer.handle_chinese_chars,
-    }

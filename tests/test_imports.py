@@ -65,8 +65,8 @@ TRAINING_ROOMS = (
 """From the bottom to the top: a room imports itself and what stands before it."""
 
 MODEL_ROOMS = (
-    *("errors", "config", "dropout", "packing", "attention", "bert", "heads", "tokenizer", "checkpoint"),
-    *("inference", "__init__"),
+    *("errors", "config", "dropout", "packing", "attention", "bert", "heads", "files", "tokenizer_dir"),
+    *("tokenizer", "checkpoint", "inference", "__init__"),
 )
 
 MAX_MODULES = 14

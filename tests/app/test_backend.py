@@ -17,7 +17,7 @@ from app.backend import TorchBackend, _torch_errors
 from app.batcher import BackendDiedError, OutOfMemoryError
 from app.queries import Answer, Query, Task
 from app.settings import SettingsError
-from model import Tokenizer, load_checkpoint
+from model import BertForPreTraining, PackedBatch, Tokenizer, load_checkpoint, save_checkpoint
 from model.errors import CheckpointError
 from model.packing import round_up_to_bucket
 
@@ -104,8 +104,6 @@ def test_many_masks_are_projected_in_pieces(
 def test_next_sentence_follows_the_models_own_logits(
     loaded: TorchBackend, pretrained: Path, tokenizer: Tokenizer
 ) -> None:
-    from model import BertForPreTraining, PackedBatch
-
     network = load_checkpoint(pretrained).model
     assert isinstance(network, BertForPreTraining)
     assert network.next_sentence is not None
@@ -175,6 +173,69 @@ def test_labels_are_the_checkpoints_own(pretrained: Path, save_sentiment: Any) -
     backend = TorchBackend(pretrained, directory, device="cpu")
     backend.load()
     assert backend.models["sentiment"].config.labels == ["one star", "two stars", "three stars"]
+
+
+@pytest.mark.parametrize(
+    ("labels", "problem_type", "function"),
+    [
+        (3, "multi_label_classification", torch.sigmoid),
+        (1, None, torch.sigmoid),
+        (1, "regression", lambda logits: logits),
+        (2, "regression", lambda logits: logits),
+        (3, None, lambda logits: logits.softmax(-1)),
+    ],
+)
+def test_label_scores_follow_the_problem_type(
+    pretrained: Path, save_sentiment: Any, tokenizer: Tokenizer, labels: int, problem_type: str | None, function: Any
+) -> None:
+    names = {i: f"LABEL_{i}" for i in range(labels)}
+    directory = save_sentiment(f"{problem_type}-{labels}", id2label=names, problem_type=problem_type)
+    backend = TorchBackend(pretrained, directory, device="cpu", dtype="float32", threads=1)
+    backend.load()
+    encoding = tokenizer.encode("the film was good")
+    (answer,) = answered(backend, "sentiment", [Query(Task.SENTIMENT, encoding)])
+    network = load_checkpoint(directory).model
+    with torch.no_grad():
+        logits = network(PackedBatch.pack([encoding.input_ids], [encoding.token_type_ids], [(0,)]))
+    assert answer.scores[0] == pytest.approx(function(logits)[0].tolist(), abs=1e-5)
+
+
+def test_output_rows_beyond_the_vocabulary_take_no_probability(
+    save_pretrained: Any, sentiment: Path, tokenizer: Tokenizer
+) -> None:
+    size = tokenizer.vocab_size
+    padded = save_pretrained("padded", vocab_size=size + 20)
+    network = load_checkpoint(padded).model
+    assert isinstance(network, BertForPreTraining)
+    with torch.no_grad():
+        network.masked_lm.decoder.bias[size:] = 9.0
+    save_checkpoint(padded, network, tokenizer)
+    backend = TorchBackend(padded, sentiment, device="cpu", dtype="float32", threads=1)
+    backend.load()
+    query = masked(tokenizer, TEXTS[1], top_k=100)
+    (answer,) = answered(backend, "pretrained", [query])
+    assert sorted(answer.token_ids[0]) == list(range(size))
+    assert sum(answer.scores[0]) == pytest.approx(1, abs=1e-5)
+    batch = PackedBatch.pack([query.encoding.input_ids], [query.encoding.token_type_ids], [query.masks])
+    with torch.no_grad():
+        expected = network.masked_lm(network(batch))[0, :size].softmax(-1)
+    assert answer.scores[0] == pytest.approx(expected[answer.token_ids[0]].tolist(), abs=1e-5)
+
+
+def test_output_row_of_an_id_without_token_takes_no_probability(
+    save_pretrained: Any, sentiment: Path, tokenizer: Tokenizer
+) -> None:
+    """A repeated line of vocab.txt leaves an id without a token."""
+    size = tokenizer.vocab_size
+    directory = save_pretrained("gap", vocab_size=size + 2)
+    (directory / "tokenizer.json").unlink()
+    lines = [*tokenizer.vocab, tokenizer.vocab[-1], "last"]
+    (directory / "vocab.txt").write_text("\n".join(lines), encoding="utf-8")
+    backend = TorchBackend(directory, sentiment, device="cpu", dtype="float32", threads=1)
+    backend.load()
+    (answer,) = answered(backend, "pretrained", [masked(tokenizer, TEXTS[1], top_k=size + 1)])
+    assert sorted(answer.token_ids[0]) == [*range(size - 1), size, size + 1]
+    assert sum(answer.scores[0]) == pytest.approx(1, abs=1e-5)
 
 
 def test_absent_device_is_named(pretrained: Path, sentiment: Path) -> None:

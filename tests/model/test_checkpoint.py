@@ -1,11 +1,15 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import subprocess
+import sys
 import traceback
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
@@ -209,6 +213,31 @@ def test_checkpoint_of_2018_names_of_norms_are_found(tmp_path: Path) -> None:
     assert_same(our_answers(load_checkpoint(tmp_path).model, sequences), their_answers(theirs, sequences))
 
 
+@pytest.mark.parametrize("architecture", ["BertForMaskedLM", "BertForSequenceClassification"])
+def test_checkpoint_names_without_prefix_are_found(tmp_path: Path, architecture: str) -> None:
+    def rename(tensors: dict[str, Tensor]) -> None:
+        for name in list(tensors):
+            tensors[name.removeprefix("bert.")] = tensors.pop(name)
+
+    theirs = their_model(architecture)
+    edit_tensors(save_theirs(tmp_path, theirs), rename)
+    assert "embeddings.word_embeddings.weight" in load_file(tmp_path / "model.safetensors")
+    again = getattr(transformers, architecture).from_pretrained(tmp_path)
+    sequences = sequences_for(theirs.config)
+    assert_same(our_answers(load_checkpoint(tmp_path).model, sequences), their_answers(again, sequences))
+
+
+def test_checkpoint_tied_weight_under_the_name_of_the_decoder_is_found(tmp_path: Path) -> None:
+    def rename(tensors: dict[str, Tensor]) -> None:
+        tensors["cls.predictions.decoder.weight"] = tensors.pop("bert.embeddings.word_embeddings.weight")
+
+    theirs = their_model("BertForMaskedLM")
+    edit_tensors(save_theirs(tmp_path, theirs), rename)
+    again = transformers.BertForMaskedLM.from_pretrained(tmp_path)
+    sequences = sequences_for(theirs.config)
+    assert_same(our_answers(load_checkpoint(tmp_path).model, sequences), their_answers(again, sequences))
+
+
 def test_checkpoint_named_masked_lm_keeps_its_next_sentence_head(tmp_path: Path) -> None:
     """As the published checkpoints do."""
     theirs = their_model("BertForPreTraining")
@@ -403,7 +432,11 @@ DAMAGES: dict[str, tuple[Damage, str, str]] = {
     "odd labels": (config(id2label=["a"]), "config.json", "id2label must map numbers to names"),
     # weights
     "no weights": (remove("model.safetensors"), "model.safetensors", "is missing"),
-    "only a pickle": (only_pickle, "", r"has only pickled weights \(pytorch_model.bin\)"),
+    "only a pickle": (
+        only_pickle,
+        "",
+        r"has no safetensors, but pytorch_model.bin, which may execute code; .*python -c",
+    ),
     "empty weights": (write("model.safetensors", b""), "model.safetensors", "is truncated or corrupt"),
     "weights cut short": (truncate("model.safetensors", 0.7), "model.safetensors", "is truncated or corrupt"),
     "weights cut in the header": (truncate("model.safetensors", 0.1), "model.safetensors", "is truncated"),
@@ -413,7 +446,7 @@ DAMAGES: dict[str, tuple[Damage, str, str]] = {
     "fewer layers than configured": (
         config(num_hidden_layers=9_999_999),
         "model.safetensors",
-        "tensor bert.encoder.layer.9999998.output.dense.weight is missing",
+        "tensor bert.encoder.layer.9999998.output.dense.bias is missing; found: bert.embeddings",
     ),
     "another shape": (
         tensor(QUERY, torch.ones(8)),
@@ -455,11 +488,15 @@ DAMAGES: dict[str, tuple[Damage, str, str]] = {
         "tokenizer.json",
         "is not a usable WordPiece tokenizer",
     ),
-    "unknown words have no token": (no_unknown_word, "tokenizer.json", "the unknown token '<unk>'"),
+    "unknown words have no token": (
+        no_unknown_word,
+        "tokenizer.json",
+        "its model is not that of the tokenizer_class BertTokenizer",
+    ),
     "tokenizer larger than the model": (
         too_many_words,
         "config.json",
-        "vocab_size is 40, but the tokenizer has 41 tokens",
+        "vocab_size is 40, but the tokenizer has 41 tokens; call model.resize_token_embeddings",
     ),
 }
 
@@ -474,52 +511,186 @@ def test_checkpoint_error_names_the_file_and_the_reason(
     assert re.search(reason, error.reason)
 
 
-@pytest.mark.parametrize(
-    ("changes", "reason"),
-    [
-        (
-            {"problem_type": "regression"},
-            "unsupported problem_type 'regression'; supported: 'single_label_classification'",
-        ),
-        (
-            {"problem_type": "multi_label_classification"},
-            "unsupported problem_type 'multi_label_classification'",
-        ),
-        ({"problem_type": ["regression"]}, r"unsupported problem_type \['regression'\]"),
-        ({"num_labels": 1}, "id2label has one label: the model is a regression"),
-    ],
-)
-def test_checkpoint_of_a_regression_is_an_error(tmp_path: Path, changes: dict[str, Any], reason: str) -> None:
-    one_label = {"num_labels": 1} if "num_labels" in changes else {}
-    save_theirs(tmp_path, their_model("BertForSequenceClassification", **one_label))
-    edit_config(tmp_path, **changes)
+# --- labels -------------------------------------------------------------------------------------------------
+
+PROBLEMS: dict[str, dict[str, Any]] = {
+    "one of two": {},
+    "one of three": {"num_labels": 3, "problem_type": "single_label_classification"},
+    "several of three": {"num_labels": 3, "problem_type": "multi_label_classification"},
+    "one label": {"num_labels": 1},
+    "one label that may apply": {"num_labels": 1, "problem_type": "multi_label_classification"},
+    "regression": {"num_labels": 1, "problem_type": "regression"},
+    "regression of two numbers": {"num_labels": 2, "problem_type": "regression"},
+}
+
+
+@pytest.mark.parametrize("changes", PROBLEMS.values(), ids=PROBLEMS.keys())
+def test_scores_equal_those_of_the_pipeline_of_transformers(tmp_path: Path, changes: dict[str, Any]) -> None:
+    theirs = their_model("BertForSequenceClassification", **changes)
+    checkpoint = load_checkpoint(save_theirs(tmp_path, theirs))
+    assert isinstance(checkpoint.model, BertForSequenceClassification)
+    assert checkpoint.config.problem_type == changes.get("problem_type")
+    pipeline = transformers.pipeline("text-classification", model=str(tmp_path), top_k=None)
+    for text in ("hello world", "a b c"):
+        encoding = checkpoint.tokenizer.encode(text)
+        logits = our_answers(checkpoint.model, Sequences([encoding.input_ids], [encoding.token_type_ids]))["labels"]
+        scores = dict(zip(checkpoint.config.labels, checkpoint.model.scores(logits)[0].tolist(), strict=True))
+        assert scores == pytest.approx({answer["label"]: answer["score"] for answer in pipeline([text])[0]}, abs=1e-5)
+
+
+@pytest.mark.parametrize("problem_type", ["ranking", ["regression"], 1])
+def test_checkpoint_unknown_problem_type_is_an_error(tmp_path: Path, problem_type: Any) -> None:
+    save_theirs(tmp_path, their_model("BertForSequenceClassification"))
+    edit_config(tmp_path, problem_type=problem_type)
     error = refusal(tmp_path)
     assert error.path == tmp_path / "config.json"
-    assert re.match(reason, error.reason)
+    assert error.reason.endswith("supported: single_label_classification, multi_label_classification, regression")
 
 
-@pytest.mark.parametrize(
-    ("architecture", "problem_type"),
-    [
-        ("BertForSequenceClassification", None),
-        ("BertForSequenceClassification", "single_label_classification"),
-        ("BertForMaskedLM", "regression"),  # does not concern this head
-    ],
-)
-def test_checkpoint_problem_type_that_fits_is_loaded(
-    tmp_path: Path, architecture: str, problem_type: str | None
-) -> None:
-    edit_config(save_theirs(tmp_path, their_model(architecture)), problem_type=problem_type)
-    assert load_checkpoint(tmp_path).config.num_labels == 2
+# --- what a directory holds in place of a model -------------------------------------------------------------
+
+
+def replaced(name: str, content: bytes = b"") -> Damage:
+    """The weights are missing, and another file is there."""
+    return lambda path: ((path / "model.safetensors").unlink(), (path / name).write_bytes(content))
+
+
+def in_subdirectory(name: str) -> Damage:
+    def move(path: Path) -> None:
+        files = list(path.iterdir())
+        (path / name).mkdir(parents=True)
+        for file in files:
+            file.rename(path / name / file.name)
+
+    return move
+
+
+def linked(name: str) -> Damage:
+    return lambda path: ((path / name).unlink(), (path / name).symlink_to("../blobs/4d7a"))
+
+
+def directory_instead(name: str) -> Damage:
+    return lambda path: ((path / name).unlink(), (path / name).mkdir())
+
+
+LFS = b"version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 438000000\n"
+CONVERT = r'python -c "import transformers as t; t.BertForPreTraining.from_pretrained'
+
+IN_PLACE: dict[str, tuple[Damage, str, str]] = {
+    "adapter": (
+        write("adapter_config.json", "{}"),
+        "",
+        r"holds a PEFT adapter \(adapter_config.json\).*merge_and_unload",
+    ),
+    "adapter without config": (
+        lambda path: (path / "config.json").rename(path / "adapter_config.json"),
+        "",
+        "holds a PEFT adapter",
+    ),
+    "pickle": (
+        replaced("pytorch_model.bin"),
+        "",
+        rf"but pytorch_model.bin, which may execute code; .*{CONVERT}\('.'\)",
+    ),
+    "pickle in shards": (replaced("pytorch_model-00001-of-00002.bin"), "", "but pytorch_model-00001-of-00002.bin"),
+    "TensorFlow": (replaced("tf_model.h5"), "", rf"tf_model.h5.*with transformers 4: {CONVERT}\('.', from_tf=True\)"),
+    "TensorFlow 1": (replaced("bert_model.ckpt.index"), "", "bert_model.ckpt.index.*from_tf=True"),
+    "Flax": (replaced("flax_model.msgpack"), "", "flax_model.msgpack.*from_flax=True"),
+    "variant": (replaced("model.fp16.safetensors"), "model.safetensors", "rename model.fp16.safetensors if it is"),
+    "checkpoint of a trainer": (in_subdirectory("checkpoint-500"), "", "did you mean .*/bert/checkpoint-500?"),
+    "cache of the hub": (in_subdirectory("snapshots/1dbc"), "", "did you mean .*/bert/snapshots/1dbc?"),
+    "weights are a link": (
+        linked("model.safetensors"),
+        "model.safetensors",
+        "is a link to ../blobs/4d7a, which is missing",
+    ),
+    "config is a link": (linked("config.json"), "config.json", "is a link to ../blobs/4d7a, which is missing; copy"),
+    "weights are a pointer": (
+        write("model.safetensors", LFS),
+        "model.safetensors",
+        "is a Git LFS pointer.*git lfs pull",
+    ),
+    "config is a pointer": (write("config.json", LFS), "config.json", "is a Git LFS pointer"),
+    "shard is a pointer": (
+        lambda path: (index("model-1.safetensors")(path), (path / "model-1.safetensors").write_bytes(LFS)),
+        "model-1.safetensors",
+        "is a Git LFS pointer",
+    ),
+    "weights are a directory": (
+        directory_instead("model.safetensors"),
+        "model.safetensors",
+        "cannot be read: Is a dir",
+    ),
+    "quantized": (config(quantization_config={"load_in_8bit": True}), "config.json", "weights are quantized; save"),
+    "labels with a gap": (
+        config(id2label={"0": "a", "2": "b"}),
+        "config.json",
+        "number the labels from 0 without gaps",
+    ),
+    "names of a wrapper": (
+        lambda path: edit_tensors(path, lambda tensors: prefix(tensors, "module.")),
+        "model.safetensors",
+        r"is missing; found: module.bert.embeddings",
+    ),
+}
+
+
+def prefix(tensors: dict[str, Tensor], start: str) -> None:
+    for name in list(tensors):
+        tensors[start + name] = tensors.pop(name)
+
+
+@pytest.mark.parametrize(("damage", "file", "reason"), IN_PLACE.values(), ids=IN_PLACE.keys())
+def test_checkpoint_error_says_what_is_there_instead(directory: Path, damage: Damage, file: str, reason: str) -> None:
+    damage(directory)
+    error = refusal(directory)
+    assert error.path == directory / file
+    assert re.search(reason, error.reason), error.reason
+
+
+def test_checkpoint_error_has_a_command_that_converts_a_pickle(directory: Path) -> None:
+    expected = load_checkpoint(directory).model.state_dict()
+    torch.save(load_file(directory / "model.safetensors"), directory / "pytorch_model.bin")
+    (directory / "model.safetensors").unlink()
+    command = refusal(directory).reason.split('python -c "')[1].removesuffix('"')
+    subprocess.run([sys.executable, "-c", command], cwd=directory, check=True, capture_output=True)
+    found = load_checkpoint(directory).model.state_dict()
+    assert all(torch.equal(tensor, found[name]) for name, tensor in expected.items())
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "config.json", ""])
+def test_checkpoint_file_without_permission_is_named(directory: Path, name: str) -> None:
+    with TemporaryDirectory() as folder:  # the parents of `directory` are closed to other users
+        path = directory.rename(Path(folder) / "bert")
+        Path(folder).chmod(0o755)
+        (path / name).chmod(0o000)
+        with as_other_user():
+            error = refusal(path)
+        (path / name).chmod(0o700)
+    assert error.path == path / name
+    assert re.match(r"cannot be read: Permission denied; check its permissions for the user id \d+", error.reason)
+
+
+@contextmanager
+def as_other_user() -> Iterator[None]:
+    """Without the rights of root, who may read any file."""
+    if os.geteuid() != 0:
+        yield
+        return
+    os.seteuid(65534)
+    try:
+        yield
+    finally:
+        os.seteuid(0)
 
 
 @pytest.mark.parametrize("path", ["nowhere", "x" * 5000, "nul\0"])
 def test_checkpoint_error_names_a_missing_directory(path: str) -> None:
-    assert refusal(path).reason == "is not a directory"
+    assert refusal(path).reason.startswith("is not a directory; to download a model, run: hf download")
 
 
 def test_checkpoint_file_in_place_of_a_directory_is_an_error(directory: Path) -> None:
-    assert refusal(directory / "config.json").reason == "is not a directory"
+    assert refusal(directory / "config.json").reason.startswith("is not a directory")
 
 
 @pytest.mark.parametrize("position", range(0, 400, 13))

@@ -93,8 +93,10 @@ def load_classifier(folder: Path, labels: Sequence[str]) -> Checkpoint:
 
 
 def check_classes(checkpoint: Checkpoint, labels: Sequence[str]) -> None:
-    """Raise RunError if a classifier has other labels."""
+    """Raise RunError if a classifier has other labels, or does not choose one of them."""
     found = checkpoint.config.labels
+    if checkpoint.config.problem_type not in (None, "single_label_classification"):
+        raise RunError(f"{checkpoint.path} is for {checkpoint.config.problem_type}; training chooses one of the labels")
     if found != labels:
         raise RunError(f"{checkpoint.path} has the labels {found}, but finetune.labels are {labels}")
 

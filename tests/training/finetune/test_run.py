@@ -250,6 +250,12 @@ def test_classifier_continues_from_a_classifier_of_the_same_labels(make_recipe: 
     assert finetune(recipe)
     with pytest.raises(RunError, match=r"has the labels \['NEGATIVE', 'POSITIVE'\], but finetune.labels are"):
         finetune(changed(recipe, labels={"0": "BAD", "1": "GOOD"}))
+    file = finished.folder / "sentiment" / "config.json"
+    text = file.read_text()
+    file.write_text(json.dumps(json.loads(text) | {"problem_type": "multi_label_classification"}))
+    with pytest.raises(RunError, match="is for multi_label_classification; training chooses one of the labels"):
+        finetune(make_recipe(start, "finetune.epochs=0.3"))
+    file.write_text(text)
 
 
 def test_finetune_pretrained_names_another_checkpoint(make_recipe: MakeRecipe, save_pretrained: MakeCheckpoint) -> None:

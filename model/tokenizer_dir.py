@@ -1,0 +1,165 @@
+"""The tokenizer files of a checkpoint directory, read as `transformers` reads them.
+
+With the class `BertTokenizer`, the default, `transformers` 5 takes the vocabulary from `tokenizer.json` or `vocab.txt`
+and makes all else from `tokenizer_config.json`; `transformers` 4 takes all but the settings in `_KEYS` from
+`tokenizer.json`. With `PreTrainedTokenizerFast` both take all from `tokenizer.json`. Both add the tokens in
+`tokenizer_config.json`, or else in `special_tokens_map.json` and `added_tokens.json`. A directory that the two versions
+tokenize differently is refused.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers, processors
+from tokenizers import Tokenizer as RustTokenizer
+
+from model.errors import CheckpointError
+from model.files import check_readable, file_names, read_json
+
+PAD, UNK, CLS, SEP, MASK = SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
+SPECIAL_NAMES = {f"{token.strip('[]').lower()}_token": token for token in SPECIAL_TOKENS}
+
+# A BertTokenizer's settings with their defaults, and the normalizer's names for them.
+_DEFAULTS = {"do_lower_case": True, "strip_accents": None, "tokenize_chinese_chars": True}
+_KEYS = dict(zip(_DEFAULTS, ("lowercase", "strip_accents", "handle_chinese_chars"), strict=True))
+
+_CLASSES = {"BertTokenizer": True, "ElectraTokenizer": True, "PreTrainedTokenizer": False, "TokenizersBackend": False}
+"""Whether it is a BertTokenizer; "Fast" is left out."""
+
+
+def bert_tokenizer(vocab: Mapping[str, int], settings: Mapping[str, Any]) -> RustTokenizer:
+    """WordPiece with BERT's normalizer and pre-tokenizer by these settings, without added tokens."""
+    rust = RustTokenizer(models.WordPiece(dict(vocab), unk_token=UNK, max_input_chars_per_word=100))
+    flags = {flag: settings.get(name, _DEFAULTS[name]) for name, flag in _KEYS.items()}
+    rust.normalizer = normalizers.BertNormalizer(**flags)
+    rust.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    rust.decoder = decoders.WordPiece(prefix="##")
+    if SEP in vocab and CLS in vocab:
+        rust.post_processor = processors.TemplateProcessing(
+            single=f"{CLS}:0 $A:0 {SEP}:0",
+            pair=f"{CLS}:0 $A:0 {SEP}:0 $B:1 {SEP}:1",
+            special_tokens=[(CLS, vocab[CLS]), (SEP, vocab[SEP])],
+        )
+    return rust
+
+
+def add_special_tokens(rust: RustTokenizer) -> None:
+    """Mark BERT's special tokens as such, and remove padding and truncation.
+
+    Raises:
+        ValueError: the vocabulary lacks one, or the tokenizer uses others.
+    """
+    if missing := [token for token in SPECIAL_TOKENS if rust.token_to_id(token) is None]:
+        raise ValueError(f"the vocabulary has no {', '.join(missing)}")
+    if UNK not in rust.get_vocab(with_added_tokens=False) or rust.model.unk_token != UNK:
+        raise ValueError(f"the unknown token {rust.model.unk_token!r} is not {UNK}, or not in the vocabulary")
+    rust.no_padding()
+    rust.no_truncation()
+    known = {token.content for token in rust.get_added_tokens_decoder().values()}
+    rust.add_special_tokens([token for token in SPECIAL_TOKENS if token not in known])
+    pair = rust.encode(MASK, MASK)
+    if (pair.tokens, pair.type_ids) != ([CLS, MASK, SEP, MASK, SEP], [0, 0, 0, 1, 1]):
+        raise ValueError(f"it makes {' '.join(pair.tokens)} of a pair, not {CLS} {MASK} {SEP} {MASK} {SEP}")
+
+
+def settings_of(rust: RustTokenizer) -> dict[str, Any]:
+    """Contents of `tokenizer_config.json` with which `transformers` tokenizes a text like this tokenizer."""
+    is_bert = _difference(rust) is None
+    flags = {name: getattr(rust.normalizer, flag) for name, flag in _KEYS.items()} if is_bert else {}
+    class_name = "BertTokenizer" if is_bert else "PreTrainedTokenizerFast"
+    inputs = ["input_ids", "token_type_ids", "attention_mask"]
+    return {"tokenizer_class": class_name, "model_input_names": inputs, **flags, **SPECIAL_NAMES}
+
+
+def _difference(rust: RustTokenizer) -> str | None:
+    """The first part that is not as in a BertTokenizer, whatever its vocabulary and settings."""
+    bert, own = json.loads(bert_tokenizer({}, {}).to_str()), json.loads(rust.to_str())
+    bert["model"]["vocab"] = own["model"]["vocab"]
+    own["normalizer"] = (own["normalizer"] or {}) | {flag: bert["normalizer"][flag] for flag in _KEYS.values()}
+    return next((part for part in ("normalizer", "pre_tokenizer", "model") if own[part] != bert[part]), None)
+
+
+def vocab_file(path: Path) -> Path:
+    """The file with the vocabulary: `path`, or in the directory `path` tokenizer.json or else vocab.txt."""
+    if path.is_file():
+        return path
+    found = [path / name for name in ("tokenizer.json", "vocab.txt") if name in file_names(path)]
+    if not found:
+        raise CheckpointError(path, "has neither tokenizer.json nor vocab.txt; copy one from where the model is from")
+    return found[0]
+
+
+def read_tokenizer(vocabulary: Path) -> RustTokenizer:
+    """The tokenizer with this vocabulary file and the settings and tokens in the files beside it.
+
+    Raises:
+        CheckpointError: a file cannot be read or is not supported, or two files contradict each other.
+        Exception: `tokenizers` cannot use the vocabulary.
+    """
+    names = ("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "config.json")
+    files, present = [vocabulary.with_name(name) for name in names], file_names(vocabulary.parent)
+    config, special_map, added, network = (read_json(file) if file.name in present else {} for file in files)
+    if "added_tokens_decoder" in config:  # the two older files do not count then
+        special_map, added = {}, {}
+    class_name = str(config.get("tokenizer_class") or network.get("tokenizer_class") or "BertTokenizer")
+    if (is_bert := _CLASSES.get(class_name.removesuffix("Fast"))) is None:
+        reason = f"unsupported tokenizer_class {class_name!r}; supported: {', '.join(_CLASSES)}"
+        raise CheckpointError(files[0] if "tokenizer_class" in config else files[3], reason)
+    special = _special_tokens(files[1] if special_map else files[0], config | special_map)
+    check_readable(vocabulary)
+    if vocabulary.suffix == ".json":
+        rust = RustTokenizer.from_file(str(vocabulary))
+        if not isinstance(rust.model, models.WordPiece):
+            raise CheckpointError(vocabulary, f"is a {type(rust.model).__name__} tokenizer; BERT needs WordPiece")
+        if is_bert and (part := _difference(rust)):
+            advice = f'to keep it, write "tokenizer_class": "PreTrainedTokenizerFast" into {names[0]}'
+            raise CheckpointError(vocabulary, f"its {part} is not that of the tokenizer_class {class_name}; {advice}")
+        own, vocab = rust.get_added_tokens_decoder(), rust.get_vocab(with_added_tokens=False)
+    else:
+        # Not `splitlines`, because some tokens are characters that it splits at.
+        lines = vocabulary.read_bytes().decode("utf-8").removesuffix("\n").split("\n")
+        own, vocab = {}, {line.rstrip(): i for i, line in enumerate(lines)}
+    if is_bert or vocabulary.suffix != ".json":
+        rust = bert_tokenizer(vocab, config)
+    other = {int(i): _added_token(token) for i, token in config.get("added_tokens_decoder", {}).items()}
+    other |= {i: AddedToken(t, normalized=t not in special, special=t in special) for t, i in added.items()}
+    rust.add_tokens([token for _, token in sorted((own | other).items())])
+    made = {token.content for token in rust.get_added_tokens_decoder().values()}
+    rust.add_tokens([token for content, token in special.items() if content not in made])
+    _check_same(rust, {vocabulary: own, files[2] if added else files[0]: other})
+    return rust
+
+
+def _check_same(rust: RustTokenizer, recorded: Mapping[Path, Mapping[int, AddedToken]]) -> None:
+    """Raise CheckpointError unless the tokens that each file has are the tokenizer's."""
+    made = rust.get_added_tokens_decoder()
+    for file, tokens in recorded.items():
+        for i, token in tokens.items():
+            if repr(made.get(i)) != repr(token):
+                others = " and ".join(other.name for other in recorded if other != file)
+                raise CheckpointError(file, f"the id {i} is {token!r} here, but {made.get(i)!r} by {others}")
+
+
+def _special_tokens(file: Path, config: Mapping[str, Any]) -> dict[str, AddedToken]:
+    """The tokens that are named in the settings, by their content."""
+    named = {
+        key: _added_token(token)
+        for key, token in config.items()
+        if key.endswith("_token") and isinstance(token, str | dict)
+    }
+    for key, expected in SPECIAL_NAMES.items():
+        if key in named and named[key].content != expected:
+            raise CheckpointError(file, f"{key} is {named[key].content!r}; supported: {expected!r} only")
+    extra = config.get("extra_special_tokens") or config.get("additional_special_tokens") or []
+    more = map(_added_token, extra.values() if isinstance(extra, dict) else extra)
+    return {token.content: token for token in (*named.values(), *more)}
+
+
+def _added_token(token: str | dict[str, Any]) -> AddedToken:
+    values = {"content": token, "special": True} if isinstance(token, str) else dict(token)
+    values.pop("__type", None)
+    return AddedToken(**values)
