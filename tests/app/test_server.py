@@ -525,14 +525,16 @@ def test_wrong_checkpoint_ends_with_one_clear_line(checkpoints: dict[str, str], 
     assert "Traceback" not in output
 
 
-def test_regression_is_never_served_as_a_classifier(checkpoints: dict[str, str], save_sentiment: Any) -> None:
+def test_problem_type_that_is_not_supported_ends_with_one_clear_line(
+    checkpoints: dict[str, str], save_sentiment: Any
+) -> None:
     directory = save_sentiment("stars")
     config = json.loads((directory / "config.json").read_text())
-    (directory / "config.json").write_text(json.dumps(config | {"problem_type": "regression"}))
+    (directory / "config.json").write_text(json.dumps(config | {"problem_type": "ranking"}))
     with running(checkpoints | {"BERT_SENTIMENT": str(directory)}) as process:
         code, output = process.end()
     assert code == 3
-    assert f"bert-serve: {directory}/config.json: unsupported problem_type 'regression'" in output
+    assert f"bert-serve: {directory}/config.json: unsupported problem_type 'ranking'" in output
     assert "Traceback" not in output
 
 
