@@ -148,6 +148,21 @@ SAME: dict[str, Files] = {
         "tokenizer.json": tokenizer_json(),
         "tokenizer_config.json": {"additional_special_tokens": ["<z>"], "pad_token": "[PAD]"},
     },
+    "typed special tokens of transformers 4": {
+        "vocab.txt": VOCAB_TXT,
+        "tokenizer_config.json": {
+            "mask_token": {"__type": "AddedToken", **special("[MASK]", lstrip=True)},
+            "bos_token": None,
+            "add_bos_token": False,
+        },
+    },
+    "file as it is with more tokens in the settings": {
+        "tokenizer.json": tokenizer_json(added=[special("<x>", X)]),
+        "tokenizer_config.json": {
+            "tokenizer_class": "PreTrainedTokenizerFast",
+            "added_tokens_decoder": SPECIALS | {str(X): special("<x>"), str(X + 1): special("<y>")},
+        },
+    },
     "padding and truncation in the file": {
         "tokenizer.json": tokenizer_json()
         | {"truncation": {"max_length": 4, "stride": 0, "strategy": "LongestFirst", "direction": "Right"}}

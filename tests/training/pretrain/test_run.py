@@ -161,7 +161,7 @@ def test_pretrain_with_a_truncated_checkpoint_continues_from_the_one_before(
 
 
 def test_pretrain_with_another_recipe_names_the_keys(finished: Recipe) -> None:
-    with pytest.raises(RunError, match=r"pretrain\.learning_rate was 0\.001, is 0\.5") as error:
+    with pytest.raises(RunError, match=r"pretrain\.learning_rate was 0\.0006, is 0\.5") as error:
         pretrain(changed(finished, learning_rate=0.5, optimizer="adamw"))
     assert "pretrain.optimizer was 'muon', is 'adamw'" in str(error.value)
     assert "give this run another name" in str(error.value)
