@@ -1,5 +1,5 @@
-"""Who may ask: one of the API keys, as a bearer token; where a browser comes, also as a password. And by which
-names the service may be addressed."""
+"""Who may ask: one of the API keys, as a bearer token; where a browser comes, also as a password. And the host names
+that the service answers to."""
 
 from __future__ import annotations
 
@@ -30,18 +30,17 @@ def announce(settings: Settings, environ: Mapping[str, str]) -> None:
 
 
 def check_host(given: str, allowed: Collection[str]) -> None:
-    """Check the `Host` header against names such as `example.org` and `*.example.org`; none of them allows all.
+    """Check the `Host` header against names such as `example.org` and `*.example.org`.
 
-    An IP address passes: DNS rebinding, which this is against, needs a name, and probes have no other.
+    An IP address passes: this is against DNS rebinding, which needs a name, and probes use addresses.
 
     Raises:
-        HostNotAllowedError: it is none of these.
+        HostNotAllowedError: the header has another name.
     """
     try:
         host = urlsplit(f"//{given}").hostname or ""
-        if not allowed or any(host == name or (name[0] == "*" and host.endswith(name[1:])) for name in allowed):
-            return
-        ip_address(host)
+        if not any(host == name or (name[0] == "*" and host.endswith(name[1:])) for name in allowed):
+            ip_address(host)
     except ValueError:
         raise HostNotAllowedError("BERT_ALLOWED_HOSTS does not list this host") from None
 

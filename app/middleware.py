@@ -60,7 +60,8 @@ class Envelope:
             await send(message)
 
         try:
-            check_host(Headers(scope=scope).get("host", ""), self.allowed_hosts)
+            if self.allowed_hosts:
+                check_host(Headers(scope=scope).get("host", ""), self.allowed_hosts)
         except HostNotAllowedError as error:
             await problem_response(error, request_id)(scope, receive, send_enveloped)
         else:

@@ -10,7 +10,6 @@ import signal
 import socket
 import time
 from collections.abc import Callable, Coroutine
-from contextlib import suppress
 from types import FrameType
 
 import uvicorn
@@ -68,8 +67,7 @@ class DrainingServer(uvicorn.Server):
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """SIGHUP loads the checkpoints anew."""
-        with suppress(NotImplementedError, AttributeError):  # no Windows
-            asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, lambda: self._start(self._reload()))
+        asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, lambda: self._start(self._reload()))
         self._start(self._settle())
         await super().startup(sockets)
 

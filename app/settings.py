@@ -108,14 +108,16 @@ class Settings(BaseModel):
         75, ge=1, description="seconds until an idle connection is closed; longer than the load balancer's idle time"
     )
     api_keys_file: Path | None = Field(
-        None, description="file with the API keys, in place of BERT_API_KEYS; one a line"
+        None, description="file with the API keys, in place of BERT_API_KEYS; one per line"
     )
     api_keys: Secrets = Field(
         (),
         description="comma-separated; with any, the tasks and /hf/* ask for one (health and info do not); not empty",
     )
     allowed_hosts: Names = Field(
-        (), description="comma-separated Host names to answer to, like *.example.org; none for all. IP addresses always"
+        (),
+        description="comma-separated Host names that the service answers to, such as *.example.org; by default all. "
+        "IP addresses are always allowed",
     )
     cors_origins: Names = Field((), description="comma-separated origins that browsers may call from; * for all")
     docs: Access = Field(

@@ -307,11 +307,6 @@ class Tokenizer:
         except TypeError:
             raise InvalidTextError(_INVALID_TEXT) from None
 
-    def ends_batch(self, texts: Sequence[str]) -> list[list[int]]:
-        """End of each token of `ids_batch`, in characters from the text's beginning."""
-        encodings = self._rust.encode_batch(list(texts), add_special_tokens=False)
-        return [[end for _, end in encoding.offsets] for encoding in encodings]
-
 
 def truncate_longest_first(lengths: Sequence[int], budget: int) -> list[int]:
     """How many tokens of one or two texts to keep within a budget, taking from the longer text first.

@@ -14,11 +14,10 @@ from pathlib import Path
 from tqdm.contrib.logging import logging_redirect_tqdm
 
 from model.errors import BertError
-from model.tokenizer import Tokenizer
 from training.corpus.inputs import check_labels
 from training.corpus.prepare import prepare
 from training.corpus.reader import PreparedText
-from training.corpus.tokenizer import make_tokenizer
+from training.corpus.tokenizer import make_tokenizer, open_tokenizer
 from training.errors import RunError
 from training.examples.inspect import inspect
 from training.export.run import check_targets, export
@@ -38,12 +37,11 @@ STOPPED = 130
 
 def _tokenizer(recipe: Recipe) -> None:
     folder = make_tokenizer(recipe)
-    size = Tokenizer.load(folder).vocab_size
-    logger.info("vocabulary of %s pieces in %s; next: prepare", f"{size:,}", folder)
+    logger.info("vocabulary of %s pieces in %s; next: prepare", f"{open_tokenizer(recipe).vocab_size:,}", folder)
 
 
 def _prepare(recipe: Recipe) -> None:
-    folder = prepare(recipe, Tokenizer.load(recipe.folder / "tokenizer"))
+    folder = prepare(recipe, open_tokenizer(recipe))
     if (folder / "train").is_dir():
         text = PreparedText.open(folder / "train")
         logger.info(

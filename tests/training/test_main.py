@@ -165,7 +165,7 @@ def test_all_refuses_to_overwrite_other_files_before_it_trains(
         (["pretrain", "nothing"], "no such recipe"),
         (["pretrain", "quick", "pretrain.steps=3"], "pretrain.steps"),
         (["pretrain", "quick", "pretrain"], "not of the form key=value"),
-        (["pretrain", "quick", "run=/nowhere"], "quick/tokenizer: is not a directory"),
+        (["pretrain", "quick", "run=/nowhere"], "quick/tokenizer is missing; run tokenizer first"),
         (["adapt", "quick", "run=/nowhere"], "the recipe has no [adapt]"),
         (["distill", "quick", "run=/nowhere"], "/nowhere/quick/pretrained is missing; run pretrain first"),
         (["finetune", "quick", "run=/nowhere"], "/nowhere/quick/pretrained is missing; run pretrain first"),

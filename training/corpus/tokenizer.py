@@ -52,6 +52,18 @@ def make_tokenizer(recipe: Recipe) -> Path:
     return folder
 
 
+def open_tokenizer(recipe: Recipe) -> Tokenizer:
+    """The tokenizer that `make_tokenizer` wrote.
+
+    Raises:
+        CorpusError: it did not run.
+    """
+    folder = recipe.folder / "tokenizer"
+    if not folder.is_dir():
+        raise CorpusError(f"{folder} is missing; run tokenizer first")
+    return Tokenizer.load(folder)
+
+
 def _fingerprint(recipe: Recipe) -> dict[str, Any]:
     if recipe.pretrain.start is not None:
         return {"tokenizer": Tokenizer.load(recipe.pretrain.start).to_json()}

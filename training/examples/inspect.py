@@ -8,6 +8,7 @@ import numpy as np
 
 from model.tokenizer import Tokenizer
 from training.corpus.reader import PreparedText
+from training.corpus.tokenizer import open_tokenizer
 from training.examples.masking import Example, Vocabulary
 from training.examples.pairs import IGNORE_INDEX, IS_NEXT, PairKind
 from training.examples.pretraining import MaskedPairs
@@ -21,7 +22,7 @@ _LABELS = {IS_NEXT: "next", IGNORE_INDEX: "no label"}
 
 def inspect(recipe: Recipe, examples: int) -> str:
     """The first examples of the recipe's run, and shares over some thousand."""
-    tokenizer = Tokenizer.load(recipe.folder / "tokenizer")
+    tokenizer = open_tokenizer(recipe)
     text = PreparedText.open(recipe.folder / "corpus" / "train")
     text.check_tokenizer(tokenizer)
     window = text.window(text.shuffled_windows(recipe.seed, 0)[0])

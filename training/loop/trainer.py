@@ -331,4 +331,4 @@ def measure_speed(loss: TrainingLoss, stream: ExampleStream, seconds: float = 10
         synchronize(device)
         times.append(time.perf_counter() - began)
     loss.zero_grad()
-    return batch.tokens / min(times)  # the first passes compile, and others may wait for work beside the run
+    return batch.tokens / min(times)  # the first passes compile, and other programs may slow down some

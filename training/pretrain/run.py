@@ -14,6 +14,7 @@ from model.heads import BertForPreTraining
 from model.tokenizer import Tokenizer
 from training.corpus.prepare import check_corpus_settings
 from training.corpus.reader import PreparedText
+from training.corpus.tokenizer import open_tokenizer
 from training.errors import CorpusError, RunError
 from training.evaluate.pretraining import evaluate_pretraining
 from training.examples.masking import Vocabulary
@@ -34,7 +35,8 @@ EVALUATED_EXAMPLES = 256
 """Held-out examples per source in an evaluation on the way."""
 
 MAX_EVALUATIONS, TOKENS_PER_EVALUATION = 20, 1_000_000
-"""An evaluation of four sources costs as much as 80,000 tokens of training, so short runs have few."""
+"""An evaluation of four sources has about as many operations as 80,000 tokens of training: 256 examples of 115 tokens,
+masked and whole, without a backward pass. So short runs have few."""
 
 BUDGET_SHARE = 0.95
 """Share of a budget in minutes that steps get; evaluations and checkpoints take the rest."""
@@ -52,10 +54,10 @@ def pretrain(recipe: Recipe, next_command: str = "finetune, or evaluate and expo
         next_command: for the last line of the log.
 
     Raises:
-        CorpusError: the text is not prepared, or was prepared from another recipe.
+        CorpusError: there is no vocabulary, or the text is not prepared, or was prepared from another recipe.
         RunError: `pretrain.start` does not fit, or the run in the folder is another one.
     """
-    tokenizer = Tokenizer.load(recipe.folder / "tokenizer")
+    tokenizer = open_tokenizer(recipe)
     text = PreparedText.open(recipe.folder / "corpus" / "train")
     text.check_tokenizer(tokenizer)
     check_corpus_settings(recipe)
