@@ -7,26 +7,22 @@ import signal
 import sys
 from types import FrameType
 
-from app import files
-from app.reload import reload
+from app.server import file_limits
 from app.settings import Settings, SettingsError
 
 
 def serve() -> None:
     """Serve with the settings of the command line and the environment; ends the process."""
-    files.hold_standard_streams()
-    files.raise_limit()
+    file_limits.hold_standard_streams()
+    file_limits.raise_limit()
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, _end)
     if hasattr(signal, "SIGHUP"):  # "load the checkpoints anew"; while they are being loaded, nothing to do
         signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    reloading = sys.argv[1:2] == ["reload"]
     try:
-        settings = Settings.from_command_line(sys.argv[2 if reloading else 1 :], os.environ)
+        settings = Settings.from_command_line(sys.argv[1:], os.environ)
     except SettingsError as error:
         sys.exit(f"bert-serve: {error}")
-    if reloading:
-        sys.exit(reload(settings.port))
     # OpenMP's threads spin for milliseconds while they wait for each other, by default. Here they share their
     # cores with the event loop, the tokenizer and whatever else runs: on two busy cores, sleeping at once made
     # a batch 4 to 7 times as fast. But a thread that sleeps has to be woken, forty times in a pass; spinning
@@ -35,13 +31,9 @@ def serve() -> None:
         os.environ.setdefault("GOMP_SPINCOUNT", "10000")
     # The tokenizer would start a thread for each core, to share out a batch of texts: it gets one at a time.
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-    if settings.workers > 1:
-        from app.workers import Workers
+    from app.server.main import run
 
-        sys.exit(Workers(settings).run())
-    from app.server import run_worker
-
-    sys.exit(run_worker(settings))
+    sys.exit(run(settings))
 
 
 def _end(signal_number: int, frame: FrameType | None) -> None:  # noqa: ARG001

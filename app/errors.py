@@ -15,6 +15,8 @@ ServiceError
 ├── CallerGoneError              nobody is listening any more
 ├── UnavailableError             loading, draining or broken
 └── InferenceError               the model failed on this input
+
+Inside the service, never sent to a caller: OutOfMemoryError, BackendDiedError.
 """
 
 from __future__ import annotations
@@ -131,3 +133,11 @@ class InferenceError(ServiceError):
 
     def __init__(self, reason: str = "the model failed on this input") -> None:
         super().__init__(reason)
+
+
+class OutOfMemoryError(Exception):
+    """A batch did not fit into memory; a smaller batch may."""
+
+
+class BackendDiedError(Exception):
+    """An inference process ended or hangs, so no further batch can succeed."""

@@ -29,6 +29,10 @@ _ORIGIN = re.compile(r"\*|null|([a-z][a-z0-9+.-]*)://([a-z0-9._-]+|\[[0-9a-f:.]+
 _DEFAULT_PORTS = {"http": ":80", "https": ":443"}
 """Browsers leave these out of an origin."""
 
+_WORKERS_ERROR = (
+    "BERT_WORKERS: the service is one process that uses all cores; for more, run replicas "
+    "(docker compose up --scale bert=2, or replicas in Kubernetes) and unset BERT_WORKERS"
+)
 _WEIGHTS = Path(__file__).parents[1] / "model" / "weights"  # beside `app` in a checkout and in a wheel
 
 
@@ -65,12 +69,6 @@ class Settings(BaseModel):
 
     host: str = Field("0.0.0.0", description="address to listen on")  # noqa: S104 (a service in a container)
     port: int = Field(8000, ge=0, le=65535, description="port to listen on; 0 takes a free one")
-    workers: int = Field(
-        1,
-        ge=1,
-        le=256,
-        description="services behind one port, each with its own queue, processes and copy of the models",
-    )
     pretrained: Path = Field(
         _WEIGHTS / "pretrained", description="checkpoint directory for fill-mask and next-sentence"
     )
@@ -83,7 +81,7 @@ class Settings(BaseModel):
     threads: int = Field(
         0,
         ge=0,
-        description="CPU cores of a worker, each with its own batches; 0 divides the quota among the workers",
+        description="CPU cores that compute, each its own batches; 0 takes all that the process may use",
     )
     max_batch_tokens: int = Field(
         0, ge=0, description="tokens that one forward pass computes together; 0 follows from the measured speed"
@@ -176,6 +174,8 @@ class Settings(BaseModel):
         Raises:
             SettingsError: names every variable whose value cannot be used.
         """
+        if environ.get("BERT_WORKERS", "1") not in ("", "1"):
+            raise SettingsError(_WORKERS_ERROR)
         variables = {name: environ.get(PREFIX + name.upper()) for name in cls.model_fields}
         given = [(name, value) for source in (variables, flags or {}) for name, value in source.items()]
         try:
@@ -184,7 +184,7 @@ class Settings(BaseModel):
             raise SettingsError("; ".join(map(_explain, error.errors()))) from None
 
     @classmethod
-    def misspelt(cls, environ: Mapping[str, str]) -> dict[str, str]:
+    def suggest_names(cls, environ: Mapping[str, str]) -> dict[str, str]:
         """Variables that no setting has, but one that is nearly called so: each with that one."""
         known = [PREFIX + name.upper() for name in cls.model_fields]
         strange = [name for name in environ if name.startswith(PREFIX) and name not in known]
@@ -209,7 +209,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="bert-serve",
         description="Serve masked words, next sentences and sentiment over HTTP.",
-        epilog="`bert-serve reload --port X` lets a running service load its checkpoints anew, as SIGHUP does.",
+        epilog="The signal SIGHUP reloads the checkpoints of a running service: kill -HUP PID.",
     )
     for name, field in Settings.model_fields.items():
         shown = ",".join(field.default) if isinstance(field.default, tuple) else field.default

@@ -15,8 +15,8 @@ from statistics import median
 
 import torch
 
-from app.backend import TorchBackend
-from app.queries import Query, Task
+from app.inference.torch_backend import TorchBackend
+from app.inference.types import Query, Task
 from benchmarks import texts
 from model import (
     BertConfig,

@@ -24,8 +24,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from app.backend import TorchBackend
-from app.queries import Query, Task
+from app.inference.torch_backend import TorchBackend
+from app.inference.types import Query, Task
 from benchmarks import checkpoints, texts
 from model import Encoding, PackedBatch, load_checkpoint
 from model.inference.cpu_features import has_native_bfloat16

@@ -17,7 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
-from bert_client.dialect import Dialect
+from bert_client.tables.dialect import Dialect
 from model.config import BertConfig
 from training.errors import RecipeError
 

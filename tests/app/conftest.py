@@ -17,11 +17,11 @@ import pytest
 import uvicorn
 from fastapi import FastAPI
 
-from app.batcher import BackendDiedError
-from app.engine import Engine
-from app.main import create_app
-from app.protocol import BoundedProtocol
-from app.queries import Answer, Backend, Query, ServedModel, Task
+from app.api.application import create_app
+from app.inference.types import Answer, Backend, Query, ServedModel, Task
+from app.scheduling.engine import Engine
+from app.scheduling.scheduler import BackendDiedError
+from app.server.http_protocol import BoundedProtocol
 from app.settings import Settings
 from model import BertConfig, Tokenizer
 
@@ -125,7 +125,7 @@ class Service:
     async def settled(self) -> None:
         """Wait until loading has ended."""
         async with asyncio.timeout(PATIENCE):
-            await self.engine.settled.wait()
+            await self.engine.startup_finished.wait()
 
     async def queued(self, requests: int) -> None:
         """Wait until so many requests are accepted and unanswered."""

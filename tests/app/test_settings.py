@@ -153,7 +153,7 @@ def test_setting_that_is_nearly_called_so_is_named() -> None:
         "BERT_PORT_8000_TCP_ADDR": "10.0.0.1", "BERT_SERVICE_HOST": "10.0.0.1", "API_KEYS": "secret",
     }  # fmt: skip
     expected = {"BERT_API_KEY": "BERT_API_KEYS", "BERT_MAX_QUEUE_TOKEN": "BERT_MAX_QUEUE_TOKENS"}
-    assert Settings.misspelt(environ) == expected
+    assert Settings.suggest_names(environ) == expected
 
 
 def keys(settings: Settings) -> list[str]:

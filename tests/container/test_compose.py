@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import yaml
 
-from app.metrics import Metrics
+from app.observability.metrics import Metrics
 from app.settings import Settings
 
 ROOT = Path(__file__).parents[2]

@@ -14,8 +14,8 @@ from typing import Any
 import yaml
 from opentelemetry.sdk import environment_variables
 
-from app import cli
 from app.settings import PREFIX, Settings
+from bert_client.command import main as cli
 
 ROOT = Path(__file__).parents[2]
 MAKEFILE = (ROOT / "Makefile").read_text(encoding="utf-8")

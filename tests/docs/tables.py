@@ -11,8 +11,8 @@ import yaml
 from prometheus_client.metrics_core import Metric
 from pydantic.fields import FieldInfo
 
-from app.metrics import Metrics
-from app.problems import INTERNAL, TABLE
+from app.api.problems import INTERNAL, TABLE
+from app.observability.metrics import Metrics
 from app.settings import PREFIX, Settings
 
 ROOT = Path(__file__).parents[2]

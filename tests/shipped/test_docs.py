@@ -9,7 +9,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from app import cli
+from bert_client.command import main as cli
 from tests.docs import answers, blocks, calls
 from tests.docs.blocks import Block
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from glob import escape, glob
 from pathlib import Path
 
-from bert_client.files import COMPRESSION_SUFFIXES, open_file
 from bert_client.tables import format_of
+from bert_client.tables.files import COMPRESSION_SUFFIXES, open_file
 from training.errors import SourceError
 from training.recipe import SourceConfig
 

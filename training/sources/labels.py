@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from bert_client.files import Progress
+from bert_client.tables.files import Progress
 from training.errors import SourceError
 from training.recipe import Recipe, SourceConfig, source_name
 from training.sources.documents import Document, documents

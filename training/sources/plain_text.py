@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from bert_client.files import Progress, open_file, text_fault, text_lines
+from bert_client.tables.files import Progress, open_file, text_fault, text_lines
 from training.errors import SourceError
 
 MAX_CHARACTERS = 4_000_000

@@ -9,8 +9,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from bert_client.files import Progress
 from bert_client.tables import open_table
+from bert_client.tables.files import Progress
 from training.errors import SourceError
 from training.recipe import SourceConfig
 

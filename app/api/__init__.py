@@ -1,0 +1,1 @@
+"""HTTP: routes, schemas, errors, admission, pages."""

@@ -1,0 +1,99 @@
+"""The application."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from importlib import metadata
+from pathlib import Path
+
+from fastapi import FastAPI
+from fastapi.middleware.cors import CORSMiddleware
+
+from app.api import openapi, problems
+from app.api.admission import Uploads
+from app.api.middleware import RequestContextMiddleware, UnhandledErrorMiddleware
+from app.api.routes import fill_mask, hugging_face, next_sentence, operations, pages, sentiment
+from app.inference.process_pool import RemoteBackend
+from app.inference.types import Backend
+from app.observability import tracing
+from app.observability.log_config import log_config
+from app.observability.metrics import Metrics
+from app.scheduling.engine import Engine
+from app.settings import Settings
+from model.inference.cpu_features import available_cpus
+
+DESCRIPTION = """\
+Masked words, next sentences and sentiment from a BERT that was built and trained from scratch.
+
+Every error is a [problem document](https://www.rfc-editor.org/rfc/rfc9457); every response carries
+`X-Request-ID`."""
+
+
+def create_app(settings: Settings, backend: Backend | None = None) -> FastAPI:
+    """The service as an ASGI app. Weights are loaded when its lifespan starts, not here."""
+    metrics = Metrics()
+    metrics.started()
+    engine = Engine(lambda: backend or _remote_backend(settings), settings, metrics)
+
+    @asynccontextmanager
+    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        engine.start()
+        try:
+            yield
+        finally:
+            await engine.close()
+
+    app = FastAPI(
+        title="BERT service",
+        version=_version(),
+        description=DESCRIPTION,
+        lifespan=lifespan,
+        openapi_url=None,
+        docs_url=None,
+        redoc_url=None,
+        redirect_slashes=False,
+        telemetry=tracing.CONFIG,
+    )
+    app.state.settings, app.state.engine, app.state.metrics = settings, engine, metrics
+    app.state.uploads = Uploads(settings.max_upload_bytes, metrics)
+    for routes in (fill_mask, next_sentence, sentiment, hugging_face, operations):
+        app.router.routes.extend(routes.router.routes)  # `include_router` costs 50 us per request to match
+    if settings.metrics != "off":
+        app.router.routes.extend(operations.metrics_router.routes)
+    if settings.docs != "off":
+        app.router.routes.extend(pages.router.routes)
+        openapi.install(app, settings)
+    problems.install(app)
+    app.add_middleware(UnhandledErrorMiddleware, engine=engine)  # innermost, inside CORS
+    if settings.cors_origins:
+        app.add_middleware(
+            CORSMiddleware,
+            allow_origins=settings.cors_origins,
+            allow_methods=["GET", "POST"],
+            allow_headers=["*"],  # Hugging Face's client names User-Agent, tracers bring traceparent
+            allow_private_network="*" not in settings.cors_origins,  # Chrome asks before it calls a local address
+            expose_headers=["X-Request-ID", "Server-Timing", "Retry-After"],
+        )
+    app.add_middleware(RequestContextMiddleware, engine=engine, metrics=metrics, settings=settings)  # the outermost
+    return app
+
+
+def _remote_backend(settings: Settings) -> RemoteBackend:
+    return RemoteBackend(
+        settings.pretrained,
+        settings.sentiment,
+        device=settings.device,
+        dtype=settings.dtype,
+        threads=settings.threads or available_cpus(),
+        logs=log_config(settings.log_format, settings.log_level),
+    )
+
+
+def _version() -> str:
+    try:
+        return metadata.version("bert-service")
+    except metadata.PackageNotFoundError:  # run from a checkout that is not installed
+        project = Path(__file__).parents[1] / "pyproject.toml"
+        return str(tomllib.loads(project.read_text())["project"]["version"]) if project.exists() else "unknown"

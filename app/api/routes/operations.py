@@ -1,0 +1,143 @@
+"""Health, info, metrics: what operators ask."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastapi import APIRouter, Depends, Request, Response
+from fastapi.responses import PlainTextResponse
+
+from app.api import openapi as document
+from app.api.auth import check_metrics
+from app.errors import UnavailableError
+from app.inference.types import ServedModel
+from app.observability.metrics import CONTENT_TYPE, Metrics
+from app.scheduling.engine import Engine
+from app.settings import Settings
+from bert_client.wire import Health, Info, Limits, ModelInfo
+
+router = APIRouter(tags=["operations"])
+metrics_router = APIRouter(tags=["operations"], dependencies=[Depends(check_metrics)])
+
+_BROKEN = UnavailableError("broken")
+_INFO = {
+    "version": "0.1.0",
+    "status": "ready",
+    "device": "cpu",
+    "dtype": "float32",
+    "threads": 2,
+    "tokens_per_second": 52000,
+    "models": [  # FastAPI leaves out the null labels of the other one
+        {
+            "name": "sentiment",
+            "tasks": ["sentiment"],
+            "parameters": 5454594,
+            "layers": 4,
+            "hidden_size": 256,
+            "heads": 4,
+            "vocab_size": 8192,
+            "max_tokens": 512,
+            "labels": ["NEGATIVE", "POSITIVE"],
+        },
+    ],
+    "limits": {
+        "max_batch_tokens": 2048,
+        "max_queue_tokens": 262144,
+        "max_client_batch": 512,
+        "max_body_bytes": 2097152,
+        "request_timeout_ms": 30000,
+    },
+}
+_METRICS: dict[int | str, dict[str, Any]] = {
+    200: {
+        "description": "Prometheus' text format.",
+        "content": {"text/plain": {"schema": {"type": "string"}, "example": "bert_queue_tokens 0.0\n"}},
+    }
+}
+
+
+def _engine(request: Request) -> Engine:
+    engine: Engine = request.app.state.engine
+    return engine
+
+
+@router.get(
+    "/health/live",
+    operation_id="health_live",
+    summary="Is a restart needed?",
+    responses=document.answer({"status": "alive"}) | {503: document.problem("It cannot recover.", _BROKEN)},
+)
+async def live(request: Request) -> Health:
+    """503 once the inference process is dead."""
+    engine = _engine(request)
+    if not engine.alive:
+        raise UnavailableError(engine.status)
+    return Health("alive")
+
+
+@router.get(
+    "/health/ready",
+    operation_id="health_ready",
+    summary="Can it answer?",
+    responses=document.answer({"status": "ready"}) | document.problems(503),
+)
+async def ready(request: Request) -> Health:
+    """200 only after a forward pass has succeeded, while none hangs and the service is not draining."""
+    engine = _engine(request)
+    if engine.status != "ready":
+        raise UnavailableError(engine.status, retry_after=1)
+    return Health("ready")
+
+
+@router.get("/info", operation_id="info", summary="Models and limits", responses=document.answer(_INFO))
+async def info(request: Request) -> Info:
+    """Models, sizes, device, precision, limits, version."""
+    engine, settings = _engine(request), request.app.state.settings
+    backend = engine.backend
+    return Info(
+        version=request.app.version,
+        status=engine.status,
+        device=backend.device,
+        dtype=backend.dtype,
+        threads=backend.threads,
+        tokens_per_second=round(engine.batcher.tokens_per_second),
+        models=[_model(served) for served in backend.models.values()],
+        limits=_limits(settings, engine),
+    )
+
+
+@metrics_router.get(
+    "/metrics",
+    operation_id="metrics",
+    summary="Prometheus metrics",
+    response_class=PlainTextResponse,
+    responses=_METRICS,
+)
+async def metrics(request: Request) -> Response:
+    """Counters, gauges and histograms."""
+    collected: Metrics = request.app.state.metrics
+    return Response(collected.render(), headers={"Content-Type": CONTENT_TYPE})
+
+
+def _model(served: ServedModel) -> ModelInfo:
+    return ModelInfo(
+        name=served.name,
+        tasks=list(served.tasks),
+        parameters=served.parameters,
+        layers=served.config.num_hidden_layers,
+        hidden_size=served.config.hidden_size,
+        heads=served.config.num_attention_heads,
+        vocab_size=served.config.vocab_size,
+        max_tokens=served.config.max_position_embeddings,
+        labels=served.config.labels if "sentiment" in served.tasks else None,
+    )
+
+
+def _limits(settings: Settings, engine: Engine) -> Limits:
+    return Limits(
+        max_batch_tokens=engine.batcher.batch_tokens,
+        max_queue_tokens=settings.max_queue_tokens,
+        max_client_batch=settings.max_client_batch,
+        max_body_bytes=settings.max_body_bytes,
+        request_timeout_ms=settings.request_timeout_ms,
+    )

@@ -1,0 +1,168 @@
+"""Request bodies; `responses` has the answers.
+
+They are strict (a bool is no int, "5" is no int) and know no field that is not listed. Clients are generated
+from them, so a union that stands in several places has a name.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Discriminator, Field, StrictBool, StrictInt, Tag, with_config
+from typing_extensions import TypeAliasType
+
+from app.scheduling.tokenization import TextPair
+from bert_client.wire import LabelPrediction, TokenPrediction
+
+MAX_TOP_K = 100
+MAX_TARGETS = 100
+
+T = TypeVar("T")
+
+# Branches of a union. They stand in the locations of pydantic's errors, where callers do not expect them.
+UNION_TAGS = frozenset({"one", "many", "string", "pair"})
+
+
+def _one_or_many(value: object) -> str:
+    return "many" if isinstance(value, list) else "one"
+
+
+def _string_or_pair(value: object) -> str:
+    return "pair" if isinstance(value, dict | TextPair) else "string"
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+def _examples(*examples: dict[str, Any]) -> ConfigDict:
+    return ConfigDict(json_schema_extra={"examples": list(examples)})
+
+
+with_config(ConfigDict(extra="forbid", use_attribute_docstrings=True))(TextPair)
+
+
+OneOrMany = Annotated[
+    Annotated[T, Tag("one")] | Annotated[list[T], Field(min_length=1, fail_fast=True), Tag("many")],
+    Discriminator(_one_or_many),
+]
+TextOrPair = TypeAliasType(
+    "TextOrPair",
+    Annotated[Annotated[str, Tag("string")] | Annotated[TextPair, Tag("pair")], Discriminator(_string_or_pair)],
+)
+Truncate = Annotated[
+    StrictBool,
+    Field(description="Cut an input that is longer than the model's limit, instead of refusing it. Default: no."),
+]
+Target = Annotated[str, Field(min_length=1, max_length=200)]
+
+
+class Parameters(_Strict):
+    """What all tasks understand."""
+
+    truncate: Truncate = False
+
+
+class FillMaskParameters(Parameters):
+    """Parameters of fill-mask."""
+
+    top_k: StrictInt | None = Field(
+        None,
+        ge=1,
+        le=MAX_TOP_K,
+        description="Predictions per mask. Default: 5, or all of `targets` if there are any.",
+    )
+    targets: list[Target] | None = Field(
+        None,
+        min_length=1,
+        max_length=MAX_TARGETS,
+        fail_fast=True,
+        description="Score these words only; each must be a single token of the vocabulary.",
+    )
+
+
+class SentimentParameters(Parameters):
+    """Parameters of sentiment."""
+
+    top_k: StrictInt | None = Field(None, ge=1, le=MAX_TOP_K, description="Labels to return. Default: all.")
+
+
+class FillMaskRequest(_Strict):
+    """Texts with one or more `[MASK]`."""
+
+    model_config = _examples(
+        {"inputs": "The movie was [MASK] and I loved it."},
+        {"inputs": ["A [MASK] film.", "I [MASK] it."], "parameters": {"top_k": 2, "truncate": True}},
+        {"inputs": "The movie was [MASK].", "parameters": {"targets": ["good", "bad"]}},
+    )
+
+    inputs: OneOrMany[str] = Field(description="One text or many; each holds at least one `[MASK]`.")
+    parameters: FillMaskParameters = FillMaskParameters()
+
+
+class NextSentenceRequest(_Strict):
+    """Pairs of texts: does the second follow the first?"""
+
+    model_config = _examples(
+        {"inputs": {"text": "I went to the cinema.", "text_pair": "The film was good."}},
+    )
+
+    inputs: OneOrMany[TextPair] = Field(description="One pair or many.")
+    parameters: Parameters = Parameters()
+
+
+class SentimentRequest(_Strict):
+    """Texts, or a review's title and body."""
+
+    model_config = _examples(
+        {"inputs": "The movie was good and I loved it."},
+        {
+            "inputs": ["A good film.", {"text": "Bad", "text_pair": "I did not like it."}],
+            "parameters": {"top_k": 1},
+        },
+    )
+
+    inputs: OneOrMany[TextOrPair] = Field(description="One text or pair, or many.")
+    parameters: SentimentParameters = SentimentParameters()
+
+
+# Hugging Face's clients leave fields out or send null, and older ones add `options`.
+
+
+class HuggingFaceFillMaskRequest(_Strict):
+    """What `InferenceClient.fill_mask` sends."""
+
+    model_config = _examples({"inputs": "The movie was [MASK].", "parameters": {"top_k": 3}})
+
+    inputs: OneOrMany[str] = Field(description="One text or many; each holds at least one `[MASK]`.")
+    parameters: FillMaskParameters | None = None
+    options: dict[str, Any] | None = Field(None, description="Accepted and passed over.")
+
+
+class HuggingFaceClassificationParameters(SentimentParameters):
+    """Parameters of text-classification."""
+
+    function_to_apply: Literal["softmax"] | None = Field(None, description="Nothing else is computed here.")
+
+
+class HuggingFaceClassificationRequest(_Strict):
+    """What `InferenceClient.text_classification` sends."""
+
+    model_config = _examples({"inputs": "The movie was good."})
+
+    inputs: OneOrMany[TextOrPair] = Field(description="One text or pair, or many.")
+    parameters: HuggingFaceClassificationParameters | None = None
+    options: dict[str, Any] | None = Field(None, description="Accepted and passed over.")
+
+
+HuggingFaceTokens = TypeAliasType(
+    "HuggingFaceTokens",
+    list[TokenPrediction] | list[list[TokenPrediction] | list[list[TokenPrediction]]],  # by the masks of each
+)
+
+HuggingFaceLabels = list[list[LabelPrediction]]
+
+
+def as_list(inputs: T | list[T]) -> list[T]:
+    """One input or many, as many."""
+    return inputs if isinstance(inputs, list) else [inputs]

@@ -1,0 +1,67 @@
+// The service over HTTP: an answer, or a sentence that says why there is none.
+
+export const access = { key: "" };
+
+export const parameters = {}; // of every question
+
+export const base = new URL(".", location.href).href; // also behind a path prefix
+
+export class Problem extends Error {
+  constructor(status, detail, retryAfter, code) {
+    const sentence = detail.charAt(0).toUpperCase() + detail.slice(1);
+    super(/[.!?]$/.test(sentence) ? sentence : `${sentence}.`);
+    this.status = status;
+    this.code = code;
+    this.retryAfter = retryAfter; // seconds, or null where another try would not help
+  }
+}
+
+async function request(path, options) {
+  const response = await fetch(base + path, options).catch(() => {
+    throw new Problem(0, "the service cannot be reached", 2);
+  });
+  const answer = await response.json().catch(() => {
+    if (response.ok) throw new Problem(response.status, "somebody else answered, in the service's place");
+    return {}; // a proxy's page
+  });
+  if (response.ok) return [answer, response.headers];
+  const wait = Number(response.headers.get("Retry-After")) || null;
+  throw new Problem(response.status, answer.detail ?? `the service answered ${response.status}`, wait, answer.code);
+}
+
+const question = (inputs) => (Object.keys(parameters).length ? { inputs, parameters } : { inputs });
+
+// One task's results and how long they took: `total` on this side, the stages as Server-Timing tells them.
+export async function ask(task, inputs, signal) {
+  const headers = { "Content-Type": "application/json" };
+  if (access.key) headers.Authorization = `Bearer ${access.key}`;
+  const started = performance.now();
+  const body = JSON.stringify(question(inputs));
+  const [answer, received] = await request(task, { method: "POST", headers, body, signal });
+  const stages = [...(received.get("Server-Timing") ?? "").matchAll(/(\w+);dur=([\d.]+)/g)];
+  const timing = Object.fromEntries(stages.map(([, stage, milliseconds]) => [stage, Number(milliseconds)]));
+  return { ...answer, timing: { ...timing, total: performance.now() - started } };
+}
+
+export async function info() {
+  const [answer] = await request("info", {});
+  return answer;
+}
+
+const shellQuoted = (text) => `'${text.replaceAll("'", String.raw`'\''`)}'`;
+
+export function curl(task, inputs) {
+  const key = access.key ? `  -H "Authorization: Bearer $BERT_API_KEY" \\\n` : "";
+  const body = JSON.stringify(question(inputs), null, 1).replace(/\n\s*/g, " "); // only formatting is a bare newline
+  return `curl ${base}${task} \\\n${key}  --json ${shellQuoted(body)}`;
+}
+
+const literal = (value) => (Array.isArray(value) ? `(${value.map(literal).join(", ")})` : JSON.stringify(value));
+
+export function python(method, given) {
+  const key = access.key ? `, api_key=os.environ["BERT_API_KEY"]` : "";
+  const cut = parameters.truncate ? ", truncate=True" : "";
+  const imports = (key ? "import os\n\n" : "") + "from bert_client import BertClient";
+  const url = JSON.stringify(base.replace(/\/$/, ""));
+  return `${imports}\n\nwith BertClient(${url}${key}) as bert:\n    print(bert.${method}(${literal(given)}${cut}))`;
+}

@@ -1,0 +1,359 @@
+"""Batches in PyTorch. The one file of `app` that imports torch."""
+
+from __future__ import annotations
+
+import copy
+import math
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from app.errors import BackendDiedError, InferenceError, OutOfMemoryError
+from app.inference.types import Answer, Backend, Query, ServedModel, Task
+from app.settings import SettingsError
+from model import (
+    BertForPreTraining,
+    BertForSequenceClassification,
+    Checkpoint,
+    Encoding,
+    PackedBatch,
+    load_checkpoint,
+)
+from model.attention.varlen import can_use_varlen
+from model.errors import CheckpointError
+from model.inference.cpu_features import available_cpus, bfloat16_is_fast
+from model.inference.cuda_graphs import GraphedEncoder
+from model.inference.prepack import prepack, warm_up_attention, warm_up_linear
+from model.packing import round_up_to_bucket
+
+
+class TorchBackend:
+    """Our own models on one device."""
+
+    def __init__(
+        self,
+        pretrained: Path,
+        sentiment: Path,
+        *,
+        device: str = "auto",
+        dtype: str = "auto",
+        threads: int = 0,
+        beside_others: bool = False,
+    ) -> None:
+        """`beside_others`: on a CPU, processes like this one will compute other batches at the same time, one
+        for each thread. It then takes one thread for a batch, or all for one that is `alone`."""
+        self.models: dict[str, ServedModel] = {}
+        self.device = device
+        self.dtype = dtype
+        self.threads = threads or available_cpus()
+        self.tokens_per_second = 0.0
+        self._beside_others = beside_others
+        self.processes = 1
+        """How many processes are to compute."""
+        self._threads_each = 0
+        self.most_tokens = _MOST_TOKENS
+        self._directories = {"pretrained": pretrained, "sentiment": sentiment}
+        self._networks: dict[str, BertForPreTraining | BertForSequenceClassification] = {}
+        self._encoders: dict[str, Callable[[PackedBatch], Tensor]] = {}
+
+    @property
+    def at_once(self) -> int:
+        """See `Backend.at_once`."""
+        return 1
+
+    def load(self) -> None:
+        """See `Backend.load`."""
+        self.device = _resolve_device(self.device)
+        if self._beside_others and self.device == "cpu":
+            self.processes = self.threads
+        if self.device == "cpu":
+            self.most_tokens = _WARM_ROWS
+        self._threads_each = self.threads // self.processes
+        torch.set_num_threads(self._threads_each)
+        if (index := torch.device(self.device).index) is not None:
+            torch.cuda.set_device(index)  # of this thread: streams and graphs go there
+        self.dtype = _resolve_dtype(self.dtype, self.device)
+        checkpoints = {lane: load_checkpoint(directory) for lane, directory in self._directories.items()}
+        _check_architectures(checkpoints["pretrained"], checkpoints["sentiment"])
+        served = {}
+        for lane, checkpoint in checkpoints.items():
+            served[lane] = _describe(checkpoint)
+            self._networks[lane] = _place(
+                checkpoint.model,
+                self.device,
+                getattr(torch, self.dtype),
+                tuple(dict.fromkeys((self._threads_each, self.threads))),
+            )
+            if isinstance(network := self._networks[lane], BertForPreTraining):
+                _drop_unused_rows(network.masked_lm.decoder, checkpoint.tokenizer.vocab)
+            self._encoders[lane] = _encoder_of(network)
+            self._check(lane, served[lane])
+        if self.device == "cpu":
+            self._warm_up(self._threads_each, _WARM_ROWS)
+        speed = min(self._speed(lane, model) for lane, model in served.items())
+        self.tokens_per_second = speed * self.processes
+        self.models = served
+
+    def load_alone(self) -> None:
+        """Meet the sizes of batches that will be `alone`, which belong to this process and not to its forks."""
+        if self.processes > 1:
+            shortest = self.tokens_per_second * _WORTH_ALL_THREADS / self.processes
+            self._warm_up(self.threads, _WARM_ROWS_ALONE, int(shortest) + 1)
+
+    def run(self, lane: str, queries: Sequence[Query], *, alone: bool = False) -> list[Answer | Exception]:
+        """See `Backend.run`.
+
+        Args:
+            alone: nobody else needs the processor, so it may take all threads, if the batch is worth it.
+        """
+        if self.processes > 1:
+            tokens = sum(len(query.encoding) for query in queries)
+            worth = tokens * self.processes > self.tokens_per_second * _WORTH_ALL_THREADS
+            torch.set_num_threads(self.threads if alone and worth else self._threads_each)
+        order = sorted(range(len(queries)), key=lambda i: len(queries[i].encoding))  # neighbours pad alike
+        answers: list[Answer | Exception] = [InferenceError()] * len(queries)
+        with _torch_errors(), torch.inference_mode():
+            for i, answer in zip(order, self._compute(lane, [queries[i] for i in order]), strict=True):
+                answers[i] = answer
+        return answers
+
+    def watch(self, died: Callable[[Backend, BackendDiedError], None]) -> None:
+        """See `Backend.watch`: it dies in the midst of a batch or not at all."""
+
+    def close(self) -> None:
+        """See `Backend.close`: it holds nothing."""
+
+    def _compute(self, lane: str, queries: Sequence[Query]) -> list[Answer | Exception]:
+        ids = [query.encoding.input_ids for query in queries]
+        types = [query.encoding.token_type_ids for query in queries]
+        outputs = [query.masks or (0,) for query in queries]  # (0,): [CLS]
+        network = self._networks[lane]
+        hidden = self._encoders[lane](PackedBatch.pack(ids, types, outputs))
+        hidden = hidden.float()  # (num_outputs, hidden); heads compute in float32
+        if isinstance(network, BertForSequenceClassification):
+            logits = network.classifier(network.pooler(hidden))
+            return [_class_answer(row) for row in network.scores(logits).tolist()]
+        return _pretraining_answers(network, hidden, queries)
+
+    def _warm_up(self, threads: int, most: int, shortest: int = 1) -> None:
+        """Meet the sizes of ordinary batches of up to `most` tokens, in texts of at least `shortest`: no caller
+        waits for oneDNN to make kernels, and their memory is taken at the start."""
+        until = time.monotonic() + _WARM_UP_SECONDS
+        shapes = {
+            (network.config.hidden_size, network.config.intermediate_size): network.encoder
+            for network in self._networks.values()
+        }
+        torch.set_num_threads(threads)
+        for network in self._networks.values():
+            warm_up_attention(network.encoder, most, shortest)
+        for rows in reversed(warm_rows(most)):  # what is free after the largest has room for all others
+            for encoder in shapes.values():
+                if time.monotonic() < until:
+                    warm_up_linear(encoder, rows)
+        torch.set_num_threads(self._threads_each)
+
+    def _speed(self, lane: str, served: ServedModel) -> float:
+        """Tokens per second of the best of some batches, which grow as long as there is time."""
+        length = min(_TEXT_TOKENS, served.config.max_position_embeddings)
+        ids = [served.tokenizer.cls_id] * length
+        query = Query(served.tasks[-1], Encoding(ids, [0] * length, [(0, 0)] * length, truncated=False))
+        best, began = 0.0, time.perf_counter()
+        for count in _SPEED_TEXTS:
+            before = time.perf_counter()
+            if before - began > _SPEED_SECONDS or count * length > self.most_tokens:
+                break
+            self.run(lane, [query] * count)
+            best = max(best, count * length / (time.perf_counter() - before))
+        return best
+
+    def _check(self, lane: str, served: ServedModel) -> None:
+        """One forward pass per task: what cannot compute shall fail now."""
+        words = [served.tokenizer.cls_id, served.tokenizer.mask_id, served.tokenizer.sep_id]
+        encoding = Encoding(words, [0, 0, 0], [(0, 0)] * 3, truncated=False)
+        for task in served.tasks:
+            masks, top_k = ((1,), 1) if task is Task.FILL_MASK else ((), 0)
+            (answer,) = self.run(lane, [Query(task, encoding, masks, top_k)])
+            if isinstance(answer, Exception):
+                raise CheckpointError(self._directories[lane], "its weights do not compute finite numbers")
+
+
+# Of a calibration: tokens of a text, texts of each batch, and the seconds within which the last one begins.
+_TEXT_TOKENS, _SPEED_TEXTS, _SPEED_SECONDS = 32, (8, 8, 32, 32, 64, 64, 128, 128), 0.25
+
+# More tokens make a GPU no faster; nor a CPU, where kernels for more rows are made when they are met.
+_MOST_TOKENS = 16_384
+_WARM_ROWS, _WARM_ROWS_ALONE = 2048, 512
+_WARM_UP_SECONDS = 5.0
+
+_WORTH_ALL_THREADS = 0.004
+"""Seconds of a batch with one thread, from which several are faster."""
+
+
+def warm_rows(most: int) -> list[int]:
+    """Tokens or outputs of ordinary batches after rounding."""
+    return sorted({round_up_to_bucket(number) for number in range(1, most + 1)})
+
+
+def _pretraining_answers(
+    network: BertForPreTraining, hidden: Tensor, queries: Sequence[Query]
+) -> list[Answer | Exception]:
+    """hidden (num_outputs, hidden) holds each query's rows: its masks', or the one of [CLS]."""
+    rows = hidden.split([len(query.masks) or 1 for query in queries])
+    answers: list[Answer | Exception | None] = [None] * len(queries)
+    pairs = [i for i, query in enumerate(queries) if query.task is Task.NEXT_SENTENCE]
+    if pairs and network.next_sentence is not None:
+        scores = network.next_sentence(torch.cat([rows[i] for i in pairs])).softmax(-1).tolist()
+        for i, row in zip(pairs, scores, strict=True):
+            answers[i] = _class_answer(row)
+    texts = [i for i, query in enumerate(queries) if query.task is Task.FILL_MASK]
+    for chunk in _chunks(texts, [len(query.masks) for query in queries]):
+        logits = network.masked_lm(torch.cat([rows[i] for i in chunk]))  # (masks, vocab)
+        for i, answer in zip(chunk, _mask_answers(logits, [queries[i] for i in chunk]), strict=True):
+            answers[i] = answer
+    return [InferenceError() if answer is None else answer for answer in answers]
+
+
+# Masks that are projected onto the vocabulary at once: 512 x 30522 float32 are 60 MB.
+_MASKS_AT_ONCE = 512
+
+
+def _chunks(indices: Sequence[int], sizes: Sequence[int]) -> Iterator[list[int]]:
+    """Runs of indices whose sizes sum up to no more than `_MASKS_AT_ONCE`, or single ones."""
+    chunk: list[int] = []
+    masks = 0
+    for i in indices:
+        if chunk and masks + sizes[i] > _MASKS_AT_ONCE:
+            yield chunk
+            chunk, masks = [], 0
+        chunk.append(i)
+        masks += sizes[i]
+    if chunk:
+        yield chunk
+
+
+def _mask_answers(logits: Tensor, queries: Sequence[Query]) -> list[Answer | Exception]:
+    """Probabilities of the whole vocabulary for each query's masks: logits (masks of all queries, vocab)."""
+    normaliser = logits.logsumexp(-1, keepdim=True)  # (masks, 1)
+    longest = max((query.top_k for query in queries if not query.targets), default=0)
+    top_logits, top_ids = logits.topk(min(longest, logits.shape[-1]))  # (masks, longest)
+    finite = normaliser.isfinite().flatten().tolist()
+    top_scores, top_tokens = (top_logits - normaliser).exp().tolist(), top_ids.tolist()
+    answers: list[Answer | Exception] = []
+    first = 0
+    for query in queries:
+        rows = slice(first, first + len(query.masks))
+        first = rows.stop
+        if not all(finite[rows]):
+            answers.append(InferenceError("the model computed no finite number for this input"))
+        elif query.targets:
+            answers.append(_target_answer(logits[rows], normaliser[rows], query))
+        else:
+            k = query.top_k
+            answers.append(Answer([row[:k] for row in top_scores[rows]], [row[:k] for row in top_tokens[rows]]))
+    return answers
+
+
+def _target_answer(logits: Tensor, normaliser: Tensor, query: Query) -> Answer:
+    targets = torch.tensor(query.targets, device=logits.device)
+    scores = (logits[:, targets] - normaliser).exp()  # (masks, targets)
+    scores, order = scores.sort(stable=True, dim=-1, descending=True)
+    k = query.top_k
+    return Answer(scores[:, :k].tolist(), targets[order][:, :k].tolist())
+
+
+def _class_answer(row: list[float]) -> Answer | Exception:
+    if not all(map(math.isfinite, row)):
+        return InferenceError("the model computed no finite number for this input")
+    return Answer([row])
+
+
+@contextmanager
+def _torch_errors() -> Iterator[None]:
+    try:
+        yield
+    except torch.OutOfMemoryError as error:
+        torch.cuda.empty_cache()
+        raise OutOfMemoryError(str(error)) from error
+    except torch.AcceleratorError as error:  # after a device-side fault, every call to the device fails
+        raise BackendDiedError(str(error)) from error
+    except RuntimeError as error:
+        if "can't allocate memory" in str(error) or "not enough memory" in str(error):  # DefaultCPUAllocator
+            raise OutOfMemoryError(str(error)) from error
+        raise
+
+
+def _check_architectures(pretrained: Checkpoint, sentiment: Checkpoint) -> None:
+    if not isinstance(pretrained.model, BertForPreTraining):
+        raise CheckpointError(pretrained.path, "is a sequence classifier, BERT_PRETRAINED needs a masked-LM head")
+    if not isinstance(sentiment.model, BertForSequenceClassification):
+        raise CheckpointError(sentiment.path, "is no sequence classifier, which BERT_SENTIMENT needs")
+
+
+def _describe(checkpoint: Checkpoint) -> ServedModel:
+    network = checkpoint.model
+    if isinstance(network, BertForSequenceClassification):
+        tasks: tuple[Task, ...] = (Task.SENTIMENT,)
+    else:
+        tasks = (Task.FILL_MASK,) if network.next_sentence is None else (Task.FILL_MASK, Task.NEXT_SENTENCE)
+    parameters = sum(parameter.numel() for parameter in network.parameters())
+    return ServedModel(checkpoint.path.resolve().name, tasks, checkpoint.config, checkpoint.tokenizer, parameters)
+
+
+def _place(
+    network: BertForPreTraining | BertForSequenceClassification,
+    device: str,
+    dtype: torch.dtype,
+    threads: tuple[int, ...],
+) -> BertForPreTraining | BertForSequenceClassification:
+    """The encoder in `dtype`, the heads in float32: bfloat16 logits would tie where scores differ by 5%."""
+    heads = {name: copy.deepcopy(head) for name, head in network.named_children() if name != "encoder"}
+    network.encoder.to(dtype)
+    for name, head in heads.items():  # copies, since the decoder shares its weight with the embeddings
+        setattr(network, name, head.float())
+    nn.Module.requires_grad_(network, False)
+    network.to(device)
+    if device == "cpu":
+        for parameter in network.encoder.parameters():  # it may be mapped from a file that somebody replaces
+            parameter.data = parameter.data.clone()
+        prepack(network.encoder, threads)
+    return network
+
+
+@torch.no_grad()
+def _drop_unused_rows(decoder: nn.Linear, vocab: Sequence[str]) -> None:
+    """Give no probability to output rows without a token: many vocabularies are padded, and some have gaps."""
+    decoder.weight = nn.Parameter(decoder.weight[: len(vocab)].clone(), requires_grad=False)
+    decoder.bias = nn.Parameter(decoder.bias[: len(vocab)].clone(), requires_grad=False)
+    decoder.bias[[i for i, token in enumerate(vocab) if not token]] = -math.inf
+
+
+@torch.inference_mode()
+def _encoder_of(network: BertForPreTraining | BertForSequenceClassification) -> Callable[[PackedBatch], Tensor]:
+    """What computes batches that lie on the host."""
+    weight = network.encoder.embeddings.norm.weight
+    if can_use_varlen(weight.device, weight.dtype, network.config.head_dim):
+        return GraphedEncoder(network.encoder)
+    return lambda batch: network.encoder(batch.to(weight.device))
+
+
+def _resolve_device(device: str) -> str:
+    if device == "auto":
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    if device.startswith("cuda"):
+        if not torch.cuda.is_available():
+            raise SettingsError(f"BERT_DEVICE={device}: this machine has no usable CUDA device")
+        if (torch.device(device).index or 0) >= (count := torch.cuda.device_count()):
+            raise SettingsError(f"BERT_DEVICE={device}: the last CUDA device here is cuda:{count - 1}")
+    return device
+
+
+def _resolve_dtype(dtype: str, device: str) -> str:
+    if dtype != "auto":
+        return dtype
+    if device.startswith("cuda"):
+        return "bfloat16" if torch.cuda.is_bf16_supported(including_emulation=False) else "float16"
+    return "bfloat16" if bfloat16_is_fast() else "float32"

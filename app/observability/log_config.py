@@ -1,0 +1,65 @@
+"""Logging, set up once at the edge: text for people, JSON for machines. Never a caller's text."""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+from contextlib import suppress
+from typing import Any
+
+
+class JSONFormatter(logging.Formatter):
+    """One JSON object per line."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """See `logging.Formatter`."""
+        line = {
+            "time": self.formatTime(record, "%Y-%m-%dT%H:%M:%S") + f".{int(record.msecs):03d}",
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "message": record.getMessage(),
+        }
+        if request_id := getattr(record, "request_id", None):
+            line["request_id"] = request_id
+        if record.exc_info:
+            line["exception"] = self.formatException(record.exc_info)
+        return json.dumps(line)
+
+
+class TextFormatter(logging.Formatter):
+    """A line for people, with the request id where there is one."""
+
+    def __init__(self) -> None:
+        super().__init__("%(asctime)s %(levelname)s %(name)s: %(message)s")
+
+    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 (logging's own name)
+        """See `logging.Formatter`."""
+        message = super().formatMessage(record)
+        request_id = getattr(record, "request_id", None)
+        return f"{message} [{request_id}]" if request_id else message
+
+
+def log_fatal(message: str, log_format: str) -> None:
+    """The one line that explains why a process ends, if there is still somewhere to write it."""
+    record = logging.LogRecord("app", logging.CRITICAL, __file__, 0, message, None, None)
+    line = JSONFormatter().format(record) if log_format == "json" else f"bert-serve: {message}"
+    with suppress(OSError, ValueError):  # a full disk, a closed stream
+        print(line, file=sys.stderr, flush=True)  # noqa: T201 (also where no logging is set up)
+
+
+def log_config(log_format: str, level: str) -> dict[str, Any]:
+    """A `logging.config.dictConfig` for this service and for uvicorn."""
+    formatter = JSONFormatter if log_format == "json" else TextFormatter
+    uvicorn_level = "INFO" if level == "debug" else level.upper()
+    return {
+        "version": 1,
+        "disable_existing_loggers": False,
+        "formatters": {"line": {"()": formatter}},
+        "handlers": {"stderr": {"class": "logging.StreamHandler", "formatter": "line", "stream": "ext://sys.stderr"}},
+        "root": {"handlers": ["stderr"], "level": "WARNING"},
+        "loggers": {
+            "app": {"level": level.upper()},
+            "uvicorn": {"level": uvicorn_level},
+        },
+    }

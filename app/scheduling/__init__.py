@@ -1,0 +1,1 @@
+"""From a text to its answer: tokenization, the queue, batches. Knows no torch and no HTTP."""

@@ -1,0 +1,44 @@
+"""A backend's numbers into what a caller reads: pure functions."""
+
+from __future__ import annotations
+
+from app.inference.types import Answer, Query
+from bert_client.wire import FillMaskResult, LabelPrediction, LabelResult, Mask, TokenPrediction
+from model.tokenizer import Tokenizer
+
+NEXT_SENTENCE_LABELS = [
+    "IS_NEXT",
+    "NOT_NEXT",
+]  # logit 0: the second follows (Devlin et al.)
+
+
+def fill_mask_result(text: str, query: Query, answer: Answer, tokenizer: Tokenizer) -> FillMaskResult:
+    """Every mask of a text with its predictions, each written into the caller's own text."""
+    masks = []
+    for position, scores, token_ids in zip(query.masks, answer.scores, answer.token_ids, strict=True):
+        span = query.encoding.spans[position]
+        predictions = []
+        for score, token_id in zip(scores, token_ids, strict=True):
+            token = tokenizer.token(token_id)
+            predictions.append(TokenPrediction(score, token_id, token, fill(text, span, token)))
+        masks.append(Mask(position, predictions))
+    return FillMaskResult(masks, len(query.encoding), query.encoding.truncated)
+
+
+def fill(text: str, span: tuple[int, int], token: str) -> str:
+    """A text with the mask at `span` replaced by a token; a `##` piece joins the word before it.
+
+    >>> fill("I was walk [MASK] home", (11, 17), "##ing")
+    'I was walking home'
+    """
+    before, after = text[: span[0]], text[span[1] :]
+    if token.startswith("##") and len(token) > 2:
+        return before.rstrip() + token[2:] + after
+    return before + token + after
+
+
+def label_result(labels: list[str], query: Query, answer: Answer, top_k: int | None = None) -> LabelResult:
+    """Labels with their scores, highest first."""
+    predictions = [LabelPrediction(label, score) for label, score in zip(labels, answer.scores[0], strict=True)]
+    predictions.sort(key=lambda prediction: -prediction.score)
+    return LabelResult(predictions[:top_k], len(query.encoding), query.encoding.truncated)

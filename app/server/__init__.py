@@ -1,0 +1,1 @@
+"""One operating system process: uvicorn, its protocol, signals, draining."""

@@ -1,0 +1,1 @@
+"""The HTTP clients: `client` and `async_client`, over one conversation without a network (`exchange`)."""

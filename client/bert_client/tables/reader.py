@@ -1,0 +1,352 @@
+"""The reader of tables: CSV, TSV, JSON lines, Parquet, plain lines; compressed; in many dialects.
+
+>>> with open_table("reviews.csv") as table:
+...     for row in table.rows:
+...         print(row.number, row.fault or row.cells["text"])
+
+1. What a file is, its first bytes tell; its name tells the format of text.
+2. How a table is written is stated by a `Dialect`, or detected where the first lines leave no doubt.
+3. A row that is broken has a `fault`, and reading goes on. Nothing is shifted, joined or left out silently.
+4. Rows are read as they are asked for: memory does not grow with the file.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from bert_client.errors import TableError
+from bert_client.tables.delimited import Record, records, whole_rows_inside
+from bert_client.tables.dialect import Dialect, detect
+from bert_client.tables.files import (
+    COMPRESSION_SUFFIXES,
+    File,
+    Progress,
+    damage,
+    library,
+    open_file,
+    read_errors,
+    text_fault,
+    text_lines,
+)
+
+FORMATS = ("csv", "tsv", "jsonl", "parquet", "lines")
+LINE = "text"
+"""The name of the only column of plain lines, and of a table that has one column and no header."""
+
+_SUFFIXES = {
+    ".csv": "csv",
+    ".tsv": "tsv",
+    ".tab": "tsv",
+    ".jsonl": "jsonl",
+    ".ndjson": "jsonl",
+    ".json": "jsonl",
+    ".parquet": "parquet",
+    ".pq": "parquet",
+    ".txt": "lines",
+    ".text": "lines",
+}
+_DELIMITERS = {"csv": ",", "tsv": "\t"}
+_BEGINNING_LINES = 1000
+_BEGINNING_CHARACTERS = 2**20
+"""The dialect is detected from so much of a table."""
+_SHOWN_WARNINGS = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One row."""
+
+    number: int
+    """The line that it begins in, from 1; of a Parquet file, the row."""
+    cells: dict[str, Any]
+    """By column. Those of a row with a fault are what could be read."""
+    fault: str | None = None
+    """Why the cells are not to be used."""
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """An opened table."""
+
+    name: str
+    """Of the file, for messages."""
+    format: str
+    columns: tuple[str, ...] | None
+    """None for JSON lines, each of which has its own."""
+    rows: Iterator[Row]
+    """Raises TableError where the file is cut off or damaged, after the rows before that place."""
+    warnings: list[str]
+    """What a reader should know; it grows while rows are read."""
+    size: int | None
+    """Bytes of the file; None for a pipe."""
+
+    def column(self, address: str) -> str:
+        """The name of a column that is addressed by its name or, if no column is called so, by its number.
+
+        Raises:
+            TableError: the column is missing; the message lists the columns.
+        """
+        if self.columns is None or address in self.columns:
+            return address
+        if address.isdecimal() and 1 <= int(address) <= len(self.columns):
+            return self.columns[int(address) - 1]
+        shown = ", ".join(map(repr, self.columns[:50]))
+        raise TableError(f"{self.name}: there is no column {address!r}, but {shown}{_advice(self)}")
+
+
+def format_of(name: str, dialect: Dialect | None = None) -> str | None:
+    """The format that a file name tells, if any; lines, if it is a pipe (`-`). What is stated as a dialect is a
+    table, not lines."""
+    path = Path(name)
+    inner = path.with_suffix("") if path.suffix.lower() in COMPRESSION_SUFFIXES else path
+    found = "lines" if name == "-" else _SUFFIXES.get(inner.suffix.lower())
+    stated = dialect is not None and dialect.is_table
+    return "csv" if stated and found in (None, "lines") else found
+
+
+@contextmanager
+def open_table(
+    name: str | Path,
+    *,
+    format: str | None = None,  # noqa: A002 (it is the word)
+    dialect: Dialect | None = None,
+    columns: Sequence[str] | None = None,
+    progress: Progress | None = None,
+) -> Iterator[Table]:
+    """Open a file, or standard input for `-`.
+
+    Args:
+        format: One of `FORMATS`; if absent, that of the file's name. A file whose first bytes are Parquet's is
+            read as that.
+        dialect: How a CSV or TSV file is written; its encoding is for JSON lines and plain lines, too.
+        columns: Of a Parquet file, read only these; names or numbers.
+
+    Raises:
+        TableError: the file cannot be read as a table at all.
+    """
+    with open_file(str(name), progress) as file:
+        yield _table(file, format or format_of(str(name), dialect), dialect or Dialect(), columns)
+
+
+def _table(file: File, form: str | None, dialect: Dialect, columns: Sequence[str] | None) -> Table:
+    if file.is_parquet:
+        return _parquet(file, columns)
+    file.check_kind(markup=form != "lines")
+    if form is None:
+        raise TableError(f"{file.name}: its name does not tell its format; state it ({', '.join(FORMATS)})")
+    if form == "parquet":
+        raise TableError(f"{file.name}: is not a Parquet file, or its beginning is damaged")
+    warnings = []
+    if file.name.lower().endswith(COMPRESSION_SUFFIXES) and not file.is_compressed:
+        warnings.append(f"{file.name}: is not compressed, unlike its name")
+    encoding = file.encoding(dialect.encoding)
+    lines = text_lines(file, encoding)
+    match form:
+        case "lines":
+            rows = (_line_row(number, line, encoding) for number, line in enumerate(lines, 1))
+            return Table(file.name, form, (LINE,), rows, warnings, file.size)
+        case "jsonl":
+            return Table(file.name, form, None, _json_rows(file, lines, encoding), warnings, file.size)
+    return _delimited(file, form, dialect, lines, encoding, warnings)
+
+
+# --- lines and JSON lines ------------------------------------------------------------------------------------
+
+
+def _line_row(number: int, line: str, encoding: str) -> Row:
+    return Row(number, {LINE: line.rstrip("\r\n")}, text_fault(line, encoding))
+
+
+def _json_rows(file: File, lines: Iterator[str], encoding: str) -> Iterator[Row]:
+    if file.head.lstrip()[:1] == b"[":
+        remedy = "write one object per line (jq -c '.[]')"
+        raise TableError(f"{file.name}: is one JSON array, not an object per line; {remedy}")
+    return (_json_row(number, line, encoding) for number, line in enumerate(lines, 1) if not line.isspace())
+
+
+def _json_row(number: int, line: str, encoding: str) -> Row:
+    if fault := text_fault(line, encoding):
+        line = line.encode("utf-8", "replace").decode()
+    try:
+        cells = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        return Row(number, {}, fault or f"the line is not JSON ({_reason(error)})")
+    if not isinstance(cells, dict):
+        return Row(number, {}, f"the line is a JSON {type(cells).__name__}, not an object")
+    return Row(number, cells, fault)
+
+
+def _reason(error: Exception) -> str:
+    return f"{error.msg}, character {error.pos}" if isinstance(error, json.JSONDecodeError) else str(error)
+
+
+# --- CSV and TSV ---------------------------------------------------------------------------------------------
+
+
+def _delimited(
+    file: File, form: str, dialect: Dialect, lines: Iterator[str], encoding: str, warnings: list[str]
+) -> Table:
+    beginning, rest = _beginning(lines)
+    if beginning and _is_json_object(beginning[0]):
+        raise TableError(f"{file.name}: holds JSON lines, not {form.upper()}; state the format jsonl")
+    complete, note = detect(dialect, _DELIMITERS[form], beginning)
+    if note:
+        warnings.append(f"{file.name}: {note}")
+    found = records(itertools.chain(beginning, rest), complete)
+    columns, first = _header(file, found, complete, encoding)
+    rows = _rows(file, columns, itertools.chain(first, found), complete.delimiter or "", encoding, warnings)
+    return Table(file.name, form, columns, rows, warnings, file.size)
+
+
+def _beginning(lines: Iterator[str]) -> tuple[list[str], Iterator[str]]:
+    """The lines from which the dialect is detected, and those after them."""
+    beginning: list[str] = []
+    size = 0
+    try:
+        for line in itertools.islice(lines, _BEGINNING_LINES):
+            beginning.append(line)
+            size += len(line)
+            if size > _BEGINNING_CHARACTERS:
+                break
+    except TableError as error:
+        return beginning, _raise(error)
+    return beginning, lines
+
+
+def _raise(error: TableError) -> Iterator[str]:
+    yield from ()
+    raise error
+
+
+def _is_json_object(line: str) -> bool:
+    try:
+        return line.startswith("{") and isinstance(json.loads(line), dict)
+    except (ValueError, RecursionError):
+        return False
+
+
+def _header(
+    file: File, found: Iterator[Record], dialect: Dialect, encoding: str
+) -> tuple[tuple[str, ...], list[Record]]:
+    """The columns, and the records that were read for them but are rows."""
+    if isinstance(dialect.header, tuple):
+        return dialect.header, []
+    blank: list[Record] = []
+    for first in found:
+        if any(map(str.strip, first.cells)):
+            break
+        blank.append(first)
+    else:
+        raise TableError(f"{file.name}: is empty")
+    if not dialect.header:
+        count = len(first.cells)
+        return tuple(map(str, range(1, count + 1))) if count > 1 else (LINE,), [*blank, first]
+    if fault := first.fault or text_fault("".join(first.cells), encoding):
+        raise TableError(f"{file.name}, line {first.number}: in the header, {fault}")
+    names = tuple(name or str(number) for number, name in enumerate(first.cells, 1))
+    for name in names:
+        if names.count(name) > 1:
+            raise TableError(f"{file.name}: two columns are called {name!r}; rename one")
+    return names, []
+
+
+def _rows(
+    file: File,
+    columns: tuple[str, ...],
+    found: Iterator[Record],
+    delimiter: str,
+    encoding: str,
+    warnings: list[str],
+) -> Iterator[Row]:
+    suspicious = 0
+    for record in found:
+        cells = record.cells
+        if len(columns) == 1 and not cells:  # a blank line: the only column's text is empty
+            cells = [""]
+        elif not cells or (len(columns) > 1 and len(cells) == 1 and cells[0].isspace()):
+            continue
+        fault = record.fault or text_fault("".join(cells), encoding)
+        if fault is None and len(cells) != len(columns):
+            fault = _width_fault(record, columns)
+        if fault is None and record.lines > 1 and whole_rows_inside(cells, delimiter) is not None:
+            suspicious += 1
+            if suspicious <= _SHOWN_WARNINGS:
+                warnings.append(f"{file.name}, {_suspicion(record, delimiter)}")
+        padded = cells + [""] * (len(columns) - len(cells))
+        yield Row(record.number, dict(zip(columns, padded, strict=False)), fault)
+    if suspicious > _SHOWN_WARNINGS:
+        warnings.append(f"{file.name}: {suspicious - _SHOWN_WARNINGS} more quoted cells seem to hold whole rows")
+
+
+def _width_fault(record: Record, columns: tuple[str, ...]) -> str:
+    names = ", ".join(columns[:10]) + (", ..." if len(columns) > 10 else "")
+    count = len(record.cells)
+    return (
+        f"the row has {count} cell{'s' * (count != 1)}, the header has {len(columns)} ({names}); "
+        "quote a cell that holds a delimiter or a line end"
+    )
+
+
+def _suspicion(record: Record, delimiter: str) -> str:
+    index = whole_rows_inside(record.cells, delimiter) or 0
+    opens = record.number + sum(len(cell.splitlines()) - 1 for cell in record.cells[:index] if cell)
+    return (
+        f"line {opens}: the quoted cell that opens here holds what seem to be whole rows, up to line "
+        f"{record.number + record.lines - 1}; if its quotation mark is only text, write it twice in a quoted "
+        'cell, or state quote = ""'
+    )
+
+
+def _advice(table: Table) -> str:
+    """What may be wrong if the expected column is not there."""
+    if table.format not in _DELIMITERS or table.columns is None:
+        return ""
+    if len(table.columns) == 1 and (other := next((d for d in ",;\t|" if d in table.columns[0]), None)):
+        default = "comma" if table.format == "csv" else "tab"
+        name = {",": "comma", ";": "semicolon", "\t": "tab", "|": "vertical bar"}[other]
+        return f"; the header has no {default} but a {name}: if it separates the columns, state the delimiter"
+    if any(_is_data(name) for name in table.columns):
+        return "; if the first row is no header, state that (header = false, --no-header)"
+    return ""
+
+
+def _is_data(name: str) -> bool:
+    """Whether a column's name looks like a cell: a number or a sentence."""
+    return name.replace(".", "", 1).replace("-", "", 1).isdecimal() or name.count(" ") > 2 or len(name) > 60
+
+
+# --- Parquet -------------------------------------------------------------------------------------------------
+
+
+def _parquet(file: File, columns: Sequence[str] | None) -> Table:
+    if not file.content.seekable() or file.is_compressed:
+        remedy = "decompress it first" if file.is_compressed else "give its path"
+        raise TableError(f"{file.name}: a Parquet file cannot be read from a stream; {remedy}")
+    parquet = library("pyarrow.parquet", file.name)
+    try:
+        opened = parquet.ParquetFile(file.content)
+        names = tuple(opened.schema_arrow.names)
+    except (ValueError, OSError) as error:  # pyarrow's own errors are ValueErrors
+        raise TableError(f"{file.name}: the Parquet file is damaged or cut off ({error})") from error
+    table = Table(file.name, "parquet", names, _parquet_rows(file, opened, names), [], file.size)
+    if columns is None:
+        return table
+    chosen = tuple(dict.fromkeys(table.column(address) for address in columns))
+    return replace(table, rows=_parquet_rows(file, opened, chosen))
+
+
+def _parquet_rows(file: File, opened: Any, columns: Sequence[str]) -> Iterator[Row]:
+    number = 0
+    try:
+        for batch in opened.iter_batches(512, columns=list(columns)):
+            for cells in batch.to_pylist():
+                number += 1
+                yield Row(number, cells)
+    except read_errors(ValueError) as error:
+        raise damage(file.name, f"row {number}", error) from error

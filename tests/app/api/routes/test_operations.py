@@ -1,0 +1,121 @@
+"""Health, info, metrics, docs."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from app.errors import UnavailableError
+from app.inference.torch_backend import TorchBackend
+from app.scheduling.engine import token_budget
+from model.errors import CheckpointError
+
+
+async def test_liveness_and_readiness_differ_while_loading(serve: Any, backend: Any) -> None:
+    backend.may_load.clear()
+    async with serve() as service:
+        live, ready = await service.client.get("/health/live"), await service.client.get("/health/ready")
+        assert (live.status_code, ready.status_code) == (200, 503)
+        assert (ready.json()["code"], ready.headers["retry-after"]) == ("loading", "1")
+        task = await service.client.post("/sentiment", json={"inputs": "good"})
+        assert (task.status_code, task.json()["code"]) == (503, "loading")
+        backend.may_load.set()
+        await service.settled()
+        assert (await service.client.get("/health/ready")).json() == {"status": "ready"}
+
+
+async def test_dead_inference_thread_turns_health_red(serve: Any, backend: Any) -> None:
+    async with serve() as service:
+        backend.fault = lambda _: SystemExit()
+        stranded = await service.client.post("/sentiment", json={"inputs": "good"})
+        assert (stranded.status_code, stranded.json()["code"]) == (503, "broken")
+        for path in ("/health/live", "/health/ready"):
+            answer = await service.client.get(path)
+            assert (answer.status_code, answer.json()["code"]) == (503, "broken")
+        assert isinstance(service.engine.failure, SystemExit)
+
+
+async def test_pass_that_does_not_end_turns_readiness_red(
+    serve: Any, backend: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with serve(request_timeout_ms=50) as service:
+        backend.gate.clear()
+        stranded = await service.client.post("/sentiment", json={"inputs": "good"})
+        assert stranded.status_code == 504
+        ready = await service.client.get("/health/ready")
+        assert ready.status_code == 200  # a batch may well take longer than so short a deadline
+        monkeypatch.setattr("app.scheduling.engine._STALLED_SECONDS", 0.0)
+        live, ready = await service.client.get("/health/live"), await service.client.get("/health/ready")
+        assert (live.status_code, ready.status_code, ready.json()["code"]) == (200, 503, "stalled")
+        backend.gate.set()
+        for _ in range(1000):
+            ready = await service.client.get("/health/ready")
+            if ready.status_code == 200:
+                break
+            await asyncio.sleep(0.01)
+        assert ready.status_code == 200
+
+
+async def test_failed_load_is_broken_for_good(serve: Any, backend: Any) -> None:
+    backend.load_error = CheckpointError("weights", "is missing")
+    async with serve() as service:
+        answer = await service.client.post("/sentiment", json={"inputs": "good"})
+    assert (answer.status_code, answer.json()["code"]) == (503, "broken")
+
+
+async def test_info_tells_models_device_and_limits(serve: Any, pretrained: Any, sentiment: Any) -> None:
+    backend = TorchBackend(pretrained, sentiment, device="cpu", dtype="float32", threads=1)
+    async with serve(backend, max_batch_tokens=77) as service:
+        info = (await service.client.get("/info")).json()
+    assert (info["status"], info["device"], info["dtype"], info["threads"]) == ("ready", "cpu", "float32", 1)
+    assert info["limits"]["max_batch_tokens"] == 77
+    assert info["tokens_per_second"] > 0
+    first, second = info["models"]
+    assert (first["name"], first["tasks"]) == ("tiny-pretrained", ["fill-mask", "next-sentence"])
+    assert (second["layers"], second["hidden_size"], second["vocab_size"]) == (2, 32, 76)
+    assert second["labels"] == ["NEGATIVE", "POSITIVE"]
+    assert str(pretrained) not in str(info)
+
+
+async def test_token_budget_is_measured_if_it_is_not_set(serve: Any, pretrained: Any, sentiment: Any) -> None:
+    async with serve(TorchBackend(pretrained, sentiment, device="cpu", threads=1)) as service:
+        info = (await service.client.get("/info")).json()
+        speed = service.engine.backend.tokens_per_second
+        most = service.engine.backend.most_tokens
+    assert info["tokens_per_second"] == round(speed)
+    assert info["limits"]["max_batch_tokens"] == token_budget(speed, most)
+
+
+async def test_metrics_are_text_for_prometheus(serve: Any) -> None:
+    async with serve() as service:
+        await service.client.post("/sentiment", json={"inputs": ["good", "bad"]})
+        answer = await service.client.get("/metrics")
+        assert answer.headers["content-type"].startswith("text/plain; version=0.0.4")
+        assert await service.metric("bert_batch_size_sum") == 2
+        assert await service.metric('bert_request_seconds_count{stage="inference",task="sentiment"}') == 1
+        assert await service.metric("bert_queue_tokens") == 0
+
+
+@pytest.mark.parametrize(("given", "status"), [(None, 401), ("Bearer guess", 401), ("Bearer the key", 200)])
+async def test_metrics_can_be_put_behind_the_key(serve: Any, given: str | None, status: int) -> None:
+    async with serve(metrics="key", api_keys="the key") as service:
+        answer = await service.client.get("/metrics", headers={"Authorization": given} if given else {})
+        assert (await service.client.get("/info")).status_code == 200
+    assert answer.status_code == status
+
+
+async def test_metrics_can_be_switched_off(serve: Any) -> None:
+    async with serve(metrics="off") as service:
+        assert (await service.client.get("/metrics")).status_code == 404
+        assert "/metrics" not in (await service.client.get("/openapi.json")).json()["paths"]
+
+
+async def test_metrics_are_open_beside_keys_unless_told_otherwise(serve: Any) -> None:
+    async with serve(api_keys="the key") as service:
+        assert (await service.client.get("/metrics")).status_code == 200
+
+
+def test_unavailable_says_why() -> None:
+    assert str(UnavailableError("draining")) == "the service is draining"

@@ -1,0 +1,80 @@
+"""What a browser opens, without a browser; tests/browser has one."""
+
+from __future__ import annotations
+
+import base64
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+STATIC = Path(__file__).parents[4] / "app" / "api" / "static"
+
+
+@pytest.mark.parametrize("path", ["/", "/docs"])
+async def test_pages_name_no_other_host_and_nothing_that_is_missing(serve: Any, path: str) -> None:
+    async with serve() as service:
+        page = await service.client.get(path)
+        links = re.findall(r'(?:src|href)="([^"]+)"', page.text)
+        answers = [await service.client.get("/" + link) for link in links]
+    assert page.headers["content-type"].startswith("text/html")
+    assert "default-src 'self'" in page.headers["content-security-policy"]
+    assert not re.findall(r"(?:https?:)?//\S+", page.text)
+    assert not [link for link in links if link.startswith("/")], "absolute links break behind a path prefix"
+    assert {answer.status_code for answer in answers} == {200}
+
+
+async def test_every_file_is_served_as_what_it_is(serve: Any) -> None:
+    kinds = {".js": "text/javascript", ".css": "text/css", ".svg": "image/svg+xml"}
+    files = [file for file in STATIC.iterdir() if file.suffix in kinds]
+    assert files
+    async with serve() as service:
+        for file in files:
+            answer = await service.client.get(f"/static/{file.name}")
+            assert answer.headers["content-type"].startswith(kinds[file.suffix]), file.name
+            assert answer.content == file.read_bytes()
+
+
+async def test_openapi_document_is_served(serve: Any) -> None:
+    async with serve() as service:
+        document = (await service.client.get("/openapi.json")).json()
+    assert document["openapi"].startswith("3.1")
+
+
+async def test_pages_can_be_switched_off(serve: Any) -> None:
+    paths = ("/", "/docs", "/openapi.json", "/static/playground.js", "/static/swagger-ui.css")
+    async with serve(docs=False) as service:
+        answers = [await service.client.get(path) for path in paths]
+    assert {answer.status_code for answer in answers} == {404}
+
+
+BROWSER = {"Authorization": "Basic " + base64.b64encode(b"anybody:the key").decode()}
+
+
+@pytest.mark.parametrize("path", ["/", "/docs", "/openapi.json", "/static/playground.js"])
+async def test_pages_can_be_put_behind_the_key(serve: Any, path: str) -> None:
+    async with serve(docs="key", api_keys="other,the key") as service:
+        refused = await service.client.get(path)
+        wrong = await service.client.get(path, auth=("the key", "guess"))
+        broken = await service.client.get(path, headers={"Authorization": "Basic ?"})
+        typed = await service.client.get(path, headers=BROWSER)
+        sent = await service.client.get(path, headers={"Authorization": "Bearer the key"})
+        task = await service.client.post("/sentiment", json={"inputs": "good"}, headers=BROWSER)
+    assert [refused.status_code, wrong.status_code, broken.status_code] == [401] * 3
+    assert refused.headers["www-authenticate"].startswith("Basic realm=")  # the browser asks for a password
+    assert refused.json()["code"] == "unauthorized"
+    assert [typed.status_code, sent.status_code] == [200, 200]
+    assert (task.status_code, task.headers["www-authenticate"]) == (401, "Bearer")
+
+
+@pytest.mark.parametrize("name", ["__init__.py", "index.html", "..%2Fmain.py"])
+async def test_other_files_are_not_found(serve: Any, name: str) -> None:
+    async with serve() as service:
+        answer = await service.client.get(f"/static/{name}")
+    assert answer.status_code == 404
+
+
+def test_user_text_never_becomes_markup() -> None:
+    for file in STATIC.glob("*.js"):
+        assert not re.search(r"innerHTML|outerHTML|insertAdjacentHTML|document\.write", file.read_text("utf-8"))

@@ -1,0 +1,119 @@
+"""The app as a whole: its document, and that the document is true."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from app.inference.torch_backend import TorchBackend
+
+TASKS = ["/fill-mask", "/next-sentence", "/sentiment", "/hf/fill-mask", "/hf/text-classification"]
+
+
+@pytest.fixture
+async def document(serve: Any) -> Any:
+    async with serve() as service:
+        return (await service.client.get("/openapi.json")).json()
+
+
+async def test_every_reference_of_the_document_exists(document: Any) -> None:
+    text = json.dumps(document)
+    names = {part.split('"')[0] for part in text.split('"#/components/schemas/')[1:]}
+    assert names <= set(document["components"]["schemas"])
+    assert {"Problem", "ProblemError"} <= names
+
+
+@pytest.mark.parametrize("path", TASKS)
+async def test_every_status_is_documented(document: Any, path: str) -> None:
+    responses = document["paths"][path]["post"]["responses"]
+    assert set(responses) == {"200", "400", "401", "404", "413", "415", "422", "429", "500", "503", "504"}
+    for status in set(responses) - {"200"}:
+        assert list(responses[status]["content"]) == ["application/problem+json"]
+
+
+@pytest.mark.parametrize("path", TASKS)
+async def test_documented_examples_work(serve: Any, document: Any, path: str) -> None:
+    reference = document["paths"][path]["post"]["requestBody"]["content"]["application/json"]["schema"]["$ref"]
+    schema = document["components"]["schemas"][reference.rsplit("/", 1)[1]]
+    async with serve() as service:
+        for example in schema["examples"]:
+            answer = await service.client.post(path, json=example)
+            assert answer.status_code == 200, answer.text
+
+
+@pytest.mark.parametrize("path", TASKS)
+async def test_documented_answers_have_the_shape_of_real_ones(serve: Any, document: Any, path: str) -> None:
+    def shape(value: Any) -> Any:
+        if isinstance(value, dict):
+            return {key: shape(inner) for key, inner in value.items()}
+        return [shape(value[0])] if isinstance(value, list) else type(value)
+
+    operation = document["paths"][path]["post"]
+    reference = operation["requestBody"]["content"]["application/json"]["schema"]["$ref"]
+    example = document["components"]["schemas"][reference.rsplit("/", 1)[1]]["examples"][0]
+    async with serve() as service:
+        answer = await service.client.post(path, json=example)
+    assert shape(answer.json()) == shape(operation["responses"]["200"]["content"]["application/json"]["example"])
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status"),
+    [("GET", "/nowhere", 404), ("GET", "/fill-mask", 405), ("POST", "/info", 405), ("GET", "/fill-mask/", 404)],
+)
+async def test_paths_and_methods_that_do_not_exist_are_problems(
+    serve: Any, method: str, path: str, status: int
+) -> None:
+    async with serve() as service:
+        answer = await service.client.request(method, path)
+    assert answer.status_code == answer.json()["status"] == status
+    assert answer.headers["content-type"] == "application/problem+json"
+
+
+async def test_405_says_what_is_allowed(serve: Any) -> None:
+    async with serve() as service:
+        answer = await service.client.get("/fill-mask")
+    assert answer.headers["allow"] == "POST"
+
+
+MUTATIONS: list[bytes] = [
+    b"",
+    b"null",
+    b"[]",
+    b"5",
+    b'"a"',
+    b"{}",
+    b"\xff",
+    b"{'inputs':'a'}",
+    b'{"inputs":NaN}',
+    b'{"inputs":"\\ud800"}',
+    b'{"inputs":"\\udc00 [MASK]"}',
+    b'{"inputs":' + b"[" * 10_000,
+    b'{"inputs":[[[]]]}',
+    b'{"inputs":1e999}',
+    b'{"inputs":"[MASK]","parameters":{"top_k":' + b"9" * 400 + b"}}",
+    b'{"inputs":"\\u0000"}',
+    b'{"inputs":" "}',
+    b'{"inputs":"' + b"x" * 1_000_000 + b'"}',
+    b'{"inputs":"' + b"[MASK] " * 10_000 + b'"}',
+    b'{"inputs":"' + "\u202e😀\u0301".encode() * 50 + b'"}',
+    b'{"inputs":"[CLS] [SEP] [PAD] [UNK]"}',
+    b'{"inputs":"[MASK]","parameters":{"targets":["\\u0000"]}}',
+    b'{"inputs":{"text":"","text_pair":""}}',
+    b'{"inputs":"[MASK]","parameters":{"targets":["[MASK]","[PAD]"]}}',
+    b'{"inputs":"' + b"[MASK] " * 10_000 + b'","parameters":{"truncate":true}}',
+    b'{"inputs":"[mask]"}',
+    b'{"inputs":"[MASK]\xc2\xa0[MASK]\xe2\x80\x8b[MASK]","parameters":{"top_k":100}}',
+    b"\xef\xbb\xbf{}",
+]
+
+
+@pytest.mark.parametrize("path", TASKS)
+async def test_no_body_breaks_the_service(serve: Any, pretrained: Any, sentiment: Any, path: str) -> None:
+    backend = TorchBackend(pretrained, sentiment, device="cpu", dtype="float32", threads=1)
+    async with serve(backend) as service:
+        for body in MUTATIONS:
+            answer = await service.client.post(path, content=body, headers={"Content-Type": "application/json"})
+            assert answer.status_code in (200, 400, 413, 422), (body[:60], answer.text)
+            answer.json()

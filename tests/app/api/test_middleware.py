@@ -1,0 +1,262 @@
+"""What every response carries."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import Any
+
+import pytest
+
+from app.api.admission import TASKS
+from app.api.middleware import _address
+from app.api.task_route import TaskRoute
+
+
+@pytest.mark.parametrize("path", ["/health/live", "/nowhere", "/fill-mask", "/docs"])
+async def test_every_response_has_a_request_id(serve: Any, path: str) -> None:
+    async with serve() as service:
+        first, second = await service.client.get(path), await service.client.get(path)
+    assert first.headers["x-request-id"]
+    assert first.headers["x-request-id"] != second.headers["x-request-id"]
+
+
+async def test_callers_own_id_comes_back(serve: Any) -> None:
+    async with serve() as service:
+        answer = await service.client.post("/fill-mask", json={}, headers={"X-Request-ID": "abc-1.2_3"})
+    assert answer.headers["x-request-id"] == answer.json()["request_id"] == "abc-1.2_3"
+
+
+@pytest.mark.parametrize("given", [b"", b"a b", b"x" * 129, b'"><script>', b"\xff\xfe", b"a\tb"])
+async def test_insane_id_is_replaced(serve: Any, given: bytes) -> None:
+    async with serve() as service:
+        answer = await service.client.get("/health/live", headers={b"X-Request-ID": given})
+    assert answer.headers["x-request-id"].encode("latin-1") != given
+    assert answer.headers["x-request-id"].isalnum()
+
+
+async def test_answers_say_where_the_time_went(serve: Any) -> None:
+    async with serve() as service:
+        answer = await service.client.post("/sentiment", json={"inputs": "good"})
+    stages = [part.split(";dur=") for part in answer.headers["server-timing"].split(", ")]
+    assert [name for name, _ in stages] == ["tokenize", "queue", "inference"]
+    assert all(float(milliseconds) >= 0 for _, milliseconds in stages)
+
+
+async def test_unforeseen_error_is_logged_and_not_told(
+    serve: Any, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with serve() as service:
+
+        async def break_down(*_: object, **__: object) -> None:
+            raise ZeroDivisionError("internal")
+
+        monkeypatch.setattr(service.engine, "sentiment", break_down)
+        with caplog.at_level(logging.ERROR):
+            answer = await service.client.post("/sentiment", json={"inputs": "my secret text"})
+    assert (answer.status_code, answer.json()["code"]) == (500, "internal_error")
+    assert 'internal"' not in answer.text
+    assert "ZeroDivisionError" in caplog.text
+    assert "my secret text" not in caplog.text
+
+
+async def test_scripts_of_other_sites_may_read_what_nobody_foresaw(serve: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with serve(cors_origins="https://example.org") as service:
+
+        async def break_down(*_: object, **__: object) -> None:
+            raise ZeroDivisionError
+
+        monkeypatch.setattr(service.engine, "sentiment", break_down)
+        asks = {"Origin": "https://example.org", "X-Request-ID": "mine"}
+        answer = await service.client.post("/sentiment", json={"inputs": "good"}, headers=asks)
+        counted = await service.metric('bert_requests_total{status="500",task="sentiment"}')
+    assert (answer.status_code, counted) == (500, 1)
+    assert answer.headers["access-control-allow-origin"] == "https://example.org"
+    assert answer.headers["x-request-id"] == answer.json()["request_id"] == "mine"
+
+
+async def test_at_debug_each_request_leaves_a_line_with_its_id(serve: Any, caplog: pytest.LogCaptureFixture) -> None:
+    keyed = {"Authorization": "Bearer k", "X-Request-ID": "mine-200"}
+    async with serve(api_keys="k") as service:
+        await service.client.post("/sentiment", json={"inputs": "good"}, headers=keyed)
+        assert "mine-200" not in [getattr(record, "request_id", None) for record in caplog.records]
+    with caplog.at_level(logging.DEBUG, "app.api.middleware"):
+        async with serve(api_keys="k") as service:
+            await service.client.post("/sentiment", json={"inputs": "good"}, headers=keyed)
+            refused = {"X-Request-ID": "mine-401"}  # its head alone decides, without the app at other levels
+            await service.client.post("/sentiment", json={"inputs": "good"}, headers=refused)
+            await service.client.head("/a%0Ab", headers={"X-Request-ID": "mine-404"})
+    lines = {
+        getattr(record, "request_id", ""): record.getMessage().partition(" ")[2]
+        for record in caplog.records
+        if record.name == "app.api.middleware"
+    }
+    assert lines == {
+        "mine-200": '"POST /sentiment" 200',
+        "mine-401": '"POST /sentiment" 401',
+        "mine-404": '"HEAD /a%0Ab" 404',
+    }
+
+
+@pytest.mark.parametrize(
+    ("client", "line"),
+    [
+        (("10.0.0.1", 5), "10.0.0.1:5"),
+        (("::1", 0), "::1:0"),
+        (("fe80::1%x y", 1), "fe80::1:1"),
+        (('x" 200 [forged', 0), "-"),
+        (None, "-"),
+    ],
+)
+def test_address_in_the_log_is_one(client: tuple[str, int] | None, line: str) -> None:
+    assert _address({"client": client}) == line
+
+
+async def test_requests_are_counted_by_task_and_status(serve: Any) -> None:
+    async with serve() as service:
+        await service.client.post("/sentiment", json={"inputs": "good"})
+        await service.client.post("/sentiment", json={})
+        assert await service.metric('bert_requests_total{status="200",task="sentiment"}') == 1
+        assert await service.metric('bert_requests_total{status="422",task="sentiment"}') == 1
+
+
+async def test_preflight_of_a_browser_is_no_request_to_a_task(serve: Any) -> None:
+    asks = {
+        "Origin": "https://example.org",
+        "Access-Control-Request-Method": "POST",
+        "Access-Control-Request-Headers": "authorization,content-type,traceparent,user-agent",
+    }
+    async with serve(cors_origins="https://example.org") as service:
+        assert (await service.client.options("/sentiment", headers=asks)).status_code == 200
+        assert 'task="sentiment",status="200"' not in (await service.client.get("/metrics")).text
+        assert "bert_requests_total{" not in (await service.client.get("/metrics")).text
+
+
+@pytest.mark.parametrize(
+    ("listed", "origin", "status"),
+    [
+        ("https://example.org", "https://example.org", 200),
+        ("https://example.org", "https://evil.example", 400),
+        ("*", "https://example.org", 400),
+    ],
+)
+async def test_preflight_for_a_private_network_is_granted_to_listed_origins(
+    serve: Any, listed: str, origin: str, status: int
+) -> None:
+    asks = {
+        "Origin": origin,
+        "Access-Control-Request-Method": "POST",
+        "Access-Control-Request-Private-Network": "true",
+    }
+    async with serve(cors_origins=listed) as service:
+        preflight = await service.client.options("/sentiment", headers=asks)
+    assert preflight.status_code == status
+    if status == 200:
+        assert preflight.headers["access-control-allow-private-network"] == "true"
+        assert preflight.headers["access-control-allow-origin"] == origin
+
+
+async def test_request_that_draining_has_no_time_for_gets_503(serve: Any, backend: Any) -> None:
+    async with serve() as service:
+        backend.gate.clear()
+        asked = asyncio.create_task(service.client.post("/sentiment", json={"inputs": "good"}))
+        await backend.has_entered()
+        service.engine.refuse()
+        asked.cancel()  # as uvicorn does when its patience ends
+        answer = await asked
+    assert (answer.status_code, answer.json()["code"]) == (503, "stopped")
+    assert answer.json()["request_id"] == answer.headers["x-request-id"]
+
+
+async def test_fault_of_the_model_is_logged_with_its_request(
+    serve: Any, backend: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    backend.fault = lambda _: ValueError("broken")
+    async with serve() as service:
+        answer = await service.client.post("/sentiment", json={"inputs": "my secret text"})
+    assert (answer.status_code, answer.json()["code"]) == (500, "inference_failed")
+    logged = [getattr(record, "request_id", None) for record in caplog.records]
+    assert answer.headers["x-request-id"] in logged
+    assert "my secret text" not in caplog.text
+
+
+async def test_while_draining_connections_are_closed(serve: Any) -> None:
+    async with serve() as service:
+        service.engine.drain()
+        ready = await service.client.get("/health/ready")
+        assert (ready.status_code, ready.headers["connection"]) == (503, "close")
+        service.engine.refuse()
+        refused = await service.client.post("/sentiment", json={"inputs": "good"})
+    assert (refused.status_code, refused.json()["code"]) == (503, "draining")
+    assert refused.headers["connection"] == "close"
+    assert int(refused.headers["retry-after"]) >= 1
+
+
+async def test_cors_is_closed_unless_opened(serve: Any) -> None:
+    headers = {"Origin": "https://example.org"}
+    async with serve() as service:
+        closed = await service.client.get("/health/live", headers=headers)
+    async with serve(cors_origins="https://example.org") as service:
+        opened = await service.client.get("/health/live", headers=headers)
+        other = await service.client.get("/health/live", headers={"Origin": "https://evil.example"})
+    assert "access-control-allow-origin" not in closed.headers
+    assert opened.headers["access-control-allow-origin"] == "https://example.org"
+    assert "access-control-allow-origin" not in other.headers
+
+
+async def test_a_path_that_only_routes_take_for_a_task_asks_for_the_key_too(serve: Any) -> None:
+    async with serve(api_keys="0123456789abcdef") as service:
+        given = {"Authorization": "Bearer 0123456789abcdef"}
+        asked = [("/sentiment%0A", {}), ("/sentiment%0A", given), ("/sent%69ment", {}), ("/sent%69ment", given)]
+        answers = [await service.client.post(path, json={"inputs": "good"}, headers=headers) for path, headers in asked]
+    assert [answer.status_code for answer in answers] == [401, 200, 401, 200]
+
+
+async def test_every_task_is_admitted_before_it_is_routed(serve: Any) -> None:
+    async with serve() as service:
+        paths = {route.path for route in service.app.routes if isinstance(route, TaskRoute)}
+    assert paths == set(TASKS)
+
+
+async def test_a_page_elsewhere_may_read_why_it_was_refused(serve: Any) -> None:
+    async with serve(cors_origins="https://example.org", api_keys="0123456789abcdef") as service:
+        refused = await service.client.post("/sentiment", json={}, headers={"Origin": "https://example.org"})
+    assert refused.status_code == 401
+    assert refused.headers["access-control-allow-origin"] == "https://example.org"
+
+
+@pytest.mark.parametrize("path", ["/health/ready", "/info", "/metrics", "/", "/docs"])
+async def test_head_is_get_without_a_body(serve: Any, path: str) -> None:
+    async with serve() as service:
+        head, get = await service.client.head(path), await service.client.get(path)
+        task = await service.client.head("/sentiment")
+    assert (head.status_code, head.headers["content-type"]) == (200, get.headers["content-type"])
+    assert (task.status_code, task.headers["allow"]) == (405, "POST")
+
+
+@pytest.mark.parametrize(
+    ("host", "status"),
+    [
+        ("bert.example.org", 200),
+        ("BERT.example.org:8000", 200),
+        ("a.b.example.com", 200),
+        ("127.0.0.1:8000", 200),
+        ("[::1]:8000", 200),
+        ("example.com", 400),
+        ("evil-example.com", 400),
+        ("rebound.example.net:8000", 400),
+        ("[nothing", 400),
+        ("", 400),
+    ],
+)
+async def test_allowed_hosts_are_the_listed_ones_and_addresses(serve: Any, host: str, status: int) -> None:
+    async with serve(allowed_hosts="bert.example.org, *.example.com") as service:
+        answers = [
+            await service.client.get("/info", headers={"Host": host}),
+            await service.client.post("/sentiment", json={"inputs": "good"}, headers={"Host": host}),
+        ]
+    assert [answer.status_code for answer in answers] == [status] * 2
+    if status != 200:
+        assert answers[1].headers["content-type"] == "application/problem+json"
+        assert answers[1].json()["code"] == "host_not_allowed"
+        assert answers[1].json()["request_id"] == answers[1].headers["x-request-id"]

@@ -1,0 +1,94 @@
+"""One table, one shape."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from starlette.exceptions import HTTPException
+
+from app import errors
+from app.api.problems import INTERNAL, TABLE, kind_of, problem_response
+from model.errors import NoMaskError, TextError, UnknownTargetError
+
+FIELDS = {"type", "title", "status", "detail", "code", "request_id", "error", "errors"}
+
+
+def body_of(error: Exception) -> dict[str, Any]:
+    response = problem_response(error, "id-1")
+    assert response.headers["content-type"] == "application/problem+json"
+    body: dict[str, Any] = json.loads(bytes(response.body))
+    assert response.status_code == body["status"]
+    assert set(body) == FIELDS
+    return body
+
+
+def subclasses(cls: type[Exception]) -> list[type[Exception]]:
+    return [found for sub in cls.__subclasses__() for found in (sub, *subclasses(sub))]
+
+
+@pytest.mark.parametrize("cls", subclasses(errors.ServiceError) + subclasses(TextError))
+def test_every_error_stands_in_the_table(cls: type[Exception]) -> None:
+    assert cls in TABLE
+
+
+def test_codes_are_unique() -> None:
+    codes = [kind.code for kind in [*TABLE.values(), INTERNAL]]
+    assert len(codes) == len(set(codes))
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "code"),
+    [
+        (errors.NotJSONError("x"), 400, "not_json"),
+        (errors.UnauthorizedError("x"), 401, "unauthorized"),
+        (errors.TaskNotServedError("x"), 404, "task_not_served"),
+        (HTTPException(404), 404, "not_found"),
+        (HTTPException(405), 405, "method_not_allowed"),
+        (errors.TooLargeError("x"), 413, "too_large"),
+        (errors.UnsupportedMediaTypeError("x"), 415, "unsupported_media_type"),
+        (errors.InvalidRequestError([errors.FieldError("m", ("a", 0))]), 422, "invalid_request"),
+        (errors.InvalidInputError(NoMaskError("x"), ("inputs", 0)), 422, "no_mask"),
+        (errors.QueueFullError(7), 429, "queue_full"),
+        (errors.InferenceError(), 500, "inference_failed"),
+        (errors.UnavailableError("draining"), 503, "draining"),
+        (errors.DeadlineExceededError(), 504, "deadline_exceeded"),
+    ],
+)
+def test_error_has_its_status_and_code(error: Exception, status: int, code: str) -> None:
+    body = body_of(error)
+    assert (body["status"], body["code"], body["request_id"]) == (status, code, "id-1")
+    assert body["error"] == body["detail"]
+
+
+def test_faults_are_located() -> None:
+    body = body_of(errors.InvalidInputError(NoMaskError("no mask"), ("inputs", 3)))
+    assert body["errors"] == [{"message": "no mask", "loc": ["inputs", 3]}]
+
+
+@pytest.mark.parametrize("error", [errors.QueueFullError(7), errors.UnavailableError("loading", retry_after=7)])
+def test_temporary_errors_say_when_to_return(error: Exception) -> None:
+    assert problem_response(error, "").headers["retry-after"] == "7"
+
+
+def test_missing_key_says_which_scheme() -> None:
+    assert problem_response(errors.UnauthorizedError("x"), "").headers["www-authenticate"] == "Bearer"
+
+
+def test_unforeseen_error_says_nothing_of_itself() -> None:
+    body = body_of(ValueError("SELECT secret"))
+    assert body["status"] == 500
+    assert "secret" not in json.dumps(body)
+
+
+def test_long_details_are_shortened() -> None:
+    body = body_of(errors.InvalidInputError(UnknownTargetError("x" * 9999, ["x"] * 9999), ("parameters",)))
+    assert len(body["detail"]) <= 500
+
+
+def test_unknown_subclass_falls_back_on_its_parent() -> None:
+    class SpecialError(errors.TooLargeError):
+        pass
+
+    assert kind_of(SpecialError("x")).status == 413

@@ -1,0 +1,168 @@
+"""Strict bodies, and examples that are true."""
+
+from __future__ import annotations
+
+import json
+import time
+from typing import Any
+
+import pytest
+from pydantic import BaseModel
+
+from app.api import schemas, task_route
+from app.errors import InvalidRequestError, NotJSONError, TooLargeError
+
+REQUESTS = [
+    schemas.FillMaskRequest,
+    schemas.NextSentenceRequest,
+    schemas.SentimentRequest,
+    schemas.HuggingFaceFillMaskRequest,
+    schemas.HuggingFaceClassificationRequest,
+]
+
+
+def parse(schema: type[BaseModel], body: bytes) -> BaseModel:
+    return task_route.parse(schema, body, max_inputs=512)
+
+
+@pytest.mark.parametrize("schema", REQUESTS)
+def test_examples_fit_their_schema(schema: type[BaseModel]) -> None:
+    examples = schema.model_json_schema()["examples"]
+    assert examples
+    for example in examples:
+        parse(schema, json.dumps(example).encode())
+
+
+@pytest.mark.parametrize(
+    ("body", "loc"),
+    [
+        ({}, ("inputs",)),
+        ({"inputs": []}, ("inputs",)),
+        ({"inputs": None}, ("inputs",)),
+        ({"inputs": 5}, ("inputs",)),
+        ({"inputs": {"text": "a"}}, ("inputs",)),
+        ({"inputs": ["a", 5]}, ("inputs", 1)),
+        ({"inputs": "a", "extra": 1}, ("extra",)),
+        ({"inputs": "a", "one": 1}, ("one",)),
+        ({"inputs": "a", "parameters": None}, ("parameters",)),
+        ({"inputs": "a", "parameters": {"topk": 5}}, ("parameters", "topk")),
+        ({"inputs": "a", "parameters": {"top_k": True}}, ("parameters", "top_k")),
+        ({"inputs": "a", "parameters": {"top_k": "5"}}, ("parameters", "top_k")),
+        ({"inputs": "a", "parameters": {"top_k": 5.0}}, ("parameters", "top_k")),
+        ({"inputs": "a", "parameters": {"top_k": 0}}, ("parameters", "top_k")),
+        ({"inputs": "a", "parameters": {"top_k": 101}}, ("parameters", "top_k")),
+        ({"inputs": "a", "parameters": {"top_k": 10**300}}, ("parameters", "top_k")),
+        ({"inputs": "a", "parameters": {"truncate": 1}}, ("parameters", "truncate")),
+        ({"inputs": "a", "parameters": {"truncate": "true"}}, ("parameters", "truncate")),
+        ({"inputs": "a", "parameters": {"targets": "good"}}, ("parameters", "targets")),
+        ({"inputs": "a", "parameters": {"targets": []}}, ("parameters", "targets")),
+        ({"inputs": "a", "parameters": {"targets": [""]}}, ("parameters", "targets", 0)),
+    ],
+)
+def test_what_does_not_fit_is_located(body: dict[str, Any], loc: tuple[str | int, ...]) -> None:
+    with pytest.raises(InvalidRequestError) as raised:
+        parse(schemas.FillMaskRequest, json.dumps(body).encode())
+    assert raised.value.errors[0].loc == loc
+
+
+@pytest.mark.parametrize(
+    ("body", "loc"),
+    [
+        ({"inputs": "a"}, ("inputs",)),
+        ({"inputs": {"text": "a"}}, ("inputs", "text_pair")),
+        ({"inputs": {"text": "a", "text_pair": 1}}, ("inputs", "text_pair")),
+        ({"inputs": [{"text": "a", "text_pair": "b", "c": "d"}]}, ("inputs", 0, "c")),
+    ],
+)
+def test_pairs_are_strict_too(body: dict[str, Any], loc: tuple[str | int, ...]) -> None:
+    with pytest.raises(InvalidRequestError) as raised:
+        parse(schemas.NextSentenceRequest, json.dumps(body).encode())
+    assert raised.value.errors[0].loc == loc
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"{",
+        b"inputs=a",
+        b"\xff\xfe",
+        b'{"inputs":"\xff"}',
+        b'{"inputs":"\\ud800"}',
+        b"[" * 100_000,
+        b'{"inputs":' + b'{"a":' * 5000 + b"1" + b"}" * 5001,
+        b'{"inputs":"a","parameters":{"top_k":' + b"9" * 5000 + b"}}",
+    ],
+)
+def test_what_is_no_json_is_called_so(body: bytes) -> None:
+    with pytest.raises(NotJSONError):
+        parse(schemas.FillMaskRequest, body)
+
+
+@pytest.mark.parametrize("literal", [b"NaN", b"Infinity", b"-Infinity", b"1e999"])
+def test_numbers_that_are_none_do_not_pass(literal: bytes) -> None:
+    with pytest.raises((NotJSONError, InvalidRequestError)):
+        parse(schemas.FillMaskRequest, b'{"inputs":"a","parameters":{"top_k":' + literal + b"}}")
+
+
+def test_faults_do_not_repeat_the_callers_text() -> None:
+    with pytest.raises(InvalidRequestError) as raised:
+        parse(schemas.NextSentenceRequest, b'{"inputs":"my secret"}')
+    assert "secret" not in repr(raised.value.errors) + str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("body", "loc"),
+    [
+        ({"inputs": ["a", *[1] * 500]}, ("inputs", 1)),
+        ({"inputs": "a", "parameters": {"targets": ["a", *[1] * 60_000]}}, ("parameters", "targets", 1)),
+    ],
+)
+def test_parse_list_of_wrong_items_stops_at_the_first(body: dict[str, Any], loc: tuple[str | int, ...]) -> None:
+    with pytest.raises(InvalidRequestError) as raised:
+        parse(schemas.FillMaskRequest, json.dumps(body).encode())
+    assert [error.loc for error in raised.value.errors] == [loc]
+
+
+def test_parse_many_unknown_fields_are_only_counted() -> None:
+    with pytest.raises(InvalidRequestError) as raised:
+        parse(schemas.FillMaskRequest, json.dumps({"inputs": "a"} | dict.fromkeys(map(str, range(5000)))).encode())
+    assert [error.message for error in raised.value.errors] == ["5000 fields are wrong"]
+
+
+def test_parse_too_many_inputs_are_not_validated() -> None:
+    with pytest.raises(TooLargeError, match="513 inputs, one may carry 512"):
+        parse(schemas.FillMaskRequest, json.dumps({"inputs": [1] * 513}).encode())
+
+
+@pytest.mark.parametrize("inputs", [[1] * 66_000, [{"a": 1}] * 20_000, [*["a"] * 500, *[1] * 12]])
+def test_parse_refuses_200_kb_of_wrong_inputs_in_milliseconds(inputs: list[Any]) -> None:
+    body = json.dumps({"inputs": inputs}).encode()
+
+    def seconds() -> float:
+        began = time.perf_counter()
+        with pytest.raises((TooLargeError, InvalidRequestError)):
+            parse(schemas.SentimentRequest, body)
+        return time.perf_counter() - began
+
+    assert min(seconds() for _ in range(20)) < 0.02  # 0.003 on an idle machine
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        ([], "Input should be an object"),
+        ({"inputs": ["a"], "parameters": 1}, "Input should be an object"),
+        ({"inputs": "a", "parameters": {"targets": "good"}}, "Input should be an array"),
+    ],
+)
+def test_parse_messages_are_in_the_words_of_json(body: Any, message: str) -> None:
+    with pytest.raises(InvalidRequestError) as raised:
+        parse(schemas.FillMaskRequest, json.dumps(body).encode())
+    assert raised.value.errors[0].message == message
+
+
+def test_texts_and_pairs_may_mix() -> None:
+    body = parse(schemas.SentimentRequest, b'{"inputs":["a",{"text":"b","text_pair":"c"}]}')
+    assert isinstance(body, schemas.SentimentRequest)
+    assert schemas.as_list(body.inputs) == ["a", schemas.TextPair(text="b", text_pair="c")]

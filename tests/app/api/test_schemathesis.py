@@ -1,0 +1,55 @@
+"""Requests that schemathesis makes of our own OpenAPI document: what is answered is what is documented.
+
+For each operation, texts and numbers at the edges of its schema and beyond. No answer is a 5xx, and each has a
+status, a media type, headers and a body that the document knows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import schemathesis
+from hypothesis import HealthCheck, settings
+from schemathesis.specs.openapi.checks import (
+    allow_header_conformance,
+    content_type_conformance,
+    negative_data_rejection,
+    response_headers_conformance,
+    response_schema_conformance,
+    status_code_conformance,
+    unsupported_method,
+)
+
+from app.api.application import create_app
+from app.settings import Settings
+from tests.app.process import PATIENCE, Process, running
+
+CHECKS = [
+    status_code_conformance,
+    content_type_conformance,
+    response_headers_conformance,
+    response_schema_conformance,
+    negative_data_rejection,
+    allow_header_conformance,
+    unsupported_method,
+]
+"""All but that every request which fits the schema succeeds: it cannot say that a text has a mask."""
+EXAMPLES = 80
+"""Of each operation, beside those that stand for one rule of the schema each."""
+
+
+@pytest.fixture(scope="module")
+def service(checkpoints: dict[str, str]) -> Iterator[Process]:
+    with running(checkpoints) as process:
+        process.until_ready()
+        yield process
+
+
+@schemathesis.openapi.from_dict(create_app(Settings()).openapi()).parametrize()
+@settings(max_examples=EXAMPLES, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+def test_answers_are_the_documented_ones(case: Any, service: Process) -> None:
+    answer = case.call_and_validate(service.url, checks=CHECKS, timeout=PATIENCE)
+    asked_for = answer.status_code == 504 and "X-Request-Timeout-Ms" in case.headers  # a millisecond, say
+    assert answer.status_code < 500 or asked_for, answer.text

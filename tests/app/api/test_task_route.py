@@ -1,0 +1,326 @@
+"""Reading bodies and watching callers, through the whole app."""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from app.api.task_route import while_connected
+from app.errors import CallerGoneError
+
+GOOD = {"inputs": "good"}
+JSON = {"Content-Type": "application/json"}
+
+
+@pytest.mark.parametrize(
+    "media_type",
+    ["application/json", "application/json; charset=utf-8", "Application/JSON", "application/a+json"],
+)
+async def test_json_by_any_name_is_read(serve: Any, media_type: str) -> None:
+    async with serve() as service:
+        answer = await service.client.post(
+            "/sentiment", content=b'{"inputs":"good"}', headers={"Content-Type": media_type}
+        )
+    assert answer.status_code == 200
+
+
+async def test_body_without_a_declared_type_is_refused(serve: Any) -> None:
+    """A browser sends one to other sites without a preflight."""
+    async with serve() as service:
+        answer = await service.client.post("/sentiment", content=b'{"inputs":"good"}')
+    assert (answer.status_code, answer.json()["code"]) == (415, "unsupported_media_type")
+    assert "Content-Type: application/json" in answer.json()["detail"]
+
+
+@pytest.mark.parametrize("media_type", ["text/plain", "application/x-www-form-urlencoded", "text/json", ""])
+async def test_other_media_types_are_refused(serve: Any, media_type: str) -> None:
+    async with serve() as service:
+        answer = await service.client.post(
+            "/sentiment", content=b'{"inputs":"good"}', headers={"Content-Type": media_type}
+        )
+    assert answer.status_code == 415
+
+
+async def test_compressed_body_is_refused_as_such(serve: Any) -> None:
+    async with serve() as service:
+        packed = gzip.compress(b'{"inputs":"good"}')
+        answer = await service.client.post("/sentiment", content=packed, headers=JSON | {"Content-Encoding": "gzip"})
+        plain = await service.client.post("/sentiment", json=GOOD, headers={"Content-Encoding": "identity"})
+    assert (answer.status_code, answer.json()["code"]) == (415, "unsupported_media_type")
+    assert "Content-Encoding" in answer.json()["detail"]
+    assert plain.status_code == 200
+
+
+async def test_byte_order_mark_is_passed_over_and_another_encoding_told(serve: Any) -> None:
+    text = '{"inputs": "é good"}'
+    async with serve() as service:
+        marked, *others = [
+            await service.client.post("/sentiment", content=text.encode(encoding), headers=JSON)
+            for encoding in ("utf-8-sig", "utf-16", "latin-1")
+        ]
+    assert marked.status_code == 200
+    assert {(other.status_code, other.json()["code"]) for other in others} == {(400, "not_json")}
+    assert all("the body is no UTF-8" in other.json()["detail"] for other in others)
+
+
+@pytest.mark.parametrize("literal", ["NaN", "Infinity", "-Infinity"])
+async def test_what_only_javascript_calls_a_number_is_no_json(serve: Any, literal: str) -> None:
+    async with serve() as service:
+        answers = [
+            await service.client.post(
+                path, content=f'{{"inputs": "[MASK]", "parameters": {{"a": {literal}}}}}', headers=JSON
+            )
+            for path in ("/fill-mask", "/hf/fill-mask")
+        ]
+        word = await service.client.post("/sentiment", json={"inputs": f"not {literal}"})
+    assert [(answer.status_code, answer.json()["code"]) for answer in answers] == [(400, "not_json")] * 2
+    assert word.status_code == 200
+
+
+async def test_declared_size_is_refused_before_the_body_is_read(serve: Any) -> None:
+    async def body() -> AsyncIterator[bytes]:
+        raise AssertionError("the body was read")
+        yield b""
+
+    async with serve(max_body_bytes=100) as service:
+        answer = await service.client.post("/sentiment", content=body(), headers=JSON | {"Content-Length": "101"})
+    assert answer.status_code == 413
+
+
+async def test_undeclared_size_is_refused_when_it_passes_the_limit(serve: Any) -> None:
+    sent = 0
+
+    async def body() -> AsyncIterator[bytes]:
+        nonlocal sent
+        while sent < 1000:
+            sent += 10
+            yield b"x" * 10
+
+    async with serve(max_body_bytes=100) as service:
+        answer = await service.client.post("/sentiment", content=body(), headers=JSON)
+    assert answer.status_code == 413
+    assert sent < 200
+
+
+async def test_body_that_does_not_end_meets_the_deadline(serve: Any) -> None:
+    never = asyncio.Event()
+
+    async def body() -> AsyncIterator[bytes]:
+        yield b"{"
+        await never.wait()
+
+    async with serve(request_timeout_ms=20) as service:
+        answer = await service.client.post("/sentiment", content=body(), headers=JSON)
+    assert answer.status_code == 504
+
+
+async def test_unknown_field_is_named_however_long_its_name_is(serve: Any) -> None:
+    async with serve() as service:
+        answer = await service.client.post("/sentiment", json=GOOD | {"x" * 100_000: 1})
+    assert answer.status_code == 422
+    assert len(answer.content) < 2000
+    assert answer.json()["errors"][0]["loc"] == ["x" * 99 + "…"]
+    assert answer.json()["detail"].endswith("Extra inputs are not permitted")
+
+
+@pytest.mark.parametrize("value", ["0", "-5", "1.5", "soon", "", "1e3"])
+async def test_impossible_timeout_is_refused(serve: Any, value: str) -> None:
+    async with serve() as service:
+        answer = await service.client.post("/sentiment", json=GOOD, headers={"X-Request-Timeout-Ms": value})
+    assert answer.status_code == 422
+    assert answer.json()["errors"][0]["loc"] == ["header", "X-Request-Timeout-Ms"]
+
+
+@pytest.mark.parametrize("value", ["5000 ", "5000\t", " 05000", "9" * 20, "9" * 5000])
+async def test_timeout_may_have_spaces_around_it_and_be_longer_than_the_limit(serve: Any, value: str) -> None:
+    async with serve() as service:
+        answer = await service.client.post("/sentiment", json=GOOD, headers={"X-Request-Timeout-Ms": value})
+    assert answer.status_code == 200
+
+
+@pytest.mark.parametrize("own", [True, False])
+async def test_expired_request_is_never_computed(serve: Any, backend: Any, own: bool) -> None:
+    settings, headers = ({}, {"X-Request-Timeout-Ms": "30"}) if own else ({"request_timeout_ms": 300}, {})
+    async with serve(**settings) as service:
+        backend.gate.clear()
+        first = asyncio.create_task(service.client.post("/sentiment", json=GOOD))
+        await backend.has_entered()
+        late = await service.client.post("/sentiment", json={"inputs": "too late"}, headers=headers)
+        assert (late.status_code, late.json()["code"]) == (504, "deadline_exceeded")
+        assert service.engine.batcher.queued_tokens == 0
+        backend.gate.set()
+        await first
+        assert await service.metric("bert_requests_expired_total") >= 1
+    assert len(backend.batches) == 1
+
+
+async def test_deadline_that_what_waits_has_used_up_is_met_at_once(serve: Any, backend: Any) -> None:
+    hurried = {"X-Request-Timeout-Ms": "20000"}
+    async with serve() as service:
+        backend.gate.clear()
+        first = asyncio.create_task(service.client.post("/sentiment", json={"inputs": ["good"] * 50}))
+        await backend.has_entered()
+        service.engine.batcher.tokens_per_second = 0.001
+        hurried_one = await service.client.post("/sentiment", json=GOOD, headers=hurried)
+        patient_one = await service.client.post("/sentiment", json=GOOD)
+        backend.gate.set()
+        await first
+        assert await service.metric("bert_requests_expired_total") == 1
+        assert await service.metric("bert_requests_refused_total") == 1
+    assert (hurried_one.status_code, hurried_one.json()["code"]) == (504, "deadline_exceeded")
+    assert (patient_one.status_code, patient_one.json()["code"]) == (429, "queue_full")
+    assert "nothing was computed" in hurried_one.json()["detail"]
+    assert int(hurried_one.headers["retry-after"]) >= 1
+
+
+async def test_caller_that_leaves_is_dropped_before_compute(serve: Any, backend: Any) -> None:
+    async with serve() as service:
+        backend.gate.clear()
+        first = asyncio.create_task(service.client.post("/sentiment", json=GOOD))
+        await backend.has_entered()
+        leaves = asyncio.Event()
+        gone = asyncio.create_task(call(service.app, b'{"inputs":"gone"}', leaves))
+        await service.queued(2)
+        leaves.set()
+        assert await gone == 499  # nobody reads it
+        assert service.engine.batcher.queued_tokens == 0
+        backend.gate.set()
+        assert (await first).status_code == 200
+        assert await service.metric("bert_requests_cancelled_total") == 1
+    assert [len(batch) for batch in backend.batches] == [1]
+
+
+async def call(app: Any, body: bytes, leaves: asyncio.Event) -> int:
+    """A POST to /sentiment by a caller who hangs up when `leaves` is set; the status that was sent."""
+    scope = {
+        "type": "http",
+        "method": "POST",
+        "path": "/sentiment",
+        "raw_path": b"/sentiment",
+        "query_string": b"",
+        "headers": [(b"content-type", b"application/json")],
+        "asgi": {"version": "3.0"},
+        "http_version": "1.1",
+        "scheme": "http",
+        "client": None,
+        "server": None,
+        "root_path": "",
+    }
+    messages = [{"type": "http.request", "body": body, "more_body": False}]
+    status = 0
+
+    async def receive() -> dict[str, Any]:
+        if messages:
+            return messages.pop()
+        await leaves.wait()
+        return {"type": "http.disconnect"}
+
+    async def send(message: Any) -> None:
+        nonlocal status
+        status = message.get("status", status)
+
+    await app(scope, receive, send)
+    return status
+
+
+async def test_answer_that_is_there_wins_over_leaving() -> None:
+    async def receive() -> dict[str, Any]:
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    async def answer() -> int:
+        return 7
+
+    assert await while_connected(receive, answer()) == 7
+
+
+async def test_cancelling_from_outside_is_no_leaving() -> None:
+    started = asyncio.Event()
+
+    async def receive() -> dict[str, Any]:
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    async def answer() -> None:
+        started.set()
+        await asyncio.Event().wait()
+
+    task = asyncio.create_task(while_connected(receive, answer()))
+    await started.wait()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+
+
+async def test_leaving_cancels_the_answer() -> None:
+    cancelled = asyncio.Event()
+
+    async def receive() -> dict[str, Any]:
+        return {"type": "http.disconnect"}
+
+    async def answer() -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            cancelled.set()
+
+    with pytest.raises(CallerGoneError):
+        await while_connected(receive, answer())
+    assert cancelled.is_set()
+
+
+KEYS = {"api_keys": "first,second,clé"}
+
+
+@pytest.mark.parametrize(
+    "path", ["/fill-mask", "/next-sentence", "/sentiment", "/hf/fill-mask", "/hf/text-classification"]
+)
+async def test_tasks_ask_for_a_key(serve: Any, path: str) -> None:
+    async with serve(**KEYS) as service:
+        answer = await service.client.post(path, json={})
+    assert answer.status_code == 401
+    assert answer.headers["www-authenticate"] == "Bearer"
+
+
+@pytest.mark.parametrize(
+    ("header", "status"),
+    [
+        ("Bearer first", 200),
+        ("bearer second", 200),
+        ("Bearer clé", 200),
+        ("Bearer third", 401),
+        ("Bearer ", 401),
+        ("Basic first", 401),
+        ("first", 401),
+        ("Bearer sécond", 401),
+    ],
+)
+async def test_key_must_be_one_of_the_configured(serve: Any, header: str, status: int) -> None:
+    async with serve(**KEYS) as service:
+        answer = await service.client.post("/sentiment", json=GOOD, headers={"Authorization": header.encode()})
+    assert answer.status_code == status
+    if status == 401:
+        wrong = header.lower().startswith("bearer ") and header.split()[1:]
+        assert ("none of the service's" if wrong else "Authorization: Bearer <key>") in answer.json()["detail"]
+
+
+async def test_keys_from_a_file_are_asked_for(serve: Any, tmp_path: Path) -> None:
+    file = tmp_path / "keys"
+    file.write_text("first\nsecond\n", encoding="utf-8")
+    async with serve(api_keys_file=file) as service:
+        answers = [
+            await service.client.post("/sentiment", json=GOOD, headers={"Authorization": f"Bearer {key}"})
+            for key in ("second", "third")
+        ]
+    assert [answer.status_code for answer in answers] == [200, 401]
+
+
+async def test_health_needs_no_key(serve: Any) -> None:
+    async with serve(**KEYS) as service:
+        answers = [await service.client.get(path) for path in ("/health/live", "/health/ready", "/info", "/metrics")]
+    assert [answer.status_code for answer in answers] == [200] * 4

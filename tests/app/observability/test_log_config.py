@@ -1,0 +1,39 @@
+"""Lines for people and for machines."""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+
+from app.observability.log_config import JSONFormatter, TextFormatter, log_config
+
+
+def record(**extra: object) -> logging.LogRecord:
+    made = logging.LogRecord("app.x", logging.ERROR, __file__, 1, "went %s", ("wrong",), None)
+    made.__dict__.update(extra)
+    return made
+
+
+def test_json_lines_hold_the_request_id() -> None:
+    line = json.loads(JSONFormatter().format(record(request_id="r1")))
+    assert (line["level"], line["message"], line["request_id"]) == ("error", "went wrong", "r1")
+
+
+def test_json_lines_hold_the_traceback_in_one_line() -> None:
+    try:
+        raise ValueError("x")
+    except ValueError:
+        line = JSONFormatter().format(record(exc_info=sys.exc_info()))
+    assert "\n" not in line
+    assert "ValueError" in json.loads(line)["exception"]
+
+
+def test_text_lines_end_with_the_request_id() -> None:
+    assert TextFormatter().format(record(request_id="r1")).endswith("went wrong [r1]")
+    assert TextFormatter().format(record()).endswith("went wrong")
+
+
+def test_format_follows_the_setting() -> None:
+    assert log_config("json", "info")["formatters"]["line"]["()"] is JSONFormatter
+    assert log_config("text", "error")["loggers"]["app"]["level"] == "ERROR"

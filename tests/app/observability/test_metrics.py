@@ -1,0 +1,79 @@
+"""What Prometheus reads."""
+
+from __future__ import annotations
+
+import glob
+from pathlib import Path
+
+import pytest
+from app.workers import SHARED_METRICS
+from prometheus_client.mmap_dict import MmapedDict, mmap_key
+
+from app.observability.metrics import Metrics
+
+
+def test_two_apps_do_not_share_counts() -> None:
+    first, second = Metrics(), Metrics()
+    first.refused()
+    assert b"bert_requests_refused_total 1.0" in first.render()
+    assert b"bert_requests_refused_total 0.0" in second.render()
+
+
+def test_queue_depth_is_the_last_that_was_told() -> None:
+    metrics = Metrics()
+    metrics.queue(3, 30)
+    metrics.queue(4, 40)
+    text = metrics.render().decode()
+    assert "bert_queue_requests 4.0" in text
+    assert "bert_queue_tokens 40.0" in text
+
+
+def test_everything_is_counted() -> None:
+    metrics = Metrics()
+    metrics.request("fill-mask", 200)
+    metrics.latency("fill-mask", tokenize=0.001, queue=0.002, inference=0.003)
+    metrics.batch(4, 100)
+    metrics.expired()
+    metrics.cancelled()
+    text = metrics.render().decode()
+    for line in (
+        'bert_requests_total{status="200",task="fill-mask"} 1.0',
+        'bert_request_seconds_sum{stage="queue",task="fill-mask"} 0.002',
+        "bert_batch_size_sum 4.0",
+        "bert_batch_tokens_sum 100.0",
+        "bert_requests_expired_total 1.0",
+        "bert_requests_cancelled_total 1.0",
+    ):
+        assert line in text
+
+
+def test_readiness_is_a_metric() -> None:
+    metrics = Metrics()
+    seen = []
+    for ready in (True, False):
+        seen.append(metrics.render().decode())
+        metrics.ready(ready=ready)
+    assert "bert_ready 0.0" in seen[0]
+    assert "bert_ready 1.0" in seen[1]
+    assert "bert_ready 0.0" in metrics.render().decode()
+
+
+def test_worker_that_ends_while_its_counts_are_read_is_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    key = mmap_key("bert_requests_refused_total", "bert_requests_refused_total", [], [], "Refused")
+    files = [tmp_path / f"counter_{number}.db" for number in (1, 2)]
+    for file in files:
+        counts = MmapedDict(str(file))
+        counts.write_value(key, 3.0, 0.0)
+        counts.close()
+    found = glob.glob
+
+    def listed(pattern: str) -> list[str]:
+        names = found(pattern)
+        files[1].unlink(missing_ok=True)  # between the list and the reading
+        return names
+
+    monkeypatch.setenv(SHARED_METRICS, str(tmp_path))
+    monkeypatch.setattr(glob, "glob", listed)
+    assert b"bert_requests_refused_total 3.0" in Metrics().render()

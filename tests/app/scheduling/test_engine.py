@@ -1,0 +1,428 @@
+"""Admission, tokenization and shaping, with a fake backend."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from pydantic_core import to_json
+
+from app.api.schemas import TextPair
+from app.errors import (
+    DeadlineExceededError,
+    InferenceError,
+    InvalidInputError,
+    QueueFullError,
+    TaskNotServedError,
+    TooLargeError,
+    UnavailableError,
+)
+from app.inference.types import Answer, Task
+from app.observability.metrics import Metrics
+from app.scheduling.engine import Engine, token_budget
+from app.scheduling.scheduler import BackendDiedError
+from app.settings import Settings
+from model import Tokenizer
+from model.errors import EmptyTextError, NoMaskError, TextTooLongError, UnknownTargetError
+
+PATIENCE = 30
+
+
+@asynccontextmanager
+async def running(backend: Any, **settings: object) -> AsyncIterator[Engine]:
+    engine = Engine(lambda: backend, Settings.model_validate(settings), Metrics())
+    engine.start()
+    try:
+        async with asyncio.timeout(PATIENCE):
+            await engine.startup_finished.wait()
+        yield engine
+    finally:
+        backend.gate.set()
+        await engine.close()
+
+
+async def queued(engine: Engine, requests: int) -> None:
+    """Wait until so many requests are accepted and unanswered."""
+    async with asyncio.timeout(PATIENCE):
+        while engine.batcher.queued_requests < requests:  # noqa: ASYNC110 (nobody else needs an event)
+            await asyncio.sleep(0.002)
+
+
+def soon() -> float:
+    return time.monotonic() + PATIENCE
+
+
+@pytest.mark.parametrize(
+    ("speed", "expected"), [(0, 1024), (1, 1024), (52_000, 5120), (87_000, 8448), (20_000, 1792), (1e9, 16_384)]
+)
+def test_batch_takes_a_tenth_of_a_second_where_that_is_enough(speed: float, expected: int) -> None:
+    assert token_budget(speed, most=16_384) == expected
+    assert token_budget(speed, most=2048) == min(expected, 2048)
+
+
+async def test_tasks_of_one_encoder_share_a_forward_pass(backend: Any) -> None:
+    async with running(backend) as engine:
+        backend.gate.clear()
+        first = asyncio.create_task(engine.fill_mask(["a [MASK]"], deadline=soon()))
+        await backend.has_entered()
+        others = [
+            asyncio.create_task(engine.fill_mask(["the [MASK]", "[MASK] is"], deadline=soon())),
+            asyncio.create_task(engine.next_sentence([TextPair(text="a", text_pair="b")], deadline=soon())),
+            asyncio.create_task(engine.sentiment(["good"], deadline=soon())),
+        ]
+        await queued(engine, 4)
+        backend.gate.set()
+        await asyncio.gather(first, *others)
+    assert len(backend.batches) == 3
+    tasks = [[query.task for query in batch] for batch in backend.batches]
+    assert sorted(tasks[1:], key=len) == [
+        [Task.SENTIMENT],
+        [Task.FILL_MASK, Task.NEXT_SENTENCE, Task.FILL_MASK],
+    ]
+
+
+async def test_results_keep_the_order_of_the_inputs(backend: Any) -> None:
+    texts = ["[MASK] a", "b [MASK] c", "d e [MASK] f"]
+    async with running(backend, max_batch_tokens=1) as engine:
+        reply = await engine.fill_mask(texts, deadline=soon(), top_k=1)
+    assert [result.masks[0].position for result in reply.results] == [1, 2, 3]
+    assert reply.model == "fake-pretrained"
+
+
+@pytest.mark.parametrize(
+    ("text", "options", "expected"),
+    [
+        ("", {}, EmptyTextError),
+        ("a film", {}, NoMaskError),
+        ("[MASK] " * 100, {}, TextTooLongError),
+        ("a " * 100 + "[MASK]", {"truncate": True}, NoMaskError),
+    ],
+)
+async def test_text_without_an_answer_is_named(
+    backend: Any, text: str, options: dict[str, bool], expected: type[Exception]
+) -> None:
+    async with running(backend) as engine:
+        with pytest.raises(InvalidInputError) as raised:
+            await engine.fill_mask(["[MASK]", text], deadline=soon(), **options)
+    assert raised.value.loc == ("inputs", 1)
+    assert isinstance(raised.value.error, expected)
+    assert backend.batches == []
+
+
+async def test_unknown_target_is_named(backend: Any) -> None:
+    async with running(backend) as engine:
+        with pytest.raises(InvalidInputError, match="xyzzy") as raised:
+            await engine.fill_mask(["[MASK]"], deadline=soon(), targets=["good", "xyzzy"])
+    assert raised.value.loc == ("parameters", "targets", 1)
+    assert isinstance(raised.value.error, UnknownTargetError)
+
+
+@pytest.mark.parametrize(("top_k", "expected"), [(None, 6), (2, 2), (50, 6)])
+async def test_targets_are_all_answered_unless_top_k_says_less(backend: Any, top_k: int | None, expected: int) -> None:
+    words = ["good", "bad", "great", "boring", "film", "movie"]
+    async with running(backend) as engine:
+        reply = await engine.fill_mask(["[MASK]"], deadline=soon(), targets=words, top_k=top_k)
+    assert len(reply.results[0].masks[0].predictions) == expected
+
+
+async def test_answer_is_no_larger_than_its_targets(backend: Any) -> None:
+    texts = ["[MASK]" + " " * 600] * 512  # with 100 predictions each, too much
+    async with running(backend) as engine:
+        reply = await engine.fill_mask(texts, deadline=soon(), targets=["good", "bad"], top_k=100)
+        with pytest.raises(TooLargeError):
+            await engine.fill_mask(texts, deadline=soon(), top_k=100)
+    assert [len(result.masks[0].predictions) for result in reply.results] == [2] * 512
+
+
+async def test_targets_that_are_one_token_count_once(backend: Any) -> None:
+    async with running(backend) as engine:
+        reply = await engine.fill_mask(["[MASK]"], deadline=soon(), targets=["good", "Good", "GOOD", "bad"])
+    assert [p.token_str for p in reply.results[0].masks[0].predictions] == ["good", "bad"]
+
+
+async def test_long_texts_are_tokenized_like_short_ones(backend: Any) -> None:
+    text = "a " * 5000 + "."
+    async with running(backend) as engine:
+        reply = await engine.sentiment([text, "a"], deadline=soon(), truncate=True)
+        assert engine.batcher.reserved_tokens == 0
+    assert [(result.tokens, result.truncated) for result in reply.results] == [(64, True), (3, False)]
+
+
+async def test_room_is_held_while_a_text_is_tokenized(backend: Any) -> None:
+    async with running(backend, max_queue_tokens=100) as engine:
+        with engine.batcher.reserved([33, 33, 33]), pytest.raises(QueueFullError):
+            await engine.sentiment(["a " * 5000], deadline=soon(), truncate=True)
+        await engine.sentiment(["a " * 5000], deadline=soon(), truncate=True)
+
+
+async def test_deadline_bounds_the_wait_for_the_tokenizer_too(backend: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    held = threading.Event()
+    async with running(backend) as engine:
+        busy = [engine._pool.submit(held.wait, PATIENCE) for _ in range(2)]
+        with pytest.raises(DeadlineExceededError):
+            await engine.sentiment(["a " * 5000], deadline=time.monotonic() + 0.05, truncate=True)
+        assert engine.batcher.reserved_tokens == 0
+        held.set()
+        assert all(work.result() for work in busy)
+    assert backend.batches == []
+    assert "bert_requests_expired_total 1.0" in engine._metrics.render().decode()
+
+
+async def test_long_text_is_not_taken_for_many_when_bulk_waits(backend: Any) -> None:
+    """Its turn comes after one input of the bulk request; what its bytes may be at worst is not its fault."""
+    async with running(backend) as engine:
+        backend.gate.clear()
+        bulk = asyncio.create_task(engine.sentiment(["a " * 50] * 300, deadline=soon()))
+        await queued(engine, 1)
+        engine.batcher.calibrated(1000.0)
+        engine.check_backlog(40_000, time.monotonic() + 5)
+        with pytest.raises(QueueFullError):
+            engine.batcher.check_room(512, 300, time.monotonic() + 5)
+        backend.gate.set()
+        await bulk
+
+
+async def test_others_do_not_wait_behind_giant_texts(backend: Any) -> None:
+    held = threading.Event()
+    async with running(backend) as engine:
+        busy = engine._giants.submit(held.wait, PATIENCE)
+        giant = asyncio.create_task(engine.sentiment(["!" * 200_000], deadline=soon(), truncate=True))
+        await engine.sentiment(["a " * 5000], deadline=soon(), truncate=True)
+        assert not giant.done()
+        held.set()
+        assert (await giant).results[0].truncated
+        assert busy.result()
+
+
+async def test_giant_text_is_not_read_on_when_nobody_waits(backend: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    pieces, read = [], Tokenizer._tokenize_piece
+
+    def count(self: Tokenizer, text: str, spans: bool) -> Any:
+        pieces.append(len(text))
+        return read(self, text, spans)
+
+    monkeypatch.setattr(Tokenizer, "_tokenize_piece", count)
+    async with running(backend) as engine:
+        with pytest.raises(DeadlineExceededError):
+            await engine.sentiment(["!" * 20_000_000], deadline=time.monotonic() + 0.1, truncate=True)
+        await engine.sentiment(["!" * 200_000], deadline=soon(), truncate=True)
+    assert len(backend.batches) == 1
+    assert sum(pieces) < 15_000_000
+
+
+async def test_deadline_bounds_the_making_of_a_large_answer(backend: Any) -> None:
+    held = threading.Event()
+    async with running(backend) as engine:
+        busy = [engine._pool.submit(held.wait, PATIENCE) for _ in range(2)]
+        with pytest.raises(DeadlineExceededError):
+            await engine.fill_mask(["[MASK]"] * 40, deadline=time.monotonic() + 0.5, top_k=50)
+        held.set()
+        assert all(work.result() for work in busy)
+    assert len(backend.batches) == 1
+
+
+async def test_many_predictions_are_put_together_in_the_order_of_the_inputs(backend: Any) -> None:
+    texts = [f"{'a ' * i}[MASK]" for i in range(40)]
+    async with running(backend) as engine:
+        reply = await engine.fill_mask(texts, deadline=soon(), top_k=50)
+    assert [result.masks[0].position for result in reply.results] == list(range(1, 41))
+    assert all(len(result.masks[0].predictions) == 50 for result in reply.results)
+
+
+async def test_answer_beyond_all_measure_is_refused_before_compute(
+    backend: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("app.scheduling.engine._MAX_ANSWER_BYTES", 1000)
+    async with running(backend) as engine:
+        with pytest.raises(TooLargeError, match="top_k"):
+            await engine.fill_mask(["[MASK] " * 20], deadline=soon(), top_k=10)
+    assert backend.batches == []
+
+
+@pytest.mark.parametrize("character", ["\u0001", "\U0001f600", "é"])
+async def test_answer_is_measured_as_it_will_be_written(
+    backend: Any, monkeypatch: pytest.MonkeyPatch, character: str
+) -> None:
+    """JSON writes six bytes for a control character, which the model does not even read."""
+    monkeypatch.setattr("app.scheduling.engine._MAX_ANSWER_BYTES", 10_000)
+    async with running(backend) as engine:
+        with pytest.raises(TooLargeError, match="shorter texts"):
+            await engine.fill_mask(["[MASK] " + character * 1000], deadline=soon(), top_k=10)
+        reply = await engine.fill_mask(["[MASK] " + "a" * 800], deadline=soon(), top_k=10)
+    assert len(to_json(reply.results)) < 10_000
+
+
+async def test_task_without_a_head_is_not_served(backend: Any) -> None:
+    del backend.models["sentiment"]
+    async with running(backend) as engine:
+        with pytest.raises(TaskNotServedError, match="sentiment"):
+            await engine.sentiment(["a"], deadline=soon())
+
+
+async def test_passed_deadline_is_an_error(backend: Any) -> None:
+    async with running(backend) as engine:
+        with pytest.raises(DeadlineExceededError):
+            await engine.sentiment(["a"], deadline=time.monotonic() - 1)
+
+
+async def test_one_bad_input_does_not_fail_the_neighbours(backend: Any) -> None:
+    async with running(backend) as engine:
+        backend.gate.clear()
+        first = asyncio.create_task(engine.sentiment(["a"], deadline=soon()))
+        await backend.has_entered()
+        tasks = [asyncio.create_task(engine.sentiment([text], deadline=soon())) for text in ("good", "a a a", "bad")]
+        await queued(engine, 4)
+        backend.fault = lambda query: ValueError() if len(query.encoding) == 5 else None
+        backend.gate.set()
+        await first
+        good, guilty, bad = await asyncio.gather(*tasks, return_exceptions=True)
+    assert isinstance(guilty, InferenceError)
+    assert not isinstance(good, BaseException)
+    assert not isinstance(bad, BaseException)
+
+
+async def test_status_follows_the_life_of_the_service(backend: Any) -> None:
+    backend.may_load.clear()
+    engine = Engine(lambda: backend, Settings(), Metrics())
+    engine.start()
+    assert engine.status == "loading"
+    with pytest.raises(UnavailableError, match="loading"):
+        await engine.sentiment(["a"], deadline=soon())
+    backend.may_load.set()
+    async with asyncio.timeout(PATIENCE):
+        await engine.startup_finished.wait()
+    assert engine.status == "ready"
+    engine.drain()
+    assert engine.status == "draining"
+    engine.check_open()  # its bytes may have been here before the signal
+    engine.refuse()
+    with pytest.raises(UnavailableError, match="draining"):
+        engine.check_open()
+    await engine.sentiment(["a"], deadline=soon())  # it came in before, and its body only now
+    await engine.close()
+
+
+async def test_what_waits_during_a_reload_is_computed_by_the_model_it_was_tokenized_for(backend: Any) -> None:
+    fresh = replace(backend, models=dict(backend.models), batches=[], gate=threading.Event())
+    fresh.models["sentiment"] = replace(backend.models["sentiment"], name="fresh-sentiment")
+    made = iter([backend, fresh])
+    engine = Engine(lambda: next(made), Settings(), Metrics())
+    engine.start()
+    async with asyncio.timeout(PATIENCE):
+        await engine.startup_finished.wait()
+    backend.gate.clear()
+    first = asyncio.create_task(engine.sentiment(["a"], deadline=soon()))
+    await backend.has_entered()
+    second = asyncio.create_task(engine.sentiment(["a film"], deadline=soon()))
+    await queued(engine, 2)
+    assert await engine.reload()
+    third = asyncio.create_task(engine.sentiment(["a good film"], deadline=soon()))
+    await queued(engine, 3)
+    backend.gate.set()
+    fresh.gate.set()
+    replies = [(await task).model for task in (first, second, third)]
+    await engine.close()
+    assert replies == ["fake-sentiment", "fake-sentiment", "fresh-sentiment"]
+    assert [len(batch[0].encoding) for batch in backend.batches] == [3, 4]
+    assert [len(batch[0].encoding) for batch in fresh.batches] == [5]
+
+
+async def test_reload_while_draining_is_refused(backend: Any) -> None:
+    async with running(backend) as engine:
+        engine.refuse()
+        assert not await engine.reload()
+
+
+async def test_replaced_backend_that_dies_takes_only_its_own_requests_along(backend: Any) -> None:
+    fresh = replace(backend, batches=[])
+    backends = iter([backend, fresh])
+    engine = Engine(lambda: next(backends), Settings(), Metrics())
+    engine.start()
+    await engine.startup_finished.wait()
+    backend.fault = lambda _: BackendDiedError("killed")
+    backend.gate.clear()
+    stranded = asyncio.create_task(engine.sentiment(["a"], deadline=soon()))
+    await backend.has_entered()
+    assert await engine.reload()
+    backend.gate.set()
+    with pytest.raises(InferenceError, match="replaced"):
+        await stranded
+    assert engine.status == "ready"
+    assert (await engine.sentiment(["a"], deadline=soon())).results
+    await engine.close()
+
+
+async def test_replaced_backend_is_ended_also_if_it_hangs_later(backend: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its first batch ends well, and the next, which waited for it, does not."""
+    monkeypatch.setattr("app.scheduling.engine._STALLED_SECONDS", 0.3)
+    fresh = replace(backend, batches=[], gate=threading.Event())
+    fresh.gate.set()
+    backends = iter([backend, fresh])
+    engine = Engine(lambda: next(backends), Settings(request_timeout_ms=300), Metrics())
+    engine.start()
+    await engine.startup_finished.wait()
+    ended = threading.Event()
+    hold = iter([backend.gate, ended])
+
+    def run(*_: object) -> list[Answer | Exception]:
+        backend.entered.release()
+        if next(hold) is ended:
+            assert ended.wait(PATIENCE)
+            raise BackendDiedError("killed")
+        assert backend.gate.wait(PATIENCE)
+        return [Answer([[0.25, 0.75]])]
+
+    monkeypatch.setattr(backend, "run", run)
+    monkeypatch.setattr(backend, "close", ended.set)
+    backend.gate.clear()
+    first = asyncio.create_task(engine.sentiment(["a"], deadline=soon()))
+    await backend.has_entered()
+    second = asyncio.create_task(engine.sentiment(["a film"], deadline=soon()))
+    await queued(engine, 2)
+    assert await engine.reload()
+    backend.gate.set()
+    assert (await first).results
+    with pytest.raises(InferenceError, match="replaced"):
+        await second
+    assert (await engine.sentiment(["a"], deadline=soon())).results
+    assert engine.alive
+    await engine.close()
+
+
+async def test_reload_that_does_not_end_is_given_up(backend: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("app.scheduling.engine._LONGEST_RELOAD_SECONDS", 0.1)
+    hanging = replace(backend, batches=[], may_load=threading.Event())
+    monkeypatch.setattr(hanging, "close", hanging.may_load.set)
+    backends = iter([backend, hanging])
+    engine = Engine(lambda: next(backends), Settings(), Metrics())
+    engine.start()
+    await engine.startup_finished.wait()
+    assert not await engine.reload()
+    assert hanging.may_load.is_set()  # that is, ended
+    assert (await engine.sentiment(["a"], deadline=soon())).results
+    await engine.close()
+
+
+async def test_backend_that_dies_while_nobody_asks_breaks_the_service(backend: Any) -> None:
+    async with running(backend) as engine:
+        await asyncio.to_thread(backend.died, backend, BackendDiedError("killed"))
+        while engine.status != "broken":  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+        assert not engine.alive
+
+
+async def test_dead_inference_thread_breaks_the_service(backend: Any) -> None:
+    async with running(backend) as engine:
+        backend.fault = lambda _: SystemExit()
+        with pytest.raises(UnavailableError):
+            await engine.sentiment(["a"], deadline=soon())
+        assert engine.status == "broken"
+        assert not engine.alive
+        with pytest.raises(UnavailableError, match="broken"):
+            await engine.sentiment(["a"], deadline=soon())

@@ -1,0 +1,571 @@
+"""`bert`, run as a command against a real port."""
+
+from __future__ import annotations
+
+import csv
+import datetime
+import gzip
+import io
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+
+from bert_client.command.main import run
+
+ROOT = Path(__file__).parents[3]
+Bert = Callable[..., tuple[int, str, str]]
+PATIENCE = 30  # seconds; less than a client waits for an answer
+
+# Nothing may be imported but the standard library, httpx with what it needs, `app` and `bert_client`.
+LIGHT = """
+import sys
+
+OURS = {"app", "bert_client"}
+ALLOWED = OURS | {"httpx", "httpcore", "h11", "anyio", "sniffio", "certifi", "idna", "typing_extensions"}
+
+class Refuse:
+    def find_spec(self, name, path=None, target=None):
+        top = name.partition(".")[0]
+        if top not in ALLOWED | sys.stdlib_module_names:
+            raise ModuleNotFoundError(name)
+
+sys.meta_path.insert(0, Refuse())
+"""
+
+
+class Holding(ThreadingHTTPServer):
+    """Takes one input at once, and answers the text "hold" when the gate is open."""
+
+    def __init__(self) -> None:
+        self.entered = threading.Event()
+        self.gate = threading.Event()
+        super().__init__(("127.0.0.1", 0), HoldingRequest)
+
+
+class HoldingRequest(BaseHTTPRequestHandler):
+    server: Holding
+
+    def do_GET(self) -> None:
+        sizes = dict.fromkeys(("max_batch_tokens", "max_queue_tokens", "max_body_bytes"), 100_000)
+        self.answer({"limits": sizes | {"max_client_batch": 1, "request_timeout_ms": 30_000}})
+
+    def do_POST(self) -> None:
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        if body["inputs"] == ["hold"]:
+            self.server.entered.set()
+            self.server.gate.wait(2 * PATIENCE)
+            return
+        self.answer({"results": [{"predictions": [{"label": "A", "score": 1}], "tokens": 3, "truncated": False}]})
+
+    def answer(self, content: object) -> None:
+        body = json.dumps(content).encode()
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_request(self, *arguments: object) -> None:
+        pass
+
+
+@pytest.fixture
+def bert(url: str, capsys: pytest.CaptureFixture[str]) -> Bert:
+    """Run a command line; its exit code, output and complaints."""
+
+    def command(*arguments: str, **environ: str) -> tuple[int, str, str]:
+        try:
+            code = run(arguments, {"BERT_URL": url} | environ)
+        except SystemExit as end:  # argparse's
+            code = int(end.code or 0)
+        output, complaints = capsys.readouterr()
+        return code, output, complaints
+
+    return command
+
+
+def light(program: str, *arguments: str, given: str = "") -> subprocess.CompletedProcess[str]:
+    """Run Python in an interpreter that has httpx only."""
+    command = [sys.executable, "-W", "error", "-c", LIGHT + program, *arguments]
+    return subprocess.run(command, cwd=ROOT, input=given, capture_output=True, text=True, timeout=120, check=False)
+
+
+def test_file_for_a_service_that_is_not_there_waits_and_says_so() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as nobody:
+        url = f"http://127.0.0.1:{nobody.getsockname()[1]}"
+    program = "from bert_client.command.main import main; main()"
+    command = [sys.executable, "-c", program, "sentiment", "--file", "-", "--url", url]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdin is not None
+        assert process.stderr is not None
+        process.stdin.write("hello\n")
+        process.stdin.close()
+        try:
+            assert process.stderr.readline() == f"{url} does not answer yet; trying again for 10 minutes\n"
+        finally:
+            process.kill()
+
+
+def test_client_works_where_only_httpx_is_installed(url: str) -> None:
+    program = """
+import asyncio
+from bert_client import AsyncBertClient, BertClient
+
+async def ask():
+    async with AsyncBertClient(sys.argv[1]) as client:
+        return await client.sentiment(["good"])
+
+with BertClient(sys.argv[1]) as client:
+    print(client.sentiment(["good"]) == asyncio.run(ask()))
+"""
+    done = light(program, url)
+    assert (done.stdout, done.stderr) == ("True\n", "")
+
+
+def test_command_works_where_only_httpx_is_installed(url: str) -> None:
+    done = light(
+        "from bert_client.command.main import main; main()",
+        "sentiment",
+        "--url",
+        url,
+        "--file",
+        "-",
+        given="good\n\nbad\n",
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == [
+        "text\tlabel\tscore\ttruncated\terror",
+        "good\tPOSITIVE\t0.75\tfalse\t",
+        "\t\t\t\tthe text is empty",
+        "bad\tPOSITIVE\t0.75\tfalse\t",
+    ]
+    assert done.stderr.startswith("3 rows, 1 with an error")
+
+
+def test_fill_mask_prints_words_and_texts(bert: Bert) -> None:
+    code, output, _ = bert("fill-mask", "the [MASK] was good", "--targets", "film", "movie")
+    assert code == 0
+    assert [line.split(maxsplit=2) for line in output.splitlines()] == [
+        ["0.5000", "film", "the film was good"],
+        ["0.3333", "movie", "the movie was good"],
+    ]
+
+
+def test_next_sentence_takes_two_texts(bert: Bert) -> None:
+    code, output, _ = bert("next-sentence", "a film", "it was good")
+    assert (code, output.split()) == (0, ["0.7500", "NOT_NEXT", "0.2500", "IS_NEXT"])
+    assert bert("next-sentence", "a film")[0] == 2
+
+
+def test_json_is_the_services_result(bert: Bert) -> None:
+    code, output, _ = bert("sentiment", "good", "bad film", "--json", "--top-k", "1")
+    assert code == 0
+    assert [json.loads(line) for line in output.splitlines()] == [
+        {"predictions": [{"label": "POSITIVE", "score": 0.75}], "tokens": tokens, "truncated": False}
+        for tokens in (3, 4)
+    ]
+
+
+@pytest.mark.parametrize("url", [{"max_client_batch": 3, "api_keys": "secret"}], indirect=True)
+def test_file_is_scored_row_by_row(bert: Bert, tmp_path: Path) -> None:
+    source, target = tmp_path / "reviews.csv", tmp_path / "scored.csv"
+    long = "a " * 100
+    source.write_text(f'id,review,label\n1,good,1\n2,,0\n3,{long},1\n4,"b ""c"",\nd",0\n5,x,y,z\n6,bad,0\n')
+    command = ("sentiment", "--file", str(source), "--column", "review", "--output", str(target))
+    code, output, complaints = bert(*command, BERT_API_KEY="secret")
+    assert (code, output) == (0, "")
+    assert complaints.startswith("6 rows, 3 with an error")
+    rows = list(csv.DictReader(io.StringIO(target.read_text())))
+    assert [row["id"] for row in rows] == list("123456")
+    assert [row["label"] for row in rows] == ["1", "0", "1", "0", "y", "0"]  # the file's own
+    assert [row["predicted_label"] for row in rows] == ["POSITIVE", "", "", "POSITIVE", "", "POSITIVE"]
+    assert [row["error"].split(",")[0] for row in rows] == [
+        *("", "the text is empty", "the input has 102 tokens", ""),
+        *("the row has 4 cells", ""),
+    ]
+    assert rows[3]["review"] == 'b "c",\nd'
+
+
+def test_long_texts_can_be_cut(bert: Bert, tmp_path: Path) -> None:
+    (tmp_path / "texts.txt").write_text("a " * 100)
+    _, output, _ = bert("sentiment", "--file", str(tmp_path / "texts.txt"), "--truncate", "--json")
+    row = json.loads(output)
+    assert (row["label"], row["truncated"], row["error"]) == ("POSITIVE", True, None)
+
+
+def test_pairs_are_read_from_two_fields(bert: Bert, tmp_path: Path) -> None:
+    lines = [{"text": "a", "text_pair": "b"}, {"text": "a"}, {"text": "a", "text_pair": 5}]
+    (tmp_path / "pairs.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    code, output, _ = bert("next-sentence", "--file", str(tmp_path / "pairs.jsonl"))
+    assert code == 0
+    assert [(row["label"], row["error"]) for row in map(json.loads, output.splitlines())] == [
+        ("NOT_NEXT", None),
+        (None, "the field 'text_pair' is not there"),
+        (None, "the field 'text_pair' is not text"),
+    ]
+
+
+def test_half_a_character_costs_its_row_only(bert: Bert, tmp_path: Path) -> None:
+    source, target = tmp_path / "texts.jsonl", tmp_path / "scored.jsonl"
+    source.write_text('{"text": "good"}\n{"text": "\\ud83d"}\n')
+    for output in ("-", str(target)):
+        code, printed, _ = bert("sentiment", "--file", str(source), "--output", output)
+        assert code == 0
+        good, half = map(json.loads, (printed or target.read_text()).splitlines())
+        assert (good["label"], half["text"], half["label"]) == ("POSITIVE", "\ud83d", None)
+        assert half["error"]
+
+
+def test_prediction_stands_where_the_first_row_has_it(bert: Bert, tmp_path: Path) -> None:
+    source, target = tmp_path / "texts.jsonl", tmp_path / "scored.csv"
+
+    def scored(*rows: dict[str, object]) -> list[list[str]]:
+        source.write_text("\n".join(map(json.dumps, rows)))
+        code, _, complaints = bert("sentiment", "--file", str(source), "--output", str(target))
+        assert (code, complaints.split(" rows")[0]) == (0, str(len(rows)))
+        return list(csv.reader(target.read_text().splitlines()))
+
+    header, good, clash = scored({"text": "good"}, {"text": "bad", "label": "5 stars"})
+    assert header == ["text", "label", "score", "truncated", "error"]
+    assert good == ["good", "POSITIVE", "0.75", "false", ""]
+    assert clash[:4] == ["bad", "", "", ""]
+    assert "'label' is not in the first row" in clash[4]
+    header, good, bare = scored({"text": "good", "label": "5 stars"}, {"text": "bad"})
+    assert header == ["text", "label", "predicted_label", "score", "truncated", "error"]
+    assert good == ["good", "5 stars", "POSITIVE", "0.75", "false", ""]
+    assert bare == ["bad", "", "POSITIVE", "0.75", "false", ""]
+
+
+def test_nothing_of_a_row_is_overwritten(bert: Bert, tmp_path: Path) -> None:
+    (tmp_path / "texts.jsonl").write_text(
+        '{"text": "a", "predicted_label": 1, "label": 2, "predicted_error": 3}\n{"text": "b", "label": 4}\n'
+    )
+    code, output, complaints = bert("sentiment", "--file", str(tmp_path / "texts.jsonl"))
+    assert (code, complaints.partition(" with")[0]) == (0, "2 rows, 0")
+    answer = {"score": 0.75, "truncated": False, "error": None}
+    assert [json.loads(line) for line in output.splitlines()] == [
+        {"text": "a", "predicted_label": 1, "label": 2, "predicted_error": 3}
+        | {"predicted_predicted_label": "POSITIVE"}
+        | answer,
+        {"text": "b", "label": 4, "predicted_predicted_label": "POSITIVE"} | answer,
+    ]
+
+
+def test_a_label_is_the_files_own_in_all_rows_or_in_none(bert: Bert, tmp_path: Path) -> None:
+    (tmp_path / "texts.jsonl").write_text('{"text": "good"}\n{"text": "bad", "label": "gold"}\n')
+    command = ("sentiment", "--file", str(tmp_path / "texts.jsonl"))
+    first, second = map(json.loads, bert(*command)[1].splitlines())
+    assert (first["label"], second["label"]) == ("POSITIVE", None)
+    assert "so the answers have its name: give --prefix" in second["error"]
+    first, second = map(json.loads, bert(*command, "--prefix", "our_")[1].splitlines())
+    assert (first["our_label"], second["our_label"], second["label"]) == ("POSITIVE", "POSITIVE", "gold")
+    assert list(second) == ["text", "label", "our_label", "our_score", "our_truncated", "our_error"]
+
+
+def test_fault_of_the_first_row_is_no_other_than_of_the_next(bert: Bert, tmp_path: Path) -> None:
+    source = tmp_path / "texts.jsonl"
+    source.write_text('broken {\n{"review": "good"}\n{"text": "good", "late": 1}\n')
+    code, output, _ = bert("sentiment", "--file", str(source), "--output", str(tmp_path / "out"))
+    assert code == 0
+    rows = [json.loads(line) for line in (tmp_path / "out").read_text().splitlines()]
+    assert [row["error"] for row in rows] == [
+        "the line is not JSON (Expecting value, character 0)",
+        "the field 'text' is not there",
+        None,
+    ]
+    _, output, complaints = bert("sentiment", "--file", str(source), "--output", str(tmp_path / "out.csv"))
+    assert "not written" not in complaints
+    columns = ["review", "text", "late", "label", "score", "truncated", "error"]
+    assert next(csv.reader((tmp_path / "out.csv").read_text().splitlines())) == columns
+    source.write_text('{"id": 1}\n{"text": "good", "label": "A"}\n{"text": "bad", "label": "B", "late": 1}\n')
+    for output in ("-", "csv"):
+        target = "-" if output == "-" else str(tmp_path / "out.csv")
+        code, printed, complaints = bert("sentiment", "--file", str(source), "--output", target)
+        rows = (
+            [json.loads(line) for line in printed.splitlines()]
+            if output == "-"
+            else list(csv.DictReader((tmp_path / "out.csv").read_text().splitlines()))
+        )
+        assert [row.get("label") or None for row in rows] == [None, "A", "B"]
+        assert [row["predicted_label"] or None for row in rows] == [None, "POSITIVE", "POSITIVE"]
+        assert rows[0]["error"] == "the field 'text' is not there"
+    assert "not written, as the first rows have no such column: 'late'" in complaints
+    source.write_text('{"review": "good"}\n' * 2)
+    code, output, complaint = bert("sentiment", "--file", str(source))
+    assert (code, output, complaint) == (1, "", f"bert: {source}: there is no column 'text', but 'review'\n")
+    source.write_text('{"review": "good"}\nno JSON\n')
+    assert bert("sentiment", "--file", str(source))[2] == complaint
+    command = ("sentiment", "--file", str(source), "--column", "review", "--json")
+    assert bert(*command, "--output", str(tmp_path / "out.json"))[0] == 0
+    source.write_text("{}\n")
+    assert bert("sentiment", "--file", str(source))[2] == f"bert: {source}, line 1: the first rows have no fields\n"
+    source.write_text("no JSON\n" * 200)
+    code, output, complaint = bert("sentiment", "--file", str(source))
+    assert (code, output, complaint) == (
+        1,
+        "",
+        f"bert: {source}, line 1: the line is not JSON (Expecting value, character 0)\n",
+    )
+
+
+@pytest.mark.parametrize("name", ["texts.txt.gz", "texts.csv.gz", "texts.jsonl.gz"])
+def test_bert_file_that_is_cut_off_keeps_what_is_answered_and_goes_on(bert: Bert, tmp_path: Path, name: str) -> None:
+    source, target = tmp_path / name, tmp_path / "scored.csv"
+    content = {"texts.txt.gz": b"good\n" * 9, "texts.csv.gz": b"text\n" + b"good\n" * 9}.get(name)
+    whole = gzip.compress(content or b'{"text": "good"}\n' * 9)
+    source.write_bytes(whole[:-9])
+    command = ("sentiment", "--file", str(source), "--output", str(target))
+    code, _, complaints = bert(*command)
+    kept, cut = complaints.splitlines()
+    assert (code, target.exists()) == (1, False)
+    assert kept == f"9 rows are kept in {target}.partial; the same command goes on after them"
+    assert cut.startswith(f"bert: {source}: the file is cut off after line {9 + (name == 'texts.csv.gz')} ")
+    assert len(Path(f"{target}.partial").read_text().splitlines()) == 10
+    source.write_bytes(whole)
+    code, _, complaints = bert(*command)
+    assert code == 0
+    assert complaints.splitlines()[0] == f"{target}.partial: going on after 9 rows"
+    assert target.read_text() == "text,label,score,truncated,error\n" + "good,POSITIVE,0.75,false,\n" * 9
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["scored.csv", name]
+
+
+def test_bert_late_fault_costs_its_row_only(bert: Bert, tmp_path: Path) -> None:
+    source, target = tmp_path / "big.csv", tmp_path / "scored.csv"
+    source.write_text("id,text\n" + "1,good\n" * 2000 + '2,"open quote\n3,good\n4,short,long\n5,good\n')
+    code, _, complaints = bert("sentiment", "--file", str(source), "--output", str(target))
+    assert (code, complaints.split(", ")[:2]) == (0, ["2", "004 rows"]) or complaints.startswith("2,004 rows, 2 with")
+    rows = list(csv.DictReader(io.StringIO(target.read_text())))
+    assert [row["id"] for row in rows[-4:]] == ["2", "3", "4", "5"]
+    assert [bool(row["error"]) for row in rows[-4:]] == [True, False, True, False]
+    assert "opens in line 2002 never closes" in rows[-4]["error"]
+
+
+def test_bert_swallowed_rows_give_a_warning(bert: Bert, tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text('id,text,stars\n2,"Five stars!,5\n3,good,5\n6,Monitor of 27",4\n')
+    code, _, complaints = bert("sentiment", "--file", str(tmp_path / "a.csv"))
+    warning = "a.csv, line 2: the quoted cell that opens here holds what seem to be whole rows, up to line 4; "
+    assert (code, warning in complaints.splitlines()[0]) == (0, True)
+
+
+@pytest.mark.parametrize(
+    ("content", "flags", "texts"),
+    [
+        (
+            '"2","Great","Loved it"\n"1","Bad","Hated"\n',
+            ("--no-header", "--column", "3"),
+            ["Loved it", "Hated"],
+        ),
+        ("good\nbad\n", ("--no-header",), ["good", "bad"]),
+        ("id;text\n1;a, b\n", (), ["a, b"]),
+        ("id^text\n1^a; b\n", ("--delimiter", "^"), ["a; b"]),
+        ("id\ttext\n1\ta; b\n", ("--delimiter", "\\t", "--column", "2"), ["a; b"]),
+        ('id,text\n1,"a \\"b\\", c"\n', ("--escape", "\\"), ['a "b", c']),
+        ("id,text\n1,'a, b'\n2,\"c\n", ("--quote", "'"), ["a, b", '"c']),
+        ('id,text\n1,"a\n', ("--quote", ""), ['"a']),
+        ("id,text\n1,sch\xf6n\n", ("--encoding", "latin-1"), ["schön"]),
+    ],
+)
+def test_bert_dialect_is_stated(
+    bert: Bert, tmp_path: Path, content: str, flags: tuple[str, ...], texts: list[str]
+) -> None:
+    (tmp_path / "a.csv").write_bytes(content.encode("latin-1"))
+    code, output, _ = bert("sentiment", "--file", str(tmp_path / "a.csv"), "--json", *flags)
+    rows = [json.loads(line) for line in output.splitlines()]
+    assert (code, [row["error"] for row in rows]) == (0, [None] * len(texts))
+    assert [text for row, text in zip(rows, texts, strict=True) if text not in row.values()] == []
+
+
+def test_bert_dialect_that_cannot_be_is_misuse(bert: Bert) -> None:
+    code, _, complaint = bert("sentiment", "--file", "a.csv", "--delimiter", ";;")
+    assert (code, complaint.splitlines()[-1]) == (2, "bert: error: delimiter is ';;': give one character")
+
+
+def test_bert_one_column_has_as_many_rows_out_as_in(bert: Bert, tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("text\ngood\n\nbad\n\n")
+    _, output, _ = bert("sentiment", "--file", str(tmp_path / "a.csv"))
+    rows = list(csv.DictReader(io.StringIO(output)))
+    assert [(row["text"], row["error"]) for row in rows] == [
+        ("good", ""),
+        ("", "the text is empty"),
+        ("bad", ""),
+        ("", "the text is empty"),
+    ]
+
+
+def test_bert_parquet_is_read_and_answered_as_json_lines(bert: Bert, tmp_path: Path) -> None:
+    pyarrow = pytest.importorskip("pyarrow")
+    from pyarrow import parquet
+
+    rows = [{"text": "good", "when": datetime.date(2024, 1, 2)}, {"text": None, "when": None}]
+    parquet.write_table(pyarrow.Table.from_pylist(rows), tmp_path / "a.parquet")
+    code, output, _ = bert("sentiment", "--file", str(tmp_path / "a.parquet"))
+    first, second = map(json.loads, output.splitlines())
+    assert (code, first["label"], first["when"]) == (0, "POSITIVE", "2024-01-02")
+    assert second["error"] == "the field 'text' is not text"
+
+
+def test_masks_of_a_file_are_filled(bert: Bert, tmp_path: Path) -> None:
+    (tmp_path / "texts.tsv").write_text("text\nthe [MASK] was [MASK]\nno mask\n")
+    _, output, _ = bert("fill-mask", "--file", str(tmp_path / "texts.tsv"), "--targets", "film")
+    first, second = csv.DictReader(io.StringIO(output), delimiter="\t")
+    assert (first["words"], first["scores"]) == ("film film", "0.5 0.5")
+    assert "no [MASK]" in second["error"]
+
+
+def test_exit_codes_tell_what_happened(bert: Bert, tmp_path: Path) -> None:
+    code, _, complaint = bert("sentiment", "")
+    assert (code, complaint) == (1, "bert: the text is empty (422 empty_text)\n")
+    code, _, complaint = bert("sentiment", "good", "--url", "http://127.0.0.1:9")
+    assert code == 3
+    assert complaint.startswith("bert: http://127.0.0.1:9: ")
+    assert bert("sentiment", "--file", str(tmp_path / "nowhere.csv"))[0] == 1
+    for misuse in ([], ["good", "--file", "a.csv"], ["good", "--output", "a.csv"], ["--format", "xml"]):
+        assert bert("sentiment", *misuse)[0] == 2
+    assert bert("next-sentence", "--file", "pairs.txt")[0] == 2
+    assert bert("sentiment", "--file", "a.csv", "--top-k", "2")[0] == 2
+    code, _, complaint = bert("fill-mask", "--targets", "good", "bad", "It was [MASK].")
+    assert code == 2
+    assert "give the text before it" in complaint
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        (("--url", "http://localhost:80x"), "--url http://localhost:80x: Invalid port: '80x'"),
+        (("--url", "http://a..b"), "--url http://a..b: "),
+        (("--url", "localhost:80"), "'localhost:80' is no address of a service: begin it with http://"),
+        (("--api-key", "a\nb"), "the API key has characters that are not printable"),
+        (("--concurrency", "0"), "concurrency is 0: give 1 or more"),
+        (("--timeout", "0"), "timeout is 0.0: give seconds"),
+        (("--timeout", "nan"), "timeout is nan: give seconds"),
+        (("--timeout", "inf"), "timeout is inf: give seconds"),
+    ],
+)
+def test_impossible_argument_is_misuse(bert: Bert, arguments: tuple[str, str], complaint: str) -> None:
+    code, output, complaints = bert("sentiment", "good", *arguments)
+    assert (code, output) == (2, "")
+    assert complaints.splitlines()[-1].startswith(f"bert: error: {complaint}")
+
+
+@pytest.fixture
+def holding() -> Iterator[Holding]:
+    service = Holding()
+    threading.Thread(target=service.serve_forever).start()
+    try:
+        yield service
+    finally:
+        service.gate.set()
+        service.shutdown()
+        service.server_close()
+
+
+_INTERRUPTIBLE = """
+import signal
+import socket
+signal.signal(signal.SIGINT, signal.default_int_handler)  # in the background of a shell it is ignored
+signal.signal(signal.SIGHUP, signal.SIG_DFL)  # and under nohup this one
+from bert_client.command.main import main
+main()
+"""
+
+
+@pytest.mark.parametrize("end", [signal.SIGTERM, signal.SIGHUP])
+def test_command_that_is_ended_leaves_no_half_file(holding: Holding, tmp_path: Path, end: signal.Signals) -> None:
+    (tmp_path / "texts.txt").write_text("hold\n")
+    url = f"http://127.0.0.1:{holding.server_port}"
+    command = [sys.executable, "-c", _INTERRUPTIBLE, "sentiment", "--url", url]
+    command += ["--file", str(tmp_path / "texts.txt"), "--output", str(tmp_path / "scored.tsv")]
+    with subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE) as process:
+        try:
+            assert holding.entered.wait(PATIENCE)
+            process.send_signal(end)
+            process.wait(PATIENCE)
+        finally:
+            process.kill()
+    assert process.returncode == 130
+    assert [file.name for file in tmp_path.iterdir()] == ["texts.txt"]
+
+
+@pytest.mark.parametrize(("end", "code"), [("interrupt", 130), ("broken pipe", 1)])
+def test_command_that_ends_early_does_not_wait_for_answers(
+    holding: Holding, tmp_path: Path, end: str, code: int
+) -> None:
+    # The first row fills the pipe while the third is on its way, and the second finds it broken.
+    rows = [{"text": text, "more": "x" * 100_000} for text in ("good", "good", "hold", "good")]
+    (tmp_path / "texts.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    url = f"http://127.0.0.1:{holding.server_port}"
+    command = [sys.executable, "-c", _INTERRUPTIBLE, "sentiment", "--url", url, "--concurrency", "3"]
+    command += ["--file", str(tmp_path / "texts.jsonl")]
+    reader, writer = os.pipe()
+    with subprocess.Popen(
+        command, cwd=ROOT, stdout=subprocess.DEVNULL if end == "interrupt" else writer, stderr=subprocess.PIPE
+    ) as process:
+        os.close(writer)
+        entered = holding.entered.wait(PATIENCE)
+        os.close(reader)
+        assert entered
+        if end == "interrupt":
+            process.send_signal(signal.SIGINT)
+        try:
+            process.wait(PATIENCE)
+        finally:
+            holding.gate.set()
+        complaints = process.communicate()[1]
+    assert (process.returncode, complaints) == (code, b"")
+
+
+def test_bert_goes_on_after_a_kill(holding: Holding, url: str, tmp_path: Path) -> None:
+    """Killed (-9) while the last rows are on their way, and given again, with another address."""
+    texts, target = tmp_path / "texts.txt", tmp_path / "scored.tsv"
+    texts.write_text("good\n" * 20 + "hold\n" + "good\n" * 5)
+    program = "import bert_client.command.output; bert_client.command.output.SAVE_SECONDS = -1.0\n" + _INTERRUPTIBLE
+    command = [sys.executable, "-c", program, "sentiment", "--file", str(texts), "--output", str(target)]
+    command += ["--concurrency", "1"]
+    address = ["--url", f"http://127.0.0.1:{holding.server_port}"]
+    with subprocess.Popen(command + address, cwd=ROOT, stderr=subprocess.PIPE) as process:
+        try:
+            assert holding.entered.wait(PATIENCE)
+            assert not target.exists()
+        finally:
+            process.kill()
+    kept = Path(f"{target}.partial").read_text().splitlines()
+    assert kept == ["text\tlabel\tscore\ttruncated\terror", *["good\tA\t1\tfalse\t"] * 20]
+    done = subprocess.run(
+        [*command, "--url", url], cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE, check=False
+    )
+    assert (done.returncode, done.stderr.splitlines()[0]) == (0, f"{target}.partial: going on after 20 rows")
+    rows = target.read_text().splitlines()
+    assert rows[:21] == kept
+    assert [row.split("\t")[:2] for row in rows[21:]] == [["hold", "POSITIVE"], *[["good", "POSITIVE"]] * 5]
+
+
+def test_missing_column_ends_before_anything_is_written(bert: Bert, tmp_path: Path) -> None:
+    source, target = tmp_path / "reviews.csv", tmp_path / "scored.csv"
+    source.write_text("id,review\n1,good\n")
+    code, _, complaint = bert("sentiment", "--file", str(source), "--output", str(target))
+    assert (code, complaint) == (1, f"bert: {source}: there is no column 'text', but 'id', 'review'\n")
+    assert not target.exists()
+    source.write_text("id,review\n")
+    assert bert("sentiment", "--file", str(source), "--output", str(target))[0] == 1
+
+
+def test_file_without_rows_gives_a_header(bert: Bert, tmp_path: Path) -> None:
+    (tmp_path / "reviews.csv").write_text("text,label\n")
+    code, output, _ = bert("sentiment", "--file", str(tmp_path / "reviews.csv"))
+    assert (code, output) == (0, "text,label,predicted_label,score,truncated,error\n")
+
+
+@pytest.mark.parametrize("url", [{"api_keys": "secret"}], indirect=True)
+def test_refused_job_leaves_no_half_file(bert: Bert, tmp_path: Path) -> None:
+    (tmp_path / "texts.txt").write_text("good\n")
+    code = bert("sentiment", "--file", str(tmp_path / "texts.txt"), "--output", str(tmp_path / "out.csv"))[0]
+    assert code == 1
+    assert [file.name for file in tmp_path.iterdir()] == ["texts.txt"]

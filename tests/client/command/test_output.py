@@ -1,0 +1,260 @@
+"""What `bert` writes, and how an interrupted job goes on."""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import io
+import json
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bert_client.command import output
+from bert_client.command.output import RowWriter, is_writable, open_output
+from bert_client.tables import TableError
+
+ROWS = [{"text": text} for text in ("good", "bad\nfilm", "é", "so so")]
+OPTIONS = {"task": "sentiment", "column": ["text"]}
+
+
+class StoppedError(Exception):
+    pass
+
+
+def job(
+    path: Path,
+    rows: list[dict[str, str]] = ROWS,
+    stop_after: int | None = None,
+    error: BaseException | None = None,
+    **options: Any,
+) -> tuple[list[str], str]:
+    """Write rows that are not yet there. The texts that were asked, and the messages."""
+    stderr, asked = io.StringIO(), []
+    inputs: Iterator[Mapping[str, Any]] = iter(rows)
+    writer = RowWriter("csv", ("text", "label"))
+    try:
+        with open_output(str(path), OPTIONS | options, stderr) as target:
+            target.begin(writer.header(), inputs)
+            for cells in inputs:
+                if stop_after is not None and len(asked) == stop_after:
+                    raise error or StoppedError
+                asked.append(cells["text"])
+                target.add(cells, writer.row({**cells, "label": "A"}), failed=cells["text"] == "é")
+    except (StoppedError, KeyboardInterrupt):
+        pass
+    return asked, stderr.getvalue()
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(file.name for file in folder.iterdir())
+
+
+# --- rows
+
+
+@pytest.mark.parametrize(
+    ("form", "text"),
+    [
+        ("csv", 'text,own,truncated,error\n"a, b","[""é"", {""d"": 1}]",true,\n'),
+        ("tsv", 'text\town\ttruncated\terror\na, b\t"[""é"", {""d"": 1}]"\ttrue\t\n'),
+        ("jsonl", '{"text": "a, b", "own": ["é", {"d": 1}], "truncated": true, "error": null}\n'),
+    ],
+)
+def test_row_writer_formats(form: str, text: str) -> None:
+    cells = {"text": "a, b", "own": ["é", {"d": 1}], "truncated": True, "error": None}
+    writer = RowWriter(form, tuple(cells))
+    assert writer.header() + writer.row(cells) == text
+
+
+@pytest.mark.parametrize("form", ["csv", "tsv"])
+@pytest.mark.parametrize("text", ["one\rtwo", "one\ntwo", "one\r\ntwo", 'a "b"', "a,b", "a\tb"])
+def test_row_writer_row_is_read_back_as_one(form: str, text: str) -> None:
+    writer = RowWriter(form, ("text", "label"))
+    written = writer.header() + "".join(writer.row({"text": cell, "label": "A"}) for cell in (text, "next"))
+    read = csv.DictReader(io.StringIO(written, newline=""), delimiter="," if form == "csv" else "\t")
+    assert [row["text"] for row in read] == [text, "next"]
+
+
+def test_row_writer_columns_that_a_table_cannot_have_are_named() -> None:
+    writer = RowWriter("csv", ("a",))
+    assert [writer.row(cells) for cells in ({"a": 1}, {"a": 2, "late": 3}, {"later": 4})] == [
+        "1\n",
+        "2\n",
+        '""\n',
+    ]
+    assert sorted(writer.left_out) == ["late", "later"]
+    assert RowWriter("jsonl", ("a",)).row({"b": 2}) == '{"b": 2}\n'
+
+
+@pytest.mark.parametrize(
+    ("name", "writable"),
+    [
+        ("a.csv", True),
+        ("a.jsonl.gz", True),
+        ("a.txt", True),
+        ("a.parquet", False),
+        ("a.csv.zst", False),
+        ("a.x", False),
+    ],
+)
+def test_is_writable_goes_by_the_suffix(name: str, writable: bool) -> None:
+    assert is_writable(name) == writable
+
+
+# --- files
+
+
+@pytest.mark.parametrize("name", ["out.csv", "out.csv.gz"])
+def test_output_has_its_name_when_it_is_complete(tmp_path: Path, name: str) -> None:
+    path = tmp_path / name
+    path.write_text("old")
+    assert job(path) == (["good", "bad\nfilm", "é", "so so"], "")
+    content = path.read_bytes()
+    written = (gzip.decompress(content) if name.endswith("gz") else content).decode()
+    assert written == 'text,label\ngood,A\n"bad\nfilm",A\né,A\nso so,A\n'
+    assert names(tmp_path) == [name]
+
+
+@pytest.mark.parametrize("name", ["out.csv", "out.csv.gz"])
+@pytest.mark.parametrize("stop_after", [1, 3])
+def test_output_goes_on_after_an_error(tmp_path: Path, name: str, stop_after: int) -> None:
+    path = tmp_path / name
+    asked, message = job(path, stop_after=stop_after)
+    assert message == f"{stop_after} rows are kept in {path}.partial; the same command goes on after them\n"
+    assert names(tmp_path) == [f"{name}.partial", f"{name}.partial.json"]
+    asked_then, message = job(path)
+    assert message == f"{path}.partial: going on after {stop_after} rows\n"
+    assert asked + asked_then == [row["text"] for row in ROWS]
+    content = path.read_bytes()
+    written = (gzip.decompress(content) if name.endswith("gz") else content).decode()
+    assert written == 'text,label\ngood,A\n"bad\nfilm",A\né,A\nso so,A\n'
+    assert names(tmp_path) == [name]
+
+
+def test_output_without_rows_leaves_nothing_after_an_error(tmp_path: Path) -> None:
+    (tmp_path / "out.csv").write_text("old")
+    assert job(tmp_path / "out.csv", stop_after=0) == ([], "")
+    assert [file.read_text() for file in tmp_path.iterdir()] == ["old"]
+
+
+def test_output_counts_the_rows_of_all_runs(tmp_path: Path) -> None:
+    job(tmp_path / "out.csv", stop_after=3)
+    with open_output(str(tmp_path / "out.csv"), OPTIONS, io.StringIO()) as target:
+        target.begin("", iter(ROWS))
+        assert (target.rows, target.failed) == (3, 1)
+
+
+@pytest.mark.parametrize("left", [b"", b"half a row", b"text,label\n"])
+def test_output_goes_on_after_a_kill_at_any_moment(
+    tmp_path: Path, left: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A kill leaves the last note, and perhaps bytes after those that it counts."""
+    monkeypatch.setattr(output, "SAVE_SECONDS", -1.0)
+    path, partial = tmp_path / "out.csv", tmp_path / "out.csv.partial"
+    job(path, stop_after=2, error=KeyboardInterrupt())
+    with partial.open("ab") as file:
+        file.write(left)
+    asked, _ = job(path)
+    assert asked == ["é", "so so"]
+    assert path.read_text() == 'text,label\ngood,A\n"bad\nfilm",A\né,A\nso so,A\n'
+
+
+def test_output_of_an_interrupted_job_has_what_was_saved(tmp_path: Path) -> None:
+    """What the last seconds answered may be half written, and is not saved."""
+    assert job(tmp_path / "out.csv", stop_after=2, error=KeyboardInterrupt())[1] == ""
+    assert names(tmp_path) == []
+
+
+@pytest.mark.parametrize(
+    ("options", "rows", "message"),
+    [
+        (
+            {"task": "fill-mask"},
+            ROWS,
+            r"has 2 rows of a command with another task \('sentiment', now 'fill-mask'\); give",
+        ),
+        ({"column": ["body"]}, ROWS, r"another column \(\['text'\], now \['body'\]\)"),
+        (
+            {},
+            [{"text": "new"}, *ROWS],
+            "its 2 rows are not those that the input begins with; delete it to begin again",
+        ),
+        ({}, ROWS[:1], "its 2 rows are not those that the input begins with"),
+    ],
+)
+def test_output_of_another_command_is_left_alone(
+    tmp_path: Path, options: dict[str, Any], rows: list[dict[str, str]], message: str
+) -> None:
+    path = tmp_path / "out.csv"
+    job(path, stop_after=2)
+    before = {file.name: file.read_bytes() for file in tmp_path.iterdir()}
+    with pytest.raises(TableError, match=message):
+        job(path, rows, **options)
+    assert {file.name: file.read_bytes() for file in tmp_path.iterdir()} == before
+    assert job(path)[0] == ["é", "so so"]
+
+
+def test_output_partial_file_of_another_program_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "out.csv.partial").write_text("mine")
+    with pytest.raises(TableError, match=r"is not a partial file of this command; rename or delete it"):
+        job(tmp_path / "out.csv")
+    (tmp_path / "out.csv.partial.json").write_text("not a note")
+    with pytest.raises(TableError, match=r"out\.csv\.partial\.json: cannot be read"):
+        job(tmp_path / "out.csv")
+    assert (tmp_path / "out.csv.partial").read_text() == "mine"
+
+
+def test_output_partial_file_that_lost_rows_is_an_error(tmp_path: Path) -> None:
+    job(tmp_path / "out.csv", stop_after=2)
+    (tmp_path / "out.csv.partial").write_text("")
+    with pytest.raises(TableError, match="is shorter than its note tells; delete it to begin again"):
+        job(tmp_path / "out.csv")
+    (tmp_path / "out.csv.partial").unlink()
+    (tmp_path / "out.csv.partial.json").unlink()
+    assert len(job(tmp_path / "out.csv")[0]) == 4
+
+
+def test_output_two_processes_do_not_share_a_file(tmp_path: Path) -> None:
+    path = tmp_path / "out.csv"
+    with open_output(str(path), OPTIONS, io.StringIO()) as target:
+        target.begin("text,label\n", iter(()))
+        with pytest.raises(TableError, match="another process is writing it"):
+            job(path)
+    assert path.read_text() == "text,label\n"
+
+
+def test_output_link_stays_a_link_and_a_device_a_device(tmp_path: Path) -> None:
+    (tmp_path / "link.csv").symlink_to(tmp_path / "real.csv")
+    job(tmp_path / "link.csv")
+    assert (tmp_path / "link.csv").is_symlink()
+    assert (tmp_path / "real.csv").read_text().startswith("text,label\ngood,A\n")
+    os.mkfifo(tmp_path / "pipe")
+    reader = os.open(tmp_path / "pipe", os.O_RDONLY | os.O_NONBLOCK)
+    job(tmp_path / "pipe", ROWS[:1])
+    assert os.read(reader, 99) == b"text,label\ngood,A\n"
+    os.close(reader)
+    assert (tmp_path / "pipe").is_fifo()
+
+
+@pytest.mark.parametrize("name", ["a.jsonl", "a.jsonl.gz", "pipe", "-"])
+def test_output_half_a_character_is_written_as_jsons_escape(
+    tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    half = {"text": "é \ud83d"}
+    written = tmp_path / "written"
+    os.mkfifo(tmp_path / "pipe")
+    reader = os.open(tmp_path / "pipe", os.O_RDONLY | os.O_NONBLOCK)
+    with written.open("w", encoding="ascii") as stdout:
+        monkeypatch.setattr("sys.stdout", stdout)
+        with open_output(name if name == "-" else str(tmp_path / name), {}, io.StringIO()) as target:
+            target.begin("", iter(()))
+            target.add(half, RowWriter("jsonl", ()).row(half), failed=False)
+    content = written.read_bytes() or os.read(reader, 99) or (tmp_path / name).read_bytes()
+    os.close(reader)
+    content = gzip.decompress(content) if name.endswith(".gz") else content
+    assert content.decode() == '{"text": "é \\ud83d"}\n'
+    assert json.loads(content) == half

@@ -1,0 +1,121 @@
+"""Python values to JSON and back, and how many inputs travel together."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import httpx
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bert_client import UnexpectedAnswerError
+from bert_client.http import calls
+from bert_client.http.calls import Chunk, Chunker, RequestLimits
+from bert_client.wire import Limits
+
+LIMITS = Limits(
+    max_batch_tokens=4096,
+    max_queue_tokens=262_144,
+    max_client_batch=512,
+    max_body_bytes=2_097_152,
+    request_timeout_ms=30_000,
+)
+
+
+def split(inputs: list[bytes], sizes: RequestLimits) -> list[Chunk]:
+    splitter = Chunker(sizes, b"{}")
+    return [chunk for given in inputs for chunk in splitter.push(given)] + list(splitter.rest())
+
+
+def response(**content: Any) -> httpx.Response:
+    return httpx.Response(200, request=httpx.Request("POST", "http://t/sentiment"), **content)
+
+
+def test_body_says_what_the_call_says() -> None:
+    call = calls.fill_mask(top_k=2, targets=("gut", "schön"), truncate=True)
+    body = json.loads(call.body([calls.encode('a "[MASK]"\n'), calls.encode("é")]))
+    assert body == {
+        "inputs": ['a "[MASK]"\n', "é"],
+        "parameters": {"top_k": 2, "targets": ["gut", "schön"], "truncate": True},
+    }
+
+
+def test_options_left_out_are_not_sent() -> None:
+    assert json.loads(calls.sentiment().body([b'"a"']))["parameters"] == {"truncate": False}
+
+
+def test_pair_is_a_tuple_of_two() -> None:
+    assert json.loads(calls.encode(("a", "b"))) == {"text": "a", "text_pair": "b"}
+    wrong: Any
+    for wrong in (("a",), ["a", "b"], None, 5):
+        with pytest.raises(TypeError, match="a string or a tuple of two"):
+            calls.encode(wrong)
+
+
+@given(
+    st.lists(st.binary(max_size=60), max_size=60),
+    st.builds(RequestLimits, st.integers(1, 9), st.integers(3, 99), st.integers(1, 40)),
+)
+def test_chunks_keep_order_and_limits(inputs: list[bytes], sizes: RequestLimits) -> None:
+    chunks = split(inputs, sizes)
+    assert [one for chunk in chunks for one in chunk.inputs] == inputs
+    assert [chunk.first for chunk in chunks] == [
+        sum(len(before.inputs) for before in chunks[:i]) for i in range(len(chunks))
+    ]
+    for chunk in chunks:
+        assert 1 <= len(chunk.inputs) <= sizes.inputs
+        if len(chunk.inputs) > 1:
+            assert sum(len(one) + 1 for one in chunk.inputs) + len(b"{}") <= sizes.body_bytes
+            assert sum(len(one) // 4 + 3 for one in chunk.inputs) <= sizes.tokens
+
+
+def test_body_of_a_full_chunk_is_within_the_servers_bytes() -> None:
+    sizes = RequestLimits.of(Limits(10**9, 10**9, 10**9, max_body_bytes=1000, request_timeout_ms=1))
+    call = calls.fill_mask(targets=["good"] * 50)
+    splitter = Chunker(sizes, call.parameters)
+    chunks = [chunk for n in range(300) for chunk in splitter.push(calls.encode(f"text {n}"))]
+    assert 900 < max(len(call.body(chunk.inputs)) for chunk in chunks) <= 1000
+
+
+def test_one_request_never_overflows_an_empty_queue() -> None:
+    assert RequestLimits.of(LIMITS).tokens == 8192
+    small = Limits(4096, 100, 512, 1000, 1000)
+    worst = calls.encode("x" * 100)  # every byte a token
+    assert all(len(chunk.inputs) == 1 for chunk in split([worst] * 3, RequestLimits.of(small)))
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        {"content": b"<html>"},
+        {"json": []},
+        {"json": {"results": [{"label": "POSITIVE"}]}},
+        {"json": {"results": []}},
+    ],
+)
+def test_answer_of_another_service_is_told_as_such(content: dict[str, Any]) -> None:
+    with pytest.raises(UnexpectedAnswerError, match="http://t/sentiment"):
+        calls.sentiment().results(response(**content), 1)
+
+
+def test_fields_of_a_newer_service_do_not_matter() -> None:
+    result = {"predictions": [{"label": "A", "score": 1, "new": 0}], "tokens": 3, "truncated": False, "new": 0}
+    (read,) = calls.sentiment().results(response(json={"results": [result], "new": 0}), 1)
+    assert (read.predictions[0].label, read.tokens) == ("A", 3)
+
+
+def test_string_is_no_list_of_targets() -> None:
+    with pytest.raises(TypeError, match="targets is 'good': give a list of words"):
+        calls.fill_mask(targets="good")
+
+
+@pytest.mark.parametrize("request_id", ["", "é", "a\nb", "a b", "x" * 129])
+def test_a_request_id_that_the_service_would_not_keep_is_refused(request_id: str) -> None:
+    with pytest.raises(ValueError, match=r"request_id is .*: give 1 to 128 ASCII letters"):
+        calls.sentiment(request_id=request_id)
+
+
+def test_half_a_character_among_the_targets_is_for_the_service_to_refuse() -> None:
+    assert b"\xed\xa0\xbd" in calls.fill_mask(targets=["\ud83d"]).parameters

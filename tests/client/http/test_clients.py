@@ -1,0 +1,285 @@
+"""Both clients, on a real port and before services that misbehave."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import json
+import threading
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from math import inf, nan
+from typing import Any
+
+import httpx
+import pytest
+
+from bert_client import (
+    AsyncBertClient,
+    BertClient,
+    ConnectionFailedError,
+    DeadlineExceededError,
+    FillMaskResult,
+    InvalidInputError,
+    LabelResult,
+    ProblemError,
+    RetryPolicy,
+    TooBusyError,
+    UnauthorizedError,
+)
+
+SMALL = {"max_client_batch": 3}
+INFO = {
+    "limits": {
+        "max_batch_tokens": 4096,
+        "max_queue_tokens": 65536,
+        "max_client_batch": 2,
+        "max_body_bytes": 100_000,
+        "request_timeout_ms": 1000,
+    }
+}
+
+
+class Fake:
+    """A service that answers as `answer` says, and remembers what it was asked."""
+
+    def __init__(self, answer: Callable[[httpx.Request, list[str]], httpx.Response]) -> None:
+        self.answer = answer
+        self.requests: list[httpx.Request] = []
+        self.transport = httpx.MockTransport(self.handle)
+
+    def handle(self, request: httpx.Request) -> httpx.Response:
+        if request.url.path == "/info":
+            return httpx.Response(200, json=INFO)
+        self.requests.append(request)
+        return self.answer(request, request_inputs(request))
+
+
+def request_inputs(request: httpx.Request) -> list[str]:
+    inputs: list[str] = json.loads(request.content)["inputs"]
+    return inputs
+
+
+def ok(_: httpx.Request, inputs: list[str]) -> httpx.Response:
+    results = [{"predictions": [{"label": one, "score": 1}], "tokens": 3, "truncated": False} for one in inputs]
+    return httpx.Response(200, json={"results": results})
+
+
+def label(outcome: LabelResult | ProblemError) -> str:
+    assert isinstance(outcome, LabelResult), outcome
+    return outcome.predictions[0].label
+
+
+def test_one_input_gives_one_result(url: str) -> None:
+    with BertClient(url) as client:
+        filled = client.fill_mask("the [MASK] was good", top_k=2)
+        followed = client.next_sentence(("a film", "it was good"))
+        felt = client.sentiment("good")
+        pair = client.sentiment(("a title", "a body"), top_k=1)
+    assert [entry.sequence for entry in filled.masks[0].predictions] == ["the the was good", "the a was good"]
+    assert followed.predictions[0].label == "NOT_NEXT"
+    assert felt == LabelResult(felt.predictions, tokens=3, truncated=False)
+    assert [entry.score for entry in felt.predictions] == [0.75, 0.25]
+    assert len(pair.predictions) == 1
+
+
+@pytest.mark.parametrize("url", [SMALL], indirect=True)
+def test_list_of_any_length_gives_results_in_order(url: str) -> None:
+    texts = [f"{'a ' * n}[MASK]" for n in range(1, 41)]
+    with BertClient(url) as client:
+        results = client.fill_mask(texts, targets=["good"])
+        assert client.sentiment([]) == []
+    assert [result.masks[0].position for result in results] == list(range(2, 42))
+
+
+@pytest.mark.parametrize("url", [SMALL], indirect=True)
+async def test_async_client_does_the_same(url: str) -> None:
+    async with AsyncBertClient(url) as client:
+        one, many = await asyncio.gather(
+            client.fill_mask("[MASK]"), client.fill_mask([f"{'a ' * n}[MASK]" for n in range(1, 41)])
+        )
+        followed = await client.next_sentence([("a", "b")] * 4)
+        mixed: list[str | tuple[str, str]] = ["good", ("a", "b")]
+        felt = await client.sentiment(mixed)
+        streamed = [outcome async for outcome in client.next_sentence_stream([("a", "b")] * 4)]
+        filled = [outcome async for outcome in client.fill_mask_stream(["[MASK]"])]
+    assert isinstance(one, FillMaskResult)
+    assert [result.masks[0].position for result in many] == list(range(2, 42))
+    assert (len(followed), len(felt)) == (4, 2)
+    assert streamed == followed
+    assert filled == [one]
+
+
+@pytest.mark.parametrize("url", [SMALL], indirect=True)
+def test_stream_goes_on_after_a_wrong_input(url: str) -> None:
+    with BertClient(url) as client:
+        outcomes = list(client.sentiment_stream("" if n % 7 == 3 else "good" for n in range(30)))
+    assert [n for n, outcome in enumerate(outcomes) if isinstance(outcome, ProblemError)] == [3, 10, 17, 24]
+    error = outcomes[17]
+    assert isinstance(error, InvalidInputError)
+    assert (error.code, error.input_index) == ("empty_text", 17)
+
+
+@pytest.mark.parametrize("url", [SMALL], indirect=True)
+def test_list_with_a_wrong_input_raises_and_says_which(url: str) -> None:
+    with BertClient(url) as client, pytest.raises(InvalidInputError) as raised:
+        client.fill_mask(["[MASK]"] * 8 + ["no mask"], request_id="mine")
+    error = raised.value
+    assert (error.status, error.code, error.request_id) == (422, "no_mask", "mine")
+    assert error.errors[0].loc == ("inputs", 8)
+
+
+@pytest.mark.parametrize("url", [{"api_keys": "secret"}], indirect=True)
+def test_api_key_opens_the_service(url: str) -> None:
+    with BertClient(url, api_key="secret") as client:
+        assert len(client.sentiment(["good"])) == 1
+    with BertClient(url) as client, pytest.raises(UnauthorizedError, match="send an API key"):
+        client.sentiment("good")
+
+
+def test_api_key_travels_as_utf_8() -> None:
+    fake = Fake(ok)
+    with BertClient(transport=fake.transport, api_key="clé") as client:
+        client.sentiment("a")
+    assert (b"Authorization", "Bearer clé".encode()) in fake.requests[0].headers.raw
+
+
+@pytest.mark.parametrize("client", [BertClient, AsyncBertClient])
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"concurrency": 0}, "concurrency is 0: give 1 or more"),
+        *(({"timeout": wrong}, "timeout is .*: give seconds") for wrong in (0, -1, nan, inf, 1e10, None, "5")),
+        ({"api_key": "a\n"}, "not printable"),
+        ({"base_url": "localhost:8000"}, r"begin it with http:// or https://"),
+    ],
+)
+def test_client_that_could_send_nothing_is_refused_when_it_is_made(
+    client: type[BertClient | AsyncBertClient], arguments: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        client(**arguments)
+
+
+def test_nobody_there_is_a_connection_error() -> None:
+    pauses: list[float] = []
+    with (
+        BertClient("http://127.0.0.1:9", retry=RetryPolicy(attempts=3), sleep=pauses.append) as client,
+        pytest.raises(ConnectionFailedError),
+    ):
+        client.sentiment("good")
+    assert len(pauses) == 2
+
+
+class Late(BaseHTTPRequestHandler):
+    """A service that says that the time is over when it is, as if from far away."""
+
+    def do_POST(self) -> None:
+        time.sleep(int(self.headers["X-Request-Timeout-Ms"]) / 1000 + 0.3)
+        body = json.dumps({"code": "late", "detail": "late", "request_id": "1", "errors": []}).encode()
+        self.send_response(504)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+
+@pytest.fixture
+def late_url() -> Iterator[str]:
+    with ThreadingHTTPServer(("127.0.0.1", 0), Late) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+
+
+async def test_service_far_away_has_the_time_to_say_that_time_is_over(late_url: str) -> None:
+    with BertClient(late_url, timeout=0.2) as client, pytest.raises(DeadlineExceededError):
+        await asyncio.to_thread(client.sentiment, "good")
+    async with AsyncBertClient(late_url, timeout=0.2) as client:
+        with pytest.raises(DeadlineExceededError):
+            await client.sentiment("good")
+
+
+def test_busy_service_is_obeyed() -> None:
+    busy = iter([httpx.Response(429, headers={"Retry-After": "7"})] * 2)
+    fake = Fake(lambda request, inputs: next(busy, None) or ok(request, inputs))
+    pauses: list[float] = []
+    with BertClient(transport=fake.transport, sleep=pauses.append) as client:
+        assert label(client.sentiment("a", request_id="r1")) == "a"
+    assert len(pauses) == 2
+    assert min(pauses) >= 7
+    assert {request.headers["X-Request-ID"] for request in fake.requests} == {"r1"}
+    assert {request.headers["X-Request-Timeout-Ms"] for request in fake.requests} == {"60000"}
+
+
+async def test_busy_service_is_obeyed_by_the_async_client() -> None:
+    busy = iter([httpx.Response(503, headers={"Retry-After": "7"})])
+    fake = Fake(lambda request, inputs: next(busy, None) or ok(request, inputs))
+    pauses: list[float] = []
+
+    async def sleep(seconds: float) -> None:
+        pauses.append(seconds)
+
+    async with AsyncBertClient(transport=fake.transport, sleep=sleep) as client:
+        assert label(await client.sentiment("a")) == "a"
+        fake.answer = lambda request, inputs: httpx.Response(429)
+        with pytest.raises(TooBusyError):
+            await client.sentiment("a")
+    assert len(pauses) == 1 + 4
+
+
+def test_stream_reads_no_further_than_its_window() -> None:
+    read = itertools.count()
+    fake = Fake(ok)
+    with BertClient(transport=fake.transport, concurrency=3) as client:
+        stream = client.sentiment_stream(str(n) for n in read)
+        assert [label(next(stream)) for _ in range(100)] == [str(n) for n in range(100)]
+        assert next(read) < 100 + 2 * (3 + 2)  # chunks of 2: three on their way, one full, one begun
+        assert isinstance(stream, Iterator)
+
+
+async def test_async_stream_takes_async_iterables_in_a_window() -> None:
+    read = itertools.count()
+
+    async def texts() -> AsyncIterator[str]:
+        for n in read:
+            yield str(n)
+
+    async with AsyncBertClient(transport=Fake(ok).transport, concurrency=3) as client:
+        found = []
+        async for outcome in client.sentiment_stream(texts()):
+            found.append(label(outcome))
+            if len(found) == 50:
+                break
+    assert found == [str(n) for n in range(50)]
+    assert next(read) < 50 + 2 * (3 + 2)
+
+
+def test_requests_are_at_once_but_no_more_than_allowed() -> None:
+    together = threading.Barrier(3, timeout=30)
+    running: list[int] = []
+    peak: list[int] = []
+
+    def answer(request: httpx.Request, inputs: list[str]) -> httpx.Response:
+        running.append(1)
+        peak.append(len(running))
+        together.wait()
+        running.pop()
+        return ok(request, inputs)
+
+    with BertClient(transport=Fake(answer).transport, concurrency=3) as client:
+        results = client.sentiment([str(n) for n in range(12)])
+    assert [label(result) for result in results] == [str(n) for n in range(12)]
+    assert max(peak) == 3
+
+
+def test_failure_amid_a_stream_ends_it_with_its_error() -> None:
+    def answer(request: httpx.Request, inputs: list[str]) -> Any:
+        return httpx.Response(500, text="broken") if "5" in inputs else ok(request, inputs)
+
+    with BertClient(transport=Fake(answer).transport) as client:
+        stream = client.sentiment_stream(map(str, range(100)))
+        assert [label(next(stream)) for _ in range(4)] == ["0", "1", "2", "3"]
+        with pytest.raises(ProblemError) as raised:
+            next(stream)
+    assert raised.value.status == 500

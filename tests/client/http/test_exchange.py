@@ -1,0 +1,203 @@
+"""Plans, performed by hand: no network, no clock."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import httpx
+import pytest
+
+from bert_client import (
+    ConnectionFailedError,
+    DeadlineExceededError,
+    InvalidInputError,
+    LabelResult,
+    ProblemError,
+    RetryPolicy,
+    TooBusyError,
+    TooLargeError,
+    calls,
+)
+from bert_client.http.calls import Chunk
+from bert_client.http.exchange import Exchange, Outcome, Send, SlowServiceGuard
+
+Answer = Callable[[list[str]], Outcome]
+
+
+def perform(plan: Any, answer: Answer) -> tuple[Any, list[Any]]:
+    """Drive a plan to its end; the result and the steps it took, sends as the inputs they carried."""
+    steps: list[Any] = []
+    outcome = None
+    while True:
+        try:
+            step = plan.send(outcome)
+        except StopIteration as end:
+            return end.value, steps
+        if isinstance(step, Send):
+            inputs = json.loads(step.body or b"{}").get("inputs")
+            steps.append(inputs)
+            outcome = answer(inputs)
+        else:
+            steps.append(step.seconds)
+            outcome = None
+
+
+def ask(
+    inputs: list[str], answer: Answer, first: int = 0, clock: Callable[[], float] = lambda: 0.0
+) -> tuple[Any, list[Any]]:
+    exchange = Exchange(RetryPolicy(attempts=3, deadline=100, first_pause=1), clock, random=lambda: 0.0)
+    chunk = Chunk(first, [calls.encode(one) for one in inputs])
+    return perform(exchange.answer(calls.sentiment(), chunk), answer)
+
+
+def ok(inputs: list[str]) -> httpx.Response:
+    results = [{"predictions": [{"label": one, "score": 1}], "tokens": 3, "truncated": False} for one in inputs]
+    return httpx.Response(200, json={"results": results})
+
+
+def problem(status: int, code: str, *loc: str | int, **headers: str) -> httpx.Response:
+    faults = [{"message": "no", "loc": list(loc)}] if loc else []
+    body = {"code": code, "detail": "no", "request_id": "r1", "errors": faults}
+    return httpx.Response(status, json=body, headers=headers)
+
+
+def labels(outcomes: list[LabelResult | ProblemError]) -> list[str]:
+    return [one.code if isinstance(one, ProblemError) else one.predictions[0].label for one in outcomes]
+
+
+def test_busy_service_is_asked_again_when_it_said() -> None:
+    replies: Iterator[Outcome] = iter(
+        [problem(429, "queue_full", **{"retry-after": "2"}), httpx.ConnectError("refused")]
+    )
+    outcomes, steps = ask(["a"], lambda inputs: next(replies, None) or ok(inputs))
+    assert labels(outcomes) == ["a"]
+    assert steps == [["a"], 2.0, ["a"], 1.0, ["a"]]
+
+
+def test_patience_ends_with_the_last_problem() -> None:
+    with pytest.raises(TooBusyError) as raised:
+        ask(["a"], lambda _: problem(429, "queue_full"))
+    assert (raised.value.status, raised.value.code, raised.value.request_id) == (429, "queue_full", "r1")
+
+
+def test_patience_ends_with_the_connections_error() -> None:
+    with pytest.raises(ConnectionFailedError, match="refused") as raised:
+        ask(["a"], lambda _: httpx.ConnectError("refused"))
+    assert isinstance(raised.value.__cause__, httpx.ConnectError)
+
+
+def test_named_input_and_its_equals_are_left_out() -> None:
+    def answer(inputs: list[str]) -> httpx.Response:
+        return problem(422, "empty_text", "inputs", inputs.index("")) if "" in inputs else ok(inputs)
+
+    outcomes, steps = ask(["a", "", "b", ""], answer, first=100)
+    assert labels(outcomes) == ["a", "empty_text", "b", "empty_text"]
+    assert steps == [["a", "", "b", ""], ["a", "b"]]
+    assert [one.errors[0].loc for one in outcomes if isinstance(one, ProblemError)] == [
+        ("inputs", 101),
+        ("inputs", 103),
+    ]
+    assert isinstance(outcomes[1], InvalidInputError)
+
+
+def test_nothing_is_asked_when_all_inputs_are_wrong() -> None:
+    outcomes, steps = ask(["", ""], lambda _: problem(422, "empty_text", "inputs", 0))
+    assert labels(outcomes) == ["empty_text"] * 2
+    assert len(steps) == 1
+
+
+@pytest.mark.parametrize(("status", "code"), [(400, "not_json"), (413, "too_large"), (500, "inference_failed")])
+def test_unnamed_guilty_input_is_found_by_halves(status: int, code: str) -> None:
+    outcomes, _ = ask(list("abcdefg"), lambda inputs: problem(status, code) if "e" in inputs else ok(inputs), first=7)
+    assert labels(outcomes) == ["a", "b", "c", "d", code, "f", "g"]
+    assert outcomes[4].input_index == 11
+
+
+def test_proxys_page_is_a_problem_too() -> None:
+    page = httpx.Response(413, text="<html>too large</html>", headers={"X-Request-ID": "p"})
+    (outcome,), _ = ask(["a"], lambda _: page)
+    assert isinstance(outcome, TooLargeError)
+    assert (outcome.code, outcome.request_id) == ("no_problem_document", "p")
+    assert "413" in str(outcome)
+
+
+def test_slow_service_is_given_less_at_once() -> None:
+    outcomes, steps = ask(
+        list("abcd"), lambda inputs: problem(504, "deadline_exceeded") if len(inputs) > 2 else ok(inputs)
+    )
+    assert labels(outcomes) == list("abcd")
+    assert [len(inputs) for inputs in steps] == [4, 2, 2]
+
+
+def test_service_that_is_too_slow_for_all_is_no_fault_of_any() -> None:
+    late, _ = ask(list("ab"), lambda _: problem(504, "deadline_exceeded"))
+    with pytest.raises(DeadlineExceededError):
+        SlowServiceGuard().of(late)
+    guard = SlowServiceGuard()
+    assert guard.of(late[:1]) == late[:1]  # a text of its own may be
+    with pytest.raises(DeadlineExceededError):
+        guard.of(late)
+    answered, _ = ask(["c"], ok)
+    assert guard.of(answered) == answered
+    assert guard.of(late) == late
+
+
+def test_one_input_that_takes_too_long_costs_no_other() -> None:
+    outcomes, _ = ask(list("abcd"), lambda inputs: problem(504, "deadline_exceeded") if "b" in inputs else ok(inputs))
+    assert labels(outcomes) == ["a", "deadline_exceeded", "c", "d"]
+
+
+def test_slow_service_is_asked_for_halves_until_the_deadline_only() -> None:
+    asked: list[int] = []
+
+    def answer(inputs: list[str]) -> httpx.Response:
+        asked.append(len(inputs))
+        return problem(504, "deadline_exceeded")
+
+    with pytest.raises(DeadlineExceededError):
+        ask(["a"] * 512, answer, clock=lambda: 40.0 * len(asked))  # each answer takes so many seconds
+    assert asked == [512, 256, 128]
+
+
+def test_wrong_inputs_are_still_left_out_after_the_deadline() -> None:
+    seconds = iter([0.0])
+    outcomes, _ = ask(
+        list("abcd"),
+        lambda inputs: problem(413, "too_large") if "b" in inputs else ok(inputs),
+        clock=lambda: next(seconds, 1000.0),
+    )
+    assert labels(outcomes) == ["a", "too_large", "c", "d"]
+
+
+def test_patience_begins_anew_with_each_answer() -> None:
+    now = 0.0
+    refused: set[int] = set()
+
+    def answer(inputs: list[str]) -> httpx.Response:
+        nonlocal now
+        now += 60
+        if len(inputs) not in refused:
+            refused.add(len(inputs))
+            return problem(429, "queue_full")
+        return problem(422, "empty_text", "inputs", 0) if inputs[0] in "abc" else ok(inputs)
+
+    outcomes, _ = ask(list("abcd"), answer, clock=lambda: now)
+    assert labels(outcomes) == ["empty_text", "empty_text", "empty_text", "d"]
+    assert now == 8 * 60
+
+
+@pytest.mark.parametrize(
+    ("status", "code", "loc"),
+    [
+        (401, "unauthorized", ()),
+        (404, "task_not_served", ()),
+        (422, "unknown_target", ("parameters", "targets", 0)),
+        (500, "internal_error", ()),
+    ],
+)
+def test_what_is_no_inputs_fault_ends_the_call(status: int, code: str, loc: tuple[str | int, ...]) -> None:
+    with pytest.raises(ProblemError) as raised:
+        ask(["a", "b"], lambda _: problem(status, code, *loc))
+    assert raised.value.code == code

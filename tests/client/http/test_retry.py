@@ -1,0 +1,88 @@
+"""The decision to try again."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Any
+
+import httpx
+import pytest
+
+from bert_client import RetryPolicy
+from bert_client.http.retry import pause_before_retry, retry_after
+
+POLICY = RetryPolicy(attempts=4, deadline=10, first_pause=1, longest_pause=3)
+
+
+def pause(reply: Any, attempt: int = 1, elapsed: float = 0, jitter: float = 0.5) -> float | None:
+    answer = httpx.Response(reply[0], headers=reply[1]) if isinstance(reply, tuple) else reply
+    return pause_before_retry(POLICY, answer, attempt, elapsed, jitter)
+
+
+@pytest.mark.parametrize(
+    "reply",
+    [
+        (429, {}),
+        (502, {}),
+        (503, {}),
+        (504, {"retry-after": "0"}),
+        httpx.ConnectError(""),
+        httpx.ReadError(""),
+        httpx.RemoteProtocolError(""),
+    ],
+)
+def test_what_may_pass_is_tried_again(reply: Any) -> None:
+    assert pause(reply) == 0.75
+
+
+@pytest.mark.parametrize(
+    "reply", [(400, {}), (401, {}), (413, {}), (422, {}), (500, {}), (504, {}), httpx.ReadTimeout("")]
+)
+def test_what_will_not_pass_is_not_tried_again(reply: Any) -> None:
+    assert pause(reply) is None
+
+
+def test_pauses_double_up_to_a_limit_and_spread_by_half() -> None:
+    assert [pause((503, {}), attempt, jitter=0) for attempt in (1, 2, 3)] == [0.5, 1, 1.5]
+    assert [pause((503, {}), attempt, jitter=1) for attempt in (1, 2, 3)] == [1, 2, 3]
+
+
+def test_attempts_are_bounded() -> None:
+    assert pause((503, {}), attempt=4) is None
+
+
+def test_pauses_stay_numbers_after_thousands_of_attempts() -> None:
+    patient = RetryPolicy(attempts=9000, deadline=1e9)
+    assert pause_before_retry(patient, httpx.Response(503), 5000, elapsed=0, jitter=0) == 5
+
+
+def test_no_attempt_begins_after_the_deadline() -> None:
+    assert pause((503, {}), elapsed=9.5) is None
+    assert pause((429, {"Retry-After": "11"})) is None
+
+
+def test_retry_after_is_never_undercut() -> None:
+    assert pause((429, {"Retry-After": "7"}), jitter=0) == 7
+    assert pause((429, {"Retry-After": "7"}), jitter=0.5) == 7.5
+
+
+@pytest.mark.parametrize(
+    ("header", "seconds"),
+    [
+        (None, 0),
+        ("3", 3),
+        ("Wed, 21 Oct 2026 07:28:30 GMT", 30),
+        ("Wed, 21 Oct 2026 07:28:30 -0000", 30),
+        ("Wed, 21 Oct 2026 07:27:00 GMT", 0),
+        ("soon", 0),
+        ("-5", 0),
+    ],
+)
+def test_retry_after_is_a_number_or_a_date(header: str | None, seconds: float) -> None:
+    assert retry_after(header, datetime(2026, 10, 21, 7, 28, tzinfo=UTC)) == seconds
+
+
+@pytest.mark.parametrize("fields", [{"attempts": 0}, {"deadline": -1}, {"first_pause": -1}])
+def test_impossible_policy_is_refused_when_it_is_made(fields: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match="cannot be followed"):
+        RetryPolicy(**fields)

@@ -1,0 +1,127 @@
+"""What a file is, by its first bytes."""
+
+from __future__ import annotations
+
+import bz2
+import gzip
+import io
+import lzma
+import tarfile
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from bert_client.errors import TableError
+from bert_client.tables import open_table
+from bert_client.tables.files import open_file, text_lines
+
+
+def archive(*names: str) -> bytes:
+    content = io.BytesIO()
+    with zipfile.ZipFile(content, "w", zipfile.ZIP_DEFLATED) as packed:
+        for name in names:
+            packed.writestr(name, "text,label\ngood,1\n")
+    return content.getvalue()
+
+
+def tar() -> bytes:
+    content = io.BytesIO()
+    with tarfile.open(fileobj=content, mode="w") as packed:
+        packed.addfile(tarfile.TarInfo("a.csv"))
+    return content.getvalue()
+
+
+KINDS = {
+    "zip": (archive("a.csv"), "is a zip archive; unpack it"),
+    "empty zip": (archive(), "is a zip archive"),
+    "xlsx": (
+        archive("[Content_Types].xml", "_rels/.rels", "xl/workbook.xml"),
+        "is an Excel workbook (xlsx); save",
+    ),
+    "openpyxl": (
+        archive("docProps/app.xml", "docProps/core.xml", "xl/theme/theme1.xml"),
+        "is an Excel workbook",
+    ),
+    "docx": (archive("[Content_Types].xml", "word/document.xml"), "is a Word document"),
+    "ods": (
+        b"PK\x03\x04" + b"\0" * 26 + b"mimetypeapplication/vnd.oasis.opendocument.spreadsheet",
+        "is an OpenDocument file; save the sheet as CSV",
+    ),
+    "xls": (b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1" + b"\0" * 99, "is an old Excel workbook (xls)"),
+    "html": (
+        b"\r\n <!DOCTYPE html>\n<html><body>Not found</body></html>",
+        "is an HTML page; the download gave a page",
+    ),
+    "html with mark": (b"\xef\xbb\xbf<HTML lang=en>", "is an HTML page"),
+    "xml": (b'<?xml version="1.0"?><rows/>', "is an XML document"),
+    "pdf": (b"%PDF-1.7\n", "is a PDF document"),
+    "tar": (tar(), "is an archive; unpack it"),
+    "7z": (b"7z\xbc\xaf\x27\x1c....", "is an archive"),
+    "arrow": (b"ARROW1\x00\x00", "is an Arrow (Feather) file; write it as Parquet"),
+    "orc": (b"ORC\x11\x00\x00\x0a\x06", "is an ORC or Avro file"),
+    "sqlite": (b"SQLite format 3\x00", "is an SQLite database"),
+    "pickle": (b"\x80\x04\x95....", "is an array or a pickle"),
+    "lfs": (
+        b"version https://git-lfs.github.com/spec/v1\noid sha256:4d7a",
+        "is a Git LFS pointer, not the data; run",
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("name", ["a.csv", "a.jsonl.gz", "a.tsv"])
+def test_open_table_says_what_the_file_is(tmp_path: Path, kind: str, name: str) -> None:
+    content, message = KINDS[kind]
+    (tmp_path / name).write_bytes(gzip.compress(content) if name.endswith("gz") else content)
+    with pytest.raises(TableError) as raised, open_table(tmp_path / name):
+        pass
+    assert f"{name}: {message}" in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    "head", ["PAR1,PAR2", "ORC,text", "fea1,fea2", "FEA1,FEA2", "arrow1,text", "BZh,text", "PK,text"]
+)
+def test_open_table_reads_headers_that_begin_like_other_kinds(tmp_path: Path, head: str) -> None:
+    (tmp_path / "a.csv").write_text(f"{head}\n1,2\n")
+    with open_table(tmp_path / "a.csv") as table:
+        assert table.columns == tuple(head.split(","))
+
+
+def test_open_table_lines_may_be_markup(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("<html>\n<b>good</b>\n")
+    with open_table(tmp_path / "a.txt") as table:
+        assert [row.cells["text"] for row in table.rows] == ["<html>", "<b>good</b>"]
+
+
+@pytest.mark.parametrize("compress", [gzip.compress, bz2.compress, lzma.compress])
+@pytest.mark.parametrize("name", ["a.csv", "a.csv.gz", "a.csv.zst"])
+def test_open_file_compression_is_known_by_its_first_bytes(
+    tmp_path: Path, compress: Callable[[bytes], bytes], name: str
+) -> None:
+    (tmp_path / name).write_bytes(compress(b"text\na\n"))
+    with open_table(tmp_path / name) as table:
+        assert [row.cells for row in table.rows] == [{"text": "a"}]
+        assert table.warnings == []
+
+
+def test_open_file_several_members_and_layers_are_read(tmp_path: Path) -> None:
+    packed = gzip.compress(b"a\n") + gzip.compress(b"b\n")
+    (tmp_path / "a.txt.gz").write_bytes(gzip.compress(packed))
+    with open_file(str(tmp_path / "a.txt.gz")) as file:
+        assert list(text_lines(file, file.encoding())) == ["a\n", "b\n"]
+
+
+def test_open_file_that_is_not_compressed_unlike_its_name_gives_a_warning(tmp_path: Path) -> None:
+    (tmp_path / "a.csv.gz").write_text("text\na\n")
+    with open_table(tmp_path / "a.csv.gz") as table:
+        assert [row.cells for row in table.rows] == [{"text": "a"}]
+        (warning,) = table.warnings
+    assert warning.endswith("a.csv.gz: is not compressed, unlike its name")
+
+
+def test_open_file_damaged_beginning_is_an_error(tmp_path: Path) -> None:
+    (tmp_path / "a.csv.gz").write_bytes(gzip.compress(b"text\n")[:10] + b"\xff" * 50)
+    with pytest.raises(TableError, match=r"a\.csv\.gz: cannot be read"), open_table(tmp_path / "a.csv.gz"):
+        pass

@@ -1,0 +1,622 @@
+"""Tables as people have them, read row by row."""
+
+from __future__ import annotations
+
+import bz2
+import gzip
+import itertools
+import json
+import lzma
+import os
+import sys
+import tracemalloc
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bert_client.tables import FORMATS, LINE, Dialect, Row, TableError, format_of, open_table
+
+Read = Callable[..., tuple[list[Row], list[str]]]
+
+
+@pytest.fixture
+def read(tmp_path: Path) -> Read:
+    """Write a file and read it: its rows and its warnings, without the folder's name."""
+
+    def write_and_read(content: str | bytes, name: str = "a.csv", **options: Any) -> tuple[list[Row], list[str]]:
+        path = tmp_path / name
+        path.write_bytes(content.encode() if isinstance(content, str) else content)
+        with open_table(path, **options) as table:
+            return list(table.rows), [warning.replace(f"{tmp_path}/", "") for warning in table.warnings]
+
+    return write_and_read
+
+
+def cells(rows: list[Row]) -> list[list[Any]]:
+    return [list(row.cells.values()) for row in rows]
+
+
+# --- formats
+
+
+@pytest.mark.parametrize(
+    ("name", "form"),
+    [
+        ("a.csv", "csv"),
+        ("a.TSV.gz", "tsv"),
+        ("a.tab.ZST", "tsv"),
+        ("b/a.ndjson.xz", "jsonl"),
+        ("a.json", "jsonl"),
+        ("a.parquet", "parquet"),
+        ("a.txt.bz2", "lines"),
+        ("-", "lines"),
+        *((name, None) for name in ("a.xlsx", "a.gz", "a")),
+    ],
+)
+def test_format_of_goes_by_the_suffix(name: str, form: str | None) -> None:
+    assert format_of(name) == form
+    assert form in (*FORMATS, None)
+
+
+@pytest.mark.parametrize("name", ["-", "a.dat", "a.txt"])
+def test_format_of_is_csv_where_a_dialect_is_stated(name: str) -> None:
+    assert format_of(name, Dialect(delimiter=";")) == format_of(name, Dialect(header=False)) == "csv"
+    assert format_of(name, Dialect(encoding="cp1252")) == format_of(name)
+    assert format_of("a.tsv", Dialect(header=False)) == "tsv"
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "rows"),
+    [
+        ("a.txt", "a\r\n\n b", [Row(1, {LINE: "a"}), Row(2, {LINE: ""}), Row(3, {LINE: " b"})]),
+        (
+            "a.csv",
+            'id,text\n1,"a, ""b""\nc"\n\n2,x\n',
+            [Row(2, {"id": "1", "text": 'a, "b"\nc'}), Row(5, {"id": "2", "text": "x"})],
+        ),
+        ("a.tsv", "text\tid\na b\t1\n", [Row(2, {"text": "a b", "id": "1"})]),
+        ("a.jsonl", '{"text": "a", "n": [1]}\n\n{}\n', [Row(1, {"text": "a", "n": [1]}), Row(3, {})]),
+    ],
+)
+def test_open_table_reads_each_format(read: Read, name: str, content: str, rows: list[Row]) -> None:
+    assert read(content, name) == (rows, [])
+
+
+@pytest.mark.parametrize("name", ["a.parquet", "a.csv", "a"])
+def test_open_table_parquet_is_known_by_its_first_bytes(tmp_path: Path, name: str) -> None:
+    pyarrow = pytest.importorskip("pyarrow")
+    from pyarrow import parquet
+
+    parquet.write_table(pyarrow.table({"id": [1, 2], "text": ["a", None]}), tmp_path / name)
+    with open_table(tmp_path / name, columns=("2",)) as table:
+        assert (table.format, table.columns, table.column("2")) == ("parquet", ("id", "text"), "text")
+        assert list(table.rows) == [Row(1, {"text": "a"}), Row(2, {"text": None})]
+    with (
+        pytest.raises(TableError, match="no column 'body', but 'id', 'text'"),
+        open_table(tmp_path / name, columns=("body",)),
+    ):
+        pass
+
+
+def test_open_table_damaged_parquet_is_an_error(tmp_path: Path, read: Read) -> None:
+    pyarrow = pytest.importorskip("pyarrow")
+    from pyarrow import parquet
+
+    with pytest.raises(TableError, match=r"a\.parquet: is not a Parquet file"):
+        read("no parquet at all, but long enough", "a.parquet")
+    parquet.write_table(pyarrow.table({"text": ["a"]}), tmp_path / "b.parquet")
+    whole = (tmp_path / "b.parquet").read_bytes()
+    with pytest.raises(TableError, match=r"a\.parquet: the Parquet file is damaged or cut off"):
+        read(whole[:-9], "a.parquet")
+    with pytest.raises(TableError, match=r"a\.gz: .*decompress it first"):
+        read(gzip.compress(whole), "a.gz")
+
+
+def test_open_table_unknown_format_is_an_error(read: Read) -> None:
+    with pytest.raises(TableError, match=r"a\.dat: its name does not tell its format; state it \(csv, tsv"):
+        read("text\na\n", "a.dat")
+    assert cells(read("text\na\n", "a.dat", format="csv")[0]) == [["a"]]
+
+
+def test_open_table_missing_file_is_an_error(tmp_path: Path) -> None:
+    for path, reason in ((tmp_path / "no.csv", "No such file"), (tmp_path, "Is a directory")):
+        with pytest.raises(TableError, match=reason), open_table(path, format="csv"):
+            pass
+
+
+def test_open_table_missing_library_is_named(read: Read, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "zstandard", None)
+    monkeypatch.setitem(sys.modules, "pyarrow.parquet", None)
+    with pytest.raises(TableError, match="run `pip install zstandard`"):
+        read(b"\x28\xb5\x2f\xfd....", "a.csv.zst")
+    with pytest.raises(TableError, match="run `pip install pyarrow`"):
+        read(b"PAR1\x15....", "a.parquet")
+
+
+# --- rows
+
+
+def test_row_with_fewer_or_more_cells_has_a_fault(read: Read) -> None:
+    rows, _ = read("id,text,stars\n1,Great film\nand more text,4\n2,good,1,x\n3,good,5\n")
+    assert [row.number for row in rows] == [2, 3, 4, 5]
+    assert [(row.fault or "").split(";")[0] for row in rows] == [
+        *["the row has 2 cells, the header has 3 (id, text, stars)"] * 2,
+        "the row has 4 cells, the header has 3 (id, text, stars)",
+        "",
+    ]
+    assert rows[0].cells == {"id": "1", "text": "Great film", "stars": ""}
+
+
+@pytest.mark.parametrize("blank", ["\n", "  \n", "\r\n"])
+def test_row_blank_lines_are_skipped_where_a_row_has_several_cells(read: Read, blank: str) -> None:
+    assert cells(read(f"{blank}id,text\n{blank}1,a\n{blank}{blank}2,b\n{blank}")[0]) == [["1", "a"], ["2", "b"]]
+
+
+def test_row_blank_lines_are_rows_of_one_column(read: Read) -> None:
+    rows, _ = read("text\na\n\n\nb\n\n")
+    assert cells(rows) == [["a"], [""], [""], ["b"], [""]]
+    rows, _ = read("\na\n\n", dialect=Dialect(header=False))
+    assert [(row.number, row.cells) for row in rows] == [(1, {LINE: ""}), (2, {LINE: "a"}), (3, {LINE: ""})]
+
+
+@pytest.mark.parametrize("end", ["\n", "\r\n", "\r", "\r\r\n"])
+@pytest.mark.parametrize("name", ["a.csv", "a.txt"])
+def test_row_ends_in_any_line_end(read: Read, end: str, name: str) -> None:
+    rows, _ = read(end.join(["text", "good", "", "bad", ""]), name)
+    assert cells(rows)[-3:] == [["good"], [""], ["bad"]]
+
+
+def test_row_long_cells_are_read(read: Read) -> None:
+    (row,), _ = read("text,n\n" + "x" * 3_000_000 + ",1\n")
+    assert len(row.cells["text"]) == 3_000_000
+
+
+def test_row_json_that_cannot_be_read_has_a_fault(read: Read) -> None:
+    deep = '{"text":' + "[" * 200_000 + "]" * 200_000 + "}"
+    rows, _ = read('{"text": 1\n[]\n' + deep + '\n"text"\n{}\n', "a.jsonl")
+    assert [row.number for row in rows] == [1, 2, 3, 4, 5]
+    faults = [
+        "the line is not JSON (Expecting ',' delimiter, character 11)",
+        "the line is a JSON list, not an object",
+    ]
+    assert [row.fault for row in rows[:2]] == faults
+    assert rows[2].fault is not None
+    assert [row.fault for row in rows[3:]] == ["the line is a JSON str, not an object", None]
+
+
+@pytest.mark.parametrize("content", ['[{"text": "a"},\n{"text": "b"}]', '\n [\n  {"text": "a"}\n]\n'])
+def test_open_table_json_array_is_refused(read: Read, content: str) -> None:
+    with pytest.raises(TableError, match=r"is one JSON array, not an object per line; write .*jq"):
+        read(content, "a.json")
+
+
+@pytest.mark.parametrize(("name", "kind"), [("a.csv", "CSV"), ("a.tsv", "TSV")])
+def test_open_table_json_lines_under_another_name_are_refused(read: Read, name: str, kind: str) -> None:
+    with pytest.raises(TableError, match=f"holds JSON lines, not {kind}; state the format jsonl"):
+        read('{"text": "a", "n": 1}\n{"text": "b", "n": 2}\n', name)
+
+
+# --- quotation marks
+
+
+SWALLOWED = 'id,text,stars\n1,ok,5\n2,"Five stars!,5\n3,good,5\n4,fine,4\n5,bad,1\n6,Monitor of 27",4\n7,ok,2\n'
+
+
+@pytest.mark.parametrize("name", ["a.csv", "a.tsv", "a.csv.gz"])
+def test_quotation_mark_that_swallows_rows_gives_a_warning(read: Read, name: str) -> None:
+    content = SWALLOWED if "csv" in name else SWALLOWED.replace(",", "\t").replace("1\tok", "1\tok\tok", 1)
+    rows, warnings = read(gzip.compress(content.encode()) if name.endswith("gz") else content, name)
+    good = [row.number for row in rows if row.fault is None]
+    assert good[-2:] == [3, 8]
+    (warning,) = warnings
+    assert warning.startswith(f"{name}, line 3: the quoted cell that opens here holds what seem to be whole rows, ")
+    assert "up to line 7" in warning
+
+
+@pytest.mark.parametrize(
+    ("content", "line"),
+    [
+        ('text,stars\n"Five stars!,5\ngood,4\n27" monitor",4\nok,2\n', None),
+        ('text,stars\n"Five stars!,5\ngood,4\nbad,1\nMonitor of 27",4\nok,2\n', 2),
+        ('id,stars,text\n1,5,ok\n2,5,"Five stars!\n3,4,good\n4,4,Monitor of 27"\n5,1,no\n', 3),
+        ('a,b,c,d\n1,"x, y","Five stars!,5\n2,z,good,4\n3,z,27",4\n', 2),
+        ('a;b;c\n1;ok;2\n1;"Five stars!;5\n2;good;4\n3;27";4\n', 3),
+        ('a,b\n"one\ntwo","Five stars!\n2,good\n3,27"\n', 3),
+    ],
+)
+def test_quotation_mark_warning_names_the_line_where_the_cell_opens(read: Read, content: str, line: int | None) -> None:
+    rows, warnings = read(content)
+    found = [warning for warning in warnings if "whole rows" in warning]
+    assert [warning.split(":")[0] for warning in found] == ([] if line is None else [f"a.csv, line {line}"])
+    assert any(row.fault for row in rows) == (line is None)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Great film.\nWatch it, really, soon!",
+        "One, two\nthree, four",
+        "A list:\n- one\n- two\n\nThe end",
+        "x" * 300 + "\n" * 300 + "y",
+    ],
+)
+def test_quotation_mark_around_several_lines_of_a_review_gives_no_warning(read: Read, text: str) -> None:
+    rows, warnings = read(f'id,text\n1,"{text}"\n2,ok\n')
+    assert cells(rows) == [["1", text], ["2", "ok"]]
+    assert warnings == []
+
+
+def test_quotation_mark_warnings_are_counted(read: Read) -> None:
+    cell = '"Five stars!,5\n3,good,5\n4,fine,4\n6,27"'
+    _, warnings = read("id,text,stars\n" + f"2,{cell},4\n" * 8)
+    assert len(warnings) == 6
+    assert warnings[-1] == "a.csv: 3 more quoted cells seem to hold whole rows"
+
+
+def test_quotation_mark_that_is_never_closed_is_a_fault_of_its_row(read: Read) -> None:
+    rows, warnings = read('id,text\n1,good\n2,"open quote\n3,bad\n4,fine')
+    assert [(row.number, row.cells["id"], row.fault is None) for row in rows] == [
+        (2, "1", True),
+        (3, "2", False),
+        (4, "3", True),
+        (5, "4", True),
+    ]
+    assert rows[1].fault is not None
+    assert rows[1].fault.startswith("a quoted cell that opens in line 3 never closes; a quotation mark inside is")
+    assert warnings == []
+
+
+@pytest.mark.parametrize(
+    ("broken", "line"),
+    [
+        ('2,"open\n', 3),  # closed by the next row's mark, which has text after it
+        ('2,"bad" word\n', 3),
+        ('2,"""\n', 3),
+        ('"one\ntwo","bad"x\n', 4),
+    ],
+)
+def test_quotation_mark_out_of_place_costs_its_row_only(read: Read, broken: str, line: int) -> None:
+    rows, _ = read(f'id,text\n1,good\n{broken}3,"fine, really"\n4,ok\n')
+    assert [row.cells["id"] for row in rows if row.fault is None] == ["1", "3", "4"]
+    (fault,) = [row.fault for row in rows if row.fault is not None]
+    assert fault.startswith(f"a quoted cell that opens in line {line} ")
+
+
+def test_quotation_mark_that_is_never_closed_keeps_memory_bounded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("bert_client.tables.delimited.MAX_RECORD_CHARACTERS", 2**18)
+    row = "1,good film and nothing else\n"
+    (tmp_path / "a.csv").write_text('id,text\n2,"open\n' + row * 40_000)
+    tracemalloc.start()
+    with open_table(tmp_path / "a.csv") as table:
+        faults = sum(row.fault is not None for row in table.rows)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert (faults, peak < 4e6) == (1, True)
+
+
+GLUE = 'sentence\tlabel\n"It was good , he said\t1\nbad film\t0\nanother " one\t1\n"quoted"\t0\n'
+
+
+def test_quotation_mark_of_a_tsv_is_text_where_it_encloses_nothing(read: Read) -> None:
+    found = ['"It was good , he said', "bad film", 'another " one', '"quoted"']
+    assert [row.cells["sentence"] for row in read(GLUE, "a.tsv")[0]] == found
+    assert [row.cells["sentence"] for row in read(GLUE, "a.tsv", dialect=Dialect(quote=""))[0]] == found
+
+
+def test_quotation_mark_of_a_tsv_after_the_first_lines_is_a_fault(read: Read) -> None:
+    content = "label\ttext\n" + "1\tok\n" * 1200 + '0\t"It was good\n1\tfine\n1\tanother" one\n1\tx\n'
+    rows, _ = read(content, "a.tsv")
+    assert [row.number for row in rows] == list(range(2, 1206))
+    assert [row.number for row in rows if row.fault] == [1202]
+
+
+@pytest.mark.parametrize("text", ["one\ntwo", "one\n\ttwo\n\tthree", "one\ttwo", "a\tb\n\nc\td"])
+def test_quotation_mark_of_a_tsv_encloses_lines_and_tabs(read: Read, text: str) -> None:
+    rows, warnings = read(f'id\ttext\n1\t"{text}"\n2\t"so\nso"\n', "a.tsv")
+    assert (cells(rows), warnings) == ([["1", text], ["2", "so\nso"]], [])
+
+
+@pytest.mark.parametrize(
+    ("escape", "text"),
+    [("\\", r"He said \"hi\" to me, twice"), ("\\", r"back\\slash, and\, more"), ("^", '^"a^", b')],
+)
+def test_dialect_escape_is_stated(read: Read, escape: str, text: str) -> None:
+    rows, _ = read(f'id,text\n1,"{text}"\n2,good\n', dialect=Dialect(escape=escape))
+    plain = text.replace(escape * 2, "\0").replace(escape, "").replace("\0", escape)
+    assert cells(rows) == [["1", plain], ["2", "good"]]
+
+
+def test_dialect_escape_is_named_where_it_is_needed(read: Read) -> None:
+    rows, _ = read('id,text\n1,"He said \\"hi\\" to me, twice"\n2,good\n')
+    assert rows[0].fault is not None
+    assert "state the escape character" in rows[0].fault
+    assert rows[1].fault is None
+
+
+# --- header, delimiter, columns
+
+
+ZHANG = '"2","Great","Loved it"\n"1","Bad","Hated it, really"\n'
+
+
+def test_dialect_without_a_header_names_columns_by_their_numbers(read: Read) -> None:
+    rows, _ = read(ZHANG, dialect=Dialect(header=False))
+    assert [row.cells for row in rows] == [
+        {"1": "2", "2": "Great", "3": "Loved it"},
+        {"1": "1", "2": "Bad", "3": "Hated it, really"},
+    ]
+    rows, _ = read(ZHANG, dialect=Dialect(header=("stars", "title", "text")))
+    assert rows[1] == Row(2, {"stars": "1", "title": "Bad", "text": "Hated it, really"})
+
+
+def test_dialect_without_a_header_calls_a_single_column_text(read: Read) -> None:
+    assert [row.cells for row in read("good\nbad\n", dialect=Dialect(header=False))[0]] == [
+        {LINE: "good"},
+        {LINE: "bad"},
+    ]
+
+
+def test_table_column_is_a_name_or_a_number(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("2,text,\nx,good,\n")
+    with open_table(tmp_path / "a.csv") as table:
+        assert table.columns == ("2", "text", "3")
+        assert [table.column(address) for address in ("text", "2", "3", "1")] == ["text", "2", "3", "2"]
+        with pytest.raises(TableError, match=r"a\.csv: there is no column '4', but '2', 'text', '3'"):
+            table.column("4")
+
+
+@pytest.mark.parametrize(
+    ("content", "advice"),
+    [
+        (ZHANG, "if the first row is no header, state that (header = false, --no-header)"),
+        ("A long and good film,really\nbad,no\n", "if the first row is no header, state that"),
+        (
+            "body;label;x\ngood;1\nbad;0\n",
+            "the header has no comma but a semicolon: if it separates the columns",
+        ),
+        ("id,body\n1,good\n", None),
+    ],
+)
+def test_table_column_that_is_missing_comes_with_advice(tmp_path: Path, content: str, advice: str | None) -> None:
+    (tmp_path / "a.csv").write_text(content)
+    with open_table(tmp_path / "a.csv") as table, pytest.raises(TableError) as raised:
+        table.column("text")
+    assert (advice or "a.csv: there is no column 'text', but 'id', 'body'") in str(raised.value)
+
+
+@pytest.mark.parametrize("delimiter", [";", "\t", "|"])
+@pytest.mark.parametrize("quoted", [False, True])
+def test_delimiter_is_detected(read: Read, delimiter: str, quoted: bool) -> None:
+    text = f'"a{delimiter} b, c"' if quoted else "a b, c"
+    rows, warnings = read(f"text{delimiter}label\n{text}{delimiter}1\ngood{delimiter}0\nbad{delimiter}0\n")
+    assert cells(rows) == [[text.strip('"'), "1"], ["good", "0"], ["bad", "0"]]
+    name = {";": "semicolon", "\t": "tab", "|": "vertical bar"}[delimiter]
+    assert warnings == [f"a.csv: the header has no comma but a {name}: read as the delimiter"]
+
+
+def test_delimiter_comma_is_detected_in_a_tsv(read: Read) -> None:
+    rows, warnings = read("text,label\ngood,1\n", "a.tsv")
+    assert cells(rows) == [["good", "1"]]
+    assert warnings == ["a.tsv: the header has no tab but a comma: read as the delimiter"]
+
+
+def test_delimiter_is_detected_where_the_header_has_commas_as_text(read: Read) -> None:
+    rows, warnings = read('id;text, long;label\n1;"Good, really";1\n2;Bad;0\n')
+    assert cells(rows) == [["1", "Good, really", "1"], ["2", "Bad", "0"]]
+    assert warnings == ["a.csv: the semicolon separates its columns, not the comma: read so"]
+
+
+def test_delimiter_is_detected_without_a_header(read: Read) -> None:
+    rows, _ = read('4;"Great, loved it"\n1;"Bad, hated it"\n', dialect=Dialect(header=False))
+    assert cells(rows) == [["4", "Great, loved it"], ["1", "Bad, hated it"]]
+
+
+def test_delimiter_that_could_be_two_gives_a_warning(read: Read) -> None:
+    content = "4;Great, loved it\n1;Bad, hated it\n5;Well\n"
+    rows, warnings = read(content, dialect=Dialect(header=False))
+    assert warnings == ["a.csv: the semicolon could be the delimiter as well as the comma: state it"]
+    assert sum(row.fault is not None for row in rows) == 1
+    rows, warnings = read(content, dialect=Dialect(header=False, delimiter=";"))
+    assert ([len(row.cells) for row in rows], warnings) == ([2, 2, 2], [])
+
+
+@pytest.mark.parametrize("header", ["text", "text; and more"])
+def test_delimiter_is_not_detected_in_a_single_column(read: Read, header: str) -> None:
+    rows, warnings = read(f"{header}\ngood film\nbad film\nso so; well\n")
+    assert (cells(rows), warnings) == ([["good film"], ["bad film"], ["so so; well"]], [])
+
+
+@pytest.mark.parametrize(("delimiter", "character"), [("\\t", "\t"), ("tab", "\t"), ("^", "^"), ("\x01", "\x01")])
+def test_delimiter_is_stated(read: Read, delimiter: str, character: str) -> None:
+    content = f"text{character}label\na, b; c{character}1\n"
+    assert cells(read(content, "a.txt", dialect=Dialect(delimiter=delimiter))[0]) == [["a, b; c", "1"]]
+
+
+def test_header_needs_different_names(read: Read) -> None:
+    with pytest.raises(TableError, match=r"a\.csv: two columns are called 'a'; rename one"):
+        read("a,b,a\n1,2,3\n")
+    assert cells(read("text,,\nx,,\n")[0]) == [["x", "", ""]]  # a spreadsheet's empty columns
+
+
+@pytest.mark.parametrize("content", ["", "\n\n"])
+@pytest.mark.parametrize("header", [True, False])
+def test_header_of_an_empty_file_is_an_error(read: Read, content: str, header: bool) -> None:
+    with pytest.raises(TableError, match=r"a\.csv: is empty"):
+        read(content, dialect=Dialect(header=header))
+
+
+# --- encodings
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16", "utf-32", "utf-16-le", "utf-16-be"])
+@pytest.mark.parametrize("name", ["a.csv", "a.csv.gz", "a.jsonl", "a.txt"])
+def test_encoding_is_known_by_the_first_bytes(read: Read, encoding: str, name: str) -> None:
+    content = {"a.jsonl": '{"text": "é 😀"}\n', "a.txt": "text\né 😀\n"}.get(name, "text\né 😀\n").encode(encoding)
+    rows, _ = read(gzip.compress(content) if name.endswith("gz") else content, name)
+    assert rows[-1].cells == {"text": "é 😀"}
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("a.csv", b"text,n\n\xff,1\ngood,2\n"),
+        ("a.tsv", b"n\ttext\ncaf\xe9\tgood\n2\tgood\n"),
+        ("a.jsonl", b'{"text": "good", "n": ["\xe9"]}\n{"text": "\\udce9"}\n'),
+        ("a.txt", b"caf\xe9\ngood\n"),
+    ],
+)
+def test_encoding_other_bytes_are_a_fault_of_their_row(read: Read, name: str, content: bytes) -> None:
+    (broken, whole), _ = read(content, name)
+    assert broken.fault is not None
+    assert broken.fault.endswith(
+        " is not UTF-8: state the encoding of the file, such as windows-1252, or convert the file to UTF-8"
+    )
+    assert whole.fault is None
+
+
+@pytest.mark.parametrize("encoding", ["windows-1252", "latin-1", "cp1250", "gb18030", "shift_jis", "utf-16-le"])
+@pytest.mark.parametrize("name", ["a.csv", "a.txt"])
+def test_encoding_is_stated(read: Read, encoding: str, name: str) -> None:
+    text = {"gb18030": "很好", "shift_jis": "いい"}.get(encoding, "schön")
+    rows, _ = read(f"text\n{text}\n".encode(encoding), name, dialect=Dialect(encoding=encoding))
+    assert rows[-1] == Row(2, {"text": text})
+
+
+def test_encoding_that_is_stated_has_faults_too(read: Read) -> None:
+    (broken, whole), _ = read(b"text,n\n\x81,1\nx,2\n", dialect=Dialect(encoding="windows-1252"))
+    assert (broken.fault or "").startswith("byte 0x81 is not WINDOWS-1252")
+    assert whole.fault is None
+
+
+def test_encoding_half_a_character_of_utf_16_is_a_fault_of_its_row(read: Read) -> None:
+    content = "text,n\nx,1\n".encode("utf-16") + "\ud83d,2\ny,3\n".encode("utf-16-le", "surrogatepass")
+    rows, _ = read(content)
+    assert [row.fault for row in rows] == [None, "it holds half a character of UTF-16", None]
+
+
+@pytest.mark.parametrize("name", ["a.csv", "a.jsonl", "a.txt"])
+def test_row_nul_bytes_are_a_fault_of_their_row(read: Read, name: str) -> None:
+    rows, _ = read({"a.jsonl": '{"text": "a\0"}\n{"text": "b"}\n'}.get(name, "text\na\0\nb\n"), name)
+    assert [row.fault for row in rows[-2:]] == ["it holds a NUL byte", None]
+
+
+def test_header_of_another_encoding_is_an_error(read: Read) -> None:
+    with pytest.raises(TableError, match=r"a\.csv, line 1: in the header, byte 0xe9 is not UTF-8: state the enc"):
+        read(b"text,caf\xe9\ngood,1\n")
+
+
+# --- what cannot be read on
+
+
+CUT: dict[str, Callable[[bytes], bytes]] = {
+    "a.csv.gz": gzip.compress,
+    "a.csv.xz": lzma.compress,
+    "a.csv.bz2": lambda content: bz2.compress(content, 1),  # blocks of 100 kB
+    "a.jsonl.gz": gzip.compress,
+    "a.txt.gz": gzip.compress,
+}
+
+
+@pytest.mark.parametrize("name", CUT)
+def test_rows_before_a_cut_are_delivered(tmp_path: Path, name: str) -> None:
+    line = '{"id": %d, "text": "%s"}\n' if "jsonl" in name else "%d,%s\n"
+    words = (os.urandom(100).hex() for _ in itertools.count())
+    content = "id,text\n" * ("csv" in name) + "".join(line % pair for pair in itertools.islice(enumerate(words), 5000))
+    compressed = CUT[name](content.encode())
+    (tmp_path / name).write_bytes(compressed[: len(compressed) * 3 // 4])
+    rows: list[Row] = []
+    with open_table(tmp_path / name) as table, pytest.raises(TableError) as raised:
+        rows.extend(table.rows)
+    assert len(rows) > 2000
+    assert all(row.fault is None for row in rows)
+    place = f"{name}: the file is cut off after line {rows[-1].number} "
+    assert place in str(raised.value)
+    assert str(raised.value).endswith("; get a whole copy of it")
+
+
+@pytest.mark.parametrize("rows", [1, 9])
+def test_rows_before_a_cut_of_a_small_file_are_delivered(tmp_path: Path, rows: int) -> None:
+    (tmp_path / "a.csv.gz").write_bytes(gzip.compress(b"text,n\n" + b"good,1\n" * rows)[:-9])
+    with open_table(tmp_path / "a.csv.gz") as table:
+        assert [row.cells["text"] for row in itertools.islice(table.rows, rows)] == ["good"] * rows
+        with pytest.raises(TableError, match=rf"a\.csv\.gz: the file is cut off after line {rows + 1} "):
+            next(table.rows)
+
+
+def test_rows_before_damage_are_delivered(tmp_path: Path) -> None:
+    compressed = gzip.compress("".join(f"{os.urandom(50).hex()}\n" for _ in range(20_000)).encode(), mtime=0)
+    damaged = compressed[: len(compressed) // 2] + b"\xff" * 1000 + compressed[len(compressed) // 2 + 1000 :]
+    (tmp_path / "a.txt.gz").write_bytes(damaged)
+    rows: list[Row] = []
+    with (
+        open_table(tmp_path / "a.txt.gz") as table,
+        pytest.raises(TableError, match="the file is damaged after"),
+    ):
+        rows.extend(table.rows)
+    assert len(rows) > 5000
+
+
+def test_rows_before_a_cut_of_zstandard_are_delivered(tmp_path: Path) -> None:
+    zstandard = pytest.importorskip("zstandard")
+    whole = zstandard.compress("".join(f"{os.urandom(99).hex()}\n" for _ in range(9000)).encode())
+    (tmp_path / "a.txt.zst").write_bytes(whole + whole)
+    with open_table(tmp_path / "a.txt.zst") as table:
+        assert sum(1 for _ in table.rows) == 18_000
+    (tmp_path / "a.txt.zst").write_bytes(whole[:-9])
+    rows: list[Row] = []
+    with (
+        open_table(tmp_path / "a.txt.zst") as table,
+        pytest.raises(TableError, match="the file ends within a frame"),
+    ):
+        rows.extend(table.rows)
+    assert len(rows) > 6000
+
+
+def test_rows_before_a_cut_of_utf_16_are_delivered(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_bytes("text,n\na,1\nb,2\n".encode("utf-16") + b"c")
+    rows: list[Row] = []
+    with (
+        open_table(tmp_path / "a.csv") as table,
+        pytest.raises(TableError, match=r"a\.csv: the file is cut off"),
+    ):
+        rows.extend(table.rows)
+    assert len(rows) == 2
+
+
+def test_rows_are_read_as_they_are_asked_for(tmp_path: Path) -> None:
+    file = tmp_path / "a.csv.gz"
+    file.write_bytes(gzip.compress(b"id,text\n" + b'1,"a good\nfilm, really"\n' * 40_000))
+    counted: list[int] = []
+    tracemalloc.start()
+    with open_table(file, progress=counted.append) as table:
+        assert sum(1 for _ in table.rows) == 40_000
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 2e6
+    assert sum(counted) == file.stat().st_size == table.size
+
+
+def test_open_table_reads_standard_input(monkeypatch: pytest.MonkeyPatch) -> None:
+    def piped(content: bytes, **options: Any) -> Iterator[Row]:
+        reader, writer = os.pipe()
+        os.write(writer, content)
+        os.close(writer)
+        kept = os.dup(0)
+        os.dup2(reader, 0)
+        try:
+            with open_table("-", **options) as table:
+                assert (table.name, table.size) == ("standard input", None)
+                yield from table.rows
+        finally:
+            os.dup2(kept, 0)
+            for descriptor in (reader, kept):
+                os.close(descriptor)
+
+    assert [row.cells for row in piped(b"good\nbad\n")] == [{LINE: "good"}, {LINE: "bad"}]
+    assert [row.cells for row in piped(b"a;b\n1;2\n", dialect=Dialect(delimiter=";"))] == [{"a": "1", "b": "2"}]
+    packed = gzip.compress(json.dumps({"text": "good"}).encode())
+    assert [row.cells for row in piped(packed, format="jsonl")] == [{"text": "good"}]
