@@ -95,5 +95,5 @@ def _version() -> str:
     try:
         return metadata.version("bert-service")
     except metadata.PackageNotFoundError:  # run from a checkout that is not installed
-        project = Path(__file__).parents[1] / "pyproject.toml"
+        project = Path(__file__).parents[2] / "pyproject.toml"
         return str(tomllib.loads(project.read_text())["project"]["version"]) if project.exists() else "unknown"
