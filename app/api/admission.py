@@ -86,6 +86,7 @@ def refusal(app: FastAPI, target: bytes, scope: Scope) -> Response | None:
     state = app.state
     if task is None or state.engine.status != "ready" or (state.settings.cors_origins and _is_cross(scope)):
         return None
+    started = time.perf_counter()
     scope["app"] = app
     try:
         admit(Request(scope))
@@ -94,6 +95,7 @@ def refusal(app: FastAPI, target: bytes, scope: Scope) -> Response | None:
         response = problem_response(error, request_id)
         response.headers["X-Request-ID"] = request_id
         state.metrics.request(task, response.status_code)
+        state.metrics.duration(task, response.status_code, time.perf_counter() - started)
         return response
     except Exception:  # it comes again, where the app logs it
         return None

@@ -36,6 +36,7 @@ def create_app(settings: Settings, backend: Backend | None = None) -> FastAPI:
     metrics = Metrics()
     metrics.started()
     engine = Engine(lambda: backend or _remote_backend(settings), settings, metrics)
+    metrics.read_tokens_per_second(lambda: engine.batcher.tokens_per_second)
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:

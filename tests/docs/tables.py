@@ -49,6 +49,7 @@ def metrics() -> str:
     """Every metric that the service tells."""
     told = Metrics()
     told.request("sentiment", 200)
+    told.duration("sentiment", 200, 0)
     told.latency("sentiment", tokenize=0, queue=0, inference=0)
     rows = [
         (

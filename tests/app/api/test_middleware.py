@@ -43,6 +43,21 @@ async def test_answers_say_where_the_time_went(serve: Any) -> None:
     assert all(float(milliseconds) >= 0 for _, milliseconds in stages)
 
 
+async def test_duration_of_a_request_is_observed_by_task_and_status(serve: Any, backend: Any) -> None:
+    async with serve() as service:
+        backend.gate.clear()
+        slow = asyncio.create_task(service.client.post("/sentiment", json={"inputs": "good"}))
+        await backend.has_entered()
+        await asyncio.sleep(0.05)
+        backend.gate.set()
+        await slow
+        await service.client.post("/sentiment", json={"inputs": ""})
+        labels = '{status="200",task="sentiment"}'
+        assert await service.metric(f"bert_request_duration_seconds_count{labels}") == 1
+        assert await service.metric(f"bert_request_duration_seconds_sum{labels}") >= 0.05
+        assert await service.metric('bert_request_duration_seconds_count{status="422",task="sentiment"}') == 1
+
+
 async def test_unforeseen_error_is_logged_and_not_told(
     serve: Any, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:

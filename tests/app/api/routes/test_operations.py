@@ -47,6 +47,7 @@ async def test_pass_that_does_not_end_turns_readiness_red(
         ready = await service.client.get("/health/ready")
         assert ready.status_code == 200  # a batch may well take longer than so short a deadline
         monkeypatch.setattr("app.scheduling.engine._STALLED_SECONDS", 0.0)
+        await asyncio.sleep(0.05)  # the batch began a little after the request
         live, ready = await service.client.get("/health/live"), await service.client.get("/health/ready")
         assert (live.status_code, ready.status_code, ready.json()["code"]) == (200, 503, "stalled")
         backend.gate.set()
@@ -96,6 +97,8 @@ async def test_metrics_are_text_for_prometheus(serve: Any) -> None:
         assert await service.metric("bert_batch_size_sum") == 2
         assert await service.metric('bert_request_seconds_count{stage="inference",task="sentiment"}') == 1
         assert await service.metric("bert_queue_tokens") == 0
+        service.engine.batcher.tokens_per_second = 1234.0
+        assert await service.metric("bert_tokens_per_second") == 1234
 
 
 @pytest.mark.parametrize(("given", "status"), [(None, 401), ("Bearer guess", 401), ("Bearer the key", 200)])
