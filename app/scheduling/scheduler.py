@@ -20,6 +20,7 @@ from typing import Any, Generic, Protocol, TypeVar
 from app.errors import (
     BackendDiedError,
     DeadlineExceededError,
+    DeadlineUnreachableError,
     InferenceError,
     OutOfMemoryError,
     QueueFullError,
@@ -309,7 +310,7 @@ class DynamicBatcher(Generic[Item, Answer]):
         late = ahead and ahead + tokens > self.timely_tokens(deadline) * (1 - spare)
         if late and not full and isinstance(deadline, OwnDeadline):
             self._observer.expired()
-            raise DeadlineExceededError(self._retry_after())
+            raise DeadlineUnreachableError(self._retry_after())
         if full or late:
             self._observer.refused()
             raise QueueFullError(self._retry_after(), late=not full)

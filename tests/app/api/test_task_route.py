@@ -172,7 +172,7 @@ async def test_deadline_that_what_waits_has_used_up_is_met_at_once(serve: Any, b
         await first
         assert await service.metric("bert_requests_expired_total") == 1
         assert await service.metric("bert_requests_refused_total") == 1
-    assert (hurried_one.status_code, hurried_one.json()["code"]) == (504, "deadline_exceeded")
+    assert (hurried_one.status_code, hurried_one.json()["code"]) == (504, "deadline_unreachable")
     assert (patient_one.status_code, patient_one.json()["code"]) == (429, "queue_full")
     assert "nothing was computed" in hurried_one.json()["detail"]
     assert int(hurried_one.headers["retry-after"]) >= 1
