@@ -14,7 +14,7 @@ from fastapi.middleware.cors import CORSMiddleware
 from app.api import openapi, problems
 from app.api.admission import Uploads
 from app.api.middleware import RequestContextMiddleware, UnhandledErrorMiddleware
-from app.api.routes import fill_mask, hugging_face, next_sentence, operations, pages, sentiment
+from app.api.routes import hugging_face, operations, pages, tasks
 from app.inference.process_pool import RemoteBackend
 from app.inference.types import Backend
 from app.observability import tracing
@@ -46,7 +46,9 @@ def create_app(settings: Settings, backend: Backend | None = None) -> FastAPI:
         finally:
             await engine.close()
 
+    task_routes = [*tasks.ROUTES, *hugging_face.ROUTES]
     app = FastAPI(
+        routes=[*task_routes],  # `include_router` takes 24 us more to match a request
         title="BERT service",
         version=_version(),
         description=DESCRIPTION,
@@ -59,12 +61,12 @@ def create_app(settings: Settings, backend: Backend | None = None) -> FastAPI:
     )
     app.state.settings, app.state.engine, app.state.metrics = settings, engine, metrics
     app.state.uploads = Uploads(settings.max_upload_bytes, metrics)
-    for routes in (fill_mask, next_sentence, sentiment, hugging_face, operations):
-        app.router.routes.extend(routes.router.routes)  # `include_router` costs 50 us per request to match
+    app.state.tasks = {route.path: route.task for route in task_routes}
+    app.include_router(operations.router)
     if settings.metrics != "off":
-        app.router.routes.extend(operations.metrics_router.routes)
+        app.include_router(operations.metrics_router)
     if settings.docs != "off":
-        app.router.routes.extend(pages.router.routes)
+        app.include_router(pages.router)
         openapi.install(app, settings)
     problems.install(app)
     app.add_middleware(UnhandledErrorMiddleware, engine=engine)  # innermost, inside CORS

@@ -11,7 +11,6 @@ from urllib.parse import quote
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from app.api.admission import task_of
 from app.api.auth import check_host
 from app.api.problems import problem_response
 from app.errors import HostNotAllowedError, UnavailableError
@@ -46,7 +45,7 @@ class RequestContextMiddleware:
         scope = _as_get(scope)
         request_id = scope["request_id"] = request_id_of(scope["headers"])
         tracing.note_request(request_id, scope["query_string"])
-        task = task_of(scope)
+        task = scope["app"].state.tasks.get(scope["path"]) if scope["method"] == "POST" else None
 
         async def send_with_context(message: Message) -> None:
             nonlocal status
