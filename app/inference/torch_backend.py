@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from app.errors import BackendDiedError, InferenceError, OutOfMemoryError
-from app.inference.types import Answer, Backend, Query, ServedModel, Task
+from app.inference.types import Answer, Query, ServedModel, Task
 from app.settings import SettingsError
 from model import (
     BertForPreTraining,
@@ -42,59 +42,59 @@ class TorchBackend:
         device: str = "auto",
         dtype: str = "auto",
         threads: int = 0,
-        beside_others: bool = False,
+        one_process_per_thread: bool = False,
     ) -> None:
-        """`beside_others`: on a CPU, processes like this one will compute other batches at the same time, one
-        for each thread. It then takes one thread for a batch, or all for one that is `alone`."""
+        """`one_process_per_thread`: on a CPU, this process will be forked, so that there is one for each thread. It
+        then computes a batch with one thread, or with all if the batch is `alone`."""
         self.models: dict[str, ServedModel] = {}
         self.device = device
         self.dtype = dtype
         self.threads = threads or available_cpus()
         self.tokens_per_second = 0.0
-        self._beside_others = beside_others
+        self._one_process_per_thread = one_process_per_thread
         self.processes = 1
         """How many processes are to compute."""
         self._threads_each = 0
-        self.most_tokens = _MOST_TOKENS
+        self.max_useful_tokens = _MOST_TOKENS
         self._directories = {"pretrained": pretrained, "sentiment": sentiment}
         self._networks: dict[str, BertForPreTraining | BertForSequenceClassification] = {}
         self._encoders: dict[str, Callable[[PackedBatch], Tensor]] = {}
 
-    @property
-    def at_once(self) -> int:
-        """See `Backend.at_once`."""
-        return 1
-
     def load(self) -> None:
-        """See `Backend.load`."""
+        """Read the weights and compute something with each model.
+
+        Raises:
+            CheckpointError: a directory cannot be served; the message names it.
+            SettingsError: the device does not exist.
+        """
         self.device = _resolve_device(self.device)
-        if self._beside_others and self.device == "cpu":
+        if self._one_process_per_thread and self.device == "cpu":
             self.processes = self.threads
         if self.device == "cpu":
-            self.most_tokens = _WARM_ROWS
+            self.max_useful_tokens = _WARM_ROWS
         self._threads_each = self.threads // self.processes
         torch.set_num_threads(self._threads_each)
         if (index := torch.device(self.device).index) is not None:
             torch.cuda.set_device(index)  # of this thread: streams and graphs go there
         self.dtype = _resolve_dtype(self.dtype, self.device)
-        checkpoints = {lane: load_checkpoint(directory) for lane, directory in self._directories.items()}
+        checkpoints = {name: load_checkpoint(directory) for name, directory in self._directories.items()}
         _check_architectures(checkpoints["pretrained"], checkpoints["sentiment"])
         served = {}
-        for lane, checkpoint in checkpoints.items():
-            served[lane] = _describe(checkpoint)
-            self._networks[lane] = _place(
+        for name, checkpoint in checkpoints.items():
+            served[name] = _describe(checkpoint)
+            self._networks[name] = _place(
                 checkpoint.model,
                 self.device,
                 getattr(torch, self.dtype),
                 tuple(dict.fromkeys((self._threads_each, self.threads))),
             )
-            if isinstance(network := self._networks[lane], BertForPreTraining):
+            if isinstance(network := self._networks[name], BertForPreTraining):
                 _drop_unused_rows(network.masked_lm.decoder, checkpoint.tokenizer.vocab)
-            self._encoders[lane] = _encoder_of(network)
-            self._check(lane, served[lane])
+            self._encoders[name] = _encoder_of(network)
+            self._check(name, served[name])
         if self.device == "cpu":
             self._warm_up(self._threads_each, _WARM_ROWS)
-        speed = min(self._speed(lane, model) for lane, model in served.items())
+        speed = min(self._speed(name, model) for name, model in served.items())
         self.tokens_per_second = speed * self.processes
         self.models = served
 
@@ -104,11 +104,15 @@ class TorchBackend:
             shortest = self.tokens_per_second * _WORTH_ALL_THREADS / self.processes
             self._warm_up(self.threads, _WARM_ROWS_ALONE, int(shortest) + 1)
 
-    def run(self, lane: str, queries: Sequence[Query], *, alone: bool = False) -> list[Answer | Exception]:
-        """See `Backend.run`.
+    def run(self, name: str, queries: Sequence[Query], *, alone: bool = False) -> list[Answer | Exception]:
+        """Answers in the order of the queries, from one forward pass.
 
         Args:
-            alone: nobody else needs the processor, so it may take all threads, if the batch is worth it.
+            alone: no other batch is being computed, so this one may take all threads, if it is large enough.
+
+        Raises:
+            OutOfMemoryError: fewer queries may fit.
+            BackendDiedError: no further batch can succeed on this device.
         """
         if self.processes > 1:
             tokens = sum(len(query.encoding) for query in queries)
@@ -117,22 +121,16 @@ class TorchBackend:
         order = sorted(range(len(queries)), key=lambda i: len(queries[i].encoding))  # neighbours pad alike
         answers: list[Answer | Exception] = [InferenceError()] * len(queries)
         with _torch_errors(), torch.inference_mode():
-            for i, answer in zip(order, self._compute(lane, [queries[i] for i in order]), strict=True):
+            for i, answer in zip(order, self._compute(name, [queries[i] for i in order]), strict=True):
                 answers[i] = answer
         return answers
 
-    def watch(self, died: Callable[[Backend, BackendDiedError], None]) -> None:
-        """See `Backend.watch`: it dies in the midst of a batch or not at all."""
-
-    def close(self) -> None:
-        """See `Backend.close`: it holds nothing."""
-
-    def _compute(self, lane: str, queries: Sequence[Query]) -> list[Answer | Exception]:
+    def _compute(self, name: str, queries: Sequence[Query]) -> list[Answer | Exception]:
         ids = [query.encoding.input_ids for query in queries]
         types = [query.encoding.token_type_ids for query in queries]
         outputs = [query.masks or (0,) for query in queries]  # (0,): [CLS]
-        network = self._networks[lane]
-        hidden = self._encoders[lane](PackedBatch.pack(ids, types, outputs))
+        network = self._networks[name]
+        hidden = self._encoders[name](PackedBatch.pack(ids, types, outputs))
         hidden = hidden.float()  # (num_outputs, hidden); heads compute in float32
         if isinstance(network, BertForSequenceClassification):
             logits = network.classifier(network.pooler(hidden))
@@ -156,7 +154,7 @@ class TorchBackend:
                     warm_up_linear(encoder, rows)
         torch.set_num_threads(self._threads_each)
 
-    def _speed(self, lane: str, served: ServedModel) -> float:
+    def _speed(self, name: str, served: ServedModel) -> float:
         """Tokens per second of the best of some batches, which grow as long as there is time."""
         length = min(_TEXT_TOKENS, served.config.max_position_embeddings)
         ids = [served.tokenizer.cls_id] * length
@@ -164,21 +162,21 @@ class TorchBackend:
         best, began = 0.0, time.perf_counter()
         for count in _SPEED_TEXTS:
             before = time.perf_counter()
-            if before - began > _SPEED_SECONDS or count * length > self.most_tokens:
+            if before - began > _SPEED_SECONDS or count * length > self.max_useful_tokens:
                 break
-            self.run(lane, [query] * count)
+            self.run(name, [query] * count)
             best = max(best, count * length / (time.perf_counter() - before))
         return best
 
-    def _check(self, lane: str, served: ServedModel) -> None:
+    def _check(self, name: str, served: ServedModel) -> None:
         """One forward pass per task: what cannot compute shall fail now."""
         words = [served.tokenizer.cls_id, served.tokenizer.mask_id, served.tokenizer.sep_id]
         encoding = Encoding(words, [0, 0, 0], [(0, 0)] * 3, truncated=False)
         for task in served.tasks:
             masks, top_k = ((1,), 1) if task is Task.FILL_MASK else ((), 0)
-            (answer,) = self.run(lane, [Query(task, encoding, masks, top_k)])
+            (answer,) = self.run(name, [Query(task, encoding, masks, top_k)])
             if isinstance(answer, Exception):
-                raise CheckpointError(self._directories[lane], "its weights do not compute finite numbers")
+                raise CheckpointError(self._directories[name], "its weights do not compute finite numbers")
 
 
 # Of a calibration: tokens of a text, texts of each batch, and the seconds within which the last one begins.

@@ -62,13 +62,13 @@ class DrainingServer(uvicorn.Server):
     async def _settle(self) -> None:
         """Once the models are loaded, take the objects that stay out of full garbage collections: each
         looked through all of them, and all requests waited 0.2 s. And collect the others less often."""
-        await self.engine.startup_finished.wait()
+        await self.engine.lifecycle.startup_finished.wait()
         gc.collect()
         gc.freeze()
         gc.set_threshold(_GARBAGE)
 
     async def _reload(self) -> None:
-        if await self.engine.reload():
+        if await self.engine.lifecycle.reload():
             gc.collect()  # what is garbage now would be frozen for good, and with it the old weights
             gc.freeze()
 
@@ -83,11 +83,11 @@ class DrainingServer(uvicorn.Server):
 
     async def on_tick(self, counter: int) -> bool:
         """Every 0.1 s: whether to end."""
-        self.engine.publish_state()
-        if self.drain_until is None and self.engine.is_hung:
-            await self.engine.kill_hung_backend()
+        self.engine.lifecycle.publish_state()
+        if self.drain_until is None and self.engine.lifecycle.is_hung:
+            await self.engine.lifecycle.kill_hung_backend()
         self._count_connections()
-        if self.engine.failure is not None and self._gives_up():
+        if self.engine.lifecycle.failure is not None and self._gives_up():
             return True
         ends = await super().on_tick(counter)  # while draining too: it sets the clock of the Date header
         if self.drain_until is None or self.should_exit:
@@ -106,7 +106,7 @@ class DrainingServer(uvicorn.Server):
         """Whether the process ends: at once if it never could answer, else after some seconds of 503."""
         now = time.monotonic()
         self.broken_since = self.broken_since or now
-        return not self.engine.loaded or now - self.broken_since > _BROKEN_SECONDS
+        return not self.engine.lifecycle.has_served or now - self.broken_since > _BROKEN_SECONDS
 
     def _busy(self) -> bool:
         """Whether a request that was accepted is not answered yet, or an answer not sent yet."""

@@ -48,9 +48,9 @@ def run(settings: Settings) -> int:
         return EXIT_STARTUP_FAILED
     except SystemExit as error:  # uvicorn could not listen, and has logged why
         return error.code if isinstance(error.code, int) else EXIT_STARTUP_FAILED
-    if engine.failure is not None:
-        log_fatal(str(engine.failure), settings.log_format)
-        return EXIT_BACKEND_DIED if engine.loaded else EXIT_STARTUP_FAILED
+    if engine.lifecycle.failure is not None:
+        log_fatal(str(engine.lifecycle.failure), settings.log_format)
+        return EXIT_BACKEND_DIED if engine.lifecycle.has_served else EXIT_STARTUP_FAILED
     return 0
 
 

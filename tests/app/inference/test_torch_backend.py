@@ -13,9 +13,9 @@ from unittest.mock import Mock
 import pytest
 import torch
 
+from app.errors import BackendDiedError, OutOfMemoryError
 from app.inference.torch_backend import TorchBackend, _torch_errors
 from app.inference.types import Answer, Query, Task
-from app.scheduling.scheduler import BackendDiedError, OutOfMemoryError
 from app.settings import SettingsError
 from model import BertForPreTraining, PackedBatch, Tokenizer, load_checkpoint, save_checkpoint
 from model.errors import CheckpointError
@@ -276,6 +276,7 @@ NEW_SIZES = """
 import random, sys
 from pathlib import Path
 import app.inference.torch_backend
+from app.errors import BackendDiedError, OutOfMemoryError
 from app.inference.torch_backend import TorchBackend
 from app.inference.types import Query, Task
 from model import Encoding
@@ -324,7 +325,7 @@ def test_lone_text_takes_all_threads_if_it_is_worth_it_and_gets_the_same_answer(
     pretrained: Path, sentiment: Path, tokenizer: Tokenizer, dtype: str
 ) -> None:
     before = torch.get_num_threads()
-    backend = TorchBackend(pretrained, sentiment, device="cpu", dtype=dtype, threads=2, beside_others=True)
+    backend = TorchBackend(pretrained, sentiment, device="cpu", dtype=dtype, threads=2, one_process_per_thread=True)
     query = Query(Task.SENTIMENT, tokenizer.encode("a good film and great"))
     try:
         backend.load()

@@ -9,6 +9,7 @@ import pytest
 
 from app.errors import UnavailableError
 from app.inference.torch_backend import TorchBackend
+from tests.app.backends import ThreadBackend
 from app.scheduling.engine import token_budget
 from model.errors import CheckpointError
 
@@ -66,7 +67,7 @@ async def test_failed_load_is_broken_for_good(serve: Any, backend: Any) -> None:
 
 
 async def test_info_tells_models_device_and_limits(serve: Any, pretrained: Any, sentiment: Any) -> None:
-    backend = TorchBackend(pretrained, sentiment, device="cpu", dtype="float32", threads=1)
+    backend = ThreadBackend(TorchBackend(pretrained, sentiment, device="cpu", dtype="float32", threads=1))
     async with serve(backend, max_batch_tokens=77) as service:
         info = (await service.client.get("/info")).json()
     assert (info["status"], info["device"], info["dtype"], info["threads"]) == ("ready", "cpu", "float32", 1)
@@ -80,10 +81,10 @@ async def test_info_tells_models_device_and_limits(serve: Any, pretrained: Any, 
 
 
 async def test_token_budget_is_measured_if_it_is_not_set(serve: Any, pretrained: Any, sentiment: Any) -> None:
-    async with serve(TorchBackend(pretrained, sentiment, device="cpu", threads=1)) as service:
+    async with serve(ThreadBackend(TorchBackend(pretrained, sentiment, device="cpu", threads=1))) as service:
         info = (await service.client.get("/info")).json()
         speed = service.engine.backend.tokens_per_second
-        most = service.engine.backend.most_tokens
+        most = service.engine.backend.max_useful_tokens
     assert info["tokens_per_second"] == round(speed)
     assert info["limits"]["max_batch_tokens"] == token_budget(speed, most)
 
