@@ -165,7 +165,7 @@ async def test_deadline_that_what_waits_has_used_up_is_met_at_once(serve: Any, b
         backend.gate.clear()
         first = asyncio.create_task(service.client.post("/sentiment", json={"inputs": ["good"] * 50}))
         await backend.has_entered()
-        service.engine.scheduler.tokens_per_second = 0.001
+        service.engine.scheduler.throughput.tokens_per_second = 0.001
         hurried_one = await service.client.post("/sentiment", json=GOOD, headers=hurried)
         patient_one = await service.client.post("/sentiment", json=GOOD)
         backend.gate.set()

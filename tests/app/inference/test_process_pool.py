@@ -243,12 +243,10 @@ def scores(answers: Sequence[Answer | Exception]) -> list[float]:
     return [answer.scores[0][0] for answer in answers if isinstance(answer, Answer)]
 
 
-async def test_process_pool_fork_shares_the_memory_of_the_first_process(
-    pair: ProcessPool, tokenizer: Tokenizer
-) -> None:
+async def test_process_pool_fork_shares_memory(pair: ProcessPool, tokenizer: Tokenizer) -> None:
     assert await pair._free.get() == 0
     await pair.run("sentiment", [sentiment_query(tokenizer)])
-    table = Path(f"/proc/{fork_of(pair)}/smaps_rollup").read_text()
+    table = Path(f"/proc/{fork_of(pair)}/smaps_rollup").read_text()  # noqa: ASYNC240 (a moment)
     size = {line.split(":")[0]: int(line.split()[1]) for line in table.splitlines()[1:]}
     assert size["Private_Dirty"] + size["Private_Clean"] < size["Rss"] / 4
 
