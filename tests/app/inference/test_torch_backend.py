@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
@@ -14,6 +15,7 @@ import pytest
 import torch
 
 from app.errors import BackendDiedError, OutOfMemoryError
+from app.inference import torch_backend
 from app.inference.torch_backend import TorchBackend, _torch_errors
 from app.inference.types import Answer, Query, Task
 from app.settings import SettingsError
@@ -96,7 +98,7 @@ def test_many_masks_are_projected_in_pieces(
 ) -> None:
     queries = [masked(tokenizer, "[MASK] " * n) for n in (3, 5, 1, 4)]
     whole = answered(loaded, "pretrained", queries)
-    monkeypatch.setattr("app.inference.torch_backend._MASKS_AT_ONCE", 4)
+    monkeypatch.setattr(torch_backend, "POLICY", replace(torch_backend.POLICY, masks_per_projection=4))
     pieces = answered(loaded, "pretrained", queries)
     assert [answer.token_ids for answer in pieces] == [answer.token_ids for answer in whole]
 
