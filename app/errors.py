@@ -1,22 +1,23 @@
-"""Everything that can go wrong between HTTP and the model, in the domain's words. `problems` has the statuses.
+"""The errors of the service. `app.api.problems` maps each to an HTTP status and a code.
 
 ServiceError
 ├── NotJSONError                 the body is not JSON
 ├── UnsupportedMediaTypeError    the body is not declared as JSON
 ├── HostNotAllowedError          the `Host` header names none of the allowed hosts
-├── UnauthorizedError            no API key, or a wrong one
-├── InvalidRequestError          JSON that does not fit the schema
-├── InvalidInputError            a text that has no answer; wraps a `model.errors.TextError`
-├── TooLargeError                body, inputs, tokens or answer beyond a limit
-├── TaskNotServedError           the loaded checkpoint has no head for this
-├── QueueFullError               refused before it was started
-├── TooManyBytesError            refused before its body was read
-├── DeadlineExceededError        too late to be of use
-├── CallerGoneError              nobody is listening any more
-├── UnavailableError             loading, draining or broken
+├── UnauthorizedError            the API key is missing or invalid
+├── InvalidRequestError          the JSON does not fit the schema
+├── InvalidInputError            a text cannot be answered; wraps a `model.errors.TextError`
+├── TooLargeError                body, inputs, tokens or answer exceed a limit
+├── TaskNotServedError           the loaded checkpoint has no head for the task
+├── QueueFullError               the queue is full; the request was not started
+├── TooManyBytesError            too many bytes are being uploaded; the body was not read
+├── DeadlineExceededError        the deadline passed
+│   └── DeadlineUnreachableError the caller's own deadline cannot be met; nothing was computed
+├── CallerGoneError              the caller closed the connection
+├── UnavailableError             loading, reloading, draining, stopped or broken
 └── InferenceError               the model failed on this input
 
-Inside the service, never sent to a caller: OutOfMemoryError, BackendDiedError.
+Inside the service only: OutOfMemoryError, BackendDiedError.
 """
 
 from __future__ import annotations
@@ -28,14 +29,14 @@ Loc = tuple[str | int, ...]
 
 @dataclass(frozen=True, slots=True)
 class FieldError:
-    """One fault and where in the body it lies."""
+    """What is wrong with one field of a request, and the field's path."""
 
     message: str
     loc: Loc
 
 
 class ServiceError(Exception):
-    """Base of every error that `app` raises on purpose. The message may be shown to the caller."""
+    """Base of every error that `app` raises on purpose. Its message is sent to the caller."""
 
 
 class NotJSONError(ServiceError):
@@ -51,13 +52,13 @@ class HostNotAllowedError(ServiceError):
 
 
 class UnauthorizedError(ServiceError):
-    """API keys are configured, and none or a wrong one came. `challenge`: how one may be sent."""
+    """API keys are configured, and the request has no valid one. `challenge`: the `WWW-Authenticate` header."""
 
     challenge = "Bearer"
 
 
 class InvalidRequestError(ServiceError):
-    """JSON that does not fit the schema."""
+    """The JSON does not fit the schema."""
 
     def __init__(self, errors: list[FieldError]) -> None:
         first = errors[0]
@@ -66,7 +67,7 @@ class InvalidRequestError(ServiceError):
 
 
 class InvalidInputError(ServiceError):
-    """A text that has no answer (`error` is a `model.errors.TextError`), and which one it was."""
+    """A text cannot be answered. `error` is a `model.errors.TextError`, `loc` the path of the text."""
 
     def __init__(self, error: Exception, loc: Loc) -> None:
         super().__init__(str(error))
@@ -75,7 +76,7 @@ class InvalidInputError(ServiceError):
 
 
 class TooLargeError(ServiceError):
-    """Body, inputs, tokens or answer beyond a limit, so that trying again cannot help."""
+    """Body, inputs, tokens or answer exceed a limit, so repeating the request does not help."""
 
 
 class TaskNotServedError(ServiceError):
@@ -83,17 +84,17 @@ class TaskNotServedError(ServiceError):
 
 
 class QueueFullError(ServiceError):
-    """The queue's token limit is reached, or what waits would take beyond the server's own deadline (`late`);
-    the request was not started."""
+    """The queue has no room for the request, or (`late`) is too long for the server's deadline. The request was
+    not started."""
 
     def __init__(self, retry_after: int, *, late: bool = False) -> None:
-        reason = "what waits already would take beyond this request's deadline" if late else "the queue is full"
+        reason = "the queue extends beyond this request's deadline" if late else "the queue is full"
         super().__init__(f"{reason}; try again in {retry_after} s")
         self.retry_after = retry_after
 
 
 class TooManyBytesError(ServiceError):
-    """Too many bytes are being uploaded; the request was not started."""
+    """Too many bytes are being uploaded. The request was not started."""
 
     retry_after = 1
 
@@ -102,25 +103,30 @@ class TooManyBytesError(ServiceError):
 
 
 class DeadlineExceededError(ServiceError):
-    """The deadline passed before the answer was there; or the one that the caller asked for would have, at the
-    measured speed. Then nothing was computed, and there is a `retry_after`."""
+    """The deadline passed before the answer was ready."""
 
-    def __init__(self, retry_after: int | None = None) -> None:
+    def __init__(self, message: str = "the deadline passed before the answer was ready") -> None:
+        super().__init__(message)
+
+
+class DeadlineUnreachableError(DeadlineExceededError):
+    """The deadline that the caller asked for cannot be met at the measured speed, so nothing was computed."""
+
+    def __init__(self, retry_after: int) -> None:
         super().__init__(
-            "the deadline passed before the answer was there"
-            if retry_after is None
-            else "the answer would come after the deadline, so nothing was computed; "
+            "the answer would come after the deadline, so nothing was computed; "
             f"allow more time, or try again in {retry_after} s"
         )
         self.retry_after = retry_after
 
 
 class CallerGoneError(ServiceError):
-    """The caller closed the connection before the answer was there."""
+    """The caller closed the connection before the answer was ready."""
 
 
 class UnavailableError(ServiceError):
-    """The service cannot answer now. `status` is the engine's."""
+    """The service cannot answer now. `status` is the engine's; or `stopped` for a request that the end of draining
+    cut off, or `reloading` for one whose model was replaced and ended before it answered."""
 
     def __init__(self, status: str, retry_after: int = 5) -> None:
         super().__init__(f"the service is {status}")
@@ -129,7 +135,7 @@ class UnavailableError(ServiceError):
 
 
 class InferenceError(ServiceError):
-    """The model failed on this input, and only on this one."""
+    """The model failed on this input. Other inputs of the batch are not affected."""
 
     def __init__(self, reason: str = "the model failed on this input") -> None:
         super().__init__(reason)

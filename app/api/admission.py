@@ -1,8 +1,8 @@
-"""What the head of a request to a task tells, before its body is read.
+"""Admission: what is checked in the head of a task request, before its body is read.
 
-In an overload nearly everybody is refused, and what that costs is missing where others are answered. So whom
-`refusal` turns away never becomes a request of the app; `json_route` asks `admit` for the others, whose
-refusals the app must see: for instance those of other sites' pages, and those that are traced.
+In an overload most requests are refused, so refusing has to be cheap: the HTTP protocol asks `refusal`, which answers
+without the app. `TaskRoute` calls `admit` for all other requests, for instance those that are traced, or that a page of
+another origin sends: their refusals have to pass through the middleware.
 """
 
 from __future__ import annotations
@@ -30,22 +30,14 @@ from app.scheduling.engine import Engine
 from app.scheduling.scheduler import OwnDeadline
 from app.settings import Settings
 
-TASKS = {
-    "/fill-mask": "fill-mask",
-    "/next-sentence": "next-sentence",
-    "/sentiment": "sentiment",
-    "/hf/fill-mask": "fill-mask",
-    "/hf/text-classification": "sentiment",
-}
-"""What is admitted, by path."""
-
-
 _BUFFERED_BYTES = 64 * 1024
 """Uvicorn buffers this much of any body, so a body of this size needs no reservation."""
+_MAX_TIMEOUT_DIGITS = 12
+"""Further digits of a timeout are ignored: Python refuses to parse thousands of them."""
 
 
 class Uploads:
-    """Bytes of the bodies that are being received, at most `limit`; a larger body has to come alone."""
+    """Bytes of the bodies that are being received, at most `limit`. A larger body is received alone."""
 
     def __init__(self, limit: int, metrics: Metrics) -> None:
         self.reserved = 0
@@ -53,7 +45,7 @@ class Uploads:
         self._metrics = metrics
 
     def check(self, size: int) -> None:
-        """Check that a body of `size` bytes may come.
+        """Check that a body of `size` bytes can be received now.
 
         Raises:
             TooManyBytesError: other bodies leave no room for it.
@@ -74,17 +66,12 @@ class Uploads:
             self.reserved -= held
 
 
-def task_of(scope: Scope) -> str | None:
-    """The task that a request is for, if it is for one."""
-    return TASKS.get(scope["path"]) if scope["type"] == "http" and scope["method"] == "POST" else None
-
-
 def refusal(app: FastAPI, target: bytes, scope: Scope) -> Response | None:
-    """The answer to `POST target` if it has no chance, from the head alone. What is None goes its usual way,
-    perhaps to be refused there."""
-    task = TASKS.get(str(target, "latin-1"))
+    """The response to `POST target` if its head alone decides that it is refused; None if the app has to see it."""
+    started = time.perf_counter()
     state = app.state
-    if task is None or state.engine.status != "ready" or (state.settings.cors_origins and _is_cross(scope)):
+    task = state.tasks.get(str(target, "latin-1"))
+    if task is None or state.engine.status != "ready" or (state.settings.cors_origins and _has_origin(scope)):
         return None
     scope["app"] = app
     try:
@@ -94,24 +81,25 @@ def refusal(app: FastAPI, target: bytes, scope: Scope) -> Response | None:
         response = problem_response(error, request_id)
         response.headers["X-Request-ID"] = request_id
         state.metrics.request(task, response.status_code)
+        state.metrics.duration(task, response.status_code, time.perf_counter() - started)
         return response
-    except Exception:  # it comes again, where the app logs it
+    except Exception:  # the app meets the same error, logs it and answers
         return None
     return None
 
 
 def admit(request: Request) -> None:
-    """Note the `deadline` (`time.monotonic()`) and the `body_bytes` to reserve in the request's scope.
+    """Check a request's head. Sets `deadline` (`time.monotonic()`) and `body_bytes` (to reserve) in its scope.
 
     Raises:
-        UnauthorizedError: no key came, or a wrong one.
+        UnauthorizedError: the API key is missing or invalid.
         UnavailableError: the service is loading, draining or broken.
-        InvalidRequestError: its timeout is none.
-        UnsupportedMediaTypeError: it does not say that it is JSON, or says that it is compressed.
-        TooLargeError: it says that its body is.
+        InvalidRequestError: `X-Request-Timeout-Ms` is not a positive number.
+        UnsupportedMediaTypeError: the body is not declared as JSON, or is compressed.
+        TooLargeError: the declared size exceeds the limit.
         TooManyBytesError: too many bytes are being uploaded.
-        QueueFullError: too much is waiting.
-        DeadlineExceededError: too much for the deadline that the caller asked for.
+        QueueFullError: the queue has no room for a body of this size.
+        DeadlineUnreachableError: the deadline that the caller asked for cannot be met.
     """
     check_key(request)
     engine: Engine = request.app.state.engine
@@ -126,17 +114,13 @@ def admit(request: Request) -> None:
     request.scope["deadline"], request.scope["body_bytes"] = deadline, body_bytes
 
 
-def _is_cross(scope: Scope) -> bool:
-    """Whether a browser may be asking, for a page of another site."""
+def _has_origin(scope: Scope) -> bool:
+    """Whether a browser may have sent the request for a page of another origin."""
     return any(name == b"origin" for name, _ in scope["headers"])
 
 
-_DIGITS = 12
-"""Of a timeout; more of them make it no shorter, and thousands are no number for Python."""
-
-
 def _deadline(request: Request, limit: float) -> float:
-    """The server's, so many seconds from now, or the caller's own if that is sooner."""
+    """The server's deadline, `limit` seconds from now, or the caller's own if that is sooner."""
     now, given = time.monotonic(), request.headers.get("x-request-timeout-ms")
     if given is None:
         return now + limit
@@ -145,14 +129,14 @@ def _deadline(request: Request, limit: float) -> float:
         raise InvalidRequestError(
             [FieldError("must be a positive number of milliseconds", ("header", "X-Request-Timeout-Ms"))]
         )
-    seconds = int(given[:_DIGITS]) / 1000
+    seconds = int(given[:_MAX_TIMEOUT_DIGITS]) / 1000
     return OwnDeadline(now + seconds) if seconds < limit else now + limit
 
 
 def _check_media_type(request: Request) -> None:
-    """JSON as it is. A missing type is refused as well: browsers send such a body without a preflight."""
+    """Accept uncompressed JSON only. A missing type is refused too: browsers send such a body without a preflight."""
     if request.headers.get("content-encoding", "identity").strip().lower() != "identity":
-        raise UnsupportedMediaTypeError("send the body as it is, without Content-Encoding")
+        raise UnsupportedMediaTypeError("send the body uncompressed, without Content-Encoding")
     media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if media_type != "application/json" and not (
         media_type.startswith("application/") and media_type.endswith("+json")
@@ -161,7 +145,7 @@ def _check_media_type(request: Request) -> None:
 
 
 def _declared_bytes(request: Request, limit: int) -> int | None:
-    """The body's size; None if it is not declared."""
+    """The `Content-Length`; None if there is none."""
     given = request.headers.get("content-length", "")
     declared = int(given.lstrip("0") or "0") if given.isdecimal() else None
     if declared is not None and declared > limit:

@@ -14,7 +14,7 @@ from fastapi.middleware.cors import CORSMiddleware
 from app.api import openapi, problems
 from app.api.admission import Uploads
 from app.api.middleware import RequestContextMiddleware, UnhandledErrorMiddleware
-from app.api.routes import fill_mask, hugging_face, next_sentence, operations, pages, sentiment
+from app.api.routes import hugging_face, operations, pages, tasks
 from app.inference.process_main import Job
 from app.inference.process_pool import ProcessPool
 from app.inference.types import Backend
@@ -37,6 +37,7 @@ def create_app(settings: Settings, backend: Backend | None = None) -> FastAPI:
     metrics = Metrics()
     metrics.started()
     engine = Engine(lambda: backend or _process_pool(settings), settings, metrics)
+    metrics.read_tokens_per_second(lambda: engine.scheduler.tokens_per_second)
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
@@ -46,7 +47,9 @@ def create_app(settings: Settings, backend: Backend | None = None) -> FastAPI:
         finally:
             await engine.close()
 
+    task_routes = [*tasks.ROUTES, *hugging_face.ROUTES]
     app = FastAPI(
+        routes=[*task_routes],  # `include_router` takes 24 us more to match a request
         title="BERT service",
         version=_version(),
         description=DESCRIPTION,
@@ -59,12 +62,12 @@ def create_app(settings: Settings, backend: Backend | None = None) -> FastAPI:
     )
     app.state.settings, app.state.engine, app.state.metrics = settings, engine, metrics
     app.state.uploads = Uploads(settings.max_upload_bytes, metrics)
-    for routes in (fill_mask, next_sentence, sentiment, hugging_face, operations):
-        app.router.routes.extend(routes.router.routes)  # `include_router` costs 50 us per request to match
+    app.state.tasks = {route.path: route.task for route in task_routes}
+    app.include_router(operations.router)
     if settings.metrics != "off":
-        app.router.routes.extend(operations.metrics_router.routes)
+        app.include_router(operations.metrics_router)
     if settings.docs != "off":
-        app.router.routes.extend(pages.router.routes)
+        app.include_router(pages.router)
         openapi.install(app, settings)
     problems.install(app)
     app.add_middleware(UnhandledErrorMiddleware, engine=engine)  # innermost, inside CORS
@@ -98,5 +101,5 @@ def _version() -> str:
     try:
         return metadata.version("bert-service")
     except metadata.PackageNotFoundError:  # run from a checkout that is not installed
-        project = Path(__file__).parents[1] / "pyproject.toml"
+        project = Path(__file__).parents[2] / "pyproject.toml"
         return str(tomllib.loads(project.read_text())["project"]["version"]) if project.exists() else "unknown"

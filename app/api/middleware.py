@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from ipaddress import ip_address
 from urllib.parse import quote
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from app.api.admission import task_of
 from app.api.auth import check_host
 from app.api.problems import problem_response
 from app.errors import HostNotAllowedError, UnavailableError
@@ -41,13 +41,14 @@ class RequestContextMiddleware:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
-        method = scope["method"]
+        started, status, method = time.perf_counter(), 0, scope["method"]
         scope = _as_get(scope)
         request_id = scope["request_id"] = request_id_of(scope["headers"])
         tracing.note_request(request_id, scope["query_string"])
-        task = task_of(scope)
+        task = scope["app"].state.tasks.get(scope["path"]) if scope["method"] == "POST" else None
 
-        async def send_enveloped(message: Message) -> None:
+        async def send_with_context(message: Message) -> None:
+            nonlocal status
             if message["type"] == "http.response.start":
                 headers = MutableHeaders(scope=message)
                 headers["X-Request-ID"] = request_id
@@ -58,14 +59,16 @@ class RequestContextMiddleware:
                     self.metrics.request(task, status)
                 _log(scope, method, status)
             await send(message)
+            if task is not None and message["type"] == "http.response.body" and not message.get("more_body"):
+                self.metrics.duration(task, status, time.perf_counter() - started)
 
         try:
             if self.allowed_hosts:
                 check_host(Headers(scope=scope).get("host", ""), self.allowed_hosts)
         except HostNotAllowedError as error:
-            await problem_response(error, request_id)(scope, receive, send_enveloped)
+            await problem_response(error, request_id)(scope, receive, send_with_context)
         else:
-            await self.app(scope, receive, send_enveloped)
+            await self.app(scope, receive, send_with_context)
 
 
 class UnhandledErrorMiddleware:

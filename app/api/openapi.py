@@ -50,10 +50,11 @@ _PROBLEMS: dict[int, tuple[str, errors.ServiceError]] = {
         errors.QueueFullError(retry_after=2),
     ),
     500: ("The model failed on this input.", errors.InferenceError()),
-    503: ("Loading, draining, stalled, stopped or broken.", errors.UnavailableError("loading")),
+    503: ("Loading, reloading, draining, stalled, stopped or broken.", errors.UnavailableError("loading")),
     504: (
-        "The deadline passed (`X-Request-Timeout-Ms`, or the server's own).",
-        errors.DeadlineExceededError(),
+        "The deadline passed (`deadline_exceeded`), or the caller's own, `X-Request-Timeout-Ms`, cannot be met "
+        "(`deadline_unreachable`, with `Retry-After`).",
+        errors.DeadlineUnreachableError(retry_after=2),
     ),
 }
 _REQUEST_ID = {

@@ -142,7 +142,9 @@ class HuggingFaceFillMaskRequest(_Strict):
 class HuggingFaceClassificationParameters(SentimentParameters):
     """Parameters of text-classification."""
 
-    function_to_apply: Literal["softmax"] | None = Field(None, description="Nothing else is computed here.")
+    function_to_apply: Literal["softmax", "sigmoid", "none"] | None = Field(
+        None, description="What the loaded checkpoint computes its scores with; another function is refused."
+    )
 
 
 class HuggingFaceClassificationRequest(_Strict):

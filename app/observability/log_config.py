@@ -1,21 +1,30 @@
-"""Logging, set up once at the edge: text for people, JSON for machines. Never a caller's text."""
+"""Logging as text or as JSON lines. No line holds a caller's text."""
 
 from __future__ import annotations
 
 import json
 import logging
 import sys
+import time
 from contextlib import suppress
 from typing import Any
 
 
-class JSONFormatter(logging.Formatter):
-    """One JSON object per line."""
+class UTCFormatter(logging.Formatter):
+    """Writes times in UTC, as `2026-01-31T12:00:00.000Z`."""
+
+    converter = staticmethod(time.gmtime)
+    default_time_format = "%Y-%m-%dT%H:%M:%S"
+    default_msec_format = "%s.%03dZ"
+
+
+class JSONFormatter(UTCFormatter):
+    """Writes one JSON object per line."""
 
     def format(self, record: logging.LogRecord) -> str:
         """See `logging.Formatter`."""
         line = {
-            "time": self.formatTime(record, "%Y-%m-%dT%H:%M:%S") + f".{int(record.msecs):03d}",
+            "time": self.formatTime(record),
             "level": record.levelname.lower(),
             "logger": record.name,
             "message": record.getMessage(),
@@ -27,8 +36,8 @@ class JSONFormatter(logging.Formatter):
         return json.dumps(line)
 
 
-class TextFormatter(logging.Formatter):
-    """A line for people, with the request id where there is one."""
+class TextFormatter(UTCFormatter):
+    """Writes one line of text, with the request id at its end if the record has one."""
 
     def __init__(self) -> None:
         super().__init__("%(asctime)s %(levelname)s %(name)s: %(message)s")
@@ -41,11 +50,11 @@ class TextFormatter(logging.Formatter):
 
 
 def log_fatal(message: str, log_format: str) -> None:
-    """The one line that explains why a process ends, if there is still somewhere to write it."""
+    """Write one line to standard error that says why the process ends. Works without a logging configuration."""
     record = logging.LogRecord("app", logging.CRITICAL, __file__, 0, message, None, None)
     line = JSONFormatter().format(record) if log_format == "json" else f"bert-serve: {message}"
     with suppress(OSError, ValueError):  # a full disk, a closed stream
-        print(line, file=sys.stderr, flush=True)  # noqa: T201 (also where no logging is set up)
+        print(line, file=sys.stderr, flush=True)  # noqa: T201
 
 
 def log_config(log_format: str, level: str) -> dict[str, Any]:

@@ -1,8 +1,10 @@
-"""What Prometheus sees. One registry per app, so two apps in one process do not share counts."""
+"""The service's Prometheus metrics. Each app has its own registry, so two apps in one process share no counts."""
 
 from __future__ import annotations
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from collections.abc import Callable
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector, generate_latest
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -12,12 +14,19 @@ _TOKENS = (16, 64, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768)
 
 
 class Metrics:
-    """Counters and histograms; an `Observer` of the batcher."""
+    """Counters, gauges and histograms. The scheduler reports to it as its `Observer`."""
 
     def __init__(self) -> None:
         self.registry = registry = CollectorRegistry()
         self._requests = Counter(
-            "bert_requests", "Requests by task and HTTP status.", ["task", "status"], registry=registry
+            "bert_requests", "Task requests by task and HTTP status.", ["task", "status"], registry=registry
+        )
+        self._duration = Histogram(
+            "bert_request_duration_seconds",
+            "Total time of a task request, from its head to the last byte of the answer, by task and HTTP status.",
+            ["task", "status"],
+            buckets=_SECONDS,
+            registry=registry,
         )
         self._seconds = Histogram(
             "bert_request_seconds",
@@ -35,14 +44,16 @@ class Metrics:
         )
         self._expired = Counter(
             "bert_requests_expired",
-            "Requests whose deadline passed, or would have at the measured speed.",
+            "Requests answered with 504: their deadline passed, or could not be met at the measured speed.",
             registry=registry,
         )
         self._cancelled = Counter(
-            "bert_requests_cancelled", "Requests abandoned by their caller before compute.", registry=registry
+            "bert_requests_cancelled",
+            "Requests whose caller closed the connection before they were computed.",
+            registry=registry,
         )
         self._reloads = Counter(
-            "bert_reloads", "Loads of checkpoints while serving, by result.", ["result"], registry=registry
+            "bert_reloads", "Reloads of the checkpoints while serving, by result.", ["result"], registry=registry
         )
         for result in ("ok", "failed"):
             self._reloads.labels(result)
@@ -50,8 +61,12 @@ class Metrics:
             "bert_queue_requests", "Accepted requests that are not answered yet.", registry=registry
         )
         self._queue_tokens = Gauge("bert_queue_tokens", "Tokens that wait for a batch.", registry=registry)
-
-        self._connections = Gauge("bert_connections", "Connections that are open.", registry=registry)
+        self._tokens_per_second = Gauge(
+            "bert_tokens_per_second",
+            "Tokens per second that the service computes at full load, as measured; 0 while it is loading.",
+            registry=registry,
+        )
+        self._connections = Gauge("bert_connections", "Open connections.", registry=registry)
         self._start_time = Gauge(
             "bert_start_time_seconds", "When the service started, in seconds since 1970.", registry=registry
         )
@@ -60,55 +75,64 @@ class Metrics:
             "1 if the service can answer: loaded, alive, and neither stalled nor draining.",
             registry=registry,
         )
+        ProcessCollector(registry=registry)
 
     def started(self) -> None:
-        """The process has started."""
+        """Note the time at which the process started."""
         self._start_time.set_to_current_time()
 
     def connections(self, count: int) -> None:
-        """So many are open."""
+        """Set the number of open connections."""
         self._connections.set(count)
 
     def ready(self, *, ready: bool) -> None:
-        """Whether this process can answer."""
+        """Set whether this process can answer."""
         self._ready.set(ready)
 
     def queue(self, requests: int, tokens: int) -> None:
-        """A request came or went."""
+        """Set the queue's length, whenever a request comes or goes."""
         self._queue_requests.set(requests)
         self._queue_tokens.set(tokens)
 
+    def read_tokens_per_second(self, read: Callable[[], float]) -> None:
+        """Call `read` for the throughput each time the metrics are collected."""
+        self._tokens_per_second.set_function(read)
+
     def request(self, task: str, status: int) -> None:
-        """One response was sent."""
+        """Count one response."""
         self._requests.labels(task, str(status)).inc()
 
+    def duration(self, task: str, status: int, seconds: float) -> None:
+        """Observe the total time of one request whose answer was sent."""
+        self._duration.labels(task, str(status)).observe(seconds)
+
     def latency(self, task: str, *, tokenize: float, queue: float, inference: float) -> None:
-        """Seconds of one answered request."""
+        """Observe the stages of one answered request, in seconds."""
         self._seconds.labels(task, "tokenize").observe(tokenize)
         self._seconds.labels(task, "queue").observe(queue)
         self._seconds.labels(task, "inference").observe(inference)
 
     def batch(self, items: int, tokens: int) -> None:
-        """One batch was computed."""
+        """Observe one computed batch."""
         self._batch_items.observe(items)
         self._batch_tokens.observe(tokens)
 
     def refused(self) -> None:
-        """A request got 429."""
+        """Count a 429."""
         self._refused.inc()
 
     def expired(self) -> None:
-        """A request got 504."""
+        """Count a 504."""
         self._expired.inc()
 
     def cancelled(self) -> None:
-        """A caller was gone before compute."""
+        """Count a request whose caller left before it was computed."""
         self._cancelled.inc()
 
     def reloaded(self, *, ok: bool) -> None:
-        """Checkpoints were loaded anew, or could not be."""
+        """Count a reload of the checkpoints."""
         self._reloads.labels("ok" if ok else "failed").inc()
 
     def render(self) -> bytes:
-        """The text format."""
+        """All metrics in Prometheus' text format."""
         return generate_latest(self.registry)

@@ -17,6 +17,7 @@ from typing import Any, Generic, Protocol, TypeVar
 from app.errors import (
     BackendDiedError,
     DeadlineExceededError,
+    DeadlineUnreachableError,
     InferenceError,
     OutOfMemoryError,
     QueueFullError,
@@ -230,7 +231,7 @@ class Scheduler(Generic[Item, Answer]):
         retry_after = self.throughput.seconds_for(self.queued_tokens)
         if is_late and not is_full and isinstance(deadline, OwnDeadline):
             self._observer.expired()
-            raise DeadlineExceededError(retry_after)
+            raise DeadlineUnreachableError(retry_after)
         self._observer.refused()
         raise QueueFullError(retry_after, late=not is_full)
 

@@ -11,14 +11,14 @@ import yaml
 from prometheus_client.metrics_core import Metric
 from pydantic.fields import FieldInfo
 
-from app.api.problems import INTERNAL, TABLE
+from app.api.problems import INTERNAL_ERROR, PROBLEM_TYPES
 from app.observability.metrics import Metrics
 from app.settings import PREFIX, Settings
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 ALERTS = ROOT / "deploy" / "prometheus" / "alerts.yml"
-_UNSEEN = {"caller_gone"}  # codes that reach nobody: the connection is closed
+_UNSEEN = {"caller_gone"}  # codes that no caller sees, because the connection is closed
 
 
 def settings() -> str:
@@ -32,15 +32,17 @@ def settings() -> str:
 
 def errors() -> str:
     """Every status and code that an answer may carry."""
-    kinds = [kind for kind in TABLE.values() if kind.code not in _UNSEEN]
-    rows = {(kind.status, f"`{kind.code}`", kind.title) for kind in kinds if kind.code != "unavailable"}
+    problems = [problem for problem in PROBLEM_TYPES.values() if problem.code not in _UNSEEN]
+    rows = {
+        (problem.status, f"`{problem.code}`", problem.title) for problem in problems if problem.code != "unavailable"
+    }
     rows |= {
-        (INTERNAL.status, f"`{INTERNAL.code}`", INTERNAL.title),
-        (400, "`bad_request`", "This is not an HTTP/1.1 request, or its method is unknown"),
-        (404, "`not_found`", "There is nothing at this path"),
-        (405, "`method_not_allowed`", "This path has other methods"),
-        (431, "`request_header_fields_too_large`", "The request line and the headers have more than 64 KiB"),
-        (503, "`loading`, `stalled`, `draining`, `broken` or `stopped`", "The service cannot answer now"),
+        (INTERNAL_ERROR.status, f"`{INTERNAL_ERROR.code}`", INTERNAL_ERROR.title),
+        (400, "`bad_request`", "Not an HTTP/1.1 request, or an unknown method"),
+        (404, "`not_found`", "Not found"),
+        (405, "`method_not_allowed`", "Method not allowed"),
+        (431, "`request_header_fields_too_large`", "The request line and the headers exceed 64 KiB"),
+        (503, "`loading`, `reloading`, `stalled`, `draining`, `broken` or `stopped`", "Service unavailable"),
     }
     return _table(("status", "code", "meaning"), sorted(rows))
 
@@ -49,6 +51,7 @@ def metrics() -> str:
     """Every metric that the service tells."""
     told = Metrics()
     told.request("sentiment", 200)
+    told.duration("sentiment", 200, 0)
     told.latency("sentiment", tokenize=0, queue=0, inference=0)
     rows = [
         (

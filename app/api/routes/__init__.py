@@ -1,1 +1,1 @@
-"""The paths. Each file is thin: schema in, engine, schema out."""
+"""The paths: tasks, Hugging Face's shapes of them, operations, pages."""

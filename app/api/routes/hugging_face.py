@@ -1,16 +1,9 @@
-"""`POST /hf/*`: the wire shapes of `huggingface_hub.InferenceClient` and of `@huggingface/inference`.
-
-Answers are nested as the clients parse them, and as their own API does.
-"""
+"""`POST /hf/*`: the shapes that `huggingface_hub.InferenceClient` and `@huggingface/inference` send and read."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from fastapi import Response
-
-from app.api import openapi
-from app.api.routes.replies import respond, task_router
 from app.api.schemas import (
     FillMaskParameters,
     HuggingFaceClassificationParameters,
@@ -20,50 +13,72 @@ from app.api.schemas import (
     HuggingFaceTokens,
     as_list,
 )
-from app.api.task_route import TaskRequest
-from bert_client.wire import FillMaskResult
+from app.api.task_route import TaskRequest, TaskRoute
+from app.errors import FieldError, InvalidRequestError
+from app.inference.types import Task
+from app.scheduling.engine import Engine, Reply
+from bert_client.wire import FillMaskResult, LabelResult
+from model.config import BertConfig
 
-router = task_router("/hf", tags=["Hugging Face clients"])
-
-_FILLED = [{"score": 0.21, "token": 1523, "token_str": "good", "sequence": "The movie was good."}]
-_CLASSIFIED = [[{"label": "POSITIVE", "score": 0.98}, {"label": "NEGATIVE", "score": 0.02}]]
+_TAG = "Hugging Face clients"
 
 
-@router.post(
-    "/fill-mask",
-    operation_id="hf_fill_mask",
-    summary="InferenceClient.fill_mask",
-    **openapi.task(HuggingFaceTokens, _FILLED),
-)
-async def fill_mask(body: HuggingFaceFillMaskRequest, request: TaskRequest) -> Response:
-    """The predictions of the one mask of one text; one list more for several masks, and for several texts."""
+async def fill_mask(body: HuggingFaceFillMaskRequest, request: TaskRequest) -> tuple[Reply[FillMaskResult], Any]:
+    """The predictions for the one mask of one text. Several masks and several texts add a level of lists each."""
     parameters = body.parameters or FillMaskParameters()
-    reply = await request.engine.fill_mask(
-        as_list(body.inputs),
-        deadline=request.deadline,
-        top_k=parameters.top_k,
-        targets=parameters.targets,
-        truncate=parameters.truncate,
-    )
-    shapes = [_tokens(result) for result in reply.results]
-    return respond(request, "fill-mask", reply, shapes if isinstance(body.inputs, list) else shapes[0])
+    reply = await request.engine.fill_mask(as_list(body.inputs), deadline=request.deadline, **dict(parameters))
+    rows = [[mask.predictions for mask in result.masks] for result in reply.results]
+    shapes: list[Any] = [row[0] if len(row) == 1 else row for row in rows]
+    return reply, shapes if isinstance(body.inputs, list) else shapes[0]
 
 
-@router.post(
-    "/text-classification",
-    operation_id="hf_text_classification",
-    summary="InferenceClient.text_classification",
-    **openapi.task(HuggingFaceLabels, _CLASSIFIED),
-)
-async def text_classification(body: HuggingFaceClassificationRequest, request: TaskRequest) -> Response:
-    """One list of labels per text, likeliest first; for one text too, since that is what the clients read."""
-    parameters = body.parameters or HuggingFaceClassificationParameters()
-    reply = await request.engine.sentiment(
-        as_list(body.inputs), deadline=request.deadline, top_k=parameters.top_k, truncate=parameters.truncate
-    )
-    return respond(request, "sentiment", reply, [result.predictions for result in reply.results])
+async def text_classification(
+    body: HuggingFaceClassificationRequest, request: TaskRequest
+) -> tuple[Reply[LabelResult], Any]:
+    """One list of labels per text, highest score first; also for a single text, because the clients read that."""
+    parameters = dict(body.parameters or HuggingFaceClassificationParameters())
+    function = parameters.pop("function_to_apply")
+    if function is not None:
+        _check_function(request.engine, function)
+    reply = await request.engine.sentiment(as_list(body.inputs), deadline=request.deadline, **parameters)
+    return reply, [result.predictions for result in reply.results]
 
 
-def _tokens(result: FillMaskResult) -> list[Any]:
-    rows = [mask.predictions for mask in result.masks]
-    return rows[0] if len(rows) == 1 else rows
+def _check_function(engine: Engine, asked: str) -> None:
+    """Refuse a `function_to_apply` that the served checkpoint does not compute."""
+    for served in engine.backend.models.values():
+        if Task.SENTIMENT in served.tasks and (computed := _function(served.config)) != asked:
+            message = f"the scores of the loaded checkpoint are computed with {computed!r}, not with {asked!r}"
+            raise InvalidRequestError([FieldError(message, ("parameters", "function_to_apply"))])
+
+
+def _function(config: BertConfig) -> str:
+    """How `BertForSequenceClassification.scores` turns logits into scores, in the words of `transformers`."""
+    if config.problem_type == "regression":
+        return "none"
+    return "sigmoid" if config.problem_type == "multi_label_classification" or config.num_labels == 1 else "softmax"
+
+
+_TOKEN = {"score": 0.21, "token": 1523, "token_str": "good", "sequence": "The movie was good."}
+_LABELS = [{"label": "POSITIVE", "score": 0.98}, {"label": "NEGATIVE", "score": 0.02}]
+
+ROUTES = [
+    TaskRoute(
+        "/hf/fill-mask",
+        fill_mask,
+        task=Task.FILL_MASK,
+        summary="InferenceClient.fill_mask",
+        response=HuggingFaceTokens,
+        example=[_TOKEN],
+        tag=_TAG,
+    ),
+    TaskRoute(
+        "/hf/text-classification",
+        text_classification,
+        task=Task.SENTIMENT,
+        summary="InferenceClient.text_classification",
+        response=HuggingFaceLabels,
+        example=[_LABELS],
+        tag=_TAG,
+    ),
+]

@@ -58,7 +58,9 @@ def test_refusal_is_the_same_without_the_app(url: str, headers: dict[str, str], 
         assert told(without) == told(with_app)
         assert client.post("/sentiment", headers=KEY, json={"inputs": "good"}).status_code == 200
         counted = client.get("/metrics").text
-    assert f'bert_requests_total{{status="{status}",task="sentiment"}} 2.0' in counted
+    labels = f'{{status="{status}",task="sentiment"}}'
+    assert f"bert_requests_total{labels} 2.0" in counted
+    assert f"bert_request_duration_seconds_count{labels} 2.0" in counted
 
 
 @guarded

@@ -23,7 +23,7 @@ async def test_every_reference_of_the_document_exists(document: Any) -> None:
     text = json.dumps(document)
     names = {part.split('"')[0] for part in text.split('"#/components/schemas/')[1:]}
     assert names <= set(document["components"]["schemas"])
-    assert {"Problem", "ProblemError"} <= names
+    assert {"Problem", "FieldProblem"} <= names
 
 
 @pytest.mark.parametrize("path", TASKS)

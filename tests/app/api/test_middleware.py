@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from app.api.admission import TASKS
 from app.api.middleware import _address
 from app.api.task_route import TaskRoute
 
@@ -41,6 +40,21 @@ async def test_answers_say_where_the_time_went(serve: Any) -> None:
     stages = [part.split(";dur=") for part in answer.headers["server-timing"].split(", ")]
     assert [name for name, _ in stages] == ["tokenize", "queue", "inference"]
     assert all(float(milliseconds) >= 0 for _, milliseconds in stages)
+
+
+async def test_duration_of_a_request_is_observed_by_task_and_status(serve: Any, backend: Any) -> None:
+    async with serve() as service:
+        backend.gate.clear()
+        slow = asyncio.create_task(service.client.post("/sentiment", json={"inputs": "good"}))
+        await backend.has_entered()
+        await asyncio.sleep(0.05)
+        backend.gate.set()
+        await slow
+        await service.client.post("/sentiment", json={"inputs": ""})
+        labels = '{status="200",task="sentiment"}'
+        assert await service.metric(f"bert_request_duration_seconds_count{labels}") == 1
+        assert await service.metric(f"bert_request_duration_seconds_sum{labels}") >= 0.05
+        assert await service.metric('bert_request_duration_seconds_count{status="422",task="sentiment"}') == 1
 
 
 async def test_unforeseen_error_is_logged_and_not_told(
@@ -214,8 +228,9 @@ async def test_a_path_that_only_routes_take_for_a_task_asks_for_the_key_too(serv
 
 async def test_every_task_is_admitted_before_it_is_routed(serve: Any) -> None:
     async with serve() as service:
-        paths = {route.path for route in service.app.routes if isinstance(route, TaskRoute)}
-    assert paths == set(TASKS)
+        paths = {route.path: route.task for route in service.app.routes if isinstance(route, TaskRoute)}
+        assert service.app.state.tasks == paths
+    assert set(paths) == {"/fill-mask", "/next-sentence", "/sentiment", "/hf/fill-mask", "/hf/text-classification"}
 
 
 async def test_a_page_elsewhere_may_read_why_it_was_refused(serve: Any) -> None:

@@ -9,7 +9,7 @@ import pytest
 from starlette.exceptions import HTTPException
 
 from app import errors
-from app.api.problems import INTERNAL, TABLE, kind_of, problem_response
+from app.api.problems import INTERNAL_ERROR, PROBLEM_TYPES, problem_response, problem_type
 from model.errors import NoMaskError, TextError, UnknownTargetError
 
 FIELDS = {"type", "title", "status", "detail", "code", "request_id", "error", "errors"}
@@ -30,11 +30,11 @@ def subclasses(cls: type[Exception]) -> list[type[Exception]]:
 
 @pytest.mark.parametrize("cls", subclasses(errors.ServiceError) + subclasses(TextError))
 def test_every_error_stands_in_the_table(cls: type[Exception]) -> None:
-    assert cls in TABLE
+    assert cls in PROBLEM_TYPES
 
 
 def test_codes_are_unique() -> None:
-    codes = [kind.code for kind in [*TABLE.values(), INTERNAL]]
+    codes = [problem.code for problem in [*PROBLEM_TYPES.values(), INTERNAL_ERROR]]
     assert len(codes) == len(set(codes))
 
 
@@ -53,7 +53,9 @@ def test_codes_are_unique() -> None:
         (errors.QueueFullError(7), 429, "queue_full"),
         (errors.InferenceError(), 500, "inference_failed"),
         (errors.UnavailableError("draining"), 503, "draining"),
+        (errors.UnavailableError("reloading"), 503, "reloading"),
         (errors.DeadlineExceededError(), 504, "deadline_exceeded"),
+        (errors.DeadlineUnreachableError(7), 504, "deadline_unreachable"),
     ],
 )
 def test_error_has_its_status_and_code(error: Exception, status: int, code: str) -> None:
@@ -67,8 +69,16 @@ def test_faults_are_located() -> None:
     assert body["errors"] == [{"message": "no mask", "loc": ["inputs", 3]}]
 
 
-@pytest.mark.parametrize("error", [errors.QueueFullError(7), errors.UnavailableError("loading", retry_after=7)])
-def test_temporary_errors_say_when_to_return(error: Exception) -> None:
+@pytest.mark.parametrize(
+    "error",
+    [
+        errors.QueueFullError(7),
+        errors.UnavailableError("loading", retry_after=7),
+        errors.UnavailableError("reloading", retry_after=7),
+        errors.DeadlineUnreachableError(7),
+    ],
+)
+def test_temporary_errors_have_retry_after(error: Exception) -> None:
     assert problem_response(error, "").headers["retry-after"] == "7"
 
 
@@ -91,4 +101,4 @@ def test_unknown_subclass_falls_back_on_its_parent() -> None:
     class SpecialError(errors.TooLargeError):
         pass
 
-    assert kind_of(SpecialError("x")).status == 413
+    assert problem_type(SpecialError("x")).status == 413

@@ -127,7 +127,7 @@ def test_parse_list_of_wrong_items_stops_at_the_first(body: dict[str, Any], loc:
 def test_parse_many_unknown_fields_are_only_counted() -> None:
     with pytest.raises(InvalidRequestError) as raised:
         parse(schemas.FillMaskRequest, json.dumps({"inputs": "a"} | dict.fromkeys(map(str, range(5000)))).encode())
-    assert [error.message for error in raised.value.errors] == ["5000 fields are wrong"]
+    assert [error.message for error in raised.value.errors] == ["5000 fields are invalid"]
 
 
 def test_parse_too_many_inputs_are_not_validated() -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from app.api.task_route import while_connected
+from app.api.task_route import cancel_on_disconnect
 from app.errors import CallerGoneError
 
 GOOD = {"inputs": "good"}
@@ -65,7 +65,7 @@ async def test_byte_order_mark_is_passed_over_and_another_encoding_told(serve: A
         ]
     assert marked.status_code == 200
     assert {(other.status_code, other.json()["code"]) for other in others} == {(400, "not_json")}
-    assert all("the body is no UTF-8" in other.json()["detail"] for other in others)
+    assert all("the body is not UTF-8" in other.json()["detail"] for other in others)
 
 
 @pytest.mark.parametrize("literal", ["NaN", "Infinity", "-Infinity"])
@@ -172,7 +172,7 @@ async def test_deadline_that_what_waits_has_used_up_is_met_at_once(serve: Any, b
         await first
         assert await service.metric("bert_requests_expired_total") == 1
         assert await service.metric("bert_requests_refused_total") == 1
-    assert (hurried_one.status_code, hurried_one.json()["code"]) == (504, "deadline_exceeded")
+    assert (hurried_one.status_code, hurried_one.json()["code"]) == (504, "deadline_unreachable")
     assert (patient_one.status_code, patient_one.json()["code"]) == (429, "queue_full")
     assert "nothing was computed" in hurried_one.json()["detail"]
     assert int(hurried_one.headers["retry-after"]) >= 1
@@ -236,7 +236,7 @@ async def test_answer_that_is_there_wins_over_leaving() -> None:
     async def answer() -> int:
         return 7
 
-    assert await while_connected(receive, answer()) == 7
+    assert await cancel_on_disconnect(receive, answer()) == 7
 
 
 async def test_cancelling_from_outside_is_no_leaving() -> None:
@@ -250,7 +250,7 @@ async def test_cancelling_from_outside_is_no_leaving() -> None:
         started.set()
         await asyncio.Event().wait()
 
-    task = asyncio.create_task(while_connected(receive, answer()))
+    task = asyncio.create_task(cancel_on_disconnect(receive, answer()))
     await started.wait()
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -270,7 +270,7 @@ async def test_leaving_cancels_the_answer() -> None:
             cancelled.set()
 
     with pytest.raises(CallerGoneError):
-        await while_connected(receive, answer())
+        await cancel_on_disconnect(receive, answer())
     assert cancelled.is_set()
 
 

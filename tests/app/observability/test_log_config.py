@@ -1,10 +1,14 @@
-"""Lines for people and for machines."""
+"""Log lines as text and as JSON."""
 
 from __future__ import annotations
 
 import json
 import logging
 import sys
+import time
+from collections.abc import Iterator
+
+import pytest
 
 from app.observability.log_config import JSONFormatter, TextFormatter, log_config
 
@@ -37,3 +41,20 @@ def test_text_lines_end_with_the_request_id() -> None:
 def test_format_follows_the_setting() -> None:
     assert log_config("json", "info")["formatters"]["line"]["()"] is JSONFormatter
     assert log_config("text", "error")["loggers"]["app"]["level"] == "ERROR"
+
+
+@pytest.fixture
+def new_york(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Runs a test in a time zone that is not UTC."""
+    with monkeypatch.context() as patch:
+        patch.setenv("TZ", "America/New_York")
+        time.tzset()
+        yield
+    time.tzset()
+
+
+@pytest.mark.usefixtures("new_york")
+def test_log_times_are_utc_in_both_formats() -> None:
+    at = record(created=1_769_860_800.25, msecs=250.0)
+    assert json.loads(JSONFormatter().format(at))["time"] == "2026-01-31T12:00:00.250Z"
+    assert TextFormatter().format(at).startswith("2026-01-31T12:00:00.250Z ERROR app.x: ")

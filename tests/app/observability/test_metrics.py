@@ -1,25 +1,22 @@
-"""What Prometheus reads."""
+"""The metrics in Prometheus' text format."""
 
 from __future__ import annotations
 
-import glob
 from pathlib import Path
 
 import pytest
-from app.workers import SHARED_METRICS
-from prometheus_client.mmap_dict import MmapedDict, mmap_key
 
 from app.observability.metrics import Metrics
 
 
-def test_two_apps_do_not_share_counts() -> None:
+def test_metrics_of_two_apps_do_not_share_counts() -> None:
     first, second = Metrics(), Metrics()
     first.refused()
     assert b"bert_requests_refused_total 1.0" in first.render()
     assert b"bert_requests_refused_total 0.0" in second.render()
 
 
-def test_queue_depth_is_the_last_that_was_told() -> None:
+def test_queue_gauges_hold_the_last_value() -> None:
     metrics = Metrics()
     metrics.queue(3, 30)
     metrics.queue(4, 40)
@@ -28,9 +25,10 @@ def test_queue_depth_is_the_last_that_was_told() -> None:
     assert "bert_queue_tokens 40.0" in text
 
 
-def test_everything_is_counted() -> None:
+def test_metrics_count_requests_stages_and_batches() -> None:
     metrics = Metrics()
     metrics.request("fill-mask", 200)
+    metrics.duration("fill-mask", 504, 0.25)
     metrics.latency("fill-mask", tokenize=0.001, queue=0.002, inference=0.003)
     metrics.batch(4, 100)
     metrics.expired()
@@ -39,6 +37,7 @@ def test_everything_is_counted() -> None:
     for line in (
         'bert_requests_total{status="200",task="fill-mask"} 1.0',
         'bert_request_seconds_sum{stage="queue",task="fill-mask"} 0.002',
+        'bert_request_duration_seconds_sum{status="504",task="fill-mask"} 0.25',
         "bert_batch_size_sum 4.0",
         "bert_batch_tokens_sum 100.0",
         "bert_requests_expired_total 1.0",
@@ -47,7 +46,7 @@ def test_everything_is_counted() -> None:
         assert line in text
 
 
-def test_readiness_is_a_metric() -> None:
+def test_ready_gauge_follows_readiness() -> None:
     metrics = Metrics()
     seen = []
     for ready in (True, False):
@@ -58,22 +57,17 @@ def test_readiness_is_a_metric() -> None:
     assert "bert_ready 0.0" in metrics.render().decode()
 
 
-def test_worker_that_ends_while_its_counts_are_read_is_left_out(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    key = mmap_key("bert_requests_refused_total", "bert_requests_refused_total", [], [], "Refused")
-    files = [tmp_path / f"counter_{number}.db" for number in (1, 2)]
-    for file in files:
-        counts = MmapedDict(str(file))
-        counts.write_value(key, 3.0, 0.0)
-        counts.close()
-    found = glob.glob
+def test_tokens_per_second_are_read_when_the_metrics_are_collected() -> None:
+    metrics, speeds = Metrics(), iter((1000.0, 2000.0))
+    assert b"bert_tokens_per_second 0.0" in metrics.render()
+    metrics.read_tokens_per_second(lambda: next(speeds))
+    assert b"bert_tokens_per_second 1000.0" in metrics.render()
+    assert b"bert_tokens_per_second 2000.0" in metrics.render()
 
-    def listed(pattern: str) -> list[str]:
-        names = found(pattern)
-        files[1].unlink(missing_ok=True)  # between the list and the reading
-        return names
 
-    monkeypatch.setenv(SHARED_METRICS, str(tmp_path))
-    monkeypatch.setattr(glob, "glob", listed)
-    assert b"bert_requests_refused_total 3.0" in Metrics().render()
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="process metrics are read from /proc")
+def test_process_metrics_tell_memory_cpu_and_open_files() -> None:
+    text = Metrics().render().decode()
+    for name in ("process_resident_memory_bytes", "process_cpu_seconds_total", "process_open_fds"):
+        value = next(line.split()[1] for line in text.splitlines() if line.startswith(f"{name} "))
+        assert float(value) > 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -57,6 +58,37 @@ async def test_classification_nests_even_one_text(serve: Any) -> None:
 )
 async def test_what_clients_add_is_accepted(serve: Any, extra: dict[str, Any]) -> None:
     assert len((await post(serve, "/hf/text-classification", {"inputs": "good"} | extra))[0]) == 2
+
+
+@pytest.mark.parametrize(
+    ("problem_type", "computed"),
+    [
+        (None, "softmax"),
+        ("single_label_classification", "softmax"),
+        ("multi_label_classification", "sigmoid"),
+        ("regression", "none"),
+    ],
+)
+@pytest.mark.parametrize("asked", ["softmax", "sigmoid", "none"])
+async def test_function_to_apply_is_refused_unless_the_checkpoint_computes_it(
+    serve: Any, backend: Any, problem_type: str | None, computed: str, asked: str
+) -> None:
+    served = backend.models["sentiment"]
+    backend.models["sentiment"] = replace(served, config=served.config.replace(problem_type=problem_type))
+    async with serve() as service:
+        answer = await service.client.post(
+            "/hf/text-classification", json={"inputs": "good", "parameters": {"function_to_apply": asked}}
+        )
+    if asked == computed:
+        assert answer.status_code == 200
+        return
+    assert (answer.status_code, answer.json()["code"]) == (422, "invalid_request")
+    assert answer.json()["errors"] == [
+        {
+            "message": f"the scores of the loaded checkpoint are computed with '{computed}', not with '{asked}'",
+            "loc": ["parameters", "function_to_apply"],
+        }
+    ]
 
 
 async def test_errors_have_the_field_that_the_clients_read(serve: Any) -> None:

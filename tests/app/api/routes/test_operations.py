@@ -95,6 +95,8 @@ async def test_metrics_are_text_for_prometheus(serve: Any) -> None:
         assert await service.metric("bert_batch_size_sum") == 2
         assert await service.metric('bert_request_seconds_count{stage="inference",task="sentiment"}') == 1
         assert await service.metric("bert_queue_tokens") == 0
+        service.engine.scheduler.throughput.tokens_per_second = 1234.0
+        assert await service.metric("bert_tokens_per_second") == 1234
 
 
 @pytest.mark.parametrize(("given", "status"), [(None, 401), ("Bearer guess", 401), ("Bearer the key", 200)])
