@@ -8,7 +8,6 @@ import logging
 import signal
 import socket
 import time
-from collections.abc import Coroutine
 from types import FrameType
 
 import uvicorn
@@ -43,34 +42,28 @@ class DrainingServer(uvicorn.Server):
         self.noticed = False
         """Whether a tick has seen the signal."""
         self.broken_since: float | None = None
-        self.tasks: set[asyncio.Task[None]] = set()
+        self._reload_requested = asyncio.Event()
+        self._reloading: asyncio.Task[None] | None = None
         self.accepted: set[asyncio.Task[None]] = set()
         """Once all others are refused, those that had been there before."""
         self.crowded = False
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """SIGHUP loads the checkpoints anew."""
-        asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, lambda: self._start(self._reload()))
-        self._start(self._settle())
+        """Begin to reload on SIGHUP, and to answer."""
+        asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, self._reload_requested.set)
+        self._reloading = asyncio.create_task(self._reload_on_request())
         await super().startup(sockets)
 
-    def _start(self, work: Coroutine[None, None, None]) -> None:
-        task = asyncio.create_task(work)
-        self.tasks.add(task)
-        task.add_done_callback(self.tasks.discard)
-
-    async def _settle(self) -> None:
-        """Once the models are loaded, take the objects that stay out of full garbage collections: each
-        looked through all of them, and all requests waited 0.2 s. And collect the others less often."""
+    async def _reload_on_request(self) -> None:
+        """Signals that come while a reload runs are one more reload, because the files may have changed since."""
         await self.engine.startup_finished.wait()
-        gc.collect()
-        gc.freeze()
+        _freeze_garbage_collector()
         gc.set_threshold(_GARBAGE)
-
-    async def _reload(self) -> None:
-        if await self.engine.reload():
-            gc.collect()  # what is garbage now would be frozen for good, and with it the old weights
-            gc.freeze()
+        while True:
+            await self._reload_requested.wait()
+            self._reload_requested.clear()
+            if await self.engine.reload():
+                _freeze_garbage_collector()
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:  # noqa: ARG002
         """A first signal drains; Ctrl-C after that ends at once."""
@@ -122,3 +115,12 @@ class DrainingServer(uvicorn.Server):
         if crowded and not self.crowded:
             logger.warning("%d connections are open, and no more than %s files can be (ulimit -n)", count, most)
         self.crowded = crowded
+
+
+def _freeze_garbage_collector() -> None:
+    """Take the objects that stay out of full collections, which looked through all of them for 0.2 s.
+
+    Collect first: garbage that is frozen is never collected, and with it the old weights.
+    """
+    gc.collect()
+    gc.freeze()

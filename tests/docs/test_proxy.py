@@ -15,7 +15,7 @@ import httpx
 import pytest
 
 from app.settings import Settings
-from tests.app.server.test_main import running
+from tests.app.process import running
 from tests.docs import blocks
 
 (CONFIGURATION,) = [block.text for block in blocks.of("nginx")]

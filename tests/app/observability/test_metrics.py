@@ -2,13 +2,6 @@
 
 from __future__ import annotations
 
-import glob
-from pathlib import Path
-
-import pytest
-from app.workers import SHARED_METRICS
-from prometheus_client.mmap_dict import MmapedDict, mmap_key
-
 from app.observability.metrics import Metrics
 
 
@@ -56,24 +49,3 @@ def test_readiness_is_a_metric() -> None:
     assert "bert_ready 0.0" in seen[0]
     assert "bert_ready 1.0" in seen[1]
     assert "bert_ready 0.0" in metrics.render().decode()
-
-
-def test_worker_that_ends_while_its_counts_are_read_is_left_out(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    key = mmap_key("bert_requests_refused_total", "bert_requests_refused_total", [], [], "Refused")
-    files = [tmp_path / f"counter_{number}.db" for number in (1, 2)]
-    for file in files:
-        counts = MmapedDict(str(file))
-        counts.write_value(key, 3.0, 0.0)
-        counts.close()
-    found = glob.glob
-
-    def listed(pattern: str) -> list[str]:
-        names = found(pattern)
-        files[1].unlink(missing_ok=True)  # between the list and the reading
-        return names
-
-    monkeypatch.setenv(SHARED_METRICS, str(tmp_path))
-    monkeypatch.setattr(glob, "glob", listed)
-    assert b"bert_requests_refused_total 3.0" in Metrics().render()
