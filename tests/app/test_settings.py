@@ -169,7 +169,7 @@ def keys(settings: Settings) -> list[str]:
 @pytest.mark.parametrize("value", ["", " ", ",", " , "])
 def test_api_keys_without_a_key_are_an_error_that_says_what_to_do(value: str) -> None:
     for source in (({"BERT_API_KEYS": value}, {}), ({"BERT_API_KEYS": "one"}, {"api_keys": value})):
-        with pytest.raises(SettingsError, match=r"^BERT_API_KEYS=\*\*\*: .*names nothing: unset it"):
+        with pytest.raises(SettingsError, match=r"^BERT_API_KEYS=\*\*\*: .*is empty: unset it"):
             Settings.read(*source)
 
 
@@ -189,7 +189,7 @@ def test_api_keys_are_read_from_a_file(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("content", "message"),
-    [(None, "cannot read the file"), (b"\xff\xfe", "cannot read the file"), (b" \n", "names nothing")],
+    [(None, "cannot read the file"), (b"\xff\xfe", "cannot read the file"), (b" \n", "is empty")],
 )
 def test_api_keys_file_without_keys_is_an_error(tmp_path: Path, content: bytes | None, message: str) -> None:
     file = tmp_path / "keys"

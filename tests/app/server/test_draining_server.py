@@ -35,8 +35,8 @@ GOOD = {"inputs": "good"}
 async def test_sigterm_answers_what_was_accepted(start_server: StartServer, backend: Any) -> None:
     async with start_server() as served:
         backend.gate.clear()
-        asked = [asyncio.create_task(served.client.post("/sentiment", json=GOOD)) for _ in range(100)]
-        await served.until_queued(100)
+        asked = [asyncio.create_task(served.client.post("/sentiment", json=GOOD)) for _ in range(50)]
+        await served.until_queued(50)
         served.send(signal.SIGTERM)
         await served.until(lambda: served.engine.refusing)
         backend.gate.set()
@@ -187,7 +187,7 @@ async def test_connections_near_the_limit_of_open_files_are_logged_once(
             metrics = server.config.app.state.metrics.render().decode()  # type: ignore[union-attr]
             assert f"bert_connections {count}.0" in metrics
     assert [record.getMessage() for record in caplog.records] == [
-        "91 connections are open, and no more than 100 files can be (ulimit -n)"
+        "91 connections are open; the limit of open files is 100 (ulimit -n)"
     ]
 
 
@@ -425,7 +425,7 @@ def test_sigterm_while_the_inference_process_loads_exits_with_0(checkpoints: dic
 
 
 def test_second_ctrl_c_ends_a_service_whose_batch_hangs(checkpoints: dict[str, str]) -> None:
-    with running(checkpoints) as process:
+    with running(checkpoints | {"BERT_DRAIN_SECONDS": "300"}) as process:
         process.until_ready()
         inference = process.inference_process()
         os.kill(inference, signal.SIGSTOP)
@@ -436,7 +436,7 @@ def test_second_ctrl_c_ends_a_service_whose_batch_hangs(checkpoints: dict[str, s
         process.send(signal.SIGINT)
         began = time.monotonic()
         process.end()
-        assert time.monotonic() - began < 20  # BERT_DRAIN_SECONDS is 25
+        assert time.monotonic() - began < 60  # not after BERT_DRAIN_SECONDS
         assert not Path(f"/proc/{inference}").exists()
 
 

@@ -24,7 +24,7 @@ HEAD = b"POST /sentiment HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r
 
 @pytest.fixture(scope="module")
 def service(checkpoints: dict[str, str]) -> Iterator[Process]:
-    with running(checkpoints | {"BERT_REQUEST_TIMEOUT_MS": "500"}) as process:
+    with running(checkpoints | {"BERT_REQUEST_TIMEOUT_MS": "1000"}) as process:
         process.until_ready()
         yield process
 

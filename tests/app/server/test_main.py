@@ -142,7 +142,7 @@ async def test_overload_is_refused_at_once_and_accepted_requests_are_answered(
     body = {"inputs": ["a film was good and great"] * 50}
     async with start_server(max_queue_tokens=5000) as served:
         backend.gate.clear()
-        asked = [asyncio.create_task(served.client.post("/sentiment", json=body)) for _ in range(400)]
+        asked = [asyncio.create_task(served.client.post("/sentiment", json=body)) for _ in range(100)]
         await asyncio.wait(asked, return_when=asyncio.FIRST_COMPLETED)  # refused: none can be answered
         backend.gate.set()
         answers = await asyncio.gather(*asked)
@@ -221,7 +221,7 @@ def unsupported_problem(directory: Path) -> dict[str, str]:
         ({"BERT_HOST": "nowhere.invalid"}, 3, "cannot listen on BERT_HOST=nowhere.invalid, BERT_PORT="),
         ({"BERT_HOST": "192.0.2.1"}, 3, "cannot listen on BERT_HOST=192.0.2.1, BERT_PORT="),
         ({"BERT_API_KEYS_FILE": "/nowhere"}, 1, "BERT_API_KEYS=***: "),
-        ({"BERT_API_KEYS": ""}, 1, "BERT_API_KEYS=***: Value error, names nothing: unset it"),
+        ({"BERT_API_KEYS": ""}, 1, "BERT_API_KEYS=***: Value error, is empty: unset it"),
         ({"BERT_MAX_QUEUE_TOKENS": "many"}, 1, "BERT_MAX_QUEUE_TOKENS='many'"),
         ({"BERT_WORKERS": "2"}, 1, "BERT_WORKERS: "),
     ],
@@ -258,8 +258,7 @@ def test_start_whose_inference_process_is_killed_ends_with_an_exit_code(checkpoi
         os.kill(process.inference_process(), signal.SIGKILL)
         code, output = process.end()
     assert code == 3, output
-    assert "bert-serve: the inference process ended with exit code -9" in output
-    assert "Traceback" not in output
+    assert output.endswith("bert-serve: the inference process ended with exit code -9\n")
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no disk that is always full")
