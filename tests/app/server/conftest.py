@@ -76,7 +76,13 @@ def start_server(backend: Any) -> StartServer:
         checked = Settings.model_validate({"drain_seconds": PATIENCE} | settings)
         app = create_app(checked, backend)
         config = uvicorn.Config(
-            app, http=BoundedProtocol, lifespan="on", access_log=False, log_config=None, timeout_graceful_shutdown=1
+            app,
+            http=BoundedProtocol,
+            lifespan="on",
+            access_log=False,
+            log_config=None,
+            timeout_keep_alive=checked.keep_alive_seconds,
+            timeout_graceful_shutdown=1,
         )
         server = DrainingServer(config, app.state.engine, checked.drain_seconds)
         thresholds = gc.get_threshold()
