@@ -127,7 +127,7 @@ def test_list_with_a_wrong_input_raises_and_says_which(url: str) -> None:
         client.fill_mask(["[MASK]"] * 8 + ["no mask"], request_id="mine")
     error = raised.value
     assert (error.status, error.code, error.request_id) == (422, "no_mask", "mine")
-    assert error.errors[0].loc == ("inputs", 8)
+    assert error.errors[0].loc == ["inputs", 8]
 
 
 @pytest.mark.parametrize("url", [{"api_keys": "secret"}], indirect=True)

@@ -18,8 +18,8 @@ from bert_client import (
     RetryPolicy,
     TooBusyError,
     TooLargeError,
-    calls,
 )
+from bert_client.http import calls
 from bert_client.http.calls import Chunk
 from bert_client.http.exchange import Exchange, Outcome, Send, SlowServiceGuard
 
@@ -96,8 +96,8 @@ def test_named_input_and_its_equals_are_left_out() -> None:
     assert labels(outcomes) == ["a", "empty_text", "b", "empty_text"]
     assert steps == [["a", "", "b", ""], ["a", "b"]]
     assert [one.errors[0].loc for one in outcomes if isinstance(one, ProblemError)] == [
-        ("inputs", 101),
-        ("inputs", 103),
+        ["inputs", 101],
+        ["inputs", 103],
     ]
     assert isinstance(outcomes[1], InvalidInputError)
 
