@@ -1,4 +1,4 @@
-"""`bert-serve`, and `python -m app`. Loads the server last: a wrong setting is told at once."""
+"""`bert-serve`, and `python -m app`. Imports the server last, so a wrong setting is reported at once."""
 
 from __future__ import annotations
 
@@ -16,28 +16,27 @@ def serve() -> None:
     file_limits.hold_standard_streams()
     file_limits.raise_limit()
     for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, _end)
-    if hasattr(signal, "SIGHUP"):  # "load the checkpoints anew"; while they are being loaded, nothing to do
-        signal.signal(signal.SIGHUP, signal.SIG_IGN)
+        signal.signal(number, _exit)
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # reloads once the server runs; until then the checkpoints are unread
     try:
         settings = Settings.from_command_line(sys.argv[1:], os.environ)
     except SettingsError as error:
         sys.exit(f"bert-serve: {error}")
-    # OpenMP's threads spin for milliseconds while they wait for each other, by default. Here they share their
-    # cores with the event loop, the tokenizer and whatever else runs: on two busy cores, sleeping at once made
-    # a batch 4 to 7 times as fast. But a thread that sleeps has to be woken, forty times in a pass; spinning
-    # for some ten microseconds first takes a third off a single request. Read when torch is imported.
+    # Read when torch is imported. By default, OpenMP's threads spin for milliseconds while they wait for each other,
+    # on cores that the event loop and the tokenizer need: on two busy cores, a batch took 4 to 7 times as long as with
+    # threads that sleep at once. But waking a thread takes time, forty times in a forward pass, so spinning for about
+    # ten microseconds first makes a single request a third faster.
     if "OMP_WAIT_POLICY" not in os.environ:
         os.environ.setdefault("GOMP_SPINCOUNT", "10000")
-    # The tokenizer would start a thread for each core, to share out a batch of texts: it gets one at a time.
+    # The tokenizer gets one text at a time. It would start a thread per core to share a list of texts.
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     from app.server.main import run
 
     sys.exit(run(settings))
 
 
-def _end(signal_number: int, frame: FrameType | None) -> None:  # noqa: ARG001
-    """Until the server has its own way: the first process of a container ignores what it does not handle."""
+def _exit(signal_number: int, frame: FrameType | None) -> None:  # noqa: ARG001
+    """Handles signals until the server does: the first process of a container gets only those that it handles."""
     sys.exit(0)
 
 

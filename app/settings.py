@@ -25,13 +25,13 @@ PREFIX = "BERT_"
 
 _HOST = re.compile(r"(\*\.)?[a-z0-9_-]+(\.[a-z0-9_-]+)*")
 _ORIGIN = re.compile(r"\*|null|([a-z][a-z0-9+.-]*)://([a-z0-9._-]+|\[[0-9a-f:.]+\])(:[1-9][0-9]{0,4})?")
-"""As browsers send it, or `*` for all: scheme, host in ASCII, port."""
+"""An origin as browsers send it (scheme, host in ASCII, port), or `*` for all."""
 _DEFAULT_PORTS = {"http": ":80", "https": ":443"}
-"""Browsers leave these out of an origin."""
+"""Browsers omit these from an origin."""
 
 _WORKERS_ERROR = (
-    "BERT_WORKERS: the service is one process that uses all cores; for more, run replicas "
-    "(docker compose up --scale bert=2, or replicas in Kubernetes) and unset BERT_WORKERS"
+    "BERT_WORKERS: the service is one process that uses all cores; unset it, and for more run replicas "
+    "(docker compose --profile replicas up nginx, or replicas in Kubernetes)"
 )
 _WEIGHTS = Path(__file__).parents[1] / "model" / "weights"  # beside `app` in a checkout and in a wheel
 
@@ -45,12 +45,12 @@ def _split(value: object) -> object:
         return value
     parts = [part.strip() for part in value.split(",") if part.strip()]
     if not parts:
-        raise ValueError("names nothing: unset it, or name something")  # no keys would let everybody in
+        raise ValueError("is empty: unset it, or list at least one")  # without keys, anybody may ask
     return parts
 
 
 def _as_access(value: object) -> object:
-    """A switch is as good: `true` is `open`, `false` is `off`."""
+    """Booleans are accepted too: `true` is `open`, `false` is `off`."""
     try:
         return ("off", "open")[TypeAdapter(bool).validate_python(value)]
     except ValidationError:
@@ -63,12 +63,12 @@ Access = Annotated[Literal["open", "key", "off"], BeforeValidator(_as_access)]
 
 
 class Settings(BaseModel):
-    """The table: name, default, help. Frozen; checked when it is made."""
+    """The table: name, default, help. Frozen; checked when it is created."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True)
 
     host: str = Field("0.0.0.0", description="address to listen on")  # noqa: S104 (a service in a container)
-    port: int = Field(8000, ge=0, le=65535, description="port to listen on; 0 takes a free one")
+    port: int = Field(8000, ge=0, le=65535, description="port to listen on; 0 uses a free one")
     pretrained: Path = Field(
         _WEIGHTS / "pretrained", description="checkpoint directory for fill-mask and next-sentence"
     )
@@ -76,53 +76,53 @@ class Settings(BaseModel):
     device: str = Field("auto", pattern=r"^(auto|cpu|cuda(:\d+)?)$", description="auto, cpu, cuda or cuda:N")
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
         "auto",
-        description="precision of the encoder; auto takes bfloat16 where it is native and faster",
+        description="precision of the encoder; auto uses bfloat16 where it is native and faster",
     )
     threads: int = Field(
         0,
         ge=0,
-        description="CPU cores that compute, each its own batches; 0 takes all that the process may use",
+        description="CPU cores that compute, each its own batches; 0 uses all that the process may use",
     )
     max_batch_tokens: int = Field(
-        0, ge=0, description="tokens that one forward pass computes together; 0 follows from the measured speed"
+        0, ge=0, description="tokens in one forward pass; 0 derives them from the measured speed"
     )
     max_queue_tokens: int = Field(
         262_144,
         ge=1,
-        description="tokens that may wait; beyond it, or beyond what is computed in time, requests get 429",
+        description="tokens that may wait; a request beyond that, or beyond what can be computed in time, gets 429",
     )
-    max_client_batch: int = Field(512, ge=1, le=65_536, description="inputs that one request may carry")
-    max_body_bytes: int = Field(2 * 1024 * 1024, ge=1, description="bytes that one request body may have")
+    max_client_batch: int = Field(512, ge=1, le=65_536, description="inputs in one request")
+    max_body_bytes: int = Field(2 * 1024 * 1024, ge=1, description="bytes in one request body")
     max_upload_bytes: int = Field(
         32 * 1024 * 1024,
         ge=1,
-        description="bytes that bodies over 64 KiB may have together while they are being sent; beyond it, 429",
+        description="bytes of all bodies over 64 KiB that are being received; a request beyond that gets 429",
     )
     request_timeout_ms: int = Field(
         30_000, ge=1, description="deadline of a request; X-Request-Timeout-Ms can shorten it"
     )
-    drain_seconds: float = Field(25, ge=0, description="after SIGTERM, the time that accepted requests have to finish")
+    drain_seconds: float = Field(25, ge=0, description="seconds that accepted requests have to finish after SIGTERM")
     keep_alive_seconds: int = Field(
         75, ge=1, description="seconds until an idle connection is closed; longer than the load balancer's idle time"
     )
     api_keys_file: Path | None = Field(
-        None, description="file with the API keys, in place of BERT_API_KEYS; one per line"
+        None, description="file with the API keys, one per line, instead of BERT_API_KEYS"
     )
     api_keys: Secrets = Field(
         (),
-        description="comma-separated; with any, the tasks and /hf/* ask for one (health and info do not); not empty",
+        description="comma-separated API keys; if set, the tasks and /hf/* require one (health and info do not)",
     )
     allowed_hosts: Names = Field(
         (),
-        description="comma-separated Host names that the service answers to, such as *.example.org; by default all. "
+        description="comma-separated Host names that are answered, such as *.example.org; by default all. "
         "IP addresses are always allowed",
     )
     cors_origins: Names = Field((), description="comma-separated origins that browsers may call from; * for all")
     docs: Access = Field(
         "open",
-        description="the playground, /docs and /openapi.json: for everyone, for key holders, or for nobody",
+        description="who may read the playground, /docs and /openapi.json: open (all), key (key holders), off (none)",
     )
-    metrics: Access = Field("open", description="/metrics: for everyone, for key holders, or for nobody")
+    metrics: Access = Field("open", description="who may read /metrics: open (all), key (key holders), off (none)")
     log_format: Literal["text", "json"] = Field("text", description="text or json")
     log_level: Literal["debug", "info", "warning", "error"] = Field(
         "info", description="debug also logs one line per request"
@@ -168,11 +168,11 @@ class Settings(BaseModel):
 
     @classmethod
     def read(cls, environ: Mapping[str, str], flags: Mapping[str, str] | None = None) -> Settings:
-        """Defaults, overridden by the environment, overridden by flags. An empty value counts as none, except
-        empty keys: they would let everybody in.
+        """Defaults, overridden by the environment, overridden by flags. An empty value counts as unset, except
+        that empty API keys are an error: without keys, anybody may ask.
 
         Raises:
-            SettingsError: names every variable whose value cannot be used.
+            SettingsError: the message names every variable with an invalid value.
         """
         if environ.get("BERT_WORKERS", "1") not in ("", "1"):
             raise SettingsError(_WORKERS_ERROR)
@@ -185,10 +185,10 @@ class Settings(BaseModel):
 
     @classmethod
     def suggest_names(cls, environ: Mapping[str, str]) -> dict[str, str]:
-        """Variables that no setting has, but one that is nearly called so: each with that one."""
+        """Unknown `BERT_` variables with a name like a setting's, each with that setting's variable."""
         known = [PREFIX + name.upper() for name in cls.model_fields]
-        strange = [name for name in environ if name.startswith(PREFIX) and name not in known]
-        near = {name: difflib.get_close_matches(name, known, n=1, cutoff=0.85) for name in strange}
+        unknown = [name for name in environ if name.startswith(PREFIX) and name not in known]
+        near = {name: difflib.get_close_matches(name, known, n=1, cutoff=0.85) for name in unknown}
         return {name: found[0] for name, found in near.items() if found}
 
     @classmethod
@@ -200,7 +200,7 @@ class Settings(BaseModel):
 def _explain(error: Any) -> str:
     name = str(error["loc"][0])
     value = "***" if name == "api_keys" else repr(error["input"])
-    # Kubernetes sets BERT_PORT=tcp://... in every pod beside a service that is called "bert".
+    # Kubernetes sets BERT_PORT=tcp://... in every pod of a namespace that has a service called "bert".
     hint = " (set by Kubernetes? use enableServiceLinks: false)" if "tcp://" in value else ""
     return f"{PREFIX}{name.upper()}={value}: {error['msg']}{hint}"
 

@@ -50,7 +50,7 @@ def ours(directories: tuple[Path, Path], dtype: str, *, sort: bool = True, threa
         encodings = [read(text) for text in given]
         order = sorted(range(len(given)), key=lambda i: len(encodings[i])) if sort else range(len(given))
         scores: list[list[float]] = [[]] * len(given)
-        for chunk in _by_tokens(order, encodings, backend.most_tokens):
+        for chunk in _by_tokens(order, encodings, backend.max_useful_tokens):
             answers = backend.run(lane, [Query(Task.SENTIMENT, encodings[i]) for i in chunk])
             for i, answer in zip(chunk, answers, strict=True):
                 if isinstance(answer, Exception):

@@ -132,8 +132,7 @@ def service(pretrained: Path, sentiment: Path, dtype: str, flags: Sequence[str] 
 
 
 def contestants(pretrained: Path, sentiment: Path, dtype: str, flags: Sequence[str] = ()) -> list[Server]:
-    """This service first, with a worker for each core and as it starts by itself; then its peers. `flags` are
-    this service's."""
+    """This service, then its peers. `flags` are this service's."""
     ours = service(pretrained, sentiment, dtype, flags)
     cores = str(os.cpu_count() or 1)
     peer = [sys.executable, "-m", "benchmarks.peers.{}", str(sentiment), "{port}", dtype]
@@ -143,7 +142,6 @@ def contestants(pretrained: Path, sentiment: Path, dtype: str, flags: Sequence[s
     infinity += ["--device", "cpu", "--engine", "torch", "--dtype", dtype, "--port", "{port}"]
     infinity += ["--host", "127.0.0.1", "--no-bettertransformer", "--no-model-warmup", "--log-level", "error"]
     return [
-        Server(f"bert-serve, {cores} workers", [*ours.command, "--workers", cores]),
         ours,
         Server(f"LitServe, {cores} workers", [*litserve, cores], "/predict", lists=False, environ=offline),
         Server("LitServe", litserve, "/predict", lists=False, environ=offline),

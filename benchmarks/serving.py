@@ -158,7 +158,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=6, help="of one measurement")
     parser.add_argument("--client", choices=["auto", "wrk", "python"], default="auto", help="auto: wrk if installed")
     parser.add_argument("--plot", type=Path, help="file for a picture")
-    parser.add_argument("--serve", default="", help="flags for bert-serve, such as '--workers 2'")
+    parser.add_argument("--serve", default="", help="flags for bert-serve, such as '--threads 2'")
     options = parser.parse_args()
 
     use_wrk = options.client == "wrk" or (options.client == "auto" and wrk.installed())

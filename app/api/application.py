@@ -15,7 +15,8 @@ from app.api import openapi, problems
 from app.api.admission import Uploads
 from app.api.middleware import RequestContextMiddleware, UnhandledErrorMiddleware
 from app.api.routes import hugging_face, operations, pages, tasks
-from app.inference.process_pool import RemoteBackend
+from app.inference.process_main import Job
+from app.inference.process_pool import ProcessPool
 from app.inference.types import Backend
 from app.observability import tracing
 from app.observability.log_config import log_config
@@ -35,8 +36,8 @@ def create_app(settings: Settings, backend: Backend | None = None) -> FastAPI:
     """Make the ASGI app. Its lifespan loads the weights."""
     metrics = Metrics()
     metrics.started()
-    engine = Engine(lambda: backend or _remote_backend(settings), settings, metrics)
-    metrics.read_tokens_per_second(lambda: engine.batcher.tokens_per_second)
+    engine = Engine(lambda: backend or _process_pool(settings), settings, metrics)
+    metrics.read_tokens_per_second(lambda: engine.scheduler.tokens_per_second)
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
@@ -83,14 +84,16 @@ def create_app(settings: Settings, backend: Backend | None = None) -> FastAPI:
     return app
 
 
-def _remote_backend(settings: Settings) -> RemoteBackend:
-    return RemoteBackend(
-        settings.pretrained,
-        settings.sentiment,
-        device=settings.device,
-        dtype=settings.dtype,
-        threads=settings.threads or available_cpus(),
-        logs=log_config(settings.log_format, settings.log_level),
+def _process_pool(settings: Settings) -> ProcessPool:
+    return ProcessPool(
+        Job(
+            settings.pretrained,
+            settings.sentiment,
+            device=settings.device,
+            dtype=settings.dtype,
+            threads=settings.threads or available_cpus(),
+            logs=log_config(settings.log_format, settings.log_level),
+        )
     )
 
 

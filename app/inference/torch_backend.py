@@ -1,4 +1,7 @@
-"""Batches in PyTorch. The one file of `app` that imports torch."""
+"""Batches in PyTorch: weights onto the device, one forward pass per batch, probabilities out.
+
+The only file of `app` that imports torch.
+"""
 
 from __future__ import annotations
 
@@ -7,13 +10,14 @@ import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 
 from app.errors import BackendDiedError, InferenceError, OutOfMemoryError
-from app.inference.types import Answer, Backend, Query, ServedModel, Task
+from app.inference.types import Answer, Query, ServedModel, Task
 from app.settings import SettingsError
 from model import (
     BertForPreTraining,
@@ -31,6 +35,34 @@ from model.inference.prepack import prepack, warm_up_attention, warm_up_linear
 from model.packing import round_up_to_bucket
 
 
+@dataclass(frozen=True, slots=True)
+class ComputePolicy:
+    """Sizes and times of batches, each from a measurement."""
+
+    max_gpu_tokens: int = 16_384
+    """Tokens of a batch beyond which a GPU computes no faster."""
+    max_cpu_tokens: int = 2048
+    """The same on a CPU, where oneDNN makes a kernel for each number of rows at its first use: the service makes
+    those for up to so many rows when it starts."""
+    max_cpu_tokens_alone: int = 512
+    """The same for a batch that takes all threads."""
+    warm_up_seconds: float = 5.0
+    """Time for making kernels at the start; the rest are made when they are needed."""
+    min_seconds_for_all_threads: float = 0.004
+    """Seconds that a batch takes with one thread, from which on several threads are faster."""
+    masks_per_projection: int = 512
+    """Masks that are projected onto the vocabulary together: 512 rows of 30,522 float32 are 60 MB."""
+    speed_text_tokens: int = 32
+    """Of the measurement at the start: tokens of a text."""
+    speed_batches: tuple[int, ...] = (8, 8, 32, 32, 64, 64, 128, 128)
+    """Texts of each batch."""
+    speed_seconds: float = 0.25
+    """Time within which the last batch begins."""
+
+
+POLICY = ComputePolicy()
+
+
 class TorchBackend:
     """Our own models on one device."""
 
@@ -42,97 +74,95 @@ class TorchBackend:
         device: str = "auto",
         dtype: str = "auto",
         threads: int = 0,
-        beside_others: bool = False,
+        one_process_per_thread: bool = False,
     ) -> None:
-        """`beside_others`: on a CPU, processes like this one will compute other batches at the same time, one
-        for each thread. It then takes one thread for a batch, or all for one that is `alone`."""
+        """`one_process_per_thread`: on a CPU, this process will be forked, so that there is one for each thread. It
+        then computes a batch with one thread, or with all if the batch is `alone`."""
         self.models: dict[str, ServedModel] = {}
         self.device = device
         self.dtype = dtype
         self.threads = threads or available_cpus()
         self.tokens_per_second = 0.0
-        self._beside_others = beside_others
+        self._one_process_per_thread = one_process_per_thread
         self.processes = 1
         """How many processes are to compute."""
         self._threads_each = 0
-        self.most_tokens = _MOST_TOKENS
+        self.max_useful_tokens = POLICY.max_gpu_tokens
         self._directories = {"pretrained": pretrained, "sentiment": sentiment}
         self._networks: dict[str, BertForPreTraining | BertForSequenceClassification] = {}
         self._encoders: dict[str, Callable[[PackedBatch], Tensor]] = {}
 
-    @property
-    def at_once(self) -> int:
-        """See `Backend.at_once`."""
-        return 1
-
     def load(self) -> None:
-        """See `Backend.load`."""
+        """Read the weights and compute something with each model.
+
+        Raises:
+            CheckpointError: a directory cannot be served; the message names it.
+            SettingsError: the device does not exist.
+        """
         self.device = _resolve_device(self.device)
-        if self._beside_others and self.device == "cpu":
+        if self._one_process_per_thread and self.device == "cpu":
             self.processes = self.threads
         if self.device == "cpu":
-            self.most_tokens = _WARM_ROWS
+            self.max_useful_tokens = POLICY.max_cpu_tokens
         self._threads_each = self.threads // self.processes
         torch.set_num_threads(self._threads_each)
         if (index := torch.device(self.device).index) is not None:
             torch.cuda.set_device(index)  # of this thread: streams and graphs go there
         self.dtype = _resolve_dtype(self.dtype, self.device)
-        checkpoints = {lane: load_checkpoint(directory) for lane, directory in self._directories.items()}
+        checkpoints = {name: load_checkpoint(directory) for name, directory in self._directories.items()}
         _check_architectures(checkpoints["pretrained"], checkpoints["sentiment"])
         served = {}
-        for lane, checkpoint in checkpoints.items():
-            served[lane] = _describe(checkpoint)
-            self._networks[lane] = _place(
+        for name, checkpoint in checkpoints.items():
+            served[name] = _describe(checkpoint)
+            self._networks[name] = _place(
                 checkpoint.model,
                 self.device,
                 getattr(torch, self.dtype),
                 tuple(dict.fromkeys((self._threads_each, self.threads))),
             )
-            if isinstance(network := self._networks[lane], BertForPreTraining):
+            if isinstance(network := self._networks[name], BertForPreTraining):
                 _drop_unused_rows(network.masked_lm.decoder, checkpoint.tokenizer.vocab)
-            self._encoders[lane] = _encoder_of(network)
-            self._check(lane, served[lane])
+            self._encoders[name] = _encoder_of(network)
+            self._check(name, served[name])
         if self.device == "cpu":
-            self._warm_up(self._threads_each, _WARM_ROWS)
-        speed = min(self._speed(lane, model) for lane, model in served.items())
+            self._warm_up(self._threads_each, POLICY.max_cpu_tokens)
+        speed = min(self._speed(name, model) for name, model in served.items())
         self.tokens_per_second = speed * self.processes
         self.models = served
 
     def load_alone(self) -> None:
-        """Meet the sizes of batches that will be `alone`, which belong to this process and not to its forks."""
+        """Warm up for batches that are `alone`. After the fork, because forks must not have these threads."""
         if self.processes > 1:
-            shortest = self.tokens_per_second * _WORTH_ALL_THREADS / self.processes
-            self._warm_up(self.threads, _WARM_ROWS_ALONE, int(shortest) + 1)
+            shortest = self.tokens_per_second * POLICY.min_seconds_for_all_threads / self.processes
+            self._warm_up(self.threads, POLICY.max_cpu_tokens_alone, int(shortest) + 1)
 
-    def run(self, lane: str, queries: Sequence[Query], *, alone: bool = False) -> list[Answer | Exception]:
-        """See `Backend.run`.
+    def run(self, name: str, queries: Sequence[Query], *, alone: bool = False) -> list[Answer | Exception]:
+        """Answers in the order of the queries, from one forward pass.
 
         Args:
-            alone: nobody else needs the processor, so it may take all threads, if the batch is worth it.
+            alone: no other batch is being computed, so this one may take all threads, if it is large enough.
+
+        Raises:
+            OutOfMemoryError: fewer queries may fit.
+            BackendDiedError: no further batch can succeed on this device.
         """
         if self.processes > 1:
             tokens = sum(len(query.encoding) for query in queries)
-            worth = tokens * self.processes > self.tokens_per_second * _WORTH_ALL_THREADS
+            worth = tokens * self.processes > self.tokens_per_second * POLICY.min_seconds_for_all_threads
             torch.set_num_threads(self.threads if alone and worth else self._threads_each)
         order = sorted(range(len(queries)), key=lambda i: len(queries[i].encoding))  # neighbours pad alike
         answers: list[Answer | Exception] = [InferenceError()] * len(queries)
         with _torch_errors(), torch.inference_mode():
-            for i, answer in zip(order, self._compute(lane, [queries[i] for i in order]), strict=True):
+            for i, answer in zip(order, self._compute(name, [queries[i] for i in order]), strict=True):
                 answers[i] = answer
         return answers
 
-    def watch(self, died: Callable[[Backend, BackendDiedError], None]) -> None:
-        """See `Backend.watch`: it dies in the midst of a batch or not at all."""
-
-    def close(self) -> None:
-        """See `Backend.close`: it holds nothing."""
-
-    def _compute(self, lane: str, queries: Sequence[Query]) -> list[Answer | Exception]:
+    def _compute(self, name: str, queries: Sequence[Query]) -> list[Answer | Exception]:
         ids = [query.encoding.input_ids for query in queries]
         types = [query.encoding.token_type_ids for query in queries]
         outputs = [query.masks or (0,) for query in queries]  # (0,): [CLS]
-        network = self._networks[lane]
-        hidden = self._encoders[lane](PackedBatch.pack(ids, types, outputs))
+        network = self._networks[name]
+        hidden = self._encoders[name](PackedBatch.pack(ids, types, outputs))
         hidden = hidden.float()  # (num_outputs, hidden); heads compute in float32
         if isinstance(network, BertForSequenceClassification):
             logits = network.classifier(network.pooler(hidden))
@@ -140,9 +170,9 @@ class TorchBackend:
         return _pretraining_answers(network, hidden, queries)
 
     def _warm_up(self, threads: int, most: int, shortest: int = 1) -> None:
-        """Meet the sizes of ordinary batches of up to `most` tokens, in texts of at least `shortest`: no caller
-        waits for oneDNN to make kernels, and their memory is taken at the start."""
-        until = time.monotonic() + _WARM_UP_SECONDS
+        """Compute batches of up to `most` tokens, of texts of at least `shortest` tokens, so that oneDNN makes its
+        kernels and takes their memory before the first request."""
+        until = time.monotonic() + POLICY.warm_up_seconds
         shapes = {
             (network.config.hidden_size, network.config.intermediate_size): network.encoder
             for network in self._networks.values()
@@ -150,51 +180,39 @@ class TorchBackend:
         torch.set_num_threads(threads)
         for network in self._networks.values():
             warm_up_attention(network.encoder, most, shortest)
-        for rows in reversed(warm_rows(most)):  # what is free after the largest has room for all others
+        for rows in reversed(warm_rows(most)):  # the largest first: its memory is used again
             for encoder in shapes.values():
                 if time.monotonic() < until:
                     warm_up_linear(encoder, rows)
         torch.set_num_threads(self._threads_each)
 
-    def _speed(self, lane: str, served: ServedModel) -> float:
+    def _speed(self, name: str, served: ServedModel) -> float:
         """Tokens per second of the best of some batches, which grow as long as there is time."""
-        length = min(_TEXT_TOKENS, served.config.max_position_embeddings)
+        length = min(POLICY.speed_text_tokens, served.config.max_position_embeddings)
         ids = [served.tokenizer.cls_id] * length
         query = Query(served.tasks[-1], Encoding(ids, [0] * length, [(0, 0)] * length, truncated=False))
         best, began = 0.0, time.perf_counter()
-        for count in _SPEED_TEXTS:
+        for count in POLICY.speed_batches:
             before = time.perf_counter()
-            if before - began > _SPEED_SECONDS or count * length > self.most_tokens:
+            if before - began > POLICY.speed_seconds or count * length > self.max_useful_tokens:
                 break
-            self.run(lane, [query] * count)
+            self.run(name, [query] * count)
             best = max(best, count * length / (time.perf_counter() - before))
         return best
 
-    def _check(self, lane: str, served: ServedModel) -> None:
-        """One forward pass per task: what cannot compute shall fail now."""
+    def _check(self, name: str, served: ServedModel) -> None:
+        """One forward pass per task, so that a checkpoint that computes no numbers fails at the start."""
         words = [served.tokenizer.cls_id, served.tokenizer.mask_id, served.tokenizer.sep_id]
         encoding = Encoding(words, [0, 0, 0], [(0, 0)] * 3, truncated=False)
         for task in served.tasks:
             masks, top_k = ((1,), 1) if task is Task.FILL_MASK else ((), 0)
-            (answer,) = self.run(lane, [Query(task, encoding, masks, top_k)])
+            (answer,) = self.run(name, [Query(task, encoding, masks, top_k)])
             if isinstance(answer, Exception):
-                raise CheckpointError(self._directories[lane], "its weights do not compute finite numbers")
-
-
-# Of a calibration: tokens of a text, texts of each batch, and the seconds within which the last one begins.
-_TEXT_TOKENS, _SPEED_TEXTS, _SPEED_SECONDS = 32, (8, 8, 32, 32, 64, 64, 128, 128), 0.25
-
-# More tokens make a GPU no faster; nor a CPU, where kernels for more rows are made when they are met.
-_MOST_TOKENS = 16_384
-_WARM_ROWS, _WARM_ROWS_ALONE = 2048, 512
-_WARM_UP_SECONDS = 5.0
-
-_WORTH_ALL_THREADS = 0.004
-"""Seconds of a batch with one thread, from which several are faster."""
+                raise CheckpointError(self._directories[name], "its weights do not compute finite numbers")
 
 
 def warm_rows(most: int) -> list[int]:
-    """Tokens or outputs of ordinary batches after rounding."""
+    """The numbers of rows, after rounding up to a bucket, of batches of up to `most` tokens."""
     return sorted({round_up_to_bucket(number) for number in range(1, most + 1)})
 
 
@@ -217,16 +235,12 @@ def _pretraining_answers(
     return [InferenceError() if answer is None else answer for answer in answers]
 
 
-# Masks that are projected onto the vocabulary at once: 512 x 30522 float32 are 60 MB.
-_MASKS_AT_ONCE = 512
-
-
 def _chunks(indices: Sequence[int], sizes: Sequence[int]) -> Iterator[list[int]]:
-    """Runs of indices whose sizes sum up to no more than `_MASKS_AT_ONCE`, or single ones."""
+    """Consecutive indices whose sizes sum up to at most `POLICY.masks_per_projection`, or single larger ones."""
     chunk: list[int] = []
     masks = 0
     for i in indices:
-        if chunk and masks + sizes[i] > _MASKS_AT_ONCE:
+        if chunk and masks + sizes[i] > POLICY.masks_per_projection:
             yield chunk
             chunk, masks = [], 0
         chunk.append(i)
@@ -317,7 +331,7 @@ def _place(
     nn.Module.requires_grad_(network, False)
     network.to(device)
     if device == "cpu":
-        for parameter in network.encoder.parameters():  # it may be mapped from a file that somebody replaces
+        for parameter in network.encoder.parameters():  # not mapped from a file, which may be replaced
             parameter.data = parameter.data.clone()
         prepack(network.encoder, threads)
     return network
@@ -333,7 +347,7 @@ def _drop_unused_rows(decoder: nn.Linear, vocab: Sequence[str]) -> None:
 
 @torch.inference_mode()
 def _encoder_of(network: BertForPreTraining | BertForSequenceClassification) -> Callable[[PackedBatch], Tensor]:
-    """What computes batches that lie on the host."""
+    """The function that computes a batch whose tensors are on the host."""
     weight = network.encoder.embeddings.norm.weight
     if can_use_varlen(weight.device, weight.dtype, network.config.head_dim):
         return GraphedEncoder(network.encoder)

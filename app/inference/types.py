@@ -1,7 +1,4 @@
-"""What is asked of a model, and what it answers.
-
-The queue knows no tensors, the model knows no HTTP; this is the seam.
-"""
+"""What the scheduler asks of the models, and what they answer: the seam between the queue and the tensors."""
 
 from __future__ import annotations
 
@@ -58,48 +55,44 @@ class ServedModel:
 
 
 class Backend(Protocol):
-    """A computer of batches."""
+    """Computes batches outside the event loop. Every method is called on the loop."""
 
     models: dict[str, ServedModel]
-    """By lane, which is what `run` is told; empty until `load` is done."""
+    """By the name of the encoder, which `run` takes; empty until `load` is done."""
     device: str
     dtype: str
     threads: int
     processes: int
-    """So many threads may call `run` at the same time, once `load` is done."""
-    most_tokens: int
-    """Of a batch: more of them are computed no faster."""
+    """Batches that may be computed at the same time, known once `load` is done."""
+    max_useful_tokens: int
+    """Tokens of a batch; a larger one is computed no faster per token."""
     tokens_per_second: float
-    """Of large batches of short texts on the slowest model, all processes together, measured by `load`; 0
-    before."""
+    """Speed of large batches of short texts on the slowest model, all processes together; 0 before `load`."""
 
     @property
-    def at_once(self) -> int:
-        """How many batches had best be computed at the same time now: no more than `processes`."""
+    def max_concurrent_batches(self) -> int:
+        """How many batches to compute at the same time now: at most `processes`."""
         ...
 
-    def load(self) -> None:
-        """Read the weights and compute something with each model.
+    async def load(self, on_death: Callable[[BackendDiedError], None]) -> None:
+        """Read the weights and compute something with each model. `on_death` is called if a process ends later.
 
         Raises:
             CheckpointError: a directory cannot be served; the message names it.
-            SettingsError: there is no such device.
+            SettingsError: the device does not exist.
+            BackendDiedError: a process ended while it was loading.
         """
         ...
 
-    def run(self, lane: str, queries: Sequence[Query]) -> Sequence[Answer | Exception]:
-        """Answers in the order of the queries, in one forward pass.
+    async def run(self, encoder: str, queries: Sequence[Query]) -> Sequence[Answer | Exception]:
+        """Answers in the order of the queries, from one forward pass.
 
         Raises:
             OutOfMemoryError: fewer queries may fit.
-            BackendDiedError: nothing will work any more.
+            BackendDiedError: no further batch can succeed.
         """
         ...
 
-    def watch(self, died: Callable[[Backend, BackendDiedError], None]) -> None:
-        """From now on, call `died` with this object, in some thread, if nothing will work any more."""
-        ...
-
-    def close(self) -> None:
-        """Let go of what it holds outside of this process. Nothing works after that."""
+    async def aclose(self) -> None:
+        """Kill the processes; batches that are being computed raise BackendDiedError."""
         ...

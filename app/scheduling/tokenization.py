@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+
+from app.errors import InvalidInputError, Loc
+from app.inference.types import Query, ServedModel, Task
+from model.errors import EmptyTextError, NoMaskError, TextError
+from model.tokenizer import Encoding
 
 
 @dataclass(frozen=True, slots=True)
@@ -13,3 +19,90 @@ class TextPair:
     """The first text; of a review, its title."""
     text_pair: str
     """The second text; of a review, its body."""
+
+
+Input = str | TextPair
+CheckCancelled = Callable[[], None]
+"""Called between the parts of long work; raises once the request has ended."""
+
+_CHARACTERS_PER_TOKEN = 4
+"""A low estimate of tokens, for the room that a text gets before it is tokenized."""
+
+
+def characters(given: Input) -> int:
+    """Characters of an input."""
+    return len(given) if isinstance(given, str) else len(given.text) + len(given.text_pair)
+
+
+def estimated_tokens(given: Input, max_length: int) -> int:
+    """A low estimate of the tokens of an input."""
+    return min(characters(given) // _CHARACTERS_PER_TOKEN, max_length)
+
+
+def encode(
+    served: ServedModel, given: Input, *, truncate: bool, spans: bool, check_cancelled: CheckCancelled
+) -> Encoding:
+    """Tokens of an input, at most as many as the model reads.
+
+    Raises:
+        TextError: the input is empty, too long, or not valid text.
+    """
+    text, text_pair = (given, None) if isinstance(given, str) else (given.text, given.text_pair)
+    config = served.config
+    return served.tokenizer.encode(
+        text,
+        text_pair,
+        max_length=config.max_position_embeddings,
+        truncate=truncate,
+        truncation=config.truncation,
+        spans=spans,
+        check_cancelled=check_cancelled,
+    )
+
+
+def mask_query(served: ServedModel, encoding: Encoding, top_k: int, targets: tuple[int, ...]) -> Query:
+    """A query for the words at the masks of a text.
+
+    Raises:
+        NoMaskError: the text has no mask, or truncation removed one.
+    """
+    if encoding.masks_lost:
+        raise NoMaskError("a [MASK] lies beyond the model's limit and was lost by truncation")
+    masks = tuple(i for i, token_id in enumerate(encoding.input_ids) if token_id == served.tokenizer.mask_id)
+    if not masks:
+        raise NoMaskError("the text holds no [MASK]")
+    return Query(Task.FILL_MASK, encoding, masks, top_k, targets)
+
+
+def target_ids(served: ServedModel, targets: Sequence[str]) -> tuple[int, ...]:
+    """Token ids in the caller's order, each once: "Good" and "good" may be the same token.
+
+    Raises:
+        InvalidInputError: a target is not a single token of the vocabulary.
+    """
+    ids: dict[int, None] = {}
+    for i, word in enumerate(targets):
+        try:
+            ids[served.tokenizer.target_id(word)] = None
+        except TextError as error:
+            raise InvalidInputError(error, ("parameters", "targets", i)) from error
+    return tuple(ids)
+
+
+def read_all(
+    inputs: Sequence[Input], read: Callable[[Input, CheckCancelled], Query], check_cancelled: CheckCancelled
+) -> list[Query]:
+    """Queries of all inputs.
+
+    Raises:
+        InvalidInputError: names the first input that has no answer.
+    """
+    queries = []
+    for i, given in enumerate(inputs):
+        try:
+            queries.append(read(given, check_cancelled))
+            check_cancelled()
+        except TextError as error:
+            half: Loc = (error.half,) if isinstance(error, EmptyTextError) and error.half else ()
+            raise InvalidInputError(error, ("inputs", i, *half)) from error
+    return queries

@@ -8,7 +8,6 @@ import logging
 import signal
 import socket
 import time
-from collections.abc import Coroutine
 from types import FrameType
 
 import uvicorn
@@ -18,107 +17,110 @@ from app.server import file_limits
 
 logger = logging.getLogger(__name__)
 
-_GARBAGE = 10_000
+_GC_THRESHOLD = 10_000
 """New objects after which Python collects garbage. CPython's default of 700 took 5% of the time in an overload,
 because each collection visits thousands of waiting texts."""
 _BROKEN_SECONDS = 5.0
 """Seconds to keep answering 503 before exiting: Docker restarts exited containers, not unhealthy ones."""
-_CROWDED = 0.9
+_NEAR_FILE_LIMIT = 0.9
 """Share of the open-file limit at which a warning is logged; above the limit, connections fail without one."""
 
 
 class DrainingServer(uvicorn.Server):
     """Uvicorn that, on SIGTERM, keeps listening until the accepted requests are answered.
 
-    The port stays open meanwhile, so that a load balancer sees readiness turn 503 and a late request gets
-    503 instead of a refused connection. Uvicorn would also raise the signal anew at the end, and so exit
+    The port stays open meanwhile, so that a load balancer sees readiness turn 503 and a late request gets 503 instead
+    of a refused connection (uvicorn issue 2414). Uvicorn would also raise the signal again at the end, and so exit
     with a code that says "killed".
     """
 
     def __init__(self, config: uvicorn.Config, engine: Engine, drain_seconds: float) -> None:
         super().__init__(config)
         self.engine = engine
-        self.drain_seconds = drain_seconds
-        self.drain_until: float | None = None
-        self.noticed = False
-        """Whether a tick has seen the signal."""
-        self.broken_since: float | None = None
-        self.tasks: set[asyncio.Task[None]] = set()
-        self.accepted: set[asyncio.Task[None]] = set()
-        """Once all others are refused, those that had been there before."""
-        self.crowded = False
+        self._drain_seconds = drain_seconds
+        self._drain_until: float | None = None
+        self._tick_saw_signal = False
+        self._accepted: set[asyncio.Task[None]] = set()
+        """While draining: the requests that are still answered."""
+        self._broken_since: float | None = None
+        self._near_file_limit = False
+        self._reload_requested = asyncio.Event()
+        self._reloading: asyncio.Task[None] | None = None
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """SIGHUP loads the checkpoints anew."""
-        asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, lambda: self._start(self._reload()))
-        self._start(self._settle())
+        """Begin to answer, and to reload on SIGHUP."""
+        asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, self._reload_requested.set)
+        self._reloading = asyncio.create_task(self._reload_on_request())
         await super().startup(sockets)
 
-    def _start(self, work: Coroutine[None, None, None]) -> None:
-        task = asyncio.create_task(work)
-        self.tasks.add(task)
-        task.add_done_callback(self.tasks.discard)
-
-    async def _settle(self) -> None:
-        """Once the models are loaded, take the objects that stay out of full garbage collections: each
-        looked through all of them, and all requests waited 0.2 s. And collect the others less often."""
-        await self.engine.startup_finished.wait()
-        gc.collect()
-        gc.freeze()
-        gc.set_threshold(_GARBAGE)
-
-    async def _reload(self) -> None:
-        if await self.engine.reload():
-            gc.collect()  # what is garbage now would be frozen for good, and with it the old weights
-            gc.freeze()
+    async def _reload_on_request(self) -> None:
+        """Reload after each signal. Signals that come during a reload are one more reload, because the files may have
+        changed since it began."""
+        await self.engine.lifecycle.startup_finished.wait()
+        _freeze_objects()
+        gc.set_threshold(_GC_THRESHOLD)
+        while True:
+            await self._reload_requested.wait()
+            self._reload_requested.clear()
+            if await self.engine.lifecycle.reload():
+                _freeze_objects()
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:  # noqa: ARG002
-        """A first signal drains; Ctrl-C after that ends at once."""
-        if self.drain_until is not None:
-            if sig == signal.SIGINT:  # a worker gets it from the terminal, and SIGTERM from its parent as well
+        """Drain on the first signal; end at once on Ctrl-C after that."""
+        if self._drain_until is not None:
+            if sig == signal.SIGINT:
                 self.force_exit = self.should_exit = True
             return
-        self.drain_until = time.monotonic() + self.drain_seconds
+        self._drain_until = time.monotonic() + self._drain_seconds
         self.engine.drain()
 
     async def on_tick(self, counter: int) -> bool:
-        """Every 0.1 s: whether to end."""
-        self.engine.publish_state()
-        if self.drain_until is None and self.engine.is_hung:
-            await self.engine.kill_hung_backend()
+        """Called every 0.1 s. Returns whether the server ends."""
+        self.engine.lifecycle.publish_state()
+        if self._drain_until is None and self.engine.lifecycle.is_hung:
+            await self.engine.lifecycle.kill_hung_backend()
         self._count_connections()
-        if self.engine.failure is not None and self._gives_up():
+        if self.engine.lifecycle.failure is not None and self._has_answered_503_long_enough():
             return True
         ends = await super().on_tick(counter)  # while draining too: it sets the clock of the Date header
-        if self.drain_until is None or self.should_exit:
+        if self._drain_until is None or self.should_exit:
             return ends
         if not self.engine.refusing:
-            # What had reached the socket when the signal came is read within a tick, and counts as accepted;
-            # but the first tick may come in the moment of the signal. After the second one, all is refused.
-            if self.noticed:
+            # Requests that are in the sockets when the signal comes are read before the next tick, and are accepted.
+            # The first tick may come at the moment of the signal, so requests are refused from the second one on.
+            if self._tick_saw_signal:
                 self.engine.refuse()
-                self.accepted = set(self.server_state.tasks)
-            self.noticed = True
+                self._accepted = set(self.server_state.tasks)
+            self._tick_saw_signal = True
             return False
-        return not self._busy() or time.monotonic() >= self.drain_until
+        return not self._is_answering() or time.monotonic() >= self._drain_until
 
-    def _gives_up(self) -> bool:
-        """Whether the process ends: at once if it never could answer, else after some seconds of 503."""
+    def _has_answered_503_long_enough(self) -> bool:
+        """At once if the models never loaded."""
         now = time.monotonic()
-        self.broken_since = self.broken_since or now
-        return not self.engine.loaded or now - self.broken_since > _BROKEN_SECONDS
+        self._broken_since = self._broken_since or now
+        return not self.engine.lifecycle.has_served or now - self._broken_since > _BROKEN_SECONDS
 
-    def _busy(self) -> bool:
-        """Whether a request that was accepted is not answered yet, or an answer not sent yet."""
-        return not all(task.done() for task in self.accepted) or any(
+    def _is_answering(self) -> bool:
+        """Whether an accepted request is not answered yet, or an answer is not sent yet."""
+        return not all(task.done() for task in self._accepted) or any(
             connection.transport.get_write_buffer_size() for connection in self.server_state.connections
         )
 
     def _count_connections(self) -> None:
-        """Tell how many there are; and once, if there can hardly be more."""
-        count, most = len(self.server_state.connections), file_limits.limit()
+        """Update the metric, and warn once when the connections near the limit of open files."""
+        count, limit = len(self.server_state.connections), file_limits.limit()
         self.config.app.state.metrics.connections(count)  # type: ignore[union-attr]
-        crowded = most is not None and count > _CROWDED * most
-        if crowded and not self.crowded:
-            logger.warning("%d connections are open, and no more than %s files can be (ulimit -n)", count, most)
-        self.crowded = crowded
+        is_near = limit is not None and count > _NEAR_FILE_LIMIT * limit
+        if is_near and not self._near_file_limit:
+            logger.warning("%d connections are open; the limit of open files is %s (ulimit -n)", count, limit)
+        self._near_file_limit = is_near
+
+
+def _freeze_objects() -> None:
+    """Exclude all present objects from full collections: each visited all of them, and requests waited 0.2 s.
+
+    Collect first, because frozen garbage, and with it the old weights, would never be freed.
+    """
+    gc.collect()
+    gc.freeze()

@@ -1,7 +1,8 @@
-"""Serve in this process: make the app, listen, and end with an exit code that says why."""
+"""Serve in this process: listen, make the app, and end with an exit code that says why."""
 
 from __future__ import annotations
 
+import logging
 import os
 import socket
 
@@ -13,22 +14,28 @@ from app.observability.log_config import log_config, log_fatal
 from app.scheduling.engine import Engine
 from app.server.draining_server import DrainingServer
 from app.server.http_protocol import BoundedProtocol
-from app.settings import Settings
+from app.settings import PREFIX, Settings
 
 EXIT_STARTUP_FAILED = 3
-"""Exit code where the service cannot start; uvicorn has the same."""
+"""Exit code if the service cannot start; uvicorn uses the same."""
 EXIT_BACKEND_DIED = 4
-"""Exit code where an inference process ended while the service ran."""
+"""Exit code if an inference process ended while the service ran."""
+
+logger = logging.getLogger(__name__)
 
 
 def run(settings: Settings) -> int:
-    """Serve until a signal comes, or until the service cannot go on. Returns the exit code."""
+    """Serve until a signal comes or the models fail. Returns the exit code."""
+    try:
+        listening = _listen(settings.host, settings.port)
+    except OSError as error:
+        place = f"{PREFIX}HOST={settings.host}, {PREFIX}PORT={settings.port}"
+        log_fatal(f"cannot listen on {place}: {error.strerror}", settings.log_format)
+        return EXIT_STARTUP_FAILED
     app = create_app(settings)
     engine: Engine = app.state.engine
     config = uvicorn.Config(
         app,
-        host=settings.host,
-        port=settings.port,
         loop="auto",
         http=BoundedProtocol,
         ws="none",
@@ -41,21 +48,26 @@ def run(settings: Settings) -> int:
         timeout_graceful_shutdown=1,  # by then the drain is over
     )
     announce(settings, os.environ)
-    try:
-        DrainingServer(config, engine, settings.drain_seconds).run(_sockets(settings))
-    except OSError as error:
-        log_fatal(str(error), settings.log_format)
-        return EXIT_STARTUP_FAILED
-    except SystemExit as error:  # uvicorn could not listen, and has logged why
-        return error.code if isinstance(error.code, int) else EXIT_STARTUP_FAILED
-    if engine.failure is not None:
-        log_fatal(str(engine.failure), settings.log_format)
-        return EXIT_BACKEND_DIED if engine.loaded else EXIT_STARTUP_FAILED
+    for opened in listening:
+        host, port, *_ = opened.getsockname()
+        logger.info("listening on http://%s:%d", f"[{host}]" if ":" in host else host, port)
+    DrainingServer(config, engine, settings.drain_seconds).run(listening)
+    if engine.lifecycle.failure is not None:
+        log_fatal(str(engine.lifecycle.failure), settings.log_format)
+        return EXIT_BACKEND_DIED if engine.lifecycle.has_served else EXIT_STARTUP_FAILED
     return 0
 
 
-def _sockets(settings: Settings) -> list[socket.socket] | None:
-    """For the host `::`, a socket that takes IPv4 too; otherwise uvicorn makes its own."""
-    if settings.host != "::":
-        return None
-    return [socket.create_server((settings.host, settings.port), family=socket.AF_INET6, dualstack_ipv6=True)]
+def _listen(host: str, port: int) -> list[socket.socket]:
+    """Open the port before the models are loaded: one socket for each address of the host.
+
+    The host `::` takes IPv4 too.
+
+    Raises:
+        OSError: the port is taken, or the host is unknown or has no address of this machine.
+    """
+    addresses = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    return [
+        socket.create_server(address[:2], family=family, dualstack_ipv6=host == "::")
+        for family, _, _, _, address in addresses
+    ]

@@ -12,23 +12,24 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from bert_client.errors import (
+    BertServiceError,
+    ConnectionFailedError,
+    DeadlineExceededError,
+    InvalidInputError,
+    ProblemError,
+    TooBusyError,
+    TooLargeError,
+    UnauthorizedError,
+    UnavailableError,
+    UnexpectedAnswerError,
+)
+from bert_client.wire import FillMaskResult, LabelPrediction, LabelResult, Mask, TokenPrediction
+
 if TYPE_CHECKING:
-    from bert_client.errors import (
-        BertServiceError,
-        ConnectionFailedError,
-        DeadlineExceededError,
-        InvalidInputError,
-        ProblemError,
-        TooBusyError,
-        TooLargeError,
-        UnauthorizedError,
-        UnavailableError,
-        UnexpectedAnswerError,
-    )
     from bert_client.http.async_client import AsyncBertClient
     from bert_client.http.client import BertClient
     from bert_client.http.retry import RetryPolicy
-    from bert_client.wire import FillMaskResult, LabelPrediction, LabelResult, Mask, TokenPrediction
 
 __all__ = [
     "AsyncBertClient",
@@ -52,11 +53,10 @@ __all__ = [
 ]
 
 _MODULES = {"AsyncBertClient": "http.async_client", "BertClient": "http.client", "RetryPolicy": "http.retry"}
-_MODULES |= dict.fromkeys(("FillMaskResult", "LabelPrediction", "LabelResult", "Mask", "TokenPrediction"), "wire")
 
 
 def __getattr__(name: str) -> Any:
-    """Import a name at its first use, because the readers of tables and of answers need no HTTP library."""
-    if name not in __all__:
+    """Import the clients at their first use: the service and training need the shapes and tables, but not httpx."""
+    if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{_MODULES.get(name, 'errors')}"), name)
+    return getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)

@@ -27,7 +27,10 @@ class BertServiceError(Exception):
 
 
 class ConnectionFailedError(BertServiceError):
-    """Nobody answered; `__cause__` is httpx's error."""
+    """There is no answer: refused, cut off, too slow, or a variable of the environment cannot be used.
+
+    `__cause__` is the error behind it, mostly httpx's.
+    """
 
 
 class UnexpectedAnswerError(BertServiceError):

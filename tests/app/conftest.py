@@ -1,4 +1,4 @@
-"""A backend without tensors, whose gate the test holds, and a service around it: in process, or on a port."""
+"""A service around a backend without tensors: in this process, or on a port."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ import os
 import socket
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import httpx
@@ -18,67 +18,12 @@ import uvicorn
 from fastapi import FastAPI
 
 from app.api.application import create_app
-from app.inference.types import Answer, Backend, Query, ServedModel, Task
+from app.inference.types import Backend, ServedModel, Task
 from app.scheduling.engine import Engine
-from app.scheduling.scheduler import BackendDiedError
 from app.server.http_protocol import BoundedProtocol
 from app.settings import Settings
 from model import BertConfig, Tokenizer
-
-PATIENCE = 30  # seconds; only a hung test waits so long
-
-
-@dataclass(eq=False)
-class FakeBackend:
-    """Answers at once while `gate` is open. `fault` says what happens to a query."""
-
-    models: dict[str, ServedModel]
-    fault: Callable[[Query], BaseException | None] = lambda _: None
-    load_error: BaseException | None = None
-    device: str = "cpu"
-    dtype: str = "float32"
-    threads: int = 1
-    tokens_per_second: float = 0.0
-    processes: int = 1
-    most_tokens: int = 16_384
-    at_once: int = 1
-    batches: list[list[Query]] = field(default_factory=list)
-    gate: threading.Event = field(default_factory=threading.Event)
-    may_load: threading.Event = field(default_factory=threading.Event)
-    entered: threading.Semaphore = field(default_factory=lambda: threading.Semaphore(0))
-    """Released each time a batch has arrived, before it waits at the gate."""
-
-    def load(self) -> None:
-        assert self.may_load.wait(PATIENCE)
-        if self.load_error is not None:
-            raise self.load_error
-
-    def run(self, lane: str, queries: Sequence[Query]) -> list[Answer | Exception]:
-        self.batches.append(list(queries))
-        self.entered.release()
-        assert self.gate.wait(PATIENCE)
-        for query in queries:
-            if (error := self.fault(query)) is not None:
-                raise error
-        return [_answer(query) for query in queries]
-
-    def watch(self, died: Callable[[Backend, BackendDiedError], None]) -> None:
-        self.died = died
-
-    def close(self) -> None:
-        self.closed = True
-
-    async def has_entered(self) -> None:
-        """Wait until one more batch is at the gate."""
-        assert await asyncio.to_thread(self.entered.acquire, timeout=PATIENCE)
-
-
-def _answer(query: Query) -> Answer:
-    if query.task is not Task.FILL_MASK:
-        return Answer([[0.25, 0.75]])
-    chosen = list(query.targets or range(5, 76))[: query.top_k]
-    row = [1 / (rank + 2) for rank in range(len(chosen))]
-    return Answer([row] * len(query.masks), [chosen] * len(query.masks))
+from tests.app.backends import PATIENCE, FakeBackend
 
 
 @pytest.fixture
@@ -125,12 +70,12 @@ class Service:
     async def settled(self) -> None:
         """Wait until loading has ended."""
         async with asyncio.timeout(PATIENCE):
-            await self.engine.startup_finished.wait()
+            await self.engine.lifecycle.startup_finished.wait()
 
     async def queued(self, requests: int) -> None:
         """Wait until so many requests are accepted and unanswered."""
         async with asyncio.timeout(PATIENCE):
-            while self.engine.batcher.queued_requests != requests:  # noqa: ASYNC110 (nobody else needs an event)
+            while self.engine.scheduler.queued_requests != requests:  # noqa: ASYNC110 (nobody else needs an event)
                 await asyncio.sleep(0.002)
 
     async def metric(self, name: str) -> float:

@@ -3,17 +3,26 @@
 from __future__ import annotations
 
 import os
+import signal
 import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import httpx
 
 PATIENCE = 120  # seconds; other jobs may hold the processor
+
+
+def wait_until(condition: Callable[[], object]) -> None:
+    """Ask every 0.02 s until it is true."""
+    end = time.monotonic() + PATIENCE
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.02)
 
 
 class Process:
@@ -47,6 +56,19 @@ class Process:
             time.sleep(0.05)
         self.process.kill()
         raise AssertionError(self.process.communicate()[0])
+
+    def ask(self, inputs: object = "good") -> httpx.Response:
+        """An answer of /sentiment."""
+        return httpx.post(self.url + "/sentiment", json={"inputs": inputs}, timeout=PATIENCE)
+
+    def metric(self, name: str) -> float:
+        """The value of one line of /metrics; `name` includes the labels."""
+        lines = httpx.get(self.url + "/metrics", timeout=PATIENCE).text.splitlines()
+        return float(next(line.rsplit(" ", 1)[1] for line in lines if line.startswith(name + " ")))
+
+    def send(self, number: signal.Signals) -> None:
+        """Send it a signal."""
+        self.process.send_signal(number)
 
     def line(self) -> str:
         """The next line of its output; empty at the end."""

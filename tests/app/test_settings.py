@@ -13,7 +13,7 @@ import model
 from app.settings import Settings, SettingsError
 
 CONTRACT = {  # what outside checks rely on
-    "host", "port", "pretrained", "sentiment", "device", "dtype", "workers", "api_keys", "max_body_bytes",
+    "host", "port", "pretrained", "sentiment", "device", "dtype", "api_keys", "max_body_bytes",
     "max_client_batch", "max_batch_tokens", "max_queue_tokens", "request_timeout_ms", "drain_seconds",
     "cors_origins", "log_format",
 }  # fmt: skip
@@ -28,7 +28,7 @@ def test_every_setting_is_explained() -> None:
 
 
 def test_wrong_setting_is_told_without_loading_torch() -> None:
-    script = "import sys, app.__main__, app.workers; assert 'torch' not in sys.modules"
+    script = "import sys, app.__main__; assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", script], check=True)
 
 
@@ -95,7 +95,6 @@ def test_access_is_a_word_or_a_switch(value: str, access: str) -> None:
     [
         ("BERT_PORT", "http"),
         ("BERT_PORT", "70000"),
-        ("BERT_WORKERS", "0"),
         ("BERT_DEVICE", "tpu"),
         ("BERT_DTYPE", "int8"),
         ("BERT_LOG_FORMAT", "xml"),
@@ -120,8 +119,15 @@ def test_impossible_value_is_named(name: str, value: str) -> None:
 
 
 def test_all_impossible_values_are_named_at_once() -> None:
-    with pytest.raises(SettingsError, match=r"BERT_PORT.*BERT_WORKERS"):
-        Settings.read({"BERT_PORT": "x", "BERT_WORKERS": "y"})
+    with pytest.raises(SettingsError, match=r"BERT_PORT.*BERT_THREADS"):
+        Settings.read({"BERT_PORT": "x", "BERT_THREADS": "y"})
+
+
+@pytest.mark.parametrize("value", ["0", "2", "many"])
+def test_workers_other_than_one_are_an_error_that_names_replicas(value: str) -> None:
+    assert Settings.read({"BERT_WORKERS": "1"}) == Settings.read({"BERT_WORKERS": ""}) == Settings()
+    with pytest.raises(SettingsError, match=r"^BERT_WORKERS: .*replicas"):
+        Settings.read({"BERT_WORKERS": value})
 
 
 def test_variable_set_by_kubernetes_is_recognised() -> None:
@@ -149,7 +155,7 @@ def test_unknown_flag_ends_with_a_message(capsys: pytest.CaptureFixture[str]) ->
 
 def test_setting_that_is_nearly_called_so_is_named() -> None:
     environ = {
-        "BERT_API_KEY": "secret", "BERT_MAX_QUEUE_TOKEN": "7", "BERT_WORKERS": "2",
+        "BERT_API_KEY": "secret", "BERT_MAX_QUEUE_TOKEN": "7", "BERT_WORKERS": "1",
         "BERT_PORT_8000_TCP_ADDR": "10.0.0.1", "BERT_SERVICE_HOST": "10.0.0.1", "API_KEYS": "secret",
     }  # fmt: skip
     expected = {"BERT_API_KEY": "BERT_API_KEYS", "BERT_MAX_QUEUE_TOKEN": "BERT_MAX_QUEUE_TOKENS"}
@@ -163,7 +169,7 @@ def keys(settings: Settings) -> list[str]:
 @pytest.mark.parametrize("value", ["", " ", ",", " , "])
 def test_api_keys_without_a_key_are_an_error_that_says_what_to_do(value: str) -> None:
     for source in (({"BERT_API_KEYS": value}, {}), ({"BERT_API_KEYS": "one"}, {"api_keys": value})):
-        with pytest.raises(SettingsError, match=r"^BERT_API_KEYS=\*\*\*: .*names nothing: unset it"):
+        with pytest.raises(SettingsError, match=r"^BERT_API_KEYS=\*\*\*: .*is empty: unset it"):
             Settings.read(*source)
 
 
@@ -183,7 +189,7 @@ def test_api_keys_are_read_from_a_file(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("content", "message"),
-    [(None, "cannot read the file"), (b"\xff\xfe", "cannot read the file"), (b" \n", "names nothing")],
+    [(None, "cannot read the file"), (b"\xff\xfe", "cannot read the file"), (b" \n", "is empty")],
 )
 def test_api_keys_file_without_keys_is_an_error(tmp_path: Path, content: bytes | None, message: str) -> None:
     file = tmp_path / "keys"

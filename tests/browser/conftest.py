@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.app.server.test_main import running
+from tests.app.process import running
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page

@@ -12,7 +12,7 @@ from pathlib import Path
 from PIL import Image
 from playwright.sync_api import Page, sync_playwright
 
-from tests.app.server.test_main import running
+from tests.app.process import running
 from tests.browser.chromium import launch
 
 WIDTH = 1200

@@ -17,7 +17,7 @@ from typing import Any
 
 import httpx
 
-from tests.app.server.test_main import running
+from tests.app.process import running
 from tests.docs.blocks import DOCUMENTS, Block, blocks
 from tests.docs.calls import HOST, send
 

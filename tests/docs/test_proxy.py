@@ -1,4 +1,5 @@
-"""The nginx configuration of docs/deployment.md: its figures fit the service, and a real nginx runs it."""
+"""The nginx configurations of docs/deployment.md and of deploy/nginx: their figures fit the service, and a real nginx
+runs them."""
 
 from __future__ import annotations
 
@@ -6,38 +7,53 @@ import re
 import shutil
 import socket
 import ssl
+import struct
 import subprocess
+import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import httpx
 import pytest
+import yaml
 
 from app.settings import Settings
-from tests.app.server.test_main import running
+from tests.app.process import running, wait_until
 from tests.docs import blocks
 
-(CONFIGURATION,) = [block.text for block in blocks.of("nginx")]
+(PROXY,) = [block.text for block in blocks.of("nginx")]
+REPLICAS = (Path(__file__).parents[2] / "deploy" / "nginx" / "replicas.conf").read_text()
 PATIENCE = 30
 
 
-def value(directive: str) -> str:
-    found = re.search(rf"^\s*{directive} ([^;]+);", CONFIGURATION, re.MULTILINE)
+def value(configuration: str, directive: str) -> str:
+    found = re.search(rf"^\s*{directive} ([^;]+);", configuration, re.MULTILINE)
     assert found is not None, directive
     return found[1]
 
 
-def test_figures_fit_the_settings() -> None:
+@pytest.mark.parametrize("configuration", [PROXY, REPLICAS], ids=["proxy", "replicas"])
+def test_figures_fit_the_settings(configuration: str) -> None:
     settings = Settings()
-    assert int(value("client_max_body_size").removesuffix("m")) * 1024 * 1024 == settings.max_body_bytes
-    assert int(value("proxy_read_timeout").removesuffix("s")) * 1000 > settings.request_timeout_ms
-    assert int(value("keepalive_timeout").removesuffix("s")) < settings.keep_alive_seconds
-    assert value("server") == f"127.0.0.1:{settings.port}"
+    assert int(value(configuration, "client_max_body_size").removesuffix("m")) * 1024**2 == settings.max_body_bytes
+    assert int(value(configuration, "proxy_read_timeout").removesuffix("s")) * 1000 > settings.request_timeout_ms
+    assert configuration.count("{") == configuration.count("}")
 
 
-def test_braces_are_balanced() -> None:
-    assert CONFIGURATION.count("{") == CONFIGURATION.count("}")
+def test_upstream_of_the_proxy_fits_the_settings() -> None:
+    settings = Settings()
+    assert int(value(PROXY, "keepalive_timeout").removesuffix("s")) < settings.keep_alive_seconds
+    assert value(PROXY, "server") == f"127.0.0.1:{settings.port}"
+
+
+def test_replicas_have_the_name_and_port_that_compose_gives_them() -> None:
+    services = yaml.safe_load((Path(__file__).parents[2] / "docker-compose.yml").read_text())["services"]
+    assert value(REPLICAS, r"set \$replicas") in services
+    assert value(REPLICAS, "proxy_pass") == f"http://$replicas:{Settings().port}"
+    assert services["nginx"]["ports"] == [f"${{PORT:-8000}}:{value(REPLICAS, 'listen')}"]
+    assert "ports" not in services["bert-replica"]  # several cannot have the same port of the machine
 
 
 def free_port() -> int:
@@ -47,12 +63,32 @@ def free_port() -> int:
         return port
 
 
+@contextmanager
+def nginx(folder: Path, port: int, servers: str) -> Iterator[None]:
+    """nginx with these `server` blocks, until the context ends."""
+    command = shutil.which("nginx") or "/usr/sbin/nginx"
+    if not Path(command).exists():
+        pytest.skip("needs nginx (a Debian package)")
+    (folder / "nginx.conf").write_text(
+        f"daemon off; pid {folder}/pid; error_log stderr; events {{}} http {{ access_log off;"
+        f"client_body_temp_path {folder}/body; proxy_temp_path {folder}/proxy;"
+        f"fastcgi_temp_path {folder}/f; uwsgi_temp_path {folder}/u; scgi_temp_path {folder}/s;"
+        f"\n{servers}\n}}"
+    )
+    with subprocess.Popen([command, "-e", "stderr", "-c", str(folder / "nginx.conf")]) as process:
+        try:
+            _wait(port, process)
+            yield
+        finally:
+            process.terminate()
+
+
 @pytest.fixture(scope="module")
 def proxied(tmp_path_factory: pytest.TempPathFactory, pretrained: Path, sentiment: Path) -> Iterator[httpx.Client]:
     """A client of the service behind the documented nginx, over TLS with a certificate of its own."""
-    nginx, openssl = shutil.which("nginx"), shutil.which("openssl")
-    if not (nginx and openssl):
-        pytest.skip("needs nginx and openssl (Debian packages)")
+    openssl = shutil.which("openssl")
+    if not openssl:
+        pytest.skip("needs openssl (a Debian package)")
     folder = tmp_path_factory.mktemp("nginx")
     subject = ["-subj", "/CN=localhost", "-addext", "subjectAltName=IP:127.0.0.1"]
     files = ["-keyout", "privkey.pem", "-out", "fullchain.pem"]
@@ -61,22 +97,12 @@ def proxied(tmp_path_factory: pytest.TempPathFactory, pretrained: Path, sentimen
     with running({"BERT_PRETRAINED": str(pretrained), "BERT_SENTIMENT": str(sentiment)}) as service:
         service.until_ready()
         port = free_port()
-        block = CONFIGURATION.replace("127.0.0.1:8000", f"127.0.0.1:{service.port}")
+        block = PROXY.replace("127.0.0.1:8000", f"127.0.0.1:{service.port}")
         block = block.replace("listen 443 ssl", f"listen 127.0.0.1:{port} ssl").replace("/etc/nginx/tls", str(folder))
-        (folder / "nginx.conf").write_text(
-            f"daemon off; pid {folder}/pid; error_log stderr; events {{}} http {{ access_log off;"
-            f"client_body_temp_path {folder}/body; proxy_temp_path {folder}/proxy;"
-            f"fastcgi_temp_path {folder}/f; uwsgi_temp_path {folder}/u; scgi_temp_path {folder}/s;"
-            f"\n{block}\n}}"
-        )
-        with subprocess.Popen([nginx, "-e", "stderr", "-c", str(folder / "nginx.conf")]) as process:
-            try:
-                trusted = ssl.create_default_context(cafile=folder / "fullchain.pem")
-                with httpx.Client(base_url=f"https://127.0.0.1:{port}", verify=trusted) as client:
-                    _wait(port, process)
-                    yield client
-            finally:
-                process.terminate()
+        with nginx(folder, port, block):
+            trusted = ssl.create_default_context(cafile=folder / "fullchain.pem")
+            with httpx.Client(base_url=f"https://127.0.0.1:{port}", verify=trusted) as client:
+                yield client
 
 
 def _wait(port: int, process: subprocess.Popen[bytes]) -> None:
@@ -108,3 +134,61 @@ def test_too_large_a_body_is_stopped_by_the_proxy(proxied: httpx.Client) -> None
     response = proxied.post("/sentiment", json={"inputs": "x" * (Settings().max_body_bytes + 1)})
     assert response.status_code == 413
     assert not response.headers["content-type"].startswith("application/problem+json")
+
+
+class DNS(threading.Thread):
+    """A DNS server that answers every question with `addresses`."""
+
+    def __init__(self) -> None:
+        super().__init__(daemon=True)
+        self.addresses: list[str] = []
+        self.socket = socket.socket(type=socket.SOCK_DGRAM)
+        self.socket.bind(("127.0.0.1", 0))
+        self.port = self.socket.getsockname()[1]
+
+    def run(self) -> None:
+        with suppress(OSError):  # it was closed
+            while True:
+                query, sender = self.socket.recvfrom(512)
+                question = query[12 : query.index(b"\0", 12) + 5]
+                found = self.addresses if question[-4:-2] == b"\0\1" else []  # A, not AAAA
+                records = [b"\xc0\x0c\0\1\0\1" + struct.pack("!IH", 1, 4) + socket.inet_aton(a) for a in found]
+                head = query[:2] + b"\x81\x80\0\1" + struct.pack("!H", len(found)) + b"\0\0\0\0"
+                self.socket.sendto(head + question + b"".join(records), sender)
+
+
+def test_replicas_that_come_and_go_leave_no_request_unanswered(
+    tmp_path: Path, pretrained: Path, save_sentiment: Callable[[str], Path]
+) -> None:
+    """Each answer names the checkpoint, and so the replica."""
+    dns, port = DNS(), free_port()
+    environ = {"BERT_PRETRAINED": str(pretrained), "BERT_THREADS": "1"}
+    with running(environ | {"BERT_SENTIMENT": str(save_sentiment("first"))}) as first:
+        first.until_ready()
+        block = REPLICAS.replace("127.0.0.11 valid=5s", f"127.0.0.1:{dns.port} valid=1s ipv6=off")
+        block = block.replace("listen 8080", f"listen 127.0.0.1:{port}").replace(":8000", f":{first.port}")
+        place = {"BERT_HOST": "127.0.0.2", "BERT_PORT": str(first.port)}
+        second_environ = environ | place | {"BERT_SENTIMENT": str(save_sentiment("second"))}
+        with (
+            nginx(tmp_path, port, block),
+            httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=PATIENCE) as client,
+        ):
+
+            def answered_by() -> str:
+                answer = client.post("/sentiment", json={"inputs": "good"})
+                assert answer.status_code == 200, answer.text
+                return str(answer.json()["model"])
+
+            dns.addresses = ["127.0.0.1"]
+            dns.start()
+            assert {answered_by() for _ in range(10)} == {"first"}
+            with running(second_environ) as second:
+                dns.addresses = ["127.0.0.1", "127.0.0.2"]  # before it listens, and before its models are loaded
+                wait_until(lambda: answered_by() == "second")
+                assert {answered_by() for _ in range(30)} == {"first", "second"}
+                second.process.kill()
+                second.process.wait()
+            assert {answered_by() for _ in range(30)} == {"first"}
+            assert client.get("/metrics").status_code == 404
+            assert client.get("/health/live").status_code == 404
+    dns.socket.close()

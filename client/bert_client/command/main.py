@@ -18,7 +18,7 @@ import httpx
 from bert_client import tables
 from bert_client.command import file_job, output
 from bert_client.errors import BertServiceError, ConnectionFailedError
-from bert_client.http.calls import DEFAULT_URL
+from bert_client.http.base import DEFAULT_URL
 from bert_client.http.client import BertClient
 from bert_client.http.retry import RetryPolicy
 from bert_client.wire import FillMaskResult, LabelResult

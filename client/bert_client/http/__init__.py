@@ -1,1 +1,1 @@
-"""The HTTP clients: `client` and `async_client`, over one conversation without a network (`exchange`)."""
+"""The HTTP clients: `client` and `async_client`. What they send and when is in `exchange`, without a network."""

@@ -1,101 +1,52 @@
-"""The client for asyncio. `sync` has its twin; what they share is in `exchange` and `calls`."""
+"""The client for asyncio. `client` is its twin; what both do is in `base`, `calls` and `exchange`."""
 
 from __future__ import annotations
 
 import asyncio
-import random
-import time
 from collections import deque
 from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Iterable
-from types import TracebackType
 from typing import Any, Self, TypeVar, Unpack, overload
 
 import httpx
 
 from bert_client.errors import ProblemError
 from bert_client.http import calls
-from bert_client.http.calls import (
-    Call,
-    Chunk,
-    Chunker,
-    FillMaskOptions,
-    Options,
-    Pair,
-    RequestLimits,
-    SentimentOptions,
-    Texts,
-)
-from bert_client.http.exchange import (
-    Exchange,
-    Flow,
-    Outcome,
-    Send,
-    SlowServiceGuard,
-    Wait,
-    check_options,
-    connect_timeout,
-    result_or_raise,
-)
-from bert_client.http.retry import PATIENT, RetryPolicy
+from bert_client.http.base import BaseClient
+from bert_client.http.calls import Call, Chunk, Chunker, FillMaskOptions, Options, Pair, RequestLimits, SentimentOptions
+from bert_client.http.exchange import Flow, Outcome, Send, SlowServiceGuard, Wait, result_or_raise
 from bert_client.wire import FillMaskResult, LabelResult
 
 T = TypeVar("T")
+Inputs = Iterable[T] | AsyncIterable[T]
 
 
-class AsyncBertClient:
-    """`BertClient` for asyncio: the same methods, to be awaited; the streams take async iterables too."""
+class AsyncBertClient(BaseClient[httpx.AsyncBaseTransport, Callable[[float], Awaitable[object]]]):
+    """`BertClient` for asyncio: the same methods, to be awaited; inputs may also be an async iterable.
 
-    def __init__(
-        self,
-        base_url: str = calls.DEFAULT_URL,
-        *,
-        api_key: str | None = None,
-        timeout: float = 60.0,
-        concurrency: int = 4,
-        retry: RetryPolicy = PATIENT,
-        transport: httpx.AsyncBaseTransport | None = None,
-        sleep: Callable[[float], Awaitable[object]] = asyncio.sleep,
-    ) -> None:
-        check_options(base_url, timeout, concurrency)
-        self._timeout = timeout
-        self._concurrency = concurrency
-        self._sleep = sleep
-        self._exchange = Exchange(retry, time.monotonic, random.random)
-        self._sizes: RequestLimits | None = None
-        self._http = httpx.AsyncClient(
-            base_url=base_url,
-            headers=calls.authorization(api_key),
-            timeout=connect_timeout(timeout),
-            transport=transport,
-        )
-
-    async def aclose(self) -> None:
-        """Close the connections."""
-        await self._http.aclose()
+    It may be used in several event loops, one after the other, and opens connections in each.
+    """
 
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *exception: object) -> None:
         await self.aclose()
 
+    async def aclose(self) -> None:
+        """Close the connections of this event loop."""
+        if http := self._connections.get(asyncio.get_running_loop()):
+            await http.aclose()
+
     @overload
-    async def fill_mask(self, inputs: str, **options: Unpack[FillMaskOptions]) -> FillMaskResult: ...
+    async def fill_mask(self, inputs: str, **options: Unpack[FillMaskOptions]) -> FillMaskResult: ...  # type: ignore[overload-overlap]
     @overload
-    async def fill_mask(self, inputs: list[str], **options: Unpack[FillMaskOptions]) -> list[FillMaskResult]: ...
-    async def fill_mask(
-        self, inputs: str | list[str], **options: Unpack[FillMaskOptions]
-    ) -> FillMaskResult | list[FillMaskResult]:
-        """The likeliest words for each `[MASK]`."""
+    async def fill_mask(self, inputs: Inputs[str], **options: Unpack[FillMaskOptions]) -> list[FillMaskResult]: ...
+    async def fill_mask(self, inputs: Any, **options: Unpack[FillMaskOptions]) -> Any:
+        """The most likely words for each `[MASK]` of a text, or of several texts."""
         return await self._answer(calls.fill_mask(**options), inputs)
 
     def fill_mask_stream(
-        self, inputs: Iterable[str] | AsyncIterable[str], **options: Unpack[FillMaskOptions]
+        self, inputs: Inputs[str], **options: Unpack[FillMaskOptions]
     ) -> AsyncIterator[FillMaskResult | ProblemError]:
         """Like `fill_mask`, for any number of texts."""
         return self._stream(calls.fill_mask(**options), inputs)
@@ -103,80 +54,74 @@ class AsyncBertClient:
     @overload
     async def next_sentence(self, inputs: Pair, **options: Unpack[Options]) -> LabelResult: ...
     @overload
-    async def next_sentence(self, inputs: list[Pair], **options: Unpack[Options]) -> list[LabelResult]: ...
-    async def next_sentence(
-        self, inputs: Pair | list[Pair], **options: Unpack[Options]
-    ) -> LabelResult | list[LabelResult]:
-        """The probability that the second text of a pair stood right after the first."""
+    async def next_sentence(self, inputs: Inputs[Pair], **options: Unpack[Options]) -> list[LabelResult]: ...
+    async def next_sentence(self, inputs: Any, **options: Unpack[Options]) -> Any:
+        """The probability that the second text of a pair follows the first, for a pair or for several."""
         return await self._answer(calls.next_sentence(**options), inputs)
 
     def next_sentence_stream(
-        self, inputs: Iterable[Pair] | AsyncIterable[Pair], **options: Unpack[Options]
+        self, inputs: Inputs[Pair], **options: Unpack[Options]
     ) -> AsyncIterator[LabelResult | ProblemError]:
         """Like `next_sentence`, for any number of pairs."""
         return self._stream(calls.next_sentence(**options), inputs)
 
     @overload
-    async def sentiment(self, inputs: str | Pair, **options: Unpack[SentimentOptions]) -> LabelResult: ...
+    async def sentiment(self, inputs: str | Pair, **options: Unpack[SentimentOptions]) -> LabelResult: ...  # type: ignore[overload-overlap]
     @overload
-    async def sentiment(self, inputs: Texts, **options: Unpack[SentimentOptions]) -> list[LabelResult]: ...
-    async def sentiment(
-        self, inputs: str | Pair | Texts, **options: Unpack[SentimentOptions]
-    ) -> LabelResult | list[LabelResult]:
-        """The labels of a text, or of a review's title and body, with their probabilities."""
+    async def sentiment(self, inputs: Inputs[str | Pair], **options: Unpack[SentimentOptions]) -> list[LabelResult]: ...
+    async def sentiment(self, inputs: Any, **options: Unpack[SentimentOptions]) -> Any:
+        """The labels of a text, or of a review's title and body, with their probabilities; or of several."""
         return await self._answer(calls.sentiment(**options), inputs)
 
     def sentiment_stream(
-        self, inputs: Iterable[str | Pair] | AsyncIterable[str | Pair], **options: Unpack[SentimentOptions]
+        self, inputs: Inputs[str | Pair], **options: Unpack[SentimentOptions]
     ) -> AsyncIterator[LabelResult | ProblemError]:
-        """Like `sentiment`, for any number of texts."""
+        """Like `sentiment`, for any number of texts or pairs."""
         return self._stream(calls.sentiment(**options), inputs)
 
     async def _answer(self, call: Call[T], inputs: Any) -> Any:
-        if isinstance(inputs, list):
+        if not calls.is_one_input(inputs):
             return [result_or_raise(outcome) async for outcome in self._stream(call, inputs)]
         (outcome,) = await self._run(self._exchange.answer(call, Chunk(0, [calls.encode(inputs)])))
         return result_or_raise(outcome)
 
-    async def _stream(
-        self, call: Call[T], inputs: Iterable[Any] | AsyncIterable[Any]
-    ) -> AsyncIterator[T | ProblemError]:
+    async def _stream(self, call: Call[T], inputs: Inputs[Any]) -> AsyncIterator[T | ProblemError]:
+        calls.check_inputs(inputs)
         window: deque[asyncio.Task[list[T | ProblemError]]] = deque()
         guard = SlowServiceGuard()
         try:
             async for chunk in self._chunks(call, inputs):
                 if len(window) == self._concurrency:
-                    for outcome in guard.of(await window.popleft()):
+                    for outcome in guard.check(await window.popleft()):
                         yield outcome
                 window.append(asyncio.create_task(self._run(self._exchange.answer(call, chunk))))
             while window:
-                for outcome in guard.of(await window.popleft()):
+                for outcome in guard.check(await window.popleft()):
                     yield outcome
         finally:
             for task in window:
                 task.cancel()
             await asyncio.gather(*window, return_exceptions=True)
 
-    async def _chunks(self, call: Call[T], inputs: Iterable[Any] | AsyncIterable[Any]) -> AsyncIterator[Chunk]:
-        splitter: Chunker | None = None
+    async def _chunks(self, call: Call[T], inputs: Inputs[Any]) -> AsyncIterator[Chunk]:
+        chunker: Chunker | None = None
         async for given in _each(inputs):
-            splitter = splitter or Chunker(await self._read_sizes(), call.parameters)
-            for chunk in splitter.push(calls.encode(given)):
+            chunker = chunker or Chunker(await self._request_limits(), call.parameters)
+            for chunk in chunker.push(calls.encode(given)):
                 yield chunk
-        if splitter is not None:
-            for chunk in splitter.rest():
-                yield chunk
+        for chunk in chunker.rest() if chunker else ():
+            yield chunk
 
-    async def _read_sizes(self) -> RequestLimits:
-        if self._sizes is None:
-            self._sizes = await self._run(self._exchange.sizes())
-        return self._sizes
+    async def _request_limits(self) -> RequestLimits:
+        if self._limits is None:
+            self._limits = await self._run(self._exchange.limits())
+        return self._limits
 
-    async def _run(self, plan: Flow[T]) -> T:
+    async def _run(self, flow: Flow[T]) -> T:
         outcome: Outcome = None
         while True:
             try:
-                step = plan.send(outcome)
+                step = flow.send(outcome)
             except StopIteration as end:
                 result: T = end.value
                 return result
@@ -184,17 +129,24 @@ class AsyncBertClient:
 
     async def _perform(self, step: Send | Wait) -> Outcome:
         if isinstance(step, Wait):
-            await self._sleep(step.seconds)
+            await (self._sleep or asyncio.sleep)(step.seconds)
             return None
         try:
-            return await self._http.request(
-                step.method, step.path, content=step.body, headers=step.headers(self._timeout)
-            )
+            return await self._http().request(**step.arguments(self._timeout))
         except httpx.RequestError as error:
             return error
 
+    def _http(self) -> httpx.AsyncClient:
+        """The connections of this event loop, since they cannot be used in another."""
+        loop = asyncio.get_running_loop()
+        if loop not in self._connections:
+            for closed in [other for other in self._connections if other.is_closed()]:
+                del self._connections[closed]
+            self._connections[loop] = self._connect(httpx.AsyncClient, httpx.AsyncHTTPTransport)
+        return self._connections[loop]
 
-async def _each(inputs: Iterable[T] | AsyncIterable[T]) -> AsyncIterator[T]:
+
+async def _each(inputs: Inputs[T]) -> AsyncIterator[T]:
     if isinstance(inputs, AsyncIterable):
         async for given in inputs:
             yield given

@@ -1,60 +1,56 @@
-"""What is asked and how the answer reads: pure functions between Python values and JSON."""
+"""Requests and answers as JSON, and how many inputs one request carries. Nothing here uses the network."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import AsyncIterable, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypedDict, TypeVar
 
 import httpx
 
-from bert_client.errors import UnexpectedAnswerError
-from bert_client.wire import (
-    FillMaskResult,
-    LabelPrediction,
-    LabelResult,
-    Limits,
-    Mask,
-    TokenPrediction,
-    is_valid_request_id,
-)
+from bert_client import wire
+from bert_client.errors import InvalidInputError, UnexpectedAnswerError
+from bert_client.wire import FillMaskResult, LabelResult, Limits
 
 Result_co = TypeVar("Result_co", covariant=True)
 Pair = tuple[str, str]
-Texts = list[str] | list[Pair] | list[str | Pair]
+Encoded = bytes | InvalidInputError
+"""An input as JSON, or the reason why it cannot be sent."""
 
-DEFAULT_URL = "http://127.0.0.1:8000"
-
-# JSON around the inputs, beside the parameters.
 _ENVELOPE_BYTES = 64
+"""JSON around the inputs and parameters of a body."""
 _BYTES_PER_TOKEN = 4
-_TOKENS_PER_INPUT = 3  # special tokens
+"""An estimate; English text has more."""
+_SPECIAL_TOKENS = 3
 
 
 @dataclass(frozen=True, slots=True)
 class Call(Generic[Result_co]):
-    """One question, still without its inputs."""
+    """A task with its parameters, without inputs."""
 
     path: str
     parameters: bytes
     read: Callable[[Any], Result_co]
-    """One result of the answer's JSON."""
+    """Makes a result of its JSON."""
     request_id: str | None = None
 
     def __post_init__(self) -> None:
-        if self.request_id is not None and not is_valid_request_id(self.request_id):
+        if self.request_id is not None and not wire.is_valid_request_id(self.request_id):
             raise ValueError(f"request_id is {self.request_id!r}: give 1 to 128 ASCII letters, digits or . _ : / + = -")
 
     def body(self, inputs: Sequence[bytes]) -> bytes:
-        """A request body of encoded inputs."""
+        """The body of a request."""
         return b'{"inputs":[%s],"parameters":%s}' % (b",".join(inputs), self.parameters)
 
     def results(self, response: httpx.Response, count: int) -> list[Result_co]:
-        """The results of an answer to so many inputs.
+        """The results of an answer.
+
+        Args:
+            count: Inputs of the request.
 
         Raises:
-            UnexpectedAnswerError: it is no such answer.
+            UnexpectedAnswerError: the answer does not have the form of this service's, or not `count` results.
         """
         try:
             results = [self.read(result) for result in response.json()["results"]]
@@ -66,7 +62,7 @@ class Call(Generic[Result_co]):
 
 
 class Options(TypedDict, total=False):
-    """Keyword arguments that every question takes."""
+    """Keyword arguments of every task."""
 
     truncate: bool
     """Cut an input that is longer than the model's limit, instead of refusing it."""
@@ -78,7 +74,7 @@ class SentimentOptions(Options, total=False):
     """Keyword arguments of `sentiment`."""
 
     top_k: int | None
-    """Labels to return; default: all."""
+    """Labels per input; default: all."""
 
 
 class FillMaskOptions(Options, total=False):
@@ -86,69 +82,89 @@ class FillMaskOptions(Options, total=False):
 
     top_k: int | None
     """Predictions per mask; default: 5, or all of `targets`."""
-    targets: Sequence[str] | None
+    targets: Iterable[str] | None
     """Score these words only."""
 
 
 def fill_mask(
     *,
     top_k: int | None = None,
-    targets: Sequence[str] | None = None,
+    targets: Iterable[str] | None = None,
     truncate: bool = False,
     request_id: str | None = None,
 ) -> Call[FillMaskResult]:
-    """Words for `[MASK]`.
+    """The call of `fill_mask`.
 
     Raises:
-        TypeError: `targets` is a string: of that, each letter would be a word.
+        TypeError: `targets` is a string, each letter of which would be a word.
     """
     if isinstance(targets, str):
         raise TypeError(f"targets is {targets!r}: give a list of words")
-    parameters = _parameters(top_k=top_k, targets=None if targets is None else list(targets), truncate=truncate)
+    words = None if targets is None else list(targets)
+    parameters = _parameters(top_k=top_k, targets=words, truncate=truncate)
     return Call("/fill-mask", parameters, _fill_mask_result, request_id)
 
 
 def next_sentence(*, truncate: bool = False, request_id: str | None = None) -> Call[LabelResult]:
-    """Does the second text of a pair follow the first?"""
+    """The call of `next_sentence`."""
     return Call("/next-sentence", _parameters(truncate=truncate), _label_result, request_id)
 
 
 def sentiment(*, top_k: int | None = None, truncate: bool = False, request_id: str | None = None) -> Call[LabelResult]:
-    """What a text feels."""
+    """The call of `sentiment`."""
     return Call("/sentiment", _parameters(top_k=top_k, truncate=truncate), _label_result, request_id)
 
 
-def authorization(api_key: str | None) -> dict[bytes, bytes]:
-    """The header that carries an API key, if there is one.
-
-    Raises:
-        ValueError: no header can carry this one.
-    """
-    if not api_key:
-        return {}
-    if not api_key.isprintable():
-        raise ValueError("the API key has characters that are not printable: give it as the service has it")
-    return {b"Authorization": f"Bearer {api_key}".encode()}
+def _parameters(**given: object) -> bytes:
+    return _to_json({name: value for name, value in given.items() if value is not None})
 
 
-def encode(given: str | Pair) -> bytes:
-    """An input as JSON; encoded once, and so measured exactly."""
-    value = given if isinstance(given, str) else _pair(given)
+def _to_json(value: object) -> bytes:
+    """JSON in UTF-8. Half a character, such as "\\ud83d", is for the service to refuse."""
     return json.dumps(value, ensure_ascii=False).encode("utf-8", "surrogatepass")
 
 
-def _pair(given: Any) -> dict[str, str]:
-    if not (isinstance(given, tuple) and len(given) == 2):
-        raise TypeError(f"an input is a string or a tuple of two strings, not {type(given).__name__}")
-    return {"text": given[0], "text_pair": given[1]}
+# --- inputs -------------------------------------------------------------------------------------
+
+
+def is_one_input(inputs: Any) -> bool:
+    """Whether this is one input, not several: a string, a tuple of two texts, or something that is no iterable."""
+    if isinstance(inputs, tuple):
+        return len(inputs) == 2 and not any(isinstance(part, tuple | list) for part in inputs)
+    return isinstance(inputs, str | bytes) or not isinstance(inputs, Iterable | AsyncIterable)
+
+
+def check_inputs(inputs: Any) -> None:
+    """Refuse an iterable whose items are not its texts.
+
+    Raises:
+        TypeError: a string gives its characters, a dict its keys, and a data frame its columns' names.
+    """
+    if isinstance(inputs, str | bytes | Mapping) or hasattr(inputs, "columns"):
+        raise TypeError(f"inputs is a {type(inputs).__name__}: give a list, a column or another iterable of texts")
+
+
+def encode(given: Any) -> Encoded:
+    """An input as JSON, or as an error if it is neither a string nor a pair of strings."""
+    value = given.tolist() if hasattr(given, "tolist") else given  # numpy's rows and scalars
+    if isinstance(value, str):
+        return _to_json(value)
+    if not isinstance(value, tuple | list):
+        found = type(given).__name__
+    elif len(value) == 2 and all(isinstance(part, str) for part in value):
+        return _to_json({"text": value[0], "text_pair": value[1]})
+    else:
+        found = f"a {type(given).__name__} of {', '.join(type(part).__name__ for part in value[:3]) or 'nothing'}"
+    return InvalidInputError(422, "invalid_input", f"an input is a string or a pair of two strings, not {found}")
 
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """Inputs of one request, and the index of the first among all."""
+    """The inputs of one request."""
 
     first: int
-    inputs: list[bytes]
+    """Index of the first of them among all inputs."""
+    inputs: list[Encoded]
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,78 +174,75 @@ class RequestLimits:
     inputs: int
     body_bytes: int
     tokens: int
-    """Estimated; small enough that the service is fair to others and answers long before its deadline."""
+    """Estimated. Small enough that the service is fair to other callers and answers long before its deadline."""
 
     @classmethod
     def of(cls, limits: Limits) -> RequestLimits:
-        """Two batches fill the device while the next request is on its way. A quarter of the queue never
-        overflows it, even if every byte is a token.
+        """Two batches keep the device busy while the next request is on its way. A quarter of the queue's limit never
+        overflows the queue, even if every byte is a token.
         """
         tokens = min(2 * limits.max_batch_tokens, limits.max_queue_tokens // _BYTES_PER_TOKEN)
         return cls(limits.max_client_batch, limits.max_body_bytes - _ENVELOPE_BYTES, tokens)
 
 
 class Chunker:
-    """Cuts a stream of encoded inputs into chunks; one that is too large for any goes alone."""
+    """Cuts a stream of inputs into chunks within the limits. An input that exceeds a limit by itself is a chunk."""
 
-    def __init__(self, sizes: RequestLimits, parameters: bytes) -> None:
-        self._sizes = sizes
-        self._room = sizes.body_bytes - len(parameters)
+    def __init__(self, limits: RequestLimits, parameters: bytes) -> None:
+        self._limits = limits
+        self._max_bytes = limits.body_bytes - len(parameters)
         self._next = 0
         self._begin()
 
-    def push(self, given: bytes) -> Iterator[Chunk]:
-        """Add an input; gives the chunk that it no longer fits into."""
-        tokens = len(given) // _BYTES_PER_TOKEN + _TOKENS_PER_INPUT
-        full = (
-            len(self._inputs) >= self._sizes.inputs
-            or self._bytes + len(given) + 1 > self._room
-            or self._tokens + tokens > self._sizes.tokens
-        )
-        if full:
+    def _begin(self) -> None:
+        self._inputs: list[Encoded] = []
+        self._bytes = 0
+        self._tokens = 0
+
+    def push(self, given: Encoded) -> Iterator[Chunk]:
+        """Add an input. Yields the chunk before it, if the input does not fit into that."""
+        size = len(given) + 1 if isinstance(given, bytes) else 0
+        tokens = size // _BYTES_PER_TOKEN + _SPECIAL_TOKENS
+        if (
+            len(self._inputs) >= self._limits.inputs
+            or self._bytes + size > self._max_bytes
+            or self._tokens + tokens > self._limits.tokens
+        ):
             yield from self.rest()
         self._inputs.append(given)
-        self._bytes += len(given) + 1
+        self._bytes += size
         self._tokens += tokens
 
     def rest(self) -> Iterator[Chunk]:
-        """The chunk that is not full yet, if there is one."""
+        """The last chunk, if there is one."""
         if self._inputs:
             yield Chunk(self._next, self._inputs)
             self._next += len(self._inputs)
             self._begin()
 
-    def _begin(self) -> None:
-        self._inputs: list[bytes] = []
-        self._bytes = 0
-        self._tokens = 0
+
+# --- answers ------------------------------------------------------------------------------------
 
 
-def read_limits(response: httpx.Response) -> Limits:
-    """The limits that `/info` tells.
+def read_limits(response: httpx.Response) -> RequestLimits:
+    """The limits in an answer of `/info`.
 
     Raises:
-        UnexpectedAnswerError: it is no such answer.
+        UnexpectedAnswerError: the answer does not have the form of this service's.
     """
     try:
         limits = response.json()["limits"]
-        return Limits(**{name: int(limits[name]) for name in Limits.__slots__})
+        return RequestLimits.of(Limits(**{name: int(limits[name]) for name in Limits.__slots__}))
     except (ValueError, KeyError, TypeError) as error:
         raise UnexpectedAnswerError(f"{response.url} does not tell limits as this service does") from error
 
 
-def _parameters(**given: object) -> bytes:
-    return json.dumps({name: value for name, value in given.items() if value is not None}, ensure_ascii=False).encode(
-        errors="surrogatepass"
-    )
-
-
 def _fill_mask_result(result: Any) -> FillMaskResult:
     masks = [
-        Mask(
+        wire.Mask(
             mask["position"],
             [
-                TokenPrediction(entry["score"], entry["token"], entry["token_str"], entry["sequence"])
+                wire.TokenPrediction(entry["score"], entry["token"], entry["token_str"], entry["sequence"])
                 for entry in mask["predictions"]
             ],
         )
@@ -239,5 +252,5 @@ def _fill_mask_result(result: Any) -> FillMaskResult:
 
 
 def _label_result(result: Any) -> LabelResult:
-    predictions = [LabelPrediction(entry["label"], entry["score"]) for entry in result["predictions"]]
+    predictions = [wire.LabelPrediction(entry["label"], entry["score"]) for entry in result["predictions"]]
     return LabelResult(predictions, result["tokens"], result["truncated"])

@@ -1,4 +1,4 @@
-"""When to try again: a pure decision. Every request may be repeated, since an answer changes nothing."""
+"""When to repeat a request. Every request may be repeated, because it changes nothing in the service."""
 
 from __future__ import annotations
 
@@ -8,42 +8,43 @@ from email.utils import parsedate_to_datetime
 
 import httpx
 
-_RETRIED_STATUSES = frozenset({429, 502, 503})
-# After a read timeout the service may still be computing: asking again would make it slower yet.
+_RETRIED_STATUSES = frozenset({429, 502, 503, 520, 521, 522, 523, 524, 530})
+"""The service is busy or away; from 520 on, Cloudflare says so."""
 _RETRIED_ERRORS = (httpx.NetworkError, httpx.RemoteProtocolError, httpx.ConnectTimeout)
+"""Not a read timeout: the service may still be computing, and another request would make it slower."""
 
 
 @dataclass(frozen=True, slots=True)
 class RetryPolicy:
-    """How patient a client is."""
+    """How often and for how long a request is repeated."""
 
     attempts: int = 5
     """Of one request, the first included."""
     deadline: float = 120.0
-    """Seconds from the first attempt after which nothing is repeated, and nothing that was slow is halved.
-    Where a list is asked for in parts, repeating has as long again after each answer."""
+    """Seconds after the first attempt until which a request is repeated, or halved if it was too slow. In a list that
+    travels in several requests, they are counted from the last answer."""
     first_pause: float = 0.25
-    """Seconds; each pause is twice the one before it."""
+    """Seconds. Each pause is twice the one before it."""
     longest_pause: float = 10.0
-    """Seconds; `Retry-After` may ask for more."""
+    """Seconds. `Retry-After` may ask for more."""
 
     def __post_init__(self) -> None:
         if self.attempts < 1 or min(self.deadline, self.first_pause, self.longest_pause) < 0:
-            raise ValueError(f"{self} cannot be followed: one attempt at least, and no negative times")
-
-
-PATIENT = RetryPolicy()
+            raise ValueError(f"{self} cannot be followed: give at least one attempt, and no negative seconds")
 
 
 def pause_before_retry(
     policy: RetryPolicy, reply: httpx.Response | httpx.RequestError, attempt: int, elapsed: float, jitter: float
 ) -> float | None:
-    """Seconds to wait after failed attempt number `attempt` (from 1), or None to give up.
+    """Seconds to wait after a failed attempt, or None to give up.
 
-    `jitter` in [0, 1) spreads the callers that failed together: from half of the pause to all of it, and
-    after what `Retry-After` asks for.
+    Args:
+        attempt: Number of the attempt, from 1.
+        elapsed: Seconds since the first attempt.
+        jitter: In [0, 1). It spreads callers that failed together: from half of the pause to all of it, and after the
+            time that `Retry-After` asks for.
     """
-    if attempt >= policy.attempts or not _may_help(reply):
+    if attempt >= policy.attempts or not _is_retried(reply):
         return None
     backoff = min(policy.first_pause * 2.0 ** min(attempt - 1, 100), policy.longest_pause)
     asked = retry_after(reply.headers.get("retry-after")) if isinstance(reply, httpx.Response) else 0.0
@@ -52,7 +53,7 @@ def pause_before_retry(
 
 
 def retry_after(header: str | None, now: datetime | None = None) -> float:
-    """Seconds that a `Retry-After` asks for, as a number or as a date; 0 for none or nonsense."""
+    """Seconds in a `Retry-After` header, which is a number or a date; 0 if it is absent or neither."""
     if header is None:
         return 0.0
     if header.strip().isdecimal():
@@ -65,8 +66,8 @@ def retry_after(header: str | None, now: datetime | None = None) -> float:
     return max((then - (now or datetime.now(UTC))).total_seconds(), 0.0)
 
 
-def _may_help(reply: httpx.Response | httpx.RequestError) -> bool:
+def _is_retried(reply: httpx.Response | httpx.RequestError) -> bool:
     if isinstance(reply, httpx.Response):
-        hurried = reply.status_code == 504 and "retry-after" in reply.headers  # nothing was computed
-        return hurried or reply.status_code in _RETRIED_STATUSES
+        not_started = reply.status_code == 504 and "retry-after" in reply.headers
+        return not_started or reply.status_code in _RETRIED_STATUSES
     return isinstance(reply, _RETRIED_ERRORS)

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from app.inference.torch_backend import TorchBackend
+from tests.app.backends import ThreadBackend
 
 TASKS = ["/fill-mask", "/next-sentence", "/sentiment", "/hf/fill-mask", "/hf/text-classification"]
 
@@ -111,7 +112,7 @@ MUTATIONS: list[bytes] = [
 
 @pytest.mark.parametrize("path", TASKS)
 async def test_no_body_breaks_the_service(serve: Any, pretrained: Any, sentiment: Any, path: str) -> None:
-    backend = TorchBackend(pretrained, sentiment, device="cpu", dtype="float32", threads=1)
+    backend = ThreadBackend(TorchBackend(pretrained, sentiment, device="cpu", dtype="float32", threads=1))
     async with serve(backend) as service:
         for body in MUTATIONS:
             answer = await service.client.post(path, content=body, headers={"Content-Type": "application/json"})

@@ -152,7 +152,7 @@ async def test_expired_request_is_never_computed(serve: Any, backend: Any, own: 
         await backend.has_entered()
         late = await service.client.post("/sentiment", json={"inputs": "too late"}, headers=headers)
         assert (late.status_code, late.json()["code"]) == (504, "deadline_exceeded")
-        assert service.engine.batcher.queued_tokens == 0
+        assert service.engine.scheduler.queued_tokens == 0
         backend.gate.set()
         await first
         assert await service.metric("bert_requests_expired_total") >= 1
@@ -165,7 +165,7 @@ async def test_deadline_that_what_waits_has_used_up_is_met_at_once(serve: Any, b
         backend.gate.clear()
         first = asyncio.create_task(service.client.post("/sentiment", json={"inputs": ["good"] * 50}))
         await backend.has_entered()
-        service.engine.batcher.tokens_per_second = 0.001
+        service.engine.scheduler.throughput.tokens_per_second = 0.001
         hurried_one = await service.client.post("/sentiment", json=GOOD, headers=hurried)
         patient_one = await service.client.post("/sentiment", json=GOOD)
         backend.gate.set()
@@ -188,7 +188,7 @@ async def test_caller_that_leaves_is_dropped_before_compute(serve: Any, backend:
         await service.queued(2)
         leaves.set()
         assert await gone == 499  # nobody reads it
-        assert service.engine.batcher.queued_tokens == 0
+        assert service.engine.scheduler.queued_tokens == 0
         backend.gate.set()
         assert (await first).status_code == 200
         assert await service.metric("bert_requests_cancelled_total") == 1

@@ -2,79 +2,85 @@
 
 from __future__ import annotations
 
-import gc
+import asyncio
 import os
 import pickle
 import signal
-import threading
 import time
-from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from app.errors import InferenceError
-from app.inference.process_pool import RemoteBackend, _picklable
+from app.errors import BackendDiedError, InferenceError, OutOfMemoryError
+from app.inference.process_main import Job, make_picklable
+from app.inference.process_pool import ProcessPool
 from app.inference.torch_backend import TorchBackend
 from app.inference.types import Answer, Query, Task
-from app.scheduling.scheduler import BackendDiedError, OutOfMemoryError
 from app.settings import SettingsError
 from model import Tokenizer
 from model.errors import CheckpointError
 from tests.app.process import PATIENCE, children
 
 
-def remote(
+def ignore(_: BackendDiedError) -> None:
+    """Of a test that expects no death, or looks for it elsewhere."""
+
+
+def pool_of(
     pretrained: Path, sentiment: Path, device: str = "cpu", threads: int = 1, logs: dict[str, Any] | None = None
-) -> RemoteBackend:
-    return RemoteBackend(pretrained, sentiment, device=device, dtype="float32", threads=threads, logs=logs)
+) -> ProcessPool:
+    return ProcessPool(Job(pretrained, sentiment, device, "float32", threads, logs))
 
 
 @pytest.fixture(params=[1, 2])
-def backend(request: pytest.FixtureRequest, pretrained: Path, sentiment: Path) -> Iterator[RemoteBackend]:
+async def backend(request: pytest.FixtureRequest, pretrained: Path, sentiment: Path) -> AsyncIterator[ProcessPool]:
     """Of one process, or of two."""
-    made = remote(pretrained, sentiment, threads=request.param)
-    made.load()
+    made = pool_of(pretrained, sentiment, threads=request.param)
+    await made.load(ignore)
     yield made
-    made.close()
+    await made.aclose()
 
 
 @pytest.fixture
-def pair(pretrained: Path, sentiment: Path) -> Iterator[RemoteBackend]:
-    made = remote(pretrained, sentiment, threads=2)
-    made.load()
+async def pair(pretrained: Path, sentiment: Path) -> AsyncIterator[ProcessPool]:
+    made = pool_of(pretrained, sentiment, threads=2)
+    await made.load(ignore)
     yield made
-    made.close()
+    await made.aclose()
 
 
-def pid_of(backend: RemoteBackend) -> int:
+def pid_of(backend: ProcessPool) -> int:
     assert backend._process is not None
     assert backend._process.pid is not None
     return backend._process.pid
 
 
-def forked(backend: RemoteBackend) -> list[int]:
-    return children(pid_of(backend))
-
-
-def beside(backend: RemoteBackend) -> int:
+def fork_of(backend: ProcessPool) -> int:
     """The process that the first one has forked."""
-    (found,) = forked(backend)
+    (found,) = children(pid_of(backend))
     return found
 
 
-def until_gone(pid: int) -> None:
-    until = time.monotonic() + PATIENCE
-    while Path(f"/proc/{pid}").exists():
-        assert time.monotonic() < until
-        time.sleep(0.02)
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(PATIENCE):
+        while not condition():  # noqa: ASYNC110 (no event says so)
+            await asyncio.sleep(0.005)
 
 
-def test_answers_are_those_of_the_backend_itself(
-    backend: RemoteBackend, pretrained: Path, sentiment: Path, tokenizer: Tokenizer
+async def until_gone(pid: int) -> None:
+    await until(lambda: not Path(f"/proc/{pid}").exists())
+
+
+def sentiment_query(tokenizer: Tokenizer, text: str = "good") -> Query:
+    return Query(Task.SENTIMENT, tokenizer.encode(text))
+
+
+async def test_process_pool_answers_as_the_models_in_this_process_do(
+    backend: ProcessPool, pretrained: Path, sentiment: Path, tokenizer: Tokenizer
 ) -> None:
     here = TorchBackend(pretrained, sentiment, device="cpu", dtype="float32", threads=1)
     here.load()
@@ -85,8 +91,7 @@ def test_answers_are_those_of_the_backend_itself(
         Query(Task.NEXT_SENTENCE, tokenizer.encode("a film", "it was good")),
         Query(Task.FILL_MASK, text, (mask,), 2, (5, 6)),
     ]
-    answers = backend.run("pretrained", queries)
-    assert answers == here.run("pretrained", queries)
+    assert await backend.run("pretrained", queries) == here.run("pretrained", queries)
     assert set(backend.models) == set(here.models)
     assert backend.models["pretrained"].config == here.models["pretrained"].config
     assert backend.models["pretrained"].tokenizer.encode("a good film") == tokenizer.encode("a good film")
@@ -95,68 +100,108 @@ def test_answers_are_those_of_the_backend_itself(
     assert backend.tokens_per_second > 0
 
 
-def test_batch_that_fails_leaves_the_process_alive(backend: RemoteBackend, tokenizer: Tokenizer) -> None:
-    query = Query(Task.SENTIMENT, tokenizer.encode("good"))
-    with pytest.raises(KeyError, match="no such lane") as raised:
-        backend.run("no such lane", [query])
+async def test_process_pool_large_batch_and_large_answer_arrive_whole(pair: ProcessPool, tokenizer: Tokenizer) -> None:
+    text = tokenizer.encode("a [MASK]")
+    query = Query(Task.FILL_MASK, text, (text.input_ids.index(tokenizer.mask_id),), 50)
+    answers = await pair.run("pretrained", [query] * 2000)
+    assert len(answers) == 2000
+    assert all(isinstance(answer, Answer) and len(answer.scores[0]) == 50 for answer in answers)
+
+
+async def test_process_pool_batch_that_fails_leaves_the_process_alive(
+    backend: ProcessPool, tokenizer: Tokenizer
+) -> None:
+    query = sentiment_query(tokenizer)
+    with pytest.raises(KeyError, match="no such encoder") as raised:
+        await backend.run("no such encoder", [query])
     assert "in _compute" in "".join(raised.value.__notes__)  # where it happened, for the log
-    assert len(backend.run("sentiment", [query])) == 1
+    assert len(await backend.run("sentiment", [query])) == 1
 
 
-def test_checkpoint_and_device_that_cannot_be_used_are_named(pretrained: Path, tmp_path: Path) -> None:
+async def test_process_pool_names_checkpoint_and_device_that_cannot_be_used(pretrained: Path, tmp_path: Path) -> None:
+    missing = pool_of(pretrained, tmp_path / "nowhere")
     with pytest.raises(CheckpointError) as raised:
-        remote(pretrained, tmp_path / "nowhere").load()
+        await missing.load(ignore)
     assert raised.value.path.is_relative_to(tmp_path / "nowhere")
+    await missing.aclose()
+    absent = pool_of(pretrained, pretrained, "cuda:99")
     with pytest.raises(SettingsError, match="CUDA device"):
-        remote(pretrained, pretrained, "cuda:99").load()
+        await absent.load(ignore)
+    await absent.aclose()
 
 
-def test_process_that_dies_is_noticed_and_told(backend: RemoteBackend, tokenizer: Tokenizer) -> None:
-    told = threading.Event()
-    backend.watch(lambda dead, error: told.set() if dead is backend and "-9" in str(error) else None)
+@pytest.mark.parametrize("threads", [1, 2])
+async def test_process_pool_death_is_told(
+    threads: int, pretrained: Path, sentiment: Path, tokenizer: Tokenizer
+) -> None:
+    told: list[BackendDiedError] = []
+    backend = pool_of(pretrained, sentiment, threads=threads)
+    await backend.load(told.append)
     os.kill(pid_of(backend), signal.SIGKILL)
-    assert told.wait(PATIENCE)
+    await until(lambda: bool(told))
+    assert "exit code -9" in str(told[0])
     with pytest.raises(BackendDiedError, match="exit code -9"):
-        backend.run("sentiment", [Query(Task.SENTIMENT, tokenizer.encode("good"))])
-    late = threading.Event()
-    backend.watch(lambda *_: late.set())
-    assert late.is_set()
+        await backend.run("sentiment", [sentiment_query(tokenizer)])
+    await backend.aclose()
+    assert len(told) == 1
 
 
-def test_closing_ends_the_process_without_an_alarm(backend: RemoteBackend) -> None:
+async def test_process_pool_death_during_a_batch_fails_it(pair: ProcessPool, tokenizer: Tokenizer) -> None:
+    os.kill(pid_of(pair), signal.SIGSTOP)
+    asked = asyncio.create_task(pair.run("sentiment", [sentiment_query(tokenizer)]))
+    await asyncio.sleep(0.05)
+    os.kill(pid_of(pair), signal.SIGKILL)
+    with pytest.raises(BackendDiedError, match="exit code -9"):
+        await asked
+
+
+async def test_process_pool_hung_process_does_not_block_the_event_loop(pair: ProcessPool, tokenizer: Tokenizer) -> None:
+    """Also if it hangs before it has read a request that is larger than the connection's buffers."""
+    os.kill(pid_of(pair), signal.SIGSTOP)
+    asked = asyncio.create_task(pair.run("sentiment", [sentiment_query(tokenizer, "good " * 60)] * 20_000))
+    began = time.monotonic()
+    await asyncio.sleep(0.05)
+    other = await pair.run("sentiment", [sentiment_query(tokenizer)])
+    assert len(other) == 1
+    assert time.monotonic() - began < PATIENCE / 2
+    os.kill(pid_of(pair), signal.SIGKILL)
+    with pytest.raises(BackendDiedError):
+        await asked
+
+
+async def test_process_pool_closing_ends_the_processes_without_an_alarm(pretrained: Path, sentiment: Path) -> None:
     alarms: list[object] = []
-    backend.watch(lambda *news: alarms.append(news))
-    pid = pid_of(backend)
-    backend.close()
-    until_gone(pid)
+    backend = pool_of(pretrained, sentiment, threads=2)
+    await backend.load(alarms.append)
+    pids = pid_of(backend), fork_of(backend)
+    await backend.aclose()
+    for pid in pids:
+        await until_gone(pid)
     assert not alarms
 
 
-def test_closing_at_any_moment_of_loading_ends_it(pretrained: Path, sentiment: Path) -> None:
-    for pause in (0.0, 0.001, 0.005, 0.01, 0.02, 0.05, 0.3):
-        backend = remote(pretrained, sentiment)
-        with ThreadPoolExecutor(1) as pool:
-            loading = pool.submit(backend.load)
-            time.sleep(pause)
-            backend.close()
-            with pytest.raises(BackendDiedError):
-                loading.result(PATIENCE)
+async def test_process_pool_closing_at_any_moment_of_loading_ends_it(pretrained: Path, sentiment: Path) -> None:
+    for pause in (0.0, 0.01, 0.05, 0.3):
+        backend = pool_of(pretrained, sentiment)
+        loading = asyncio.create_task(backend.load(ignore))
+        await asyncio.sleep(pause)
+        await backend.aclose()
+        with pytest.raises(BackendDiedError):
+            await loading
+        with pytest.raises(BackendDiedError):
+            await backend.load(ignore)
 
 
-def test_closing_just_after_the_fork_ends_both(pretrained: Path, sentiment: Path) -> None:
-    backend = remote(pretrained, sentiment, threads=2)
-    with ThreadPoolExecutor(1) as pool:
-        loading = pool.submit(backend.load)
-        until = time.monotonic() + PATIENCE
-        while backend._process is None or backend._process.pid is None or not forked(backend):
-            assert time.monotonic() < until
-            time.sleep(0.001)
-        pids = pid_of(backend), *forked(backend)
-        backend.close()
-        for pid in pids:
-            until_gone(pid)
-        if (error := loading.exception(PATIENCE)) is not None:  # or it was loaded in that very moment
-            assert isinstance(error, BackendDiedError)
+async def test_process_pool_closing_just_after_the_fork_ends_both(pretrained: Path, sentiment: Path) -> None:
+    backend = pool_of(pretrained, sentiment, threads=2)
+    loading = asyncio.create_task(backend.load(ignore))
+    await until(lambda: backend._process is not None and bool(children(pid_of(backend))))
+    pids = pid_of(backend), *children(pid_of(backend))
+    await backend.aclose()
+    for pid in pids:
+        await until_gone(pid)
+    with suppress(BackendDiedError):  # it may have been loaded in that very moment
+        await loading
 
 
 class NoFork:
@@ -169,36 +214,26 @@ class NoFork:
         raise BlockingIOError(11, "no room for another process")
 
 
-def test_fork_that_fails_is_told(pretrained: Path, sentiment: Path) -> None:
+async def test_process_pool_fork_that_fails_is_told(pretrained: Path, sentiment: Path) -> None:
     logs = {"version": 1, "filters": {"first": {"()": f"{__name__}.NoFork"}}}
-    backend = remote(pretrained, sentiment, threads=2, logs=logs)
-    with ThreadPoolExecutor(1) as pool, pytest.raises(BlockingIOError, match="no room for another process"):
-        pool.submit(backend.load).result(PATIENCE)
-    until_gone(pid_of(backend))
+    backend = pool_of(pretrained, sentiment, threads=2, logs=logs)
+    with pytest.raises(BlockingIOError, match="no room for another process"):
+        await backend.load(ignore)
+    await until_gone(pid_of(backend))
+    await backend.aclose()
 
 
-def test_processes_end_when_nobody_holds_the_backend_any_more(pretrained: Path, sentiment: Path) -> None:
-    backend = remote(pretrained, sentiment, threads=2)
-    backend.load()
-    pids = pid_of(backend), beside(backend)
-    del backend
-    gc.collect()
-    for pid in pids:
-        until_gone(pid)
-
-
-def test_two_processes_answer_at_the_same_time_and_alike(pair: RemoteBackend, tokenizer: Tokenizer) -> None:
+async def test_process_pool_two_processes_answer_at_the_same_time_and_alike(
+    pair: ProcessPool, tokenizer: Tokenizer
+) -> None:
     batches = [
-        [Query(Task.SENTIMENT, tokenizer.encode("a good film" + " and great" * (i % 5))) for i in range(n)]
-        for n in range(1, 40)
+        [sentiment_query(tokenizer, "a good film" + " and great" * (i % 5)) for i in range(n)] for n in range(1, 40)
     ]
-    first = [list(pair.run("sentiment", batch)) for batch in batches]
-    number = pair._free.get()  # from here on, the other one
-    assert number == 0
-    other = [list(pair.run("sentiment", batch)) for batch in batches]
-    pair._free.put(number)
-    with ThreadPoolExecutor(2) as pool:
-        both = [list(answers) for answers in pool.map(lambda batch: pair.run("sentiment", batch), batches)]
+    first = [await pair.run("sentiment", batch) for batch in batches]
+    assert await pair._free.get() == 0  # from here on, the other one
+    other = [await pair.run("sentiment", batch) for batch in batches]
+    pair._free.put_nowait(0)
+    both = await asyncio.gather(*(pair.run("sentiment", batch) for batch in batches))
     for one, two, three in zip(first, other, both, strict=True):
         assert scores(one) == pytest.approx(scores(two), abs=1e-6)
         assert scores(one) == pytest.approx(scores(three), abs=1e-6)
@@ -208,63 +243,55 @@ def scores(answers: Sequence[Answer | Exception]) -> list[float]:
     return [answer.scores[0][0] for answer in answers if isinstance(answer, Answer)]
 
 
-def test_process_beside_the_first_shares_its_memory(pair: RemoteBackend, tokenizer: Tokenizer) -> None:
-    assert pair._free.get() == 0
-    pair.run("sentiment", [Query(Task.SENTIMENT, tokenizer.encode("good"))])
-    assert pair._free.get(timeout=PATIENCE) == 1
-    table = Path(f"/proc/{beside(pair)}/smaps_rollup").read_text()
+async def test_process_pool_fork_shares_memory(pair: ProcessPool, tokenizer: Tokenizer) -> None:
+    assert await pair._free.get() == 0
+    await pair.run("sentiment", [sentiment_query(tokenizer)])
+    table = Path(f"/proc/{fork_of(pair)}/smaps_rollup").read_text()  # noqa: ASYNC240 (a moment)
     size = {line.split(":")[0]: int(line.split()[1]) for line in table.splitlines()[1:]}
     assert size["Private_Dirty"] + size["Private_Clean"] < size["Rss"] / 4
 
 
-def test_process_beside_the_first_that_dies_is_noticed_and_told(pair: RemoteBackend, tokenizer: Tokenizer) -> None:
-    told = threading.Event()
-    pair.watch(lambda *_: told.set())
-    first = pid_of(pair)
-    os.kill(beside(pair), signal.SIGKILL)
-    assert told.wait(PATIENCE)
-    until_gone(first)
-    with pytest.raises(BackendDiedError, match="exit code 1"):
-        pair.run("sentiment", [Query(Task.SENTIMENT, tokenizer.encode("good"))])
+async def test_process_pool_death_of_a_fork_ends_all(pretrained: Path, sentiment: Path) -> None:
+    told: list[BackendDiedError] = []
+    backend = pool_of(pretrained, sentiment, threads=2)
+    await backend.load(told.append)
+    os.kill(fork_of(backend), signal.SIGKILL)
+    await until(lambda: bool(told))
+    assert "exit code 1" in str(told[0])
+    await until_gone(pid_of(backend))
+    await backend.aclose()
 
 
-def test_process_beside_the_first_ends_with_it(pair: RemoteBackend) -> None:
-    other = beside(pair)
+async def test_process_pool_fork_ends_with_the_first_process(pair: ProcessPool) -> None:
+    other = fork_of(pair)
     os.kill(pid_of(pair), signal.SIGKILL)
-    until_gone(other)
+    await until_gone(other)
 
 
-def test_one_batch_fewer_is_under_way_while_this_process_works(pair: RemoteBackend) -> None:
-    pair._looked, pair._used = time.monotonic(), time.process_time()
-    until = time.process_time() + 0.5
-    while time.process_time() < until:
-        pass
-    began = time.monotonic() - pair._looked
-    if not 0.47 < 0.5 / began < 0.53:  # another process may have had the processor
-        assert pair.at_once == (1 if 0.5 / began > 0.5 else 2)
-    time.sleep(1.2)
-    assert pair.at_once == 2
+async def test_process_pool_runs_one_batch_fewer_while_this_process_is_busy(pair: ProcessPool) -> None:
+    pair._busy_checked, pair._busy_time = time.monotonic() - 1.0, time.process_time() - 0.6
+    assert pair.max_concurrent_batches == 1
+    pair._busy_checked, pair._busy_time = time.monotonic() - 1.0, time.process_time() - 0.4
+    assert pair.max_concurrent_batches == 2
 
 
-def test_only_the_first_process_and_a_lone_text_may_take_all_threads(
-    pair: RemoteBackend, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+async def test_process_pool_only_a_lone_text_in_the_first_process_may_take_all_threads(
+    pair: ProcessPool, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The others never: OpenMP's threads are not forked."""
-    query = Query(Task.SENTIMENT, tokenizer.encode("good"))
-    said: list[tuple[int, bool]] = []
-    send = pair._send
+    """A fork never does: OpenMP's threads are not forked."""
+    query = sentiment_query(tokenizer)
+    sent: list[tuple[int, bool]] = []
+    exchange = pair._exchange
 
-    def spy(number: int, request: Any) -> None:
-        said.append((number, request[2]))
-        send(number, request)
+    async def spy(number: int, request: Any) -> Any:
+        sent.append((number, request[2]))
+        return await exchange(number, request)
 
-    monkeypatch.setattr(pair, "_send", spy)
-    pair.run("sentiment", [query])
-    pair.run("sentiment", [query, query])
-    assert pair._free.get() == 0
-    monkeypatch.setattr(pair._free, "qsize", lambda: 1)  # the first comes back in this very moment
-    pair.run("sentiment", [query])
-    assert said == [(0, True), (0, False), (1, False)]
+    monkeypatch.setattr(pair, "_exchange", spy)
+    await pair.run("sentiment", [query])
+    await pair.run("sentiment", [query, query])
+    await asyncio.gather(pair.run("sentiment", [query]), pair.run("sentiment", [query]))
+    assert sent == [(0, True), (0, False), (0, True), (1, False)]
 
 
 class UnpicklableError(Exception):
@@ -286,6 +313,6 @@ class UnpicklableError(Exception):
     ],
 )
 def test_errors_arrive_as_what_they_are_or_at_least_in_words(error: Exception, kind: type[Exception]) -> None:
-    arrived = pickle.loads(pickle.dumps(_picklable(error)))
+    arrived = pickle.loads(pickle.dumps(make_picklable(error)))
     assert type(arrived) is kind
     assert str(error) in str(arrived)

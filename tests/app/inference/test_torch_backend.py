@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
@@ -13,9 +14,10 @@ from unittest.mock import Mock
 import pytest
 import torch
 
+from app.errors import BackendDiedError, OutOfMemoryError
+from app.inference import torch_backend
 from app.inference.torch_backend import TorchBackend, _torch_errors
 from app.inference.types import Answer, Query, Task
-from app.scheduling.scheduler import BackendDiedError, OutOfMemoryError
 from app.settings import SettingsError
 from model import BertForPreTraining, PackedBatch, Tokenizer, load_checkpoint, save_checkpoint
 from model.errors import CheckpointError
@@ -96,7 +98,7 @@ def test_many_masks_are_projected_in_pieces(
 ) -> None:
     queries = [masked(tokenizer, "[MASK] " * n) for n in (3, 5, 1, 4)]
     whole = answered(loaded, "pretrained", queries)
-    monkeypatch.setattr("app.inference.torch_backend._MASKS_AT_ONCE", 4)
+    monkeypatch.setattr(torch_backend, "POLICY", replace(torch_backend.POLICY, masks_per_projection=4))
     pieces = answered(loaded, "pretrained", queries)
     assert [answer.token_ids for answer in pieces] == [answer.token_ids for answer in whole]
 
@@ -276,6 +278,7 @@ NEW_SIZES = """
 import random, sys
 from pathlib import Path
 import app.inference.torch_backend
+from app.errors import BackendDiedError, OutOfMemoryError
 from app.inference.torch_backend import TorchBackend
 from app.inference.types import Query, Task
 from model import Encoding
@@ -324,7 +327,7 @@ def test_lone_text_takes_all_threads_if_it_is_worth_it_and_gets_the_same_answer(
     pretrained: Path, sentiment: Path, tokenizer: Tokenizer, dtype: str
 ) -> None:
     before = torch.get_num_threads()
-    backend = TorchBackend(pretrained, sentiment, device="cpu", dtype=dtype, threads=2, beside_others=True)
+    backend = TorchBackend(pretrained, sentiment, device="cpu", dtype=dtype, threads=2, one_process_per_thread=True)
     query = Query(Task.SENTIMENT, tokenizer.encode("a good film and great"))
     try:
         backend.load()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Any
@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 from pydantic_core import to_json
 
-from app.api.schemas import TextPair
 from app.errors import (
+    BackendDiedError,
     DeadlineExceededError,
     InferenceError,
     InvalidInputError,
@@ -23,10 +23,10 @@ from app.errors import (
     TooLargeError,
     UnavailableError,
 )
-from app.inference.types import Answer, Task
+from app.inference.types import Task
 from app.observability.metrics import Metrics
-from app.scheduling.engine import Engine, token_budget
-from app.scheduling.scheduler import BackendDiedError
+from app.scheduling.engine import Engine, EnginePolicy
+from app.scheduling.tokenization import TextPair
 from app.settings import Settings
 from model import Tokenizer
 from model.errors import EmptyTextError, NoMaskError, TextTooLongError, UnknownTargetError
@@ -35,12 +35,12 @@ PATIENCE = 30
 
 
 @asynccontextmanager
-async def running(backend: Any, **settings: object) -> AsyncIterator[Engine]:
-    engine = Engine(lambda: backend, Settings.model_validate(settings), Metrics())
+async def running(backend: Any, policy: EnginePolicy | None = None, **settings: object) -> AsyncIterator[Engine]:
+    engine = Engine(lambda: backend, Settings.model_validate(settings), Metrics(), policy or EnginePolicy())
     engine.start()
     try:
         async with asyncio.timeout(PATIENCE):
-            await engine.startup_finished.wait()
+            await engine.lifecycle.startup_finished.wait()
         yield engine
     finally:
         backend.gate.set()
@@ -50,20 +50,12 @@ async def running(backend: Any, **settings: object) -> AsyncIterator[Engine]:
 async def queued(engine: Engine, requests: int) -> None:
     """Wait until so many requests are accepted and unanswered."""
     async with asyncio.timeout(PATIENCE):
-        while engine.batcher.queued_requests < requests:  # noqa: ASYNC110 (nobody else needs an event)
+        while engine.scheduler.queued_requests < requests:  # noqa: ASYNC110 (nobody else needs an event)
             await asyncio.sleep(0.002)
 
 
 def soon() -> float:
     return time.monotonic() + PATIENCE
-
-
-@pytest.mark.parametrize(
-    ("speed", "expected"), [(0, 1024), (1, 1024), (52_000, 5120), (87_000, 8448), (20_000, 1792), (1e9, 16_384)]
-)
-def test_batch_takes_a_tenth_of_a_second_where_that_is_enough(speed: float, expected: int) -> None:
-    assert token_budget(speed, most=16_384) == expected
-    assert token_budget(speed, most=2048) == min(expected, 2048)
 
 
 async def test_tasks_of_one_encoder_share_a_forward_pass(backend: Any) -> None:
@@ -150,24 +142,24 @@ async def test_long_texts_are_tokenized_like_short_ones(backend: Any) -> None:
     text = "a " * 5000 + "."
     async with running(backend) as engine:
         reply = await engine.sentiment([text, "a"], deadline=soon(), truncate=True)
-        assert engine.batcher.reserved_tokens == 0
+        assert engine.scheduler.reserved_tokens == 0
     assert [(result.tokens, result.truncated) for result in reply.results] == [(64, True), (3, False)]
 
 
 async def test_room_is_held_while_a_text_is_tokenized(backend: Any) -> None:
     async with running(backend, max_queue_tokens=100) as engine:
-        with engine.batcher.reserved([33, 33, 33]), pytest.raises(QueueFullError):
+        with engine.scheduler.reserve([33, 33, 33], soon()), pytest.raises(QueueFullError):
             await engine.sentiment(["a " * 5000], deadline=soon(), truncate=True)
         await engine.sentiment(["a " * 5000], deadline=soon(), truncate=True)
 
 
-async def test_deadline_bounds_the_wait_for_the_tokenizer_too(backend: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_deadline_bounds_the_wait_for_the_tokenizer_too(backend: Any) -> None:
     held = threading.Event()
     async with running(backend) as engine:
         busy = [engine._pool.submit(held.wait, PATIENCE) for _ in range(2)]
         with pytest.raises(DeadlineExceededError):
             await engine.sentiment(["a " * 5000], deadline=time.monotonic() + 0.05, truncate=True)
-        assert engine.batcher.reserved_tokens == 0
+        assert engine.scheduler.reserved_tokens == 0
         held.set()
         assert all(work.result() for work in busy)
     assert backend.batches == []
@@ -180,10 +172,10 @@ async def test_long_text_is_not_taken_for_many_when_bulk_waits(backend: Any) -> 
         backend.gate.clear()
         bulk = asyncio.create_task(engine.sentiment(["a " * 50] * 300, deadline=soon()))
         await queued(engine, 1)
-        engine.batcher.calibrated(1000.0)
+        engine.scheduler.throughput.set(1000.0, 1, 16_384)
         engine.check_backlog(40_000, time.monotonic() + 5)
         with pytest.raises(QueueFullError):
-            engine.batcher.check_room(512, 300, time.monotonic() + 5)
+            engine.scheduler.check_capacity(512, 300, time.monotonic() + 5)
         backend.gate.set()
         await bulk
 
@@ -191,7 +183,7 @@ async def test_long_text_is_not_taken_for_many_when_bulk_waits(backend: Any) -> 
 async def test_others_do_not_wait_behind_giant_texts(backend: Any) -> None:
     held = threading.Event()
     async with running(backend) as engine:
-        busy = engine._giants.submit(held.wait, PATIENCE)
+        busy = engine._long_text_pool.submit(held.wait, PATIENCE)
         giant = asyncio.create_task(engine.sentiment(["!" * 200_000], deadline=soon(), truncate=True))
         await engine.sentiment(["a " * 5000], deadline=soon(), truncate=True)
         assert not giant.done()
@@ -235,23 +227,17 @@ async def test_many_predictions_are_put_together_in_the_order_of_the_inputs(back
     assert all(len(result.masks[0].predictions) == 50 for result in reply.results)
 
 
-async def test_answer_beyond_all_measure_is_refused_before_compute(
-    backend: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("app.scheduling.engine._MAX_ANSWER_BYTES", 1000)
-    async with running(backend) as engine:
+async def test_answer_beyond_all_measure_is_refused_before_compute(backend: Any) -> None:
+    async with running(backend, EnginePolicy(max_answer_bytes=1000)) as engine:
         with pytest.raises(TooLargeError, match="top_k"):
             await engine.fill_mask(["[MASK] " * 20], deadline=soon(), top_k=10)
     assert backend.batches == []
 
 
 @pytest.mark.parametrize("character", ["\u0001", "\U0001f600", "é"])
-async def test_answer_is_measured_as_it_will_be_written(
-    backend: Any, monkeypatch: pytest.MonkeyPatch, character: str
-) -> None:
+async def test_answer_is_measured_as_it_will_be_written(backend: Any, character: str) -> None:
     """JSON writes six bytes for a control character, which the model does not even read."""
-    monkeypatch.setattr("app.scheduling.engine._MAX_ANSWER_BYTES", 10_000)
-    async with running(backend) as engine:
+    async with running(backend, EnginePolicy(max_answer_bytes=10_000)) as engine:
         with pytest.raises(TooLargeError, match="shorter texts"):
             await engine.fill_mask(["[MASK] " + character * 1000], deadline=soon(), top_k=10)
         reply = await engine.fill_mask(["[MASK] " + "a" * 800], deadline=soon(), top_k=10)
@@ -296,7 +282,7 @@ async def test_status_follows_the_life_of_the_service(backend: Any) -> None:
         await engine.sentiment(["a"], deadline=soon())
     backend.may_load.set()
     async with asyncio.timeout(PATIENCE):
-        await engine.startup_finished.wait()
+        await engine.lifecycle.startup_finished.wait()
     assert engine.status == "ready"
     engine.drain()
     assert engine.status == "draining"
@@ -311,17 +297,13 @@ async def test_status_follows_the_life_of_the_service(backend: Any) -> None:
 async def test_what_waits_during_a_reload_is_computed_by_the_model_it_was_tokenized_for(backend: Any) -> None:
     fresh = replace(backend, models=dict(backend.models), batches=[], gate=threading.Event())
     fresh.models["sentiment"] = replace(backend.models["sentiment"], name="fresh-sentiment")
-    made = iter([backend, fresh])
-    engine = Engine(lambda: next(made), Settings(), Metrics())
-    engine.start()
-    async with asyncio.timeout(PATIENCE):
-        await engine.startup_finished.wait()
+    engine = await started([backend, fresh])
     backend.gate.clear()
     first = asyncio.create_task(engine.sentiment(["a"], deadline=soon()))
     await backend.has_entered()
     second = asyncio.create_task(engine.sentiment(["a film"], deadline=soon()))
     await queued(engine, 2)
-    assert await engine.reload()
+    assert await engine.lifecycle.reload()
     third = asyncio.create_task(engine.sentiment(["a good film"], deadline=soon()))
     await queued(engine, 3)
     backend.gate.set()
@@ -333,96 +315,159 @@ async def test_what_waits_during_a_reload_is_computed_by_the_model_it_was_tokeni
     assert [len(batch[0].encoding) for batch in fresh.batches] == [5]
 
 
-async def test_reload_while_draining_is_refused(backend: Any) -> None:
-    async with running(backend) as engine:
-        engine.refuse()
-        assert not await engine.reload()
-
-
-async def test_replaced_backend_that_dies_takes_only_its_own_requests_along(backend: Any) -> None:
-    fresh = replace(backend, batches=[])
-    backends = iter([backend, fresh])
-    engine = Engine(lambda: next(backends), Settings(), Metrics())
+async def started(backends: Iterable[Any], **settings: object) -> Engine:
+    """An engine that loads one backend after the other."""
+    made = iter(backends)
+    engine = Engine(lambda: next(made), Settings.model_validate(settings), Metrics())
     engine.start()
-    await engine.startup_finished.wait()
+    async with asyncio.timeout(PATIENCE):
+        await engine.lifecycle.startup_finished.wait()
+    return engine
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(PATIENCE):
+        while not condition():  # noqa: ASYNC110 (no event says so)
+            await asyncio.sleep(0.002)
+
+
+async def test_reload_while_draining_is_refused(backend: Any) -> None:
+    engine = await started([backend, fresh := replace(backend, batches=[])])
+    engine.refuse()
+    assert not await engine.lifecycle.reload()
+    assert fresh.closed
+    await engine.close()
+
+
+async def test_replaced_backend_is_closed_when_its_last_request_is_answered(backend: Any) -> None:
+    engine = await started([backend, replace(backend, batches=[], gate=threading.Event())])
+    backend.gate.clear()
+    asked = asyncio.create_task(engine.sentiment(["a"], deadline=soon()))
+    await backend.has_entered()
+    assert await engine.lifecycle.reload()
+    await asyncio.sleep(0.02)
+    assert not backend.closed
+    backend.gate.set()
+    assert (await asked).results
+    await until(lambda: backend.closed)
+    await engine.close()
+
+
+async def test_replaced_backend_without_requests_is_closed_at_once(backend: Any) -> None:
+    engine = await started([backend, replace(backend, batches=[])])
+    assert await engine.lifecycle.reload()
+    await until(lambda: backend.closed)
+    await engine.close()
+
+
+async def test_replaced_backend_that_dies_fails_only_its_own_requests_repeatably(backend: Any) -> None:
+    engine = await started([backend, replace(backend, batches=[])])
     backend.fault = lambda _: BackendDiedError("killed")
     backend.gate.clear()
     stranded = asyncio.create_task(engine.sentiment(["a"], deadline=soon()))
     await backend.has_entered()
-    assert await engine.reload()
+    assert await engine.lifecycle.reload()
+    backend.on_death(BackendDiedError("killed"))
     backend.gate.set()
-    with pytest.raises(InferenceError, match="replaced"):
+    with pytest.raises(UnavailableError, match="reloading") as raised:
         await stranded
+    assert raised.value.retry_after
     assert engine.status == "ready"
     assert (await engine.sentiment(["a"], deadline=soon())).results
     await engine.close()
 
 
-async def test_replaced_backend_is_ended_also_if_it_hangs_later(backend: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its first batch ends well, and the next, which waited for it, does not."""
-    monkeypatch.setattr("app.scheduling.engine._STALLED_SECONDS", 0.3)
+async def test_replaced_backend_that_hangs_is_killed_when_its_requests_have_expired(backend: Any) -> None:
     fresh = replace(backend, batches=[], gate=threading.Event())
     fresh.gate.set()
-    backends = iter([backend, fresh])
-    engine = Engine(lambda: next(backends), Settings(request_timeout_ms=300), Metrics())
-    engine.start()
-    await engine.startup_finished.wait()
-    ended = threading.Event()
-    hold = iter([backend.gate, ended])
-
-    def run(*_: object) -> list[Answer | Exception]:
-        backend.entered.release()
-        if next(hold) is ended:
-            assert ended.wait(PATIENCE)
-            raise BackendDiedError("killed")
-        assert backend.gate.wait(PATIENCE)
-        return [Answer([[0.25, 0.75]])]
-
-    monkeypatch.setattr(backend, "run", run)
-    monkeypatch.setattr(backend, "close", ended.set)
+    engine = await started([backend, fresh])
     backend.gate.clear()
-    first = asyncio.create_task(engine.sentiment(["a"], deadline=soon()))
+    asked = asyncio.create_task(engine.sentiment(["a"], deadline=time.monotonic() + 0.2))
     await backend.has_entered()
-    second = asyncio.create_task(engine.sentiment(["a film"], deadline=soon()))
-    await queued(engine, 2)
-    assert await engine.reload()
-    backend.gate.set()
-    assert (await first).results
-    with pytest.raises(InferenceError, match="replaced"):
-        await second
-    assert (await engine.sentiment(["a"], deadline=soon())).results
+    assert await engine.lifecycle.reload()
+    assert (await asyncio.gather(asked, return_exceptions=True))[0].__class__ is DeadlineExceededError
+    await until(lambda: backend.closed)
+    assert (await engine.sentiment(["a"], deadline=soon())).results  # the hung batch's place is free again
     assert engine.alive
     await engine.close()
 
 
 async def test_reload_that_does_not_end_is_given_up(backend: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("app.scheduling.engine._LONGEST_RELOAD_SECONDS", 0.1)
-    hanging = replace(backend, batches=[], may_load=threading.Event())
-    monkeypatch.setattr(hanging, "close", hanging.may_load.set)
-    backends = iter([backend, hanging])
-    engine = Engine(lambda: next(backends), Settings(), Metrics())
-    engine.start()
-    await engine.startup_finished.wait()
-    assert not await engine.reload()
-    assert hanging.may_load.is_set()  # that is, ended
+    monkeypatch.setattr("app.scheduling.lifecycle.MAX_LOAD_SECONDS", 0.1)
+    engine = await started([backend, hanging := replace(backend, batches=[], may_load=threading.Event())])
+    assert not await engine.lifecycle.reload()
+    assert hanging.closed
     assert (await engine.sentiment(["a"], deadline=soon())).results
     await engine.close()
 
 
-async def test_backend_that_dies_while_nobody_asks_breaks_the_service(backend: Any) -> None:
-    async with running(backend) as engine:
-        await asyncio.to_thread(backend.died, backend, BackendDiedError("killed"))
-        while engine.status != "broken":  # noqa: ASYNC110
-            await asyncio.sleep(0.01)
-        assert not engine.alive
+async def test_hung_backend_is_seen_and_killed(backend: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("app.scheduling.lifecycle.MIN_STALL_SECONDS", 0.1)
+    engine = await started([backend], request_timeout_ms=100)
+    backend.gate.clear()
+    asked = asyncio.create_task(engine.sentiment(["a"], deadline=time.monotonic() + 0.1))
+    await backend.has_entered()
+
+    def is_hung() -> bool:
+        engine.lifecycle.publish_state()
+        return engine.lifecycle.is_hung
+
+    await until(lambda: engine.status == "stalled")
+    await until(is_hung)
+    await engine.lifecycle.kill_hung_backend()
+    assert backend.closed
+    assert engine.status == "broken"
+    assert isinstance((await asyncio.gather(asked, return_exceptions=True))[0], DeadlineExceededError)
+    await engine.close()
 
 
-async def test_dead_inference_thread_breaks_the_service(backend: Any) -> None:
+async def test_stalled_time_in_which_this_process_was_stopped_does_not_count(backend: Any) -> None:
+    engine = await started([backend])
+    backend.gate.clear()
+    asked = asyncio.create_task(engine.sentiment(["a"], deadline=soon()))
+    await backend.has_entered()
+    lifecycle = engine.lifecycle
+    lifecycle._stall_seconds = 0.001
+    lifecycle._last_look -= 3600
+    await until(lambda: engine.status == "stalled")
+    lifecycle.publish_state()
+    assert 0 < lifecycle._stalled_for <= 1
+    backend.gate.set()
+    await asked
+    await engine.close()
+
+
+async def test_backend_that_dies_while_no_request_is_there_breaks_the_service(backend: Any) -> None:
     async with running(backend) as engine:
-        backend.fault = lambda _: SystemExit()
-        with pytest.raises(UnavailableError):
-            await engine.sentiment(["a"], deadline=soon())
+        backend.on_death(BackendDiedError("killed"))
         assert engine.status == "broken"
         assert not engine.alive
         with pytest.raises(UnavailableError, match="broken"):
             await engine.sentiment(["a"], deadline=soon())
+
+
+async def test_backend_that_dies_during_a_batch_breaks_the_service(backend: Any) -> None:
+    async with running(backend) as engine:
+        backend.fault = lambda _: BackendDiedError("killed")
+        with pytest.raises(UnavailableError, match="broken"):
+            await engine.sentiment(["a"], deadline=soon())
+        assert not engine.alive
+
+
+async def test_failed_load_breaks_the_service(backend: Any) -> None:
+    backend.load_error = ValueError("no weights")
+    engine = await started([backend])
+    assert engine.status == "broken"
+    assert engine.lifecycle.failure is backend.load_error
+    assert not engine.lifecycle.has_served
+    await engine.close()
+
+
+async def test_closing_while_loading_ends_the_load(backend: Any) -> None:
+    backend.may_load.clear()
+    engine = Engine(lambda: backend, Settings(), Metrics())
+    engine.start()
+    await asyncio.sleep(0.01)
+    await engine.close()
+    assert backend.closed
+    assert engine.lifecycle.failure is None

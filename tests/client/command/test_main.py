@@ -25,12 +25,11 @@ ROOT = Path(__file__).parents[3]
 Bert = Callable[..., tuple[int, str, str]]
 PATIENCE = 30  # seconds; less than a client waits for an answer
 
-# Nothing may be imported but the standard library, httpx with what it needs, `app` and `bert_client`.
+# Nothing may be imported but the standard library, `bert_client`, and httpx with what it needs.
 LIGHT = """
 import sys
 
-OURS = {"app", "bert_client"}
-ALLOWED = OURS | {"httpx", "httpcore", "h11", "anyio", "sniffio", "certifi", "idna", "typing_extensions"}
+ALLOWED = {"bert_client", "httpx", "httpcore", "h11", "anyio", "sniffio", "certifi", "idna", "typing_extensions"}
 
 class Refuse:
     def find_spec(self, name, path=None, target=None):

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import json
-from typing import Any
+from typing import Any, cast
 
 import httpx
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bert_client import UnexpectedAnswerError
+from bert_client import InvalidInputError, UnexpectedAnswerError
 from bert_client.http import calls
 from bert_client.http.calls import Chunk, Chunker, RequestLimits
 from bert_client.wire import Limits
@@ -24,6 +25,12 @@ LIMITS = Limits(
 )
 
 
+def encoded(given: Any) -> bytes:
+    found = calls.encode(given)
+    assert isinstance(found, bytes)
+    return found
+
+
 def split(inputs: list[bytes], sizes: RequestLimits) -> list[Chunk]:
     splitter = Chunker(sizes, b"{}")
     return [chunk for given in inputs for chunk in splitter.push(given)] + list(splitter.rest())
@@ -35,7 +42,7 @@ def response(**content: Any) -> httpx.Response:
 
 def test_body_says_what_the_call_says() -> None:
     call = calls.fill_mask(top_k=2, targets=("gut", "schön"), truncate=True)
-    body = json.loads(call.body([calls.encode('a "[MASK]"\n'), calls.encode("é")]))
+    body = json.loads(call.body([encoded('a "[MASK]"\n'), encoded("é")]))
     assert body == {
         "inputs": ['a "[MASK]"\n', "é"],
         "parameters": {"top_k": 2, "targets": ["gut", "schön"], "truncate": True},
@@ -46,12 +53,56 @@ def test_options_left_out_are_not_sent() -> None:
     assert json.loads(calls.sentiment().body([b'"a"']))["parameters"] == {"truncate": False}
 
 
-def test_pair_is_a_tuple_of_two() -> None:
-    assert json.loads(calls.encode(("a", "b"))) == {"text": "a", "text_pair": "b"}
-    wrong: Any
-    for wrong in (("a",), ["a", "b"], None, 5):
-        with pytest.raises(TypeError, match="a string or a tuple of two"):
-            calls.encode(wrong)
+@pytest.mark.parametrize("pair", [("a", "b"), ["a", "b"], np.array(["a", "b"])])
+def test_encode_pair_is_two_strings(pair: Any) -> None:
+    assert json.loads(encoded(pair)) == {"text": "a", "text_pair": "b"}
+
+
+def test_encode_strings_of_numpy_are_strings() -> None:
+    assert encoded(np.array(["é"])[0]) == '"é"'.encode()
+
+
+@pytest.mark.parametrize(
+    ("wrong", "found"),
+    [
+        (None, "NoneType"),
+        (float("nan"), "float"),
+        (np.float64("nan"), "float"),
+        (5, "int"),
+        (b"good", "bytes"),
+        ({"text": "a"}, "dict"),
+        ({"a", "b"}, "set"),
+        (("a",), "a tuple of str"),
+        ([], "a list of nothing"),
+        (["a", "b", "c"], "a list of str, str, str"),
+        (("a", None), "a tuple of str, NoneType"),
+    ],
+)
+def test_encode_other_inputs_are_errors(wrong: Any, found: str) -> None:
+    error = calls.encode(wrong)
+    assert isinstance(error, InvalidInputError)
+    assert error.detail.startswith("an input is a string or a pair of two strings, not ")
+    assert found in error.detail
+
+
+@pytest.mark.parametrize(
+    ("inputs", "one"),
+    [
+        ("good", True),
+        (("a", "b"), True),
+        (("a", None), True),
+        (None, True),
+        (b"good", True),
+        (["a", "b"], False),
+        (("a", "b", "c"), False),
+        ((("a", "b"), ("c", "d")), False),
+        ((["a", "b"], ["c", "d"]), False),
+        ((text for text in "ab"), False),
+        (np.array(["a", "b"]), False),
+    ],
+)
+def test_is_one_input_tells_an_input_from_several(inputs: Any, one: bool) -> None:
+    assert calls.is_one_input(inputs) is one
 
 
 @given(
@@ -75,14 +126,14 @@ def test_body_of_a_full_chunk_is_within_the_servers_bytes() -> None:
     sizes = RequestLimits.of(Limits(10**9, 10**9, 10**9, max_body_bytes=1000, request_timeout_ms=1))
     call = calls.fill_mask(targets=["good"] * 50)
     splitter = Chunker(sizes, call.parameters)
-    chunks = [chunk for n in range(300) for chunk in splitter.push(calls.encode(f"text {n}"))]
-    assert 900 < max(len(call.body(chunk.inputs)) for chunk in chunks) <= 1000
+    chunks = [chunk for n in range(300) for chunk in splitter.push(encoded(f"text {n}"))]
+    assert 900 < max(len(call.body(cast("list[bytes]", chunk.inputs))) for chunk in chunks) <= 1000
 
 
 def test_one_request_never_overflows_an_empty_queue() -> None:
     assert RequestLimits.of(LIMITS).tokens == 8192
     small = Limits(4096, 100, 512, 1000, 1000)
-    worst = calls.encode("x" * 100)  # every byte a token
+    worst = encoded("x" * 100)  # every byte a token
     assert all(len(chunk.inputs) == 1 for chunk in split([worst] * 3, RequestLimits.of(small)))
 
 

@@ -28,6 +28,7 @@ from bert_client import (
     TooBusyError,
     UnauthorizedError,
 )
+from tests.client.echo import serve
 
 SMALL = {"max_client_batch": 3}
 INFO = {
@@ -127,7 +128,7 @@ def test_list_with_a_wrong_input_raises_and_says_which(url: str) -> None:
         client.fill_mask(["[MASK]"] * 8 + ["no mask"], request_id="mine")
     error = raised.value
     assert (error.status, error.code, error.request_id) == (422, "no_mask", "mine")
-    assert error.errors[0].loc == ("inputs", 8)
+    assert error.errors[0].loc == ["inputs", 8]
 
 
 @pytest.mark.parametrize("url", [{"api_keys": "secret"}], indirect=True)
@@ -283,3 +284,30 @@ def test_failure_amid_a_stream_ends_it_with_its_error() -> None:
         with pytest.raises(ProblemError) as raised:
             next(stream)
     assert raised.value.status == 500
+
+
+# --- firewalls and proxies
+
+
+@pytest.mark.parametrize("status", [400, 403, 406])
+def test_text_that_a_firewall_refuses_gets_the_error(status: int) -> None:
+    texts = ["text"] * 1000
+    texts[700] = "<script>"
+    with serve(lambda inputs: status if "<script>" in inputs else None) as echo, BertClient(echo.url) as client:
+        outcomes = list(client.sentiment_stream(texts))
+        with pytest.raises(ProblemError) as raised:
+            client.sentiment(texts)
+    assert [n for n, outcome in enumerate(outcomes) if isinstance(outcome, ProblemError)] == [700]
+    assert (raised.value.status, raised.value.input_index) == (status, 700)
+
+
+@pytest.mark.parametrize("status", [502, 520, 521, 522, 523, 524, 530])
+def test_request_that_a_proxy_could_not_deliver_is_repeated(status: int) -> None:
+    refusals = iter([status] * 2)
+    pauses: list[float] = []
+    with (
+        serve(lambda _: next(refusals, None)) as echo,
+        BertClient(echo.url, sleep=pauses.append) as client,
+    ):
+        assert label(client.sentiment("a")) == "a"
+    assert len(pauses) == 2

@@ -18,8 +18,8 @@ from bert_client import (
     RetryPolicy,
     TooBusyError,
     TooLargeError,
-    calls,
 )
+from bert_client.http import calls
 from bert_client.http.calls import Chunk
 from bert_client.http.exchange import Exchange, Outcome, Send, SlowServiceGuard
 
@@ -45,7 +45,7 @@ def perform(plan: Any, answer: Answer) -> tuple[Any, list[Any]]:
 
 
 def ask(
-    inputs: list[str], answer: Answer, first: int = 0, clock: Callable[[], float] = lambda: 0.0
+    inputs: list[Any], answer: Answer, first: int = 0, clock: Callable[[], float] = lambda: 0.0
 ) -> tuple[Any, list[Any]]:
     exchange = Exchange(RetryPolicy(attempts=3, deadline=100, first_pause=1), clock, random=lambda: 0.0)
     chunk = Chunk(first, [calls.encode(one) for one in inputs])
@@ -96,10 +96,25 @@ def test_named_input_and_its_equals_are_left_out() -> None:
     assert labels(outcomes) == ["a", "empty_text", "b", "empty_text"]
     assert steps == [["a", "", "b", ""], ["a", "b"]]
     assert [one.errors[0].loc for one in outcomes if isinstance(one, ProblemError)] == [
-        ("inputs", 101),
-        ("inputs", 103),
+        ["inputs", 101],
+        ["inputs", 103],
     ]
     assert isinstance(outcomes[1], InvalidInputError)
+
+
+def test_answer_input_that_cannot_be_sent_costs_no_other() -> None:
+    outcomes, steps = ask(["a", None, "b", 5], ok, first=100)
+    assert labels(outcomes) == ["a", "invalid_input", "b", "invalid_input"]
+    assert steps == [["a", "b"]]
+    assert [one.input_index for one in outcomes if isinstance(one, ProblemError)] == [101, 103]
+    outcomes, steps = ask([None], ok)
+    assert (labels(outcomes), steps) == (["invalid_input"], [])
+
+
+def test_guard_firewall_that_refuses_every_text_is_no_fault_of_any() -> None:
+    refused, _ = ask(list("abcd"), lambda _: problem(403, "forbidden"))
+    with pytest.raises(ProblemError, match="403"):
+        SlowServiceGuard().check(refused)
 
 
 def test_nothing_is_asked_when_all_inputs_are_wrong() -> None:
@@ -108,7 +123,10 @@ def test_nothing_is_asked_when_all_inputs_are_wrong() -> None:
     assert len(steps) == 1
 
 
-@pytest.mark.parametrize(("status", "code"), [(400, "not_json"), (413, "too_large"), (500, "inference_failed")])
+@pytest.mark.parametrize(
+    ("status", "code"),
+    [(400, "not_json"), (403, "forbidden"), (406, "x"), (413, "too_large"), (500, "inference_failed")],
+)
 def test_unnamed_guilty_input_is_found_by_halves(status: int, code: str) -> None:
     outcomes, _ = ask(list("abcdefg"), lambda inputs: problem(status, code) if "e" in inputs else ok(inputs), first=7)
     assert labels(outcomes) == ["a", "b", "c", "d", code, "f", "g"]
@@ -134,14 +152,14 @@ def test_slow_service_is_given_less_at_once() -> None:
 def test_service_that_is_too_slow_for_all_is_no_fault_of_any() -> None:
     late, _ = ask(list("ab"), lambda _: problem(504, "deadline_exceeded"))
     with pytest.raises(DeadlineExceededError):
-        SlowServiceGuard().of(late)
+        SlowServiceGuard().check(late)
     guard = SlowServiceGuard()
-    assert guard.of(late[:1]) == late[:1]  # a text of its own may be
+    assert guard.check(late[:1]) == late[:1]  # a text of its own may be
     with pytest.raises(DeadlineExceededError):
-        guard.of(late)
+        guard.check(late)
     answered, _ = ask(["c"], ok)
-    assert guard.of(answered) == answered
-    assert guard.of(late) == late
+    assert guard.check(answered) == answered
+    assert guard.check(late) == late
 
 
 def test_one_input_that_takes_too_long_costs_no_other() -> None:

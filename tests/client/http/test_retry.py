@@ -25,6 +25,7 @@ def pause(reply: Any, attempt: int = 1, elapsed: float = 0, jitter: float = 0.5)
         (429, {}),
         (502, {}),
         (503, {}),
+        *((status, {}) for status in (520, 521, 522, 523, 524, 530)),
         (504, {"retry-after": "0"}),
         httpx.ConnectError(""),
         httpx.ReadError(""),
@@ -36,7 +37,7 @@ def test_what_may_pass_is_tried_again(reply: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    "reply", [(400, {}), (401, {}), (413, {}), (422, {}), (500, {}), (504, {}), httpx.ReadTimeout("")]
+    "reply", [(400, {}), (401, {}), (413, {}), (422, {}), (500, {}), (504, {}), (526, {}), httpx.ReadTimeout("")]
 )
 def test_what_will_not_pass_is_not_tried_again(reply: Any) -> None:
     assert pause(reply) is None

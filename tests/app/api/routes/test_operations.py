@@ -7,10 +7,11 @@ from typing import Any
 
 import pytest
 
-from app.errors import UnavailableError
+from app.errors import BackendDiedError, UnavailableError
 from app.inference.torch_backend import TorchBackend
-from app.scheduling.engine import token_budget
+from app.scheduling.throughput import ThroughputPolicy
 from model.errors import CheckpointError
+from tests.app.backends import ThreadBackend
 
 
 async def test_liveness_and_readiness_differ_while_loading(serve: Any, backend: Any) -> None:
@@ -26,28 +27,25 @@ async def test_liveness_and_readiness_differ_while_loading(serve: Any, backend: 
         assert (await service.client.get("/health/ready")).json() == {"status": "ready"}
 
 
-async def test_dead_inference_thread_turns_health_red(serve: Any, backend: Any) -> None:
+async def test_health_is_red_after_an_inference_process_died(serve: Any, backend: Any) -> None:
     async with serve() as service:
-        backend.fault = lambda _: SystemExit()
+        backend.fault = lambda _: BackendDiedError("killed")
         stranded = await service.client.post("/sentiment", json={"inputs": "good"})
         assert (stranded.status_code, stranded.json()["code"]) == (503, "broken")
         for path in ("/health/live", "/health/ready"):
             answer = await service.client.get(path)
             assert (answer.status_code, answer.json()["code"]) == (503, "broken")
-        assert isinstance(service.engine.failure, SystemExit)
+        assert isinstance(service.engine.lifecycle.failure, BackendDiedError)
 
 
-async def test_pass_that_does_not_end_turns_readiness_red(
-    serve: Any, backend: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_ready_is_red_while_a_batch_does_not_end(serve: Any, backend: Any) -> None:
     async with serve(request_timeout_ms=50) as service:
         backend.gate.clear()
         stranded = await service.client.post("/sentiment", json={"inputs": "good"})
         assert stranded.status_code == 504
         ready = await service.client.get("/health/ready")
         assert ready.status_code == 200  # a batch may well take longer than so short a deadline
-        monkeypatch.setattr("app.scheduling.engine._STALLED_SECONDS", 0.0)
-        await asyncio.sleep(0.05)  # the batch began a little after the request
+        service.engine.lifecycle._stall_seconds = 0.0
         live, ready = await service.client.get("/health/live"), await service.client.get("/health/ready")
         assert (live.status_code, ready.status_code, ready.json()["code"]) == (200, 503, "stalled")
         backend.gate.set()
@@ -67,7 +65,7 @@ async def test_failed_load_is_broken_for_good(serve: Any, backend: Any) -> None:
 
 
 async def test_info_tells_models_device_and_limits(serve: Any, pretrained: Any, sentiment: Any) -> None:
-    backend = TorchBackend(pretrained, sentiment, device="cpu", dtype="float32", threads=1)
+    backend = ThreadBackend(TorchBackend(pretrained, sentiment, device="cpu", dtype="float32", threads=1))
     async with serve(backend, max_batch_tokens=77) as service:
         info = (await service.client.get("/info")).json()
     assert (info["status"], info["device"], info["dtype"], info["threads"]) == ("ready", "cpu", "float32", 1)
@@ -81,12 +79,12 @@ async def test_info_tells_models_device_and_limits(serve: Any, pretrained: Any, 
 
 
 async def test_token_budget_is_measured_if_it_is_not_set(serve: Any, pretrained: Any, sentiment: Any) -> None:
-    async with serve(TorchBackend(pretrained, sentiment, device="cpu", threads=1)) as service:
+    async with serve(ThreadBackend(TorchBackend(pretrained, sentiment, device="cpu", threads=1))) as service:
         info = (await service.client.get("/info")).json()
         speed = service.engine.backend.tokens_per_second
-        most = service.engine.backend.most_tokens
+        most = service.engine.backend.max_useful_tokens
     assert info["tokens_per_second"] == round(speed)
-    assert info["limits"]["max_batch_tokens"] == token_budget(speed, most)
+    assert info["limits"]["max_batch_tokens"] == ThroughputPolicy().batch_tokens(speed, most)
 
 
 async def test_metrics_are_text_for_prometheus(serve: Any) -> None:
@@ -97,7 +95,7 @@ async def test_metrics_are_text_for_prometheus(serve: Any) -> None:
         assert await service.metric("bert_batch_size_sum") == 2
         assert await service.metric('bert_request_seconds_count{stage="inference",task="sentiment"}') == 1
         assert await service.metric("bert_queue_tokens") == 0
-        service.engine.batcher.tokens_per_second = 1234.0
+        service.engine.scheduler.throughput.tokens_per_second = 1234.0
         assert await service.metric("bert_tokens_per_second") == 1234
 
 

@@ -1,0 +1,147 @@
+"""The queue: who is served next, and how much is ahead of a newcomer. Pure data, no clock, no tasks."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections import defaultdict, deque
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass, field
+from typing import Generic, TypeVar
+
+Item = TypeVar("Item")
+Answer = TypeVar("Answer")
+
+
+@dataclass(slots=True)
+class Pending(Generic[Item, Answer]):
+    """One item that waits for a forward pass."""
+
+    job: Job[Item, Answer]
+    index: int
+    item: Item
+    tokens: int
+
+
+@dataclass(slots=True, eq=False)
+class Job(Generic[Item, Answer]):
+    """One request: a reservation at first, then items in the queue, then answers. Times are `time.monotonic()`."""
+
+    items: int
+    tokens: int
+    """Estimated while the request is being tokenized."""
+    largest_item_tokens: int
+    """The most that the job takes of one round of the queue."""
+    deadline: float
+    encoder: Hashable = None
+    """Items of one encoder share batches."""
+    waiting: deque[Pending[Item, Answer]] = field(default_factory=deque)
+    answers: list[Answer | None] = field(default_factory=list)
+    unanswered: int = 0
+    submitted: float = 0.0
+    started: float = math.inf
+    """When its first item was taken."""
+    future: asyncio.Future[None] | None = None
+
+    @classmethod
+    def of(cls, tokens: Sequence[int], deadline: float) -> Job[Item, Answer]:
+        """A job with so many tokens in each item."""
+        return cls(len(tokens), sum(tokens), max(tokens, default=0), deadline)
+
+    def fill(self, encoder: Hashable, items: Sequence[Item], tokens: Sequence[int]) -> None:
+        """Give the job its items, which wait from now on."""
+        self.encoder = encoder
+        self.answers = [None] * len(items)
+        self.unanswered = len(items)
+        self.waiting.extend(Pending(self, i, *pair) for i, pair in enumerate(zip(items, tokens, strict=True)))
+
+    @property
+    def results(self) -> list[Answer]:
+        """The answers, once the job is done."""
+        return [answer for answer in self.answers if answer is not None]
+
+
+def take_batch(waiting: deque[Job[Item, Answer]], max_tokens: int) -> list[Pending[Item, Answer]]:
+    """Take items off `waiting` up to `max_tokens`, one from each job in turn.
+
+    A job that gave an item goes to the back if it has more, so a request of 512 inputs delays a single input by
+    at most one batch. The item at the front is always taken, even alone above `max_tokens`, and no other item
+    overtakes it, so every item is served.
+    """
+    batch: list[Pending[Item, Answer]] = []
+    room = max_tokens
+    while waiting:
+        job = waiting[0]
+        if not job.waiting:  # withdrawn
+            waiting.popleft()
+            continue
+        if batch and job.waiting[0].tokens > room:
+            break
+        pending = job.waiting.popleft()
+        room -= pending.tokens
+        batch.append(pending)
+        waiting.popleft()
+        if job.waiting:
+            waiting.append(job)
+    return batch
+
+
+class FairQueue(Generic[Item, Answer]):
+    """Jobs by encoder; encoders take turns."""
+
+    def __init__(self) -> None:
+        self.tokens = 0
+        """Tokens of all waiting items."""
+        self._by_encoder: dict[Hashable, deque[Job[Item, Answer]]] = {}
+
+    def push(self, job: Job[Item, Answer]) -> None:
+        """Add a job at the back."""
+        self._by_encoder.setdefault(job.encoder, deque()).append(job)
+        self.tokens += sum(pending.tokens for pending in job.waiting)
+
+    def take(self, max_tokens: int) -> list[Pending[Item, Answer]]:
+        """The next batch of the encoder whose turn it is; empty if nothing waits."""
+        for encoder, waiting in list(self._by_encoder.items()):
+            batch = take_batch(waiting, max_tokens)
+            del self._by_encoder[encoder]
+            if waiting:
+                self._by_encoder[encoder] = waiting  # last in turn from now on
+            if batch:
+                self.tokens -= sum(pending.tokens for pending in batch)
+                return batch
+        return []
+
+    def withdraw(self, job: Job[Item, Answer]) -> bool:
+        """Remove a job's waiting items. Returns whether there were any."""
+        self.tokens -= sum(pending.tokens for pending in job.waiting)
+        waited = bool(job.waiting)
+        job.waiting.clear()
+        return waited
+
+
+class Load:
+    """Unanswered jobs, grouped by size, because how much is ahead of a newcomer depends on both sizes.
+
+    Jobs take turns: a large job delays a small one by a few items, and a job of its own size by all its items.
+    """
+
+    def __init__(self) -> None:
+        self._groups: defaultdict[int, list[int]] = defaultdict(lambda: [0, 0])
+        """By the bit length of the number of items: tokens of all jobs, and of one round of them."""
+
+    def add(self, job: Job[Item, Answer]) -> None:
+        """Count a job."""
+        self._count(job, 1)
+
+    def remove(self, job: Job[Item, Answer]) -> None:
+        """Count a job no longer. Its tokens must be those with which it was added."""
+        self._count(job, -1)
+
+    def tokens_ahead(self, items: int) -> int:
+        """Tokens that are computed before a new job of so many items is done, at most."""
+        return sum(min(tokens, items * turn) for tokens, turn in self._groups.values())
+
+    def _count(self, job: Job[Item, Answer], by: int) -> None:
+        group = self._groups[job.items.bit_length()]
+        group[0] += by * job.tokens
+        group[1] += by * job.largest_item_tokens

@@ -1,0 +1,258 @@
+"""The life of the loaded models: loading, serving, reloading, draining, breaking. One owner, one state."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from enum import IntEnum
+
+from app.errors import BackendDiedError, TaskNotServedError, UnavailableError
+from app.inference.types import Answer, Backend, Query, ServedModel, Task
+from app.observability.metrics import Metrics
+from app.scheduling.scheduler import Scheduler
+from app.scheduling.throughput import Throughput
+from app.settings import Settings, SettingsError
+from bert_client.wire import Status
+from model.errors import BertError
+
+logger = logging.getLogger(__name__)
+
+MIN_STALL_SECONDS = 5.0
+"""A batch that takes longer than this, and longer than the request timeout, counts as stalled."""
+MAX_LOAD_SECONDS = 600.0
+"""A reload that takes longer is given up: while one runs, a hung batch is not ended."""
+MAX_TICK_SECONDS = 1.0
+"""A longer time between two looks means that this process was stopped too, which is no fault of the batch."""
+
+
+class State(IntEnum):
+    """What the service does. It only ever moves to a greater value."""
+
+    LOADING = 0
+    READY = 1
+    DRAINING = 2
+    """The end has been announced; requests are still accepted."""
+    REFUSING = 3
+    """New requests are refused; accepted ones are answered."""
+    BROKEN = 4
+    """No batch can succeed any more; only a restart helps."""
+    CLOSED = 5
+
+
+@dataclass(eq=False, slots=True)
+class LoadedBackend:
+    """A backend, and the number of requests that rely on it: it is closed when it was replaced and has none."""
+
+    backend: Backend
+    requests: int = 0
+    replaced: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedEncoder:
+    """One encoder of one backend. It answers what was tokenized for it, also after a reload."""
+
+    owner: LoadedBackend
+    name: str
+
+
+class Lifecycle:
+    """Owns the backend, the scheduler that uses it, and the state. All methods run on the event loop."""
+
+    def __init__(self, make_backend: Callable[[], Backend], settings: Settings, metrics: Metrics) -> None:
+        self.scheduler: Scheduler[Query, Answer] = Scheduler(
+            self._run,
+            throughput=Throughput(fixed_batch_tokens=settings.max_batch_tokens),
+            max_queue_tokens=settings.max_queue_tokens,
+            observer=metrics,
+            max_concurrent_batches=lambda: self.current.backend.max_concurrent_batches,
+            on_failure=self._on_failure,
+        )
+        self.current = LoadedBackend(make_backend())
+        self.state = State.LOADING
+        self.failure: BaseException | None = None
+        """Why the models could not be loaded, or why no batch can succeed any more."""
+        self.has_served = False
+        """Whether the models have been loaded."""
+        self.startup_finished = asyncio.Event()
+        """Set once the models are loaded, or cannot be."""
+        self._make_backend = make_backend
+        self._metrics = metrics
+        self._stall_seconds = max(settings.request_timeout_ms / 1000, MIN_STALL_SECONDS)
+        self._stalled_for = 0.0
+        self._last_look = time.monotonic()
+        self._reload_lock = asyncio.Lock()
+        self._loading: Backend | None = None
+        """The backend that a reload loads."""
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    @property
+    def status(self) -> Status:
+        """The state in one word, for callers."""
+        if self.state >= State.BROKEN and self.failure is not None:
+            return "broken"
+        if self.state >= State.DRAINING:
+            return "draining"
+        if self.scheduler.computing_for > self._stall_seconds:
+            return "stalled"
+        return "ready" if self.state is State.READY else "loading"
+
+    def check_open(self) -> None:
+        """Raise UnavailableError unless new requests are accepted."""
+        if not self.has_served or self.state >= State.REFUSING:
+            raise UnavailableError(self.status)
+
+    def advance(self, state: State) -> None:
+        """Move on to a state; a smaller one has no effect."""
+        self.state = max(self.state, state)
+
+    async def load(self) -> None:
+        """Load the models; `startup_finished` is set at the end, also of a failure."""
+        loaded = self.current
+        try:
+            await loaded.backend.load(lambda error: self._on_death(loaded, error))
+        except Exception as error:
+            if self.state is not State.CLOSED:
+                if not isinstance(error, BertError | SettingsError):  # those explain themselves
+                    logger.critical("loading failed", exc_info=error)
+                self.scheduler.fail(error)
+        else:
+            self.has_served = True
+            self.advance(State.READY)
+            self._open(loaded.backend)
+        self.startup_finished.set()
+
+    async def reload(self) -> bool:
+        """Load the checkpoints again, beside the old models, which go on answering. If the new ones cannot be
+        served, nothing changes. Returns whether they can.
+        """
+        await self.startup_finished.wait()
+        async with self._reload_lock:
+            fresh = LoadedBackend(self._make_backend())
+            self._loading = fresh.backend
+            try:
+                self.check_open()
+                await self._load_in_time(fresh)
+                self.check_open()
+            except Exception as error:
+                await fresh.backend.aclose()
+                if self.state is State.CLOSED:
+                    logger.info("not reloaded: the service ends")
+                    return False
+                self._metrics.reloaded(ok=False)
+                expected = isinstance(error, BertError | SettingsError | UnavailableError | BackendDiedError)
+                logger.error("not reloaded: %s", error, exc_info=None if expected else error)
+                return False
+            finally:
+                self._loading = None
+            replaced, self.current = self.current, fresh
+            replaced.replaced = True
+            self._stalled_for = 0.0  # a batch that hangs belongs to the replaced backend
+            self._open(fresh.backend)
+            self._metrics.reloaded(ok=True)
+            logger.info("reloaded: %s", ", ".join(served.name for served in fresh.backend.models.values()))
+            self._close_if_unused(replaced)
+            return True
+
+    def _open(self, backend: Backend) -> None:
+        self.scheduler.throughput.set(backend.tokens_per_second, backend.processes, backend.max_useful_tokens)
+        self.scheduler.open(backend.processes)
+
+    async def _load_in_time(self, fresh: LoadedBackend) -> None:
+        try:
+            async with asyncio.timeout(MAX_LOAD_SECONDS):
+                await fresh.backend.load(lambda error: self._on_death(fresh, error))
+        except TimeoutError:
+            raise BackendDiedError(f"loading has not ended in {MAX_LOAD_SECONDS:g} s") from None
+
+    @contextmanager
+    def encoder_for(self, task: Task) -> Iterator[tuple[LoadedEncoder, ServedModel]]:
+        """The encoder that answers a task, which is not closed before the end of the context.
+
+        Raises:
+            UnavailableError: the models are not loaded, or broken.
+            TaskNotServedError: no loaded checkpoint has a head for the task.
+        """
+        if not self.has_served or self.state is State.BROKEN:
+            raise UnavailableError(self.status)
+        owner = self.current
+        name = next((name for name, served in owner.backend.models.items() if task in served.tasks), None)
+        if name is None:
+            raise TaskNotServedError(f"the loaded checkpoint has no head for {task}")
+        owner.requests += 1
+        try:
+            yield LoadedEncoder(owner, name), owner.backend.models[name]
+        finally:
+            owner.requests -= 1
+            self._close_if_unused(owner)
+
+    async def _run(self, encoder: LoadedEncoder, queries: Sequence[Query]) -> Sequence[Answer | Exception]:
+        """Compute a batch; see `Backend.run`."""
+        try:
+            return await encoder.owner.backend.run(encoder.name, queries)
+        except BackendDiedError as error:
+            if not encoder.owner.replaced:
+                raise
+            logger.error("a replaced backend ended before it had answered: %s", error)
+            return [UnavailableError("reloading", retry_after=1) for _ in queries]
+
+    def _close_if_unused(self, owner: LoadedBackend) -> None:
+        """Every request has a deadline, so a replaced backend that hangs is closed within the request timeout."""
+        if owner.replaced and not owner.requests:
+            task = asyncio.create_task(owner.backend.aclose())
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+
+    def _on_death(self, owner: LoadedBackend, error: BackendDiedError) -> None:
+        """A process ended, perhaps while no batch was computed."""
+        if owner is self.current:
+            self.scheduler.fail(error)
+
+    def _on_failure(self, error: BaseException) -> None:
+        """No further batch can succeed."""
+        if self.state is not State.CLOSED:
+            self.failure = error
+            self.advance(State.BROKEN)
+
+    @property
+    def is_hung(self) -> bool:
+        """Whether a batch has been stalled for as long again, so that no caller waits for it; a reload that is
+        under way will replace the hung process."""
+        return self._loading is None and self._stalled_for > self._stall_seconds
+
+    async def kill_hung_backend(self) -> None:
+        """Kill the inference processes because a batch does not end: the service is broken then."""
+        logger.error("batch timed out; killing the inference process")
+        self.scheduler.fail(BackendDiedError("the inference process hung and was killed"))
+        await self.current.backend.aclose()
+
+    def publish_state(self) -> None:
+        """Log a batch that stalls, and set the gauges. Called from time to time."""
+        status, now = self.status, time.monotonic()
+        passed = min(now - self._last_look, MAX_TICK_SECONDS)
+        self._last_look = now
+        if status == "stalled":
+            if not self._stalled_for:
+                logger.error("stalled: a batch has been computed for %.0f s", self.scheduler.computing_for)
+            self._stalled_for += passed
+        elif self._stalled_for:
+            logger.info("no longer stalled: %s", status)
+            self._stalled_for = 0.0
+        self._metrics.ready(ready=status == "ready")
+        self._metrics.queue(self.scheduler.queued_requests, self.scheduler.queued_tokens)
+
+    async def aclose(self, patience: float) -> None:
+        """End: wait up to `patience` seconds for running batches, then kill the processes."""
+        self.state = State.CLOSED
+        if self._loading is not None:
+            await self._loading.aclose()
+        if not self.has_served:
+            await self.current.backend.aclose()  # no request waits for a load
+        await self.scheduler.aclose(patience)
+        await self.current.backend.aclose()
+        if self._tasks:
+            await asyncio.wait(self._tasks)

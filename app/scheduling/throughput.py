@@ -1,0 +1,105 @@
+"""How fast batches are computed, and what follows from it: the size of a batch, and what can be done in time."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class ThroughputPolicy:
+    """How the measured speed is used."""
+
+    batch_seconds: float = 0.1
+    """How long a batch should take: a request that arrives meanwhile waits for it."""
+    min_batch_tokens: int = 1024
+    """Fewer tokens keep no processor busy, whatever the measured speed."""
+    batch_token_step: int = 256
+    """Batch sizes are multiples of it. With steps of a factor of two, a small slowdown halved the batches, which
+    made them slower still."""
+    min_samples: int = 10
+    """Batches after which the measured speed is trusted."""
+    uncalibrated_speed_factor: float = 4.0
+    """Before that, the true speed may be so many times the measured one: no request is refused for it."""
+    oom_recovery_batches: int = 100
+    """Batches after which the limit that an out-of-memory error set is doubled."""
+    max_queue_fraction: float = 0.6
+    """Of the time until its deadline, what a request may wait: the speed may fall meanwhile."""
+
+    def batch_tokens(self, tokens_per_second: float, max_useful_tokens: int) -> int:
+        """Tokens of a batch at the measured speed of one process; 0 if it is not known.
+
+        >>> ThroughputPolicy().batch_tokens(52_000, max_useful_tokens=16_384)
+        5120
+        >>> ThroughputPolicy().batch_tokens(52_000, max_useful_tokens=2048)
+        2048
+        """
+        in_time = int(tokens_per_second * self.batch_seconds) // self.batch_token_step * self.batch_token_step
+        return max(min(in_time, max_useful_tokens), self.min_batch_tokens)
+
+
+class Throughput:
+    """The measured speed. Small batches are slower and say nothing of it, except that a slow time is over."""
+
+    def __init__(self, policy: ThroughputPolicy = ThroughputPolicy(), fixed_batch_tokens: int = 0) -> None:
+        """`fixed_batch_tokens`: tokens of a full batch, if they shall not follow from the measured speed."""
+        self.tokens_per_second = 0.0
+        """Of all processes together; 0 before any batch was measured."""
+        self.batch_tokens = fixed_batch_tokens or policy.min_batch_tokens
+        """Tokens of a full batch, now."""
+        self._per_process = 0.0
+        self._max_useful_tokens = 0
+        self._samples = 0
+        self._fixed_batch_tokens = fixed_batch_tokens
+        self._policy = policy
+        self._memory_limit = math.inf
+        """Tokens of a batch that memory had room for, after a larger batch had none."""
+        self._since_out_of_memory = 0
+
+    def set(self, tokens_per_second: float, processes: int, max_useful_tokens: int) -> None:
+        """Start again from what a newly loaded backend says: its speed, in all processes together, and the tokens
+        of a batch beyond which it is no faster."""
+        self.tokens_per_second = tokens_per_second
+        self._per_process = tokens_per_second / max(processes, 1)
+        self._max_useful_tokens = max_useful_tokens
+        self._samples = 0
+        self._memory_limit = math.inf
+        self._update_batch_tokens()
+
+    def record_batch(self, tokens: int, seconds: float, concurrent: int) -> None:
+        """A batch took so long while `concurrent` batches were computed, itself included."""
+        speed = tokens / max(seconds, 1e-6)
+        is_full = 2 * tokens >= self.batch_tokens
+        if not is_full and not 0 < self.tokens_per_second < speed * concurrent:
+            return
+        weight = 1 / self._policy.min_samples if self.tokens_per_second else 1.0
+        self.tokens_per_second += weight * (speed * concurrent - self.tokens_per_second)
+        self._per_process += weight * (speed - self._per_process)
+        self._samples += 1
+        self._since_out_of_memory += 1
+        if self._since_out_of_memory % self._policy.oom_recovery_batches == 0:
+            self._memory_limit *= 2
+        self._update_batch_tokens()
+
+    def record_out_of_memory(self, tokens: int) -> None:
+        """A batch of several items did not fit into memory: later batches have at most half its tokens."""
+        self._memory_limit = self.batch_tokens = max(min(self.batch_tokens, tokens // 2), 1)
+        self._since_out_of_memory = 0
+
+    def _update_batch_tokens(self) -> None:
+        wanted = self._fixed_batch_tokens or self._policy.batch_tokens(self._per_process, self._max_useful_tokens)
+        self.batch_tokens = int(min(wanted, self._memory_limit))
+
+    def max_backlog(self, seconds: float) -> float:
+        """Tokens of unanswered requests, at most, so that a request with so many seconds left is answered in time."""
+        if not self.tokens_per_second:
+            return math.inf
+        trusted = self._samples >= self._policy.min_samples
+        speed = self.tokens_per_second * (1 if trusted else self._policy.uncalibrated_speed_factor)
+        return speed * self._policy.max_queue_fraction * max(seconds, 0.0)
+
+    def seconds_for(self, tokens: int) -> int:
+        """Whole seconds, from 1 to 60, until so many tokens are computed."""
+        if not self.tokens_per_second:
+            return 1
+        return min(max(math.ceil(tokens / self.tokens_per_second), 1), 60)

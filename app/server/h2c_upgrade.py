@@ -1,0 +1,46 @@
+"""A workaround for uvicorn issue 2722: the body of a request with an `Upgrade` header is not read.
+
+Java's HTTP client sends `Upgrade: h2c` with every request. A server may ignore this offer of HTTP/2 (RFC 9110,
+section 7.8), and uvicorn does; but httptools then takes the body for bytes of the other protocol. So the header is
+renamed before httptools sees it.
+"""
+
+from __future__ import annotations
+
+import re
+
+_UPGRADE = re.compile(rb"\r\nupgrade(?=:)", re.IGNORECASE)
+_RENAMED = b"\r\nX-grade"
+"""As long as the header that it replaces, so that no length changes if a body is among the bytes."""
+_UNFINISHED = re.compile(rb"\r(\n(\r|u(p(g(r(a(de?)?)?)?)?)?)?)?\Z", re.IGNORECASE)
+"""The end of received bytes that may be the beginning of an `Upgrade` header, or of the end of the head."""
+
+
+class UpgradeFilter:
+    """Renames the `Upgrade` headers of one connection, also if a header arrives in two parts."""
+
+    def __init__(self) -> None:
+        self._unfinished = b""
+
+    def rename_headers(self, data: bytes, *, in_head: bool, head_has_begun: bool, chunked: bool) -> bytes:
+        """The received bytes that the parser may see now.
+
+        Several requests may come together, so the bytes may contain a body. JSON has no line that begins like an
+        `Upgrade` header, but a chunk of it may: where there may be chunks, only the current head is searched.
+
+        Args:
+            data: what was received.
+            in_head: whether `data` begins in a head, or before one.
+            head_has_begun: whether a part of that head was received before.
+            chunked: whether the current request sends its body in chunks.
+        """
+        data, self._unfinished = self._unfinished + data, b""
+        if in_head and b"\r\n\r\n" not in data and (unfinished := _UNFINISHED.search(data)):
+            data, self._unfinished = data[: unfinished.start()], unfinished[0]
+        if b"\r" not in data or not _UPGRADE.search(data):
+            return data
+        end = len(data)
+        if head_has_begun or b"chunked" in data.lower() or (chunked and not in_head):
+            end = data.find(b"\r\n\r\n") if in_head else 0
+            end = len(data) if end < 0 else end
+        return _UPGRADE.sub(_RENAMED, data[:end]) + data[end:]

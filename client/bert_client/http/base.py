@@ -1,0 +1,110 @@
+"""What `BertClient` and `AsyncBertClient` share: their options, and how they connect."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable
+from typing import Any, Generic, TypeVar
+
+import httpx
+
+from bert_client.errors import ConnectionFailedError
+from bert_client.http.calls import RequestLimits
+from bert_client.http.exchange import Exchange
+from bert_client.http.proxy import find_proxy
+from bert_client.http.retry import RetryPolicy
+
+DEFAULT_URL = "http://127.0.0.1:8000"
+MAX_TIMEOUT = 1_000_000.0
+"""Seconds. Sockets and the service's header take little more."""
+READ_GRACE = 2.0
+"""Seconds that a connection waits beyond the timeout, so that the service can answer that it has passed (504)."""
+
+Transport = TypeVar("Transport", httpx.BaseTransport, httpx.AsyncBaseTransport)
+Sleep = TypeVar("Sleep")
+Http = TypeVar("Http")
+
+
+class BaseClient(Generic[Transport, Sleep]):
+    """The options of a client.
+
+    Args:
+        base_url: Address of the service, `http://` or `https://`. A proxy is used if the environment names one, but
+            never for a loopback address.
+        api_key: Sent as `Authorization: Bearer …`.
+        timeout: Seconds for one request. The service is told of it.
+        concurrency: Requests that are sent at once for one list or stream.
+        retry: For how long requests are repeated that were refused or failed.
+        transport: Replaces httpx's own, for tests. After a fork it is shared with the parent.
+        sleep: Replaces the waiting between attempts.
+
+    Raises:
+        ValueError: no request can be sent with these options; the message says what to give.
+    """
+
+    def __init__(
+        self,
+        base_url: str = DEFAULT_URL,
+        *,
+        api_key: str | None = None,
+        timeout: float = 60.0,
+        concurrency: int = 4,
+        retry: RetryPolicy = RetryPolicy(),  # noqa: B008 (it is frozen)
+        transport: Transport | None = None,
+        sleep: Sleep | None = None,
+    ) -> None:
+        if not (isinstance(timeout, int | float) and 0 < timeout <= MAX_TIMEOUT):
+            raise ValueError(f"timeout is {timeout!r}: give seconds, above 0 and at most {MAX_TIMEOUT:,.0f}")
+        if concurrency < 1:
+            raise ValueError(f"concurrency is {concurrency!r}: give 1 or more")
+        url = _service_url(base_url)
+        self._timeout = timeout
+        self._concurrency = concurrency
+        self._transport: Transport | None = transport
+        self._sleep = sleep
+        self._proxy = None if transport else find_proxy(url)
+        variable = self._proxy.variable if self._proxy else None
+        self._exchange = Exchange(retry, time.monotonic, random.random, variable)
+        self._limits: RequestLimits | None = None
+        self._connections: dict[Any, Any] = {}
+        self._http_options: dict[str, Any] = {
+            "base_url": url,
+            "headers": _authorization(api_key),
+            "timeout": httpx.Timeout(timeout, read=timeout + READ_GRACE),
+        }
+
+    def _connect(self, client: Callable[..., Http], transport: Callable[..., Transport]) -> Http:
+        """New connections.
+
+        Raises:
+            ConnectionFailedError: a variable of the environment cannot be used.
+        """
+        is_https = self._http_options["base_url"].scheme == "https"
+        try:
+            chosen = self._transport or transport(verify=is_https, proxy=self._proxy and self._proxy.url)
+        except OSError as error:  # httpx loads certificates from files that the environment may name
+            raise ConnectionFailedError(f"SSL_CERT_FILE or SSL_CERT_DIR cannot be used: {error}") from error
+        except (ImportError, ValueError, httpx.InvalidURL) as error:
+            variable = self._proxy and self._proxy.variable
+            raise ConnectionFailedError(f"the proxy in {variable} cannot be used: {error}") from error
+        return client(transport=chosen, **self._http_options)
+
+
+def _service_url(given: str) -> httpx.URL:
+    if not given.lower().startswith(("http://", "https://")):
+        raise ValueError(f"{given!r} is no address of a service: begin it with http:// or https://")
+    try:
+        url = httpx.URL(given)
+        url.host.encode("idna")  # as connecting does
+    except (httpx.InvalidURL, UnicodeError) as error:
+        raise ValueError(f"{given!r} is no address of a service: {error}") from error
+    return url
+
+
+def _authorization(api_key: str | None) -> dict[bytes, bytes]:
+    if not api_key:
+        return {}
+    if not api_key.isprintable():
+        raise ValueError("the API key has characters that are not printable: give it as the service has it")
+    return {b"Authorization": f"Bearer {api_key}".encode()}

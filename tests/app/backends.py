@@ -1,0 +1,97 @@
+"""Backends for tests: one without tensors, whose gate the test holds, and one in a thread of this process."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from app.errors import BackendDiedError
+from app.inference.torch_backend import TorchBackend
+from app.inference.types import Answer, Query, ServedModel, Task
+
+PATIENCE = 30  # seconds; only a hung test waits so long
+
+
+@dataclass(eq=False)
+class FakeBackend:
+    """Answers at once while `gate` is open. `fault` says what happens to a query."""
+
+    models: dict[str, ServedModel]
+    fault: Callable[[Query], BaseException | None] = lambda _: None
+    load_error: BaseException | None = None
+    device: str = "cpu"
+    dtype: str = "float32"
+    threads: int = 1
+    tokens_per_second: float = 0.0
+    processes: int = 1
+    max_useful_tokens: int = 16_384
+    max_concurrent_batches: int = 1
+    closed: bool = False
+    batches: list[list[Query]] = field(default_factory=list)
+    gate: threading.Event = field(default_factory=threading.Event)
+    may_load: threading.Event = field(default_factory=threading.Event)
+    entered: threading.Semaphore = field(default_factory=lambda: threading.Semaphore(0))
+    """Released each time a batch has arrived, before it waits at the gate."""
+
+    async def load(self, on_death: Callable[[BackendDiedError], None]) -> None:
+        self.on_death = on_death
+        await self._wait(self.may_load)
+        if self.load_error is not None:
+            raise self.load_error
+
+    async def run(self, encoder: str, queries: Sequence[Query]) -> list[Answer | Exception]:
+        self.batches.append(list(queries))
+        self.entered.release()
+        await self._wait(self.gate)
+        for query in queries:
+            if (error := self.fault(query)) is not None:
+                raise error
+        return [_answer(query) for query in queries]
+
+    async def aclose(self) -> None:
+        self.closed = True
+
+    async def has_entered(self) -> None:
+        """Wait until one more batch is at the gate."""
+        assert await asyncio.to_thread(self.entered.acquire, timeout=PATIENCE)
+
+    async def _wait(self, event: threading.Event) -> None:
+        """Until the event, or until this backend is closed, as a killed process would."""
+        end = time.monotonic() + PATIENCE
+        while not event.is_set():
+            assert time.monotonic() < end
+            if self.closed:
+                raise BackendDiedError("killed")
+            await asyncio.sleep(0.002)
+
+
+class ThreadBackend:
+    """`TorchBackend` in a thread of this process, for tests of the models' own answers."""
+
+    def __init__(self, backend: TorchBackend) -> None:
+        self._backend = backend
+        self.max_concurrent_batches = 1
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._backend, name)
+
+    async def load(self, on_death: Callable[[BackendDiedError], None]) -> None:
+        await asyncio.to_thread(self._backend.load)
+
+    async def run(self, encoder: str, queries: Sequence[Query]) -> list[Answer | Exception]:
+        return await asyncio.to_thread(self._backend.run, encoder, queries)
+
+    async def aclose(self) -> None:
+        pass
+
+
+def _answer(query: Query) -> Answer:
+    if query.task is not Task.FILL_MASK:
+        return Answer([[0.25, 0.75]])
+    chosen = list(query.targets or range(5, 76))[: query.top_k]
+    row = [1 / (rank + 2) for rank in range(len(chosen))]
+    return Answer([row] * len(query.masks), [chosen] * len(query.masks))

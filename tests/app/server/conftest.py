@@ -1,0 +1,111 @@
+"""A `DrainingServer` in this process, on a real port, with the fake backend."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import os
+import signal
+import socket
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import httpx
+import pytest
+import uvicorn
+
+from app.api.application import create_app
+from app.scheduling.engine import Engine
+from app.server.draining_server import DrainingServer
+from app.server.http_protocol import BoundedProtocol
+from app.settings import Settings
+
+PATIENCE = 30
+
+
+@dataclass
+class Served:
+    """A server that runs, and a client of it."""
+
+    server: DrainingServer
+    port: int
+    client: httpx.AsyncClient
+    serving: asyncio.Task[None]
+
+    @property
+    def engine(self) -> Engine:
+        return self.server.engine
+
+    def send(self, number: signal.Signals) -> None:
+        """Send this process a signal, which the server handles."""
+        os.kill(os.getpid(), number)
+
+    async def until(self, condition: Callable[[], object]) -> None:
+        """Ask over and over until it is true."""
+        async with asyncio.timeout(PATIENCE):
+            while not condition():  # noqa: ASYNC110 (not all conditions have an event)
+                await asyncio.sleep(0.005)
+
+    async def metric(self, name: str) -> float:
+        lines = (await self.client.get("/metrics")).text.splitlines()
+        return float(next(line.rsplit(" ", 1)[1] for line in lines if line.startswith(name + " ")))
+
+    async def until_queued(self, requests: int) -> None:
+        """Wait until so many requests are accepted and not answered."""
+        async with asyncio.timeout(PATIENCE):
+            while await self.metric("bert_queue_requests") != requests:  # noqa: ASYNC110
+                await asyncio.sleep(0.005)
+
+    async def end(self) -> None:
+        """Wait until the server has ended by itself."""
+        async with asyncio.timeout(PATIENCE):
+            await self.serving
+
+
+StartServer = Callable[..., AbstractAsyncContextManager[Served]]
+
+
+@pytest.fixture
+def start_server(backend: Any) -> StartServer:
+    """Start a server with some settings; it ends with the context."""
+
+    @asynccontextmanager
+    async def start(**settings: object) -> AsyncIterator[Served]:
+        checked = Settings.model_validate({"drain_seconds": PATIENCE} | settings)
+        app = create_app(checked, backend)
+        config = uvicorn.Config(
+            app,
+            http=BoundedProtocol,
+            lifespan="on",
+            access_log=False,
+            log_config=None,
+            timeout_keep_alive=checked.keep_alive_seconds,
+            timeout_graceful_shutdown=1,
+        )
+        server = DrainingServer(config, app.state.engine, checked.drain_seconds)
+        thresholds = gc.get_threshold()
+        limits = httpx.Limits(max_connections=200)
+        with socket.create_server(("127.0.0.1", 0)) as listening:
+            port = listening.getsockname()[1]
+            serving = asyncio.create_task(server.serve([listening]))
+            async with httpx.AsyncClient(
+                base_url=f"http://127.0.0.1:{port}", timeout=PATIENCE, limits=limits
+            ) as client:
+                served = Served(server, port, client, serving)
+                try:
+                    await served.until(
+                        lambda: server.started and (server.engine.loaded or not backend.may_load.is_set())
+                    )
+                    yield served
+                finally:
+                    backend.gate.set()
+                    backend.may_load.set()
+                    server.should_exit = True
+                    await serving
+                    await asyncio.sleep(0)
+                    gc.unfreeze()
+                    gc.set_threshold(*thresholds)
+
+    return start

@@ -1,0 +1,80 @@
+"""A service on a real port whose label for each text is the text itself, so that a mixed-up answer shows."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+Refuse = Callable[[list[Any]], int | None]
+
+LIMITS = {
+    "max_batch_tokens": 4096,
+    "max_queue_tokens": 65536,
+    "max_client_batch": 8,
+    "max_body_bytes": 100_000,
+    "request_timeout_ms": 1000,
+}
+
+
+class Echo(ThreadingHTTPServer):
+    """Answers each request, or refuses it with the status that `refuse` returns, in the manner of a firewall."""
+
+    request_queue_size = 64
+
+    def __init__(self, refuse: Refuse = lambda _: None) -> None:
+        super().__init__(("127.0.0.1", 0), Handler)
+        self.refuse = refuse
+        self.paths: list[str] = []
+        """Targets of all requests. A client that uses this server as its proxy sends the whole address."""
+
+    def handle_error(self, *_: object) -> None:
+        """A client that ends may reset its connections."""
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.server_port}"
+
+
+class Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True
+    server: Echo
+
+    def do_GET(self) -> None:
+        self.server.paths.append(self.path)
+        self.answer(200, json.dumps({"limits": LIMITS}))
+
+    def do_POST(self) -> None:
+        self.server.paths.append(self.path)
+        inputs = json.loads(self.rfile.read(int(self.headers["Content-Length"])))["inputs"]
+        if status := self.server.refuse(inputs):
+            self.answer(status, "<html>refused</html>")
+            return
+        labels = [one if isinstance(one, str) else f"{one['text']}|{one['text_pair']}" for one in inputs]
+        results = [{"predictions": [{"label": label, "score": 1}], "tokens": 3, "truncated": False} for label in labels]
+        self.answer(200, json.dumps({"results": results}))
+
+    def answer(self, status: int, content: str) -> None:
+        body = content.encode()
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_request(self, *arguments: object) -> None:
+        pass
+
+
+@contextmanager
+def serve(refuse: Refuse = lambda _: None) -> Iterator[Echo]:
+    """Serve until the end of the block."""
+    with Echo(refuse) as server:
+        threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05}).start()
+        try:
+            yield server
+        finally:
+            server.shutdown()

@@ -1,0 +1,236 @@
+"""Where a client's connections lead, and in which process and event loop they are used."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import importlib.util
+import multiprocessing
+import sys
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from bert_client import AsyncBertClient, BertClient, BertServiceError, ConnectionFailedError, LabelResult, RetryPolicy
+from bert_client.http.proxy import Proxy, find_proxy
+from tests.client.echo import Echo, serve
+
+VARIABLES = ("http_proxy", "https_proxy", "all_proxy", "no_proxy", "SSL_CERT_FILE", "SSL_CERT_DIR")
+HAS_SOCKS = importlib.util.find_spec("socksio") is not None
+ONCE = RetryPolicy(attempts=1)
+
+
+@pytest.fixture
+def echo() -> Iterator[Echo]:
+    with serve() as server:
+        yield server
+
+
+@pytest.fixture(autouse=True)
+def no_proxies(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in VARIABLES:
+        monkeypatch.delenv(name, raising=False)
+        monkeypatch.delenv(name.upper(), raising=False)
+
+
+def label(result: LabelResult) -> str:
+    return result.predictions[0].label
+
+
+# --- processes and event loops
+
+client: Any
+
+
+def ask(text: str) -> str:
+    return label(client.sentiment(text))
+
+
+def ask_in_a_loop(text: str) -> str:
+    return label(asyncio.run(client.sentiment(text)))
+
+
+@contextmanager
+def unclosed_connections_allowed() -> Iterator[None]:
+    """A loop that ends leaves connections open; they are closed when they are collected."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ResourceWarning)
+        yield
+        globals()["client"] = None
+        gc.collect()
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="has no fork")
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+def test_client_answers_right_in_forked_processes(echo: Echo) -> None:
+    global client
+    texts = [f"text {n}" for n in range(400)]
+    with BertClient(echo.url) as client:
+        assert [label(result) for result in client.sentiment(texts)] == texts  # opens connections
+        with multiprocessing.get_context("fork").Pool(4) as pool:
+            assert pool.map(ask, texts, chunksize=5) == texts
+        assert [label(result) for result in client.sentiment(texts)] == texts
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="has no fork")
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+def test_async_client_answers_right_in_forked_processes(echo: Echo) -> None:
+    global client
+    texts = [f"text {n}" for n in range(60)]
+    with unclosed_connections_allowed():
+        client = AsyncBertClient(echo.url)
+        assert ask_in_a_loop("first") == "first"
+        with multiprocessing.get_context("fork").Pool(3) as pool:
+            assert pool.map(ask_in_a_loop, texts) == texts
+
+
+def test_async_client_is_used_in_a_second_event_loop(echo: Echo) -> None:
+    global client
+    with unclosed_connections_allowed():
+        client = AsyncBertClient(echo.url)
+        assert [ask_in_a_loop(text) for text in "abcd"] == list("abcd")
+        assert len(client._connections) == 1  # those of closed loops are dropped
+
+
+# --- proxies
+
+
+@pytest.mark.parametrize(
+    ("variable", "url"),
+    [
+        ("HTTP_PROXY", "http://example.com"),
+        ("http_proxy", "http://example.com"),
+        ("ALL_PROXY", "https://example.com:8443"),
+        ("HTTPS_PROXY", "https://example.com"),
+    ],
+)
+def test_find_proxy_reads_the_environment(monkeypatch: pytest.MonkeyPatch, variable: str, url: str) -> None:
+    monkeypatch.setenv(variable, "proxy.example:3128")
+    assert find_proxy(httpx.URL(url)) == Proxy(variable, "http://proxy.example:3128")
+    monkeypatch.setenv("NO_PROXY", "other.com, example.com")
+    assert find_proxy(httpx.URL(url)) is None
+
+
+def test_find_proxy_prefers_the_variable_of_the_scheme(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ALL_PROXY", "socks://127.0.0.1:1080/")  # as GNOME sets it, beside this:
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:3128/")
+    assert find_proxy(httpx.URL("http://example.com")) == Proxy("http_proxy", "http://127.0.0.1:3128/")
+
+
+@pytest.mark.parametrize(
+    "host",
+    ["localhost", "LOCALHOST", "api.localhost", "127.0.0.1", "127.1.2.3", "[::1]", "[::ffff:127.0.0.1]", "0.0.0.0"],
+)
+@pytest.mark.parametrize("scheme", ["http", "https"])
+def test_find_proxy_has_none_for_loopback(monkeypatch: pytest.MonkeyPatch, host: str, scheme: str) -> None:
+    for variable in ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY"):
+        monkeypatch.setenv(variable, "http://proxy.example:3128")
+    assert find_proxy(httpx.URL(f"{scheme}://{host}:8000")) is None
+
+
+def test_find_proxy_has_one_for_names_that_only_look_like_loopback(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ALL_PROXY", "http://proxy.example:3128")
+    for host in ("notlocalhost", "localhost.example.com", "128.0.0.1", "127.example.com"):
+        assert find_proxy(httpx.URL(f"http://{host}")) is not None
+
+
+@pytest.mark.parametrize(
+    "proxy",
+    ["http://127.0.0.1:9", "socks5://127.0.0.1:9", "socks://127.0.0.1:9", "http://proxy:80x", "http://[", "???"],
+)
+def test_client_reaches_loopback_whatever_the_proxy(echo: Echo, monkeypatch: pytest.MonkeyPatch, proxy: str) -> None:
+    for variable in ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY"):
+        monkeypatch.setenv(variable, proxy)
+    with BertClient(echo.url, retry=ONCE) as asked:
+        assert label(asked.sentiment("a")) == "a"
+
+
+async def test_async_client_reaches_loopback_whatever_the_proxy(echo: Echo, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ALL_PROXY", "socks5://127.0.0.1:9")
+    async with AsyncBertClient(echo.url, retry=ONCE) as asked:
+        assert label(await asked.sentiment("a")) == "a"
+
+
+def test_client_uses_the_proxy_of_the_environment(echo: Echo, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HTTP_PROXY", echo.url)
+    with BertClient("http://bert.example", retry=ONCE) as asked:
+        assert label(asked.sentiment("a")) == "a"
+    assert echo.paths == ["http://bert.example/sentiment"]
+
+
+@pytest.mark.parametrize(
+    ("proxy", "reason"),
+    [
+        pytest.param(
+            "socks5://127.0.0.1:9",
+            "socksio",
+            marks=pytest.mark.skipif("__import__('importlib').util.find_spec('socksio')"),
+        ),
+        ("socks://127.0.0.1:9", "scheme"),
+        ("ftp://127.0.0.1:9", "scheme"),
+        ("http://user:secret@proxy:80x", "port"),
+    ],
+)
+@pytest.mark.parametrize("variable", ["ALL_PROXY", "http_proxy"])
+def test_client_proxy_that_cannot_be_used_is_named(
+    monkeypatch: pytest.MonkeyPatch, variable: str, proxy: str, reason: str
+) -> None:
+    monkeypatch.setenv(variable, proxy)
+    with (
+        pytest.raises(BertServiceError, match=rf"the proxy in {variable} cannot be used: .*(?i:{reason})") as raised,
+        BertClient("http://bert.example") as asked,
+    ):
+        asked.sentiment("a")
+    assert "secret" not in str(raised.value)
+
+
+async def test_async_client_proxy_that_cannot_be_used_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ALL_PROXY", "socks://127.0.0.1:9")
+    async with AsyncBertClient("http://bert.example") as asked:
+        with pytest.raises(BertServiceError, match="the proxy in ALL_PROXY cannot be used"):
+            await asked.sentiment("a")
+
+
+def test_client_unused_variables_of_the_environment_do_no_harm(echo: Echo, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HTTP_PROXY", echo.url)
+    monkeypatch.setenv("HTTPS_PROXY", "socks://nowhere:x")
+    monkeypatch.setenv("SSL_CERT_FILE", "/nowhere.pem")
+    with BertClient("http://bert.example", retry=ONCE) as asked:
+        assert label(asked.sentiment("a")) == "a"
+
+
+def test_client_failure_through_a_proxy_names_its_variable(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:9")
+    with (
+        BertClient("http://bert.example", retry=ONCE) as asked,
+        pytest.raises(ConnectionFailedError, match="refused, through the proxy in HTTP_PROXY; NO_PROXY lists"),
+    ):
+        asked.sentiment("a")
+
+
+def test_client_refusal_by_a_proxy_names_its_variable(monkeypatch: pytest.MonkeyPatch) -> None:
+    with serve(lambda _: 407) as echo:
+        monkeypatch.setenv("HTTP_PROXY", echo.url)
+        with (
+            BertClient("http://bert.example", retry=ONCE) as asked,
+            pytest.raises(
+                BertServiceError, match=r"407 Proxy Authentication Required, through the proxy in HTTP_PROXY"
+            ),
+        ):
+            asked.sentiment("a")
+
+
+@pytest.mark.parametrize("content", [None, "no certificate"])
+def test_client_certificates_that_cannot_be_read_are_named(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, content: str | None
+) -> None:
+    if content is not None:
+        (tmp_path / "ca.pem").write_text(content)
+    monkeypatch.setenv("SSL_CERT_FILE", str(tmp_path / "ca.pem"))
+    with BertClient("https://bert.example") as asked, pytest.raises(BertServiceError, match="SSL_CERT_FILE"):
+        asked.sentiment("a")

@@ -1,0 +1,113 @@
+"""What the clients take as inputs, and what they do with an input that is no text."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import AsyncIterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+from bert_client import AsyncBertClient, BertClient, InvalidInputError, LabelResult, ProblemError
+from tests.client.echo import serve
+
+pd = pytest.importorskip("pandas")
+
+
+def label(outcome: LabelResult | ProblemError) -> str:
+    assert isinstance(outcome, LabelResult), outcome
+    return outcome.predictions[0].label
+
+
+ROWS = ["good", float("nan"), "bad", None, "so so", 5, b"bytes", ("a", None), "last"]
+WRONG = [1, 3, 5, 6, 7]
+
+
+def test_stream_has_an_error_in_place_of_what_is_no_text() -> None:
+    rows: Any = ROWS
+    with serve() as echo, BertClient(echo.url) as client:
+        outcomes = list(client.sentiment_stream(rows))
+        many = list(client.sentiment_stream(["text"] * 1000 + [None] + ["text"] * 1000))  # type: ignore[list-item]
+    errors = {n: outcome for n, outcome in enumerate(outcomes) if isinstance(outcome, ProblemError)}
+    assert list(errors) == WRONG
+    assert [error.input_index for error in errors.values()] == WRONG
+    assert [label(outcomes[n]) for n in (0, 2, 4, 8)] == ["good", "bad", "so so", "last"]
+    assert [n for n, outcome in enumerate(many) if isinstance(outcome, ProblemError)] == [1000]
+
+
+async def test_async_stream_has_an_error_in_place_of_what_is_no_text() -> None:
+    rows: Any = ROWS
+    with serve() as echo:
+        async with AsyncBertClient(echo.url) as client:
+            outcomes = [outcome async for outcome in client.sentiment_stream(rows)]
+            with pytest.raises(InvalidInputError):
+                await client.sentiment(rows)
+    assert [n for n, outcome in enumerate(outcomes) if isinstance(outcome, ProblemError)] == WRONG
+
+
+@pytest.mark.parametrize("wrong", [None, float("nan"), 5, b"good"])
+def test_list_and_single_input_that_is_no_text_raise(wrong: Any) -> None:
+    with serve() as echo, BertClient(echo.url) as client:
+        with pytest.raises(InvalidInputError, match="an input is a string or a pair of two strings, not ") as raised:
+            client.sentiment(["text"] * 20 + [wrong])
+        assert raised.value.input_index == 20
+        with pytest.raises(InvalidInputError, match=f"not {type(wrong).__name__}"):
+            client.sentiment(wrong)
+
+
+@pytest.mark.parametrize(
+    "inputs",
+    [
+        ["a", "b", "c"],
+        ("a", "b", "c"),
+        np.array(["a", "b", "c"]),
+        np.array(["a", "b", "c"], dtype=object),
+        pd.Series(["a", "b", "c"], index=[7, 8, 9]),
+        {"a": 1, "b": 2, "c": 3}.keys(),
+        deque("abc"),
+    ],
+)
+async def test_any_iterable_of_texts_is_a_list_of_inputs(inputs: Any) -> None:
+    with serve() as echo:
+        with BertClient(echo.url) as client:
+            assert [label(result) for result in client.sentiment(inputs)] == ["a", "b", "c"]
+            assert [label(result) for result in client.sentiment_stream(inputs)] == ["a", "b", "c"]
+            assert [label(result) for result in client.sentiment(text for text in inputs)] == ["a", "b", "c"]
+        async with AsyncBertClient(echo.url) as asynchronous:
+            assert [label(result) for result in await asynchronous.sentiment(inputs)] == ["a", "b", "c"]
+
+
+@pytest.mark.parametrize(
+    "inputs",
+    [
+        [["a", "b"], ["c", "d"]],
+        [("a", "b"), ["c", "d"]],
+        (("a", "b"), ("c", "d")),
+        np.array([["a", "b"], ["c", "d"]]),
+        pd.DataFrame({"title": ["a", "c"], "body": ["b", "d"]}).to_numpy(),
+        zip("ac", "bd", strict=True),
+        pd.DataFrame({"title": ["a", "c"], "body": ["b", "d"]}).itertuples(index=False),
+    ],
+)
+def test_any_iterable_of_pairs_is_a_list_of_inputs(inputs: Any) -> None:
+    with serve() as echo, BertClient(echo.url) as client:
+        assert [label(result) for result in client.next_sentence(inputs)] == ["a|b", "c|d"]
+
+
+async def test_async_list_may_be_an_async_iterable() -> None:
+    async def texts() -> AsyncIterator[str]:
+        for text in "abc":
+            yield text
+
+    with serve() as echo:
+        async with AsyncBertClient(echo.url) as client:
+            assert [label(result) for result in await client.sentiment(texts())] == ["a", "b", "c"]
+
+
+@pytest.mark.parametrize("inputs", ["good", b"good", {"text": "good"}, pd.DataFrame({"text": ["good"]})])
+async def test_iterable_whose_items_are_not_its_texts_is_refused(inputs: Any) -> None:
+    with pytest.raises(TypeError, match="give a list, a column or another iterable of texts"):
+        list(BertClient().sentiment_stream(inputs))
+    with pytest.raises(TypeError, match="give a list, a column or another iterable of texts"):
+        _ = [outcome async for outcome in AsyncBertClient().sentiment_stream(inputs)]
