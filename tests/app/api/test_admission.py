@@ -1,4 +1,4 @@
-"""Who is refused by the head of his request: on a real port, where no app has to see it."""
+"""Requests that are refused by their head, on a real port, where the protocol can answer without the app."""
 
 from __future__ import annotations
 
@@ -49,7 +49,9 @@ def told(answer: httpx.Response) -> tuple[int, dict[str, str], dict[str, Any]]:
 
 @guarded
 @pytest.mark.parametrize(("headers", "content", "status"), REFUSED.values(), ids=REFUSED)
-def test_refusal_is_the_same_without_the_app(url: str, headers: dict[str, str], content: bytes, status: int) -> None:
+def test_refusal_is_the_same_with_and_without_the_app(
+    url: str, headers: dict[str, str], content: bytes, status: int
+) -> None:
     with httpx.Client(base_url=url, timeout=PATIENCE) as client:
         without, with_app = (
             client.post(target, headers=headers, content=content) for target in ("/sentiment", "/sentiment?way=long")
@@ -64,13 +66,13 @@ def test_refusal_is_the_same_without_the_app(url: str, headers: dict[str, str], 
 
 
 @guarded
-def test_own_id_comes_back_with_a_refusal(url: str) -> None:
+def test_refusal_has_the_callers_request_id(url: str) -> None:
     answer = httpx.post(url + "/sentiment", headers={"X-Request-ID": "order-1"}, timeout=PATIENCE)
     assert (answer.status_code, answer.headers["x-request-id"]) == (401, "order-1")
 
 
 @with_browsers
-def test_only_what_the_app_must_see_reaches_it(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_refusal_leaves_only_undecided_requests_to_the_app(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     async def see(_: RequestContextMiddleware, scope: Scope, receive: Receive, send: Send) -> None:
         await Response(status_code=418)(scope, receive, send)
 
@@ -87,7 +89,7 @@ def test_only_what_the_app_must_see_reaches_it(url: str, monkeypatch: pytest.Mon
 
 
 @with_browsers
-def test_browser_may_read_its_refusal(url: str) -> None:
+def test_refusal_can_be_read_by_an_allowed_origin(url: str) -> None:
     answer = httpx.post(url + "/sentiment", headers=BROWSER, timeout=PATIENCE)
     assert (answer.status_code, answer.headers["access-control-allow-origin"]) == (401, BROWSER["Origin"])
 
@@ -96,7 +98,7 @@ POST = JSON_POST + b"Content-Length: "
 
 
 @pytest.mark.parametrize("url", [{"max_queue_tokens": 20}], indirect=True)
-def test_connection_of_the_refused_goes_on(url: str, backend: Any) -> None:
+def test_refusal_keeps_the_connection_open(url: str, backend: Any) -> None:
     backend.gate.clear()
     waiting = [
         threading.Thread(target=httpx.post, args=[url + "/sentiment"], kwargs={"json": {"inputs": inputs}})
@@ -120,7 +122,7 @@ def test_connection_of_the_refused_goes_on(url: str, backend: Any) -> None:
 
 
 @guarded
-def test_body_that_is_none_does_not_answer_twice(url: str) -> None:
+def test_refusal_of_an_invalid_chunked_body_is_sent_once(url: str) -> None:
     with socket.create_connection(("127.0.0.1", int(url.rsplit(":", 1)[1])), timeout=PATIENCE) as connection:
         connection.sendall(b"POST /sentiment HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\nabc")
         received = b""
@@ -130,7 +132,9 @@ def test_body_that_is_none_does_not_answer_twice(url: str) -> None:
 
 
 @guarded
-def test_one_packet_of_many_requests_does_not_hold_up_others(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_refusal_without_the_app_is_limited_to_one_request_per_packet(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     seen = []
 
     async def see(_: RequestContextMiddleware, scope: Scope, receive: Receive, send: Send) -> None:
@@ -147,7 +151,7 @@ def test_one_packet_of_many_requests_does_not_hold_up_others(url: str, monkeypat
 
 
 @pytest.mark.parametrize("url", [GUARDED | {"request_timeout_ms": 1000}], indirect=True)
-def test_refusals_that_nobody_reads_are_not_heaped_up(url: str) -> None:
+def test_refusal_that_is_not_read_stops_reading_the_connection(url: str) -> None:
     with socket.socket() as connection:
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         connection.connect(("127.0.0.1", int(url.rsplit(":", 1)[1])))

@@ -1,4 +1,4 @@
-"""The app as a whole: its document, and that the document is true."""
+"""The whole app, and its OpenAPI document compared with its answers."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ async def document(serve: Any) -> Any:
         return (await service.client.get("/openapi.json")).json()
 
 
-async def test_every_reference_of_the_document_exists(document: Any) -> None:
+async def test_document_has_every_schema_that_it_refers_to(document: Any) -> None:
     text = json.dumps(document)
     names = {part.split('"')[0] for part in text.split('"#/components/schemas/')[1:]}
     assert names <= set(document["components"]["schemas"])
@@ -27,7 +27,7 @@ async def test_every_reference_of_the_document_exists(document: Any) -> None:
 
 
 @pytest.mark.parametrize("path", TASKS)
-async def test_every_status_is_documented(document: Any, path: str) -> None:
+async def test_document_has_every_status_of_the_tasks(document: Any, path: str) -> None:
     responses = document["paths"][path]["post"]["responses"]
     assert set(responses) == {"200", "400", "401", "404", "413", "415", "422", "429", "500", "503", "504"}
     for status in set(responses) - {"200"}:
@@ -35,7 +35,7 @@ async def test_every_status_is_documented(document: Any, path: str) -> None:
 
 
 @pytest.mark.parametrize("path", TASKS)
-async def test_documented_examples_work(serve: Any, document: Any, path: str) -> None:
+async def test_document_examples_of_requests_are_answered(serve: Any, document: Any, path: str) -> None:
     reference = document["paths"][path]["post"]["requestBody"]["content"]["application/json"]["schema"]["$ref"]
     schema = document["components"]["schemas"][reference.rsplit("/", 1)[1]]
     async with serve() as service:
@@ -45,7 +45,7 @@ async def test_documented_examples_work(serve: Any, document: Any, path: str) ->
 
 
 @pytest.mark.parametrize("path", TASKS)
-async def test_documented_answers_have_the_shape_of_real_ones(serve: Any, document: Any, path: str) -> None:
+async def test_document_examples_of_answers_have_the_shape_of_real_ones(serve: Any, document: Any, path: str) -> None:
     def shape(value: Any) -> Any:
         if isinstance(value, dict):
             return {key: shape(inner) for key, inner in value.items()}
@@ -63,16 +63,14 @@ async def test_documented_answers_have_the_shape_of_real_ones(serve: Any, docume
     ("method", "path", "status"),
     [("GET", "/nowhere", 404), ("GET", "/fill-mask", 405), ("POST", "/info", 405), ("GET", "/fill-mask/", 404)],
 )
-async def test_paths_and_methods_that_do_not_exist_are_problems(
-    serve: Any, method: str, path: str, status: int
-) -> None:
+async def test_unknown_path_or_method_is_a_problem_document(serve: Any, method: str, path: str, status: int) -> None:
     async with serve() as service:
         answer = await service.client.request(method, path)
     assert answer.status_code == answer.json()["status"] == status
     assert answer.headers["content-type"] == "application/problem+json"
 
 
-async def test_405_says_what_is_allowed(serve: Any) -> None:
+async def test_405_has_the_allowed_methods(serve: Any) -> None:
     async with serve() as service:
         answer = await service.client.get("/fill-mask")
     assert answer.headers["allow"] == "POST"
@@ -111,7 +109,7 @@ MUTATIONS: list[bytes] = [
 
 
 @pytest.mark.parametrize("path", TASKS)
-async def test_no_body_breaks_the_service(serve: Any, pretrained: Any, sentiment: Any, path: str) -> None:
+async def test_app_answers_unusual_bodies_without_a_500(serve: Any, pretrained: Any, sentiment: Any, path: str) -> None:
     backend = ThreadBackend(TorchBackend(pretrained, sentiment, device="cpu", dtype="float32", threads=1))
     async with serve(backend) as service:
         for body in MUTATIONS:

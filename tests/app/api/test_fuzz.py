@@ -1,4 +1,4 @@
-"""10,000 bodies that nobody would send on purpose: each is answered, and never by an error of ours."""
+"""10,000 random bodies: each is answered, and none with 500."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What every response carries."""
+"""Request ids, logging, CORS, allowed hosts, draining."""
 
 from __future__ import annotations
 
@@ -20,21 +20,21 @@ async def test_every_response_has_a_request_id(serve: Any, path: str) -> None:
     assert first.headers["x-request-id"] != second.headers["x-request-id"]
 
 
-async def test_callers_own_id_comes_back(serve: Any) -> None:
+async def test_request_id_of_the_caller_is_returned(serve: Any) -> None:
     async with serve() as service:
         answer = await service.client.post("/fill-mask", json={}, headers={"X-Request-ID": "abc-1.2_3"})
     assert answer.headers["x-request-id"] == answer.json()["request_id"] == "abc-1.2_3"
 
 
 @pytest.mark.parametrize("given", [b"", b"a b", b"x" * 129, b'"><script>', b"\xff\xfe", b"a\tb"])
-async def test_insane_id_is_replaced(serve: Any, given: bytes) -> None:
+async def test_request_id_with_invalid_characters_is_replaced(serve: Any, given: bytes) -> None:
     async with serve() as service:
         answer = await service.client.get("/health/live", headers={b"X-Request-ID": given})
     assert answer.headers["x-request-id"].encode("latin-1") != given
     assert answer.headers["x-request-id"].isalnum()
 
 
-async def test_answers_say_where_the_time_went(serve: Any) -> None:
+async def test_server_timing_has_the_three_stages(serve: Any) -> None:
     async with serve() as service:
         answer = await service.client.post("/sentiment", json={"inputs": "good"})
     stages = [part.split(";dur=") for part in answer.headers["server-timing"].split(", ")]
@@ -57,7 +57,7 @@ async def test_duration_of_a_request_is_observed_by_task_and_status(serve: Any, 
         assert await service.metric('bert_request_duration_seconds_count{status="422",task="sentiment"}') == 1
 
 
-async def test_unforeseen_error_is_logged_and_not_told(
+async def test_unhandled_error_is_logged_and_not_sent(
     serve: Any, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with serve() as service:
@@ -74,7 +74,7 @@ async def test_unforeseen_error_is_logged_and_not_told(
     assert "my secret text" not in caplog.text
 
 
-async def test_scripts_of_other_sites_may_read_what_nobody_foresaw(serve: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_unhandled_error_can_be_read_by_an_allowed_origin(serve: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     async with serve(cors_origins="https://example.org") as service:
 
         async def break_down(*_: object, **__: object) -> None:
@@ -89,7 +89,7 @@ async def test_scripts_of_other_sites_may_read_what_nobody_foresaw(serve: Any, m
     assert answer.headers["x-request-id"] == answer.json()["request_id"] == "mine"
 
 
-async def test_at_debug_each_request_leaves_a_line_with_its_id(serve: Any, caplog: pytest.LogCaptureFixture) -> None:
+async def test_request_is_logged_with_its_id_at_debug(serve: Any, caplog: pytest.LogCaptureFixture) -> None:
     keyed = {"Authorization": "Bearer k", "X-Request-ID": "mine-200"}
     async with serve(api_keys="k") as service:
         await service.client.post("/sentiment", json={"inputs": "good"}, headers=keyed)
@@ -122,7 +122,7 @@ async def test_at_debug_each_request_leaves_a_line_with_its_id(serve: Any, caplo
         (None, "-"),
     ],
 )
-def test_address_in_the_log_is_one(client: tuple[str, int] | None, line: str) -> None:
+def test_log_address_is_an_ip_address_or_a_dash(client: tuple[str, int] | None, line: str) -> None:
     assert _address({"client": client}) == line
 
 
@@ -134,7 +134,7 @@ async def test_requests_are_counted_by_task_and_status(serve: Any) -> None:
         assert await service.metric('bert_requests_total{status="422",task="sentiment"}') == 1
 
 
-async def test_preflight_of_a_browser_is_no_request_to_a_task(serve: Any) -> None:
+async def test_preflight_is_not_counted_as_a_task_request(serve: Any) -> None:
     asks = {
         "Origin": "https://example.org",
         "Access-Control-Request-Method": "POST",
@@ -182,7 +182,7 @@ async def test_request_that_draining_has_no_time_for_gets_503(serve: Any, backen
     assert answer.json()["request_id"] == answer.headers["x-request-id"]
 
 
-async def test_fault_of_the_model_is_logged_with_its_request(
+async def test_inference_error_is_logged_with_its_request_id(
     serve: Any, backend: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     backend.fault = lambda _: ValueError("broken")
@@ -194,7 +194,7 @@ async def test_fault_of_the_model_is_logged_with_its_request(
     assert "my secret text" not in caplog.text
 
 
-async def test_while_draining_connections_are_closed(serve: Any) -> None:
+async def test_connections_are_closed_while_draining(serve: Any) -> None:
     async with serve() as service:
         service.engine.drain()
         ready = await service.client.get("/health/ready")
@@ -218,7 +218,7 @@ async def test_cors_is_closed_unless_opened(serve: Any) -> None:
     assert "access-control-allow-origin" not in other.headers
 
 
-async def test_a_path_that_only_routes_take_for_a_task_asks_for_the_key_too(serve: Any) -> None:
+async def test_escaped_task_path_requires_the_key(serve: Any) -> None:
     async with serve(api_keys="0123456789abcdef") as service:
         given = {"Authorization": "Bearer 0123456789abcdef"}
         asked = [("/sentiment%0A", {}), ("/sentiment%0A", given), ("/sent%69ment", {}), ("/sent%69ment", given)]
@@ -226,14 +226,14 @@ async def test_a_path_that_only_routes_take_for_a_task_asks_for_the_key_too(serv
     assert [answer.status_code for answer in answers] == [401, 200, 401, 200]
 
 
-async def test_every_task_is_admitted_before_it_is_routed(serve: Any) -> None:
+async def test_task_paths_are_the_same_for_routes_and_admission(serve: Any) -> None:
     async with serve() as service:
         paths = {route.path: route.task for route in service.app.routes if isinstance(route, TaskRoute)}
         assert service.app.state.tasks == paths
     assert set(paths) == {"/fill-mask", "/next-sentence", "/sentiment", "/hf/fill-mask", "/hf/text-classification"}
 
 
-async def test_a_page_elsewhere_may_read_why_it_was_refused(serve: Any) -> None:
+async def test_missing_key_can_be_read_by_an_allowed_origin(serve: Any) -> None:
     async with serve(cors_origins="https://example.org", api_keys="0123456789abcdef") as service:
         refused = await service.client.post("/sentiment", json={}, headers={"Origin": "https://example.org"})
     assert refused.status_code == 401

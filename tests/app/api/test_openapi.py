@@ -1,4 +1,4 @@
-"""The OpenAPI document: versioned, and clients that are generated from it work."""
+"""The OpenAPI document equals its copy in docs, and clients generated from it work."""
 
 from __future__ import annotations
 
@@ -35,21 +35,21 @@ def operations(document: Any) -> Iterator[tuple[str, Any]]:
             yield path, operation
 
 
-def test_every_change_of_the_document_is_seen(document: Any) -> None:
+def test_document_equals_docs_openapi_json(document: Any) -> None:
     now = json.dumps(document, indent=2, ensure_ascii=False).splitlines()
     kept = DOCUMENT.read_text(encoding="utf-8").splitlines()
     changes = "\n".join(difflib.unified_diff(kept, now, "docs/openapi.json", "the service", lineterm=""))
     assert not changes, f"{changes}\nif this is meant: python -m app.api > docs/openapi.json"
 
 
-def test_operations_have_names_to_call_them_by(document: Any) -> None:
+def test_document_has_the_known_operation_ids(document: Any) -> None:
     assert {operation["operationId"] for _, operation in operations(document)} == {
         *("fill_mask", "next_sentence", "sentiment", "hf_fill_mask", "hf_text_classification"),
         *("health_live", "health_ready", "info", "metrics"),
     }
 
 
-def test_everything_a_reader_sees_is_described(document: Any) -> None:
+def test_document_describes_every_operation_and_response(document: Any) -> None:
     for path, operation in operations(document):
         assert operation["summary"], path
         assert operation["description"], path
@@ -61,7 +61,7 @@ def test_everything_a_reader_sees_is_described(document: Any) -> None:
                 assert content["schema"], (path, status)
 
 
-def test_examples_of_answers_fit_their_schemas(document: Any) -> None:
+def test_document_examples_of_answers_fit_their_schemas(document: Any) -> None:
     fitting = 0
     for _, operation in operations(document):
         for response in operation["responses"].values():
@@ -73,7 +73,7 @@ def test_examples_of_answers_fit_their_schemas(document: Any) -> None:
     assert fitting > 50
 
 
-def test_api_keys_are_asked_for_where_they_are_needed(document: Any) -> None:
+def test_document_marks_operations_that_require_a_key(document: Any) -> None:
     assert "securitySchemes" not in document["components"]
     locked = create_app(Settings.read({"BERT_API_KEYS": "secret"})).openapi()
     assert locked["components"]["securitySchemes"]["apiKey"]["scheme"] == "bearer"

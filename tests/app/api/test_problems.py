@@ -1,4 +1,4 @@
-"""One table, one shape."""
+"""Problem documents: the table of types, and their shape."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def subclasses(cls: type[Exception]) -> list[type[Exception]]:
 
 
 @pytest.mark.parametrize("cls", subclasses(errors.ServiceError) + subclasses(TextError))
-def test_every_error_stands_in_the_table(cls: type[Exception]) -> None:
+def test_problem_types_list_every_error(cls: type[Exception]) -> None:
     assert cls in PROBLEM_TYPES
 
 
@@ -64,7 +64,7 @@ def test_error_has_its_status_and_code(error: Exception, status: int, code: str)
     assert body["error"] == body["detail"]
 
 
-def test_faults_are_located() -> None:
+def test_problem_has_the_path_of_an_invalid_field() -> None:
     body = body_of(errors.InvalidInputError(NoMaskError("no mask"), ("inputs", 3)))
     assert body["errors"] == [{"message": "no mask", "loc": ["inputs", 3]}]
 
@@ -78,26 +78,26 @@ def test_faults_are_located() -> None:
         errors.DeadlineUnreachableError(7),
     ],
 )
-def test_temporary_errors_have_retry_after(error: Exception) -> None:
+def test_problem_of_a_temporary_error_has_retry_after(error: Exception) -> None:
     assert problem_response(error, "").headers["retry-after"] == "7"
 
 
-def test_missing_key_says_which_scheme() -> None:
+def test_unauthorized_names_the_scheme() -> None:
     assert problem_response(errors.UnauthorizedError("x"), "").headers["www-authenticate"] == "Bearer"
 
 
-def test_unforeseen_error_says_nothing_of_itself() -> None:
+def test_internal_error_does_not_show_its_message() -> None:
     body = body_of(ValueError("SELECT secret"))
     assert body["status"] == 500
     assert "secret" not in json.dumps(body)
 
 
-def test_long_details_are_shortened() -> None:
+def test_problem_detail_is_shortened() -> None:
     body = body_of(errors.InvalidInputError(UnknownTargetError("x" * 9999, ["x"] * 9999), ("parameters",)))
     assert len(body["detail"]) <= 500
 
 
-def test_unknown_subclass_falls_back_on_its_parent() -> None:
+def test_problem_type_of_an_unlisted_subclass_is_its_parents() -> None:
     class SpecialError(errors.TooLargeError):
         pass
 

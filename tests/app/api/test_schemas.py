@@ -1,4 +1,4 @@
-"""Strict bodies, and examples that are true."""
+"""Schemas of request bodies and their examples."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_examples_fit_their_schema(schema: type[BaseModel]) -> None:
         ({"inputs": "a", "parameters": {"targets": [""]}}, ("parameters", "targets", 0)),
     ],
 )
-def test_what_does_not_fit_is_located(body: dict[str, Any], loc: tuple[str | int, ...]) -> None:
+def test_parse_locates_invalid_fields(body: dict[str, Any], loc: tuple[str | int, ...]) -> None:
     with pytest.raises(InvalidRequestError) as raised:
         parse(schemas.FillMaskRequest, json.dumps(body).encode())
     assert raised.value.errors[0].loc == loc
@@ -74,7 +74,7 @@ def test_what_does_not_fit_is_located(body: dict[str, Any], loc: tuple[str | int
         ({"inputs": [{"text": "a", "text_pair": "b", "c": "d"}]}, ("inputs", 0, "c")),
     ],
 )
-def test_pairs_are_strict_too(body: dict[str, Any], loc: tuple[str | int, ...]) -> None:
+def test_parse_is_strict_in_pairs(body: dict[str, Any], loc: tuple[str | int, ...]) -> None:
     with pytest.raises(InvalidRequestError) as raised:
         parse(schemas.NextSentenceRequest, json.dumps(body).encode())
     assert raised.value.errors[0].loc == loc
@@ -94,18 +94,18 @@ def test_pairs_are_strict_too(body: dict[str, Any], loc: tuple[str | int, ...]) 
         b'{"inputs":"a","parameters":{"top_k":' + b"9" * 5000 + b"}}",
     ],
 )
-def test_what_is_no_json_is_called_so(body: bytes) -> None:
+def test_parse_refuses_invalid_json(body: bytes) -> None:
     with pytest.raises(NotJSONError):
         parse(schemas.FillMaskRequest, body)
 
 
 @pytest.mark.parametrize("literal", [b"NaN", b"Infinity", b"-Infinity", b"1e999"])
-def test_numbers_that_are_none_do_not_pass(literal: bytes) -> None:
+def test_parse_refuses_nan_and_infinity(literal: bytes) -> None:
     with pytest.raises((NotJSONError, InvalidRequestError)):
         parse(schemas.FillMaskRequest, b'{"inputs":"a","parameters":{"top_k":' + literal + b"}}")
 
 
-def test_faults_do_not_repeat_the_callers_text() -> None:
+def test_parse_errors_do_not_repeat_the_callers_text() -> None:
     with pytest.raises(InvalidRequestError) as raised:
         parse(schemas.NextSentenceRequest, b'{"inputs":"my secret"}')
     assert "secret" not in repr(raised.value.errors) + str(raised.value)
@@ -118,25 +118,25 @@ def test_faults_do_not_repeat_the_callers_text() -> None:
         ({"inputs": "a", "parameters": {"targets": ["a", *[1] * 60_000]}}, ("parameters", "targets", 1)),
     ],
 )
-def test_parse_list_of_wrong_items_stops_at_the_first(body: dict[str, Any], loc: tuple[str | int, ...]) -> None:
+def test_parse_stops_at_the_first_invalid_item_of_a_list(body: dict[str, Any], loc: tuple[str | int, ...]) -> None:
     with pytest.raises(InvalidRequestError) as raised:
         parse(schemas.FillMaskRequest, json.dumps(body).encode())
     assert [error.loc for error in raised.value.errors] == [loc]
 
 
-def test_parse_many_unknown_fields_are_only_counted() -> None:
+def test_parse_counts_many_unknown_fields() -> None:
     with pytest.raises(InvalidRequestError) as raised:
         parse(schemas.FillMaskRequest, json.dumps({"inputs": "a"} | dict.fromkeys(map(str, range(5000)))).encode())
     assert [error.message for error in raised.value.errors] == ["5000 fields are invalid"]
 
 
-def test_parse_too_many_inputs_are_not_validated() -> None:
+def test_parse_refuses_too_many_inputs_unvalidated() -> None:
     with pytest.raises(TooLargeError, match="513 inputs, one may carry 512"):
         parse(schemas.FillMaskRequest, json.dumps({"inputs": [1] * 513}).encode())
 
 
 @pytest.mark.parametrize("inputs", [[1] * 66_000, [{"a": 1}] * 20_000, [*["a"] * 500, *[1] * 12]])
-def test_parse_refuses_200_kb_of_wrong_inputs_in_milliseconds(inputs: list[Any]) -> None:
+def test_parse_refuses_200_kb_of_invalid_inputs_in_milliseconds(inputs: list[Any]) -> None:
     body = json.dumps({"inputs": inputs}).encode()
 
     def seconds() -> float:
@@ -156,7 +156,7 @@ def test_parse_refuses_200_kb_of_wrong_inputs_in_milliseconds(inputs: list[Any])
         ({"inputs": "a", "parameters": {"targets": "good"}}, "Input should be an array"),
     ],
 )
-def test_parse_messages_are_in_the_words_of_json(body: Any, message: str) -> None:
+def test_parse_messages_use_json_types(body: Any, message: str) -> None:
     with pytest.raises(InvalidRequestError) as raised:
         parse(schemas.FillMaskRequest, json.dumps(body).encode())
     assert raised.value.errors[0].message == message

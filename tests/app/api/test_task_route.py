@@ -1,4 +1,4 @@
-"""Reading bodies and watching callers, through the whole app."""
+"""Task routes through the whole app: bodies, deadlines, disconnects, keys."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ JSON = {"Content-Type": "application/json"}
     "media_type",
     ["application/json", "application/json; charset=utf-8", "Application/JSON", "application/a+json"],
 )
-async def test_json_by_any_name_is_read(serve: Any, media_type: str) -> None:
+async def test_media_type_of_json_is_accepted(serve: Any, media_type: str) -> None:
     async with serve() as service:
         answer = await service.client.post(
             "/sentiment", content=b'{"inputs":"good"}', headers={"Content-Type": media_type}
@@ -29,7 +29,7 @@ async def test_json_by_any_name_is_read(serve: Any, media_type: str) -> None:
     assert answer.status_code == 200
 
 
-async def test_body_without_a_declared_type_is_refused(serve: Any) -> None:
+async def test_media_type_that_is_missing_is_refused(serve: Any) -> None:
     """A browser sends one to other sites without a preflight."""
     async with serve() as service:
         answer = await service.client.post("/sentiment", content=b'{"inputs":"good"}')
@@ -38,7 +38,7 @@ async def test_body_without_a_declared_type_is_refused(serve: Any) -> None:
 
 
 @pytest.mark.parametrize("media_type", ["text/plain", "application/x-www-form-urlencoded", "text/json", ""])
-async def test_other_media_types_are_refused(serve: Any, media_type: str) -> None:
+async def test_media_type_other_than_json_is_refused(serve: Any, media_type: str) -> None:
     async with serve() as service:
         answer = await service.client.post(
             "/sentiment", content=b'{"inputs":"good"}', headers={"Content-Type": media_type}
@@ -46,7 +46,7 @@ async def test_other_media_types_are_refused(serve: Any, media_type: str) -> Non
     assert answer.status_code == 415
 
 
-async def test_compressed_body_is_refused_as_such(serve: Any) -> None:
+async def test_compressed_body_is_refused(serve: Any) -> None:
     async with serve() as service:
         packed = gzip.compress(b'{"inputs":"good"}')
         answer = await service.client.post("/sentiment", content=packed, headers=JSON | {"Content-Encoding": "gzip"})
@@ -56,7 +56,7 @@ async def test_compressed_body_is_refused_as_such(serve: Any) -> None:
     assert plain.status_code == 200
 
 
-async def test_byte_order_mark_is_passed_over_and_another_encoding_told(serve: Any) -> None:
+async def test_body_in_utf_8_may_have_a_byte_order_mark_and_other_encodings_are_refused(serve: Any) -> None:
     text = '{"inputs": "é good"}'
     async with serve() as service:
         marked, *others = [
@@ -69,7 +69,7 @@ async def test_byte_order_mark_is_passed_over_and_another_encoding_told(serve: A
 
 
 @pytest.mark.parametrize("literal", ["NaN", "Infinity", "-Infinity"])
-async def test_what_only_javascript_calls_a_number_is_no_json(serve: Any, literal: str) -> None:
+async def test_body_with_nan_or_infinity_is_not_json(serve: Any, literal: str) -> None:
     async with serve() as service:
         answers = [
             await service.client.post(
@@ -82,7 +82,7 @@ async def test_what_only_javascript_calls_a_number_is_no_json(serve: Any, litera
     assert word.status_code == 200
 
 
-async def test_declared_size_is_refused_before_the_body_is_read(serve: Any) -> None:
+async def test_body_with_a_declared_size_above_the_limit_is_not_read(serve: Any) -> None:
     async def body() -> AsyncIterator[bytes]:
         raise AssertionError("the body was read")
         yield b""
@@ -92,7 +92,7 @@ async def test_declared_size_is_refused_before_the_body_is_read(serve: Any) -> N
     assert answer.status_code == 413
 
 
-async def test_undeclared_size_is_refused_when_it_passes_the_limit(serve: Any) -> None:
+async def test_body_of_undeclared_size_is_read_up_to_the_limit(serve: Any) -> None:
     sent = 0
 
     async def body() -> AsyncIterator[bytes]:
@@ -119,7 +119,7 @@ async def test_body_that_does_not_end_meets_the_deadline(serve: Any) -> None:
     assert answer.status_code == 504
 
 
-async def test_unknown_field_is_named_however_long_its_name_is(serve: Any) -> None:
+async def test_unknown_field_is_named_in_short(serve: Any) -> None:
     async with serve() as service:
         answer = await service.client.post("/sentiment", json=GOOD | {"x" * 100_000: 1})
     assert answer.status_code == 422
@@ -129,7 +129,7 @@ async def test_unknown_field_is_named_however_long_its_name_is(serve: Any) -> No
 
 
 @pytest.mark.parametrize("value", ["0", "-5", "1.5", "soon", "", "1e3"])
-async def test_impossible_timeout_is_refused(serve: Any, value: str) -> None:
+async def test_timeout_that_is_not_a_positive_number_is_refused(serve: Any, value: str) -> None:
     async with serve() as service:
         answer = await service.client.post("/sentiment", json=GOOD, headers={"X-Request-Timeout-Ms": value})
     assert answer.status_code == 422
@@ -144,7 +144,7 @@ async def test_timeout_may_have_spaces_around_it_and_be_longer_than_the_limit(se
 
 
 @pytest.mark.parametrize("own", [True, False])
-async def test_expired_request_is_never_computed(serve: Any, backend: Any, own: bool) -> None:
+async def test_request_that_expires_in_the_queue_is_not_computed(serve: Any, backend: Any, own: bool) -> None:
     settings, headers = ({}, {"X-Request-Timeout-Ms": "30"}) if own else ({"request_timeout_ms": 300}, {})
     async with serve(**settings) as service:
         backend.gate.clear()
@@ -159,7 +159,7 @@ async def test_expired_request_is_never_computed(serve: Any, backend: Any, own: 
     assert len(backend.batches) == 1
 
 
-async def test_deadline_that_what_waits_has_used_up_is_met_at_once(serve: Any, backend: Any) -> None:
+async def test_deadline_that_cannot_be_met_is_refused_at_once(serve: Any, backend: Any) -> None:
     hurried = {"X-Request-Timeout-Ms": "20000"}
     async with serve() as service:
         backend.gate.clear()
@@ -178,7 +178,7 @@ async def test_deadline_that_what_waits_has_used_up_is_met_at_once(serve: Any, b
     assert int(hurried_one.headers["retry-after"]) >= 1
 
 
-async def test_caller_that_leaves_is_dropped_before_compute(serve: Any, backend: Any) -> None:
+async def test_disconnected_caller_is_dropped_before_compute(serve: Any, backend: Any) -> None:
     async with serve() as service:
         backend.gate.clear()
         first = asyncio.create_task(service.client.post("/sentiment", json=GOOD))
@@ -228,7 +228,7 @@ async def call(app: Any, body: bytes, leaves: asyncio.Event) -> int:
     return status
 
 
-async def test_answer_that_is_there_wins_over_leaving() -> None:
+async def test_cancel_on_disconnect_returns_the_answer() -> None:
     async def receive() -> dict[str, Any]:
         await asyncio.Event().wait()
         raise AssertionError
@@ -239,7 +239,7 @@ async def test_answer_that_is_there_wins_over_leaving() -> None:
     assert await cancel_on_disconnect(receive, answer()) == 7
 
 
-async def test_cancelling_from_outside_is_no_leaving() -> None:
+async def test_cancel_on_disconnect_passes_other_cancellations_on() -> None:
     started = asyncio.Event()
 
     async def receive() -> dict[str, Any]:
@@ -257,7 +257,7 @@ async def test_cancelling_from_outside_is_no_leaving() -> None:
         await task
 
 
-async def test_leaving_cancels_the_answer() -> None:
+async def test_cancel_on_disconnect_cancels_the_answer() -> None:
     cancelled = asyncio.Event()
 
     async def receive() -> dict[str, Any]:
@@ -280,7 +280,7 @@ KEYS = {"api_keys": "first,second,clé"}
 @pytest.mark.parametrize(
     "path", ["/fill-mask", "/next-sentence", "/sentiment", "/hf/fill-mask", "/hf/text-classification"]
 )
-async def test_tasks_ask_for_a_key(serve: Any, path: str) -> None:
+async def test_tasks_require_a_key(serve: Any, path: str) -> None:
     async with serve(**KEYS) as service:
         answer = await service.client.post(path, json={})
     assert answer.status_code == 401
@@ -309,7 +309,7 @@ async def test_key_must_be_one_of_the_configured(serve: Any, header: str, status
         assert ("invalid API key" if wrong else "Authorization: Bearer <key>") in answer.json()["detail"]
 
 
-async def test_keys_from_a_file_are_asked_for(serve: Any, tmp_path: Path) -> None:
+async def test_keys_are_read_from_a_file(serve: Any, tmp_path: Path) -> None:
     file = tmp_path / "keys"
     file.write_text("first\nsecond\n", encoding="utf-8")
     async with serve(api_keys_file=file) as service:

@@ -1,4 +1,4 @@
-"""Traces, received as a collector receives them: over HTTP, as protobuf."""
+"""Traces, as a collector receives them: over HTTP, as protobuf."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ def test_requests_become_spans_with_their_stages(collector: Collector, checkpoin
     assert b"secret" not in b"".join(request.SerializeToString() for _, request in collector.received)
 
 
-def test_collector_that_is_away_does_no_harm(checkpoints: dict[str, str]) -> None:
+def test_unreachable_collector_does_not_affect_answers(checkpoints: dict[str, str]) -> None:
     away = {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:9", "OTEL_EXPORTER_OTLP_TIMEOUT": "1"}
     with running(checkpoints | away) as process:
         process.until_ready()
@@ -120,7 +120,7 @@ def test_collector_that_is_away_does_no_harm(checkpoints: dict[str, str]) -> Non
     assert code == 0, output
 
 
-async def test_without_the_variables_nothing_is_traced(backend: Any) -> None:
+async def test_traces_are_off_without_the_variables(backend: Any) -> None:
     provider = trace.get_tracer_provider()
     messages = iter([{"type": "lifespan.startup"}, {"type": "lifespan.shutdown"}])
     said: list[str] = []

@@ -1,4 +1,4 @@
-"""`POST /hf/*`: the shapes on the wire. The real client is in test_server.py."""
+"""`POST /hf/*`: the shapes. tests/app/server calls them with the real client."""
 
 from __future__ import annotations
 
@@ -18,22 +18,22 @@ async def post(serve: Any, path: str, body: Any) -> Any:
     return answer.json()
 
 
-async def test_one_mask_of_one_text_is_a_bare_list(serve: Any) -> None:
+async def test_hf_fill_mask_of_one_mask_is_a_bare_list(serve: Any) -> None:
     body = await post(serve, "/hf/fill-mask", {"inputs": "a [MASK]", "parameters": {"top_k": 2}})
     assert [set(entry) for entry in body] == [{"score", "token", "token_str", "sequence"}] * 2
 
 
-async def test_several_masks_nest_once_more(serve: Any) -> None:
+async def test_hf_fill_mask_nests_several_masks(serve: Any) -> None:
     body = await post(serve, "/hf/fill-mask", {"inputs": "[MASK] [MASK]"})
     assert [len(row) for row in body] == [5, 5]
 
 
-async def test_several_texts_nest_once_more(serve: Any) -> None:
+async def test_hf_fill_mask_nests_several_texts(serve: Any) -> None:
     body = await post(serve, "/hf/fill-mask", {"inputs": ["a [MASK]"], "parameters": {"targets": ["good"]}})
     assert [[entry["token_str"] for entry in row] for row in body] == [["good"]]
 
 
-async def test_texts_may_have_different_numbers_of_masks_and_fit_the_document(serve: Any) -> None:
+async def test_hf_fill_mask_of_different_numbers_of_masks_fits_the_document(serve: Any) -> None:
     asked = {"inputs": ["a [MASK]", "b [MASK] [MASK]"], "parameters": {"targets": ["good"]}}
     body = await post(serve, "/hf/fill-mask", asked)
     one, (first, second) = body
@@ -41,7 +41,7 @@ async def test_texts_may_have_different_numbers_of_masks_and_fit_the_document(se
     assert TypeAdapter(HuggingFaceTokens).validate_python(body)
 
 
-async def test_classification_nests_even_one_text(serve: Any) -> None:
+async def test_hf_classification_nests_a_single_text(serve: Any) -> None:
     body = await post(serve, "/hf/text-classification", {"inputs": "good"})
     assert body == [[{"label": "POSITIVE", "score": 0.75}, {"label": "NEGATIVE", "score": 0.25}]]
 
@@ -56,7 +56,7 @@ async def test_classification_nests_even_one_text(serve: Any) -> None:
         {"options": {"wait_for_model": True}},
     ],
 )
-async def test_what_clients_add_is_accepted(serve: Any, extra: dict[str, Any]) -> None:
+async def test_hf_classification_accepts_what_clients_add(serve: Any, extra: dict[str, Any]) -> None:
     assert len((await post(serve, "/hf/text-classification", {"inputs": "good"} | extra))[0]) == 2
 
 
@@ -91,7 +91,7 @@ async def test_function_to_apply_is_refused_unless_the_checkpoint_computes_it(
     ]
 
 
-async def test_errors_have_the_field_that_the_clients_read(serve: Any) -> None:
+async def test_hf_errors_have_the_field_that_the_clients_read(serve: Any) -> None:
     async with serve() as service:
         answer = await service.client.post("/hf/fill-mask", json={"inputs": "no mask"})
     assert answer.status_code == 422

@@ -1,4 +1,4 @@
-"""Health, info, metrics, docs."""
+"""Health, info and metrics."""
 
 from __future__ import annotations
 
@@ -57,14 +57,14 @@ async def test_ready_is_red_while_a_batch_does_not_end(serve: Any, backend: Any)
         assert ready.status_code == 200
 
 
-async def test_failed_load_is_broken_for_good(serve: Any, backend: Any) -> None:
+async def test_service_is_broken_after_a_failed_load(serve: Any, backend: Any) -> None:
     backend.load_error = CheckpointError("weights", "is missing")
     async with serve() as service:
         answer = await service.client.post("/sentiment", json={"inputs": "good"})
     assert (answer.status_code, answer.json()["code"]) == (503, "broken")
 
 
-async def test_info_tells_models_device_and_limits(serve: Any, pretrained: Any, sentiment: Any) -> None:
+async def test_info_has_models_device_and_limits(serve: Any, pretrained: Any, sentiment: Any) -> None:
     backend = ThreadBackend(TorchBackend(pretrained, sentiment, device="cpu", dtype="float32", threads=1))
     async with serve(backend, max_batch_tokens=77) as service:
         info = (await service.client.get("/info")).json()
@@ -78,7 +78,7 @@ async def test_info_tells_models_device_and_limits(serve: Any, pretrained: Any, 
     assert str(pretrained) not in str(info)
 
 
-async def test_token_budget_is_measured_if_it_is_not_set(serve: Any, pretrained: Any, sentiment: Any) -> None:
+async def test_info_has_the_measured_batch_tokens(serve: Any, pretrained: Any, sentiment: Any) -> None:
     async with serve(ThreadBackend(TorchBackend(pretrained, sentiment, device="cpu", threads=1))) as service:
         info = (await service.client.get("/info")).json()
         speed = service.engine.backend.tokens_per_second
@@ -113,10 +113,10 @@ async def test_metrics_can_be_switched_off(serve: Any) -> None:
         assert "/metrics" not in (await service.client.get("/openapi.json")).json()["paths"]
 
 
-async def test_metrics_are_open_beside_keys_unless_told_otherwise(serve: Any) -> None:
+async def test_metrics_require_no_key_by_default(serve: Any) -> None:
     async with serve(api_keys="the key") as service:
         assert (await service.client.get("/metrics")).status_code == 200
 
 
-def test_unavailable_says_why() -> None:
+def test_unavailable_error_names_the_status() -> None:
     assert str(UnavailableError("draining")) == "the service is draining"

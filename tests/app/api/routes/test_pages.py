@@ -13,7 +13,7 @@ STATIC = Path(__file__).parents[4] / "app" / "api" / "static"
 
 
 @pytest.mark.parametrize("path", ["/", "/docs"])
-async def test_pages_name_no_other_host_and_nothing_that_is_missing(serve: Any, path: str) -> None:
+async def test_pages_link_to_existing_files_of_this_host_only(serve: Any, path: str) -> None:
     async with serve() as service:
         page = await service.client.get(path)
         links = re.findall(r'(?:src|href)="([^"]+)"', page.text)
@@ -25,7 +25,7 @@ async def test_pages_name_no_other_host_and_nothing_that_is_missing(serve: Any, 
     assert {answer.status_code for answer in answers} == {200}
 
 
-async def test_every_file_is_served_as_what_it_is(serve: Any) -> None:
+async def test_page_files_have_their_media_types(serve: Any) -> None:
     kinds = {".js": ("text/javascript", "application/javascript"), ".css": "text/css", ".svg": "image/svg+xml"}
     files = [file for file in STATIC.iterdir() if file.suffix in kinds]
     assert files
@@ -37,7 +37,7 @@ async def test_every_file_is_served_as_what_it_is(serve: Any) -> None:
 
 
 @pytest.mark.parametrize("path", ["/", "/docs", "/static/playground.js", "/static/swagger-ui.css"])
-async def test_page_files_are_not_sent_again_while_the_browsers_copy_is_current(serve: Any, path: str) -> None:
+async def test_page_files_are_304_while_the_browsers_copy_is_current(serve: Any, path: str) -> None:
     async with serve() as service:
         first = await service.client.get(path)
         again = await service.client.get(path, headers={"If-None-Match": first.headers["etag"]})
@@ -82,12 +82,12 @@ async def test_pages_can_be_put_behind_the_key(serve: Any, path: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["__init__.py", "index.html", "..%2Fmain.py", "swagger-ui.css.map", ""])
-async def test_other_files_are_not_found(serve: Any, name: str) -> None:
+async def test_page_files_that_are_not_listed_are_not_found(serve: Any, name: str) -> None:
     async with serve() as service:
         answer = await service.client.get(f"/static/{name}")
     assert answer.status_code == 404
 
 
-def test_user_text_never_becomes_markup() -> None:
+def test_page_scripts_never_write_markup() -> None:
     for file in STATIC.glob("*.js"):
         assert not re.search(r"innerHTML|outerHTML|insertAdjacentHTML|document\.write", file.read_text("utf-8"))
