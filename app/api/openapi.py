@@ -24,10 +24,7 @@ _PROBLEMS: dict[int, tuple[str, errors.ServiceError]] = {
         "The body is not JSON, or the `Host` is not allowed.",
         errors.NotJSONError("Invalid JSON: EOF while parsing a value"),
     ),
-    401: (
-        "The API key is missing or invalid.",
-        errors.UnauthorizedError(HOW_TO_SEND_A_KEY),
-    ),
+    401: ("The API key is missing or invalid.", errors.UnauthorizedError(HOW_TO_SEND_A_KEY)),
     404: (
         "The loaded checkpoint has no head for this task.",
         errors.TaskNotServedError("the loaded checkpoint has no head for next-sentence"),
@@ -57,20 +54,18 @@ _PROBLEMS: dict[int, tuple[str, errors.ServiceError]] = {
         errors.DeadlineUnreachableError(retry_after=2),
     ),
 }
-_REQUEST_ID = {
-    "X-Request-ID": {
-        "description": "The caller's own id, or a new one.",
-        "schema": {"type": "string"},
-    }
-}
-_RETRY_AFTER = {"Retry-After": {"description": "Seconds to wait.", "schema": {"type": "integer", "minimum": 1}}}
-_WWW_AUTHENTICATE = {"WWW-Authenticate": {"description": "`Bearer`: how to send a key.", "schema": {"type": "string"}}}
-_SERVER_TIMING = {
-    "Server-Timing": {
-        "description": "Milliseconds per stage: `tokenize;dur=0.1, queue;dur=0.2, inference;dur=3.4`.",
-        "schema": {"type": "string"},
-    }
-}
+
+
+def _header(name: str, description: str, **schema: Any) -> dict[str, Any]:
+    return {name: {"description": description, "schema": {"type": "string"} | schema}}
+
+
+_REQUEST_ID = _header("X-Request-ID", "The caller's own id, or a new one.")
+_RETRY_AFTER = _header("Retry-After", "Seconds to wait.", type="integer", minimum=1)
+_WWW_AUTHENTICATE = _header("WWW-Authenticate", "`Bearer`: how to send a key.")
+_SERVER_TIMING = _header(
+    "Server-Timing", "Milliseconds per stage: `tokenize;dur=0.1, queue;dur=0.2, inference;dur=3.4`."
+)
 _PARAMETERS = [
     {
         "name": "X-Request-Timeout-Ms",
@@ -89,10 +84,7 @@ _PARAMETERS = [
 _TAGS = [
     {"name": "tasks", "description": "Predictions of the loaded models."},
     {"name": "Hugging Face clients", "description": "The same tasks in the shapes of Hugging Face's clients."},
-    {
-        "name": "operations",
-        "description": "Health, limits and metrics. Health and limits never require an API key.",
-    },
+    {"name": "operations", "description": "Health, limits and metrics. Health and limits never require an API key."},
 ]
 _API_KEY = {"type": "http", "scheme": "bearer", "description": "One of the keys in BERT_API_KEYS."}
 
