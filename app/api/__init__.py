@@ -1,1 +1,1 @@
-"""HTTP: routes, schemas, errors, admission, pages."""
+"""The HTTP API: routes, schemas, admission, problem documents, pages."""

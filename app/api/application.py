@@ -1,4 +1,4 @@
-"""The application."""
+"""The FastAPI application."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ from model.inference.cpu_features import available_cpus
 DESCRIPTION = """\
 Masked words, next sentences and sentiment from a BERT that was built and trained from scratch.
 
-Every error is a [problem document](https://www.rfc-editor.org/rfc/rfc9457); every response carries
+Every error is a [problem document](https://www.rfc-editor.org/rfc/rfc9457). Every response has the header
 `X-Request-ID`."""
 
 
 def create_app(settings: Settings, backend: Backend | None = None) -> FastAPI:
-    """The service as an ASGI app. Weights are loaded when its lifespan starts, not here."""
+    """Make the ASGI app. Its lifespan loads the weights."""
     metrics = Metrics()
     metrics.started()
     engine = Engine(lambda: backend or _process_pool(settings), settings, metrics)
@@ -70,17 +70,17 @@ def create_app(settings: Settings, backend: Backend | None = None) -> FastAPI:
         app.include_router(pages.router)
         openapi.install(app, settings)
     problems.install(app)
-    app.add_middleware(UnhandledErrorMiddleware, engine=engine)  # innermost, inside CORS
+    app.add_middleware(UnhandledErrorMiddleware, engine=engine)  # inside CORS, so that browsers can read its answers
     if settings.cors_origins:
         app.add_middleware(
             CORSMiddleware,
             allow_origins=settings.cors_origins,
             allow_methods=["GET", "POST"],
-            allow_headers=["*"],  # Hugging Face's client names User-Agent, tracers bring traceparent
+            allow_headers=["*"],  # Hugging Face's client sends User-Agent, tracers send traceparent
             allow_private_network="*" not in settings.cors_origins,  # Chrome asks before it calls a local address
             expose_headers=["X-Request-ID", "Server-Timing", "Retry-After"],
         )
-    app.add_middleware(RequestContextMiddleware, engine=engine, metrics=metrics, settings=settings)  # the outermost
+    app.add_middleware(RequestContextMiddleware, engine=engine, metrics=metrics, settings=settings)  # outermost
     return app
 
 
@@ -100,6 +100,6 @@ def _process_pool(settings: Settings) -> ProcessPool:
 def _version() -> str:
     try:
         return metadata.version("bert-service")
-    except metadata.PackageNotFoundError:  # run from a checkout that is not installed
+    except metadata.PackageNotFoundError:  # a checkout that is not installed
         project = Path(__file__).parents[2] / "pyproject.toml"
         return str(tomllib.loads(project.read_text())["project"]["version"]) if project.exists() else "unknown"

@@ -1,5 +1,4 @@
-"""Who may ask: one of the API keys, as a bearer token; where a browser comes, also as a password. And the host names
-that the service answers to."""
+"""API keys, sent as a bearer token or, for pages, as a password; and the allowed host names."""
 
 from __future__ import annotations
 
@@ -22,20 +21,20 @@ logger = logging.getLogger(__name__)
 
 
 def announce(settings: Settings, environ: Mapping[str, str]) -> None:
-    """Log whether anybody may ask, and what was perhaps meant to say otherwise."""
+    """Log whether API keys are required, and warn of misspelt settings, such as `BERT_API_KEY`."""
     for name, meant in settings.suggest_names(environ).items():
-        logger.warning("%s is no setting and has no effect; %s is", name, meant)
+        logger.warning("unknown setting %s ignored; did you mean %s?", name, meant)
     keys = len(settings.api_keys)
-    logger.info("the tasks ask for %s", f"one of {keys} API keys" if keys else "no API key")
+    logger.info("API key required: %s", f"yes, one of {keys}" if keys else "no")
 
 
 def check_host(given: str, allowed: Collection[str]) -> None:
     """Check the `Host` header against names such as `example.org` and `*.example.org`.
 
-    An IP address passes: this is against DNS rebinding, which needs a name, and probes use addresses.
+    IP addresses are allowed: the check prevents DNS rebinding, which needs a name, and health probes use addresses.
 
     Raises:
-        HostNotAllowedError: the header has another name.
+        HostNotAllowedError: no allowed name matches.
     """
     try:
         host = urlsplit(f"//{given}").hostname or ""
@@ -46,28 +45,26 @@ def check_host(given: str, allowed: Collection[str]) -> None:
 
 
 def check_key(request: Request) -> None:
-    """Refuse who has no key, if there are any.
+    """Check the bearer token, if API keys are configured.
 
     Raises:
-        UnauthorizedError: none or a wrong one came.
+        UnauthorizedError: the API key is missing or invalid.
     """
     scheme, given = _credentials(request)
     if not _is_open(request) and not (scheme == "bearer" and _is_key(request, given.encode("latin-1"))):
-        raise UnauthorizedError(
-            "this API key is none of the service's" if scheme == "bearer" and given else HOW_TO_SEND_A_KEY
-        )
+        raise UnauthorizedError("invalid API key" if scheme == "bearer" and given else HOW_TO_SEND_A_KEY)
 
 
 def check_metrics(request: Request) -> None:
-    """`check_key`, if the metrics ask for one."""
+    """`check_key`, if the metrics require a key."""
     if _settings(request).metrics == "key":
         check_key(request)
 
 
 def check_page(request: Request) -> None:
-    """`check_key`, if the pages ask for one. A browser then asks for a name, any, and a password, the key.
+    """`check_key`, if the pages require a key. A browser sends it as the password, with any user name.
 
-    The tasks take no password: a browser would send it along with what other sites make it send.
+    Tasks do not accept a password, because a browser would add it to requests that other sites make it send.
     """
     scheme, given = _credentials(request)
     if _settings(request).docs != "key" or (scheme == "basic" and _is_key(request, _password(given))):
@@ -90,7 +87,7 @@ def _is_open(request: Request) -> bool:
 
 def _credentials(request: Request) -> tuple[str, str]:
     scheme, _, given = request.headers.get("authorization", "").partition(" ")
-    # Only these: read as Latin-1, a key in UTF-8 may end in what is white space there.
+    # Strip only these: in Latin-1, the last byte of a key in UTF-8 may be white space.
     return scheme.lower(), given.strip(" \t")
 
 
@@ -103,4 +100,4 @@ def _password(given: str) -> bytes:
 
 def _is_key(request: Request, given: bytes) -> bool:
     matches = [secrets.compare_digest(given, key.get_secret_value().encode()) for key in _settings(request).api_keys]
-    return any(matches)  # all of them were compared: constant time
+    return any(matches)  # after all comparisons, so the time does not tell which key matched

@@ -1,4 +1,4 @@
-"""What every response of the app goes through: plain ASGI layers (BaseHTTPMiddleware costs a task each)."""
+"""Middleware around the whole app, as plain ASGI: BaseHTTPMiddleware would start a task per request."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ logger = logging.getLogger(__name__)
 
 
 def logs_requests() -> bool:
-    """Whether each request leaves a line in the log: at the level `debug`."""
+    """Whether each request is logged, which is so at the level `debug`."""
     return logger.isEnabledFor(logging.DEBUG)
 
 
 class RequestContextMiddleware:
-    """Request id, allowed hosts, count by status, a line in the log, and `Connection: close` while draining."""
+    """Sets the request id, checks the host, counts, times and logs requests, and closes connections while draining."""
 
     def __init__(self, app: ASGIApp, engine: Engine, metrics: Metrics, settings: Settings) -> None:
         self.app = app
@@ -52,9 +52,9 @@ class RequestContextMiddleware:
             if message["type"] == "http.response.start":
                 headers = MutableHeaders(scope=message)
                 headers["X-Request-ID"] = request_id
-                if self.engine.status == "draining" and not scope.get("pipeline"):  # others wait for their turn
+                if self.engine.status == "draining" and not scope.get("pipeline"):  # no pipelined request waits
                     headers["Connection"] = "close"
-                status = scope.get("rejected_with", message["status"])  # answered without the app, in the end
+                status = scope.get("rejected_with", message["status"])  # the HTTP protocol may have answered
                 if task is not None:
                     self.metrics.request(task, status)
                 _log(scope, method, status)
@@ -72,7 +72,7 @@ class RequestContextMiddleware:
 
 
 class UnhandledErrorMiddleware:
-    """An answer to what nobody caught, and to what is cut off when the time for draining is over."""
+    """Answers 500 to unhandled errors, and 503 to requests that are cancelled at the end of draining."""
 
     def __init__(self, app: ASGIApp, engine: Engine) -> None:
         self.app = app
@@ -81,13 +81,13 @@ class UnhandledErrorMiddleware:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         started = False
 
-        async def send_noticed(message: Message) -> None:
+        async def send_and_note(message: Message) -> None:
             nonlocal started
             started = True
             await send(message)
 
         try:
-            await self.app(scope, receive, send_noticed)
+            await self.app(scope, receive, send_and_note)
         except Exception as error:
             if scope["type"] != "http" or started:
                 raise
@@ -101,21 +101,21 @@ class UnhandledErrorMiddleware:
 
 
 def _log(scope: Scope, method: str, status: int) -> None:
-    """Uvicorn's own lines lack the request's id. Quoted, a path cannot begin a line of its own."""
+    """Log one request with its id. The path is quoted, so that it cannot add lines to the log."""
     if logs_requests():
         line = f'{_address(scope)} "{method} {quote(scope["path"])}" {status}'
         logger.debug(line, extra={"request_id": scope["request_id"]})
 
 
 def _address(scope: Scope) -> str:
-    """Of the caller; a proxy's `X-Forwarded-For` may hold anything."""
+    """The caller's address, or `-` if a proxy's `X-Forwarded-For` gave something else."""
     host, port = scope["client"] or ("", 0)
     try:
-        return f"{ip_address(host.partition('%')[0])}:{port}"  # without a zone, which may be anything too
+        return f"{ip_address(host.partition('%')[0])}:{port}"  # without the zone, which is arbitrary text
     except ValueError:
         return "-"
 
 
 def _as_get(scope: Scope) -> Scope:
-    """HEAD is GET whose body the server leaves out."""
+    """Treat HEAD as GET; the server leaves the body out."""
     return dict(scope, method="GET") if scope["method"] == "HEAD" else scope

@@ -1,6 +1,6 @@
-"""The OpenAPI document: good enough to generate clients from. `docs/openapi.json` is the versioned one.
+"""The OpenAPI document, complete enough to generate clients from it. `docs/openapi.json` is a copy.
 
-`python -m app.api > docs/openapi.json` rewrites it; a test fails until that is done.
+`python -m app.api > docs/openapi.json` updates the copy; a test fails while it differs.
 """
 
 from __future__ import annotations
@@ -25,27 +25,27 @@ _PROBLEMS: dict[int, tuple[str, errors.ServiceError]] = {
         errors.NotJSONError("Invalid JSON: EOF while parsing a value"),
     ),
     401: (
-        "API keys are configured, and none or a wrong one came.",
+        "The API key is missing or invalid.",
         errors.UnauthorizedError(HOW_TO_SEND_A_KEY),
     ),
     404: (
-        "The loaded checkpoint cannot do this task.",
+        "The loaded checkpoint has no head for this task.",
         errors.TaskNotServedError("the loaded checkpoint has no head for next-sentence"),
     ),
     413: (
-        "Too many bytes, inputs or tokens for one request.",
+        "The request exceeds a limit on bytes, inputs or tokens.",
         errors.TooLargeError("the request has 600 inputs, one may carry 512"),
     ),
     415: (
-        "The body is not declared as JSON: no `Content-Type`, or another one.",
+        "The `Content-Type` is missing or not JSON.",
         errors.UnsupportedMediaTypeError("send JSON with the header Content-Type: application/json"),
     ),
     422: (
-        "Well-formed but meaningless: wrong types, empty or too long a text, no mask, unknown target.",
+        "Valid JSON that cannot be answered: wrong types, an empty or too long text, no mask, an unknown target.",
         errors.InvalidInputError(TextTooLongError(tokens=614, limit=512), ("inputs", 3)),
     ),
     429: (
-        "The queue is full, or too long for the server's deadline, or too many bytes are being uploaded; the "
+        "The queue is full, or extends beyond the server's deadline, or too many bytes are being uploaded. The "
         "request was not started.",
         errors.QueueFullError(retry_after=2),
     ),
@@ -59,12 +59,12 @@ _PROBLEMS: dict[int, tuple[str, errors.ServiceError]] = {
 }
 _REQUEST_ID = {
     "X-Request-ID": {
-        "description": "The caller's own, or one that was made.",
+        "description": "The caller's own id, or a new one.",
         "schema": {"type": "string"},
     }
 }
 _RETRY_AFTER = {"Retry-After": {"description": "Seconds to wait.", "schema": {"type": "integer", "minimum": 1}}}
-_CHALLENGE = {"WWW-Authenticate": {"description": "That a key is wanted, as `Bearer`.", "schema": {"type": "string"}}}
+_WWW_AUTHENTICATE = {"WWW-Authenticate": {"description": "`Bearer`: how to send a key.", "schema": {"type": "string"}}}
 _SERVER_TIMING = {
     "Server-Timing": {
         "description": "Milliseconds per stage: `tokenize;dur=0.1, queue;dur=0.2, inference;dur=3.4`.",
@@ -75,23 +75,23 @@ _PARAMETERS = [
     {
         "name": "X-Request-Timeout-Ms",
         "in": "header",
-        "description": "Milliseconds after which the answer is of no use; at most the server's own limit.",
+        "description": "Deadline of this request in milliseconds, if it is shorter than the server's own.",
         "schema": {"type": "integer", "minimum": 1},
     },
     {
         "name": "X-Request-ID",
         "in": "header",
-        "description": "Comes back in the response and stands in the log, with an error 500 or at the level "
-        "`debug`, if it has up to 128 letters, digits and `._:/+=-`; else another is made.",
+        "description": "Returned in the response, and logged with every error 500 (at the level `debug`, with every "
+        "request). At most 128 letters, digits and `._:/+=-`; otherwise a new id is made.",
         "schema": {"type": "string"},
     },
 ]
 _TAGS = [
-    {"name": "tasks", "description": "Ask the models."},
-    {"name": "Hugging Face clients", "description": "The same in the wire shapes of Hugging Face's clients."},
+    {"name": "tasks", "description": "Predictions of the loaded models."},
+    {"name": "Hugging Face clients", "description": "The same tasks in the shapes of Hugging Face's clients."},
     {
         "name": "operations",
-        "description": "Health, limits, metrics; the first two never ask for an API key.",
+        "description": "Health, limits and metrics. Health and limits never require an API key.",
     },
 ]
 _API_KEY = {"type": "http", "scheme": "bearer", "description": "One of the keys in BERT_API_KEYS."}
@@ -100,10 +100,10 @@ Responses = dict[int | str, dict[str, Any]]
 
 
 def task(response: Any, example: Any) -> dict[str, Any]:
-    """Arguments of `router.post` that document a task which returns a ready response."""
+    """Arguments of `APIRoute` that document a task."""
     ok = {
         "model": response,
-        "description": "One answer per input, in order.",
+        "description": "One result per input, in order.",
         "headers": _REQUEST_ID | _SERVER_TIMING,
         "content": {"application/json": {"example": example}},
     }
@@ -111,9 +111,9 @@ def task(response: Any, example: Any) -> dict[str, Any]:
 
 
 def answer(example: Any) -> Responses:
-    """The 200 of an operation that takes no body."""
+    """The 200 response of an operation without a body."""
     content = {"application/json": {"example": example}}
-    return {200: {"description": "The answer.", "headers": _REQUEST_ID, "content": content}}
+    return {200: {"description": "Success.", "headers": _REQUEST_ID, "content": content}}
 
 
 def problems(*statuses: int) -> Responses:
@@ -134,12 +134,12 @@ def problem(description: str, error: errors.ServiceError) -> dict[str, Any]:
 
 def _headers(error: errors.ServiceError) -> dict[str, Any]:
     if isinstance(error, errors.UnauthorizedError):
-        return _CHALLENGE
+        return _WWW_AUTHENTICATE
     return _RETRY_AFTER if hasattr(error, "retry_after") else {}
 
 
 def install(app: FastAPI, settings: Settings) -> None:
-    """Let `app.openapi()` write the whole document: FastAPI leaves out what every error refers to."""
+    """Complete `app.openapi()` with the schema of problems and with API keys."""
     app.openapi_tags = _TAGS
     generate = app.openapi
 
@@ -151,7 +151,7 @@ def install(app: FastAPI, settings: Settings) -> None:
             if settings.metrics == "key":
                 document["paths"]["/metrics"]["get"]["responses"] |= {"401": problem(*_PROBLEMS[401])}
             if settings.api_keys:
-                _ask_for_keys(document)
+                _require_keys(document)
         return app.openapi_schema or {}
 
     app.openapi = openapi  # type: ignore[method-assign]
@@ -160,19 +160,19 @@ def install(app: FastAPI, settings: Settings) -> None:
 def _add_problem(schemas: dict[str, Any]) -> None:
     problem = TypeAdapter(Problem).json_schema(ref_template="#/components/schemas/{model}")
     schemas |= problem.pop("$defs") | {"Problem": problem}
-    for name in ("HTTPValidationError", "ValidationError"):  # FastAPI's own, which are never sent
+    for name in ("HTTPValidationError", "ValidationError"):  # FastAPI's own errors, which are never sent
         schemas.pop(name, None)
 
 
 def _leave_out_defaults(schemas: dict[str, Any]) -> None:
-    """Generators for TypeScript take a field with a default for one that is always there."""
+    """Remove defaults: generators for TypeScript treat a field with a default as always present."""
     for schema in schemas.values():
         for field in schema.get("properties", {}).values():
             field.pop("default", None)
 
 
-def _ask_for_keys(document: dict[str, Any]) -> None:
-    """What asks for a key is what documents a 401."""
+def _require_keys(document: dict[str, Any]) -> None:
+    """Operations that document a 401 require a key."""
     document["components"]["securitySchemes"] = {"apiKey": _API_KEY}
     for operations in document["paths"].values():
         for operation in operations.values():

@@ -1,7 +1,7 @@
-"""Request bodies; `responses` has the answers.
+"""Schemas of request bodies. Those of responses are in `bert_client.wire`.
 
-They are strict (a bool is no int, "5" is no int) and know no field that is not listed. Clients are generated
-from them, so a union that stands in several places has a name.
+Types are strict (neither `true` nor `"5"` is an integer), and unknown fields are errors. Unions that occur in several
+places are named, because clients are generated from the schemas.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ MAX_TARGETS = 100
 
 T = TypeVar("T")
 
-# Branches of a union. They stand in the locations of pydantic's errors, where callers do not expect them.
 UNION_TAGS = frozenset({"one", "many", "string", "pair"})
+"""Branches of unions. pydantic adds them to the paths of errors, where they mean nothing to callers."""
 
 
 def _one_or_many(value: object) -> str:
@@ -52,13 +52,13 @@ TextOrPair = TypeAliasType(
 )
 Truncate = Annotated[
     StrictBool,
-    Field(description="Cut an input that is longer than the model's limit, instead of refusing it. Default: no."),
+    Field(description="Cut an input that is longer than the model's limit instead of refusing it. Default: false."),
 ]
 Target = Annotated[str, Field(min_length=1, max_length=200)]
 
 
 class Parameters(_Strict):
-    """What all tasks understand."""
+    """Parameters of all tasks."""
 
     truncate: Truncate = False
 
@@ -77,7 +77,7 @@ class FillMaskParameters(Parameters):
         min_length=1,
         max_length=MAX_TARGETS,
         fail_fast=True,
-        description="Score these words only; each must be a single token of the vocabulary.",
+        description="Score only these words. Each must be a single token of the vocabulary.",
     )
 
 
@@ -101,7 +101,7 @@ class FillMaskRequest(_Strict):
 
 
 class NextSentenceRequest(_Strict):
-    """Pairs of texts: does the second follow the first?"""
+    """Pairs of texts, of which the second may follow the first."""
 
     model_config = _examples(
         {"inputs": {"text": "I went to the cinema.", "text_pair": "The film was good."}},
@@ -112,7 +112,7 @@ class NextSentenceRequest(_Strict):
 
 
 class SentimentRequest(_Strict):
-    """Texts, or a review's title and body."""
+    """Texts, or pairs such as a review's title and body."""
 
     model_config = _examples(
         {"inputs": "The movie was good and I loved it."},
@@ -126,7 +126,7 @@ class SentimentRequest(_Strict):
     parameters: SentimentParameters = SentimentParameters()
 
 
-# Hugging Face's clients leave fields out or send null, and older ones add `options`.
+# Hugging Face's clients omit fields or send null, and older ones add `options`.
 
 
 class HuggingFaceFillMaskRequest(_Strict):
@@ -136,7 +136,7 @@ class HuggingFaceFillMaskRequest(_Strict):
 
     inputs: OneOrMany[str] = Field(description="One text or many; each holds at least one `[MASK]`.")
     parameters: FillMaskParameters | None = None
-    options: dict[str, Any] | None = Field(None, description="Accepted and passed over.")
+    options: dict[str, Any] | None = Field(None, description="Ignored.")
 
 
 class HuggingFaceClassificationParameters(SentimentParameters):
@@ -154,7 +154,7 @@ class HuggingFaceClassificationRequest(_Strict):
 
     inputs: OneOrMany[TextOrPair] = Field(description="One text or pair, or many.")
     parameters: HuggingFaceClassificationParameters | None = None
-    options: dict[str, Any] | None = Field(None, description="Accepted and passed over.")
+    options: dict[str, Any] | None = Field(None, description="Ignored.")
 
 
 HuggingFaceTokens = TypeAliasType(
@@ -166,5 +166,5 @@ HuggingFaceLabels = list[list[LabelPrediction]]
 
 
 def as_list(inputs: T | list[T]) -> list[T]:
-    """One input or many, as many."""
+    """A list of the inputs, also of a single one."""
     return inputs if isinstance(inputs, list) else [inputs]

@@ -1,1 +1,1 @@
-"""What operators see: metrics, logs, traces, request ids."""
+"""Metrics, logs, traces and request ids."""

@@ -1,7 +1,7 @@
-"""Traces for OpenTelemetry, which FastAPI makes and sends: one span per request, and here what it cannot know.
+"""Traces for OpenTelemetry. FastAPI makes one span per request and sends it; this module adds ids and stages.
 
-They need the `otel` extra and the standard variables, OTEL_EXPORTER_OTLP_ENDPOINT above all. Without them there
-is no span, and nothing is done.
+Traces need the `otel` extra and OpenTelemetry's own variables, at least OTEL_EXPORTER_OTLP_ENDPOINT. Without them there
+are no spans.
 """
 
 from __future__ import annotations
@@ -13,20 +13,20 @@ from opentelemetry import trace
 
 CONFIG = TelemetryConfig(
     auto_configure=True,
-    metrics=False,  # /metrics has them
-    logs=False,  # they would carry messages, and so callers' texts
+    metrics=False,  # they are in /metrics
+    logs=False,  # they would carry callers' texts
     operation_spans=False,
-    exclude=lambda scope: scope["path"].startswith(("/health/", "/metrics")),  # who asks every few seconds
+    exclude=lambda scope: scope["path"].startswith(("/health/", "/metrics")),  # polled every few seconds
 )
 
 
 def enabled() -> bool:
-    """Whether there are spans at all; once the app has started."""
+    """Whether spans are recorded. Known once the app has started."""
     return not isinstance(trace.get_tracer_provider(), trace.ProxyTracerProvider)
 
 
 def note_request(request_id: str, query: bytes) -> None:
-    """Let the span of this request be found by its id, and hold no text of the caller."""
+    """Set the request id on the current span, and remove the query, which may hold a caller's text."""
     span = trace.get_current_span()
     if span.is_recording():
         span.set_attribute("bert.request_id", request_id)
@@ -35,7 +35,7 @@ def note_request(request_id: str, query: bytes) -> None:
 
 
 def note_stages(*stages: tuple[str, float]) -> None:
-    """(name, seconds) of what was done for this request, one after the other until now: a child span each."""
+    """Add a child span per stage (name, seconds). The stages follow each other, and the last one ends now."""
     if not trace.get_current_span().is_recording():
         return
     tracer = trace.get_tracer("bert-service")

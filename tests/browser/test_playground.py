@@ -35,7 +35,7 @@ def write(page: Page, label: str, text: str) -> None:
     """Text into a field, and its answer awaited."""
     field = page.get_by_label(label, exact=True)
     field.fill("")
-    page.get_by_text("There is nothing to read yet.").wait_for()
+    page.get_by_text("The text is empty.").wait_for()
     field.fill(text)
 
 
@@ -117,6 +117,21 @@ def test_gauge_stands_where_the_score_is(open_page: OpenPage) -> None:
     assert position == pytest.approx((percent if label == "POSITIVE" else 100 - percent) / 100, abs=0.01)
 
 
+def test_playground_regression_is_drawn_as_a_number(open_page: OpenPage) -> None:
+    def rate(route: Route) -> None:
+        inputs = route.request.post_data_json["inputs"]
+        scores = [4.21 if "[MASK]" not in text else 3.0 for text in ([inputs] if isinstance(inputs, str) else inputs)]
+        results = [{"predictions": [{"label": "STARS", "score": s}], "tokens": 3, "truncated": False} for s in scores]
+        route.fulfill(json={"model": "stars", "results": results})
+
+    page = open_page("/info")
+    page.route("**/sentiment", rate)
+    page.goto("/#sentiment")
+    answered(page)
+    assert page.locator("#sentiment output").inner_text().split() == ["4.21", "STARS"]
+    page.locator("#influence .hint", has_text="+1.21").wait_for()
+
+
 def test_words_are_weighed_in_one_request(open_page: OpenPage) -> None:
     page = open_page("/#sentiment")
     answered(page)
@@ -170,7 +185,7 @@ def test_only_the_last_of_many_keystrokes_is_asked_about(open_page: OpenPage) ->
     page = open_page("/#next-sentence")
     answered(page)
     requests = asked(page)
-    page.get_by_label("And what may follow it").focus()
+    page.get_by_label("A text that may follow it").focus()
     page.keyboard.press("Control+a")
     page.keyboard.type("it was a good film and i loved it")
     page.wait_for_timeout(500)
@@ -208,7 +223,7 @@ def test_error_is_a_sentence(open_page: OpenPage) -> None:
 def test_a_text_that_is_too_long_can_be_cut(open_page: OpenPage) -> None:
     page = open_page("/#sentiment")
     answered(page)
-    box = page.get_by_label("Cut what is longer than the model reads")
+    box = page.get_by_label("Cut texts that are longer than the model’s limit")
     assert not box.is_visible()
     page.get_by_label("An opinion").fill("good " * 100)
     box.check()
@@ -224,7 +239,7 @@ def test_what_is_no_answer_of_the_service_is_told(open_page: OpenPage) -> None:
     answered(page)
     page.route("**/sentiment", lambda route: route.fulfill(body="<h1>Sign in</h1>", content_type="text/html"))
     page.get_by_label("An opinion").fill("good")
-    page.get_by_text("Somebody else answered, in the service's place.").wait_for()
+    page.get_by_text("The answer is not JSON, so it is not from the service.").wait_for()
 
 
 def test_answer_that_is_cut_off_by_typing_is_no_error(open_page: OpenPage) -> None:
@@ -279,7 +294,7 @@ def test_key_is_asked_for_and_sent(open_page: OpenPage) -> None:
     page = open_page("/info")
     page.route("**/fill-mask", guarded)
     page.goto("/")
-    page.get_by_label("This service asks for an API key.").fill("secret")
+    page.get_by_label("This service requires an API key.").fill("secret")
     page.keyboard.press("Enter")
     assert "tokens" in answered(page)
     assert "$BERT_API_KEY" in page.locator("#curl").inner_text()

@@ -1,4 +1,4 @@
-"""Health, info, metrics: what operators ask."""
+"""Health, info and metrics."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _INFO = {
     "dtype": "float32",
     "threads": 2,
     "tokens_per_second": 52000,
-    "models": [  # FastAPI leaves out the null labels of the other one
+    "models": [  # one model: FastAPI would leave out the null `labels` of the other
         {
             "name": "sentiment",
             "tasks": ["sentiment"],
@@ -50,7 +50,7 @@ _INFO = {
 }
 _METRICS: dict[int | str, dict[str, Any]] = {
     200: {
-        "description": "Prometheus' text format.",
+        "description": "Metrics in Prometheus' text format.",
         "content": {"text/plain": {"schema": {"type": "string"}, "example": "bert_queue_tokens 0.0\n"}},
     }
 }
@@ -64,11 +64,12 @@ def _engine(request: Request) -> Engine:
 @router.get(
     "/health/live",
     operation_id="health_live",
-    summary="Is a restart needed?",
-    responses=document.answer({"status": "alive"}) | {503: document.problem("It cannot recover.", _BROKEN)},
+    summary="Liveness",
+    responses=document.answer({"status": "alive"})
+    | {503: document.problem("An inference process is dead. Only a restart helps.", _BROKEN)},
 )
 async def live(request: Request) -> Health:
-    """503 once the inference process is dead."""
+    """503 once an inference process is dead."""
     engine = _engine(request)
     if not engine.alive:
         raise UnavailableError(engine.status)
@@ -78,11 +79,11 @@ async def live(request: Request) -> Health:
 @router.get(
     "/health/ready",
     operation_id="health_ready",
-    summary="Can it answer?",
+    summary="Readiness",
     responses=document.answer({"status": "ready"}) | document.problems(503),
 )
 async def ready(request: Request) -> Health:
-    """200 only after a forward pass has succeeded, while none hangs and the service is not draining."""
+    """200 after a forward pass of each model has succeeded, while no batch hangs and the service is not draining."""
     engine = _engine(request)
     if engine.status != "ready":
         raise UnavailableError(engine.status, retry_after=1)
@@ -91,7 +92,7 @@ async def ready(request: Request) -> Health:
 
 @router.get("/info", operation_id="info", summary="Models and limits", responses=document.answer(_INFO))
 async def info(request: Request) -> Info:
-    """Models, sizes, device, precision, limits, version."""
+    """Models, device, precision, limits and version."""
     engine, settings = _engine(request), request.app.state.settings
     backend = engine.backend
     return Info(
@@ -114,7 +115,7 @@ async def info(request: Request) -> Info:
     responses=_METRICS,
 )
 async def metrics(request: Request) -> Response:
-    """Counters, gauges and histograms."""
+    """Counters, gauges and histograms in Prometheus' text format."""
     collected: Metrics = request.app.state.metrics
     return Response(collected.render(), headers={"Content-Type": CONTENT_TYPE})
 

@@ -1,44 +1,36 @@
-"""What a browser opens: the playground and the API's documentation. No outside host is asked.
+"""Pages for browsers: the playground and Swagger UI. They load nothing from other hosts.
 
-Links are relative, so both work behind any path prefix.
+Links are relative, so the pages also work behind a path prefix.
 """
 
 from __future__ import annotations
 
-from importlib import resources
-
 from fastapi import APIRouter, Depends, FastAPI, HTTPException, Request, Response
 from fastapi.responses import JSONResponse
+from fastapi.staticfiles import StaticFiles
 
 from app.api.auth import check_page
 
 router = APIRouter(include_in_schema=False, dependencies=[Depends(check_page)])
 
-_OWN = resources.files("app.api").joinpath("static")
-_SWAGGER = resources.files("fastapi_swagger.resources")
-_ASSETS = {
-    "docs.js": (_OWN, "text/javascript"),
-    "icon.svg": (_OWN, "image/svg+xml"),
-    "playground.css": (_OWN, "text/css"),
-    "playground.js": (_OWN, "text/javascript"),
-    "service.js": (_OWN, "text/javascript"),
-    "swagger-ui.css": (_SWAGGER, "text/css"),
-    "swagger-ui-bundle.js": (_SWAGGER, "text/javascript"),
-}
-_STRICT = "default-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'; object-src 'none'"
-_SWAGGER_POLICY = f"{_STRICT}; style-src 'self' 'unsafe-inline'; img-src 'self' data:"  # it styles in line
+_FILES = StaticFiles(packages=[("app.api", "static"), ("fastapi_swagger", "resources")])
+_SWAGGER_ASSETS = {"swagger-ui.css", "swagger-ui-bundle.js"}
+_ASSETS = {"docs.js", "icon.svg", "playground.css", "playground.js", "service.js"} | _SWAGGER_ASSETS
+_POLICY = "default-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'; object-src 'none'"
+_SWAGGER_POLICY = f"{_POLICY}; style-src 'self' 'unsafe-inline'; img-src 'self' data:"
+"""Swagger UI sets inline styles and loads images from `data:` URLs."""
 
 
 @router.get("/")
-def playground() -> Response:
-    """The three tasks, by hand."""
-    return _page("index.html", _STRICT)
+async def playground(request: Request) -> Response:
+    """The playground."""
+    return await _page(request, "index.html", _POLICY)
 
 
 @router.get("/docs")
-def swagger() -> Response:
+async def swagger(request: Request) -> Response:
     """Swagger UI."""
-    return _page("docs.html", _SWAGGER_POLICY)
+    return await _page(request, "docs.html", _SWAGGER_POLICY)
 
 
 @router.get("/openapi.json")
@@ -49,21 +41,20 @@ async def openapi(request: Request) -> Response:
 
 
 @router.get("/static/{name}")
-def asset(name: str) -> Response:
-    """A file of one of the pages."""
+async def asset(name: str, request: Request) -> Response:
+    """A script, style sheet or icon of the pages."""
     if name not in _ASSETS:
         raise HTTPException(404)
-    folder, media_type = _ASSETS[name]
-    lifetime = "max-age=86400" if folder == _SWAGGER else "no-cache"
-    headers = {"Cache-Control": lifetime, "X-Content-Type-Options": "nosniff"}
-    return Response(folder.joinpath(name).read_bytes(), media_type=media_type, headers=headers)
+    return await _file(request, name, {"Cache-Control": "max-age=86400" if name in _SWAGGER_ASSETS else "no-cache"})
 
 
-def _page(name: str, policy: str) -> Response:
-    headers = {
-        "Cache-Control": "no-cache",
-        "Content-Security-Policy": policy,
-        "Referrer-Policy": "no-referrer",
-        "X-Content-Type-Options": "nosniff",
-    }
-    return Response(_OWN.joinpath(name).read_bytes(), media_type="text/html", headers=headers)
+async def _page(request: Request, name: str, policy: str) -> Response:
+    headers = {"Cache-Control": "no-cache", "Content-Security-Policy": policy, "Referrer-Policy": "no-referrer"}
+    return await _file(request, name, headers)
+
+
+async def _file(request: Request, name: str, headers: dict[str, str]) -> Response:
+    """A file, or 304 if the browser's copy is current."""
+    response = await _FILES.get_response(name, request.scope)
+    response.headers.update(headers | {"X-Content-Type-Options": "nosniff"})
+    return response

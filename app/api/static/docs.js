@@ -1,4 +1,4 @@
-// Swagger UI. It calls the service where this page came from, also behind a path prefix.
+// Swagger UI. It calls the service that serves this page, also behind a path prefix.
 
 const base = new URL(".", location.href).href.replace(/\/$/, "");
 const spec = await (await fetch("openapi.json")).json();

@@ -3,7 +3,7 @@
 import { access, ask, curl, info, parameters, python } from "./service.js";
 
 const MASK = "[MASK]";
-const PAUSE = 250; // ms without a keystroke before the service is asked
+const PAUSE = 250; // milliseconds after the last keystroke before a request is sent
 
 const $ = (selector, root = document) => root.querySelector(selector);
 const percent = (share) => `${(100 * share).toFixed(share > 0.0995 || share < 0.0005 ? 0 : 1)} %`;
@@ -17,7 +17,7 @@ function element(tag, properties = {}, ...children) {
   return made;
 }
 
-// The text with each word replaced by what `make(word)` returns.
+// A text as a list of nodes, with `make(word)` in place of each word.
 function marked(text, make) {
   const parts = [];
   let end = 0;
@@ -28,7 +28,7 @@ function marked(text, make) {
   return [...parts, text.slice(end)];
 }
 
-// A row of a ranking: name, bar, share. With `act`, a button.
+// A row of a ranking: name, bar and share. A button if it has the action `act`.
 function bar(name, share, longest, act) {
   const label = element("span", { className: "name" }, name);
   const track = element("span", { className: "bar" });
@@ -38,7 +38,7 @@ function bar(name, share, longest, act) {
   return element("li", {}, row);
 }
 
-// A scale from one label to its opposite; `share` is the right one's.
+// A scale between two labels; `share` is the score of the right one.
 function gauge(left, right, share, verdict) {
   const needle = element("span", { className: "needle" });
   needle.style.setProperty("--share", share);
@@ -54,8 +54,8 @@ const panels = {
       ["She opened the [MASK] and read the [MASK] twice."],
       ["The capital of France is [MASK]."],
     ],
-    hidden: new Map(), // what stood where a mask now stands, by the text before it
-    masks: [], // of the last answer
+    hidden: new Map(), // the word behind each mask, by the text before it
+    masks: [], // of the last response
     inputs: ([text]) => text,
     python: ([text]) => python("fill_mask", text),
     missing: ([text]) => (text.includes(MASK) ? null : "No word is masked yet."),
@@ -124,6 +124,11 @@ const panels = {
 
     show({ predictions }, output) {
       $("#influence").hidden = true;
+      if (predictions.length === 1) {
+        const [{ label, score }] = predictions; // a regression's score is a number, not a share
+        output.replaceChildren(element("p", { className: "verdict" }, element("strong", {}, score.toFixed(2)), ` ${label}`));
+        return;
+      }
       if (predictions.length !== 2) {
         const rows = predictions.map(({ label, score }) => bar(label, score, 1));
         output.replaceChildren(element("ol", {}, ...rows));
@@ -135,7 +140,7 @@ const panels = {
       output.replaceChildren(...gauge(left.label, right.label, right.score, verdict));
     },
 
-    // Occlusion: how far the score falls when a word is hidden is how much the word had raised it.
+    // Occlusion: a word's influence is how much the score falls when the word is masked.
     async after([text], { predictions }, signal) {
       const weighed = words(text).slice(0, mostWords);
       if (!weighed.length) return;
@@ -162,13 +167,13 @@ const panels = {
       const told = ranked.map(([word, by]) => `“${word[0]}” ${signed(by)}`).join(", ");
       $("#influence .words").replaceChildren(...marked(text, tinted));
       const each = words(text).length > shifts.length ? `each of the first ${shifts.length} words` : "each word";
-      $("#influence .hint").textContent = `What ${each} adds to ${label}, found by hiding it: most of all ${told}.`;
+      $("#influence .hint").textContent = `What ${each} adds to ${label}, found by masking it. The largest: ${told}.`;
       $("#influence").hidden = false;
     },
   },
 };
 
-let mostWords = 100; // weighed one by one
+let mostWords = 100; // masked one at a time
 let current = "fill-mask";
 let pending = new AbortController();
 let timer;
@@ -200,7 +205,7 @@ function later(pause) {
 async function run() {
   const [panel, texts, output] = [panels[current], values(), $(`#${current} output`)];
   const { signal } = (pending = new AbortController());
-  const missing = texts.some((text) => !text.trim()) ? "There is nothing to read yet." : panel.missing?.(texts);
+  const missing = texts.some((text) => !text.trim()) ? "The text is empty." : panel.missing?.(texts);
   if (missing) return fail(missing, output);
   try {
     const answer = await ask(current, panel.inputs(texts), signal);
@@ -208,9 +213,9 @@ async function run() {
     panel.show(answer.results[0], output);
     tell(answer);
     busy(false);
-    await panel.after?.(texts, answer.results[0], signal).catch(() => {}); // the answer stands without it
+    await panel.after?.(texts, answer.results[0], signal).catch(() => {}); // the answer is complete without it
   } catch (error) {
-    if (!signal.aborted) refused(error, output); // else another question is on its way
+    if (!signal.aborted) refused(error, output); // else a newer request replaced this one
   }
 }
 
@@ -270,7 +275,7 @@ function walk(event) {
 async function copy(event) {
   const button = event.target;
   const source = $(`#${button.dataset.copy}`);
-  getSelection().selectAllChildren(source); // where the clipboard is closed (no HTTPS), Ctrl-C is all that is left to do
+  getSelection().selectAllChildren(source); // without HTTPS there is no clipboard, only Ctrl-C
   await navigator.clipboard?.writeText(source.textContent);
   button.textContent = navigator.clipboard ? "Copied" : "Press Ctrl-C";
   setTimeout(() => (button.textContent = "Copy"), 1500);

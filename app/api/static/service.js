@@ -1,10 +1,10 @@
-// The service over HTTP: an answer, or a sentence that says why there is none.
+// Calls to the service. An error is a `Problem`, whose message is a sentence.
 
 export const access = { key: "" };
 
-export const parameters = {}; // of every question
+export const parameters = {}; // sent with every request
 
-export const base = new URL(".", location.href).href; // also behind a path prefix
+export const base = new URL(".", location.href).href; // works behind a path prefix
 
 export class Problem extends Error {
   constructor(status, detail, retryAfter, code) {
@@ -12,7 +12,7 @@ export class Problem extends Error {
     super(/[.!?]$/.test(sentence) ? sentence : `${sentence}.`);
     this.status = status;
     this.code = code;
-    this.retryAfter = retryAfter; // seconds, or null where another try would not help
+    this.retryAfter = retryAfter; // seconds, or null if a retry does not help
   }
 }
 
@@ -21,7 +21,7 @@ async function request(path, options) {
     throw new Problem(0, "the service cannot be reached", 2);
   });
   const answer = await response.json().catch(() => {
-    if (response.ok) throw new Problem(response.status, "somebody else answered, in the service's place");
+    if (response.ok) throw new Problem(response.status, "the answer is not JSON, so it is not from the service");
     return {}; // a proxy's page
   });
   if (response.ok) return [answer, response.headers];
@@ -29,14 +29,14 @@ async function request(path, options) {
   throw new Problem(response.status, answer.detail ?? `the service answered ${response.status}`, wait, answer.code);
 }
 
-const question = (inputs) => (Object.keys(parameters).length ? { inputs, parameters } : { inputs });
+const requestBody = (inputs) => (Object.keys(parameters).length ? { inputs, parameters } : { inputs });
 
-// One task's results and how long they took: `total` on this side, the stages as Server-Timing tells them.
+// The results of a task, and the times in milliseconds: `total` in the browser, the stages from Server-Timing.
 export async function ask(task, inputs, signal) {
   const headers = { "Content-Type": "application/json" };
   if (access.key) headers.Authorization = `Bearer ${access.key}`;
   const started = performance.now();
-  const body = JSON.stringify(question(inputs));
+  const body = JSON.stringify(requestBody(inputs));
   const [answer, received] = await request(task, { method: "POST", headers, body, signal });
   const stages = [...(received.get("Server-Timing") ?? "").matchAll(/(\w+);dur=([\d.]+)/g)];
   const timing = Object.fromEntries(stages.map(([, stage, milliseconds]) => [stage, Number(milliseconds)]));
@@ -52,7 +52,7 @@ const shellQuoted = (text) => `'${text.replaceAll("'", String.raw`'\''`)}'`;
 
 export function curl(task, inputs) {
   const key = access.key ? `  -H "Authorization: Bearer $BERT_API_KEY" \\\n` : "";
-  const body = JSON.stringify(question(inputs), null, 1).replace(/\n\s*/g, " "); // only formatting is a bare newline
+  const body = JSON.stringify(requestBody(inputs), null, 1).replace(/\n\s*/g, " "); // newlines inside strings are escaped
   return `curl ${base}${task} \\\n${key}  --json ${shellQuoted(body)}`;
 }
 

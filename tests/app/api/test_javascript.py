@@ -32,4 +32,4 @@ def test_client_of_hugging_face_reads_the_answers(client: Path, url: str) -> Non
     assert said["felt"] == [{"label": "POSITIVE", "score": 0.75}]
     assert "the text holds no [MASK]" in said["refused"]
     assert said["locked"][0] == 401
-    assert "this API key is none of the service's" in said["locked"][1]
+    assert "invalid API key" in said["locked"][1]

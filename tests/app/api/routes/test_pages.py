@@ -1,4 +1,4 @@
-"""What a browser opens, without a browser; tests/browser has one."""
+"""The pages over HTTP. tests/browser opens them in a browser."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ async def test_pages_name_no_other_host_and_nothing_that_is_missing(serve: Any, 
 
 
 async def test_every_file_is_served_as_what_it_is(serve: Any) -> None:
-    kinds = {".js": "text/javascript", ".css": "text/css", ".svg": "image/svg+xml"}
+    kinds = {".js": ("text/javascript", "application/javascript"), ".css": "text/css", ".svg": "image/svg+xml"}
     files = [file for file in STATIC.iterdir() if file.suffix in kinds]
     assert files
     async with serve() as service:
@@ -34,6 +34,18 @@ async def test_every_file_is_served_as_what_it_is(serve: Any) -> None:
             answer = await service.client.get(f"/static/{file.name}")
             assert answer.headers["content-type"].startswith(kinds[file.suffix]), file.name
             assert answer.content == file.read_bytes()
+
+
+@pytest.mark.parametrize("path", ["/", "/docs", "/static/playground.js", "/static/swagger-ui.css"])
+async def test_page_files_are_not_sent_again_while_the_browsers_copy_is_current(serve: Any, path: str) -> None:
+    async with serve() as service:
+        first = await service.client.get(path)
+        again = await service.client.get(path, headers={"If-None-Match": first.headers["etag"]})
+        changed = await service.client.get(path, headers={"If-None-Match": '"older"'})
+    assert (again.status_code, again.content) == (304, b"")
+    assert again.headers["cache-control"] == first.headers["cache-control"]
+    assert (changed.status_code, changed.content) == (200, first.content)
+    assert first.headers["x-content-type-options"] == "nosniff"
 
 
 async def test_openapi_document_is_served(serve: Any) -> None:
@@ -60,15 +72,16 @@ async def test_pages_can_be_put_behind_the_key(serve: Any, path: str) -> None:
         broken = await service.client.get(path, headers={"Authorization": "Basic ?"})
         typed = await service.client.get(path, headers=BROWSER)
         sent = await service.client.get(path, headers={"Authorization": "Bearer the key"})
+        copy = await service.client.get(path, headers={"If-None-Match": typed.headers.get("etag", "*")})
         task = await service.client.post("/sentiment", json={"inputs": "good"}, headers=BROWSER)
-    assert [refused.status_code, wrong.status_code, broken.status_code] == [401] * 3
+    assert [refused.status_code, wrong.status_code, broken.status_code, copy.status_code] == [401] * 4
     assert refused.headers["www-authenticate"].startswith("Basic realm=")  # the browser asks for a password
     assert refused.json()["code"] == "unauthorized"
     assert [typed.status_code, sent.status_code] == [200, 200]
     assert (task.status_code, task.headers["www-authenticate"]) == (401, "Bearer")
 
 
-@pytest.mark.parametrize("name", ["__init__.py", "index.html", "..%2Fmain.py"])
+@pytest.mark.parametrize("name", ["__init__.py", "index.html", "..%2Fmain.py", "swagger-ui.css.map", ""])
 async def test_other_files_are_not_found(serve: Any, name: str) -> None:
     async with serve() as service:
         answer = await service.client.get(f"/static/{name}")
