@@ -45,7 +45,7 @@ def test_model_knows_neither_app_nor_training_nor_http(file: Path) -> None:
 @pytest.mark.parametrize("file", sources("client"), ids=name)
 def test_client_needs_httpx_only(file: Path) -> None:
     found = {module.partition(".")[0] for module in imports(file)}
-    assert found <= sys.stdlib_module_names | {"bert_client", "httpx", "tqdm"}
+    assert found <= sys.stdlib_module_names | {"bert_client", "httpx"}
 
 
 @pytest.mark.parametrize("file", sources("app"), ids=name)

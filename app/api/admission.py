@@ -26,8 +26,8 @@ from app.errors import (
 )
 from app.observability.metrics import Metrics
 from app.observability.request_ids import request_id_of
+from app.scheduling.deadline import Deadline
 from app.scheduling.engine import Engine
-from app.scheduling.scheduler import OwnDeadline
 from app.settings import Settings
 
 _BUFFERED_BYTES = 64 * 1024
@@ -89,7 +89,7 @@ def refusal(app: FastAPI, target: bytes, scope: Scope) -> Response | None:
 
 
 def admit(request: Request) -> None:
-    """Check a request's head. Sets `deadline` (`time.monotonic()`) and `body_bytes` (to reserve) in its scope.
+    """Check a request's head. Sets `deadline` and `body_bytes` (to reserve) in its scope.
 
     Raises:
         UnauthorizedError: the API key is missing or invalid.
@@ -119,18 +119,18 @@ def _has_origin(scope: Scope) -> bool:
     return any(name == b"origin" for name, _ in scope["headers"])
 
 
-def _deadline(request: Request, limit: float) -> float:
+def _deadline(request: Request, limit: float) -> Deadline:
     """The server's deadline, `limit` seconds from now, or the caller's own if that is sooner."""
-    now, given = time.monotonic(), request.headers.get("x-request-timeout-ms")
+    given = request.headers.get("x-request-timeout-ms")
     if given is None:
-        return now + limit
+        return Deadline.after(limit)
     given = given.strip().lstrip("0")
     if not (given.isascii() and given.isdecimal()):
         raise InvalidRequestError(
             [FieldError("must be a positive number of milliseconds", ("header", "X-Request-Timeout-Ms"))]
         )
     seconds = int(given[:_MAX_TIMEOUT_DIGITS]) / 1000
-    return OwnDeadline(now + seconds) if seconds < limit else now + limit
+    return Deadline.after(seconds, from_client=True) if seconds < limit else Deadline.after(limit)
 
 
 def _check_media_type(request: Request) -> None:

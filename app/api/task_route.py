@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import codecs
-import time
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, NoReturn, TypeVar
 
@@ -35,6 +34,7 @@ from app.errors import (
 from app.inference.types import Task
 from app.observability import tracing
 from app.observability.metrics import Metrics
+from app.scheduling.deadline import Deadline
 from app.scheduling.engine import Engine, Reply
 from app.settings import Settings
 
@@ -52,9 +52,9 @@ class TaskRequest(Request):
     """A request that was admitted to a task."""
 
     @property
-    def deadline(self) -> float:
+    def deadline(self) -> Deadline:
         """The `time.monotonic()` after which the request is answered with 504."""
-        deadline: float = self.scope["deadline"]
+        deadline: Deadline = self.scope["deadline"]
         return deadline
 
     @property
@@ -223,7 +223,7 @@ async def _read(request: TaskRequest) -> bytes:
     """The body. Reading ends with an error once the body exceeds the limit, or at the deadline."""
     try:
         with request.app.state.uploads.reserve(request.scope["body_bytes"]):
-            async with asyncio.timeout(request.deadline - time.monotonic()):
+            async with asyncio.timeout(request.deadline.remaining):
                 return await _collect(request.receive, request.settings.max_body_bytes)
     except TimeoutError:
         request.metrics.expired()

@@ -16,6 +16,7 @@ from app.errors import DeadlineExceededError, TooLargeError
 from app.inference.types import Answer, Backend, Query, ServedModel, Task
 from app.observability.metrics import Metrics
 from app.scheduling import results
+from app.scheduling.deadline import Deadline
 from app.scheduling.lifecycle import Lifecycle, LoadedEncoder, State
 from app.scheduling.tokenization import (
     CheckCancelled,
@@ -83,7 +84,7 @@ class Reply(Generic[Result]):
 
 
 class Engine:
-    """Answers the three tasks. Every method runs on the event loop; deadlines are `time.monotonic()`."""
+    """Answers the three tasks. Every method runs on the event loop; a deadline bounds all of a request."""
 
     def __init__(
         self,
@@ -127,7 +128,7 @@ class Engine:
         """Raise UnavailableError while loading, once draining refuses requests, and when broken."""
         self.lifecycle.check_open()
 
-    def check_backlog(self, body_bytes: int, deadline: float) -> None:
+    def check_backlog(self, body_bytes: int, deadline: Deadline) -> None:
         """Raise QueueFullError or DeadlineExceededError if a request of so many bytes has no chance."""
         policy = self._policy
         tokens = min(body_bytes // policy.bytes_per_token, policy.max_assumed_tokens, self._settings.max_queue_tokens)
@@ -160,7 +161,7 @@ class Engine:
         self,
         inputs: Sequence[str],
         *,
-        deadline: float,
+        deadline: Deadline,
         top_k: int | None = None,
         targets: Sequence[str] | None = None,
         truncate: bool = False,
@@ -183,19 +184,19 @@ class Engine:
             return await self._answer(encoder, served, inputs, read, shape, deadline, measure)
 
     async def next_sentence(
-        self, inputs: Sequence[TextPair], *, deadline: float, truncate: bool = False
+        self, inputs: Sequence[TextPair], *, deadline: Deadline, truncate: bool = False
     ) -> Reply[LabelResult]:
         """Whether the second text of a pair follows the first. Raises errors of `app.errors`."""
         return await self._labels(Task.NEXT_SENTENCE, inputs, deadline, truncate, None)
 
     async def sentiment(
-        self, inputs: Sequence[Input], *, deadline: float, top_k: int | None = None, truncate: bool = False
+        self, inputs: Sequence[Input], *, deadline: Deadline, top_k: int | None = None, truncate: bool = False
     ) -> Reply[LabelResult]:
         """The labels of a text or pair. Raises errors of `app.errors`."""
         return await self._labels(Task.SENTIMENT, inputs, deadline, truncate, top_k)
 
     async def _labels(
-        self, task: Task, inputs: Sequence[Input], deadline: float, truncate: bool, top_k: int | None
+        self, task: Task, inputs: Sequence[Input], deadline: Deadline, truncate: bool, top_k: int | None
     ) -> Reply[LabelResult]:
         with self.lifecycle.encoder_for(task) as (encoder, served):
             labels = results.NEXT_SENTENCE_LABELS if task is Task.NEXT_SENTENCE else served.config.labels
@@ -218,7 +219,7 @@ class Engine:
         inputs: Sequence[Input],
         read: Callable[[Input, CheckCancelled], Query],
         shape: Callable[[Input, Query, Answer], Result],
-        deadline: float,
+        deadline: Deadline,
         measure: Callable[[Sequence[Query]], int] = lambda _: 0,
     ) -> Reply[Result]:
         """Everything between a parsed request and its results; the one place that ends it at its deadline."""
@@ -226,7 +227,7 @@ class Engine:
         max_length = served.config.max_position_embeddings
         with self.scheduler.reserve([estimated_tokens(given, max_length) for given in inputs], deadline) as job:
             try:
-                async with asyncio.timeout(deadline - began):
+                async with asyncio.timeout(deadline.remaining):
                     queries = await self._tokenize(inputs, read)
                     answer_bytes = measure(queries)
                     tokens = [len(query.encoding) for query in queries]

@@ -9,6 +9,8 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
+from app.scheduling.deadline import Deadline
+
 Item = TypeVar("Item")
 Answer = TypeVar("Answer")
 
@@ -32,7 +34,7 @@ class Job(Generic[Item, Answer]):
     """Estimated while the request is being tokenized."""
     largest_item_tokens: int
     """The most that the job takes of one round of the queue."""
-    deadline: float
+    deadline: Deadline
     encoder: Hashable = None
     """Items of one encoder share batches."""
     waiting: deque[Pending[Item, Answer]] = field(default_factory=deque)
@@ -44,7 +46,7 @@ class Job(Generic[Item, Answer]):
     future: asyncio.Future[None] | None = None
 
     @classmethod
-    def of(cls, tokens: Sequence[int], deadline: float) -> Job[Item, Answer]:
+    def of(cls, tokens: Sequence[int], deadline: Deadline) -> Job[Item, Answer]:
         """A job with so many tokens in each item."""
         return cls(len(tokens), sum(tokens), max(tokens, default=0), deadline)
 

@@ -24,6 +24,7 @@ from app.errors import (
     TooLargeError,
     UnavailableError,
 )
+from app.scheduling.deadline import Deadline
 from app.scheduling.fair_queue import FairQueue, Job, Load, Pending
 from app.scheduling.throughput import Throughput
 
@@ -34,11 +35,6 @@ logger = logging.getLogger(__name__)
 
 MIN_TOKENS_TO_SPLIT = 256
 """Free processes do not share fewer tokens among them, because a forward pass has a cost of its own."""
-
-
-class OwnDeadline(float):
-    """A deadline that the caller asked for, sooner than the server's. If it cannot be met, the caller asked for
-    too much (504); if the server's cannot, too much is waiting (429)."""
 
 
 class Observer(Protocol):
@@ -149,7 +145,7 @@ class Scheduler(Generic[Item, Answer]):
         self._fail_all("broken" if self.fatal_error is not None else "stopped")
 
     @contextmanager
-    def reserve(self, tokens: Sequence[int], deadline: float) -> Iterator[Job[Item, Answer]]:
+    def reserve(self, tokens: Sequence[int], deadline: Deadline) -> Iterator[Job[Item, Answer]]:
         """Hold room in the queue for a request that is being tokenized, of so many estimated tokens in each item.
 
         Raises:
@@ -160,7 +156,7 @@ class Scheduler(Generic[Item, Answer]):
         """
         job = Job[Item, Answer].of(tokens, deadline)
         job.tokens = min(job.tokens, self.max_queue_tokens)  # an estimate alone never refuses a request for good
-        if deadline <= time.monotonic():
+        if deadline.remaining <= 0:
             self._observer.expired()
             raise DeadlineExceededError
         self.check_capacity(job.tokens, job.items, deadline)
@@ -202,7 +198,7 @@ class Scheduler(Generic[Item, Answer]):
         try:
             await job.future
         except asyncio.CancelledError:
-            if self._queue.withdraw(job) and time.monotonic() < job.deadline:
+            if self._queue.withdraw(job) and job.deadline.remaining > 0:
                 self._observer.cancelled()
             raise
         finally:
@@ -210,7 +206,7 @@ class Scheduler(Generic[Item, Answer]):
             self._publish()
         return job.results
 
-    def check_capacity(self, tokens: int, items: int, deadline: float, *, headroom: float = 0.0) -> None:
+    def check_capacity(self, tokens: int, items: int, deadline: Deadline, *, headroom: float = 0.0) -> None:
         """Raise what `reserve` would raise for a request of so many tokens in so many items.
 
         `headroom`: fraction of the room, in tokens and in time, that must be left where others wait.
@@ -224,12 +220,12 @@ class Scheduler(Generic[Item, Answer]):
         waiting = self.queued_tokens + self.reserved_tokens
         is_full = waiting and waiting + tokens > self.max_queue_tokens * (1 - headroom)
         ahead = self._load.tokens_ahead(items)
-        backlog = self.throughput.max_backlog(deadline - time.monotonic())
+        backlog = self.throughput.max_backlog(deadline.remaining)
         is_late = ahead and ahead + tokens > backlog * (1 - headroom)
         if not (is_full or is_late):
             return
         retry_after = self.throughput.seconds_for(self.queued_tokens)
-        if is_late and not is_full and isinstance(deadline, OwnDeadline):
+        if is_late and not is_full and deadline.from_client:
             self._observer.expired()
             raise DeadlineUnreachableError(retry_after)
         self._observer.refused()
@@ -252,7 +248,7 @@ class Scheduler(Generic[Item, Answer]):
             if not batch:
                 return
             running = Running(batch[0].job.encoder, time.monotonic(), len(self._running) + 1)
-            batch = [pending for pending in batch if pending.job.deadline > running.began]
+            batch = [pending for pending in batch if pending.job.deadline.at > running.began]
             if not batch:
                 continue
             self._running.add(running)

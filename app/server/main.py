@@ -14,7 +14,7 @@ from app.observability.log_config import log_config, log_fatal
 from app.scheduling.engine import Engine
 from app.server.draining_server import DrainingServer
 from app.server.http_protocol import BoundedProtocol
-from app.settings import PREFIX, Settings
+from app.settings import Settings
 
 EXIT_STARTUP_FAILED = 3
 """Exit code if the service cannot start; uvicorn uses the same."""
@@ -27,10 +27,9 @@ logger = logging.getLogger(__name__)
 def run(settings: Settings) -> int:
     """Serve until a signal comes or the models fail. Returns the exit code."""
     try:
-        listening = _listen(settings.host, settings.port)
+        listening = _listen(settings.host, settings.port)  # before the models load
     except OSError as error:
-        place = f"{PREFIX}HOST={settings.host}, {PREFIX}PORT={settings.port}"
-        log_fatal(f"cannot listen on {place}: {error.strerror}", settings.log_format)
+        log_fatal(f"BERT_HOST={settings.host}, BERT_PORT={settings.port}: {error.strerror}", settings.log_format)
         return EXIT_STARTUP_FAILED
     app = create_app(settings)
     engine: Engine = app.state.engine
@@ -59,9 +58,7 @@ def run(settings: Settings) -> int:
 
 
 def _listen(host: str, port: int) -> list[socket.socket]:
-    """Open the port before the models are loaded: one socket for each address of the host.
-
-    The host `::` takes IPv4 too.
+    """One socket for each address of the host; the host `::` includes all IPv4 addresses.
 
     Raises:
         OSError: the port is taken, or the host is unknown or has no address of this machine.

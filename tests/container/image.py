@@ -79,14 +79,14 @@ def megabytes(tag: str) -> float:
         buildah("rm", container)
 
 
-def terminate(runner: subprocess.Popen[str], program: str) -> None:
-    """SIGTERM to the program in the container, as `docker stop` sends it."""
+def send(number: signal.Signals, runner: subprocess.Popen[str], program: str) -> None:
+    """Send a signal to the program in the container, as `docker stop` sends SIGTERM."""
     for entry in Path("/proc").iterdir():
         if entry.name.isdecimal() and _descends(int(entry.name), runner.pid):
             words = _read(entry / "cmdline").split("\0")
             wrapper = words[0].startswith("buildah")
             if not wrapper and any(word.endswith(f"/{program}") for word in words):
-                os.kill(int(entry.name), signal.SIGTERM)
+                os.kill(int(entry.name), number)
                 return
     raise AssertionError(f"{program} does not run")
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -85,8 +86,10 @@ def test_container_answers_and_ends_cleanly(container: str, config: dict[str, An
             with httpx.Client(base_url=f"http://127.0.0.1:{port}") as client:
                 _until_ready(client, runner)
                 _answers(client)
+                image.send(signal.SIGHUP, runner, "bert-serve")
+                _until_reloaded(client)
             _healthcheck_passes(container, config, port)
-            image.terminate(runner, "bert-serve")
+            image.send(signal.SIGTERM, runner, "bert-serve")
             output, _ = runner.communicate(timeout=60)
         finally:
             runner.kill()
@@ -104,6 +107,13 @@ def _until_ready(client: httpx.Client, runner: subprocess.Popen[str]) -> None:
         time.sleep(0.1)
     runner.kill()
     raise AssertionError(runner.communicate()[0])
+
+
+def _until_reloaded(client: httpx.Client) -> None:
+    end = time.monotonic() + PATIENCE
+    while 'bert_reloads_total{result="ok"} 1.0' not in client.get("/metrics").text:
+        assert time.monotonic() < end
+        time.sleep(0.1)
 
 
 def _answers(client: httpx.Client) -> None:

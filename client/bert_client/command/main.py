@@ -1,8 +1,9 @@
-"""`bert`: ask a running service from a shell. Needs httpx only, like `bert_client`."""
+"""The command `bert`: asks a running service from a shell."""
 
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import os
 import signal
@@ -11,9 +12,6 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
-
-import httpx
 
 from bert_client import tables
 from bert_client.command import file_job, output
@@ -23,7 +21,7 @@ from bert_client.http.client import BertClient
 from bert_client.http.retry import RetryPolicy
 from bert_client.wire import FillMaskResult, LabelResult
 
-REFUSED, MISUSED, UNREACHABLE, INTERRUPTED = 1, 2, 3, 130
+REFUSED, UNREACHABLE, INTERRUPTED = 1, 3, 130
 
 _EPILOG = """\
 exit codes: 0 answered (rows of a file may have an `error`), 1 the service refused or a file cannot be used,
@@ -34,14 +32,12 @@ _COLUMN_HELP = "the column or field to read, by its name or its number [text]"
 
 INTERACTIVE_RETRY = RetryPolicy(attempts=3)
 FILE_RETRY = RetryPolicy(attempts=1000, deadline=600)
-"""A service that starts anew may be away for minutes; a job of hours is not to be lost."""
-_LONG_PAUSE = 1.0
-"""Seconds; after those of a second altogether"""
+"""A service that restarts may be away for minutes, and a job of hours goes on afterwards."""
 
 
 def main() -> None:
-    """Run the command line; ends the process with a documented exit code."""
-    for name in ("SIGTERM", "SIGHUP"):  # end it as Ctrl-C does, without a half file; but not under nohup
+    """Run the command line. Ends the process with a documented exit code."""
+    for name in ("SIGTERM", "SIGHUP"):  # these end it as Ctrl-C does, unless nohup has it ignore them
         number = getattr(signal, name, None)
         if number is not None and signal.getsignal(number) is signal.SIG_DFL:
             signal.signal(number, signal.default_int_handler)
@@ -51,20 +47,41 @@ def main() -> None:
     except BrokenPipeError:  # `bert ... | head`
         code = REFUSED
     if code:
-        os._exit(code)  # not by `sys.exit`: it waits for requests that are on their way, and flushes once more
+        os._exit(code)  # `sys.exit` would wait for requests under way, and flush standard output again
     sys.exit(0)
 
 
 def run(arguments: Sequence[str], environ: Mapping[str, str]) -> int:
-    """Answer one command line. Returns the exit code."""
+    """Answer a command line.
+
+    Args:
+        environ: `BERT_URL` and `BERT_API_KEY` are read.
+
+    Returns:
+        The exit code.
+
+    Raises:
+        SystemExit: with 2, for wrong usage; with 0, after `--help`.
+    """
     parser = _parser(environ)
     given = parser.parse_args(arguments)
-    if fault := _misuse(given):
-        parser.error(fault)
     try:
-        with _client(given, parser) as client:
-            if given.file:
-                _answer_file(client, given)
+        _check_arguments(given)
+        job = _job(given) if given.file else None
+        client = BertClient(
+            given.url,
+            api_key=given.api_key,
+            timeout=given.timeout,
+            concurrency=given.concurrency,
+            retry=FILE_RETRY if job else INTERACTIVE_RETRY,
+            sleep=_sleep_with_notice(given.url) if job else None,
+        )
+    except ValueError as error:
+        parser.error(str(error))
+    try:
+        with client:
+            if job:
+                file_job.run(job, _ask(client, given))
             else:
                 _answer_texts(client, given)
     except ConnectionFailedError as error:
@@ -78,37 +95,38 @@ def run(arguments: Sequence[str], environ: Mapping[str, str]) -> int:
     return 0
 
 
-def _client(given: argparse.Namespace, parser: argparse.ArgumentParser) -> BertClient:
-    """A client as the arguments say; wrong ones end the process."""
-    try:
-        httpx.URL(given.url).host.encode("idna")  # as connecting will
-        return BertClient(
-            given.url,
-            api_key=given.api_key,
-            timeout=given.timeout,
-            concurrency=given.concurrency,
-            retry=FILE_RETRY if given.file else INTERACTIVE_RETRY,
-            sleep=_patiently(given.url) if given.file else time.sleep,
-        )
-    except (httpx.InvalidURL, UnicodeError) as error:
-        parser.error(f"--url {given.url}: {error}")
-    except ValueError as error:
-        parser.error(str(error))
+def _fail(message: str, code: int) -> int:
+    print(f"bert: {message}", file=sys.stderr)
+    return code
 
 
-def _patiently(url: str) -> Callable[[float], None]:
-    """Wait, and say so once it takes long: a job that waits for ten minutes looks as if it hung."""
-    said = False
+def _sleep_with_notice(url: str) -> Callable[[float], None]:
+    """Waits, and says so at the first long pause, because a silent job looks as if it hung."""
+
+    @functools.cache
+    def notice() -> None:
+        minutes = FILE_RETRY.deadline / 60
+        print(f"{url} does not answer yet; trying again for {minutes:g} minutes", file=sys.stderr)
 
     def sleep(seconds: float) -> None:
-        nonlocal said
-        if seconds >= _LONG_PAUSE and not said:
-            said = True
-            minutes = FILE_RETRY.deadline / 60
-            print(f"{url} does not answer yet; trying again for {minutes:g} minutes", file=sys.stderr)
+        if seconds >= 1:
+            notice()
         time.sleep(seconds)
 
     return sleep
+
+
+def _ask(client: BertClient, given: argparse.Namespace) -> file_job.Ask:
+    """The client's stream for the task, with its options."""
+    streams: Mapping[str, file_job.Ask] = {
+        "fill-mask": client.fill_mask_stream,
+        "next-sentence": client.next_sentence_stream,
+        "sentiment": client.sentiment_stream,
+    }
+    options = {name: getattr(given, name) for name in given.options}
+    if given.file and "top_k" in options:
+        options["top_k"] = 1
+    return functools.partial(streams[given.task], **options)
 
 
 def _answer_texts(client: BertClient, given: argparse.Namespace) -> None:
@@ -124,96 +142,62 @@ def _answer_texts(client: BertClient, given: argparse.Namespace) -> None:
         print(*_lines(result), sep="\n")
 
 
-def _answer_file(client: BertClient, given: argparse.Namespace) -> None:
-    dialect = _dialect(given)
-    target_format = None if given.output == "-" else tables.format_of(given.output)
-    job = file_job.Job(
-        given.file,
-        given.output,
-        given.format,
-        "jsonl" if given.json else _writable(target_format or _format(given)),
-        (given.column, given.pair_column) if given.pair_column else (given.column,),
-        file_job.MASK_COLUMNS if given.task == "fill-mask" else file_job.LABEL_COLUMNS,
-        given.prefix,
-        dialect,
-        {"task": given.task, "targets": given.targets, "truncate": given.truncate},
-    )
-    file_job.run(job, _ask(client, given))
+def _lines(result: FillMaskResult | LabelResult) -> list[str]:
+    """A result for people."""
+    if isinstance(result, LabelResult):
+        return [f"{entry.score:8.4f}  {entry.label}" for entry in result.predictions]
+    entries = [entry for mask in result.masks for entry in mask.predictions]
+    return [f"{entry.score:8.4f}  {entry.token_str:<16}  {entry.sequence}" for entry in entries]
 
 
-def _dialect(given: argparse.Namespace) -> tables.Dialect:
-    return tables.Dialect(
+def _check_arguments(given: argparse.Namespace) -> None:
+    """Raise ValueError if the arguments do not fit together."""
+    if getattr(given, "targets", None) and not given.texts and not given.file:
+        raise ValueError("--targets takes all words that follow it: give the text before it")
+    if bool(given.texts) == bool(given.file):
+        raise ValueError("give texts or --file, one of them")
+    if given.texts and given.output != "-":
+        raise ValueError("--output goes with --file")
+    if given.texts and given.task == "next-sentence" and len(given.texts) != 2:
+        raise ValueError("next-sentence takes two texts")
+
+
+def _job(given: argparse.Namespace) -> file_job.Job:
+    """The job of `--file`. Raises ValueError if the arguments do not fit together."""
+    dialect = tables.Dialect(
         header=not given.no_header,
         delimiter=given.delimiter,
         quote=given.quote,
         escape=given.escape,
         encoding=given.encoding,
     )
-
-
-def _format(given: argparse.Namespace) -> str | None:
-    form: str | None = given.format or tables.format_of(given.file, _dialect(given))
-    return form
-
-
-def _writable(form: str | None) -> str:
-    """Plain lines with answers are a TSV; Parquet is read only."""
-    return {"lines": "tsv", "parquet": "jsonl"}.get(form or "", form or "tsv")
-
-
-def _ask(client: BertClient, given: argparse.Namespace) -> file_job.Ask:
-    """The client's stream for the task, with its options."""
-    top_k = 1 if given.file else given.top_k
-
-    def ask(inputs: Any) -> Any:
-        if given.task == "fill-mask":
-            return client.fill_mask_stream(inputs, top_k=top_k, targets=given.targets, truncate=given.truncate)
-        if given.task == "sentiment":
-            return client.sentiment_stream(inputs, top_k=top_k, truncate=given.truncate)
-        return client.next_sentence_stream(inputs, truncate=given.truncate)
-
-    return ask
-
-
-def _lines(result: FillMaskResult | LabelResult) -> list[str]:
-    """A result for people."""
-    if isinstance(result, LabelResult):
-        return [f"{entry.score:8.4f}  {entry.label}" for entry in result.predictions]
-    return [
-        f"{entry.score:8.4f}  {entry.token_str:<16}  {entry.sequence}"
-        for mask in result.masks
-        for entry in mask.predictions
-    ]
-
-
-def _misuse(given: argparse.Namespace) -> str | None:
-    """What is wrong with arguments that are each right."""
-    if given.targets and not given.texts and not given.file:
-        return "--targets takes all words that follow it: give the text before it"
-    if bool(given.texts) == bool(given.file):
-        return "give texts or --file, one of them"
-    if given.texts and given.output != "-":
-        return "--output goes with --file"
-    if given.texts:
-        two = given.task != "next-sentence" or len(given.texts) == 2
-        return None if two else "next-sentence takes two texts"
-    return _misuse_of_file(given)
-
-
-def _misuse_of_file(given: argparse.Namespace) -> str | None:
-    if given.top_k is not None:
-        return "--top-k goes with texts"
-    try:
-        form = _format(given)
-    except ValueError as error:
-        return str(error)
+    form = given.format or tables.format_of(given.file, dialect)
+    if getattr(given, "top_k", None) is not None:
+        raise ValueError("--top-k goes with texts")
     if form is None:
-        return f"the name of {given.file} does not tell its format: give --format {', '.join(tables.FORMATS)}"
-    if not given.json and Path(given.output).suffix and not output.is_writable(given.output):
-        return f"{given.output} cannot be written: end it in .csv, .tsv or .jsonl, or in one of these and .gz"
+        raise ValueError(
+            f"the name of {given.file} does not tell its format: give --format {', '.join(tables.FORMATS)}"
+        )
     if form == "lines" and given.task == "next-sentence":
-        return "pairs need a file with two columns: CSV, TSV, JSONL or Parquet; see --format"
-    return None
+        raise ValueError("pairs need a file with two columns: CSV, TSV, JSONL or Parquet; see --format")
+    if not given.json and Path(given.output).suffix and not output.is_writable(given.output):
+        raise ValueError(
+            f"{given.output} cannot be written: end it in .csv, .tsv or .jsonl, or in one of these and .gz"
+        )
+    named = None if given.output == "-" else tables.format_of(given.output)
+    target = "jsonl" if given.json else named or form
+    pair_column = getattr(given, "pair_column", None)
+    return file_job.Job(
+        source=given.file,
+        target=given.output,
+        source_format=given.format,
+        target_format={"lines": "tsv", "parquet": "jsonl"}.get(target, target),
+        columns=(given.column, pair_column) if pair_column else (given.column,),
+        new_columns=file_job.MASK_COLUMNS if given.task == "fill-mask" else file_job.LABEL_COLUMNS,
+        prefix=given.prefix,
+        dialect=dialect,
+        question={"task": given.task, "targets": getattr(given, "targets", None), "truncate": given.truncate},
+    )
 
 
 def _parser(environ: Mapping[str, str]) -> argparse.ArgumentParser:
@@ -225,22 +209,21 @@ def _parser(environ: Mapping[str, str]) -> argparse.ArgumentParser:
     )
     tasks = parser.add_subparsers(dest="task", required=True, metavar="TASK")
     common = _common(environ)
-    for name, summary, texts in (
-        ("fill-mask", "words for [MASK]", "a text with one or more [MASK]"),
-        ("next-sentence", "does the second text follow the first?", "two texts"),
-        ("sentiment", "what texts feel", "a text"),
-    ):
-        task = tasks.add_parser(name, help=summary, description=summary, parents=[common])
+
+    def add(name: str, summary: str, texts: str, *options: str) -> argparse.ArgumentParser:
+        task: argparse.ArgumentParser = tasks.add_parser(name, help=summary, description=summary, parents=[common])
         task.add_argument("texts", nargs="*", metavar="TEXT", help=texts)
-        task.set_defaults(top_k=None, targets=None, pair_column=None)
-        if name != "next-sentence":
+        task.set_defaults(options=("truncate", *options))
+        if "top_k" in options:
             task.add_argument("--top-k", type=int, metavar="N", help="predictions to print")
-        if name == "fill-mask":
-            task.add_argument("--targets", nargs="+", metavar="WORD", help="score these words only")
-        if name == "sentiment":
-            task.add_argument("--pair-column", metavar="NAME", help="a second column: the text is its title")
-        if name == "next-sentence":
-            task.add_argument("--pair-column", default="text_pair", metavar="NAME", help="the second text [text_pair]")
+        return task
+
+    task = add("fill-mask", "the likely words for [MASK]", "a text with one or more [MASK]", "top_k", "targets")
+    task.add_argument("--targets", nargs="+", metavar="WORD", help="score these words only")
+    task = add("next-sentence", "does the second text follow the first?", "two texts")
+    task.add_argument("--pair-column", default="text_pair", metavar="NAME", help="of the second text [text_pair]")
+    task = add("sentiment", "are texts positive or negative?", "a text", "top_k")
+    task.add_argument("--pair-column", metavar="NAME", help="of the body, if --column is the title")
     return parser
 
 
@@ -265,11 +248,6 @@ def _common(environ: Mapping[str, str]) -> argparse.ArgumentParser:
     files.add_argument("--encoding", metavar="NAME", help="of the text [UTF-8, or by its byte order mark]")
     files.add_argument("--concurrency", type=int, default=4, metavar="N", help="requests at once [4]")
     return common
-
-
-def _fail(message: str, code: int) -> int:
-    print(f"bert: {message}", file=sys.stderr)
-    return code
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""What `bert` writes: rows as CSV, TSV or JSON lines, into a file that an interrupted job goes on with."""
+"""What `bert` writes: rows as CSV, TSV or JSON lines, in a file to which a later run of the same command adds."""
 
 from __future__ import annotations
 
@@ -14,18 +14,19 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, BinaryIO, Protocol, TextIO
+from typing import Any, BinaryIO, TextIO
 
 from bert_client.tables import TableError, format_of
 from bert_client.tables.files import COMPRESSION_SUFFIXES
 
 FORMATS = ("csv", "tsv", "jsonl")
 SAVE_SECONDS = 2.0
-"""A killed job loses at most the answers of this time."""
+"""A job that is killed loses the answers of this time at most."""
+SAVE_CHARACTERS = 2**20
+"""A save comes earlier if so much waits, to bound memory."""
 
-_SAVE_BYTES = 2**20
 _ERRORS = "backslashreplace"
-"""Half a character, which JSON may have and UTF-8 has not, is written as JSON's escape."""
+"""Half a character, which JSON can have and UTF-8 cannot, is written as JSON's escape."""
 
 
 def is_writable(name: str) -> bool:
@@ -35,13 +36,15 @@ def is_writable(name: str) -> bool:
 
 
 class RowWriter:
-    """Rows to lines of text."""
+    """Turns rows into lines of text.
+
+    Args:
+        form: One of `FORMATS`.
+        columns: Of a CSV or TSV file. Other columns of its rows are left out.
+    """
 
     def __init__(self, form: str, columns: Sequence[str]) -> None:
-        """Args:
-        columns: Of a CSV or TSV file; other columns of its rows are left out.
-        """
-        self.left_out: dict[str, None] = {}
+        self.left_out: set[str] = set()
         """Columns that were left out."""
         self._is_json = form == "jsonl"
         self._columns = columns
@@ -55,8 +58,8 @@ class RowWriter:
     def row(self, cells: Mapping[str, Any]) -> str:
         """The line or lines of a row."""
         if self._is_json:
-            return json.dumps(cells, ensure_ascii=False, default=str) + "\n"
-        self.left_out |= dict.fromkeys(cells.keys() - set(self._columns))
+            return _json(cells) + "\n"
+        self.left_out |= cells.keys() - set(self._columns)
         return self._encode([_cell(cells.get(name)) for name in self._columns])
 
     def _encode(self, cells: Sequence[Any]) -> str:
@@ -64,26 +67,84 @@ class RowWriter:
         return self._line
 
     def write(self, line: str) -> None:
-        """Called by `csv.writer`. It is set to end rows in CR LF, because only then it quotes a cell that holds
-        a bare CR, which readers take for the end of a row."""
+        """Called by `csv.writer`. Its rows end in CR LF, because only then it quotes a cell that holds a bare CR, which
+        readers take for the end of a row."""
         self._line = line.removesuffix("\r\n") + "\n"
 
 
 def _cell(value: Any) -> Any:
-    if isinstance(value, dict | list):
-        return json.dumps(value, ensure_ascii=False, default=str)
-    if isinstance(value, bool):
-        return str(value).lower()
-    return value
+    return _json(value) if isinstance(value, dict | list | bool) else value
 
 
-class Output(Protocol):
-    """Where the lines of a job go."""
+def _json(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False, default=str)
 
-    rows: int
-    """Rows that it has, those of an earlier run included."""
-    failed: int
-    """How many of these have an error."""
+
+class Stream:
+    """Standard output, a device or a named pipe: rows are written at once, and no later run adds to them."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self.rows = self.failed = 0
+        self._stream = stream
+
+    def begin(self, header: str, inputs: Iterator[Mapping[str, Any]]) -> None:  # noqa: ARG002
+        """Write the header."""
+        self._stream.write(header)
+
+    def add(self, given: Mapping[str, Any], line: str, *, failed: bool) -> None:  # noqa: ARG002
+        """Write the line of an input."""
+        self._stream.write(line)
+
+
+class PartialFile:
+    """Lines that are saved every few seconds, with a note beside them: how many there are, and a hash of their inputs.
+
+    Lines are on the disk before the note that counts them, and the next run cuts off the lines that the note does not
+    count. So a kill at any moment leaves whole rows.
+
+    Args:
+        options: Those of the command; with others it does not add to the file.
+
+    Raises:
+        TableError: the file or its note is damaged, or of a command with other options.
+    """
+
+    def __init__(self, file: BinaryIO, path: Path, options: Mapping[str, Any], stderr: TextIO) -> None:
+        self._file = file
+        self._path = path
+        self._stderr = stderr
+        self._note: dict[str, Any] = {"options": json.loads(json.dumps(options)), "rows": 0, "failed": 0, "bytes": 0}
+        """Of the last save."""
+        self._saved_at = time.monotonic()
+        self._hash = hashlib.blake2b(digest_size=16)
+        self._waiting: list[str] = []
+        self._waiting_size = 0
+        if note_path(path).exists():
+            self._read_note()
+        self.rows: int = self._note["rows"]
+        """Rows in the file, those of earlier runs and those that wait included."""
+        self.failed: int = self._note["failed"]
+        """How many of them have an error."""
+
+    def _read_note(self) -> None:
+        file = note_path(self._path)
+        try:
+            note = json.loads(file.read_bytes())
+            options, rows, size = note["options"], note["rows"], note["bytes"]
+        except (ValueError, KeyError) as error:
+            raise TableError(f"{file}: cannot be read ({error}); delete it and {self._path}") from error
+        if not rows:
+            return
+        if self._file.seek(0, os.SEEK_END) < size:
+            raise TableError(f"{self._path}: is shorter than its note tells; delete it to begin again")
+        for key, value in self._note["options"].items():
+            if options.get(key) != value:
+                raise TableError(
+                    f"{self._path}: has {rows:,} rows of a command with another {key} "
+                    f"({options.get(key)!r}, now {value!r}); give that one to go on, or delete the file"
+                )
+        self._note = note
+        self._stderr.write(f"{self._path}: going on after {rows:,} rows\n")
 
     def begin(self, header: str, inputs: Iterator[Mapping[str, Any]]) -> None:
         """Write the header. If an earlier run has written rows, take as many inputs from the iterator instead.
@@ -91,17 +152,73 @@ class Output(Protocol):
         Raises:
             TableError: these are not the inputs that the earlier run has answered.
         """
+        saved = self._note["rows"]
+        if not saved:
+            self._waiting.append(header)
+            return
+        checked = 0
+        for given in itertools.islice(inputs, saved):
+            self._update_hash(given)
+            checked += 1
+        if checked < saved or self._hash.hexdigest() != self._note["inputs"]:
+            raise TableError(
+                f"{self._path}: its {saved:,} rows are not those that the input begins with; delete it to begin again"
+            )
 
     def add(self, given: Mapping[str, Any], line: str, *, failed: bool) -> None:
         """Write the line of an input."""
+        self._update_hash(given)
+        self._waiting.append(line)
+        self._waiting_size += len(line)
+        self.rows += 1
+        self.failed += failed
+        if self._waiting_size > SAVE_CHARACTERS or time.monotonic() - self._saved_at > SAVE_SECONDS:
+            self.save()
+
+    def save(self, *, last: bool = False) -> None:
+        """Write the lines that wait, then the note."""
+        data = "".join(self._waiting).encode("utf-8", _ERRORS)
+        if self._path.name.endswith(".gz.partial") and (data or last):
+            data = gzip.compress(data)
+        self._file.seek(self._note["bytes"])
+        self._file.truncate()  # lines of a save that was interrupted
+        self._file.write(data)
+        _flush(self._file)
+        counts = {"rows": self.rows, "failed": self.failed, "bytes": self._note["bytes"] + len(data)}
+        note = self._note | counts | {"inputs": self._hash.hexdigest()}
+        new = self._path.with_name(f"{self._path.name}.json.new")  # the note is the old or the new one at any moment
+        with new.open("wb") as file:
+            file.write(json.dumps(note, indent=1).encode())
+            _flush(file)
+        new.replace(note_path(self._path))
+        self._note, self._waiting, self._waiting_size, self._saved_at = note, [], 0, time.monotonic()
+
+    def keep(self, error: BaseException) -> None:
+        """After an error, keep the rows that are answered. Without any, delete the file."""
+        if isinstance(error, Exception) and self.rows > self._note["rows"]:  # an interrupt may have hit a save
+            with suppress(OSError):
+                self.save()
+        if rows := self._note["rows"]:
+            self._stderr.write(f"{rows:,} rows are kept in {self._path}; the same command goes on after them\n")
+            return
+        self._path.unlink()
+        note_path(self._path).unlink(missing_ok=True)
+
+    def _update_hash(self, given: Mapping[str, Any]) -> None:
+        self._hash.update(json.dumps(given, default=str).encode() + b"\n")
+
+
+def note_path(partial: Path) -> Path:
+    """The file with the note of a partial file."""
+    return partial.with_name(f"{partial.name}.json")
 
 
 @contextmanager
-def open_output(name: str, options: Mapping[str, Any], stderr: TextIO) -> Iterator[Output]:
-    """Standard output for `-`, a device, or a file that has its name when it is complete.
+def open_output(name: str, options: Mapping[str, Any], stderr: TextIO) -> Iterator[Stream | PartialFile]:
+    """Open standard output (`-`), a device or pipe, or a file.
 
-    Until then the file is `NAME.partial`, with a note beside it, `NAME.partial.json`. A job of the same options
-    goes on after the last row there.
+    A file gets its name when it is complete. Until then it is `NAME.partial`, with a note in `NAME.partial.json`, and a
+    job with the same options goes on after its last row.
 
     Raises:
         TableError: the partial file is of another command, or in use.
@@ -109,171 +226,41 @@ def open_output(name: str, options: Mapping[str, Any], stderr: TextIO) -> Iterat
     if name == "-":
         if isinstance(sys.stdout, io.TextIOWrapper):
             sys.stdout.reconfigure(encoding="utf-8", errors=_ERRORS)
-        yield _Stream(sys.stdout)
+        yield Stream(sys.stdout)
         return
     path = Path(name).resolve()
-    if path.exists() and not path.is_file():  # a device or a named pipe is not to be replaced
+    if path.exists() and not path.is_file():
         with path.open("w", encoding="utf-8", errors=_ERRORS, newline="") as stream:
-            yield _Stream(stream)
+            yield Stream(stream)
         return
     partial = path.with_name(f"{path.name}.partial")
-    if partial.exists() and partial.stat().st_size and not _note_of(partial).exists():
+    if partial.exists() and partial.stat().st_size and not note_path(partial).exists():
         raise TableError(f"{partial}: is not a partial file of this command; rename or delete it")
     with partial.open("ab") as file:
         _lock(file, partial)
-        output = _PartialFile(file, partial, options)
-        output.load_note(stderr)
+        output = PartialFile(file, partial, options, stderr)
         try:
             yield output
             output.save(last=True)
         except BaseException as error:
-            output.leave(error, stderr)
+            output.keep(error)
             raise
     partial.replace(path)
-    _note_of(partial).unlink(missing_ok=True)
+    note_path(partial).unlink(missing_ok=True)
 
 
-class _Stream:
-    """An output that no later run can go on with."""
-
-    rows = 0
-    failed = 0
-
-    def __init__(self, stream: TextIO) -> None:
-        self._stream = stream
-
-    def begin(self, header: str, inputs: Iterator[Mapping[str, Any]]) -> None:  # noqa: ARG002
-        self._stream.write(header)
-
-    def add(self, given: Mapping[str, Any], line: str, *, failed: bool) -> None:  # noqa: ARG002
-        self._stream.write(line)
-
-
-class _PartialFile:
-    """Lines that are saved every few seconds, with a note of how many there are and a hash of their inputs.
-
-    Lines are on the disk before the note that counts them, and the next run cuts off what the note does not
-    count. So a kill at any moment leaves whole rows.
-    """
-
-    def __init__(self, file: BinaryIO, partial: Path, options: Mapping[str, Any]) -> None:
-        self.rows = self.failed = 0
-        self._file = file
-        self._partial = partial
-        self._options: dict[str, Any] = json.loads(json.dumps(options))
-        self._saved_rows = self._saved_bytes = 0
-        self._saved_hash = ""
-        self._saved_at = time.monotonic()
-        self._hash = hashlib.blake2b(digest_size=16)
-        self._waiting: list[str] = []
-        self._waiting_size = 0
-
-    def load_note(self, stderr: TextIO) -> None:
-        """Take up the rows of an earlier run, if there is one."""
-        note_file = _note_of(self._partial)
-        if not note_file.exists():
-            return
-        try:
-            note = json.loads(note_file.read_bytes())
-            options, rows, failed = note["options"], note["rows"], note["failed"]
-            size, inputs = note["bytes"], note["inputs"]
-        except (ValueError, KeyError) as error:
-            raise TableError(f"{note_file}: cannot be read ({error}); delete it and {self._partial}") from error
-        if not rows:
-            return
-        if self._file.seek(0, os.SEEK_END) < size:
-            raise TableError(f"{self._partial}: is shorter than its note tells; delete it to begin again")
-        for key, value in self._options.items():
-            if options.get(key) != value:
-                raise TableError(
-                    f"{self._partial}: has {rows:,} rows of a command with another {key} "
-                    f"({options.get(key)!r}, now {value!r}); give that one to go on, or delete the file"
-                )
-        self.rows, self.failed = rows, failed
-        self._saved_rows, self._saved_bytes, self._saved_hash = rows, size, inputs
-        stderr.write(f"{self._partial}: going on after {rows:,} rows\n")
-
-    def begin(self, header: str, inputs: Iterator[Mapping[str, Any]]) -> None:
-        if not self._saved_rows:
-            self._waiting.append(header)
-            return
-        checked = 0
-        for given in itertools.islice(inputs, self._saved_rows):
-            self._update_hash(given)
-            checked += 1
-        if checked < self._saved_rows or self._hash.hexdigest() != self._saved_hash:
-            raise TableError(
-                f"{self._partial}: its {self._saved_rows:,} rows are not those that the input begins with; "
-                "delete it to begin again"
-            )
-
-    def add(self, given: Mapping[str, Any], line: str, *, failed: bool) -> None:
-        self._update_hash(given)
-        self._waiting.append(line)
-        self._waiting_size += len(line)
-        self.rows += 1
-        self.failed += failed
-        if self._waiting_size > _SAVE_BYTES or time.monotonic() - self._saved_at > SAVE_SECONDS:
-            self.save()
-
-    def save(self, *, last: bool = False) -> None:
-        """Write what waits, then the note."""
-        data = "".join(self._waiting).encode("utf-8", _ERRORS)
-        if self._partial.name.endswith(".gz.partial") and (data or last):
-            data = gzip.compress(data)
-        self._file.seek(self._saved_bytes)
-        self._file.truncate()  # what a save that was interrupted has left
-        self._file.write(data)
-        self._file.flush()
-        os.fsync(self._file.fileno())
-        note = {
-            "options": self._options,
-            "rows": self.rows,
-            "failed": self.failed,
-            "bytes": self._saved_bytes + len(data),
-            "inputs": self._hash.hexdigest(),
-        }
-        _replace(_note_of(self._partial), json.dumps(note, indent=1))
-        self._saved_bytes, self._saved_rows = self._saved_bytes + len(data), self.rows
-        self._waiting, self._waiting_size, self._saved_at = [], 0, time.monotonic()
-
-    def leave(self, error: BaseException, stderr: TextIO) -> None:
-        """Keep what is answered, after an error; delete the file if that is nothing."""
-        if isinstance(error, Exception) and self.rows > self._saved_rows:  # else a save may be half done
-            with suppress(OSError):
-                self.save()
-        if self._saved_rows:
-            stderr.write(
-                f"{self._saved_rows:,} rows are kept in {self._partial}; the same command goes on after them\n"
-            )
-            return
-        self._partial.unlink()
-        _note_of(self._partial).unlink(missing_ok=True)
-
-    def _update_hash(self, given: Mapping[str, Any]) -> None:
-        self._hash.update(json.dumps(given, default=str).encode() + b"\n")
-
-
-def _note_of(partial: Path) -> Path:
-    return partial.with_name(f"{partial.name}.json")
-
-
-def _replace(path: Path, content: str) -> None:
-    """Write a file that has its old or its new content, whenever the process or the machine stops."""
-    aside = path.with_name(f"{path.name}.new")
-    with aside.open("w", encoding="utf-8") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-    aside.replace(path)
+def _flush(file: BinaryIO) -> None:
+    file.flush()
+    os.fsync(file.fileno())
 
 
 def _lock(file: BinaryIO, partial: Path) -> None:
-    """Raise TableError if another process has the file. Windows has no such locks."""
-    with suppress(ImportError):
-        import fcntl
+    """Raise TableError if another process has the file open."""
+    if sys.platform == "win32":
+        return  # it has no such locks
+    import fcntl
 
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            raise TableError(f"{partial}: another process is writing it") from error
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        raise TableError(f"{partial}: another process is writing it") from error

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import threading
-import time
 from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -25,6 +24,7 @@ from app.errors import (
 )
 from app.inference.types import Task
 from app.observability.metrics import Metrics
+from app.scheduling.deadline import Deadline
 from app.scheduling.engine import Engine, EnginePolicy
 from app.scheduling.tokenization import TextPair
 from app.settings import Settings
@@ -54,8 +54,8 @@ async def queued(engine: Engine, requests: int) -> None:
             await asyncio.sleep(0.002)
 
 
-def soon() -> float:
-    return time.monotonic() + PATIENCE
+def soon() -> Deadline:
+    return Deadline.after(PATIENCE)
 
 
 async def test_tasks_of_one_encoder_share_a_forward_pass(backend: Any) -> None:
@@ -158,7 +158,7 @@ async def test_deadline_bounds_the_wait_for_the_tokenizer_too(backend: Any) -> N
     async with running(backend) as engine:
         busy = [engine._pool.submit(held.wait, PATIENCE) for _ in range(2)]
         with pytest.raises(DeadlineExceededError):
-            await engine.sentiment(["a " * 5000], deadline=time.monotonic() + 0.05, truncate=True)
+            await engine.sentiment(["a " * 5000], deadline=Deadline.after(0.05), truncate=True)
         assert engine.scheduler.reserved_tokens == 0
         held.set()
         assert all(work.result() for work in busy)
@@ -173,9 +173,9 @@ async def test_long_text_is_not_taken_for_many_when_bulk_waits(backend: Any) -> 
         bulk = asyncio.create_task(engine.sentiment(["a " * 50] * 300, deadline=soon()))
         await queued(engine, 1)
         engine.scheduler.throughput.set(1000.0, 1, 16_384)
-        engine.check_backlog(40_000, time.monotonic() + 5)
+        engine.check_backlog(40_000, Deadline.after(5))
         with pytest.raises(QueueFullError):
-            engine.scheduler.check_capacity(512, 300, time.monotonic() + 5)
+            engine.scheduler.check_capacity(512, 300, Deadline.after(5))
         backend.gate.set()
         await bulk
 
@@ -202,7 +202,7 @@ async def test_giant_text_is_not_read_on_when_nobody_waits(backend: Any, monkeyp
     monkeypatch.setattr(Tokenizer, "_tokenize_piece", count)
     async with running(backend) as engine:
         with pytest.raises(DeadlineExceededError):
-            await engine.sentiment(["!" * 20_000_000], deadline=time.monotonic() + 0.1, truncate=True)
+            await engine.sentiment(["!" * 20_000_000], deadline=Deadline.after(0.1), truncate=True)
         await engine.sentiment(["!" * 200_000], deadline=soon(), truncate=True)
     assert len(backend.batches) == 1
     assert sum(pieces) < 15_000_000
@@ -213,7 +213,7 @@ async def test_deadline_bounds_the_making_of_a_large_answer(backend: Any) -> Non
     async with running(backend) as engine:
         busy = [engine._pool.submit(held.wait, PATIENCE) for _ in range(2)]
         with pytest.raises(DeadlineExceededError):
-            await engine.fill_mask(["[MASK]"] * 40, deadline=time.monotonic() + 0.5, top_k=50)
+            await engine.fill_mask(["[MASK]"] * 40, deadline=Deadline.after(0.5), top_k=50)
         held.set()
         assert all(work.result() for work in busy)
     assert len(backend.batches) == 1
@@ -254,7 +254,7 @@ async def test_task_without_a_head_is_not_served(backend: Any) -> None:
 async def test_passed_deadline_is_an_error(backend: Any) -> None:
     async with running(backend) as engine:
         with pytest.raises(DeadlineExceededError):
-            await engine.sentiment(["a"], deadline=time.monotonic() - 1)
+            await engine.sentiment(["a"], deadline=Deadline.after(-1))
 
 
 async def test_one_bad_input_does_not_fail_the_neighbours(backend: Any) -> None:
@@ -382,7 +382,7 @@ async def test_replaced_backend_that_hangs_is_killed_when_its_requests_have_expi
     fresh.gate.set()
     engine = await started([backend, fresh])
     backend.gate.clear()
-    asked = asyncio.create_task(engine.sentiment(["a"], deadline=time.monotonic() + 0.2))
+    asked = asyncio.create_task(engine.sentiment(["a"], deadline=Deadline.after(0.2)))
     await backend.has_entered()
     assert await engine.lifecycle.reload()
     assert (await asyncio.gather(asked, return_exceptions=True))[0].__class__ is DeadlineExceededError
@@ -405,7 +405,7 @@ async def test_hung_backend_is_seen_and_killed(backend: Any, monkeypatch: pytest
     monkeypatch.setattr("app.scheduling.lifecycle.MIN_STALL_SECONDS", 0.1)
     engine = await started([backend], request_timeout_ms=100)
     backend.gate.clear()
-    asked = asyncio.create_task(engine.sentiment(["a"], deadline=time.monotonic() + 0.1))
+    asked = asyncio.create_task(engine.sentiment(["a"], deadline=Deadline.after(0.1)))
     await backend.has_entered()
 
     def is_hung() -> bool:

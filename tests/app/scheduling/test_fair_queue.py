@@ -8,9 +8,10 @@ from collections.abc import Sequence
 from hypothesis import given
 from hypothesis import strategies as st
 
+from app.scheduling.deadline import Deadline
 from app.scheduling.fair_queue import FairQueue, Job, Load, take_batch
 
-FAR = 1e12  # a deadline that no test meets
+FAR = Deadline(1e12)  # no test meets it
 
 Requests = st.lists(st.lists(st.integers(1, 40), min_size=1, max_size=6), min_size=1, max_size=8)
 

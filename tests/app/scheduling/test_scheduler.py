@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -19,7 +18,8 @@ from app.errors import (
     TooLargeError,
     UnavailableError,
 )
-from app.scheduling.scheduler import OwnDeadline, Scheduler
+from app.scheduling.deadline import Deadline
+from app.scheduling.scheduler import Scheduler
 from app.scheduling.throughput import Throughput, ThroughputPolicy
 
 PATIENCE = 30
@@ -114,9 +114,8 @@ async def ask(
     seconds: float = PATIENCE,
     own: bool = False,
 ) -> list[int]:
-    at = time.monotonic() + seconds
     sizes = [tokens] * len(items)
-    with scheduler.reserve(sizes, OwnDeadline(at) if own else at) as job:
+    with scheduler.reserve(sizes, Deadline.after(seconds, from_client=own)) as job:
         return await scheduler.answer(job, encoder, items, sizes)
 
 
@@ -294,7 +293,7 @@ async def test_scheduler_full_queue_refuses_whole_requests_and_says_when_to_retu
 
 
 async def test_scheduler_reservation_counts_as_queued_until_it_is_released(computer: Computer) -> None:
-    deadline = time.monotonic() + PATIENCE
+    deadline = Deadline.after(PATIENCE)
     async with running(computer, queue=50) as scheduler:
         with scheduler.reserve([10, 10, 10], deadline):
             assert scheduler.reserved_tokens == 30
@@ -310,7 +309,7 @@ async def test_scheduler_reservation_counts_as_queued_until_it_is_released(compu
 
 
 async def test_scheduler_keeps_headroom_where_others_wait(computer: Computer) -> None:
-    deadline = time.monotonic() + PATIENCE
+    deadline = Deadline.after(PATIENCE)
     computer.gate.clear()
     async with running(computer, queue=100) as scheduler:
         scheduler.check_capacity(100, 10, deadline, headroom=0.1)  # nothing waits
@@ -323,7 +322,7 @@ async def test_scheduler_keeps_headroom_where_others_wait(computer: Computer) ->
         with pytest.raises(QueueFullError):
             scheduler.check_capacity(61, 6, deadline, headroom=0.1)
         scheduler.throughput.tokens_per_second = 1.0
-        scheduler.throughput.tokens_per_second = 100 / scheduler.throughput.max_backlog(deadline - time.monotonic())
+        scheduler.throughput.tokens_per_second = 100 / scheduler.throughput.max_backlog(deadline.remaining)
         scheduler.check_capacity(55, 5, deadline)  # 40 of 100 are ahead
         scheduler.check_capacity(48, 4, deadline, headroom=0.1)
         with pytest.raises(QueueFullError):
@@ -375,13 +374,13 @@ async def test_scheduler_request_that_is_being_tokenized_takes_its_turns(compute
         for i in range(10):
             await ask(scheduler, i, i)
         scheduler.throughput.tokens_per_second = 1.0  # and so seconds are tokens
-        deadline = time.monotonic() + 45
-        with scheduler.reserve([10] * 100, time.monotonic() + 10**6):
-            scheduler.check_capacity(30, 3, deadline + 20)  # three turns of the other
+        deadline = Deadline.after(45)
+        with scheduler.reserve([10] * 100, Deadline.after(10**6)):
+            scheduler.check_capacity(30, 3, Deadline.after(65))  # three turns of the other
             with pytest.raises(QueueFullError):
                 scheduler.check_capacity(30, 3, deadline)
             with pytest.raises(QueueFullError):
-                scheduler.check_capacity(10_000 - 999, 1, deadline + 10**6)  # its room is taken
+                scheduler.check_capacity(10_000 - 999, 1, Deadline.after(10**6))  # its room is taken
         scheduler.check_capacity(30, 3, deadline)
 
 
@@ -464,7 +463,7 @@ async def test_scheduler_observer_is_told_how_much_waits(computer: Computer) -> 
 
 async def test_scheduler_request_beyond_the_whole_queue_is_told_so(computer: Computer) -> None:
     async with running(computer, queue=50) as scheduler:
-        with scheduler.reserve([60], time.monotonic() + PATIENCE) as job, pytest.raises(TooLargeError):
+        with scheduler.reserve([60], Deadline.after(PATIENCE)) as job, pytest.raises(TooLargeError):
             await scheduler.answer(job, "a", [1], [60])
 
 

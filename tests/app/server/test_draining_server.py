@@ -105,7 +105,7 @@ async def test_ten_sighups_during_a_reload_are_one_more_reload(
             await began[-1].wait()
             return True
 
-        monkeypatch.setattr(served.engine, "reload", reload)
+        monkeypatch.setattr(served.engine.lifecycle, "reload", reload)
         served.send(signal.SIGHUP)
         await served.until(lambda: len(began) == 1)
         for _ in range(10):
@@ -302,7 +302,7 @@ def test_signals_to_the_whole_process_group_do_not_end_the_inference_processes(r
 COUNTED = """
 import gc, multiprocessing
 from app.__main__ import serve
-from app.inference.process_pool import RemoteBackend
+from app.inference.process_pool import ProcessPool
 from app.server.draining_server import DrainingServer
 
 shutdown = DrainingServer.shutdown
@@ -311,7 +311,7 @@ async def counted(self, sockets=None):
     processes = len(multiprocessing.active_children())
     frozen = gc.get_freeze_count()
     gc.unfreeze()
-    backends = sum(isinstance(o, RemoteBackend) for o in gc.get_objects())
+    backends = sum(isinstance(o, ProcessPool) for o in gc.get_objects())
     print("frozen", frozen, "backends", backends, "processes", processes)
     await shutdown(self, sockets)
 

@@ -20,6 +20,7 @@ from pathlib import Path
 import pytest
 
 from bert_client.command.main import run
+from tests.client.echo import serve
 
 ROOT = Path(__file__).parents[3]
 Bert = Callable[..., tuple[int, str, str]]
@@ -438,8 +439,8 @@ def test_exit_codes_tell_what_happened(bert: Bert, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "complaint"),
     [
-        (("--url", "http://localhost:80x"), "--url http://localhost:80x: Invalid port: '80x'"),
-        (("--url", "http://a..b"), "--url http://a..b: "),
+        (("--url", "http://localhost:80x"), "'http://localhost:80x' is no address of a service: Invalid port: '80x'"),
+        (("--url", "http://a..b"), "'http://a..b' is no address of a service: "),
         (("--url", "localhost:80"), "'localhost:80' is no address of a service: begin it with http://"),
         (("--api-key", "a\nb"), "the API key has characters that are not printable"),
         (("--concurrency", "0"), "concurrency is 0: give 1 or more"),
@@ -568,3 +569,37 @@ def test_refused_job_leaves_no_half_file(bert: Bert, tmp_path: Path) -> None:
     code = bert("sentiment", "--file", str(tmp_path / "texts.txt"), "--output", str(tmp_path / "out.csv"))[0]
     assert code == 1
     assert [file.name for file in tmp_path.iterdir()] == ["texts.txt"]
+
+
+def test_bert_proxy_that_cannot_be_used_is_named(bert: Bert, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ALL_PROXY", "socks://127.0.0.1:9")
+    assert bert("sentiment", "good")[0] == 0  # a loopback address has no proxy
+    code, _, complaint = bert("sentiment", "good", "--url", "http://bert.example")
+    assert code == 3
+    assert complaint.startswith("bert: http://bert.example: the proxy in ALL_PROXY cannot be used: ")
+
+
+def test_bert_rows_that_are_broken_cost_no_request(bert: Bert, tmp_path: Path) -> None:
+    source, target = tmp_path / "a.csv", tmp_path / "scored.csv"
+    source.write_text("id,text\n" + "1,good\n2\n3,bad\n" * 10)
+    with serve() as echo:
+        code, _, complaints = bert("sentiment", "--file", str(source), "--output", str(target), "--url", echo.url)
+    assert (code, complaints.partition(" error")[0]) == (0, "30 rows, 10 with an")
+    rows = list(csv.DictReader(target.read_text().splitlines()))
+    assert [row["label"] for row in rows] == ["good", "", "bad"] * 10
+    assert len(echo.paths) == 1 + 4  # /info, and 30 rows in requests of 8
+
+
+def test_bert_job_that_is_refused_midway_goes_on(bert: Bert, tmp_path: Path) -> None:
+    source, target = tmp_path / "a.txt", tmp_path / "scored.tsv"
+    source.write_text("".join(f"text {n}\n" for n in range(100)))
+    command = ("sentiment", "--file", str(source), "--output", str(target), "--concurrency", "1")
+    with serve(lambda inputs: 500 if "text 60" in inputs else None) as echo:
+        code, _, complaints = bert(*command, "--url", echo.url)
+    assert (code, "56 rows are kept in" in complaints) == (1, True)
+    with serve() as echo:
+        code, _, complaints = bert(*command, "--url", echo.url)
+    assert (code, f"{target}.partial: going on after 56 rows" in complaints) == (0, True)
+    assert len(echo.paths) == 1 + 6
+    rows = list(csv.DictReader(target.read_text().splitlines(), delimiter="\t"))
+    assert [(row["text"], row["label"]) for row in rows] == [(f"text {n}", f"text {n}") for n in range(100)]

@@ -1,0 +1,27 @@
+"""When an answer is of no more use."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Deadline:
+    """A point in time."""
+
+    at: float
+    """`time.monotonic()`, which is also the clock of the event loop."""
+    from_client: bool = False
+    """The caller asked for it. If it cannot be met, the caller asked for too much (504); if the server's own cannot,
+    too much is waiting (429)."""
+
+    @classmethod
+    def after(cls, seconds: float, *, from_client: bool = False) -> Deadline:
+        """So many seconds from now."""
+        return cls(time.monotonic() + seconds, from_client)
+
+    @property
+    def remaining(self) -> float:
+        """Seconds that are left; negative after the deadline."""
+        return self.at - time.monotonic()
