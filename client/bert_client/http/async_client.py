@@ -137,7 +137,7 @@ class AsyncBertClient(BaseClient[httpx.AsyncBaseTransport, Callable[[float], Awa
         """The connections of this event loop, since they cannot be used in another."""
         loop = asyncio.get_running_loop()
         if loop not in self._connections:
-            for closed in [other for other in self._connections if other.is_closed()]:
+            for closed in [other for other in list(self._connections) if other.is_closed()]:
                 del self._connections[closed]
             self._connections[loop] = self._connect(httpx.AsyncClient, httpx.AsyncHTTPTransport)
         return self._connections[loop]
