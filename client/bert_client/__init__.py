@@ -31,26 +31,11 @@ if TYPE_CHECKING:
     from bert_client.http.client import BertClient
     from bert_client.http.retry import RetryPolicy
 
-__all__ = [
-    "AsyncBertClient",
-    "BertClient",
-    "BertServiceError",
-    "ConnectionFailedError",
-    "DeadlineExceededError",
-    "FillMaskResult",
-    "InvalidInputError",
-    "LabelPrediction",
-    "LabelResult",
-    "Mask",
-    "ProblemError",
-    "RetryPolicy",
-    "TokenPrediction",
-    "TooBusyError",
-    "TooLargeError",
-    "UnauthorizedError",
-    "UnavailableError",
-    "UnexpectedAnswerError",
-]
+__all__ = ["AsyncBertClient", "BertClient", "RetryPolicy"]
+__all__ += ["FillMaskResult", "LabelPrediction", "LabelResult", "Mask", "TokenPrediction"]
+__all__ += ["BertServiceError", "ConnectionFailedError", "ProblemError", "UnexpectedAnswerError"]
+__all__ += ["DeadlineExceededError", "InvalidInputError", "TooBusyError", "TooLargeError", "UnauthorizedError"]
+__all__ += ["UnavailableError"]
 
 _MODULES = {"AsyncBertClient": "http.async_client", "BertClient": "http.client", "RetryPolicy": "http.retry"}
 

@@ -3,11 +3,11 @@
 TableError                       a file cannot be read as a table
 BertServiceError
 ├── ConnectionFailedError        no answer: refused, cut off or too slow
-├── UnexpectedAnswerError        an answer that this service does not give
-└── ProblemError                 the service refused, with its reason
+├── UnexpectedAnswerError        an answer of another service
+└── ProblemError                 a refusal, with its reason
     ├── UnauthorizedError        401: an API key is needed
     ├── TooLargeError            413: more than one request may carry
-    ├── InvalidInputError        422: well-formed but meaningless
+    ├── InvalidInputError        422: an input that has no answer
     ├── TooBusyError             429: the queue was full at every attempt
     ├── UnavailableError         503: loading, draining or broken at every attempt
     └── DeadlineExceededError    504: the answer took too long
@@ -23,7 +23,7 @@ class TableError(Exception):
 
 
 class BertServiceError(Exception):
-    """Base of every error that a client raises on purpose."""
+    """Base of the errors that the clients raise."""
 
 
 class ConnectionFailedError(BertServiceError):
@@ -34,11 +34,19 @@ class ConnectionFailedError(BertServiceError):
 
 
 class UnexpectedAnswerError(BertServiceError):
-    """An answer that this service does not give; perhaps the URL is another's."""
+    """The answer is not one of this service. Perhaps the address is that of another."""
 
 
 class ProblemError(BertServiceError):
-    """The service said no. The fields are those of the problem document."""
+    """The service, or a proxy before it, has refused.
+
+    Attributes:
+        status: HTTP status.
+        code: Kind of problem, such as `queue_full`; `no_problem_document` for a refusal by a proxy.
+        detail: A sentence for people.
+        request_id: Of the request, in the service's log.
+        errors: Faults that have a place in the request.
+    """
 
     def __init__(
         self,
@@ -57,27 +65,27 @@ class ProblemError(BertServiceError):
 
     @property
     def input_index(self) -> int | None:
-        """Which of the inputs is at fault, if the service told."""
+        """Index of the input at fault, if it is known."""
         loc = self.errors[0].loc if self.errors else ()
         return loc[1] if len(loc) > 1 and loc[0] == "inputs" and isinstance(loc[1], int) else None
 
     def at(self, index: int) -> ProblemError:
-        """The same problem, as that of the input at `index`."""
+        """The same problem, for the input at another index."""
         faults = self.errors or (FieldProblem(self.detail, ["inputs"]),)
         moved = tuple(FieldProblem(fault.message, _moved(fault.loc, index)) for fault in faults)
         return type(self)(self.status, self.code, self.detail, self.request_id, moved)
 
 
 class UnauthorizedError(ProblemError):
-    """An API key is needed, or this one is wrong."""
+    """An API key is needed, or the given one is wrong."""
 
 
 class TooLargeError(ProblemError):
-    """More than the service takes at once."""
+    """The request has more inputs or bytes than the service accepts."""
 
 
 class InvalidInputError(ProblemError):
-    """Well-formed but meaningless: an empty text, no mask, too long, an unknown target."""
+    """An input has no answer: it is no text, empty, too long, has no mask, or a target is unknown."""
 
 
 class TooBusyError(ProblemError):
@@ -85,7 +93,7 @@ class TooBusyError(ProblemError):
 
 
 class UnavailableError(ProblemError):
-    """Loading, draining or broken at every attempt."""
+    """The service was loading, draining or broken at every attempt."""
 
 
 class DeadlineExceededError(ProblemError):

@@ -1,6 +1,6 @@
-"""Response bodies: the service writes them, the client reads them.
+"""Bodies of answers, which the service writes and the client reads.
 
-Plain dataclasses, nothing is validated twice; the standard library only, since the client needs no more.
+They are plain dataclasses, because the service has made them from valid values.
 """
 
 from __future__ import annotations
@@ -9,31 +9,31 @@ import re
 from dataclasses import dataclass
 from typing import Literal
 
-# Read by pydantic, which need not be installed here: the docstrings below stand in the OpenAPI document.
-_DOCUMENTED = {"use_attribute_docstrings": True}
+
+class _Documented:
+    """The OpenAPI document has the docstrings of the fields: pydantic reads this, and need not be installed here."""
+
+    __slots__ = ()
+    __pydantic_config__ = {"use_attribute_docstrings": True}  # noqa: RUF012 (pydantic looks for a dict)
 
 
 @dataclass(frozen=True, slots=True)
-class TokenPrediction:
-    """One token that may stand for a mask."""
-
-    __pydantic_config__ = _DOCUMENTED
+class TokenPrediction(_Documented):
+    """A token that may stand in place of a mask."""
 
     score: float
     """Its probability over the whole vocabulary."""
     token: int
     """Its number in the vocabulary."""
     token_str: str
-    """As the vocabulary writes it; `##` begins a piece that joins the word before it."""
+    """As the vocabulary writes it. A piece that joins the word before it begins with `##`."""
     sequence: str
     """The text with this one mask replaced."""
 
 
 @dataclass(frozen=True, slots=True)
-class Mask:
-    """One mask of a text and what may stand there, likeliest first."""
-
-    __pydantic_config__ = _DOCUMENTED
+class Mask(_Documented):
+    """A mask of a text, and its predictions, most likely first."""
 
     position: int
     """Index of its token; [CLS] has 0."""
@@ -42,45 +42,39 @@ class Mask:
 
 @dataclass(frozen=True, slots=True)
 class LabelPrediction:
-    """One label and its score: a probability, or for a regression the number."""
+    """A label and its score: a probability or, of a regression, the number."""
 
     label: str
     score: float
 
 
 @dataclass(frozen=True, slots=True)
-class FillMaskResult:
-    """The answer to one text."""
-
-    __pydantic_config__ = _DOCUMENTED
+class FillMaskResult(_Documented):
+    """The answer to a text."""
 
     masks: list[Mask]
     """One entry per `[MASK]`, in order."""
     tokens: int
-    """Tokens that were read, special tokens included."""
+    """Tokens that the model has read, special tokens included."""
     truncated: bool
     """Whether the text was cut to the model's limit."""
 
 
 @dataclass(frozen=True, slots=True)
-class LabelResult:
-    """The answer to one text or pair."""
-
-    __pydantic_config__ = _DOCUMENTED
+class LabelResult(_Documented):
+    """The answer to a text or pair."""
 
     predictions: list[LabelPrediction]
-    """Likeliest first."""
+    """Most likely first."""
     tokens: int
-    """Tokens that were read, special tokens included."""
+    """Tokens that the model has read, special tokens included."""
     truncated: bool
     """Whether the text was cut to the model's limit."""
 
 
 @dataclass(frozen=True, slots=True)
-class FillMaskResponse:
+class FillMaskResponse(_Documented):
     """One result per input, in the order of the inputs."""
-
-    __pydantic_config__ = _DOCUMENTED
 
     model: str
     """The checkpoint that answered."""
@@ -88,10 +82,8 @@ class FillMaskResponse:
 
 
 @dataclass(frozen=True, slots=True)
-class LabelResponse:
+class LabelResponse(_Documented):
     """One result per input, in the order of the inputs."""
-
-    __pydantic_config__ = _DOCUMENTED
 
     model: str
     """The checkpoint that answered."""
@@ -103,41 +95,37 @@ Status = Literal["loading", "ready", "stalled", "draining", "broken"]
 
 @dataclass(frozen=True, slots=True)
 class Health:
-    """How the service is."""
+    """The state of the service."""
 
     status: Literal["alive", "ready"]
 
 
 @dataclass(frozen=True, slots=True)
-class ModelInfo:
+class ModelInfo(_Documented):
     """One loaded checkpoint."""
-
-    __pydantic_config__ = _DOCUMENTED
 
     name: str
     tasks: list[str]
-    """Of fill-mask, next-sentence and sentiment, those that it answers."""
+    """The tasks that it answers: fill-mask, next-sentence, sentiment."""
     parameters: int
     layers: int
     hidden_size: int
     heads: int
     vocab_size: int
     max_tokens: int
-    """Tokens of one input, special tokens included; a longer one is refused or cut."""
+    """Tokens of one input, special tokens included. A longer input is refused or cut."""
     labels: list[str] | None
     """Of sentiment, in the order of their ids."""
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
-    """What a request may ask, beyond which the answer is 413 or 429; and how long it may take, else 504."""
-
-    __pydantic_config__ = _DOCUMENTED
+class Limits(_Documented):
+    """What a request may carry (beyond it, the answer is 413 or 429), and how long it may take (504)."""
 
     max_batch_tokens: int
     """Tokens that one forward pass computes together: set, or from the measured speed."""
     max_queue_tokens: int
-    """Tokens that may wait, of all requests, if they can be computed before the deadline."""
+    """Tokens of all requests that may wait, if they can be computed before the deadline."""
     max_client_batch: int
     """Inputs of one request."""
     max_body_bytes: int
@@ -145,10 +133,8 @@ class Limits:
 
 
 @dataclass(frozen=True, slots=True)
-class Info:
-    """The service and what it has loaded."""
-
-    __pydantic_config__ = _DOCUMENTED
+class Info(_Documented):
+    """The service and the checkpoints that it has loaded."""
 
     version: str
     status: Status
@@ -157,49 +143,45 @@ class Info:
     threads: int
     """CPU cores that compute."""
     tokens_per_second: int
-    """Of full batches: measured at start-up, then by what is asked. 0 while loading."""
+    """Of full batches: measured at start-up, later on requests. 0 while loading."""
     models: list[ModelInfo]
-    """Empty while they are loading."""
+    """Empty during loading."""
     limits: Limits
 
 
 @dataclass(frozen=True, slots=True)
-class FieldProblem:
-    """One fault and where in the body it lies."""
-
-    __pydantic_config__ = _DOCUMENTED
+class FieldProblem(_Documented):
+    """A fault and its place in the body."""
 
     message: str
     loc: list[str | int]
-    """Fields and indices from the body's root, as in `["inputs", 3]`; or of a header, `["header", "…"]`."""
+    """Fields and indices from the body's root, such as `["inputs", 3]`; of a header, `["header", "…"]`."""
 
 
 @dataclass(frozen=True, slots=True)
-class Problem:
+class Problem(_Documented):
     """Why there is no answer (RFC 9457)."""
-
-    __pydantic_config__ = _DOCUMENTED
 
     type: str
     """A URN that ends with `code`."""
     title: str
-    """What sort of problem this is."""
+    """The kind of problem."""
     status: int
     detail: str
-    """This very problem, in a sentence."""
+    """This problem, in a sentence."""
     code: str
-    """The sort of problem for programs, such as `queue_full` or `text_too_long`."""
+    """The kind of problem, for programs: `queue_full`, `text_too_long` and so on."""
     request_id: str
-    """In the service's log it stands with every error 500, and at the level `debug` with every request."""
+    """The service logs it with every error 500, and at level `debug` with every request."""
     error: str
-    """The same as `detail`; Hugging Face's clients read it."""
+    """The same as `detail`, for Hugging Face's clients."""
     errors: list[FieldProblem]
-    """Faults that have a place in the body."""
+    """Faults that have a place in the body or the headers."""
 
 
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._:/+=-]{1,128}")
 
 
 def is_valid_request_id(request_id: str) -> bool:
-    """Whether the service keeps a caller's `X-Request-ID`: it is harmless in headers and logs."""
+    """Whether the service keeps a caller's `X-Request-ID`, because it is harmless in headers and logs."""
     return _REQUEST_ID.fullmatch(request_id) is not None

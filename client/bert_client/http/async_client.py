@@ -12,7 +12,7 @@ import httpx
 from bert_client.errors import ProblemError
 from bert_client.http import calls
 from bert_client.http.base import BaseClient
-from bert_client.http.calls import Call, Chunk, Chunker, FillMaskOptions, Options, Pair, RequestLimits, SentimentOptions
+from bert_client.http.calls import Call, Chunk, Chunker, FillMaskOptions, Options, Pair, SentimentOptions
 from bert_client.http.exchange import Flow, Outcome, Send, SlowServiceGuard, Wait, result_or_raise
 from bert_client.wire import FillMaskResult, LabelResult
 
@@ -106,16 +106,14 @@ class AsyncBertClient(BaseClient[httpx.AsyncBaseTransport, Callable[[float], Awa
     async def _chunks(self, call: Call[T], inputs: Inputs[Any]) -> AsyncIterator[Chunk]:
         chunker: Chunker | None = None
         async for given in _each(inputs):
-            chunker = chunker or Chunker(await self._request_limits(), call.parameters)
+            if chunker is None:
+                if self._limits is None:
+                    self._limits = await self._run(self._exchange.limits())
+                chunker = Chunker(self._limits, call.parameters)
             for chunk in chunker.push(calls.encode(given)):
                 yield chunk
         for chunk in chunker.rest() if chunker else ():
             yield chunk
-
-    async def _request_limits(self) -> RequestLimits:
-        if self._limits is None:
-            self._limits = await self._run(self._exchange.limits())
-        return self._limits
 
     async def _run(self, flow: Flow[T]) -> T:
         outcome: Outcome = None
@@ -123,8 +121,7 @@ class AsyncBertClient(BaseClient[httpx.AsyncBaseTransport, Callable[[float], Awa
             try:
                 step = flow.send(outcome)
             except StopIteration as end:
-                result: T = end.value
-                return result
+                return end.value
             outcome = await self._perform(step)
 
     async def _perform(self, step: Send | Wait) -> Outcome:
@@ -140,7 +137,7 @@ class AsyncBertClient(BaseClient[httpx.AsyncBaseTransport, Callable[[float], Awa
         """The connections of this event loop, since they cannot be used in another."""
         loop = asyncio.get_running_loop()
         if loop not in self._connections:
-            for closed in [other for other in self._connections if other.is_closed()]:
+            for closed in [other for other in list(self._connections) if other.is_closed()]:
                 del self._connections[closed]
             self._connections[loop] = self._connect(httpx.AsyncClient, httpx.AsyncHTTPTransport)
         return self._connections[loop]

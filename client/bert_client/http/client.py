@@ -14,7 +14,7 @@ import httpx
 from bert_client.errors import ProblemError
 from bert_client.http import calls
 from bert_client.http.base import BaseClient
-from bert_client.http.calls import Call, Chunk, Chunker, FillMaskOptions, Options, Pair, RequestLimits, SentimentOptions
+from bert_client.http.calls import Call, Chunk, Chunker, FillMaskOptions, Options, Pair, SentimentOptions
 from bert_client.http.exchange import Flow, Outcome, Send, SlowServiceGuard, Wait, result_or_raise
 from bert_client.wire import FillMaskResult, LabelResult
 
@@ -111,15 +111,12 @@ class BertClient(BaseClient[httpx.BaseTransport, Callable[[float], object]]):
     def _chunks(self, call: Call[T], inputs: Iterable[Any]) -> Iterator[Chunk]:
         chunker: Chunker | None = None
         for given in inputs:
-            chunker = chunker or Chunker(self._request_limits(), call.parameters)
+            if chunker is None:
+                if self._limits is None:
+                    self._limits = self._run(self._exchange.limits())
+                chunker = Chunker(self._limits, call.parameters)
             yield from chunker.push(calls.encode(given))
-        if chunker is not None:
-            yield from chunker.rest()
-
-    def _request_limits(self) -> RequestLimits:
-        if self._limits is None:
-            self._limits = self._run(self._exchange.limits())
-        return self._limits
+        yield from chunker.rest() if chunker else ()
 
     def _run(self, flow: Flow[T]) -> T:
         outcome: Outcome = None
@@ -127,8 +124,7 @@ class BertClient(BaseClient[httpx.BaseTransport, Callable[[float], object]]):
             try:
                 step = flow.send(outcome)
             except StopIteration as end:
-                result: T = end.value
-                return result
+                return end.value
             outcome = self._perform(step)
 
     def _perform(self, step: Send | Wait) -> Outcome:

@@ -1,4 +1,4 @@
-"""How a table of text is written: stated, or detected from its first lines where these leave no doubt."""
+"""How a table of text is written: stated, or detected if its first lines leave no doubt."""
 
 from __future__ import annotations
 
@@ -8,23 +8,23 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-_NAMES = {",": "comma", ";": "semicolon", "\t": "tab", "|": "vertical bar"}
-"""Delimiters that are detected."""
+DELIMITER_NAMES = {",": "comma", ";": "semicolon", "\t": "tab", "|": "vertical bar"}
+"""The delimiters that are detected."""
 _SPELLED = {"\\t": "\t", "tab": "\t"}
 """A shell passes `'\\t'` as two characters."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Dialect:
-    """How a table is written. Where a value is None, it is detected.
+    """How a table is written. A value that is None is detected.
 
     Raises:
         ValueError: a value cannot be one of a table.
     """
 
     header: bool | tuple[str, ...] = True
-    """Whether the first row names the columns. Without a header the names can be given; else they are the
-    columns' numbers, from 1."""
+    """Whether the first row names the columns; or the names, for a table without a header. Otherwise its columns are
+    named by their numbers, from 1."""
     delimiter: str | None = None
     """One character."""
     quote: str | None = None
@@ -54,7 +54,7 @@ class Dialect:
 
     @property
     def is_table(self) -> bool:
-        """Whether something is stated that plain lines do not have."""
+        """Whether it states something that plain lines do not have."""
         return replace(self, encoding=None) != Dialect()
 
 
@@ -76,40 +76,31 @@ def detect(dialect: Dialect, default: str, beginning: Sequence[str]) -> tuple[Di
 
 def reader_options(dialect: Dialect) -> dict[str, Any]:
     """A complete dialect as options of `csv.reader`."""
-    quoting = csv.QUOTE_MINIMAL if dialect.quote else csv.QUOTE_NONE
-    return {
-        "delimiter": dialect.delimiter,
-        "quotechar": dialect.quote or None,
-        "escapechar": dialect.escape,
-        "quoting": quoting,
-    }
+    options = {"delimiter": dialect.delimiter, "quotechar": dialect.quote or None, "escapechar": dialect.escape}
+    return options | {"quoting": csv.QUOTE_MINIMAL if dialect.quote else csv.QUOTE_NONE}
 
 
 def _delimiter(dialect: Dialect, default: str, beginning: Sequence[str]) -> tuple[str, str | None]:
-    """The default, unless only another one separates the first rows; and a note if there is a doubt."""
-    fits = {candidate: _fit(dialect, candidate, beginning) for candidate in _NAMES}
+    """The default, unless only another delimiter separates the first rows; and a note if there is a doubt."""
+    fits = {candidate: _fit(dialect, candidate, beginning) for candidate in DELIMITER_NAMES}
     in_header, share = fits.pop(default)
-    others = [candidate for candidate, (in_first, _) in fits.items() if in_first]
-    if in_header and share > 0.5:
-        others = [candidate for candidate in others if fits[candidate][1] > 0.9 and share < 1]
-        found = False
-    else:
-        others = [candidate for candidate in others if fits[candidate][1] > (0.9 if in_header else 0.5)]
-        found = len(others) == 1
-    if not others:
+    default_fits = in_header and share > 0.5
+    needed = 0.9 if in_header else 0.5
+    others = [candidate for candidate, (in_first, fit) in fits.items() if in_first and fit > needed]
+    if not others or (default_fits and share == 1):
         return default, None
-    other = _NAMES[others[0]]
-    if not found:
-        return default, f"the {other} could be the delimiter as well as the {_NAMES[default]}: state it"
+    usual, other = DELIMITER_NAMES[default], DELIMITER_NAMES[others[0]]
+    if default_fits or len(others) > 1:
+        return default, f"the {other} could be the delimiter as well as the {usual}: state it"
     if in_header:
-        return others[0], f"the {other} separates its columns, not the {_NAMES[default]}: read so"
-    return others[0], f"the header has no {_NAMES[default]} but a {other}: read as the delimiter"
+        return others[0], f"the {other} separates its columns, not the {usual}: read so"
+    return others[0], f"the header has no {usual} but a {other}: read as the delimiter"
 
 
 def _fit(dialect: Dialect, delimiter: str, beginning: Sequence[str]) -> tuple[bool, float]:
     """Whether a delimiter occurs in the first row, and the share of rows that it splits into as many cells."""
     chosen = replace(dialect, delimiter=delimiter, quote=_quote(dialect, delimiter, beginning))
-    others = "".join(re.escape(other) for other in _NAMES if other != delimiter)
+    others = "".join(re.escape(other) for other in DELIMITER_NAMES if other != delimiter)
     torn = re.compile(f'["][{others}]|[{others}]["]')
     rows = [row for row in csv.reader(beginning, **reader_options(chosen)) if row]
     if not rows:
@@ -119,20 +110,19 @@ def _fit(dialect: Dialect, delimiter: str, beginning: Sequence[str]) -> tuple[bo
 
 
 def _quote(dialect: Dialect, delimiter: str, beginning: Sequence[str]) -> str:
-    """The quotation mark, or none for a file whose marks are only text: some cell begins with one that does not
-    enclose it, where each line is a row. GLUE's files are so, unlike what a spreadsheet writes."""
+    """The quotation mark, or none for a TSV file in which the marks are only text, as GLUE's are.
+
+    There, each line has as many cells, and some cell begins with a mark that does not enclose it.
+    """
     if dialect.quote is not None or delimiter != "\t":
         return '"' if dialect.quote is None else dialect.quote
     rows = [line.rstrip("\r\n").split("\t") for line in beginning]
-    stray = any(cell.startswith('"') and not _ENCLOSED.fullmatch(cell) for row in rows for cell in row)
-    regular = len({len(row) for row in rows}) == 1
-    if not (stray and regular):
+    enclosed = re.compile(r'"(?:[^"]|"")*"')
+    stray = any(cell.startswith('"') and not enclosed.fullmatch(cell) for row in rows for cell in row)
+    if not stray or len({len(row) for row in rows}) > 1:
         return '"'
     try:
         list(csv.reader(beginning, delimiter="\t", strict=True))
     except csv.Error:
         return ""
     return '"' if len(rows[0]) == 1 else ""
-
-
-_ENCLOSED = re.compile(r'"(?:[^"]|"")*"')

@@ -1,4 +1,4 @@
-"""Files and standard input as bytes and as text: decompressed, and known by their first bytes."""
+"""Files and standard input as bytes and as text: what they are, and decompressed, by their first bytes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ import lzma
 import os
 import re
 import stat
-import sys
 import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -22,47 +21,37 @@ from typing import Any, BinaryIO, cast
 from bert_client.errors import TableError
 
 COMPRESSION_SUFFIXES = (".gz", ".xz", ".bz2", ".zst")
+READ_ERRORS = (OSError, EOFError, lzma.LZMAError, zlib.error)
+"""What reading raises if the disk or the contents of a compressed file are damaged."""
 
 Progress = Callable[[int], object]
 """Called with each number of bytes that were read from a file, before decompression."""
 
 _SAVE_AS_CSV = "save the sheet as CSV"
-_DOCUMENT = "copy its text into a text file, or its table into a CSV file"
+_COPY = "copy its text into a text file, or its table into a CSV file"
+_UNPACK = "unpack it, and give the file inside"
+_DOWNLOAD = "the download gave a page (an error, a login) instead of the file: download it again"
 _KINDS = (
     (rb"PK(\x03\x04|\x05\x06).*application/vnd\.oasis\.opendocument", "an OpenDocument file", _SAVE_AS_CSV),
     (rb"PK\x03\x04.*xl/", "an Excel workbook (xlsx)", _SAVE_AS_CSV),
-    (rb"PK\x03\x04.*word/", "a Word document", _DOCUMENT),
+    (rb"PK\x03\x04.*word/", "a Word document", _COPY),
     (rb"PK\x03\x04.*\[Content_Types\]\.xml", "an Excel workbook (xlsx) or another Office file", _SAVE_AS_CSV),
-    (rb"PK(\x03\x04|\x05\x06)", "a zip archive", "unpack it, and give the file inside"),
+    (rb"PK(\x03\x04|\x05\x06)", "a zip archive", _UNPACK),
     (rb"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1", "an old Excel workbook (xls) or Office file", _SAVE_AS_CSV),
-    (rb"7z\xbc\xaf\x27\x1c|Rar!\x1a\x07|.{257}ustar", "an archive", "unpack it, and give the file inside"),
+    (rb"7z\xbc\xaf\x27\x1c|Rar!\x1a\x07|.{257}ustar", "an archive", _UNPACK),
     (rb"\x1f\x9d|\x04\x22\x4d\x18|\xff\x06\x00\x00sNaPpY", "compressed", "decompress it first"),
-    (rb"%PDF-", "a PDF document", _DOCUMENT),
-    (rb"\{\\rtf", "an RTF document", _DOCUMENT),
+    (rb"%PDF-", "a PDF document", _COPY),
+    (rb"\{\\rtf", "an RTF document", _COPY),
     (rb"ARROW1\x00|FEA1\x00", "an Arrow (Feather) file", "write it as Parquet"),
     (rb"ORC[\x00-\x08\x0b\x0c\x0e-\x1f]|Obj\x01", "an ORC or Avro file", "write it as Parquet"),
     (rb"SQLite format 3\x00", "an SQLite database", "export the table as CSV"),
     (rb"\x89HDF|\x93NUMPY|\x80[\x02-\x05]", "an array or a pickle", "write it as CSV, JSON lines or Parquet"),
     (rb"\x89PNG|\xff\xd8\xff|GIF8[79]a", "a picture", "give a file of texts"),
-    (
-        rb"version https://git-lfs\.github\.com/spec/",
-        "a Git LFS pointer, not the data",
-        "run `git lfs pull`, or download the file itself",
-    ),
+    (rb"version https://git-lfs\.github\.com/spec/", "a Git LFS pointer, not the data", "run `git lfs pull`"),
 )
 _MARKUP = (
-    (
-        rb"(?i)\s*<(!doctype\s+html|html|head|body)\b",
-        "an HTML page",
-        "the download gave a page (an error, a login) instead of the file: download it again",
-    ),
+    (rb"(?i)\s*<(!doctype\s+html|html|head|body)\b", "an HTML page", _DOWNLOAD),
     (rb"(?i)\s*<\?xml", "an XML document", "convert it to CSV or JSON lines"),
-)
-_COMPRESSIONS = (
-    (rb"\x1f\x8b\x08", "gzip"),
-    (rb"BZh[1-9](1AY&SY|\x17rE8P\x90)", "bzip2"),
-    (rb"\xfd7zXZ\x00", "xz"),
-    (rb"\x28\xb5\x2f\xfd", "zstandard"),
 )
 _BYTE_ORDER_MARKS = (  # UTF-32's begins as UTF-16's does
     (codecs.BOM_UTF8, "utf-8-sig"),
@@ -89,43 +78,42 @@ class File:
 
     @property
     def is_parquet(self) -> bool:
-        """Whether its first bytes are those of a Parquet file."""
+        """Whether the first bytes are those of a Parquet file."""
         return re.match(rb"PAR1[\x00-\x1f]", self.head) is not None
 
     def check_kind(self, *, markup: bool) -> None:
-        """Raise TableError if the first bytes are not a text's; or, with `markup`, if it is HTML or XML."""
+        """Raise TableError if the first bytes are not a text's or, with `markup`, if they are HTML or XML."""
         for pattern, what, remedy in _KINDS + _MARKUP * markup:
             if re.match(pattern, self.head.removeprefix(codecs.BOM_UTF8), re.DOTALL):
                 raise TableError(f"{self.name}: is {what}; {remedy}")
 
     def encoding(self, stated: str | None = None) -> str:
-        """That of its byte order mark, else the stated one, else UTF-8."""
-        return _marked_encoding(self.head) or stated or _unmarked_utf16(self.head) or "utf-8"
+        """The encoding of the byte order mark, else the stated one, else UTF-8."""
+        return next((name for mark, name in _BYTE_ORDER_MARKS if self.head.startswith(mark)), stated or "utf-8")
 
 
 @contextmanager
 def open_file(name: str, progress: Progress | None = None) -> Iterator[File]:
-    """Open a file, or standard input for `-`, and decompress it if its first bytes are those of a compressed
-    file.
+    """Open a file, or standard input for `-`, and decompress it if its first bytes are those of a compressed file.
 
     Raises:
-        TableError: it cannot be opened, or it is damaged at its beginning.
+        TableError: it cannot be opened, or is damaged at its beginning.
     """
     shown = "standard input" if name == "-" else name
     try:
-        raw = io.BufferedReader(_Counted(0 if name == "-" else name, progress), 2**16)
+        raw = io.BufferedReader(_CountingFile(0 if name == "-" else name, progress), 2**16)
     except OSError as error:
         raise TableError(f"{shown}: cannot be read ({error.strerror})") from error
     with raw:
         try:
             status = os.fstat(raw.fileno())
-            head, content, is_compressed = raw.peek(1), cast("BinaryIO", raw), False
-            while compression := _first(_COMPRESSIONS, head):
-                content, is_compressed = _decompressed(content, compression, shown), True
+            head, content = raw.peek(1), cast("BinaryIO", raw)
+            while decompressed := _decompressed(content, head, shown):
+                content = decompressed
                 head = cast("Any", content).peek(1)
-        except read_errors() as error:
+        except READ_ERRORS as error:
             raise TableError(f"{shown}: cannot be read ({error})") from error
-        yield File(shown, content, head, status.st_size if stat.S_ISREG(status.st_mode) else None, is_compressed)
+        yield File(shown, content, head, status.st_size if stat.S_ISREG(status.st_mode) else None, content is not raw)
 
 
 def text_lines(file: File, encoding: str, longest: int = -1) -> Iterator[str]:
@@ -133,10 +121,10 @@ def text_lines(file: File, encoding: str, longest: int = -1) -> Iterator[str]:
     `text_fault` finds.
 
     Args:
-        longest: Characters of a line; a longer one comes in parts, to bound memory.
+        longest: Characters of a line. A longer one comes in parts, to bound memory.
 
     Raises:
-        TableError: the file ends too early or is damaged; raised after the last whole line before that place.
+        TableError: the file is cut off or damaged; raised after the last whole line before that place.
     """
     wide = codecs.lookup(encoding).name.startswith(("utf-16", "utf-32"))
     errors = "surrogatepass" if wide else "surrogateescape"
@@ -149,34 +137,25 @@ def text_lines(file: File, encoding: str, longest: int = -1) -> Iterator[str]:
             number += not last or last.endswith(("\n", "\r"))
             last = line
             yield line
-    except read_errors(UnicodeDecodeError) as error:
+    except (*READ_ERRORS, UnicodeDecodeError) as error:
         raise damage(file.name, f"line {number}", error) from error
     finally:
         if not file.content.closed:
-            text.detach()  # else it would close what it does not own
+            text.detach()  # else it closes the file
 
 
 def damage(name: str, place: str, error: Exception) -> TableError:
     """The error of a file that can be read up to a place only."""
-    cut_off = isinstance(error, EOFError | UnicodeDecodeError)
-    what = "the file is cut off" if cut_off else "the file is damaged"
-    return TableError(f"{name}: {what} after {place} ({error}); get a whole copy of it")
-
-
-def read_errors(*others: type[Exception]) -> tuple[type[Exception], ...]:
-    """What reading raises if the disk or the contents of a compressed file are at fault, and these others."""
-    found: list[type[Exception]] = [OSError, EOFError, lzma.LZMAError, zlib.error, *others]
-    if zstandard := sys.modules.get("zstandard"):
-        found.append(zstandard.ZstdError)
-    return tuple(found)
+    what = "cut off" if isinstance(error, EOFError | UnicodeDecodeError) else "damaged"
+    return TableError(f"{name}: the file is {what} after {place} ({error}); get a whole copy of it")
 
 
 def text_fault(text: str, encoding: str) -> str | None:
-    """What is wrong with a text that holds a NUL, or bytes that are not of its encoding; None if nothing is."""
+    """What is wrong with a text that holds a NUL or bytes that are not of its encoding; None if nothing is."""
     if "\0" in text:
-        return "it holds a NUL byte"
+        return "it holds a NUL byte; if the file is UTF-16, state its encoding (utf-16-le)"
     try:
-        text.encode()  # fast, unlike a search for surrogates
+        text.encode()  # faster than a search for surrogates
     except UnicodeEncodeError as error:
         code = ord(text[error.start])
     else:
@@ -188,7 +167,7 @@ def text_fault(text: str, encoding: str) -> str | None:
 
 
 def library(name: str, wanted_by: str) -> Any:
-    """An optional module. Raises TableError that says how to install it."""
+    """Import an optional module. Raises TableError that says how to install it."""
     try:
         return importlib.import_module(name)
     except ImportError as error:
@@ -196,37 +175,21 @@ def library(name: str, wanted_by: str) -> Any:
         raise TableError(f"{wanted_by}: needs a library to be read; run `pip install {package}`") from error
 
 
-def _first(kinds: tuple[tuple[bytes, str], ...], head: bytes) -> str | None:
-    return next((name for pattern, name in kinds if re.match(pattern, head, re.DOTALL)), None)
-
-
-def _marked_encoding(head: bytes) -> str | None:
-    return next((name for mark, name in _BYTE_ORDER_MARKS if head.startswith(mark)), None)
-
-
-def _unmarked_utf16(head: bytes) -> str | None:
-    """UTF-16 without a byte order mark, if every other byte of the first line is NUL."""
-    line = head.partition(b"\n")[0][:16]
-    line = line[: len(line) // 2 * 2]
-    for start, encoding in ((1, "utf-16-le"), (0, "utf-16-be")):
-        if len(line) >= 4 and not any(line[start::2]) and all(line[1 - start :: 2]):
-            return encoding
+def _decompressed(content: BinaryIO, head: bytes, name: str) -> BinaryIO | None:
+    """What is in a compressed file; None if the first bytes are not those of one."""
+    if head.startswith(b"\x1f\x8b\x08"):
+        return cast("BinaryIO", gzip.GzipFile(fileobj=content, mode="rb"))
+    if re.match(rb"BZh[1-9](1AY&SY|\x17rE8P\x90)", head):
+        return cast("BinaryIO", bz2.BZ2File(content))
+    if head.startswith(b"\xfd7zXZ\x00"):
+        return cast("BinaryIO", lzma.LZMAFile(content))
+    if head.startswith(b"\x28\xb5\x2f\xfd"):
+        return io.BufferedReader(_ZstandardFile(content, library("zstandard", name)))
     return None
 
 
-def _decompressed(content: BinaryIO, compression: str, name: str) -> BinaryIO:
-    match compression:
-        case "gzip":
-            return cast("BinaryIO", gzip.GzipFile(fileobj=content, mode="rb"))
-        case "bzip2":
-            return cast("BinaryIO", bz2.BZ2File(content))
-        case "xz":
-            return cast("BinaryIO", lzma.LZMAFile(content))
-    return io.BufferedReader(_Zstandard(content, library("zstandard", name).ZstdDecompressor()))
-
-
-class _Counted(io.FileIO):
-    """A file that reports how much of it was read; standard input stays open."""
+class _CountingFile(io.FileIO):
+    """A file that reports how much of it was read. Standard input stays open."""
 
     def __init__(self, file: str | int, progress: Progress | None) -> None:
         super().__init__(file, closefd=isinstance(file, str))
@@ -239,13 +202,14 @@ class _Counted(io.FileIO):
         return count
 
 
-class _Zstandard(io.RawIOBase):
-    """The contents of all frames. (zstandard's own reader takes a file that was cut off for a whole one.)"""
+class _ZstandardFile(io.RawIOBase):
+    """The contents of all frames. zstandard's own reader takes a file that was cut off for a whole one."""
 
-    def __init__(self, raw: BinaryIO, decompressor: Any) -> None:
+    def __init__(self, raw: BinaryIO, zstandard: Any) -> None:
         self._raw = raw
-        self._decompressor = decompressor
-        self._frame = decompressor.decompressobj()
+        self._zstandard = zstandard
+        self._decompressor = zstandard.ZstdDecompressor()
+        self._frame = self._decompressor.decompressobj()
         self._out = memoryview(b"")
 
     def readable(self) -> bool:
@@ -260,7 +224,10 @@ class _Zstandard(io.RawIOBase):
                 return 0
             if self._frame.eof:
                 self._frame = self._decompressor.decompressobj()
-            self._out = memoryview(self._frame.decompress(data))
+            try:
+                self._out = memoryview(self._frame.decompress(data))
+            except self._zstandard.ZstdError as error:
+                raise OSError(str(error)) from error
         count = min(len(buffer), len(self._out))
         buffer[:count], self._out = self._out[:count], self._out[count:]
         return count

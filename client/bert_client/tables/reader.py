@@ -1,11 +1,11 @@
-"""The reader of tables: CSV, TSV, JSON lines, Parquet, plain lines; compressed; in many dialects.
+"""The reader of tables: CSV, TSV, JSON lines, Parquet and plain lines; compressed; in many dialects.
 
 >>> with open_table("reviews.csv") as table:
 ...     for row in table.rows:
 ...         print(row.number, row.fault or row.cells["text"])
 
-1. What a file is, its first bytes tell; its name tells the format of text.
-2. How a table is written is stated by a `Dialect`, or detected where the first lines leave no doubt.
+1. The first bytes of a file tell what it is; its name tells the format of text.
+2. A `Dialect` states how a table is written. What it leaves out is detected if the first lines leave no doubt.
 3. A row that is broken has a `fault`, and reading goes on. Nothing is shifted, joined or left out silently.
 4. Rows are read as they are asked for: memory does not grow with the file.
 """
@@ -22,39 +22,34 @@ from typing import Any
 
 from bert_client.errors import TableError
 from bert_client.tables.delimited import Record, records, whole_rows_inside
-from bert_client.tables.dialect import Dialect, detect
+from bert_client.tables.dialect import DELIMITER_NAMES, Dialect, detect
 from bert_client.tables.files import (
     COMPRESSION_SUFFIXES,
+    READ_ERRORS,
     File,
     Progress,
     damage,
     library,
     open_file,
-    read_errors,
     text_fault,
     text_lines,
 )
 
-FORMATS = ("csv", "tsv", "jsonl", "parquet", "lines")
+_SUFFIXES = {
+    "csv": (".csv",),
+    "tsv": (".tsv", ".tab"),
+    "jsonl": (".jsonl", ".ndjson", ".json"),
+    "parquet": (".parquet", ".pq"),
+    "lines": (".txt", ".text"),
+}
+FORMATS = tuple(_SUFFIXES)
 LINE = "text"
 """The name of the only column of plain lines, and of a table that has one column and no header."""
 
-_SUFFIXES = {
-    ".csv": "csv",
-    ".tsv": "tsv",
-    ".tab": "tsv",
-    ".jsonl": "jsonl",
-    ".ndjson": "jsonl",
-    ".json": "jsonl",
-    ".parquet": "parquet",
-    ".pq": "parquet",
-    ".txt": "lines",
-    ".text": "lines",
-}
 _DELIMITERS = {"csv": ",", "tsv": "\t"}
 _BEGINNING_LINES = 1000
 _BEGINNING_CHARACTERS = 2**20
-"""The dialect is detected from so much of a table."""
+"""The dialect is detected from so many lines, or fewer if they have so many characters."""
 _SHOWN_WARNINGS = 5
 
 
@@ -63,11 +58,11 @@ class Row:
     """One row."""
 
     number: int
-    """The line that it begins in, from 1; of a Parquet file, the row."""
+    """The line in which it begins, from 1. In a Parquet file, the row."""
     cells: dict[str, Any]
-    """By column. Those of a row with a fault are what could be read."""
+    """By column. Of a row with a fault, what could be read."""
     fault: str | None = None
-    """Why the cells are not to be used."""
+    """Why the cells must not be used."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,12 +77,12 @@ class Table:
     rows: Iterator[Row]
     """Raises TableError where the file is cut off or damaged, after the rows before that place."""
     warnings: list[str]
-    """What a reader should know; it grows while rows are read."""
+    """It grows while rows are read."""
     size: int | None
     """Bytes of the file; None for a pipe."""
 
     def column(self, address: str) -> str:
-        """The name of a column that is addressed by its name or, if no column is called so, by its number.
+        """The name of a column. The address is its name or, if no column has that name, its number from 1.
 
         Raises:
             TableError: the column is missing; the message lists the columns.
@@ -101,13 +96,13 @@ class Table:
 
 
 def format_of(name: str, dialect: Dialect | None = None) -> str | None:
-    """The format that a file name tells, if any; lines, if it is a pipe (`-`). What is stated as a dialect is a
-    table, not lines."""
+    """The format that a file name tells, if any. A pipe (`-`) has lines; with a dialect, lines are a CSV table."""
     path = Path(name)
-    inner = path.with_suffix("") if path.suffix.lower() in COMPRESSION_SUFFIXES else path
-    found = "lines" if name == "-" else _SUFFIXES.get(inner.suffix.lower())
-    stated = dialect is not None and dialect.is_table
-    return "csv" if stated and found in (None, "lines") else found
+    suffix = (path.with_suffix("") if path.suffix.lower() in COMPRESSION_SUFFIXES else path).suffix.lower()
+    found = next((form for form, suffixes in _SUFFIXES.items() if suffix in suffixes), None)
+    if name == "-":
+        found = "lines"
+    return "csv" if found in (None, "lines") and dialect is not None and dialect.is_table else found
 
 
 @contextmanager
@@ -122,10 +117,11 @@ def open_table(
     """Open a file, or standard input for `-`.
 
     Args:
-        format: One of `FORMATS`; if absent, that of the file's name. A file whose first bytes are Parquet's is
-            read as that.
-        dialect: How a CSV or TSV file is written; its encoding is for JSON lines and plain lines, too.
+        format: One of `FORMATS`; by default, that of the file's name. A file whose first bytes are Parquet's is read as
+            Parquet.
+        dialect: How a CSV or TSV file is written. Its encoding is also for JSON lines and plain lines.
         columns: Of a Parquet file, read only these; names or numbers.
+        progress: Called with each number of bytes that were read.
 
     Raises:
         TableError: the file cannot be read as a table at all.
@@ -147,76 +143,64 @@ def _table(file: File, form: str | None, dialect: Dialect, columns: Sequence[str
         warnings.append(f"{file.name}: is not compressed, unlike its name")
     encoding = file.encoding(dialect.encoding)
     lines = text_lines(file, encoding)
-    match form:
-        case "lines":
-            rows = (_line_row(number, line, encoding) for number, line in enumerate(lines, 1))
-            return Table(file.name, form, (LINE,), rows, warnings, file.size)
-        case "jsonl":
-            return Table(file.name, form, None, _json_rows(file, lines, encoding), warnings, file.size)
+    if form == "lines":
+        rows = (
+            Row(number, {LINE: line.rstrip("\r\n")}, text_fault(line, encoding)) for number, line in enumerate(lines, 1)
+        )
+        return Table(file.name, form, (LINE,), rows, warnings, file.size)
+    if form == "jsonl":
+        if file.head.lstrip()[:1] == b"[":
+            remedy = "write one object per line (jq -c '.[]')"
+            raise TableError(f"{file.name}: is one JSON array, not an object per line; {remedy}")
+        rows = (_json_row(number, line, encoding) for number, line in enumerate(lines, 1) if not line.isspace())
+        return Table(file.name, form, None, rows, warnings, file.size)
     return _delimited(file, form, dialect, lines, encoding, warnings)
 
 
-# --- lines and JSON lines ------------------------------------------------------------------------------------
-
-
-def _line_row(number: int, line: str, encoding: str) -> Row:
-    return Row(number, {LINE: line.rstrip("\r\n")}, text_fault(line, encoding))
-
-
-def _json_rows(file: File, lines: Iterator[str], encoding: str) -> Iterator[Row]:
-    if file.head.lstrip()[:1] == b"[":
-        remedy = "write one object per line (jq -c '.[]')"
-        raise TableError(f"{file.name}: is one JSON array, not an object per line; {remedy}")
-    return (_json_row(number, line, encoding) for number, line in enumerate(lines, 1) if not line.isspace())
-
-
 def _json_row(number: int, line: str, encoding: str) -> Row:
-    if fault := text_fault(line, encoding):
-        line = line.encode("utf-8", "replace").decode()
+    fault = text_fault(line, encoding)
     try:
-        cells = json.loads(line)
+        cells = json.loads(line.encode("utf-8", "replace") if fault else line)
+    except json.JSONDecodeError as error:
+        return Row(number, {}, fault or f"the line is not JSON ({error.msg}, character {error.pos})")
     except (ValueError, RecursionError) as error:
-        return Row(number, {}, fault or f"the line is not JSON ({_reason(error)})")
+        return Row(number, {}, fault or f"the line is not JSON ({error})")
     if not isinstance(cells, dict):
         return Row(number, {}, f"the line is a JSON {type(cells).__name__}, not an object")
     return Row(number, cells, fault)
 
 
-def _reason(error: Exception) -> str:
-    return f"{error.msg}, character {error.pos}" if isinstance(error, json.JSONDecodeError) else str(error)
-
-
-# --- CSV and TSV ---------------------------------------------------------------------------------------------
+# --- CSV and TSV ----------------------------------------------------------------------------------------------
 
 
 def _delimited(
     file: File, form: str, dialect: Dialect, lines: Iterator[str], encoding: str, warnings: list[str]
 ) -> Table:
-    beginning, rest = _beginning(lines)
+    beginning, lines = _beginning(lines)
     if beginning and _is_json_object(beginning[0]):
         raise TableError(f"{file.name}: holds JSON lines, not {form.upper()}; state the format jsonl")
     complete, note = detect(dialect, _DELIMITERS[form], beginning)
     if note:
         warnings.append(f"{file.name}: {note}")
-    found = records(itertools.chain(beginning, rest), complete)
+    found = records(lines, complete)
     columns, first = _header(file, found, complete, encoding)
     rows = _rows(file, columns, itertools.chain(first, found), complete.delimiter or "", encoding, warnings)
     return Table(file.name, form, columns, rows, warnings, file.size)
 
 
 def _beginning(lines: Iterator[str]) -> tuple[list[str], Iterator[str]]:
-    """The lines from which the dialect is detected, and those after them."""
+    """The lines from which the dialect is detected, and all lines. An error among the first is raised after them."""
     beginning: list[str] = []
     size = 0
     try:
-        for line in itertools.islice(lines, _BEGINNING_LINES):
-            beginning.append(line)
-            size += len(line)
-            if size > _BEGINNING_CHARACTERS:
-                break
+        while len(beginning) < _BEGINNING_LINES and size <= _BEGINNING_CHARACTERS:
+            beginning.append(next(lines))
+            size += len(beginning[-1])
+    except StopIteration:
+        pass
     except TableError as error:
-        return beginning, _raise(error)
-    return beginning, lines
+        lines = _raise(error)
+    return beginning, itertools.chain(beginning, lines)
 
 
 def _raise(error: TableError) -> Iterator[str]:
@@ -250,19 +234,13 @@ def _header(
     if fault := first.fault or text_fault("".join(first.cells), encoding):
         raise TableError(f"{file.name}, line {first.number}: in the header, {fault}")
     names = tuple(name or str(number) for number, name in enumerate(first.cells, 1))
-    for name in names:
-        if names.count(name) > 1:
-            raise TableError(f"{file.name}: two columns are called {name!r}; rename one")
+    if twice := next((name for name in names if names.count(name) > 1), None):
+        raise TableError(f"{file.name}: two columns are called {twice!r}; rename one")
     return names, []
 
 
 def _rows(
-    file: File,
-    columns: tuple[str, ...],
-    found: Iterator[Record],
-    delimiter: str,
-    encoding: str,
-    warnings: list[str],
+    file: File, columns: tuple[str, ...], found: Iterator[Record], delimiter: str, encoding: str, warnings: list[str]
 ) -> Iterator[Row]:
     suspicious = 0
     for record in found:
@@ -273,28 +251,21 @@ def _rows(
             continue
         fault = record.fault or text_fault("".join(cells), encoding)
         if fault is None and len(cells) != len(columns):
-            fault = _width_fault(record, columns)
-        if fault is None and record.lines > 1 and whole_rows_inside(cells, delimiter) is not None:
+            names = ", ".join(columns[:10]) + ", ..." * (len(columns) > 10)
+            plural = "s" * (len(cells) != 1)
+            fault = f"the row has {len(cells)} cell{plural}, the header has {len(columns)} ({names}); "
+            fault += "quote a cell that holds a delimiter or a line end"
+        if fault is None and record.lines > 1 and (index := whole_rows_inside(cells, delimiter)) is not None:
             suspicious += 1
             if suspicious <= _SHOWN_WARNINGS:
-                warnings.append(f"{file.name}, {_suspicion(record, delimiter)}")
+                warnings.append(f"{file.name}, {_suspicion(record, index)}")
         padded = cells + [""] * (len(columns) - len(cells))
         yield Row(record.number, dict(zip(columns, padded, strict=False)), fault)
     if suspicious > _SHOWN_WARNINGS:
         warnings.append(f"{file.name}: {suspicious - _SHOWN_WARNINGS} more quoted cells seem to hold whole rows")
 
 
-def _width_fault(record: Record, columns: tuple[str, ...]) -> str:
-    names = ", ".join(columns[:10]) + (", ..." if len(columns) > 10 else "")
-    count = len(record.cells)
-    return (
-        f"the row has {count} cell{'s' * (count != 1)}, the header has {len(columns)} ({names}); "
-        "quote a cell that holds a delimiter or a line end"
-    )
-
-
-def _suspicion(record: Record, delimiter: str) -> str:
-    index = whole_rows_inside(record.cells, delimiter) or 0
+def _suspicion(record: Record, index: int) -> str:
     opens = record.number + sum(len(cell.splitlines()) - 1 for cell in record.cells[:index] if cell)
     return (
         f"line {opens}: the quoted cell that opens here holds what seem to be whole rows, up to line "
@@ -304,12 +275,11 @@ def _suspicion(record: Record, delimiter: str) -> str:
 
 
 def _advice(table: Table) -> str:
-    """What may be wrong if the expected column is not there."""
+    """What may be wrong if the expected column is missing."""
     if table.format not in _DELIMITERS or table.columns is None:
         return ""
-    if len(table.columns) == 1 and (other := next((d for d in ",;\t|" if d in table.columns[0]), None)):
-        default = "comma" if table.format == "csv" else "tab"
-        name = {",": "comma", ";": "semicolon", "\t": "tab", "|": "vertical bar"}[other]
+    if len(table.columns) == 1 and (other := next((d for d in DELIMITER_NAMES if d in table.columns[0]), None)):
+        default, name = DELIMITER_NAMES[_DELIMITERS[table.format]], DELIMITER_NAMES[other]
         return f"; the header has no {default} but a {name}: if it separates the columns, state the delimiter"
     if any(_is_data(name) for name in table.columns):
         return "; if the first row is no header, state that (header = false, --no-header)"
@@ -321,7 +291,7 @@ def _is_data(name: str) -> bool:
     return name.replace(".", "", 1).replace("-", "", 1).isdecimal() or name.count(" ") > 2 or len(name) > 60
 
 
-# --- Parquet -------------------------------------------------------------------------------------------------
+# --- Parquet --------------------------------------------------------------------------------------------------
 
 
 def _parquet(file: File, columns: Sequence[str] | None) -> Table:
@@ -334,10 +304,8 @@ def _parquet(file: File, columns: Sequence[str] | None) -> Table:
         names = tuple(opened.schema_arrow.names)
     except (ValueError, OSError) as error:  # pyarrow's own errors are ValueErrors
         raise TableError(f"{file.name}: the Parquet file is damaged or cut off ({error})") from error
-    table = Table(file.name, "parquet", names, _parquet_rows(file, opened, names), [], file.size)
-    if columns is None:
-        return table
-    chosen = tuple(dict.fromkeys(table.column(address) for address in columns))
+    table = Table(file.name, "parquet", names, iter(()), [], file.size)
+    chosen = names if columns is None else tuple(dict.fromkeys(map(table.column, columns)))
     return replace(table, rows=_parquet_rows(file, opened, chosen))
 
 
@@ -348,5 +316,5 @@ def _parquet_rows(file: File, opened: Any, columns: Sequence[str]) -> Iterator[R
             for cells in batch.to_pylist():
                 number += 1
                 yield Row(number, cells)
-    except read_errors(ValueError) as error:
+    except (*READ_ERRORS, ValueError) as error:
         raise damage(file.name, f"row {number}", error) from error
