@@ -117,7 +117,7 @@ class Lifecycle:
             await loaded.backend.load(lambda error: self._on_death(loaded, error))
         except Exception as error:
             if self.state is not State.CLOSED:
-                if not isinstance(error, BertError | SettingsError):  # those explain themselves
+                if not isinstance(error, BackendDiedError | BertError | SettingsError):  # those explain themselves
                     logger.critical("loading failed", exc_info=error)
                 self.scheduler.fail(error)
         else:
