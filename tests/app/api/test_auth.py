@@ -1,0 +1,29 @@
+"""What `announce` logs at start. tests/app/api/test_task_route.py sends keys."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+
+from app.api.auth import announce
+from app.settings import Settings
+
+
+@pytest.mark.parametrize(
+    ("environ", "lines"),
+    [
+        ({}, ["API key required: no"]),
+        ({"BERT_API_KEYS": "first,second"}, ["API key required: yes, one of 2"]),
+        (
+            {"BERT_API_KEY": "secret"},
+            ["unknown setting BERT_API_KEY ignored; did you mean BERT_API_KEYS?", "API key required: no"],
+        ),
+    ],
+)
+def test_announce_logs_keys_and_misspelt_settings(
+    caplog: pytest.LogCaptureFixture, environ: dict[str, str], lines: list[str]
+) -> None:
+    with caplog.at_level(logging.INFO, "app.api.auth"):
+        announce(Settings.read(environ), environ)
+    assert caplog.messages == lines
