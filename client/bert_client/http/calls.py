@@ -120,9 +120,9 @@ def check_inputs(inputs: Any) -> None:
 
 def encode(given: Any) -> Encoded:
     """An input as JSON, or as an error if it is neither a string nor a pair of strings."""
-    value = given.tolist() if hasattr(given, "tolist") else given  # numpy's rows and scalars
-    if isinstance(value, str):
-        return _to_json(value)
+    if isinstance(given, str):
+        return _to_json(given)
+    value = given.tolist() if hasattr(given, "tolist") else given  # a row of a numpy array
     if not isinstance(value, tuple | list):
         found = type(given).__name__
     elif len(value) == 2 and all(isinstance(part, str) for part in value):
