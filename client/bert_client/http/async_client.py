@@ -12,8 +12,9 @@ import httpx
 from bert_client.errors import ProblemError
 from bert_client.http import calls
 from bert_client.http.base import BaseClient
-from bert_client.http.calls import Call, Chunk, Chunker, FillMaskOptions, Options, Pair, SentimentOptions
+from bert_client.http.calls import Call, Chunk, Chunker
 from bert_client.http.exchange import Flow, Outcome, Send, SlowServiceGuard, Wait, result_or_raise
+from bert_client.http.types import FillMaskOptions, Input, LabelOutcome, MaskOutcome, Options, Pair, SentimentOptions
 from bert_client.wire import FillMaskResult, LabelResult
 
 T = TypeVar("T")
@@ -45,9 +46,7 @@ class AsyncBertClient(BaseClient[httpx.AsyncBaseTransport, Callable[[float], Awa
         """The most likely words for each `[MASK]` of a text, or of several texts."""
         return await self._answer(calls.fill_mask(**options), inputs)
 
-    def fill_mask_stream(
-        self, inputs: Inputs[str], **options: Unpack[FillMaskOptions]
-    ) -> AsyncIterator[FillMaskResult | ProblemError]:
+    def fill_mask_stream(self, inputs: Inputs[str], **options: Unpack[FillMaskOptions]) -> AsyncIterator[MaskOutcome]:
         """Like `fill_mask`, for any number of texts."""
         return self._stream(calls.fill_mask(**options), inputs)
 
@@ -59,23 +58,21 @@ class AsyncBertClient(BaseClient[httpx.AsyncBaseTransport, Callable[[float], Awa
         """The probability that the second text of a pair follows the first, for a pair or for several."""
         return await self._answer(calls.next_sentence(**options), inputs)
 
-    def next_sentence_stream(
-        self, inputs: Inputs[Pair], **options: Unpack[Options]
-    ) -> AsyncIterator[LabelResult | ProblemError]:
+    def next_sentence_stream(self, inputs: Inputs[Pair], **options: Unpack[Options]) -> AsyncIterator[LabelOutcome]:
         """Like `next_sentence`, for any number of pairs."""
         return self._stream(calls.next_sentence(**options), inputs)
 
     @overload
-    async def sentiment(self, inputs: str | Pair, **options: Unpack[SentimentOptions]) -> LabelResult: ...  # type: ignore[overload-overlap]
+    async def sentiment(self, inputs: Input, **options: Unpack[SentimentOptions]) -> LabelResult: ...  # type: ignore[overload-overlap]
     @overload
-    async def sentiment(self, inputs: Inputs[str | Pair], **options: Unpack[SentimentOptions]) -> list[LabelResult]: ...
+    async def sentiment(self, inputs: Inputs[Input], **options: Unpack[SentimentOptions]) -> list[LabelResult]: ...
     async def sentiment(self, inputs: Any, **options: Unpack[SentimentOptions]) -> Any:
         """The labels of a text, or of a review's title and body, with their probabilities; or of several."""
         return await self._answer(calls.sentiment(**options), inputs)
 
     def sentiment_stream(
-        self, inputs: Inputs[str | Pair], **options: Unpack[SentimentOptions]
-    ) -> AsyncIterator[LabelResult | ProblemError]:
+        self, inputs: Inputs[Input], **options: Unpack[SentimentOptions]
+    ) -> AsyncIterator[LabelOutcome]:
         """Like `sentiment`, for any number of texts or pairs."""
         return self._stream(calls.sentiment(**options), inputs)
 

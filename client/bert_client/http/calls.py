@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import AsyncIterable, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Generic, TypedDict, TypeVar
+from typing import Any, Generic, TypeVar
 
 import httpx
 
@@ -14,7 +14,6 @@ from bert_client.errors import InvalidInputError, UnexpectedAnswerError
 from bert_client.wire import FillMaskResult, LabelResult, Limits
 
 Result_co = TypeVar("Result_co", covariant=True)
-Pair = tuple[str, str]
 Encoded = bytes | InvalidInputError
 """An input as JSON, or the reason why it cannot be sent."""
 
@@ -59,31 +58,6 @@ class Call(Generic[Result_co]):
         if len(results) != count:
             raise UnexpectedAnswerError(f"{response.url} gave {len(results)} results to {count} inputs")
         return results
-
-
-class Options(TypedDict, total=False):
-    """Keyword arguments of every task."""
-
-    truncate: bool
-    """Cut an input that is longer than the model's limit, instead of refusing it."""
-    request_id: str | None
-    """Sent as `X-Request-ID` with every request of this call."""
-
-
-class SentimentOptions(Options, total=False):
-    """Keyword arguments of `sentiment`."""
-
-    top_k: int | None
-    """Labels per input; default: all."""
-
-
-class FillMaskOptions(Options, total=False):
-    """Keyword arguments of `fill_mask`."""
-
-    top_k: int | None
-    """Predictions per mask; default: 5, or all of `targets`."""
-    targets: Iterable[str] | None
-    """Score these words only."""
 
 
 def fill_mask(
@@ -146,9 +120,9 @@ def check_inputs(inputs: Any) -> None:
 
 def encode(given: Any) -> Encoded:
     """An input as JSON, or as an error if it is neither a string nor a pair of strings."""
-    value = given.tolist() if hasattr(given, "tolist") else given  # numpy's rows and scalars
-    if isinstance(value, str):
-        return _to_json(value)
+    if isinstance(given, str):
+        return _to_json(given)
+    value = given.tolist() if hasattr(given, "tolist") else given  # a row of a numpy array
     if not isinstance(value, tuple | list):
         found = type(given).__name__
     elif len(value) == 2 and all(isinstance(part, str) for part in value):

@@ -14,8 +14,9 @@ import httpx
 from bert_client.errors import ProblemError
 from bert_client.http import calls
 from bert_client.http.base import BaseClient
-from bert_client.http.calls import Call, Chunk, Chunker, FillMaskOptions, Options, Pair, SentimentOptions
+from bert_client.http.calls import Call, Chunk, Chunker
 from bert_client.http.exchange import Flow, Outcome, Send, SlowServiceGuard, Wait, result_or_raise
+from bert_client.http.types import FillMaskOptions, Input, LabelOutcome, MaskOutcome, Options, Pair, SentimentOptions
 from bert_client.wire import FillMaskResult, LabelResult
 
 T = TypeVar("T")
@@ -53,9 +54,7 @@ class BertClient(BaseClient[httpx.BaseTransport, Callable[[float], object]]):
         """The most likely words for each `[MASK]` of a text, or of several texts."""
         return self._answer(calls.fill_mask(**options), inputs)
 
-    def fill_mask_stream(
-        self, inputs: Iterable[str], **options: Unpack[FillMaskOptions]
-    ) -> Iterator[FillMaskResult | ProblemError]:
+    def fill_mask_stream(self, inputs: Iterable[str], **options: Unpack[FillMaskOptions]) -> Iterator[MaskOutcome]:
         """Like `fill_mask`, for any number of texts."""
         return self._stream(calls.fill_mask(**options), inputs)
 
@@ -67,23 +66,19 @@ class BertClient(BaseClient[httpx.BaseTransport, Callable[[float], object]]):
         """The probability that the second text of a pair follows the first, for a pair or for several."""
         return self._answer(calls.next_sentence(**options), inputs)
 
-    def next_sentence_stream(
-        self, inputs: Iterable[Pair], **options: Unpack[Options]
-    ) -> Iterator[LabelResult | ProblemError]:
+    def next_sentence_stream(self, inputs: Iterable[Pair], **options: Unpack[Options]) -> Iterator[LabelOutcome]:
         """Like `next_sentence`, for any number of pairs."""
         return self._stream(calls.next_sentence(**options), inputs)
 
     @overload
-    def sentiment(self, inputs: str | Pair, **options: Unpack[SentimentOptions]) -> LabelResult: ...  # type: ignore[overload-overlap]
+    def sentiment(self, inputs: Input, **options: Unpack[SentimentOptions]) -> LabelResult: ...  # type: ignore[overload-overlap]
     @overload
-    def sentiment(self, inputs: Iterable[str | Pair], **options: Unpack[SentimentOptions]) -> list[LabelResult]: ...
+    def sentiment(self, inputs: Iterable[Input], **options: Unpack[SentimentOptions]) -> list[LabelResult]: ...
     def sentiment(self, inputs: Any, **options: Unpack[SentimentOptions]) -> Any:
         """The labels of a text, or of a review's title and body, with their probabilities; or of several."""
         return self._answer(calls.sentiment(**options), inputs)
 
-    def sentiment_stream(
-        self, inputs: Iterable[str | Pair], **options: Unpack[SentimentOptions]
-    ) -> Iterator[LabelResult | ProblemError]:
+    def sentiment_stream(self, inputs: Iterable[Input], **options: Unpack[SentimentOptions]) -> Iterator[LabelOutcome]:
         """Like `sentiment`, for any number of texts or pairs."""
         return self._stream(calls.sentiment(**options), inputs)
 

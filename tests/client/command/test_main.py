@@ -98,7 +98,7 @@ def light(program: str, *arguments: str, given: str = "") -> subprocess.Complete
     return subprocess.run(command, cwd=ROOT, input=given, capture_output=True, text=True, timeout=120, check=False)
 
 
-def test_file_for_a_service_that_is_not_there_waits_and_says_so() -> None:
+def test_bert_file_says_that_it_waits_for_the_service() -> None:
     with socket.create_server(("127.0.0.1", 0)) as nobody:
         url = f"http://127.0.0.1:{nobody.getsockname()[1]}"
     program = "from bert_client.command.main import main; main()"
@@ -130,7 +130,7 @@ with BertClient(sys.argv[1]) as client:
     assert (done.stdout, done.stderr) == ("True\n", "")
 
 
-def test_command_works_where_only_httpx_is_installed(url: str) -> None:
+def test_bert_works_where_only_httpx_is_installed(url: str) -> None:
     done = light(
         "from bert_client.command.main import main; main()",
         "sentiment",
@@ -150,7 +150,7 @@ def test_command_works_where_only_httpx_is_installed(url: str) -> None:
     assert done.stderr.startswith("3 rows, 1 with an error")
 
 
-def test_fill_mask_prints_words_and_texts(bert: Bert) -> None:
+def test_bert_fill_mask_prints_words_and_texts(bert: Bert) -> None:
     code, output, _ = bert("fill-mask", "the [MASK] was good", "--targets", "film", "movie")
     assert code == 0
     assert [line.split(maxsplit=2) for line in output.splitlines()] == [
@@ -159,13 +159,13 @@ def test_fill_mask_prints_words_and_texts(bert: Bert) -> None:
     ]
 
 
-def test_next_sentence_takes_two_texts(bert: Bert) -> None:
+def test_bert_next_sentence_takes_two_texts(bert: Bert) -> None:
     code, output, _ = bert("next-sentence", "a film", "it was good")
     assert (code, output.split()) == (0, ["0.7500", "NOT_NEXT", "0.2500", "IS_NEXT"])
     assert bert("next-sentence", "a film")[0] == 2
 
 
-def test_json_is_the_services_result(bert: Bert) -> None:
+def test_bert_json_is_the_result_of_the_service(bert: Bert) -> None:
     code, output, _ = bert("sentiment", "good", "bad film", "--json", "--top-k", "1")
     assert code == 0
     assert [json.loads(line) for line in output.splitlines()] == [
@@ -175,7 +175,7 @@ def test_json_is_the_services_result(bert: Bert) -> None:
 
 
 @pytest.mark.parametrize("url", [{"max_client_batch": 3, "api_keys": "secret"}], indirect=True)
-def test_file_is_scored_row_by_row(bert: Bert, tmp_path: Path) -> None:
+def test_bert_file_is_answered_row_by_row(bert: Bert, tmp_path: Path) -> None:
     source, target = tmp_path / "reviews.csv", tmp_path / "scored.csv"
     long = "a " * 100
     source.write_text(f'id,review,label\n1,good,1\n2,,0\n3,{long},1\n4,"b ""c"",\nd",0\n5,x,y,z\n6,bad,0\n')
@@ -194,14 +194,14 @@ def test_file_is_scored_row_by_row(bert: Bert, tmp_path: Path) -> None:
     assert rows[3]["review"] == 'b "c",\nd'
 
 
-def test_long_texts_can_be_cut(bert: Bert, tmp_path: Path) -> None:
+def test_bert_truncate_cuts_long_texts(bert: Bert, tmp_path: Path) -> None:
     (tmp_path / "texts.txt").write_text("a " * 100)
     _, output, _ = bert("sentiment", "--file", str(tmp_path / "texts.txt"), "--truncate", "--json")
     row = json.loads(output)
     assert (row["label"], row["truncated"], row["error"]) == ("POSITIVE", True, None)
 
 
-def test_pairs_are_read_from_two_fields(bert: Bert, tmp_path: Path) -> None:
+def test_bert_pairs_are_read_from_two_fields(bert: Bert, tmp_path: Path) -> None:
     lines = [{"text": "a", "text_pair": "b"}, {"text": "a"}, {"text": "a", "text_pair": 5}]
     (tmp_path / "pairs.jsonl").write_text("\n".join(map(json.dumps, lines)))
     code, output, _ = bert("next-sentence", "--file", str(tmp_path / "pairs.jsonl"))
@@ -213,7 +213,7 @@ def test_pairs_are_read_from_two_fields(bert: Bert, tmp_path: Path) -> None:
     ]
 
 
-def test_half_a_character_costs_its_row_only(bert: Bert, tmp_path: Path) -> None:
+def test_bert_half_a_character_costs_its_row_only(bert: Bert, tmp_path: Path) -> None:
     source, target = tmp_path / "texts.jsonl", tmp_path / "scored.jsonl"
     source.write_text('{"text": "good"}\n{"text": "\\ud83d"}\n')
     for output in ("-", str(target)):
@@ -224,7 +224,7 @@ def test_half_a_character_costs_its_row_only(bert: Bert, tmp_path: Path) -> None
         assert half["error"]
 
 
-def test_prediction_stands_where_the_first_row_has_it(bert: Bert, tmp_path: Path) -> None:
+def test_bert_new_columns_are_those_of_the_first_row(bert: Bert, tmp_path: Path) -> None:
     source, target = tmp_path / "texts.jsonl", tmp_path / "scored.csv"
 
     def scored(*rows: dict[str, object]) -> list[list[str]]:
@@ -244,7 +244,7 @@ def test_prediction_stands_where_the_first_row_has_it(bert: Bert, tmp_path: Path
     assert bare == ["bad", "", "POSITIVE", "0.75", "false", ""]
 
 
-def test_nothing_of_a_row_is_overwritten(bert: Bert, tmp_path: Path) -> None:
+def test_bert_cells_of_a_row_are_not_overwritten(bert: Bert, tmp_path: Path) -> None:
     (tmp_path / "texts.jsonl").write_text(
         '{"text": "a", "predicted_label": 1, "label": 2, "predicted_error": 3}\n{"text": "b", "label": 4}\n'
     )
@@ -259,7 +259,7 @@ def test_nothing_of_a_row_is_overwritten(bert: Bert, tmp_path: Path) -> None:
     ]
 
 
-def test_a_label_is_the_files_own_in_all_rows_or_in_none(bert: Bert, tmp_path: Path) -> None:
+def test_bert_label_belongs_to_the_file_in_all_rows_or_in_none(bert: Bert, tmp_path: Path) -> None:
     (tmp_path / "texts.jsonl").write_text('{"text": "good"}\n{"text": "bad", "label": "gold"}\n')
     command = ("sentiment", "--file", str(tmp_path / "texts.jsonl"))
     first, second = map(json.loads, bert(*command)[1].splitlines())
@@ -270,7 +270,7 @@ def test_a_label_is_the_files_own_in_all_rows_or_in_none(bert: Bert, tmp_path: P
     assert list(second) == ["text", "label", "our_label", "our_score", "our_truncated", "our_error"]
 
 
-def test_fault_of_the_first_row_is_no_other_than_of_the_next(bert: Bert, tmp_path: Path) -> None:
+def test_bert_first_rows_may_be_broken(bert: Bert, tmp_path: Path) -> None:
     source = tmp_path / "texts.jsonl"
     source.write_text('broken {\n{"review": "good"}\n{"text": "good", "late": 1}\n')
     code, output, _ = bert("sentiment", "--file", str(source), "--output", str(tmp_path / "out"))
@@ -412,7 +412,7 @@ def test_bert_parquet_is_read_and_answered_as_json_lines(bert: Bert, tmp_path: P
     assert second["error"] == "the field 'text' is not text"
 
 
-def test_masks_of_a_file_are_filled(bert: Bert, tmp_path: Path) -> None:
+def test_bert_masks_of_a_file_are_filled(bert: Bert, tmp_path: Path) -> None:
     (tmp_path / "texts.tsv").write_text("text\nthe [MASK] was [MASK]\nno mask\n")
     _, output, _ = bert("fill-mask", "--file", str(tmp_path / "texts.tsv"), "--targets", "film")
     first, second = csv.DictReader(io.StringIO(output), delimiter="\t")
@@ -420,7 +420,7 @@ def test_masks_of_a_file_are_filled(bert: Bert, tmp_path: Path) -> None:
     assert "no [MASK]" in second["error"]
 
 
-def test_exit_codes_tell_what_happened(bert: Bert, tmp_path: Path) -> None:
+def test_bert_exit_codes(bert: Bert, tmp_path: Path) -> None:
     code, _, complaint = bert("sentiment", "")
     assert (code, complaint) == (1, "bert: the text is empty (422 empty_text)\n")
     code, _, complaint = bert("sentiment", "good", "--url", "http://127.0.0.1:9")
@@ -449,7 +449,7 @@ def test_exit_codes_tell_what_happened(bert: Bert, tmp_path: Path) -> None:
         (("--timeout", "inf"), "timeout is inf: give seconds"),
     ],
 )
-def test_impossible_argument_is_misuse(bert: Bert, arguments: tuple[str, str], complaint: str) -> None:
+def test_bert_impossible_argument_is_misuse(bert: Bert, arguments: tuple[str, str], complaint: str) -> None:
     code, output, complaints = bert("sentiment", "good", *arguments)
     assert (code, output) == (2, "")
     assert complaints.splitlines()[-1].startswith(f"bert: error: {complaint}")
@@ -478,7 +478,7 @@ main()
 
 
 @pytest.mark.parametrize("end", [signal.SIGTERM, signal.SIGHUP])
-def test_command_that_is_ended_leaves_no_half_file(holding: Holding, tmp_path: Path, end: signal.Signals) -> None:
+def test_bert_signal_leaves_no_half_file(holding: Holding, tmp_path: Path, end: signal.Signals) -> None:
     (tmp_path / "texts.txt").write_text("hold\n")
     url = f"http://127.0.0.1:{holding.server_port}"
     command = [sys.executable, "-c", _INTERRUPTIBLE, "sentiment", "--url", url]
@@ -495,7 +495,7 @@ def test_command_that_is_ended_leaves_no_half_file(holding: Holding, tmp_path: P
 
 
 @pytest.mark.parametrize(("end", "code"), [("interrupt", 130), ("broken pipe", 1)])
-def test_command_that_ends_early_does_not_wait_for_answers(
+def test_bert_does_not_wait_for_answers_when_it_ends_early(
     holding: Holding, tmp_path: Path, end: str, code: int
 ) -> None:
     # The first row fills the pipe while the third is on its way, and the second finds it broken.
@@ -547,7 +547,7 @@ def test_bert_goes_on_after_a_kill(holding: Holding, url: str, tmp_path: Path) -
     assert [row.split("\t")[:2] for row in rows[21:]] == [["hold", "POSITIVE"], *[["good", "POSITIVE"]] * 5]
 
 
-def test_missing_column_ends_before_anything_is_written(bert: Bert, tmp_path: Path) -> None:
+def test_bert_missing_column_is_found_before_anything_is_written(bert: Bert, tmp_path: Path) -> None:
     source, target = tmp_path / "reviews.csv", tmp_path / "scored.csv"
     source.write_text("id,review\n1,good\n")
     code, _, complaint = bert("sentiment", "--file", str(source), "--output", str(target))
@@ -557,14 +557,14 @@ def test_missing_column_ends_before_anything_is_written(bert: Bert, tmp_path: Pa
     assert bert("sentiment", "--file", str(source), "--output", str(target))[0] == 1
 
 
-def test_file_without_rows_gives_a_header(bert: Bert, tmp_path: Path) -> None:
+def test_bert_file_without_rows_gives_a_header(bert: Bert, tmp_path: Path) -> None:
     (tmp_path / "reviews.csv").write_text("text,label\n")
     code, output, _ = bert("sentiment", "--file", str(tmp_path / "reviews.csv"))
     assert (code, output) == (0, "text,label,predicted_label,score,truncated,error\n")
 
 
 @pytest.mark.parametrize("url", [{"api_keys": "secret"}], indirect=True)
-def test_refused_job_leaves_no_half_file(bert: Bert, tmp_path: Path) -> None:
+def test_bert_refused_job_leaves_no_half_file(bert: Bert, tmp_path: Path) -> None:
     (tmp_path / "texts.txt").write_text("good\n")
     code = bert("sentiment", "--file", str(tmp_path / "texts.txt"), "--output", str(tmp_path / "out.csv"))[0]
     assert code == 1

@@ -40,7 +40,7 @@ def response(**content: Any) -> httpx.Response:
     return httpx.Response(200, request=httpx.Request("POST", "http://t/sentiment"), **content)
 
 
-def test_body_says_what_the_call_says() -> None:
+def test_call_body_has_inputs_and_parameters() -> None:
     call = calls.fill_mask(top_k=2, targets=("gut", "schön"), truncate=True)
     body = json.loads(call.body([encoded('a "[MASK]"\n'), encoded("é")]))
     assert body == {
@@ -49,7 +49,7 @@ def test_body_says_what_the_call_says() -> None:
     }
 
 
-def test_options_left_out_are_not_sent() -> None:
+def test_call_options_that_are_absent_are_not_sent() -> None:
     assert json.loads(calls.sentiment().body([b'"a"']))["parameters"] == {"truncate": False}
 
 
@@ -109,7 +109,7 @@ def test_is_one_input_tells_an_input_from_several(inputs: Any, one: bool) -> Non
     st.lists(st.binary(max_size=60), max_size=60),
     st.builds(RequestLimits, st.integers(1, 9), st.integers(3, 99), st.integers(1, 40)),
 )
-def test_chunks_keep_order_and_limits(inputs: list[bytes], sizes: RequestLimits) -> None:
+def test_chunker_keeps_order_and_limits(inputs: list[bytes], sizes: RequestLimits) -> None:
     chunks = split(inputs, sizes)
     assert [one for chunk in chunks for one in chunk.inputs] == inputs
     assert [chunk.first for chunk in chunks] == [
@@ -122,7 +122,7 @@ def test_chunks_keep_order_and_limits(inputs: list[bytes], sizes: RequestLimits)
             assert sum(len(one) // 4 + 3 for one in chunk.inputs) <= sizes.tokens
 
 
-def test_body_of_a_full_chunk_is_within_the_servers_bytes() -> None:
+def test_chunker_full_chunk_is_within_the_limit_of_bytes() -> None:
     sizes = RequestLimits.of(Limits(10**9, 10**9, 10**9, max_body_bytes=1000, request_timeout_ms=1))
     call = calls.fill_mask(targets=["good"] * 50)
     splitter = Chunker(sizes, call.parameters)
@@ -130,7 +130,7 @@ def test_body_of_a_full_chunk_is_within_the_servers_bytes() -> None:
     assert 900 < max(len(call.body(cast("list[bytes]", chunk.inputs))) for chunk in chunks) <= 1000
 
 
-def test_one_request_never_overflows_an_empty_queue() -> None:
+def test_request_limits_one_request_never_overflows_an_empty_queue() -> None:
     assert RequestLimits.of(LIMITS).tokens == 8192
     small = Limits(4096, 100, 512, 1000, 1000)
     worst = encoded("x" * 100)  # every byte a token
@@ -146,27 +146,27 @@ def test_one_request_never_overflows_an_empty_queue() -> None:
         {"json": {"results": []}},
     ],
 )
-def test_answer_of_another_service_is_told_as_such(content: dict[str, Any]) -> None:
+def test_call_results_of_another_service_are_an_error(content: dict[str, Any]) -> None:
     with pytest.raises(UnexpectedAnswerError, match="http://t/sentiment"):
         calls.sentiment().results(response(**content), 1)
 
 
-def test_fields_of_a_newer_service_do_not_matter() -> None:
+def test_call_results_may_have_more_fields() -> None:
     result = {"predictions": [{"label": "A", "score": 1, "new": 0}], "tokens": 3, "truncated": False, "new": 0}
     (read,) = calls.sentiment().results(response(json={"results": [result], "new": 0}), 1)
     assert (read.predictions[0].label, read.tokens) == ("A", 3)
 
 
-def test_string_is_no_list_of_targets() -> None:
+def test_fill_mask_targets_are_no_string() -> None:
     with pytest.raises(TypeError, match="targets is 'good': give a list of words"):
         calls.fill_mask(targets="good")
 
 
 @pytest.mark.parametrize("request_id", ["", "é", "a\nb", "a b", "x" * 129])
-def test_a_request_id_that_the_service_would_not_keep_is_refused(request_id: str) -> None:
+def test_call_request_id_that_the_service_would_replace_is_refused(request_id: str) -> None:
     with pytest.raises(ValueError, match=r"request_id is .*: give 1 to 128 ASCII letters"):
         calls.sentiment(request_id=request_id)
 
 
-def test_half_a_character_among_the_targets_is_for_the_service_to_refuse() -> None:
+def test_call_half_a_character_is_sent() -> None:
     assert b"\xed\xa0\xbd" in calls.fill_mask(targets=["\ud83d"]).parameters

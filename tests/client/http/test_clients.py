@@ -72,7 +72,7 @@ def label(outcome: LabelResult | ProblemError) -> str:
     return outcome.predictions[0].label
 
 
-def test_one_input_gives_one_result(url: str) -> None:
+def test_client_one_input_gives_one_result(url: str) -> None:
     with BertClient(url) as client:
         filled = client.fill_mask("the [MASK] was good", top_k=2)
         followed = client.next_sentence(("a film", "it was good"))
@@ -86,7 +86,7 @@ def test_one_input_gives_one_result(url: str) -> None:
 
 
 @pytest.mark.parametrize("url", [SMALL], indirect=True)
-def test_list_of_any_length_gives_results_in_order(url: str) -> None:
+def test_client_list_of_any_length_gives_results_in_order(url: str) -> None:
     texts = [f"{'a ' * n}[MASK]" for n in range(1, 41)]
     with BertClient(url) as client:
         results = client.fill_mask(texts, targets=["good"])
@@ -95,7 +95,7 @@ def test_list_of_any_length_gives_results_in_order(url: str) -> None:
 
 
 @pytest.mark.parametrize("url", [SMALL], indirect=True)
-async def test_async_client_does_the_same(url: str) -> None:
+async def test_async_client_gives_the_same_results(url: str) -> None:
     async with AsyncBertClient(url) as client:
         one, many = await asyncio.gather(
             client.fill_mask("[MASK]"), client.fill_mask([f"{'a ' * n}[MASK]" for n in range(1, 41)])
@@ -113,7 +113,7 @@ async def test_async_client_does_the_same(url: str) -> None:
 
 
 @pytest.mark.parametrize("url", [SMALL], indirect=True)
-def test_stream_goes_on_after_a_wrong_input(url: str) -> None:
+def test_client_stream_goes_on_after_a_wrong_input(url: str) -> None:
     with BertClient(url) as client:
         outcomes = list(client.sentiment_stream("" if n % 7 == 3 else "good" for n in range(30)))
     assert [n for n, outcome in enumerate(outcomes) if isinstance(outcome, ProblemError)] == [3, 10, 17, 24]
@@ -123,7 +123,7 @@ def test_stream_goes_on_after_a_wrong_input(url: str) -> None:
 
 
 @pytest.mark.parametrize("url", [SMALL], indirect=True)
-def test_list_with_a_wrong_input_raises_and_says_which(url: str) -> None:
+def test_client_list_with_a_wrong_input_raises_with_its_index(url: str) -> None:
     with BertClient(url) as client, pytest.raises(InvalidInputError) as raised:
         client.fill_mask(["[MASK]"] * 8 + ["no mask"], request_id="mine")
     error = raised.value
@@ -132,14 +132,14 @@ def test_list_with_a_wrong_input_raises_and_says_which(url: str) -> None:
 
 
 @pytest.mark.parametrize("url", [{"api_keys": "secret"}], indirect=True)
-def test_api_key_opens_the_service(url: str) -> None:
+def test_client_api_key_is_accepted(url: str) -> None:
     with BertClient(url, api_key="secret") as client:
         assert len(client.sentiment(["good"])) == 1
     with BertClient(url) as client, pytest.raises(UnauthorizedError, match="send an API key"):
         client.sentiment("good")
 
 
-def test_api_key_travels_as_utf_8() -> None:
+def test_client_api_key_is_sent_as_utf_8() -> None:
     fake = Fake(ok)
     with BertClient(transport=fake.transport, api_key="clé") as client:
         client.sentiment("a")
@@ -156,14 +156,14 @@ def test_api_key_travels_as_utf_8() -> None:
         ({"base_url": "localhost:8000"}, r"begin it with http:// or https://"),
     ],
 )
-def test_client_that_could_send_nothing_is_refused_when_it_is_made(
+def test_client_with_impossible_options_is_refused(
     client: type[BertClient | AsyncBertClient], arguments: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(ValueError, match=message):
         client(**arguments)
 
 
-def test_nobody_there_is_a_connection_error() -> None:
+def test_client_without_a_service_raises_a_connection_error() -> None:
     pauses: list[float] = []
     with (
         BertClient("http://127.0.0.1:9", retry=RetryPolicy(attempts=3), sleep=pauses.append) as client,
@@ -193,7 +193,7 @@ def late_url() -> Iterator[str]:
         server.shutdown()
 
 
-async def test_service_far_away_has_the_time_to_say_that_time_is_over(late_url: str) -> None:
+async def test_client_waits_for_a_late_504(late_url: str) -> None:
     with BertClient(late_url, timeout=0.2) as client, pytest.raises(DeadlineExceededError):
         await asyncio.to_thread(client.sentiment, "good")
     async with AsyncBertClient(late_url, timeout=0.2) as client:
@@ -201,7 +201,7 @@ async def test_service_far_away_has_the_time_to_say_that_time_is_over(late_url: 
             await client.sentiment("good")
 
 
-def test_busy_service_is_obeyed() -> None:
+def test_client_waits_as_long_as_retry_after_asks() -> None:
     busy = iter([httpx.Response(429, headers={"Retry-After": "7"})] * 2)
     fake = Fake(lambda request, inputs: next(busy, None) or ok(request, inputs))
     pauses: list[float] = []
@@ -213,7 +213,7 @@ def test_busy_service_is_obeyed() -> None:
     assert {request.headers["X-Request-Timeout-Ms"] for request in fake.requests} == {"60000"}
 
 
-async def test_busy_service_is_obeyed_by_the_async_client() -> None:
+async def test_async_client_waits_as_long_as_retry_after_asks() -> None:
     busy = iter([httpx.Response(503, headers={"Retry-After": "7"})])
     fake = Fake(lambda request, inputs: next(busy, None) or ok(request, inputs))
     pauses: list[float] = []
@@ -229,7 +229,7 @@ async def test_busy_service_is_obeyed_by_the_async_client() -> None:
     assert len(pauses) == 1 + 4
 
 
-def test_stream_reads_no_further_than_its_window() -> None:
+def test_client_stream_reads_no_further_than_its_window() -> None:
     read = itertools.count()
     fake = Fake(ok)
     with BertClient(transport=fake.transport, concurrency=3) as client:
@@ -239,7 +239,7 @@ def test_stream_reads_no_further_than_its_window() -> None:
         assert isinstance(stream, Iterator)
 
 
-async def test_async_stream_takes_async_iterables_in_a_window() -> None:
+async def test_async_client_stream_takes_async_iterables_in_a_window() -> None:
     read = itertools.count()
 
     async def texts() -> AsyncIterator[str]:
@@ -256,7 +256,7 @@ async def test_async_stream_takes_async_iterables_in_a_window() -> None:
     assert next(read) < 50 + 2 * (3 + 2)
 
 
-def test_requests_are_at_once_but_no_more_than_allowed() -> None:
+def test_client_sends_as_many_requests_at_once_as_allowed() -> None:
     together = threading.Barrier(3, timeout=30)
     running: list[int] = []
     peak: list[int] = []
@@ -274,7 +274,7 @@ def test_requests_are_at_once_but_no_more_than_allowed() -> None:
     assert max(peak) == 3
 
 
-def test_failure_amid_a_stream_ends_it_with_its_error() -> None:
+def test_client_stream_ends_with_an_error_that_is_no_fault_of_an_input() -> None:
     def answer(request: httpx.Request, inputs: list[str]) -> Any:
         return httpx.Response(500, text="broken") if "5" in inputs else ok(request, inputs)
 
@@ -290,7 +290,7 @@ def test_failure_amid_a_stream_ends_it_with_its_error() -> None:
 
 
 @pytest.mark.parametrize("status", [400, 403, 406])
-def test_text_that_a_firewall_refuses_gets_the_error(status: int) -> None:
+def test_client_text_that_a_firewall_refuses_gets_the_error(status: int) -> None:
     texts = ["text"] * 1000
     texts[700] = "<script>"
     with serve(lambda inputs: status if "<script>" in inputs else None) as echo, BertClient(echo.url) as client:
@@ -302,7 +302,7 @@ def test_text_that_a_firewall_refuses_gets_the_error(status: int) -> None:
 
 
 @pytest.mark.parametrize("status", [502, 520, 521, 522, 523, 524, 530])
-def test_request_that_a_proxy_could_not_deliver_is_repeated(status: int) -> None:
+def test_client_repeats_a_request_that_a_proxy_could_not_deliver(status: int) -> None:
     refusals = iter([status] * 2)
     pauses: list[float] = []
     with (

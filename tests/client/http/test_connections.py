@@ -163,6 +163,13 @@ def test_client_uses_the_proxy_of_the_environment(echo: Echo, monkeypatch: pytes
     assert echo.paths == ["http://bert.example/sentiment"]
 
 
+async def test_async_client_uses_the_proxy_of_the_environment(echo: Echo, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ALL_PROXY", echo.url)
+    async with AsyncBertClient("http://bert.example", retry=ONCE) as asked:
+        assert label(await asked.sentiment("a")) == "a"
+    assert echo.paths == ["http://bert.example/sentiment"]
+
+
 @pytest.mark.parametrize(
     ("proxy", "reason"),
     [

@@ -1,4 +1,4 @@
-"""Plans, performed by hand: no network, no clock."""
+"""Flows that a test performs, without a network or a clock."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ from bert_client.http.exchange import Exchange, Outcome, Send, SlowServiceGuard
 Answer = Callable[[list[str]], Outcome]
 
 
-def perform(plan: Any, answer: Answer) -> tuple[Any, list[Any]]:
-    """Drive a plan to its end; the result and the steps it took, sends as the inputs they carried."""
+def perform(flow: Any, answer: Answer) -> tuple[Any, list[Any]]:
+    """Drive a flow to its end; the result and the steps it took, sends as the inputs they carried."""
     steps: list[Any] = []
     outcome = None
     while True:
         try:
-            step = plan.send(outcome)
+            step = flow.send(outcome)
         except StopIteration as end:
             return end.value, steps
         if isinstance(step, Send):
@@ -67,7 +67,7 @@ def labels(outcomes: list[LabelResult | ProblemError]) -> list[str]:
     return [one.code if isinstance(one, ProblemError) else one.predictions[0].label for one in outcomes]
 
 
-def test_busy_service_is_asked_again_when_it_said() -> None:
+def test_answer_busy_service_is_asked_again_after_retry_after() -> None:
     replies: Iterator[Outcome] = iter(
         [problem(429, "queue_full", **{"retry-after": "2"}), httpx.ConnectError("refused")]
     )
@@ -76,19 +76,19 @@ def test_busy_service_is_asked_again_when_it_said() -> None:
     assert steps == [["a"], 2.0, ["a"], 1.0, ["a"]]
 
 
-def test_patience_ends_with_the_last_problem() -> None:
+def test_answer_last_attempt_raises_the_problem() -> None:
     with pytest.raises(TooBusyError) as raised:
         ask(["a"], lambda _: problem(429, "queue_full"))
     assert (raised.value.status, raised.value.code, raised.value.request_id) == (429, "queue_full", "r1")
 
 
-def test_patience_ends_with_the_connections_error() -> None:
+def test_answer_last_attempt_raises_the_connection_error() -> None:
     with pytest.raises(ConnectionFailedError, match="refused") as raised:
         ask(["a"], lambda _: httpx.ConnectError("refused"))
     assert isinstance(raised.value.__cause__, httpx.ConnectError)
 
 
-def test_named_input_and_its_equals_are_left_out() -> None:
+def test_answer_named_input_and_its_equals_get_the_error() -> None:
     def answer(inputs: list[str]) -> httpx.Response:
         return problem(422, "empty_text", "inputs", inputs.index("")) if "" in inputs else ok(inputs)
 
@@ -111,13 +111,13 @@ def test_answer_input_that_cannot_be_sent_costs_no_other() -> None:
     assert (labels(outcomes), steps) == (["invalid_input"], [])
 
 
-def test_guard_firewall_that_refuses_every_text_is_no_fault_of_any() -> None:
+def test_guard_firewall_that_refuses_all_inputs_raises() -> None:
     refused, _ = ask(list("abcd"), lambda _: problem(403, "forbidden"))
     with pytest.raises(ProblemError, match="403"):
         SlowServiceGuard().check(refused)
 
 
-def test_nothing_is_asked_when_all_inputs_are_wrong() -> None:
+def test_answer_request_is_not_repeated_if_all_inputs_are_wrong() -> None:
     outcomes, steps = ask(["", ""], lambda _: problem(422, "empty_text", "inputs", 0))
     assert labels(outcomes) == ["empty_text"] * 2
     assert len(steps) == 1
@@ -127,13 +127,13 @@ def test_nothing_is_asked_when_all_inputs_are_wrong() -> None:
     ("status", "code"),
     [(400, "not_json"), (403, "forbidden"), (406, "x"), (413, "too_large"), (500, "inference_failed")],
 )
-def test_unnamed_guilty_input_is_found_by_halves(status: int, code: str) -> None:
+def test_answer_unnamed_input_at_fault_is_found_by_halves(status: int, code: str) -> None:
     outcomes, _ = ask(list("abcdefg"), lambda inputs: problem(status, code) if "e" in inputs else ok(inputs), first=7)
     assert labels(outcomes) == ["a", "b", "c", "d", code, "f", "g"]
     assert outcomes[4].input_index == 11
 
 
-def test_proxys_page_is_a_problem_too() -> None:
+def test_problem_of_a_page_of_a_proxy() -> None:
     page = httpx.Response(413, text="<html>too large</html>", headers={"X-Request-ID": "p"})
     (outcome,), _ = ask(["a"], lambda _: page)
     assert isinstance(outcome, TooLargeError)
@@ -141,7 +141,7 @@ def test_proxys_page_is_a_problem_too() -> None:
     assert "413" in str(outcome)
 
 
-def test_slow_service_is_given_less_at_once() -> None:
+def test_answer_slow_request_is_halved() -> None:
     outcomes, steps = ask(
         list("abcd"), lambda inputs: problem(504, "deadline_exceeded") if len(inputs) > 2 else ok(inputs)
     )
@@ -149,7 +149,7 @@ def test_slow_service_is_given_less_at_once() -> None:
     assert [len(inputs) for inputs in steps] == [4, 2, 2]
 
 
-def test_service_that_is_too_slow_for_all_is_no_fault_of_any() -> None:
+def test_guard_service_that_is_too_slow_for_all_inputs_raises() -> None:
     late, _ = ask(list("ab"), lambda _: problem(504, "deadline_exceeded"))
     with pytest.raises(DeadlineExceededError):
         SlowServiceGuard().check(late)
@@ -162,12 +162,12 @@ def test_service_that_is_too_slow_for_all_is_no_fault_of_any() -> None:
     assert guard.check(late) == late
 
 
-def test_one_input_that_takes_too_long_costs_no_other() -> None:
+def test_answer_slow_input_costs_no_other() -> None:
     outcomes, _ = ask(list("abcd"), lambda inputs: problem(504, "deadline_exceeded") if "b" in inputs else ok(inputs))
     assert labels(outcomes) == ["a", "deadline_exceeded", "c", "d"]
 
 
-def test_slow_service_is_asked_for_halves_until_the_deadline_only() -> None:
+def test_answer_slow_request_is_halved_until_the_deadline() -> None:
     asked: list[int] = []
 
     def answer(inputs: list[str]) -> httpx.Response:
@@ -179,7 +179,7 @@ def test_slow_service_is_asked_for_halves_until_the_deadline_only() -> None:
     assert asked == [512, 256, 128]
 
 
-def test_wrong_inputs_are_still_left_out_after_the_deadline() -> None:
+def test_answer_wrong_inputs_are_found_after_the_deadline() -> None:
     seconds = iter([0.0])
     outcomes, _ = ask(
         list("abcd"),
@@ -189,7 +189,7 @@ def test_wrong_inputs_are_still_left_out_after_the_deadline() -> None:
     assert labels(outcomes) == ["a", "too_large", "c", "d"]
 
 
-def test_patience_begins_anew_with_each_answer() -> None:
+def test_answer_deadline_is_counted_from_the_last_answer() -> None:
     now = 0.0
     refused: set[int] = set()
 
@@ -215,7 +215,7 @@ def test_patience_begins_anew_with_each_answer() -> None:
         (500, "internal_error", ()),
     ],
 )
-def test_what_is_no_inputs_fault_ends_the_call(status: int, code: str, loc: tuple[str | int, ...]) -> None:
+def test_answer_other_problems_are_raised(status: int, code: str, loc: tuple[str | int, ...]) -> None:
     with pytest.raises(ProblemError) as raised:
         ask(["a", "b"], lambda _: problem(status, code, *loc))
     assert raised.value.code == code

@@ -24,7 +24,7 @@ ROWS = ["good", float("nan"), "bad", None, "so so", 5, b"bytes", ("a", None), "l
 WRONG = [1, 3, 5, 6, 7]
 
 
-def test_stream_has_an_error_in_place_of_what_is_no_text() -> None:
+def test_client_stream_has_an_error_in_place_of_what_is_no_text() -> None:
     rows: Any = ROWS
     with serve() as echo, BertClient(echo.url) as client:
         outcomes = list(client.sentiment_stream(rows))
@@ -36,7 +36,7 @@ def test_stream_has_an_error_in_place_of_what_is_no_text() -> None:
     assert [n for n, outcome in enumerate(many) if isinstance(outcome, ProblemError)] == [1000]
 
 
-async def test_async_stream_has_an_error_in_place_of_what_is_no_text() -> None:
+async def test_async_client_stream_has_an_error_in_place_of_what_is_no_text() -> None:
     rows: Any = ROWS
     with serve() as echo:
         async with AsyncBertClient(echo.url) as client:
@@ -47,7 +47,7 @@ async def test_async_stream_has_an_error_in_place_of_what_is_no_text() -> None:
 
 
 @pytest.mark.parametrize("wrong", [None, float("nan"), 5, b"good"])
-def test_list_and_single_input_that_is_no_text_raise(wrong: Any) -> None:
+def test_client_input_that_is_no_text_raises(wrong: Any) -> None:
     with serve() as echo, BertClient(echo.url) as client:
         with pytest.raises(InvalidInputError, match="an input is a string or a pair of two strings, not ") as raised:
             client.sentiment(["text"] * 20 + [wrong])
@@ -68,7 +68,7 @@ def test_list_and_single_input_that_is_no_text_raise(wrong: Any) -> None:
         deque("abc"),
     ],
 )
-async def test_any_iterable_of_texts_is_a_list_of_inputs(inputs: Any) -> None:
+async def test_client_any_iterable_of_texts_is_a_list_of_inputs(inputs: Any) -> None:
     with serve() as echo:
         with BertClient(echo.url) as client:
             assert [label(result) for result in client.sentiment(inputs)] == ["a", "b", "c"]
@@ -90,12 +90,12 @@ async def test_any_iterable_of_texts_is_a_list_of_inputs(inputs: Any) -> None:
         pd.DataFrame({"title": ["a", "c"], "body": ["b", "d"]}).itertuples(index=False),
     ],
 )
-def test_any_iterable_of_pairs_is_a_list_of_inputs(inputs: Any) -> None:
+def test_client_any_iterable_of_pairs_is_a_list_of_inputs(inputs: Any) -> None:
     with serve() as echo, BertClient(echo.url) as client:
         assert [label(result) for result in client.next_sentence(inputs)] == ["a|b", "c|d"]
 
 
-async def test_async_list_may_be_an_async_iterable() -> None:
+async def test_async_client_list_may_be_an_async_iterable() -> None:
     async def texts() -> AsyncIterator[str]:
         for text in "abc":
             yield text
@@ -106,7 +106,7 @@ async def test_async_list_may_be_an_async_iterable() -> None:
 
 
 @pytest.mark.parametrize("inputs", ["good", b"good", {"text": "good"}, pd.DataFrame({"text": ["good"]})])
-async def test_iterable_whose_items_are_not_its_texts_is_refused(inputs: Any) -> None:
+async def test_client_iterable_whose_items_are_not_its_texts_is_refused(inputs: Any) -> None:
     with pytest.raises(TypeError, match="give a list, a column or another iterable of texts"):
         list(BertClient().sentiment_stream(inputs))
     with pytest.raises(TypeError, match="give a list, a column or another iterable of texts"):

@@ -32,37 +32,37 @@ def pause(reply: Any, attempt: int = 1, elapsed: float = 0, jitter: float = 0.5)
         httpx.RemoteProtocolError(""),
     ],
 )
-def test_what_may_pass_is_tried_again(reply: Any) -> None:
+def test_pause_before_retry_temporary_failures_are_retried(reply: Any) -> None:
     assert pause(reply) == 0.75
 
 
 @pytest.mark.parametrize(
     "reply", [(400, {}), (401, {}), (413, {}), (422, {}), (500, {}), (504, {}), (526, {}), httpx.ReadTimeout("")]
 )
-def test_what_will_not_pass_is_not_tried_again(reply: Any) -> None:
+def test_pause_before_retry_lasting_failures_are_not_retried(reply: Any) -> None:
     assert pause(reply) is None
 
 
-def test_pauses_double_up_to_a_limit_and_spread_by_half() -> None:
+def test_pause_before_retry_doubles_up_to_a_limit_with_jitter() -> None:
     assert [pause((503, {}), attempt, jitter=0) for attempt in (1, 2, 3)] == [0.5, 1, 1.5]
     assert [pause((503, {}), attempt, jitter=1) for attempt in (1, 2, 3)] == [1, 2, 3]
 
 
-def test_attempts_are_bounded() -> None:
+def test_pause_before_retry_attempts_are_bounded() -> None:
     assert pause((503, {}), attempt=4) is None
 
 
-def test_pauses_stay_numbers_after_thousands_of_attempts() -> None:
+def test_pause_before_retry_is_finite_after_thousands_of_attempts() -> None:
     patient = RetryPolicy(attempts=9000, deadline=1e9)
     assert pause_before_retry(patient, httpx.Response(503), 5000, elapsed=0, jitter=0) == 5
 
 
-def test_no_attempt_begins_after_the_deadline() -> None:
+def test_pause_before_retry_ends_before_the_deadline() -> None:
     assert pause((503, {}), elapsed=9.5) is None
     assert pause((429, {"Retry-After": "11"})) is None
 
 
-def test_retry_after_is_never_undercut() -> None:
+def test_pause_before_retry_is_at_least_retry_after() -> None:
     assert pause((429, {"Retry-After": "7"}), jitter=0) == 7
     assert pause((429, {"Retry-After": "7"}), jitter=0.5) == 7.5
 
@@ -84,6 +84,6 @@ def test_retry_after_is_a_number_or_a_date(header: str | None, seconds: float) -
 
 
 @pytest.mark.parametrize("fields", [{"attempts": 0}, {"deadline": -1}, {"first_pause": -1}])
-def test_impossible_policy_is_refused_when_it_is_made(fields: dict[str, Any]) -> None:
+def test_retry_policy_that_is_impossible_is_refused(fields: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match="cannot be followed"):
         RetryPolicy(**fields)
