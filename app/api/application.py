@@ -37,7 +37,7 @@ def create_app(settings: Settings, backend: Backend | None = None) -> FastAPI:
     metrics = Metrics()
     metrics.started()
     engine = Engine(lambda: backend or _process_pool(settings), settings, metrics)
-    metrics.read_tokens_per_second(lambda: engine.scheduler.tokens_per_second)
+    metrics.read_tokens_per_second(lambda: engine.scheduler.throughput.tokens_per_second)
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:

@@ -53,7 +53,7 @@ class TaskRequest(Request):
 
     @property
     def deadline(self) -> Deadline:
-        """The `time.monotonic()` after which the request is answered with 504."""
+        """When the request is answered with 504."""
         deadline: Deadline = self.scope["deadline"]
         return deadline
 

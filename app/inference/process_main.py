@@ -101,11 +101,13 @@ def run_first_process(sockets: list[socket.socket], job: Job) -> None:
         one_process_per_thread=sys.platform == "linux",
     )
     try:
-        with suppress(EOFError, OSError):  # the HTTP process has ended
+        with suppress(BrokenPipeError, ConnectionResetError):  # the HTTP process has ended
             loaded = _load_and_fork(backend, sockets)
             sockets[0].sendall(frame(loaded))
             if isinstance(loaded, Loaded):
                 _serve(backend, sockets[0])
+    except Exception:
+        logger.critical("the inference process cannot go on", exc_info=True)
     finally:
         os._exit(1)  # without waiting for the forks, which end with this process
 
@@ -118,7 +120,7 @@ def _load_and_fork(backend: TorchBackend, sockets: Sequence[socket.socket]) -> L
         forked = [_fork(backend, sockets, number) for number in range(1, backend.processes)]
         for process in forked:
             threading.Thread(target=_end_with_fork, args=(process,), name="watcher", daemon=True).start()
-        for other in sockets[1:]:
+        for other in sockets[1 : backend.processes]:  # the forks have them; the HTTP process closes the rest
             other.close()
         backend.load_alone()
     except Exception as error:
@@ -155,7 +157,7 @@ def _run_fork(backend: TorchBackend, sockets: Sequence[socket.socket], number: i
     for i, other in enumerate(sockets):
         if i != number:
             other.close()
-    with suppress(EOFError, OSError):
+    with suppress(BrokenPipeError, ConnectionResetError):
         _serve(backend, sockets[number])
 
 

@@ -29,8 +29,8 @@ _BUSY_FRACTION, _BUSY_CHECK_SECONDS = 0.5, 0.25
 """Fraction of a core from which on the HTTP process counts as busy, and how often that is looked at."""
 _BLOCKED_SIGNALS = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}
 """Signals to the whole process group concern the HTTP process, which needs the others while it drains."""
-_KILL_SECONDS = 5.0
-"""Time within which the kernel ends a killed process."""
+_EXIT_SECONDS = 5.0
+"""Time in which a process ends that has closed its connection, and one that was killed."""
 
 
 class ProcessPool:
@@ -50,7 +50,6 @@ class ProcessPool:
         self._forked: list[int] = []
         self._free: asyncio.PriorityQueue[int] = asyncio.PriorityQueue()
         """Numbers of the processes without a batch, the lowest first: only process 0 can use all threads."""
-        self._loaded = False
         self._closed = False
         self._on_death: Callable[[BackendDiedError], None] | None = None
         self._death: asyncio.Task[BackendDiedError] | None = None
@@ -61,14 +60,10 @@ class ProcessPool:
         """See `Backend.load`. The processes are started here."""
         if self._closed:
             raise BackendDiedError("closed before it was loaded")
-        self._on_death = on_death
         loop = asyncio.get_running_loop()
-        pairs = [socket.socketpair() for _ in range(self._job.threads)]  # as many as may be needed
-        self._start([theirs for _, theirs in pairs])
-        for ours, theirs in pairs:
-            theirs.close()
+        for ours in self._start():
             ours.setblocking(False)
-            _, channel = await loop.create_connection(lambda: _Channel(self._ended), sock=ours)
+            _, channel = await loop.create_connection(lambda: _Channel(self._on_connection_lost), sock=ours)
             self._channels.append(channel)
         loaded = await self._exchange(0, None)
         if not isinstance(loaded, Loaded):
@@ -82,18 +77,31 @@ class ProcessPool:
         self.device, self.dtype, self.threads = loaded.device, loaded.dtype, loaded.threads
         self.max_useful_tokens, self.tokens_per_second = loaded.max_useful_tokens, loaded.tokens_per_second
         self.models = loaded.models
-        self._loaded = True
+        self._on_death = on_death
+        if self._death is not None:
+            raise await self._death_error()
 
-    def _start(self, sockets: list[socket.socket]) -> None:
+    def _start(self) -> list[socket.socket]:
+        """Start the first process. Returns our ends of the connections: as many as processes may be needed."""
+        pairs = [socket.socketpair() for _ in range(self._job.threads)]
+        ours, theirs = [pair[0] for pair in pairs], [pair[1] for pair in pairs]
         context = multiprocessing.get_context("spawn")  # CUDA does not survive a fork
-        self._process = context.Process(target=run_first_process, args=(sockets, self._job), name="inference")
+        process = context.Process(target=run_first_process, args=(theirs, self._job), name="inference")
         resource_tracker.ensure_running()  # before the mask, because starting it unblocks signals
         before = signal.pthread_sigmask(signal.SIG_BLOCK, _BLOCKED_SIGNALS)  # inherited by the process
         try:
-            self._process.start()
+            process.start()
+        except OSError:  # too many processes or files, or no memory
+            for end in ours:
+                end.close()
+            raise
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
-        Finalize(self, self._process.kill, exitpriority=1)  # at exit, multiprocessing waits for its processes
+            for end in theirs:
+                end.close()
+        self._process = process
+        Finalize(self, process.kill, exitpriority=1)  # at exit, multiprocessing waits for its processes
+        return ours
 
     async def run(self, encoder: str, queries: Sequence[Query]) -> Sequence[Answer | Exception]:
         """See `Backend.run`."""
@@ -101,8 +109,12 @@ class ProcessPool:
         alone = number == 0 and len(queries) == 1 and self._free.qsize() == self.processes - 1
         try:
             answers = await self._exchange(number, (encoder, [pack(query) for query in queries], alone))
-        finally:
+        except asyncio.CancelledError:
+            raise  # not free: the process still computes, and its reply would be taken for that of the next request
+        except Exception:
             self._free.put_nowait(number)
+            raise
+        self._free.put_nowait(number)
         return [given if isinstance(given, Exception) else Answer(*given) for given in answers]
 
     async def aclose(self) -> None:
@@ -111,7 +123,7 @@ class ProcessPool:
         self._on_death = None
         if self._process is not None:
             self._process.kill()
-            await self._dead()
+            await self._death_error()
         for channel in self._channels:
             channel.close()
 
@@ -134,36 +146,38 @@ class ProcessPool:
         """
         reply = await self._channels[number].exchange(request)
         if reply is None:
-            raise await self._dead()
+            raise await self._death_error()
         if isinstance(reply, Exception):
             raise reply
         return reply
 
-    def _ended(self) -> None:
-        """A process has closed its connection: all end together."""
+    def _on_connection_lost(self) -> None:
+        """A process has ended: all end together."""
         if self._death is None:
-            self._death = asyncio.create_task(self._collect())
-            self._death.add_done_callback(self._tell)
+            self._death = asyncio.create_task(self._join_processes())
+            self._death.add_done_callback(self._report_death)
 
-    def _tell(self, death: asyncio.Task[BackendDiedError]) -> None:
-        if self._loaded and self._on_death is not None and not death.cancelled():
+    def _report_death(self, death: asyncio.Task[BackendDiedError]) -> None:
+        if self._on_death is not None and not death.cancelled():
             self._on_death(death.result())
 
-    async def _dead(self) -> BackendDiedError:
-        """Wait for the end of the processes."""
-        self._ended()
+    async def _death_error(self) -> BackendDiedError:
+        """Wait for the end of the processes. Returns why no batch can be computed."""
+        self._on_connection_lost()
         assert self._death is not None
         return await asyncio.shield(self._death)
 
-    async def _collect(self) -> BackendDiedError:
-        await asyncio.to_thread(self._join)
+    async def _join_processes(self) -> BackendDiedError:
         assert self._process is not None
+        await asyncio.to_thread(self._join)
         return BackendDiedError(f"the inference process ended with exit code {self._process.exitcode}")
 
     def _join(self) -> None:
         """In a thread, because it may take a moment."""
         assert self._process is not None
-        self._process.join(_KILL_SECONDS)
+        self._process.join(_EXIT_SECONDS)
+        self._process.kill()  # without effect after it has ended
+        self._process.join(_EXIT_SECONDS)
         for number in self._forked:
             with suppress(ChildProcessError):  # they are children of this process if it is process 1 of a container
                 os.waitpid(number, 0)
@@ -176,7 +190,7 @@ class _Channel(asyncio.Protocol):
         self._on_end = on_end
         self._received = bytearray()
         self._reply: asyncio.Future[Any] | None = None
-        self._ended = False
+        self._is_closed = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """See `asyncio.BaseProtocol`."""
@@ -184,7 +198,7 @@ class _Channel(asyncio.Protocol):
 
     async def exchange(self, request: Any) -> Any:
         """The reply to a request; None if the process ended first."""
-        if self._ended:
+        if self._is_closed:
             return None
         self._reply = asyncio.get_running_loop().create_future()
         if request is not None:
@@ -201,24 +215,20 @@ class _Channel(asyncio.Protocol):
             return
         reply = pickle.loads(memoryview(self._received)[HEADER_BYTES:size])  # noqa: S301 (our own process)
         self._received = self._received[size:]
-        self._settle(reply)
+        self._set_reply(reply)
 
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002
         """See `asyncio.BaseProtocol`."""
-        self._ended = True
-        self._settle(None)
+        self._is_closed = True
+        self._set_reply(None)
         self._on_end()
 
     def close(self) -> None:
         """Close the connection on purpose."""
-        self._on_end = _ignore
+        self._on_end = lambda: None
         self._transport.close()
 
-    def _settle(self, reply: Any) -> None:
+    def _set_reply(self, reply: Any) -> None:
         if self._reply is not None and not self._reply.done():
             self._reply.set_result(reply)
         self._reply = None
-
-
-def _ignore() -> None:
-    """In place of a report of the end."""

@@ -11,7 +11,7 @@ class Deadline:
     """A point in time."""
 
     at: float
-    """`time.monotonic()`, which is also the clock of the event loop."""
+    """`time.monotonic()`"""
     from_client: bool = False
     """The caller asked for it. If it cannot be met, the caller asked for too much (504); if the server's own cannot,
     too much is waiting (429)."""

@@ -39,7 +39,7 @@ DEFAULT_TOP_K = 5
 
 @dataclass(frozen=True, slots=True)
 class EnginePolicy:
-    """Sizes at which the engine does work in another way."""
+    """Size limits of the engine."""
 
     inline_characters: int = 4096
     """Shorter inputs are tokenized on the event loop: 30 us for a sentence, less than handing it to a thread."""
@@ -100,7 +100,7 @@ class Engine:
         self._long_text_pool = ThreadPoolExecutor(max_workers=1, thread_name_prefix="tokenize-long")
         self.lifecycle = Lifecycle(make_backend, settings, metrics)
         self.scheduler = self.lifecycle.scheduler
-        self._loading: asyncio.Task[None] | None = None
+        self._load_task: asyncio.Task[None] | None = None
 
     # Life -----------------------------------------------------------------------------------------------------
 
@@ -137,7 +137,7 @@ class Engine:
 
     def start(self) -> None:
         """Begin to load the models; `lifecycle.startup_finished` is set at the end."""
-        self._loading = asyncio.create_task(self.lifecycle.load())
+        self._load_task = asyncio.create_task(self.lifecycle.load())
 
     def drain(self) -> None:
         """Say that the service will end soon; requests are still accepted."""
@@ -150,8 +150,8 @@ class Engine:
     async def close(self) -> None:
         """End after the running batches; waiting requests get an error."""
         await self.lifecycle.aclose(self._policy.close_patience)
-        if self._loading is not None:
-            await self._loading
+        if self._load_task is not None:
+            await self._load_task
         for pool in (self._pool, self._long_text_pool):
             pool.shutdown(wait=False, cancel_futures=True)
 
@@ -210,7 +210,7 @@ class Engine:
 
             return await self._answer(encoder, served, inputs, read, shape, deadline)
 
-    # The way --------------------------------------------------------------------------------------------------
+    # Request path ---------------------------------------------------------------------------------------------
 
     async def _answer(
         self,

@@ -1,4 +1,4 @@
-"""The queue: who is served next, and how much is ahead of a newcomer. Pure data, no clock, no tasks."""
+"""A fair queue of jobs, and an upper bound of the tokens ahead of a new job. No clock, no tasks."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ class FairQueue(Generic[Item, Answer]):
         return waited
 
 
-class Load:
+class LoadBySize:
     """Unanswered jobs, grouped by size, because how much is ahead of a newcomer depends on both sizes.
 
     Jobs take turns: a large job delays a small one by a few items, and a job of its own size by all its items.
@@ -141,7 +141,7 @@ class Load:
 
     def tokens_ahead(self, items: int) -> int:
         """Tokens that are computed before a new job of so many items is done, at most."""
-        return sum(min(tokens, items * turn) for tokens, turn in self._groups.values())
+        return sum(min(tokens, items * round_tokens) for tokens, round_tokens in self._groups.values())
 
     def _count(self, job: Job[Item, Answer], by: int) -> None:
         group = self._groups[job.items.bit_length()]

@@ -24,9 +24,9 @@ logger = logging.getLogger(__name__)
 MIN_STALL_SECONDS = 5.0
 """A batch that takes longer than this, and longer than the request timeout, counts as stalled."""
 MAX_LOAD_SECONDS = 600.0
-"""A reload that takes longer is given up: while one runs, a hung batch is not ended."""
+"""Timeout of a reload. Hung batches are not killed during a reload."""
 MAX_TICK_SECONDS = 1.0
-"""A longer time between two looks means that this process was stopped too, which is no fault of the batch."""
+"""Seconds that count per look, at most: a longer gap means that this process itself was suspended."""
 
 
 class State(IntEnum):
@@ -45,11 +45,10 @@ class State(IntEnum):
 
 @dataclass(eq=False, slots=True)
 class LoadedBackend:
-    """A backend, and the number of requests that rely on it: it is closed when it was replaced and has none."""
+    """A backend, and the number of requests that rely on it: once it is replaced and has none, it is closed."""
 
     backend: Backend
     requests: int = 0
-    replaced: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +75,7 @@ class Lifecycle:
         self.state = State.LOADING
         self.failure: BaseException | None = None
         """Why the models could not be loaded, or why no batch can succeed any more."""
-        self.has_served = False
+        self.has_loaded = False
         """Whether the models have been loaded."""
         self.startup_finished = asyncio.Event()
         """Set once the models are loaded, or cannot be."""
@@ -86,7 +85,7 @@ class Lifecycle:
         self._stalled_for = 0.0
         self._last_look = time.monotonic()
         self._reload_lock = asyncio.Lock()
-        self._loading: Backend | None = None
+        self._reloading_backend: Backend | None = None
         """The backend that a reload loads."""
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -103,7 +102,7 @@ class Lifecycle:
 
     def check_open(self) -> None:
         """Raise UnavailableError unless new requests are accepted."""
-        if not self.has_served or self.state >= State.REFUSING:
+        if not self.has_loaded or self.state >= State.REFUSING:
             raise UnavailableError(self.status)
 
     def advance(self, state: State) -> None:
@@ -116,12 +115,9 @@ class Lifecycle:
         try:
             await loaded.backend.load(lambda error: self._on_death(loaded, error))
         except Exception as error:
-            if self.state is not State.CLOSED:
-                if not isinstance(error, BackendDiedError | BertError | SettingsError):  # those explain themselves
-                    logger.critical("loading failed", exc_info=error)
-                self.scheduler.fail(error)
+            self.scheduler.fail(error)
         else:
-            self.has_served = True
+            self.has_loaded = True
             self.advance(State.READY)
             self._open(loaded.backend)
         self.startup_finished.set()
@@ -133,7 +129,7 @@ class Lifecycle:
         await self.startup_finished.wait()
         async with self._reload_lock:
             fresh = LoadedBackend(self._make_backend())
-            self._loading = fresh.backend
+            self._reloading_backend = fresh.backend
             try:
                 self.check_open()
                 await self._load_in_time(fresh)
@@ -148,14 +144,17 @@ class Lifecycle:
                 logger.error("not reloaded: %s", error, exc_info=None if expected else error)
                 return False
             finally:
-                self._loading = None
+                self._reloading_backend = None
+            is_stalled = self.status == "stalled"
             replaced, self.current = self.current, fresh
-            replaced.replaced = True
-            self._stalled_for = 0.0  # a batch that hangs belongs to the replaced backend
+            self._stalled_for = 0.0
             self._open(fresh.backend)
             self._metrics.reloaded(ok=True)
             logger.info("reloaded: %s", ", ".join(served.name for served in fresh.backend.models.values()))
             self._close_if_unused(replaced)
+            if is_stalled:
+                logger.error("the replaced backend hangs; killing its processes")
+                await replaced.backend.aclose()
             return True
 
     def _open(self, backend: Backend) -> None:
@@ -164,9 +163,11 @@ class Lifecycle:
 
     async def _load_in_time(self, fresh: LoadedBackend) -> None:
         try:
-            async with asyncio.timeout(MAX_LOAD_SECONDS):
+            async with asyncio.timeout(MAX_LOAD_SECONDS) as timer:
                 await fresh.backend.load(lambda error: self._on_death(fresh, error))
         except TimeoutError:
+            if not timer.expired():  # of the file system, say
+                raise
             raise BackendDiedError(f"loading has not ended in {MAX_LOAD_SECONDS:g} s") from None
 
     @contextmanager
@@ -177,7 +178,7 @@ class Lifecycle:
             UnavailableError: the models are not loaded, or broken.
             TaskNotServedError: no loaded checkpoint has a head for the task.
         """
-        if not self.has_served or self.state is State.BROKEN:
+        if not self.has_loaded or self.state is State.BROKEN:
             raise UnavailableError(self.status)
         owner = self.current
         name = next((name for name, served in owner.backend.models.items() if task in served.tasks), None)
@@ -195,14 +196,14 @@ class Lifecycle:
         try:
             return await encoder.owner.backend.run(encoder.name, queries)
         except BackendDiedError as error:
-            if not encoder.owner.replaced:
+            if encoder.owner is self.current:
                 raise
-            logger.error("a replaced backend ended before it had answered: %s", error)
+            logger.warning("a replaced backend ended before it had answered: %s", error)
             return [UnavailableError("reloading", retry_after=1) for _ in queries]
 
     def _close_if_unused(self, owner: LoadedBackend) -> None:
         """Every request has a deadline, so a replaced backend that hangs is closed within the request timeout."""
-        if owner.replaced and not owner.requests:
+        if owner is not self.current and not owner.requests:
             task = asyncio.create_task(owner.backend.aclose())
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
@@ -214,15 +215,19 @@ class Lifecycle:
 
     def _on_failure(self, error: BaseException) -> None:
         """No further batch can succeed."""
-        if self.state is not State.CLOSED:
-            self.failure = error
-            self.advance(State.BROKEN)
+        if self.state is State.CLOSED:
+            return
+        self.failure = error
+        self.advance(State.BROKEN)
+        explains_itself = isinstance(error, BertError | SettingsError | BackendDiedError)
+        if self.has_loaded or not explains_itself:  # a failed load is the last line of the log anyway
+            trace = None if explains_itself and not hasattr(error, "__notes__") else error
+            logger.critical("no further batch can succeed: %s", error, exc_info=trace)
 
     @property
     def is_hung(self) -> bool:
-        """Whether a batch has been stalled for as long again, so that no caller waits for it; a reload that is
-        under way will replace the hung process."""
-        return self._loading is None and self._stalled_for > self._stall_seconds
+        """Whether a batch has run for twice the stall limit. False during a reload, which replaces the backend."""
+        return self._reloading_backend is None and self._stalled_for > self._stall_seconds
 
     async def kill_hung_backend(self) -> None:
         """Kill the inference processes because a batch does not end: the service is broken then."""
@@ -248,9 +253,9 @@ class Lifecycle:
     async def aclose(self, patience: float) -> None:
         """End: wait up to `patience` seconds for running batches, then kill the processes."""
         self.state = State.CLOSED
-        if self._loading is not None:
-            await self._loading.aclose()
-        if not self.has_served:
+        if self._reloading_backend is not None:
+            await self._reloading_backend.aclose()
+        if not self.has_loaded:
             await self.current.backend.aclose()  # no request waits for a load
         await self.scheduler.aclose(patience)
         await self.current.backend.aclose()

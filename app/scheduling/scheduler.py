@@ -25,7 +25,7 @@ from app.errors import (
     UnavailableError,
 )
 from app.scheduling.deadline import Deadline
-from app.scheduling.fair_queue import FairQueue, Job, Load, Pending
+from app.scheduling.fair_queue import FairQueue, Job, LoadBySize, Pending
 from app.scheduling.throughput import Throughput
 
 Item = TypeVar("Item")
@@ -51,7 +51,6 @@ class Observer(Protocol):
 class Running:
     """A batch that is being computed."""
 
-    encoder: Hashable
     began: float
     concurrent: int
     """Batches that were being computed when it began, itself included."""
@@ -92,21 +91,11 @@ class Scheduler(Generic[Item, Answer]):
         self._on_failure = on_failure
         self._processes = 0
         self._queue = FairQueue[Item, Answer]()
-        self._load = Load()
+        self._load = LoadBySize()
         self._unanswered: set[Job[Item, Answer]] = set()
         self._running: set[Running] = set()
         self._tasks: set[asyncio.Task[None]] = set()
         self._dispatch_is_due = False
-
-    @property
-    def tokens_per_second(self) -> float:
-        """Measured speed of full batches in all processes together; 0 before the first."""
-        return self.throughput.tokens_per_second
-
-    @property
-    def batch_tokens(self) -> int:
-        """Tokens of a full batch."""
-        return self.throughput.batch_tokens
 
     @property
     def queued_requests(self) -> int:
@@ -125,8 +114,10 @@ class Scheduler(Generic[Item, Answer]):
         return max((now - batch.began for batch in self._running), default=0.0)
 
     def open(self, processes: int) -> None:
-        """Compute up to `processes` batches at the same time from now on."""
+        """A backend was loaded: compute up to `processes` batches at the same time. Batches of the backend that it
+        replaces run in other processes, so they count no longer."""
         self._processes = processes
+        self._running.clear()
         self._dispatch_soon()
 
     def fail(self, error: BaseException) -> None:
@@ -189,19 +180,22 @@ class Scheduler(Generic[Item, Answer]):
         self.check_capacity(sum(tokens), len(items), job.deadline)
         job.tokens, job.largest_item_tokens = sum(tokens), max(tokens)
         self._load.add(job)
-        job.future = asyncio.get_running_loop().create_future()
+        future = job.future = asyncio.get_running_loop().create_future()
         job.fill(encoder, items, tokens)
         self._queue.push(job)
         self._unanswered.add(job)
         self._dispatch_soon()
         self._publish()
         try:
-            await job.future
+            await future
         except asyncio.CancelledError:
             if self._queue.withdraw(job) and job.deadline.remaining > 0:
                 self._observer.cancelled()
             raise
         finally:
+            # Break the cycle future -> exception -> traceback -> this frame: after gc.freeze() it is never collected.
+            job.future = None
+            del future
             self._unanswered.discard(job)
             self._publish()
         return job.results
@@ -244,10 +238,10 @@ class Scheduler(Generic[Item, Answer]):
         while self.fatal_error is None and (slots := self._free_slots()) > 0:
             # No more than a share of what waits, if several processes are free for it.
             share = max(self._queue.tokens // slots, MIN_TOKENS_TO_SPLIT)
-            batch = self._queue.take(min(self.batch_tokens, share))
+            batch = self._queue.take(min(self.throughput.batch_tokens, share))
             if not batch:
                 return
-            running = Running(batch[0].job.encoder, time.monotonic(), len(self._running) + 1)
+            running = Running(time.monotonic(), len(self._running) + 1)
             batch = [pending for pending in batch if pending.job.deadline.at > running.began]
             if not batch:
                 continue
@@ -262,27 +256,27 @@ class Scheduler(Generic[Item, Answer]):
         """Batches that may start now: one per free process if half a full batch waits, else only up to
         `max_concurrent_batches`, which leaves a core to HTTP."""
         free = self._processes - len(self._running)
-        if 2 * self._queue.tokens >= self.batch_tokens:
+        if 2 * self._queue.tokens >= self.throughput.batch_tokens:
             return free
         return min(self._max_concurrent_batches() - len(self._running), free)
 
     async def _compute(self, batch: list[Pending[Item, Answer]], running: Running) -> None:
         try:
             answers = await self._run_isolated(batch)
-        except Exception as error:
-            self.fail(error)
-            return
-        finally:
             concurrent = max(running.concurrent, len(self._running))
             self._running.discard(running)
-        if not any(isinstance(answer, Exception) for answer in answers):
-            tokens = sum(pending.tokens for pending in batch)
-            self.throughput.record_batch(tokens, time.monotonic() - running.began, concurrent)
-        for pending, answer in zip(batch, answers, strict=True):
-            if isinstance(answer, Exception):
-                self._queue.withdraw(pending.job)  # the request has failed as a whole
-        self._dispatch()
-        self._deliver(batch, answers)
+            if not any(isinstance(answer, Exception) for answer in answers):
+                tokens = sum(pending.tokens for pending in batch)
+                self.throughput.record_batch(tokens, time.monotonic() - running.began, concurrent)
+            for pending, answer in zip(batch, answers, strict=True):
+                if isinstance(answer, Exception):
+                    self._queue.withdraw(pending.job)  # the request has failed as a whole
+            self._dispatch()
+            self._deliver(batch, answers)
+        except Exception as error:
+            self.fail(error)
+        finally:
+            self._running.discard(running)
 
     async def _run_isolated(self, batch: list[Pending[Item, Answer]]) -> list[Answer | Exception]:
         """Answers of a batch; if it fails, of its halves, so that only the failing item gets the error."""
@@ -297,7 +291,7 @@ class Scheduler(Generic[Item, Answer]):
             tokens = sum(pending.tokens for pending in batch)
             if len(batch) > 1:
                 self.throughput.record_out_of_memory(tokens)
-            logger.warning("out of memory at %d tokens; batches are now %d", tokens, self.batch_tokens)
+            logger.warning("out of memory at %d tokens; batches are now %d", tokens, self.throughput.batch_tokens)
         except Exception:
             if len(batch) == 1:
                 logger.exception("inference failed on one input of %d tokens", batch[0].tokens)

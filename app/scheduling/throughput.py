@@ -27,7 +27,7 @@ class ThroughputPolicy:
     """Of the time until its deadline, what a request may wait: the speed may fall meanwhile."""
 
     def batch_tokens(self, tokens_per_second: float, max_useful_tokens: int) -> int:
-        """Tokens of a batch at the measured speed of one process; 0 if it is not known.
+        """Tokens of a batch. `tokens_per_second` is the measured speed of one process, 0 if it is not known yet.
 
         >>> ThroughputPolicy().batch_tokens(52_000, max_useful_tokens=16_384)
         5120
@@ -39,7 +39,7 @@ class ThroughputPolicy:
 
 
 class Throughput:
-    """The measured speed. Small batches are slower and say nothing of it, except that a slow time is over."""
+    """The measured speed. Batches below half size are ignored, unless they are faster than the current estimate."""
 
     def __init__(self, policy: ThroughputPolicy = ThroughputPolicy(), fixed_batch_tokens: int = 0) -> None:
         """`fixed_batch_tokens`: tokens of a full batch, if they shall not follow from the measured speed."""

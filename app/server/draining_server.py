@@ -62,8 +62,11 @@ class DrainingServer(uvicorn.Server):
         while True:
             await self._reload_requested.wait()
             self._reload_requested.clear()
-            if await self.engine.lifecycle.reload():
-                _freeze_objects()
+            try:
+                if await self.engine.lifecycle.reload():
+                    _freeze_objects()
+            except Exception:  # a later signal must still be heard
+                logger.exception("reload failed")
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:  # noqa: ARG002
         """Drain on the first signal; end at once on Ctrl-C after that."""
@@ -99,7 +102,7 @@ class DrainingServer(uvicorn.Server):
         """At once if the models never loaded."""
         now = time.monotonic()
         self._broken_since = self._broken_since or now
-        return not self.engine.lifecycle.has_served or now - self._broken_since > _BROKEN_SECONDS
+        return not self.engine.lifecycle.has_loaded or now - self._broken_since > _BROKEN_SECONDS
 
     def _is_answering(self) -> bool:
         """Whether an accepted request is not answered yet, or an answer is not sent yet."""

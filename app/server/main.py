@@ -53,7 +53,7 @@ def run(settings: Settings) -> int:
     DrainingServer(config, engine, settings.drain_seconds).run(listening)
     if engine.lifecycle.failure is not None:
         log_fatal(str(engine.lifecycle.failure), settings.log_format)
-        return EXIT_BACKEND_DIED if engine.lifecycle.has_served else EXIT_STARTUP_FAILED
+        return EXIT_BACKEND_DIED if engine.lifecycle.has_loaded else EXIT_STARTUP_FAILED
     return 0
 
 

@@ -101,7 +101,7 @@ async def info(request: Request) -> Info:
         device=backend.device,
         dtype=backend.dtype,
         threads=backend.threads,
-        tokens_per_second=round(engine.scheduler.tokens_per_second),
+        tokens_per_second=round(engine.scheduler.throughput.tokens_per_second),
         models=[_model(served) for served in backend.models.values()],
         limits=_limits(settings, engine),
     )
@@ -136,7 +136,7 @@ def _model(served: ServedModel) -> ModelInfo:
 
 def _limits(settings: Settings, engine: Engine) -> Limits:
     return Limits(
-        max_batch_tokens=engine.scheduler.batch_tokens,
+        max_batch_tokens=engine.scheduler.throughput.batch_tokens,
         max_queue_tokens=settings.max_queue_tokens,
         max_client_batch=settings.max_client_batch,
         max_body_bytes=settings.max_body_bytes,

@@ -6,6 +6,7 @@ import asyncio
 import os
 import pickle
 import signal
+import sys
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import suppress
@@ -221,6 +222,54 @@ async def test_process_pool_fork_that_fails_is_told(pretrained: Path, sentiment:
         await backend.load(ignore)
     await until_gone(pid_of(backend))
     await backend.aclose()
+
+
+class NotLinux:
+    """A filter of a log; where it is made, the system has no fork, and so computes in one process as with a GPU."""
+
+    def __init__(self) -> None:
+        sys.platform = "darwin"
+
+
+async def test_process_pool_of_one_process_with_several_threads_lives(
+    pretrained: Path, sentiment: Path, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The connections that it does not need are closed by us, which is no death."""
+    monkeypatch.setattr("app.inference.process_pool._EXIT_SECONDS", 0.1)
+    logs = {"version": 1, "filters": {"first": {"()": f"{__name__}.NotLinux"}}}
+    told: list[BackendDiedError] = []
+    backend = pool_of(pretrained, sentiment, threads=4, logs=logs)
+    await backend.load(told.append)
+    assert (backend.processes, backend.threads) == (1, 4)
+    await asyncio.sleep(0.5)
+    assert len(await backend.run("sentiment", [sentiment_query(tokenizer)])) == 1
+    assert not told
+    await backend.aclose()
+
+
+async def test_process_pool_that_cannot_start_a_process_says_so_and_closes(
+    pretrained: Path, sentiment: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise BlockingIOError(11, "no room for another process")
+
+    monkeypatch.setattr("multiprocessing.context.SpawnProcess.start", fail)
+    backend = pool_of(pretrained, sentiment)
+    with pytest.raises(BlockingIOError, match="no room"):
+        await backend.load(ignore)
+    await backend.aclose()
+
+
+async def test_process_pool_cancelled_batch_does_not_answer_the_next(pair: ProcessPool, tokenizer: Tokenizer) -> None:
+    for number in (pid_of(pair), fork_of(pair)):
+        os.kill(number, signal.SIGSTOP)
+    cancelled = asyncio.create_task(pair.run("sentiment", [sentiment_query(tokenizer, "bad")] * 3))
+    await asyncio.sleep(0.02)
+    cancelled.cancel()
+    await asyncio.wait([cancelled])
+    for number in (pid_of(pair), fork_of(pair)):
+        os.kill(number, signal.SIGCONT)
+    assert len(await pair.run("sentiment", [sentiment_query(tokenizer)])) == 1
 
 
 async def test_process_pool_two_processes_answer_at_the_same_time_and_alike(

@@ -459,7 +459,7 @@ async def test_failed_load_breaks_the_service(backend: Any) -> None:
     engine = await started([backend])
     assert engine.status == "broken"
     assert engine.lifecycle.failure is backend.load_error
-    assert not engine.lifecycle.has_served
+    assert not engine.lifecycle.has_loaded
     await engine.close()
 
 
@@ -471,3 +471,46 @@ async def test_closing_while_loading_ends_the_load(backend: Any) -> None:
     await engine.close()
     assert backend.closed
     assert engine.lifecycle.failure is None
+
+
+async def test_reload_frees_a_service_whose_backend_hangs(backend: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("app.scheduling.lifecycle.MIN_STALL_SECONDS", 0.1)
+    fresh = replace(backend, batches=[], gate=threading.Event())
+    fresh.gate.set()
+    engine = await started([backend, fresh], request_timeout_ms=100)
+    backend.gate.clear()
+    hanging = asyncio.create_task(engine.sentiment(["a"], deadline=soon()))
+    await backend.has_entered()
+    await until(lambda: engine.status == "stalled")
+    assert await engine.lifecycle.reload()
+    assert engine.status == "ready"
+    assert backend.closed
+    assert (await engine.sentiment(["a"], deadline=soon())).results
+    with pytest.raises(UnavailableError, match="reloading"):
+        await hanging
+    engine.lifecycle.publish_state()
+    assert not engine.lifecycle.is_hung
+    await engine.close()
+
+
+async def test_reload_uses_the_new_processes_while_the_old_ones_compute(backend: Any) -> None:
+    fresh = replace(backend, batches=[], gate=threading.Event())
+    fresh.gate.set()
+    engine = await started([backend, fresh])
+    backend.gate.clear()
+    slow = asyncio.create_task(engine.sentiment(["a"], deadline=soon()))
+    await backend.has_entered()
+    assert await engine.lifecycle.reload()
+    assert (await engine.sentiment(["a"], deadline=soon())).results
+    assert not slow.done()
+    backend.gate.set()
+    assert (await slow).results
+    await engine.close()
+
+
+async def test_reload_whose_load_raises_anything_leaves_the_service_as_it_is(backend: Any) -> None:
+    broken = replace(backend, batches=[], load_error=TimeoutError("of the file system"))
+    engine = await started([backend, broken])
+    assert not await engine.lifecycle.reload()
+    assert (await engine.sentiment(["a"], deadline=soon())).results
+    await engine.close()

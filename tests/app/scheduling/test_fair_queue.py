@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from app.scheduling.deadline import Deadline
-from app.scheduling.fair_queue import FairQueue, Job, Load, take_batch
+from app.scheduling.fair_queue import FairQueue, Job, LoadBySize, take_batch
 
 FAR = Deadline(1e12)  # no test meets it
 
@@ -109,7 +109,7 @@ def test_fair_queue_withdraw_removes_what_waits() -> None:
 
 
 def test_load_ahead_of_a_small_job_is_a_few_items_of_a_large_one() -> None:
-    load = Load()
+    load = LoadBySize()
     large, small = job_of([10] * 100), job_of([10])
     load.add(large)
     load.add(small)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -221,12 +222,12 @@ async def test_scheduler_out_of_memory_splits_the_batch_and_lowers_the_limit(com
     computer.fault = lambda items: OutOfMemoryError() if len(items) > 2 else None
     async with running(computer) as scheduler:
         assert await ask(scheduler, 1, 2, 3, 4, 5, 6, 7, 8) == [2, 4, 6, 8, 10, 12, 14, 16]
-        assert scheduler.batch_tokens <= 40
+        assert scheduler.throughput.batch_tokens <= 40
         tries = len(computer.batches)
         for _ in range(4):
             await ask(scheduler, 1, 2)
         assert len(computer.batches) == tries + 4
-        assert scheduler.batch_tokens <= 40  # whatever the speed
+        assert scheduler.throughput.batch_tokens <= 40  # whatever the speed
 
 
 async def test_scheduler_item_that_never_fits_fails_alone(computer: Computer) -> None:
@@ -235,7 +236,7 @@ async def test_scheduler_item_that_never_fits_fails_alone(computer: Computer) ->
         with pytest.raises(InferenceError):
             await ask(scheduler, 1)
         assert await ask(scheduler, 2) == [4]
-        assert scheduler.batch_tokens == 100  # smaller batches would not help it
+        assert scheduler.throughput.batch_tokens == 100  # smaller batches would not help it
 
 
 async def test_scheduler_cancelled_request_is_never_computed(computer: Computer) -> None:
@@ -450,7 +451,7 @@ async def test_scheduler_batch_that_fails_says_nothing_of_speed(computer: Comput
         scheduler.throughput.set(1.0, 1, 1000)
         with pytest.raises(InferenceError):
             await ask(scheduler, 1, 2)
-        assert scheduler.tokens_per_second == 1.0
+        assert scheduler.throughput.tokens_per_second == 1.0
 
 
 async def test_scheduler_observer_is_told_how_much_waits(computer: Computer) -> None:
@@ -537,3 +538,38 @@ async def test_scheduler_closing_answers_what_runs_and_fails_what_waits(computer
         first, second = await asyncio.gather(*tasks, return_exceptions=True)
     assert first == [0]
     assert isinstance(second, UnavailableError)
+
+
+async def test_scheduler_error_of_its_own_fails_the_requests_instead_of_leaving_them(computer: Computer) -> None:
+    async with running(computer) as scheduler:
+        scheduler.throughput.record_batch = lambda *_: 1 / 0  # type: ignore[method-assign, assignment]
+        with pytest.raises(UnavailableError):
+            await ask(scheduler, 1)
+        assert isinstance(scheduler.fatal_error, ZeroDivisionError)
+
+
+async def test_scheduler_failed_request_is_in_no_reference_cycle(computer: Computer) -> None:
+    """After gc.freeze() a cycle is never collected, and it would hold the encoder that a reload replaced."""
+
+    class Encoder:
+        pass
+
+    async def fail() -> weakref.ref[Encoder]:
+        encoder = Encoder()
+        with scheduler.reserve([10], Deadline.after(PATIENCE)) as job:
+            try:
+                await scheduler.answer(job, encoder, [1], [10])
+            except InferenceError:
+                return weakref.ref(encoder)
+        raise AssertionError
+
+    computer.fault = lambda _: ValueError()
+    async with running(computer) as scheduler:
+        gc.disable()
+        try:
+            encoder = await fail()
+            computer.batches.clear()
+            await asyncio.sleep(0.01)
+            assert encoder() is None
+        finally:
+            gc.enable()

@@ -96,7 +96,7 @@ def start_server(backend: Any) -> StartServer:
                 served = Served(server, port, client, serving)
                 try:
                     await served.until(
-                        lambda: server.started and (server.engine.lifecycle.has_served or not backend.may_load.is_set())
+                        lambda: server.started and (server.engine.lifecycle.has_loaded or not backend.may_load.is_set())
                     )
                     yield served
                 finally:
