@@ -168,8 +168,8 @@ class ExamplesConfig(_Strict):
     long_length: Positive = 512
     """Tokens of a full long example."""
     long_fraction: Share = 0.1
-    """Share of the budget, at its end, in which examples are long (Devlin et al. 2018, appendix A.2). They train the
-    positions beyond `short_length`."""
+    """Share of the tokens that are in long examples, from the first step to the last. They train the positions beyond
+    `short_length`; Devlin et al. 2018, appendix A.2, train them at the end."""
     mask_fraction: PositiveShare = 0.15
     """Share of tokens to predict at the beginning of the run: 80% of these become `[MASK]`, 10% another token, 10%
     stay as they are."""
@@ -187,6 +187,12 @@ class ExamplesConfig(_Strict):
         if self.long_fraction and self.long_length < self.short_length:
             raise ValueError(f"long_length {self.long_length} is below short_length {self.short_length}")
         return self
+
+    @property
+    def long_probability(self) -> float:
+        """Share of examples that are long, so that they hold `long_fraction` of the tokens."""
+        long, short = self.long_fraction / self.long_length, (1 - self.long_fraction) / self.short_length
+        return long / (long + short)
 
     @property
     def longest(self) -> int:

@@ -36,8 +36,7 @@ class MaskedPairs:
     def make(self, index: int, progress: float = 0.0, max_tokens: int | None = None) -> Example:
         """See `training.examples.loader.WindowExamples.make`."""
         rng = np.random.default_rng((*self.key, index))
-        long_fraction = self.config.long_fraction
-        is_long = long_fraction > 0 and progress >= 1 - long_fraction
+        is_long = rng.random() < self.config.long_probability
         pair = self._pairs.sample(int(self._starts[index]), rng, max_tokens, is_long=is_long)
         return mask(pair, mask_rate(self.config, progress), self.vocabulary, rng)
 
