@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from glob import escape, glob
 from pathlib import Path
 
@@ -16,6 +17,17 @@ TABLES = ("csv", "jsonl", "parquet", "tsv")
 
 _WIKITEXT_SUFFIXES = (".tokens", ".raw")
 """WikiText itself ships so."""
+
+
+def size(sources: Iterable[SourceConfig], root: Path) -> int | None:
+    """Bytes of all files that will be read, for a progress bar; None if a `limit` or a hub data set hides them."""
+    total = 0
+    for source in sources:
+        found = files(source, root)
+        if source.limit or not found:
+            return None
+        total += sum(file.stat().st_size for file in found)
+    return total or None
 
 
 def files(source: SourceConfig, root: Path) -> list[Path]:
