@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from glob import escape, glob
+from itertools import chain
 from pathlib import Path
 
 from bert_client.tables import format_of
@@ -19,15 +20,12 @@ _WIKITEXT_SUFFIXES = (".tokens", ".raw")
 """WikiText itself ships so."""
 
 
-def size(sources: Iterable[SourceConfig], root: Path) -> int | None:
+def size(sources: Sequence[SourceConfig], root: Path) -> int | None:
     """Bytes of all files that will be read, for a progress bar; None if a `limit` or a hub data set hides them."""
-    total = 0
-    for source in sources:
-        found = files(source, root)
-        if source.limit or not found:
-            return None
-        total += sum(file.stat().st_size for file in found)
-    return total or None
+    found = [files(source, root) for source in sources]
+    if any(source.limit for source in sources) or not all(found):
+        return None
+    return sum(file.stat().st_size for file in chain.from_iterable(found))
 
 
 def files(source: SourceConfig, root: Path) -> list[Path]:
