@@ -180,7 +180,7 @@ def _job(given: argparse.Namespace) -> file_job.Job:
         )
     if form == "lines" and given.task == "next-sentence":
         raise ValueError("pairs need a file with two columns: CSV, TSV, JSONL or Parquet; see --format")
-    if not given.json and Path(given.output).suffix and not output.is_writable(given.output):
+    if not given.json and Path(given.output).suffix and not output.has_output_suffix(given.output):
         raise ValueError(
             f"{given.output} cannot be written: end it in .csv, .tsv or .jsonl, or in one of these and .gz"
         )

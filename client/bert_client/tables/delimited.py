@@ -33,7 +33,6 @@ class Record:
 def records(lines: Iterator[str], dialect: Dialect) -> Iterator[Record]:
     """Records in order. After a record with a misplaced quotation mark, which has a fault, reading goes on in the line
     after that mark."""
-    csv.field_size_limit(2**31 - 1)  # the default refuses a cell of over 128 KiB
     options = reader_options(dialect)
     source = _RecordLines(lines)
     reader = csv.reader(source, strict=True, **options)

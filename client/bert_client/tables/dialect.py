@@ -8,6 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+csv.field_size_limit(2**31 - 1)  # of the whole process; the default refuses a cell of over 128 KiB
+
 DELIMITER_NAMES = {",": "comma", ";": "semicolon", "\t": "tab", "|": "vertical bar"}
 """The delimiters that are detected."""
 _SPELLED = {"\\t": "\t", "tab": "\t"}

@@ -10,6 +10,7 @@ import io
 import lzma
 import os
 import re
+import select
 import stat
 import zlib
 from collections.abc import Callable, Iterator
@@ -196,7 +197,8 @@ class _CountingFile(io.FileIO):
         self._progress = progress
 
     def readinto(self, buffer: Any) -> int:
-        count = super().readinto(buffer) or 0
+        while (count := super().readinto(buffer)) is None:  # a non-blocking pipe that is empty for now
+            select.select([self], [], [])
         if self._progress:
             self._progress(count)
         return count

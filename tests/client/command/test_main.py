@@ -13,6 +13,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -526,13 +527,16 @@ def test_bert_goes_on_after_a_kill(holding: Holding, url: str, tmp_path: Path) -
     """Killed (-9) while the last rows are on their way, and given again, with another address."""
     texts, target = tmp_path / "texts.txt", tmp_path / "scored.tsv"
     texts.write_text("good\n" * 20 + "hold\n" + "good\n" * 5)
-    program = "import bert_client.command.output; bert_client.command.output.SAVE_SECONDS = -1.0\n" + _INTERRUPTIBLE
-    command = [sys.executable, "-c", program, "sentiment", "--file", str(texts), "--output", str(target)]
+    command = [sys.executable, "-c", _INTERRUPTIBLE, "sentiment", "--file", str(texts), "--output", str(target)]
     command += ["--concurrency", "1"]
     address = ["--url", f"http://127.0.0.1:{holding.server_port}"]
     with subprocess.Popen(command + address, cwd=ROOT, stderr=subprocess.PIPE) as process:
         try:
             assert holding.entered.wait(PATIENCE)
+            until = time.monotonic() + PATIENCE
+            while not Path(f"{target}.partial.json").exists():  # it is saved while the service does not answer
+                assert time.monotonic() < until
+                time.sleep(0.05)
             assert not target.exists()
         finally:
             process.kill()

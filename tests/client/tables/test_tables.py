@@ -8,7 +8,9 @@ import itertools
 import json
 import lzma
 import os
+import subprocess
 import sys
+import time
 import tracemalloc
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -171,6 +173,17 @@ def test_row_ends_in_any_line_end(read: Read, end: str, name: str) -> None:
 def test_row_long_cells_are_read(read: Read) -> None:
     (row,), _ = read("text,n\n" + "x" * 3_000_000 + ",1\n")
     assert len(row.cells["text"]) == 3_000_000
+
+
+@pytest.mark.parametrize("name", ["a.csv", "a.tsv"])
+def test_row_long_cells_are_read_in_a_new_process(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).write_text("text\n" + "x" * 200_000 + "\n")
+    program = (
+        "import sys; from bert_client.tables import open_table\n"
+        "with open_table(sys.argv[1]) as table: print(*(len(row.cells['text']) for row in table.rows))"
+    )
+    done = subprocess.run([sys.executable, "-c", program, tmp_path / name], capture_output=True, text=True, check=True)
+    assert done.stdout == "200000\n"
 
 
 def test_row_json_that_cannot_be_read_has_a_fault(read: Read) -> None:
@@ -628,3 +641,22 @@ def test_open_table_reads_standard_input(monkeypatch: pytest.MonkeyPatch) -> Non
     assert [row.cells for row in piped(b"a;b\n1;2\n", dialect=Dialect(delimiter=";"))] == [{"a": "1", "b": "2"}]
     packed = gzip.compress(json.dumps({"text": "good"}).encode())
     assert [row.cells for row in piped(packed, format="jsonl")] == [{"text": "good"}]
+
+
+def test_open_table_waits_for_a_pipe_that_does_not_block(tmp_path: Path) -> None:
+    program = (
+        "from bert_client.tables import open_table\n"
+        "with open_table('-') as table:\n"
+        "    for row in table.rows: print(row.cells['text'], flush=True)"
+    )
+    reader, writer = os.pipe()
+    os.set_blocking(reader, False)
+    with subprocess.Popen([sys.executable, "-c", program], stdin=reader, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        os.write(writer, b"good\n" * 20_000)  # more than one block is read, so a row comes before the end
+        assert process.stdout.readline() == "good\n"
+        time.sleep(0.3)
+        os.write(writer, b"bad\n")
+        os.close(writer)
+        assert process.communicate()[0].endswith("good\nbad\n")
+    os.close(reader)
