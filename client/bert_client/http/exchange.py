@@ -15,7 +15,8 @@ import httpx
 from bert_client import errors
 from bert_client.errors import ConnectionFailedError, ProblemError, UnexpectedAnswerError
 from bert_client.http.calls import Call, Chunk, RequestLimits, read_limits
-from bert_client.http.retry import RetryPolicy, pause_before_retry
+from bert_client.http.environment import tls_variables
+from bert_client.http.retry import CERTIFICATE_REFUSED, RetryPolicy, pause_before_retry
 from bert_client.wire import FieldProblem
 
 T = TypeVar("T")
@@ -145,7 +146,10 @@ class Exchange:
             elif isinstance(reply, httpx.Response):
                 raise problem_of(reply, self._through_proxy())
             else:
-                raise ConnectionFailedError((str(reply) or type(reply).__name__) + self._through_proxy()) from reply
+                message = (str(reply) or type(reply).__name__) + self._through_proxy()
+                if CERTIFICATE_REFUSED in message and (variables := tls_variables()):
+                    message += f"; the trusted certificates are those of {variables}"
+                raise ConnectionFailedError(message) from reply
 
     def _through_proxy(self) -> str:
         variable = self.proxy_variable

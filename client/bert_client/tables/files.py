@@ -118,7 +118,7 @@ def open_file(name: str, progress: Progress | None = None) -> Iterator[File]:
 
 
 def text_lines(file: File, encoding: str, longest: int = -1) -> Iterator[str]:
-    """The lines of a file, with their ends. A byte that is not of the encoding becomes half a character, which
+    """The lines of a file, with their ends. A byte that is not of the encoding becomes a lone surrogate, which
     `text_fault` finds.
 
     Args:
@@ -162,7 +162,7 @@ def text_fault(text: str, encoding: str) -> str | None:
     else:
         return None
     if not 0xDC80 <= code <= 0xDCFF:
-        return "it holds half a character of UTF-16"
+        return "it holds a lone surrogate of UTF-16"
     remedy = "state the encoding of the file, such as windows-1252, or convert the file to UTF-8"
     return f"byte {code - 0xDC00:#04x} is not {encoding.removesuffix('-sig').upper()}: {remedy}"
 

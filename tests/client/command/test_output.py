@@ -293,10 +293,10 @@ def test_output_link_stays_a_link_and_a_device_a_device(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["a.jsonl", "a.jsonl.gz", "pipe", "-"])
-def test_output_half_a_character_is_written_as_jsons_escape(
+def test_output_lone_surrogate_is_written_as_jsons_escape(
     tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    half = {"text": "é \ud83d"}
+    lone = {"text": "é \ud83d"}
     written = tmp_path / "written"
     os.mkfifo(tmp_path / "pipe")
     reader = os.open(tmp_path / "pipe", os.O_RDONLY | os.O_NONBLOCK)
@@ -304,9 +304,9 @@ def test_output_half_a_character_is_written_as_jsons_escape(
         monkeypatch.setattr("sys.stdout", stdout)
         with open_output(name if name == "-" else str(tmp_path / name), {}, io.StringIO()) as target:
             target.begin("", iter(()))
-            target.add(half, RowWriter("jsonl", ()).row(half), failed=False)
+            target.add(lone, RowWriter("jsonl", ()).row(lone), failed=False)
     content = written.read_bytes() or os.read(reader, 99) or (tmp_path / name).read_bytes()
     os.close(reader)
     content = gzip.decompress(content) if name.endswith(".gz") else content
     assert content.decode() == '{"text": "é \\ud83d"}\n'
-    assert json.loads(content) == half
+    assert json.loads(content) == lone
