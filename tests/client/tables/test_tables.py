@@ -715,10 +715,10 @@ def test_open_table_waits_for_a_pipe_that_does_not_block(tmp_path: Path) -> None
     os.set_blocking(reader, False)
     with subprocess.Popen([sys.executable, "-c", program], stdin=reader, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
+        os.close(reader)
         os.write(writer, b"good\n" * 20_000)  # more than one block is read, so a row comes before the end
         assert process.stdout.readline() == "good\n"
         time.sleep(0.3)
         os.write(writer, b"bad\n")
         os.close(writer)
         assert process.communicate()[0].endswith("good\nbad\n")
-    os.close(reader)
