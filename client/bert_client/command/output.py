@@ -179,12 +179,13 @@ class PartialFile:
 
     def close(self) -> None:
         """Write all lines that wait, and the header if there are none."""
-        with self._lock:
-            self._save(last=True)
+        self._end_saver()
+        self._save(last=True)
 
     def keep(self) -> None:
         """After an error or an interrupt, keep the rows that are answered. Without any, delete the file."""
-        with suppress(OSError), self._lock:
+        self._end_saver()
+        with suppress(OSError):
             self._save()
         if rows := self._state.note["rows"]:
             self._stderr.write(f"{rows:,} rows are kept in {self._path}; the same command goes on after them\n")
@@ -192,8 +193,7 @@ class PartialFile:
         self._path.unlink()
         note_path(self._path).unlink(missing_ok=True)
 
-    def end_saver(self) -> None:
-        """End the thread that saves."""
+    def _end_saver(self) -> None:
         self._closed.set()
         if self._saver.is_alive():
             self._saver.join()
@@ -285,8 +285,6 @@ def open_output(name: str, options: Mapping[str, Any], stderr: TextIO) -> Iterat
         except BaseException:
             output.keep()
             raise
-        finally:
-            output.end_saver()
     partial.replace(path)
     note_path(partial).unlink(missing_ok=True)
 
