@@ -52,7 +52,7 @@ class ProcessPool:
         """Numbers of the processes without a batch, the lowest first: only process 0 can use all threads."""
         self._closed = False
         self._on_death: Callable[[BackendDiedError], None] | None = None
-        self._death: asyncio.Task[BackendDiedError] | None = None
+        self._death: asyncio.Task[str] | None = None
         self._busy_checked, self._busy_time = time.monotonic(), time.process_time()
         self._http_is_busy = False
 
@@ -148,7 +148,10 @@ class ProcessPool:
         if reply is None:
             raise await self._death_error()
         if isinstance(reply, Exception):
-            raise reply
+            try:
+                raise reply
+            finally:
+                del reply  # its traceback holds this frame, and so the batch: a cycle
         return reply
 
     def _on_connection_lost(self) -> None:
@@ -157,20 +160,20 @@ class ProcessPool:
             self._death = asyncio.create_task(self._join_processes())
             self._death.add_done_callback(self._report_death)
 
-    def _report_death(self, death: asyncio.Task[BackendDiedError]) -> None:
+    def _report_death(self, death: asyncio.Task[str]) -> None:
         if self._on_death is not None and not death.cancelled():
-            self._on_death(death.result())
+            self._on_death(BackendDiedError(death.result()))
 
     async def _death_error(self) -> BackendDiedError:
         """Wait for the end of the processes. Returns why no batch can be computed."""
         self._on_connection_lost()
         assert self._death is not None
-        return await asyncio.shield(self._death)
+        return BackendDiedError(await asyncio.shield(self._death))
 
-    async def _join_processes(self) -> BackendDiedError:
+    async def _join_processes(self) -> str:
         assert self._process is not None
         await asyncio.to_thread(self._join)
-        return BackendDiedError(f"the inference process ended with exit code {self._process.exitcode}")
+        return f"the inference process ended with exit code {self._process.exitcode}"
 
     def _join(self) -> None:
         """In a thread, because it may take a moment."""

@@ -3,10 +3,10 @@
 TableError                       a file cannot be read as a table
 BertServiceError
 ├── ConnectionFailedError        no answer: refused, cut off or too slow
-├── UnexpectedAnswerError        an answer of another service
+├── UnexpectedAnswerError        the server is not bert-service
 └── ProblemError                 a refusal, with its reason
     ├── UnauthorizedError        401: an API key is needed
-    ├── TooLargeError            413: more than one request may carry
+    ├── TooLargeError            413: exceeds the limits of one request
     ├── InvalidInputError        422: an input that has no answer
     ├── TooBusyError             429: the queue was full at every attempt
     ├── UnavailableError         503: loading, draining or broken at every attempt
@@ -34,7 +34,7 @@ class ConnectionFailedError(BertServiceError):
 
 
 class UnexpectedAnswerError(BertServiceError):
-    """The answer is not one of this service. Perhaps the address is that of another."""
+    """The server is not bert-service, or something between replaces its answers."""
 
 
 class ProblemError(BertServiceError):

@@ -58,6 +58,10 @@ class Handler(BaseHTTPRequestHandler):
         results = [{"predictions": [{"label": label, "score": 1}], "tokens": 3, "truncated": False} for label in labels]
         self.answer(200, json.dumps({"results": results}))
 
+    def do_CONNECT(self) -> None:
+        self.server.paths.append(self.path)
+        self.answer(self.server.refuse([]) or 405, "<html>refused</html>")
+
     def answer(self, status: int, content: str) -> None:
         body = content.encode()
         self.send_response(status)

@@ -37,7 +37,7 @@ from training.recipe import Recipe, SourceConfig
 from training.runtime.files import read_json, write_json
 from training.runtime.lock import run_lock
 from training.sources.documents import documents
-from training.sources.files import files
+from training.sources.files import size
 
 WITHOUT_NOTES = {"__all__": {"note"}}
 """The settings of sources that prepared text does not depend on, for `model_dump(exclude=...)`."""
@@ -128,7 +128,7 @@ def _prepare(
     if not known:
         for source in sources:  # before an earlier corpus is deleted
             next(documents(source, recipe.data, hub_cache=recipe.hub_cache), None)
-    total = sum(file.stat().st_size for source in sources for file in files(source, recipe.data))
+    total = size(sources, recipe.data)
     try:
         with run_lock(recipe.folder):
             if not known:
@@ -157,9 +157,9 @@ def _is_complete(folder: Path) -> bool:
     return False
 
 
-def _make(folder: Path, tokenizer: Tokenizer, inputs: Iterator[ShardInput], total: int) -> None:
+def _make(folder: Path, tokenizer: Tokenizer, inputs: Iterator[ShardInput], total: int | None) -> None:
     made: dict[str, list[Shard]] = defaultdict(list)
-    with tqdm(desc=folder.name, total=total or None, unit="B", unit_scale=True) as bar:
+    with tqdm(desc=folder.name, total=total, unit="B", unit_scale=True) as bar:
         for shard_input, shard in make_shards(inputs, tokenizer, folder):
             made[shard_input.part].append(shard)
             bar.update(shard_input.bytes_read - bar.n)

@@ -18,7 +18,7 @@ from training.errors import CorpusError
 from training.recipe import Recipe
 from training.runtime.files import read_json, write_json
 from training.sources.documents import documents
-from training.sources.files import files
+from training.sources.files import size
 
 SAMPLE_CHARACTERS = 100_000_000
 """Text to learn from, drawn evenly from all sources: more changes few pieces and takes more memory."""
@@ -82,12 +82,14 @@ def learn_tokenizer(recipe: Recipe) -> Tokenizer:
         CorpusError: there is no text.
     """
     config, sources = recipe.tokenizer, recipe.corpus.sources
-    total = sum(file.stat().st_size for source in sources for file in files(source, recipe.data))
-    with tqdm(desc="sample", total=total or None, unit="B", unit_scale=True) as bar:
+    with tqdm(desc="sample", total=size(sources, recipe.data), unit="B", unit_scale=True) as bar:
         found = (documents(source, recipe.data, bar.update, recipe.hub_cache) for source in sources)
         texts = sample((document.text for document in itertools.chain.from_iterable(found)), SAMPLE_CHARACTERS)
     if not texts:
         raise CorpusError(f"recipe {recipe.name}: corpus.sources have no text to learn a vocabulary from")
+    logger.info(
+        "learning a vocabulary of %d pieces from %.1f million characters", config.vocab_size, sum(map(len, texts)) / 1e6
+    )
     tokenizer = Tokenizer.train(texts, config.vocab_size, lowercase=config.lowercase)
     if tokenizer.vocab_size < config.vocab_size:
         logger.warning(

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from glob import escape, glob
+from itertools import chain
 from pathlib import Path
 
 from bert_client.tables import format_of
@@ -16,6 +18,14 @@ TABLES = ("csv", "jsonl", "parquet", "tsv")
 
 _WIKITEXT_SUFFIXES = (".tokens", ".raw")
 """WikiText itself ships so."""
+
+
+def size(sources: Sequence[SourceConfig], root: Path) -> int | None:
+    """Bytes of all files that will be read, for a progress bar; None if a `limit` or a hub data set hides them."""
+    found = [files(source, root) for source in sources]
+    if any(source.limit for source in sources) or not all(found):
+        return None
+    return sum(file.stat().st_size for file in chain.from_iterable(found))
 
 
 def files(source: SourceConfig, root: Path) -> list[Path]:

@@ -76,6 +76,7 @@ def run(job: Job, ask: Ask) -> None:
         inputs = itertools.chain(first, rows)
         output.begin(writer.header(), (row.cells for row in inputs))
         progress.begin(output.rows, output.failed)
+        progress.warn(table.warnings)
         try:
             for row, new in answer_rows((check_row(row, read, names.values()) for row in inputs), read, ask):
                 failed = new["error"] is not None
@@ -83,10 +84,10 @@ def run(job: Job, ask: Ask) -> None:
                 answer = {names[name]: _joined(new.get(name), job.target_format) for name in names}
                 output.add(row.cells, writer.row(own | answer), failed=failed)
                 progress.count(failed=failed)
+                progress.warn(table.warnings)
         finally:
             progress.end_line()
-        for warning in table.warnings:
-            sys.stderr.write(f"{warning}\n")
+            progress.warn(table.warnings)
         if errors:
             raise errors[0]
     if writer.left_out:

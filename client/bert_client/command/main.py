@@ -27,8 +27,8 @@ _EPILOG = """\
 exit codes: 0 answered (rows of a file may have an `error`), 1 the service refused or a file cannot be used,
 2 wrong usage, 3 the service cannot be reached, 130 interrupted"""
 _FILE_HELP = "answer every row of a CSV, TSV, JSONL, Parquet or text file, compressed or not; - is standard input"
-_OUTPUT_HELP = "until it is complete it is FILE.partial, and the same command goes on from there [-]"
-_COLUMN_HELP = "the column or field to read, by its name or its number [text]"
+_OUTPUT_HELP = "output file; FILE.partial until complete, resumed by the same command [standard output]"
+_COLUMN_HELP = "column or field to read: its name or its number [text]"
 
 INTERACTIVE_RETRY = RetryPolicy(attempts=3)
 FILE_RETRY = RetryPolicy(attempts=1000, deadline=600)
@@ -174,13 +174,9 @@ def _job(given: argparse.Namespace) -> file_job.Job:
     form = given.format or tables.format_of(given.file, dialect)
     if getattr(given, "top_k", None) is not None:
         raise ValueError("--top-k goes with texts")
-    if form is None:
-        raise ValueError(
-            f"the name of {given.file} does not tell its format: give --format {', '.join(tables.FORMATS)}"
-        )
     if form == "lines" and given.task == "next-sentence":
         raise ValueError("pairs need a file with two columns: CSV, TSV, JSONL or Parquet; see --format")
-    if not given.json and Path(given.output).suffix and not output.is_writable(given.output):
+    if Path(given.output).suffix and not output.has_output_suffix(given.output):
         raise ValueError(
             f"{given.output} cannot be written: end it in .csv, .tsv or .jsonl, or in one of these and .gz"
         )
@@ -191,7 +187,7 @@ def _job(given: argparse.Namespace) -> file_job.Job:
         source=given.file,
         target=given.output,
         source_format=given.format,
-        target_format={"lines": "tsv", "parquet": "jsonl"}.get(target, target),
+        target_format={"lines": "tsv", "parquet": "jsonl"}.get(target, target) if target else "jsonl",
         columns=(given.column, pair_column) if pair_column else (given.column,),
         new_columns=file_job.MASK_COLUMNS if given.task == "fill-mask" else file_job.LABEL_COLUMNS,
         prefix=given.prefix,
@@ -221,32 +217,32 @@ def _parser(environ: Mapping[str, str]) -> argparse.ArgumentParser:
     task = add("fill-mask", "the likely words for [MASK]", "a text with one or more [MASK]", "top_k", "targets")
     task.add_argument("--targets", nargs="+", metavar="WORD", help="score these words only")
     task = add("next-sentence", "does the second text follow the first?", "two texts")
-    task.add_argument("--pair-column", default="text_pair", metavar="NAME", help="of the second text [text_pair]")
+    task.add_argument("--pair-column", default="text_pair", metavar="NAME", help="column of second texts [text_pair]")
     task = add("sentiment", "are texts positive or negative?", "a text", "top_k")
-    task.add_argument("--pair-column", metavar="NAME", help="of the body, if --column is the title")
+    task.add_argument("--pair-column", metavar="NAME", help="column of the body, if --column is the title")
     return parser
 
 
 def _common(environ: Mapping[str, str]) -> argparse.ArgumentParser:
     common = argparse.ArgumentParser(add_help=False)
     url = environ.get("BERT_URL") or DEFAULT_URL
-    common.add_argument("--url", default=url, help=f"of the service [BERT_URL, {DEFAULT_URL}]")
-    common.add_argument("--api-key", default=environ.get("BERT_API_KEY"), metavar="KEY", help="[BERT_API_KEY]")
+    common.add_argument("--url", default=url, help=f"URL of the service [BERT_URL, {DEFAULT_URL}]")
+    common.add_argument("--api-key", default=environ.get("BERT_API_KEY"), metavar="KEY", help="API key [BERT_API_KEY]")
     common.add_argument("--json", action="store_true", help="print JSON, one answer per line")
     common.add_argument("--truncate", action="store_true", help="cut texts that are too long")
-    common.add_argument("--timeout", type=float, default=60.0, metavar="SECONDS", help="of one request [60]")
+    common.add_argument("--timeout", type=float, default=60.0, metavar="SECONDS", help="seconds for one request [60]")
     files = common.add_argument_group("files")
     files.add_argument("--file", metavar="FILE", help=_FILE_HELP)
     files.add_argument("--output", default="-", metavar="FILE", help=_OUTPUT_HELP)
-    files.add_argument("--format", choices=tables.FORMATS, help="of the input, if its name does not tell")
+    files.add_argument("--format", choices=tables.FORMATS, help="format of the input [by its name]")
     files.add_argument("--column", default=tables.LINE, metavar="NAME", help=_COLUMN_HELP)
-    files.add_argument("--prefix", default="", metavar="TEXT", help="before the names of the answers' columns")
-    files.add_argument("--delimiter", metavar="CHARACTER", help="between cells [found in the first rows]")
+    files.add_argument("--prefix", default="", metavar="TEXT", help="prefix of the new columns")
+    files.add_argument("--delimiter", metavar="CHARACTER", help="character between cells [detected]")
     files.add_argument("--no-header", action="store_true", help="the first row is data: columns have numbers")
-    files.add_argument("--quote", metavar="CHARACTER", help='around cells; "": marks are only text ["]')
-    files.add_argument("--escape", metavar="CHARACTER", help="before a quotation mark that is only text [none]")
-    files.add_argument("--encoding", metavar="NAME", help="of the text [UTF-8, or by its byte order mark]")
-    files.add_argument("--concurrency", type=int, default=4, metavar="N", help="requests at once [4]")
+    files.add_argument("--quote", metavar="CHARACTER", help='character around cells; "": marks are only text ["]')
+    files.add_argument("--escape", metavar="CHARACTER", help="character before a mark that is only text [none]")
+    files.add_argument("--encoding", metavar="NAME", help="encoding of the text [UTF-8, or by its byte order mark]")
+    files.add_argument("--concurrency", type=int, default=4, metavar="N", help="requests at the same time [4]")
     return common
 
 

@@ -10,9 +10,10 @@ import itertools
 import json
 import os
 import sys
-import time
+import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO, TextIO
 
@@ -21,15 +22,15 @@ from bert_client.tables.files import COMPRESSION_SUFFIXES
 
 FORMATS = ("csv", "tsv", "jsonl")
 SAVE_SECONDS = 2.0
-"""A job that is killed loses the answers of this time at most."""
+"""A job that is killed loses the answers of this time at most, also while it waits for the service."""
 SAVE_CHARACTERS = 2**20
-"""A save comes earlier if so much waits, to bound memory."""
+"""Lines with more characters are saved at once, to bound memory."""
 
 _ERRORS = "backslashreplace"
-"""Half a character, which JSON can have and UTF-8 cannot, is written as JSON's escape."""
+"""A lone surrogate, which JSON can have and UTF-8 cannot, is written as JSON's escape."""
 
 
-def is_writable(name: str) -> bool:
+def has_output_suffix(name: str) -> bool:
     """Whether a file name tells a format that can be written."""
     known = format_of(name) in (*FORMATS, "lines")
     return known and not name.lower().endswith(tuple(set(COMPRESSION_SUFFIXES) - {".gz"}))
@@ -97,7 +98,8 @@ class Stream:
 
 
 class PartialFile:
-    """Lines that are saved every few seconds, with a note beside them: how many there are, and a hash of their inputs.
+    """Lines that a thread saves every few seconds, with a note beside them: how many there are, and a hash of their
+    inputs.
 
     Lines are on the disk before the note that counts them, and the next run cuts off the lines that the note does not
     count. So a kill at any moment leaves whole rows.
@@ -113,38 +115,39 @@ class PartialFile:
         self._file = file
         self._path = path
         self._stderr = stderr
-        self._note: dict[str, Any] = {"options": json.loads(json.dumps(options)), "rows": 0, "failed": 0, "bytes": 0}
-        """Of the last save."""
-        self._saved_at = time.monotonic()
-        self._hash = hashlib.blake2b(digest_size=16)
-        self._waiting: list[str] = []
+        note = {"options": json.loads(json.dumps(options)), "rows": 0, "failed": 0, "bytes": 0}
+        if path.stat().st_size and note_path(path).exists():
+            note = self._read_note(note)
+        self._state = _State(note, hashlib.blake2b(digest_size=16))
+        self._header = b""
         self._waiting_size = 0
-        if note_path(path).exists():
-            self._read_note()
-        self.rows: int = self._note["rows"]
-        """Rows in the file, those of earlier runs and those that wait included."""
-        self.failed: int = self._note["failed"]
+        self._lock = threading.Lock()
+        self._closed = threading.Event()
+        self._saver = threading.Thread(target=self._save_repeatedly, daemon=True)
+        self.rows: int = note["rows"]
+        """Rows in the file, of earlier runs."""
+        self.failed: int = note["failed"]
         """How many of them have an error."""
 
-    def _read_note(self) -> None:
+    def _read_note(self, expected: dict[str, Any]) -> dict[str, Any]:
         file = note_path(self._path)
         try:
-            note = json.loads(file.read_bytes())
+            note: dict[str, Any] = json.loads(file.read_bytes())
             options, rows, size = note["options"], note["rows"], note["bytes"]
-        except (ValueError, KeyError) as error:
+        except (ValueError, KeyError, TypeError) as error:
             raise TableError(f"{file}: cannot be read ({error}); delete it and {self._path}") from error
         if not rows:
-            return
-        if self._file.seek(0, os.SEEK_END) < size:
+            return expected
+        if self._path.stat().st_size < size:
             raise TableError(f"{self._path}: is shorter than its note tells; delete it to begin again")
-        for key, value in self._note["options"].items():
+        for key, value in expected["options"].items():
             if options.get(key) != value:
                 raise TableError(
                     f"{self._path}: has {rows:,} rows of a command with another {key} "
                     f"({options.get(key)!r}, now {value!r}); give that one to go on, or delete the file"
                 )
-        self._note = note
         self._stderr.write(f"{self._path}: going on after {rows:,} rows\n")
+        return note
 
     def begin(self, header: str, inputs: Iterator[Mapping[str, Any]]) -> None:
         """Write the header. If an earlier run has written rows, take as many inputs from the iterator instead.
@@ -152,60 +155,97 @@ class PartialFile:
         Raises:
             TableError: these are not the inputs that the earlier run has answered.
         """
-        saved = self._note["rows"]
-        if not saved:
-            self._waiting.append(header)
-            return
+        note, inputs_hash = self._state.note, self._state.inputs_hash
+        if not self.rows:
+            self._header = header.encode("utf-8", _ERRORS)
         checked = 0
-        for given in itertools.islice(inputs, saved):
-            self._update_hash(given)
+        for given in itertools.islice(inputs, self.rows):
+            _update(inputs_hash, given)
             checked += 1
-        if checked < saved or self._hash.hexdigest() != self._note["inputs"]:
+        if checked < self.rows or (checked and inputs_hash.hexdigest() != note["inputs"]):
             raise TableError(
-                f"{self._path}: its {saved:,} rows are not those that the input begins with; delete it to begin again"
+                f"{self._path}: its {self.rows:,} rows are not those that the input begins with; "
+                "delete it to begin again"
             )
+        self._saver.start()
 
     def add(self, given: Mapping[str, Any], line: str, *, failed: bool) -> None:
         """Write the line of an input."""
-        self._update_hash(given)
-        self._waiting.append(line)
-        self._waiting_size += len(line)
-        self.rows += 1
-        self.failed += failed
-        if self._waiting_size > SAVE_CHARACTERS or time.monotonic() - self._saved_at > SAVE_SECONDS:
-            self.save()
+        with self._lock:
+            self._state.waiting.append((given, line, failed))
+            self._waiting_size += len(line)
+            if self._waiting_size > SAVE_CHARACTERS:
+                self._save()
 
-    def save(self, *, last: bool = False) -> None:
-        """Write the lines that wait, then the note."""
-        data = "".join(self._waiting).encode("utf-8", _ERRORS)
-        if self._path.name.endswith(".gz.partial") and (data or last):
-            data = gzip.compress(data)
-        self._file.seek(self._note["bytes"])
-        self._file.truncate()  # lines of a save that was interrupted
-        self._file.write(data)
-        _flush(self._file)
-        counts = {"rows": self.rows, "failed": self.failed, "bytes": self._note["bytes"] + len(data)}
-        note = self._note | counts | {"inputs": self._hash.hexdigest()}
-        new = self._path.with_name(f"{self._path.name}.json.new")  # the note is the old or the new one at any moment
-        with new.open("wb") as file:
-            file.write(json.dumps(note, indent=1).encode())
-            _flush(file)
-        new.replace(note_path(self._path))
-        self._note, self._waiting, self._waiting_size, self._saved_at = note, [], 0, time.monotonic()
+    def close(self) -> None:
+        """Write all lines that wait, and the header if there are none."""
+        self._end_saver()
+        self._save(last=True)
 
-    def keep(self, error: BaseException) -> None:
-        """After an error, keep the rows that are answered. Without any, delete the file."""
-        if isinstance(error, Exception) and self.rows > self._note["rows"]:  # an interrupt may have hit a save
-            with suppress(OSError):
-                self.save()
-        if rows := self._note["rows"]:
+    def keep(self) -> None:
+        """After an error or an interrupt, keep the rows that are answered. Without any, delete the file."""
+        self._end_saver()
+        with suppress(OSError):
+            self._save()
+        if rows := self._state.note["rows"]:
             self._stderr.write(f"{rows:,} rows are kept in {self._path}; the same command goes on after them\n")
             return
         self._path.unlink()
         note_path(self._path).unlink(missing_ok=True)
 
-    def _update_hash(self, given: Mapping[str, Any]) -> None:
-        self._hash.update(json.dumps(given, default=str).encode() + b"\n")
+    def _end_saver(self) -> None:
+        self._closed.set()
+        if self._saver.is_alive():
+            self._saver.join()
+
+    def _save_repeatedly(self) -> None:
+        while not self._closed.wait(SAVE_SECONDS):
+            with suppress(OSError), self._lock:  # the same error ends the job at a later save
+                self._save()
+
+    def _save(self, *, last: bool = False) -> None:
+        """Write the lines that wait, then the note."""
+        note, inputs_hash, waiting = self._state.note, self._state.inputs_hash.copy(), self._state.waiting
+        if not waiting and not last:
+            return
+        for given, _, _ in waiting:
+            _update(inputs_hash, given)
+        data = "".join(line for _, line, _ in waiting).encode("utf-8", _ERRORS)
+        data = data if note["rows"] else self._header + data
+        if self._path.name.lower().endswith(".gz.partial"):
+            data = gzip.compress(data)
+        self._file.seek(note["bytes"])
+        self._file.truncate()  # lines of a save that was interrupted
+        self._file.write(data)
+        _flush(self._file)
+        note = note | {
+            "rows": note["rows"] + len(waiting),
+            "failed": note["failed"] + sum(failed for _, _, failed in waiting),
+            "bytes": note["bytes"] + len(data),
+            "inputs": inputs_hash.hexdigest(),
+        }
+        new = self._path.with_name(f"{self._path.name}.json.new")  # the note is the old or the new one at any moment
+        with new.open("wb") as file:
+            file.write(json.dumps(note, indent=1).encode())
+            _flush(file)
+        new.replace(note_path(self._path))
+        self._state = _State(note, inputs_hash)  # one assignment: an interrupt comes before or after it
+        self._waiting_size = 0
+
+
+@dataclass(frozen=True, slots=True)
+class _State:
+    """The last save, and what came after it."""
+
+    note: dict[str, Any]
+    inputs_hash: hashlib.blake2b
+    """Of the inputs whose lines are saved."""
+    waiting: list[tuple[Mapping[str, Any], str, bool]] = field(default_factory=list)
+    """Inputs, their lines, and whether they failed."""
+
+
+def _update(inputs_hash: hashlib.blake2b, given: Mapping[str, Any]) -> None:
+    inputs_hash.update(json.dumps(given, default=str).encode() + b"\n")
 
 
 def note_path(partial: Path) -> Path:
@@ -241,9 +281,9 @@ def open_output(name: str, options: Mapping[str, Any], stderr: TextIO) -> Iterat
         output = PartialFile(file, partial, options, stderr)
         try:
             yield output
-            output.save(last=True)
-        except BaseException as error:
-            output.keep(error)
+            output.close()
+        except BaseException:
+            output.keep()
             raise
     partial.replace(path)
     note_path(partial).unlink(missing_ok=True)
@@ -262,5 +302,5 @@ def _lock(file: BinaryIO, partial: Path) -> None:
 
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
+    except BlockingIOError as error:
         raise TableError(f"{partial}: another process is writing it") from error

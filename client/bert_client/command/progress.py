@@ -24,6 +24,7 @@ class Progress:
         self._visible = stream.isatty()
         self._bytes_read = 0
         self._earlier_rows = 0
+        self._warnings = 0
 
     def read(self, count: int) -> None:
         """Add bytes of the file that have been read."""
@@ -42,6 +43,12 @@ class Progress:
             share = f"{self._bytes_read / self.size:4.0%} " if self.size else ""
             self._stream.write(f"\r{share}{self.rows:,} rows")
             self._stream.flush()
+
+    def warn(self, warnings: list[str]) -> None:
+        """Write the warnings that are new in this list."""
+        for warning in warnings[self._warnings :]:
+            self._stream.write("\r" * self._visible + f"{warning}\n")
+        self._warnings = len(warnings)
 
     def end_line(self) -> None:
         """End the counter's line, if there is one."""

@@ -9,12 +9,22 @@ from typing import Any, Self, TypeVar, Unpack, overload
 
 import httpx
 
-from bert_client.errors import ProblemError
+from bert_client.errors import ConnectionFailedError, ProblemError
 from bert_client.http import calls
 from bert_client.http.base import BaseClient
-from bert_client.http.calls import Call, Chunk, Chunker
-from bert_client.http.exchange import Flow, Outcome, Send, SlowServiceGuard, Wait, result_or_raise
-from bert_client.http.types import FillMaskOptions, Input, LabelOutcome, MaskOutcome, Options, Pair, SentimentOptions
+from bert_client.http.calls import (
+    Call,
+    Chunk,
+    Chunker,
+    FillMaskOptions,
+    Input,
+    LabelOutcome,
+    MaskOutcome,
+    Options,
+    Pair,
+    SentimentOptions,
+)
+from bert_client.http.exchange import FailureCounter, Flow, Outcome, Send, Wait, result_or_raise
 from bert_client.wire import FillMaskResult, LabelResult
 
 T = TypeVar("T")
@@ -77,23 +87,25 @@ class AsyncBertClient(BaseClient[httpx.AsyncBaseTransport, Callable[[float], Awa
         return self._stream(calls.sentiment(**options), inputs)
 
     async def _answer(self, call: Call[T], inputs: Any) -> Any:
-        if not calls.is_one_input(inputs):
+        if not calls.is_one_input(inputs, takes_pairs=call.takes_pairs):
             return [result_or_raise(outcome) async for outcome in self._stream(call, inputs)]
-        (outcome,) = await self._run(self._exchange.answer(call, Chunk(0, [calls.encode(inputs)])))
+        (outcome,) = await self._run(
+            self._exchange.answer(call, Chunk(0, [calls.encode(inputs)]), FailureCounter(limit=1))
+        )
         return result_or_raise(outcome)
 
     async def _stream(self, call: Call[T], inputs: Inputs[Any]) -> AsyncIterator[T | ProblemError]:
         calls.check_inputs(inputs)
         window: deque[asyncio.Task[list[T | ProblemError]]] = deque()
-        guard = SlowServiceGuard()
+        failures = FailureCounter()
         try:
             async for chunk in self._chunks(call, inputs):
                 if len(window) == self._concurrency:
-                    for outcome in guard.check(await window.popleft()):
+                    for outcome in await window.popleft():
                         yield outcome
-                window.append(asyncio.create_task(self._run(self._exchange.answer(call, chunk))))
+                window.append(asyncio.create_task(self._run(self._exchange.answer(call, chunk, failures))))
             while window:
-                for outcome in guard.check(await window.popleft()):
+                for outcome in await window.popleft():
                     yield outcome
         finally:
             for task in window:
@@ -137,7 +149,10 @@ class AsyncBertClient(BaseClient[httpx.AsyncBaseTransport, Callable[[float], Awa
             for closed in [other for other in list(self._connections) if other.is_closed()]:
                 del self._connections[closed]
             self._connections[loop] = self._connect(httpx.AsyncClient, httpx.AsyncHTTPTransport)
-        return self._connections[loop]
+        http: httpx.AsyncClient = self._connections[loop]
+        if http.is_closed:
+            raise ConnectionFailedError("the client is closed")
+        return http
 
 
 async def _each(inputs: Inputs[T]) -> AsyncIterator[T]:

@@ -11,8 +11,8 @@ import httpx
 
 from bert_client.errors import ConnectionFailedError
 from bert_client.http.calls import RequestLimits
+from bert_client.http.environment import find_proxy, tls_variables
 from bert_client.http.exchange import Exchange
-from bert_client.http.proxy import find_proxy
 from bert_client.http.retry import RetryPolicy
 
 DEFAULT_URL = "http://127.0.0.1:8000"
@@ -64,8 +64,8 @@ class BaseClient(Generic[Transport, Sleep]):
         self._transport: Transport | None = transport
         self._sleep = sleep
         self._proxy = None if transport else find_proxy(url)
-        variable = self._proxy.variable if self._proxy else None
-        self._exchange = Exchange(retry, time.monotonic, random.random, variable)
+        variable = self._proxy[0] if self._proxy else None
+        self._exchange = Exchange(retry, time.monotonic, _jitter, variable)
         self._limits: RequestLimits | None = None
         self._connections: dict[Any, Any] = {}
         self._http_options: dict[str, Any] = {
@@ -73,6 +73,10 @@ class BaseClient(Generic[Transport, Sleep]):
             "headers": _authorization(api_key),
             "timeout": httpx.Timeout(timeout, read=timeout + READ_GRACE),
         }
+
+    def __getstate__(self) -> dict[str, Any]:
+        """The options. A process that unpickles the client opens connections of its own."""
+        return {**self.__dict__, "_connections": {}}
 
     def _connect(self, client: Callable[..., Http], transport: Callable[..., Transport]) -> Http:
         """New connections.
@@ -82,13 +86,17 @@ class BaseClient(Generic[Transport, Sleep]):
         """
         is_https = self._http_options["base_url"].scheme == "https"
         try:
-            chosen = self._transport or transport(verify=is_https, proxy=self._proxy and self._proxy.url)
-        except OSError as error:  # httpx loads certificates from files that the environment may name
-            raise ConnectionFailedError(f"SSL_CERT_FILE or SSL_CERT_DIR cannot be used: {error}") from error
+            chosen = self._transport or transport(verify=is_https, proxy=self._proxy and self._proxy[1])
+        except OSError as error:  # files that the environment names cannot be read or written
+            raise ConnectionFailedError(f"{tls_variables()} cannot be used: {error}") from error
         except (ImportError, ValueError, httpx.InvalidURL) as error:
-            variable = self._proxy and self._proxy.variable
+            variable = self._proxy and self._proxy[0]
             raise ConnectionFailedError(f"the proxy in {variable} cannot be used: {error}") from error
         return client(transport=chosen, **self._http_options)
+
+
+def _jitter() -> float:
+    return random.random()  # noqa: S311 (a pickle of `random.random` has the state of the generator)
 
 
 def _service_url(given: str) -> httpx.URL:

@@ -5,13 +5,44 @@ from __future__ import annotations
 import json
 from collections.abc import AsyncIterable, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, TypedDict, TypeVar
 
 import httpx
 
 from bert_client import wire
-from bert_client.errors import InvalidInputError, UnexpectedAnswerError
+from bert_client.errors import InvalidInputError, ProblemError, UnexpectedAnswerError
 from bert_client.wire import FillMaskResult, LabelResult, Limits
+
+Pair = tuple[str, str]
+Input = str | Pair
+MaskOutcome = FillMaskResult | ProblemError
+LabelOutcome = LabelResult | ProblemError
+
+
+class Options(TypedDict, total=False):
+    """Keyword arguments of every task."""
+
+    truncate: bool
+    """Cut an input that is longer than the model's limit, instead of refusing it."""
+    request_id: str | None
+    """Sent as `X-Request-ID` with every request of this call."""
+
+
+class SentimentOptions(Options, total=False):
+    """Keyword arguments of `sentiment`."""
+
+    top_k: int | None
+    """Labels per input; default: all."""
+
+
+class FillMaskOptions(Options, total=False):
+    """Keyword arguments of `fill_mask`."""
+
+    top_k: int | None
+    """Predictions per mask; default: 5, or all of `targets`."""
+    targets: Iterable[str] | None
+    """Score these words only."""
+
 
 Result_co = TypeVar("Result_co", covariant=True)
 Encoded = bytes | InvalidInputError
@@ -33,6 +64,7 @@ class Call(Generic[Result_co]):
     read: Callable[[Any], Result_co]
     """Makes a result of its JSON."""
     request_id: str | None = None
+    takes_pairs: bool = True
 
     def __post_init__(self) -> None:
         if self.request_id is not None and not wire.is_valid_request_id(self.request_id):
@@ -76,7 +108,7 @@ def fill_mask(
         raise TypeError(f"targets is {targets!r}: give a list of words")
     words = None if targets is None else list(targets)
     parameters = _parameters(top_k=top_k, targets=words, truncate=truncate)
-    return Call("/fill-mask", parameters, _fill_mask_result, request_id)
+    return Call("/fill-mask", parameters, _fill_mask_result, request_id, takes_pairs=False)
 
 
 def next_sentence(*, truncate: bool = False, request_id: str | None = None) -> Call[LabelResult]:
@@ -94,17 +126,21 @@ def _parameters(**given: object) -> bytes:
 
 
 def _to_json(value: object) -> bytes:
-    """JSON in UTF-8. Half a character, such as "\\ud83d", is for the service to refuse."""
+    """JSON in UTF-8. A lone surrogate, such as "\\ud83d", is for the service to refuse."""
     return json.dumps(value, ensure_ascii=False).encode("utf-8", "surrogatepass")
 
 
 # --- inputs -------------------------------------------------------------------------------------
 
 
-def is_one_input(inputs: Any) -> bool:
-    """Whether this is one input, not several: a string, a tuple of two texts, or something that is no iterable."""
+def is_one_input(inputs: Any, *, takes_pairs: bool) -> bool:
+    """Whether this is one input, not several: a string, a tuple of two texts, or something that is no iterable.
+
+    Args:
+        takes_pairs: Whether the task has pairs. If not, a tuple of two texts is several inputs.
+    """
     if isinstance(inputs, tuple):
-        return len(inputs) == 2 and not any(isinstance(part, tuple | list) for part in inputs)
+        return takes_pairs and len(inputs) == 2 and not any(isinstance(part, tuple | list) for part in inputs)
     return isinstance(inputs, str | bytes) or not isinstance(inputs, Iterable | AsyncIterable)
 
 

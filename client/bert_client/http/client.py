@@ -11,12 +11,22 @@ from typing import Any, Self, TypeVar, Unpack, overload
 
 import httpx
 
-from bert_client.errors import ProblemError
+from bert_client.errors import ConnectionFailedError, ProblemError
 from bert_client.http import calls
 from bert_client.http.base import BaseClient
-from bert_client.http.calls import Call, Chunk, Chunker
-from bert_client.http.exchange import Flow, Outcome, Send, SlowServiceGuard, Wait, result_or_raise
-from bert_client.http.types import FillMaskOptions, Input, LabelOutcome, MaskOutcome, Options, Pair, SentimentOptions
+from bert_client.http.calls import (
+    Call,
+    Chunk,
+    Chunker,
+    FillMaskOptions,
+    Input,
+    LabelOutcome,
+    MaskOutcome,
+    Options,
+    Pair,
+    SentimentOptions,
+)
+from bert_client.http.exchange import FailureCounter, Flow, Outcome, Send, Wait, result_or_raise
 from bert_client.wire import FillMaskResult, LabelResult
 
 T = TypeVar("T")
@@ -83,23 +93,23 @@ class BertClient(BaseClient[httpx.BaseTransport, Callable[[float], object]]):
         return self._stream(calls.sentiment(**options), inputs)
 
     def _answer(self, call: Call[T], inputs: Any) -> Any:
-        if not calls.is_one_input(inputs):
+        if not calls.is_one_input(inputs, takes_pairs=call.takes_pairs):
             return [result_or_raise(outcome) for outcome in self._stream(call, inputs)]
-        (outcome,) = self._run(self._exchange.answer(call, Chunk(0, [calls.encode(inputs)])))
+        (outcome,) = self._run(self._exchange.answer(call, Chunk(0, [calls.encode(inputs)]), FailureCounter(limit=1)))
         return result_or_raise(outcome)
 
     def _stream(self, call: Call[T], inputs: Iterable[Any]) -> Iterator[T | ProblemError]:
         calls.check_inputs(inputs)
         pool = ThreadPoolExecutor(self._concurrency, "bert-client")
         window: deque[Future[list[T | ProblemError]]] = deque()
-        guard = SlowServiceGuard()
+        failures = FailureCounter()
         try:
             for chunk in self._chunks(call, inputs):
                 if len(window) == self._concurrency:
-                    yield from guard.check(window.popleft().result())
-                window.append(pool.submit(self._run, self._exchange.answer(call, chunk)))
+                    yield from window.popleft().result()
+                window.append(pool.submit(self._run, self._exchange.answer(call, chunk, failures)))
             while window:
-                yield from guard.check(window.popleft().result())
+                yield from window.popleft().result()
         finally:
             pool.shutdown(wait=False, cancel_futures=True)
 
@@ -136,4 +146,7 @@ class BertClient(BaseClient[httpx.BaseTransport, Callable[[float], object]]):
         process = os.getpid()
         if process not in self._connections:
             self._connections.setdefault(process, self._connect(httpx.Client, httpx.HTTPTransport))
-        return self._connections[process]
+        http: httpx.Client = self._connections[process]
+        if http.is_closed:
+            raise ConnectionFailedError("the client is closed")
+        return http

@@ -13,9 +13,10 @@ from typing import Any, TypeVar
 import httpx
 
 from bert_client import errors
-from bert_client.errors import ConnectionFailedError, ProblemError
+from bert_client.errors import ConnectionFailedError, ProblemError, UnexpectedAnswerError
 from bert_client.http.calls import Call, Chunk, RequestLimits, read_limits
-from bert_client.http.retry import RetryPolicy, pause_before_retry
+from bert_client.http.environment import tls_variables
+from bert_client.http.retry import CERTIFICATE_REFUSED, RetryPolicy, pause_before_retry
 from bert_client.wire import FieldProblem
 
 T = TypeVar("T")
@@ -28,8 +29,10 @@ _ERRORS: dict[int, type[ProblemError]] = {
     503: errors.UnavailableError,
     504: errors.DeadlineExceededError,
 }
-_STATUSES_OF_AN_INPUT = frozenset({400, 403, 406, 413, 504})
-"""One input may be the reason: it is not JSON, too large or too slow, or a firewall refuses its words (403, 406)."""
+_STATUSES_WITHOUT_ANSWER = frozenset({200, 403, 406, 504})
+"""A firewall refuses the words of an input (200 with a page, 403, 406), or an input is too slow (504)."""
+_STATUSES_OF_AN_INPUT = _STATUSES_WITHOUT_ANSWER | {400, 413}
+"""One input may be the reason. It may also be not JSON, or too large."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +61,15 @@ class Wait:
     seconds: float
 
 
+@dataclass(slots=True)
+class FailureCounter:
+    """Counts the inputs in a row that got no answer from the service, over all requests of a list or stream."""
+
+    limit: int = 20
+    """So many are not the fault of the inputs: the error is raised."""
+    count: int = 0
+
+
 Outcome = httpx.Response | httpx.RequestError | None
 Flow = Generator[Send | Wait, Outcome, T]
 
@@ -78,13 +90,13 @@ class Exchange:
         """Ask how much one request may carry."""
         return read_limits((yield from self._send_with_retries(Send("GET", "/info"), self.clock())))
 
-    def answer(self, call: Call[T], chunk: Chunk) -> Flow[list[T | ProblemError]]:
+    def answer(self, call: Call[T], chunk: Chunk, failures: FailureCounter) -> Flow[list[T | ProblemError]]:
         """Ask for the results of a chunk. Returns one per input, in order; its error for an input that has none.
 
         Raises:
             ProblemError: the reason is not a single input.
             ConnectionFailedError: there is no answer.
-            UnexpectedAnswerError: the answer is not one of this service.
+            UnexpectedAnswerError: the answers are not those of this service.
         """
         start = last_answer = self.clock()
         outcomes: dict[int, T | ProblemError] = {
@@ -98,17 +110,25 @@ class Exchange:
             send = Send("POST", call.path, call.body(inputs), call.request_id)
             try:
                 response = yield from self._send_with_retries(send, last_answer)
-            except ProblemError as error:
-                if error.status == 504 and self.clock() - start >= self.policy.deadline:
+                outcomes |= zip(group, call.results(response, len(group)), strict=True)
+            except (ProblemError, UnexpectedAnswerError) as error:
+                problem = (
+                    error if isinstance(error, ProblemError) else ProblemError(200, "unexpected_answer", str(error))
+                )
+                if problem.status == 504 and self.clock() - start >= self.policy.deadline:
                     raise
-                failed, rest = isolate(error, inputs)
-                if error.status != 504:
+                failed, rest = isolate(problem, inputs)
+                if failed and problem.status in _STATUSES_WITHOUT_ANSWER:
+                    failures.count += 1
+                    if failures.count >= failures.limit:
+                        raise
+                if problem.status != 504:
                     last_answer = self.clock()
-                outcomes |= {group[i]: error.at(chunk.first + group[i]) for i in failed}
+                outcomes |= {group[i]: problem.at(chunk.first + group[i]) for i in failed}
                 groups += [[group[i] for i in indices] for indices in rest]
             else:
                 last_answer = self.clock()
-                outcomes |= zip(group, call.results(response, len(group)), strict=True)
+                failures.count = 0
         return [outcomes[i] for i in range(len(chunk.inputs))]
 
     def _send_with_retries(self, send: Send, start: float) -> Flow[httpx.Response]:
@@ -126,32 +146,14 @@ class Exchange:
             elif isinstance(reply, httpx.Response):
                 raise problem_of(reply, self._through_proxy())
             else:
-                raise ConnectionFailedError((str(reply) or type(reply).__name__) + self._through_proxy()) from reply
+                message = (str(reply) or type(reply).__name__) + self._through_proxy()
+                if CERTIFICATE_REFUSED in message and (variables := tls_variables()):
+                    message += f"; the trusted certificates are those of {variables}"
+                raise ConnectionFailedError(message) from reply
 
     def _through_proxy(self) -> str:
         variable = self.proxy_variable
         return f", through the proxy in {variable}; NO_PROXY lists hosts without a proxy" if variable else ""
-
-
-@dataclass(slots=True)
-class SlowServiceGuard:
-    """Notices that not the inputs are at fault, because every one of them fails alike."""
-
-    answered: bool = False
-    """Whether any input got another outcome."""
-
-    def check(self, outcomes: list[T | ProblemError]) -> list[T | ProblemError]:
-        """Returns the outcomes of a chunk.
-
-        Raises:
-            ProblemError: it has several inputs; they and all before them came too late (504), or were all refused by
-                a proxy or firewall (403, 406).
-        """
-        failed = [o for o in outcomes if isinstance(o, ProblemError) and o.status in (403, 406, 504)]
-        self.answered |= len(failed) < len(outcomes)
-        if len(failed) > 1 and not self.answered:
-            raise failed[0]
-        return outcomes
 
 
 def result_or_raise(outcome: T | ProblemError) -> T:

@@ -8,10 +8,11 @@ from email.utils import parsedate_to_datetime
 
 import httpx
 
-_RETRIED_STATUSES = frozenset({429, 502, 503, 520, 521, 522, 523, 524, 530})
+_RETRIED_STATUSES = frozenset({408, 429, 502, 503, 520, 521, 522, 523, 524, 530})
 """The service is busy or away; from 520 on, Cloudflare says so."""
-_RETRIED_ERRORS = (httpx.NetworkError, httpx.RemoteProtocolError, httpx.ConnectTimeout)
-"""Not a read timeout: the service may still be computing, and another request would make it slower."""
+_RETRIED_ERRORS = (httpx.NetworkError, httpx.RemoteProtocolError, httpx.TimeoutException)
+CERTIFICATE_REFUSED = "CERTIFICATE_VERIFY_FAILED"
+"""In OpenSSL's messages. No other attempt would end otherwise."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +31,7 @@ class RetryPolicy:
 
     def __post_init__(self) -> None:
         if self.attempts < 1 or min(self.deadline, self.first_pause, self.longest_pause) < 0:
-            raise ValueError(f"{self} cannot be followed: give at least one attempt, and no negative seconds")
+            raise ValueError("invalid RetryPolicy: attempts must be at least 1, seconds not negative")
 
 
 def pause_before_retry(
@@ -60,7 +61,7 @@ def retry_after(header: str | None, now: datetime | None = None) -> float:
         return float(header)
     try:
         then = parsedate_to_datetime(header)
-    except ValueError:
+    except (ValueError, OverflowError):
         return 0.0
     then = then.replace(tzinfo=then.tzinfo or UTC)  # "-0000" makes a naive one
     return max((then - (now or datetime.now(UTC))).total_seconds(), 0.0)
@@ -70,4 +71,6 @@ def _is_retried(reply: httpx.Response | httpx.RequestError) -> bool:
     if isinstance(reply, httpx.Response):
         not_started = reply.status_code == 504 and "retry-after" in reply.headers
         return not_started or reply.status_code in _RETRIED_STATUSES
-    return isinstance(reply, _RETRIED_ERRORS)
+    if isinstance(reply, httpx.ProxyError):  # such as "503 Service Unavailable", the answer to CONNECT
+        return str(reply).partition(" ")[0] in map(str, _RETRIED_STATUSES)
+    return isinstance(reply, _RETRIED_ERRORS) and CERTIFICATE_REFUSED not in str(reply)

@@ -14,7 +14,7 @@ MAX_RECORD_CHARACTERS = 2**24
 """A record of several lines with more characters has a quoted cell that never closes. Without this limit, one quotation
 mark would bring the rest of a file into memory."""
 
-_LINE_END = re.compile(r"\r\n|\r|\n")
+LINE_END = re.compile(r"\r\n|\r|\n")
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,12 +30,15 @@ class Record:
     fault: str | None = None
 
 
-def records(lines: Iterator[str], dialect: Dialect) -> Iterator[Record]:
+def records(lines: Iterator[str], dialect: Dialect, skipped: int = 0) -> Iterator[Record]:
     """Records in order. After a record with a misplaced quotation mark, which has a fault, reading goes on in the line
-    after that mark."""
-    csv.field_size_limit(2**31 - 1)  # the default refuses a cell of over 128 KiB
+    after that mark.
+
+    Args:
+        skipped: Lines of the file before these.
+    """
     options = reader_options(dialect)
-    source = _RecordLines(lines)
+    source = _RecordLines(lines, skipped)
     reader = csv.reader(source, strict=True, **options)
     while True:
         source.record.clear()
@@ -59,7 +62,7 @@ def whole_rows_inside(cells: list[str], delimiter: str) -> int | None:
     A line that begins with a delimiter, or has a space after one, does not count: people write so, programs do not.
     """
     for index, cell in enumerate(cells if len(cells) > 1 else ()):
-        pieces = _LINE_END.split(cell)
+        pieces = LINE_END.split(cell)
         if len(pieces) == 1:
             continue
         counts = [piece.count(delimiter) for piece in pieces]
@@ -77,12 +80,12 @@ def whole_rows_inside(cells: list[str], delimiter: str) -> int | None:
 class _RecordLines:
     """Lines for `csv.reader`. Those of the last record can be read again."""
 
-    def __init__(self, lines: Iterator[str]) -> None:
+    def __init__(self, lines: Iterator[str], skipped: int) -> None:
         self._lines = lines
         self._again: deque[str] = deque()
         self.record: list[str] = []
         """The lines of the record so far."""
-        self.number = 0
+        self.number = skipped
         """Of the last of them."""
         self._size = 0
 
@@ -121,7 +124,7 @@ def _lines_before_fault(text: str, dialect: Dialect) -> int:
         if found is None or not text.startswith(delimiter, found.end()):
             break
         position = found.end() + 1
-    return len(_LINE_END.findall(text[:position]))
+    return len(LINE_END.findall(text[:position]))
 
 
 def _describe(error: csv.Error, line: int, text: str, dialect: Dialect) -> str:

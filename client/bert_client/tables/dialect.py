@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import codecs
 import csv
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
+
+csv.field_size_limit(2**31 - 1)  # of the whole process; the default refuses a cell of over 128 KiB
 
 DELIMITER_NAMES = {",": "comma", ";": "semicolon", "\t": "tab", "|": "vertical bar"}
 """The delimiters that are detected."""
@@ -48,8 +51,8 @@ class Dialect:
             raise ValueError("header must be true, false, or the names of the columns, all different")
         if self.encoding is not None:
             try:
-                "a".encode(self.encoding)
-            except LookupError:
+                codecs.lookup(self.encoding).decode("a".encode(self.encoding), "surrogateescape")
+            except (LookupError, UnicodeError):
                 raise ValueError(f"encoding {self.encoding!r} is unknown; try windows-1252 or utf-16") from None
 
     @property
@@ -87,13 +90,13 @@ def _delimiter(dialect: Dialect, default: str, beginning: Sequence[str]) -> tupl
     default_fits = in_header and share > 0.5
     needed = 0.9 if in_header else 0.5
     others = [candidate for candidate, (in_first, fit) in fits.items() if in_first and fit > needed]
-    if not others or (default_fits and share == 1):
+    if not others:
         return default, None
     usual, other = DELIMITER_NAMES[default], DELIMITER_NAMES[others[0]]
     if default_fits or len(others) > 1:
         return default, f"the {other} could be the delimiter as well as the {usual}: state it"
     if in_header:
-        return others[0], f"the {other} separates its columns, not the {usual}: read so"
+        return others[0], f"using the {other} as delimiter: it fits the rows, the {usual} does not"
     return others[0], f"the header has no {usual} but a {other}: read as the delimiter"
 
 
@@ -101,28 +104,23 @@ def _fit(dialect: Dialect, delimiter: str, beginning: Sequence[str]) -> tuple[bo
     """Whether a delimiter occurs in the first row, and the share of rows that it splits into as many cells."""
     chosen = replace(dialect, delimiter=delimiter, quote=_quote(dialect, delimiter, beginning))
     others = "".join(re.escape(other) for other in DELIMITER_NAMES if other != delimiter)
-    torn = re.compile(f'["][{others}]|[{others}]["]')
+    has_split_quotes = re.compile(f'["][{others}]|[{others}]["]')
     rows = [row for row in csv.reader(beginning, **reader_options(chosen)) if row]
     if not rows:
         return False, 0.0
-    whole = [len(row) == len(rows[0]) and not torn.search("\n".join(row)) for row in rows]
+    whole = [len(row) == len(rows[0]) and not has_split_quotes.search("\n".join(row)) for row in rows]
     return len(rows[0]) > 1, sum(whole) / len(whole)
 
 
 def _quote(dialect: Dialect, delimiter: str, beginning: Sequence[str]) -> str:
     """The quotation mark, or none for a TSV file in which the marks are only text, as GLUE's are.
 
-    There, each line has as many cells, and some cell begins with a mark that does not enclose it.
+    There, each line has as many cells, at least two, and some cell begins with a mark that does not enclose it.
     """
     if dialect.quote is not None or delimiter != "\t":
         return '"' if dialect.quote is None else dialect.quote
-    rows = [line.rstrip("\r\n").split("\t") for line in beginning]
+    rows = [line.rstrip("\r\n").split("\t") for line in beginning if line.strip(" \r\n")]
     enclosed = re.compile(r'"(?:[^"]|"")*"')
     stray = any(cell.startswith('"') and not enclosed.fullmatch(cell) for row in rows for cell in row)
-    if not stray or len({len(row) for row in rows}) > 1:
-        return '"'
-    try:
-        list(csv.reader(beginning, delimiter="\t", strict=True))
-    except csv.Error:
-        return ""
-    return '"' if len(rows[0]) == 1 else ""
+    widths = {len(row) for row in rows}
+    return "" if stray and len(widths) == 1 and widths != {1} else '"'

@@ -10,6 +10,7 @@ import io
 import lzma
 import os
 import re
+import select
 import stat
 import zlib
 from collections.abc import Callable, Iterator
@@ -40,10 +41,12 @@ _KINDS = (
     (rb"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1", "an old Excel workbook (xls) or Office file", _SAVE_AS_CSV),
     (rb"7z\xbc\xaf\x27\x1c|Rar!\x1a\x07|.{257}ustar", "an archive", _UNPACK),
     (rb"\x1f\x9d|\x04\x22\x4d\x18|\xff\x06\x00\x00sNaPpY", "compressed", "decompress it first"),
-    (rb"%PDF-", "a PDF document", _COPY),
-    (rb"\{\\rtf", "an RTF document", _COPY),
-    (rb"ARROW1\x00|FEA1\x00", "an Arrow (Feather) file", "write it as Parquet"),
-    (rb"ORC[\x00-\x08\x0b\x0c\x0e-\x1f]|Obj\x01", "an ORC or Avro file", "write it as Parquet"),
+    (rb"%PDF-|\{\\rtf", "a PDF or RTF document", _COPY),
+    (
+        rb"ARROW1\x00|FEA1\x00|ORC[\x00-\x08\x0b\x0c\x0e-\x1f]|Obj\x01",
+        "an Arrow, ORC or Avro file",
+        "write it as Parquet",
+    ),
     (rb"SQLite format 3\x00", "an SQLite database", "export the table as CSV"),
     (rb"\x89HDF|\x93NUMPY|\x80[\x02-\x05]", "an array or a pickle", "write it as CSV, JSON lines or Parquet"),
     (rb"\x89PNG|\xff\xd8\xff|GIF8[79]a", "a picture", "give a file of texts"),
@@ -117,7 +120,7 @@ def open_file(name: str, progress: Progress | None = None) -> Iterator[File]:
 
 
 def text_lines(file: File, encoding: str, longest: int = -1) -> Iterator[str]:
-    """The lines of a file, with their ends. A byte that is not of the encoding becomes half a character, which
+    """The lines of a file, with their ends. A byte that is not of the encoding becomes a lone surrogate, which
     `text_fault` finds.
 
     Args:
@@ -161,7 +164,7 @@ def text_fault(text: str, encoding: str) -> str | None:
     else:
         return None
     if not 0xDC80 <= code <= 0xDCFF:
-        return "it holds half a character of UTF-16"
+        return "it holds a lone surrogate of UTF-16"
     remedy = "state the encoding of the file, such as windows-1252, or convert the file to UTF-8"
     return f"byte {code - 0xDC00:#04x} is not {encoding.removesuffix('-sig').upper()}: {remedy}"
 
@@ -196,7 +199,8 @@ class _CountingFile(io.FileIO):
         self._progress = progress
 
     def readinto(self, buffer: Any) -> int:
-        count = super().readinto(buffer) or 0
+        while (count := super().readinto(buffer)) is None:  # a non-blocking pipe that is empty for now
+            select.select([self], [], [])
         if self._progress:
             self._progress(count)
         return count

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -21,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from bert_client.errors import TableError
-from bert_client.tables.delimited import Record, records, whole_rows_inside
+from bert_client.tables.delimited import LINE_END, Record, records, whole_rows_inside
 from bert_client.tables.dialect import DELIMITER_NAMES, Dialect, detect
 from bert_client.tables.files import (
     COMPRESSION_SUFFIXES,
@@ -135,7 +136,7 @@ def _table(file: File, form: str | None, dialect: Dialect, columns: Sequence[str
         return _parquet(file, columns)
     file.check_kind(markup=form != "lines")
     if form is None:
-        raise TableError(f"{file.name}: its name does not tell its format; state it ({', '.join(FORMATS)})")
+        raise TableError(f"{file.name}: its name does not tell its format; state the format ({', '.join(FORMATS)})")
     if form == "parquet":
         raise TableError(f"{file.name}: is not a Parquet file, or its beginning is damaged")
     warnings = []
@@ -177,12 +178,17 @@ def _delimited(
     file: File, form: str, dialect: Dialect, lines: Iterator[str], encoding: str, warnings: list[str]
 ) -> Table:
     beginning, lines = _beginning(lines)
+    skipped = 0
+    if beginning and (stated := re.fullmatch(r"(?i)sep=([,;|\t])[\r\n]*", beginning[0])):  # Excel reads it
+        dialect = replace(dialect, delimiter=dialect.delimiter or stated[1])
+        skipped, beginning = 1, beginning[1:]
+        next(lines)
     if beginning and _is_json_object(beginning[0]):
         raise TableError(f"{file.name}: holds JSON lines, not {form.upper()}; state the format jsonl")
     complete, note = detect(dialect, _DELIMITERS[form], beginning)
     if note:
         warnings.append(f"{file.name}: {note}")
-    found = records(lines, complete)
+    found = records(lines, complete, skipped)
     columns, first = _header(file, found, complete, encoding)
     rows = _rows(file, columns, itertools.chain(first, found), complete.delimiter or "", encoding, warnings)
     return Table(file.name, form, columns, rows, warnings, file.size)
@@ -234,9 +240,14 @@ def _header(
     if fault := first.fault or text_fault("".join(first.cells), encoding):
         raise TableError(f"{file.name}, line {first.number}: in the header, {fault}")
     names = tuple(name or str(number) for number, name in enumerate(first.cells, 1))
-    if twice := next((name for name in names if names.count(name) > 1), None):
-        raise TableError(f"{file.name}: two columns are called {twice!r}; rename one")
+    _check_names(file, names)
     return names, []
+
+
+def _check_names(file: File, names: Sequence[str]) -> None:
+    """Raise TableError if two columns have the same name."""
+    if duplicate := next((name for name in names if names.count(name) > 1), None):
+        raise TableError(f"{file.name}: two columns are called {duplicate!r}; rename one")
 
 
 def _rows(
@@ -266,7 +277,7 @@ def _rows(
 
 
 def _suspicion(record: Record, index: int) -> str:
-    opens = record.number + sum(len(cell.splitlines()) - 1 for cell in record.cells[:index] if cell)
+    opens = record.number + sum(len(LINE_END.findall(cell)) for cell in record.cells[:index])
     return (
         f"line {opens}: the quoted cell that opens here holds what seem to be whole rows, up to line "
         f"{record.number + record.lines - 1}; if its quotation mark is only text, write it twice in a quoted "
@@ -298,23 +309,43 @@ def _parquet(file: File, columns: Sequence[str] | None) -> Table:
     if not file.content.seekable() or file.is_compressed:
         remedy = "decompress it first" if file.is_compressed else "give its path"
         raise TableError(f"{file.name}: a Parquet file cannot be read from a stream; {remedy}")
-    parquet = library("pyarrow.parquet", file.name)
+    parquet, arrow_error = library("pyarrow.parquet", file.name), library("pyarrow", file.name).ArrowException
     try:
         opened = parquet.ParquetFile(file.content)
         names = tuple(opened.schema_arrow.names)
-    except (ValueError, OSError) as error:  # pyarrow's own errors are ValueErrors
+    except (ValueError, OSError, arrow_error) as error:
         raise TableError(f"{file.name}: the Parquet file is damaged or cut off ({error})") from error
+    _check_names(file, names)
     table = Table(file.name, "parquet", names, iter(()), [], file.size)
     chosen = names if columns is None else tuple(dict.fromkeys(map(table.column, columns)))
-    return replace(table, rows=_parquet_rows(file, opened, chosen))
+    return replace(table, rows=_parquet_rows(file, opened.iter_batches(512, columns=list(chosen)), arrow_error))
 
 
-def _parquet_rows(file: File, opened: Any, columns: Sequence[str]) -> Iterator[Row]:
+def _parquet_rows(file: File, batches: Iterator[Any], arrow_error: type[Exception]) -> Iterator[Row]:
+    # Text that is not UTF-8, dates after the year 9999, unknown time zones
+    conversion_errors = (arrow_error, ValueError, OverflowError, LookupError)
     number = 0
-    try:
-        for batch in opened.iter_batches(512, columns=list(columns)):
-            for cells in batch.to_pylist():
-                number += 1
-                yield Row(number, cells)
-    except (*READ_ERRORS, ValueError) as error:
-        raise damage(file.name, f"row {number}", error) from error
+    while True:
+        try:
+            batch = next(batches, None)
+        except (*READ_ERRORS, ValueError, arrow_error) as error:
+            raise damage(file.name, f"row {number}", error) from error
+        if batch is None:
+            return
+        try:
+            rows = [Row(number, cells) for number, cells in enumerate(batch.to_pylist(), number + 1)]
+        except conversion_errors:
+            rows = [_parquet_row(batch, i, number + 1 + i, conversion_errors) for i in range(len(batch))]
+        yield from rows
+        number += len(rows)
+
+
+def _parquet_row(batch: Any, index: int, number: int, conversion_errors: tuple[type[Exception], ...]) -> Row:
+    """A row of a batch, cell by cell, because some cell of the batch cannot be converted."""
+    cells, fault = {}, None
+    for name in batch.schema.names:
+        try:
+            cells[name] = batch.column(name)[index].as_py()
+        except conversion_errors as error:
+            fault = f"the field {name!r} cannot be read ({error})"
+    return Row(number, cells, fault)

@@ -13,6 +13,8 @@ import socket
 import subprocess
 import sys
 import threading
+import time
+import zipfile
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -213,7 +215,7 @@ def test_bert_pairs_are_read_from_two_fields(bert: Bert, tmp_path: Path) -> None
     ]
 
 
-def test_bert_half_a_character_costs_its_row_only(bert: Bert, tmp_path: Path) -> None:
+def test_bert_lone_surrogate_costs_its_row_only(bert: Bert, tmp_path: Path) -> None:
     source, target = tmp_path / "texts.jsonl", tmp_path / "scored.jsonl"
     source.write_text('{"text": "good"}\n{"text": "\\ud83d"}\n')
     for output in ("-", str(target)):
@@ -355,6 +357,29 @@ def test_bert_swallowed_rows_give_a_warning(bert: Bert, tmp_path: Path) -> None:
     assert (code, warning in complaints.splitlines()[0]) == (0, True)
 
 
+def test_bert_warnings_come_with_their_rows(holding: Holding, tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("id;text\n1;good\n2;hold\n")
+    url = f"http://127.0.0.1:{holding.server_port}"
+    command = [sys.executable, "-c", _INTERRUPTIBLE, "sentiment", "--url", url, "--file", str(tmp_path / "a.csv")]
+    with subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True) as process:
+        entered = holding.entered.wait(PATIENCE)
+        process.kill()
+        assert (entered, "semicolon" in process.communicate()[1]) == (True, True)
+
+
+def test_bert_file_of_an_unknown_format_says_what_it_is(bert: Bert, tmp_path: Path) -> None:
+    with zipfile.ZipFile(tmp_path / "a.csv.zip", "w") as packed:
+        packed.writestr("a.csv", "text\ngood\n")
+    code, _, complaint = bert("sentiment", "--file", str(tmp_path / "a.csv.zip"))
+    assert (code, complaint) == (
+        1,
+        f"bert: {tmp_path}/a.csv.zip: is a zip archive; unpack it, and give the file inside\n",
+    )
+    (tmp_path / "a.dat").write_text("text\ngood\n")
+    code, _, complaint = bert("sentiment", "--file", str(tmp_path / "a.dat"))
+    assert (code, "state the format (csv, tsv" in complaint) == (1, True)
+
+
 @pytest.mark.parametrize(
     ("content", "flags", "texts"),
     [
@@ -427,7 +452,13 @@ def test_bert_exit_codes(bert: Bert, tmp_path: Path) -> None:
     assert code == 3
     assert complaint.startswith("bert: http://127.0.0.1:9: ")
     assert bert("sentiment", "--file", str(tmp_path / "nowhere.csv"))[0] == 1
-    for misuse in ([], ["good", "--file", "a.csv"], ["good", "--output", "a.csv"], ["--format", "xml"]):
+    for misuse in (
+        [],
+        ["--json", "--file", "a.csv", "--output", "a.csv.bz2"],
+        ["good", "--file", "a.csv"],
+        ["good", "--output", "a.csv"],
+        ["--format", "xml"],
+    ):
         assert bert("sentiment", *misuse)[0] == 2
     assert bert("next-sentence", "--file", "pairs.txt")[0] == 2
     assert bert("sentiment", "--file", "a.csv", "--top-k", "2")[0] == 2
@@ -526,13 +557,16 @@ def test_bert_goes_on_after_a_kill(holding: Holding, url: str, tmp_path: Path) -
     """Killed (-9) while the last rows are on their way, and given again, with another address."""
     texts, target = tmp_path / "texts.txt", tmp_path / "scored.tsv"
     texts.write_text("good\n" * 20 + "hold\n" + "good\n" * 5)
-    program = "import bert_client.command.output; bert_client.command.output.SAVE_SECONDS = -1.0\n" + _INTERRUPTIBLE
-    command = [sys.executable, "-c", program, "sentiment", "--file", str(texts), "--output", str(target)]
+    command = [sys.executable, "-c", _INTERRUPTIBLE, "sentiment", "--file", str(texts), "--output", str(target)]
     command += ["--concurrency", "1"]
     address = ["--url", f"http://127.0.0.1:{holding.server_port}"]
     with subprocess.Popen(command + address, cwd=ROOT, stderr=subprocess.PIPE) as process:
         try:
             assert holding.entered.wait(PATIENCE)
+            until = time.monotonic() + PATIENCE
+            while not Path(f"{target}.partial.json").exists():  # it is saved while the service does not answer
+                assert time.monotonic() < until
+                time.sleep(0.05)
             assert not target.exists()
         finally:
             process.kill()

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import csv
+import errno
 import gzip
 import io
 import json
 import os
+import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -14,7 +16,7 @@ from typing import Any
 import pytest
 
 from bert_client.command import output
-from bert_client.command.output import RowWriter, is_writable, open_output
+from bert_client.command.output import RowWriter, has_output_suffix, open_output
 from bert_client.tables import TableError
 
 ROWS = [{"text": text} for text in ("good", "bad\nfilm", "é", "so so")]
@@ -101,8 +103,8 @@ def test_row_writer_columns_that_a_table_cannot_have_are_named() -> None:
         ("a.x", False),
     ],
 )
-def test_is_writable_goes_by_the_suffix(name: str, writable: bool) -> None:
-    assert is_writable(name) == writable
+def test_has_output_suffix_goes_by_the_suffix(name: str, writable: bool) -> None:
+    assert has_output_suffix(name) == writable
 
 
 # --- files
@@ -149,11 +151,8 @@ def test_output_counts_the_rows_of_all_runs(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("left", [b"", b"half a row", b"text,label\n"])
-def test_output_goes_on_after_a_kill_at_any_moment(
-    tmp_path: Path, left: bytes, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_output_goes_on_after_a_kill_at_any_moment(tmp_path: Path, left: bytes) -> None:
     """A kill leaves the last note, and perhaps bytes after those that it counts."""
-    monkeypatch.setattr(output, "SAVE_SECONDS", -1.0)
     path, partial = tmp_path / "out.csv", tmp_path / "out.csv.partial"
     job(path, stop_after=2, error=KeyboardInterrupt())
     with partial.open("ab") as file:
@@ -163,10 +162,55 @@ def test_output_goes_on_after_a_kill_at_any_moment(
     assert path.read_text() == 'text,label\ngood,A\n"bad\nfilm",A\né,A\nso so,A\n'
 
 
-def test_output_of_an_interrupted_job_has_what_was_saved(tmp_path: Path) -> None:
-    """What the last seconds answered may be half written, and is not saved."""
-    assert job(tmp_path / "out.csv", stop_after=2, error=KeyboardInterrupt())[1] == ""
-    assert names(tmp_path) == []
+def test_output_of_an_interrupted_job_has_all_answers(tmp_path: Path) -> None:
+    assert "2 rows are kept in" in job(tmp_path / "out.csv", stop_after=2, error=KeyboardInterrupt())[1]
+    assert job(tmp_path / "out.csv")[0] == ["é", "so so"]
+
+
+@pytest.mark.parametrize("step", ["fsync", "replace"])
+def test_output_interrupt_within_a_save_loses_nothing(
+    tmp_path: Path, step: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(output, "SAVE_CHARACTERS", -1)
+    owner, calls = (os if step == "fsync" else Path), list[int]()
+    real = getattr(owner, step)
+
+    def interrupted(*arguments: Any) -> Any:
+        result = real(*arguments)
+        calls.append(1)
+        if len(calls) == 3:
+            raise KeyboardInterrupt
+        return result
+
+    monkeypatch.setattr(owner, step, interrupted)
+    asked, _ = job(tmp_path / "out.csv")
+    assert asked + job(tmp_path / "out.csv")[0] == [row["text"] for row in ROWS]
+    assert (tmp_path / "out.csv").read_text() == 'text,label\ngood,A\n"bad\nfilm",A\né,A\nso so,A\n'
+
+
+def test_output_is_saved_while_no_rows_come(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(output, "SAVE_SECONDS", 0.02)
+    with open_output(str(tmp_path / "out.csv"), OPTIONS, io.StringIO()) as target:
+        target.begin("text\n", iter(()))
+        target.add(ROWS[0], "good\n", failed=False)
+        until = time.monotonic() + 30
+        while not (tmp_path / "out.csv.partial.json").exists():
+            assert time.monotonic() < until
+            time.sleep(0.01)
+        assert (tmp_path / "out.csv.partial").read_text() == "text\ngood\n"
+
+
+def test_output_note_without_a_partial_file_is_ignored(tmp_path: Path) -> None:
+    job(tmp_path / "out.csv", stop_after=2)
+    (tmp_path / "out.csv.partial").rename(tmp_path / "out.csv")  # killed before the note was deleted
+    for _ in range(2):
+        assert len(job(tmp_path / "out.csv")[0]) == 4
+    assert names(tmp_path) == ["out.csv"]
+
+
+def test_output_suffix_of_compression_may_be_in_capitals(tmp_path: Path) -> None:
+    job(tmp_path / "out.csv.GZ")
+    assert gzip.decompress((tmp_path / "out.csv.GZ").read_bytes()).startswith(b"text,label\ngood,A\n")
 
 
 @pytest.mark.parametrize(
@@ -210,11 +254,10 @@ def test_output_partial_file_of_another_program_is_left_alone(tmp_path: Path) ->
 
 def test_output_partial_file_that_lost_rows_is_an_error(tmp_path: Path) -> None:
     job(tmp_path / "out.csv", stop_after=2)
-    (tmp_path / "out.csv.partial").write_text("")
+    (tmp_path / "out.csv.partial").write_text("text")
     with pytest.raises(TableError, match="is shorter than its note tells; delete it to begin again"):
         job(tmp_path / "out.csv")
     (tmp_path / "out.csv.partial").unlink()
-    (tmp_path / "out.csv.partial.json").unlink()
     assert len(job(tmp_path / "out.csv")[0]) == 4
 
 
@@ -225,6 +268,15 @@ def test_output_two_processes_do_not_share_a_file(tmp_path: Path) -> None:
         with pytest.raises(TableError, match="another process is writing it"):
             job(path)
     assert path.read_text() == "text,label\n"
+
+
+def test_output_file_system_without_locks_is_no_other_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def flock(*_: object) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr("fcntl.flock", flock)
+    with pytest.raises(OSError, match="No locks available"):
+        job(tmp_path / "out.csv")
 
 
 def test_output_link_stays_a_link_and_a_device_a_device(tmp_path: Path) -> None:
@@ -241,10 +293,10 @@ def test_output_link_stays_a_link_and_a_device_a_device(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["a.jsonl", "a.jsonl.gz", "pipe", "-"])
-def test_output_half_a_character_is_written_as_jsons_escape(
+def test_output_lone_surrogate_is_written_as_jsons_escape(
     tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    half = {"text": "é \ud83d"}
+    lone = {"text": "é \ud83d"}
     written = tmp_path / "written"
     os.mkfifo(tmp_path / "pipe")
     reader = os.open(tmp_path / "pipe", os.O_RDONLY | os.O_NONBLOCK)
@@ -252,9 +304,9 @@ def test_output_half_a_character_is_written_as_jsons_escape(
         monkeypatch.setattr("sys.stdout", stdout)
         with open_output(name if name == "-" else str(tmp_path / name), {}, io.StringIO()) as target:
             target.begin("", iter(()))
-            target.add(half, RowWriter("jsonl", ()).row(half), failed=False)
+            target.add(lone, RowWriter("jsonl", ()).row(lone), failed=False)
     content = written.read_bytes() or os.read(reader, 99) or (tmp_path / name).read_bytes()
     os.close(reader)
     content = gzip.decompress(content) if name.endswith(".gz") else content
     assert content.decode() == '{"text": "é \\ud83d"}\n'
-    assert json.loads(content) == half
+    assert json.loads(content) == lone

@@ -102,7 +102,7 @@ def test_encode_other_inputs_are_errors(wrong: Any, found: str) -> None:
     ],
 )
 def test_is_one_input_tells_an_input_from_several(inputs: Any, one: bool) -> None:
-    assert calls.is_one_input(inputs) is one
+    assert calls.is_one_input(inputs, takes_pairs=True) is one
 
 
 @given(

@@ -289,7 +289,7 @@ def test_client_stream_ends_with_an_error_that_is_no_fault_of_an_input() -> None
 # --- firewalls and proxies
 
 
-@pytest.mark.parametrize("status", [400, 403, 406])
+@pytest.mark.parametrize("status", [200, 400, 403, 406])
 def test_client_text_that_a_firewall_refuses_gets_the_error(status: int) -> None:
     texts = ["text"] * 1000
     texts[700] = "<script>"
@@ -311,3 +311,12 @@ def test_client_repeats_a_request_that_a_proxy_could_not_deliver(status: int) ->
     ):
         assert label(client.sentiment("a")) == "a"
     assert len(pauses) == 2
+
+
+def test_client_stream_ends_when_a_firewall_refuses_everything_later() -> None:
+    with serve() as echo, BertClient(echo.url, concurrency=2) as client:
+        echo.refuse = lambda _: 403 if len(echo.paths) > 4 else None
+        outcomes = client.sentiment_stream(["text"] * 2000)
+        with pytest.raises(ProblemError, match="403"):
+            list(outcomes)
+        assert len(echo.paths) < 100

@@ -6,6 +6,9 @@ import asyncio
 import gc
 import importlib.util
 import multiprocessing
+import shutil
+import ssl
+import subprocess
 import sys
 import warnings
 from collections.abc import Iterator
@@ -13,11 +16,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import certifi
 import httpx
 import pytest
 
 from bert_client import AsyncBertClient, BertClient, BertServiceError, ConnectionFailedError, LabelResult, RetryPolicy
-from bert_client.http.proxy import Proxy, find_proxy
+from bert_client.http.environment import find_proxy
 from tests.client.echo import Echo, serve
 
 VARIABLES = ("http_proxy", "https_proxy", "all_proxy", "no_proxy", "SSL_CERT_FILE", "SSL_CERT_DIR")
@@ -77,6 +81,27 @@ def test_client_answers_right_in_forked_processes(echo: Echo) -> None:
         assert [label(result) for result in client.sentiment(texts)] == texts
 
 
+@pytest.mark.parametrize("method", multiprocessing.get_all_start_methods())
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+def test_client_method_is_sent_to_other_processes(echo: Echo, method: str) -> None:
+    texts = [f"text {n}" for n in range(40)]
+    with BertClient(echo.url) as asked:
+        assert label(asked.sentiment("first")) == "first"
+        with multiprocessing.get_context(method).Pool(2) as pool:
+            assert list(map(label, pool.map(asked.sentiment, texts))) == texts
+
+
+async def test_client_that_is_closed_raises(echo: Echo) -> None:
+    with BertClient(echo.url) as asked:
+        asked.sentiment("a")
+    with pytest.raises(ConnectionFailedError, match="the client is closed"):
+        asked.sentiment("a")
+    async with AsyncBertClient(echo.url) as asynchronous:
+        await asynchronous.sentiment("a")
+    with pytest.raises(ConnectionFailedError, match="the client is closed"):
+        await asynchronous.sentiment("a")
+
+
 @pytest.mark.skipif(sys.platform == "win32", reason="has no fork")
 @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
 def test_async_client_answers_right_in_forked_processes(echo: Echo) -> None:
@@ -111,7 +136,7 @@ def test_async_client_is_used_in_a_second_event_loop(echo: Echo) -> None:
 )
 def test_find_proxy_reads_the_environment(monkeypatch: pytest.MonkeyPatch, variable: str, url: str) -> None:
     monkeypatch.setenv(variable, "proxy.example:3128")
-    assert find_proxy(httpx.URL(url)) == Proxy(variable, "http://proxy.example:3128")
+    assert find_proxy(httpx.URL(url)) == (variable, "http://proxy.example:3128")
     monkeypatch.setenv("NO_PROXY", "other.com, example.com")
     assert find_proxy(httpx.URL(url)) is None
 
@@ -119,7 +144,7 @@ def test_find_proxy_reads_the_environment(monkeypatch: pytest.MonkeyPatch, varia
 def test_find_proxy_prefers_the_variable_of_the_scheme(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ALL_PROXY", "socks://127.0.0.1:1080/")  # as GNOME sets it, beside this:
     monkeypatch.setenv("http_proxy", "http://127.0.0.1:3128/")
-    assert find_proxy(httpx.URL("http://example.com")) == Proxy("http_proxy", "http://127.0.0.1:3128/")
+    assert find_proxy(httpx.URL("http://example.com")) == ("http_proxy", "http://127.0.0.1:3128/")
 
 
 @pytest.mark.parametrize(
@@ -238,6 +263,47 @@ def test_client_certificates_that_cannot_be_read_are_named(
 ) -> None:
     if content is not None:
         (tmp_path / "ca.pem").write_text(content)
+    monkeypatch.delenv("SSLKEYLOGFILE", raising=False)
     monkeypatch.setenv("SSL_CERT_FILE", str(tmp_path / "ca.pem"))
     with BertClient("https://bert.example") as asked, pytest.raises(BertServiceError, match="SSL_CERT_FILE"):
         asked.sentiment("a")
+
+
+def test_client_key_log_file_that_cannot_be_written_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("SSLKEYLOGFILE", str(tmp_path / "none" / "keys"))
+    with BertClient("https://bert.example") as asked, pytest.raises(BertServiceError, match="SSLKEYLOGFILE cannot"):
+        asked.sentiment("a")
+
+
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="needs openssl")
+def test_client_certificate_that_is_not_trusted_names_the_variable_at_once(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    new = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-subj", "/CN=localhost"]
+    subprocess.run([*new, "-keyout", "key.pem", "-out", "cert.pem"], cwd=tmp_path, capture_output=True, check=True)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(tmp_path / "cert.pem", tmp_path / "key.pem")
+    monkeypatch.setenv("SSL_CERT_FILE", certifi.where())
+    pauses: list[float] = []
+    with serve() as echo:
+        echo.socket = context.wrap_socket(echo.socket, server_side=True)
+        url = f"https://localhost:{echo.server_port}"
+        with (
+            BertClient(url, sleep=pauses.append) as asked,
+            pytest.raises(BertServiceError, match="are those of SSL_CERT_FILE"),
+        ):
+            asked.sentiment("a")
+    assert pauses == []
+
+
+def test_client_proxy_that_is_busy_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    pauses: list[float] = []
+    with serve(lambda _: 503) as echo:
+        monkeypatch.setenv("HTTPS_PROXY", echo.url)
+        retry = RetryPolicy(attempts=3)
+        with (
+            BertClient("https://bert.example", retry=retry, sleep=pauses.append) as asked,
+            pytest.raises(ConnectionFailedError, match="503"),
+        ):
+            asked.sentiment("a")
+    assert (echo.paths, len(pauses)) == (["bert.example:443"] * 3, 2)

@@ -18,12 +18,14 @@ from bert_client import (
     RetryPolicy,
     TooBusyError,
     TooLargeError,
+    UnexpectedAnswerError,
 )
 from bert_client.http import calls
 from bert_client.http.calls import Chunk
-from bert_client.http.exchange import Exchange, Outcome, Send, SlowServiceGuard
+from bert_client.http.exchange import Exchange, FailureCounter, Outcome, Send
 
 Answer = Callable[[list[str]], Outcome]
+PAGE = httpx.Response(200, text="<html>refused</html>", request=httpx.Request("POST", "http://bert.example"))
 
 
 def perform(flow: Any, answer: Answer) -> tuple[Any, list[Any]]:
@@ -45,11 +47,15 @@ def perform(flow: Any, answer: Answer) -> tuple[Any, list[Any]]:
 
 
 def ask(
-    inputs: list[Any], answer: Answer, first: int = 0, clock: Callable[[], float] = lambda: 0.0
+    inputs: list[Any],
+    answer: Answer,
+    first: int = 0,
+    clock: Callable[[], float] = lambda: 0.0,
+    failures: FailureCounter | None = None,
 ) -> tuple[Any, list[Any]]:
     exchange = Exchange(RetryPolicy(attempts=3, deadline=100, first_pause=1), clock, random=lambda: 0.0)
     chunk = Chunk(first, [calls.encode(one) for one in inputs])
-    return perform(exchange.answer(calls.sentiment(), chunk), answer)
+    return perform(exchange.answer(calls.sentiment(), chunk, failures or FailureCounter()), answer)
 
 
 def ok(inputs: list[str]) -> httpx.Response:
@@ -111,10 +117,31 @@ def test_answer_input_that_cannot_be_sent_costs_no_other() -> None:
     assert (labels(outcomes), steps) == (["invalid_input"], [])
 
 
-def test_guard_firewall_that_refuses_all_inputs_raises() -> None:
-    refused, _ = ask(list("abcd"), lambda _: problem(403, "forbidden"))
+@pytest.mark.parametrize("reply", [problem(403, "x"), problem(406, "x"), problem(504, "x"), PAGE])
+def test_failure_counter_raises_after_inputs_in_a_row(reply: httpx.Response) -> None:
+    failures, asked = FailureCounter(), list[list[str]]()
+
+    def answer(inputs: list[str]) -> httpx.Response:
+        asked.append(inputs)
+        return reply if inputs != ["good"] else ok(inputs)
+
+    for _ in range(3):
+        ask(["good"], answer, failures=failures)
+        outcomes, _ = ask(["a"] * 19, answer, failures=failures)
+        assert all(isinstance(outcome, ProblemError) for outcome in outcomes)
+    asked.clear()
+    ask([None] * 3, answer, failures=failures)  # these are not sent and not counted
+    with pytest.raises(UnexpectedAnswerError if reply.is_success else ProblemError):
+        ask(["a"] * 500, answer, failures=failures)
+    assert len(asked) < 12
+
+
+def test_failure_counter_ignores_invalid_inputs() -> None:
+    failures = FailureCounter(limit=2)
+    ask(["a"], lambda _: problem(403, "x"), failures=failures)
+    ask(["", ""], lambda _: problem(422, "empty_text", "inputs", 0), failures=failures)
     with pytest.raises(ProblemError, match="403"):
-        SlowServiceGuard().check(refused)
+        ask(["b", "c"], lambda _: problem(403, "x"), failures=failures)
 
 
 def test_answer_request_is_not_repeated_if_all_inputs_are_wrong() -> None:
@@ -147,19 +174,6 @@ def test_answer_slow_request_is_halved() -> None:
     )
     assert labels(outcomes) == list("abcd")
     assert [len(inputs) for inputs in steps] == [4, 2, 2]
-
-
-def test_guard_service_that_is_too_slow_for_all_inputs_raises() -> None:
-    late, _ = ask(list("ab"), lambda _: problem(504, "deadline_exceeded"))
-    with pytest.raises(DeadlineExceededError):
-        SlowServiceGuard().check(late)
-    guard = SlowServiceGuard()
-    assert guard.check(late[:1]) == late[:1]  # a text of its own may be
-    with pytest.raises(DeadlineExceededError):
-        guard.check(late)
-    answered, _ = ask(["c"], ok)
-    assert guard.check(answered) == answered
-    assert guard.check(late) == late
 
 
 def test_answer_slow_input_costs_no_other() -> None:

@@ -111,3 +111,11 @@ async def test_client_iterable_whose_items_are_not_its_texts_is_refused(inputs: 
         list(BertClient().sentiment_stream(inputs))
     with pytest.raises(TypeError, match="give a list, a column or another iterable of texts"):
         _ = [outcome async for outcome in AsyncBertClient().sentiment_stream(inputs)]
+
+
+async def test_client_fill_mask_takes_a_tuple_of_two_texts_as_two_inputs(url: str) -> None:
+    texts = ("a [MASK].", "b [MASK].")
+    with BertClient(url) as client:
+        assert len(client.fill_mask(texts)) == 2
+    async with AsyncBertClient(url) as client:
+        assert len(await client.fill_mask(texts)) == 2

@@ -22,6 +22,7 @@ def pause(reply: Any, attempt: int = 1, elapsed: float = 0, jitter: float = 0.5)
 @pytest.mark.parametrize(
     "reply",
     [
+        (408, {}),
         (429, {}),
         (502, {}),
         (503, {}),
@@ -30,6 +31,10 @@ def pause(reply: Any, attempt: int = 1, elapsed: float = 0, jitter: float = 0.5)
         httpx.ConnectError(""),
         httpx.ReadError(""),
         httpx.RemoteProtocolError(""),
+        httpx.ReadTimeout(""),
+        httpx.WriteTimeout(""),
+        httpx.PoolTimeout(""),
+        httpx.ProxyError("503 Service Unavailable"),
     ],
 )
 def test_pause_before_retry_temporary_failures_are_retried(reply: Any) -> None:
@@ -37,7 +42,12 @@ def test_pause_before_retry_temporary_failures_are_retried(reply: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    "reply", [(400, {}), (401, {}), (413, {}), (422, {}), (500, {}), (504, {}), (526, {}), httpx.ReadTimeout("")]
+    "reply",
+    [
+        *((status, {}) for status in (400, 401, 413, 422, 500, 504, 526)),
+        httpx.ProxyError("407 Proxy Authentication Required"),
+        httpx.ConnectError("[SSL: CERTIFICATE_VERIFY_FAILED] certificate verify failed"),
+    ],
 )
 def test_pause_before_retry_lasting_failures_are_not_retried(reply: Any) -> None:
     assert pause(reply) is None
@@ -76,6 +86,7 @@ def test_pause_before_retry_is_at_least_retry_after() -> None:
         ("Wed, 21 Oct 2026 07:28:30 -0000", 30),
         ("Wed, 21 Oct 2026 07:27:00 GMT", 0),
         ("soon", 0),
+        ("Wed, 21 Oct 2026 07:28:30 +9999999999999", 0),
         ("-5", 0),
     ],
 )
@@ -85,5 +96,5 @@ def test_retry_after_is_a_number_or_a_date(header: str | None, seconds: float) -
 
 @pytest.mark.parametrize("fields", [{"attempts": 0}, {"deadline": -1}, {"first_pause": -1}])
 def test_retry_policy_that_is_impossible_is_refused(fields: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match="cannot be followed"):
+    with pytest.raises(ValueError, match="invalid RetryPolicy: attempts must be at least 1"):
         RetryPolicy(**fields)

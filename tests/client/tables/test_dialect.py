@@ -22,6 +22,7 @@ from bert_client.tables.dialect import Dialect
         ({"header": ()}, "header must be true, false, or the names"),
         ({"header": ("a", "a")}, "header must be true, false, or the names"),
         ({"encoding": "utf-9"}, "encoding 'utf-9' is unknown"),
+        ({"encoding": "idna"}, "encoding 'idna' is unknown"),
         ({"encoding": "hex"}, "encoding 'hex' is unknown"),
     ],
 )
@@ -36,3 +37,8 @@ def test_dialect_tab_can_be_spelled() -> None:
 
 def test_dialect_without_quotation_marks_is_stated_by_an_empty_string() -> None:
     assert Dialect(quote="").quote == ""
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-16", "utf-32", "windows-1252", "shift-jis", "gb18030"])
+def test_dialect_encoding_of_text_is_taken(encoding: str) -> None:
+    assert Dialect(encoding=encoding).encoding == encoding

@@ -8,7 +8,9 @@ import itertools
 import json
 import lzma
 import os
+import subprocess
 import sys
+import time
 import tracemalloc
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -100,6 +102,40 @@ def test_open_table_parquet_is_known_by_its_first_bytes(tmp_path: Path, name: st
         pass
 
 
+def test_row_of_parquet_that_cannot_be_converted_has_a_fault(tmp_path: Path) -> None:
+    pa = pytest.importorskip("pyarrow")
+    from pyarrow import parquet
+
+    text = pa.array([b"good", b"\xff", b"bad", b"late"]).view(pa.string())
+    time = pa.array([0, 0, 0, 10**12], pa.timestamp("s", tz="UTC"))
+    parquet.write_table(pa.table({"id": [1, 2, 3, 4], "text": text, "time": time}), tmp_path / "a.parquet")
+    with open_table(tmp_path / "a.parquet") as table:
+        rows = list(table.rows)
+    assert [(row.number, row.cells["id"]) for row in rows] == [(1, 1), (2, 2), (3, 3), (4, 4)]
+    assert [row.fault and row.fault[:30] for row in rows] == [
+        None,
+        "the field 'text' cannot be rea",
+        None,
+        "the field 'time' cannot be rea",
+    ]
+    zone = pa.array([0, 1], pa.timestamp("s", tz="Mars/Base"))
+    parquet.write_table(pa.table({"text": ["good", "bad"], "time": zone}), tmp_path / "a.parquet")
+    with open_table(tmp_path / "a.parquet") as table:
+        assert [(row.cells, row.fault is None) for row in table.rows] == [
+            ({"text": "good"}, False),
+            ({"text": "bad"}, False),
+        ]
+
+
+def test_header_of_parquet_needs_different_names(tmp_path: Path) -> None:
+    pa = pytest.importorskip("pyarrow")
+    from pyarrow import parquet
+
+    parquet.write_table(pa.table([["a"], ["b"]], names=["text", "text"]), tmp_path / "a.parquet")
+    with pytest.raises(TableError, match="two columns are called 'text'"), open_table(tmp_path / "a.parquet"):
+        pass
+
+
 def test_open_table_damaged_parquet_is_an_error(tmp_path: Path, read: Read) -> None:
     pyarrow = pytest.importorskip("pyarrow")
     from pyarrow import parquet
@@ -115,7 +151,7 @@ def test_open_table_damaged_parquet_is_an_error(tmp_path: Path, read: Read) -> N
 
 
 def test_open_table_unknown_format_is_an_error(read: Read) -> None:
-    with pytest.raises(TableError, match=r"a\.dat: its name does not tell its format; state it \(csv, tsv"):
+    with pytest.raises(TableError, match=r"a\.dat: its name does not tell its format; state the format \(csv, tsv"):
         read("text\na\n", "a.dat")
     assert cells(read("text\na\n", "a.dat", format="csv")[0]) == [["a"]]
 
@@ -173,6 +209,17 @@ def test_row_long_cells_are_read(read: Read) -> None:
     assert len(row.cells["text"]) == 3_000_000
 
 
+@pytest.mark.parametrize("name", ["a.csv", "a.tsv"])
+def test_row_long_cells_are_read_in_a_new_process(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).write_text("text\n" + "x" * 200_000 + "\n")
+    program = (
+        "import sys; from bert_client.tables import open_table\n"
+        "with open_table(sys.argv[1]) as table: print(*(len(row.cells['text']) for row in table.rows))"
+    )
+    done = subprocess.run([sys.executable, "-c", program, tmp_path / name], capture_output=True, text=True, check=True)
+    assert done.stdout == "200000\n"
+
+
 def test_row_json_that_cannot_be_read_has_a_fault(read: Read) -> None:
     deep = '{"text":' + "[" * 200_000 + "]" * 200_000 + "}"
     rows, _ = read('{"text": 1\n[]\n' + deep + '\n"text"\n{}\n', "a.jsonl")
@@ -224,6 +271,8 @@ def test_quotation_mark_that_swallows_rows_gives_a_warning(read: Read, name: str
         ('a,b,c,d\n1,"x, y","Five stars!,5\n2,z,good,4\n3,z,27",4\n', 2),
         ('a;b;c\n1;ok;2\n1;"Five stars!;5\n2;good;4\n3;27";4\n', 3),
         ('a,b\n"one\ntwo","Five stars!\n2,good\n3,27"\n', 3),
+        ('a,b\n"one\n","Five stars!\n2,good\n3,27"\n', 3),
+        ('a,b\n"one\u2028two","Five stars!\n2,good\n3,27"\n', 2),
     ],
 )
 def test_quotation_mark_warning_names_the_line_where_the_cell_opens(read: Read, content: str, line: int | None) -> None:
@@ -305,6 +354,17 @@ def test_quotation_mark_of_a_tsv_is_text_where_it_encloses_nothing(read: Read) -
     found = ['"It was good , he said', "bad film", 'another " one', '"quoted"']
     assert [row.cells["sentence"] for row in read(GLUE, "a.tsv")[0]] == found
     assert [row.cells["sentence"] for row in read(GLUE, "a.tsv", dialect=Dialect(quote=""))[0]] == found
+
+
+@pytest.mark.parametrize("blank", ["\n", "  \r\n"])
+def test_quotation_mark_of_a_tsv_is_text_where_lines_are_blank(read: Read, blank: str) -> None:
+    content = GLUE.replace("bad film", f"{blank}bad film") + blank
+    assert read(content, "a.tsv")[0][0].cells["sentence"] == '"It was good , he said'
+
+
+def test_quotation_mark_of_a_tsv_with_one_column_encloses_lines(read: Read) -> None:
+    rows, _ = read("text\n" + '"one\ntwo"\n' * 600, "a.tsv")
+    assert cells(rows) == [["one\ntwo"]] * 600
 
 
 def test_quotation_mark_of_a_tsv_after_the_first_lines_is_a_fault(read: Read) -> None:
@@ -407,7 +467,7 @@ def test_delimiter_comma_is_detected_in_a_tsv(read: Read) -> None:
 def test_delimiter_is_detected_where_the_header_has_commas_as_text(read: Read) -> None:
     rows, warnings = read('id;text, long;label\n1;"Good, really";1\n2;Bad;0\n')
     assert cells(rows) == [["1", "Good, really", "1"], ["2", "Bad", "0"]]
-    assert warnings == ["a.csv: the semicolon separates its columns, not the comma: read so"]
+    assert warnings == ["a.csv: using the semicolon as delimiter: it fits the rows, the comma does not"]
 
 
 def test_delimiter_is_detected_without_a_header(read: Read) -> None:
@@ -422,6 +482,22 @@ def test_delimiter_that_could_be_two_gives_a_warning(read: Read) -> None:
     assert sum(row.fault is not None for row in rows) == 1
     rows, warnings = read(content, dialect=Dialect(header=False, delimiter=";"))
     assert ([len(row.cells) for row in rows], warnings) == ([2, 2, 2], [])
+
+
+@pytest.mark.parametrize(
+    ("content", "header"),
+    [("1;good film;5,10\n2;bad;4,90\n", False), ("id;text;price, EUR\n1;good film;5,10\n", True)],
+)
+def test_delimiter_that_is_also_a_decimal_mark_gives_a_warning(read: Read, content: str, header: bool) -> None:
+    _, warnings = read(content, dialect=Dialect(header=header))
+    assert warnings == ["a.csv: the semicolon could be the delimiter as well as the comma: state it"]
+
+
+@pytest.mark.parametrize(("line", "mark"), [("sep=;\n", ";"), ("SEP=|\r\n", "|"), ("sep=\t\r", "\t")])
+def test_delimiter_of_excels_first_line_is_taken(read: Read, line: str, mark: str) -> None:
+    rows, warnings = read(f"{line}id{mark}text\n1{mark}a, b\n2\n")
+    assert [(row.number, row.fault is None) for row in rows] == [(3, True), (4, False)]
+    assert (rows[0].cells, warnings) == ({"id": "1", "text": "a, b"}, [])
 
 
 @pytest.mark.parametrize("header", ["text", "text; and more"])
@@ -494,10 +570,10 @@ def test_encoding_that_is_stated_has_faults_too(read: Read) -> None:
     assert whole.fault is None
 
 
-def test_encoding_half_a_character_of_utf_16_is_a_fault_of_its_row(read: Read) -> None:
+def test_encoding_lone_surrogate_is_a_fault_of_its_row(read: Read) -> None:
     content = "text,n\nx,1\n".encode("utf-16") + "\ud83d,2\ny,3\n".encode("utf-16-le", "surrogatepass")
     rows, _ = read(content)
-    assert [row.fault for row in rows] == [None, "it holds half a character of UTF-16", None]
+    assert [row.fault for row in rows] == [None, "it holds a lone surrogate of UTF-16", None]
 
 
 @pytest.mark.parametrize("name", ["a.csv", "a.jsonl", "a.txt"])
@@ -628,3 +704,23 @@ def test_open_table_reads_standard_input(monkeypatch: pytest.MonkeyPatch) -> Non
     assert [row.cells for row in piped(b"a;b\n1;2\n", dialect=Dialect(delimiter=";"))] == [{"a": "1", "b": "2"}]
     packed = gzip.compress(json.dumps({"text": "good"}).encode())
     assert [row.cells for row in piped(packed, format="jsonl")] == [{"text": "good"}]
+
+
+def test_open_table_waits_for_a_pipe_that_does_not_block() -> None:
+    program = (
+        "from bert_client.tables import open_table\n"
+        "with open_table('-') as table:\n"
+        "    print(next(table.rows).cells['text'], flush=True)\n"
+        "    print(*(row.cells['text'] for row in table.rows))"
+    )
+    reader, writer = os.pipe()
+    os.set_blocking(reader, False)
+    with subprocess.Popen([sys.executable, "-c", program], stdin=reader, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        os.close(reader)
+        os.write(writer, b"good\n" * 5000)  # fills the reader's buffers, so that a row comes before the end
+        assert process.stdout.readline() == "good\n"
+        time.sleep(0.3)
+        os.write(writer, b"bad\n")
+        os.close(writer)
+        assert process.communicate()[0].endswith("good bad\n")

@@ -379,7 +379,7 @@ def test_documents_are_streamed_not_collected(tmp_path: Path) -> None:
         ("a.txt", "cut short: é".encode()[:-1] + b"\nnext", r"a\.txt, line 1: byte 0xc3"),
         ("a.txt", "First.\ncut short: é".encode()[:-1], r"a\.txt, line 2: byte 0xc3"),
         ("a.txt", "a\0b", r"a\.txt, line 1: it holds a NUL byte"),
-        ("a.txt", b"%PDF-1.7", r"a\.txt: is a PDF document"),
+        ("a.txt", b"%PDF-1.7", r"a\.txt: is a PDF or RTF document"),
         ("a.csv", b"PK\x03\x04", r"a\.csv: is a zip archive; unpack it"),
         ("a.csv", "<!DOCTYPE html>", r"a\.csv: is an HTML page"),
         ("a.csv", "", r"a\.csv: is empty"),

@@ -9,7 +9,7 @@ import pytest
 from tests.training.sources.reading import jsonl, texts, write
 from training.errors import SourceError
 from training.recipe import SourceConfig
-from training.sources.files import files, format_of_file
+from training.sources.files import files, format_of_file, size
 
 
 def test_directory_is_read_in_the_order_of_its_names_without_strangers(tmp_path: Path) -> None:
@@ -60,3 +60,12 @@ def test_a_place_without_files_is_an_error(tmp_path: Path) -> None:
 )
 def test_format_of_file_goes_by_its_suffix(tmp_path: Path, name: str, form: tuple[str, str | None]) -> None:
     assert format_of_file(write(tmp_path / name, "x"), SourceConfig(path=name)) == form
+
+
+def test_size_of_files_is_unknown_where_a_limit_ends_them_early(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("one\n\ntwo\n")
+    (tmp_path / "b.txt").write_text("three\n")
+    both = [SourceConfig(path="a.txt"), SourceConfig(path="b.txt")]
+    assert size(both, tmp_path) == 15
+    assert size([*both, SourceConfig(path="b.txt", limit=1)], tmp_path) is None
+    assert size([SourceConfig(hub="owner/name")], tmp_path) is None

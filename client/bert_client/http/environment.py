@@ -1,25 +1,18 @@
-"""Which proxy the environment names for the service."""
+"""What the environment names: a proxy, and files with certificates."""
 
 from __future__ import annotations
 
 import ipaddress
 import os
 import urllib.request
-from dataclasses import dataclass
 
 import httpx
 
 
-@dataclass(frozen=True, slots=True)
-class Proxy:
-    """A proxy, and the variable of the environment that names it."""
+def find_proxy(url: httpx.URL) -> tuple[str, str] | None:
+    """The variable that names a proxy for this address, and the proxy's URL.
 
-    variable: str
-    url: str
-
-
-def find_proxy(url: httpx.URL) -> Proxy | None:
-    """The proxy for this address. Loopback addresses and hosts that `NO_PROXY` names have none.
+    Loopback addresses and hosts that `NO_PROXY` names have none.
 
     httpx reads the same variables, but it also fails because of one that is not for this address.
     """
@@ -30,7 +23,12 @@ def find_proxy(url: httpx.URL) -> Proxy | None:
     names = (f"{scheme}_proxy", f"{scheme.upper()}_PROXY")
     variable = next((name for name in names if os.environ.get(name)), "the system's settings")
     found = proxies[scheme]
-    return Proxy(variable, found if "://" in found else f"http://{found}")
+    return variable, found if "://" in found else f"http://{found}"
+
+
+def tls_variables() -> str:
+    """The variables that name files for TLS and are set, for messages."""
+    return ", ".join(name for name in ("SSL_CERT_FILE", "SSL_CERT_DIR", "SSLKEYLOGFILE") if os.environ.get(name))
 
 
 def is_loopback(host: str) -> bool:
