@@ -44,7 +44,7 @@ KEYS = {
     "pretrain.dropout": "Dropout of hidden states",
     "pretrain.examples.short_length": "Tokens of a full example, special tokens included",
     "pretrain.examples.long_length": "Tokens of a full long example",
-    "pretrain.examples.long_fraction": "Share of the budget, at its end, in which examples are long",
+    "pretrain.examples.long_fraction": "Share of the tokens that are in long examples",
     "pretrain.examples.mask_fraction": "Share of tokens to predict at the beginning of the run",
     "pretrain.examples.final_mask_fraction": "Share of tokens to predict at the end of the run",
     "pretrain.examples.single_fraction": "Share of examples that are one segment without a second",
