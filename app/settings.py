@@ -33,6 +33,8 @@ _WORKERS_ERROR = (
     "BERT_WORKERS: the service is one process that uses all cores; unset it, and for more run replicas "
     "(docker compose --profile replicas up nginx, or replicas in Kubernetes)"
 )
+_NOT_EMPTY = ("api_keys_file", "api_keys", "allowed_hosts")
+"""Without a value, these would open the service to everyone, which an empty variable hardly means."""
 _WEIGHTS = Path(__file__).parents[1] / "model" / "weights"  # beside `app` in a checkout and in a wheel
 
 
@@ -45,7 +47,7 @@ def _split(value: object) -> object:
         return value
     parts = [part.strip() for part in value.split(",") if part.strip()]
     if not parts:
-        raise ValueError("is empty: unset it, or list at least one")  # without keys, anybody may ask
+        raise ValueError("is empty: unset it, or list at least one")  # without keys, the service is open to everyone
     return parts
 
 
@@ -81,7 +83,7 @@ class Settings(BaseModel):
     threads: int = Field(
         0,
         ge=0,
-        description="CPU cores that compute, each its own batches; 0 uses all that the process may use",
+        description="CPU cores for inference; 0 uses all available cores",
     )
     max_batch_tokens: int = Field(
         0, ge=0, description="tokens in one forward pass; 0 derives them from the measured speed"
@@ -136,9 +138,15 @@ class Settings(BaseModel):
         if given != ():
             raise ValueError(f"set either this or {PREFIX}API_KEYS_FILE")
         try:
-            return file.read_text(encoding="utf-8").replace("\n", ",")
+            lines = file.read_text(encoding="utf-8-sig").splitlines()
         except (OSError, UnicodeDecodeError):
             raise ValueError(f"cannot read the file {file} of {PREFIX}API_KEYS_FILE as text") from None
+        keys = tuple(line.strip() for line in lines if line.strip())
+        if not keys or any("," in key for key in keys):
+            raise ValueError(
+                f"the file {file} of {PREFIX}API_KEYS_FILE is empty or has a comma: write one key per line"
+            )
+        return keys
 
     @field_validator("allowed_hosts")
     @classmethod
@@ -169,7 +177,7 @@ class Settings(BaseModel):
     @classmethod
     def read(cls, environ: Mapping[str, str], flags: Mapping[str, str] | None = None) -> Settings:
         """Defaults, overridden by the environment, overridden by flags. An empty value counts as unset, except
-        that empty API keys are an error: without keys, anybody may ask.
+        that empty API keys and hosts are errors: without them, the service is open to everyone.
 
         Raises:
             SettingsError: the message names every variable with an invalid value.
@@ -179,7 +187,7 @@ class Settings(BaseModel):
         variables = {name: environ.get(PREFIX + name.upper()) for name in cls.model_fields}
         given = [(name, value) for source in (variables, flags or {}) for name, value in source.items()]
         try:
-            return cls.model_validate({n: value for n, value in given if value or (n == "api_keys" and value == "")})
+            return cls.model_validate({n: value for n, value in given if value or (n in _NOT_EMPTY and value == "")})
         except ValidationError as error:
             raise SettingsError("; ".join(map(_explain, error.errors()))) from None
 
@@ -194,7 +202,13 @@ class Settings(BaseModel):
     @classmethod
     def from_command_line(cls, arguments: Sequence[str], environ: Mapping[str, str]) -> Settings:
         """Settings of `bert-serve [flags]`."""
-        return cls.read(environ, vars(_parser().parse_args(arguments)))
+        parser = _parser()
+        flags, unknown = parser.parse_known_args(arguments)
+        if unknown:  # named without their values: one may be a key
+            parser.error(
+                "unknown arguments: " + ", ".join(word.partition("=")[0] for word in unknown if word[0] == "-")
+            )
+        return cls.read(environ, vars(flags))
 
 
 def _explain(error: Any) -> str:
@@ -208,6 +222,7 @@ def _explain(error: Any) -> str:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="bert-serve",
+        allow_abbrev=False,
         description="Serve masked words, next sentences and sentiment over HTTP.",
         epilog="The signal SIGHUP reloads the checkpoints of a running service: kill -HUP PID.",
     )

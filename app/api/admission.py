@@ -71,7 +71,10 @@ def refusal(app: FastAPI, target: bytes, scope: Scope) -> Response | None:
     started = time.perf_counter()
     state = app.state
     task = state.tasks.get(str(target, "latin-1"))
-    if task is None or state.engine.status != "ready" or (state.settings.cors_origins and _has_origin(scope)):
+    settings: Settings = state.settings
+    if task is None or state.engine.status != "ready" or settings.allowed_hosts:  # the middleware checks the host
+        return None
+    if settings.cors_origins and _has_origin(scope):
         return None
     scope["app"] = app
     try:

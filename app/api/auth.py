@@ -50,8 +50,10 @@ def check_key(request: Request) -> None:
     Raises:
         UnauthorizedError: the API key is missing or invalid.
     """
+    if _is_open(request):
+        return
     scheme, given = _credentials(request)
-    if not _is_open(request) and not (scheme == "bearer" and _is_key(request, given.encode("latin-1"))):
+    if not (scheme == "bearer" and _is_key(request, given.encode("latin-1"))):
         raise UnauthorizedError("invalid API key" if scheme == "bearer" and given else HOW_TO_SEND_A_KEY)
 
 

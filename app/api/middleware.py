@@ -58,9 +58,11 @@ class RequestContextMiddleware:
                 if task is not None:
                     self.metrics.request(task, status)
                 _log(scope, method, status)
-            await send(message)
-            if task is not None and message["type"] == "http.response.body" and not message.get("more_body"):
-                self.metrics.duration(task, status, time.perf_counter() - started)
+            try:
+                await send(message)
+            finally:
+                if task is not None and message["type"] == "http.response.body" and not message.get("more_body"):
+                    self.metrics.duration(task, status, time.perf_counter() - started)
 
         try:
             if self.allowed_hosts:

@@ -225,6 +225,9 @@ async def _read(request: TaskRequest) -> bytes:
         with request.app.state.uploads.reserve(request.scope["body_bytes"]):
             async with asyncio.timeout(request.deadline.remaining):
                 return await _collect(request.receive, request.settings.max_body_bytes)
+    except CallerGoneError:
+        request.metrics.cancelled()
+        raise
     except TimeoutError:
         request.metrics.expired()
         raise DeadlineExceededError from None

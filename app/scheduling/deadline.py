@@ -1,4 +1,4 @@
-"""When an answer is of no more use."""
+"""The deadline of a request."""
 
 from __future__ import annotations
 

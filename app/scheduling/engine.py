@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -140,7 +141,7 @@ class Engine:
         self._load_task = asyncio.create_task(self.lifecycle.load())
 
     def drain(self) -> None:
-        """Say that the service will end soon; requests are still accepted."""
+        """Announce the shutdown; requests are still accepted."""
         self.lifecycle.advance(State.DRAINING)
 
     def refuse(self) -> None:
@@ -249,7 +250,7 @@ class Engine:
                 self._metrics.expired()
                 raise DeadlineExceededError from None
             except asyncio.CancelledError:
-                if not job.submitted:
+                if math.isinf(job.started) and not self.refusing:  # else the end of draining cancels
                     self._metrics.cancelled()
                 raise
         timings = Timings(job.submitted - began, job.started - job.submitted, done - job.started)

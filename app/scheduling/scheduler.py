@@ -43,7 +43,6 @@ class Observer(Protocol):
     def batch(self, items: int, tokens: int) -> None: ...
     def refused(self) -> None: ...
     def expired(self) -> None: ...
-    def cancelled(self) -> None: ...
     def queue(self, requests: int, tokens: int) -> None: ...
 
 
@@ -189,8 +188,7 @@ class Scheduler(Generic[Item, Answer]):
         try:
             await future
         except asyncio.CancelledError:
-            if self._queue.withdraw(job) and job.deadline.remaining > 0:
-                self._observer.cancelled()
+            self._queue.withdraw(job)
             raise
         finally:
             # Break the cycle future -> exception -> traceback -> this frame: after gc.freeze() it is never collected.

@@ -65,7 +65,7 @@ class DrainingServer(uvicorn.Server):
             try:
                 if await self.engine.lifecycle.reload():
                     _freeze_objects()
-            except Exception:  # a later signal must still be heard
+            except Exception:  # keep handling later SIGHUPs
                 logger.exception("reload failed")
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:  # noqa: ARG002

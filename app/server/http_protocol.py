@@ -28,7 +28,7 @@ MIN_TIMEOUT_SECONDS = 1.0
 MAX_PIPELINED = 1000
 """Requests of one connection that may wait for the answers to earlier ones."""
 
-_COMPLETED_CYCLE: Any = SimpleNamespace(response_started=True, response_complete=True, message_event=asyncio.Event())
+_REFUSED_CYCLE: Any = SimpleNamespace(response_started=True, response_complete=True, message_event=asyncio.Event())
 """Takes the place of uvicorn's cycle if a request was answered without the app."""
 
 
@@ -104,7 +104,7 @@ class BoundedProtocol(HttpToolsProtocol):
         elif self._is_idle() and self.timeout_keep_alive_task is None:
             self._keep_alive()  # uvicorn stopped the timer at the first byte, but no request began
 
-    def send_400_response(self, msg: str) -> None:  # noqa: ARG002 (uvicorn's words)
+    def send_400_response(self, msg: str) -> None:  # noqa: ARG002 (uvicorn's message is not used)
         """Called by uvicorn for bytes that are no HTTP."""
         self._reject(400)
 
@@ -150,7 +150,7 @@ class BoundedProtocol(HttpToolsProtocol):
             self.scope["pipeline"] = self.pipeline  # type: ignore[typeddict-unknown-key]
             super().on_headers_complete()
             return
-        self.cycle = _COMPLETED_CYCLE
+        self.cycle = _REFUSED_CYCLE
         self._write(response)
         self.on_response_complete()
 
@@ -193,7 +193,7 @@ class BoundedProtocol(HttpToolsProtocol):
             response.headers["X-Request-ID"] = request_id
             response.headers["Connection"] = "close"
             self._write(response)
-        if cycle is not None and body_is_broken:
+        if cycle is not None and body_is_broken and not cycle.response_complete:
             cycle.disconnected = True  # keeps the app from answering too
             cycle.scope["rejected_with"] = status  # type: ignore[typeddict-unknown-key]
         self._close_after_reading()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import socket
@@ -63,8 +64,16 @@ def _listen(host: str, port: int) -> list[socket.socket]:
     Raises:
         OSError: the port is taken, or the host is unknown or has no address of this machine.
     """
-    addresses = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-    return [
-        socket.create_server(address[:2], family=family, dualstack_ipv6=host == "::")
-        for family, _, _, _, address in addresses
-    ]
+    opened: list[socket.socket] = []
+    absent: OSError | None = None
+    for family, _, _, _, address in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE):
+        port = opened[0].getsockname()[1] if opened else port  # the same free port for all
+        try:
+            opened.append(socket.create_server((address[0], port), family=family, dualstack_ipv6=host == "::"))
+        except OSError as error:
+            if error.errno not in (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT):  # localhost may have an absent ::1 too
+                raise
+            absent = error
+    if absent is not None and not opened:
+        raise absent
+    return opened

@@ -46,7 +46,7 @@ def test_flags_override_the_environment() -> None:
 
 
 def test_empty_variable_is_as_good_as_none() -> None:
-    assert Settings.read({"BERT_PORT": "", "BERT_API_KEYS_FILE": ""}) == Settings()
+    assert Settings.read({"BERT_PORT": "", "BERT_CORS_ORIGINS": ""}) == Settings()
     settings = Settings.from_command_line(["--port", ""], {"BERT_API_KEYS": "secret"})
     assert settings == Settings.model_validate({"api_keys": ("secret",)})
 
@@ -181,7 +181,7 @@ def test_api_keys_are_not_printed() -> None:
 
 def test_api_keys_are_read_from_a_file(tmp_path: Path) -> None:
     file = tmp_path / "keys"
-    file.write_text("one\n two,three\n\n", encoding="utf-8")
+    file.write_text("one\n two\nthree\n\n", encoding="utf-8-sig")
     assert keys(Settings.read({"BERT_API_KEYS_FILE": str(file), "BERT_METRICS": "key"})) == ["one", "two", "three"]
     with pytest.raises(SettingsError, match=r"BERT_API_KEYS=\*\*\*: .*set either this or BERT_API_KEYS_FILE"):
         Settings.read({"BERT_API_KEYS_FILE": str(file), "BERT_API_KEYS": "four"})
@@ -189,7 +189,12 @@ def test_api_keys_are_read_from_a_file(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("content", "message"),
-    [(None, "cannot read the file"), (b"\xff\xfe", "cannot read the file"), (b" \n", "is empty")],
+    [
+        (None, "cannot read the file"),
+        (b"\xff\xfe", "cannot read the file"),
+        (b" \n", "is empty"),
+        (b"one,two\n", "a comma"),
+    ],
 )
 def test_api_keys_file_without_keys_is_an_error(tmp_path: Path, content: bytes | None, message: str) -> None:
     file = tmp_path / "keys"
@@ -197,3 +202,19 @@ def test_api_keys_file_without_keys_is_an_error(tmp_path: Path, content: bytes |
         file.write_bytes(content)
     with pytest.raises(SettingsError, match=message):
         Settings.read({"BERT_API_KEYS_FILE": str(file)})
+
+
+@pytest.mark.parametrize("name", ["BERT_API_KEYS", "BERT_API_KEYS_FILE", "BERT_ALLOWED_HOSTS"])
+def test_setting_that_would_open_the_service_is_not_empty(name: str) -> None:
+    with pytest.raises(SettingsError, match=f"^{name if name != 'BERT_API_KEYS_FILE' else 'BERT_API_KEYS'}="):
+        Settings.read({name: ""})
+
+
+@pytest.mark.parametrize("arguments", [["--api-key=secret"], ["--api-key", "secret"], ["--keys=secret", "--port", "1"]])
+def test_unknown_flag_is_named_without_its_value(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as raised:
+        Settings.from_command_line(arguments, {})
+    printed = capsys.readouterr().err
+    assert raised.value.code == 2
+    assert f"unknown arguments: {arguments[0].partition('=')[0]}" in printed
+    assert "secret" not in printed

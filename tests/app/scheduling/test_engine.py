@@ -514,3 +514,21 @@ async def test_reload_whose_load_raises_anything_leaves_the_service_as_it_is(bac
     assert not await engine.lifecycle.reload()
     assert (await engine.sentiment(["a"], deadline=soon())).results
     await engine.close()
+
+
+async def test_request_that_ends_in_the_queue_is_counted_once(backend: Any) -> None:
+    """As cancelled if its caller left, as expired if its deadline passed."""
+    async with running(backend) as engine:
+        backend.gate.clear()
+        first = asyncio.create_task(engine.sentiment(["a"], deadline=soon()))
+        await backend.has_entered()
+        gone = asyncio.create_task(engine.sentiment(["a"], deadline=soon()))
+        late = asyncio.create_task(engine.sentiment(["a"], deadline=Deadline.after(0.05)))
+        await queued(engine, 3)
+        gone.cancel()
+        await asyncio.wait([gone, late])
+        text = engine._metrics.render().decode()
+        assert "bert_requests_cancelled_total 1.0" in text
+        assert "bert_requests_expired_total 1.0" in text
+        backend.gate.set()
+        await first

@@ -138,6 +138,22 @@ def test_body_in_broken_chunks_gets_a_problem_document(service: Process) -> None
     assert problem(received)["status"] == 400
 
 
+async def test_broken_body_of_a_refused_request_is_no_error_of_the_server(
+    start_server: StartServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its 415 is sent before its body comes."""
+    head = HEAD.replace(b"application/json", b"text/plain") + b"Transfer-Encoding: chunked\r\n\r\n"
+    async with start_server() as served:
+        reader, writer = await asyncio.open_connection("127.0.0.1", served.port)
+        writer.write(head)
+        assert (await reader.readline()).startswith(b"HTTP/1.1 415")
+        writer.write(b"ZZ\r\n")
+        async with asyncio.timeout(PATIENCE):
+            await reader.read()  # until the server closes the connection
+        writer.close()
+    assert [record for record in caplog.records if record.levelno >= logging.ERROR] == []
+
+
 @pytest.mark.parametrize("requests", [1, 3])
 def test_what_came_whole_is_answered_though_no_request_follows(service: Process, requests: int) -> None:
     whole = HEAD + b"X-Request-ID: mine\r\nContent-Length: %d\r\n\r\n" % len(BODY) + BODY

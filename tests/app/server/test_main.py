@@ -17,6 +17,7 @@ from typing import Any
 import httpx
 import pytest
 
+from app.server import main
 from tests.app.process import PATIENCE, Process, running
 from tests.app.server.conftest import StartServer
 
@@ -284,3 +285,18 @@ def test_host_of_two_colons_listens_on_ipv4_and_ipv6_and_sigterm_exits_with_0(ch
     assert code == 0, output
     assert f"listening on http://[::]:{process.port}" in output
     assert "Traceback" not in output
+
+
+def test_host_with_an_absent_address_listens_on_the_others_at_one_port(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = [
+        (socket.AF_INET, socket.SOCK_STREAM, 6, "", (host, 0)) for host in ("127.0.0.1", "203.0.113.1", "127.0.0.2")
+    ]
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: found)
+    opened = main._listen("localhost", 0)
+    assert [one.getsockname()[0] for one in opened] == ["127.0.0.1", "127.0.0.2"]
+    assert len({one.getsockname()[1] for one in opened}) == 1
+    for one in opened:
+        one.close()
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: found[1:2])
+    with pytest.raises(OSError, match="assign requested address"):
+        main._listen("localhost", 0)

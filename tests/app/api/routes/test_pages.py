@@ -48,6 +48,15 @@ async def test_page_files_are_304_while_the_browsers_copy_is_current(serve: Any,
     assert first.headers["x-content-type-options"] == "nosniff"
 
 
+@pytest.mark.parametrize("part", ["bytes=9999999-", "x", "bytes=0-3"])
+async def test_page_is_served_whole_whatever_part_is_asked_for(serve: Any, part: str) -> None:
+    async with serve() as service:
+        whole = await service.client.get("/")
+        asked = await service.client.get("/", headers={"Range": part})
+    assert (asked.status_code, asked.content) == (200, whole.content)
+    assert asked.headers["content-security-policy"] == whole.headers["content-security-policy"]
+
+
 async def test_openapi_document_is_served(serve: Any) -> None:
     async with serve() as service:
         document = (await service.client.get("/openapi.json")).json()
