@@ -13,7 +13,6 @@ from app.settings import Settings, SettingsError
 
 def serve() -> None:
     """Serve with the settings of the command line and the environment; ends the process."""
-    file_limits.hold_standard_streams()
     file_limits.raise_limit()
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, _exit)

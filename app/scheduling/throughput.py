@@ -11,9 +11,9 @@ class ThroughputPolicy:
     """How the measured speed is used."""
 
     batch_seconds: float = 0.1
-    """How long a batch should take: a request that arrives meanwhile waits for it."""
+    """Target duration of a batch, because requests that arrive during a batch wait for its end."""
     min_batch_tokens: int = 1024
-    """Fewer tokens keep no processor busy, whatever the measured speed."""
+    """Lower bound of a batch: with fewer tokens, the processor is not fully used."""
     batch_token_step: int = 256
     """Batch sizes are multiples of it. With steps of a factor of two, a small slowdown halved the batches, which
     made them slower still."""
@@ -24,7 +24,7 @@ class ThroughputPolicy:
     oom_recovery_batches: int = 100
     """Batches after which the limit that an out-of-memory error set is doubled."""
     max_queue_fraction: float = 0.6
-    """Of the time until its deadline, what a request may wait: the speed may fall meanwhile."""
+    """Fraction of the time until its deadline that a request may wait in the queue, because the speed may fall."""
 
     def batch_tokens(self, tokens_per_second: float, max_useful_tokens: int) -> int:
         """Tokens of a batch. `tokens_per_second` is the measured speed of one process, 0 if it is not known yet.
@@ -42,7 +42,7 @@ class Throughput:
     """The measured speed. Batches below half size are ignored, unless they are faster than the current estimate."""
 
     def __init__(self, policy: ThroughputPolicy = ThroughputPolicy(), fixed_batch_tokens: int = 0) -> None:
-        """`fixed_batch_tokens`: tokens of a full batch, if they shall not follow from the measured speed."""
+        """`fixed_batch_tokens`: tokens of a full batch; 0 derives them from the measured speed."""
         self.tokens_per_second = 0.0
         """Of all processes together; 0 before any batch was measured."""
         self.batch_tokens = fixed_batch_tokens or policy.min_batch_tokens

@@ -1,24 +1,11 @@
-"""File descriptors of this process: the limit, and the three standard streams. POSIX only."""
+"""The limit of open files of this process. POSIX only."""
 
 from __future__ import annotations
 
-import os
 import resource
 from contextlib import suppress
 
 _ENOUGH_FILES = 65_536
-
-
-def hold_standard_streams() -> None:
-    """Open /dev/null in place of a closed stdin, stdout or stderr, for children too.
-
-    Otherwise uvloop gets one of their numbers for a file of its own, and aborts when it closes it.
-    """
-    for descriptor in range(3):
-        try:
-            os.fstat(descriptor)
-        except OSError:
-            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)  # open takes the lowest free number
 
 
 def raise_limit() -> None:
@@ -31,6 +18,6 @@ def raise_limit() -> None:
 
 
 def limit() -> int | None:
-    """The number of files that this process may open; None if there is no limit."""
+    """The soft limit of open files; None if there is no limit."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return None if soft == resource.RLIM_INFINITY else soft

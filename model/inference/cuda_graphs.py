@@ -185,7 +185,7 @@ def capture_cuda() -> Capture:
                 work()
         torch.cuda.current_stream().wait_stream(side)
         graph = torch.cuda.CUDAGraph()
-        # "thread_local", because the inference thread goes on with the old model while a reload captures.
+        # "thread_local": other threads of this process may call CUDA during the capture.
         with torch.cuda.graph(graph, pool=pool, stream=side, capture_error_mode="thread_local"):
             out = work()
         return out, graph.replay
