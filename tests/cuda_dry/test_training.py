@@ -13,6 +13,7 @@ from tests.cuda_dry.fake import VARLEN, CudaOnly, Graphs, as_fake, on_cuda, tens
 from training.examples.batches import (
     BatchShape,
     ClassificationBatch,
+    LabelledExample,
     PretrainingBatch,
     collate_classification,
     collate_pretraining,
@@ -50,10 +51,9 @@ def pretraining_batch(lengths: tuple[int, ...]) -> PretrainingBatch:
 
 
 def classification_batch(lengths: tuple[int, ...]) -> ClassificationBatch:
-    ids = [np.arange(n) for n in lengths]
-    types = [np.zeros(n, np.int64) for n in lengths]
-    targets = np.full((len(ids), 2), 0.5, np.float32)
-    return collate_classification(ids, types, targets, replace(SHAPE, masked=0))
+    target = np.full(2, 0.5, np.float32)
+    examples = [LabelledExample(np.arange(n), np.zeros(n, np.int64), target) for n in lengths]
+    return collate_classification(examples, replace(SHAPE, masked=0))
 
 
 LOSSES = {

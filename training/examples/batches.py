@@ -80,6 +80,21 @@ class PretrainingBatch:
 
 
 @dataclass(frozen=True, slots=True)
+class LabelledExample:
+    """One text or pair with its special tokens."""
+
+    input_ids: Ints
+    """(length,)"""
+    token_type_ids: Ints
+    """(length,)"""
+    target: Floats
+    """(labels,) probability of each label."""
+
+    def __len__(self) -> int:
+        return len(self.input_ids)
+
+
+@dataclass(frozen=True, slots=True)
 class ClassificationBatch:
     """A packed batch whose outputs are each text's [CLS]."""
 
@@ -137,25 +152,19 @@ def collate_pretraining(examples: Sequence[Example], shape: BatchShape | None = 
     )
 
 
-def collate_classification(
-    input_ids: Sequence[Ints], token_type_ids: Sequence[Ints], targets: Floats, shape: BatchShape | None = None
-) -> ClassificationBatch:
-    """Pack texts, longest first. Without a shape, the batch is as large as its texts.
-
-    Args:
-        targets: (texts, labels) probability of each label.
-    """
-    order = sorted(range(len(input_ids)), key=lambda i: -len(input_ids[i]))
-    shape = shape or BatchShape(sum(map(len, input_ids)), len(input_ids), max_seqlen=len(input_ids[order[0]]))
+def collate_classification(examples: Sequence[LabelledExample], shape: BatchShape | None = None) -> ClassificationBatch:
+    """Pack texts, longest first. Without a shape, the batch is as large as its texts."""
+    examples = sorted(examples, key=lambda example: -len(example))
+    shape = shape or BatchShape(sum(map(len, examples)), len(examples), max_seqlen=len(examples[0]))
     packed = _pack(
-        [input_ids[i] for i in order],
-        [token_type_ids[i] for i in order],
-        [np.zeros(1, np.int64)] * len(order),
+        [example.input_ids for example in examples],
+        [example.token_type_ids for example in examples],
+        [np.zeros(1, np.int64)] * len(examples),
         shape,
     )
-    rows = np.zeros((shape.sequences, targets.shape[1]), np.float32)
-    rows[: len(order)] = targets[order]
-    return ClassificationBatch(packed, torch.from_numpy(rows))
+    targets = np.stack([example.target for example in examples])
+    spare = np.zeros((shape.sequences - len(examples), targets.shape[1]), np.float32)
+    return ClassificationBatch(packed, torch.from_numpy(np.concatenate([targets, spare])))
 
 
 def _pack(

@@ -12,7 +12,13 @@ from numpy.typing import NDArray
 from model.tokenizer import Tokenizer, kept_ends, truncate_longest_first
 from training.corpus.encode import NO_LABEL, EncodedShard, ShardEncoder
 from training.corpus.reader import PreparedText, TextWindow
-from training.examples.batches import BatchShape, ClassificationBatch, Floats, collate_classification
+from training.examples.batches import (
+    BatchShape,
+    ClassificationBatch,
+    Floats,
+    LabelledExample,
+    collate_classification,
+)
 from training.examples.pairs import Ints, Text
 from training.sources.documents import Document
 
@@ -22,21 +28,6 @@ EVALUATION_TOKENS = 8192
 TRUNCATION = "head_tail"
 """Of a text that is too long, the beginning and the end are kept, because reviews conclude at their end (Sun et al.
 2019, section 5.3.1). The exported checkpoint says so to the service."""
-
-
-@dataclass(frozen=True, slots=True)
-class LabelledExample:
-    """One text or pair with its special tokens."""
-
-    input_ids: Ints
-    """(length,)"""
-    token_type_ids: Ints
-    """(length,)"""
-    target: Floats
-    """(labels,) probability of each label."""
-
-    def __len__(self) -> int:
-        return len(self.input_ids)
 
 
 class _InMemoryText:
@@ -109,14 +100,8 @@ class LabelledTexts:
             size = max(1, EVALUATION_TOKENS // len(examples[at][1]))
             chosen = examples[at : at + size]
             at += size
-            yield (
-                [document for document, _ in chosen],
-                collate_classification(
-                    [example.input_ids for _, example in chosen],
-                    [example.token_type_ids for _, example in chosen],
-                    np.stack([example.target for _, example in chosen]),
-                ),
-            )
+            batch = collate_classification([example for _, example in chosen])
+            yield [document for document, _ in chosen], batch
 
     def _columns(self, document: int) -> list[Ints]:
         text = self.text
@@ -209,12 +194,7 @@ class LabelledStream:
         return len(examples) < shape.sequences
 
     def collate(self, examples: Sequence[LabelledExample], shape: BatchShape) -> ClassificationBatch:
-        return collate_classification(
-            [example.input_ids for example in examples],
-            [example.token_type_ids for example in examples],
-            np.stack([example.target for example in examples]),
-            shape,
-        )
+        return collate_classification(examples, shape)
 
     def _texts(self, numbers: list[int]) -> LabelledTexts:
         window = self.text.window(numbers)

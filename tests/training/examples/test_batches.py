@@ -10,6 +10,7 @@ from model.tokenizer import Tokenizer
 from tests.training.texts import MemoryText, random_text
 from training.examples.batches import (
     BatchShape,
+    LabelledExample,
     PretrainingBatch,
     collate_classification,
     collate_pretraining,
@@ -100,9 +101,17 @@ def test_collate_pretraining_documents_of_one_sentence_have_no_label(tokenizer: 
     assert len(batch.masked_ids) == 2
 
 
+def labelled(texts: list[list[int]]) -> list[LabelledExample]:
+    """Examples of which the first has the first label, and so on."""
+    targets = np.eye(len(texts), dtype=np.float32)
+    return [
+        LabelledExample(np.array(ids), np.zeros(len(ids), np.int64), target)
+        for ids, target in zip(texts, targets, strict=True)
+    ]
+
+
 def test_collate_classification_keeps_targets_with_their_texts() -> None:
-    ids = [np.array([2, 7, 3]), np.array([2, 8, 9, 3]), np.array([2, 3])]
-    batch = collate_classification(ids, [np.zeros_like(i) for i in ids], np.eye(3, dtype=np.float32))
+    batch = collate_classification(labelled([[2, 7, 3], [2, 8, 9, 3], [2, 3]]))
     assert batch.packed.lengths == (4, 3, 2)
     assert batch.targets.tolist() == [[0, 1, 0], [1, 0, 0], [0, 0, 1]]
     assert batch.labels.tolist() == [1, 0, 2]
@@ -111,9 +120,7 @@ def test_collate_classification_keeps_targets_with_their_texts() -> None:
 
 
 def test_collate_classification_rows_without_a_text_have_no_target() -> None:
-    ids = [np.array([2, 7, 3]), np.array([2, 8, 9, 3])]
-    shape = BatchShape(128, 5, max_seqlen=8)
-    batch = collate_classification(ids, [np.zeros_like(i) for i in ids], np.eye(2, dtype=np.float32), shape)
+    batch = collate_classification(labelled([[2, 7, 3], [2, 8, 9, 3]]), BatchShape(128, 5, max_seqlen=8))
     assert batch.tokens == 128
     assert batch.targets.tolist() == [[0, 1], [1, 0], [0, 0], [0, 0], [0, 0]]
 
@@ -121,9 +128,7 @@ def test_collate_classification_rows_without_a_text_have_no_target() -> None:
 @pytest.mark.parametrize("count", [1, 30, 100])
 def test_output_bounds_cover_the_spare_outputs(count: int) -> None:
     """Attention on a GPU leaves outputs beyond `max_seqlen` unwritten."""
-    ids = [np.array([2, 7, 8, 3])] * count
-    targets = np.ones((count, 1), np.float32)
-    batch = collate_classification(ids, ids, targets, BatchShape(1024, 300, max_seqlen=16))
+    batch = collate_classification(labelled([[2, 7, 8, 3]] * count), BatchShape(1024, 300, max_seqlen=16))
     assert batch.packed.outputs is not None
     bounds = batch.packed.outputs.sequences
     assert int(bounds.cu_seqlens[-1]) == 300 == len(batch.packed.outputs.index)
