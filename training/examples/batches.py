@@ -7,8 +7,9 @@ of the N tokens are dummy sequences; spare output positions belong to the last s
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -47,10 +48,31 @@ class BatchShape:
 
 
 @dataclass(frozen=True, slots=True)
-class PretrainingBatch:
-    """A packed batch whose outputs are each example's [CLS] and its masked positions."""
+class _Batch:
+    """What the batches of all stages have in common: all their fields move together."""
 
     packed: PackedBatch
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of the batch, dummy sequences included."""
+        return self.packed.total_tokens
+
+    def to(self, device: torch.device) -> Self:
+        return self._map(lambda value: value.to(device, non_blocking=True))
+
+    def pin_memory(self) -> Self:
+        """The batch in page-locked memory, from which a GPU copies without the host waiting."""
+        return self._map(lambda value: value.pin_memory())
+
+    def _map(self, change: Callable[[Any], Any]) -> Self:
+        return replace(self, **{each.name: change(getattr(self, each.name)) for each in fields(self)})
+
+
+@dataclass(frozen=True, slots=True)
+class PretrainingBatch(_Batch):
+    """A packed batch whose outputs are each example's [CLS] and its masked positions."""
+
     cls_rows: Tensor
     """(S,) rows of [CLS] among the outputs."""
     masked_rows: Tensor
@@ -59,24 +81,6 @@ class PretrainingBatch:
     """(masked,) the token at each masked position, IGNORE_INDEX for spare ones."""
     next_labels: Tensor
     """(S,) IS_NEXT, NOT_NEXT or IGNORE_INDEX."""
-
-    @property
-    def tokens(self) -> int:
-        """Tokens of the batch, dummy sequences included."""
-        return self.packed.total_tokens
-
-    def to(self, device: torch.device) -> PretrainingBatch:
-        return PretrainingBatch(
-            self.packed.to(device, non_blocking=True),
-            *(tensor.to(device, non_blocking=True) for tensor in self._tensors()),
-        )
-
-    def pin_memory(self) -> PretrainingBatch:
-        """The batch in page-locked memory, from which a GPU copies without the host waiting."""
-        return PretrainingBatch(self.packed.pin_memory(), *(tensor.pin_memory() for tensor in self._tensors()))
-
-    def _tensors(self) -> tuple[Tensor, ...]:
-        return self.cls_rows, self.masked_rows, self.masked_ids, self.next_labels
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,31 +99,16 @@ class LabelledExample:
 
 
 @dataclass(frozen=True, slots=True)
-class ClassificationBatch:
+class ClassificationBatch(_Batch):
     """A packed batch whose outputs are each text's [CLS]."""
 
-    packed: PackedBatch
     targets: Tensor
     """(S, labels) probability of each label; rows without a text are 0."""
-
-    @property
-    def tokens(self) -> int:
-        """Tokens of the batch, dummy sequences included."""
-        return self.packed.total_tokens
 
     @property
     def labels(self) -> Tensor:
         """(S,) most probable label of each text."""
         return self.targets.argmax(1)
-
-    def to(self, device: torch.device) -> ClassificationBatch:
-        return ClassificationBatch(
-            self.packed.to(device, non_blocking=True), self.targets.to(device, non_blocking=True)
-        )
-
-    def pin_memory(self) -> ClassificationBatch:
-        """See `PretrainingBatch.pin_memory`."""
-        return ClassificationBatch(self.packed.pin_memory(), self.targets.pin_memory())
 
 
 def collate_pretraining(examples: Sequence[Example], shape: BatchShape | None = None) -> PretrainingBatch:
