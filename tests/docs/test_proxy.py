@@ -12,7 +12,7 @@ import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 
 import httpx
@@ -163,7 +163,7 @@ def test_replicas_that_come_and_go_leave_no_request_unanswered(
     """Each answer names the checkpoint, and so the replica."""
     dns, port = DNS(), free_port()
     environ = {"BERT_PRETRAINED": str(pretrained), "BERT_THREADS": "1"}
-    with running(environ | {"BERT_SENTIMENT": str(save_sentiment("first"))}) as first:
+    with closing(dns.socket), running(environ | {"BERT_SENTIMENT": str(save_sentiment("first"))}) as first:
         first.until_ready()
         block = REPLICAS.replace("127.0.0.11 valid=5s", f"127.0.0.1:{dns.port} valid=1s ipv6=off")
         block = block.replace("listen 8080", f"listen 127.0.0.1:{port}").replace(":8000", f":{first.port}")
@@ -191,4 +191,3 @@ def test_replicas_that_come_and_go_leave_no_request_unanswered(
             assert {answered_by() for _ in range(30)} == {"first"}
             assert client.get("/metrics").status_code == 404
             assert client.get("/health/live").status_code == 404
-    dns.socket.close()
