@@ -275,7 +275,7 @@ class FinetuneConfig(_Strict):
     seeds: tuple[Seed, ...] = ()
     """Train once with each seed and keep the best on dev. If empty, once with the recipe's `seed`."""
     dev_fraction: Share = 0.05
-    """Share of each source's texts, or of its groups, that is not trained on: it chooses the weights and the
+    """Share of each source's texts, or of its groups, that is not trained on: it chooses the seed and the
     temperature. At least one text or group per source, unless it has no other."""
     epochs: Annotated[float, Field(gt=0)] = 2.0
     """Passes over the texts."""

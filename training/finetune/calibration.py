@@ -10,8 +10,7 @@ import torch
 import torch.nn.functional as F
 
 from model.heads import BertForSequenceClassification
-from training.evaluate.classification import Answers, classification_report, predict_classification
-from training.examples.labelled import LabelledTexts
+from training.evaluate.classification import Answers, classification_report
 from training.finetune.selection import source_weights
 
 MIN_RIGHT_AND_WRONG = 5
@@ -26,17 +25,19 @@ TEMPERATURES = torch.logspace(-1, 1, 401, base=5.0).tolist()
 logger = logging.getLogger(__name__)
 
 
-def calibrate(model: BertForSequenceClassification, dev: Mapping[str, LabelledTexts]) -> float:
+def calibrate(model: BertForSequenceClassification, answers: Mapping[str, Answers]) -> float:
     """Divide the logits by the temperature with the lowest loss on dev. It is written into the last layer's weights, so
     whatever loads them has calibrated scores. Nothing is changed if dev is too small or the temperature would raise the
     calibration error.
 
+    Args:
+        answers: of the model to each source of dev.
+
     Returns:
         The temperature; 1 if nothing is changed.
     """
-    if not dev:
+    if not answers:
         return 1.0
-    answers = {name: predict_classification(model, texts) for name, texts in dev.items()}
     right = sum(int((a.logits.argmax(1) == a.labels).sum()) for a in answers.values())
     texts = sum(len(a.labels) for a in answers.values())
     if min(right, texts - right) < MIN_RIGHT_AND_WRONG:

@@ -1,4 +1,4 @@
-"""`finetune`: a classifier on top of the pretrained encoder, once per seed; the best on dev is kept."""
+"""`finetune`: a classifier on top of the pretrained encoder, once per seed; the best seed on dev is kept."""
 
 from __future__ import annotations
 
@@ -20,7 +20,6 @@ from training.examples.labelled import LabelledStream, LabelledTexts, labelled_w
 from training.finetune.calibration import calibrate
 from training.finetune.distill import distilled_by, with_earlier_distill
 from training.finetune.selection import (
-    BestCheckpoint,
     SeedResult,
     best_seed,
     mean_score,
@@ -42,6 +41,9 @@ from training.runtime.lock import ranks_in_turn, run_lock
 
 WARMUP_FRACTION = 0.1
 """Share of the budget in which the learning rate rises; then it falls linearly to 0 (Devlin et al. 2018, A.3)."""
+
+EVALUATIONS = 4
+"""On dev, evenly spaced over the run; for the log only."""
 
 _MAY_CHANGE = {"train", "test", "pretrained", "seeds"}
 """Settings that are not part of a run's identity: texts and first weights have their own hashes."""
@@ -133,30 +135,26 @@ def open_dev(recipe: Recipe, start: Checkpoint) -> dict[str, LabelledTexts]:
 
 
 def _train(material: _Material, seed: int) -> SeedResult | None:
-    """One run, from where it stopped; its best model goes into `model/` in its folder. None if it was stopped."""
+    """One run, from where it stopped; its model goes into `model/` in its folder. None if it was stopped."""
     recipe, start, dist = material.recipe, material.start, material.dist
     folder = seed_folder(recipe, seed)
     model = classifier_from(start.model, recipe.finetune, seed).to(choose_device(recipe.device, dist.local_rank))
-    best = BestCheckpoint(folder / f"best-rank-{dist.rank}.pt")
-    trainer = _trainer(material, model, best, seed, folder)
-    best.load(resumed=trainer.state.step > 0)
+    trainer = _trainer(material, model, seed, folder)
     if dist.is_main and not trainer.is_finished:
         write_resolved(recipe, folder)
     if not trainer.run():
         return None
-    best.restore(model)
-    temperature = calibrate(model, material.dev)
+    answers = {name: predict_classification(model, texts) for name, texts in material.dev.items()}
+    temperature = calibrate(model, answers)
     if dist.is_main:
         trainer.log.write("calibration", trainer.state, {"temperature": temperature})
         write_checkpoint_dir(folder / "model", model.cpu(), start.tokenizer, torch.float32)
-    if best.step < 0:
-        return SeedResult(seed, None, None, None)
-    return SeedResult(seed, best.step, best.score.accuracy, -best.score.negative_loss)
+    if not answers:
+        return SeedResult(seed, None, None)
+    return SeedResult(seed, *mean_score({name: each.report() for name, each in answers.items()}))
 
 
-def _trainer(
-    material: _Material, model: BertForSequenceClassification, best: BestCheckpoint, seed: int, folder: Path
-) -> Trainer:
+def _trainer(material: _Material, model: BertForSequenceClassification, seed: int, folder: Path) -> Trainer:
     """The trainer, at the step where an earlier run stopped."""
     recipe, config = material.recipe, material.recipe.finetune
     stream = LabelledStream(
@@ -172,12 +170,11 @@ def _trainer(
     loss = ClassificationLoss(model, stream.texts_per_batch)
     maybe_compile(loss)
 
-    def evaluate(state: TrainState) -> dict[str, Any]:
+    def evaluate(_state: TrainState) -> dict[str, Any]:
         reports = {name: predict_classification(model, texts).report() for name, texts in material.dev.items()}
         score = mean_score(reports)
-        best.update(state.step, score, model)
         figures: dict[str, Any] = {name: report.summary() for name, report in reports.items()}
-        figures |= {"dev_accuracy": score.accuracy, "dev_loss": -score.negative_loss, "best_step": best.step}
+        figures |= {"dev_accuracy": score.accuracy, "dev_loss": score.loss}
         return figures
 
     return Trainer(
@@ -192,7 +189,7 @@ def _trainer(
             seed=seed,
             checkpoint_minutes=recipe.checkpoint_minutes,
             tensorboard=recipe.tensorboard,
-            evaluations=10,
+            evaluations=EVALUATIONS,
         ),
         folder,
         identity={
@@ -215,5 +212,5 @@ def _keep_best(recipe: Recipe, tokenizer: Tokenizer, results: list[SeedResult], 
     model = load_checkpoint(seed_folder(recipe, best.seed) / "model").model
     write_checkpoint_dir(target, model, tokenizer, torch.float32)
     if best.dev_accuracy is not None:
-        logger.info("kept seed %d, step %s: balanced accuracy on dev %.4f", best.seed, best.step, best.dev_accuracy)
+        logger.info("kept seed %d: balanced accuracy on dev %.4f", best.seed, best.dev_accuracy)
     logger.info("classifier of %s in %s; next: evaluate, then export", checkpoint_size(target), target)

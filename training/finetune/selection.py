@@ -1,30 +1,28 @@
-"""Which weights of a fine-tuning run are kept, and which of several seeds."""
+"""How good a fine-tuned classifier is on dev, and which of several seeds is kept."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-import torch
-from torch import nn
 
 from training.evaluate.classification import ClassificationReport
 from training.recipe import Recipe
-from training.runtime.files import read_json, write_json, write_tensors
+from training.runtime.files import read_json, write_json
 
 FULL_WEIGHT_TEXTS = 200
 """Dev texts from which a source has as much weight as any other: a single text would else outvote a thousand."""
 
 
 class Score(NamedTuple):
-    """How good weights are on dev, as means over its sources; a greater score is better."""
+    """How good weights are on dev, as means over its sources."""
 
     accuracy: float
-    negative_loss: float
-    """Decides between equal accuracies."""
+    """Balanced accuracy."""
+    loss: float
 
 
 def mean_score(reports: Mapping[str, ClassificationReport]) -> Score:
@@ -34,7 +32,7 @@ def mean_score(reports: Mapping[str, ClassificationReport]) -> Score:
         float(np.average([getattr(report, key) for report in reports.values()], weights=weights))
         for key in ("balanced_accuracy", "loss")
     )
-    return Score(accuracy, -loss)
+    return Score(accuracy, loss)
 
 
 def source_weights(texts: Iterable[int], limit: int = FULL_WEIGHT_TEXTS) -> list[int]:
@@ -46,45 +44,11 @@ def source_weights(texts: Iterable[int], limit: int = FULL_WEIGHT_TEXTS) -> list
     return [min(count, limit) for count in texts]
 
 
-@dataclass(slots=True)
-class BestCheckpoint:
-    """The best weights of a run so far, in a file that survives a kill: steps that are repeated score the same."""
-
-    file: Path
-    step: int = -1
-    score: Score = field(default=Score(-1.0, 0.0))  # below any
-
-    def load(self, *, resumed: bool) -> None:
-        """Continue from the file; if the run is not resumed, delete it, because it may be about other texts."""
-        if not resumed:
-            self.file.unlink(missing_ok=True)
-        elif self.file.is_file():
-            state = torch.load(self.file, map_location="cpu", weights_only=True)
-            self.step, self.score = state["step"], Score(*state["score"])
-
-    def update(self, step: int, score: Score, model: nn.Module) -> None:
-        """Keep the model if it is better than all before.
-
-        Raises:
-            RunError: the disk is full.
-        """
-        if score > self.score:
-            write_tensors(self.file, {"step": step, "score": tuple(score), "model": model.state_dict()})
-            self.step, self.score = step, score
-
-    def restore(self, model: nn.Module) -> None:
-        """Give the model its best weights; without any evaluation it keeps those it has."""
-        if self.file.is_file():
-            model.load_state_dict(torch.load(self.file, map_location="cpu", weights_only=True)["model"])
-
-
 @dataclass(frozen=True, slots=True)
 class SeedResult:
-    """The best weights of one seed."""
+    """Figures of one seed's weights on dev; None without a dev part."""
 
     seed: int
-    step: int | None
-    """None without a dev part; then the last weights are kept."""
     dev_accuracy: float | None
     """Balanced accuracy, mean over the dev sources."""
     dev_loss: float | None

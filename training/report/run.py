@@ -251,9 +251,9 @@ def _domain_sentences(report: Report) -> list[str]:
 def _seed_table(seeds: Sequence[SeedReport]) -> str:
     """Accuracies of each seed, and the mean and sample standard deviation of each column."""
     figures = [(seed.result.dev_accuracy or 0.0, *seed.test.values()) for seed in seeds]
-    rows = [[str(s.result.seed), str(s.result.step), *_cells(row)] for s, row in zip(seeds, figures, strict=True)]
+    rows = [[str(s.result.seed), *_cells(row)] for s, row in zip(seeds, figures, strict=True)]
     means = [f"{statistics.mean(c):.4f} ± {statistics.stdev(c):.4f}" for c in zip(*figures, strict=True)]
-    return _table(["seed", "best step", "dev", *seeds[0].test], *rows, ["mean", "", *means])
+    return _table(["seed", "dev", *seeds[0].test], *rows, ["mean", *means])
 
 
 def _plot(recipe: Recipe, report: Report) -> list[Path]:

@@ -68,7 +68,7 @@ def test_calibrate_with_too_few_right_or_wrong_answers_changes_nothing_and_says_
 ) -> None:
     dev = label(model, make_dev(tokenizer, 16), wrong)
     before = model.classifier.weight.detach().clone()
-    assert calibrate(model, {"dev": dev}) == 1
+    assert calibrate(model, {"dev": predict_classification(model, dev)}) == 1
     assert torch.equal(model.classifier.weight, before)
     assert f"not calibrated: {16 - wrong} of 16 answers on dev are right" in caplog.text
     assert "at least 5 must be right and as many wrong; raise finetune.dev_fraction" in caplog.text
@@ -85,7 +85,7 @@ def test_calibrate_lowers_the_loss_and_the_calibration_error_and_changes_no_answ
     model.classifier.weight.data *= 2  # sure of itself
     dev = label(model, make_dev(tokenizer, 200), wrong=50)
     before = predict_classification(model, dev)
-    temperature = calibrate(model, {"dev": dev})
+    temperature = calibrate(model, {"dev": predict_classification(model, dev)})
     after = predict_classification(model, dev)
     assert temperature > 1.5
     assert F.cross_entropy(after.logits, after.labels) < F.cross_entropy(before.logits, before.labels)
@@ -104,7 +104,7 @@ def test_calibrate_never_raises_the_calibration_error(sentiment: Path, tokenizer
         model.classifier.weight.data *= 2
         dev = label(model, make_dev(tokenizer, 24, seed), wrong=6, seed=seed)
         before = predict_classification(model, dev).report().expected_calibration_error
-        kept += calibrate(model, {"dev": dev}) == 1
+        kept += calibrate(model, {"dev": predict_classification(model, dev)}) == 1
         after = predict_classification(model, dev).report().expected_calibration_error
         assert after <= before + 1e-6
     assert kept, "in one case the best temperature raises the error"
@@ -127,7 +127,10 @@ def test_calibrate_limits_the_weight_of_a_large_source(
             targets=np.tile(unsure.targets, (count // 40, 1)),
             read=["text"] * count,
         )
-        temperatures.append(calibrate(model, {"sure": sure, "many": many}))
+        parts = {"sure": sure, "many": many}
+        temperatures.append(
+            calibrate(model, {name: predict_classification(model, texts) for name, texts in parts.items()})
+        )
     assert temperatures[0] == pytest.approx(temperatures[1])
 
 
