@@ -15,6 +15,7 @@ import pytest
 from tests.app.process import PATIENCE, Process, running
 
 PATHS = ["/fill-mask", "/next-sentence", "/sentiment", "/hf/fill-mask", "/hf/text-classification"]
+PATHS += ["/predict", "/tokenize"]
 JSON = {"Content-Type": "application/json"}
 BODIES = 10_000
 AT_ONCE = 16
