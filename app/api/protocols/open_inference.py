@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import chain
 from typing import Any
 
-from fastapi import APIRouter, Request, Response
+from fastapi import Request, Response
+from fastapi.routing import APIRoute
 from pydantic import Field, StrictBool, StrictInt
 from pydantic_core import to_json
 
@@ -30,24 +30,14 @@ TAG = {"name": "Open Inference Protocol", "description": "The same tasks in vers
 
 _MAX_TENSORS = 2
 _HEADER_LENGTH = "Inference-Header-Content-Length"
-_EXTENSION = "binary_tensor_data"
 
 
-@dataclass(frozen=True, slots=True)
-class Model:
-    """The tensors of a model."""
-
-    inputs: tuple[str, ...]
-    optional: tuple[str, ...]
-    output: str
-    """The words or labels; the other output is `score`."""
-
-
-MODELS = {
-    Task.FILL_MASK: Model(("text",), (), "token_str"),
-    Task.NEXT_SENTENCE: Model(("text", "text_pair"), (), "label"),
-    Task.SENTIMENT: Model(("text", "text_pair"), ("text_pair",), "label"),
+INPUTS = {
+    Task.FILL_MASK: ["text"],
+    Task.NEXT_SENTENCE: ["text", "text_pair"],
+    Task.SENTIMENT: ["text", "text_pair"],
 }
+"""Tensors of each model. `text_pair` is optional for sentiment."""
 
 
 class InputParameters(Strict):
@@ -147,16 +137,15 @@ def _texts(raw: bytes, count: int, loc: Loc) -> list[str]:
     return texts
 
 
-def _columns(body: InferRequest, model: Model) -> dict[str, list[str]]:
+def _columns(body: InferRequest, task: Task) -> dict[str, list[str]]:
     """The texts of each input."""
     columns: dict[str, list[str]] = {}
     for i, tensor in enumerate(body.inputs):
-        if tensor.name not in model.inputs or tensor.name in columns:
-            raise _invalid(f"the inputs of this model are {', '.join(model.inputs)}, each once", "inputs", i, "name")
+        if tensor.name not in INPUTS[task] or tensor.name in columns:
+            raise _invalid(f"the inputs of this model are {', '.join(INPUTS[task])}, each once", "inputs", i, "name")
         columns[tensor.name] = tensor.data or []
-    for name in model.inputs:
-        if name not in columns and name not in model.optional:
-            raise _invalid(f"the input {name} is missing", "inputs")
+    if missing := set(INPUTS[task]) - columns.keys() - ({"text_pair"} if task is Task.SENTIMENT else set()):
+        raise _invalid(f"the input {missing.pop()} is missing", "inputs")
     if len({len(column) for column in columns.values()}) > 1:
         raise _invalid("text and text_pair have different shapes", "inputs")
     return columns
@@ -167,7 +156,7 @@ Rows = Sequence[Sequence[LabelPrediction | TokenPrediction]]
 
 async def _ask(task: Task, body: InferRequest, request: TaskRequest) -> tuple[Reply[Any], Rows]:
     """The predictions for each text."""
-    columns = _columns(body, MODELS[task])
+    columns = _columns(body, task)
     texts, top_k, cut = columns["text"], body.parameters.top_k, body.parameters.truncate
     engine, deadline = request.engine, request.deadline
     if task is Task.FILL_MASK:
@@ -185,27 +174,30 @@ async def _ask(task: Task, body: InferRequest, request: TaskRequest) -> tuple[Re
     return reply, [result.predictions[:top_k] for result in reply.results]
 
 
+def _outputs(task: Task) -> list[str]:
+    return ["token_str" if task is Task.FILL_MASK else "label", "score"]
+
+
 def _route(task: Task) -> TaskRoute:
-    model = MODELS[task]
+    names = _outputs(task)
 
     async def infer(body: InferRequest, request: TaskRequest) -> tuple[Reply[Any], Response]:
         """Ask a model. Texts may also follow the JSON as binary tensors, if `Inference-Header-Content-Length` tells
         the bytes of the JSON; then a `Content-Type` is not needed."""
-        outputs = {output.name: output.parameters.binary_data for output in body.outputs}
-        known = (model.output, "score")
+        is_binary = dict.fromkeys([output.name for output in body.outputs] or names, body.parameters.binary_data_output)
         for i, output in enumerate(body.outputs):
-            if output.name not in known:
-                raise _invalid(f"the outputs of this model are {', '.join(known)}", "outputs", i, "name")
+            if output.name not in names:
+                raise _invalid(f"the outputs of this model are {', '.join(names)}", "outputs", i, "name")
+            if output.parameters.binary_data is not None:
+                is_binary[output.name] = output.parameters.binary_data
         try:
             reply, rows = await _ask(task, body, request)
         except InvalidInputError as error:
-            names = [tensor.name for tensor in body.inputs]
+            tensors = [tensor.name for tensor in body.inputs]
             half = str(error.loc[2]) if error.loc[2:] else "text"
-            error.loc = ("inputs", names.index(half), "data", error.loc[1])
+            error.loc = ("inputs", tensors.index(half), "data", error.loc[1])
             raise
-        is_binary = {name: outputs.get(name) for name in outputs or known}
-        default = body.parameters.binary_data_output
-        return reply, _response(task, body.id, rows, {n: default if b is None else b for n, b in is_binary.items()})
+        return reply, _response(task, body.id, rows, is_binary)
 
     return TaskRoute(
         f"/v2/models/{task}/infer",
@@ -217,7 +209,7 @@ def _route(task: Task) -> TaskRoute:
             "model_name": task,
             "id": "1",
             "outputs": [
-                {"name": model.output, "datatype": "BYTES", "shape": [1, 1], "data": ["good"]},
+                {"name": names[0], "datatype": "BYTES", "shape": [1, 1], "data": ["good"]},
                 {"name": "score", "datatype": "FP32", "shape": [1, 1], "data": [0.21]},
             ],
         },
@@ -256,72 +248,65 @@ def _raw(values: list[Any]) -> bytes:
 
 # Metadata and health --------------------------------------------------------------------------------------------
 
-_router = APIRouter(tags=[TAG["name"]])
 
-
-@_router.get("/v2", operation_id="v2", summary="Server metadata", responses=openapi.answer({"name": "bert-service"}))
 async def server(request: Request) -> dict[str, Any]:
     """Name, version and extensions of the service."""
-    return {"name": "bert-service", "version": request.app.version, "extensions": [_EXTENSION]}
+    return {"name": "bert-service", "version": request.app.version, "extensions": ["binary_tensor_data"]}
 
 
-@_router.get(
-    "/v2/health/live",
-    operation_id="v2_live",
-    summary="Liveness",
-    responses=openapi.answer({"live": True}) | openapi.problems(503),
-)
 async def live(request: Request) -> dict[str, bool]:
     """See `/health/live`."""
     await operations.live(request)
     return {"live": True}
 
 
-@_router.get(
-    "/v2/health/ready",
-    operation_id="v2_ready",
-    summary="Readiness",
-    responses=openapi.answer({"ready": True}) | openapi.problems(503),
-)
 async def ready(request: Request) -> dict[str, bool]:
     """See `/health/ready`."""
     await operations.ready(request)
     return {"ready": True}
 
 
-@_router.get(
-    "/v2/models/{model}",
-    operation_id="v2_model",
-    summary="Model metadata",
-    responses=openapi.answer({"name": "sentiment"}) | openapi.problems(404),
-)
 async def metadata(model: str) -> dict[str, Any]:
     """The tensors of a model. `text_pair` is optional for `sentiment`."""
-    named = _model(model)
-    shape = {"datatype": "BYTES", "shape": [-1, -1]}
-    outputs = [{"name": named.output} | shape, {"name": "score", "datatype": "FP32", "shape": [-1, -1]}]
-    inputs = [{"name": name, "datatype": "BYTES", "shape": [-1]} for name in named.inputs]
+    task = _task(model)
+    inputs = [{"name": name, "datatype": "BYTES", "shape": [-1]} for name in INPUTS[task]]
+    types = zip(_outputs(task), ("BYTES", "FP32"), strict=True)
+    outputs = [{"name": name, "datatype": datatype, "shape": [-1, -1]} for name, datatype in types]
     return {"name": model, "platform": "pytorch", "inputs": inputs, "outputs": outputs}
 
 
-@_router.get(
-    "/v2/models/{model}/ready",
-    operation_id="v2_model_ready",
-    summary="Readiness of a model",
-    responses=openapi.answer({"name": "sentiment", "ready": True}) | openapi.problems(404, 503),
-)
 async def model_ready(model: str, request: Request) -> dict[str, Any]:
     """Whether a model can answer."""
-    _model(model)
+    task = _task(model)
     await operations.ready(request)
-    with request.app.state.engine.lifecycle.encoder_for(Task(model)):
+    with request.app.state.engine.lifecycle.encoder_for(task):
         return {"name": model, "ready": True}
 
 
-def _model(name: str) -> Model:
-    if name not in MODELS:
-        raise TaskNotServedError(f"the models are {', '.join(MODELS)}")
-    return MODELS[Task(name)]
+def _task(model: str) -> Task:
+    if model not in INPUTS:
+        raise TaskNotServedError(f"the models are {', '.join(INPUTS)}")
+    return Task(model)
 
 
-ROUTES = [*map(_route, MODELS), *_router.routes]
+def _get(path: str, endpoint: Any, summary: str, example: Any, *problems: int) -> APIRoute:
+    return APIRoute(
+        path,
+        endpoint,
+        operation_id=f"v2_{endpoint.__name__}",
+        summary=summary,
+        tags=[TAG["name"]],
+        responses=openapi.answer(example) | openapi.problems(*problems),
+    )
+
+
+ROUTES = [
+    *map(_route, INPUTS),
+    _get("/v2", server, "Server metadata", {"name": "bert-service"}),
+    _get("/v2/health/live", live, "Liveness", {"live": True}, 503),
+    _get("/v2/health/ready", ready, "Readiness", {"ready": True}, 503),
+    _get("/v2/models/{model}", metadata, "Model metadata", {"name": "sentiment"}, 404),
+    _get(
+        "/v2/models/{model}/ready", model_ready, "Readiness of a model", {"name": "sentiment", "ready": True}, 404, 503
+    ),
+]

@@ -46,7 +46,7 @@ def test_document_equals_docs_openapi_json(document: Any) -> None:
 def test_document_has_the_known_operation_ids(document: Any) -> None:
     assert {operation["operationId"] for _, operation in operations(document)} == {
         *("fill_mask", "next_sentence", "sentiment", "hf_fill_mask", "hf_text_classification"),
-        *("predict", "tokenize", "v2", "v2_live", "v2_ready", "v2_model", "v2_model_ready"),
+        *("predict", "tokenize", "v2_server", "v2_live", "v2_ready", "v2_metadata", "v2_model_ready"),
         *("v2_models_fill_mask_infer", "v2_models_next_sentence_infer", "v2_models_sentiment_infer"),
         *("health_live", "health_ready", "info", "metrics"),
     }
