@@ -11,6 +11,7 @@ import codecs
 import difflib
 from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import fields, is_dataclass
+from functools import cache
 from typing import Any, NoReturn, TypeVar, get_args
 
 from fastapi import Request, Response
@@ -167,11 +168,16 @@ def _in_pieces(value: Any) -> Any:
     """The same JSON, made of generators: `to_json` lets the event loop run only while it calls Python."""
     if isinstance(value, list):
         return (_in_pieces(item) for item in value)
-    if is_dataclass(value):
-        members = {field.name: getattr(value, field.name) for field in fields(value)}
-        if any(isinstance(member, list) for member in members.values()):
-            return {name: _in_pieces(member) for name, member in members.items()}
+    if names := _fields_with_lists(type(value)):
+        return {name: _in_pieces(getattr(value, name)) for name in names}
     return value
+
+
+@cache
+def _fields_with_lists(kind: type) -> list[str]:
+    """All fields of a dataclass that holds a list; none of any other class."""
+    known = fields(kind) if is_dataclass(kind) else ()
+    return [field.name for field in known] if any(str(field.type).startswith("list") for field in known) else []
 
 
 def check_inputs(count: int, max_inputs: int) -> None:
