@@ -168,7 +168,8 @@ def _in_pieces(value: Any) -> Any:
     """The same JSON, made of generators: `to_json` lets the event loop run only while it calls Python."""
     if isinstance(value, list):
         return (_in_pieces(item) for item in value)
-    if names := _fields_with_lists(type(value)):
+    kind: Any = type(value)
+    if names := _fields_with_lists(kind):
         return {name: _in_pieces(getattr(value, name)) for name in names}
     return value
 
