@@ -112,7 +112,7 @@ class Settings(BaseModel):
     )
     api_keys: Secrets = Field(
         (),
-        description="comma-separated API keys; if set, the tasks and /hf/* require one (health and info do not)",
+        description="comma-separated API keys; if set, the tasks require one (health and info do not)",
     )
     allowed_hosts: Names = Field(
         (),

@@ -216,7 +216,7 @@ class Tokenizer:
             text, text_pair: the texts.
             max_length: maximum number of tokens, special tokens included.
             truncate: cut a text that is too long. A pair loses tokens of the longer text first.
-            truncation: what to keep of each text: "head", its beginning, or "head_tail", both ends.
+            truncation: what to keep of each text: "head", its beginning, "tail", its end, or "head_tail", both ends.
             spans: also compute `Encoding.spans`, which takes a fifth of the time.
             check_cancelled: called between the pieces of a very long text; an exception from it ends the work.
 
@@ -328,15 +328,15 @@ def truncate_longest_first(lengths: Sequence[int], budget: int) -> list[int]:
 def kept_ends(length: int, keep: int, truncation: str) -> tuple[int, int]:
     """Which tokens of a text to keep: those before the first number, and from the second on.
 
-    "head" keeps the beginning, "head_tail" as much of the end, where reviews conclude (Sun et al. 2019, section
-    5.3.1).
+    "head" keeps the beginning, "tail" the end, "head_tail" as much of both, because reviews conclude at the end (Sun et
+    al. 2019, section 5.3.1).
 
     >>> kept_ends(5, 3, "head"), kept_ends(5, 3, "head_tail")
     ((3, 5), (2, 4))
     """
     if length <= keep:
         return length, length
-    tail = keep // 2 if truncation == "head_tail" else 0
+    tail = {"head": 0, "head_tail": keep // 2, "tail": keep}[truncation]
     return keep - tail, length - tail
 
 

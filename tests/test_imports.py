@@ -101,6 +101,11 @@ def test_rooms_import_downwards(package: str, rooms: tuple[str, ...]) -> None:
     assert not upwards
 
 
+def test_protocols_are_adapters_that_only_the_application_knows() -> None:
+    knowing = {name(file) for file in sources("app") if "app.api.protocols" in imports(file)}
+    assert {file for file in knowing if not file.startswith("app/api/protocols/")} == {"app/api/application.py"}
+
+
 @pytest.mark.parametrize("package", ROOMS)
 def test_modules_have_no_import_circle(package: str) -> None:
     modules = {module_name(file): file for file in sources(package)}

@@ -70,29 +70,31 @@ def refusal(app: FastAPI, target: bytes, scope: Scope) -> Response | None:
     """The response to `POST target` if its head alone decides that it is refused; None if the app has to see it."""
     started = time.perf_counter()
     state = app.state
-    task = state.tasks.get(str(target, "latin-1"))
+    route = state.tasks.get(str(target, "latin-1"))
     settings: Settings = state.settings
-    if task is None or state.engine.status != "ready" or settings.allowed_hosts:  # the middleware checks the host
+    if route is None or state.engine.status != "ready" or settings.allowed_hosts:  # the middleware checks the host
         return None
     if settings.cors_origins and _has_origin(scope):
         return None
     scope["app"] = app
     try:
-        admit(Request(scope))
+        admit(Request(scope), binary=route.binary)
     except ServiceError as error:
         request_id = request_id_of(scope["headers"])
         response = problem_response(error, request_id)
         response.headers["X-Request-ID"] = request_id
-        state.metrics.request(task, response.status_code)
-        state.metrics.duration(task, response.status_code, time.perf_counter() - started)
+        state.metrics.request(route.task, response.status_code)
+        state.metrics.duration(route.task, response.status_code, time.perf_counter() - started)
         return response
     except Exception:  # the app meets the same error, logs it and answers
         return None
     return None
 
 
-def admit(request: Request) -> None:
+def admit(request: Request, *, binary: bool = False) -> None:
     """Check a request's head. Sets `deadline` and `body_bytes` (to reserve) in its scope.
+
+    `binary`: the body may also be `application/octet-stream` or have no media type.
 
     Raises:
         UnauthorizedError: the API key is missing or invalid.
@@ -109,7 +111,7 @@ def admit(request: Request) -> None:
     settings: Settings = request.app.state.settings
     engine.check_open()
     deadline = _deadline(request, settings.request_timeout_ms / 1000)
-    _check_media_type(request)
+    _check_media_type(request, binary=binary)
     declared = _declared_bytes(request, settings.max_body_bytes)
     body_bytes = settings.max_body_bytes if declared is None else declared
     request.app.state.uploads.check(body_bytes)
@@ -136,11 +138,22 @@ def _deadline(request: Request, limit: float) -> Deadline:
     return Deadline.after(seconds, from_client=True) if seconds < limit else Deadline.after(limit)
 
 
-def _check_media_type(request: Request) -> None:
-    """Accept uncompressed JSON only. A missing type is refused too: browsers send such a body without a preflight."""
+def _check_media_type(request: Request, *, binary: bool) -> None:
+    """Accept uncompressed JSON only, or also `binary` bodies.
+
+    Browsers send a body without a media type to other sites without a preflight, so a missing type is refused, or
+    accepted from allowed origins only.
+    """
     if request.headers.get("content-encoding", "identity").strip().lower() != "identity":
         raise UnsupportedMediaTypeError("send the body uncompressed, without Content-Encoding")
     media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if binary and media_type in ("", "application/octet-stream"):
+        origin, allowed = request.headers.get("origin"), request.app.state.settings.cors_origins
+        if origin is None or origin in allowed or "*" in allowed:
+            return
+        raise UnsupportedMediaTypeError(
+            "send JSON with the header Content-Type: application/json, or list this origin in BERT_CORS_ORIGINS"
+        )
     if media_type != "application/json" and not (
         media_type.startswith("application/") and media_type.endswith("+json")
     ):

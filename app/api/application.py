@@ -14,7 +14,9 @@ from fastapi.middleware.cors import CORSMiddleware
 from app.api import openapi, problems
 from app.api.admission import Uploads
 from app.api.middleware import RequestContextMiddleware, UnhandledErrorMiddleware
-from app.api.routes import hugging_face, operations, pages, tasks
+from app.api.protocols import ADAPTERS
+from app.api.routes import operations, pages, tasks
+from app.api.task_route import TaskRoute
 from app.inference.process_main import Job
 from app.inference.process_pool import ProcessPool
 from app.inference.types import Backend
@@ -47,9 +49,9 @@ def create_app(settings: Settings, backend: Backend | None = None) -> FastAPI:
         finally:
             await engine.close()
 
-    task_routes = [*tasks.ROUTES, *hugging_face.ROUTES]
+    routes = [*tasks.ROUTES, *(route for adapter in ADAPTERS for route in adapter.ROUTES)]
     app = FastAPI(
-        routes=[*task_routes],  # `include_router` takes 24 us more to match a request
+        routes=routes,  # `include_router` takes 24 us more to match a request
         title="BERT service",
         version=_version(),
         description=DESCRIPTION,
@@ -62,20 +64,20 @@ def create_app(settings: Settings, backend: Backend | None = None) -> FastAPI:
     )
     app.state.settings, app.state.engine, app.state.metrics = settings, engine, metrics
     app.state.uploads = Uploads(settings.max_upload_bytes, metrics)
-    app.state.tasks = {route.path: route.task for route in task_routes}
+    app.state.tasks = {route.path: route for route in routes if isinstance(route, TaskRoute)}
     app.include_router(operations.router)
     if settings.metrics != "off":
         app.include_router(operations.metrics_router)
     if settings.docs != "off":
         app.include_router(pages.router)
-        openapi.install(app, settings)
+        openapi.install(app, settings, [adapter.TAG for adapter in ADAPTERS])
     problems.install(app)
     app.add_middleware(UnhandledErrorMiddleware, engine=engine)  # inside CORS, so that browsers can read its answers
     if settings.cors_origins:
         app.add_middleware(
             CORSMiddleware,
             allow_origins=settings.cors_origins,
-            allow_methods=["GET", "POST"],
+            allow_methods=["GET", "HEAD", "POST"],
             allow_headers=["*"],  # Hugging Face's client sends User-Agent, tracers send traceparent
             allow_private_network="*" not in settings.cors_origins,  # Chrome asks before it calls a local address
             expose_headers=["X-Request-ID", "Server-Timing", "Retry-After"],

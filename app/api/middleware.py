@@ -45,7 +45,8 @@ class RequestContextMiddleware:
         scope = _as_get(scope)
         request_id = scope["request_id"] = request_id_of(scope["headers"])
         tracing.note_request(request_id, scope["query_string"])
-        task = scope["app"].state.tasks.get(scope["path"]) if scope["method"] == "POST" else None
+        route = scope["app"].state.tasks.get(scope["path"]) if scope["method"] == "POST" else None
+        task = None if route is None else route.task
 
         async def send_with_context(message: Message) -> None:
             nonlocal status

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from typing import Any
 
 from fastapi import FastAPI
@@ -83,21 +84,27 @@ _PARAMETERS = [
 ]
 _TAGS = [
     {"name": "tasks", "description": "Predictions of the loaded models."},
-    {"name": "Hugging Face clients", "description": "The same tasks in the shapes of Hugging Face's clients."},
     {"name": "operations", "description": "Health, limits and metrics. Health and limits never require an API key."},
 ]
 _API_KEY = {"type": "http", "scheme": "bearer", "description": "One of the keys in BERT_API_KEYS."}
 
+_BINARY = {
+    "application/octet-stream": {
+        "schema": {"type": "string", "format": "binary"},
+        "example": '{"model_name": …, "outputs": …}, then the tensors',
+    }
+}
+
 Responses = dict[int | str, dict[str, Any]]
 
 
-def task(response: Any, example: Any) -> dict[str, Any]:
-    """Arguments of `APIRoute` that document a task."""
+def task(response: Any, example: Any, *, binary: bool) -> dict[str, Any]:
+    """Arguments of `APIRoute` that document a task. `binary`: answers may also be `application/octet-stream`."""
     ok = {
         "model": response,
         "description": "One result per input, in order.",
         "headers": _REQUEST_ID | _SERVER_TIMING,
-        "content": {"application/json": {"example": example}},
+        "content": {"application/json": {"example": example}} | (_BINARY if binary else {}),
     }
     return {"responses": {200: ok} | problems(*_PROBLEMS), "openapi_extra": {"parameters": _PARAMETERS}}
 
@@ -130,15 +137,18 @@ def _headers(error: errors.ServiceError) -> dict[str, Any]:
     return _RETRY_AFTER if hasattr(error, "retry_after") else {}
 
 
-def install(app: FastAPI, settings: Settings) -> None:
-    """Complete `app.openapi()` with the schema of problems and with API keys."""
-    app.openapi_tags = _TAGS
+def install(app: FastAPI, settings: Settings, tags: Sequence[dict[str, str]]) -> None:
+    """Complete `app.openapi()` with the schema of problems and with API keys. `tags`: further groups of operations."""
+    app.openapi_tags = [*_TAGS, *tags]
     generate = app.openapi
 
     def openapi() -> dict[str, Any]:
         if app.openapi_schema is None:
             document = generate()
             _add_problem(document["components"]["schemas"])
+            for operation in (one for methods in document["paths"].values() for one in methods.values()):
+                if "HTTPValidationError" in str(operation["responses"].get("422")):  # a name in a path is any string
+                    del operation["responses"]["422"]
             _leave_out_defaults(document["components"]["schemas"])
             if settings.metrics == "key":
                 document["paths"]["/metrics"]["get"]["responses"] |= {"401": problem(*_PROBLEMS[401])}

@@ -133,7 +133,7 @@ def _headers(error: Exception) -> dict[str, str]:
     if isinstance(error, errors.UnauthorizedError):
         return {"WWW-Authenticate": error.challenge}
     if isinstance(error, HTTPException):
-        return dict(error.headers or {})
+        return {name: "GET, HEAD" if value == "GET" else value for name, value in (error.headers or {}).items()}
     return {}
 
 

@@ -6,13 +6,12 @@ places are named, because clients are generated from the schemas.
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Discriminator, Field, StrictBool, StrictInt, Tag, with_config
+from pydantic import AliasChoices, BaseModel, ConfigDict, Discriminator, Field, StrictBool, StrictInt, Tag, with_config
 from typing_extensions import TypeAliasType
 
 from app.scheduling.tokenization import TextPair
-from bert_client.wire import LabelPrediction, TokenPrediction
 
 MAX_TOP_K = 100
 MAX_TARGETS = 100
@@ -31,11 +30,14 @@ def _string_or_pair(value: object) -> str:
     return "pair" if isinstance(value, dict | TextPair) else "string"
 
 
-class _Strict(BaseModel):
+class Strict(BaseModel):
+    """A body or a part of one."""
+
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
-def _examples(*examples: dict[str, Any]) -> ConfigDict:
+def with_examples(*examples: dict[str, Any]) -> ConfigDict:
+    """The configuration of a body with examples for the OpenAPI document."""
     return ConfigDict(json_schema_extra={"examples": list(examples)})
 
 
@@ -54,10 +56,12 @@ Truncate = Annotated[
     StrictBool,
     Field(description="Cut an input that is longer than the model's limit instead of refusing it. Default: false."),
 ]
+ALSO_TRUNCATION = Field(validation_alias=AliasChoices("truncate", "truncation"))
+"""For clients that call `truncate` so."""
 Target = Annotated[str, Field(min_length=1, max_length=200)]
 
 
-class Parameters(_Strict):
+class Parameters(Strict):
     """Parameters of all tasks."""
 
     truncate: Truncate = False
@@ -87,10 +91,10 @@ class SentimentParameters(Parameters):
     top_k: StrictInt | None = Field(None, ge=1, le=MAX_TOP_K, description="Labels to return. Default: all.")
 
 
-class FillMaskRequest(_Strict):
+class FillMaskRequest(Strict):
     """Texts with one or more `[MASK]`."""
 
-    model_config = _examples(
+    model_config = with_examples(
         {"inputs": "The movie was [MASK] and I loved it."},
         {"inputs": ["A [MASK] film.", "I [MASK] it."], "parameters": {"top_k": 2, "truncate": True}},
         {"inputs": "The movie was [MASK].", "parameters": {"targets": ["good", "bad"]}},
@@ -100,10 +104,10 @@ class FillMaskRequest(_Strict):
     parameters: FillMaskParameters = FillMaskParameters()
 
 
-class NextSentenceRequest(_Strict):
+class NextSentenceRequest(Strict):
     """Pairs of texts, of which the second may follow the first."""
 
-    model_config = _examples(
+    model_config = with_examples(
         {"inputs": {"text": "I went to the cinema.", "text_pair": "The film was good."}},
     )
 
@@ -111,10 +115,10 @@ class NextSentenceRequest(_Strict):
     parameters: Parameters = Parameters()
 
 
-class SentimentRequest(_Strict):
+class SentimentRequest(Strict):
     """Texts, or pairs such as a review's title and body."""
 
-    model_config = _examples(
+    model_config = with_examples(
         {"inputs": "The movie was good and I loved it."},
         {
             "inputs": ["A good film.", {"text": "Bad", "text_pair": "I did not like it."}],
@@ -124,45 +128,6 @@ class SentimentRequest(_Strict):
 
     inputs: OneOrMany[TextOrPair] = Field(description="One text or pair, or many.")
     parameters: SentimentParameters = SentimentParameters()
-
-
-# Hugging Face's clients omit fields or send null, and older ones add `options`.
-
-
-class HuggingFaceFillMaskRequest(_Strict):
-    """What `InferenceClient.fill_mask` sends."""
-
-    model_config = _examples({"inputs": "The movie was [MASK].", "parameters": {"top_k": 3}})
-
-    inputs: OneOrMany[str] = Field(description="One text or many; each holds at least one `[MASK]`.")
-    parameters: FillMaskParameters | None = None
-    options: dict[str, Any] | None = Field(None, description="Ignored.")
-
-
-class HuggingFaceClassificationParameters(SentimentParameters):
-    """Parameters of text-classification."""
-
-    function_to_apply: Literal["softmax", "sigmoid", "none"] | None = Field(
-        None, description="What the loaded checkpoint computes its scores with; another function is refused."
-    )
-
-
-class HuggingFaceClassificationRequest(_Strict):
-    """What `InferenceClient.text_classification` sends."""
-
-    model_config = _examples({"inputs": "The movie was good."})
-
-    inputs: OneOrMany[TextOrPair] = Field(description="One text or pair, or many.")
-    parameters: HuggingFaceClassificationParameters | None = None
-    options: dict[str, Any] | None = Field(None, description="Ignored.")
-
-
-HuggingFaceTokens = TypeAliasType(
-    "HuggingFaceTokens",
-    list[TokenPrediction] | list[list[TokenPrediction] | list[list[TokenPrediction]]],  # by the masks of each
-)
-
-HuggingFaceLabels = list[list[LabelPrediction]]
 
 
 def as_list(inputs: T | list[T]) -> list[T]:

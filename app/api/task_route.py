@@ -8,8 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import codecs
+import difflib
 from collections.abc import Awaitable, Callable, Coroutine
-from typing import Any, NoReturn, TypeVar
+from dataclasses import fields, is_dataclass
+from functools import cache
+from typing import Any, NoReturn, TypeVar, get_args
 
 from fastapi import Request, Response
 from fastapi.routing import APIRoute
@@ -31,7 +34,6 @@ from app.errors import (
     NotJSONError,
     TooLargeError,
 )
-from app.inference.types import Task
 from app.observability import tracing
 from app.observability.metrics import Metrics
 from app.scheduling.deadline import Deadline
@@ -39,6 +41,7 @@ from app.scheduling.engine import Engine, Reply
 from app.settings import Settings
 
 T = TypeVar("T")
+Schema = TypeVar("Schema", bound=BaseModel)
 
 _MAX_FIELD_ERRORS = 100
 """More are counted instead of listed: listing ten thousand takes too long."""
@@ -74,7 +77,9 @@ class TaskRequest(Request):
 
 
 TaskHandler = Callable[[Any, TaskRequest], Awaitable[tuple[Reply[Any], Any]]]
-"""`async def handler(body: Schema, request: TaskRequest)`: the engine's reply, and the body to respond as JSON."""
+"""`async def handler(body: Schema, request: TaskRequest)`: the engine's reply, and a response or the JSON of one."""
+Parser = Callable[[bytes, TaskRequest], Any]
+"""A request's body as the handler takes it. Raises errors of `app.errors`."""
 
 
 class TaskRoute(APIRoute):
@@ -85,11 +90,13 @@ class TaskRoute(APIRoute):
         path: str,
         handler: TaskHandler,
         *,
-        task: Task,
+        task: str,
         summary: str,
         response: Any,
         example: Any,
         tag: str = "tasks",
+        parser: Parser | None = None,
+        binary: bool = False,
     ) -> None:
         """Make a route.
 
@@ -98,8 +105,12 @@ class TaskRoute(APIRoute):
             response: type of the response's body.
             example: a response's body, for the OpenAPI document.
             tag: group of operations in the OpenAPI document.
+            parser: by default, the body is JSON that fits the schema of the handler's first parameter.
+            binary: bodies may also be `application/octet-stream` or have no media type, and so may answers.
         """
         self.task = task
+        self.binary = binary
+        self._parser = parser
         super().__init__(
             path,
             handler,
@@ -108,7 +119,7 @@ class TaskRoute(APIRoute):
             summary=summary,
             tags=[tag],
             response_model=None,
-            **openapi.task(response, example),
+            **openapi.task(response, example, binary=binary),
         )
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
@@ -118,33 +129,65 @@ class TaskRoute(APIRoute):
             raise TypeError(f"{handler} takes no body")
         schema: type[BaseModel] = self.body_field.field_info.annotation  # type: ignore[assignment]
 
+        def parse_json(body: bytes, request: TaskRequest) -> BaseModel:
+            return parse(schema, body, request.settings.max_client_batch)
+
+        parser = self._parser or parse_json
+
         async def handle(given: Request) -> Response:
             request = TaskRequest(given.scope, given.receive)
             if "deadline" not in request.scope:  # the HTTP protocol may have called `admit`
-                admit(request)
-            body = parse(schema, await _read(request), request.settings.max_client_batch)
+                admit(request, binary=self.binary)
+            body = parser(await _read(request), request)
             try:
                 reply, answer = await cancel_on_disconnect(request.receive, handler(body, request))
             except InvalidInputError as error:
                 if error.loc[0] == "inputs" and not isinstance(getattr(body, "inputs", []), list):
                     error.loc = ("inputs", *error.loc[2:])  # the caller sent one input, not a list
                 raise
-            return _respond(request, self.task, reply, answer)
+            return await _respond(request, self.task, reply, answer)
 
         return handle
 
 
-def _respond(request: TaskRequest, task: Task, reply: Reply[Any], answer: Any) -> Response:
+async def _respond(request: TaskRequest, task: str, reply: Reply[Any], answer: Any) -> Response:
     """Dataclasses as JSON, with the time of each stage in `Server-Timing`."""
     times = reply.timings
     request.metrics.latency(task, tokenize=times.tokenize, queue=times.queue, inference=times.inference)
     stages = (("tokenize", times.tokenize), ("queue", times.queue), ("inference", times.inference))
     tracing.note_stages(*stages)
     timing = ", ".join(f"{name};dur={seconds * 1000:.3f}" for name, seconds in stages)
-    return Response(to_json(answer), headers={"Server-Timing": timing}, media_type="application/json")
+    if not isinstance(answer, Response):
+        body = await asyncio.to_thread(to_json, _in_pieces(answer)) if reply.is_large else to_json(answer)
+        answer = Response(body, media_type="application/json")
+    answer.headers["Server-Timing"] = timing
+    return answer
 
 
-def parse(schema: type[BaseModel], body: bytes, max_inputs: int) -> BaseModel:
+def _in_pieces(value: Any) -> Any:
+    """The same JSON, made of generators: `to_json` lets the event loop run only while it calls Python."""
+    if isinstance(value, list):
+        return (_in_pieces(item) for item in value)
+    kind: Any = type(value)
+    if names := _fields_with_lists(kind):
+        return {name: _in_pieces(getattr(value, name)) for name in names}
+    return value
+
+
+@cache
+def _fields_with_lists(kind: type) -> list[str]:
+    """All fields of a dataclass that holds a list; none of any other class."""
+    known = fields(kind) if is_dataclass(kind) else ()
+    return [field.name for field in known] if any(str(field.type).startswith("list") for field in known) else []
+
+
+def check_inputs(count: int, max_inputs: int) -> None:
+    """Raise TooLargeError if a request has more than `max_inputs` inputs."""
+    if count > max_inputs:
+        raise TooLargeError(f"the request has {count} inputs, one may carry {max_inputs}")
+
+
+def parse(schema: type[Schema], body: bytes, max_inputs: int) -> Schema:
     """Parse a body into a schema.
 
     Raises:
@@ -161,12 +204,12 @@ def parse(schema: type[BaseModel], body: bytes, max_inputs: int) -> BaseModel:
             reason = "the body is not UTF-8, the only encoding of JSON"
         raise NotJSONError(reason) from None
     inputs = given.get("inputs") if isinstance(given, dict) else None
-    if isinstance(inputs, list) and len(inputs) > max_inputs:
-        raise TooLargeError(f"the request has {len(inputs)} inputs, one may carry {max_inputs}")
+    if isinstance(inputs, list):
+        check_inputs(len(inputs), max_inputs)
     try:
         return schema.model_validate(given)
     except ValidationError as error:
-        _raise_invalid(error)
+        _raise_invalid(error, schema)
 
 
 def _is_utf_8(body: bytes) -> bool:
@@ -177,11 +220,34 @@ def _is_utf_8(body: bytes) -> bool:
     return True
 
 
-def _raise_invalid(error: ValidationError) -> NoReturn:
+def _raise_invalid(error: ValidationError, schema: type[BaseModel]) -> NoReturn:
     if error.error_count() > _MAX_FIELD_ERRORS:
         raise InvalidRequestError([FieldError(f"{error.error_count()} fields are invalid", ())]) from None
     details = error.errors(include_url=False, include_input=False, include_context=False)  # keeps texts out of logs
-    raise InvalidRequestError([FieldError(_JSON_MESSAGES.get(d["type"], d["msg"]), _loc(d)) for d in details]) from None
+    raise InvalidRequestError([FieldError(_message(d, schema), _loc(d)) for d in details]) from None
+
+
+def _message(detail: ErrorDetails, schema: type[BaseModel]) -> str:
+    """What is wrong, in the words of JSON. For an unknown field, the known ones or the one that was meant."""
+    message = _JSON_MESSAGES.get(detail["type"], detail["msg"])
+    *path, name = detail["loc"] or ("",)
+    if detail["type"] != "extra_forbidden" or not (known := _field_names(schema, path)):
+        return message
+    near = difflib.get_close_matches(str(name)[:_MAX_FIELD_NAME], known, n=1, cutoff=0.8)
+    return f"{message}; did you mean {near[0]}?" if near else f"{message}; known are {', '.join(known)}"
+
+
+def _field_names(schema: Any, path: list[str | int]) -> list[str]:
+    """Names of the fields of the object at a path; none if it is not of a pydantic model."""
+    for part in path:
+        if isinstance(part, int) or part in UNION_TAGS:
+            continue
+        annotation = schema.model_fields[part].annotation
+        models = [kind for kind in (annotation, *get_args(annotation)) if hasattr(kind, "model_fields")]
+        if not models:
+            return []
+        schema = models[0]
+    return list(schema.model_fields)
 
 
 def _loc(detail: ErrorDetails) -> Loc:

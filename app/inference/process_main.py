@@ -75,14 +75,12 @@ def frame(message: Any) -> bytes:
 
 def pack(query: Query) -> tuple[Any, ...]:
     """The parts of a query that the model needs; the characters' positions stay in the HTTP process."""
-    encoding = query.encoding
-    return str(query.task), encoding.input_ids, encoding.token_type_ids, query.masks, query.top_k, query.targets
+    encoding, asked = query.encoding, (query.masks, query.top_k, query.targets, query.raw_scores)
+    return str(query.task), encoding.input_ids, encoding.token_type_ids, *asked
 
 
-def _unpack(
-    task: str, ids: list[int], types: list[int], masks: tuple[int, ...], top_k: int, targets: tuple[int, ...]
-) -> Query:
-    return Query(Task(task), Encoding(ids, types, [], truncated=False), masks, top_k, targets)
+def _unpack(task: str, ids: list[int], types: list[int], *asked: Any) -> Query:
+    return Query(Task(task), Encoding(ids, types, [], truncated=False), *asked)
 
 
 def run_first_process(sockets: list[socket.socket], job: Job) -> None:

@@ -166,7 +166,8 @@ class TorchBackend:
         hidden = hidden.float()  # (num_outputs, hidden); heads compute in float32
         if isinstance(network, BertForSequenceClassification):
             logits = network.classifier(network.pooler(hidden))
-            return [_class_answer(row) for row in network.scores(logits).tolist()]
+            rows = zip(queries, logits.tolist(), network.scores(logits).tolist(), strict=True)
+            return [_class_answer(raw if query.raw_scores else row) for query, raw, row in rows]
         return _pretraining_answers(network, hidden, queries)
 
     def _warm_up(self, threads: int, most: int, shortest: int = 1) -> None:

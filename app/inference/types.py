@@ -32,6 +32,8 @@ class Query:
     """Fill-mask: predictions per mask."""
     targets: tuple[int, ...] = ()
     """Fill-mask: the only token ids to score; empty for the whole vocabulary."""
+    raw_scores: bool = False
+    """Sentiment: answer with logits."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,7 +31,7 @@ from app.scheduling.tokenization import (
     target_ids,
 )
 from app.settings import Settings
-from bert_client.wire import FillMaskResult, LabelResult, Status
+from bert_client.wire import FillMaskResult, LabelResult, Status, TextToken
 
 Result = TypeVar("Result")
 
@@ -51,7 +51,7 @@ class EnginePolicy:
     max_answer_bytes: int = 32 * 1024 * 1024
     """A text with 510 masks and 100 predictions each would be repeated 51,000 times."""
     prediction_bytes: int = 100
-    """Of a prediction's JSON, beside the text that it repeats."""
+    """Of a prediction's or token's JSON, beside the text that it repeats."""
     bytes_per_token: int = 6
     """A high estimate of a body's bytes per token, before it is read."""
     bytes_per_input: int = 64
@@ -82,6 +82,8 @@ class Reply(Generic[Result]):
     model: str
     results: list[Result]
     timings: Timings
+    is_large: bool = False
+    """Whether writing the answer would block the event loop."""
 
 
 class Engine:
@@ -188,23 +190,63 @@ class Engine:
         self, inputs: Sequence[TextPair], *, deadline: Deadline, truncate: bool = False
     ) -> Reply[LabelResult]:
         """Whether the second text of a pair follows the first. Raises errors of `app.errors`."""
-        return await self._labels(Task.NEXT_SENTENCE, inputs, deadline, truncate, None)
+        return await self._labels(Task.NEXT_SENTENCE, inputs, deadline, truncate)
 
     async def sentiment(
-        self, inputs: Sequence[Input], *, deadline: Deadline, top_k: int | None = None, truncate: bool = False
+        self,
+        inputs: Sequence[Input],
+        *,
+        deadline: Deadline,
+        top_k: int | None = None,
+        truncate: bool = False,
+        truncation: str | None = None,
+        raw_scores: bool = False,
     ) -> Reply[LabelResult]:
-        """The labels of a text or pair. Raises errors of `app.errors`."""
-        return await self._labels(Task.SENTIMENT, inputs, deadline, truncate, top_k)
+        """The labels of a text or pair. Raises errors of `app.errors`.
+
+        `truncation`: see `Tokenizer.encode`; by default the checkpoint's own. `raw_scores`: logits as scores.
+        """
+        return await self._labels(Task.SENTIMENT, inputs, deadline, truncate, top_k, truncation, raw_scores)
+
+    async def tokenize(self, texts: Sequence[str], *, deadline: Deadline) -> Reply[list[TextToken]]:
+        """The tokens of whole texts, as the sentiment model reads them. Raises errors of `app.errors`."""
+        with self.lifecycle.encoder_for(Task.SENTIMENT) as (_, served):
+
+            def read(text: Input, check_cancelled: CheckCancelled) -> Query:
+                return Query(Task.SENTIMENT, served.tokenizer.encode(str(text), check_cancelled=check_cancelled))
+
+            def shape(text: Input, query: Query, _: Answer) -> list[TextToken]:
+                return results.text_tokens(str(text), query.encoding, served.tokenizer)
+
+            def measure(queries: Sequence[Query]) -> int:
+                per_token = self._policy.prediction_bytes
+                return self._check_answer_bytes(sum(len(query.encoding) for query in queries) * per_token)
+
+            return await self._answer(None, served, texts, read, shape, deadline, measure)
 
     async def _labels(
-        self, task: Task, inputs: Sequence[Input], deadline: Deadline, truncate: bool, top_k: int | None
+        self,
+        task: Task,
+        inputs: Sequence[Input],
+        deadline: Deadline,
+        truncate: bool,
+        top_k: int | None = None,
+        truncation: str | None = None,
+        raw_scores: bool = False,
     ) -> Reply[LabelResult]:
         with self.lifecycle.encoder_for(task) as (encoder, served):
             labels = results.NEXT_SENTENCE_LABELS if task is Task.NEXT_SENTENCE else served.config.labels
 
             def read(given: Input, check_cancelled: CheckCancelled) -> Query:
-                encoding = encode(served, given, truncate=truncate, spans=False, check_cancelled=check_cancelled)
-                return Query(task, encoding)
+                encoding = encode(
+                    served,
+                    given,
+                    truncate=truncate,
+                    truncation=truncation,
+                    spans=False,
+                    check_cancelled=check_cancelled,
+                )
+                return Query(task, encoding, raw_scores=raw_scores)
 
             def shape(_: Input, query: Query, answer: Answer) -> LabelResult:
                 return results.label_result(labels, query, answer, top_k)
@@ -215,7 +257,7 @@ class Engine:
 
     async def _answer(
         self,
-        encoder: LoadedEncoder,
+        encoder: LoadedEncoder | None,
         served: ServedModel,
         inputs: Sequence[Input],
         read: Callable[[Input, CheckCancelled], Query],
@@ -223,7 +265,10 @@ class Engine:
         deadline: Deadline,
         measure: Callable[[Sequence[Query]], int] = lambda _: 0,
     ) -> Reply[Result]:
-        """Everything between a parsed request and its results; the one place that ends it at its deadline."""
+        """Everything between a parsed request and its results; the one place that ends it at its deadline.
+
+        Without an encoder, nothing is computed after tokenization.
+        """
         began = time.monotonic()
         max_length = served.config.max_position_embeddings
         with self.scheduler.reserve([estimated_tokens(given, max_length) for given in inputs], deadline) as job:
@@ -231,8 +276,12 @@ class Engine:
                 async with asyncio.timeout(deadline.remaining):
                     queries = await self._tokenize(inputs, read)
                     answer_bytes = measure(queries)
-                    tokens = [len(query.encoding) for query in queries]
-                    answers = await self.scheduler.answer(job, encoder, queries, tokens)
+                    if encoder is None:
+                        job.started = time.monotonic()
+                        answers = [Answer([])] * len(queries)
+                    else:
+                        tokens = [len(query.encoding) for query in queries]
+                        answers = await self.scheduler.answer(job, encoder, queries, tokens)
                     done = time.monotonic()
 
                     def shape_all(check_cancelled: CheckCancelled) -> list[Result]:
@@ -242,10 +291,10 @@ class Engine:
                             check_cancelled()
                         return shaped
 
-                    if answer_bytes <= self._policy.inline_answer_bytes:
-                        shaped = shape_all(lambda: None)
-                    else:
+                    if is_large := answer_bytes > self._policy.inline_answer_bytes:
                         shaped = await self._in_thread(self._pool, shape_all)
+                    else:
+                        shaped = shape_all(lambda: None)
             except TimeoutError:
                 self._metrics.expired()
                 raise DeadlineExceededError from None
@@ -253,8 +302,9 @@ class Engine:
                 if math.isinf(job.started) and not self.refusing:  # else the end of draining cancels
                     self._metrics.cancelled()
                 raise
-        timings = Timings(job.submitted - began, job.started - job.submitted, done - job.started)
-        return Reply(served.name, shaped, timings)
+        submitted = job.submitted or job.started
+        timings = Timings(submitted - began, job.started - submitted, done - job.started)
+        return Reply(served.name, shaped, timings, is_large)
 
     async def _tokenize(self, inputs: Sequence[Input], read: Callable[[Input, CheckCancelled], Query]) -> list[Query]:
         """Inputs into queries: on the event loop if that is quick, otherwise in a thread."""
@@ -285,13 +335,17 @@ class Engine:
             TooLargeError: more than an answer may have.
         """
         policy = self._policy
-        size = sum(
-            (len(to_json(text)) + policy.prediction_bytes) * len(query.masks) * top_k  # escapes make it longer
-            for text, query in zip(texts, queries, strict=True)
+        return self._check_answer_bytes(
+            sum(
+                (len(to_json(text)) + policy.prediction_bytes) * len(query.masks) * top_k  # escapes make it longer
+                for text, query in zip(texts, queries, strict=True)
+            )
         )
-        if size > policy.max_answer_bytes:
+
+    def _check_answer_bytes(self, size: int) -> int:
+        if size > (most := self._policy.max_answer_bytes):
             raise TooLargeError(
-                f"the answer would have {size} bytes, more than {policy.max_answer_bytes}; lower top_k, or send fewer "
-                "masks or shorter texts"
+                f"the answer would have {size} bytes, more than {most}; lower top_k, or send fewer masks or fewer or "
+                "shorter texts"
             )
         return size

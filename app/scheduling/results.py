@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from app.inference.types import Answer, Query
-from bert_client.wire import FillMaskResult, LabelPrediction, LabelResult, Mask, TokenPrediction
-from model.tokenizer import Tokenizer
+from bert_client.wire import FillMaskResult, LabelPrediction, LabelResult, Mask, TextToken, TokenPrediction
+from model.tokenizer import Encoding, Tokenizer
 
 NEXT_SENTENCE_LABELS = [
     "IS_NEXT",
@@ -42,3 +42,11 @@ def label_result(labels: list[str], query: Query, answer: Answer, top_k: int | N
     predictions = [LabelPrediction(label, score) for label, score in zip(labels, answer.scores[0], strict=True)]
     predictions.sort(key=lambda prediction: -prediction.score)
     return LabelResult(predictions[:top_k], len(query.encoding), query.encoding.truncated)
+
+
+def text_tokens(text: str, encoding: Encoding, tokenizer: Tokenizer) -> list[TextToken]:
+    """The tokens of one text with their places in it. The first and the last are [CLS] and [SEP]."""
+    first, *own, last = zip(encoding.input_ids, encoding.spans, strict=True)
+    added = [TextToken(token_id, tokenizer.token(token_id), True, None, None) for token_id, _ in (first, last)]
+    tokens = [TextToken(token_id, text[start:stop], False, start, stop) for token_id, (start, stop) in own]
+    return [added[0], *tokens, added[1]]

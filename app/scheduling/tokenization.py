@@ -40,9 +40,15 @@ def estimated_tokens(given: Input, max_length: int) -> int:
 
 
 def encode(
-    served: ServedModel, given: Input, *, truncate: bool, spans: bool, check_cancelled: CheckCancelled
+    served: ServedModel,
+    given: Input,
+    *,
+    truncate: bool,
+    truncation: str | None = None,
+    spans: bool,
+    check_cancelled: CheckCancelled,
 ) -> Encoding:
-    """Tokens of an input, at most as many as the model reads.
+    """Tokens of an input, at most as many as the model reads. `truncation` is the model's own by default.
 
     Raises:
         TextError: the input is empty, too long, or not valid text.
@@ -54,7 +60,7 @@ def encode(
         text_pair,
         max_length=config.max_position_embeddings,
         truncate=truncate,
-        truncation=config.truncation,
+        truncation=truncation or config.truncation,
         spans=spans,
         check_cancelled=check_cancelled,
     )

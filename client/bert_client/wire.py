@@ -49,6 +49,22 @@ class LabelPrediction:
 
 
 @dataclass(frozen=True, slots=True)
+class TextToken(_Documented):
+    """A token of a text."""
+
+    id: int
+    """Its number in the vocabulary."""
+    text: str
+    """The part of the text that it stands for; of `[CLS]` and `[SEP]`, their names."""
+    special: bool
+    """Whether it was added to the text."""
+    start: int | None
+    """Index of its first character in the text; null if it was added."""
+    stop: int | None
+    """Index after its last character; null if it was added."""
+
+
+@dataclass(frozen=True, slots=True)
 class FillMaskResult(_Documented):
     """The answer to a text."""
 
@@ -116,6 +132,8 @@ class ModelInfo(_Documented):
     """Tokens of one input, special tokens included. A longer input is refused or cut."""
     labels: list[str] | None
     """Of sentiment, in the order of their ids."""
+    problem_type: str | None
+    """Of sentiment, as `config.json` has it: what the scores are."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -132,6 +132,27 @@ def test_playground_regression_is_drawn_as_a_number(open_page: OpenPage) -> None
     page.locator("#influence .hint", has_text="+1.21").wait_for()
 
 
+def test_playground_regression_of_several_outputs_is_drawn_as_numbers(open_page: OpenPage) -> None:
+    def tell(route: Route) -> None:
+        answer = route.fetch()
+        told = answer.json()
+        told["models"][-1]["problem_type"] = "regression"
+        route.fulfill(response=answer, json=told)
+
+    def rate(route: Route) -> None:
+        predictions = [{"label": "STARS", "score": 4.21}, {"label": "LENGTH", "score": -0.5}]
+        result = {"predictions": predictions, "tokens": 3, "truncated": False}
+        inputs = route.request.post_data_json["inputs"]
+        route.fulfill(json={"model": "stars", "results": [result] * (1 if isinstance(inputs, str) else len(inputs))})
+
+    page = open_page("/docs")
+    page.route("**/info", tell)
+    page.route("**/sentiment", rate)
+    page.goto("/#sentiment")
+    answered(page)
+    assert page.locator("#sentiment output").inner_text().split() == ["4.21", "STARS", "-0.50", "LENGTH"]
+
+
 def test_words_are_weighed_in_one_request(open_page: OpenPage) -> None:
     page = open_page("/#sentiment")
     answered(page)

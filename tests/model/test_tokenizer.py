@@ -85,7 +85,7 @@ def test_tokenizer_printable_characters_equal_those_of_transformers(lowercase: b
         assert encoding.spans == expected["offset_mapping"], text
 
 
-@pytest.mark.parametrize("truncation", ["head", "head_tail"])
+@pytest.mark.parametrize("truncation", ["head", "tail", "head_tail"])
 @pytest.mark.parametrize("text", TEXTS)
 def test_encode_without_spans_changes_nothing_else(words: Tokenizer, text: str, truncation: str) -> None:
     for pair in (None, TEXTS[0]):
@@ -288,7 +288,7 @@ def reading_it_whole(tokenizer: Tokenizer) -> Tokenizer:
     return whole
 
 
-@pytest.mark.parametrize("truncation", ["head", "head_tail"])
+@pytest.mark.parametrize("truncation", ["head", "tail", "head_tail"])
 def test_encode_truncated_text_has_the_spans_of_the_whole(words: Tokenizer, truncation: str) -> None:
     text = "é walls [MASK] the " * 50
     whole = words.encode(text)
@@ -329,6 +329,11 @@ def test_encode_head_tail_keeps_the_end(words: Tokenizer) -> None:
     assert encoding.spans[1:-1] == [(0, 1), (2, 3), (8, 9), (10, 11)]
 
 
+def test_encode_tail_keeps_the_end_only(words: Tokenizer) -> None:
+    encoding = words.encode("a b c d", "e f g h", max_length=7, truncate=True, truncation="tail")
+    assert [words.token(i) for i in encoding.input_ids] == ["[CLS]", "c", "d", "[SEP]", "g", "h", "[SEP]"]
+
+
 @pytest.mark.parametrize(("text_pair", "limit"), [(None, 2), (None, 0), ("b c", 4), ("b c", 3)])
 def test_encode_without_room_for_a_token_is_an_error(words: Tokenizer, text_pair: str | None, limit: int) -> None:
     with pytest.raises(TextTooLongError):
@@ -346,13 +351,13 @@ def test_truncate_longest_first_fills_the_budget(lengths: list[int], budget: int
         assert min(cut) >= max(kept) - 1  # what was cut is still as long as the other
 
 
-@given(st.integers(0, 30), st.integers(0, 30), st.sampled_from(["head", "head_tail"]))
+@given(st.integers(0, 30), st.integers(0, 30), st.sampled_from(["head", "tail", "head_tail"]))
 @settings(deadline=None, derandomize=True)
 def test_kept_ends_keep_the_given_number(length: int, keep: int, truncation: str) -> None:
     head, tail = kept_ends(length, keep, truncation)
     assert 0 <= head <= tail <= length
     assert head + length - tail == min(length, keep)
-    assert truncation == "head_tail" or length <= keep or tail == length
+    assert length <= keep or {"head": tail == length, "tail": head == 0}.get(truncation, True)
 
 
 # --- words that a caller asks about -------------------------------------------------------------------------

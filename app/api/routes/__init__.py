@@ -1,1 +1,1 @@
-"""The paths: tasks, Hugging Face's shapes of them, operations, pages."""
+"""The service's own paths: tasks, operations, pages."""

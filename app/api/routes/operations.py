@@ -10,7 +10,7 @@ from fastapi.responses import PlainTextResponse
 from app.api import openapi as document
 from app.api.auth import check_metrics
 from app.errors import UnavailableError
-from app.inference.types import ServedModel
+from app.inference.types import ServedModel, Task
 from app.observability.metrics import CONTENT_TYPE, Metrics
 from app.scheduling.engine import Engine
 from app.settings import Settings
@@ -27,7 +27,7 @@ _INFO = {
     "dtype": "float32",
     "threads": 2,
     "tokens_per_second": 52000,
-    "models": [  # one model: FastAPI would leave out the null `labels` of the other
+    "models": [  # one model: FastAPI would leave out the null fields of the other
         {
             "name": "sentiment",
             "tasks": ["sentiment"],
@@ -38,6 +38,7 @@ _INFO = {
             "vocab_size": 8192,
             "max_tokens": 512,
             "labels": ["NEGATIVE", "POSITIVE"],
+            "problem_type": "single_label_classification",
         },
     ],
     "limits": {
@@ -130,7 +131,8 @@ def _model(served: ServedModel) -> ModelInfo:
         heads=served.config.num_attention_heads,
         vocab_size=served.config.vocab_size,
         max_tokens=served.config.max_position_embeddings,
-        labels=served.config.labels if "sentiment" in served.tasks else None,
+        labels=served.config.labels if Task.SENTIMENT in served.tasks else None,
+        problem_type=served.config.problem_type if Task.SENTIMENT in served.tasks else None,
     )
 
 

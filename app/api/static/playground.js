@@ -124,9 +124,11 @@ const panels = {
 
     show({ predictions }, output) {
       $("#influence").hidden = true;
-      if (predictions.length === 1) {
-        const [{ label, score }] = predictions; // a regression's score is a number, not a share
-        output.replaceChildren(element("p", { className: "verdict" }, element("strong", {}, score.toFixed(2)), ` ${label}`));
+      if (predictions.length === 1 || isRegression) {
+        const lines = predictions.map(({ label, score }) =>
+          element("p", { className: "verdict" }, element("strong", {}, score.toFixed(2)), ` ${label}`),
+        );
+        output.replaceChildren(...lines);
         return;
       }
       if (predictions.length !== 2) {
@@ -174,6 +176,7 @@ const panels = {
 };
 
 let mostWords = 100; // masked one at a time
+let isRegression = false; // its scores are numbers, not shares
 let current = "fill-mask";
 let pending = new AbortController();
 let timer;
@@ -285,6 +288,7 @@ async function introduce() {
   try {
     const { status, models, device, dtype, limits } = await info();
     mostWords = Math.min(mostWords, limits.max_client_batch);
+    isRegression = models.some(({ problem_type }) => problem_type === "regression");
     const sizes = models.map(({ name, parameters }) => `${name} ${compact.format(parameters)}`);
     $("#status").textContent = [status, ...sizes, `${device} ${dtype}`].join(" · ");
     if (status === "loading") setTimeout(introduce, 1000);

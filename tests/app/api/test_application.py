@@ -11,6 +11,7 @@ from app.inference.torch_backend import TorchBackend
 from tests.app.backends import ThreadBackend
 
 TASKS = ["/fill-mask", "/next-sentence", "/sentiment", "/hf/fill-mask", "/hf/text-classification"]
+TASKS += ["/predict", "/tokenize", "/v2/models/fill-mask/infer"]
 
 
 @pytest.fixture
@@ -73,7 +74,8 @@ async def test_unknown_path_or_method_is_a_problem_document(serve: Any, method: 
 async def test_405_has_the_allowed_methods(serve: Any) -> None:
     async with serve() as service:
         answer = await service.client.get("/fill-mask")
-    assert answer.headers["allow"] == "POST"
+        served = await service.client.post("/info")
+    assert (answer.headers["allow"], served.headers["allow"]) == ("POST", "GET, HEAD")
 
 
 MUTATIONS: list[bytes] = [

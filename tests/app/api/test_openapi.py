@@ -15,6 +15,7 @@ import pytest
 from pydantic import TypeAdapter
 
 from app.api.application import create_app
+from app.inference.types import Task
 from app.settings import Settings
 from bert_client import wire
 from tests.app.node import call, install
@@ -45,6 +46,8 @@ def test_document_equals_docs_openapi_json(document: Any) -> None:
 def test_document_has_the_known_operation_ids(document: Any) -> None:
     assert {operation["operationId"] for _, operation in operations(document)} == {
         *("fill_mask", "next_sentence", "sentiment", "hf_fill_mask", "hf_text_classification"),
+        *("predict", "tokenize", "v2_server", "v2_live", "v2_ready", "v2_metadata", "v2_model_ready"),
+        *("v2_models_fill_mask_infer", "v2_models_next_sentence_infer", "v2_models_sentiment_infer"),
         *("health_live", "health_ready", "info", "metrics"),
     }
 
@@ -78,7 +81,10 @@ def test_document_marks_operations_that_require_a_key(document: Any) -> None:
     locked = create_app(Settings.read({"BERT_API_KEYS": "secret"})).openapi()
     assert locked["components"]["securitySchemes"]["apiKey"]["scheme"] == "bearer"
     asking = {path for path, operation in operations(locked) if operation.get("security") == [{"apiKey": []}]}
-    assert asking == {"/fill-mask", "/next-sentence", "/sentiment", "/hf/fill-mask", "/hf/text-classification"}
+    assert asking == {
+        *("/fill-mask", "/next-sentence", "/sentiment", "/hf/fill-mask", "/hf/text-classification"),
+        *("/predict", "/tokenize", *(f"/v2/models/{task}/infer" for task in Task)),
+    }
     assert "secret" not in json.dumps(locked)
     closed = create_app(Settings.read({"BERT_API_KEYS": "secret", "BERT_METRICS": "key"})).openapi()["paths"][
         "/metrics"

@@ -10,14 +10,18 @@ import pytest
 from pydantic import BaseModel
 
 from app.api import schemas, task_route
+from app.api.protocols import hugging_face, open_inference, text_embeddings
 from app.errors import InvalidRequestError, NotJSONError, TooLargeError
 
 REQUESTS = [
     schemas.FillMaskRequest,
     schemas.NextSentenceRequest,
     schemas.SentimentRequest,
-    schemas.HuggingFaceFillMaskRequest,
-    schemas.HuggingFaceClassificationRequest,
+    hugging_face.HuggingFaceFillMaskRequest,
+    hugging_face.HuggingFaceClassificationRequest,
+    open_inference.InferRequest,
+    text_embeddings.PredictRequest,
+    text_embeddings.TokenizeRequest,
 ]
 
 

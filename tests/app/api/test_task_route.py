@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gzip
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -125,7 +126,37 @@ async def test_unknown_field_is_named_in_short(serve: Any) -> None:
     assert answer.status_code == 422
     assert len(answer.content) < 2000
     assert answer.json()["errors"][0]["loc"] == ["x" * 99 + "…"]
-    assert answer.json()["detail"].endswith("Extra inputs are not permitted")
+    assert answer.json()["detail"].endswith("Extra inputs are not permitted; known are inputs, parameters")
+
+
+@pytest.mark.parametrize(
+    ("path", "parameters", "meant"),
+    [
+        ("/sentiment", {"topk": 1}, "did you mean top_k?"),
+        ("/hf/fill-mask", {"top_K": 1}, "did you mean top_k?"),
+        ("/hf/text-classification", {"return_all_scores": True}, "known are truncate, top_k, function_to_apply"),
+    ],
+)
+async def test_unknown_parameter_is_refused_with_the_known_ones(
+    serve: Any, path: str, parameters: Any, meant: str
+) -> None:
+    async with serve() as service:
+        answer = await service.client.post(path, json={"inputs": "a [MASK]", "parameters": parameters})
+    assert answer.status_code == 422
+    assert answer.json()["errors"][0]["message"].endswith(meant)
+
+
+@pytest.mark.parametrize("path", ["/fill-mask", "/hf/fill-mask"])
+async def test_large_answer_is_written_beside_the_event_loop(serve: Any, path: str) -> None:
+    """In the same bytes as a small one."""
+    asked = {"inputs": ["x" * 900 + " [MASK] [MASK]", "b [MASK]"], "parameters": {"top_k": 70}}
+    async with serve() as service:
+        small = await service.client.post(path, json=asked)
+        service.engine._policy = replace(service.engine._policy, inline_answer_bytes=1000)
+        large = await service.client.post(path, json=asked)
+    assert small.status_code == 200
+    assert len(small.content) > 100_000
+    assert large.content == small.content
 
 
 @pytest.mark.parametrize("value", ["0", "-5", "1.5", "soon", "", "1e3"])
@@ -277,13 +308,12 @@ async def test_cancel_on_disconnect_cancels_the_answer() -> None:
 KEYS = {"api_keys": "first,second,clé"}
 
 
-@pytest.mark.parametrize(
-    "path", ["/fill-mask", "/next-sentence", "/sentiment", "/hf/fill-mask", "/hf/text-classification"]
-)
-async def test_tasks_require_a_key(serve: Any, path: str) -> None:
+async def test_tasks_require_a_key(serve: Any) -> None:
     async with serve(**KEYS) as service:
-        answer = await service.client.post(path, json={})
-    assert answer.status_code == 401
+        answers = [await service.client.post(path, json={}) for path in service.app.state.tasks]
+    assert {answer.status_code for answer in answers} == {401}
+    assert len(answers) == 10
+    answer = answers[0]
     assert answer.headers["www-authenticate"] == "Bearer"
 
 

@@ -365,3 +365,12 @@ def test_errors_arrive_as_what_they_are_or_at_least_in_words(error: Exception, k
     arrived = pickle.loads(pickle.dumps(make_picklable(error)))
     assert type(arrived) is kind
     assert str(error) in str(arrived)
+
+
+async def test_logits_and_scores_of_one_batch_are_not_mixed_up(pair: ProcessPool) -> None:
+    name, served = next((n, model) for n, model in pair.models.items() if Task.SENTIMENT in model.tasks)
+    encoding = served.tokenizer.encode("good")
+    queries = [Query(Task.SENTIMENT, encoding, raw_scores=raw) for raw in (True, False, True)]
+    logits, scores, again = [answer.scores[0] for answer in await pair.run(name, queries) if isinstance(answer, Answer)]
+    assert scores == pytest.approx(torch.tensor(logits).softmax(-1).tolist())
+    assert logits == again != scores

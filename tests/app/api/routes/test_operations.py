@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -75,7 +76,16 @@ async def test_info_has_models_device_and_limits(serve: Any, pretrained: Any, se
     assert (first["name"], first["tasks"]) == ("tiny-pretrained", ["fill-mask", "next-sentence"])
     assert (second["layers"], second["hidden_size"], second["vocab_size"]) == (2, 32, 76)
     assert second["labels"] == ["NEGATIVE", "POSITIVE"]
+    assert first["problem_type"] is second["problem_type"] is None
     assert str(pretrained) not in str(info)
+
+
+async def test_info_has_the_problem_type_of_a_classifier(serve: Any, backend: Any) -> None:
+    served = backend.models["sentiment"]
+    backend.models["sentiment"] = replace(served, config=served.config.replace(problem_type="regression"))
+    async with serve() as service:
+        models = (await service.client.get("/info")).json()["models"]
+    assert [model["problem_type"] for model in models] == [None, "regression"]
 
 
 async def test_info_has_the_measured_batch_tokens(serve: Any, pretrained: Any, sentiment: Any) -> None:

@@ -2,30 +2,80 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+from typing_extensions import TypeAliasType
 
 from app.api.schemas import (
+    ALSO_TRUNCATION,
     FillMaskParameters,
-    HuggingFaceClassificationParameters,
-    HuggingFaceClassificationRequest,
-    HuggingFaceFillMaskRequest,
-    HuggingFaceLabels,
-    HuggingFaceTokens,
+    OneOrMany,
+    SentimentParameters,
+    Strict,
+    TextOrPair,
+    Truncate,
     as_list,
+    with_examples,
 )
 from app.api.task_route import TaskRequest, TaskRoute
 from app.errors import FieldError, InvalidRequestError
 from app.inference.types import Task
 from app.scheduling.engine import Engine, Reply
-from bert_client.wire import FillMaskResult, LabelResult
+from bert_client.wire import FillMaskResult, LabelPrediction, LabelResult, TokenPrediction
 from model.config import BertConfig
 
-_TAG = "Hugging Face clients"
+TAG = {"name": "Hugging Face clients", "description": "The same tasks in the shapes of Hugging Face's clients."}
+
+# The clients omit fields or send null, and older ones add `options`.
+
+
+class HuggingFaceFillMaskParameters(FillMaskParameters):
+    """Parameters of fill-mask."""
+
+    truncate: Annotated[Truncate, ALSO_TRUNCATION] = False
+
+
+class HuggingFaceFillMaskRequest(Strict):
+    """What `InferenceClient.fill_mask` sends."""
+
+    model_config = with_examples({"inputs": "The movie was [MASK].", "parameters": {"top_k": 3}})
+
+    inputs: OneOrMany[str] = Field(description="One text or many; each holds at least one `[MASK]`.")
+    parameters: HuggingFaceFillMaskParameters | None = None
+    options: dict[str, Any] | None = Field(None, description="Ignored.")
+
+
+class HuggingFaceClassificationParameters(SentimentParameters):
+    """Parameters of text-classification."""
+
+    truncate: Annotated[Truncate, ALSO_TRUNCATION] = False
+    function_to_apply: Literal["softmax", "sigmoid", "none"] | None = Field(
+        None,
+        description="`none` for logits, or what the loaded checkpoint computes its scores with; another function is "
+        "refused.",
+    )
+
+
+class HuggingFaceClassificationRequest(Strict):
+    """What `InferenceClient.text_classification` sends."""
+
+    model_config = with_examples({"inputs": "The movie was good."})
+
+    inputs: OneOrMany[TextOrPair] = Field(description="One text or pair, or many.")
+    parameters: HuggingFaceClassificationParameters | None = None
+    options: dict[str, Any] | None = Field(None, description="Ignored.")
+
+
+HuggingFaceTokens = TypeAliasType(
+    "HuggingFaceTokens",
+    list[TokenPrediction] | list[list[TokenPrediction] | list[list[TokenPrediction]]],  # by the masks of each
+)
 
 
 async def fill_mask(body: HuggingFaceFillMaskRequest, request: TaskRequest) -> tuple[Reply[FillMaskResult], Any]:
     """The predictions for the one mask of one text. Several masks and several texts add a level of lists each."""
-    parameters = body.parameters or FillMaskParameters()
+    parameters = body.parameters or HuggingFaceFillMaskParameters()
     reply = await request.engine.fill_mask(as_list(body.inputs), deadline=request.deadline, **dict(parameters))
     rows = [[mask.predictions for mask in result.masks] for result in reply.results]
     shapes: list[Any] = [row[0] if len(row) == 1 else row for row in rows]
@@ -38,8 +88,9 @@ async def text_classification(
     """One list of labels per text, highest score first; also for a single text, because the clients read that."""
     parameters = dict(body.parameters or HuggingFaceClassificationParameters())
     function = parameters.pop("function_to_apply")
-    if function is not None:
+    if function not in (None, "none"):
         _check_function(request.engine, function)
+    parameters["raw_scores"] = function == "none"
     reply = await request.engine.sentiment(as_list(body.inputs), deadline=request.deadline, **parameters)
     return reply, [result.predictions for result in reply.results]
 
@@ -70,15 +121,15 @@ ROUTES = [
         summary="InferenceClient.fill_mask",
         response=HuggingFaceTokens,
         example=[_TOKEN],
-        tag=_TAG,
+        tag=TAG["name"],
     ),
     TaskRoute(
         "/hf/text-classification",
         text_classification,
         task=Task.SENTIMENT,
         summary="InferenceClient.text_classification",
-        response=HuggingFaceLabels,
+        response=list[list[LabelPrediction]],
         example=[_LABELS],
-        tag=_TAG,
+        tag=TAG["name"],
     ),
 ]

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from pydantic import TypeAdapter
 
-from app.api.schemas import HuggingFaceTokens
+from app.api.protocols.hugging_face import HuggingFaceTokens
 
 
 async def post(serve: Any, path: str, body: Any) -> Any:
@@ -53,6 +53,7 @@ async def test_hf_classification_nests_a_single_text(serve: Any) -> None:
         {"parameters": {}},
         {"parameters": {"top_k": None, "function_to_apply": None}},
         {"parameters": {"function_to_apply": "softmax"}},
+        {"parameters": {"truncation": True}},
         {"options": {"wait_for_model": True}},
     ],
 )
@@ -79,7 +80,7 @@ async def test_function_to_apply_is_refused_unless_the_checkpoint_computes_it(
         answer = await service.client.post(
             "/hf/text-classification", json={"inputs": "good", "parameters": {"function_to_apply": asked}}
         )
-    if asked == computed:
+    if asked in (computed, "none"):
         assert answer.status_code == 200
         return
     assert (answer.status_code, answer.json()["code"]) == (422, "invalid_request")
@@ -89,6 +90,11 @@ async def test_function_to_apply_is_refused_unless_the_checkpoint_computes_it(
             "loc": ["parameters", "function_to_apply"],
         }
     ]
+
+
+async def test_hf_logits_are_asked_of_the_backend(serve: Any, backend: Any) -> None:
+    await post(serve, "/hf/text-classification", {"inputs": "good", "parameters": {"function_to_apply": "none"}})
+    assert [query.raw_scores for (query,) in backend.batches] == [True]
 
 
 async def test_hf_errors_have_the_field_that_the_clients_read(serve: Any) -> None:

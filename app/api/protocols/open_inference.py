@@ -1,0 +1,312 @@
+"""Open Inference Protocol v2, which the clients of Triton and KServe speak, with Triton's binary tensors.
+
+https://github.com/kserve/open-inference-protocol, and the binary tensor data extension in Triton's documentation.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from itertools import chain
+from typing import Any
+
+from fastapi import Request, Response
+from fastapi.routing import APIRoute
+from pydantic import Field, StrictBool, StrictInt
+from pydantic_core import to_json
+
+from app.api import openapi
+from app.api.routes import operations
+from app.api.schemas import MAX_TOP_K, Parameters, Strict, with_examples
+from app.api.task_route import TaskRequest, TaskRoute, check_inputs, parse
+from app.errors import FieldError, InvalidInputError, InvalidRequestError, Loc, TaskNotServedError
+from app.inference.types import Task
+from app.scheduling.engine import DEFAULT_TOP_K, Reply
+from app.scheduling.tokenization import TextPair
+from bert_client.wire import LabelPrediction, TokenPrediction
+from model.tokenizer_dir import MASK
+
+TAG = {"name": "Open Inference Protocol", "description": "The same tasks in version 2 of the protocol."}
+
+_MAX_TENSORS = 2
+_HEADER_LENGTH = "Inference-Header-Content-Length"
+
+
+INPUTS = {
+    Task.FILL_MASK: ["text"],
+    Task.NEXT_SENTENCE: ["text", "text_pair"],
+    Task.SENTIMENT: ["text", "text_pair"],
+}
+"""Tensors of each model. `text_pair` is optional for sentiment."""
+
+
+class InputParameters(Strict):
+    """Parameters of an input tensor."""
+
+    binary_data_size: StrictInt | None = Field(None, ge=0, description="Bytes of the tensor, after the JSON.")
+
+
+class InputTensor(Strict):
+    """Texts."""
+
+    name: str
+    datatype: str = Field(pattern="^BYTES$")
+    shape: list[StrictInt] = Field(min_length=1, max_length=1, description="The number of texts.")
+    data: list[str] | None = Field(None, fail_fast=True)
+    parameters: InputParameters = InputParameters()
+
+
+class OutputParameters(Strict):
+    """Parameters of a requested output."""
+
+    binary_data: StrictBool | None = Field(None, description="Send the tensor as bytes after the JSON.")
+
+
+class RequestedOutput(Strict):
+    """An output to answer with."""
+
+    name: str
+    parameters: OutputParameters = OutputParameters()
+
+
+class InferParameters(Parameters):
+    """Parameters of a request."""
+
+    top_k: StrictInt | None = Field(None, ge=1, le=MAX_TOP_K, description="Words (default: 5) or labels (all).")
+    binary_data_output: StrictBool = Field(False, description="Send all outputs as bytes after the JSON.")
+
+
+class InferRequest(Strict):
+    """Texts, or pairs of texts, as tensors."""
+
+    model_config = with_examples(
+        {"id": "1", "inputs": [{"name": "text", "datatype": "BYTES", "shape": [1], "data": ["It is a [MASK] day."]}]}
+    )
+
+    id: str | None = None
+    inputs: list[InputTensor] = Field(min_length=1, max_length=_MAX_TENSORS)
+    outputs: list[RequestedOutput] = Field([], max_length=_MAX_TENSORS, description="Default: all.")
+    parameters: InferParameters = InferParameters()
+
+
+def _invalid(message: str, *loc: str | int) -> InvalidRequestError:
+    return InvalidRequestError([FieldError(message, loc)])
+
+
+def _parse(body: bytes, request: TaskRequest) -> InferRequest:
+    """The JSON at the head of a body, with the data of the binary tensors after it."""
+    given = request.headers.get(_HEADER_LENGTH, str(len(body)))
+    if not (given.isascii() and given.isdecimal() and len(given) < 20 and int(given) <= len(body)):
+        raise _invalid(f"must be the bytes of the JSON, at most {len(body)}", "header", _HEADER_LENGTH)
+    end = int(given)
+    asked = parse(InferRequest, body[:end], len(body))  # the schema bounds the tensors
+    tensors = []
+    for i, tensor in enumerate(asked.inputs):
+        (count,), size = tensor.shape, tensor.parameters.binary_data_size
+        check_inputs(count, request.settings.max_client_batch)
+        if (size is None) is (tensor.data is None):
+            raise _invalid("needs either data or the parameter binary_data_size", "inputs", i)
+        start, end = end, end + (size or 0)
+        if end > len(body):
+            raise _invalid(
+                f"{size} bytes are announced, {len(body) - start} follow the JSON; see the header {_HEADER_LENGTH}",
+                *("inputs", i, "parameters", "binary_data_size"),
+            )
+        texts = _texts(body[start:end], count, ("inputs", i)) if tensor.data is None else tensor.data
+        if len(texts) != count or not count:
+            raise _invalid(f"does not fit the data: [{count}], and {len(texts)} texts or more", "inputs", i, "shape")
+        tensors.append(tensor.model_copy(update={"data": texts}))
+    if end < len(body):
+        raise _invalid(f"{len(body) - end} bytes after the JSON belong to no input", "inputs")
+    return asked.model_copy(update={"inputs": tensors})
+
+
+def _texts(raw: bytes, count: int, loc: Loc) -> list[str]:
+    """Elements of a BYTES tensor, at most one more than `count`: each after its length in four bytes."""
+    texts: list[str] = []
+    at = 0
+    while at < len(raw) and len(texts) <= count:
+        start = at + 4
+        at = start + int.from_bytes(raw[at:start], "little")
+        if start > len(raw) or at > len(raw):
+            raise _invalid(f"text {len(texts)} is cut off; send its length in 4 bytes, little-endian, before it", *loc)
+        try:
+            texts.append(raw[start:at].decode())
+        except UnicodeDecodeError:
+            raise _invalid(f"text {len(texts)} is not UTF-8", *loc) from None
+    return texts
+
+
+def _columns(body: InferRequest, task: Task) -> dict[str, list[str]]:
+    """The texts of each input."""
+    columns: dict[str, list[str]] = {}
+    for i, tensor in enumerate(body.inputs):
+        if tensor.name not in INPUTS[task] or tensor.name in columns:
+            raise _invalid(f"the inputs of this model are {', '.join(INPUTS[task])}, each once", "inputs", i, "name")
+        columns[tensor.name] = tensor.data or []
+    if missing := set(INPUTS[task]) - columns.keys() - ({"text_pair"} if task is Task.SENTIMENT else set()):
+        raise _invalid(f"the input {missing.pop()} is missing", "inputs")
+    if len({len(column) for column in columns.values()}) > 1:
+        raise _invalid("text and text_pair have different shapes", "inputs")
+    return columns
+
+
+Rows = Sequence[Sequence[LabelPrediction | TokenPrediction]]
+
+
+async def _ask(task: Task, body: InferRequest, request: TaskRequest) -> tuple[Reply[Any], Rows]:
+    """The predictions for each text."""
+    columns = _columns(body, task)
+    texts, top_k, cut = columns["text"], body.parameters.top_k, body.parameters.truncate
+    engine, deadline = request.engine, request.deadline
+    if task is Task.FILL_MASK:
+        for i, text in enumerate(texts):
+            if (masks := text.count(MASK)) > 1:
+                raise _invalid(f"text {i} has {masks} masks, this model takes one; see /fill-mask", "inputs", 0)
+        filled = await engine.fill_mask(texts, deadline=deadline, top_k=top_k or DEFAULT_TOP_K, truncate=cut)
+        return filled, [result.masks[0].predictions for result in filled.results]
+    if "text_pair" not in columns:
+        reply = await engine.sentiment(texts, deadline=deadline, truncate=cut)
+    else:
+        pairs = [TextPair(*pair) for pair in zip(texts, columns["text_pair"], strict=True)]
+        ask = engine.sentiment if task is Task.SENTIMENT else engine.next_sentence
+        reply = await ask(pairs, deadline=deadline, truncate=cut)
+    return reply, [result.predictions[:top_k] for result in reply.results]
+
+
+def _outputs(task: Task) -> list[str]:
+    return ["token_str" if task is Task.FILL_MASK else "label", "score"]
+
+
+def _route(task: Task) -> TaskRoute:
+    names = _outputs(task)
+
+    async def infer(body: InferRequest, request: TaskRequest) -> tuple[Reply[Any], Response]:
+        """Ask a model. Texts may also follow the JSON as binary tensors, if `Inference-Header-Content-Length` tells
+        the bytes of the JSON; then a `Content-Type` is not needed."""
+        is_binary = dict.fromkeys([output.name for output in body.outputs] or names, body.parameters.binary_data_output)
+        for i, output in enumerate(body.outputs):
+            if output.name not in names:
+                raise _invalid(f"the outputs of this model are {', '.join(names)}", "outputs", i, "name")
+            if output.parameters.binary_data is not None:
+                is_binary[output.name] = output.parameters.binary_data
+        try:
+            reply, rows = await _ask(task, body, request)
+        except InvalidInputError as error:
+            tensors = [tensor.name for tensor in body.inputs]
+            half = str(error.loc[2]) if error.loc[2:] else "text"
+            error.loc = ("inputs", tensors.index(half), "data", error.loc[1])
+            raise
+        return reply, _response(task, body.id, rows, is_binary)
+
+    return TaskRoute(
+        f"/v2/models/{task}/infer",
+        infer,
+        task=task,
+        summary=f"Infer: {task}",
+        response=dict[str, Any],
+        example={
+            "model_name": task,
+            "id": "1",
+            "outputs": [
+                {"name": names[0], "datatype": "BYTES", "shape": [1, 1], "data": ["good"]},
+                {"name": "score", "datatype": "FP32", "shape": [1, 1], "data": [0.21]},
+            ],
+        },
+        tag=TAG["name"],
+        parser=_parse,
+        binary=True,
+    )
+
+
+def _response(task: Task, request_id: str | None, rows: Rows, is_binary: dict[str, bool]) -> Response:
+    """The outputs in the order of `is_binary`, as JSON or as bytes after it."""
+    outputs, tail = [], b""
+    for name, binary in is_binary.items():
+        values = [getattr(prediction, name) for prediction in chain.from_iterable(rows)]
+        datatype = "FP32" if name == "score" else "BYTES"
+        output: dict[str, Any] = {"name": name, "datatype": datatype, "shape": [len(rows), len(rows[0])]}
+        if binary:
+            raw = _raw(values)
+            tail += raw
+            outputs.append(output | {"parameters": {"binary_data_size": len(raw)}})
+        else:
+            outputs.append(output | {"data": values})
+    answer = {"model_name": task} | ({} if request_id is None else {"id": request_id}) | {"outputs": outputs}
+    head = to_json(answer)
+    if not any(is_binary.values()):
+        return Response(head, media_type="application/json")
+    return Response(head + tail, headers={_HEADER_LENGTH: str(len(head))}, media_type="application/octet-stream")
+
+
+def _raw(values: list[Any]) -> bytes:
+    """A tensor as bytes, little-endian."""
+    if isinstance(values[0], float):
+        return struct.pack(f"<{len(values)}f", *values)
+    return b"".join(len(raw).to_bytes(4, "little") + raw for raw in (value.encode() for value in values))
+
+
+# Metadata and health --------------------------------------------------------------------------------------------
+
+
+async def server(request: Request) -> dict[str, Any]:
+    """Name, version and extensions of the service."""
+    return {"name": "bert-service", "version": request.app.version, "extensions": ["binary_tensor_data"]}
+
+
+async def live(request: Request) -> dict[str, bool]:
+    """See `/health/live`."""
+    await operations.live(request)
+    return {"live": True}
+
+
+async def ready(request: Request) -> dict[str, bool]:
+    """See `/health/ready`."""
+    await operations.ready(request)
+    return {"ready": True}
+
+
+async def metadata(model: str) -> dict[str, Any]:
+    """The tensors of a model. `text_pair` is optional for `sentiment`."""
+    task = _task(model)
+    inputs = [{"name": name, "datatype": "BYTES", "shape": [-1]} for name in INPUTS[task]]
+    types = zip(_outputs(task), ("BYTES", "FP32"), strict=True)
+    outputs = [{"name": name, "datatype": datatype, "shape": [-1, -1]} for name, datatype in types]
+    return {"name": model, "platform": "pytorch", "inputs": inputs, "outputs": outputs}
+
+
+async def model_ready(model: str, request: Request) -> dict[str, Any]:
+    """Whether a model can answer."""
+    task = _task(model)
+    await operations.ready(request)
+    with request.app.state.engine.lifecycle.encoder_for(task):
+        return {"name": model, "ready": True}
+
+
+def _task(model: str) -> Task:
+    if model not in INPUTS:
+        raise TaskNotServedError(f"the models are {', '.join(INPUTS)}")
+    return Task(model)
+
+
+def _get(path: str, endpoint: Any, summary: str, example: Any, *problems: int) -> APIRoute:
+    return APIRoute(
+        path,
+        endpoint,
+        operation_id=f"v2_{endpoint.__name__}",
+        summary=summary,
+        tags=[TAG["name"]],
+        responses=openapi.answer(example) | openapi.problems(*problems),
+    )
+
+
+ROUTES = [
+    *map(_route, INPUTS),
+    _get("/v2", server, "Server metadata", {"name": "bert-service"}),
+    _get("/v2/health/live", live, "Liveness", {"live": True}, 503),
+    _get("/v2/health/ready", ready, "Readiness", {"ready": True}, 503),
+    _get("/v2/models/{model}", metadata, "Model metadata", {"name": "sentiment"}, 404),
+    _get(
+        "/v2/models/{model}/ready", model_ready, "Readiness of a model", {"name": "sentiment", "ready": True}, 404, 503
+    ),
+]

@@ -1,0 +1,134 @@
+"""`POST /predict` and `/tokenize` in the shapes of text-embeddings-inference."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from app.inference.torch_backend import TorchBackend
+from tests.app.backends import ThreadBackend
+
+BOTH = [{"label": "POSITIVE", "score": 0.75}, {"label": "NEGATIVE", "score": 0.25}]
+
+
+@pytest.mark.parametrize(
+    ("inputs", "predictions", "read"),
+    [
+        ("good", BOTH, ["good"]),
+        (["good"], BOTH, ["good"]),
+        (["good", "bad"], BOTH, ["good|bad"]),
+        ([["good"]], [BOTH], ["good"]),
+        ([["good"], ["good", "bad"]], [BOTH, BOTH], ["good", "good|bad"]),
+    ],
+)
+async def test_predict_reads_a_text_a_pair_or_a_batch(
+    serve: Any, backend: Any, inputs: Any, predictions: Any, read: list[str]
+) -> None:
+    async with serve(max_client_batch=2) as service:
+        answer = await service.client.post("/predict", json={"inputs": inputs})
+    assert answer.status_code == 200, answer.text
+    assert answer.json() == predictions
+    tokenizer = backend.models["sentiment"].tokenizer
+    own = ["".join(map(tokenizer.token, q.encoding.input_ids)) for batch in backend.batches for q in batch]
+    assert [text.removeprefix("[CLS]").removesuffix("[SEP]").replace("[SEP]", "|") for text in own] == read
+
+
+@pytest.mark.parametrize(
+    ("inputs", "status", "loc", "detail"),
+    [
+        (["a", "b", "c"], 422, ["inputs"], "[text, text] for one pair"),
+        ([], 422, ["inputs"], "[text, text] for one pair"),
+        (5, 422, ["inputs"], "[text, text] for one pair"),
+        ([["a"], "b"], 422, ["inputs", 1], "array"),
+        ([["a", "b", "c"]], 422, ["inputs", 0], "at most 2"),
+        ("", 422, ["inputs"], "empty"),
+        (["a", ""], 422, ["inputs", 1], "empty"),
+        ([["a"], ["a", ""]], 422, ["inputs", 1, 1], "empty"),
+        ([["a"], [""]], 422, ["inputs", 1], "empty"),
+    ],
+)
+async def test_predict_refuses_other_inputs(serve: Any, inputs: Any, status: int, loc: list[Any], detail: str) -> None:
+    async with serve() as service:
+        answer = await service.client.post("/predict", json={"inputs": inputs})
+    assert (answer.status_code, answer.json()["errors"][0]["loc"]) == (status, loc), answer.text
+    assert detail in answer.json()["error"]
+
+
+async def test_predict_counts_a_pair_as_one_input(serve: Any) -> None:
+    async with serve(max_client_batch=1) as service:
+        pair = await service.client.post("/predict", json={"inputs": ["a", "b"]})
+        batch = await service.client.post("/predict", json={"inputs": [["a"], ["b"]]})
+    assert (pair.status_code, batch.status_code) == (200, 413)
+
+
+@pytest.mark.parametrize("truncate", ["truncate", "truncation"])
+@pytest.mark.parametrize(("direction", "kept"), [("right", "good"), ("left", "bad"), (None, "good")])
+async def test_predict_cuts_the_end_that_is_asked_for(
+    serve: Any, backend: Any, truncate: str, direction: str | None, kept: str
+) -> None:
+    asked = {"inputs": "good " * 100 + "bad " * 100, truncate: True, "truncation_direction": direction}
+    async with serve() as service:
+        answer = await service.client.post("/predict", json=asked)
+        refused = await service.client.post("/predict", json=asked | {truncate: False})
+    assert (answer.status_code, refused.status_code) == (200, 422)
+    tokenizer = backend.models["sentiment"].tokenizer
+    assert {*map(tokenizer.token, backend.batches[0][0].encoding.input_ids)} == {"[CLS]", kept, "[SEP]"}
+
+
+async def test_predict_raw_scores_are_logits(serve: Any, pretrained: Any, sentiment: Any) -> None:
+    backend = ThreadBackend(TorchBackend(pretrained, sentiment, device="cpu", dtype="float32", threads=1))
+    async with serve(backend) as service:
+        raw, scores = [
+            (await service.client.post("/predict", json={"inputs": "good", "raw_scores": wanted})).json()
+            for wanted in (True, False)
+        ]
+    assert [row["label"] for row in raw] == [row["label"] for row in scores]
+    odds = 2.718281828459045 ** (raw[0]["score"] - raw[1]["score"])
+    assert odds / (1 + odds) == pytest.approx(scores[0]["score"], abs=1e-6)
+
+
+async def test_tokenize_has_the_places_of_tokens_in_characters(serve: Any) -> None:
+    text = "Gööd [MASK] walls"
+    async with serve() as service:
+        (tokens,) = (await service.client.post("/tokenize", json={"inputs": text})).json()
+        bare = await service.client.post("/tokenize", json={"inputs": [text, "bad"], "add_special_tokens": False})
+    first, *own, last = tokens
+    assert [first["text"], last["text"]] == ["[CLS]", "[SEP]"]
+    assert {(end["special"], end["start"], end["stop"]) for end in (first, last)} == {(True, None, None)}
+    assert [token["text"] for token in own if not token["special"]] == [text[t["start"] : t["stop"]] for t in own]
+    assert "".join(token["text"] for token in own) == text.replace(" ", "")
+    assert bare.json()[0] == own
+    assert [token["text"] for token in bare.json()[1]] == ["bad"]
+
+
+async def test_tokenize_reads_whole_texts_and_computes_nothing(serve: Any, backend: Any) -> None:
+    async with serve() as service:
+        answer = await service.client.post("/tokenize", json={"inputs": "good " * 5000})
+        assert await service.metric('bert_requests_total{status="200",task="tokenize"}') == 1
+        assert service.engine.scheduler.reserved_tokens == 0
+    assert len(answer.json()[0]) == 5002
+    assert "tokenize;dur" in answer.headers["server-timing"]
+    assert not backend.batches
+
+
+async def test_tokenize_answer_is_bounded(serve: Any) -> None:
+    async with serve() as service:
+        service.engine._policy = replace(service.engine._policy, max_answer_bytes=10_000)
+        answer = await service.client.post("/tokenize", json={"inputs": "good " * 5000})
+    assert (answer.status_code, answer.json()["code"]) == (413, "too_large")
+
+
+async def test_tokenize_is_refused_while_the_queue_is_full(serve: Any, backend: Any) -> None:
+    async with serve(max_queue_tokens=64) as service:
+        backend.gate.clear()
+        asked = [asyncio.create_task(service.client.post("/sentiment", json={"inputs": "good " * 50}))]
+        await backend.has_entered()
+        asked.append(asyncio.create_task(service.client.post("/sentiment", json={"inputs": "good " * 50})))
+        await service.queued(2)
+        refused = await service.client.post("/tokenize", json={"inputs": "good " * 50})
+        backend.gate.set()
+        await asyncio.gather(*asked)
+    assert (refused.status_code, refused.json()["code"]) == (429, "queue_full")
