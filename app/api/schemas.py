@@ -1,7 +1,7 @@
 """Schemas of request bodies. Those of responses are in `bert_client.wire`.
 
-Types are strict (neither `true` nor `"5"` is an integer), and unknown fields are errors. Unions that occur in several
-places are named, because clients are generated from the schemas.
+Types are strict (neither `true` nor `"5"` is an integer), and unknown fields are errors. Unions have a name or a title,
+because clients are generated from the schemas.
 """
 
 from __future__ import annotations
@@ -100,7 +100,9 @@ class FillMaskRequest(Strict):
         {"inputs": "The movie was [MASK].", "parameters": {"targets": ["good", "bad"]}},
     )
 
-    inputs: OneOrMany[str] = Field(description="One text or many; each holds at least one `[MASK]`.")
+    inputs: OneOrMany[str] = Field(
+        title="FillMaskInputs", description="One text or many; each holds at least one `[MASK]`."
+    )
     parameters: FillMaskParameters = FillMaskParameters()
 
 
@@ -111,7 +113,7 @@ class NextSentenceRequest(Strict):
         {"inputs": {"text": "I went to the cinema.", "text_pair": "The film was good."}},
     )
 
-    inputs: OneOrMany[TextPair] = Field(description="One pair or many.")
+    inputs: OneOrMany[TextPair] = Field(title="NextSentenceInputs", description="One pair or many.")
     parameters: Parameters = Parameters()
 
 
@@ -126,7 +128,7 @@ class SentimentRequest(Strict):
         },
     )
 
-    inputs: OneOrMany[TextOrPair] = Field(description="One text or pair, or many.")
+    inputs: OneOrMany[TextOrPair] = Field(title="SentimentInputs", description="One text or pair, or many.")
     parameters: SentimentParameters = SentimentParameters()
 
 

@@ -41,7 +41,9 @@ class HuggingFaceFillMaskRequest(Strict):
 
     model_config = with_examples({"inputs": "The movie was [MASK].", "parameters": {"top_k": 3}})
 
-    inputs: OneOrMany[str] = Field(description="One text or many; each holds at least one `[MASK]`.")
+    inputs: OneOrMany[str] = Field(
+        title="FillMaskInputs", description="One text or many; each holds at least one `[MASK]`."
+    )
     parameters: HuggingFaceFillMaskParameters | None = None
     options: dict[str, Any] | None = Field(None, description="Ignored.")
 
@@ -62,7 +64,7 @@ class HuggingFaceClassificationRequest(Strict):
 
     model_config = with_examples({"inputs": "The movie was good."})
 
-    inputs: OneOrMany[TextOrPair] = Field(description="One text or pair, or many.")
+    inputs: OneOrMany[TextOrPair] = Field(title="SentimentInputs", description="One text or pair, or many.")
     parameters: HuggingFaceClassificationParameters | None = None
     options: dict[str, Any] | None = Field(None, description="Ignored.")
 
