@@ -106,7 +106,7 @@ def check_corpus_settings(recipe: Recipe) -> None:
 
 
 def _corpus_settings(recipe: Recipe) -> dict[str, Any]:
-    without = {"engine": True, "sources": WITHOUT_NOTES, "heldout": WITHOUT_NOTES}
+    without: dict[str, Any] = {"engine": True, "sources": WITHOUT_NOTES, "heldout": WITHOUT_NOTES}
     return recipe.corpus.model_dump(mode="json", exclude=without)
 
 
@@ -174,10 +174,10 @@ def _engine(recipe: Recipe) -> Engine:
     return ray.make_shards
 
 
-def _make(folder: Path, tokenizer: Tokenizer, shards: MadeShards, total: int | None) -> None:
+def _make(folder: Path, tokenizer: Tokenizer, finished: MadeShards, total: int | None) -> None:
     made: dict[str, list[Shard]] = defaultdict(list)
     with tqdm(desc=folder.name, total=total, unit="B", unit_scale=True) as bar:
-        for shard_input, shard in shards:
+        for shard_input, shard in finished:
             made[shard_input.part].append(shard)
             bar.update(shard_input.bytes_read - bar.n)
     parts = {part: shards for part, shards in sorted(made.items()) if any(shard.tokens for shard in shards)}
