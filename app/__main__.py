@@ -7,6 +7,7 @@ import signal
 import sys
 from types import FrameType
 
+from app.inference.environment import set_defaults
 from app.server import file_limits
 from app.settings import Settings, SettingsError
 
@@ -21,14 +22,7 @@ def serve() -> None:
         settings = Settings.from_command_line(sys.argv[1:], os.environ)
     except SettingsError as error:
         sys.exit(f"bert-serve: {error}")
-    # Read when torch is imported. By default, OpenMP's threads spin for milliseconds while they wait for each other,
-    # on cores that the event loop and the tokenizer need: on two busy cores, a batch took 4 to 7 times as long as with
-    # threads that sleep at once. But waking a thread takes time, forty times in a forward pass, so spinning for about
-    # ten microseconds first makes a single request a third faster.
-    if "OMP_WAIT_POLICY" not in os.environ:
-        os.environ.setdefault("GOMP_SPINCOUNT", "10000")
-    # The tokenizer gets one text at a time. It would start a thread per core to share a list of texts.
-    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    set_defaults(os.environ)
     from app.server.main import run
 
     sys.exit(run(settings))

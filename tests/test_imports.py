@@ -64,7 +64,7 @@ TRAINING_ROOMS = (
 )
 """From the bottom to the top: a room imports itself and what stands before it."""
 
-APP_ROOMS = ("errors", "settings", "observability", "inference", "scheduling", "api", "server", "__main__")
+APP_ROOMS = ("errors", "settings", "observability", "inference", "scheduling", "api", "server", "cluster", "__main__")
 CLIENT_ROOMS = ("wire", "errors", "tables", "http", "command", "__init__")
 MODEL_ROOMS = (
     *("errors", "config", "dropout", "packing", "attention", "bert", "heads", "files", "tokenizer_dir"),
@@ -122,6 +122,11 @@ def test_folders_are_small(package: str) -> None:
 @pytest.mark.parametrize("file", sources("app"), ids=name)
 def test_only_torch_backend_imports_torch(file: Path) -> None:
     assert file.name == "torch_backend.py" or "torch" not in imports(file)
+
+
+@pytest.mark.parametrize("file", [*sources("app"), *sources("training")], ids=name)
+def test_only_the_cluster_rooms_import_ray(file: Path) -> None:
+    assert name(file) in ("app/cluster/ray_serve.py", "training/corpus/engines/ray.py") or "ray" not in imports(file)
 
 
 def loaded_by(statement: str) -> set[str]:

@@ -130,6 +130,9 @@ class CorpusConfig(_Strict):
     heldout_fraction: Share = 0.01
     """Share of documents to hold out. A hash of the document decides, so every run holds out the same ones; at
     least one per source, unless the source is a single document."""
+    engine: Literal["local", "ray"] = "local"
+    """Where `prepare` encodes pretraining text: on the cores of this machine, or on a Ray cluster (extra `cluster`)
+    whose nodes share the run's folder. The shards are the same."""
 
 
 class ModelConfig(_Strict):

@@ -34,8 +34,13 @@ Every error is a [problem document](https://www.rfc-editor.org/rfc/rfc9457). Eve
 `X-Request-ID`."""
 
 
-def create_app(settings: Settings, backend: Backend | None = None) -> FastAPI:
-    """Make the ASGI app. Its lifespan loads the weights."""
+def create_app(settings: Settings, backend: Backend | None = None, *, serves_while_loading: bool = False) -> FastAPI:
+    """Make the ASGI app. Its lifespan loads the weights, and raises if they cannot be loaded.
+
+    Args:
+        serves_while_loading: Whether the lifespan begins before the models are loaded; requests get 503 until then,
+            and `engine.lifecycle.failure` says why a load failed.
+    """
     metrics = Metrics()
     metrics.started()
     engine = Engine(lambda: backend or _process_pool(settings), settings, metrics)
@@ -45,6 +50,8 @@ def create_app(settings: Settings, backend: Backend | None = None) -> FastAPI:
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         engine.start()
         try:
+            if not serves_while_loading:
+                await engine.wait_until_ready()
             yield
         finally:
             await engine.close()

@@ -103,7 +103,7 @@ class Engine:
         self._long_text_pool = ThreadPoolExecutor(max_workers=1, thread_name_prefix="tokenize-long")
         self.lifecycle = Lifecycle(make_backend, settings, metrics)
         self.scheduler = self.lifecycle.scheduler
-        self._load_task: asyncio.Task[None] | None = None
+        self._tasks: list[asyncio.Task[None]] = []
 
     # Life -----------------------------------------------------------------------------------------------------
 
@@ -139,8 +139,14 @@ class Engine:
         self.scheduler.check_capacity(tokens, inputs, deadline, headroom=policy.admission_headroom)
 
     def start(self) -> None:
-        """Begin to load the models; `lifecycle.startup_finished` is set at the end."""
-        self._load_task = asyncio.create_task(self.lifecycle.load())
+        """Begin to load the models, and to watch them; `lifecycle.startup_finished` is set once they are loaded."""
+        self._tasks = [asyncio.create_task(work) for work in (self.lifecycle.load(), self.lifecycle.watch())]
+
+    async def wait_until_ready(self) -> None:
+        """Wait until the models have computed something. Raises why they cannot be loaded."""
+        await self.lifecycle.startup_finished.wait()
+        if self.lifecycle.failure is not None:
+            raise self.lifecycle.failure
 
     def drain(self) -> None:
         """Announce the shutdown; requests are still accepted."""
@@ -153,8 +159,9 @@ class Engine:
     async def close(self) -> None:
         """End after the running batches; waiting requests get an error."""
         await self.lifecycle.aclose(self._policy.close_patience)
-        if self._load_task is not None:
-            await self._load_task
+        for task in self._tasks[1:]:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
         for pool in (self._pool, self._long_text_pool):
             pool.shutdown(wait=False, cancel_futures=True)
 

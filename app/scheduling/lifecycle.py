@@ -25,6 +25,8 @@ MIN_STALL_SECONDS = 5.0
 """A batch that takes longer than this, and longer than the request timeout, counts as stalled."""
 MAX_LOAD_SECONDS = 600.0
 """Timeout of a reload. Hung batches are not killed during a reload."""
+WATCH_SECONDS = 0.1
+"""Pause between two looks at the state."""
 MAX_TICK_SECONDS = 1.0
 """Seconds that count per look, at most: a longer gap means that this process itself was suspended."""
 
@@ -224,6 +226,15 @@ class Lifecycle:
             trace = None if explains_itself and not hasattr(error, "__notes__") else error
             logger.critical("no further batch can succeed: %s", error, exc_info=trace)
 
+    async def watch(self) -> None:
+        """Publish the state and kill a backend that hangs, until it is cancelled. While draining nothing is killed,
+        because the drain has a deadline."""
+        while True:
+            self.publish_state()
+            if self.state < State.DRAINING and self.is_hung:
+                await self.kill_hung_backend()
+            await asyncio.sleep(WATCH_SECONDS)
+
     @property
     def is_hung(self) -> bool:
         """Whether a batch has run for twice the stall limit. False during a reload, which replaces the backend."""
@@ -236,7 +247,7 @@ class Lifecycle:
         await self.current.backend.aclose()
 
     def publish_state(self) -> None:
-        """Log a batch that stalls, and set the gauges. Called from time to time."""
+        """Log a batch that stalls, and set the gauges."""
         status, now = self.status, time.monotonic()
         passed = min(now - self._last_look, MAX_TICK_SECONDS)
         self._last_look = now

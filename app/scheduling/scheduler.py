@@ -83,6 +83,8 @@ class Scheduler(Generic[Item, Answer]):
         self.max_queue_tokens = max_queue_tokens
         self.reserved_tokens = 0
         """Estimated tokens of requests that are being tokenized; they count as queued."""
+        self.computed_tokens = 0
+        """Tokens of all batches so far."""
         self.fatal_error: BaseException | None = None
         self._run = run
         self._observer = observer
@@ -299,7 +301,9 @@ class Scheduler(Generic[Item, Answer]):
         return await self._run_isolated(batch[:middle]) + await self._run_isolated(batch[middle:])
 
     def _deliver(self, batch: list[Pending[Item, Answer]], answers: Sequence[Answer | Exception]) -> None:
-        self._observer.batch(len(batch), sum(pending.tokens for pending in batch))
+        tokens = sum(pending.tokens for pending in batch)
+        self.computed_tokens += tokens
+        self._observer.batch(len(batch), tokens)
         for pending, answer in zip(batch, answers, strict=True):
             job = pending.job
             if isinstance(answer, Exception):

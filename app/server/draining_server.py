@@ -79,9 +79,6 @@ class DrainingServer(uvicorn.Server):
 
     async def on_tick(self, counter: int) -> bool:
         """Called every 0.1 s. Returns whether the server ends."""
-        self.engine.lifecycle.publish_state()
-        if self._drain_until is None and self.engine.lifecycle.is_hung:
-            await self.engine.lifecycle.kill_hung_backend()
         self._count_connections()
         if self.engine.lifecycle.failure is not None and self._has_answered_503_long_enough():
             return True

@@ -32,7 +32,7 @@ def run(settings: Settings) -> int:
     except OSError as error:
         log_fatal(f"BERT_HOST={settings.host}, BERT_PORT={settings.port}: {error.strerror}", settings.log_format)
         return EXIT_STARTUP_FAILED
-    app = create_app(settings)
+    app = create_app(settings, serves_while_loading=True)
     engine: Engine = app.state.engine
     config = uvicorn.Config(
         app,

@@ -93,7 +93,7 @@ def serve(backend: FakeBackend) -> Serve:
 
     @asynccontextmanager
     async def start(computer: Backend = backend, **settings: object) -> AsyncIterator[Service]:
-        app = create_app(Settings.model_validate(settings), computer)
+        app = create_app(Settings.model_validate(settings), computer, serves_while_loading=True)
         transport = httpx.ASGITransport(app)
         async with (
             app.router.lifespan_context(app),

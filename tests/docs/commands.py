@@ -130,6 +130,24 @@ def _kubectl(arguments: list[str], _: dict[str, str]) -> None:
         assert any(word in named for word in arguments), arguments
 
 
+def _helm(arguments: list[str], _: dict[str, str]) -> None:
+    chart = ROOT / "deploy" / "helm"
+    assert arguments[:2] == ["upgrade", "--install"], arguments
+    assert ROOT / arguments[3] == chart
+    values = yaml.safe_load((chart / "values.yaml").read_text(encoding="utf-8"))
+    for option, value in itertools.pairwise(arguments):
+        if option == "--set":
+            found = values
+            for name in value.partition("=")[0].split("."):
+                assert name in found, value
+                found = found[name]
+
+
+def _serve(arguments: list[str], _: dict[str, str]) -> None:
+    assert arguments[0] == "deploy", arguments
+    assert (ROOT / arguments[1]).is_file()
+
+
 def container() -> dict[str, Any]:
     """The one container of the manifest."""
     (deployment,) = [part for part in MANIFEST if part["kind"] == "Deployment"]
@@ -148,11 +166,13 @@ _PROGRAMS: dict[str, Callable[[list[str], dict[str, str]], None]] = {
     "cd": _anything,
     "curl": _anything,
     "docker": _docker,
+    "helm": _helm,
     "kubectl": _kubectl,
     "make": _make,
     "pip": _pip,
     "py-spy": _anything,
     "python": _python,
+    "serve": _serve,
     "tensorboard": _anything,
     "torchrun": _anything,
 }

@@ -14,7 +14,7 @@ from __future__ import annotations
 import logging
 import shutil
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import asdict
 from importlib.metadata import version
@@ -49,6 +49,10 @@ FEW_HELDOUT_DOCUMENTS = 20
 
 logger = logging.getLogger(__name__)
 
+MadeShards = Iterator[tuple[ShardInput, Shard]]
+Engine = Callable[[Iterator[ShardInput], Tokenizer, Path], MadeShards]
+"""`make_shards` of a module in `training.corpus.engines`."""
+
 
 def prepare(recipe: Recipe, tokenizer: Tokenizer) -> Path:
     """Make `corpus/` from the recipe's pretraining text, unless it is there. An interrupted run is continued; with
@@ -64,7 +68,7 @@ def prepare(recipe: Recipe, tokenizer: Tokenizer) -> Path:
     """
     sources = (*recipe.corpus.heldout, *recipe.corpus.sources)
     settings = _corpus_settings(recipe)
-    folder = _prepare(recipe, tokenizer, "corpus", sources, settings, pretraining_inputs(recipe))
+    folder = _prepare(recipe, tokenizer, "corpus", sources, settings, pretraining_inputs(recipe), _engine(recipe))
     parts = read_json(folder / "manifest.json")["parts"]
     if "train" not in parts and recipe.corpus.sources:
         raise CorpusError(f"recipe {recipe.name}: corpus.sources have no text to train on")
@@ -102,7 +106,8 @@ def check_corpus_settings(recipe: Recipe) -> None:
 
 
 def _corpus_settings(recipe: Recipe) -> dict[str, Any]:
-    return recipe.corpus.model_dump(mode="json", exclude={"sources": WITHOUT_NOTES, "heldout": WITHOUT_NOTES})
+    without: dict[str, Any] = {"engine": True, "sources": WITHOUT_NOTES, "heldout": WITHOUT_NOTES}
+    return recipe.corpus.model_dump(mode="json", exclude=without)
 
 
 def _prepare(
@@ -112,6 +117,7 @@ def _prepare(
     sources: Sequence[SourceConfig],
     settings: dict[str, Any],
     inputs: Iterator[ShardInput],
+    engine: Engine = make_shards,
 ) -> Path:
     folder = recipe.folder / name
     fingerprint = {
@@ -133,7 +139,7 @@ def _prepare(
         with run_lock(recipe.folder):
             if not known:
                 _start_over(folder, fingerprint)
-            _make(folder, tokenizer, inputs, total)
+            _make(folder, tokenizer, engine(inputs, tokenizer, folder), total)
     except OSError as error:
         raise CorpusError(f"{folder}: {error}; then run the same command again, it continues") from error
     return folder
@@ -157,10 +163,21 @@ def _is_complete(folder: Path) -> bool:
     return False
 
 
-def _make(folder: Path, tokenizer: Tokenizer, inputs: Iterator[ShardInput], total: int | None) -> None:
+def _engine(recipe: Recipe) -> Engine:
+    """The engine's `make_shards`."""
+    if recipe.corpus.engine == "local":
+        return make_shards
+    try:
+        from training.corpus.engines import ray
+    except ModuleNotFoundError as error:
+        raise CorpusError('corpus.engine = "ray" needs Ray: pip install "bert-service[cluster]"') from error
+    return ray.make_shards
+
+
+def _make(folder: Path, tokenizer: Tokenizer, finished: MadeShards, total: int | None) -> None:
     made: dict[str, list[Shard]] = defaultdict(list)
     with tqdm(desc=folder.name, total=total, unit="B", unit_scale=True) as bar:
-        for shard_input, shard in make_shards(inputs, tokenizer, folder):
+        for shard_input, shard in finished:
             made[shard_input.part].append(shard)
             bar.update(shard_input.bytes_read - bar.n)
     parts = {part: shards for part, shards in sorted(made.items()) if any(shard.tokens for shard in shards)}

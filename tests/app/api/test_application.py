@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+from contextlib import AsyncExitStack
 from typing import Any
 
 import pytest
 
+from app.api.application import create_app
 from app.inference.torch_backend import TorchBackend
-from tests.app.backends import ThreadBackend
+from app.settings import Settings
+from model.errors import CheckpointError
+from tests.app.backends import PATIENCE, ThreadBackend
 
 TASKS = ["/fill-mask", "/next-sentence", "/sentiment", "/hf/fill-mask", "/hf/text-classification"]
 TASKS += ["/predict", "/tokenize", "/v2/models/fill-mask/infer"]
@@ -118,3 +123,40 @@ async def test_app_answers_unusual_bodies_without_a_500(serve: Any, pretrained: 
             answer = await service.client.post(path, content=body, headers={"Content-Type": "application/json"})
             assert answer.status_code in (200, 400, 413, 422), (body[:60], answer.text)
             answer.json()
+
+
+# Under any ASGI server ------------------------------------------------------------------------------------------
+
+
+async def test_lifespan_waits_until_the_models_answer(backend: Any) -> None:
+    backend.may_load.clear()
+    app = create_app(Settings(), backend)
+    async with AsyncExitStack() as stack:
+        starting = asyncio.create_task(stack.enter_async_context(app.router.lifespan_context(app)))
+        await asyncio.sleep(0.05)
+        assert not starting.done()
+        backend.may_load.set()
+        await starting
+        assert app.state.engine.status == "ready"
+    assert backend.closed
+
+
+async def test_lifespan_raises_if_the_models_cannot_be_loaded(backend: Any) -> None:
+    backend.load_error = CheckpointError("a folder", "no weights")
+    app = create_app(Settings(), backend)
+    with pytest.raises(CheckpointError, match="no weights"):
+        async with app.router.lifespan_context(app):
+            pass
+    assert backend.closed
+
+
+async def test_app_without_its_server_notices_a_batch_that_hangs(serve: Any, backend: Any) -> None:
+    async with serve() as service:
+        service.engine.lifecycle._stall_seconds = 0.1
+        backend.gate.clear()
+        asked = asyncio.create_task(service.client.post("/sentiment", json={"inputs": "good"}))
+        async with asyncio.timeout(PATIENCE):
+            while (await service.client.get("/health/live")).status_code == 200:  # noqa: ASYNC110 (no event says so)
+                await asyncio.sleep(0.01)
+        assert backend.closed
+        assert (await asked).status_code == 503

@@ -74,7 +74,7 @@ def start_server(backend: Any) -> StartServer:
     @asynccontextmanager
     async def start(**settings: object) -> AsyncIterator[Served]:
         checked = Settings.model_validate({"drain_seconds": PATIENCE} | settings)
-        app = create_app(checked, backend)
+        app = create_app(checked, backend, serves_while_loading=True)
         config = uvicorn.Config(
             app,
             http=BoundedProtocol,

@@ -1,0 +1,110 @@
+"""The service on a Ray cluster: each replica is the whole service, with a queue, a batcher and processes of its own.
+
+Ray's proxy reads HTTP and chooses a replica; batches form within the replica. Settings are the environment variables of
+`bert-serve`, on each node or in `runtime_env`. BERT_HOST, BERT_PORT, BERT_KEEP_ALIVE_SECONDS and BERT_DRAIN_SECONDS
+have no effect, because Ray listens and drains.
+"""
+
+from __future__ import annotations
+
+import logging.config
+import os
+import time
+from typing import Any
+
+import ray
+from fastapi import FastAPI
+from ray import serve
+from ray.serve.config import AutoscalingContext
+
+from app.api.application import create_app
+from app.api.auth import announce
+from app.inference.environment import set_defaults
+from app.observability.log_config import log_config
+from app.scheduling.engine import Engine
+from app.server import file_limits
+from app.settings import Settings
+
+QUEUED_SECONDS = "queued_seconds"
+"""Metric that a replica reports to Ray's autoscaler: seconds that its waiting work takes at its measured speed."""
+BUSY = "busy"
+"""Another one: tokens that it computed per second, as a share of its measured speed."""
+TARGET_QUEUED_SECONDS = 0.25
+"""Seconds of waiting work per replica that the autoscaler aims at: two to three batches."""
+TARGET_BUSY = 0.7
+"""Share of its speed that a replica should use at most. Next to nothing waits below that (benchmarks/replicas.py), so
+waiting work alone would take replicas away until requests wait."""
+
+
+def by_queued_work(context: AutoscalingContext) -> tuple[float, dict[str, Any]]:
+    """Ray's autoscaling policy: as many replicas as bring each to at most `TARGET_QUEUED_SECONDS` and `TARGET_BUSY`.
+
+    Ray applies the delays, factors and bounds of `autoscaling_config`.
+    """
+    reported = context.aggregated_metrics or {}
+    waiting, busy = (sum((reported.get(name) or {}).values()) for name in (QUEUED_SECONDS, BUSY))
+    return max(waiting / TARGET_QUEUED_SECONDS, busy / TARGET_BUSY), {}
+
+
+@serve.deployment(
+    max_ongoing_requests=4096,  # Ray's default of 5 leaves nothing to batch
+    max_queued_requests=-1,  # the service refuses by tokens
+    graceful_shutdown_timeout_s=60,  # more than BERT_REQUEST_TIMEOUT_MS (30 s) and the last batch (10 s)
+    health_check_period_s=5,
+    health_check_timeout_s=30,
+    max_surge_percent=100,  # new replicas start before the old ones stop
+    ray_actor_options={"num_cpus": 2},
+)
+@serve.ingress()
+class BertService:
+    """One replica. Its threads are the CPUs that Ray has assigned to it, unless BERT_THREADS is set."""
+
+    def __init__(self) -> None:
+        set_defaults(os.environ)
+        file_limits.raise_limit()
+        settings = Settings.read(os.environ)
+        logging.config.dictConfig(log_config(settings.log_format, settings.log_level))
+        announce(settings, os.environ)
+        assigned = ray.get_runtime_context().get_assigned_resources().get("CPU", 1)
+        self._settings = settings.model_copy(update={"threads": settings.threads or max(int(assigned), 1)})
+        self._user_config: Any = None
+        self._is_configured = False
+        self._seen = (time.monotonic(), 0)
+        """When Ray last asked for the load, and how many tokens had been computed by then."""
+
+    def __serve_build_asgi_app__(self) -> FastAPI:
+        """The app; its lifespan ends once the models answer."""
+        self._app = create_app(self._settings)
+        return self._app
+
+    @property
+    def _engine(self) -> Engine:
+        engine: Engine = self._app.state.engine
+        return engine
+
+    async def check_health(self) -> None:
+        """Raise once no batch can succeed any more: Ray replaces the replica."""
+        if self._engine.lifecycle.failure is not None:
+            raise RuntimeError(f"no batch can succeed any more: {self._engine.lifecycle.failure}")
+
+    async def reconfigure(self, user_config: Any) -> None:
+        """Load the checkpoints again when `user_config` changes, for instance to {"weights": "2"}.
+
+        If the new ones cannot be served, the replica goes on answering with the old ones and logs why.
+        """
+        if self._is_configured and user_config != self._user_config:
+            await self._engine.lifecycle.reload()
+        self._user_config, self._is_configured = user_config, True
+
+    async def record_autoscaling_stats(self) -> dict[str, float]:
+        """Seconds of waiting work, and how busy the replica was since the last call."""
+        scheduler = self._engine.scheduler
+        speed = scheduler.throughput.tokens_per_second
+        (since, before), self._seen = self._seen, (time.monotonic(), scheduler.computed_tokens)
+        seconds, tokens = self._seen[0] - since, self._seen[1] - before
+        if not (speed and seconds > 0):
+            return {QUEUED_SECONDS: 0.0, BUSY: 0.0}
+        return {QUEUED_SECONDS: scheduler.queued_tokens / speed, BUSY: tokens / seconds / speed}
+
+
+app = BertService.bind()  # type: ignore[attr-defined]  # the decorators make it a Deployment

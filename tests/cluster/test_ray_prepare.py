@@ -1,0 +1,60 @@
+"""`prepare` on a Ray cluster of two nodes: the same shards as on one machine, also when a worker dies."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.training.corpus.test_prepare import TOKENIZER, recipe, write_documents
+from training.corpus import inputs as inputs_module
+from training.corpus.prepare import prepare
+
+pytest.importorskip("ray", reason="needs the extra `cluster`: run make test-cluster")
+pytestmark = [pytest.mark.cluster, pytest.mark.filterwarnings("ignore")]
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {str(file.relative_to(folder)): file.read_bytes() for file in sorted(folder.rglob("*")) if file.is_file()}
+
+
+@pytest.fixture
+def texts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr(inputs_module, "SHARD_CHARACTERS", 2000)
+    for number, name in enumerate(("a", "b")):
+        write_documents(tmp_path / "data" / f"{name}.jsonl", 300, seed=number)
+    return tmp_path
+
+
+def prepared(root: Path, engine: str) -> dict[str, bytes]:
+    chosen = recipe(root, engine=engine)
+    folder = prepare(chosen.model_copy(update={"run": root / engine}), TOKENIZER)
+    return contents(folder)
+
+
+def test_shards_are_those_of_one_machine(cluster: Any, texts: Path) -> None:
+    made = prepared(texts, "ray")
+    assert len([name for name in made if name.endswith("tokens.npy")]) > 20
+    assert made == prepared(texts, "local")
+
+
+def test_shard_of_a_worker_that_dies_is_made_again(
+    cluster: Any, texts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from training.corpus.engines import ray as engine
+
+    make, victim = engine._make, tmp_path / "died"
+
+    def die_once(tokenizer: str, corpus: Path, shard_input: Any) -> Any:
+        if shard_input.number == 5 and not victim.exists():
+            victim.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return make(tokenizer, corpus, shard_input)
+
+    monkeypatch.setattr(engine, "_make", die_once)
+    made = prepared(texts, "ray")
+    assert victim.exists()
+    assert made == prepared(texts, "local")

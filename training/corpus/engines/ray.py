@@ -1,0 +1,68 @@
+"""Shards made by a Ray cluster: the driver reads the text, workers encode it and write to a folder that all share."""
+
+from __future__ import annotations
+
+import os
+from collections import deque
+from collections.abc import Iterator
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import ray
+import tokenizers
+
+from model.tokenizer import Tokenizer
+from training.corpus.encode import ShardEncoder
+from training.corpus.shards import Shard, ShardInput, make_shard
+from training.errors import CorpusError
+
+MAX_RETRIES = 3
+"""Times that a shard is made again after its worker or node has died."""
+
+
+def make_shards(inputs: Iterator[ShardInput], tokenizer: Tokenizer, corpus: Path) -> Iterator[tuple[ShardInput, Shard]]:
+    """Make shards on all CPUs of the cluster (RAY_ADDRESS, or the one on this machine), in the order of their inputs.
+
+    Two inputs per CPU are in the cluster at a time, so the object store never spills text to the disk. `corpus` has to
+    be the same folder on all nodes.
+
+    Raises:
+        CorpusError: workers that made one shard died `MAX_RETRIES` + 1 times.
+    """
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    ray.init(ignore_reinit_error=True, log_to_driver=False)
+    task = ray.remote(num_cpus=1, max_retries=MAX_RETRIES)(_make)
+    encoder = ray.put(tokenizer.to_json())
+    limit = 2 * max(int(ray.cluster_resources().get("CPU", 1)), 1)
+    running: deque[tuple[ShardInput, Any]] = deque()
+    try:
+        for shard_input in inputs:
+            running.append((shard_input, task.remote(encoder, corpus.resolve(), shard_input)))
+            if len(running) == limit:
+                yield _next(running)
+        while running:
+            yield _next(running)
+    except (ray.exceptions.WorkerCrashedError, ray.exceptions.NodeDiedError, ray.exceptions.OutOfMemoryError) as error:
+        raise CorpusError(f"the Ray cluster lost a shard ({error}); run prepare again, it continues") from error
+    finally:
+        for _, made in running:
+            ray.cancel(made)
+
+
+def _next(running: deque[tuple[ShardInput, Any]]) -> tuple[ShardInput, Shard]:
+    shard_input, made = running.popleft()
+    return shard_input, ray.get(made)
+
+
+# --- in the worker process -----------------------------------------------------------------------------------------
+
+
+@lru_cache(maxsize=1)
+def _encoder(tokenizer: str) -> ShardEncoder:
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"  # one core per worker
+    return ShardEncoder(Tokenizer(tokenizers.Tokenizer.from_str(tokenizer)))
+
+
+def _make(tokenizer: str, corpus: Path, shard_input: ShardInput) -> Shard:
+    return make_shard(_encoder(tokenizer), corpus, shard_input)
