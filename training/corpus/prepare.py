@@ -170,7 +170,7 @@ def _engine(recipe: Recipe) -> Engine:
     try:
         from training.corpus.engines import ray
     except ModuleNotFoundError as error:
-        raise CorpusError('corpus.engine = "ray" needs Ray: pip install "bert-service[cluster]"') from error
+        raise CorpusError('corpus.engine = "ray" needs Ray: pip install -c constraints.txt -e ".[cluster]"') from error
     return ray.make_shards
 
 
