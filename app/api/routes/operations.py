@@ -21,7 +21,7 @@ metrics_router = APIRouter(tags=["operations"], dependencies=[Depends(check_metr
 
 _BROKEN = UnavailableError("broken")
 _INFO = {
-    "version": "0.1.0",
+    "version": "0.2.0",
     "status": "ready",
     "device": "cpu",
     "dtype": "float32",
