@@ -20,7 +20,7 @@ from torch import Tensor
 
 from benchmarks import checkpoints
 from model import BertConfig, BertForPreTraining, BertForSequenceClassification, Encoding, PackedBatch, load_checkpoint
-from model.inference.quantization import quantize_encoder, quantize_masked_lm
+from model.inference.quantization import quantize_encoder
 from training.evaluate.classification import expected_calibration_error, reliability
 
 Network = BertForSequenceClassification | BertForPreTraining
@@ -68,8 +68,6 @@ def quantized(network: Network) -> Network:
     """A copy in int8."""
     made = copy.deepcopy(network)
     quantize_encoder(made.encoder)
-    if isinstance(made, BertForPreTraining):
-        quantize_masked_lm(made.masked_lm)
     return made
 
 
@@ -155,7 +153,9 @@ def compare_outliers() -> None:
     encodings = [Encoding(ids, [0] * 64, [], truncated=False) for ids in draws]
     exact, int8 = (logits(model, encodings, [0] * 32) for model in (network, quantized(network)))
     errors = (int8 - exact).norm(dim=1) / (exact - exact.mean(1, keepdim=True)).norm(dim=1)
-    print(f"random 12 x 768 with outliers: relative error of the logits {errors.mean():.4f}, at most {errors.max():.4f}")
+    print(
+        f"random 12 x 768 with outliers: relative error of the logits {errors.mean():.4f}, at most {errors.max():.4f}"
+    )
 
 
 def main() -> None:
@@ -164,9 +164,9 @@ def main() -> None:
     parser.add_argument("--data", type=Path, required=True, help="folder with imdb/, sst2/, amazon/ and reviews/")
     options = parser.parse_args()
     pretrained, sentiment = checkpoints.directories(options.checkpoints)
-    compare_outliers()
-    compare_masks(pretrained, options.data)
     compare_classifier(sentiment, options.data)
+    compare_masks(pretrained, options.data)
+    compare_outliers()
 
 
 if __name__ == "__main__":

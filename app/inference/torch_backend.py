@@ -34,7 +34,7 @@ from model.errors import CheckpointError
 from model.inference.cpu_features import available_cpus, bfloat16_is_fast
 from model.inference.cuda_graphs import GraphedEncoder
 from model.inference.prepack import prepack, warm_up_attention, warm_up_linear
-from model.inference.quantization import UnsupportedInt8Error, quantize_encoder, quantize_masked_lm, speedup
+from model.inference.quantization import UnsupportedInt8Error, quantize_encoder, speedup
 from model.packing import round_up_to_bucket
 
 logger = logging.getLogger(__name__)
@@ -129,8 +129,6 @@ class TorchBackend:
             )
             if isinstance(network := self._networks[name], BertForPreTraining):
                 _drop_unused_rows(network.masked_lm.decoder, checkpoint.tokenizer.vocab)
-                if self.dtype == "int8":
-                    quantize_masked_lm(network.masked_lm)
             self._encoders[name] = _encoder_of(network)
             self._check(name, served[name])
         if self.device == "cpu":

@@ -2,8 +2,8 @@
 
 A weight has a scale per output channel and an activation one per row, both symmetric ("vector-wise quantization",
 Dettmers et al. 2022, section 2.1, https://arxiv.org/abs/2208.07339). Weights are quantized when a checkpoint is
-loaded, activations whenever a layer is called. A row's scale follows from the row alone, and sums of integers have no
-rounding, so a row's result is the same to the last bit in any batch. Norms, softmax and attention stay in float32.
+loaded, activations in each call. A row's scale follows from the row alone, and sums of integers have no rounding, so a
+row's result is the same to the last bit in any batch. Norms, softmax, attention and heads stay in float32.
 
 The product is oneDNN's, of unsigned activations and signed weights. `torch._int_mm` is a plain loop without VNNI, and
 `quantized::linear_dynamic` has one scale for the whole batch (experiments/LOG.md).
@@ -21,7 +21,6 @@ from torch import Tensor, nn
 
 from model.bert import BertEncoder
 from model.errors import BertError
-from model.heads import MaskedLMHead
 from model.inference.prepack import LAYOUT_ROWS, PrepackedLinear, SplitProjection
 
 _MAX_ACTIVATION = 127
@@ -97,17 +96,6 @@ def quantize_encoder(encoder: BertEncoder) -> None:
             else:
                 setattr(layer, name, QuantizedLinear(linear.weight, linear.bias))
     encoder.batch_invariant = True  # a rounding error of attention may become a step of quantization
-
-
-def quantize_masked_lm(head: MaskedLMHead) -> None:
-    """The same for the projection onto the vocabulary and the layer before it.
-
-    Raises:
-        UnsupportedInt8Error: see there.
-    """
-    for name in ("transform", "decoder"):
-        linear = getattr(head, name)
-        setattr(head, name, QuantizedLinear(linear.weight, linear.bias))
 
 
 @cache

@@ -18,7 +18,6 @@ from model.inference.quantization import (
     QuantizedLinear,
     UnsupportedInt8Error,
     quantize_encoder,
-    quantize_masked_lm,
     quantize_rows,
     weight_limit,
 )
@@ -128,21 +127,19 @@ def test_quantized_linear_does_not_depend_on_batch_or_threads(shape: tuple[int, 
 
 
 @pytest.mark.parametrize("hidden", [64, 256])
-def test_quantized_network_is_batch_invariant(hidden: int) -> None:
-    made = network(hidden)
-    quantize_encoder(made.encoder)
-    quantize_masked_lm(made.masked_lm)
+def test_quantized_encoder_is_batch_invariant(hidden: int) -> None:
+    encoder = network(hidden).encoder
+    quantize_encoder(encoder)
     generator = torch.Generator().manual_seed(0)
     lengths = [3, 9, 20, 33, 49, 68, 75, 90, 100, 130, 200, 300]
     texts = [torch.randint(4, 64, (length,), generator=generator).tolist() for length in lengths]
     outputs = [(0, 1, 2) if i % 4 == 1 else (0,) for i in range(len(texts))]
-    hidden_states = made(PackedBatch.pack(texts, outputs=outputs))
-    together = made.masked_lm(hidden_states).split([len(own) for own in outputs])
+    together = encoder(PackedBatch.pack(texts, outputs=outputs)).split([len(own) for own in outputs])
     for text, own, rows in zip(texts, outputs, together, strict=True):
-        assert torch.equal(made.masked_lm(made(PackedBatch.pack([text], outputs=[own]))), rows)
+        assert torch.equal(encoder(PackedBatch.pack([text], outputs=[own])), rows)
 
 
-def test_quantized_network_answers_nearly_as_in_float32() -> None:
+def test_quantized_encoder_computes_nearly_as_in_float32() -> None:
     """All positions, or some."""
     made, exact = network(64, layers=3), network(64, layers=3)
     quantize_encoder(made.encoder)
