@@ -76,9 +76,9 @@ class Settings(BaseModel):
     )
     sentiment: Path = Field(_WEIGHTS / "sentiment", description="checkpoint directory for sentiment")
     device: str = Field("auto", pattern=r"^(auto|cpu|cuda(:\d+)?)$", description="auto, cpu, cuda or cuda:N")
-    dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
+    dtype: Literal["auto", "float32", "bfloat16", "float16", "int8"] = Field(
         "auto",
-        description="precision of the encoder; auto uses bfloat16 where it is native and faster",
+        description="precision of the encoder; auto uses bfloat16 where it is native and faster; int8 needs a CPU",
     )
     threads: int = Field(
         0,

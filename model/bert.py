@@ -152,6 +152,8 @@ class BertEncoder(nn.Module):
         self.config = config
         self.embeddings = BertEmbeddings(config)
         self.layers = nn.ModuleList(BertLayer(config) for _ in range(config.num_hidden_layers))
+        self.batch_invariant = False
+        """Whether attention on a CPU must be batch invariant in float32 too; see `BucketedAttention`."""
 
     def forward(self, batch: PackedBatch) -> Tensor:
         """Final hidden states: (R, H) at the batch's output positions, or (T, H) if it names none."""
@@ -159,7 +161,7 @@ class BertEncoder(nn.Module):
         if batch.input_ids.device.type == "cpu" and batch.lengths is not None:
             batch = batch.pad_with_dummy_sequence() if torch.is_grad_enabled() else batch.pad_to_bucket()
         hidden = self.embeddings(batch)
-        kernel = (hidden.device, _compute_dtype(hidden), self.config.head_dim)
+        kernel = (hidden.device, _compute_dtype(hidden), self.config.head_dim, self.batch_invariant)
         attention = attention_for(batch.sequences, batch.sequences, *kernel)
         for layer in self.layers[:-1]:
             hidden = layer(hidden, attention)

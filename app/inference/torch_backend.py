@@ -6,6 +6,7 @@ The only file of `app` that imports torch.
 from __future__ import annotations
 
 import copy
+import logging
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -20,6 +21,7 @@ from app.errors import BackendDiedError, InferenceError, OutOfMemoryError
 from app.inference.types import Answer, Query, ServedModel, Task
 from app.settings import SettingsError
 from model import (
+    BertConfig,
     BertForPreTraining,
     BertForSequenceClassification,
     Checkpoint,
@@ -32,7 +34,10 @@ from model.errors import CheckpointError
 from model.inference.cpu_features import available_cpus, bfloat16_is_fast
 from model.inference.cuda_graphs import GraphedEncoder
 from model.inference.prepack import prepack, warm_up_attention, warm_up_linear
+from model.inference.quantization import UnsupportedInt8Error, quantize_encoder, speedup
 from model.packing import round_up_to_bucket
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +102,7 @@ class TorchBackend:
 
         Raises:
             CheckpointError: a directory cannot be served; the message names it.
-            SettingsError: the device does not exist.
+            SettingsError: the device does not exist, or does not compute in this precision.
         """
         self.device = _resolve_device(self.device)
         if self._one_process_per_thread and self.device == "cpu":
@@ -111,13 +116,15 @@ class TorchBackend:
         self.dtype = _resolve_dtype(self.dtype, self.device)
         checkpoints = {name: load_checkpoint(directory) for name, directory in self._directories.items()}
         _check_architectures(checkpoints["pretrained"], checkpoints["sentiment"])
+        if self.dtype == "int8":
+            _check_int8(checkpoints["sentiment"].config)
         served = {}
         for name, checkpoint in checkpoints.items():
             served[name] = _describe(checkpoint)
             self._networks[name] = _place(
                 checkpoint.model,
                 self.device,
-                getattr(torch, self.dtype),
+                self.dtype,
                 tuple(dict.fromkeys((self._threads_each, self.threads))),
             )
             if isinstance(network := self._networks[name], BertForPreTraining):
@@ -321,12 +328,15 @@ def _describe(checkpoint: Checkpoint) -> ServedModel:
 def _place(
     network: BertForPreTraining | BertForSequenceClassification,
     device: str,
-    dtype: torch.dtype,
+    dtype: str,
     threads: tuple[int, ...],
 ) -> BertForPreTraining | BertForSequenceClassification:
-    """The encoder in `dtype`, the heads in float32: bfloat16 logits would tie where scores differ by 5%."""
+    """The encoder in `dtype`, the heads in float32: bfloat16 logits would tie where scores differ by 5%.
+
+    In int8, the encoder's linear layers are quantized, and the rest stays in float32.
+    """
     heads = {name: copy.deepcopy(head) for name, head in network.named_children() if name != "encoder"}
-    network.encoder.to(dtype)
+    network.encoder.to(torch.float32 if dtype == "int8" else getattr(torch, dtype))
     for name, head in heads.items():  # copies, since the decoder shares its weight with the embeddings
         setattr(network, name, head.float())
     nn.Module.requires_grad_(network, False)
@@ -334,7 +344,10 @@ def _place(
     if device == "cpu":
         for parameter in network.encoder.parameters():  # not mapped from a file, which may be replaced
             parameter.data = parameter.data.clone()
-        prepack(network.encoder, threads)
+        if dtype == "int8":
+            quantize_encoder(network.encoder)
+        else:
+            prepack(network.encoder, threads)
     return network
 
 
@@ -366,7 +379,27 @@ def _resolve_device(device: str) -> str:
     return device
 
 
+def _check_int8(config: BertConfig) -> None:
+    """Log how fast int8 is beside what "auto" would choose.
+
+    Raises:
+        SettingsError: this processor has no exact product of int8.
+    """
+    other = _resolve_dtype("auto", "cpu")
+    try:
+        factor = speedup(config.hidden_size, config.intermediate_size, getattr(torch, other))
+    except UnsupportedInt8Error as error:
+        raise SettingsError(f"BERT_DTYPE=int8: {error}; set BERT_DTYPE=auto") from error
+    if factor > 1:
+        logger.info("int8: a linear layer is %.1f times as fast as in %s", factor, other)
+    else:
+        message = "int8: a linear layer takes %.1f times as long as in %s on this processor; BERT_DTYPE=auto is faster"
+        logger.warning(message, 1 / factor, other)
+
+
 def _resolve_dtype(dtype: str, device: str) -> str:
+    if dtype == "int8" and device != "cpu":
+        raise SettingsError("BERT_DTYPE=int8 is for CPUs; set BERT_DTYPE=auto, or BERT_DEVICE=cpu")
     if dtype != "auto":
         return dtype
     if device.startswith("cuda"):

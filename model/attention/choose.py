@@ -41,6 +41,7 @@ def attention_for(
     device: torch.device,
     dtype: torch.dtype,
     head_dim: int,
+    batch_invariant: bool = False,
 ) -> Attention:
     """The fastest implementation for a batch.
 
@@ -48,6 +49,7 @@ def attention_for(
         queries: how many queries each sequence has; the same object as `keys` where every token is a query.
         keys: tokens of each sequence.
         device, dtype, head_dim: of the tensors that attention will get.
+        batch_invariant: in float32 too, where it is a little slower; see `BucketedAttention`.
     """
     if can_use_varlen(device, dtype, head_dim):
         return VarlenAttention(queries, keys)
@@ -55,6 +57,7 @@ def attention_for(
         return PaddedAttention(queries, keys)
     if device.type == "cpu" and torch.is_grad_enabled():
         return MatmulAttention(queries, keys)
-    batch_invariant = device.type == "cpu" and dtype.itemsize == 2
-    matmuls = batch_invariant and queries is keys and is_faster(dtype, head_dim)
+    half = device.type == "cpu" and dtype.itemsize == 2
+    batch_invariant = batch_invariant or half
+    matmuls = half and queries is keys and is_faster(dtype, head_dim)
     return BucketedAttention(queries, keys, device, batch_invariant=batch_invariant, matmuls=matmuls)

@@ -6,7 +6,8 @@ product to memory. `torch.compile` uses the same operators; used directly they n
 
 from __future__ import annotations
 
-from functools import cache
+from collections.abc import Callable
+from functools import cache, partial
 
 import torch
 import torch.nn.functional as F
@@ -28,7 +29,7 @@ _FUSED_ACTIVATIONS = {  # name: the operator's activation and its variant
     "gelu_fast": ("gelu", "tanh"),
     "relu": ("relu", ""),
 }
-_LAYOUT_ROWS = 1024  # oneDNN chooses the layout for a number of rows; this one is fast for any
+LAYOUT_ROWS = 1024  # oneDNN chooses the layout for a number of rows; this one is fast for any
 _TOLERANCE = {torch.bfloat16: 3e-2, torch.float32: 1e-4}
 
 
@@ -48,7 +49,7 @@ class PrepackedLinear(nn.Module):
         """`threads`: the numbers of threads that torch will use; by default the current one."""
         super().__init__()
         self.out_features, in_features = weight.shape
-        packed = torch.ops.mkldnn._reorder_linear_weight(weight.detach().contiguous(), _LAYOUT_ROWS)
+        packed = torch.ops.mkldnn._reorder_linear_weight(weight.detach().contiguous(), LAYOUT_ROWS)
         self.register_buffer("weight", packed, persistent=False)
         self.register_buffer("bias", bias.detach(), persistent=False)
         self.activation, self.variant = ("none", "") if activation is None else _FUSED_ACTIVATIONS[activation]
@@ -72,15 +73,16 @@ class PrepackedLinear(nn.Module):
         return _linear_pointwise(x, self.weight, self.bias, self.activation, self.variant)
 
 
-class PrepackedProjection(nn.Module):
+class SplitProjection(nn.Module):
     """`FusedProjection` of the last layer, which computes queries for some tokens and keys and values for all."""
 
-    def __init__(self, projection: FusedProjection, threads: tuple[int, ...]) -> None:
+    def __init__(self, projection: FusedProjection, make: Callable[[Tensor, Tensor], nn.Module]) -> None:
+        """`make`: a linear layer from its weight and bias."""
         super().__init__()
         width = projection.in_features
         weight, bias = projection.weight, projection.bias
-        self.query = PrepackedLinear(weight[:width], bias[:width], threads=threads)
-        self.key_value = PrepackedLinear(weight[width:], bias[width:], threads=threads)
+        self.query = make(weight[:width], bias[:width])
+        self.key_value = make(weight[width:], bias[width:])
 
     def forward(self, x: Tensor) -> Tensor:
         """(rows, width) -> (rows, 3 * width)"""
@@ -104,7 +106,7 @@ def prepack(encoder: BertEncoder, threads: tuple[int, ...] = ()) -> bool:
         return False
     for layer in layers:
         if layer is layers[-1]:
-            layer.query_key_value = PrepackedProjection(layer.query_key_value, threads)  # type: ignore[assignment]
+            layer.query_key_value = SplitProjection(layer.query_key_value, partial(PrepackedLinear, threads=threads))  # type: ignore[assignment]
         else:
             _replace(layer, "query_key_value", None, threads)
         _replace(layer, "attention_output", None, threads)
@@ -167,7 +169,7 @@ def _chunk_sizes(
 ) -> dict[int, ChunkSizes] | None:
     """`find_chunk_sizes` for bfloat16 on this processor, once for all layers of a shape."""
     row, weight = cancelling_operands(in_features, out_features, torch.bfloat16)
-    packed = torch.ops.mkldnn._reorder_linear_weight(weight, _LAYOUT_ROWS)
+    packed = torch.ops.mkldnn._reorder_linear_weight(weight, LAYOUT_ROWS)
     bias = weight.new_zeros(out_features)
 
     def multiply(rows: Tensor) -> Tensor:

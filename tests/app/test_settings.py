@@ -96,7 +96,7 @@ def test_access_is_a_word_or_a_switch(value: str, access: str) -> None:
         ("BERT_PORT", "http"),
         ("BERT_PORT", "70000"),
         ("BERT_DEVICE", "tpu"),
-        ("BERT_DTYPE", "int8"),
+        ("BERT_DTYPE", "int4"),
         ("BERT_LOG_FORMAT", "xml"),
         ("BERT_DOCS", "perhaps"),
         ("BERT_METRICS", "key"),  # without keys, nobody could ask

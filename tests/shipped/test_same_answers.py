@@ -1,6 +1,6 @@
 """An answer does not depend on its neighbours: the same input alone, and among thousands of others.
 
-In the precision that the service chooses by itself: bfloat16 where the processor computes it.
+In the precision that the service chooses by itself, bfloat16 where the processor computes it, and in int8.
 All 10,000 requests: `BERT_TEST_REQUESTS=10000 make test ARGS=tests/shipped/test_same_answers.py`.
 """
 
@@ -47,9 +47,9 @@ def inputs(path: str, rng: random.Random) -> list[Any]:
     return made
 
 
-@pytest.fixture(scope="module")
-def service() -> Iterator[Process]:
-    with running({"BERT_REQUEST_TIMEOUT_MS": "600000"}) as process:
+@pytest.fixture(scope="module", params=["auto", "int8"])
+def service(request: pytest.FixtureRequest) -> Iterator[Process]:
+    with running({"BERT_REQUEST_TIMEOUT_MS": "600000", "BERT_DTYPE": request.param}) as process:
         process.until_ready()
         yield process
 

@@ -21,6 +21,8 @@ from app.inference.types import Answer, Query, Task
 from app.settings import SettingsError
 from model import BertForPreTraining, PackedBatch, Tokenizer, load_checkpoint, save_checkpoint
 from model.errors import CheckpointError
+from model.inference import quantization
+from model.inference.quantization import QuantizedLinear
 from model.packing import round_up_to_bucket
 
 TEXTS = [
@@ -127,10 +129,45 @@ def test_bfloat16_gives_nearly_the_same_scores(
         assert one.scores[0] == pytest.approx(other.scores[0], abs=0.03)
 
 
-def test_answer_that_is_no_number_is_an_error_of_its_input_only(
-    pretrained: Path, sentiment: Path, tokenizer: Tokenizer
+def test_int8_gives_nearly_the_same_scores_and_the_same_in_any_batch(
+    loaded: TorchBackend, pretrained: Path, sentiment: Path, tokenizer: Tokenizer, caplog: pytest.LogCaptureFixture
 ) -> None:
-    backend = TorchBackend(pretrained, sentiment, device="cpu", dtype="float32")
+    with caplog.at_level("INFO"):
+        backend = TorchBackend(pretrained, sentiment, device="cpu", dtype="int8", threads=1)
+        backend.load()
+    assert "int8: a linear layer" in caplog.text
+    assert backend.dtype == "int8"
+    linears = [part for part in backend._networks["pretrained"].modules() if isinstance(part, QuantizedLinear)]
+    assert len(linears) == 9  # two layers of four, and one more for the queries of the last
+    queries = [masked(tokenizer, text, 3) for text in TEXTS]
+    together = answered(backend, "pretrained", queries)
+    for one, other in zip(together, answered(loaded, "pretrained", queries), strict=True):
+        assert one.scores[0] == pytest.approx(other.scores[0], abs=0.03)
+    for query, answer in zip(queries, together, strict=True):
+        (alone,) = answered(backend, "pretrained", [query])
+        assert alone.scores[0] == pytest.approx(answer.scores[0], abs=1e-6)  # the heads compute in float32
+
+
+@pytest.mark.parametrize("device", ["cuda", "cuda:1"])
+def test_int8_on_cuda_is_refused(device: str) -> None:
+    with pytest.raises(SettingsError, match=r"BERT_DTYPE=int8 is for CPUs; set BERT_DTYPE=auto"):
+        torch_backend._resolve_dtype("int8", device)
+
+
+def test_int8_that_would_not_be_exact_is_refused(
+    pretrained: Path, sentiment: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(quantization, "_multiply", lambda x, weight, scales, zeros: x.new_zeros(len(x), len(scales)))
+    quantization.weight_limit.cache_clear()
+    with pytest.raises(SettingsError, match=r"BERT_DTYPE=int8: .* no exact int8 product .*; set BERT_DTYPE=auto"):
+        TorchBackend(pretrained, sentiment, device="cpu", dtype="int8").load()
+
+
+@pytest.mark.parametrize("dtype", ["float32", "int8"])
+def test_answer_that_is_no_number_is_an_error_of_its_input_only(
+    pretrained: Path, sentiment: Path, tokenizer: Tokenizer, dtype: str
+) -> None:
+    backend = TorchBackend(pretrained, sentiment, device="cpu", dtype=dtype)
     backend.load()
     network = backend._networks["pretrained"]
     with torch.no_grad():
@@ -322,7 +359,7 @@ def test_filled_batch_answers_as_single_queries_do(loaded: TorchBackend, tokeniz
         torch.testing.assert_close(torch.tensor(single.scores), torch.tensor(together.scores), atol=1e-5, rtol=0)
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int8"])
 def test_lone_text_takes_all_threads_if_it_is_worth_it_and_gets_the_same_answer(
     pretrained: Path, sentiment: Path, tokenizer: Tokenizer, dtype: str
 ) -> None:

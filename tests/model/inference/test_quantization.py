@@ -1,0 +1,149 @@
+"""Int8 layers compute exact products, close results, and the same for a row in any batch."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from model import BertConfig, BertForPreTraining, PackedBatch
+from model.inference import quantization
+from model.inference.quantization import (
+    QuantizedLinear,
+    UnsupportedInt8Error,
+    quantize_encoder,
+    quantize_rows,
+    weight_limit,
+)
+
+SHAPES = [(1024, 256), (256, 1024), (31, 257), (7, 33)]
+ROWS = (1, 8, 17, 64, 200, 512)
+
+
+@pytest.fixture(autouse=True)
+def without_gradients() -> Iterator[None]:
+    with torch.inference_mode():
+        yield
+
+
+def network(hidden: int, layers: int = 2) -> BertForPreTraining:
+    config = BertConfig(
+        vocab_size=64, hidden_size=hidden, num_hidden_layers=layers, num_attention_heads=hidden // 32,
+        intermediate_size=4 * hidden,
+    )  # fmt: skip
+    with torch.inference_mode(False):
+        made = BertForPreTraining(config)
+        made.initialise(torch.Generator().manual_seed(0))
+        return made.eval().requires_grad_(False)
+
+
+def worst_product(shape: tuple[int, int], rows: int) -> tuple[Tensor, Tensor]:
+    """A product of extreme values with random signs as the layer computes it, and by 64-bit integers."""
+    generator = torch.Generator().manual_seed(rows)
+    signs = [torch.randint(0, 2, size, generator=generator) * 2 - 1 for size in ((rows, shape[1]), shape)]
+    x, weight = 127 * signs[0], weight_limit(*shape) * signs[1]
+    x[0], weight[0] = 127, weight_limit(*shape)
+    scales, zeros = torch.ones(shape[0]), torch.zeros(shape[0], dtype=torch.int64)
+    packed = quantization._pack(weight.to(torch.int8))
+    return quantization._multiply((x + 128).to(torch.uint8), packed, scales, zeros), x @ weight.T
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_int8_product_of_extreme_values_is_exact(shape: tuple[int, int], threads: int) -> None:
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        for rows in ROWS:
+            product, expected = worst_product(shape, rows)
+            assert torch.equal(product, expected.float())
+    finally:
+        torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("isa", ["SSE41", "AVX2", "AVX512_CORE", "AVX512_CORE_VNNI"])
+def test_int8_product_is_exact_with_the_instructions_of_older_processors(isa: str) -> None:
+    """oneDNN uses the best instructions up to these."""
+    code = (
+        "from tests.model.inference.test_quantization import worst_product\n"
+        "for rows in (1, 8, 200):\n"
+        "    product, expected = worst_product((64, 256), rows)\n"
+        "    assert product.equal(expected.float()), rows\n"
+    )
+    environment = os.environ | {"ONEDNN_MAX_CPU_ISA": isa}
+    subprocess.run([sys.executable, "-c", code], cwd=Path(__file__).parents[3], env=environment, check=True)
+
+
+def test_weight_limit_refuses_a_product_that_saturates(monkeypatch: pytest.MonkeyPatch) -> None:
+    exact = quantization._multiply
+    monkeypatch.setattr(quantization, "_multiply", lambda *arguments: exact(*arguments).clamp(max=2**15))
+    with pytest.raises(UnsupportedInt8Error, match="no exact int8 product"):
+        weight_limit.__wrapped__(64, 256)
+
+
+def test_quantize_rows_is_within_half_a_step() -> None:
+    x = torch.randn(9, 64, generator=torch.Generator().manual_seed(0)) * torch.logspace(-3, 3, 9)[:, None]
+    quantized, scales = quantize_rows(x)
+    assert quantized.dtype == torch.uint8
+    assert ((quantized.float() - 128) * scales - x).abs().le(scales * 0.501).all()
+    assert torch.equal(quantize_rows(torch.zeros(2, 4))[0], torch.full((2, 4), 128, dtype=torch.uint8))
+
+
+def test_quantized_linear_is_close_to_the_plain_layer() -> None:
+    generator = torch.Generator().manual_seed(0)
+    x, weight, bias = (torch.randn(*size, generator=generator) for size in ((200, 256), (1024, 256), (1024,)))
+    expected = torch.nn.functional.linear(x, weight, bias)
+    error = (QuantizedLinear(weight, bias)(x) - expected).norm() / expected.norm()
+    assert error < 0.02
+
+
+def test_quantized_linear_row_without_a_finite_number_keeps_to_itself() -> None:
+    x = torch.ones(4, 64)
+    x[1, 3], x[2, 5] = float("nan"), float("inf")
+    out = QuantizedLinear(torch.ones(32, 64), torch.zeros(32))(x)
+    assert out.isfinite().all(1).tolist() == [True, False, False, True]
+    assert torch.equal(out[0], out[3])
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_quantized_linear_does_not_depend_on_batch_or_threads(shape: tuple[int, int]) -> None:
+    generator = torch.Generator().manual_seed(0)
+    linear = QuantizedLinear(torch.randn(shape, generator=generator), torch.randn(shape[0], generator=generator))
+    rows = torch.randn(513, shape[1], generator=generator)
+    before, expected = torch.get_num_threads(), torch.cat([linear(row) for row in rows.split(1)])
+    try:
+        for threads in (1, 2):
+            torch.set_num_threads(threads)
+            for count in (1, 3, 8, 40, 256, 513):
+                assert torch.equal(linear(rows[-count:]), expected[-count:])
+    finally:
+        torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("hidden", [64, 256])
+def test_quantized_encoder_is_batch_invariant(hidden: int) -> None:
+    encoder = network(hidden).encoder
+    quantize_encoder(encoder)
+    generator = torch.Generator().manual_seed(0)
+    lengths = [3, 9, 20, 33, 49, 68, 75, 90, 100, 130, 200, 300]
+    texts = [torch.randint(4, 64, (length,), generator=generator).tolist() for length in lengths]
+    outputs = [(0, 1, 2) if i % 4 == 1 else (0,) for i in range(len(texts))]
+    together = encoder(PackedBatch.pack(texts, outputs=outputs)).split([len(own) for own in outputs])
+    for text, own, rows in zip(texts, outputs, together, strict=True):
+        assert torch.equal(encoder(PackedBatch.pack([text], outputs=[own])), rows)
+
+
+def test_quantized_encoder_computes_nearly_as_in_float32() -> None:
+    """All positions, or some."""
+    made, exact = network(64, layers=3), network(64, layers=3)
+    quantize_encoder(made.encoder)
+    for outputs in (None, [(0,), (1, 4)]):
+        batch = PackedBatch.pack([[2, 5, 6, 7, 3], [2, 9, 10, 11, 12, 13, 3]], outputs=outputs)
+        error = (made(batch) - exact(batch)).norm() / exact(batch).norm()
+        assert 0 < error < 0.03
