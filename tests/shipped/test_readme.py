@@ -12,8 +12,9 @@ from tests.docs.calls import assert_answers, send
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text()
-CARD = (ROOT / "model" / "weights" / "sentiment" / "README.md").read_text()
-PRETRAINING, SENTIMENT = CARD.split("| test set |")
+PRETRAINING, SENTIMENT = (
+    (ROOT / "model" / "weights" / name / "README.md").read_text() for name in ("pretrained", "sentiment")
+)
 OUR_SENTIMENT, OUR_PRETRAINING = README.split("| held-out text, examples |")
 CALLS = re.findall(r"```sh\n(curl .*?)```\n+```json\n(.*?)```", README, re.DOTALL)
 
@@ -40,16 +41,32 @@ def only(text: str, start: str) -> list[str]:
     return row
 
 
-SETS = [("IMDB,", "imdb"), ("SST-2 dev,", "sst2"), ("SST-2 dev with", "sst2-joined"), ("Amazon,", "amazon")]
+SETS = [
+    ("IMDB,", "imdb"),
+    ("SST-2 dev,", "sst2"),
+    ("SST-2 dev with", "sst2-joined"),
+    ("Amazon,", "amazon"),
+    ("Reviews of 34 sources as one text,", "reviews"),
+    ("The same as title and body,", "reviews (pair)"),
+]
 
 
 @pytest.mark.parametrize(("ours", "theirs"), SETS)
 def test_sentiment_figures_are_those_of_the_report(ours: str, theirs: str) -> None:
     (row,) = [row for row in rows(OUR_SENTIMENT) if row[0].startswith(ours)]
     report = only(SENTIMENT, theirs)
-    assert row[0].split()[-2] == report[1]
-    told = [None if cell == "–" else f"{float(cell):.3f}" for cell in (report[i] for i in (2, 4, 5, 3))]
-    assert [None if cell == "–" else cell for cell in row[1:5]] == told
+    assert report[1] in row[0]
+    accuracy, _, error = report[2].partition(" ± ")
+    figures = [f"{float(cell):.3f}" for cell in (accuracy, report[4], report[5], report[3])]
+    assert row[1:5] == [f"{figures[0]}** ± {float(error):.3f}", *figures[1:]]
+
+
+def test_mean_over_sources_is_that_of_the_report() -> None:
+    means = re.findall(r"^reviews.*: mean balanced accuracy over domains (0\.\d+)", SENTIMENT, re.MULTILINE)
+    assert len(means) == 2
+    told = re.search(r"mean balanced accuracy over the 34 sources is (\S+) as one text\s+and (\S+) as title", README)
+    assert told is not None
+    assert list(told.groups()) == [f"{float(mean):.3f}" for mean in means]
 
 
 @pytest.mark.parametrize("source", ["Wikipedia", "Wikinews", "IMDB", "books"])
