@@ -11,7 +11,7 @@ from training.recipe import RECIPES, load_recipe, read_resolved, recipe_keys, so
 
 SHIPPED = sorted(file.stem for file in RECIPES.glob("*.toml"))
 
-MAX_KEYS = 70
+MAX_KEYS = 71
 
 KEYS = {
     "name": "Name of the run and of its folder",
@@ -29,6 +29,7 @@ KEYS = {
     "corpus.sources": "Where the text comes from",
     "corpus.heldout": "Documents that are evaluated on and never trained on",
     "corpus.heldout_fraction": "Share of documents to hold out",
+    "corpus.engine": "Where `prepare` encodes pretraining text",
     "model.preset": "Published shape",
     "model.hidden_size": "Width, instead of the preset's",
     "model.num_hidden_layers": "Layers, instead of the preset's",

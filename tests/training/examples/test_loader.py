@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
+from dataclasses import fields, is_dataclass
 from itertools import islice
 from pathlib import Path
 
@@ -65,8 +66,9 @@ def shapes(value: object) -> list[torch.Size]:
     """Shapes of all tensors of a batch, those in nested dataclasses included."""
     if isinstance(value, Tensor):
         return [value.shape]
-    names = getattr(value, "__slots__", ())
-    return [shape for name in names for shape in shapes(getattr(value, name))]
+    if not is_dataclass(value):
+        return []
+    return [shape for field in fields(value) for shape in shapes(getattr(value, field.name))]
 
 
 # --- shape

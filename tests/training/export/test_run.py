@@ -228,7 +228,7 @@ def test_card_has_the_steps_of_the_seed_that_was_kept(run: Recipe) -> None:
     log.write_text(log.read_text() + json.dumps(last | {"event": "train", "step": 1234}) + "\n")
     _, target = export(run)
     assert "1,234 steps" in (target / "README.md").read_text()
-    save_results(run, [SeedResult(kept, 1, 0.1, 0.5), SeedResult(other, 1, 0.9, 0.5)])
+    save_results(run, [SeedResult(kept, 0.1, 0.5), SeedResult(other, 0.9, 0.5)])
     _, target = export(run)
     assert "1,234 steps" not in (target / "README.md").read_text()
 
