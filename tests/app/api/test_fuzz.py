@@ -17,7 +17,7 @@ from tests.app.process import PATIENCE, Process, running
 PATHS = ["/fill-mask", "/next-sentence", "/sentiment", "/hf/fill-mask", "/hf/text-classification"]
 PATHS += ["/predict", "/tokenize"]
 JSON = {"Content-Type": "application/json"}
-BODIES = 10_000
+BODIES = 5_000
 AT_ONCE = 16
 
 FIELDS = ["inputs", "parameters", "text", "text_pair", "top_k", "truncate", "targets", "options", "model", ""]
