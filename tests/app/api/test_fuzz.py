@@ -140,4 +140,4 @@ async def test_every_body_is_answered(service: Process, path: str) -> None:
     await asyncio.gather(*(ask() for _ in range(AT_ONCE)))
     assert sum(statuses.values()) == BODIES // len(PATHS)
     assert set(statuses) >= {200, 400, 422}  # it reaches the model, and all that stands before it
-    assert statuses[200] > 50
+    assert statuses[200] > 20
