@@ -7,6 +7,7 @@ from pathlib import Path
 
 import httpx
 import pytest
+import yaml
 
 from tests.docs.calls import assert_answers, send
 
@@ -17,6 +18,13 @@ PRETRAINING, SENTIMENT = (
 )
 OUR_SENTIMENT, OUR_PRETRAINING = README.split("| held-out text, examples |")
 CALLS = re.findall(r"```sh\n(curl .*?)```\n+```json\n(.*?)```", README, re.DOTALL)
+
+
+@pytest.mark.parametrize(("card", "task"), [(PRETRAINING, "fill-mask"), (SENTIMENT, "text-classification")])
+def test_card_begins_with_its_metadata(card: str, task: str) -> None:
+    empty, metadata, _ = card.split("---\n", 2)
+    assert not empty
+    assert yaml.safe_load(metadata) == {"pipeline_tag": task, "language": "en"}
 
 
 def test_the_readme_shows_a_call_for_each_task() -> None:
