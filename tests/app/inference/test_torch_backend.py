@@ -313,14 +313,15 @@ def test_cuda_answers_as_the_cpu_does(
 # Prints what oneDNN says (ONEDNN_VERBOSE) while single texts and small batches of new lengths are computed.
 NEW_SIZES = """
 import random, sys
+from dataclasses import replace
 from pathlib import Path
-import app.inference.torch_backend
+from app.inference import torch_backend as backends
 from app.errors import BackendDiedError, OutOfMemoryError
 from app.inference.torch_backend import TorchBackend
 from app.inference.types import Query, Task
 from model import Encoding
 
-app.inference.torch_backend._WARM_UP_SECONDS = float(sys.argv[3])  # a busy machine may take its time here
+backends.POLICY = replace(backends.POLICY, warm_up_seconds=float(sys.argv[3]))  # a busy machine may take its time
 backend = TorchBackend(Path(sys.argv[1]), Path(sys.argv[2]), device="cpu", threads=1)
 backend.load()
 print("loaded", flush=True)
