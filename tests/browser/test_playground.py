@@ -127,7 +127,7 @@ def test_playground_regression_is_drawn_as_a_number(open_page: OpenPage) -> None
     page = open_page("/info")
     page.route("**/sentiment", rate)
     page.goto("/#sentiment")
-    answered(page)
+    page.get_by_text("4.21").wait_for()
     assert page.locator("#sentiment output").inner_text().split() == ["4.21", "STARS"]
     page.locator("#influence .hint", has_text="+1.21").wait_for()
 
@@ -137,6 +137,7 @@ def test_playground_regression_of_several_outputs_is_drawn_as_numbers(open_page:
         answer = route.fetch()
         told = answer.json()
         told["models"][-1]["problem_type"] = "regression"
+        page.locator("#sentiment .gauge, #sentiment output .row").first.wait_for()  # the first answer is there before
         route.fulfill(response=answer, json=told)
 
     def rate(route: Route) -> None:
@@ -149,7 +150,7 @@ def test_playground_regression_of_several_outputs_is_drawn_as_numbers(open_page:
     page.route("**/info", tell)
     page.route("**/sentiment", rate)
     page.goto("/#sentiment")
-    answered(page)
+    page.get_by_text("4.21").wait_for()
     assert page.locator("#sentiment output").inner_text().split() == ["4.21", "STARS", "-0.50", "LENGTH"]
 
 

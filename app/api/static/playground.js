@@ -288,7 +288,9 @@ async function introduce() {
   try {
     const { status, models, device, dtype, limits } = await info();
     mostWords = Math.min(mostWords, limits.max_client_batch);
+    const wasRegression = isRegression;
     isRegression = models.some(({ problem_type }) => problem_type === "regression");
+    if (isRegression !== wasRegression) changed(0); // an answer may have been drawn before
     const sizes = models.map(({ name, parameters }) => `${name} ${compact.format(parameters)}`);
     $("#status").textContent = [status, ...sizes, `${device} ${dtype}`].join(" · ");
     if (status === "loading") setTimeout(introduce, 1000);
