@@ -232,7 +232,7 @@ async def open_loop(
             await asyncio.sleep(wait)
         elif wait < -0.01:
             await asyncio.sleep(0)  # behind: let answers come in
-        while run.idle and run.idle[-1].is_closed:  # by the server, which keeps nobody for ever
+        while run.idle and run.idle[-1].is_closed:  # by the server, which closes idle connections
             run.idle.pop()
             opened -= 1
         if not run.idle and opened < connections:

@@ -67,7 +67,7 @@ def main() -> None:
     statuses: Counter[str] = sum((report.statuses for report in busy), Counter())
     print(f"{options.factor:g} times of that: statuses {dict(sorted(statuses.items()))}")
     share = used / (options.rounds * (_WARM_UP + options.seconds)) / (os.cpu_count() or 1)
-    print(f"the load generator took {share:.0%} of all cores meanwhile")
+    print(f"the load generator took {share:.0%} of all cores")
     ratios = [
         2 * overloaded.goodput / (calm[i].throughput + calm[i + 1].throughput) for i, overloaded in enumerate(busy)
     ]

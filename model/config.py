@@ -125,7 +125,7 @@ class BertConfig:
         """A published size by name: tiny, mini, small, medium, base or large.
 
         Raises:
-            ConfigError: there is no such preset.
+            ConfigError: the preset is unknown.
         """
         if name not in _PRESETS:
             raise ConfigError(f"unknown preset {name!r}; available: {', '.join(_PRESETS)}")

@@ -31,7 +31,7 @@ Seed = Annotated[int, Field(ge=0, lt=2**63)]
 RESOLVED = "recipe.json"
 """File beside each run with its recipe, overrides and defaults included."""
 MIN_POSITIONS = 512
-"""Positions of every new network: callers send whole reviews, whatever length it was trained on."""
+"""Positions of every new network: callers send whole reviews, also longer than the texts it was trained on."""
 BUCKET_TOKENS = 128
 """Step of the number of tokens in a batch: oneDNN keeps one kernel per shape (model.packing.round_up_to_bucket)."""
 
@@ -506,7 +506,7 @@ def _apply(values: dict[str, Any], override: str) -> None:
     for table in tables:
         values = values.setdefault(table, {})
         if not isinstance(values, dict):
-            raise RecipeError(f"override {override!r}: {table} is no table")
+            raise RecipeError(f"override {override!r}: {table} is not a table")
     try:
         value = tomllib.loads(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:

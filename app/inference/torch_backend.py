@@ -312,7 +312,7 @@ def _check_architectures(pretrained: Checkpoint, sentiment: Checkpoint) -> None:
     if not isinstance(pretrained.model, BertForPreTraining):
         raise CheckpointError(pretrained.path, "is a sequence classifier, BERT_PRETRAINED needs a masked-LM head")
     if not isinstance(sentiment.model, BertForSequenceClassification):
-        raise CheckpointError(sentiment.path, "is no sequence classifier, which BERT_SENTIMENT needs")
+        raise CheckpointError(sentiment.path, "has no classification head, which BERT_SENTIMENT needs")
 
 
 def _describe(checkpoint: Checkpoint) -> ServedModel:

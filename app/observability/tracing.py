@@ -1,7 +1,7 @@
 """Traces for OpenTelemetry. FastAPI makes one span per request and sends it; this module adds ids and stages.
 
-Traces need the `otel` extra and OpenTelemetry's own variables, at least OTEL_EXPORTER_OTLP_ENDPOINT. Without them there
-are no spans.
+Traces need the `otel` extra and OpenTelemetry's own variables, at least OTEL_EXPORTER_OTLP_ENDPOINT. Without them no
+spans are made.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Dynamic batching on the event loop.
 
-A batch starts the moment a process is free: there is no timer and no polling. What has arrived by then shares a
+A batch starts the moment a process is free: without a timer and without polling. What has arrived by then shares a
 forward pass; an idle service starts at once. An item is anything with a number of tokens; tensors are elsewhere.
 """
 

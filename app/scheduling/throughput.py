@@ -58,7 +58,7 @@ class Throughput:
 
     def set(self, tokens_per_second: float, processes: int, max_useful_tokens: int) -> None:
         """Start again from what a newly loaded backend says: its speed, in all processes together, and the tokens
-        of a batch beyond which it is no faster."""
+        of a batch beyond which it does not get faster."""
         self.tokens_per_second = tokens_per_second
         self._per_process = tokens_per_second / max(processes, 1)
         self._max_useful_tokens = max_useful_tokens

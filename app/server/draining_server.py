@@ -29,7 +29,7 @@ _NEAR_FILE_LIMIT = 0.9
 class DrainingServer(uvicorn.Server):
     """Uvicorn that, on SIGTERM, keeps listening until the accepted requests are answered.
 
-    The port stays open meanwhile, so that a load balancer sees readiness turn 503 and a late request gets 503 instead
+    The port stays open, so that a load balancer sees readiness turn 503 and a late request gets 503 instead
     of a refused connection (uvicorn issue 2414). Uvicorn would also raise the signal again at the end, and so exit
     with a code that says "killed".
     """

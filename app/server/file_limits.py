@@ -18,6 +18,6 @@ def raise_limit() -> None:
 
 
 def limit() -> int | None:
-    """The soft limit of open files; None if there is no limit."""
+    """The soft limit of open files; None if unlimited."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return None if soft == resource.RLIM_INFINITY else soft

@@ -62,7 +62,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self._in_request = False
         self._chunked = False
         self._ignore_input = False
-        """Set by bytes that are no request: the connection closes after the answers to the requests before them."""
+        """Set by bytes that are not a request: the connection closes after the answers to the requests before them."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """See `asyncio.Protocol`."""

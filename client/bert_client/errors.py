@@ -27,7 +27,7 @@ class BertServiceError(Exception):
 
 
 class ConnectionFailedError(BertServiceError):
-    """There is no answer: refused, cut off, too slow, or a variable of the environment cannot be used.
+    """The service gave no answer: refused, cut off, too slow, or a variable of the environment cannot be used.
 
     `__cause__` is the error behind it, mostly httpx's.
     """
@@ -85,7 +85,7 @@ class TooLargeError(ProblemError):
 
 
 class InvalidInputError(ProblemError):
-    """An input has no answer: it is no text, empty, too long, has no mask, or a target is unknown."""
+    """An input has no answer: it is not a text, empty, too long, has no mask, or a target is unknown."""
 
 
 class TooBusyError(ProblemError):

@@ -178,7 +178,7 @@ class FieldProblem(_Documented):
 
 @dataclass(frozen=True, slots=True)
 class Problem(_Documented):
-    """Why there is no answer (RFC 9457)."""
+    """Why a request has no answer (RFC 9457)."""
 
     type: str
     """A URN that ends with `code`."""

@@ -84,7 +84,7 @@ class Process:
                 if spawned and number != other_than:
                     return number
             time.sleep(0.05)
-        raise AssertionError("there is no inference process")
+        raise AssertionError("no inference process was found")
 
     def inference_processes(self) -> list[int]:
         """The first one and those that it has forked."""

@@ -99,7 +99,7 @@ def test_access_is_a_word_or_a_switch(value: str, access: str) -> None:
         ("BERT_DTYPE", "int4"),
         ("BERT_LOG_FORMAT", "xml"),
         ("BERT_DOCS", "perhaps"),
-        ("BERT_METRICS", "key"),  # without keys, nobody could ask
+        ("BERT_METRICS", "key"),  # without keys, no caller could ask
         ("BERT_DRAIN_SECONDS", "-1"),
         ("BERT_ALLOWED_HOSTS", "example.org:8000"),
         ("BERT_ALLOWED_HOSTS", "https://example.org"),

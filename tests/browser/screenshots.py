@@ -1,6 +1,6 @@
 """The pictures of the README: `make screenshots`, after a change to a page or to the weights.
 
-`python -m tests.browser.screenshots FOLDER` writes them; the service runs with the shipped weights meanwhile.
+`python -m tests.browser.screenshots FOLDER` writes them; a service with the shipped weights must be running.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The folder client/ as pip installs it: one package and one command, beside whatever else a program has."""
+"""The folder client/ as pip installs it: one package and one command, beside other packages of a program."""
 
 from __future__ import annotations
 

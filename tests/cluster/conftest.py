@@ -38,7 +38,7 @@ def processes() -> list[str]:
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Any]:
-    """Two nodes with two logical CPUs each, whatever the machine has."""
+    """Two nodes with two logical CPUs each, on any machine."""
     ray = pytest.importorskip("ray", reason="needs the extra `cluster`: run make test-cluster")
     from ray.cluster_utils import Cluster
 

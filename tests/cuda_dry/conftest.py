@@ -17,7 +17,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if "cuda_dry" in item.path.parts:
             item.add_marker("cuda_dry")
-            item.add_marker(pytest.mark.filterwarnings("default"))  # torch warns that there is no driver
+            item.add_marker(pytest.mark.filterwarnings("default"))  # torch warns of a missing driver
             if torch.version.cuda is None:
                 item.add_marker(pytest.mark.skip(reason="torch without CUDA: run make test-cuda-dry"))
 

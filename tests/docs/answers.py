@@ -66,7 +66,7 @@ def rounded(value: Any) -> Any:
 
 
 def answer(client: httpx.Client, block: Block) -> str:
-    """What shall stand below a block."""
+    """What must stand below a block."""
     assert block.answer is not None
     if block.language == "python":
         return printed(client, block.text)

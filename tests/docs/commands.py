@@ -40,7 +40,7 @@ def check(command: str) -> None:
         words.pop(0)
     program, arguments = words[0], words[1:]
     for name in given:
-        assert _is_setting(name) or _is_known_variable(name), f"nobody reads {name}"
+        assert _is_setting(name) or _is_known_variable(name), f"{name} is not a setting"
     Settings.read(given)
     assert program in _PROGRAMS, f"teach tests/docs/commands.py what {program} is"
     _PROGRAMS[program](arguments, given)

@@ -78,7 +78,7 @@ def test_commands_name_what_is_there(block: Block) -> None:
     [
         ("make nothing", "no target nothing"),
         ("BERT_PROT=1 make serve", "BERT_PROT"),
-        ("TORCH_INDICES=x docker compose up", "nobody reads TORCH_INDICES"),
+        ("TORCH_INDICES=x docker compose up", "TORCH_INDICES is not a setting"),
         ("docker compose up nobody", "nobody"),
         ("docker build --tag bert-service:cpu --build-arg TORCH=x .", "TORCH=x"),
         ("kubectl rollout status deployment/other", "deployment/other"),

@@ -223,7 +223,7 @@ def test_token_type_embeddings_are_rows_of_their_table(token_types: int) -> None
 
 
 def test_encoder_normalises_after_residuals() -> None:
-    """Post-LN: what a layer hands on is normalised, whatever its size before."""
+    """Post-LN: a layer's output is normalised, for inputs of any size."""
     encoder = BertEncoder(CONFIG).eval()
     with torch.no_grad():
         hidden = encoder(PackedBatch.pack([[1, 2, 3, 4]]))

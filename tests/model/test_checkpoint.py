@@ -268,7 +268,7 @@ def test_checkpoint_without_architecture_is_recognised_by_its_weights(tmp_path: 
 @pytest.mark.parametrize("tied", [True, False])
 @pytest.mark.parametrize("name", ["cls.predictions.decoder.weight", "cls.predictions.decoder.bias"])
 def test_checkpoint_decoder_that_differs_from_the_embedding_is_used(tmp_path: Path, name: str, tied: bool) -> None:
-    """`transformers` then unties it, whatever the configuration says."""
+    """`transformers` then unties it, against the configuration."""
     save_theirs(tmp_path, their_model("BertForMaskedLM", tie_word_embeddings=tied))
     shape = (61, 32) if name.endswith("weight") else (61,)
     edit_tensors(tmp_path, lambda tensors: tensors.update({name: torch.full(shape, 0.25).cumsum(0)}))

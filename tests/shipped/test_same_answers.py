@@ -68,7 +68,7 @@ def rows(result: Result) -> list[list[tuple[str, float]]]:
 
 
 def difference(alone: Result, among: Result) -> float:
-    """Of scores, the largest; what leads must be the same, and so must all that is no prediction."""
+    """Of scores, the largest; what leads must be the same, and so must all that is not a prediction."""
     worst = 0.0
     for one, other in zip(rows(alone), rows(among), strict=True):
         assert one[0][0] == other[0][0], (alone, among)

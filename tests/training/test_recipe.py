@@ -160,7 +160,7 @@ def test_unknown_key_names_the_key_that_may_be_meant(recipe_file: Path, override
         ("model.hidden_size=200", "model: .*not divisible"),
         ('finetune.labels={"0"="BAD"}', "labels must name two labels or more"),
         ('finetune.labels={"0"="BAD","1"="BAD","2"=""}', "labels must name two labels or more"),
-        ("pretrain.tokens.much=1", "tokens is no table"),
+        ("pretrain.tokens.much=1", "tokens is not a table"),
         ("corpus.sources=[{}]", "needs a path or a data set of the hub"),
         (
             'corpus.sources=[{path="a.txt"},{path="b/a.txt"}]',

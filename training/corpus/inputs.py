@@ -21,7 +21,7 @@ from training.sources.labels import labelled
 from training.sources.split import group_hash, held_out_below, text_hash
 
 SHARD_CHARACTERS = 8_000_000
-"""Text of a shard. A worker needs a few times this in memory, whatever the size of the corpus."""
+"""Text of a shard. A worker needs a few times this in memory, for a corpus of any size."""
 
 FEW_DEV_TEXTS = 100
 """Below this, one standard error of an accuracy of 0.9 is above 0.03."""

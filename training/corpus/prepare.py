@@ -63,7 +63,7 @@ def prepare(recipe: Recipe, tokenizer: Tokenizer) -> Path:
 
     Raises:
         SourceError: text that cannot be read.
-        CorpusError: there is no text to train on, or the disk is full.
+        CorpusError: the sources hold no text, or the disk is full.
         RunError: another process works on the corpus.
     """
     sources = (*recipe.corpus.heldout, *recipe.corpus.sources)

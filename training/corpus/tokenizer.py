@@ -36,7 +36,7 @@ def make_tokenizer(recipe: Recipe) -> Path:
 
     Raises:
         SourceError: text that cannot be read.
-        CorpusError: there is no text.
+        CorpusError: the sources hold no text.
         CheckpointError: `pretrain.start` has no tokenizer.
     """
     folder = recipe.folder / "tokenizer"
@@ -79,7 +79,7 @@ def learn_tokenizer(recipe: Recipe) -> Tokenizer:
 
     Raises:
         SourceError: text that cannot be read.
-        CorpusError: there is no text.
+        CorpusError: the sources hold no text.
     """
     config, sources = recipe.tokenizer, recipe.corpus.sources
     with tqdm(desc="sample", total=size(sources, recipe.data), unit="B", unit_scale=True) as bar:

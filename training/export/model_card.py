@@ -23,8 +23,8 @@ _LOCAL_KEYS = ("data=", "run=", "export.", "device=", "tensorboard=")
 def write_card(recipe: Recipe, name: str, target: Path, weights: Mapping[str, str]) -> None:
     """Write `README.md` and `recipe.json` into an exported directory.
 
-    The recipe is the one that the run was trained with, overrides included, whatever the command line says now. Figures
-    are those of the run's report if the report is about these weights.
+    The recipe is the one that the run was trained with, overrides included; the command line of the export does not
+    change it. Figures are those of the run's report if the report is about these weights.
 
     Args:
         weights: hashes of the run's models by name.

@@ -26,7 +26,7 @@ def export(recipe: Recipe) -> list[Path]:
     """Write the run's models to `export.folder`.
 
     Raises:
-        RunError: there is no model; or a directory does not hold what was written, or holds other files.
+        RunError: the run has no model; or a directory does not hold what was written, or holds other files.
     """
     check_targets(recipe)
     made = [name for name in NAMES if (recipe.folder / name).is_dir()]

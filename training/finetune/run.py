@@ -70,7 +70,7 @@ def finetune(recipe: Recipe) -> bool:
 
     Raises:
         SourceError: labelled text that cannot be read.
-        RunError: there is no network to start from, or it does not fit the recipe.
+        RunError: the network to start from is missing, or does not fit the recipe.
     """
     recipe = with_earlier_distill(recipe)
     start = starting_point(recipe)

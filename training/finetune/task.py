@@ -39,7 +39,7 @@ def classifier_from(start: Model, config: FinetuneConfig, seed: int) -> BertForS
 
 class ClassificationLoss(TrainingLoss):
     """Cross-entropy of a micro-batch against label probabilities. Its denominator is the mean number of texts in a
-    micro-batch, so every text has the same weight, whatever its neighbours' lengths are."""
+    micro-batch, so every text has the same weight, beside neighbours of any length."""
 
     model: BertForSequenceClassification
     metric_names = ("loss", "accuracy")

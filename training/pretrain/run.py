@@ -54,7 +54,7 @@ def pretrain(recipe: Recipe, next_command: str = "finetune, or evaluate and expo
         next_command: for the last line of the log.
 
     Raises:
-        CorpusError: there is no vocabulary, or the text is not prepared, or was prepared from another recipe.
+        CorpusError: the vocabulary is missing, or the text is not prepared, or was prepared from another recipe.
         RunError: `pretrain.start` does not fit, or the run in the folder is another one.
     """
     tokenizer = open_tokenizer(recipe)
@@ -194,7 +194,7 @@ def open_heldout(recipe: Recipe) -> dict[str, PreparedText]:
     parts = open_parts(folder)
     if not parts:
         raise CorpusError(
-            f"{folder} is empty: there is no text to evaluate on. Name some as corpus.heldout, or set "
+            f"{folder} is empty, so the network cannot be evaluated. Name some as corpus.heldout, or set "
             "corpus.heldout_fraction above 0 for text of two documents or more (a blank line, or a row, ends one); "
             "then run prepare again"
         )

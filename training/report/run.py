@@ -89,7 +89,7 @@ def evaluate(recipe: Recipe, weights: Path | None = None) -> str:
         weights: folder with other checkpoints to evaluate on the recipe's texts: `pretrained/`, `sentiment/`.
 
     Raises:
-        RunError: there is no model, or one of another kind or with other labels than the recipe's.
+        RunError: the model is missing, or of another kind or with other labels than the recipe's.
         CorpusError: the held-out text was prepared with another vocabulary.
     """
     models = weights or recipe.folder

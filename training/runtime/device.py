@@ -24,7 +24,7 @@ def choose_device(name: str, local_rank: int = 0) -> torch.device:
     """The device with this name. `auto` is CUDA where there is one; each process of a node has its own GPU.
 
     Raises:
-        RunError: there is no such device.
+        RunError: the device does not exist.
     """
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"

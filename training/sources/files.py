@@ -32,7 +32,7 @@ def files(source: SourceConfig, root: Path) -> list[Path]:
     """The files of a source in the order they are read; none if it is to come from the hub.
 
     Raises:
-        SourceError: there is no file.
+        SourceError: a file does not exist.
     """
     if source.path is None:
         return []

@@ -45,7 +45,7 @@ def plain_texts(lines: Iterable[str], separator: str = "\n") -> Iterator[str]:
 
 
 def wikitext_texts(lines: Iterable[str]) -> Iterator[str]:
-    """The articles of WikiText, of which each begins with a line like ` = Title = `. Headings are no text."""
+    """The articles of WikiText, of which each begins with a line like ` = Title = `. Headings are left out."""
     return _joined(_wikitext_paragraphs(lines))
 
 

@@ -56,7 +56,7 @@ def run(job: Job, ask: Ask) -> None:
     """Answer every row. A row without an answer gets the reason in the column `error`.
 
     Raises:
-        TableError: the file is no table, lacks a column, or cannot be read to its end; the rows before are answered.
+        TableError: the file is not a table, lacks a column, or cannot be read to its end; the rows before are answered.
         BertServiceError: the service cannot be reached, or refuses for a reason that is not a single row.
         OSError: the output cannot be written.
     """
@@ -171,5 +171,6 @@ def _first_rows(table: Table, rows: Iterator[Row], read: tuple[str, ...]) -> lis
         raise TableError(f"{table.name}, line {first[0].number}: {first[0].fault or 'the first rows have no fields'}")
     for column in read if found else ():
         if column not in found:
-            raise TableError(f"{table.name}: there is no column {column!r}, but {', '.join(map(repr, found))}")
+            shown = ", ".join(map(repr, found))
+            raise TableError(f"{table.name}: it has no column {column!r}; its columns are {shown}")
     return first

@@ -101,12 +101,12 @@ def _jitter() -> float:
 
 def _service_url(given: str) -> httpx.URL:
     if not given.lower().startswith(("http://", "https://")):
-        raise ValueError(f"{given!r} is no address of a service: begin it with http:// or https://")
+        raise ValueError(f"{given!r} is not an address of a service; it must begin with http:// or https://")
     try:
         url = httpx.URL(given)
         url.host.encode("idna")  # as connecting does
     except (httpx.InvalidURL, UnicodeError) as error:
-        raise ValueError(f"{given!r} is no address of a service: {error}") from error
+        raise ValueError(f"{given!r} is not an address of a service: {error}") from error
     return url
 
 

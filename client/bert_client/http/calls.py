@@ -134,7 +134,7 @@ def _to_json(value: object) -> bytes:
 
 
 def is_one_input(inputs: Any, *, takes_pairs: bool) -> bool:
-    """Whether this is one input, not several: a string, a tuple of two texts, or something that is no iterable.
+    """Whether this is one input, not several: a string, a tuple of two texts, or something that is not iterable.
 
     Args:
         takes_pairs: Whether the task has pairs. If not, a tuple of two texts is several inputs.

@@ -95,7 +95,7 @@ class Exchange:
 
         Raises:
             ProblemError: the reason is not a single input.
-            ConnectionFailedError: there is no answer.
+            ConnectionFailedError: the service gave no answer.
             UnexpectedAnswerError: the answers are not those of this service.
         """
         start = last_answer = self.clock()
@@ -187,7 +187,7 @@ def isolate(error: ProblemError, inputs: Sequence[bytes]) -> tuple[list[int], li
 
 
 def problem_of(response: httpx.Response, note: str = "") -> ProblemError:
-    """The error of an answer. A proxy's page is no problem document: its error says so, followed by the note."""
+    """The error of an answer. A proxy's page is not a problem document: its error says so, followed by the note."""
     error = _ERRORS.get(response.status_code, ProblemError)
     request_id = response.headers.get("x-request-id")
     try:

@@ -93,7 +93,7 @@ class Table:
         if address.isdecimal() and 1 <= int(address) <= len(self.columns):
             return self.columns[int(address) - 1]
         shown = ", ".join(map(repr, self.columns[:50]))
-        raise TableError(f"{self.name}: there is no column {address!r}, but {shown}{_advice(self)}")
+        raise TableError(f"{self.name}: it has no column {address!r}; its columns are {shown}{_advice(self)}")
 
 
 def format_of(name: str, dialect: Dialect | None = None) -> str | None:
@@ -293,7 +293,7 @@ def _advice(table: Table) -> str:
         default, name = DELIMITER_NAMES[_DELIMITERS[table.format]], DELIMITER_NAMES[other]
         return f"; the header has no {default} but a {name}: if it separates the columns, state the delimiter"
     if any(_is_data(name) for name in table.columns):
-        return "; if the first row is no header, state that (header = false, --no-header)"
+        return "; if the first row is not a header, state that (header = false, --no-header)"
     return ""
 
 

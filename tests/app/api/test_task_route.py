@@ -218,7 +218,7 @@ async def test_disconnected_caller_is_dropped_before_compute(serve: Any, backend
         gone = asyncio.create_task(call(service.app, b'{"inputs":"gone"}', leaves))
         await service.queued(2)
         leaves.set()
-        assert await gone == 499  # nobody reads it
+        assert await gone == 499  # the caller has left
         assert service.engine.scheduler.queued_tokens == 0
         backend.gate.set()
         assert (await first).status_code == 200

@@ -234,7 +234,7 @@ class NotLinux:
 async def test_process_pool_of_one_process_with_several_threads_lives(
     pretrained: Path, sentiment: Path, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The connections that it does not need are closed by us, which is no death."""
+    """Connections that it does not need are closed by the parent, which is not taken for its death."""
     monkeypatch.setattr("app.inference.process_pool._EXIT_SECONDS", 0.1)
     logs = {"version": 1, "filters": {"first": {"()": f"{__name__}.NotLinux"}}}
     told: list[BackendDiedError] = []

@@ -195,7 +195,7 @@ def test_masked_lm_without_next_sentence_head_serves_one_task(save_pretrained: A
 
 
 def test_swapped_directories_are_named(pretrained: Path, sentiment: Path) -> None:
-    with pytest.raises(CheckpointError, match=r"tiny-pretrained: is no sequence classifier"):
+    with pytest.raises(CheckpointError, match=r"tiny-pretrained: has no classification head"):
         TorchBackend(pretrained, pretrained, device="cpu").load()
     with pytest.raises(CheckpointError, match=r"tiny-sentiment: is a sequence classifier"):
         TorchBackend(sentiment, sentiment, device="cpu").load()

@@ -135,4 +135,4 @@ async def test_traces_are_off_without_the_variables(backend: Any) -> None:
     await app({"type": "lifespan", "app": app}, receive, send)
     assert said == ["lifespan.startup.complete", "lifespan.shutdown.complete"]
     assert trace.get_tracer_provider() is provider
-    assert type(provider).__name__ == "ProxyTracerProvider"  # what the API has before somebody sets one
+    assert type(provider).__name__ == "ProxyTracerProvider"  # the API's own, before a program sets one

@@ -50,7 +50,7 @@ async def running(backend: Any, policy: EnginePolicy | None = None, **settings: 
 async def queued(engine: Engine, requests: int) -> None:
     """Wait until so many requests are accepted and unanswered."""
     async with asyncio.timeout(PATIENCE):
-        while engine.scheduler.queued_requests < requests:  # noqa: ASYNC110 (nobody else needs an event)
+        while engine.scheduler.queued_requests < requests:  # noqa: ASYNC110 (an event only for tests)
             await asyncio.sleep(0.002)
 
 

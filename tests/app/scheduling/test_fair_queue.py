@@ -1,4 +1,4 @@
-"""Who is served next: pure decisions."""
+"""Which input is served next: pure decisions."""
 
 from __future__ import annotations
 

@@ -228,7 +228,7 @@ async def test_scheduler_out_of_memory_splits_the_batch_and_lowers_the_limit(com
         for _ in range(4):
             await ask(scheduler, 1, 2)
         assert len(computer.batches) == tries + 4
-        assert scheduler.throughput.batch_tokens <= 40  # whatever the speed
+        assert scheduler.throughput.batch_tokens <= 40  # at any speed
 
 
 async def test_scheduler_item_that_never_fits_fails_alone(computer: Computer) -> None:

@@ -302,7 +302,7 @@ def test_bert_first_rows_may_be_broken(bert: Bert, tmp_path: Path) -> None:
     assert "not written, as the first rows have no such column: 'late'" in complaints
     source.write_text('{"review": "good"}\n' * 2)
     code, output, complaint = bert("sentiment", "--file", str(source))
-    assert (code, output, complaint) == (1, "", f"bert: {source}: there is no column 'text', but 'review'\n")
+    assert (code, output, complaint) == (1, "", f"bert: {source}: it has no column 'text'; its columns are 'review'\n")
     source.write_text('{"review": "good"}\nno JSON\n')
     assert bert("sentiment", "--file", str(source))[2] == complaint
     command = ("sentiment", "--file", str(source), "--column", "review", "--json")
@@ -470,9 +470,9 @@ def test_bert_exit_codes(bert: Bert, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "complaint"),
     [
-        (("--url", "http://localhost:80x"), "'http://localhost:80x' is no address of a service: Invalid port: '80x'"),
-        (("--url", "http://a..b"), "'http://a..b' is no address of a service: "),
-        (("--url", "localhost:80"), "'localhost:80' is no address of a service: begin it with http://"),
+        (("--url", "http://localhost:80x"), "'http://localhost:80x' is not an address of a service: Invalid port: "),
+        (("--url", "http://a..b"), "'http://a..b' is not an address of a service: "),
+        (("--url", "localhost:80"), "'localhost:80' is not an address of a service; it must begin with http://"),
         (("--api-key", "a\nb"), "the API key has characters that are not printable"),
         (("--concurrency", "0"), "concurrency is 0: give 1 or more"),
         (("--timeout", "0"), "timeout is 0.0: give seconds"),
@@ -585,7 +585,7 @@ def test_bert_missing_column_is_found_before_anything_is_written(bert: Bert, tmp
     source, target = tmp_path / "reviews.csv", tmp_path / "scored.csv"
     source.write_text("id,review\n1,good\n")
     code, _, complaint = bert("sentiment", "--file", str(source), "--output", str(target))
-    assert (code, complaint) == (1, f"bert: {source}: there is no column 'text', but 'id', 'review'\n")
+    assert (code, complaint) == (1, f"bert: {source}: it has no column 'text'; its columns are 'id', 'review'\n")
     assert not target.exists()
     source.write_text("id,review\n")
     assert bert("sentiment", "--file", str(source), "--output", str(target))[0] == 1

@@ -1,4 +1,4 @@
-"""What the clients take as inputs, and what they do with an input that is no text."""
+"""What the clients take as inputs, and what they do with an input that is not a text."""
 
 from __future__ import annotations
 

@@ -96,7 +96,7 @@ def test_open_table_parquet_is_known_by_its_first_bytes(tmp_path: Path, name: st
         assert (table.format, table.columns, table.column("2")) == ("parquet", ("id", "text"), "text")
         assert list(table.rows) == [Row(1, {"text": "a"}), Row(2, {"text": None})]
     with (
-        pytest.raises(TableError, match="no column 'body', but 'id', 'text'"),
+        pytest.raises(TableError, match="no column 'body'; its columns are 'id', 'text'"),
         open_table(tmp_path / name, columns=("body",)),
     ):
         pass
@@ -425,15 +425,15 @@ def test_table_column_is_a_name_or_a_number(tmp_path: Path) -> None:
     with open_table(tmp_path / "a.csv") as table:
         assert table.columns == ("2", "text", "3")
         assert [table.column(address) for address in ("text", "2", "3", "1")] == ["text", "2", "3", "2"]
-        with pytest.raises(TableError, match=r"a\.csv: there is no column '4', but '2', 'text', '3'"):
+        with pytest.raises(TableError, match=r"a\.csv: it has no column '4'; its columns are '2', 'text', '3'"):
             table.column("4")
 
 
 @pytest.mark.parametrize(
     ("content", "advice"),
     [
-        (ZHANG, "if the first row is no header, state that (header = false, --no-header)"),
-        ("A long and good film,really\nbad,no\n", "if the first row is no header, state that"),
+        (ZHANG, "if the first row is not a header, state that (header = false, --no-header)"),
+        ("A long and good film,really\nbad,no\n", "if the first row is not a header, state that"),
         (
             "body;label;x\ngood;1\nbad;0\n",
             "the header has no comma but a semicolon: if it separates the columns",
@@ -445,7 +445,7 @@ def test_table_column_that_is_missing_comes_with_advice(tmp_path: Path, content:
     (tmp_path / "a.csv").write_text(content)
     with open_table(tmp_path / "a.csv") as table, pytest.raises(TableError) as raised:
         table.column("text")
-    assert (advice or "a.csv: there is no column 'text', but 'id', 'body'") in str(raised.value)
+    assert (advice or "a.csv: it has no column 'text'; its columns are 'id', 'body'") in str(raised.value)
 
 
 @pytest.mark.parametrize("delimiter", [";", "\t", "|"])

@@ -1,4 +1,4 @@
-"""A row of a product is the same to the last bit, whatever the number of rows."""
+"""A row of a product is the same to the last bit for any number of rows."""
 
 from __future__ import annotations
 

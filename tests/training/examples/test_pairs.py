@@ -66,7 +66,7 @@ def find(corpus: MemoryText, part: list[int]) -> int:
     """Where a run of ids stands in the corpus."""
     places = np.flatnonzero(corpus.ids[: len(corpus.ids) - len(part) + 1] == part[0])
     found = [at for at in places if corpus.ids[at : at + len(part)].tolist() == part]
-    assert found, "the segment is no run of the text"
+    assert found, "the segment is not a part of the text"
     return int(found[0])
 
 

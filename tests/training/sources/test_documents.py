@@ -44,7 +44,7 @@ def test_parquet_columns_become_documents(tmp_path: Path) -> None:
     parquet = pytest.importorskip("pyarrow.parquet")
     parquet.write_table(pyarrow.Table.from_pylist(ROWS * 400), tmp_path / "a.parquet")
     assert texts(tmp_path, "a.parquet") == TEXTS * 400
-    with pytest.raises(SourceError, match=r"a\.parquet: there is no column 'body', but 'title', 'text', 'label'"):
+    with pytest.raises(SourceError, match=r"a\.parquet: it has no column 'body'; its columns are 'title', 'text', "):
         read(tmp_path, "a.parquet", text=("body",))
     write(tmp_path / "b.parquet", "no parquet at all, but long enough")
     with pytest.raises(SourceError, match=r"b\.parquet: is not a Parquet file"):
@@ -385,7 +385,7 @@ def test_documents_are_streamed_not_collected(tmp_path: Path) -> None:
         ("a.csv", "", r"a\.csv: is empty"),
         ("a.csv", "text,label\n", r"a\.csv: holds no text; fill it"),
         ("a.txt", "\n \n", r"a\.txt: holds no text"),
-        ("a.csv", "body,label\nx,1\n", r"a\.csv: there is no column 'text', but 'body', 'label'"),
+        ("a.csv", "body,label\nx,1\n", r"a\.csv: it has no column 'text'; its columns are 'body', 'label'"),
         (
             "a.csv",
             "text,label\nx,1\nOh, no,1\n",
@@ -416,7 +416,7 @@ def test_error_names_the_place_and_the_remedy(tmp_path: Path, name: str, content
 
 def test_missing_label_column_is_named_with_those_there_are(tmp_path: Path) -> None:
     write(tmp_path / "a.csv", table(","))
-    with pytest.raises(SourceError, match="there is no column 'stars', but 'title', 'text', 'label'"):
+    with pytest.raises(SourceError, match="it has no column 'stars'; its columns are 'title', 'text', 'label'"):
         read(tmp_path, "a.csv", label="stars")
     write(tmp_path / "a.jsonl", jsonl(ROWS))
     with pytest.raises(SourceError, match="line 1: no column 'stars'; there are title, text, label"):
