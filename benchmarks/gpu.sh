@@ -12,8 +12,10 @@
 #   4  there  gpu.sh export-1              then export-2, ...; after each, here: FROM=folder/of/OUT gpu.sh join, which
 #                                          leaves the checkpoints and the report in WORK/result
 #   5  there  gpu.sh test bench            in the remaining time
-# The machine is lent for 30 minutes including its start and all transfers. Export before they end, finished or not:
-# everything else on the machine is lost.
+# The machine is lent for 15 minutes including its start and all transfers, so the recipe needs a smaller budget:
+# OVERRIDES="pretrain.minutes=5 finetune.epochs=2 finetune.seeds=[1]" in steps 1 to 4. Delete model/weights from the
+# working tree before step 1 and restore them after it: the tree then takes 3 of the 64 MiB. Export before the time ends,
+# finished or not: everything else on the machine is lost.
 # DATA: the texts. WORK: all that is made (runs/gpu/work). PACK: pieces to send (runs/gpu/pack). OUT: what comes back
 # (runs/gpu/out). OVERRIDES: more for the recipe, "pretrain.minutes=12 ...". DRY_RUN=1 without a stage rehearses all of
 # it on the CPU in WORK, with some hundred documents and seconds of training.
@@ -160,7 +162,9 @@ stage_pack() {
     [[ ! -f $run/baselines.json ]] || corpus+=(baselines.json)
     tar -c --exclude='*.npy' "${corpus[@]}" | xz -9e >"$packed/rest"
     labelled | tar -c -C "$data" -T - >"$packed/texts"
-    tree=$(git ls-files -coz --exclude-standard | xargs -0 du -cb 2>/dev/null | awk '$2 == "total" { sum += $1 } END { print sum }')
+    # `du` fails for files that were deleted from the working tree; they are not sent
+    tree=$(git ls-files -coz --exclude-standard | { xargs -0 du -cb 2>/dev/null || true; } |
+        awk '$2 == "total" { sum += $1 } END { print sum }')
     room=$((TRANSFER - tree - $(du -sb "$packed/wheels" | cut -f1) - MIB))
     [[ ! $DRY_RUN ]] || room=$(($(cat "$packed"/{ids,starts,rest,texts} | wc -c) / 3 + 1))
     ((room > MIB || DRY_RUN)) || fail "pack: the tree alone has $tree bytes of $TRANSFER"
