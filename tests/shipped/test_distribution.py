@@ -34,9 +34,9 @@ def test_distribution_is_built_from_its_sources_and_serves_the_shipped_weights(t
     installed = tmp_path / "installed"
     run("-m", "pip", "--disable-pip-version-check", "install", "--no-deps", "--target", str(installed), str(wheel))
     elsewhere = {"PYTHONSAFEPATH": "1", "PYTHONPATH": str(installed)}  # the current directory is not on the path
-    program = "import training; from training.recipe import load_recipe; print(load_recipe('shipped').name, training.__file__)"
+    program = "from training import recipe; print(recipe.load_recipe('shipped').name, recipe.__file__)"
     read = run("-c", program, env=os.environ | elsewhere)
-    assert read == f"shipped {installed / 'training' / '__init__.py'}\n"
+    assert read == f"shipped {installed / 'training' / 'recipe.py'}\n"
     with running(elsewhere) as service:
         service.until_ready()
         assert service.ask("A wonderful film.").json()["results"][0]["predictions"][0]["label"] == "POSITIVE"
