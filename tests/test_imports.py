@@ -58,21 +58,21 @@ def test_training_never_imports_app(file: Path) -> None:
     assert "app" not in imports(file)
 
 
-TRAINING_ROOMS = (
+TRAINING_LAYERS = (
     *("errors", "recipe", "runtime", "sources", "corpus", "examples", "evaluate", "loop"),
     *("pretrain", "finetune", "report", "export", "__main__"),
 )
-"""From the bottom to the top: a room imports itself and what stands before it."""
+"""From the bottom to the top: a package imports itself and those before it."""
 
-APP_ROOMS = ("errors", "settings", "observability", "inference", "scheduling", "api", "server", "cluster", "__main__")
-CLIENT_ROOMS = ("wire", "errors", "tables", "http", "command", "__init__")
-MODEL_ROOMS = (
+APP_LAYERS = ("errors", "settings", "observability", "inference", "scheduling", "api", "server", "cluster", "__main__")
+CLIENT_LAYERS = ("wire", "errors", "tables", "http", "command", "__init__")
+MODEL_LAYERS = (
     *("errors", "config", "dropout", "packing", "attention", "bert", "heads", "files", "tokenizer_dir"),
     *("tokenizer", "checkpoint", "inference", "__init__"),
 )
 
 MAX_MODULES = 14
-"""In a folder: more, and a reader does not find the room."""
+"""In a folder: with more, a reader does not find the module."""
 
 
 def module_name(file: Path) -> str:
@@ -81,23 +81,23 @@ def module_name(file: Path) -> str:
     return ".".join(parts[1:] if parts[0] == "client" else parts)
 
 
-def room(module: str) -> str:
+def layer(module: str) -> str:
     """`training.corpus.reader` -> `corpus`."""
     return [*module.split("."), "__init__"][1]
 
 
-ROOMS = {"app": APP_ROOMS, "client/bert_client": CLIENT_ROOMS, "training": TRAINING_ROOMS, "model": MODEL_ROOMS}
+LAYERS = {"app": APP_LAYERS, "client/bert_client": CLIENT_LAYERS, "training": TRAINING_LAYERS, "model": MODEL_LAYERS}
 
 
-@pytest.mark.parametrize(("package", "rooms"), ROOMS.items(), ids=ROOMS)
-def test_rooms_import_downwards(package: str, rooms: tuple[str, ...]) -> None:
+@pytest.mark.parametrize(("package", "layers"), LAYERS.items(), ids=LAYERS)
+def test_layers_import_downwards(package: str, layers: tuple[str, ...]) -> None:
     upwards = []
     for file in sources(package):
-        own = room(module_name(file))
+        own = layer(module_name(file))
         if own == "__init__":  # the package's own names are loaded on demand
             continue
         ours = (module for module in imports(file) if module.startswith(f"{package.removeprefix('client/')}."))
-        upwards += [f"{name(file)} imports {m}" for m in ours if rooms.index(room(m)) > rooms.index(own)]
+        upwards += [f"{name(file)} imports {m}" for m in ours if layers.index(layer(m)) > layers.index(own)]
     assert not upwards
 
 
@@ -106,14 +106,14 @@ def test_protocols_are_adapters_that_only_the_application_knows() -> None:
     assert {file for file in knowing if not file.startswith("app/api/protocols/")} == {"app/api/application.py"}
 
 
-@pytest.mark.parametrize("package", ROOMS)
+@pytest.mark.parametrize("package", LAYERS)
 def test_modules_have_no_import_circle(package: str) -> None:
     modules = {module_name(file): file for file in sources(package)}
     graph = {module: imports(file) & modules.keys() for module, file in modules.items()}
     TopologicalSorter(graph).prepare()  # raises CycleError
 
 
-@pytest.mark.parametrize("package", ROOMS)
+@pytest.mark.parametrize("package", LAYERS)
 def test_folders_are_small(package: str) -> None:
     counts = Counter(file.parent for file in sources(package) if file.name != "__init__.py")
     assert {str(folder): count for folder, count in counts.items() if count > MAX_MODULES} == {}
@@ -125,7 +125,7 @@ def test_only_torch_backend_imports_torch(file: Path) -> None:
 
 
 @pytest.mark.parametrize("file", [*sources("app"), *sources("training")], ids=name)
-def test_only_the_cluster_rooms_import_ray(file: Path) -> None:
+def test_only_the_cluster_packages_import_ray(file: Path) -> None:
     assert name(file) in ("app/cluster/ray_serve.py", "training/corpus/engines/ray.py") or "ray" not in imports(file)
 
 
