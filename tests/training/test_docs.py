@@ -1,9 +1,7 @@
-"""docs/training.md: each command runs, in order, on a few texts; each message is one of training/. docs/recipe.md: its
-table has the keys of the code."""
+"""docs/training.md: each command runs, in order, on a few texts. docs/recipe.md: its table has the keys of the code."""
 
 from __future__ import annotations
 
-import ast
 import csv
 import json
 import os
@@ -75,27 +73,6 @@ def test_recipe_page_has_the_keys_of_the_code() -> None:
 
 def test_recipe_page_explains_every_key() -> None:
     assert "|  |\n" not in fields.table()
-
-
-def test_messages_of_the_page_are_in_the_code() -> None:
-    rows = [line for line in TEXT.partition("## Warnings and errors")[2].splitlines() if line.startswith("| `")]
-    parts = [
-        part.strip()
-        for row in rows
-        for message in re.findall(r"`([^`]+)`", row.split("|")[1])
-        for part in message.split("…")
-    ]
-    literals = "\n".join(_literals())
-    assert parts
-    assert [part for part in parts if part not in literals] == []
-
-
-def _literals() -> Iterator[str]:
-    """All strings in the sources of training/."""
-    for file in (ROOT / "training").rglob("*.py"):
-        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
-            if isinstance(node, ast.Constant) and isinstance(node.value, str):
-                yield node.value
 
 
 @pytest.fixture(scope="module")
