@@ -39,6 +39,11 @@ def test_figures_fit_the_settings(configuration: str) -> None:
     settings = Settings()
     assert int(value(configuration, "client_max_body_size").removesuffix("m")) * 1024**2 == settings.max_body_bytes
     assert int(value(configuration, "proxy_read_timeout").removesuffix("s")) * 1000 > settings.request_timeout_ms
+    if configuration == REPLICAS:  # a request that reached its deadline is not repeated
+        assert (
+            int(value(configuration, "proxy_next_upstream_timeout").removesuffix("s")) * 1000
+            <= settings.request_timeout_ms
+        )
     assert configuration.count("{") == configuration.count("}")
 
 
@@ -123,17 +128,30 @@ def test_tasks_answer_through_the_proxy(proxied: httpx.Client) -> None:
     assert "queue;dur=" in response.headers["server-timing"]
 
 
+def test_request_id_of_the_caller_passes_the_proxy(proxied: httpx.Client) -> None:
+    response = proxied.post("/sentiment", json={"inputs": "good"}, headers={"X-Request-ID": "mine-1"})
+    assert response.headers["x-request-id"] == "mine-1"
+
+
 def test_pages_answer_and_metrics_do_not(proxied: httpx.Client) -> None:
     assert proxied.get("/").status_code == 200
     assert proxied.get("/info").json()["status"] == "ready"
     assert proxied.get("/metrics").status_code == 404
     assert proxied.get("/health/live").status_code == 404
+    assert proxied.get("/v2/health/ready").status_code == 404
 
 
 def test_too_large_a_body_is_stopped_by_the_proxy(proxied: httpx.Client) -> None:
     response = proxied.post("/sentiment", json={"inputs": "x" * (Settings().max_body_bytes + 1)})
     assert response.status_code == 413
     assert not response.headers["content-type"].startswith("application/problem+json")
+
+
+@contextmanager
+def unreachable(address: str, port: int) -> Iterator[None]:
+    """An address that answers no packet of a new connection, as that of a stopped machine: its queue is full."""
+    with socket.create_server((address, port), backlog=0), socket.create_connection((address, port)):
+        yield
 
 
 class DNS(threading.Thread):
@@ -167,6 +185,7 @@ def test_replicas_that_come_and_go_leave_no_request_unanswered(
         first.until_ready()
         block = REPLICAS.replace("127.0.0.11 valid=5s", f"127.0.0.1:{dns.port} valid=1s ipv6=off")
         block = block.replace("listen 8080", f"listen 127.0.0.1:{port}").replace(":8000", f":{first.port}")
+        block = block.replace("proxy_connect_timeout 2s", "proxy_connect_timeout 200ms")
         place = {"BERT_HOST": "127.0.0.2", "BERT_PORT": str(first.port)}
         second_environ = environ | place | {"BERT_SENTIMENT": str(save_sentiment("second"))}
         with (
@@ -189,5 +208,8 @@ def test_replicas_that_come_and_go_leave_no_request_unanswered(
                 second.process.kill()
                 second.process.wait()
             assert {answered_by() for _ in range(30)} == {"first"}
+            with unreachable("127.0.0.2", first.port):
+                assert {answered_by() for _ in range(4)} == {"first"}
             assert client.get("/metrics").status_code == 404
             assert client.get("/health/live").status_code == 404
+            assert client.get("/v2/health/live").status_code == 404
