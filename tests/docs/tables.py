@@ -70,8 +70,17 @@ def alerts() -> str:
     groups = yaml.safe_load(ALERTS.read_text(encoding="utf-8"))["groups"]
     rules = [rule for group in groups for rule in group["rules"]]
     return _table(
-        ("alert", "severity", "after", "condition"),
-        [(f"`{r['alert']}`", r["labels"]["severity"], r.get("for", "at once"), f"`{r['expr']}`") for r in rules],
+        ("alert", "severity", "after", "condition", "what to do"),
+        [
+            (
+                f"`{rule['alert']}`",
+                rule["labels"]["severity"],
+                rule.get("for", "at once"),
+                f"`{rule['expr']}`",
+                rule["annotations"]["description"],
+            )
+            for rule in rules
+        ],
     )
 
 
