@@ -9,7 +9,7 @@ import kubernetes_validate
 import yaml
 
 from app.settings import Settings
-from tests.docs.test_kubernetes import NEWEST
+from tests.docs.test_kubernetes import CONTAINER, NEWEST, POD
 
 FOLDER = Path(__file__).parents[2] / "deploy" / "ray"
 SERVE: dict[str, Any] = yaml.safe_load((FOLDER / "serve.yaml").read_text())
@@ -38,6 +38,21 @@ def test_pods_and_policy_fit_the_published_schemas() -> None:
         pod = {"apiVersion": "v1", "kind": "Pod", **group["template"]}
         assert kubernetes_validate.validate(pod, NEWEST, strict=True) == NEWEST
     assert kubernetes_validate.validate(POLICY, NEWEST, strict=True) == NEWEST
+
+
+def test_pods_are_locked_down_as_without_ray() -> None:
+    for group in GROUPS:
+        pod = group["template"]["spec"]
+        (container,) = pod["containers"]
+        assert pod["securityContext"] == POD["securityContext"]
+        assert container["securityContext"] == CONTAINER["securityContext"]
+        assert container["volumeMounts"] == CONTAINER["volumeMounts"]
+
+
+def test_image_without_wget_gets_no_probe_that_needs_it() -> None:
+    """KubeRay gives the workers of a RayService a probe with `wget` if they have none."""
+    (container,) = GROUPS[1]["template"]["spec"]["containers"]
+    assert container["readinessProbe"]["httpGet"] == {"path": "/-/healthz", "port": SERVE["http_options"]["port"]}
 
 
 def test_every_node_has_room_for_a_replica() -> None:
