@@ -1,6 +1,6 @@
 # The service as a container image; docker-compose.yml has the commands.
 #
-#   docker build -t bert-service .                      CPU (the last target, so the default one)
+#   docker build -t bert-service:cpu .                  CPU (the last target, so the default one)
 #   docker build -t bert-service:cuda --target cuda .   NVIDIA GPU
 #   docker build -t bert-train --target train .         training on an NVIDIA GPU
 #
@@ -24,7 +24,7 @@ COPY constraints.txt .
 
 FROM builder AS requirements
 COPY pyproject.toml .
-# Extras of the service: otel
+# Extras of the service, with spaces between them: otel cluster
 ARG EXTRAS=
 RUN python3 -c 'import os, tomllib; project = tomllib.load(open("pyproject.toml", "rb"))["project"]; \
 extra = project["optional-dependencies"]; wanted = [extra[name] for name in os.environ["EXTRAS"].split()]; \
@@ -65,6 +65,8 @@ RUN python3 -m pip --python /opt/venv/bin/python install --no-deps --target /opt
 
 # What is installed belongs to root, and the process is not root: it writes to volumes only.
 FROM base AS runtime
+LABEL org.opencontainers.image.version=0.2.0 \
+    org.opencontainers.image.licenses=MIT
 ENV PATH=/opt/bert/bin:/opt/venv/bin:$PATH \
     PYTHONPATH=/opt/bert \
     HOME=/tmp \
@@ -75,7 +77,7 @@ STOPSIGNAL SIGTERM
 
 FROM runtime AS service
 EXPOSE 8000
-HEALTHCHECK --interval=10s --timeout=5s --start-period=60s --retries=3 CMD ["python3", "-c", \
+HEALTHCHECK --interval=10s --timeout=5s --start-period=300s --retries=3 CMD ["python3", "-c", \
     "import os, urllib.request as r; host, port = (os.environ.get('BERT_' + name) for name in ('HOST', 'PORT')); \
     host = '127.0.0.1' if host in (None, '', '0.0.0.0', '::') else f'[{host}]' if ':' in host else host; \
     r.build_opener(r.ProxyHandler({})).open(f'http://{host}:{port or 8000}/health/ready')"]
