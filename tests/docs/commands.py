@@ -124,7 +124,7 @@ def _kubectl(arguments: list[str], _: dict[str, str]) -> None:
         (variable,) = [v for v in container()["env"] if "secretKeyRef" in v.get("valueFrom", {})]
         reference = variable["valueFrom"]["secretKeyRef"]
         assert arguments[3] == reference["name"]
-        assert arguments[4].startswith(f"--from-literal={reference['key']}=")
+        assert arguments[4].startswith(f"--from-file={reference['key']}=")
     else:
         assert arguments[0] in {"rollout", "port-forward", "logs", "scale"}, arguments
         assert any(word in named for word in arguments), arguments
@@ -167,6 +167,7 @@ _PROGRAMS: dict[str, Callable[[list[str], dict[str, str]], None]] = {
     "cyclonedx-py": _anything,
     "curl": _anything,
     "docker": _docker,
+    "for": _anything,
     "helm": _helm,
     "kubectl": _kubectl,
     "make": _make,
