@@ -130,9 +130,6 @@ class CorpusConfig(_Strict):
     heldout_fraction: Share = 0.01
     """Share of documents to hold out. A hash of the document decides, so every run holds out the same ones; at
     least one per source, unless the source is a single document."""
-    engine: Literal["local", "ray"] = "local"
-    """Where `prepare` encodes pretraining text: on the cores of this machine, or on a Ray cluster (extra `cluster`)
-    whose nodes share the run's folder. The shards are the same."""
 
 
 class ModelConfig(_Strict):
@@ -469,9 +466,9 @@ def write_resolved(recipe: Recipe, folder: Path) -> None:
 
 
 def read_resolved(folder: Path) -> Recipe | None:
-    """The recipe that a run was made with; None if there is none."""
+    """The recipe that a run was made with, without keys that no longer exist; None if there is none."""
     try:
-        return Recipe.model_validate_json((folder / RESOLVED).read_text(encoding="utf-8"))
+        return Recipe.model_validate_json((folder / RESOLVED).read_text(encoding="utf-8"), extra="ignore")
     except (OSError, ValidationError):
         return None
 

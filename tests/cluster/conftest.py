@@ -24,13 +24,13 @@ ENVIRONMENT = {
 }
 
 
-def processes() -> list[str]:
-    """Command lines of the cluster's processes."""
-    found = []
+def processes() -> dict[int, str]:
+    """Ids and command lines of the cluster's processes."""
+    found = {}
     for folder in Path("/proc").glob("[0-9]*"):
         try:
             if RUN.encode() in (folder / "environ").read_bytes():
-                found.append((folder / "cmdline").read_bytes().replace(b"\0", b" ").decode())
+                found[int(folder.name)] = (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode()
         except OSError:  # it has ended
             continue
     return found

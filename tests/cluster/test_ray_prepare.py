@@ -12,6 +12,7 @@ import pytest
 from tests.training.corpus.test_prepare import TOKENIZER, recipe, write_documents
 from training.corpus import inputs as inputs_module
 from training.corpus.prepare import prepare
+from training.errors import CorpusError
 
 pytest.importorskip("ray", reason="needs the extra `cluster`: run make test-cluster")
 pytestmark = [pytest.mark.cluster, pytest.mark.filterwarnings("ignore")]
@@ -29,16 +30,16 @@ def texts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def prepared(root: Path, engine: str) -> dict[str, bytes]:
-    chosen = recipe(root, engine=engine)
-    folder = prepare(chosen.model_copy(update={"run": root / engine}), TOKENIZER)
+def prepared(root: Path, address: str, monkeypatch: pytest.MonkeyPatch) -> dict[str, bytes]:
+    monkeypatch.setenv("RAY_ADDRESS", address)
+    folder = prepare(recipe(root).model_copy(update={"run": root / (address or "local")}), TOKENIZER)
     return contents(folder)
 
 
-def test_shards_are_those_of_one_machine(cluster: Any, texts: Path) -> None:
-    made = prepared(texts, "ray")
+def test_shards_are_those_of_one_machine(cluster: Any, texts: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = prepared(texts, cluster.address, monkeypatch)
     assert len([name for name in made if name.endswith("tokens.npy")]) > 20
-    assert made == prepared(texts, "local")
+    assert made == prepared(texts, "", monkeypatch)
 
 
 def test_shard_of_a_worker_that_dies_is_made_again(
@@ -55,6 +56,17 @@ def test_shard_of_a_worker_that_dies_is_made_again(
         return make(tokenizer, corpus, shard_input)
 
     monkeypatch.setattr(engine, "_make", die_once)
-    made = prepared(texts, "ray")
+    made = prepared(texts, cluster.address, monkeypatch)
     assert victim.exists()
-    assert made == prepared(texts, "local")
+    assert made == prepared(texts, "", monkeypatch)
+
+
+def test_folder_that_another_node_does_not_share_is_an_error(
+    cluster: Any, texts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from training.corpus.engines import ray as engine
+
+    make, elsewhere = engine._make, tmp_path / "elsewhere"
+    monkeypatch.setattr(engine, "_make", lambda encoder, corpus, text: make(encoder, elsewhere, text))
+    with pytest.raises(CorpusError, match="another folder on some node of the Ray cluster: share it"):
+        prepared(texts, cluster.address, monkeypatch)

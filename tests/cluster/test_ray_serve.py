@@ -229,9 +229,9 @@ async def test_lost_node_loses_only_what_it_computed(service: Service) -> None:
 def test_end_leaves_no_inference_process(service: Service) -> None:
     from ray import serve
 
-    assert any("spawn_main" in line for line in processes())
+    assert any("spawn_main" in line for line in processes().values())
     serve.shutdown()
     end = time.monotonic() + PATIENCE
-    while any("spawn_main" in line for line in processes()):
+    while any("spawn_main" in line for line in processes().values()):
         assert time.monotonic() < end
         time.sleep(0.2)

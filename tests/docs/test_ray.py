@@ -63,6 +63,15 @@ def test_every_node_has_room_for_a_replica() -> None:
         assert int(container["resources"]["limits"]["cpu"]) >= needed
 
 
+def test_workers_are_ready_when_their_proxy_answers() -> None:
+    """KubeRay deploys to the proxies only when the head is ready, so the head keeps KubeRay's own probe."""
+    head, *workers = (group["template"]["spec"]["containers"][0] for group in GROUPS)
+    assert "readinessProbe" not in head
+    for worker in workers:
+        asked = worker["readinessProbe"]["httpGet"]
+        assert asked == {"path": "/-/healthz", "port": SERVE["http_options"]["port"]}
+
+
 def test_policy_finds_the_pods() -> None:
     labels = GROUPS[0]["template"]["metadata"]["labels"]
     assert POLICY["spec"]["podSelector"]["matchLabels"] == labels

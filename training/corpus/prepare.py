@@ -12,6 +12,7 @@ shards that an interrupted run is missing.
 from __future__ import annotations
 
 import logging
+import os
 import shutil
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
@@ -68,7 +69,7 @@ def prepare(recipe: Recipe, tokenizer: Tokenizer) -> Path:
     """
     sources = (*recipe.corpus.heldout, *recipe.corpus.sources)
     settings = _corpus_settings(recipe)
-    folder = _prepare(recipe, tokenizer, "corpus", sources, settings, pretraining_inputs(recipe), _engine(recipe))
+    folder = _prepare(recipe, tokenizer, "corpus", sources, settings, pretraining_inputs(recipe), _engine())
     parts = read_json(folder / "manifest.json")["parts"]
     if "train" not in parts and recipe.corpus.sources:
         raise CorpusError(f"recipe {recipe.name}: corpus.sources have no text to train on")
@@ -106,8 +107,7 @@ def check_corpus_settings(recipe: Recipe) -> None:
 
 
 def _corpus_settings(recipe: Recipe) -> dict[str, Any]:
-    without: dict[str, Any] = {"engine": True, "sources": WITHOUT_NOTES, "heldout": WITHOUT_NOTES}
-    return recipe.corpus.model_dump(mode="json", exclude=without)
+    return recipe.corpus.model_dump(mode="json", exclude={"sources": WITHOUT_NOTES, "heldout": WITHOUT_NOTES})
 
 
 def _prepare(
@@ -163,14 +163,17 @@ def _is_complete(folder: Path) -> bool:
     return False
 
 
-def _engine(recipe: Recipe) -> Engine:
-    """The engine's `make_shards`."""
-    if recipe.corpus.engine == "local":
+def _engine() -> Engine:
+    """`make_shards` on the Ray cluster that RAY_ADDRESS names; without it, on this machine."""
+    if not os.environ.get("RAY_ADDRESS"):
         return make_shards
     try:
         from training.corpus.engines import ray
     except ModuleNotFoundError as error:
-        raise CorpusError('corpus.engine = "ray" needs Ray: pip install -c constraints.txt -e ".[cluster]"') from error
+        raise CorpusError(
+            "RAY_ADDRESS is set, but Ray is not installed: unset it to encode the text on this machine, or "
+            'pip install -c constraints.txt -e ".[cluster]"'
+        ) from error
     return ray.make_shards
 
 

@@ -400,6 +400,15 @@ def test_make_shards_dead_worker_says_what_to_do(root: Path, monkeypatch: pytest
         prepare(recipe(root), TOKENIZER)
 
 
+def test_prepare_on_a_cluster_without_ray_says_what_to_do(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:6379")
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(
+        CorpusError, match=r"RAY_ADDRESS is set, but Ray is not installed: .* pip install .*\[cluster\]"
+    ):
+        prepare(recipe(root), TOKENIZER)
+
+
 # --- what is refused
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections import deque
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -23,12 +24,13 @@ MAX_RETRIES = 3
 
 def make_shards(inputs: Iterator[ShardInput], tokenizer: Tokenizer, corpus: Path) -> Iterator[tuple[ShardInput, Shard]]:
     """Make shards on all CPUs of the cluster (RAY_ADDRESS, or the one on this machine), in the order of their inputs.
+    The inputs come back without their documents.
 
     Two inputs per CPU are in the cluster at a time, so the object store never spills text to the disk. `corpus` has to
     be the same folder on all nodes.
 
     Raises:
-        CorpusError: workers that made one shard died `MAX_RETRIES` + 1 times.
+        CorpusError: workers that made one shard died `MAX_RETRIES` + 1 times, or nodes write to folders of their own.
     """
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     ray.init(ignore_reinit_error=True, log_to_driver=False)
@@ -38,11 +40,12 @@ def make_shards(inputs: Iterator[ShardInput], tokenizer: Tokenizer, corpus: Path
     running: deque[tuple[ShardInput, Any]] = deque()
     try:
         for shard_input in inputs:
-            running.append((shard_input, task.remote(encoder, corpus.resolve(), shard_input)))
+            made = task.remote(encoder, corpus.resolve(), shard_input)
+            running.append((replace(shard_input, documents=[]), made))  # the object store has the text
             if len(running) == limit:
-                yield _next(running)
+                yield _next(running, corpus)
         while running:
-            yield _next(running)
+            yield _next(running, corpus)
     except (ray.exceptions.WorkerCrashedError, ray.exceptions.NodeDiedError, ray.exceptions.OutOfMemoryError) as error:
         raise CorpusError(f"the Ray cluster lost a shard ({error}); run prepare again, it continues") from error
     finally:
@@ -50,9 +53,12 @@ def make_shards(inputs: Iterator[ShardInput], tokenizer: Tokenizer, corpus: Path
             ray.cancel(made)
 
 
-def _next(running: deque[tuple[ShardInput, Any]]) -> tuple[ShardInput, Shard]:
+def _next(running: deque[tuple[ShardInput, Any]], corpus: Path) -> tuple[ShardInput, Shard]:
     shard_input, made = running.popleft()
-    return shard_input, ray.get(made)
+    shard: Shard = ray.get(made)
+    if not (corpus / shard_input.part / shard.name).is_dir():
+        raise CorpusError(f"{corpus} is another folder on some node of the Ray cluster: share it, or unset RAY_ADDRESS")
+    return shard_input, shard
 
 
 # --- in the worker process -----------------------------------------------------------------------------------------
