@@ -7,9 +7,10 @@ import signal
 import sys
 from types import FrameType
 
+from app.errors import SettingsError
 from app.inference.environment import set_defaults
 from app.server import file_limits
-from app.settings import Settings, SettingsError
+from app.settings import Settings
 
 
 def serve() -> None:

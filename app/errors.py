@@ -1,24 +1,4 @@
-"""The errors of the service. `app.api.problems` maps each to an HTTP status and a code.
-
-ServiceError
-├── NotJSONError                 the body is not JSON
-├── UnsupportedMediaTypeError    the body is not declared as JSON
-├── HostNotAllowedError          the `Host` header names none of the allowed hosts
-├── UnauthorizedError            the API key is missing or invalid
-├── InvalidRequestError          the JSON does not fit the schema
-├── InvalidInputError            a text cannot be answered; wraps a `model.errors.TextError`
-├── TooLargeError                body, inputs, tokens or answer exceed a limit
-├── TaskNotServedError           the loaded checkpoint has no head for the task
-├── QueueFullError               the queue is full; the request was not started
-├── TooManyBytesError            too many bytes are being uploaded; the body was not read
-├── DeadlineExceededError        the deadline passed
-│   └── DeadlineUnreachableError the caller's own deadline cannot be met; nothing was computed
-├── CallerGoneError              the caller closed the connection
-├── UnavailableError             loading, reloading, draining, stopped or broken
-└── InferenceError               the model failed on this input
-
-Inside the service only: OutOfMemoryError, BackendDiedError.
-"""
+"""The errors of the service. `app.api.problems` maps each to an HTTP status and a code."""
 
 from __future__ import annotations
 
@@ -147,3 +127,7 @@ class OutOfMemoryError(Exception):
 
 class BackendDiedError(Exception):
     """An inference process ended or hangs, so no further batch can succeed."""
+
+
+class SettingsError(Exception):
+    """A setting with an impossible value. The message names the variable."""

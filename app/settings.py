@@ -21,6 +21,8 @@ from pydantic import (
     field_validator,
 )
 
+from app.errors import SettingsError
+
 PREFIX = "BERT_"
 
 _HOST = re.compile(r"(\*\.)?[a-z0-9_-]+(\.[a-z0-9_-]+)*")
@@ -36,10 +38,6 @@ _WORKERS_ERROR = (
 _NOT_EMPTY = ("api_keys_file", "api_keys", "allowed_hosts")
 """Without a value, these would open the service to everyone, which an empty variable hardly means."""
 _WEIGHTS = Path(__file__).parents[1] / "model" / "weights"  # beside `app` in a checkout and in a wheel
-
-
-class SettingsError(Exception):
-    """A setting with an impossible value; the message names the variable."""
 
 
 def _split(value: object) -> object:

@@ -1,16 +1,4 @@
-"""The errors of `model`.
-
-BertError
-├── ConfigError            a configuration with an invalid value
-├── CheckpointError        a checkpoint directory that cannot be read or written
-└── TextError              a text that the model cannot take; the caller can correct it
-    ├── EmptyTextError
-    ├── InvalidTextError
-    ├── PairError
-    ├── TextTooLongError
-    ├── NoMaskError
-    └── UnknownTargetError
-"""
+"""The errors of `model`."""
 
 from __future__ import annotations
 

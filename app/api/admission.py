@@ -72,7 +72,7 @@ def refusal(app: FastAPI, target: bytes, scope: Scope) -> Response | None:
     state = app.state
     route = state.tasks.get(str(target, "latin-1"))
     settings: Settings = state.settings
-    if route is None or state.engine.status != "ready" or settings.allowed_hosts:  # the middleware checks the host
+    if route is None or state.lifecycle.status != "ready" or settings.allowed_hosts:  # the middleware checks the host
         return None
     if settings.cors_origins and _has_origin(scope):
         return None
@@ -109,7 +109,7 @@ def admit(request: Request, *, binary: bool = False) -> None:
     check_key(request)
     engine: Engine = request.app.state.engine
     settings: Settings = request.app.state.settings
-    engine.check_open()
+    engine.lifecycle.check_open()
     deadline = _deadline(request, settings.request_timeout_ms / 1000)
     _check_media_type(request, binary=binary)
     declared = _declared_bytes(request, settings.max_body_bytes)

@@ -17,13 +17,14 @@ from app.api.middleware import RequestContextMiddleware, UnhandledErrorMiddlewar
 from app.api.protocols import ADAPTERS
 from app.api.routes import operations, pages, tasks
 from app.api.task_route import TaskRoute
-from app.inference.process_main import Job
+from app.inference.process_main import BackendConfig
 from app.inference.process_pool import ProcessPool
 from app.inference.types import Backend
 from app.observability import tracing
 from app.observability.log_config import log_config
 from app.observability.metrics import Metrics
 from app.scheduling.engine import Engine
+from app.scheduling.lifecycle import Lifecycle
 from app.settings import Settings
 from model.inference.cpu_features import available_cpus
 
@@ -39,19 +40,20 @@ def create_app(settings: Settings, backend: Backend | None = None, *, serves_whi
 
     Args:
         serves_while_loading: Whether the lifespan begins before the models are loaded; requests get 503 until then,
-            and `engine.lifecycle.failure` says why a load failed.
+            and `lifecycle.failure` says why a load failed.
     """
     metrics = Metrics()
     metrics.started()
-    engine = Engine(lambda: backend or _process_pool(settings), settings, metrics)
+    lifecycle = Lifecycle(lambda: backend or _process_pool(settings), settings, metrics)
+    engine = Engine(lifecycle, settings, metrics)
     metrics.read_tokens_per_second(lambda: engine.scheduler.throughput.tokens_per_second)
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
-        engine.start()
+        lifecycle.start()
         try:
             if not serves_while_loading:
-                await engine.wait_until_ready()
+                await lifecycle.wait_until_ready()
             yield
         finally:
             await engine.close()
@@ -69,7 +71,8 @@ def create_app(settings: Settings, backend: Backend | None = None, *, serves_whi
         redirect_slashes=False,
         telemetry=tracing.CONFIG,
     )
-    app.state.settings, app.state.engine, app.state.metrics = settings, engine, metrics
+    app.state.settings, app.state.metrics = settings, metrics
+    app.state.lifecycle, app.state.engine = lifecycle, engine
     app.state.uploads = Uploads(settings.max_upload_bytes, metrics)
     app.state.tasks = {route.path: route for route in routes if isinstance(route, TaskRoute)}
     app.include_router(operations.router)
@@ -79,7 +82,9 @@ def create_app(settings: Settings, backend: Backend | None = None, *, serves_whi
         app.include_router(pages.router)
         openapi.install(app, settings, [adapter.TAG for adapter in ADAPTERS])
     problems.install(app)
-    app.add_middleware(UnhandledErrorMiddleware, engine=engine)  # inside CORS, so that browsers can read its answers
+    app.add_middleware(
+        UnhandledErrorMiddleware, lifecycle=lifecycle
+    )  # inside CORS, so that browsers can read its answers
     if settings.cors_origins:
         app.add_middleware(
             CORSMiddleware,
@@ -89,13 +94,13 @@ def create_app(settings: Settings, backend: Backend | None = None, *, serves_whi
             allow_private_network="*" not in settings.cors_origins,  # Chrome asks before it calls a local address
             expose_headers=["X-Request-ID", "Server-Timing", "Retry-After"],
         )
-    app.add_middleware(RequestContextMiddleware, engine=engine, metrics=metrics, settings=settings)  # outermost
+    app.add_middleware(RequestContextMiddleware, lifecycle=lifecycle, metrics=metrics, settings=settings)  # outermost
     return app
 
 
 def _process_pool(settings: Settings) -> ProcessPool:
     return ProcessPool(
-        Job(
+        BackendConfig(
             settings.pretrained,
             settings.sentiment,
             device=settings.device,

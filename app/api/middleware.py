@@ -17,7 +17,7 @@ from app.errors import HostNotAllowedError, UnavailableError
 from app.observability import tracing
 from app.observability.metrics import Metrics
 from app.observability.request_ids import request_id_of
-from app.scheduling.engine import Engine
+from app.scheduling.lifecycle import Lifecycle
 from app.settings import Settings
 
 logger = logging.getLogger(__name__)
@@ -31,9 +31,9 @@ def logs_requests() -> bool:
 class RequestContextMiddleware:
     """Sets the request id, checks the host, counts, times and logs requests, and closes connections while draining."""
 
-    def __init__(self, app: ASGIApp, engine: Engine, metrics: Metrics, settings: Settings) -> None:
+    def __init__(self, app: ASGIApp, lifecycle: Lifecycle, metrics: Metrics, settings: Settings) -> None:
         self.app = app
-        self.engine = engine
+        self.lifecycle = lifecycle
         self.metrics = metrics
         self.allowed_hosts = settings.allowed_hosts
 
@@ -53,7 +53,7 @@ class RequestContextMiddleware:
             if message["type"] == "http.response.start":
                 headers = MutableHeaders(scope=message)
                 headers["X-Request-ID"] = request_id
-                if self.engine.status == "draining" and not scope.get("pipeline"):  # no pipelined request waits
+                if self.lifecycle.status == "draining" and not scope.get("pipeline"):  # no pipelined request waits
                     headers["Connection"] = "close"
                 status = scope.get("rejected_with", message["status"])  # the HTTP protocol may have answered
                 if task is not None:
@@ -77,9 +77,9 @@ class RequestContextMiddleware:
 class UnhandledErrorMiddleware:
     """Answers 500 to unhandled errors, and 503 to requests that are cancelled at the end of draining."""
 
-    def __init__(self, app: ASGIApp, engine: Engine) -> None:
+    def __init__(self, app: ASGIApp, lifecycle: Lifecycle) -> None:
         self.app = app
-        self.engine = engine
+        self.lifecycle = lifecycle
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         started = False
@@ -97,7 +97,7 @@ class UnhandledErrorMiddleware:
             logger.exception("unhandled error", extra={"request_id": scope["request_id"]})
             await problem_response(error, scope["request_id"])(scope, receive, send)
         except asyncio.CancelledError:
-            if scope["type"] != "http" or started or not self.engine.refusing:
+            if scope["type"] != "http" or started or not self.lifecycle.refusing:
                 raise
             stopped = UnavailableError("stopped")
             await problem_response(stopped, scope["request_id"])(scope, receive, send)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, TypeVar
 
-from pydantic import AliasChoices, BaseModel, ConfigDict, Discriminator, Field, StrictBool, StrictInt, Tag, with_config
+from pydantic import AliasChoices, BaseModel, ConfigDict, Discriminator, Field, StrictBool, StrictInt, Tag
 from typing_extensions import TypeAliasType
 
 from app.scheduling.tokenization import TextPair
@@ -39,9 +39,6 @@ class Strict(BaseModel):
 def with_examples(*examples: dict[str, Any]) -> ConfigDict:
     """The configuration of a body with examples for the OpenAPI document."""
     return ConfigDict(json_schema_extra={"examples": list(examples)})
-
-
-with_config(ConfigDict(extra="forbid", use_attribute_docstrings=True))(TextPair)
 
 
 OneOrMany = Annotated[

@@ -21,7 +21,7 @@ from app.api.application import create_app
 from app.api.auth import announce
 from app.inference.environment import set_defaults
 from app.observability.log_config import log_config
-from app.scheduling.engine import Engine
+from app.scheduling.lifecycle import Lifecycle
 from app.server import file_limits
 from app.settings import Settings
 
@@ -78,14 +78,14 @@ class BertService:
         return self._app
 
     @property
-    def _engine(self) -> Engine:
-        engine: Engine = self._app.state.engine
-        return engine
+    def _lifecycle(self) -> Lifecycle:
+        lifecycle: Lifecycle = self._app.state.lifecycle
+        return lifecycle
 
     async def check_health(self) -> None:
         """Raise once no batch can succeed any more: Ray replaces the replica."""
-        if self._engine.lifecycle.failure is not None:
-            raise RuntimeError(f"no batch can succeed any more: {self._engine.lifecycle.failure}")
+        if self._lifecycle.failure is not None:
+            raise RuntimeError(f"no batch can succeed any more: {self._lifecycle.failure}")
 
     async def reconfigure(self, user_config: Any) -> None:
         """Load the checkpoints again when `user_config` changes, for instance to {"weights": "2"}.
@@ -93,12 +93,12 @@ class BertService:
         If the new ones cannot be served, the replica goes on answering with the old ones and logs why.
         """
         if self._is_configured and user_config != self._user_config:
-            await self._engine.lifecycle.reload()
+            await self._lifecycle.reload()
         self._user_config, self._is_configured = user_config, True
 
     async def record_autoscaling_stats(self) -> dict[str, float]:
         """Seconds of waiting work, and how busy the replica was since the last call."""
-        scheduler = self._engine.scheduler
+        scheduler = self._lifecycle.scheduler
         speed = scheduler.throughput.tokens_per_second
         (since, before), self._seen = self._seen, (time.monotonic(), scheduler.computed_tokens)
         seconds, tokens = self._seen[0] - since, self._seen[1] - before

@@ -41,7 +41,7 @@ _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class BackendConfig:
     """What the processes are to serve."""
 
     pretrained: Path
@@ -83,19 +83,19 @@ def _unpack(task: str, ids: list[int], types: list[int], *asked: Any) -> Query:
     return Query(Task(task), Encoding(ids, types, [], truncated=False), *asked)
 
 
-def run_first_process(sockets: list[socket.socket], job: Job) -> None:
+def run_first_process(sockets: list[socket.socket], config: BackendConfig) -> None:
     """Load the weights, fork a process for each further socket that is needed, and serve on the first socket."""
     threading.Thread(target=_end_with_parent, name="parent", daemon=True).start()
-    if job.logs is not None:
-        logging.config.dictConfig(job.logs)
+    if config.logs is not None:
+        logging.config.dictConfig(config.logs)
     from app.inference.torch_backend import TorchBackend
 
     backend = TorchBackend(
-        job.pretrained,
-        job.sentiment,
-        device=job.device,
-        dtype=job.dtype,
-        threads=job.threads,
+        config.pretrained,
+        config.sentiment,
+        device=config.device,
+        dtype=config.dtype,
+        threads=config.threads,
         one_process_per_thread=sys.platform == "linux",
     )
     try:

@@ -22,7 +22,7 @@ from multiprocessing.util import Finalize
 from typing import Any, cast
 
 from app.errors import BackendDiedError
-from app.inference.process_main import HEADER_BYTES, Job, Loaded, frame, pack, run_first_process
+from app.inference.process_main import HEADER_BYTES, BackendConfig, Loaded, frame, pack, run_first_process
 from app.inference.types import Answer, Query, ServedModel
 
 _BUSY_FRACTION, _BUSY_CHECK_SECONDS = 0.5, 0.25
@@ -36,15 +36,15 @@ _EXIT_SECONDS = 5.0
 class ProcessPool:
     """A `Backend` of one process, or on a CPU of one process per core, which share the weights' memory."""
 
-    def __init__(self, job: Job) -> None:
+    def __init__(self, config: BackendConfig) -> None:
         self.models: dict[str, ServedModel] = {}
-        self.device = job.device
-        self.dtype = job.dtype
-        self.threads = job.threads
+        self.device = config.device
+        self.dtype = config.dtype
+        self.threads = config.threads
         self.processes = 1
         self.max_useful_tokens = 0
         self.tokens_per_second = 0.0
-        self._job = job
+        self._config = config
         self._process: SpawnProcess | None = None
         self._channels: list[_Channel] = []
         self._forked: list[int] = []
@@ -83,10 +83,10 @@ class ProcessPool:
 
     def _start(self) -> list[socket.socket]:
         """Start the first process. Returns our ends of the connections: as many as processes may be needed."""
-        pairs = [socket.socketpair() for _ in range(self._job.threads)]
+        pairs = [socket.socketpair() for _ in range(self._config.threads)]
         ours, theirs = [pair[0] for pair in pairs], [pair[1] for pair in pairs]
         context = multiprocessing.get_context("spawn")  # CUDA does not survive a fork
-        process = context.Process(target=run_first_process, args=(theirs, self._job), name="inference")
+        process = context.Process(target=run_first_process, args=(theirs, self._config), name="inference")
         resource_tracker.ensure_running()  # before the mask, because starting it unblocks signals
         before = signal.pthread_sigmask(signal.SIG_BLOCK, _BLOCKED_SIGNALS)  # inherited by the process
         try:

@@ -17,9 +17,8 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from app.errors import BackendDiedError, InferenceError, OutOfMemoryError
+from app.errors import BackendDiedError, InferenceError, OutOfMemoryError, SettingsError
 from app.inference.types import Answer, Query, ServedModel, Task
-from app.settings import SettingsError
 from model import (
     BertConfig,
     BertForPreTraining,

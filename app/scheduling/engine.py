@@ -14,11 +14,11 @@ from typing import Generic, TypeVar
 from pydantic_core import to_json
 
 from app.errors import DeadlineExceededError, TooLargeError
-from app.inference.types import Answer, Backend, Query, ServedModel, Task
+from app.inference.types import Answer, Query, ServedModel, Task
 from app.observability.metrics import Metrics
 from app.scheduling import results
 from app.scheduling.deadline import Deadline
-from app.scheduling.lifecycle import Lifecycle, LoadedEncoder, State
+from app.scheduling.lifecycle import Lifecycle, LoadedEncoder
 from app.scheduling.tokenization import (
     CheckCancelled,
     Input,
@@ -27,11 +27,11 @@ from app.scheduling.tokenization import (
     encode,
     estimated_tokens,
     mask_query,
-    read_all,
     target_ids,
+    to_queries,
 )
 from app.settings import Settings
-from bert_client.wire import FillMaskResult, LabelResult, Status, TextToken
+from bert_client.wire import FillMaskResult, LabelResult, TextToken
 
 Result = TypeVar("Result")
 
@@ -91,7 +91,7 @@ class Engine:
 
     def __init__(
         self,
-        make_backend: Callable[[], Backend],
+        lifecycle: Lifecycle,
         settings: Settings,
         metrics: Metrics,
         policy: EnginePolicy = EnginePolicy(),
@@ -99,37 +99,10 @@ class Engine:
         self._policy = policy
         self._settings = settings
         self._metrics = metrics
-        self._pool = ThreadPoolExecutor(max_workers=2, thread_name_prefix="tokenize")
-        self._long_text_pool = ThreadPoolExecutor(max_workers=1, thread_name_prefix="tokenize-long")
-        self.lifecycle = Lifecycle(make_backend, settings, metrics)
-        self.scheduler = self.lifecycle.scheduler
-        self._tasks: list[asyncio.Task[None]] = []
-
-    # Life -----------------------------------------------------------------------------------------------------
-
-    @property
-    def backend(self) -> Backend:
-        """The backend that answers new requests."""
-        return self.lifecycle.current.backend
-
-    @property
-    def status(self) -> Status:
-        """The state of the service in one word."""
-        return self.lifecycle.status
-
-    @property
-    def alive(self) -> bool:
-        """False once no batch can succeed any more: only a restart helps."""
-        return self.lifecycle.failure is None
-
-    @property
-    def refusing(self) -> bool:
-        """Whether new requests are refused."""
-        return self.lifecycle.state >= State.REFUSING
-
-    def check_open(self) -> None:
-        """Raise UnavailableError while loading, once draining refuses requests, and when broken."""
-        self.lifecycle.check_open()
+        self._threads = ThreadPoolExecutor(max_workers=2, thread_name_prefix="tokenize")
+        self._long_text_thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="tokenize-long")
+        self.lifecycle = lifecycle
+        self.scheduler = lifecycle.scheduler
 
     def check_backlog(self, body_bytes: int, deadline: Deadline) -> None:
         """Raise QueueFullError or DeadlineExceededError if a request of so many bytes has no chance."""
@@ -138,32 +111,11 @@ class Engine:
         inputs = min(max(body_bytes // policy.bytes_per_input, 1), policy.max_assumed_inputs)
         self.scheduler.check_capacity(tokens, inputs, deadline, headroom=policy.admission_headroom)
 
-    def start(self) -> None:
-        """Begin to load the models, and to watch them; `lifecycle.startup_finished` is set once they are loaded."""
-        self._tasks = [asyncio.create_task(work) for work in (self.lifecycle.load(), self.lifecycle.watch())]
-
-    async def wait_until_ready(self) -> None:
-        """Wait until the models have computed something. Raises why they cannot be loaded."""
-        await self.lifecycle.startup_finished.wait()
-        if self.lifecycle.failure is not None:
-            raise self.lifecycle.failure
-
-    def drain(self) -> None:
-        """Announce the shutdown; requests are still accepted."""
-        self.lifecycle.advance(State.DRAINING)
-
-    def refuse(self) -> None:
-        """Refuse new requests; accepted ones are answered."""
-        self.lifecycle.advance(State.REFUSING)
-
     async def close(self) -> None:
         """End after the running batches; waiting requests get an error."""
         await self.lifecycle.aclose(self._policy.close_patience)
-        for task in self._tasks[1:]:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
-        for pool in (self._pool, self._long_text_pool):
-            pool.shutdown(wait=False, cancel_futures=True)
+        for threads in (self._threads, self._long_text_thread):
+            threads.shutdown(wait=False, cancel_futures=True)
 
     # Tasks ----------------------------------------------------------------------------------------------------
 
@@ -181,17 +133,17 @@ class Engine:
             ids = target_ids(served, targets or ())
             wanted = min(top_k or len(ids), len(ids)) if ids else top_k or DEFAULT_TOP_K
 
-            def read(text: Input, check_cancelled: CheckCancelled) -> Query:
+            def to_query(text: Input, check_cancelled: CheckCancelled) -> Query:
                 encoding = encode(served, text, truncate=truncate, spans=True, check_cancelled=check_cancelled)
                 return mask_query(served, encoding, wanted, ids)
 
-            def shape(text: Input, query: Query, answer: Answer) -> FillMaskResult:
+            def to_result(text: Input, query: Query, answer: Answer) -> FillMaskResult:
                 return results.fill_mask_result(str(text), query, answer, served.tokenizer)
 
-            def measure(queries: Sequence[Query]) -> int:
+            def answer_bytes(queries: Sequence[Query]) -> int:
                 return self._answer_bytes(inputs, queries, wanted)
 
-            return await self._answer(encoder, served, inputs, read, shape, deadline, measure)
+            return await self._answer(encoder, served, inputs, to_query, to_result, deadline, answer_bytes)
 
     async def next_sentence(
         self, inputs: Sequence[TextPair], *, deadline: Deadline, truncate: bool = False
@@ -219,17 +171,17 @@ class Engine:
         """The tokens of whole texts, as the sentiment model reads them. Raises errors of `app.errors`."""
         with self.lifecycle.encoder_for(Task.SENTIMENT) as (_, served):
 
-            def read(text: Input, check_cancelled: CheckCancelled) -> Query:
+            def to_query(text: Input, check_cancelled: CheckCancelled) -> Query:
                 return Query(Task.SENTIMENT, served.tokenizer.encode(str(text), check_cancelled=check_cancelled))
 
-            def shape(text: Input, query: Query, _: Answer) -> list[TextToken]:
+            def to_result(text: Input, query: Query, _: Answer) -> list[TextToken]:
                 return results.text_tokens(str(text), query.encoding, served.tokenizer)
 
-            def measure(queries: Sequence[Query]) -> int:
+            def answer_bytes(queries: Sequence[Query]) -> int:
                 per_token = self._policy.prediction_bytes
                 return self._check_answer_bytes(sum(len(query.encoding) for query in queries) * per_token)
 
-            return await self._answer(None, served, texts, read, shape, deadline, measure)
+            return await self._answer(None, served, texts, to_query, to_result, deadline, answer_bytes)
 
     async def _labels(
         self,
@@ -244,7 +196,7 @@ class Engine:
         with self.lifecycle.encoder_for(task) as (encoder, served):
             labels = results.NEXT_SENTENCE_LABELS if task is Task.NEXT_SENTENCE else served.config.labels
 
-            def read(given: Input, check_cancelled: CheckCancelled) -> Query:
+            def to_query(given: Input, check_cancelled: CheckCancelled) -> Query:
                 encoding = encode(
                     served,
                     given,
@@ -255,10 +207,10 @@ class Engine:
                 )
                 return Query(task, encoding, raw_scores=raw_scores)
 
-            def shape(_: Input, query: Query, answer: Answer) -> LabelResult:
+            def to_result(_: Input, query: Query, answer: Answer) -> LabelResult:
                 return results.label_result(labels, query, answer, top_k)
 
-            return await self._answer(encoder, served, inputs, read, shape, deadline)
+            return await self._answer(encoder, served, inputs, to_query, to_result, deadline)
 
     # Request path ---------------------------------------------------------------------------------------------
 
@@ -267,10 +219,10 @@ class Engine:
         encoder: LoadedEncoder | None,
         served: ServedModel,
         inputs: Sequence[Input],
-        read: Callable[[Input, CheckCancelled], Query],
-        shape: Callable[[Input, Query, Answer], Result],
+        to_query: Callable[[Input, CheckCancelled], Query],
+        to_result: Callable[[Input, Query, Answer], Result],
         deadline: Deadline,
-        measure: Callable[[Sequence[Query]], int] = lambda _: 0,
+        answer_bytes: Callable[[Sequence[Query]], int] = lambda _: 0,
     ) -> Reply[Result]:
         """Everything between a parsed request and its results; the one place that ends it at its deadline.
 
@@ -278,51 +230,53 @@ class Engine:
         """
         began = time.monotonic()
         max_length = served.config.max_position_embeddings
-        with self.scheduler.reserve([estimated_tokens(given, max_length) for given in inputs], deadline) as job:
+        with self.scheduler.reserve([estimated_tokens(given, max_length) for given in inputs], deadline) as queued:
             try:
                 async with asyncio.timeout(deadline.remaining):
-                    queries = await self._tokenize(inputs, read)
-                    answer_bytes = measure(queries)
+                    queries = await self._tokenize(inputs, to_query)
+                    size = answer_bytes(queries)
                     if encoder is None:
-                        job.started = time.monotonic()
+                        queued.started = time.monotonic()
                         answers = [Answer([])] * len(queries)
                     else:
                         tokens = [len(query.encoding) for query in queries]
-                        answers = await self.scheduler.answer(job, encoder, queries, tokens)
+                        answers = await self.scheduler.answer(queued, encoder, queries, tokens)
                     done = time.monotonic()
 
-                    def shape_all(check_cancelled: CheckCancelled) -> list[Result]:
-                        shaped = []
+                    def to_results(check_cancelled: CheckCancelled) -> list[Result]:
+                        made = []
                         for row in zip(inputs, queries, answers, strict=True):
-                            shaped.append(shape(*row))
+                            made.append(to_result(*row))
                             check_cancelled()
-                        return shaped
+                        return made
 
-                    if is_large := answer_bytes > self._policy.inline_answer_bytes:
-                        shaped = await self._in_thread(self._pool, shape_all)
+                    if is_large := size > self._policy.inline_answer_bytes:
+                        found = await self._in_thread(self._threads, to_results)
                     else:
-                        shaped = shape_all(lambda: None)
+                        found = to_results(lambda: None)
             except TimeoutError:
                 self._metrics.expired()
                 raise DeadlineExceededError from None
             except asyncio.CancelledError:
-                if math.isinf(job.started) and not self.refusing:  # else the end of draining cancels
+                if math.isinf(queued.started) and not self.lifecycle.refusing:  # else the end of draining cancels
                     self._metrics.cancelled()
                 raise
-        submitted = job.submitted or job.started
-        timings = Timings(submitted - began, job.started - submitted, done - job.started)
-        return Reply(served.name, shaped, timings, is_large)
+        submitted = queued.submitted or queued.started
+        timings = Timings(submitted - began, queued.started - submitted, done - queued.started)
+        return Reply(served.name, found, timings, is_large)
 
-    async def _tokenize(self, inputs: Sequence[Input], read: Callable[[Input, CheckCancelled], Query]) -> list[Query]:
+    async def _tokenize(
+        self, inputs: Sequence[Input], to_query: Callable[[Input, CheckCancelled], Query]
+    ) -> list[Query]:
         """Inputs into queries: on the event loop if that is quick, otherwise in a thread."""
         sizes = [characters(given) for given in inputs]
         if sum(sizes) <= self._policy.inline_characters:
-            return read_all(inputs, read, lambda: None)
+            return to_queries(inputs, to_query, lambda: None)
         is_long = max(sizes) > self._policy.long_text_characters
-        pool = self._long_text_pool if is_long else self._pool
-        return await self._in_thread(pool, lambda check_cancelled: read_all(inputs, read, check_cancelled))
+        threads = self._long_text_thread if is_long else self._threads
+        return await self._in_thread(threads, lambda check_cancelled: to_queries(inputs, to_query, check_cancelled))
 
-    async def _in_thread(self, pool: ThreadPoolExecutor, work: Callable[[CheckCancelled], Result]) -> Result:
+    async def _in_thread(self, threads: ThreadPoolExecutor, work: Callable[[CheckCancelled], Result]) -> Result:
         """What `work` returns. The function that it gets ends it once the request has ended."""
         ended = threading.Event()
 
@@ -331,7 +285,7 @@ class Engine:
                 raise CancelledError
 
         try:
-            return await asyncio.get_running_loop().run_in_executor(pool, work, check_cancelled)
+            return await asyncio.get_running_loop().run_in_executor(threads, work, check_cancelled)
         finally:
             ended.set()
 

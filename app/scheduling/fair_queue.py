@@ -1,4 +1,4 @@
-"""A fair queue of jobs, and an upper bound of the tokens ahead of a new job. No clock, no tasks."""
+"""A fair queue of requests, and an upper bound of the tokens ahead of a new request. No clock, no tasks."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ Answer = TypeVar("Answer")
 class Pending(Generic[Item, Answer]):
     """One item that waits for a forward pass."""
 
-    job: Job[Item, Answer]
+    request: QueuedRequest[Item, Answer]
     index: int
     item: Item
     tokens: int
 
 
 @dataclass(slots=True, eq=False)
-class Job(Generic[Item, Answer]):
+class QueuedRequest(Generic[Item, Answer]):
     """One request: a reservation at first, then items in the queue, then answers. Times are `time.monotonic()`."""
 
     items: int
     tokens: int
     """Estimated while the request is being tokenized."""
     largest_item_tokens: int
-    """The most that the job takes of one round of the queue."""
+    """The most that the request takes of one round of the queue."""
     deadline: Deadline
     encoder: Hashable = None
     """Items of one encoder share batches."""
@@ -46,12 +46,12 @@ class Job(Generic[Item, Answer]):
     future: asyncio.Future[None] | None = None
 
     @classmethod
-    def of(cls, tokens: Sequence[int], deadline: Deadline) -> Job[Item, Answer]:
-        """A job with so many tokens in each item."""
+    def of(cls, tokens: Sequence[int], deadline: Deadline) -> QueuedRequest[Item, Answer]:
+        """A request with so many tokens in each item."""
         return cls(len(tokens), sum(tokens), max(tokens, default=0), deadline)
 
     def fill(self, encoder: Hashable, items: Sequence[Item], tokens: Sequence[int]) -> None:
-        """Give the job its items, which wait from now on."""
+        """Give the request its items, which wait from now on."""
         self.encoder = encoder
         self.answers = [None] * len(items)
         self.unanswered = len(items)
@@ -59,47 +59,47 @@ class Job(Generic[Item, Answer]):
 
     @property
     def results(self) -> list[Answer]:
-        """The answers, once the job is done."""
+        """The answers, once the request is done."""
         return [answer for answer in self.answers if answer is not None]
 
 
-def take_batch(waiting: deque[Job[Item, Answer]], max_tokens: int) -> list[Pending[Item, Answer]]:
-    """Take items off `waiting` up to `max_tokens`, one from each job in turn.
+def take_batch(waiting: deque[QueuedRequest[Item, Answer]], max_tokens: int) -> list[Pending[Item, Answer]]:
+    """Take items off `waiting` up to `max_tokens`, one from each request in turn.
 
-    A job that gave an item goes to the back if it has more, so a request of 512 inputs delays a single input by
+    A request that gave an item goes to the back if it has more, so a request of 512 inputs delays a single input by
     at most one batch. The item at the front is always taken, even alone above `max_tokens`, and no other item
     overtakes it, so every item is served.
     """
     batch: list[Pending[Item, Answer]] = []
     room = max_tokens
     while waiting:
-        job = waiting[0]
-        if not job.waiting:  # withdrawn
+        request = waiting[0]
+        if not request.waiting:  # withdrawn
             waiting.popleft()
             continue
-        if batch and job.waiting[0].tokens > room:
+        if batch and request.waiting[0].tokens > room:
             break
-        pending = job.waiting.popleft()
+        pending = request.waiting.popleft()
         room -= pending.tokens
         batch.append(pending)
         waiting.popleft()
-        if job.waiting:
-            waiting.append(job)
+        if request.waiting:
+            waiting.append(request)
     return batch
 
 
 class FairQueue(Generic[Item, Answer]):
-    """Jobs by encoder; encoders take turns."""
+    """Requests by encoder; encoders take turns."""
 
     def __init__(self) -> None:
         self.tokens = 0
         """Tokens of all waiting items."""
-        self._by_encoder: dict[Hashable, deque[Job[Item, Answer]]] = {}
+        self._by_encoder: dict[Hashable, deque[QueuedRequest[Item, Answer]]] = {}
 
-    def push(self, job: Job[Item, Answer]) -> None:
-        """Add a job at the back."""
-        self._by_encoder.setdefault(job.encoder, deque()).append(job)
-        self.tokens += sum(pending.tokens for pending in job.waiting)
+    def push(self, request: QueuedRequest[Item, Answer]) -> None:
+        """Add a request at the back."""
+        self._by_encoder.setdefault(request.encoder, deque()).append(request)
+        self.tokens += sum(pending.tokens for pending in request.waiting)
 
     def take(self, max_tokens: int) -> list[Pending[Item, Answer]]:
         """The next batch of the encoder whose turn it is; empty if nothing waits."""
@@ -113,37 +113,37 @@ class FairQueue(Generic[Item, Answer]):
                 return batch
         return []
 
-    def withdraw(self, job: Job[Item, Answer]) -> bool:
-        """Remove a job's waiting items. Returns whether there were any."""
-        self.tokens -= sum(pending.tokens for pending in job.waiting)
-        waited = bool(job.waiting)
-        job.waiting.clear()
+    def withdraw(self, request: QueuedRequest[Item, Answer]) -> bool:
+        """Remove a request's waiting items. Returns whether there were any."""
+        self.tokens -= sum(pending.tokens for pending in request.waiting)
+        waited = bool(request.waiting)
+        request.waiting.clear()
         return waited
 
 
 class LoadBySize:
-    """Unanswered jobs, grouped by size, because how much is ahead of a newcomer depends on both sizes.
+    """Unanswered requests, grouped by size, because how much is ahead of a newcomer depends on both sizes.
 
-    Jobs take turns: a large job delays a small one by a few items, and a job of its own size by all its items.
+    Requests take turns: a large request delays a small one by a few items, and one of its own size by all its items.
     """
 
     def __init__(self) -> None:
         self._groups: defaultdict[int, list[int]] = defaultdict(lambda: [0, 0])
-        """By the bit length of the number of items: tokens of all jobs, and of one round of them."""
+        """By the bit length of the number of items: tokens of all requests, and of one round of them."""
 
-    def add(self, job: Job[Item, Answer]) -> None:
-        """Count a job."""
-        self._count(job, 1)
+    def add(self, request: QueuedRequest[Item, Answer]) -> None:
+        """Count a request."""
+        self._count(request, 1)
 
-    def remove(self, job: Job[Item, Answer]) -> None:
-        """Count a job no longer. Its tokens must be those with which it was added."""
-        self._count(job, -1)
+    def remove(self, request: QueuedRequest[Item, Answer]) -> None:
+        """Count a request no longer. Its tokens must be those with which it was added."""
+        self._count(request, -1)
 
     def tokens_ahead(self, items: int) -> int:
-        """Tokens that are computed before a new job of so many items is done, at most."""
+        """Tokens that are computed before a new request of so many items is done, at most."""
         return sum(min(tokens, items * round_tokens) for tokens, round_tokens in self._groups.values())
 
-    def _count(self, job: Job[Item, Answer], by: int) -> None:
-        group = self._groups[job.items.bit_length()]
-        group[0] += by * job.tokens
-        group[1] += by * job.largest_item_tokens
+    def _count(self, request: QueuedRequest[Item, Answer], by: int) -> None:
+        group = self._groups[request.items.bit_length()]
+        group[0] += by * request.tokens
+        group[1] += by * request.largest_item_tokens

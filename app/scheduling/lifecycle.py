@@ -10,12 +10,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import IntEnum
 
-from app.errors import BackendDiedError, TaskNotServedError, UnavailableError
+from app.errors import BackendDiedError, SettingsError, TaskNotServedError, UnavailableError
 from app.inference.types import Answer, Backend, Query, ServedModel, Task
 from app.observability.metrics import Metrics
 from app.scheduling.scheduler import Scheduler
 from app.scheduling.throughput import Throughput
-from app.settings import Settings, SettingsError
+from app.settings import Settings
 from bert_client.wire import Status
 from model.errors import BertError
 
@@ -40,9 +40,19 @@ class State(IntEnum):
     """The end has been announced; requests are still accepted."""
     REFUSING = 3
     """New requests are refused; accepted ones are answered."""
-    BROKEN = 4
+    CLOSED = 4
+    BROKEN = 5
     """No batch can succeed any more; only a restart helps."""
-    CLOSED = 5
+
+
+_STATUSES: dict[State, Status] = {
+    State.LOADING: "loading",
+    State.READY: "ready",  # or stalled
+    State.DRAINING: "draining",
+    State.REFUSING: "draining",
+    State.CLOSED: "draining",
+    State.BROKEN: "broken",
+}
 
 
 @dataclass(eq=False, slots=True)
@@ -94,26 +104,36 @@ class Lifecycle:
     @property
     def status(self) -> Status:
         """The state in one word, for callers."""
-        if self.state >= State.BROKEN and self.failure is not None:
-            return "broken"
-        if self.state >= State.DRAINING:
-            return "draining"
-        if self.scheduler.computing_for > self._stall_seconds:
-            return "stalled"
-        return "ready" if self.state is State.READY else "loading"
+        is_stalled = self.state is State.READY and self.scheduler.computing_for > self._stall_seconds
+        return "stalled" if is_stalled else _STATUSES[self.state]
+
+    @property
+    def refusing(self) -> bool:
+        """Whether new requests are refused."""
+        return self.state >= State.REFUSING
 
     def check_open(self) -> None:
         """Raise UnavailableError unless new requests are accepted."""
-        if not self.has_loaded or self.state >= State.REFUSING:
+        if not self.has_loaded or self.refusing:
             raise UnavailableError(self.status)
 
     def advance(self, state: State) -> None:
         """Move on to a state; a smaller one has no effect."""
         self.state = max(self.state, state)
 
-    async def load(self) -> None:
+    def start(self) -> None:
+        """Begin to load the models, and to watch them; `startup_finished` is set once they are loaded."""
+        self._loading, self._watching = asyncio.create_task(self._load()), asyncio.create_task(self._watch())
+
+    async def wait_until_ready(self) -> None:
+        """Wait until the models have computed something. Raises why they cannot be loaded."""
+        await self.startup_finished.wait()
+        if self.failure is not None:
+            raise self.failure
+
+    async def _load(self) -> None:
         """Load the models; `startup_finished` is set at the end, also of a failure."""
-        loaded = self.current
+        loaded, began = self.current, time.monotonic()
         try:
             await loaded.backend.load(lambda error: self._on_death(loaded, error))
         except Exception as error:
@@ -122,6 +142,7 @@ class Lifecycle:
             self.has_loaded = True
             self.advance(State.READY)
             self._open(loaded.backend)
+            logger.info("ready in %.0f s: %s", time.monotonic() - began, _describe(loaded.backend))
         self.startup_finished.set()
 
     async def reload(self) -> bool:
@@ -152,7 +173,7 @@ class Lifecycle:
             self._stalled_for = 0.0
             self._open(fresh.backend)
             self._metrics.reloaded(ok=True)
-            logger.info("reloaded: %s", ", ".join(served.name for served in fresh.backend.models.values()))
+            logger.info("reloaded: %s", _describe(fresh.backend))
             self._close_if_unused(replaced)
             if is_stalled:
                 logger.error("the replaced backend hangs; killing its processes")
@@ -226,7 +247,7 @@ class Lifecycle:
             trace = None if explains_itself and not hasattr(error, "__notes__") else error
             logger.critical("no further batch can succeed: %s", error, exc_info=trace)
 
-    async def watch(self) -> None:
+    async def _watch(self) -> None:
         """Publish the state and kill a backend that hangs, until it is cancelled. While draining nothing is killed,
         because the drain has a deadline."""
         while True:
@@ -263,12 +284,17 @@ class Lifecycle:
 
     async def aclose(self, patience: float) -> None:
         """End: wait up to `patience` seconds for running batches, then kill the processes."""
-        self.state = State.CLOSED
+        self.advance(State.CLOSED)
         if self._reloading_backend is not None:
             await self._reloading_backend.aclose()
         if not self.has_loaded:
             await self.current.backend.aclose()  # no request waits for a load
         await self.scheduler.aclose(patience)
         await self.current.backend.aclose()
-        if self._tasks:
-            await asyncio.wait(self._tasks)
+        self._watching.cancel()
+        await asyncio.gather(self._loading, self._watching, *self._tasks, return_exceptions=True)
+
+
+def _describe(backend: Backend) -> str:
+    models = (f"{served.name} ({', '.join(served.tasks)})" for served in backend.models.values())
+    return f"{', '.join(models)}; {backend.device}, {backend.dtype}, {backend.threads} threads"

@@ -25,7 +25,7 @@ from app.errors import (
     UnavailableError,
 )
 from app.scheduling.deadline import Deadline
-from app.scheduling.fair_queue import FairQueue, Job, LoadBySize, Pending
+from app.scheduling.fair_queue import FairQueue, LoadBySize, Pending, QueuedRequest
 from app.scheduling.throughput import Throughput
 
 Item = TypeVar("Item")
@@ -93,7 +93,7 @@ class Scheduler(Generic[Item, Answer]):
         self._processes = 0
         self._queue = FairQueue[Item, Answer]()
         self._load = LoadBySize()
-        self._unanswered: set[Job[Item, Answer]] = set()
+        self._unanswered: set[QueuedRequest[Item, Answer]] = set()
         self._running: set[Running] = set()
         self._tasks: set[asyncio.Task[None]] = set()
         self._dispatch_is_due = False
@@ -137,7 +137,7 @@ class Scheduler(Generic[Item, Answer]):
         self._fail_all("broken" if self.fatal_error is not None else "stopped")
 
     @contextmanager
-    def reserve(self, tokens: Sequence[int], deadline: Deadline) -> Iterator[Job[Item, Answer]]:
+    def reserve(self, tokens: Sequence[int], deadline: Deadline) -> Iterator[QueuedRequest[Item, Answer]]:
         """Hold room in the queue for a request that is being tokenized, of so many estimated tokens in each item.
 
         Raises:
@@ -146,27 +146,29 @@ class Scheduler(Generic[Item, Answer]):
             DeadlineExceededError: its deadline passed, or the caller's own deadline cannot be met.
             UnavailableError: nothing can be computed.
         """
-        job = Job[Item, Answer].of(tokens, deadline)
-        job.tokens = min(job.tokens, self.max_queue_tokens)  # an estimate alone never refuses a request for good
+        request = QueuedRequest[Item, Answer].of(tokens, deadline)
+        request.tokens = min(
+            request.tokens, self.max_queue_tokens
+        )  # an estimate alone never refuses a request for good
         if deadline.remaining <= 0:
             self._observer.expired()
             raise DeadlineExceededError
-        self.check_capacity(job.tokens, job.items, deadline)
-        self._load.add(job)
-        self.reserved_tokens += job.tokens
+        self.check_capacity(request.tokens, request.items, deadline)
+        self._load.add(request)
+        self.reserved_tokens += request.tokens
         try:
-            yield job
+            yield request
         finally:
-            self._release(job)
+            self._release(request)
 
-    def _release(self, job: Job[Item, Answer]) -> None:
-        self._load.remove(job)
-        if not job.submitted:
-            self.reserved_tokens -= job.tokens
-        job.tokens = job.largest_item_tokens = 0
+    def _release(self, request: QueuedRequest[Item, Answer]) -> None:
+        self._load.remove(request)
+        if not request.submitted:
+            self.reserved_tokens -= request.tokens
+        request.tokens = request.largest_item_tokens = 0
 
     async def answer(
-        self, job: Job[Item, Answer], encoder: Hashable, items: Sequence[Item], tokens: Sequence[int]
+        self, request: QueuedRequest[Item, Answer], encoder: Hashable, items: Sequence[Item], tokens: Sequence[int]
     ) -> list[Answer]:
         """Turn a reservation into items of the queue, and wait for their answers in the order of the items.
 
@@ -176,29 +178,29 @@ class Scheduler(Generic[Item, Answer]):
             TooLargeError, QueueFullError, DeadlineExceededError, UnavailableError: see `reserve`.
             InferenceError: an item failed.
         """
-        self._release(job)
-        job.submitted = time.monotonic()
-        self.check_capacity(sum(tokens), len(items), job.deadline)
-        job.tokens, job.largest_item_tokens = sum(tokens), max(tokens)
-        self._load.add(job)
-        future = job.future = asyncio.get_running_loop().create_future()
-        job.fill(encoder, items, tokens)
-        self._queue.push(job)
-        self._unanswered.add(job)
+        self._release(request)
+        request.submitted = time.monotonic()
+        self.check_capacity(sum(tokens), len(items), request.deadline)
+        request.tokens, request.largest_item_tokens = sum(tokens), max(tokens)
+        self._load.add(request)
+        future = request.future = asyncio.get_running_loop().create_future()
+        request.fill(encoder, items, tokens)
+        self._queue.push(request)
+        self._unanswered.add(request)
         self._dispatch_soon()
         self._publish()
         try:
             await future
         except asyncio.CancelledError:
-            self._queue.withdraw(job)
+            self._queue.withdraw(request)
             raise
         finally:
             # Break the cycle future -> exception -> traceback -> this frame: after gc.freeze() it is never collected.
-            job.future = None
+            request.future = None
             del future
-            self._unanswered.discard(job)
+            self._unanswered.discard(request)
             self._publish()
-        return job.results
+        return request.results
 
     def check_capacity(self, tokens: int, items: int, deadline: Deadline, *, headroom: float = 0.0) -> None:
         """Raise what `reserve` would raise for a request of so many tokens in so many items.
@@ -242,12 +244,12 @@ class Scheduler(Generic[Item, Answer]):
             if not batch:
                 return
             running = Running(time.monotonic(), len(self._running) + 1)
-            batch = [pending for pending in batch if pending.job.deadline.at > running.began]
+            batch = [pending for pending in batch if pending.request.deadline.at > running.began]
             if not batch:
                 continue
             self._running.add(running)
             for pending in batch:
-                pending.job.started = min(pending.job.started, running.began)
+                pending.request.started = min(pending.request.started, running.began)
             task = asyncio.create_task(self._compute(batch, running))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
@@ -270,7 +272,7 @@ class Scheduler(Generic[Item, Answer]):
                 self.throughput.record_batch(tokens, time.monotonic() - running.began, concurrent)
             for pending, answer in zip(batch, answers, strict=True):
                 if isinstance(answer, Exception):
-                    self._queue.withdraw(pending.job)  # the request has failed as a whole
+                    self._queue.withdraw(pending.request)  # the request has failed as a whole
             self._dispatch()
             self._deliver(batch, answers)
         except Exception as error:
@@ -281,7 +283,7 @@ class Scheduler(Generic[Item, Answer]):
     async def _run_isolated(self, batch: list[Pending[Item, Answer]]) -> list[Answer | Exception]:
         """Answers of a batch; if it fails, of its halves, so that only the failing item gets the error."""
         try:
-            answers = list(await self._run(batch[0].job.encoder, [pending.item for pending in batch]))
+            answers = list(await self._run(batch[0].request.encoder, [pending.item for pending in batch]))
             if len(answers) != len(batch):
                 raise RuntimeError(f"{len(answers)} answers to {len(batch)} items")
             return answers
@@ -305,24 +307,24 @@ class Scheduler(Generic[Item, Answer]):
         self.computed_tokens += tokens
         self._observer.batch(len(batch), tokens)
         for pending, answer in zip(batch, answers, strict=True):
-            job = pending.job
+            request = pending.request
             if isinstance(answer, Exception):
-                self._fail(job, answer)
+                self._fail(request, answer)
                 continue
-            job.answers[pending.index] = answer
-            job.unanswered -= 1
-            if not job.unanswered and job.future is not None and not job.future.done():
-                job.future.set_result(None)
+            request.answers[pending.index] = answer
+            request.unanswered -= 1
+            if not request.unanswered and request.future is not None and not request.future.done():
+                request.future.set_result(None)
         self._publish()
 
-    def _fail(self, job: Job[Item, Answer], error: Exception) -> None:
-        if job.future is not None and not job.future.done():
-            job.future.set_exception(error)
+    def _fail(self, request: QueuedRequest[Item, Answer], error: Exception) -> None:
+        if request.future is not None and not request.future.done():
+            request.future.set_exception(error)
 
     def _fail_all(self, status: str) -> None:
-        for job in list(self._unanswered):
-            self._queue.withdraw(job)
-            self._fail(job, UnavailableError(status))
+        for request in list(self._unanswered):
+            self._queue.withdraw(request)
+            self._fail(request, UnavailableError(status))
 
     def _publish(self) -> None:
         self._observer.queue(self.queued_requests, self.queued_tokens)

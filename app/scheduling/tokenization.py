@@ -15,6 +15,8 @@ from model.tokenizer import Encoding
 class TextPair:
     """Two texts that are read together."""
 
+    __pydantic_config__ = {"extra": "forbid", "use_attribute_docstrings": True}  # noqa: RUF012 (pydantic needs a dict)
+
     text: str
     """The first text; of a review, its title."""
     text_pair: str
@@ -95,8 +97,8 @@ def target_ids(served: ServedModel, targets: Sequence[str]) -> tuple[int, ...]:
     return tuple(ids)
 
 
-def read_all(
-    inputs: Sequence[Input], read: Callable[[Input, CheckCancelled], Query], check_cancelled: CheckCancelled
+def to_queries(
+    inputs: Sequence[Input], to_query: Callable[[Input, CheckCancelled], Query], check_cancelled: CheckCancelled
 ) -> list[Query]:
     """Queries of all inputs.
 
@@ -106,7 +108,7 @@ def read_all(
     queries = []
     for i, given in enumerate(inputs):
         try:
-            queries.append(read(given, check_cancelled))
+            queries.append(to_query(given, check_cancelled))
             check_cancelled()
         except TextError as error:
             half: Loc = (error.half,) if isinstance(error, EmptyTextError) and error.half else ()

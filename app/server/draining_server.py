@@ -12,7 +12,7 @@ from types import FrameType
 
 import uvicorn
 
-from app.scheduling.engine import Engine
+from app.scheduling.lifecycle import Lifecycle, State
 from app.server import file_limits
 
 logger = logging.getLogger(__name__)
@@ -34,9 +34,9 @@ class DrainingServer(uvicorn.Server):
     with a code that says "killed".
     """
 
-    def __init__(self, config: uvicorn.Config, engine: Engine, drain_seconds: float) -> None:
+    def __init__(self, config: uvicorn.Config, lifecycle: Lifecycle, drain_seconds: float) -> None:
         super().__init__(config)
-        self.engine = engine
+        self.lifecycle = lifecycle
         self._drain_seconds = drain_seconds
         self._drain_until: float | None = None
         self._tick_saw_signal = False
@@ -56,14 +56,14 @@ class DrainingServer(uvicorn.Server):
     async def _reload_on_request(self) -> None:
         """Reload after each signal. Signals that come during a reload are one more reload, because the files may have
         changed since it began."""
-        await self.engine.lifecycle.startup_finished.wait()
+        await self.lifecycle.startup_finished.wait()
         _freeze_objects()
         gc.set_threshold(_GC_THRESHOLD)
         while True:
             await self._reload_requested.wait()
             self._reload_requested.clear()
             try:
-                if await self.engine.lifecycle.reload():
+                if await self.lifecycle.reload():
                     _freeze_objects()
             except Exception:  # keep handling later SIGHUPs
                 logger.exception("reload failed")
@@ -75,21 +75,21 @@ class DrainingServer(uvicorn.Server):
                 self.force_exit = self.should_exit = True
             return
         self._drain_until = time.monotonic() + self._drain_seconds
-        self.engine.drain()
+        self.lifecycle.advance(State.DRAINING)
 
     async def on_tick(self, counter: int) -> bool:
         """Called every 0.1 s. Returns whether the server ends."""
         self._count_connections()
-        if self.engine.lifecycle.failure is not None and self._has_answered_503_long_enough():
+        if self.lifecycle.failure is not None and self._has_answered_503_long_enough():
             return True
         ends = await super().on_tick(counter)  # while draining too: it sets the clock of the Date header
         if self._drain_until is None or self.should_exit:
             return ends
-        if not self.engine.refusing:
+        if not self.lifecycle.refusing:
             # Requests that are in the sockets when the signal comes are read before the next tick, and are accepted.
             # The first tick may come at the moment of the signal, so requests are refused from the second one on.
             if self._tick_saw_signal:
-                self.engine.refuse()
+                self.lifecycle.advance(State.REFUSING)
                 self._accepted = set(self.server_state.tasks)
             self._tick_saw_signal = True
             return False
@@ -99,7 +99,7 @@ class DrainingServer(uvicorn.Server):
         """At once if the models never loaded."""
         now = time.monotonic()
         self._broken_since = self._broken_since or now
-        return not self.engine.lifecycle.has_loaded or now - self._broken_since > _BROKEN_SECONDS
+        return not self.lifecycle.has_loaded or now - self._broken_since > _BROKEN_SECONDS
 
     def _is_answering(self) -> bool:
         """Whether an accepted request is not answered yet, or an answer is not sent yet."""

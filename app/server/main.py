@@ -12,7 +12,7 @@ import uvicorn
 from app.api.application import create_app
 from app.api.auth import announce
 from app.observability.log_config import log_config, log_fatal
-from app.scheduling.engine import Engine
+from app.scheduling.lifecycle import Lifecycle
 from app.server.draining_server import DrainingServer
 from app.server.http_protocol import BoundedProtocol
 from app.settings import Settings
@@ -33,7 +33,7 @@ def run(settings: Settings) -> int:
         log_fatal(f"BERT_HOST={settings.host}, BERT_PORT={settings.port}: {error.strerror}", settings.log_format)
         return EXIT_STARTUP_FAILED
     app = create_app(settings, serves_while_loading=True)
-    engine: Engine = app.state.engine
+    lifecycle: Lifecycle = app.state.lifecycle
     config = uvicorn.Config(
         app,
         loop="auto",
@@ -51,10 +51,10 @@ def run(settings: Settings) -> int:
     for opened in listening:
         host, port, *_ = opened.getsockname()
         logger.info("listening on http://%s:%d", f"[{host}]" if ":" in host else host, port)
-    DrainingServer(config, engine, settings.drain_seconds).run(listening)
-    if engine.lifecycle.failure is not None:
-        log_fatal(str(engine.lifecycle.failure), settings.log_format)
-        return EXIT_BACKEND_DIED if engine.lifecycle.has_loaded else EXIT_STARTUP_FAILED
+    DrainingServer(config, lifecycle, settings.drain_seconds).run(listening)
+    if lifecycle.failure is not None:
+        log_fatal(str(lifecycle.failure), settings.log_format)
+        return EXIT_BACKEND_DIED if lifecycle.has_loaded else EXIT_STARTUP_FAILED
     return 0
 
 

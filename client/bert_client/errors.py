@@ -1,17 +1,4 @@
-"""Every error of this package.
-
-TableError                       a file cannot be read as a table
-BertServiceError
-├── ConnectionFailedError        no answer: refused, cut off or too slow
-├── UnexpectedAnswerError        the server is not bert-service
-└── ProblemError                 a refusal, with its reason
-    ├── UnauthorizedError        401: an API key is needed
-    ├── TooLargeError            413: exceeds the limits of one request
-    ├── InvalidInputError        422: an input that has no answer
-    ├── TooBusyError             429: the queue was full at every attempt
-    ├── UnavailableError         503: loading, draining or broken at every attempt
-    └── DeadlineExceededError    504: the answer took too long
-"""
+"""Every error of this package."""
 
 from __future__ import annotations
 

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 import model
-from app.settings import Settings, SettingsError
+from app.errors import SettingsError
+from app.settings import Settings
 
 CONTRACT = {  # what outside checks rely on
     "host", "port", "pretrained", "sentiment", "device", "dtype", "api_keys", "max_body_bytes",

@@ -99,7 +99,7 @@ async def text_classification(
 
 def _check_function(engine: Engine, asked: str) -> None:
     """Refuse a `function_to_apply` that the served checkpoint does not compute."""
-    for served in engine.backend.models.values():
+    for served in engine.lifecycle.current.backend.models.values():
         if Task.SENTIMENT in served.tasks and (computed := _function(served.config)) != asked:
             message = f"the scores of the loaded checkpoint are computed with {computed!r}, not with {asked!r}"
             raise InvalidRequestError([FieldError(message, ("parameters", "function_to_apply"))])

@@ -279,7 +279,7 @@ async def model_ready(model: str, request: Request) -> dict[str, Any]:
     """Whether a model can answer."""
     task = _task(model)
     await operations.ready(request)
-    with request.app.state.engine.lifecycle.encoder_for(task):
+    with request.app.state.lifecycle.encoder_for(task):
         return {"name": model, "ready": True}
 
 

@@ -12,7 +12,8 @@ from app.api.auth import check_metrics
 from app.errors import UnavailableError
 from app.inference.types import ServedModel, Task
 from app.observability.metrics import CONTENT_TYPE, Metrics
-from app.scheduling.engine import Engine
+from app.scheduling.lifecycle import Lifecycle
+from app.scheduling.throughput import Throughput
 from app.settings import Settings
 from bert_client.wire import Health, Info, Limits, ModelInfo
 
@@ -57,9 +58,9 @@ _METRICS: dict[int | str, dict[str, Any]] = {
 }
 
 
-def _engine(request: Request) -> Engine:
-    engine: Engine = request.app.state.engine
-    return engine
+def _lifecycle(request: Request) -> Lifecycle:
+    lifecycle: Lifecycle = request.app.state.lifecycle
+    return lifecycle
 
 
 @router.get(
@@ -71,9 +72,8 @@ def _engine(request: Request) -> Engine:
 )
 async def live(request: Request) -> Health:
     """503 once an inference process is dead."""
-    engine = _engine(request)
-    if not engine.alive:
-        raise UnavailableError(engine.status)
+    if (status := _lifecycle(request).status) == "broken":
+        raise UnavailableError(status)
     return Health("alive")
 
 
@@ -85,26 +85,25 @@ async def live(request: Request) -> Health:
 )
 async def ready(request: Request) -> Health:
     """200 after a forward pass of each model has succeeded, while no batch hangs and the service is not draining."""
-    engine = _engine(request)
-    if engine.status != "ready":
-        raise UnavailableError(engine.status, retry_after=1)
+    if (status := _lifecycle(request).status) != "ready":
+        raise UnavailableError(status, retry_after=1)
     return Health("ready")
 
 
 @router.get("/info", operation_id="info", summary="Models and limits", responses=document.answer(_INFO))
 async def info(request: Request) -> Info:
     """Models, device, precision, limits and version."""
-    engine, settings = _engine(request), request.app.state.settings
-    backend = engine.backend
+    lifecycle, settings = _lifecycle(request), request.app.state.settings
+    backend, throughput = lifecycle.current.backend, lifecycle.scheduler.throughput
     return Info(
         version=request.app.version,
-        status=engine.status,
+        status=lifecycle.status,
         device=backend.device,
         dtype=backend.dtype,
         threads=backend.threads,
-        tokens_per_second=round(engine.scheduler.throughput.tokens_per_second),
+        tokens_per_second=round(throughput.tokens_per_second),
         models=[_model(served) for served in backend.models.values()],
-        limits=_limits(settings, engine),
+        limits=_limits(settings, throughput),
     )
 
 
@@ -136,9 +135,9 @@ def _model(served: ServedModel) -> ModelInfo:
     )
 
 
-def _limits(settings: Settings, engine: Engine) -> Limits:
+def _limits(settings: Settings, throughput: Throughput) -> Limits:
     return Limits(
-        max_batch_tokens=engine.scheduler.throughput.batch_tokens,
+        max_batch_tokens=throughput.batch_tokens,
         max_queue_tokens=settings.max_queue_tokens,
         max_client_batch=settings.max_client_batch,
         max_body_bytes=settings.max_body_bytes,

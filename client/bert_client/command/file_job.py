@@ -26,7 +26,7 @@ FIRST_ROWS = 100
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class FileJob:
     """What to read and what to write."""
 
     source: str
@@ -52,7 +52,7 @@ class Job:
         return {**self.question, **columns, **formats, **asdict(self.dialect)}
 
 
-def run(job: Job, ask: Ask) -> None:
+def run(job: FileJob, ask: Ask) -> None:
     """Answer every row. A row without an answer gets the reason in the column `error`.
 
     Raises:

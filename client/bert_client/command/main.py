@@ -162,7 +162,7 @@ def _check_arguments(given: argparse.Namespace) -> None:
         raise ValueError("next-sentence takes two texts")
 
 
-def _job(given: argparse.Namespace) -> file_job.Job:
+def _job(given: argparse.Namespace) -> file_job.FileJob:
     """The job of `--file`. Raises ValueError if the arguments do not fit together."""
     dialect = tables.Dialect(
         header=not given.no_header,
@@ -183,7 +183,7 @@ def _job(given: argparse.Namespace) -> file_job.Job:
     named = None if given.output == "-" else tables.format_of(given.output)
     target = "jsonl" if given.json else named or form
     pair_column = getattr(given, "pair_column", None)
-    return file_job.Job(
+    return file_job.FileJob(
         source=given.file,
         target=given.output,
         source_format=given.format,

@@ -137,7 +137,7 @@ async def test_lifespan_waits_until_the_models_answer(backend: Any) -> None:
         assert not starting.done()
         backend.may_load.set()
         await starting
-        assert app.state.engine.status == "ready"
+        assert app.state.lifecycle.status == "ready"
     assert backend.closed
 
 

@@ -10,6 +10,7 @@ import pytest
 
 from app.api.middleware import _address
 from app.api.task_route import TaskRoute
+from app.scheduling.lifecycle import State
 
 
 @pytest.mark.parametrize("path", ["/health/live", "/nowhere", "/fill-mask", "/docs"])
@@ -183,7 +184,7 @@ async def test_request_that_draining_has_no_time_for_gets_503(serve: Any, backen
         backend.gate.clear()
         asked = asyncio.create_task(service.client.post("/sentiment", json={"inputs": "good"}))
         await backend.has_entered()
-        service.engine.refuse()
+        service.engine.lifecycle.advance(State.REFUSING)
         asked.cancel()  # as uvicorn does when its patience ends
         answer = await asked
     assert (answer.status_code, answer.json()["code"]) == (503, "stopped")
@@ -204,10 +205,10 @@ async def test_inference_error_is_logged_with_its_request_id(
 
 async def test_connections_are_closed_while_draining(serve: Any) -> None:
     async with serve() as service:
-        service.engine.drain()
+        service.engine.lifecycle.advance(State.DRAINING)
         ready = await service.client.get("/health/ready")
         assert (ready.status_code, ready.headers["connection"]) == (503, "close")
-        service.engine.refuse()
+        service.engine.lifecycle.advance(State.REFUSING)
         refused = await service.client.post("/sentiment", json={"inputs": "good"})
     assert (refused.status_code, refused.json()["code"]) == (503, "draining")
     assert refused.headers["connection"] == "close"

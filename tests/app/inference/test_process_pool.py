@@ -16,12 +16,11 @@ from typing import Any
 import pytest
 import torch
 
-from app.errors import BackendDiedError, InferenceError, OutOfMemoryError
-from app.inference.process_main import Job, make_picklable
+from app.errors import BackendDiedError, InferenceError, OutOfMemoryError, SettingsError
+from app.inference.process_main import BackendConfig, make_picklable
 from app.inference.process_pool import ProcessPool
 from app.inference.torch_backend import TorchBackend
 from app.inference.types import Answer, Query, Task
-from app.settings import SettingsError
 from model import Tokenizer
 from model.errors import CheckpointError
 from tests.app.process import PATIENCE, children
@@ -34,7 +33,7 @@ def ignore(_: BackendDiedError) -> None:
 def pool_of(
     pretrained: Path, sentiment: Path, device: str = "cpu", threads: int = 1, logs: dict[str, Any] | None = None
 ) -> ProcessPool:
-    return ProcessPool(Job(pretrained, sentiment, device, "float32", threads, logs))
+    return ProcessPool(BackendConfig(pretrained, sentiment, device, "float32", threads, logs))
 
 
 @pytest.fixture(params=[1, 2])

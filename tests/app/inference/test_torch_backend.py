@@ -14,11 +14,10 @@ from unittest.mock import Mock
 import pytest
 import torch
 
-from app.errors import BackendDiedError, OutOfMemoryError
+from app.errors import BackendDiedError, OutOfMemoryError, SettingsError
 from app.inference import torch_backend
 from app.inference.torch_backend import TorchBackend, _torch_errors
 from app.inference.types import Answer, Query, Task
-from app.settings import SettingsError
 from model import BertForPreTraining, PackedBatch, Tokenizer, load_checkpoint, save_checkpoint
 from model.errors import CheckpointError
 from model.inference import quantization

@@ -26,6 +26,7 @@ from app.inference.types import Task
 from app.observability.metrics import Metrics
 from app.scheduling.deadline import Deadline
 from app.scheduling.engine import Engine, EnginePolicy
+from app.scheduling.lifecycle import Lifecycle, State
 from app.scheduling.tokenization import TextPair
 from app.settings import Settings
 from model import Tokenizer
@@ -34,10 +35,15 @@ from model.errors import EmptyTextError, NoMaskError, TextTooLongError, UnknownT
 PATIENCE = 30
 
 
+def engine_of(make_backend: Callable[[], Any], policy: EnginePolicy | None = None, **given: object) -> Engine:
+    settings, metrics = Settings.model_validate(given), Metrics()
+    return Engine(Lifecycle(make_backend, settings, metrics), settings, metrics, policy or EnginePolicy())
+
+
 @asynccontextmanager
 async def running(backend: Any, policy: EnginePolicy | None = None, **settings: object) -> AsyncIterator[Engine]:
-    engine = Engine(lambda: backend, Settings.model_validate(settings), Metrics(), policy or EnginePolicy())
-    engine.start()
+    engine = engine_of(lambda: backend, policy, **settings)
+    engine.lifecycle.start()
     try:
         async with asyncio.timeout(PATIENCE):
             await engine.lifecycle.startup_finished.wait()
@@ -275,21 +281,21 @@ async def test_one_bad_input_does_not_fail_the_neighbours(backend: Any) -> None:
 
 async def test_status_follows_the_life_of_the_service(backend: Any) -> None:
     backend.may_load.clear()
-    engine = Engine(lambda: backend, Settings(), Metrics())
-    engine.start()
-    assert engine.status == "loading"
+    engine = engine_of(lambda: backend)
+    engine.lifecycle.start()
+    assert engine.lifecycle.status == "loading"
     with pytest.raises(UnavailableError, match="loading"):
         await engine.sentiment(["a"], deadline=soon())
     backend.may_load.set()
     async with asyncio.timeout(PATIENCE):
         await engine.lifecycle.startup_finished.wait()
-    assert engine.status == "ready"
-    engine.drain()
-    assert engine.status == "draining"
-    engine.check_open()  # its bytes may have been here before the signal
-    engine.refuse()
+    assert engine.lifecycle.status == "ready"
+    engine.lifecycle.advance(State.DRAINING)
+    assert engine.lifecycle.status == "draining"
+    engine.lifecycle.check_open()  # its bytes may have been here before the signal
+    engine.lifecycle.advance(State.REFUSING)
     with pytest.raises(UnavailableError, match="draining"):
-        engine.check_open()
+        engine.lifecycle.check_open()
     await engine.sentiment(["a"], deadline=soon())  # it came in before, and its body only now
     await engine.close()
 
@@ -318,8 +324,8 @@ async def test_what_waits_during_a_reload_is_computed_by_the_model_it_was_tokeni
 async def started(backends: Iterable[Any], **settings: object) -> Engine:
     """An engine that loads one backend after the other."""
     made = iter(backends)
-    engine = Engine(lambda: next(made), Settings.model_validate(settings), Metrics())
-    engine.start()
+    engine = engine_of(lambda: next(made), **settings)
+    engine.lifecycle.start()
     async with asyncio.timeout(PATIENCE):
         await engine.lifecycle.startup_finished.wait()
     return engine
@@ -333,7 +339,7 @@ async def until(condition: Callable[[], bool]) -> None:
 
 async def test_reload_while_draining_is_refused(backend: Any) -> None:
     engine = await started([backend, fresh := replace(backend, batches=[])])
-    engine.refuse()
+    engine.lifecycle.advance(State.REFUSING)
     assert not await engine.lifecycle.reload()
     assert fresh.closed
     await engine.close()
@@ -372,7 +378,7 @@ async def test_replaced_backend_that_dies_fails_only_its_own_requests_repeatably
     with pytest.raises(UnavailableError, match="reloading") as raised:
         await stranded
     assert raised.value.retry_after
-    assert engine.status == "ready"
+    assert engine.lifecycle.status == "ready"
     assert (await engine.sentiment(["a"], deadline=soon())).results
     await engine.close()
 
@@ -388,7 +394,7 @@ async def test_replaced_backend_that_hangs_is_killed_when_its_requests_have_expi
     assert (await asyncio.gather(asked, return_exceptions=True))[0].__class__ is DeadlineExceededError
     await until(lambda: backend.closed)
     assert (await engine.sentiment(["a"], deadline=soon())).results  # the hung batch's place is free again
-    assert engine.alive
+    assert engine.lifecycle.status == "ready"
     await engine.close()
 
 
@@ -407,9 +413,9 @@ async def test_hung_backend_is_seen_and_killed(backend: Any, monkeypatch: pytest
     backend.gate.clear()
     asked = asyncio.create_task(engine.sentiment(["a"], deadline=Deadline.after(0.1)))
     await backend.has_entered()
-    await until(lambda: engine.status == "stalled")
+    await until(lambda: engine.lifecycle.status == "stalled")
     await until(lambda: backend.closed)
-    assert engine.status == "broken"
+    assert engine.lifecycle.status == "broken"
     assert isinstance((await asyncio.gather(asked, return_exceptions=True))[0], DeadlineExceededError)
     await engine.close()
 
@@ -433,8 +439,8 @@ async def test_stalled_time_in_which_this_process_was_stopped_does_not_count(bac
 async def test_backend_that_dies_while_no_request_is_there_breaks_the_service(backend: Any) -> None:
     async with running(backend) as engine:
         backend.on_death(BackendDiedError("killed"))
-        assert engine.status == "broken"
-        assert not engine.alive
+        assert engine.lifecycle.status == "broken"
+        assert engine.lifecycle.status == "broken"
         with pytest.raises(UnavailableError, match="broken"):
             await engine.sentiment(["a"], deadline=soon())
 
@@ -444,13 +450,13 @@ async def test_backend_that_dies_during_a_batch_breaks_the_service(backend: Any)
         backend.fault = lambda _: BackendDiedError("killed")
         with pytest.raises(UnavailableError, match="broken"):
             await engine.sentiment(["a"], deadline=soon())
-        assert not engine.alive
+        assert engine.lifecycle.status == "broken"
 
 
 async def test_failed_load_breaks_the_service(backend: Any) -> None:
     backend.load_error = ValueError("no weights")
     engine = await started([backend])
-    assert engine.status == "broken"
+    assert engine.lifecycle.status == "broken"
     assert engine.lifecycle.failure is backend.load_error
     assert not engine.lifecycle.has_loaded
     await engine.close()
@@ -458,8 +464,8 @@ async def test_failed_load_breaks_the_service(backend: Any) -> None:
 
 async def test_closing_while_loading_ends_the_load(backend: Any) -> None:
     backend.may_load.clear()
-    engine = Engine(lambda: backend, Settings(), Metrics())
-    engine.start()
+    engine = engine_of(lambda: backend)
+    engine.lifecycle.start()
     await asyncio.sleep(0.01)
     await engine.close()
     assert backend.closed
@@ -474,9 +480,9 @@ async def test_reload_frees_a_service_whose_backend_hangs(backend: Any, monkeypa
     backend.gate.clear()
     hanging = asyncio.create_task(engine.sentiment(["a"], deadline=soon()))
     await backend.has_entered()
-    await until(lambda: engine.status == "stalled")
+    await until(lambda: engine.lifecycle.status == "stalled")
     assert await engine.lifecycle.reload()
-    assert engine.status == "ready"
+    assert engine.lifecycle.status == "ready"
     assert backend.closed
     assert (await engine.sentiment(["a"], deadline=soon())).results
     with pytest.raises(UnavailableError, match="reloading"):

@@ -9,22 +9,22 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from app.scheduling.deadline import Deadline
-from app.scheduling.fair_queue import FairQueue, Job, LoadBySize, take_batch
+from app.scheduling.fair_queue import FairQueue, LoadBySize, QueuedRequest, take_batch
 
 FAR = Deadline(1e12)  # no test meets it
 
 Requests = st.lists(st.lists(st.integers(1, 40), min_size=1, max_size=6), min_size=1, max_size=8)
 
 
-def job_of(tokens: Sequence[int], encoder: str = "a", number: int = 0) -> Job[tuple[int, int], int]:
-    """A filled job; an item is (number, index)."""
-    job = Job[tuple[int, int], int].of(tokens, FAR)
-    job.fill(encoder, [(number, i) for i in range(len(tokens))], tokens)
-    return job
+def request_of(tokens: Sequence[int], encoder: str = "a", number: int = 0) -> QueuedRequest[tuple[int, int], int]:
+    """A filled request; an item is (number, index)."""
+    request = QueuedRequest[tuple[int, int], int].of(tokens, FAR)
+    request.fill(encoder, [(number, i) for i in range(len(tokens))], tokens)
+    return request
 
 
-def waiting_of(requests: Sequence[Sequence[int]]) -> deque[Job[tuple[int, int], int]]:
-    return deque(job_of(tokens, number=number) for number, tokens in enumerate(requests))
+def waiting_of(requests: Sequence[Sequence[int]]) -> deque[QueuedRequest[tuple[int, int], int]]:
+    return deque(request_of(tokens, number=number) for number, tokens in enumerate(requests))
 
 
 def batches_of(requests: Sequence[Sequence[int]], max_tokens: int) -> list[list[tuple[int, int]]]:
@@ -70,7 +70,7 @@ def test_take_batch_serves_a_single_request_behind_512_inputs() -> None:
     waiting += waiting_of([[10]])
     batch = take_batch(waiting, 100)
     assert waiting[0].tokens == 5120  # only the large one is left
-    assert len({id(pending.job) for pending in batch}) == 2
+    assert len({id(pending.request) for pending in batch}) == 2
 
 
 def test_take_batch_lets_no_item_overtake_a_large_one_at_the_front() -> None:
@@ -88,9 +88,9 @@ def test_take_batch_passes_over_withdrawn_jobs() -> None:
 
 def test_fair_queue_encoders_take_turns_and_do_not_mix() -> None:
     queue = FairQueue[tuple[int, int], int]()
-    queue.push(job_of([10, 10], "a", 1))
-    queue.push(job_of([10], "b", 2))
-    queue.push(job_of([10], "a", 3))
+    queue.push(request_of([10, 10], "a", 1))
+    queue.push(request_of([10], "b", 2))
+    queue.push(request_of([10], "a", 3))
     assert queue.tokens == 40
     taken = [[pending.item for pending in queue.take(20)] for _ in range(4)]
     assert taken == [[(1, 0), (3, 0)], [(2, 0)], [(1, 1)], []]
@@ -99,18 +99,18 @@ def test_fair_queue_encoders_take_turns_and_do_not_mix() -> None:
 
 def test_fair_queue_withdraw_removes_what_waits() -> None:
     queue = FairQueue[tuple[int, int], int]()
-    job = job_of([10, 20])
-    queue.push(job)
+    request = request_of([10, 20])
+    queue.push(request)
     queue.take(10)
-    assert queue.withdraw(job)
-    assert not queue.withdraw(job)
+    assert queue.withdraw(request)
+    assert not queue.withdraw(request)
     assert queue.tokens == 0
     assert queue.take(100) == []
 
 
 def test_load_ahead_of_a_small_job_is_a_few_items_of_a_large_one() -> None:
     load = LoadBySize()
-    large, small = job_of([10] * 100), job_of([10])
+    large, small = request_of([10] * 100), request_of([10])
     load.add(large)
     load.add(small)
     assert load.tokens_ahead(1) == 10 + 10

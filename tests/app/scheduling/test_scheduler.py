@@ -117,8 +117,8 @@ async def ask(
     own: bool = False,
 ) -> list[int]:
     sizes = [tokens] * len(items)
-    with scheduler.reserve(sizes, Deadline.after(seconds, from_client=own)) as job:
-        return await scheduler.answer(job, encoder, items, sizes)
+    with scheduler.reserve(sizes, Deadline.after(seconds, from_client=own)) as request:
+        return await scheduler.answer(request, encoder, items, sizes)
 
 
 async def start(
@@ -302,9 +302,9 @@ async def test_scheduler_reservation_counts_as_queued_until_it_is_released(compu
                 scheduler.check_capacity(21, 1, deadline)
         assert scheduler.reserved_tokens == 0
         scheduler.check_capacity(50, 1, deadline)
-        with scheduler.reserve([10], deadline) as job:  # an estimate that was too low
+        with scheduler.reserve([10], deadline) as request:  # an estimate that was too low
             with pytest.raises(TooLargeError):
-                await scheduler.answer(job, "a", [1], [51])
+                await scheduler.answer(request, "a", [1], [51])
             assert scheduler.reserved_tokens == 0
         assert await ask(scheduler, 1, tokens=50) == [2]
 
@@ -464,8 +464,8 @@ async def test_scheduler_observer_is_told_how_much_waits(computer: Computer) -> 
 
 async def test_scheduler_request_beyond_the_whole_queue_is_told_so(computer: Computer) -> None:
     async with running(computer, queue=50) as scheduler:
-        with scheduler.reserve([60], Deadline.after(PATIENCE)) as job, pytest.raises(TooLargeError):
-            await scheduler.answer(job, "a", [1], [60])
+        with scheduler.reserve([60], Deadline.after(PATIENCE)) as request, pytest.raises(TooLargeError):
+            await scheduler.answer(request, "a", [1], [60])
 
 
 async def test_scheduler_dead_backend_fails_its_requests(computer: Computer) -> None:
@@ -559,9 +559,9 @@ async def test_scheduler_failed_request_is_in_no_reference_cycle(
 
     async def fail() -> weakref.ref[Encoder]:
         encoder = Encoder()
-        with scheduler.reserve([10], Deadline.after(PATIENCE)) as job:
+        with scheduler.reserve([10], Deadline.after(PATIENCE)) as request:
             try:
-                await scheduler.answer(job, encoder, [1], [10])
+                await scheduler.answer(request, encoder, [1], [10])
             except InferenceError:
                 return weakref.ref(encoder)
         raise AssertionError

@@ -17,7 +17,7 @@ import pytest
 import uvicorn
 
 from app.api.application import create_app
-from app.scheduling.engine import Engine
+from app.scheduling.lifecycle import Lifecycle
 from app.server.draining_server import DrainingServer
 from app.server.http_protocol import BoundedProtocol
 from app.settings import Settings
@@ -35,8 +35,8 @@ class Served:
     serving: asyncio.Task[None]
 
     @property
-    def engine(self) -> Engine:
-        return self.server.engine
+    def lifecycle(self) -> Lifecycle:
+        return self.server.lifecycle
 
     def send(self, number: signal.Signals) -> None:
         """Send this process a signal, which the server handles."""
@@ -84,7 +84,7 @@ def start_server(backend: Any) -> StartServer:
             timeout_keep_alive=checked.keep_alive_seconds,
             timeout_graceful_shutdown=1,
         )
-        server = DrainingServer(config, app.state.engine, checked.drain_seconds)
+        server = DrainingServer(config, app.state.lifecycle, checked.drain_seconds)
         thresholds = gc.get_threshold()
         limits = httpx.Limits(max_connections=200)
         with socket.create_server(("127.0.0.1", 0)) as listening:
@@ -96,7 +96,7 @@ def start_server(backend: Any) -> StartServer:
                 served = Served(server, port, client, serving)
                 try:
                     await served.until(
-                        lambda: server.started and (server.engine.lifecycle.has_loaded or not backend.may_load.is_set())
+                        lambda: server.started and (server.lifecycle.has_loaded or not backend.may_load.is_set())
                     )
                     yield served
                 finally:

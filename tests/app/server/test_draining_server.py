@@ -38,7 +38,7 @@ async def test_sigterm_answers_what_was_accepted(start_server: StartServer, back
         asked = [asyncio.create_task(served.client.post("/sentiment", json=GOOD)) for _ in range(50)]
         await served.until_queued(50)
         served.send(signal.SIGTERM)
-        await served.until(lambda: served.engine.refusing)
+        await served.until(lambda: served.lifecycle.refusing)
         backend.gate.set()
         assert {answer.status_code for answer in await asyncio.gather(*asked)} == {200}
         await served.end()
@@ -54,7 +54,7 @@ async def test_sigterm_leaves_no_request_of_a_pipeline_without_an_answer(
         writer.write((JSON_HEAD + BODY) * 3)
         await served.until_queued(1)
         served.send(signal.SIGTERM)
-        await served.until(lambda: served.engine.refusing)
+        await served.until(lambda: served.lifecycle.refusing)
         backend.gate.set()
         async with asyncio.timeout(PATIENCE):
             received = await reader.read()
@@ -71,7 +71,7 @@ async def test_port_answers_503_while_the_server_drains(start_server: StartServe
         await writer.drain()
         await served.client.get("/health/live")  # by now the head has been read
         served.send(signal.SIGTERM)
-        await served.until(lambda: served.engine.refusing)
+        await served.until(lambda: served.lifecycle.refusing)
         ready = await served.client.get("/health/ready")
         late = await served.client.post("/sentiment", json=GOOD)
         assert (ready.status_code, ready.json()["code"], ready.headers["connection"]) == (503, "draining", "close")
@@ -89,7 +89,7 @@ async def test_sigterm_while_the_models_load_ends_the_server(start_server: Start
     backend.may_load.clear()
     async with start_server() as served:
         served.send(signal.SIGTERM)
-        await served.until(lambda: served.engine.refusing)
+        await served.until(lambda: served.lifecycle.refusing)
         backend.may_load.set()
         await served.end()
 
@@ -105,7 +105,7 @@ async def test_ten_sighups_during_a_reload_are_one_more_reload(
             await began[-1].wait()
             return True
 
-        monkeypatch.setattr(served.engine.lifecycle, "reload", reload)
+        monkeypatch.setattr(served.lifecycle, "reload", reload)
         served.send(signal.SIGHUP)
         await served.until(lambda: len(began) == 1)
         for _ in range(10):
@@ -140,7 +140,7 @@ async def test_sighup_while_the_models_load_is_a_reload_after_that(
 def server(backend: Any) -> DrainingServer:
     """A server that does not run: the test calls its methods."""
     app = create_app(Settings(), backend)
-    return DrainingServer(uvicorn.Config(app), app.state.engine, drain_seconds=300.0)
+    return DrainingServer(uvicorn.Config(app), app.state.lifecycle, drain_seconds=300.0)
 
 
 async def test_requests_that_came_before_the_tick_after_a_signal_are_accepted(server: DrainingServer) -> None:
@@ -149,7 +149,7 @@ async def test_requests_that_came_before_the_tick_after_a_signal_are_accepted(se
     refusing = []
     for tick in range(2):
         await server.on_tick(tick)
-        refusing.append(server.engine.refusing)
+        refusing.append(server.lifecycle.refusing)
     assert refusing == [False, True]
 
 

@@ -91,8 +91,8 @@ async def test_info_has_the_problem_type_of_a_classifier(serve: Any, backend: An
 async def test_info_has_the_measured_batch_tokens(serve: Any, pretrained: Any, sentiment: Any) -> None:
     async with serve(ThreadBackend(TorchBackend(pretrained, sentiment, device="cpu", threads=1))) as service:
         info = (await service.client.get("/info")).json()
-        speed = service.engine.backend.tokens_per_second
-        most = service.engine.backend.max_useful_tokens
+        speed = service.engine.lifecycle.current.backend.tokens_per_second
+        most = service.engine.lifecycle.current.backend.max_useful_tokens
     assert info["tokens_per_second"] == round(speed)
     assert info["limits"]["max_batch_tokens"] == ThroughputPolicy().batch_tokens(speed, most)
 
