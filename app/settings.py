@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import argparse
 import difflib
+import logging
 import re
+import tomllib
 from collections.abc import Mapping, Sequence
+from importlib import metadata
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args, get_origin
 
 from pydantic import (
     BaseModel,
@@ -22,6 +25,9 @@ from pydantic import (
 )
 
 from app.errors import SettingsError
+from model.inference.cpu_features import available_cpus
+
+logger = logging.getLogger(__name__)
 
 PREFIX = "BERT_"
 
@@ -35,6 +41,8 @@ _WORKERS_ERROR = (
     "BERT_WORKERS: the service is one process that uses all cores; unset it, and for more run replicas "
     "(docker compose --profile replicas up nginx, or replicas in Kubernetes)"
 )
+_NOT_OURS = re.compile(r"BERT_(URL$|WORKERS$|SERVICE_|PORT_\d)")
+"""Variables of the client, one that `Settings.read` checks, and those that Kubernetes sets for a service "bert"."""
 _NOT_EMPTY = ("api_keys_file", "api_keys", "allowed_hosts")
 """Without a value, these would open the service to everyone, which an empty variable hardly means."""
 _WEIGHTS = Path(__file__).parents[1] / "model" / "weights"  # beside `app` in a checkout and in a wheel
@@ -101,7 +109,9 @@ class Settings(BaseModel):
     request_timeout_ms: int = Field(
         30_000, ge=1, description="deadline of a request; X-Request-Timeout-Ms can shorten it"
     )
-    drain_seconds: float = Field(25, ge=0, description="seconds that accepted requests have to finish after SIGTERM")
+    drain_seconds: float = Field(
+        25, ge=0, allow_inf_nan=False, description="seconds that accepted requests have to finish after SIGTERM"
+    )
     keep_alive_seconds: int = Field(
         75, ge=1, description="seconds until an idle connection is closed; longer than the load balancer's idle time"
     )
@@ -138,13 +148,22 @@ class Settings(BaseModel):
         try:
             lines = file.read_text(encoding="utf-8-sig").splitlines()
         except (OSError, UnicodeDecodeError):
-            raise ValueError(f"cannot read the file {file} of {PREFIX}API_KEYS_FILE as text") from None
-        keys = tuple(line.strip() for line in lines if line.strip())
-        if not keys or any("," in key for key in keys):
-            raise ValueError(
-                f"the file {file} of {PREFIX}API_KEYS_FILE is empty or has a comma: write one key per line"
-            )
-        return keys
+            raise ValueError(f"{PREFIX}API_KEYS_FILE={file}: cannot be read as text") from None
+        keys = {number: line.strip() for number, line in enumerate(lines, 1) if line.strip()}
+        for number, key in keys.items():
+            if found := re.search(r"^#|[\s,]", key):
+                what = {"#": "is a comment", ",": "has a comma"}.get(found[0], "has white space")
+                raise ValueError(f"line {number} of {file} {what}: keys only, one per line")
+        if not keys:
+            raise ValueError(f"{PREFIX}API_KEYS_FILE={file}: has no key: write one per line")
+        return tuple(keys.values())
+
+    @field_validator("threads")
+    @classmethod
+    def _has_cores(cls, threads: int) -> int:
+        if threads > (cores := available_cpus()):
+            raise ValueError(f"this machine gives {cores} cores")
+        return threads
 
     @field_validator("allowed_hosts")
     @classmethod
@@ -190,12 +209,15 @@ class Settings(BaseModel):
             raise SettingsError("; ".join(map(_explain, error.errors()))) from None
 
     @classmethod
-    def suggest_names(cls, environ: Mapping[str, str]) -> dict[str, str]:
-        """Unknown `BERT_` variables with a name like a setting's, each with that setting's variable."""
+    def warn_of_unknown(cls, environ: Mapping[str, str]) -> None:
+        """Log a warning for each `BERT_` variable that the service does not read."""
         known = [PREFIX + name.upper() for name in cls.model_fields]
-        unknown = [name for name in environ if name.startswith(PREFIX) and name not in known]
-        near = {name: difflib.get_close_matches(name, known, n=1, cutoff=0.85) for name in unknown}
-        return {name: found[0] for name, found in near.items() if found}
+        for name in environ:
+            if name == "BERT_API_KEY":
+                logger.warning("BERT_API_KEY is read by the command bert; the service reads BERT_API_KEYS")
+            elif name.startswith(PREFIX) and name not in known and not _NOT_OURS.match(name):
+                near = difflib.get_close_matches(name, known, n=1, cutoff=0.85)
+                logger.warning("unknown setting %s ignored%s", name, f"; did you mean {near[0]}?" if near else "")
 
     @classmethod
     def from_command_line(cls, arguments: Sequence[str], environ: Mapping[str, str]) -> Settings:
@@ -203,18 +225,22 @@ class Settings(BaseModel):
         parser = _parser()
         flags, unknown = parser.parse_known_args(arguments)
         if unknown:  # named without their values: one may be a key
-            parser.error(
-                "unknown arguments: " + ", ".join(word.partition("=")[0] for word in unknown if word[0] == "-")
-            )
+            flags_only = [word.partition("=")[0] for word in unknown if word.startswith("-")]
+            parser.error(f"unknown arguments: {', '.join(flags_only) or 'a value without its flag'}")
         return cls.read(environ, vars(flags))
 
 
 def _explain(error: Any) -> str:
     name = str(error["loc"][0])
-    value = "***" if name == "api_keys" else repr(error["input"])
+    message = error["msg"].removeprefix("Value error, ")
+    if message.startswith(PREFIX):
+        return str(message)
+    if error["type"] == "string_pattern_mismatch":
+        message = "write auto, cpu, cuda or cuda:1"
+    value = "***" if name == "api_keys" else error["input"]
     # Kubernetes sets BERT_PORT=tcp://... in every pod of a namespace that has a service called "bert".
-    hint = " (set by Kubernetes? use enableServiceLinks: false)" if "tcp://" in value else ""
-    return f"{PREFIX}{name.upper()}={value}: {error['msg']}{hint}"
+    hint = " (set by Kubernetes? use enableServiceLinks: false)" if "tcp://" in str(value) else ""
+    return f"{PREFIX}{name.upper()}={value}: {message}{hint}"
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -224,12 +250,23 @@ def _parser() -> argparse.ArgumentParser:
         description="Serve masked words, next sentences and sentiment over HTTP.",
         epilog="The signal SIGHUP reloads the checkpoints of a running service: kill -HUP PID.",
     )
+    parser.add_argument("--version", action="version", version=version())
     for name, field in Settings.model_fields.items():
+        is_choice = get_origin(field.annotation) is Literal
         shown = ",".join(field.default) if isinstance(field.default, tuple) else field.default
         parser.add_argument(
             "--" + name.replace("_", "-"),
             dest=name,
-            metavar="X",
+            metavar=f"{{{','.join(get_args(field.annotation))}}}" if is_choice else "X",
             help=f"{field.description} [{PREFIX}{name.upper()}, default: {'none' if shown in ('', None) else shown}]",
         )
     return parser
+
+
+def version() -> str:
+    """The service's version, also of a checkout that is not installed."""
+    try:
+        return metadata.version("bert-service")
+    except metadata.PackageNotFoundError:
+        project = Path(__file__).parents[1] / "pyproject.toml"
+        return str(tomllib.loads(project.read_text())["project"]["version"]) if project.exists() else "unknown"

@@ -32,13 +32,17 @@ class TextError(BertError, ValueError):
 class EmptyTextError(TextError):
     """A text without tokens after normalisation. `half`: which text of a pair, "text" or "text_pair"."""
 
-    def __init__(self, half: str | None = None) -> None:
-        super().__init__(f"{half or 'the text'} is empty")
+    def __init__(self, text: str, half: str | None = None) -> None:
+        why = "has no characters that the model reads" if text.strip() else "is empty"
+        super().__init__(f"{half or 'the text'} {why}")
         self.half = half
 
 
 class InvalidTextError(TextError):
     """A string with a lone surrogate, which is not a character."""
+
+    def __init__(self) -> None:
+        super().__init__("the text holds half of a surrogate pair, such as \\ud83d; cut texts at whole characters")
 
 
 class PairError(TextError):

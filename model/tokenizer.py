@@ -33,8 +33,6 @@ _PIECE_CHARACTERS = 16_384
 _PIECE_END = re.compile(r"[ \t\n\r!-/:-@\\^-`{-~\u3001\u3002\uff01\uff0c\uff1f]")
 """Characters after which neither a word nor a special token continues: a text may be split there."""
 
-_INVALID_TEXT = "the text contains a lone surrogate, which is not a character"
-
 
 @dataclass(frozen=True, slots=True)
 class Encoding:
@@ -230,9 +228,9 @@ class Tokenizer:
             raise PairError("the model takes single texts, not pairs (its type_vocab_size is 1)")
         texts = [text] if text_pair is None else [text, text_pair]
         halves = [self._tokenize(half, spans, check_cancelled) for half in texts]
-        for half, name in zip(halves, ("text", "text_pair"), strict=False):
+        for half, given, name in zip(halves, texts, ("text", "text_pair"), strict=False):
             if not len(half):
-                raise EmptyTextError(name if text_pair is not None else None)
+                raise EmptyTextError(given, name if text_pair is not None else None)
         total = sum(map(len, halves)) + len(halves) + 1
         if max_length is not None and total > max_length and not (truncate and max_length > 2 * len(halves)):
             raise TextTooLongError(total, max_length)
@@ -266,7 +264,7 @@ class Tokenizer:
                 return rust.encode_batch([text], add_special_tokens=False)[0]
             return rust.encode(text, add_special_tokens=False)
         except TypeError:
-            raise InvalidTextError(_INVALID_TEXT) from None
+            raise InvalidTextError from None
 
     def _assemble(
         self,
@@ -305,7 +303,7 @@ class Tokenizer:
         try:
             return [list(e.ids) for e in self._rust.encode_batch_fast(list(texts), add_special_tokens=False)]
         except TypeError:
-            raise InvalidTextError(_INVALID_TEXT) from None
+            raise InvalidTextError from None
 
 
 def truncate_longest_first(lengths: Sequence[int], budget: int) -> list[int]:
@@ -377,7 +375,7 @@ def _alphabet(rust: _RustTokenizer, texts: Iterable[str], max_letters: int) -> l
             normal = f" {rust.normalizer.normalize_str(text)}"
             pairs.update(pairwise(normal))
     except UnicodeEncodeError:
-        raise InvalidTextError(_INVALID_TEXT) from None
+        raise InvalidTextError from None
     counts: Counter[str] = Counter()
     for (_, letter), count in pairs.items():
         counts[letter] += 0 if letter.isspace() else count

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from importlib import metadata
-from pathlib import Path
 
 from fastapi import FastAPI
 from fastapi.middleware.cors import CORSMiddleware
@@ -25,7 +22,7 @@ from app.observability.log_config import log_config
 from app.observability.metrics import Metrics
 from app.scheduling.engine import Engine
 from app.scheduling.lifecycle import Lifecycle
-from app.settings import Settings
+from app.settings import Settings, version
 from model.inference.cpu_features import available_cpus
 
 DESCRIPTION = """\
@@ -62,7 +59,7 @@ def create_app(settings: Settings, backend: Backend | None = None, *, serves_whi
     app = FastAPI(
         routes=routes,  # `include_router` takes 24 us more to match a request
         title="BERT service",
-        version=_version(),
+        version=version(),
         description=DESCRIPTION,
         lifespan=lifespan,
         openapi_url=None,
@@ -109,11 +106,3 @@ def _process_pool(settings: Settings) -> ProcessPool:
             logs=log_config(settings.log_format, settings.log_level),
         )
     )
-
-
-def _version() -> str:
-    try:
-        return metadata.version("bert-service")
-    except metadata.PackageNotFoundError:  # a checkout that is not installed
-        project = Path(__file__).parents[2] / "pyproject.toml"
-        return str(tomllib.loads(project.read_text())["project"]["version"]) if project.exists() else "unknown"

@@ -11,6 +11,8 @@ from ipaddress import ip_address
 from urllib.parse import urlsplit
 
 from fastapi import Request
+from starlette.datastructures import Headers
+from starlette.types import Scope
 
 from app.errors import HostNotAllowedError, UnauthorizedError
 from app.settings import Settings
@@ -21,23 +23,28 @@ logger = logging.getLogger(__name__)
 
 
 def announce(settings: Settings, environ: Mapping[str, str]) -> None:
-    """Log whether API keys are required, and warn of misspelt settings, such as `BERT_API_KEY`."""
-    for name, meant in settings.suggest_names(environ).items():
-        logger.warning("unknown setting %s ignored; did you mean %s?", name, meant)
+    """Log whether API keys are required, and warn of unknown settings."""
+    settings.warn_of_unknown(environ)
     keys = len(settings.api_keys)
     logger.info("API key required: %s", f"yes, one of {keys}" if keys else "no")
 
 
-def check_host(given: str, allowed: Collection[str]) -> None:
-    """Check the `Host` header against names such as `example.org` and `*.example.org`.
+def check_host(scope: Scope, allowed: Collection[str]) -> None:
+    """Check the `Host` header, which HTTP/1.1 requires, against names such as `example.org` and `*.example.org`; none
+    allows all.
 
     IP addresses are allowed: the check prevents DNS rebinding, which needs a name, and health probes use addresses.
 
     Raises:
-        HostNotAllowedError: no allowed name matches.
+        HostNotAllowedError: there is none, or no allowed name matches.
     """
+    given = Headers(scope=scope).get("host")
+    if given is None and scope["http_version"] == "1.1":
+        raise HostNotAllowedError("HTTP/1.1 requires the header Host")
+    if not allowed:
+        return
     try:
-        host = urlsplit(f"//{given}").hostname or ""
+        host = urlsplit(f"//{given or ''}").hostname or ""
         if not any(host == name or (name[0] == "*" and host.endswith(name[1:])) for name in allowed):
             ip_address(host)
     except ValueError:

@@ -8,7 +8,7 @@ import time
 from ipaddress import ip_address
 from urllib.parse import quote
 
-from starlette.datastructures import Headers, MutableHeaders
+from starlette.datastructures import MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from app.api.auth import check_host
@@ -66,8 +66,7 @@ class RequestContextMiddleware:
                     self.metrics.duration(task, status, time.perf_counter() - started)
 
         try:
-            if self.allowed_hosts:
-                check_host(Headers(scope=scope).get("host", ""), self.allowed_hosts)
+            check_host(scope, self.allowed_hosts)
         except HostNotAllowedError as error:
             await problem_response(error, request_id)(scope, receive, send_with_context)
         else:

@@ -152,8 +152,7 @@ def install(app: FastAPI, settings: Settings, tags: Sequence[dict[str, str]]) ->
             _leave_out_defaults(document["components"]["schemas"])
             if settings.metrics == "key":
                 document["paths"]["/metrics"]["get"]["responses"] |= {"401": problem(*_PROBLEMS[401])}
-            if settings.api_keys:
-                _require_keys(document)
+            _add_keys(document, required=bool(settings.api_keys))
         return app.openapi_schema or {}
 
     app.openapi = openapi  # type: ignore[method-assign]
@@ -173,10 +172,11 @@ def _leave_out_defaults(schemas: dict[str, Any]) -> None:
             field.pop("default", None)
 
 
-def _require_keys(document: dict[str, Any]) -> None:
-    """Operations that document a 401 require a key."""
+def _add_keys(document: dict[str, Any], *, required: bool) -> None:
+    """Operations that document a 401 take a key. It is in the document also if none is required, so that generated
+    clients can send one to other installations."""
     document["components"]["securitySchemes"] = {"apiKey": _API_KEY}
     for operations in document["paths"].values():
         for operation in operations.values():
             if "401" in operation["responses"]:
-                operation["security"] = [{"apiKey": []}]
+                operation["security"] = [{"apiKey": []}] if required else [{}, {"apiKey": []}]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import http
 import logging
 from dataclasses import dataclass, replace
 
@@ -26,13 +25,6 @@ logger = logging.getLogger(__name__)
 MEDIA_TYPE = "application/problem+json"
 _MAX_DETAIL = 500
 
-_HTTP_DETAILS = {
-    400: "not an HTTP/1.1 request, or an unknown method",
-    404: "not found",
-    405: "method not allowed",
-    431: "the request line and the headers exceed 64 KiB",
-}
-
 
 @dataclass(frozen=True, slots=True)
 class ProblemType:
@@ -45,8 +37,12 @@ class ProblemType:
 
 INTERNAL_ERROR = ProblemType(500, "internal_error", "Internal server error")
 
-# An error has the type of the first class in its own hierarchy that this table lists.
-PROBLEM_TYPES: dict[type[Exception], ProblemType] = {
+# An error has the type of the first class in its own hierarchy that this table lists; an HTTPException, of its status.
+PROBLEM_TYPES: dict[type[Exception] | int, ProblemType] = {
+    400: ProblemType(400, "bad_request", "Not an HTTP/1.1 request, or an unknown method"),
+    404: ProblemType(404, "not_found", "Not found"),
+    405: ProblemType(405, "method_not_allowed", "Method not allowed"),
+    431: ProblemType(431, "request_header_fields_too_large", "The request line and the headers exceed 64 KiB"),
     errors.NotJSONError: ProblemType(400, "not_json", "The body is not JSON"),
     errors.HostNotAllowedError: ProblemType(400, "host_not_allowed", "Host not allowed"),
     errors.UnauthorizedError: ProblemType(401, "unauthorized", "Missing or invalid API key"),
@@ -59,7 +55,7 @@ PROBLEM_TYPES: dict[type[Exception], ProblemType] = {
     InvalidTextError: ProblemType(422, "invalid_text", "A string is not valid text"),
     PairError: ProblemType(422, "no_pairs", "The model takes single texts only"),
     TextTooLongError: ProblemType(422, "text_too_long", "A text is longer than the model's limit"),
-    NoMaskError: ProblemType(422, "no_mask", "A text has no mask"),
+    NoMaskError: ProblemType(422, "no_mask", "A text has no mask, or lost one by truncation"),
     UnknownTargetError: ProblemType(422, "unknown_target", "A target is not a token of the vocabulary"),
     errors.QueueFullError: ProblemType(429, "queue_full", "Queue full"),
     errors.TooManyBytesError: ProblemType(429, "too_many_bytes", "Too many bytes are being uploaded"),
@@ -78,8 +74,7 @@ def problem_type(error: Exception) -> ProblemType:
     if isinstance(error, errors.UnavailableError):
         return replace(PROBLEM_TYPES[errors.UnavailableError], code=error.status)
     if isinstance(error, HTTPException):
-        phrase = http.HTTPStatus(error.status_code).phrase
-        return ProblemType(error.status_code, phrase.lower().replace(" ", "_").replace("-", "_"), phrase)
+        return PROBLEM_TYPES.get(error.status_code, INTERNAL_ERROR)
     return next((PROBLEM_TYPES[cls] for cls in type(error).__mro__ if cls in PROBLEM_TYPES), INTERNAL_ERROR)
 
 
@@ -114,9 +109,13 @@ def install(app: FastAPI) -> None:
 
 
 def _detail(error: Exception, problem: ProblemType) -> str:
+    if problem is INTERNAL_ERROR:
+        return "internal error; the log has it with this request id"
     if isinstance(error, HTTPException):
-        return _HTTP_DETAILS.get(error.status_code, problem.title)
-    return str(error) if problem is not INTERNAL_ERROR else "internal error; the log has it with this request id"
+        if error.status_code == 404:
+            return "no such path; the tasks are POST /fill-mask, /next-sentence and /sentiment"
+        return f"use {_headers(error)['Allow']}" if error.status_code == 405 else error.detail
+    return str(error)
 
 
 def _field_errors(error: Exception) -> list[errors.FieldError]:

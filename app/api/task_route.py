@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import codecs
 import difflib
+import json
 from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import fields, is_dataclass
 from functools import cache
@@ -38,7 +39,9 @@ from app.observability import tracing
 from app.observability.metrics import Metrics
 from app.scheduling.deadline import Deadline
 from app.scheduling.engine import Engine, Reply
+from app.scheduling.tokenization import TextPair
 from app.settings import Settings
+from model.errors import InvalidTextError
 
 T = TypeVar("T")
 Schema = TypeVar("Schema", bound=BaseModel)
@@ -47,8 +50,16 @@ _MAX_FIELD_ERRORS = 100
 """More are counted instead of listed: listing ten thousand takes too long."""
 _MAX_FIELD_NAME = 100
 """Characters of an unknown field's name in an error."""
-_JSON_MESSAGES = {"model_type": "Input should be an object", "list_type": "Input should be an array"}
-"""Replace pydantic's messages that name Python's types."""
+_PAIR = '{"text": …, "text_pair": …}'
+_UNKNOWN_FIELD = ("extra_forbidden", "unexpected_keyword_argument")
+_MESSAGES = {
+    "model_type": "Input should be an object",
+    "list_type": "Input should be an array",
+    "dataclass_type": f"must be {_PAIR}",
+    "too_short": "is empty: send at least one",
+    **dict.fromkeys(_UNKNOWN_FIELD, "unknown field"),
+}
+"""Replace pydantic's messages that name Python's types or do not say what to send."""
 
 
 class TaskRequest(Request):
@@ -191,7 +202,8 @@ def parse(schema: type[Schema], body: bytes, max_inputs: int) -> Schema:
     """Parse a body into a schema.
 
     Raises:
-        NotJSONError: the body is not JSON in UTF-8, holds NaN or a lone surrogate, or is nested too deeply.
+        NotJSONError: the body is not JSON in UTF-8, holds NaN, or is nested too deeply.
+        InvalidInputError: a string holds half of a surrogate pair.
         TooLargeError: the body has more than `max_inputs` inputs. They are not validated.
         InvalidRequestError: the JSON does not fit the schema.
     """
@@ -199,10 +211,7 @@ def parse(schema: type[Schema], body: bytes, max_inputs: int) -> Schema:
     try:
         given = from_json(body, allow_inf_nan=False)
     except ValueError as error:
-        reason = f"Invalid JSON: {error}"
-        if not _is_utf_8(body):
-            reason = "the body is not UTF-8, the only encoding of JSON"
-        raise NotJSONError(reason) from None
+        _raise_not_json(body, schema, error)
     inputs = given.get("inputs") if isinstance(given, dict) else None
     if isinstance(inputs, list):
         check_inputs(len(inputs), max_inputs)
@@ -212,12 +221,20 @@ def parse(schema: type[Schema], body: bytes, max_inputs: int) -> Schema:
         _raise_invalid(error, schema)
 
 
-def _is_utf_8(body: bytes) -> bool:
+def _raise_not_json(body: bytes, schema: type[BaseModel], error: ValueError) -> NoReturn:
+    """Python's `json` accepts half of a surrogate pair, and so tells the field that has it."""
+    reason = f"Invalid JSON: {error}"
     try:
-        body.decode()
+        schema.model_validate(json.loads(body.decode("utf-8", "surrogatepass")))
     except UnicodeDecodeError:
-        return False
-    return True
+        reason = "the body is not UTF-8, the only encoding of JSON"
+    except ValidationError as invalid:
+        for detail in invalid.errors() if invalid.error_count() <= _MAX_FIELD_ERRORS else ():
+            if detail["type"] == "string_unicode":
+                raise InvalidInputError(InvalidTextError(), _loc(detail)) from None
+    except (ValueError, RecursionError):
+        pass
+    raise NotJSONError(reason) from None
 
 
 def _raise_invalid(error: ValidationError, schema: type[BaseModel]) -> NoReturn:
@@ -229,11 +246,17 @@ def _raise_invalid(error: ValidationError, schema: type[BaseModel]) -> NoReturn:
 
 def _message(detail: ErrorDetails, schema: type[BaseModel]) -> str:
     """What is wrong, in the words of JSON. For an unknown field, the known ones or the one that was meant."""
-    message = _JSON_MESSAGES.get(detail["type"], detail["msg"])
+    message = _MESSAGES.get(detail["type"], detail["msg"])
     *path, name = detail["loc"] or ("",)
-    if detail["type"] != "extra_forbidden" or not (known := _field_names(schema, path)):
+    if (detail["type"], name) == ("string_type", "string"):  # the tag of `schemas.TextOrPair`
+        return f"must be a text or {_PAIR}"
+    if detail["type"] not in _UNKNOWN_FIELD:
         return message
-    near = difflib.get_close_matches(str(name)[:_MAX_FIELD_NAME], known, n=1, cutoff=0.8)
+    is_of_pair = detail["type"] == "unexpected_keyword_argument"
+    known = [field.name for field in fields(TextPair)] if is_of_pair else _field_names(schema, path)
+    if not path and name in _field_names(schema, ["parameters"]):
+        return f"{name} belongs in parameters"
+    near = difflib.get_close_matches(str(name)[:_MAX_FIELD_NAME], known, n=1, cutoff=0.6)
     return f"{message}; did you mean {near[0]}?" if near else f"{message}; known are {', '.join(known)}"
 
 
@@ -242,7 +265,7 @@ def _field_names(schema: Any, path: list[str | int]) -> list[str]:
     for part in path:
         if isinstance(part, int) or part in UNION_TAGS:
             continue
-        annotation = schema.model_fields[part].annotation
+        annotation = schema.model_fields[part].annotation if part in schema.model_fields else None
         models = [kind for kind in (annotation, *get_args(annotation)) if hasattr(kind, "model_fields")]
         if not models:
             return []
@@ -252,7 +275,7 @@ def _field_names(schema: Any, path: list[str | int]) -> list[str]:
 
 def _loc(detail: ErrorDetails) -> Loc:
     """The field's path without the tags of unions. An unknown field, which may be named like a tag, stays in it."""
-    known = len(detail["loc"]) - (detail["type"] == "extra_forbidden")
+    known = len(detail["loc"]) - (detail["type"] in _UNKNOWN_FIELD)
     tagless = tuple(part for part in detail["loc"][:known] if part not in UNION_TAGS)
     return tagless + tuple(shorten(str(part), _MAX_FIELD_NAME) for part in detail["loc"][known:])
 
@@ -296,7 +319,7 @@ async def _read(request: TaskRequest) -> bytes:
         raise
     except TimeoutError:
         request.metrics.expired()
-        raise DeadlineExceededError from None
+        raise DeadlineExceededError("the body did not arrive before the deadline") from None
 
 
 async def _collect(receive: Receive, limit: int) -> bytes:

@@ -60,7 +60,6 @@ def log_fatal(message: str, log_format: str) -> None:
 def log_config(log_format: str, level: str) -> dict[str, Any]:
     """A `logging.config.dictConfig` for this service and for uvicorn."""
     formatter = JSONFormatter if log_format == "json" else TextFormatter
-    uvicorn_level = "INFO" if level == "debug" else level.upper()
     return {
         "version": 1,
         "disable_existing_loggers": False,
@@ -69,6 +68,6 @@ def log_config(log_format: str, level: str) -> dict[str, Any]:
         "root": {"handlers": ["stderr"], "level": "WARNING"},
         "loggers": {
             "app": {"level": level.upper()},
-            "uvicorn": {"level": uvicorn_level},
+            "uvicorn": {"level": "ERROR"},  # `app` logs its own start, end and malformed requests
         },
     }

@@ -220,7 +220,7 @@ class Scheduler(Generic[Item, Answer]):
         is_late = ahead and ahead + tokens > backlog * (1 - headroom)
         if not (is_full or is_late):
             return
-        retry_after = self.throughput.seconds_for(self.queued_tokens)
+        retry_after = self.throughput.seconds_for(waiting if is_full else ahead)
         if is_late and not is_full and deadline.from_client:
             self._observer.expired()
             raise DeadlineUnreachableError(retry_after)

@@ -78,7 +78,7 @@ def mask_query(served: ServedModel, encoding: Encoding, top_k: int, targets: tup
         raise NoMaskError("a [MASK] lies beyond the model's limit and was lost by truncation")
     masks = tuple(i for i, token_id in enumerate(encoding.input_ids) if token_id == served.tokenizer.mask_id)
     if not masks:
-        raise NoMaskError("the text holds no [MASK]")
+        raise NoMaskError("the text holds no [MASK]: write the mask so, in capitals")
     return Query(Task.FILL_MASK, encoding, masks, top_k, targets)
 
 

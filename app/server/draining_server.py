@@ -75,6 +75,7 @@ class DrainingServer(uvicorn.Server):
                 self.force_exit = self.should_exit = True
             return
         self._drain_until = time.monotonic() + self._drain_seconds
+        self._signal = signal.Signals(sig).name
         self.lifecycle.advance(State.DRAINING)
 
     async def on_tick(self, counter: int) -> bool:
@@ -91,6 +92,8 @@ class DrainingServer(uvicorn.Server):
             if self._tick_saw_signal:
                 self.lifecycle.advance(State.REFUSING)
                 self._accepted = set(self.server_state.tasks)
+                accepted = len(self._accepted)
+                logger.info("%s: draining %d requests, at most %g s", self._signal, accepted, self._drain_seconds)
             self._tick_saw_signal = True
             return False
         return not self._is_answering() or time.monotonic() >= self._drain_until

@@ -4,6 +4,7 @@ refusals, and problem documents for bytes that are no HTTP request."""
 from __future__ import annotations
 
 import asyncio
+import logging
 import secrets
 from types import SimpleNamespace
 from typing import Any
@@ -20,6 +21,8 @@ from app.observability import tracing
 from app.observability.request_ids import request_id_of
 from app.server.h2c_upgrade import UpgradeFilter
 
+logger = logging.getLogger(__name__)
+
 MAX_HEAD_BYTES = 64 * 1024
 MIN_READ_BYTES = 64 * 1024
 """Bytes of an answer that the caller has to read within the request timeout."""
@@ -27,6 +30,11 @@ MIN_TIMEOUT_SECONDS = 1.0
 """A shorter request timeout bounds the request, not the time to send its head or to read the answer."""
 MAX_PIPELINED = 1000
 """Requests of one connection that may wait for the answers to earlier ones."""
+
+_REJECTIONS = {
+    400: "not an HTTP/1.1 request (this port speaks plain HTTP, not TLS), or an unknown method",
+    431: "the request line and the headers exceed 64 KiB",
+}
 
 _REFUSED_CYCLE: Any = SimpleNamespace(response_started=True, response_complete=True, message_event=asyncio.Event())
 """Takes the place of uvicorn's cycle if a request was answered without the app."""
@@ -189,7 +197,10 @@ class BoundedProtocol(HttpToolsProtocol):
             return
         if cycle is None or not (body_is_broken and cycle.response_started):
             request_id = request_id_of(self.headers) if body_is_broken else secrets.token_hex(16)
-            response = problem_response(HTTPException(status), request_id)
+            logger.debug(
+                "%s: %s", ":".join(map(str, self.client or "-")), _REJECTIONS[status], extra={"request_id": request_id}
+            )
+            response = problem_response(HTTPException(status, _REJECTIONS[status]), request_id)
             response.headers["X-Request-ID"] = request_id
             response.headers["Connection"] = "close"
             self._write(response)

@@ -27,6 +27,11 @@ logger = logging.getLogger(__name__)
 
 def run(settings: Settings) -> int:
     """Serve until a signal comes or the models fail. Returns the exit code."""
+    for name in ("pretrained", "sentiment"):
+        if not os.access((directory := getattr(settings, name)) / "config.json", os.R_OK):
+            problem = f"BERT_{name.upper()}={directory}: has no readable config.json; name a checkpoint directory"
+            log_fatal(problem, settings.log_format)
+            return EXIT_STARTUP_FAILED
     try:
         listening = _listen(settings.host, settings.port)  # before the models load
     except OSError as error:

@@ -43,12 +43,16 @@ class ProblemError(BertServiceError):
         request_id: str | None = None,
         errors: tuple[FieldProblem, ...] = (),
     ) -> None:
-        super().__init__(f"{detail} ({status} {code})")
+        super().__init__(status, code, detail, request_id, errors)
         self.status = status
         self.code = code
         self.detail = detail
         self.request_id = request_id
         self.errors = errors
+
+    def __str__(self) -> str:
+        index = self.input_index
+        return f"{'' if index is None else f'input {index}: '}{self.detail} ({self.status} {self.code})"
 
     @property
     def input_index(self) -> int | None:
@@ -56,8 +60,8 @@ class ProblemError(BertServiceError):
         loc = self.errors[0].loc if self.errors else ()
         return loc[1] if len(loc) > 1 and loc[0] == "inputs" and isinstance(loc[1], int) else None
 
-    def at(self, index: int) -> ProblemError:
-        """The same problem, for the input at another index."""
+    def at(self, index: int | None) -> ProblemError:
+        """The same problem, for the input at another index; None for an input that is not in a list."""
         faults = self.errors or (FieldProblem(self.detail, ["inputs"]),)
         moved = tuple(FieldProblem(fault.message, _moved(fault.loc, index)) for fault in faults)
         return type(self)(self.status, self.code, self.detail, self.request_id, moved)
@@ -87,5 +91,5 @@ class DeadlineExceededError(ProblemError):
     """The answer took too long."""
 
 
-def _moved(loc: list[str | int], index: int) -> list[str | int]:
-    return ["inputs", index, *loc[2:]] if loc[:1] == ["inputs"] else loc
+def _moved(loc: list[str | int], index: int | None) -> list[str | int]:
+    return ["inputs", *([] if index is None else [index]), *loc[2:]] if loc[:1] == ["inputs"] else loc

@@ -38,10 +38,6 @@ def errors() -> str:
     }
     rows |= {
         (INTERNAL_ERROR.status, f"`{INTERNAL_ERROR.code}`", INTERNAL_ERROR.title),
-        (400, "`bad_request`", "Not an HTTP/1.1 request, or an unknown method"),
-        (404, "`not_found`", "Not found"),
-        (405, "`method_not_allowed`", "Method not allowed"),
-        (431, "`request_header_fields_too_large`", "The request line and the headers exceed 64 KiB"),
         (503, "`loading`, `reloading`, `stalled`, `draining`, `broken` or `stopped`", "Service unavailable"),
     }
     return _table(("status", "code", "meaning"), sorted(rows))

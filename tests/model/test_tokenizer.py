@@ -180,6 +180,8 @@ def test_encode_any_text_gives_tokens_or_a_text_error(text: str) -> None:
 def test_encode_text_without_tokens_is_an_error(words: Tokenizer, text: str) -> None:
     with pytest.raises(EmptyTextError, match="the text is empty"):
         words.encode(text)
+    with pytest.raises(EmptyTextError, match="the text has no characters that the model reads"):
+        words.encode("\u200b")
     with pytest.raises(EmptyTextError, match="text_pair is empty"):
         words.encode("the", text)
     with pytest.raises(EmptyTextError, match="text is empty"):

@@ -8,12 +8,13 @@ from __future__ import annotations
 import struct
 from collections.abc import Sequence
 from itertools import chain
-from typing import Any
+from typing import Any, Literal, NotRequired
 
 from fastapi import Request, Response
 from fastapi.routing import APIRoute
 from pydantic import Field, StrictBool, StrictInt
 from pydantic_core import to_json
+from typing_extensions import TypedDict
 
 from app.api import openapi
 from app.api.routes import operations
@@ -50,7 +51,7 @@ class InputTensor(Strict):
     """Texts."""
 
     name: str
-    datatype: str = Field(pattern="^BYTES$")
+    datatype: Literal["BYTES"]
     shape: list[StrictInt] = Field(min_length=1, max_length=1, description="The number of texts.")
     data: list[str] | None = Field(None, fail_fast=True)
     parameters: InputParameters = InputParameters()
@@ -87,6 +88,24 @@ class InferRequest(Strict):
     inputs: list[InputTensor] = Field(min_length=1, max_length=_MAX_TENSORS)
     outputs: list[RequestedOutput] = Field([], max_length=_MAX_TENSORS, description="Default: all.")
     parameters: InferParameters = InferParameters()
+
+
+class OutputTensor(TypedDict):
+    """Labels or tokens (BYTES), or their scores (FP32)."""
+
+    name: str
+    datatype: Literal["BYTES", "FP32"]
+    shape: list[int]
+    data: NotRequired[list[str] | list[float]]
+    parameters: NotRequired[dict[Literal["binary_data_size"], int]]
+
+
+class InferResponse(TypedDict):
+    """A row per text, a column per prediction."""
+
+    model_name: str
+    id: NotRequired[str]
+    outputs: list[OutputTensor]
 
 
 def _invalid(message: str, *loc: str | int) -> InvalidRequestError:
@@ -204,7 +223,7 @@ def _route(task: Task) -> TaskRoute:
         infer,
         task=task,
         summary=f"Infer: {task}",
-        response=dict[str, Any],
+        response=InferResponse,
         example={
             "model_name": task,
             "id": "1",

@@ -17,7 +17,7 @@ from bert_client.wire import LabelPrediction, LabelResult, TextToken
 
 TAG = {"name": "text-embeddings-inference", "description": "Classification and tokens in its shapes."}
 
-_KEPT_ENDS = {None: None, "right": "head", "left": "tail"}
+_KEPT_ENDS = {"": None, "right": "head", "left": "tail"}
 
 TextList = TypeAliasType("TextList", Annotated[list[str], Field(min_length=1, max_length=2, fail_fast=True)])
 
@@ -58,7 +58,7 @@ class PredictRequest(Strict):
         description="A text; `[text, text]`, which is one pair; or a batch, `[[text] or [text, text], ...]`."
     )
     truncate: Annotated[Truncate | None, ALSO_TRUNCATION] = False
-    truncation_direction: Literal["left", "right"] | None = Field(
+    truncation_direction: Literal["left", "right", "Left", "Right"] | None = Field(
         None, description="The end of a text at which it is cut. Default: as the loaded checkpoint says."
     )
     raw_scores: StrictBool = Field(False, description="Answer with logits instead of probabilities.")
@@ -71,6 +71,7 @@ class TokenizeRequest(Strict):
 
     inputs: OneOrMany[str] = Field(description="One text or many, of any length.")
     add_special_tokens: StrictBool = Field(True, description="Include `[CLS]` and `[SEP]`.")
+    prompt_name: None = Field(None, description="Null: the model has no prompts.")
 
 
 PredictResponse = TypeAliasType("PredictResponse", list[LabelPrediction] | list[list[LabelPrediction]])
@@ -90,7 +91,7 @@ async def predict(body: PredictRequest, request: TaskRequest) -> tuple[Reply[Lab
             [TextPair(*row) if len(row) == 2 else row[0] for row in rows],
             deadline=request.deadline,
             truncate=bool(body.truncate),
-            truncation=_KEPT_ENDS[body.truncation_direction],
+            truncation=_KEPT_ENDS[(body.truncation_direction or "").lower()],
             raw_scores=body.raw_scores,
         )
     except InvalidInputError as error:

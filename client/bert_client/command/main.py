@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import functools
+import importlib.metadata
 import json
 import os
 import signal
@@ -15,7 +16,7 @@ from pathlib import Path
 
 from bert_client import tables
 from bert_client.command import file_job, output
-from bert_client.errors import BertServiceError, ConnectionFailedError
+from bert_client.errors import BertServiceError, ConnectionFailedError, ProblemError, UnauthorizedError
 from bert_client.http.base import DEFAULT_URL
 from bert_client.http.client import BertClient
 from bert_client.http.retry import RetryPolicy
@@ -85,7 +86,9 @@ def run(arguments: Sequence[str], environ: Mapping[str, str]) -> int:
             else:
                 _answer_texts(client, given)
     except ConnectionFailedError as error:
-        return _fail(f"{given.url}: {error}", UNREACHABLE)
+        return _fail(str(error), UNREACHABLE)
+    except UnauthorizedError as error:
+        return _fail(f"{error}; give --api-key or BERT_API_KEY", REFUSED)
     except BrokenPipeError:
         raise
     except (BertServiceError, tables.TableError, OSError) as error:
@@ -132,8 +135,8 @@ def _ask(client: BertClient, given: argparse.Namespace) -> file_job.Ask:
 def _answer_texts(client: BertClient, given: argparse.Namespace) -> None:
     inputs = [tuple(given.texts)] if given.task == "next-sentence" else given.texts
     for text, result in zip(inputs, _ask(client, given)(inputs), strict=True):
-        if isinstance(result, BertServiceError):
-            raise result
+        if isinstance(result, ProblemError):
+            raise result if len(inputs) > 1 else result.at(None)
         if given.json:
             print(json.dumps(asdict(result), ensure_ascii=False))
             continue
@@ -196,6 +199,11 @@ def _job(given: argparse.Namespace) -> file_job.FileJob:
     )
 
 
+class _Version(argparse.Action):
+    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
+        parser.exit(message=importlib.metadata.version("bert-service-client") + "\n")
+
+
 def _parser(environ: Mapping[str, str]) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="bert",
@@ -203,6 +211,7 @@ def _parser(environ: Mapping[str, str]) -> argparse.ArgumentParser:
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
+    parser.add_argument("--version", action=_Version, nargs=0, help="print the version")
     tasks = parser.add_subparsers(dest="task", required=True, metavar="TASK")
     common = _common(environ)
 

@@ -92,7 +92,7 @@ class AsyncBertClient(BaseClient[httpx.AsyncBaseTransport, Callable[[float], Awa
         (outcome,) = await self._run(
             self._exchange.answer(call, Chunk(0, [calls.encode(inputs)]), FailureCounter(limit=1))
         )
-        return result_or_raise(outcome)
+        return result_or_raise(outcome.at(None) if isinstance(outcome, ProblemError) else outcome)
 
     async def _stream(self, call: Call[T], inputs: Inputs[Any]) -> AsyncIterator[T | ProblemError]:
         calls.check_inputs(inputs)

@@ -65,7 +65,7 @@ class BaseClient(Generic[Transport, Sleep]):
         self._sleep = sleep
         self._proxy = None if transport else find_proxy(url)
         variable = self._proxy[0] if self._proxy else None
-        self._exchange = Exchange(retry, time.monotonic, _jitter, variable)
+        self._exchange = Exchange(retry, time.monotonic, _jitter, str(url), variable)
         self._limits: RequestLimits | None = None
         self._connections: dict[Any, Any] = {}
         self._http_options: dict[str, Any] = {

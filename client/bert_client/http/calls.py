@@ -13,7 +13,15 @@ from bert_client import wire
 from bert_client.errors import InvalidInputError, ProblemError, UnexpectedAnswerError
 from bert_client.wire import FillMaskResult, LabelResult, Limits
 
-Pair = tuple[str, str]
+
+class PairDict(TypedDict):
+    """A pair as the service's JSON has it."""
+
+    text: str
+    text_pair: str
+
+
+Pair = tuple[str, str] | PairDict
 Input = str | Pair
 MaskOutcome = FillMaskResult | ProblemError
 LabelOutcome = LabelResult | ProblemError
@@ -134,14 +142,18 @@ def _to_json(value: object) -> bytes:
 
 
 def is_one_input(inputs: Any, *, takes_pairs: bool) -> bool:
-    """Whether this is one input, not several: a string, a tuple of two texts, or something that is not iterable.
+    """Whether this is one input, not several: a string, a pair, or something that is not iterable.
 
     Args:
         takes_pairs: Whether the task has pairs. If not, a tuple of two texts is several inputs.
     """
     if isinstance(inputs, tuple):
         return takes_pairs and len(inputs) == 2 and not any(isinstance(part, tuple | list) for part in inputs)
-    return isinstance(inputs, str | bytes) or not isinstance(inputs, Iterable | AsyncIterable)
+    return isinstance(inputs, str | bytes) or _is_pair_dict(inputs) or not isinstance(inputs, Iterable | AsyncIterable)
+
+
+def _is_pair_dict(given: Any) -> bool:
+    return isinstance(given, Mapping) and given.keys() == {"text", "text_pair"}
 
 
 def check_inputs(inputs: Any) -> None:
@@ -159,6 +171,8 @@ def encode(given: Any) -> Encoded:
     if isinstance(given, str):
         return _to_json(given)
     value = given.tolist() if hasattr(given, "tolist") else given  # a row of a numpy array
+    if _is_pair_dict(value):
+        value = (value["text"], value["text_pair"])
     if not isinstance(value, tuple | list):
         found = type(given).__name__
     elif len(value) == 2 and all(isinstance(part, str) for part in value):

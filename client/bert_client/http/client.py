@@ -96,7 +96,7 @@ class BertClient(BaseClient[httpx.BaseTransport, Callable[[float], object]]):
         if not calls.is_one_input(inputs, takes_pairs=call.takes_pairs):
             return [result_or_raise(outcome) for outcome in self._stream(call, inputs)]
         (outcome,) = self._run(self._exchange.answer(call, Chunk(0, [calls.encode(inputs)]), FailureCounter(limit=1)))
-        return result_or_raise(outcome)
+        return result_or_raise(outcome.at(None) if isinstance(outcome, ProblemError) else outcome)
 
     def _stream(self, call: Call[T], inputs: Iterable[Any]) -> Iterator[T | ProblemError]:
         calls.check_inputs(inputs)

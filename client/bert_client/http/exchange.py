@@ -35,6 +35,10 @@ _STATUSES_OF_AN_INPUT = _STATUSES_WITHOUT_ANSWER | {400, 413}
 """One input may be the reason. It may also be not JSON, or too large."""
 
 
+_NOT_TLS = ("WRONG_VERSION_NUMBER", "record layer failure")
+"""In OpenSSL's messages, if the answer is not TLS."""
+
+
 @dataclass(frozen=True, slots=True)
 class Send:
     """Send a request. The outcome is the response, or httpx's error."""
@@ -83,6 +87,8 @@ class Exchange:
     """Seconds, as `time.monotonic` gives them."""
     random: Callable[[], float]
     """A number in [0, 1)."""
+    base_url: str = ""
+    """For messages."""
     proxy_variable: str | None = None
     """The variable of the environment that names the proxy in use, for messages."""
 
@@ -146,9 +152,11 @@ class Exchange:
             elif isinstance(reply, httpx.Response):
                 raise problem_of(reply, self._through_proxy())
             else:
-                message = (str(reply) or type(reply).__name__) + self._through_proxy()
+                message = f"{self.base_url}: {str(reply) or type(reply).__name__}{self._through_proxy()}"
                 if CERTIFICATE_REFUSED in message and (variables := tls_variables()):
                     message += f"; the trusted certificates are those of {variables}"
+                if any(reason in message for reason in _NOT_TLS):
+                    message += "; the service speaks http://"
                 raise ConnectionFailedError(message) from reply
 
     def _through_proxy(self) -> str:
@@ -193,7 +201,10 @@ def problem_of(response: httpx.Response, note: str = "") -> ProblemError:
     try:
         body = response.json()
         faults = tuple(FieldProblem(fault["message"], list(fault["loc"])) for fault in body["errors"])
-        return error(response.status_code, body["code"], body["detail"], body["request_id"], faults)
+        code, detail, request_id = body["code"], body["detail"], body["request_id"]
     except (ValueError, KeyError, TypeError):
+        code, faults = "no_problem_document", ()
         detail = f"the answer was {response.status_code} {response.reason_phrase}".rstrip() + note
-        return error(response.status_code, "no_problem_document", detail, request_id)
+    if response.status_code == 404 and code != "task_not_served":
+        detail = f"{response.url}: {detail}; base_url is the root of the service"
+    return error(response.status_code, code, detail, request_id, faults)

@@ -17,7 +17,7 @@ from app.settings import Settings
         ({"BERT_API_KEYS": "first,second"}, ["API key required: yes, one of 2"]),
         (
             {"BERT_API_KEY": "secret"},
-            ["unknown setting BERT_API_KEY ignored; did you mean BERT_API_KEYS?", "API key required: no"],
+            ["BERT_API_KEY is read by the command bert; the service reads BERT_API_KEYS", "API key required: no"],
         ),
     ],
 )

@@ -77,7 +77,9 @@ def test_document_examples_of_answers_fit_their_schemas(document: Any) -> None:
 
 
 def test_document_marks_operations_that_require_a_key(document: Any) -> None:
-    assert "securitySchemes" not in document["components"]
+    assert document["components"]["securitySchemes"].keys() == {"apiKey"}
+    assert document["paths"]["/sentiment"]["post"]["security"] == [{}, {"apiKey": []}]  # clients may have a key
+    assert "security" not in document["paths"]["/info"]["get"]
     locked = create_app(Settings.read({"BERT_API_KEYS": "secret"})).openapi()
     assert locked["components"]["securitySchemes"]["apiKey"]["scheme"] == "bearer"
     asking = {path for path, operation in operations(locked) if operation.get("security") == [{"apiKey": []}]}

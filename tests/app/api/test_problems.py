@@ -45,7 +45,7 @@ def test_codes_are_unique() -> None:
         (errors.UnauthorizedError("x"), 401, "unauthorized"),
         (errors.TaskNotServedError("x"), 404, "task_not_served"),
         (HTTPException(404), 404, "not_found"),
-        (HTTPException(405), 405, "method_not_allowed"),
+        (HTTPException(405, headers={"Allow": "POST"}), 405, "method_not_allowed"),
         (errors.TooLargeError("x"), 413, "too_large"),
         (errors.UnsupportedMediaTypeError("x"), 415, "unsupported_media_type"),
         (errors.InvalidRequestError([errors.FieldError("m", ("a", 0))]), 422, "invalid_request"),
@@ -80,6 +80,20 @@ def test_problem_has_the_path_of_an_invalid_field() -> None:
 )
 def test_problem_of_a_temporary_error_has_retry_after(error: Exception) -> None:
     assert problem_response(error, "").headers["retry-after"] == "7"
+
+
+@pytest.mark.parametrize(
+    ("error", "detail"),
+    [
+        (HTTPException(404), "no such path; the tasks are POST /fill-mask, /next-sentence and /sentiment"),
+        (HTTPException(405, headers={"Allow": "POST"}), "use POST"),
+        (HTTPException(405, headers={"Allow": "GET"}), "use GET, HEAD"),
+        (HTTPException(431, "too long"), "too long"),
+    ],
+)
+def test_problem_of_a_wrong_path_or_method_says_the_right_one(error: HTTPException, detail: str) -> None:
+    body = body_of(error)
+    assert (body["status"], body["detail"]) == (error.status_code, detail)
 
 
 def test_unauthorized_names_the_scheme() -> None:

@@ -76,6 +76,7 @@ def test_parse_locates_invalid_fields(body: dict[str, Any], loc: tuple[str | int
         ({"inputs": {"text": "a"}}, ("inputs", "text_pair")),
         ({"inputs": {"text": "a", "text_pair": 1}}, ("inputs", "text_pair")),
         ({"inputs": [{"text": "a", "text_pair": "b", "c": "d"}]}, ("inputs", 0, "c")),
+        ({"inputs": {"text": "a", "text_pair": "b", "pair": "d"}}, ("inputs", "pair")),
     ],
 )
 def test_parse_is_strict_in_pairs(body: dict[str, Any], loc: tuple[str | int, ...]) -> None:
@@ -92,7 +93,7 @@ def test_parse_is_strict_in_pairs(body: dict[str, Any], loc: tuple[str | int, ..
         b"inputs=a",
         b"\xff\xfe",
         b'{"inputs":"\xff"}',
-        b'{"inputs":"\\ud800"}',
+        b'{"inputs":"a","parameters":{"top_k":1e999}}',
         b"[" * 100_000,
         b'{"inputs":' + b'{"a":' * 5000 + b"1" + b"}" * 5001,
         b'{"inputs":"a","parameters":{"top_k":' + b"9" * 5000 + b"}}",
@@ -158,11 +159,36 @@ def test_parse_refuses_200_kb_of_invalid_inputs_in_milliseconds(inputs: list[Any
         ([], "Input should be an object"),
         ({"inputs": ["a"], "parameters": 1}, "Input should be an object"),
         ({"inputs": "a", "parameters": {"targets": "good"}}, "Input should be an array"),
+        ({"inputs": []}, "is empty: send at least one"),
+        ({"inputs": "a", "top_k": 1}, "top_k belongs in parameters"),
     ],
 )
 def test_parse_messages_use_json_types(body: Any, message: str) -> None:
     with pytest.raises(InvalidRequestError) as raised:
         parse(schemas.FillMaskRequest, json.dumps(body).encode())
+    assert raised.value.errors[0].message == message
+
+
+@pytest.mark.parametrize(
+    ("schema", "inputs", "message"),
+    [
+        (schemas.NextSentenceRequest, "a", 'must be {"text": …, "text_pair": …}'),
+        (schemas.SentimentRequest, ["a", 5], 'must be a text or {"text": …, "text_pair": …}'),
+        (
+            schemas.SentimentRequest,
+            {"text": "a", "text_pair": "b", "textpair": "c"},
+            "unknown field; did you mean text_pair?",
+        ),
+        (
+            open_inference.InferRequest,
+            [{"name": "text", "datatype": "FP32", "shape": [1]}],
+            "Input should be 'BYTES'",
+        ),
+    ],
+)
+def test_parse_messages_say_what_to_send(schema: type[BaseModel], inputs: Any, message: str) -> None:
+    with pytest.raises(InvalidRequestError) as raised:
+        parse(schema, json.dumps({"inputs": inputs}).encode())
     assert raised.value.errors[0].message == message
 
 

@@ -117,7 +117,28 @@ async def test_body_that_does_not_end_meets_the_deadline(serve: Any) -> None:
 
     async with serve(request_timeout_ms=20) as service:
         answer = await service.client.post("/sentiment", content=body(), headers=JSON)
-    assert answer.status_code == 504
+        expired = await service.metric("bert_requests_expired_total")
+    assert (answer.status_code, answer.json()["code"]) == (504, "deadline_exceeded")
+    assert answer.json()["detail"] == "the body did not arrive before the deadline"
+    assert expired == 1
+
+
+@pytest.mark.parametrize(
+    ("inputs", "loc"),
+    [
+        (b'"\\ud83d"', ["inputs"]),
+        (b'["good", "bad \\uDe00"]', ["inputs", 1]),
+        (b'["good", {"text": "a", "text_pair": "\\ud83d."}]', ["inputs", 1, "text_pair"]),
+        (b'"good", "\\ud83d": 1', []),
+        (b'["good", "\xed\xa0\xbd"]', ["inputs", 1]),  # as Python encodes it if it is told to let it pass
+    ],
+)
+async def test_half_of_a_surrogate_pair_is_no_text(serve: Any, inputs: bytes, loc: list[str | int]) -> None:
+    async with serve() as service:
+        answer = await service.client.post("/sentiment", content=b'{"inputs": %s}' % inputs, headers=JSON)
+    problem = answer.json()
+    assert (answer.status_code, problem["code"], problem["errors"][0]["loc"]) == (422, "invalid_text", loc)
+    assert "half of a surrogate pair" in problem["detail"]
 
 
 async def test_unknown_field_is_named_in_short(serve: Any) -> None:
@@ -126,13 +147,13 @@ async def test_unknown_field_is_named_in_short(serve: Any) -> None:
     assert answer.status_code == 422
     assert len(answer.content) < 2000
     assert answer.json()["errors"][0]["loc"] == ["x" * 99 + "…"]
-    assert answer.json()["detail"].endswith("Extra inputs are not permitted; known are inputs, parameters")
+    assert answer.json()["detail"].endswith("unknown field; known are inputs, parameters")
 
 
 @pytest.mark.parametrize(
     ("path", "parameters", "meant"),
     [
-        ("/sentiment", {"topk": 1}, "did you mean top_k?"),
+        ("/sentiment", {"topk": 1}, "unknown field; did you mean top_k?"),
         ("/hf/fill-mask", {"top_K": 1}, "did you mean top_k?"),
         ("/hf/text-classification", {"return_all_scores": True}, "known are truncate, top_k, function_to_apply"),
     ],

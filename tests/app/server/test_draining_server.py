@@ -415,8 +415,9 @@ def test_sigterm_while_the_inference_process_loads_exits_with_0(checkpoints: dic
         inference = process.inference_process()
         if hangs:
             os.kill(inference, signal.SIGSTOP)
-        while "Application startup complete" not in (line := process.line()):
+        while "listening on" not in (line := process.line()):
             assert line
+        assert httpx.get(process.url + "/health/live", timeout=PATIENCE).status_code == 200
         process.send(signal.SIGTERM)
         code, output = process.end()
     assert code == 0, output

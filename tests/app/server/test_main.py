@@ -209,14 +209,14 @@ def broken_weights(directory: Path) -> dict[str, str]:
 @pytest.mark.parametrize(
     ("environ", "code", "message"),
     [
-        ({"BERT_SENTIMENT": "/nowhere"}, 3, "/nowhere: is not a directory"),
+        ({"BERT_SENTIMENT": "/nowhere"}, 3, "BERT_SENTIMENT=/nowhere: has no readable config.json; name a checkpoint"),
         (broken_weights, 3, "model.safetensors: "),
         ({"BERT_DEVICE": "cuda:63"}, 3, "cuda"),
         ({"BERT_HOST": "nowhere.invalid"}, 3, "BERT_HOST=nowhere.invalid, BERT_PORT="),
         ({"BERT_HOST": "192.0.2.1"}, 3, "BERT_HOST=192.0.2.1, BERT_PORT="),
-        ({"BERT_API_KEYS_FILE": "/nowhere"}, 1, "BERT_API_KEYS=***: "),
-        ({"BERT_API_KEYS": ""}, 1, "BERT_API_KEYS=***: Value error, is empty: unset it"),
-        ({"BERT_MAX_QUEUE_TOKENS": "many"}, 1, "BERT_MAX_QUEUE_TOKENS='many'"),
+        ({"BERT_API_KEYS_FILE": "/nowhere"}, 1, "BERT_API_KEYS_FILE=/nowhere: "),
+        ({"BERT_API_KEYS": ""}, 1, "BERT_API_KEYS=***: is empty: unset it"),
+        ({"BERT_MAX_QUEUE_TOKENS": "many"}, 1, "BERT_MAX_QUEUE_TOKENS=many: "),
         ({"BERT_WORKERS": "2"}, 1, "BERT_WORKERS: "),
     ],
     ids=lambda given: getattr(given, "__name__", None) or (next(iter(given)) if isinstance(given, dict) else None),
@@ -284,6 +284,9 @@ def test_host_of_two_colons_listens_on_ipv4_and_ipv6_and_sigterm_exits_with_0(ch
         code, output = process.end()
     assert code == 0, output
     assert f"listening on http://[::]:{process.port}" in output
+    assert re.search(r"ready in \d+ s: tiny-pretrained \(fill-mask, next-sentence\), tiny-sentiment .*; cpu, ", output)
+    assert "SIGTERM: draining 0 requests, at most 25 s" in output
+    assert "uvicorn" not in output
     assert "Traceback" not in output
 
 

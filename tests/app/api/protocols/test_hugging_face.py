@@ -101,4 +101,4 @@ async def test_hf_errors_have_the_field_that_the_clients_read(serve: Any) -> Non
     async with serve() as service:
         answer = await service.client.post("/hf/fill-mask", json={"inputs": "no mask"})
     assert answer.status_code == 422
-    assert answer.json()["error"] == "the text holds no [MASK]"
+    assert answer.json()["error"] == "the text holds no [MASK]: write the mask so, in capitals"
