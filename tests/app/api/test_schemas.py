@@ -93,7 +93,6 @@ def test_parse_is_strict_in_pairs(body: dict[str, Any], loc: tuple[str | int, ..
         b"inputs=a",
         b"\xff\xfe",
         b'{"inputs":"\xff"}',
-        b'{"inputs":"a","parameters":{"top_k":1e999}}',
         b"[" * 100_000,
         b'{"inputs":' + b'{"a":' * 5000 + b"1" + b"}" * 5001,
         b'{"inputs":"a","parameters":{"top_k":' + b"9" * 5000 + b"}}",

@@ -462,6 +462,13 @@ async def test_failed_load_breaks_the_service(backend: Any) -> None:
     await engine.close()
 
 
+async def test_closed_service_that_is_broken_says_so(backend: Any) -> None:
+    backend.load_error = ValueError("no weights")
+    engine = await started([backend])
+    await engine.close()
+    assert engine.lifecycle.status == "broken"
+
+
 async def test_closing_while_loading_ends_the_load(backend: Any) -> None:
     backend.may_load.clear()
     engine = engine_of(lambda: backend)

@@ -346,6 +346,8 @@ async def test_scheduler_refuses_what_cannot_be_computed_before_its_deadline(com
         assert refused.value.retry_after == 10
         assert (counts(scheduler)["expired"], counts(scheduler)["refused"]) == (1, 1)
         second = await start(scheduler, 2, seconds=21)
+        with pytest.raises(QueueFullError, match=r"try again in 20 s"):  # the one that is computed counts too
+            await ask(scheduler, 3, seconds=19)
         computer.gate.set()
         assert (await first, await second) == ([2], [4])
 

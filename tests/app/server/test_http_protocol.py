@@ -197,6 +197,26 @@ def test_broken_body_is_answered_under_its_own_id_and_counted_as_that(service: P
 def test_what_is_no_request_gets_a_problem_document(service: Process, nonsense: bytes) -> None:
     answer = problem(exchange(service.port, nonsense))
     assert (answer["status"], answer["code"]) == (400, "bad_request")
+    assert "plain HTTP, not TLS" in answer["detail"]
+
+
+def test_request_without_a_host_is_refused(service: Process) -> None:
+    answer = problem(exchange(service.port, b"GET /health/live HTTP/1.1\r\nConnection: close\r\n\r\n"))
+    assert (answer["status"], answer["detail"]) == (400, "HTTP/1.1 requires the header Host")
+    old = exchange(service.port, b"GET /health/live HTTP/1.0\r\n\r\n")
+    assert old.startswith(b"HTTP/1.1 200")
+
+
+def test_what_is_no_request_is_logged_at_debug_with_address_and_request_id(checkpoints: dict[str, str]) -> None:
+    with running(checkpoints | {"BERT_LOG_LEVEL": "debug"}) as process:
+        process.until_ready()
+        answer = problem(exchange(process.port, b"hello\r\n\r\n"))
+        process.send(signal.SIGTERM)
+        _, output = process.end()
+    (line,) = [line for line in output.splitlines() if "not an HTTP/1.1 request" in line]
+    assert " DEBUG app.server.http_protocol: 127.0.0.1:" in line
+    assert line.endswith(f"[{answer['request_id']}]")
+    assert "Invalid HTTP request received" not in output
 
 
 @pytest.mark.parametrize("end", [b"", b"\r\nContent-Length: 0\r\n\r\n"], ids=["unfinished", "whole"])
@@ -303,7 +323,7 @@ async def test_body_that_does_not_end_is_answered_and_then_cut_off(service: Proc
 
 
 async def test_body_that_nobody_asked_for_is_cut_off(service: Process) -> None:
-    received = await trickle(service.port, b"GET /nowhere HTTP/1.1\r\nContent-Length: 100000\r\n\r\n", b" ")
+    received = await trickle(service.port, b"GET /nowhere HTTP/1.1\r\nHost: x\r\nContent-Length: 100000\r\n\r\n", b" ")
     assert received.startswith(b"HTTP/1.1 404")
 
 

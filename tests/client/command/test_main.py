@@ -445,6 +445,13 @@ def test_bert_masks_of_a_file_are_filled(bert: Bert, tmp_path: Path) -> None:
     assert "no [MASK]" in second["error"]
 
 
+@pytest.mark.parametrize("url", [{"api_keys": "secret"}], indirect=True)
+def test_bert_without_a_key_says_how_to_give_one(bert: Bert) -> None:
+    code, _, complaint = bert("sentiment", "good")
+    assert code == 1
+    assert complaint.endswith("(401 unauthorized); give --api-key or BERT_API_KEY\n")
+
+
 def test_bert_exit_codes(bert: Bert, tmp_path: Path) -> None:
     code, _, complaint = bert("sentiment", "")
     assert (code, complaint) == (1, "bert: the text is empty (422 empty_text)\n")

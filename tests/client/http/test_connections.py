@@ -275,6 +275,18 @@ def test_client_key_log_file_that_cannot_be_written_is_named(monkeypatch: pytest
         asked.sentiment("a")
 
 
+def test_client_https_to_a_plain_port_says_so() -> None:
+    with serve() as echo:
+        address = echo.url.replace("http://", "https://")
+        with (
+            BertClient(address, retry=RetryPolicy(attempts=1)) as client,
+            pytest.raises(ConnectionFailedError) as raised,
+        ):
+            client.sentiment("good")
+    assert str(raised.value).startswith(f"{address}: ")
+    assert str(raised.value).endswith("; the service speaks http://")
+
+
 @pytest.mark.skipif(shutil.which("openssl") is None, reason="needs openssl")
 def test_client_certificate_that_is_not_trusted_names_the_variable_at_once(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path

@@ -94,6 +94,13 @@ def test_answer_last_attempt_raises_the_connection_error() -> None:
     assert isinstance(raised.value.__cause__, httpx.ConnectError)
 
 
+@pytest.mark.parametrize("reply", [problem(404, "not_found"), httpx.Response(404, text="<html>")])
+def test_answer_of_a_wrong_path_says_what_the_base_url_is(reply: httpx.Response) -> None:
+    reply.request = httpx.Request("POST", "http://bert/sentiment/sentiment")
+    with pytest.raises(ProblemError, match=r"http://bert/sentiment/sentiment: .*; base_url is the root of the service"):
+        ask(["a"], lambda _: reply)
+
+
 def test_answer_named_input_and_its_equals_get_the_error() -> None:
     def answer(inputs: list[str]) -> httpx.Response:
         return problem(422, "empty_text", "inputs", inputs.index("")) if "" in inputs else ok(inputs)

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from bert_client import AsyncBertClient, BertClient, InvalidInputError, LabelResult, ProblemError
+from bert_client.http.calls import PairDict
 from tests.client.echo import serve
 
 pd = pytest.importorskip("pandas")
@@ -52,7 +53,8 @@ def test_client_input_that_is_no_text_raises(wrong: Any) -> None:
         with pytest.raises(InvalidInputError, match="an input is a string or a pair of two strings, not ") as raised:
             client.sentiment(["text"] * 20 + [wrong])
         assert raised.value.input_index == 20
-        with pytest.raises(InvalidInputError, match=f"not {type(wrong).__name__}"):
+        assert str(raised.value).startswith("input 20: an input is a string")
+        with pytest.raises(InvalidInputError, match=f"^an input is a string.* not {type(wrong).__name__}"):
             client.sentiment(wrong)
 
 
@@ -93,6 +95,15 @@ async def test_client_any_iterable_of_texts_is_a_list_of_inputs(inputs: Any) -> 
 def test_client_any_iterable_of_pairs_is_a_list_of_inputs(inputs: Any) -> None:
     with serve() as echo, BertClient(echo.url) as client:
         assert [label(result) for result in client.next_sentence(inputs)] == ["a|b", "c|d"]
+
+
+def test_client_pair_may_be_a_dict_as_in_json() -> None:
+    pair: PairDict = {"text": "a", "text_pair": "b"}
+    with serve() as echo, BertClient(echo.url) as client:
+        assert label(client.next_sentence(pair)) == "a|b"
+        assert [label(result) for result in client.sentiment([pair, "c"])] == ["a|b", "c"]
+        with pytest.raises(TypeError, match="inputs is a dict"):
+            client.sentiment({"text": "a", "title": "b"})  # type: ignore[call-overload]
 
 
 async def test_async_client_list_may_be_an_async_iterable() -> None:

@@ -65,7 +65,7 @@ async def test_predict_counts_a_pair_as_one_input(serve: Any) -> None:
 
 
 @pytest.mark.parametrize("truncate", ["truncate", "truncation"])
-@pytest.mark.parametrize(("direction", "kept"), [("right", "good"), ("left", "bad"), (None, "good")])
+@pytest.mark.parametrize(("direction", "kept"), [("right", "good"), ("Left", "bad"), (None, "good")])
 async def test_predict_cuts_the_end_that_is_asked_for(
     serve: Any, backend: Any, truncate: str, direction: str | None, kept: str
 ) -> None:
@@ -93,7 +93,7 @@ async def test_predict_raw_scores_are_logits(serve: Any, pretrained: Any, sentim
 async def test_tokenize_has_the_places_of_tokens_in_characters(serve: Any) -> None:
     text = "Gööd [MASK] walls"
     async with serve() as service:
-        (tokens,) = (await service.client.post("/tokenize", json={"inputs": text})).json()
+        (tokens,) = (await service.client.post("/tokenize", json={"inputs": text, "prompt_name": None})).json()
         bare = await service.client.post("/tokenize", json={"inputs": [text, "bad"], "add_special_tokens": False})
     first, *own, last = tokens
     assert [first["text"], last["text"]] == ["[CLS]", "[SEP]"]
