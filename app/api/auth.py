@@ -57,7 +57,7 @@ def check_key(request: Request) -> None:
     Raises:
         UnauthorizedError: the API key is missing or invalid.
     """
-    if _is_open(request):
+    if not _settings(request).api_keys:
         return
     scheme, given = _credentials(request)
     if not (scheme == "bearer" and _is_key(request, given.encode("latin-1"))):
@@ -86,12 +86,7 @@ def check_page(request: Request) -> None:
 
 
 def _settings(request: Request) -> Settings:
-    settings: Settings = request.app.state.settings
-    return settings
-
-
-def _is_open(request: Request) -> bool:
-    return not _settings(request).api_keys
+    return request.app.state.settings
 
 
 def _credentials(request: Request) -> tuple[str, str]:

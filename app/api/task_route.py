@@ -11,8 +11,7 @@ import codecs
 import difflib
 import json
 from collections.abc import Awaitable, Callable, Coroutine
-from dataclasses import fields, is_dataclass
-from functools import cache
+from dataclasses import fields
 from typing import Any, NoReturn, TypeVar, get_args
 
 from fastapi import Request, Response
@@ -41,6 +40,7 @@ from app.scheduling.deadline import Deadline
 from app.scheduling.engine import Engine, Reply
 from app.scheduling.tokenization import TextPair
 from app.settings import Settings
+from bert_client.wire import FillMaskResponse, FillMaskResult, Mask
 from model.errors import InvalidTextError
 
 T = TypeVar("T")
@@ -68,23 +68,19 @@ class TaskRequest(Request):
     @property
     def deadline(self) -> Deadline:
         """When the request is answered with 504."""
-        deadline: Deadline = self.scope["deadline"]
-        return deadline
+        return self.scope["deadline"]
 
     @property
     def engine(self) -> Engine:
-        engine: Engine = self.app.state.engine
-        return engine
+        return self.app.state.engine
 
     @property
     def metrics(self) -> Metrics:
-        metrics: Metrics = self.app.state.metrics
-        return metrics
+        return self.app.state.metrics
 
     @property
     def settings(self) -> Settings:
-        settings: Settings = self.app.state.settings
-        return settings
+        return self.app.state.settings
 
 
 TaskHandler = Callable[[Any, TaskRequest], Awaitable[tuple[Reply[Any], Any]]]
@@ -179,17 +175,9 @@ def _in_pieces(value: Any) -> Any:
     """The same JSON, made of generators: `to_json` lets the event loop run only while it calls Python."""
     if isinstance(value, list):
         return (_in_pieces(item) for item in value)
-    kind: Any = type(value)
-    if names := _fields_with_lists(kind):
-        return {name: _in_pieces(getattr(value, name)) for name in names}
+    if isinstance(value, FillMaskResponse | FillMaskResult | Mask):
+        return {name: _in_pieces(getattr(value, name)) for name in value.__slots__}
     return value
-
-
-@cache
-def _fields_with_lists(kind: type) -> list[str]:
-    """All fields of a dataclass that holds a list; none of any other class."""
-    known = fields(kind) if is_dataclass(kind) else ()
-    return [field.name for field in known] if any(str(field.type).startswith("list") for field in known) else []
 
 
 def check_inputs(count: int, max_inputs: int) -> None:

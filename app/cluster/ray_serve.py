@@ -79,8 +79,7 @@ class BertService:
 
     @property
     def _lifecycle(self) -> Lifecycle:
-        lifecycle: Lifecycle = self._app.state.lifecycle
-        return lifecycle
+        return self._app.state.lifecycle
 
     async def check_health(self) -> None:
         """Raise once no batch can succeed any more: Ray replaces the replica."""

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector, generate_latest
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -14,7 +12,8 @@ _TOKENS = (16, 64, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768)
 
 
 class Metrics:
-    """Counters, gauges and histograms. The scheduler reports to it as its `Observer`."""
+    """Counters, gauges and histograms. The scheduler reports to it as its `Observer`. `read_…` takes the function that
+    is called for a gauge each time the metrics are collected."""
 
     def __init__(self) -> None:
         self.registry = registry = CollectorRegistry()
@@ -37,66 +36,47 @@ class Metrics:
         )
         self._batch_items = Histogram("bert_batch_size", "Inputs in one batch.", buckets=_COUNTS, registry=registry)
         self._batch_tokens = Histogram("bert_batch_tokens", "Tokens in one batch.", buckets=_TOKENS, registry=registry)
-        self._refused = Counter(
+        self.refused = Counter(
             "bert_requests_refused",
             "Requests refused with 429: the queue was full or too long, or too many bytes were being uploaded.",
             registry=registry,
-        )
-        self._expired = Counter(
+        ).inc
+        self.expired = Counter(
             "bert_requests_expired",
             "Requests answered with 504: their deadline passed, or could not be met at the measured speed.",
             registry=registry,
-        )
-        self._cancelled = Counter(
+        ).inc
+        self.cancelled = Counter(
             "bert_requests_cancelled",
             "Requests whose caller closed the connection before they were computed.",
             registry=registry,
-        )
+        ).inc
         self._reloads = Counter(
             "bert_reloads", "Reloads of the checkpoints while serving, by result.", ["result"], registry=registry
         )
         for result in ("ok", "failed"):
             self._reloads.labels(result)
-        self._queue_requests = Gauge(
+        self.read_queue_requests = Gauge(
             "bert_queue_requests", "Accepted requests that are not answered yet.", registry=registry
-        )
-        self._queue_tokens = Gauge("bert_queue_tokens", "Tokens that wait for a batch.", registry=registry)
-        self._tokens_per_second = Gauge(
+        ).set_function
+        self.read_queue_tokens = Gauge(
+            "bert_queue_tokens", "Tokens that wait for a batch.", registry=registry
+        ).set_function
+        self.read_tokens_per_second = Gauge(
             "bert_tokens_per_second",
             "Tokens per second that the service computes at full load, as measured; 0 while it is loading.",
             registry=registry,
-        )
-        self._connections = Gauge("bert_connections", "Open connections.", registry=registry)
-        self._start_time = Gauge(
+        ).set_function
+        self.connections = Gauge("bert_connections", "Open connections.", registry=registry).set
+        Gauge(
             "bert_start_time_seconds", "When the service started, in seconds since 1970.", registry=registry
-        )
-        self._ready = Gauge(
+        ).set_to_current_time()
+        self.read_ready = Gauge(
             "bert_ready",
             "1 if the service can answer: loaded, alive, and neither stalled nor draining.",
             registry=registry,
-        )
+        ).set_function
         ProcessCollector(registry=registry)
-
-    def started(self) -> None:
-        """Note the time at which the process started."""
-        self._start_time.set_to_current_time()
-
-    def connections(self, count: int) -> None:
-        """Set the number of open connections."""
-        self._connections.set(count)
-
-    def ready(self, *, ready: bool) -> None:
-        """Set whether this process can answer."""
-        self._ready.set(ready)
-
-    def queue(self, requests: int, tokens: int) -> None:
-        """Set the queue's length, whenever a request comes or goes."""
-        self._queue_requests.set(requests)
-        self._queue_tokens.set(tokens)
-
-    def read_tokens_per_second(self, read: Callable[[], float]) -> None:
-        """Call `read` for the throughput each time the metrics are collected."""
-        self._tokens_per_second.set_function(read)
 
     def request(self, task: str, status: int) -> None:
         """Count one response."""
@@ -116,18 +96,6 @@ class Metrics:
         """Observe one computed batch."""
         self._batch_items.observe(items)
         self._batch_tokens.observe(tokens)
-
-    def refused(self) -> None:
-        """Count a 429."""
-        self._refused.inc()
-
-    def expired(self) -> None:
-        """Count a 504."""
-        self._expired.inc()
-
-    def cancelled(self) -> None:
-        """Count a request whose caller left before it was computed."""
-        self._cancelled.inc()
 
     def reloaded(self, *, ok: bool) -> None:
         """Count a reload of the checkpoints."""

@@ -134,7 +134,7 @@ class Engine:
             wanted = min(top_k or len(ids), len(ids)) if ids else top_k or DEFAULT_TOP_K
 
             def to_query(text: Input, check_cancelled: CheckCancelled) -> Query:
-                encoding = encode(served, text, truncate=truncate, spans=True, check_cancelled=check_cancelled)
+                encoding = encode(served, text, check_cancelled, truncate=truncate, spans=True)
                 return mask_query(served, encoding, wanted, ids)
 
             def to_result(text: Input, query: Query, answer: Answer) -> FillMaskResult:
@@ -197,14 +197,7 @@ class Engine:
             labels = results.NEXT_SENTENCE_LABELS if task is Task.NEXT_SENTENCE else served.config.labels
 
             def to_query(given: Input, check_cancelled: CheckCancelled) -> Query:
-                encoding = encode(
-                    served,
-                    given,
-                    truncate=truncate,
-                    truncation=truncation,
-                    spans=False,
-                    check_cancelled=check_cancelled,
-                )
+                encoding = encode(served, given, check_cancelled, truncate=truncate, truncation=truncation, spans=False)
                 return Query(task, encoding, raw_scores=raw_scores)
 
             def to_result(_: Input, query: Query, answer: Answer) -> LabelResult:

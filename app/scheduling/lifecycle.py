@@ -45,14 +45,8 @@ class State(IntEnum):
     """No batch can succeed any more; only a restart helps."""
 
 
-_STATUSES: dict[State, Status] = {
-    State.LOADING: "loading",
-    State.READY: "ready",  # or stalled
-    State.DRAINING: "draining",
-    State.REFUSING: "draining",
-    State.CLOSED: "draining",
-    State.BROKEN: "broken",
-}
+_STATUSES: tuple[Status, ...] = ("loading", "ready", "draining", "draining", "draining", "broken")
+"""What callers are told in each `State`. A ready service may also be stalled."""
 
 
 @dataclass(eq=False, slots=True)
@@ -248,10 +242,10 @@ class Lifecycle:
             logger.critical("no further batch can succeed: %s", error, exc_info=trace)
 
     async def _watch(self) -> None:
-        """Publish the state and kill a backend that hangs, until it is cancelled. While draining nothing is killed,
-        because the drain has a deadline."""
+        """Log a batch that stalls and kill a backend that hangs, until this is cancelled. While draining nothing is
+        killed, because the drain has a deadline."""
         while True:
-            self.publish_state()
+            self.log_stall()
             if self.state < State.DRAINING and self.is_hung:
                 await self.kill_hung_backend()
             await asyncio.sleep(WATCH_SECONDS)
@@ -267,8 +261,8 @@ class Lifecycle:
         self.scheduler.fail(BackendDiedError("the inference process hung and was killed"))
         await self.current.backend.aclose()
 
-    def publish_state(self) -> None:
-        """Log a batch that stalls, and set the gauges."""
+    def log_stall(self) -> None:
+        """Log a batch that stalls."""
         status, now = self.status, time.monotonic()
         passed = min(now - self._last_look, MAX_TICK_SECONDS)
         self._last_look = now
@@ -279,8 +273,6 @@ class Lifecycle:
         elif self._stalled_for:
             logger.info("no longer stalled: %s", status)
             self._stalled_for = 0.0
-        self._metrics.ready(ready=status == "ready")
-        self._metrics.queue(self.scheduler.queued_requests, self.scheduler.queued_tokens)
 
     async def aclose(self, patience: float) -> None:
         """End: wait up to `patience` seconds for running batches, then kill the processes."""

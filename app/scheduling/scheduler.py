@@ -43,7 +43,6 @@ class Observer(Protocol):
     def batch(self, items: int, tokens: int) -> None: ...
     def refused(self) -> None: ...
     def expired(self) -> None: ...
-    def queue(self, requests: int, tokens: int) -> None: ...
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -188,7 +187,6 @@ class Scheduler(Generic[Item, Answer]):
         self._queue.push(request)
         self._unanswered.add(request)
         self._dispatch_soon()
-        self._publish()
         try:
             await future
         except asyncio.CancelledError:
@@ -199,7 +197,6 @@ class Scheduler(Generic[Item, Answer]):
             request.future = None
             del future
             self._unanswered.discard(request)
-            self._publish()
         return request.results
 
     def check_capacity(self, tokens: int, items: int, deadline: Deadline, *, headroom: float = 0.0) -> None:
@@ -315,7 +312,6 @@ class Scheduler(Generic[Item, Answer]):
             request.unanswered -= 1
             if not request.unanswered and request.future is not None and not request.future.done():
                 request.future.set_result(None)
-        self._publish()
 
     def _fail(self, request: QueuedRequest[Item, Answer], error: Exception) -> None:
         if request.future is not None and not request.future.done():
@@ -325,6 +321,3 @@ class Scheduler(Generic[Item, Answer]):
         for request in list(self._unanswered):
             self._queue.withdraw(request)
             self._fail(request, UnavailableError(status))
-
-    def _publish(self) -> None:
-        self._observer.queue(self.queued_requests, self.queued_tokens)

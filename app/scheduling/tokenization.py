@@ -44,11 +44,11 @@ def estimated_tokens(given: Input, max_length: int) -> int:
 def encode(
     served: ServedModel,
     given: Input,
+    check_cancelled: CheckCancelled,
     *,
     truncate: bool,
     truncation: str | None = None,
     spans: bool,
-    check_cancelled: CheckCancelled,
 ) -> Encoding:
     """Tokens of an input, at most as many as the model reads. `truncation` is the model's own by default.
 

@@ -59,8 +59,7 @@ _METRICS: dict[int | str, dict[str, Any]] = {
 
 
 def _lifecycle(request: Request) -> Lifecycle:
-    lifecycle: Lifecycle = request.app.state.lifecycle
-    return lifecycle
+    return request.app.state.lifecycle
 
 
 @router.get(

@@ -16,15 +16,6 @@ def test_metrics_of_two_apps_do_not_share_counts() -> None:
     assert b"bert_requests_refused_total 0.0" in second.render()
 
 
-def test_queue_gauges_hold_the_last_value() -> None:
-    metrics = Metrics()
-    metrics.queue(3, 30)
-    metrics.queue(4, 40)
-    text = metrics.render().decode()
-    assert "bert_queue_requests 4.0" in text
-    assert "bert_queue_tokens 40.0" in text
-
-
 def test_metrics_count_requests_stages_and_batches() -> None:
     metrics = Metrics()
     metrics.request("fill-mask", 200)
@@ -46,23 +37,12 @@ def test_metrics_count_requests_stages_and_batches() -> None:
         assert line in text
 
 
-def test_ready_gauge_follows_readiness() -> None:
-    metrics = Metrics()
-    seen = []
-    for ready in (True, False):
-        seen.append(metrics.render().decode())
-        metrics.ready(ready=ready)
-    assert "bert_ready 0.0" in seen[0]
-    assert "bert_ready 1.0" in seen[1]
-    assert "bert_ready 0.0" in metrics.render().decode()
-
-
-def test_tokens_per_second_are_read_when_the_metrics_are_collected() -> None:
-    metrics, speeds = Metrics(), iter((1000.0, 2000.0))
-    assert b"bert_tokens_per_second 0.0" in metrics.render()
-    metrics.read_tokens_per_second(lambda: next(speeds))
-    assert b"bert_tokens_per_second 1000.0" in metrics.render()
-    assert b"bert_tokens_per_second 2000.0" in metrics.render()
+@pytest.mark.parametrize("name", ["tokens_per_second", "queue_requests", "queue_tokens", "ready"])
+def test_gauges_are_read_when_the_metrics_are_collected(name: str) -> None:
+    metrics, values = Metrics(), iter((1, 0))
+    getattr(metrics, f"read_{name}")(lambda: next(values))
+    assert f"bert_{name} 1.0" in metrics.render().decode()
+    assert f"bert_{name} 0.0" in metrics.render().decode()
 
 
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="process metrics are read from /proc")

@@ -494,7 +494,7 @@ async def test_reload_frees_a_service_whose_backend_hangs(backend: Any, monkeypa
     assert (await engine.sentiment(["a"], deadline=soon())).results
     with pytest.raises(UnavailableError, match="reloading"):
         await hanging
-    engine.lifecycle.publish_state()
+    engine.lifecycle.log_stall()
     assert not engine.lifecycle.is_hung
     await engine.close()
 
