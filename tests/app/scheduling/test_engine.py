@@ -162,7 +162,7 @@ async def test_room_is_held_while_a_text_is_tokenized(backend: Any) -> None:
 async def test_deadline_bounds_the_wait_for_the_tokenizer_too(backend: Any) -> None:
     held = threading.Event()
     async with running(backend) as engine:
-        busy = [engine._pool.submit(held.wait, PATIENCE) for _ in range(2)]
+        busy = [engine._threads.submit(held.wait, PATIENCE) for _ in range(2)]
         with pytest.raises(DeadlineExceededError):
             await engine.sentiment(["a " * 5000], deadline=Deadline.after(0.05), truncate=True)
         assert engine.scheduler.reserved_tokens == 0
@@ -189,7 +189,7 @@ async def test_long_text_is_not_taken_for_many_when_bulk_waits(backend: Any) -> 
 async def test_others_do_not_wait_behind_giant_texts(backend: Any) -> None:
     held = threading.Event()
     async with running(backend) as engine:
-        busy = engine._long_text_pool.submit(held.wait, PATIENCE)
+        busy = engine._long_text_thread.submit(held.wait, PATIENCE)
         giant = asyncio.create_task(engine.sentiment(["!" * 200_000], deadline=soon(), truncate=True))
         await engine.sentiment(["a " * 5000], deadline=soon(), truncate=True)
         assert not giant.done()
@@ -217,7 +217,7 @@ async def test_giant_text_is_not_read_on_when_nobody_waits(backend: Any, monkeyp
 async def test_deadline_bounds_the_making_of_a_large_answer(backend: Any) -> None:
     held = threading.Event()
     async with running(backend) as engine:
-        busy = [engine._pool.submit(held.wait, PATIENCE) for _ in range(2)]
+        busy = [engine._threads.submit(held.wait, PATIENCE) for _ in range(2)]
         with pytest.raises(DeadlineExceededError):
             await engine.fill_mask(["[MASK]"] * 40, deadline=Deadline.after(0.5), top_k=50)
         held.set()

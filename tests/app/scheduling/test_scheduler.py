@@ -32,7 +32,6 @@ class Counts:
     """An observer that counts."""
 
     seen: dict[str, int] = field(default_factory=dict)
-    depths: list[tuple[int, int]] = field(default_factory=list)
 
     def _add(self, name: str) -> None:
         self.seen[name] = self.seen.get(name, 0) + 1
@@ -45,9 +44,6 @@ class Counts:
 
     def expired(self) -> None:
         self._add("expired")
-
-    def queue(self, requests: int, tokens: int) -> None:
-        self.depths.append((requests, tokens))
 
 
 @dataclass
@@ -456,12 +452,16 @@ async def test_scheduler_batch_that_fails_says_nothing_of_speed(computer: Comput
         assert scheduler.throughput.tokens_per_second == 1.0
 
 
-async def test_scheduler_observer_is_told_how_much_waits(computer: Computer) -> None:
+async def test_scheduler_tells_how_much_waits(computer: Computer) -> None:
     async with running(computer) as scheduler:
-        await ask(scheduler, 1)
-        observer = scheduler._observer
-    assert isinstance(observer, Counts)
-    assert observer.depths == [(1, 10), (1, 0), (0, 0)]
+        computer.gate.clear()
+        first = await start(scheduler, 1)
+        assert (scheduler.queued_requests, scheduler.queued_tokens) == (1, 10)
+        await computer.has_entered()
+        assert (scheduler.queued_requests, scheduler.queued_tokens) == (1, 0)
+        computer.gate.set()
+        await first
+        assert (scheduler.queued_requests, scheduler.queued_tokens) == (0, 0)
 
 
 async def test_scheduler_request_beyond_the_whole_queue_is_told_so(computer: Computer) -> None:
