@@ -10,6 +10,7 @@ import asyncio
 import codecs
 import difflib
 import json
+import re
 from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import fields
 from typing import Any, NoReturn, TypeVar, get_args
@@ -48,6 +49,8 @@ Schema = TypeVar("Schema", bound=BaseModel)
 
 _MAX_FIELD_ERRORS = 100
 """More are counted instead of listed: listing ten thousand takes too long."""
+_MAX_PLACES = 512
+"""Inputs among which one that is half of a character is looked for."""
 _MAX_FIELD_NAME = 100
 """Characters of an unknown field's name in an error."""
 _PAIR = '{"text": …, "text_pair": …}'
@@ -199,7 +202,7 @@ def parse(schema: type[Schema], body: bytes, max_inputs: int) -> Schema:
     try:
         given = from_json(body, allow_inf_nan=False)
     except ValueError as error:
-        _raise_not_json(body, schema, error)
+        _raise_not_json(body, error)
     inputs = given.get("inputs") if isinstance(given, dict) else None
     if isinstance(inputs, list):
         check_inputs(len(inputs), max_inputs)
@@ -209,20 +212,25 @@ def parse(schema: type[Schema], body: bytes, max_inputs: int) -> Schema:
         _raise_invalid(error, schema)
 
 
-def _raise_not_json(body: bytes, schema: type[BaseModel], error: ValueError) -> NoReturn:
-    """Python's `json` accepts half of a surrogate pair, and so tells the field that has it."""
-    reason = f"Invalid JSON: {error}"
+def _raise_not_json(body: bytes, error: ValueError) -> NoReturn:
+    """Raise why a body cannot be parsed. Python's `json` accepts half of a surrogate pair, and so tells its place."""
+    reason, given = f"Invalid JSON: {error}", None
     try:
-        schema.model_validate(json.loads(body.decode("utf-8", "surrogatepass")))
+        given = json.loads(body.decode("utf-8", "surrogatepass"))
     except UnicodeDecodeError:
         reason = "the body is not UTF-8, the only encoding of JSON"
-    except ValidationError as invalid:
-        for detail in invalid.errors() if invalid.error_count() <= _MAX_FIELD_ERRORS else ():
-            if detail["type"] == "string_unicode":
-                raise InvalidInputError(InvalidTextError(), _loc(detail)) from None
     except (ValueError, RecursionError):
         pass
+    if _has_half_character(given):
+        inputs = given.get("inputs") if isinstance(given, dict) else None
+        first = inputs[:_MAX_PLACES] if isinstance(inputs, list) else []
+        index = [i for i, one in enumerate(first) if _has_half_character(one)][:1]
+        raise InvalidInputError(InvalidTextError(), ("inputs", *index) if _has_half_character(inputs) else ()) from None
     raise NotJSONError(reason) from None
+
+
+def _has_half_character(value: Any) -> bool:
+    return re.search("[\ud800-\udfff]", json.dumps(value, ensure_ascii=False)) is not None
 
 
 def _raise_invalid(error: ValidationError, schema: type[BaseModel]) -> NoReturn:

@@ -128,7 +128,7 @@ async def test_body_that_does_not_end_meets_the_deadline(serve: Any) -> None:
     [
         (b'"\\ud83d"', ["inputs"]),
         (b'["good", "bad \\uDe00"]', ["inputs", 1]),
-        (b'["good", {"text": "a", "text_pair": "\\ud83d."}]', ["inputs", 1, "text_pair"]),
+        (b'["good", {"text": "a", "text_pair": "\\ud83d."}]', ["inputs", 1]),
         (b'"good", "\\ud83d": 1', []),
         (b'["good", "\xed\xa0\xbd"]', ["inputs", 1]),  # as Python encodes it if it is told to let it pass
     ],
