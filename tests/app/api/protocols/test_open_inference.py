@@ -93,7 +93,7 @@ def test_triton_client_infers(client: Any, sent_in_binary: bool, answered_in_bin
             "binary_data",
         ),
         ("sentiment", [("text", "a " * 99)], {}, "the model takes at most 64"),
-        ("other", [("text", "a")], {}, "not found"),
+        ("other", [("text", "a")], {}, "no such path"),
     ],
 )
 def test_triton_client_reads_errors(client: Any, model: str, inputs: Any, more: Any, message: str) -> None:
