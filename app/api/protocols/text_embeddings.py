@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Discriminator, Field, StrictBool, Tag
+from pydantic import BeforeValidator, Discriminator, Field, StrictBool, Tag
 from typing_extensions import TypeAliasType
 
 from app.api.schemas import ALSO_TRUNCATION, OneOrMany, Strict, Truncate, as_list, with_examples
@@ -17,7 +17,7 @@ from bert_client.wire import LabelPrediction, LabelResult, TextToken
 
 TAG = {"name": "text-embeddings-inference", "description": "Classification and tokens in its shapes."}
 
-_KEPT_ENDS = {"": None, "right": "head", "left": "tail"}
+_KEPT_ENDS = {None: None, "right": "head", "left": "tail"}
 
 TextList = TypeAliasType("TextList", Annotated[list[str], Field(min_length=1, max_length=2, fail_fast=True)])
 
@@ -27,6 +27,11 @@ def _kind(value: object) -> str | None:
     if isinstance(value, list) and value:
         return "many" if isinstance(value[0], list) else "pair" if len(value) <= 2 else None
     return "string" if isinstance(value, str) else None
+
+
+def _lower(value: object) -> object:
+    """Its own clients write `Left`."""
+    return value.lower() if isinstance(value, str) else value
 
 
 PredictInputs = TypeAliasType(
@@ -58,7 +63,7 @@ class PredictRequest(Strict):
         description="A text; `[text, text]`, which is one pair; or a batch, `[[text] or [text, text], ...]`."
     )
     truncate: Annotated[Truncate | None, ALSO_TRUNCATION] = False
-    truncation_direction: Literal["left", "right", "Left", "Right"] | None = Field(
+    truncation_direction: Annotated[Literal["left", "right"] | None, BeforeValidator(_lower)] = Field(
         None, description="The end of a text at which it is cut. Default: as the loaded checkpoint says."
     )
     raw_scores: StrictBool = Field(False, description="Answer with logits instead of probabilities.")
@@ -91,7 +96,7 @@ async def predict(body: PredictRequest, request: TaskRequest) -> tuple[Reply[Lab
             [TextPair(*row) if len(row) == 2 else row[0] for row in rows],
             deadline=request.deadline,
             truncate=bool(body.truncate),
-            truncation=_KEPT_ENDS[(body.truncation_direction or "").lower()],
+            truncation=_KEPT_ENDS[body.truncation_direction],
             raw_scores=body.raw_scores,
         )
     except InvalidInputError as error:

@@ -84,14 +84,14 @@ class BaseClient(Generic[Transport, Sleep]):
         Raises:
             ConnectionFailedError: a variable of the environment cannot be used.
         """
-        is_https = self._http_options["base_url"].scheme == "https"
+        url = self._http_options["base_url"]
         try:
-            chosen = self._transport or transport(verify=is_https, proxy=self._proxy and self._proxy[1])
+            chosen = self._transport or transport(verify=url.scheme == "https", proxy=self._proxy and self._proxy[1])
         except OSError as error:  # files that the environment names cannot be read or written
-            raise ConnectionFailedError(f"{tls_variables()} cannot be used: {error}") from error
+            raise ConnectionFailedError(f"{url}: {tls_variables()} cannot be used: {error}") from error
         except (ImportError, ValueError, httpx.InvalidURL) as error:
             variable = self._proxy and self._proxy[0]
-            raise ConnectionFailedError(f"the proxy in {variable} cannot be used: {error}") from error
+            raise ConnectionFailedError(f"{url}: the proxy in {variable} cannot be used: {error}") from error
         return client(transport=chosen, **self._http_options)
 
 

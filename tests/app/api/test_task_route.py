@@ -255,7 +255,6 @@ async def call(app: Any, body: bytes, leaves: asyncio.Event) -> int:
         "path": "/sentiment",
         "raw_path": b"/sentiment",
         "query_string": b"",
-        "http_version": "1.1",
         "headers": [(b"host", b"t"), (b"content-type", b"application/json")],
         "asgi": {"version": "3.0"},
         "http_version": "1.1",
