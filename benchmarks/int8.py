@@ -18,9 +18,9 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from benchmarks import checkpoints
+from benchmarks import checkpoints, results
 from model import BertConfig, BertForPreTraining, BertForSequenceClassification, Encoding, PackedBatch, load_checkpoint
-from model.inference.quantization import quantize_encoder
+from model.inference.quantization import quantize_encoder, weight_limit
 from training.evaluate.classification import expected_calibration_error, reliability
 
 Network = BertForSequenceClassification | BertForPreTraining
@@ -56,12 +56,13 @@ class Source:
 
 
 SOURCES = (
-    Source("IMDB", "imdb/test.jsonl.xz", 2000),
+    Source("IMDB", "imdb/test.jsonl.xz", 1000),
     Source("SST-2", "sst2/dev.jsonl.xz", 872),
-    Source("Amazon", "amazon/test.jsonl.xz", 5493),
-    Source("reviews, one text", "reviews/test.jsonl.xz", 2000, ("title", "text")),
-    Source("reviews, pairs", "reviews/test.jsonl.xz", 2000, ("title", "text"), pair=True),
+    Source("Amazon", "amazon/test.jsonl.xz", 2000),
+    Source("reviews of 34 sources, one text", "reviews/test.jsonl.xz", 2000, ("title", "text")),
+    Source("reviews, title and body as pair", "reviews/test.jsonl.xz", 2000, ("title", "text"), pair=True),
 )
+MASKED = Source("IMDB", "imdb/test.jsonl.xz", 2000)
 
 
 def quantized(network: Network) -> Network:
@@ -98,35 +99,34 @@ def _batches(encodings: Sequence[Encoding]) -> Iterator[list[int]]:
     yield chunk
 
 
-def compare_classifier(directory: Path, data: Path) -> None:
-    """Print accuracy and calibration error on each source."""
+def compare_classifier(directory: Path, data: Path) -> dict[str, list[float]]:
+    """Accuracy and calibration error on each source, in float32 and how much more in int8."""
     checkpoint = load_checkpoint(directory)
-    exact = checkpoint.model.eval()
-    limit = checkpoint.config.max_position_embeddings
+    config, exact = checkpoint.config, checkpoint.model.eval()
     int8 = quantized(exact)
-    print("| | texts | accuracy, float32 | int8 | calibration error, float32 | int8 |\n|---|---|---|---|---|---|")
+    rows = {}
     for source in SOURCES:
         texts, labels = source.read(data)
-        encodings = [checkpoint.tokenizer.encode(*text, max_length=limit, truncate=True) for text in texts]
+        options = {"max_length": config.max_position_embeddings, "truncate": True, "truncation": config.truncation}
+        encodings = [checkpoint.tokenizer.encode(*text, **options, spans=False) for text in texts]
         found = [logits(network, encodings, [0] * len(texts)) for network in (exact, int8)]
         right = torch.stack([out.argmax(1) == labels for out in found]).double()
         errors = [
             expected_calibration_error(reliability(out.softmax(1).amax(1), row > 0))
             for out, row in zip(found, right, strict=True)
         ]
-        difference = right[1] - right[0]
-        error = difference.std().item() / len(texts) ** 0.5
-        print(
-            f"| {source.name} | {len(texts)} | {right[0].mean():.4f} | {difference.mean():+.4f} ± {error:.4f} "
-            f"| {errors[0]:.4f} | {errors[1] - errors[0]:+.4f} |",
-            flush=True,
-        )
+        change = right[1] - right[0]
+        deviation = change.std().item() / len(texts) ** 0.5
+        accuracy = [right[0].mean().item(), change.mean().item(), deviation]
+        rows[source.name] = [len(texts), *accuracy, errors[0], errors[1] - errors[0]]
+        print(source.name, *rows[source.name], flush=True)
+    return rows
 
 
-def compare_masks(directory: Path, data: Path) -> None:
-    """Print how often the first word for a mask is the same."""
+def compare_masks(directory: Path, data: Path) -> str:
+    """How often the first word for a mask is the same."""
     checkpoint, rng = load_checkpoint(directory), random.Random(0)
-    texts, _ = SOURCES[0].read(data)
+    texts, _ = MASKED.read(data)
     encodings = [checkpoint.tokenizer.encode(*text, max_length=_MASKED_TOKENS, truncate=True) for text in texts]
     positions = [rng.randrange(1, len(encoding) - 1) for encoding in encodings]
     for encoding, position in zip(encodings, positions, strict=True):
@@ -135,12 +135,12 @@ def compare_masks(directory: Path, data: Path) -> None:
     first, other = (logits(network, encodings, positions) for network in (exact, quantized(exact)))
     same = (first.argmax(1) == other.argmax(1)).double().mean()
     apart = (first.softmax(1) - other.softmax(1)).abs().amax(1)
-    print(f"fill-mask, {len(texts)} masks: the first word is the same for {same:.1%}; ", end="")
-    print(f"probabilities differ by {apart.mean():.4f} on average and {apart.max():.4f} at most")
+    said = f"The first word for a mask is the same for {same:.1%} of {len(texts):,} random tokens of IMDB; "
+    return said + f"probabilities differ by {apart.mean():.4f} on average and {apart.max():.4f} at most."
 
 
-def compare_outliers() -> None:
-    """Print the relative error of the logits of a random network with outlier channels."""
+def compare_outliers() -> str:
+    """The relative error of the logits of a random network with outlier channels."""
     generator = torch.Generator().manual_seed(0)
     network = BertForPreTraining(BertConfig.preset("base", vocab_size=checkpoints.VOCABULARY)).eval()
     network.initialise(generator)
@@ -153,20 +153,23 @@ def compare_outliers() -> None:
     encodings = [Encoding(ids, [0] * 64, [], truncated=False) for ids in draws]
     exact, int8 = (logits(model, encodings, [0] * 32) for model in (network, quantized(network)))
     errors = (int8 - exact).norm(dim=1) / (exact - exact.mean(1, keepdim=True)).norm(dim=1)
-    print(
-        f"random 12 x 768 with outliers: relative error of the logits {errors.mean():.4f}, at most {errors.max():.4f}"
-    )
+    said = "Logits of a random network of 12 layers of 768 with outlier channels have a relative error of "
+    return said + f"{errors.mean():.3f} on average and {errors.max():.3f} at most."
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--checkpoints", type=Path, help="folder with pretrained/ and sentiment/")
     parser.add_argument("--data", type=Path, required=True, help="folder with imdb/, sst2/, amazon/ and reviews/")
+    parser.add_argument("--json", type=Path, help="file for the result")
     options = parser.parse_args()
     pretrained, sentiment = checkpoints.directories(options.checkpoints)
-    compare_classifier(sentiment, options.data)
-    compare_masks(pretrained, options.data)
-    compare_outliers()
+    columns = {"texts": ",.0f", "accuracy, float32": ".4f", "int8": "+.4f", "± standard error": ".4f"}
+    columns |= {"calibration error, float32": ".4f", "calibration error, int8": "+.4f"}
+    rows = compare_classifier(sentiment, options.data)
+    bits = "7-bit" if weight_limit(256, 256) < 127 else "8-bit"
+    notes = f"With {bits} weights. {compare_masks(pretrained, options.data)} {compare_outliers()}"
+    results.publish(results.result(columns, rows, notes), options.json)
 
 
 if __name__ == "__main__":

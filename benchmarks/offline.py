@@ -1,21 +1,21 @@
 """Without HTTP: `python -m benchmarks.offline`. Texts to scores, tokenization included, side by side.
 
-This model through the service's own backend, sorted by length or as the texts come, against `transformers`,
-ONNX Runtime and OpenVINO in padded batches of 64. They take turns, so a busy machine slows all: read the
-ratios. With `--processes 2` each has two processes that share the texts and the threads, as the service has on
-two cores. The share of the matmul peak counts only arithmetic that the answers need.
+This model through the service's own backend, sorted by length or as the texts come, against other engines in padded
+batches, sorted by length. They take turns, so a busy machine slows all: read the ratios. With `--processes 2` each has
+two processes that share the texts and the threads, as the service has on two cores. The share of the matmul peak counts
+only arithmetic that the answers need.
 """
 
 from __future__ import annotations
 
 import argparse
 import multiprocessing
-import os
 import tempfile
 import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from functools import partial
+from dataclasses import dataclass
+from functools import cache, partial
 from multiprocessing.connection import Connection
 from pathlib import Path
 from statistics import median
@@ -26,7 +26,7 @@ import torch
 
 from app.inference.torch_backend import TorchBackend
 from app.inference.types import Query, Task
-from benchmarks import checkpoints, texts
+from benchmarks import checkpoints, results, texts
 from model import Encoding, PackedBatch, load_checkpoint
 from model.inference.cpu_features import has_native_bfloat16
 from training.loop.flops import encoder_flops
@@ -34,8 +34,12 @@ from training.runtime.device import matmul_peak
 
 Scorer = Callable[[Sequence[str]], list[list[float]]]
 """Texts to probabilities of the labels, in the same order."""
+Batch = dict[str, np.ndarray]
+Forward = Callable[[Batch], np.ndarray]
+"""A padded batch to logits (texts, labels)."""
 
-_BATCH = 64
+PACKAGES = ("transformers", "openvino", "nncf", "onnxruntime", "ctranslate2")
+_CALIBRATION_TEXTS = 300
 
 
 def ours(directories: tuple[Path, Path], dtype: str, *, sort: bool = True, threads: int = 0) -> Scorer:
@@ -74,116 +78,176 @@ def _by_tokens(order: Sequence[int], encodings: Sequence[Encoding], budget: int)
         yield chunk
 
 
-def padded(directory: Path, forward: Callable[[dict[str, Any]], np.ndarray], *, sort: bool = True) -> Scorer:
-    """Padded batches of 64 through `forward`, which takes NumPy arrays to logits."""
+@dataclass(frozen=True, slots=True)
+class Peer:
+    """A checkpoint for another engine. Converted files are made once, in a folder for all processes."""
+
+    directory: Path
+    folder: Path
+    threads: int
+
+    def network(self, dtype: str, **options: Any) -> Any:
+        from transformers import AutoModelForSequenceClassification
+
+        load = AutoModelForSequenceClassification.from_pretrained
+        return load(self.directory, dtype=getattr(torch, dtype), **options).eval()
+
+    def file(self, name: str, make: Callable[[Path], object]) -> str:
+        """The path of a converted file; `make` writes it."""
+        path = self.folder / name
+        if not path.exists():
+            make(path)
+        return str(path)
+
+    def onnx(self) -> str:
+        """The network in float32."""
+        import onnx  # noqa: F401 (the exporter needs it, and its own error is no ImportError)
+
+        names = ["input_ids", "attention_mask", "token_type_ids"]
+        arguments = self.network("float32", attn_implementation="eager"), tuple(torch.ones(3, 2, 8).long())
+        axes = {name: {0: "batch", 1: "length"} for name in names}
+        options = {"input_names": names, "dynamic_axes": axes, "opset_version": 17, "dynamo": False}
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of the older exporter, which needs no further package
+            return self.file("model.onnx", lambda path: torch.onnx.export(*arguments, str(path), **options))
+
+    def batches(self, given: Sequence[str], size: int) -> Iterator[tuple[list[int], Batch]]:
+        """Indices of texts of similar lengths, and these texts padded."""
+        tokenizer = _tokenizer(self.directory)
+        ids = tokenizer(list(given), truncation=True)["input_ids"]
+        order = sorted(range(len(ids)), key=lambda i: len(ids[i]))
+        for first in range(0, len(order), size):
+            chunk = order[first : first + size]
+            batch = dict(tokenizer.pad({"input_ids": [ids[i] for i in chunk]}, return_tensors="np"))
+            yield chunk, batch | {"token_type_ids": np.zeros_like(batch["input_ids"])}
+
+    def scorer(self, engine: Engine, dtype: str) -> Scorer:
+        forward = engine.make(self, dtype)
+
+        def score(given: Sequence[str]) -> list[list[float]]:
+            scores: list[list[float]] = [[]] * len(given)
+            for chunk, batch in self.batches(given, engine.batch):
+                logits = torch.from_numpy(np.asarray(forward(batch), dtype=np.float32))
+                for i, row in zip(chunk, logits.softmax(-1).tolist(), strict=True):
+                    scores[i] = row
+            return scores
+
+        return score
+
+
+@cache
+def _tokenizer(directory: Path) -> Any:
     from transformers import AutoTokenizer
 
-    tokenizer = AutoTokenizer.from_pretrained(directory)
-
-    def score(given: Sequence[str]) -> list[list[float]]:
-        ids = tokenizer(list(given), truncation=True)["input_ids"]
-        order = sorted(range(len(ids)), key=lambda i: len(ids[i])) if sort else list(range(len(ids)))
-        scores: list[list[float]] = [[]] * len(ids)
-        for first in range(0, len(order), _BATCH):
-            chunk = order[first : first + _BATCH]
-            batch = tokenizer.pad({"input_ids": [ids[i] for i in chunk]}, return_tensors="np")
-            batch["token_type_ids"] = np.zeros_like(batch["input_ids"])
-            logits = torch.from_numpy(np.asarray(forward(dict(batch)), dtype=np.float32))
-            for i, row in zip(chunk, logits.softmax(-1).tolist(), strict=True):
-                scores[i] = row
-        return scores
-
-    return score
+    return AutoTokenizer.from_pretrained(directory)
 
 
-def transformers_forward(directory: Path, dtype: str) -> Callable[[dict[str, Any]], np.ndarray]:
-    from transformers import AutoModelForSequenceClassification
-
-    network = AutoModelForSequenceClassification.from_pretrained(directory, dtype=getattr(torch, dtype)).eval()
+def with_transformers(peer: Peer, dtype: str) -> Forward:
+    network = peer.network(dtype)
 
     @torch.inference_mode()
-    def forward(batch: dict[str, Any]) -> np.ndarray:
+    def forward(batch: Batch) -> np.ndarray:
         return network(**{name: torch.from_numpy(array) for name, array in batch.items()}).logits.float().numpy()
 
     return forward
 
 
-def export_onnx(directory: Path, file: Path) -> None:
-    """The `transformers` network as an ONNX file."""
-    from transformers import AutoModelForSequenceClassification
-
-    network = AutoModelForSequenceClassification.from_pretrained(directory, attn_implementation="eager").eval()
-    names = ["input_ids", "attention_mask", "token_type_ids"]
-    example = tuple(torch.ones(2, 8, dtype=torch.int64) for _ in names)
-    axes = {name: {0: "batch", 1: "length"} for name in names}
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of the older exporter, which needs no further package
-        torch.onnx.export(
-            network, example, str(file), input_names=names, dynamic_axes=axes, opset_version=17, dynamo=False
-        )
-
-
-def onnx_forward(file: Path, threads: int) -> Callable[[dict[str, Any]], np.ndarray]:
+def with_onnx_runtime(peer: Peer, dtype: str) -> Forward:
     import onnxruntime
+    from onnxruntime.quantization import quantize_dynamic
 
+    exact = file = peer.onnx()
+    if dtype == "int8":
+        file = peer.file("int8.onnx", lambda path: quantize_dynamic(exact, path, per_channel=True, reduce_range=True))
     options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = threads
-    session = onnxruntime.InferenceSession(str(file), options, providers=["CPUExecutionProvider"])
+    options.intra_op_num_threads = peer.threads
+    session = onnxruntime.InferenceSession(file, options, providers=["CPUExecutionProvider"])
     return lambda batch: session.run(None, batch)[0]
 
 
-def openvino_forward(file: Path, dtype: str, threads: int) -> Callable[[dict[str, Any]], np.ndarray]:
+def with_openvino(peer: Peer, dtype: str) -> Forward:
     import openvino
 
-    precision = {"bfloat16": "bf16", "float32": "f32"}[dtype]
+    def quantize(path: Path) -> None:
+        import nncf
+
+        examples = [batch for _, batch in peer.batches(texts.generated(_CALIBRATION_TEXTS), 1)]
+        network = openvino.Core().read_model(peer.onnx())
+        openvino.save_model(nncf.quantize(network, nncf.Dataset(examples), model_type=nncf.ModelType.TRANSFORMER), path)
+
+    native = "bf16" if has_native_bfloat16() else "f32"
     settings = {
-        "INFERENCE_PRECISION_HINT": precision,
-        "INFERENCE_NUM_THREADS": threads,
+        "INFERENCE_PRECISION_HINT": {"bfloat16": "bf16", "float32": "f32", "int8": native}[dtype],
+        "INFERENCE_NUM_THREADS": peer.threads,
         "PERFORMANCE_HINT": "LATENCY",
         "ENABLE_CPU_PINNING": False,  # all processes to the same core
     }
-    compiled = openvino.Core().compile_model(str(file), "CPU", settings)
+    file = peer.file("int8.xml", quantize) if dtype == "int8" else peer.onnx()
+    compiled = openvino.Core().compile_model(file, "CPU", settings)
     return lambda batch: compiled(batch)[0]
 
 
-def contestants(directories: tuple[Path, Path], dtypes: Sequence[str], folder: Path) -> dict[str, Scorer]:
-    """By name; those whose package is not installed are left out with a line."""
-    sentiment, threads = directories[1], torch.get_num_threads()
-    makers: dict[str, Callable[[], Scorer]] = {}
+def with_ctranslate2(peer: Peer, dtype: str) -> Forward:
+    """The classifier, which CTranslate2 lacks, is computed by NumPy."""
+    import ctranslate2
+    from ctranslate2.converters import TransformersConverter
+
+    converter = TransformersConverter(str(peer.directory))
+    folder = peer.file(f"ctranslate2-{dtype}", lambda path: converter.convert(str(path), quantization=dtype))
+    encoder = ctranslate2.Encoder(folder, compute_type=dtype, intra_threads=peer.threads)
+    weight, bias = (part.detach().numpy() for part in peer.network("float32").classifier.parameters())
+
+    def forward(batch: Batch) -> np.ndarray:
+        view, lengths = ctranslate2.StorageView.from_array, batch["attention_mask"].sum(1).astype(np.int32)
+        pooled = encoder.forward_batch(view(batch["input_ids"].astype(np.int32)), view(lengths)).pooler_output
+        return np.array(pooled) @ weight.T + bias
+
+    return forward
+
+
+@dataclass(frozen=True, slots=True)
+class Engine:
+    """What computes the padded batches of a peer."""
+
+    make: Callable[[Peer, str], Forward]
+    dtypes: Sequence[str]
+    batch: int
+    """Texts in a batch: of 16, 32, 64 and 128 the fastest on a Zen 3"""
+    settings: str
+
+
+ENGINES = {
+    "OpenVINO": Engine(
+        with_openvino,
+        ("float32", "bfloat16", "int8"),
+        64,
+        f"latency hint, no pinning; int8 by NNCF from {_CALIBRATION_TEXTS} other sentences",
+    ),
+    "ONNX Runtime": Engine(
+        with_onnx_runtime, ("float32", "int8"), 64, "int8 by quantize_dynamic, per channel, 7-bit weights"
+    ),
+    "CTranslate2": Engine(with_ctranslate2, ("float32", "int8"), 64, "head by NumPy"),
+    "transformers": Engine(with_transformers, ("float32", "bfloat16"), 64, "its default attention"),
+}
+
+
+def contestants(
+    directories: tuple[Path, Path], dtypes: Sequence[str], folder: Path
+) -> tuple[dict[tuple[str, str], Scorer], list[str]]:
+    """Scorers by engine and precision, and a line for each that is left out because a package is not installed."""
+    peer = Peer(directories[1], folder, torch.get_num_threads())
+    makers: dict[tuple[str, str], Callable[[], Scorer]] = {}
     for dtype in dtypes:
-        makers |= {
-            f"ours, sorted, {dtype}": lambda d=dtype: ours(directories, d, threads=threads),
-            f"ours, unsorted, {dtype}": lambda d=dtype: ours(directories, d, sort=False, threads=threads),
-        }
-        if dtype == "int8":
-            continue
-        makers |= {
-            f"transformers, sorted, {dtype}": lambda d=dtype: padded(sentiment, transformers_forward(sentiment, d)),
-            f"transformers, unsorted, {dtype}": lambda d=dtype: padded(
-                sentiment, transformers_forward(sentiment, d), sort=False
-            ),
-            f"OpenVINO, sorted, {dtype}": lambda d=dtype: padded(
-                sentiment, openvino_forward(_exported(sentiment, folder), d, threads)
-            ),
-        }
-    if "float32" in dtypes:
-        makers["ONNX Runtime, sorted, float32"] = lambda: padded(
-            sentiment, onnx_forward(_exported(sentiment, folder), threads)
-        )
-    made = {}
-    for name, make in makers.items():
+        makers["ours", dtype] = partial(ours, directories, dtype, threads=peer.threads)
+        makers["ours, not sorted", dtype] = partial(ours, directories, dtype, sort=False, threads=peer.threads)
+        makers |= {(name, dtype): partial(peer.scorer, e, dtype) for name, e in ENGINES.items() if dtype in e.dtypes}
+    made, left_out = {}, []
+    for (name, dtype), make in makers.items():
         try:
-            made[name] = make()
+            made[name, dtype] = make()
         except ImportError as error:
-            print(f"left out: {name} ({error})")
-    return made
-
-
-def _exported(sentiment: Path, folder: Path) -> Path:
-    file = folder / f"model-{os.getpid()}.onnx"
-    if not file.exists():
-        export_onnx(sentiment, file)
-    return file
+            left_out.append(f"left out: {name}, {dtype}: {error}; to install it: pip install '.[bench]'")
+    return made, left_out
 
 
 class Crew:
@@ -194,14 +258,14 @@ class Crew:
         self.ends: list[Connection] = []
         for _ in range(processes):
             end, other = spawn.Pipe()
-            share = max(1, threads // processes)
-            spawn.Process(target=_work, args=(other, share, *arguments), daemon=True).start()
+            spawn.Process(target=_work, args=(other, threads, *arguments), daemon=True).start()
             other.close()  # so that the death of a process is seen
             self.ends.append(end)
-        names = [end.recv() for end in self.ends]
-        self.scorers: dict[str, Scorer] = {name: partial(self._score, name) for name in names[0]}
+            names, left_out = end.recv()  # the next process finds the files that this one has made
+        print("\n".join(left_out))
+        self.scorers: dict[tuple[str, str], Scorer] = {name: partial(self._score, name) for name in names}
 
-    def _score(self, name: str, given: Sequence[str]) -> list[list[float]]:
+    def _score(self, name: tuple[str, str], given: Sequence[str]) -> list[list[float]]:
         scores: list[list[float]] = [[]] * len(given)
         for i, end in enumerate(self.ends):
             end.send((name, given[i :: len(self.ends)]))
@@ -212,28 +276,29 @@ class Crew:
 
 def _work(end: Connection, threads: int, *arguments: Any) -> None:
     torch.set_num_threads(threads)
-    scorers = contestants(*arguments)
-    end.send(list(scorers))
+    scorers, left_out = contestants(*arguments)
+    end.send((list(scorers), left_out))
     while True:
         name, given = end.recv()
         end.send(scorers[name](given))
 
 
-def take_turns(scorers: dict[str, Scorer], given: Sequence[str], rounds: int) -> dict[str, list[float]]:
-    """Sentences per second of each in each round; a first round, in which kernels are made, does not count."""
-    speeds: dict[str, list[float]] = {name: [] for name in scorers}
-    reference: list[list[float]] | None = None
-    for turn in range(-1, rounds):
+def take_turns(
+    scorers: dict[tuple[str, str], Scorer], given: Sequence[str], rounds: int
+) -> tuple[dict[tuple[str, str], list[float]], dict[tuple[str, str], float]]:
+    """Sentences per second of each in each round, and the largest difference of a score from the first's.
+
+    A first round, in which kernels are made, does not count.
+    """
+    scores = {name: np.array(score(given)) for name, score in scorers.items()}
+    differences = {name: float(np.abs(own - next(iter(scores.values()))).max()) for name, own in scores.items()}
+    speeds: dict[tuple[str, str], list[float]] = {name: [] for name in scorers}
+    for _ in range(rounds):
         for name, score in scorers.items():
             began = time.perf_counter()
-            scores = score(given)
-            if turn >= 0:
-                speeds[name].append(len(given) / (time.perf_counter() - began))
-                continue
-            reference = reference or scores
-            apart = np.abs(np.array(scores) - np.array(reference)).max()
-            print(f"{name}: scores within {apart:.4f} of the first", flush=True)
-    return speeds
+            score(given)
+            speeds[name].append(len(given) / (time.perf_counter() - began))
+    return speeds, differences
 
 
 def useful_flops(sentiment: Path, given: Sequence[str]) -> float:
@@ -245,8 +310,8 @@ def useful_flops(sentiment: Path, given: Sequence[str]) -> float:
 
 
 def native_dtypes() -> list[str]:
-    """What this processor multiplies in hardware, fastest first: emulated, bfloat16 takes 100 times as long."""
-    return ["bfloat16", "float32"] if has_native_bfloat16() else ["float32"]
+    """What this processor multiplies in hardware, fastest last: emulated, bfloat16 takes 100 times as long."""
+    return ["float32", "bfloat16"] if has_native_bfloat16() else ["float32"]
 
 
 def main() -> None:
@@ -255,27 +320,31 @@ def main() -> None:
     parser.add_argument("--texts", type=Path, help="JSON Lines file of reviews; else sentences are generated")
     parser.add_argument("--sentences", type=int, default=1024)
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--dtypes", nargs="+", default=native_dtypes())
+    parser.add_argument("--dtypes", nargs="+", default=[*native_dtypes(), "int8"])
     parser.add_argument("--processes", type=int, default=1, help="of each contestant; 1 unless set")
+    parser.add_argument("--json", type=Path, help="file for the result")
     options = parser.parse_args()
     given = texts.load(options.texts, options.sentences)
     directories = checkpoints.directories(options.checkpoints)
+    threads = max(1, torch.get_num_threads() // options.processes)
     with tempfile.TemporaryDirectory() as folder:
-        threads = torch.get_num_threads()
         crew = Crew(options.processes, threads, directories, options.dtypes, Path(folder))
-        peaks = {d: matmul_peak(torch.device("cpu"), getattr(torch, d), 1.0) for d in options.dtypes if d != "int8"}
-        speeds = take_turns(crew.scorers, given, options.rounds)
+        speeds, differences = take_turns(crew.scorers, given, options.rounds)
     flops = useful_flops(directories[1], given)
-    shown = ", ".join(f"{d} {peak / 1e9:,.0f} GFLOP/s" for d, peak in peaks.items())
-    print(f"\n{len(given)} sentences of {flops / 1e6:.0f} MFLOP, {threads} threads in {options.processes} process(es)")
-    print(f"matmul peak {shown}\n")
-    print("| | sentences/s | ours is faster (lowest to highest round) | share of peak |\n|---|---|---|---|")
-    for name, own in speeds.items():
-        dtype = name.rsplit(" ", 1)[1]
-        ratios = [a / b for a, b in zip(speeds[f"ours, sorted, {dtype}"], own, strict=True)]
-        share = f"{median(own) * flops / peaks[dtype]:.0%}" if dtype in peaks else ""
-        spread = f"{median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})"
-        print(f"| {name} | {median(own):,.0f} | {spread} | {share} |")
+    peaks = {d: matmul_peak(torch.device("cpu"), getattr(torch, d), 1.0) for d in options.dtypes if d != "int8"}
+    rows = {}
+    for (name, dtype), own in speeds.items():
+        faster = results.ratio(speeds["ours", dtype], own)
+        share = median(own) * flops / peaks[dtype] if dtype in peaks else None
+        engine = ENGINES.get(name)
+        settings = f"batches of {engine.batch}; {engine.settings}" if engine else "packed batches of 2,048 tokens"
+        rows[f"{name}, {dtype}"] = [median(own), faster, share, differences[name, dtype], settings]
+    columns = {"sentences/s": ",.0f", "ours is faster": "", "share of peak": ".0%", "largest difference": ".4f"}
+    shown = ", ".join(f"{dtype} {peak / 1e9:,.0f} GFLOP/s" for dtype, peak in peaks.items())
+    notes = f"{len(given)} sentences of {flops / 1e6:.0f} MFLOP, {options.rounds} rounds, {options.processes} processes"
+    notes += f" with {threads} threads each; matmul peak {shown}."
+    made = results.result(columns | {"settings": ""}, rows, notes, PACKAGES)
+    results.publish(made, options.json)
 
 
 if __name__ == "__main__":

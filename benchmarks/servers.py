@@ -128,12 +128,11 @@ def service(pretrained: Path, sentiment: Path, dtype: str, flags: Sequence[str] 
     """This service; `flags` beside those that say what to load."""
     command = [sys.executable, "-m", "app", "--host", "127.0.0.1", "--port", "{port}", "--dtype", dtype]
     command += ["--pretrained", str(pretrained), "--sentiment", str(sentiment), *flags]
-    return Server("bert-serve", command)
+    return Server(f"bert-serve, {dtype}", command)
 
 
 def contestants(pretrained: Path, sentiment: Path, dtype: str, flags: Sequence[str] = ()) -> list[Server]:
     """This service, then its peers. `flags` are this service's."""
-    ours = service(pretrained, sentiment, dtype, flags)
     cores = str(os.cpu_count() or 1)
     peer = [sys.executable, "-m", "benchmarks.peers.{}", str(sentiment), "{port}", dtype]
     litserve = _named(peer, "with_litserve")
@@ -142,7 +141,7 @@ def contestants(pretrained: Path, sentiment: Path, dtype: str, flags: Sequence[s
     infinity += ["--device", "cpu", "--engine", "torch", "--dtype", dtype, "--port", "{port}"]
     infinity += ["--host", "127.0.0.1", "--no-bettertransformer", "--no-model-warmup", "--log-level", "error"]
     return [
-        ours,
+        *(service(pretrained, sentiment, precision, flags) for precision in (dtype, "int8")),
         Server(f"LitServe, {cores} workers", [*litserve, cores], "/predict", lists=False, environ=offline),
         Server("LitServe", litserve, "/predict", lists=False, environ=offline),
         Server(

@@ -10,85 +10,29 @@ from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
 
-_SUBJECTS = [
-    "the film",
-    "the director",
-    "this sequel",
-    "the whole cast",
-    "her performance",
-    "the second half",
-    "a quiet supporting role",
-    "the dialogue",
-    "my favourite scene",
-    "the camera work",
-    "the story of two brothers",
-    "nobody in the audience",
-    "the score",
-    "the ending that everyone talks about",
-    "an unknown actress",
-    "the script",
-    "every single joke",
-    "the long opening shot",
-]
-_VERBS = [
-    "never finds",
-    "barely earns",
-    "quietly builds",
-    "throws away",
-    "deserves",
-    "completely ruins",
-    "slowly loses",
-    "surprises us with",
-    "borrows",
-    "mistakes noise for",
-    "carries",
-    "hides",
-    "turns into",
-    "begs for",
-    "asks far too much of",
-    "does not need",
-]
-_OBJECTS = [
-    "its own rhythm",
-    "a better ending",
-    "any sense of danger",
-    "the patience of its viewers",
-    "a kind of gentle sadness",
-    "our sympathy",
-    "the charm of the original novel",
-    "a dozen tired clichés",
-    "real tension",
-    "something close to greatness",
-    "the budget",
-    "an honest laugh",
-    "two hours of my life",
-    "a lesson about friendship",
-    "the oldest trick in the book",
-]
-_TAILS = [
-    "from the first minute",
-    "after the war",
-    "in spite of the price",
-    "with almost no money",
-    "for once",
-    "at the very end",
-    "without saying a word",
-    "like a television play",
-    "in 1987",
-    "on a rainy night in Paris",
-    "when the lights go out",
-    "again",
-]
-_JOINTS = (
-    ", and ",
-    ", but ",
-    "; ",
-    " because ",
-    ", which means that ",
-    " while ",
-    " - and yet ",
-    ", although ",
-)
+
+def _phrases(text: str) -> list[str]:
+    return text.strip().replace("\n", " ").split(", ")
+
+
+_SUBJECTS = _phrases("""
+the film, the director, this sequel, the whole cast, her performance, the second half, a quiet supporting
+role, the dialogue, my favourite scene, the camera work, the story of two brothers, nobody in the audience,
+the score, the ending that everyone talks about, an unknown actress, the script, every single joke, the long
+opening shot""")
+_VERBS = _phrases("""
+never finds, barely earns, quietly builds, throws away, deserves, completely ruins, slowly loses, surprises us
+with, borrows, mistakes noise for, carries, hides, turns into, begs for, asks far too much of, does not need""")
+_OBJECTS = _phrases("""
+its own rhythm, a better ending, any sense of danger, the patience of its viewers, a kind of gentle sadness,
+our sympathy, the charm of the original novel, a dozen tired clichés, real tension, something close to
+greatness, the budget, an honest laugh, two hours of my life, a lesson about friendship, the oldest trick in
+the book""")
+_TAILS = _phrases("""
+from the first minute, after the war, in spite of the price, with almost no money, for once, at the very end,
+without saying a word, like a television play, in 1987, on a rainy night in Paris, when the lights go out,
+again""")
+_JOINTS = (", and ", ", but ", "; ", " because ", ", which means that ", " while ", " - and yet ", ", although ")
 
 
 def generated(count: int, seed: int = 0) -> list[str]:

@@ -1,9 +1,11 @@
-"""Tables of the documentation that are made from the code: `python -m tests.docs.tables` renews them."""
+"""Tables of the documentation, from the code and from benchmarks: `python -m tests.docs.tables` renews them."""
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
 
@@ -14,6 +16,7 @@ from pydantic.fields import FieldInfo
 from app.api.problems import INTERNAL_ERROR, PROBLEM_TYPES
 from app.observability.metrics import Metrics
 from app.settings import PREFIX, Settings
+from benchmarks import results
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
@@ -80,11 +83,17 @@ def alerts() -> str:
     )
 
 
+def result(file: Path) -> str:
+    """What a benchmark measured."""
+    return results.table(json.loads(file.read_text(encoding="utf-8")))
+
+
 TABLES: dict[tuple[str, str], Callable[[], str]] = {
     ("serving.md", "settings"): settings,
     ("api.md", "errors"): errors,
     ("monitoring.md", "metrics"): metrics,
     ("monitoring.md", "alerts"): alerts,
+    **{("benchmarks.md", file.stem): partial(result, file) for file in sorted(results.FOLDER.glob("*.json"))},
 }
 """(document, name of the place in it) -> what stands there."""
 

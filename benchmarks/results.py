@@ -1,0 +1,87 @@
+"""The result of a benchmark: a table of figures with the machine, the versions and the command.
+
+`--json benchmarks/results/NAME.json` saves it, and `python -m tests.docs.tables` renders the files of that folder as
+the tables of docs/benchmarks.md.
+"""
+
+from __future__ import annotations
+
+import datetime
+import json
+import math
+import re
+import shlex
+import subprocess
+import sys
+import textwrap
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from importlib import metadata
+from importlib.util import find_spec
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import torch
+
+from model.inference.cpu_features import available_cpus
+
+FOLDER = Path(__file__).parent / "results"
+
+
+def result(
+    columns: Mapping[str, str], rows: Mapping[str, Sequence[Any]], notes: str, packages: Sequence[str] = ()
+) -> dict[str, Any]:
+    """What is saved.
+
+    Args:
+        columns: the name of each column but the first, and how Python formats its figures, such as ",.0f".
+        rows: the figures of each contestant, None where there is none.
+        notes: what else belongs to the figures.
+        packages: whose versions are recorded beside torch's, as far as they are installed.
+    """
+    described = subprocess.run(["git", "describe", "--always", "--dirty"], capture_output=True, text=True, check=False)
+    lines = dict(re.findall(r"^(.*?)\s*: (.*)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE))
+    processor = "{model name}, family {cpu family}, model {model}".format_map(defaultdict(lambda: "unknown", lines))
+    return {
+        "machine": f"{processor}, {torch.backends.cpu.get_cpu_capability()}",
+        "cores": available_cpus(),
+        "versions": {name: metadata.version(name) for name in ("torch", *packages) if find_spec(name)},
+        "date": datetime.date.today().isoformat(),
+        "commit": described.stdout.strip() or "unknown",
+        "command": shlex.join(["python", "-m", f"benchmarks.{Path(sys.argv[0]).stem}", *sys.argv[1:]]),
+        "notes": notes,
+        "columns": dict(columns),
+        "rows": {name: list(figures) for name, figures in rows.items()},
+    }
+
+
+def table(made: Mapping[str, Any]) -> str:
+    """A result in Markdown: where and what was measured, and the figures."""
+    versions = ", ".join(f"{name} {version}" for name, version in made["versions"].items())
+    where = f"**{made['machine']}**, {made['cores']} cores, commit {made['commit']}, {made['date']}; {versions}."
+    specs = made["columns"].values()
+    lines = [["", *made["columns"]], ["---"] * (1 + len(specs))]
+    for name, figures in made["rows"].items():
+        lines.append([name, *(_cell(figure, spec) for figure, spec in zip(figures, specs, strict=True))])
+    rows = "\n".join(f"| {' | '.join(line)} |".replace("|  |", "| |") for line in lines)
+    return f"\n{textwrap.fill(where + ' ' + made['notes'], 120)}\n\n{rows}\n\n"
+
+
+def _cell(figure: float | str | None, spec: str) -> str:
+    if figure is None:
+        return "–"
+    return figure if isinstance(figure, str) else format(figure, spec)
+
+
+def ratio(speeds: Sequence[float], others: Sequence[float]) -> str:
+    """How many times as fast one is as another, round by round: the median and the extremes."""
+    ratios = [own / other if other else math.inf for own, other in zip(speeds, others, strict=True)]
+    return f"{median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})"
+
+
+def publish(made: Mapping[str, Any], file: Path | None) -> None:
+    """Print a result, and save it if there is a file for it."""
+    print(table(made))
+    if file is not None:
+        file.write_text(json.dumps(made, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
