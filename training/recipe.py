@@ -215,9 +215,6 @@ class PretrainConfig(_Strict):
     batch_tokens: Positive = 2048
     """Tokens per optimizer step, over all processes; a multiple of `micro_batch_tokens`. More for a budget of many
     steps or a large network."""
-    optimizer: Literal["adamw", "muon"] = "adamw"
-    """`muon` orthogonalises the updates of the layers' matrices (Jordan et al. 2024); embeddings, heads, biases and
-    norms have AdamW in either case."""
     learning_rate: Annotated[float, Field(gt=0)] = 6e-4
     """Peak learning rate."""
     warmup_fraction: Share = 0.06

@@ -11,7 +11,7 @@ from training.recipe import RECIPES, load_recipe, read_resolved, recipe_keys, so
 
 SHIPPED = sorted(file.stem for file in RECIPES.glob("*.toml"))
 
-MAX_KEYS = 70
+MAX_KEYS = 69
 
 KEYS = {
     "name": "Name of the run and of its folder",
@@ -36,7 +36,6 @@ KEYS = {
     "pretrain.tokens": "Budget in tokens",
     "pretrain.minutes": "Budget in minutes instead",
     "pretrain.batch_tokens": "Tokens per optimizer step, over all processes",
-    "pretrain.optimizer": "`muon` orthogonalises the updates of the layers' matrices",
     "pretrain.learning_rate": "Peak learning rate",
     "pretrain.warmup_fraction": "Share of the budget in which the learning rate rises",
     "pretrain.decay_fraction": "Share of the budget at its end in which the learning rate falls linearly to 0",

@@ -26,7 +26,7 @@ from training.loop.advice import LEFT_PLATEAU, Advisor
 from training.loop.checkpoint import Checkpointer
 from training.loop.log import RunLog, flatten
 from training.loop.metrics import MetricWindow
-from training.loop.optimizer import CombinedOptimizer, make_optimizer
+from training.loop.optimizer import make_optimizer
 from training.loop.schedule import Schedule
 from training.loop.state import TrainState
 from training.loop.weight_average import WeightAverage
@@ -70,7 +70,6 @@ class TrainConfig:
     warmup_fraction: float
     decay_fraction: float = 1.0
     average_fraction: float = 0.0
-    optimizer: str = "adamw"
     seed: int = 1
     checkpoint_minutes: float = 5.0
     tensorboard: bool = False
@@ -112,7 +111,7 @@ class Trainer:
     state: TrainState = field(init=False)
     log: RunLog = field(init=False)
     average: WeightAverage = field(init=False)
-    optimizer: torch.optim.Optimizer | CombinedOptimizer = field(init=False)
+    optimizer: torch.optim.Optimizer = field(init=False)
     checkpointer: Checkpointer = field(init=False)
     schedule: Schedule = field(init=False)
     advisor: Advisor = field(init=False)
@@ -131,7 +130,7 @@ class Trainer:
             )
         self.device = next(model.parameters()).device
         self.average = WeightAverage(model)
-        self.optimizer = make_optimizer(model, config.learning_rate, config.optimizer)
+        self.optimizer = make_optimizer(model, config.learning_rate)
         parts = {"model": model, "optimizer": self.optimizer, "average": self.average}
         budget, identity = config.budget_tokens, flatten(self.identity)
         self.checkpointer = Checkpointer(self.folder, identity, budget, parts, self.dist)

@@ -121,7 +121,6 @@ def _trainer(
             warmup_fraction=config.warmup_fraction,
             decay_fraction=config.decay_fraction,
             average_fraction=config.average_fraction,
-            optimizer=config.optimizer,
             seed=recipe.seed,
             checkpoint_minutes=recipe.checkpoint_minutes,
             tensorboard=recipe.tensorboard,
