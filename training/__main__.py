@@ -37,7 +37,7 @@ STOPPED = 130
 
 def _tokenizer(recipe: Recipe) -> None:
     folder = make_tokenizer(recipe)
-    logger.info("vocabulary of %s pieces in %s; next: prepare", f"{open_tokenizer(recipe).vocab_size:,}", folder)
+    logger.info("vocabulary of %s pieces in %s", f"{open_tokenizer(recipe).vocab_size:,}", folder)
 
 
 def _prepare(recipe: Recipe) -> None:
@@ -45,7 +45,7 @@ def _prepare(recipe: Recipe) -> None:
     if (folder / "train").is_dir():
         text = PreparedText.open(folder / "train")
         logger.info(
-            "%s documents with %s tokens in %s, unigram entropy %.2f nats; next: pretrain",
+            "%s documents with %s tokens in %s, unigram entropy %.2f nats",
             *(f"{text.documents:,}", f"{text.tokens:,}", folder, text.unigram_entropy),
         )
 
@@ -55,7 +55,8 @@ def _inspect(recipe: Recipe, examples: int) -> None:
 
 
 def _distill(recipe: Recipe) -> None:
-    distill(recipe, starting_point(recipe).tokenizer)
+    start, recipe = starting_point(recipe)
+    distill(recipe, start.tokenizer)
 
 
 def _evaluate(recipe: Recipe, weights: Path | None = None) -> None:
@@ -95,6 +96,10 @@ COMMANDS: dict[str, tuple[Callable[..., object], str]] = {
 }
 """Name -> function and its help. The function returns False if a signal ended it early."""
 
+NEXT = {"tokenizer": "prepare", "prepare": "pretrain", "finetune": "evaluate", "evaluate": "export"}
+NEXT |= dict.fromkeys(("pretrain", "adapt", "distill"), "finetune")
+"""The command after each stage; without labelled text, `evaluate` instead of `finetune`."""
+
 PARALLEL = ("pretrain", "adapt", "finetune")
 """Commands that `torchrun` may start in several processes."""
 
@@ -112,7 +117,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     logging.captureWarnings(True)
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # like Ctrl-C, so that nothing is left half-written
     try:
-        finished = _run(parsed, overrides)
+        finished = _run(parsed, overrides, arguments)
     except (BertError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
@@ -142,7 +147,7 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _run(parsed: argparse.Namespace, overrides: list[str]) -> bool:
+def _run(parsed: argparse.Namespace, overrides: list[str], arguments: Sequence[str]) -> bool:
     """Run a command. False if a signal ended it early."""
     if world_size() > 1 and parsed.command not in PARALLEL:
         raise RunError(f"{parsed.command} is for one process; torchrun is for {', '.join(PARALLEL)}")
@@ -154,7 +159,12 @@ def _run(parsed: argparse.Namespace, overrides: list[str]) -> bool:
     recipe = load_recipe(parsed.recipe, [*places, *boards, *overrides])
     options = {name: value for name, value in vars(parsed).items() if name in ("examples", "weights")}
     with logging_redirect_tqdm():
-        return COMMANDS[parsed.command][0](recipe, **options) is not False
+        finished = COMMANDS[parsed.command][0](recipe, **options) is not False
+    following = NEXT.get(parsed.command)
+    if finished and following and not options.get("weights") and os.environ.get("RANK", "0") == "0":
+        following = "evaluate" if following == "finetune" and not recipe.finetune.train else following
+        logger.info("next: %s", shlex.join(["python", "-m", "training", following, *arguments[1:]]))
+    return finished
 
 
 def _bench(arguments: Sequence[str]) -> bool:

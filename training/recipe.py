@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator, with_config
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator, with_config
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
@@ -27,6 +27,9 @@ Share = Annotated[float, Field(ge=0, le=1)]
 PositiveShare = Annotated[float, Field(gt=0, le=1)]
 Positive = Annotated[int, Field(gt=0)]
 Seed = Annotated[int, Field(ge=0, lt=2**63)]
+Columns = Annotated[
+    tuple[str, ...], BeforeValidator(lambda value: (value,) if isinstance(value, (str, int)) else value)
+]
 
 RESOLVED = "recipe.json"
 """File beside each run with its recipe, overrides and defaults included."""
@@ -65,7 +68,7 @@ class SourceConfig(_Strict):
     table: Dialect = Dialect()
     """How CSV and TSV files are written, where that is not detected: `header` (true, false, or the columns'
     names), `delimiter`, `quote`, `escape`; and `encoding`, for any text."""
-    text: tuple[str, ...] = ("text",)
+    text: Columns = ("text",)
     """Columns that hold the text, such as a review's title and body; by name or by number, from 1."""
     read: Literal["text", "pair", "both"] | None = None
     """How a classifier reads several text columns: as one `text`, as a `pair` (two columns), or `both`: one or the
@@ -213,8 +216,8 @@ class PretrainConfig(_Strict):
     """Budget in minutes instead: the first steps are timed, and the number of tokens that fits is fixed then and
     written into the run's resolved recipe."""
     batch_tokens: Positive = 2048
-    """Tokens per optimizer step, over all processes; a multiple of `micro_batch_tokens`. More for a budget of many
-    steps or a large network."""
+    """Tokens per optimizer step, over all processes; a multiple of `micro_batch_tokens`, or less than it. More for a
+    budget of many steps or a large network."""
     learning_rate: Annotated[float, Field(gt=0)] = 6e-4
     """Peak learning rate."""
     warmup_fraction: Share = 0.06
@@ -268,19 +271,20 @@ class FinetuneConfig(_Strict):
     adapted or pretrained."""
     labels: dict[str, str] = {"0": "NEGATIVE", "1": "POSITIVE"}
     """Value in the label column -> label of the model. Several values may have one label, and `""` leaves a value
-    out: `{ 1 = "BAD", 2 = "BAD", 3 = "", 4 = "GOOD" }`. Logits are in the order in which labels first appear."""
+    out: `{ 1 = "BAD", 2 = "BAD", 3 = "", 4 = "GOOD" }`. Booleans are `true` and `false`. Logits are in the order in
+    which labels first appear, or in that of the classifier that training starts from."""
     seeds: tuple[Seed, ...] = ()
     """Train once with each seed and keep the best on dev. If empty, once with the recipe's `seed`."""
     dev_fraction: Share = 0.05
     """Share of each source's texts, or of its groups, that is not trained on: it chooses the seed and the
     temperature. At least one text or group per source, unless it has no other."""
     epochs: Annotated[float, Field(gt=0)] = 2.0
-    """Passes over the texts."""
+    """Passes over the texts; cannot be raised for a finished run."""
     max_length: Positive = 256
     """Tokens of a text, or of both texts of a pair, in training: the beginning and the end are kept. Dev and test texts
     are read as the service reads them, up to the network's positions."""
     batch_tokens: Positive = 4096
-    """Tokens per optimizer step, over all processes; a multiple of `micro_batch_tokens`."""
+    """Tokens per optimizer step, over all processes; a multiple of `micro_batch_tokens`, or less than it."""
     learning_rate: Annotated[float, Field(gt=0)] = 2e-4
     """Peak learning rate."""
     augment_fraction: Share = 0.1
@@ -291,6 +295,14 @@ class FinetuneConfig(_Strict):
     def label_names(self) -> list[str]:
         """The model's labels in the order of the logits."""
         return [name for name in dict.fromkeys(self.labels.values()) if name]
+
+    def in_order_of(self, names: Sequence[str]) -> FinetuneConfig:
+        """The same labels in the order of a classifier; unchanged if the classifier has others."""
+        if sorted(names) != sorted(self.label_names):
+            return self
+        place = {name: number for number, name in enumerate(["", *names])}
+        labels = dict(sorted(self.labels.items(), key=lambda item: place[item[1]]))
+        return self.model_copy(update={"labels": labels})
 
     @model_validator(mode="after")
     def _valid_labels_and_seeds(self) -> FinetuneConfig:
@@ -313,8 +325,8 @@ class ExportConfig(_Strict):
 class Recipe(_Strict):
     """Everything a run depends on besides the data and the machine."""
 
-    name: Annotated[str, Field(min_length=1)]
-    """Name of the run and of its folder."""
+    name: Annotated[str, Field(pattern=r"^[\w-][\w.-]*$")]
+    """Name of the run and of its folder: letters, digits, `_`, `-` and `.`."""
     description: str = ""
     """First paragraph of the model cards."""
     limits: tuple[str, ...] = ()
@@ -332,7 +344,8 @@ class Recipe(_Strict):
     device: str = "auto"
     """`cpu`, `cuda`, `cuda:1`; `auto` takes a GPU where there is one."""
     micro_batch_tokens: Positive = 2048
-    """Tokens per forward pass of a process; more take more memory. A multiple of 128."""
+    """Tokens per forward pass of a process; more take more memory. At most `batch_tokens` are used. A multiple of
+    128."""
     checkpoint_minutes: Annotated[float, Field(gt=0)] = 5.0
     """Minutes between checkpoints: a kill loses at most so much training."""
     tensorboard: bool = False
@@ -363,20 +376,23 @@ class Recipe(_Strict):
         """Positions of a network that this recipe makes."""
         return max(MIN_POSITIONS, self.pretrain.examples.longest, self.finetune.max_length)
 
+    def micro_tokens(self, stage: PretrainConfig | FinetuneConfig) -> int:
+        """Tokens per forward pass of a process in a stage."""
+        return min(self.micro_batch_tokens, stage.batch_tokens)
+
     @model_validator(mode="after")
     def _valid_batches(self) -> Recipe:
-        micro = self.micro_batch_tokens
-        if micro % BUCKET_TOKENS:
-            raise ValueError(f"micro_batch_tokens must be a multiple of {BUCKET_TOKENS}, not {micro}")
         stages = (
-            ("pretrain", self.pretrain.examples.longest, self.pretrain.batch_tokens),
-            ("finetune", self.finetune.max_length, self.finetune.batch_tokens),
+            ("pretrain", self.pretrain.examples.longest, self.pretrain),
+            ("finetune", self.finetune.max_length, self.finetune),
         )
-        for stage, longest, batch in stages:
+        for stage, longest, config in stages:
+            batch, micro = config.batch_tokens, self.micro_tokens(config)
+            key = "micro_batch_tokens" if micro == self.micro_batch_tokens else f"{stage}.batch_tokens"
+            if micro % BUCKET_TOKENS:
+                raise ValueError(f"{key} must be a multiple of {BUCKET_TOKENS}, not {micro}")
             if longest > micro:
-                raise ValueError(
-                    f"{stage}: an example has up to {longest} tokens, more than micro_batch_tokens ({micro})"
-                )
+                raise ValueError(f"{stage}: an example has up to {longest} tokens, more than {key} ({micro})")
             if batch % micro:
                 raise ValueError(f"{stage}.batch_tokens ({batch}) must be a multiple of micro_batch_tokens ({micro})")
         return self
@@ -421,7 +437,7 @@ def load_recipe(name: str, overrides: Sequence[str] = ()) -> Recipe:
     try:
         return Recipe(**(values | {"loaded": name, "overrides": tuple(overrides)}))
     except ValidationError as error:
-        lines = (f"{'.'.join(map(str, e['loc'])) or 'recipe'}: {_message(e)}" for e in error.errors())
+        lines = (": ".join(filter(None, (".".join(map(str, e["loc"])), _message(e)))) for e in error.errors())
         raise RecipeError(f"{file}: " + "; ".join(lines)) from error
 
 
@@ -445,7 +461,7 @@ def _message(error: ErrorDetails) -> str:
     if error["type"] == "unexpected_keyword_argument":  # in `table`
         return f"no such key; the keys are {', '.join(Dialect.__dataclass_fields__)}"
     if error["type"] != "extra_forbidden":
-        return error["msg"]
+        return error["msg"].removeprefix("Value error, ")
     *tables, name = error["loc"]
     prefix = "source" if any(isinstance(table, int) for table in tables) else ".".join(map(str, tables))
     keys = [key for key, _ in recipe_keys()]

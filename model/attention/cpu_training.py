@@ -27,7 +27,7 @@ class MatmulAttention:
         assert keys.lengths is not None
         self.queries = queries.lengths
         self.keys = keys.lengths
-        self._grids: dict[int, _Grid] = {}
+        self._grids: dict[int, _CellLayout] = {}
 
     def self_attention(self, qkv: Tensor) -> Tensor:
         """See `Attention.self_attention`."""
@@ -60,11 +60,11 @@ class MatmulAttention:
         out = gather_rows(_concatenate(contexts), grid.query_cell).unflatten(0, query.shape[:2])
         return _append_zeros(out, surplus)
 
-    def _grid(self, heads: int, parts: int) -> _Grid:
+    def _grid(self, heads: int, parts: int) -> _CellLayout:
         """Built for the first layer that asks. `parts`: 3 where queries, keys and values lie side by side in a
         row, 2 for keys and values."""
         if parts not in self._grids:
-            self._grids[parts] = _Grid.make(self.queries, self.keys, heads, parts)
+            self._grids[parts] = _CellLayout.make(self.queries, self.keys, heads, parts)
         return self._grids[parts]
 
 
@@ -87,7 +87,7 @@ def _round_up_queries(number: int) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class _Bucket:
+class _CellBucket:
     """Sequences padded to one length, and dummy sequences up to a number from `round_up_batch`."""
 
     batch: int
@@ -113,12 +113,12 @@ class _Bucket:
 
 
 @dataclass(frozen=True, slots=True)
-class _Grid:
+class _CellLayout:
     """The batch as cells (vectors of D numbers): bucket after bucket, within a bucket part after part, within a
     part by (sequence, head, position). A padding cell repeats some vector: as a key it is hidden, as a query
     its result is unused."""
 
-    buckets: list[_Bucket]
+    buckets: list[_CellBucket]
     key_source: Tensor
     """Packed vector that each cell of `parts` holds: (cells,)"""
     key_cell: Tensor
@@ -129,10 +129,10 @@ class _Grid:
     """Cell of each packed query: (total_queries * heads,)"""
 
     @classmethod
-    def make(cls, queries: tuple[int, ...], keys: tuple[int, ...], heads: int, parts: int) -> _Grid:
+    def make(cls, queries: tuple[int, ...], keys: tuple[int, ...], heads: int, parts: int) -> _CellLayout:
         head, part = torch.arange(heads)[:, None], torch.arange(parts)[:, None, None, None]
         lengths = tuple(-(-length // 16) * 16 for length in keys)  # fewer shapes, and whole vector registers
-        buckets: list[_Bucket] = []
+        buckets: list[_CellBucket] = []
         key_sources: list[Tensor] = []
         query_sources: list[Tensor] = []
         key_is_real: list[Tensor] = []
@@ -152,7 +152,7 @@ class _Grid:
             vectors = rows[:, None] * heads + head  # (batch, heads, num_queries)
             query_sources.append(vectors.flatten())
             query_is_real.append(real[:, None].expand_as(vectors).flatten())
-            buckets.append(_Bucket(batch * heads, num_queries, bias[:, None]))
+            buckets.append(_CellBucket(batch * heads, num_queries, bias[:, None]))
         key_source, query_source = torch.cat(key_sources), torch.cat(query_sources)
         key_cell = _inverse(key_source, torch.cat(key_is_real), sum(keys) * parts * heads)
         query_cell = _inverse(query_source, torch.cat(query_is_real), sum(queries) * heads)

@@ -25,10 +25,12 @@ class PaddedAttention:
     """
 
     def __init__(self, queries: SequenceBounds, keys: SequenceBounds) -> None:
-        self.keys = _Grid.of(keys, keys.max_seqlen)
+        self.keys = _PaddedGrid.of(keys, keys.max_seqlen)
         # A sequence has no more output positions than tokens. Batches of constant shape have spare ones in the last
         # sequence; those get zeros.
-        self.queries = self.keys if queries is keys else _Grid.of(queries, min(queries.max_seqlen, keys.max_seqlen))
+        self.queries = (
+            self.keys if queries is keys else _PaddedGrid.of(queries, min(queries.max_seqlen, keys.max_seqlen))
+        )
         first = torch.arange(keys.max_seqlen, device=keys.cu_seqlens.device) == 0
         # An empty sequence sees one key, because a softmax over no keys is NaN.
         self.visible = (self.keys.real | first)[:, None, None]  # (S, 1, 1, max_seqlen)
@@ -53,7 +55,7 @@ _CUDA_BACKENDS = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SD
 
 
 @dataclass(frozen=True, slots=True)
-class _Grid:
+class _PaddedGrid:
     """Packed rows as a padded (S, width) grid and back, without the host."""
 
     real: Tensor
@@ -62,7 +64,7 @@ class _Grid:
     """Row of each cell; padding repeats the last row of its sequence: (S, width)"""
 
     @classmethod
-    def of(cls, bounds: SequenceBounds, width: int) -> _Grid:
+    def of(cls, bounds: SequenceBounds, width: int) -> _PaddedGrid:
         starts, ends = bounds.cu_seqlens[:-1, None], bounds.cu_seqlens[1:, None]
         rows = starts + torch.arange(width, device=starts.device)
         return cls(rows < ends, torch.minimum(rows, ends - 1).clamp_min(0))
@@ -114,7 +116,7 @@ class BucketedAttention:
             lengths = tuple(map(_invariant_length, lengths))
             equal_above, min_queries = _SUMS_DEPEND_ON_LENGTH_ABOVE, _MIN_QUERIES
         self.buckets = [
-            _Bucket.make(bucket, max(lengths[i] for i in bucket), queries, keys, device, min_queries)
+            _PaddedBucket.make(bucket, max(lengths[i] for i in bucket), queries, keys, device, min_queries)
             for bucket in length_buckets(lengths, equal_above=equal_above)
         ]
 
@@ -194,7 +196,7 @@ _Kernel = Callable[[Tensor, Tensor, Tensor, Tensor | None], Tensor]
 
 
 @dataclass(frozen=True, slots=True)
-class _Bucket:
+class _PaddedBucket:
     """Neighbouring sequences that are padded to one length."""
 
     queries: _Side
@@ -211,7 +213,7 @@ class _Bucket:
         keys: SequenceBounds,
         device: torch.device,
         min_queries: int,
-    ) -> _Bucket:
+    ) -> _PaddedBucket:
         """`longest` is the number of keys that each sequence is padded to, `min_queries` a lower bound on that
         of queries."""
         assert queries.lengths is not None

@@ -229,14 +229,17 @@ def test_command_line_tokenizer_and_prepare_end_with_what_they_made(
     recipe_file: Path, data: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO")
-    places = [f"data={data}", f"run={tmp_path}"]
+    places = ["--data", str(data), f"run={tmp_path}"]
     assert main(["tokenizer", str(recipe_file), *places]) == 0
-    assert re.fullmatch(rf"vocabulary of \d+ pieces in {tmp_path}/tiny/tokenizer; next: prepare", caplog.messages[-1])
+    assert re.fullmatch(rf"vocabulary of \d+ pieces in {tmp_path}/tiny/tokenizer", caplog.messages[-2])
+    arguments = f"{recipe_file} --data {data} run={tmp_path}"
+    assert caplog.messages[-1] == f"next: python -m training prepare {arguments}"
     assert main(["prepare", str(recipe_file), *places]) == 0
     assert re.fullmatch(
-        rf"\d+ documents with [\d,]+ tokens in {tmp_path}/tiny/corpus, unigram entropy \d.\d\d nats; next: pretrain",
-        caplog.messages[-1],
+        rf"\d+ documents with [\d,]+ tokens in {tmp_path}/tiny/corpus, unigram entropy \d.\d\d nats",
+        caplog.messages[-2],
     )
+    assert caplog.messages[-1] == f"next: python -m training pretrain {arguments}"
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

@@ -166,7 +166,7 @@ def test_unknown_key_names_the_key_that_may_be_meant(recipe_file: Path, override
         ),
         ('finetune.train=[{path="a.csv"},{path="b/a.csv"}]', r"finetune\.train: 2 sources are called 'a'"),
         ('finetune.test=[{path="a.csv"},{path="b/a.csv"}]', r"finetune\.test: 2 sources are called 'a'"),
-        ("name=", "name: .*at least 1 character"),
+        ("name=", "name: String should match pattern"),
         ("pretrain.dropout=1", r"pretrain\.dropout: .*less than 1"),
         ("pretrain.tokens", "not of the form key=value"),
         ("seed=-1", "seed: .*greater than or equal to 0"),
@@ -269,6 +269,24 @@ def test_resolved_recipe_is_read_without_keys_that_no_longer_exist(recipe_file: 
     file.write_text(file.read_text().replace('"corpus": {', '"corpus": {"engine": "local", '))
     assert "engine" in file.read_text()
     assert read_resolved(tmp_path) == recipe
+
+
+def test_recipe_batch_below_the_micro_batch_is_one_forward_pass(recipe_file: Path) -> None:
+    recipe = load_recipe(str(recipe_file), ["micro_batch_tokens=2048", "finetune.batch_tokens=4096"])
+    assert [recipe.micro_tokens(stage) for stage in (recipe.pretrain, recipe.finetune)] == [256, 2048]
+    with pytest.raises(RecipeError, match=r"toml: pretrain\.batch_tokens must be a multiple of 128, not 200"):
+        load_recipe(str(recipe_file), ["pretrain.batch_tokens=200"])
+
+
+@pytest.mark.parametrize("name", ["../x/y", ".hidden", "a/b", ""])
+def test_recipe_name_outside_the_folder_of_runs_is_refused(recipe_file: Path, name: str) -> None:
+    with pytest.raises(RecipeError, match="name: String should match pattern"):
+        load_recipe(str(recipe_file), [f'name="{name}"'])
+
+
+def test_recipe_source_text_may_be_one_column(recipe_file: Path) -> None:
+    recipe = load_recipe(str(recipe_file), ['corpus.sources=[{path="a.csv", text="body"}, {path="b.csv", text=2}]'])
+    assert [source.text for source in recipe.corpus.sources] == [("body",), ("2",)]
 
 
 def test_broken_toml_names_the_file(tmp_path: Path) -> None:

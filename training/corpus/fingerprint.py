@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from model.tokenizer import Tokenizer
-from training.recipe import SourceConfig
+from training.errors import RunError
+from training.recipe import Recipe, SourceConfig
 from training.runtime.files import read_json, write_json
 from training.sources.files import files
+
+_NAMES = {"config": "tokenizer", "settings": "corpus", "sources": "corpus.sources"}
+_NAMES |= {"tokenizer": "the vocabulary", "files": "the text", "format": "the program's version"}
+"""How messages call the parts of a record."""
 
 
 def tokenizer_hash(tokenizer: Tokenizer) -> str:
@@ -40,6 +45,31 @@ def file_hashes(sources: Iterable[SourceConfig], root: Path, cache: Path) -> dic
     cache.parent.mkdir(parents=True, exist_ok=True)
     write_json(cache, known | found)
     return {name: entry[2] for name, entry in found.items()}
+
+
+def changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    """What differs between two records of what a vocabulary or a corpus was made from, in the keys of a recipe."""
+    found = []
+    for part, name in _NAMES.items():
+        old, new = before.get(part), now.get(part)
+        if isinstance(old, dict) and isinstance(new, dict) and part != "files":
+            for key, value in new.items():
+                if old.get(key) != value:
+                    values = " has changed" if isinstance(value, list) else f" was {old.get(key)}, is {value}"
+                    found.append(f"{name}.{key}{values}")
+        elif old != new:
+            found.append(f"{name} has changed")
+    return found
+
+
+def check_unused(recipe: Recipe, changed: Iterable[str]) -> None:
+    """Raise RunError if a checkpoint of this run's pretraining needs the vocabulary and the corpus as they are."""
+    stage = recipe.folder / "pretrain"
+    if any(stage.glob("*.pt")):
+        raise RunError(
+            f"the checkpoints in {stage} need the vocabulary and the corpus that they began with, but "
+            f"{', '.join(changed)}: restore that, give this run another name, or delete {stage}"
+        )
 
 
 def _sha256(file: Path) -> str:

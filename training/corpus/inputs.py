@@ -67,19 +67,19 @@ class _Cutter:
         return ShardInput(part, number, source_name(source), found, labels, read, self.bytes_read)
 
 
-def _route(found: Labelled, source: SourceConfig, judged: str, limit: int, is_leak: IsLeak) -> Iterator[Routed]:
-    """The part of each document: `<judged>/<source>` for groups below the limit, else `train`.
+def _route(found: Labelled, source: SourceConfig, evaluated: str, threshold: int, is_leak: IsLeak) -> Iterator[Routed]:
+    """The part of each document: `<evaluated>/<source>` for groups below the threshold, else `train`.
 
     Args:
         is_leak: Whether a document must be in no part.
     """
     name, left_out = source_name(source), 0
     for document, label in found:
-        is_judged = group_hash(document) < limit
-        if is_leak(document, is_judged):
+        is_held_out = group_hash(document) < threshold
+        if is_leak(document, is_held_out):
             left_out += 1
         else:
-            yield f"{judged}/{name}" if is_judged else "train", document, label
+            yield f"{evaluated}/{name}" if is_held_out else "train", document, label
     if left_out:
         logger.info("%s: left out %d documents that are held out or tested on as well", name, left_out)
 
@@ -98,21 +98,21 @@ def pretraining_inputs(recipe: Recipe) -> Iterator[ShardInput]:
     config, cutter = recipe.corpus, _Cutter(has_labels=False)
     read = partial(documents, root=recipe.data, hub_cache=recipe.hub_cache)
     fraction = 0.0 if config.heldout else config.heldout_fraction
-    limits = [(source, 2**64) for source in config.heldout]
-    limits += [(source, held_out_below(read(source), fraction)) for source in config.sources]
+    thresholds = [(source, 2**64) for source in config.heldout]
+    thresholds += [(source, held_out_below(read(source), fraction)) for source in config.sources]
     held_out: set[int] = set()
     if config.heldout or any(source.group for source in config.sources):  # equal texts may have unequal hashes
-        for source, limit in limits:
-            for document in read(source) if limit else ():
-                if group_hash(document) < limit:
+        for source, threshold in thresholds:
+            for document in read(source) if threshold else ():
+                if group_hash(document) < threshold:
                     held_out |= _hashes(document)
 
-    def is_leak(document: Document, is_judged: bool) -> bool:
-        return not is_judged and not held_out.isdisjoint(_hashes(document))
+    def is_leak(document: Document, is_held_out: bool) -> bool:
+        return not is_held_out and not held_out.isdisjoint(_hashes(document))
 
-    for source, limit in limits:
+    for source, threshold in thresholds:
         found = ((document, NO_LABEL) for document in read(source, progress=cutter.progress))
-        routed = _route(found, source, "heldout", limit, is_leak)
+        routed = _route(found, source, "heldout", threshold, is_leak)
         yield from cutter.cut(routed, source, "lines" if source.lines == "sentence" else "paragraphs")
 
 
@@ -137,13 +137,13 @@ def labelled_inputs(recipe: Recipe) -> Iterator[ShardInput]:
     tested = {text_hash(document.text) for source in config.test for document, _ in labelled(source, recipe)}
     in_dev: set[int] = set()
     plans = [(source, *_plan(source, recipe, tested, in_dev)) for source in config.train]
-    judged, trained = tested | in_dev, Counter[int]()
+    held_out, trained = tested | in_dev, Counter[int]()
 
-    def is_leak(document: Document, is_judged: bool) -> bool:
-        return text_hash(document.text) in (tested if is_judged else judged)
+    def is_leak(document: Document, is_held_out: bool) -> bool:
+        return text_hash(document.text) in (tested if is_held_out else held_out)
 
-    for source, limit, shares in plans:
-        routed = _route(labelled(source, recipe, cutter.progress), source, "dev", limit, is_leak)
+    for source, threshold, shares in plans:
+        routed = _route(labelled(source, recipe, cutter.progress), source, "dev", threshold, is_leak)
         chosen = _chosen(routed, shares, trained, config.augment_fraction)
         yield from cutter.cut(chosen, source, reading_of(source))
     for source in recipe.distill.sources if recipe.distill else ():
@@ -178,16 +178,16 @@ Shares = dict[tuple[str | None, int], float]
 
 
 def _plan(source: SourceConfig, recipe: Recipe, tested: set[int], in_dev: set[int]) -> tuple[int, Shares]:
-    """First pass over a source: the limit of its split and the shares that balance it. Adds its dev texts to
+    """First pass over a source: the threshold of its split and the shares that balance it. Adds its dev texts to
     `in_dev`."""
-    limit = held_out_below((document for document, _ in labelled(source, recipe)), recipe.finetune.dev_fraction)
+    threshold = held_out_below((document for document, _ in labelled(source, recipe)), recipe.finetune.dev_fraction)
     counts: Counter[tuple[str | None, int]] = Counter()
     dev = 0
     for document, label in labelled(source, recipe):
         key = text_hash(document.text)
         if key in tested:
             continue
-        if group_hash(document) < limit:
+        if group_hash(document) < threshold:
             in_dev.add(key)
             dev += 1
         else:
@@ -199,11 +199,11 @@ def _plan(source: SourceConfig, recipe: Recipe, tested: set[int], in_dev: set[in
             *(source_name(source), dev, dev + counts.total()),
         )
     if source.balance is None:
-        return limit, {}
+        return threshold, {}
     rarest: dict[str | None, int] = {}
     for (domain, _), count in counts.items():
         rarest[domain] = min(count, rarest.get(domain, count))
-    return limit, {key: min(1.0, source.balance * rarest[key[0]] / count) for key, count in counts.items()}
+    return threshold, {key: min(1.0, source.balance * rarest[key[0]] / count) for key, count in counts.items()}
 
 
 def _chosen(routed: Iterable[Routed], shares: Shares, trained: Counter[int], augmented: float) -> Iterator[Routed]:

@@ -11,6 +11,7 @@ shards that an interrupted run is missing.
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import shutil
@@ -29,14 +30,14 @@ from tqdm import tqdm
 from model.tokenizer import Tokenizer
 from training.corpus.encode import MAX_SENTENCE_TOKENS
 from training.corpus.engines.local import make_shards
-from training.corpus.fingerprint import file_hashes, source_settings, tokenizer_hash
+from training.corpus.fingerprint import changes, check_unused, file_hashes, source_settings, tokenizer_hash
 from training.corpus.inputs import labelled_inputs, pretraining_inputs
 from training.corpus.reader import FORMAT, PreparedText, count_tokens
 from training.corpus.shards import Shard, ShardInput
 from training.errors import CorpusError
 from training.recipe import Recipe, SourceConfig
 from training.runtime.files import read_json, write_json
-from training.runtime.lock import run_lock
+from training.runtime.lock import check_idle, run_lock
 from training.sources.documents import documents
 from training.sources.files import size
 
@@ -55,9 +56,12 @@ Engine = Callable[[Iterator[ShardInput], Tokenizer, Path], MadeShards]
 """`make_shards` of a module in `training.corpus.engines`."""
 
 
-def prepare(recipe: Recipe, tokenizer: Tokenizer) -> Path:
+def prepare(recipe: Recipe, tokenizer: Tokenizer, *, heldout_only: bool = False) -> Path:
     """Make `corpus/` from the recipe's pretraining text, unless it is there. An interrupted run is continued; with
     another recipe, tokenizer or text it is made again.
+
+    Args:
+        heldout_only: leave out the text to train on.
 
     Returns:
         The folder `corpus`.
@@ -65,13 +69,16 @@ def prepare(recipe: Recipe, tokenizer: Tokenizer) -> Path:
     Raises:
         SourceError: text that cannot be read.
         CorpusError: the sources hold no text, or the disk is full.
-        RunError: another process works on the corpus.
+        RunError: another process works on the corpus, or a checkpoint needs it.
     """
     sources = (*recipe.corpus.heldout, *recipe.corpus.sources)
     settings = _corpus_settings(recipe)
-    folder = _prepare(recipe, tokenizer, "corpus", sources, settings, pretraining_inputs(recipe), _engine())
+    inputs = pretraining_inputs(recipe)
+    if heldout_only:
+        inputs = (shard_input for shard_input in inputs if shard_input.part != "train")
+    folder = _prepare(recipe, tokenizer, "corpus", sources, settings, inputs, _engine())
     parts = read_json(folder / "manifest.json")["parts"]
-    if "train" not in parts and recipe.corpus.sources:
+    if "train" not in parts and recipe.corpus.sources and not heldout_only:
         raise CorpusError(f"recipe {recipe.name}: corpus.sources have no text to train on")
     return folder
 
@@ -127,11 +134,14 @@ def _prepare(
         "settings": settings,
         "files": file_hashes(sources, recipe.data, recipe.folder / "file-hashes.json"),
     }
-    known = read_json(folder / "fingerprint.json") == fingerprint
+    earlier = read_json(folder / "fingerprint.json")
+    known = json.dumps(earlier) == json.dumps(fingerprint)  # the order of labels counts
     if known and _is_complete(folder):
         logger.info("%s: already prepared", folder)
         return folder
     if not known:
+        if earlier and name == "corpus":
+            check_unused(recipe, changes(earlier, fingerprint))
         for source in sources:  # before an earlier corpus is deleted
             next(documents(source, recipe.data, hub_cache=recipe.hub_cache), None)
     total = size(sources, recipe.data)
@@ -147,9 +157,7 @@ def _prepare(
 
 def _start_over(folder: Path, fingerprint: dict[str, Any]) -> None:
     if folder.exists():
-        for stage in folder.parent.glob("*/rank-*"):
-            with run_lock(stage):  # raises if a run still reads the corpus
-                pass
+        check_idle(folder.parent)
         logger.warning("%s was made from another recipe, tokenizer or text: making it again", folder)
         shutil.rmtree(folder)
     folder.mkdir(parents=True)
@@ -179,7 +187,7 @@ def _engine() -> Engine:
 
 def _make(folder: Path, tokenizer: Tokenizer, finished: MadeShards, total: int | None) -> None:
     made: dict[str, list[Shard]] = defaultdict(list)
-    with tqdm(desc=folder.name, total=total, unit="B", unit_scale=True) as bar:
+    with tqdm(desc=folder.name, total=total, unit="B", unit_scale=True, disable=None) as bar:
         for shard_input, shard in finished:
             made[shard_input.part].append(shard)
             bar.update(shard_input.bytes_read - bar.n)

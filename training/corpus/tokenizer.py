@@ -13,10 +13,11 @@ from typing import Any
 from tqdm import tqdm
 
 from model.tokenizer import Tokenizer
-from training.corpus.fingerprint import file_hashes, source_settings
+from training.corpus.fingerprint import changes, check_unused, file_hashes, source_settings
 from training.errors import CorpusError
 from training.recipe import Recipe
 from training.runtime.files import read_json, write_json
+from training.runtime.lock import check_idle, run_lock
 from training.sources.documents import documents
 from training.sources.files import size
 
@@ -38,17 +39,24 @@ def make_tokenizer(recipe: Recipe) -> Path:
         SourceError: text that cannot be read.
         CorpusError: the sources hold no text.
         CheckpointError: `pretrain.start` has no tokenizer.
+        RunError: another process works in the run's folder, or a checkpoint needs another vocabulary.
     """
     folder = recipe.folder / "tokenizer"
     fingerprint = _fingerprint(recipe)
     if read_json(folder / FINGERPRINT) == fingerprint and (folder / "tokenizer.json").is_file():
         logger.info("%s: already there", folder)
         return folder
-    folder.mkdir(parents=True, exist_ok=True)
-    start = recipe.pretrain.start
-    tokenizer = learn_tokenizer(recipe) if start is None else Tokenizer.load(start)
-    tokenizer.save(folder)
-    write_json(folder / FINGERPRINT, fingerprint)
+    with run_lock(recipe.folder):
+        if folder.is_dir():
+            check_idle(recipe.folder)
+            changed = changes(read_json(folder / FINGERPRINT) or {}, fingerprint)
+            check_unused(recipe, changed)
+            logger.warning("%s is made again: %s", folder, ", ".join(changed))
+        folder.mkdir(parents=True, exist_ok=True)
+        start = recipe.pretrain.start
+        tokenizer = learn_tokenizer(recipe) if start is None else Tokenizer.load(start)
+        tokenizer.save(folder)
+        write_json(folder / FINGERPRINT, fingerprint)
     return folder
 
 
@@ -82,7 +90,7 @@ def learn_tokenizer(recipe: Recipe) -> Tokenizer:
         CorpusError: the sources hold no text.
     """
     config, sources = recipe.tokenizer, recipe.corpus.sources
-    with tqdm(desc="sample", total=size(sources, recipe.data), unit="B", unit_scale=True) as bar:
+    with tqdm(desc="sample", total=size(sources, recipe.data), unit="B", unit_scale=True, disable=None) as bar:
         found = (documents(source, recipe.data, bar.update, recipe.hub_cache) for source in sources)
         texts = sample((document.text for document in itertools.chain.from_iterable(found)), SAMPLE_CHARACTERS)
     if not texts:

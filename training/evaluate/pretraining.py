@@ -50,7 +50,7 @@ class PretrainingReport:
 
     def summary(self) -> dict[str, float]:
         """Figures for a line of the log."""
-        names = ("mlm_loss", "mlm_accuracy", "nsp_accuracy", "nsp_accuracy_random")
+        names = ("mlm_loss", "unigram_entropy", "mlm_accuracy", "nsp_accuracy", "nsp_accuracy_random")
         figures = {name: getattr(self, name) for name in names}
         return {name: round(figure, 4) for name, figure in figures.items() if figure is not None}
 

@@ -12,13 +12,7 @@ from numpy.typing import NDArray
 from model.tokenizer import Tokenizer, kept_ends, truncate_longest_first
 from training.corpus.encode import NO_LABEL, EncodedShard, ShardEncoder
 from training.corpus.reader import PreparedText, TextWindow
-from training.examples.batches import (
-    BatchShape,
-    ClassificationBatch,
-    Floats,
-    LabelledExample,
-    collate_classification,
-)
+from training.examples.batches import BatchShape, ClassificationBatch, Floats, LabelledExample, collate_classification
 from training.examples.pairs import Ints, Text
 from training.sources.documents import Document
 

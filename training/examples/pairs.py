@@ -1,7 +1,8 @@
 """Pairs of segments from a text: the next-sentence half of an example (Devlin et al. 2018, section 3.1).
 
 Both segments are runs of whole sentences. False pairs come from another document, which topic alone can tell, and from
-the same document, swapped or not adjacent, which needs more. The second segment of a false pair is chosen to be as long
+the same document, swapped (the sentence-order task of Lan et al. 2019, ALBERT, section 3.1) or not adjacent, which
+needs more. The second segment of a false pair is chosen to be as long
 as the true one, and like it never opens a document, so neither length nor position gives the label away.
 """
 
@@ -89,15 +90,15 @@ class PairSampler:
     def starts(self, rng: np.random.Generator) -> Ints:
         """(examples,) sentences at which the examples of one pass begin, shuffled.
 
-        Every document is cut into stretches as long as a short example, at another offset in each pass, so that all
+        Every document is cut into pieces as long as a short example, at another offset in each pass, so that all
         text is seen about once."""
-        room = self.config.short_length - SPECIAL_TOKENS
+        piece_tokens = self.config.short_length - SPECIAL_TOKENS
         begins = self.text.sentence_starts[:-1]
         documents = self._document_of
         offset = begins - begins[self.text.document_starts[documents]]
-        stretch = (offset + int(rng.integers(room))) // room
+        piece = (offset + int(rng.integers(piece_tokens))) // piece_tokens
         first = np.ones(len(begins), dtype=bool)
-        first[1:] = (stretch[1:] != stretch[:-1]) | (documents[1:] != documents[:-1])
+        first[1:] = (piece[1:] != piece[:-1]) | (documents[1:] != documents[:-1])
         starts = first.nonzero()[0]
         rng.shuffle(starts)
         return starts
@@ -110,63 +111,63 @@ class PairSampler:
         Args:
             is_long: Fill it up to `long_length`.
         """
-        room, single_sentences = self._room(rng, is_long)
+        budget, single_sentences = self._segment_budget(rng, is_long)
         if max_tokens is not None:
-            room = min(room, max_tokens - SPECIAL_TOKENS)
+            budget = min(budget, max_tokens - SPECIAL_TOKENS)
         document = int(self._document_of[start])
         begin, end = self.text.document_starts[document : document + 2].tolist()
         kind = self._kind(end - begin, rng)
         if kind is PairKind.SINGLE:
-            stop = start + 1 if single_sentences else self._stop(start, end, room)
-            return Pair(self._ids((start, stop))[:room], np.empty(0, np.int64), kind)
+            stop = start + 1 if single_sentences else self._stop(start, end, budget)
+            return Pair(self._ids((start, stop))[:budget], np.empty(0, np.int64), kind)
         start = min(start, end - 2)  # leave a sentence for the second segment
-        stop = start + 2 if single_sentences else max(start + 2, self._stop(start, end, room))
+        stop = start + 2 if single_sentences else max(start + 2, self._stop(start, end, budget))
         cut = int(rng.integers(start + 1, stop))
         first, second = (start, cut), (cut, stop)
         if kind is PairKind.RANDOM_DOCUMENT:
-            second = self._sample_other_document(document, first, second, room, single_sentences, rng)
+            second = self._sample_other_document(document, first, second, budget, single_sentences, rng)
         elif kind is PairKind.NOT_ADJACENT:
-            second, kind = self._sample_same_document((begin, end), first, second, room, single_sentences, rng)
+            second, kind = self._sample_same_document((begin, end), first, second, budget, single_sentences, rng)
         if kind is PairKind.SWAPPED:
             first, second = second, first
-        return Pair(*_truncate(self._ids(first), self._ids(second), room), kind)
+        return Pair(*_truncate(self._ids(first), self._ids(second), budget), kind)
 
-    def _room(self, rng: np.random.Generator, is_long: bool) -> tuple[int, bool]:
+    def _segment_budget(self, rng: np.random.Generator, is_long: bool) -> tuple[int, bool]:
         """Tokens for both segments, and whether each is one sentence."""
         config = self.config
-        room = (config.long_length if is_long else config.short_length) - SPECIAL_TOKENS
-        lot = rng.random()
-        if lot >= SENTENCE_PAIR_FRACTION + SHORT_FRACTION:
-            return room, False
-        if lot < SENTENCE_PAIR_FRACTION:
-            return room, True
-        return int(rng.integers(min(5, room), room + 1)), False
+        budget = (config.long_length if is_long else config.short_length) - SPECIAL_TOKENS
+        length_draw = rng.random()
+        if length_draw >= SENTENCE_PAIR_FRACTION + SHORT_FRACTION:
+            return budget, False
+        if length_draw < SENTENCE_PAIR_FRACTION:
+            return budget, True
+        return int(rng.integers(min(5, budget), budget + 1)), False
 
     def _kind(self, sentences: int, rng: np.random.Generator) -> PairKind:
-        single, lot = rng.random(), rng.random()
-        if sentences < 2 or single < self.config.single_fraction:
+        single_draw, kind_draw = rng.random(), rng.random()
+        if sentences < 2 or single_draw < self.config.single_fraction:
             return PairKind.SINGLE
-        if lot < 0.5:
+        if kind_draw < 0.5:
             return PairKind.NEXT
-        if lot < 0.5 + self.config.random_fraction and self._followers[-1] > sentences - 1:
+        if kind_draw < 0.5 + self.config.random_fraction and self._followers[-1] > sentences - 1:
             return PairKind.RANDOM_DOCUMENT
         return PairKind.SWAPPED if rng.random() < 0.5 else PairKind.NOT_ADJACENT
 
     def _sample_other_document(
-        self, document: int, first: Span, follower: Span, room: int, single: bool, rng: np.random.Generator
+        self, document: int, first: Span, follower: Span, budget: int, is_one_sentence: bool, rng: np.random.Generator
     ) -> Span:
         """Sentences of another document, drawn in proportion to its length, so that no document is second more often
         than first."""
         own, until = self._followers[document : document + 2]
-        lots = rng.integers(self._followers[-1] - (until - own), size=CANDIDATES)
-        lots[lots >= own] += until - own
-        documents = np.searchsorted(self._followers, lots, side="right") - 1
+        draws = rng.integers(self._followers[-1] - (until - own), size=CANDIDATES)
+        draws[draws >= own] += until - own
+        documents = np.searchsorted(self._followers, draws, side="right") - 1
         starts = self.text.document_starts
-        after = starts[documents] + 1 + lots - self._followers[documents]
-        return self._closest_in_length(follower, first, room, single, after, starts[documents + 1])[0]
+        after = starts[documents] + 1 + draws - self._followers[documents]
+        return self._closest_in_length(follower, first, budget, is_one_sentence, after, starts[documents + 1])[0]
 
     def _sample_same_document(
-        self, document: Span, first: Span, follower: Span, room: int, single: bool, rng: np.random.Generator
+        self, document: Span, first: Span, follower: Span, budget: int, is_one_sentence: bool, rng: np.random.Generator
     ) -> tuple[Span, PairKind]:
         """Sentences of the same document that neither follow nor overlap; the true pair, to be swapped, where none of
         a similar length exists."""
@@ -174,27 +175,27 @@ class PairSampler:
         behind = document[1] - first[1] - 1
         if before + behind < 1:
             return follower, PairKind.SWAPPED
-        lots = rng.integers(before + behind, size=CANDIDATES)
-        after = np.where(lots < before, document[0] + 1 + lots, first[1] + 1 + lots - before)
-        until = np.where(lots < before, first[0], document[1])
-        found, gap = self._closest_in_length(follower, first, room, single, after, until)
+        draws = rng.integers(before + behind, size=CANDIDATES)
+        after = np.where(draws < before, document[0] + 1 + draws, first[1] + 1 + draws - before)
+        until = np.where(draws < before, first[0], document[1])
+        found, gap = self._closest_in_length(follower, first, budget, is_one_sentence, after, until)
         is_similar = gap <= 2 + self._length(follower) // 8
         return (found, PairKind.NOT_ADJACENT) if is_similar else (follower, PairKind.SWAPPED)
 
     def _closest_in_length(
-        self, model: Span, first: Span, room: int, single: bool, after: Ints, until: Ints
+        self, target: Span, first: Span, budget: int, is_one_sentence: bool, after: Ints, until: Ints
     ) -> tuple[Span, int]:
         """Of the runs of sentences that begin at `after` and end by `until`, the one whose length is nearest to
-        `model`'s, and the difference in tokens."""
+        `target`'s, and the difference in tokens."""
         begins = self.text.sentence_starts
-        wanted = self._length(model)
-        stops = after + 1 if single else np.searchsorted(begins, begins[after] + wanted, side="right")
+        wanted = self._length(target)
+        stops = after + 1 if is_one_sentence else np.searchsorted(begins, begins[after] + wanted, side="right")
         after, until = np.tile(after, 2), np.tile(until, 2)
         stops = np.clip(np.concatenate([stops - 1, stops]), after + 1, until)  # the last run that fits, and one more
         lengths = begins[stops] - begins[after]
         gaps = np.abs(lengths - wanted)
-        fits = lengths <= max(wanted, room - self._length(first))
-        best = int(np.argmin(np.where(fits, gaps, gaps + room)))
+        fits = lengths <= max(wanted, budget - self._length(first))
+        best = int(np.argmin(np.where(fits, gaps, gaps + budget)))
         return (int(after[best]), int(stops[best])), int(gaps[best])
 
     def _stop(self, start: int, end: int, budget: int) -> int:
@@ -213,7 +214,7 @@ class PairSampler:
         return self.text.tokens(int(begins[span[0]]), int(begins[span[1]])).astype(np.int64)
 
 
-def _truncate(first: Ints, second: Ints, room: int) -> tuple[Ints, Ints]:
+def _truncate(first: Ints, second: Ints, budget: int) -> tuple[Ints, Ints]:
     """Cut the longer segment at its outer end, so that the tokens on both sides of the [SEP] stay neighbours."""
-    keep, keep_second = truncate_longest_first([len(first), len(second)], room)
+    keep, keep_second = truncate_longest_first([len(first), len(second)], budget)
     return first[len(first) - keep :], second[:keep_second]

@@ -8,7 +8,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from training.corpus.reader import PreparedText
+from training.errors import CorpusError
 from training.examples.batches import BatchShape, PretrainingBatch, collate_pretraining
+from training.examples.loader import LANES
 from training.examples.masking import Example, Vocabulary, mask
 from training.examples.pairs import PairSampler, Text
 from training.recipe import ExamplesConfig
@@ -43,7 +45,11 @@ class MaskedPairs:
 
 @dataclass
 class PretrainingStream:
-    """The examples of a pretraining run. Implements `training.examples.loader.ExampleStream`."""
+    """The examples of a pretraining run. Implements `training.examples.loader.ExampleStream`.
+
+    Raises:
+        CorpusError: the text has fewer examples than `LANES`.
+    """
 
     text: PreparedText
     vocabulary: Vocabulary
@@ -53,6 +59,11 @@ class PretrainingStream:
 
     def __post_init__(self) -> None:
         first = self.window(0, 0)
+        if self.num_windows() == 1 and len(first) < LANES:
+            raise CorpusError(
+                f"{self.text.folder}: {len(first)} example{'s' * (len(first) != 1)}; a run needs at least {LANES}: "
+                "add text"
+            )
         lengths = [len(first.make(i)) for i in range(min(SAMPLED, len(first)))]
         mean = sum(lengths) / len(lengths)
         self._sequences = int(1.5 * self.micro_batch_tokens / mean) + 8

@@ -57,15 +57,14 @@ def write_card(recipe: Recipe, name: str, target: Path, weights: Mapping[str, st
 
 
 def _figures(recipe: Recipe, name: str, target: Path, weights: Mapping[str, str]) -> str:
-    """The tables of the run's report, and its plots, if it is about these weights."""
-    evaluated = (read_json(recipe.folder / "report.json") or {}).get("weights", {})
-    if not (name in evaluated and evaluated.items() <= weights.items()):
+    """The model's tables in the run's report, and its plots, if it is about these weights."""
+    report = read_json(recipe.folder / "report.json") or {}
+    if report.get("weights", {}).get(name) != weights[name] or name not in report.get("tables", {}):
         return "Not evaluated: run `python -m training evaluate`."
-    tables, _, _ = (recipe.folder / "report.md").read_text(encoding="utf-8").partition("\n## ")
     plots = [file for pattern in _PLOTS[name] for file in sorted(recipe.folder.glob(pattern))]
     for file in plots:
         shutil.copy(file, target)
-    return "\n".join([tables, *(f"![{file.stem}]({file.name})\n" for file in plots)]).rstrip()
+    return "\n".join([report["tables"][name], *(f"![{file.stem}]({file.name})\n" for file in plots)]).rstrip()
 
 
 def _run_line(run: Path) -> str:

@@ -6,6 +6,7 @@ The teacher's probabilities are written as a column, `target_probs.npy`, beside 
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 
 import numpy as np
 from tqdm import tqdm
@@ -14,6 +15,7 @@ from model.checkpoint import Checkpoint
 from model.tokenizer import Tokenizer
 from training.corpus.inputs import labelled_inputs
 from training.corpus.prepare import prepare_labelled
+from training.corpus.reader import PreparedText
 from training.corpus.shards import ShardInput
 from training.errors import RunError
 from training.evaluate.classification import classify, load_classifier
@@ -26,6 +28,9 @@ from training.runtime.files import read_json, write_json
 COLUMN = "target_probs"
 RECORD = "teacher.json"
 """File that names the teacher whose probabilities the column holds."""
+
+TEXTS_AT_A_TIME = 1000
+"""Texts between two updates of the progress bar; within them, texts of like length are one batch."""
 
 logger = logging.getLogger(__name__)
 
@@ -51,16 +56,22 @@ def distill(recipe: Recipe, tokenizer: Tokenizer) -> bool:
         write_json(folder / f"{RECORD}.part", key)
     teacher.model.to(choose_device(recipe.device))
     texts = 0
-    for shard_input in tqdm(labelled_inputs(recipe), desc="distill", unit="shard"):
-        file = folder / f"{shard_input.number:06d}" / f"{COLUMN}.npy"
-        if shard_input.part == "train" and not file.is_file():
+    total = PreparedText.open(folder).documents
+    with tqdm(desc="distill", total=total, unit="text", disable=None) as bar:
+        for shard_input in labelled_inputs(recipe):
+            file = folder / f"{shard_input.number:06d}" / f"{COLUMN}.npy"
+            if shard_input.part != "train":
+                continue
+            if file.is_file():
+                bar.update(len(shard_input.documents))
+                continue
             part = file.with_suffix(".part.npy")
-            np.save(part, _probabilities(teacher, shard_input))
+            np.save(part, _probabilities(teacher, shard_input, bar.update))
             part.replace(file)
             texts += len(shard_input.documents)
     write_json(folder / RECORD, key)
     write_resolved(recipe, recipe.folder / "distill")
-    logger.info("%s labelled %s texts in %s; next: finetune", teacher.path, f"{texts:,}", folder)
+    logger.info("%s labelled %s texts in %s", teacher.path, f"{texts:,}", folder)
     return True
 
 
@@ -101,10 +112,12 @@ def load_teacher(recipe: Recipe) -> Checkpoint:
     return load_classifier(recipe.distill.teacher, recipe.finetune.label_names)
 
 
-def _probabilities(teacher: Checkpoint, shard_input: ShardInput) -> Floats:
+def _probabilities(teacher: Checkpoint, shard_input: ShardInput, progress: Callable[[int], object]) -> Floats:
     """(documents, labels) the teacher's probabilities; the mean over the readings of a document that has two."""
-    assert shard_input.labels is not None
-    answers = classify(teacher, shard_input.documents, shard_input.labels, shard_input.read)
     probabilities: Floats = np.zeros((len(shard_input.documents), teacher.config.num_labels), np.float32)
-    np.add.at(probabilities, answers.documents, answers.logits.softmax(1).numpy())
+    for at in range(0, len(shard_input.documents), TEXTS_AT_A_TIME):
+        documents = shard_input.documents[at : at + TEXTS_AT_A_TIME]
+        answers = classify(teacher, documents, [0] * len(documents), shard_input.read)
+        np.add.at(probabilities[at:], answers.documents, answers.logits.softmax(1).numpy())
+        progress(len(documents))
     return probabilities / probabilities.sum(1, keepdims=True)

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from model.checkpoint import Checkpoint, load_checkpoint
+from model.errors import CheckpointError
 from model.heads import BertForSequenceClassification
 from model.tokenizer import Tokenizer
 from training.corpus.prepare import prepare_labelled
@@ -19,14 +20,7 @@ from training.evaluate.classification import check_classes, predict_classificati
 from training.examples.labelled import LabelledStream, LabelledTexts, labelled_window
 from training.finetune.calibration import calibrate
 from training.finetune.distill import distilled_by, with_earlier_distill
-from training.finetune.selection import (
-    SeedResult,
-    best_seed,
-    mean_score,
-    save_results,
-    seed_folder,
-    seeds_of,
-)
+from training.finetune.selection import SeedResult, best_seed, mean_score, save_results, seed_folder, seeds_of
 from training.finetune.task import ClassificationLoss, classifier_from
 from training.loop.checkpoint import fingerprint
 from training.loop.state import TrainState
@@ -44,6 +38,9 @@ WARMUP_FRACTION = 0.1
 
 EVALUATIONS = 4
 """On dev, evenly spaced over the run; for the log only."""
+
+FEW_STEPS = 100
+"""Fewer steps hardly move a network."""
 
 _MAY_CHANGE = {"train", "test", "pretrained", "seeds"}
 """Settings that are not part of a run's identity: texts and first weights have their own hashes."""
@@ -73,7 +70,7 @@ def finetune(recipe: Recipe) -> bool:
         RunError: the network to start from is missing, or does not fit the recipe.
     """
     recipe = with_earlier_distill(recipe)
-    start = starting_point(recipe)
+    start, recipe = starting_point(recipe)
     recipe = _with_earlier_stages(recipe, start.path)
     target = recipe.folder / "sentiment"
     check_target(target)
@@ -103,9 +100,9 @@ def _with_earlier_stages(recipe: Recipe, start: Path) -> Recipe:
     return recipe
 
 
-def starting_point(recipe: Recipe) -> Checkpoint:
+def starting_point(recipe: Recipe) -> tuple[Checkpoint, Recipe]:
     """The checkpoint that fine-tuning starts from: what this run adapted, else `finetune.pretrained`, else what it
-    pretrained.
+    pretrained; and the recipe with its labels in the order of a classifier to start from.
 
     Raises:
         RunError: there is none, or it does not fit the recipe.
@@ -119,12 +116,16 @@ def starting_point(recipe: Recipe) -> Checkpoint:
     if not folder.is_dir():
         raise RunError(f"{folder} is missing; run pretrain first, or name a checkpoint as finetune.pretrained")
     logger.info("fine-tuning starts from %s", folder)
-    start = load_checkpoint(folder)
+    try:
+        start = load_checkpoint(folder)
+    except CheckpointError as error:
+        raise RunError(f"finetune.pretrained: {error}" if folder == config.pretrained else str(error)) from error
     if isinstance(start.model, BertForSequenceClassification):
+        config = config.in_order_of(start.config.labels)
         check_classes(start, config.label_names)
     if config.max_length > (positions := start.config.max_position_embeddings):
         raise RunError(f"finetune.max_length is {config.max_length}, but {folder} has {positions} positions")
-    return start
+    return start, recipe.model_copy(update={"finetune": config})
 
 
 def open_dev(recipe: Recipe, start: Checkpoint) -> dict[str, LabelledTexts]:
@@ -145,6 +146,9 @@ def _train(material: _Material, seed: int) -> SeedResult | None:
     if not trainer.run():
         return None
     answers = {name: predict_classification(model, texts) for name, texts in material.dev.items()}
+    said = {label for each in answers.values() for label in each.logits.argmax(1).tolist()}
+    if len(said) == 1:
+        logger.warning("it answers %s to every dev text: train longer", recipe.finetune.label_names[said.pop()])
     temperature = calibrate(model, answers)
     if dist.is_main:
         trainer.log.write("calibration", trainer.state, {"temperature": temperature})
@@ -164,7 +168,7 @@ def _trainer(material: _Material, model: BertForSequenceClassification, seed: in
         max_length=config.max_length,
         teacher_weight=recipe.distill.weight if recipe.distill else 0.0,
         seed=seed,
-        micro_batch_tokens=recipe.micro_batch_tokens,
+        micro_batch_tokens=recipe.micro_tokens(config),
     )
     logger.info("%s texts with %s tokens per epoch", f"{stream.text.documents:,}", f"{stream.tokens:,}")
     loss = ClassificationLoss(model, stream.texts_per_batch)
@@ -177,24 +181,27 @@ def _trainer(material: _Material, model: BertForSequenceClassification, seed: in
         figures |= {"dev_accuracy": score.accuracy, "dev_loss": score.loss}
         return figures
 
+    settings = TrainConfig(
+        budget_tokens=max(config.batch_tokens, round(config.epochs * stream.tokens)),
+        batch_tokens=config.batch_tokens,
+        micro_batch_tokens=stream.micro_batch_tokens,
+        learning_rate=config.learning_rate,
+        warmup_fraction=WARMUP_FRACTION,
+        seed=seed,
+        checkpoint_minutes=recipe.checkpoint_minutes,
+        tensorboard=recipe.tensorboard,
+        evaluations=EVALUATIONS,
+    )
+    if settings.steps < FEW_STEPS:
+        logger.warning("only %d steps: lower finetune.batch_tokens (%d)", settings.steps, config.batch_tokens)
     return Trainer(
         loss,
         stream,
-        TrainConfig(
-            budget_tokens=max(config.batch_tokens, round(config.epochs * stream.tokens)),
-            batch_tokens=config.batch_tokens,
-            micro_batch_tokens=recipe.micro_batch_tokens,
-            learning_rate=config.learning_rate,
-            warmup_fraction=WARMUP_FRACTION,
-            seed=seed,
-            checkpoint_minutes=recipe.checkpoint_minutes,
-            tensorboard=recipe.tensorboard,
-            evaluations=EVALUATIONS,
-        ),
+        settings,
         folder,
         identity={
             "seed": seed,
-            "micro_batch_tokens": recipe.micro_batch_tokens,
+            "micro_batch_tokens": stream.micro_batch_tokens,
             "finetune": config.model_dump(mode="json", exclude=_MAY_CHANGE),
             "teacher": material.teacher,
             "teacher_weight": stream.teacher_weight,
@@ -213,4 +220,4 @@ def _keep_best(recipe: Recipe, tokenizer: Tokenizer, results: list[SeedResult], 
     write_checkpoint_dir(target, model, tokenizer, torch.float32)
     if best.dev_accuracy is not None:
         logger.info("kept seed %d: balanced accuracy on dev %.4f", best.seed, best.dev_accuracy)
-    logger.info("classifier of %s in %s; next: evaluate, then export", checkpoint_size(target), target)
+    logger.info("classifier of %s in %s", checkpoint_size(target), target)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import shlex
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -16,7 +17,7 @@ from training.errors import RunError
 from training.examples.loader import Position
 from training.loop.state import TrainState
 from training.runtime.distributed import DistContext
-from training.runtime.files import write_tensors
+from training.runtime.files import read_json, write_tensors
 
 KEEP = 2
 """Checkpoints to keep: the newest may be damaged by a power failure."""
@@ -24,6 +25,16 @@ KEEP = 2
 BEFORE_DECAY = "before-decay.pt"
 """The state when the learning rate begins to fall: a run with a larger budget continues from here, because a decayed
 network would have to be warmed up again."""
+
+HASHES = {
+    "initial_weights": "the network that it starts from has changed (under another name, fine-tuning needs "
+    "finetune.pretrained)",
+    "tokenizer": "the vocabulary has changed",
+    "text": "the training text has changed",
+    "texts": "the training texts have changed",
+    "teacher": "the teacher has changed",
+}
+"""What differs where an identity has a hash."""
 
 logger = logging.getLogger(__name__)
 
@@ -98,16 +109,21 @@ class Checkpointer:
         before = _read(file)
         if before is None or newest["state"]["step"] <= before["state"]["step"]:
             return newest
+        self._check(before["identity"])
         logger.info("the budget is larger than before: continuing from the state before the learning rate fell")
         return before
 
     def _check(self, found: Mapping[str, Any]) -> None:
-        pairs = [(key, found.get(key), self.identity.get(key)) for key in sorted({*found, *self.identity})]
-        if changed := ", ".join(f"{key} was {was!r}, is {now!r}" for key, was, now in pairs if was != now):
-            raise RunError(
-                f"{self.folder} belongs to another run: {changed}. Restore the recipe, delete the folder to start "
-                "again, or give this run another name"
-            )
+        differing = [key for key in sorted({*found, *self.identity}) if found.get(key) != self.identity.get(key)]
+        if not differing:
+            return
+        changed = [HASHES.get(key, f"{key} was {found.get(key)!r}, is {self.identity.get(key)!r}") for key in differing]
+        recipe = read_json(self.folder / "recipe.json") or {}
+        began = f" It began with {shlex.join([recipe['loaded'], *recipe['overrides']])}." if recipe else ""
+        raise RunError(
+            f"{self.folder} belongs to another run: {', '.join(changed)}.{began} Restore that, delete "
+            "the folder to start again, or give this run another name"
+        )
 
     def _files(self) -> list[Path]:
         return sorted(self.folder.glob("state-*.pt"), reverse=True)

@@ -30,14 +30,15 @@ class RunLog:
                 raise RunError("tensorboard is not installed: pip install tensorboard") from error
             self._board = SummaryWriter(file.with_name("tensorboard"))
 
-    def write(self, event: str, state: TrainState, figures: Mapping[str, Any]) -> None:
-        """Append a line and print it."""
+    def write(self, event: str, state: TrainState, figures: Mapping[str, Any], *, echo: bool = True) -> None:
+        """Append a line, and print it with `echo`."""
         place = {"step": state.step, "tokens": state.tokens, "minutes": round(state.seconds / 60, 3)}
         self.file.parent.mkdir(parents=True, exist_ok=True)
         with self.file.open("a") as stream:
             stream.write(json.dumps({"event": event, **place, **figures}) + "\n")
-        text = "  ".join(f"{name} {_short(value)}" for name, value in (place | dict(figures)).items())
-        tqdm.write(f"{event:10s}  {text}")
+        if echo:
+            text = "  ".join(f"{name} {_short(value)}" for name, value in (place | dict(figures)).items())
+            tqdm.write(f"{event:10s}  {text}")
         if self._board is not None:
             for name, value in flatten(figures, "/").items():
                 add = self._board.add_text if isinstance(value, str) else self._board.add_scalar

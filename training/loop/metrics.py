@@ -13,7 +13,8 @@ from training.loop.state import TrainState
 
 
 class MetricWindow:
-    """Metrics of the steps since the last line of the log."""
+    """Metrics of the steps since the last line of the log: losses in nats, a gradient norm without a unit, tokens per
+    second over all ranks, and FLOP/s of this rank as a share of its peak."""
 
     def __init__(self, names: Sequence[str], state: TrainState, peak_flops: float | None = None) -> None:
         self.names = names

@@ -42,6 +42,9 @@ CLIP_NORM = 1.0
 MAX_LOG_STEPS, MIN_LOG_LINES = 50, 100
 """Steps per line of the log; a short run has at least so many lines."""
 
+CONSOLE_LINES = 20
+"""Lines of a run's training that the console gets at most; all are in `log.jsonl`."""
+
 logger = logging.getLogger(__name__)
 
 
@@ -64,10 +67,15 @@ class TrainConfig:
     """Settings of a run."""
 
     budget_tokens: int
+    """Tokens of the whole run."""
     batch_tokens: int
+    """Tokens of an optimizer step, over all ranks."""
     micro_batch_tokens: int
+    """Tokens of a forward pass of one rank."""
     learning_rate: float
+    """Peak of the schedule."""
     warmup_fraction: float
+    """Share of the budget, as the two below."""
     decay_fraction: float = 1.0
     average_fraction: float = 0.0
     seed: int = 1
@@ -166,7 +174,8 @@ class Trainer:
         state, steps, self._saved_seconds = self.state, self.config.steps, self.state.seconds
         batches = self._load()
         is_stopping = False
-        with tqdm(total=steps, initial=state.step, unit="step", mininterval=1, disable=not self.dist.is_main) as bar:
+        hidden = None if self.dist.is_main else True  # None: shown on a terminal only
+        with tqdm(total=steps, initial=state.step, unit="step", mininterval=1, disable=hidden) as bar:
             while not (self.is_finished or is_stopping):
                 began = time.perf_counter()
                 self._step(batches)
@@ -265,10 +274,16 @@ class Trainer:
         figures = window.summary(self.state, self.dist.all_reduce_scalars(window.sums()))
         self._window = MetricWindow(window.names, self.state, window.peak_flops)
         if self.dist.is_main:
-            self.log.write("train", self.state, figures)
+            self.log.write("train", self.state, figures, echo=self._is_echoed())
             for event, text in self.advisor.look(figures, window.norms, self.state.step / self.config.steps):
-                self.log.write(event, self.state, {"text": text})
+                self.log.write(event, self.state, {"text": text}, echo=False)
                 logger.warning("%s", text)
+
+    def _is_echoed(self) -> bool:
+        """Whether the console gets this step's line of the log."""
+        lines = -(-self.config.steps // self.config.log_steps)
+        every = self.config.log_steps * -(-lines // CONSOLE_LINES)
+        return self.state.step % every == 0 or self.is_finished or bool(self._stop_signal)
 
     def _evaluate(self) -> None:
         if self.evaluate is None:

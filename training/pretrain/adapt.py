@@ -43,7 +43,7 @@ def adapt(recipe: Recipe) -> bool:
             shutil.rmtree(stage.folder)
         prepare(stage, Tokenizer.load(make_tokenizer(stage)))
         write_json(record, started_from)
-    return pretrain(stage, next_command="finetune")
+    return pretrain(stage)
 
 
 def adapted(recipe: Recipe) -> Path | None:

@@ -20,8 +20,10 @@ NEIGHBOUR_OFFSETS = (-1, 1, -2, 2, -3, 3)
 
 _POSITION_SCALE = 0.03
 _QUERY_KEY_SCALE = 0.8
+"""Of the study of 2026-11-21 in experiments/LOG.md (9da4f6a)."""
 _FREQUENCY_RATIO = 100.0
-"""Fastest to slowest frequency of the position waves: fast ones tell neighbours apart."""
+"""Fastest to slowest frequency of the position waves, 0.9π to 0.009π in the same study: slow waves alone do not tell
+neighbours apart."""
 
 
 def zero_residual(model: nn.Module) -> None:

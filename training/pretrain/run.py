@@ -47,11 +47,8 @@ _MAY_CHANGE = {"tokens", "minutes", "decay_fraction", "average_fraction", "warmu
 logger = logging.getLogger(__name__)
 
 
-def pretrain(recipe: Recipe, next_command: str = "finetune, or evaluate and export") -> bool:
+def pretrain(recipe: Recipe) -> bool:
     """Pretrain until the budget is spent, or continue an interrupted run. True when finished.
-
-    Args:
-        next_command: for the last line of the log.
 
     Raises:
         CorpusError: the vocabulary is missing, or the text is not prepared, or was prepared from another recipe.
@@ -67,7 +64,9 @@ def pretrain(recipe: Recipe, next_command: str = "finetune, or evaluate and expo
         loss = PretrainingLoss(new_model(recipe, tokenizer).to(choose_device(recipe.device, dist.local_rank)))
         maybe_compile(loss)
         examples = recipe.pretrain.examples
-        stream = PretrainingStream(text, Vocabulary.of(tokenizer), examples, recipe.seed, recipe.micro_batch_tokens)
+        stream = PretrainingStream(
+            text, Vocabulary.of(tokenizer), examples, recipe.seed, recipe.micro_tokens(recipe.pretrain)
+        )
         recipe = _resolve_budget(recipe, loss, stream, dist)
         trainer = _trainer(recipe, loss, stream, tokenizer, dist)
         if dist.is_main and not trainer.is_finished:
@@ -75,8 +74,23 @@ def pretrain(recipe: Recipe, next_command: str = "finetune, or evaluate and expo
         finished = trainer.run()
         if finished and dist.is_main:
             write_checkpoint_dir(target, loss.model.cpu(), tokenizer, torch.float32)
-            logger.info("network of %s in %s; next: %s", checkpoint_size(target), target, next_command)
+            logger.info("network of %s in %s", checkpoint_size(target), target)
+            _log_verdict(trainer)
     return finished
+
+
+def _log_verdict(trainer: Trainer) -> None:
+    """Say what the last evaluation found, beside a network that knows word frequencies only."""
+    evaluations = [line for line in trainer.log if line["event"] == "evaluation"]
+    for name, figures in evaluations[-1].items() if evaluations else ():
+        if not (isinstance(figures, dict) and "unigram_entropy" in figures):
+            continue
+        loss, entropy = figures["mlm_loss"], figures["unigram_entropy"]
+        logger.info("%s: masked-LM loss %.2f on held-out text; word frequencies alone have %.2f", name, loss, entropy)
+        if loss >= entropy:
+            logger.warning(
+                "%s: nothing is learned from context yet: raise pretrain.tokens, or lower pretrain.batch_tokens", name
+            )
 
 
 def _resolve_budget(recipe: Recipe, loss: PretrainingLoss, stream: PretrainingStream, dist: DistContext) -> Recipe:
@@ -116,7 +130,7 @@ def _trainer(
         TrainConfig(
             budget_tokens=config.tokens,
             batch_tokens=config.batch_tokens,
-            micro_batch_tokens=recipe.micro_batch_tokens,
+            micro_batch_tokens=stream.micro_batch_tokens,
             learning_rate=config.learning_rate,
             warmup_fraction=config.warmup_fraction,
             decay_fraction=config.decay_fraction,
@@ -129,14 +143,15 @@ def _trainer(
         recipe.folder / "pretrain",
         identity={
             "seed": recipe.seed,
-            "micro_batch_tokens": recipe.micro_batch_tokens,
+            "micro_batch_tokens": stream.micro_batch_tokens,
             "pretrain": config.model_dump(mode="json", exclude=_MAY_CHANGE),
+            "model": None if config.start else recipe.model.model_dump(),
             "initial_weights": fingerprint(loss.model),
             "tokenizer": text.tokenizer_hash,
             "text": text.checksum,
         },
         evaluate=evaluate,
-        unigram_entropy=text.unigram_entropy,
+        unigram_entropy=None if config.start else text.unigram_entropy,  # trained weights are off the plateau
         dist=dist,
     )
 

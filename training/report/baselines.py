@@ -38,6 +38,9 @@ _UNSPACED = r"[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff
 _WORD = rf"(?u){_UNSPACED}|(?:(?!{_UNSPACED})[\w'\u0300-\u036f\u0591-\u05c7\u064b-\u065f\u0900-\u0dff])+|[!?]"
 """A token of a bag: a word with its accents and vowel signs, or a mark that tells opinions apart."""
 
+DEV = " (dev)"
+"""Marks figures on dev texts in a report."""
+
 logger = logging.getLogger(__name__)
 
 Labelled = list[tuple[Document, int]]
@@ -126,8 +129,14 @@ def _fit(words: Any, classifier: Callable[[float], Any], train: Labelled, dev: L
 
 
 def read_test(recipe: Recipe) -> dict[str, Labelled]:
-    """The labelled documents of each test source."""
-    return {source_name(source): list(labelled(source, recipe)) for source in recipe.finetune.test}
+    """The labelled documents of each test source; without any, the dev texts of each source of `finetune.train`."""
+    if recipe.finetune.test or not recipe.finetune.train:
+        return {source_name(source): list(labelled(source, recipe)) for source in recipe.finetune.test}
+    dev: dict[str, Labelled] = defaultdict(list)
+    for shard_input in labelled_inputs(recipe):
+        if shard_input.part != "train" and shard_input.labels is not None:
+            dev[shard_input.source + DEV] += zip(shard_input.documents, shard_input.labels, strict=True)
+    return dict(dev)
 
 
 def scores_by_domain(answers: torch.Tensor, part: Labelled) -> dict[str, float]:

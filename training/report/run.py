@@ -24,6 +24,7 @@ from training.loop.log import RunLog
 from training.pretrain.run import load_pretrained, open_heldout
 from training.recipe import Recipe, source_name
 from training.report.baselines import (
+    DEV,
     Figures,
     Labelled,
     evaluate_baselines,
@@ -93,22 +94,32 @@ def evaluate(recipe: Recipe, weights: Path | None = None) -> str:
         CorpusError: the held-out text was prepared with another vocabulary.
     """
     models = weights or recipe.folder
-    found = [name for name in ("pretrained", "sentiment") if (models / name).is_dir()]
+    found = _models_in(models)
+    if not found and weights:
+        holders = [place for place in (weights.parent, Path("model/weights")) if _models_in(place)]
+        guess = f"; did you mean {holders[0]}?" if holders else ""
+        raise RunError(f"--weights {weights}: the folder must hold pretrained/ or sentiment/{guess}")
     if not found:
         raise RunError(f"{models} has no trained model; run pretrain first")
+    run = recipe
     if weights:
         recipe = _for_other_weights(recipe, weights)
     report = Report(
         _pretraining(recipe, models / "pretrained"),
-        **_classification(recipe, models / "sentiment"),
+        **_classification(recipe, models / "sentiment", run),
         weights={name: fingerprint(load_checkpoint(models / name).model) for name in found},
     )
     text, file = tables(report), recipe.folder / "report.md"
     plots = "\n".join(f"![{file.stem}]({file.name})" for file in _plot(recipe, report))
     file.write_text(f"{text}\n## Plots\n\n{plots}\n", encoding="utf-8")
-    write_json(file.with_suffix(".json"), asdict(report))  # last: it names the weights of all of it
-    logger.info("report in %s; next: export", file)
+    values = asdict(report) | {"tables": tables_by_model(report)}
+    write_json(file.with_suffix(".json"), values)  # last: it names the weights of all of it
+    logger.info("report in %s", file)
     return text
+
+
+def _models_in(folder: Path) -> list[str]:
+    return [name for name in ("pretrained", "sentiment") if (folder / name).is_dir()]
 
 
 def _for_other_weights(recipe: Recipe, weights: Path) -> Recipe:
@@ -119,7 +130,7 @@ def _for_other_weights(recipe: Recipe, weights: Path) -> Recipe:
     recipe = recipe.model_copy(update={"name": "evaluation", "run": recipe.folder, "corpus": corpus})
     recipe.folder.mkdir(parents=True, exist_ok=True)
     if (weights / "pretrained").is_dir() and (corpus.sources or corpus.heldout):
-        prepare(recipe, Tokenizer.load(weights / "pretrained"))
+        prepare(recipe, Tokenizer.load(weights / "pretrained"), heldout_only=True)
     return recipe
 
 
@@ -137,16 +148,26 @@ def _pretraining(recipe: Recipe, folder: Path) -> dict[str, PretrainingReport]:
     return evaluate_pretraining(model, heldout, checkpoint.tokenizer, recipe.pretrain.examples, count=EXAMPLES)
 
 
-def _classification(recipe: Recipe, folder: Path) -> dict[str, Any]:
-    """The fields of a report that are about the classifier; none without a classifier."""
+def _classification(recipe: Recipe, folder: Path, run: Recipe) -> dict[str, Any]:
+    """The fields of a report that are about the classifier; none without a classifier.
+
+    Args:
+        run: the recipe of the run, whose folder has the figures of baselines.
+    """
     if not folder.is_dir():
         return {}
+    ordered = {"finetune": recipe.finetune.in_order_of(load_checkpoint(folder).config.labels)}
+    recipe, run = recipe.model_copy(update=ordered), run.model_copy(update=ordered)
     test = read_test(recipe)
+    if not recipe.finetune.test:
+        logger.warning(
+            "the recipe has no finetune.test: figures are those of dev, which chose the seed and the temperature"
+        )
     results = load_results(recipe)
     return {
         "classification": _test_reports(recipe, folder, test),
         "labels": recipe.finetune.label_names,
-        "baselines": evaluate_baselines(recipe, test) if test and recipe.finetune.train else {},
+        "baselines": evaluate_baselines(run, test) if test and recipe.finetune.train else {},
         "seeds": [_seed_report(recipe, result, test) for result in results if len(results) > 1],
     }
 
@@ -161,8 +182,11 @@ def _test_reports(recipe: Recipe, folder: Path, test: Mapping[str, Labelled]) ->
     checkpoint = load_classifier(folder, recipe.finetune.label_names)
     checkpoint.model.to(choose_device(recipe.device))
     reports = {}
-    for source in recipe.finetune.test:
+    for source in recipe.finetune.test or recipe.finetune.train:
         name, read = source_name(source), reading_of(source)
+        name += DEV * (not recipe.finetune.test)
+        if name not in test:
+            continue
         readings = {name: "text", f"{name} (pair)": "pair"} if read == "both" else {name: read}
         for title, reading in readings.items():
             documents, labels = zip(*test[name], strict=True)
@@ -184,14 +208,37 @@ def _test_report(answers: Answers, part: Labelled) -> SourceReport:
 
 def tables(report: Report) -> str:
     """All tables as Markdown."""
-    parts = []
+    return "\n".join(tables_by_model(report).values())
+
+
+def tables_by_model(report: Report) -> dict[str, str]:
+    """The tables of each model as Markdown, by its name."""
+    found = {}
     if report.pretraining:
-        parts.append(_pretraining_table(report.pretraining))
+        found["pretrained"] = _pretraining_table(report.pretraining)
     if report.classification:
-        parts += [_classification_table(report), *_domain_sentences(report)]
-    if report.seeds:
-        parts.append(_seed_table(report.seeds))
-    return "\n".join(parts)
+        parts = [_classification_table(report), *_domain_sentences(report), *_verdicts(report)]
+        found["sentiment"] = "\n".join([*parts, *([_seed_table(report.seeds)] if report.seeds else [])])
+    return found
+
+
+def _verdicts(report: Report) -> list[str]:
+    """A sentence for each test set on which the classifier is useless."""
+    sentences = []
+    for name, source in report.classification.items():
+        r = source.figures
+        answered = [
+            label for label, column in zip(report.labels, zip(*r.confusion, strict=True), strict=True) if any(column)
+        ]
+        if len(answered) == 1:
+            sentences.append(f"**{name}: it answers {answered[0]} to every text: train longer.**\n")
+        bag = max((figures["accuracy"] for figures in _baselines(report, name).values()), default=0.0)
+        if bag > r.accuracy:
+            sentences.append(
+                f"**{name}: a bag of words is better ({bag:.3f} against {r.accuracy:.3f}): pretrain longer, or label "
+                "more texts.**\n"
+            )
+    return sentences
 
 
 def _table(*rows: Sequence[str]) -> str:
@@ -270,7 +317,7 @@ def _plot(recipe: Recipe, report: Report) -> list[Path]:
     if plot_losses(RunLog(chosen_folder(recipe) / "log.jsonl"), finetuning):
         written.append(finetuning)
     for name, test in report.classification.items():
-        slug = name.replace(" (pair)", "-pair")
+        slug = name.replace(" (pair)", "-pair").replace(DEV, "-dev")
         confusion, reliability = folder / f"confusion-{slug}.png", folder / f"reliability-{slug}.png"
         plot_confusion(test.figures.confusion, report.labels, confusion)
         plot_reliability(test.figures.reliability, reliability)

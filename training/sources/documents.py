@@ -74,6 +74,7 @@ class _SourceReader:
     def __init__(self, source: SourceConfig) -> None:
         self._source = source
         self._tidy = clean if source.label is None else tidy
+        self._remedy = f"; set text, label, group or by of the source {source_name(source)}"
         self._others = (source.label, source.group, source.by)
         self._missing = list(columns_of(source))
         """Columns that no row has had so far, in the order of the recipe."""
@@ -95,7 +96,7 @@ class _SourceReader:
                 rows = ((f"{place}, row {number}", cells) for number, cells in enumerate(streamed, 1))
                 yield from self._limited(self._of_rows(rows, place, self._source.format), place)
         except TableError as error:
-            raise SourceError(str(error)) from error
+            raise SourceError(f"{error}{self._remedy * ('no column' in str(error))}") from error
 
     def _limited(self, found: Iterable[Document], place: str) -> Iterator[Document]:
         count = 0
@@ -161,7 +162,8 @@ class _SourceReader:
     def _check_columns(self) -> None:
         if self._missing and self._first is not None:
             place, cells = self._first
-            raise SourceError(f"{place}: no column {self._missing[0]!r}; there are {', '.join(map(str, cells))}")
+            there = ", ".join(map(str, cells))
+            raise SourceError(f"{place}: no column {self._missing[0]!r}; there are {there}{self._remedy}")
 
     def _document(self, row: Row) -> Document | None:
         """The row's text columns as a document; None, and counted, if it has no text."""

@@ -49,10 +49,12 @@ def label_value(value: Any) -> str | None:
     """A cell as a label or group; None if there is none.
 
     >>> label_value(1.0), label_value(True), label_value("pos"), label_value(float("nan"))
-    ('1', 'True', 'pos', None)
+    ('1', 'true', 'pos', None)
     """
     if _is_missing(value):
         return None
+    if isinstance(value, bool):  # as TOML and JSON write it
+        return str(value).lower()
     if isinstance(value, float) and value.is_integer():  # pandas writes 1 as 1.0 if another row has no label
         return str(int(value))
     return str(value)

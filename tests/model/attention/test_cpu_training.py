@@ -5,7 +5,7 @@ import random
 import pytest
 import torch
 
-from model.attention.cpu_training import MAX_BUCKET_TOKENS, MatmulAttention, _Grid, round_up_batch
+from model.attention.cpu_training import MAX_BUCKET_TOKENS, MatmulAttention, _CellLayout, round_up_batch
 from model.attention.length_buckets import length_buckets
 from model.packing import SequenceBounds
 from tests.model.attention.cases import (
@@ -60,7 +60,7 @@ def test_matmul_attention_meets_few_shapes() -> None:
     for _ in range(100):
         keys = tuple(sorted((rng.randint(1, 128) for _ in range(16)), reverse=True))
         queries = tuple(rng.randint(1, 20) for _ in keys)
-        grids = [_Grid.make(keys, keys, HEADS, 3), _Grid.make(queries, keys, HEADS, 2)]
+        grids = [_CellLayout.make(keys, keys, HEADS, 3), _CellLayout.make(queries, keys, HEADS, 2)]
         shapes |= {(b.batch, b.num_queries, b.bias.shape[2]) for grid in grids for b in grid.buckets}
     assert len(shapes) < 100
 

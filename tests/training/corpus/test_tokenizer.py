@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 
 from model.tokenizer import SPECIAL_TOKENS, Tokenizer
+from tests.training.commands import occupied
 from training.corpus.tokenizer import learn_tokenizer, make_tokenizer, sample
-from training.errors import CorpusError
+from training.errors import CorpusError, RunError
 from training.recipe import Recipe
 
 
@@ -79,6 +80,23 @@ def test_make_tokenizer_learns_again_only_from_other_text_or_settings(root: Path
     (root / "a.txt").write_text("quagga quaggas " * 200)
     make_tokenizer(recipe(root, sources=("a.txt",)))
     assert "quaggas" in Tokenizer.load(file.parent).vocab
+
+
+def test_make_tokenizer_keeps_the_vocabulary_that_a_checkpoint_needs(root: Path) -> None:
+    folder = make_tokenizer(recipe(root))
+    before = (folder / "tokenizer.json").read_bytes()
+    (folder.parent / "pretrain").mkdir()
+    (folder.parent / "pretrain" / "state-000000001.pt").touch()
+    with pytest.raises(RunError, match=r"tokenizer\.vocab_size was 120, is 90: .* another name, or delete .*pretrain"):
+        make_tokenizer(recipe(root, vocab_size=90))
+    assert (folder / "tokenizer.json").read_bytes() == before
+    make_tokenizer(recipe(root))
+
+
+def test_make_tokenizer_of_a_running_process_is_refused(root: Path) -> None:
+    folder = make_tokenizer(recipe(root))
+    with occupied(folder.parent / "pretrain" / "rank-0"), pytest.raises(RunError, match="another process works in"):
+        make_tokenizer(recipe(root, vocab_size=90))
 
 
 def test_make_tokenizer_of_few_words_warns_and_says_what_to_do(root: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -38,7 +38,8 @@ def save_new_network(recipe: Recipe) -> Recipe:
 
 
 def run_distill(recipe: Recipe) -> bool:
-    return distill(recipe, starting_point(recipe).tokenizer)
+    start, recipe = starting_point(recipe)
+    return distill(recipe, start.tokenizer)
 
 
 def columns(recipe: Recipe) -> list[Path]:
@@ -95,7 +96,7 @@ def test_distill_writes_the_teachers_probabilities_beside_each_shard(
     with torch.no_grad():
         expected = loaded.model.eval()(PackedBatch.pack([ids], outputs=[[0]])).softmax(1)[0]
     np.testing.assert_allclose(probabilities[0], expected, atol=0.02)
-    assert f"labelled {text.documents} texts in {text.folder}; next: finetune" in caplog.messages[-1]
+    assert f"labelled {text.documents} texts in {text.folder}" in caplog.messages[-1]
 
 
 def test_distill_targets_mix_labels_and_probabilities(recipe: Recipe) -> None:
@@ -161,7 +162,7 @@ def test_distill_by_another_teacher_replaces_the_column_and_is_another_run(recip
         finetune(other)
     assert run_distill(other)
     assert np.abs(np.load(columns(recipe)[0]) - before).max() > 0.1
-    with pytest.raises(RunError, match="teacher was"):
+    with pytest.raises(RunError, match="the teacher has changed"):
         finetune(other)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import random
+import re
 import signal
 from pathlib import Path
 
@@ -164,7 +165,7 @@ def test_finetune_again_after_the_end_changes_nothing_and_names_the_next_command
     assert all(torch.equal(before[name], after[name]) for name in before)
     last = caplog.messages[-1]
     assert last.startswith("classifier of ")
-    assert last.endswith(f"MB) in {finished.folder / 'sentiment'}; next: evaluate, then export")
+    assert last.endswith(f"MB) in {finished.folder / 'sentiment'}")
 
 
 def test_finetune_killed_ends_with_the_same_weights(
@@ -257,6 +258,39 @@ def test_classifier_continues_from_a_classifier_of_the_same_labels(make_recipe: 
     file.write_text(text)
 
 
+def test_classifier_continues_with_its_labels_in_its_own_order(make_recipe: MakeRecipe, finished: Recipe) -> None:
+    start = f"finetune.pretrained={finished.folder / 'sentiment'}"
+    recipe = make_recipe(start, "finetune.epochs=0.2", "finetune.labels={1='POSITIVE',0='NEGATIVE'}")
+    assert finetune(recipe)
+    assert load_checkpoint(recipe.folder / "sentiment").config.labels == ["NEGATIVE", "POSITIVE"]
+    assert "| reviews | 20 |" in evaluate(recipe)
+
+
+def test_finetune_with_more_epochs_is_refused_before_anything_is_said(
+    make_recipe: MakeRecipe, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    recipe = save_new_network(make_recipe("finetune.epochs=0.5"))
+    assert finetune(recipe)
+    assert "steps: lower finetune.batch_tokens (256)" in caplog.text
+    with pytest.raises(RunError, match=r"finetune\.epochs was 0\.5, is 1"):
+        finetune(changed(recipe, epochs=1))
+    assert "continuing from" not in caplog.text
+
+
+def test_finetune_says_that_a_classifier_gives_one_answer(
+    make_recipe: MakeRecipe, caplog: pytest.LogCaptureFixture
+) -> None:
+    recipe = save_new_network(make_recipe("finetune.epochs=0.1", "finetune.learning_rate=1e-9"))
+    assert finetune(recipe)
+    assert re.search(r"it answers (NEGATIVE|POSITIVE) to every dev text: train longer", caplog.text)
+
+
+def test_finetune_pretrained_that_is_no_checkpoint_names_the_key(make_recipe: MakeRecipe, tmp_path: Path) -> None:
+    with pytest.raises(RunError, match=r"finetune\.pretrained: .*config\.json"):
+        finetune(make_recipe(f"finetune.pretrained={tmp_path}"))
+
+
 def test_finetune_pretrained_names_another_checkpoint(make_recipe: MakeRecipe, save_pretrained: MakeCheckpoint) -> None:
     elsewhere = save_pretrained("elsewhere")
     recipe = make_recipe(f"finetune.pretrained={elsewhere}", "finetune.epochs=0.2")
@@ -286,7 +320,10 @@ def test_finetune_with_another_network_or_setting_is_another_run(
     with pytest.raises(RunError, match=r"finetune\.learning_rate was 0\.0002, is 0\.5"):
         finetune(changed(recipe, learning_rate=0.5))
     save_new_network(recipe.model_copy(update={"seed": 2}))
-    with pytest.raises(RunError, match="initial_weights was"):
+    with pytest.raises(
+        RunError,
+        match=r"network that it starts from has changed .*It began with \S*tiny\.toml data=.*\. Restore",
+    ):
         finetune(recipe)
 
 

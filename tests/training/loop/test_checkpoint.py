@@ -119,7 +119,7 @@ def test_checkpointer_interrupted_while_it_writes_leaves_nothing(
 
 def test_checkpointer_of_another_recipe_names_every_key_that_differs(tmp_path: Path) -> None:
     save(tmp_path, 1)
-    message = r"pretrain\.batch_tokens was 32, is 64, seed was 1, is 2\. Restore the recipe, delete the folder"
+    message = r"pretrain\.batch_tokens was 32, is 64, seed was 1, is 2\. Restore that, delete the folder"
     with pytest.raises(RunError, match=message):
         resumed_step(tmp_path, **{"pretrain.batch_tokens": 64, "seed": 2})
 

@@ -226,6 +226,12 @@ def test_trainer_refuses_ranks_that_cannot_share_a_step(tmp_path: Path) -> None:
         trainer(tmp_path, Regression(), dist=DistContext(world_size=3))
 
 
+def test_trainer_prints_a_few_lines_and_logs_all(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    trainer(tmp_path, Regression()).run()
+    assert capsys.readouterr().out.count("train  ") == 20
+    assert len(lines(tmp_path, "train")) == STEPS
+
+
 def test_measure_speed_changes_no_weight_and_leaves_no_gradient() -> None:
     task = Regression()
     before = weight_of(task)

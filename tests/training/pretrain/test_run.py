@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import signal
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from tests.training.commands import finish, occupied, start, until
 from tests.training.conftest import MakeRecipe
 from tests.training.one_cpu import one_cpu
 from training.__main__ import main
+from training.corpus.prepare import prepare
 from training.corpus.reader import PreparedText
 from training.corpus.tokenizer import make_tokenizer
 from training.errors import CorpusError, RunError
@@ -102,10 +104,13 @@ def test_pretrain_again_after_the_end_changes_nothing(finished: Recipe, caplog: 
     assert pretrain(finished)
     assert same(weights(finished), before)
     assert list(RunLog(finished.folder / "pretrain" / "log.jsonl")) == log
-    last = caplog.messages[-1]
-    assert last.startswith("network of ")
-    assert str(finished.folder / "pretrained") in last
-    assert last.endswith("MB) in " + f"{finished.folder / 'pretrained'}; next: finetune, or evaluate and export")
+    made, found = caplog.messages[-3:-1]
+    assert made.startswith("network of ")
+    assert made.endswith(f"MB) in {finished.folder / 'pretrained'}")
+    assert re.fullmatch(
+        r"stories: masked-LM loss \d\.\d\d on held-out text; word frequencies alone have \d\.\d\d", found
+    )
+    assert "stories: nothing is learned from context yet: raise pretrain.tokens" in caplog.messages[-1]
 
 
 def test_pretrain_stopped_and_killed_ends_with_the_same_weights(
@@ -114,7 +119,7 @@ def test_pretrain_stopped_and_killed_ends_with_the_same_weights(
     recipe = make_recipe(*SETTINGS)
     with one_cpu():
         process = start(*command(recipe, recipe_file, *SETTINGS))
-    until(process, "step 9 ")  # the learning rate is level
+    until(process, "step 8 ")  # the learning rate is level
     os.killpg(process.pid, signal.SIGTERM)
     status, _, errors = finish(process)
     assert status == 130
@@ -174,6 +179,27 @@ def test_pretrain_checkpoint_interval_may_change_between_resumes(finished: Recip
 def test_pretrain_with_another_corpus_is_refused(make_recipe: MakeRecipe) -> None:
     with pytest.raises(CorpusError, match=r"made with other settings \(corpus\.sources\); run prepare again"):
         pretrain(make_recipe('corpus.sources=[{path="reviews.jsonl"}]'))
+
+
+def test_prepare_with_another_setting_keeps_the_corpus_that_a_checkpoint_needs(finished: Recipe) -> None:
+    more = finished.model_copy(update={"corpus": finished.corpus.model_copy(update={"heldout_fraction": 0.5})})
+    with pytest.raises(RunError, match=r"corpus\.heldout_fraction was 0\.1, is 0\.5: .* another name, or delete"):
+        prepare(more, Tokenizer.load(finished.folder / "tokenizer"))
+    assert PreparedText.open(finished.folder / "corpus" / "train").tokens
+
+
+def test_pretrain_with_another_shape_names_its_key(finished: Recipe) -> None:
+    wider = finished.model_copy(update={"model": finished.model.model_copy(update={"hidden_size": 32})})
+    with pytest.raises(RunError, match=r"model\.hidden_size was 16, is 32\..* It began with \S*tiny\.toml .*dropout="):
+        pretrain(wider)
+
+
+def test_pretrain_on_few_examples_is_refused(make_recipe: MakeRecipe, tmp_path: Path) -> None:
+    (tmp_path / "few.txt").write_text("The old sailor found a green boat. It was lost.\n\nA young doctor sold it.")
+    recipe = make_recipe(f'corpus.sources=[{{path="{tmp_path / "few.txt"}"}}]')
+    prepare(recipe, Tokenizer.load(recipe.folder / "tokenizer"))
+    with pytest.raises(CorpusError, match=r"1 example; a run needs at least 48: add text"):
+        pretrain(recipe)
 
 
 def test_pretrain_with_a_larger_budget_continues_from_the_state_before_the_decay(

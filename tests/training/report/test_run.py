@@ -23,7 +23,7 @@ from training.loop.checkpoint import fingerprint
 from training.pretrain.run import new_model
 from training.recipe import CorpusConfig, Recipe, SourceConfig
 from training.report.baselines import BASELINES, Figures
-from training.report.run import Report, SeedReport, SourceReport, evaluate, tables
+from training.report.run import Report, SeedReport, SourceReport, evaluate, tables, tables_by_model
 
 PRETRAINING = PretrainingReport(10, 100, 3.0, 0.4, 6.0, 0.1, None, None, {})
 CLASSES = ClassificationReport(10, 0.9, 0.0949, 0.88, 0.5, 0.3, 0.02, 0.01, [[5, 0], [1, 4]], [])
@@ -71,7 +71,7 @@ def test_evaluate_of_a_pretrained_network_alone(make_recipe: MakeRecipe, caplog:
     assert figures["classification"] == {}
     weights = fingerprint(load_checkpoint(recipe.folder / "pretrained").model)
     assert figures["weights"] == {"pretrained": weights}
-    assert f"report in {recipe.folder / 'report.md'}; next: export" in caplog.messages[-1]
+    assert f"report in {recipe.folder / 'report.md'}" in caplog.messages[-1]
 
 
 def test_evaluate_of_a_classifier_alone_and_its_plots(make_recipe: MakeRecipe) -> None:
@@ -111,7 +111,7 @@ def test_evaluate_weights_on_labelled_texts_alone(make_recipe: MakeRecipe, tmp_p
 
 
 def test_evaluate_of_a_classifier_with_other_labels_is_refused(make_recipe: MakeRecipe, sentiment: Path) -> None:
-    recipe = make_recipe("finetune.labels={0='POSITIVE',1='NEGATIVE'}")
+    recipe = make_recipe("finetune.labels={0='BAD',1='GOOD'}")
     (recipe.folder / "sentiment").symlink_to(sentiment)
     with pytest.raises(RunError, match=r"has the labels \['NEGATIVE', 'POSITIVE'\], but finetune.labels are"):
         evaluate(recipe)
@@ -134,6 +134,41 @@ def test_evaluate_of_heldout_text_in_another_vocabulary_is_refused(make_recipe: 
     (recipe.folder / "pretrained").symlink_to(pretrained)
     with pytest.raises(CorpusError, match="made with another tokenizer; run prepare again"):
         evaluate(recipe)
+
+
+def test_evaluate_without_a_test_source_reports_on_dev_and_says_so(
+    make_recipe: MakeRecipe, caplog: pytest.LogCaptureFixture
+) -> None:
+    recipe = changed(make_recipe(), test=())
+    save_models(recipe, recipe.folder, "sentiment")
+    assert "| reviews (dev) | " in evaluate(recipe)
+    assert "the recipe has no finetune.test: figures are those of dev" in caplog.text
+    assert (recipe.folder / "confusion-reviews-dev.png").is_file()
+
+
+def test_evaluate_weights_prepares_heldout_text_only_and_reuses_the_baselines(
+    make_recipe: MakeRecipe, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    recipe = make_recipe()
+    save_models(recipe, tmp_path, "pretrained", "sentiment")
+    save_models(recipe, recipe.folder, "sentiment")
+    evaluate(recipe)
+    caplog.clear()
+    evaluate(recipe, tmp_path)
+    assert not any(line.startswith("TF-IDF") for line in caplog.messages), "read from baselines.json"
+    assert [path.name for path in (recipe.folder / "evaluation" / "corpus").iterdir() if path.is_dir()] == ["heldout"]
+
+
+def test_evaluate_weights_of_a_folder_without_models_names_one_that_has(
+    make_recipe: MakeRecipe, tmp_path: Path
+) -> None:
+    recipe = make_recipe()
+    with pytest.raises(RunError, match=r"--weights /nope: the folder must hold pretrained/ or sentiment/"):
+        evaluate(recipe, Path("/nope"))
+    save_models(recipe, tmp_path, "pretrained")
+    with pytest.raises(RunError, match=rf"did you mean {tmp_path}\?"):
+        evaluate(recipe, tmp_path / "pretrained")
 
 
 # --- domains, readings, seeds --------------------------------------------------------------------------------------
@@ -171,6 +206,15 @@ def test_evaluate_of_domains_and_readings_and_seeds(make_recipe: MakeRecipe, tmp
 
 
 # --- tables --------------------------------------------------------------------------------------------------------
+
+
+def test_tables_say_where_a_classifier_is_useless() -> None:
+    bags = {"bag": {"reviews": figures(0.95, 0.95)}}
+    constant = replace(TEST, figures=replace(CLASSES, confusion=[[0, 5], [0, 5]]))
+    found = tables_by_model(Report({}, {"reviews": constant}, ["NEGATIVE", "POSITIVE"], bags))["sentiment"]
+    assert "reviews: it answers POSITIVE to every text: train longer" in found
+    assert "reviews: a bag of words is better (0.950 against 0.900)" in found
+    assert "**" not in tables(Report({}, {"reviews": TEST}, ["NEGATIVE", "POSITIVE"]))
 
 
 def test_tables_missing_figure_is_a_dash() -> None:
