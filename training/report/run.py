@@ -227,11 +227,9 @@ def _verdicts(report: Report) -> list[str]:
     sentences = []
     for name, source in report.classification.items():
         r = source.figures
-        answered = [
-            label for label, column in zip(report.labels, zip(*r.confusion, strict=True), strict=True) if any(column)
-        ]
+        answered = [i for i, column in enumerate(zip(*r.confusion, strict=True)) if any(column)]
         if len(answered) == 1:
-            sentences.append(f"**{name}: it answers {answered[0]} to every text: train longer.**\n")
+            sentences.append(f"**{name}: it answers {report.labels[answered[0]]} to every text: train longer.**\n")
         bag = max((figures["accuracy"] for figures in _baselines(report, name).values()), default=0.0)
         if bag > r.accuracy:
             sentences.append(
