@@ -91,14 +91,15 @@ def test_adapt_starts_again_after_another_pretraining(
     assert adapted(recipe) == recipe.folder / "adapt" / "pretrained"
 
 
-def test_adapt_ends_with_what_it_made_and_the_next_command(
+def test_adapt_ends_with_what_it_made_and_its_loss(
     recipe: Recipe, recipe_file: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
     assert adapt(load_recipe(str(recipe_file), [*recipe.overrides, "adapt.tokens=5120"]))
-    last = caplog.messages[-1]
-    assert str(recipe.folder / "adapt" / "pretrained") in last
-    assert "parameters" in last
+    (made,) = (line for line in caplog.messages if line.startswith("network of "))
+    assert str(recipe.folder / "adapt" / "pretrained") in made
+    assert "parameters" in made
+    assert "reviews: masked-LM loss " in caplog.text
 
 
 def test_finetune_with_adapt_in_the_recipe_needs_an_adapted_network(make_recipe: MakeRecipe) -> None:
