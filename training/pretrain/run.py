@@ -89,7 +89,7 @@ def _log_verdict(trainer: Trainer) -> None:
         logger.info("%s: masked-LM loss %.2f on held-out text; word frequencies alone have %.2f", name, loss, entropy)
         if loss >= entropy:
             logger.warning(
-                "%s: nothing is learned from context yet: raise pretrain.tokens, or lower pretrain.batch_tokens", name
+                "%s: nothing is learned from context yet: raise the budget, or lower pretrain.batch_tokens", name
             )
 
 

@@ -110,7 +110,7 @@ def test_pretrain_again_after_the_end_changes_nothing(finished: Recipe, caplog: 
     assert re.fullmatch(
         r"stories: masked-LM loss \d\.\d\d on held-out text; word frequencies alone have \d\.\d\d", found
     )
-    assert "stories: nothing is learned from context yet: raise pretrain.tokens" in caplog.messages[-1]
+    assert "stories: nothing is learned from context yet: raise the budget" in caplog.messages[-1]
 
 
 def test_pretrain_stopped_and_killed_ends_with_the_same_weights(
