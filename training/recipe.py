@@ -298,7 +298,7 @@ class FinetuneConfig(_Strict):
 
     def in_order_of(self, names: Sequence[str]) -> FinetuneConfig:
         """The same labels in the order of a classifier; unchanged if the classifier has others."""
-        if sorted(names) != sorted(self.label_names):
+        if list(names) == self.label_names or sorted(names) != sorted(self.label_names):
             return self
         place = {name: number for number, name in enumerate(["", *names])}
         labels = dict(sorted(self.labels.items(), key=lambda item: place[item[1]]))
