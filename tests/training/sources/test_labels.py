@@ -27,7 +27,7 @@ def test_labelled_merges_values_and_leaves_some_out(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("value", "spelled"),
-    [(1, "1"), (1.0, "1"), ("1", "1"), (True, "True"), (0.5, "0.5"), ("pos", "pos"), (0, "0")],
+    [(1, "1"), (1.0, "1"), ("1", "1"), (True, "true"), (0.5, "0.5"), ("pos", "pos"), (0, "0")],
 )
 def test_labelled_compares_values_as_a_recipe_spells_them(tmp_path: Path, value: Any, spelled: str) -> None:
     assert labels_of(tmp_path, {spelled: "A", "other": "B"}, value) == [0]
