@@ -365,7 +365,7 @@ def test_documents_are_streamed_not_collected(tmp_path: Path) -> None:
             '[{"text": "x"}]\n',
             r"a\.jsonl: is one JSON array, not an object per line; write one object",
         ),
-        ("a.jsonl", '{"body": "x", "id": 1}\n', r"line 1: no column 'text'; there are body, id; set text, label, group or by"),
+        ("a.jsonl", '{"body": "x", "id": 1}\n', r"line 1: no column 'text'; there are body, id; set text"),
         (
             "a.jsonl",
             '{"text": {"x": 1}}\n',
@@ -385,7 +385,7 @@ def test_documents_are_streamed_not_collected(tmp_path: Path) -> None:
         ("a.csv", "", r"a\.csv: is empty"),
         ("a.csv", "text,label\n", r"a\.csv: holds no text; fill it"),
         ("a.txt", "\n \n", r"a\.txt: holds no text"),
-        ("a.csv", "body,label\nx,1\n", r"a\.csv: it has no column 'text'; its columns are 'body', 'label'.*; set text, label, group or by of"),
+        ("a.csv", "body,label\nx,1\n", r"it has no column 'text'; its columns are 'body', 'label'.*; set text"),
         (
             "a.csv",
             "text,label\nx,1\nOh, no,1\n",
