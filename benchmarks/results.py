@@ -17,7 +17,6 @@ import textwrap
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from importlib import metadata
-from importlib.util import find_spec
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -27,6 +26,13 @@ import torch
 from model.inference.cpu_features import available_cpus
 
 FOLDER = Path(__file__).parent / "results"
+
+
+def _version(package: str) -> str | None:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
 
 
 def result(
@@ -46,7 +52,7 @@ def result(
     return {
         "machine": f"{processor}, {torch.backends.cpu.get_cpu_capability()}",
         "cores": available_cpus(),
-        "versions": {name: metadata.version(name) for name in ("torch", *packages) if find_spec(name)},
+        "versions": {name: found for name in ("torch", *packages) if (found := _version(name))},
         "date": datetime.date.today().isoformat(),
         "commit": described.stdout.strip() or "unknown",
         "command": shlex.join(["python", "-m", f"benchmarks.{Path(sys.argv[0]).stem}", *sys.argv[1:]]),
