@@ -49,12 +49,6 @@ def test_pods_are_locked_down_as_without_ray() -> None:
         assert container["volumeMounts"] == CONTAINER["volumeMounts"]
 
 
-def test_image_without_wget_gets_no_probe_that_needs_it() -> None:
-    """KubeRay gives the workers of a RayService a probe with `wget` if they have none."""
-    (container,) = GROUPS[1]["template"]["spec"]["containers"]
-    assert container["readinessProbe"]["httpGet"] == {"path": "/-/healthz", "port": SERVE["http_options"]["port"]}
-
-
 def test_every_node_has_room_for_a_replica() -> None:
     (deployment,) = SERVE["applications"][0]["deployments"]
     needed = deployment["ray_actor_options"]["num_cpus"]
