@@ -15,7 +15,7 @@ MISSING = ("ctranslate2", "onnx", "onnxruntime", "openvino")
 
 def test_offline_leaves_out_what_is_not_installed_and_saves_the_rest(tmp_path: Path) -> None:
     for name in MISSING:
-        (tmp_path / f"{name}.py").write_text(f"raise ImportError('No module named {name!r}')")
+        (tmp_path / f"{name}.py").write_text(f'raise ImportError("No module named {name!r}")')
     file = tmp_path / "result.json"
     command = [sys.executable, "-m", "benchmarks.offline", "--sentences", "8", "--rounds", "1"]
     path = f"{tmp_path}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"
