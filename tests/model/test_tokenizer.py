@@ -178,13 +178,12 @@ def test_encode_any_text_gives_tokens_or_a_text_error(text: str) -> None:
 
 @pytest.mark.parametrize("text", ["", "   ", "\n\t", "\x00", "\u200b", "\ufffd"])
 def test_encode_text_without_tokens_is_an_error(words: Tokenizer, text: str) -> None:
-    with pytest.raises(EmptyTextError, match="the text is empty"):
+    fault = "is empty" if not text.strip() else "has no characters that the model reads"
+    with pytest.raises(EmptyTextError, match=f"the text {fault}"):
         words.encode(text)
-    with pytest.raises(EmptyTextError, match="the text has no characters that the model reads"):
-        words.encode("\u200b")
-    with pytest.raises(EmptyTextError, match="text_pair is empty"):
+    with pytest.raises(EmptyTextError, match=f"text_pair {fault}"):
         words.encode("the", text)
-    with pytest.raises(EmptyTextError, match="text is empty"):
+    with pytest.raises(EmptyTextError, match=f"text {fault}"):
         words.encode(text, "the")
 
 

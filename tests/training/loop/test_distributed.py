@@ -110,7 +110,7 @@ def test_two_nodes_killed_and_restarted_have_the_curve_of_one_process(
 ) -> None:
     nodes = [make_recipe_in(tmp_path / name, *SETTINGS) for name in ("node-0", "node-1")]
     agents = start_agents(nodes, recipe_file, EVERY_STEP)
-    until(agents[0], "step 11 ")
+    until(agents[0], "step 12 ")
     kill_node(agents[1])
     status, _, errors = finish(agents[0])
     assert status == 1
