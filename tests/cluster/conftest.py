@@ -16,6 +16,7 @@ RUN = f"cluster-test-{uuid.uuid4().hex}"
 ENVIRONMENT = {
     "CLUSTER_TEST_RUN": RUN,
     "PYTHONPATH": os.pathsep.join(str(Path(__file__).parents[2] / name) for name in ("", "client")),
+    "RAY_AUTH_MODE": "disabled",  # or a token in the home folder would be asked for
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_worker_niceness": "0",  # 15 by default, behind everything else on the machine
     "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "60",  # 5 by default, which other load makes too short
