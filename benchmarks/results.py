@@ -28,13 +28,6 @@ from model.inference.cpu_features import available_cpus
 FOLDER = Path(__file__).parent / "results"
 
 
-def _version(package: str) -> str | None:
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return None
-
-
 def result(
     columns: Mapping[str, str], rows: Mapping[str, Sequence[Any]], notes: str, packages: Sequence[str] = ()
 ) -> dict[str, Any]:
@@ -47,12 +40,13 @@ def result(
         packages: whose versions are recorded beside torch's, as far as they are installed.
     """
     described = subprocess.run(["git", "describe", "--always", "--dirty"], capture_output=True, text=True, check=False)
+    installed = {distribution.name: distribution.version for distribution in metadata.distributions()}
     lines = dict(re.findall(r"^(.*?)\s*: (.*)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE))
     processor = "{model name}, family {cpu family}, model {model}".format_map(defaultdict(lambda: "unknown", lines))
     return {
         "machine": f"{processor}, {torch.backends.cpu.get_cpu_capability()}",
         "cores": available_cpus(),
-        "versions": {name: found for name in ("torch", *packages) if (found := _version(name))},
+        "versions": {name: installed[name] for name in ("torch", *packages) if name in installed},
         "date": datetime.date.today().isoformat(),
         "commit": described.stdout.strip() or "unknown",
         "command": shlex.join(["python", "-m", f"benchmarks.{Path(sys.argv[0]).stem}", *sys.argv[1:]]),
@@ -71,7 +65,8 @@ def table(made: Mapping[str, Any]) -> str:
     for name, figures in made["rows"].items():
         lines.append([name, *(_cell(figure, spec) for figure, spec in zip(figures, specs, strict=True))])
     rows = "\n".join(f"| {' | '.join(line)} |".replace("|  |", "| |") for line in lines)
-    return f"\n{textwrap.fill(where + ' ' + made['notes'], 120)}\n\n{rows}\n\n"
+    where = textwrap.fill(f"{where} {made['notes']}", 120, break_on_hyphens=False)
+    return f"\n{where}\n\n{rows}\n\n"
 
 
 def _cell(figure: float | str | None, spec: str) -> str:

@@ -73,16 +73,19 @@ class PrepackedLinear(nn.Module):
         return _linear_pointwise(x, self.weight, self.bias, self.activation, self.variant)
 
 
+MakeLinear = Callable[[Tensor, Tensor], nn.Module]
+"""A linear layer from its weight and bias"""
+
+
 class SplitProjection(nn.Module):
     """`FusedProjection` of the last layer, which computes queries for some tokens and keys and values for all."""
 
-    def __init__(self, projection: FusedProjection, make: Callable[[Tensor, Tensor], nn.Module]) -> None:
-        """`make`: a linear layer from its weight and bias."""
+    def __init__(self, projection: FusedProjection, make_query: MakeLinear, make_key_value: MakeLinear) -> None:
         super().__init__()
         width = projection.in_features
         weight, bias = projection.weight, projection.bias
-        self.query = make(weight[:width], bias[:width])
-        self.key_value = make(weight[width:], bias[width:])
+        self.query = make_query(weight[:width], bias[:width])
+        self.key_value = make_key_value(weight[width:], bias[width:])
 
     def forward(self, x: Tensor) -> Tensor:
         """(rows, width) -> (rows, 3 * width)"""
@@ -106,7 +109,8 @@ def prepack(encoder: BertEncoder, threads: tuple[int, ...] = ()) -> bool:
         return False
     for layer in layers:
         if layer is layers[-1]:
-            layer.query_key_value = SplitProjection(layer.query_key_value, partial(PrepackedLinear, threads=threads))  # type: ignore[assignment]
+            make = partial(PrepackedLinear, threads=threads)
+            layer.query_key_value = SplitProjection(layer.query_key_value, make, make)  # type: ignore[assignment]
         else:
             _replace(layer, "query_key_value", None, threads)
         _replace(layer, "attention_output", None, threads)

@@ -3,7 +3,8 @@
 A weight has a scale per output channel and an activation one per row, both symmetric ("vector-wise quantization",
 Dettmers et al. 2022, section 2.1, https://arxiv.org/abs/2208.07339). Weights are quantized when a checkpoint is
 loaded, activations in each call. A row's scale follows from the row alone, and sums of integers have no rounding, so a
-row's result is the same to the last bit in any batch. Norms, softmax, attention and heads stay in float32.
+row's result is the same to the last bit in any batch. Norms, softmax, attention, heads and what the last layer computes
+for output positions alone stay in float32.
 
 The product is oneDNN's, of unsigned activations and signed weights. `torch._int_mm` is a plain loop without VNNI, and
 `quantized::linear_dynamic` has one scale for the whole batch (experiments/LOG.md).
@@ -19,7 +20,7 @@ from functools import cache
 import torch
 from torch import Tensor, nn
 
-from model.bert import BertEncoder
+from model.bert import BertEncoder, BertLayer
 from model.errors import BertError
 from model.inference.prepack import LAYOUT_ROWS, PrepackedLinear, SplitProjection
 
@@ -30,6 +31,7 @@ _WEIGHT_LIMITS = (127, 64)
 """Largest magnitudes of quantized weights. Without VNNI, processors add pairs of products in 16 bits, which holds
 2 * 255 * 64 and saturates above."""
 _PROBED_ROWS = (1, 8, 64, 512)
+_LINEAR_LAYERS = ("query_key_value", "attention_output", "intermediate", "output")
 _SMALLEST = 1e-30
 """Keeps the scale of a row or a channel of zeros above 0."""
 
@@ -85,16 +87,21 @@ def quantize_rows(x: Tensor) -> tuple[Tensor, Tensor]:
 def quantize_encoder(encoder: BertEncoder) -> None:
     """Replace the linear layers of an encoder in float32 on a CPU by int8 ones, in place.
 
+    Of the last layer, only keys and values are computed for all tokens. The rest stays in float32: its rows are few.
+
     Raises:
         UnsupportedInt8Error: see there.
     """
-    for layer in encoder.layers:
-        for name in ("query_key_value", "attention_output", "intermediate", "output"):
+    *layers, last = encoder.layers
+    for layer in layers:
+        for name in _LINEAR_LAYERS:
             linear = getattr(layer, name)
-            if layer is encoder.layers[-1] and name == "query_key_value":
-                setattr(layer, name, SplitProjection(linear, QuantizedLinear))
-            else:
-                setattr(layer, name, QuantizedLinear(linear.weight, linear.bias))
+            setattr(layer, name, QuantizedLinear(linear.weight, linear.bias))
+    assert isinstance(last, BertLayer)
+    last.query_key_value = SplitProjection(last.query_key_value, PrepackedLinear, QuantizedLinear)  # type: ignore[assignment]
+    for name in _LINEAR_LAYERS[1:]:
+        linear = getattr(last, name)
+        setattr(last, name, PrepackedLinear(linear.weight, linear.bias))
     encoder.batch_invariant = True  # a rounding error of attention may become a step of quantization
 
 

@@ -25,8 +25,8 @@ def test_offline_leaves_out_what_is_not_installed_and_saves_the_rest(tmp_path: P
         env=os.environ | {"PYTHONPATH": path},
         capture_output=True,
         text=True,
-        check=True,
     )
+    assert done.returncode == 0, done.stderr
     left_out = [line for line in done.stdout.splitlines() if line.startswith("left out: ")]
     assert len(left_out) == 6  # three engines in two precisions
     assert left_out[0].endswith("No module named 'openvino'; to install it: pip install '.[bench]'")

@@ -137,7 +137,7 @@ def test_int8_gives_nearly_the_same_scores_and_the_same_in_any_batch(
     assert "int8: a linear layer" in caplog.text
     assert backend.dtype == "int8"
     linears = [part for part in backend._networks["pretrained"].modules() if isinstance(part, QuantizedLinear)]
-    assert len(linears) == 9  # two layers of four, and one more for the queries of the last
+    assert len(linears) == 5  # four in the first layer; keys and values in the second and last
     queries = [masked(tokenizer, text, 3) for text in TEXTS]
     together = answered(backend, "pretrained", queries)
     for one, other in zip(together, answered(loaded, "pretrained", queries), strict=True):
