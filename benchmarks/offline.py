@@ -42,10 +42,16 @@ PACKAGES = ("transformers", "openvino", "nncf", "onnxruntime", "ctranslate2")
 _CALIBRATION_TEXTS = 300
 
 
-def ours(directories: tuple[Path, Path], dtype: str, *, sort: bool = True, threads: int = 0) -> Scorer:
-    """The backend that serves, given its largest batches."""
+@cache
+def _backend(directories: tuple[Path, Path], dtype: str, threads: int) -> TorchBackend:
     backend = TorchBackend(*directories, device="cpu", dtype=dtype, threads=threads)
     backend.load()
+    return backend
+
+
+def ours(directories: tuple[Path, Path], dtype: str, *, sort: bool = True, threads: int = 0) -> Scorer:
+    """The backend that serves, given its largest batches."""
+    backend = _backend(directories, dtype, threads)
     lane, served = next((key, m) for key, m in backend.models.items() if Task.SENTIMENT in m.tasks)
     limit = served.config.max_position_embeddings
 

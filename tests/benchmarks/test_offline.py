@@ -13,14 +13,19 @@ from benchmarks import results
 MISSING = ("ctranslate2", "onnx", "onnxruntime", "openvino")
 
 
-def test_offline_leaves_out_what_is_not_installed_and_saves_the_rest(tmp_path: Path) -> None:
+def test_offline_leaves_out_what_is_not_installed_and_saves_the_rest(
+    pretrained: Path, sentiment: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "tiny").mkdir()
+    for directory in (pretrained, sentiment):
+        (tmp_path / "tiny" / directory.name.removeprefix("tiny-")).symlink_to(directory)
     for name in MISSING:
         (tmp_path / f"{name}.py").write_text(f'raise ImportError("No module named {name!r}")')
     file = tmp_path / "result.json"
     command = [sys.executable, "-m", "benchmarks.offline", "--sentences", "8", "--rounds", "1"]
     path = f"{tmp_path}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"
     done = subprocess.run(
-        [*command, "--dtypes", "float32", "int8", "--json", str(file)],
+        [*command, "--checkpoints", str(tmp_path / "tiny"), "--dtypes", "float32", "int8", "--json", str(file)],
         cwd=Path(__file__).parents[2],
         env=os.environ | {"PYTHONPATH": path},
         capture_output=True,

@@ -45,8 +45,9 @@ def test_no_page_asks_another_host(browser: Browser, built: Path, address: str) 
     pages = sorted(file.parent.relative_to(built) for file in built.rglob("index.html"))
     assert pages
     for path in pages:
-        page.goto(f"/{path}/", wait_until="networkidle")
+        page.goto(f"/{path}/")
         assert page.locator("h1").first.is_visible()
+    page.wait_for_load_state("networkidle")
     context.close()
     assert stopped == []
     assert faults == []

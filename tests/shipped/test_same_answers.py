@@ -18,9 +18,9 @@ import pytest
 from benchmarks import texts
 from tests.app.process import PATIENCE, Process, running
 
-REQUESTS = int(os.environ.get("BERT_TEST_REQUESTS", "600"))
+REQUESTS = int(os.environ.get("BERT_TEST_REQUESTS", "300"))
 AT_ONCE = 48
-UNIQUE = 60
+UNIQUE = 30
 """Inputs of each task."""
 TOLERANCE = 1e-4
 """A tenth of what is promised; without care, neighbours move scores by 3e-3."""

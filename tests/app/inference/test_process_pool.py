@@ -4,26 +4,28 @@ from __future__ import annotations
 
 import asyncio
 import os
-import pickle
 import signal
 import sys
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import suppress
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
+import pytest_asyncio
 import torch
 
-from app.errors import BackendDiedError, InferenceError, OutOfMemoryError, SettingsError
-from app.inference.process_main import BackendConfig, make_picklable
+from app.errors import BackendDiedError, SettingsError
+from app.inference.process_main import BackendConfig
 from app.inference.process_pool import ProcessPool
 from app.inference.torch_backend import TorchBackend
 from app.inference.types import Answer, Query, Task
 from model import Tokenizer
 from model.errors import CheckpointError
 from tests.app.process import PATIENCE, children
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 
 def ignore(_: BackendDiedError) -> None:
@@ -36,21 +38,33 @@ def pool_of(
     return ProcessPool(BackendConfig(pretrained, sentiment, device, "float32", threads, logs))
 
 
-@pytest.fixture(params=[1, 2])
+@pytest_asyncio.fixture(scope="module", loop_scope="module", params=[1, 2])
 async def backend(request: pytest.FixtureRequest, pretrained: Path, sentiment: Path) -> AsyncIterator[ProcessPool]:
-    """Of one process, or of two."""
-    made = pool_of(pretrained, sentiment, threads=request.param)
-    await made.load(ignore)
-    yield made
-    await made.aclose()
+    """Of one process, or of two, for tests that leave them alive."""
+    async with loaded(pretrained, sentiment, threads=request.param) as pool:
+        yield pool
 
 
-@pytest.fixture
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def pair(pretrained: Path, sentiment: Path) -> AsyncIterator[ProcessPool]:
-    made = pool_of(pretrained, sentiment, threads=2)
-    await made.load(ignore)
-    yield made
-    await made.aclose()
+    """Of two processes, for tests that leave them alive."""
+    async with loaded(pretrained, sentiment, threads=2) as pool:
+        yield pool
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def own_pair(pretrained: Path, sentiment: Path) -> AsyncIterator[ProcessPool]:
+    """Of two processes, for one test."""
+    async with loaded(pretrained, sentiment, threads=2) as pool:
+        yield pool
+
+
+@asynccontextmanager
+async def loaded(pretrained: Path, sentiment: Path, threads: int) -> AsyncIterator[ProcessPool]:
+    pool = pool_of(pretrained, sentiment, threads=threads)
+    await pool.load(ignore)
+    yield pool
+    await pool.aclose()
 
 
 def pid_of(backend: ProcessPool) -> int:
@@ -146,25 +160,27 @@ async def test_process_pool_death_is_told(
     assert len(told) == 1
 
 
-async def test_process_pool_death_during_a_batch_fails_it(pair: ProcessPool, tokenizer: Tokenizer) -> None:
-    os.kill(pid_of(pair), signal.SIGSTOP)
-    asked = asyncio.create_task(pair.run("sentiment", [sentiment_query(tokenizer)]))
+async def test_process_pool_death_during_a_batch_fails_it(own_pair: ProcessPool, tokenizer: Tokenizer) -> None:
+    os.kill(pid_of(own_pair), signal.SIGSTOP)
+    asked = asyncio.create_task(own_pair.run("sentiment", [sentiment_query(tokenizer)]))
     await asyncio.sleep(0.05)
-    os.kill(pid_of(pair), signal.SIGKILL)
+    os.kill(pid_of(own_pair), signal.SIGKILL)
     with pytest.raises(BackendDiedError, match="exit code -9"):
         await asked
 
 
-async def test_process_pool_hung_process_does_not_block_the_event_loop(pair: ProcessPool, tokenizer: Tokenizer) -> None:
+async def test_process_pool_hung_process_does_not_block_the_event_loop(
+    own_pair: ProcessPool, tokenizer: Tokenizer
+) -> None:
     """Also if it hangs before it has read a request that is larger than the connection's buffers."""
-    os.kill(pid_of(pair), signal.SIGSTOP)
-    asked = asyncio.create_task(pair.run("sentiment", [sentiment_query(tokenizer, "good " * 60)] * 20_000))
+    os.kill(pid_of(own_pair), signal.SIGSTOP)
+    asked = asyncio.create_task(own_pair.run("sentiment", [sentiment_query(tokenizer, "good " * 60)] * 20_000))
     began = time.monotonic()
     await asyncio.sleep(0.05)
-    other = await pair.run("sentiment", [sentiment_query(tokenizer)])
+    other = await own_pair.run("sentiment", [sentiment_query(tokenizer)])
     assert len(other) == 1
     assert time.monotonic() - began < PATIENCE / 2
-    os.kill(pid_of(pair), signal.SIGKILL)
+    os.kill(pid_of(own_pair), signal.SIGKILL)
     with pytest.raises(BackendDiedError):
         await asked
 
@@ -259,16 +275,18 @@ async def test_process_pool_that_cannot_start_a_process_says_so_and_closes(
     await backend.aclose()
 
 
-async def test_process_pool_cancelled_batch_does_not_answer_the_next(pair: ProcessPool, tokenizer: Tokenizer) -> None:
-    for number in (pid_of(pair), fork_of(pair)):
+async def test_process_pool_cancelled_batch_does_not_answer_the_next(
+    own_pair: ProcessPool, tokenizer: Tokenizer
+) -> None:
+    for number in (pid_of(own_pair), fork_of(own_pair)):
         os.kill(number, signal.SIGSTOP)
-    cancelled = asyncio.create_task(pair.run("sentiment", [sentiment_query(tokenizer, "bad")] * 3))
+    cancelled = asyncio.create_task(own_pair.run("sentiment", [sentiment_query(tokenizer, "bad")] * 3))
     await asyncio.sleep(0.02)
     cancelled.cancel()
     await asyncio.wait([cancelled])
-    for number in (pid_of(pair), fork_of(pair)):
+    for number in (pid_of(own_pair), fork_of(own_pair)):
         os.kill(number, signal.SIGCONT)
-    assert len(await pair.run("sentiment", [sentiment_query(tokenizer)])) == 1
+    assert len(await own_pair.run("sentiment", [sentiment_query(tokenizer)])) == 1
 
 
 async def test_process_pool_two_processes_answer_at_the_same_time_and_alike(
@@ -291,10 +309,10 @@ def scores(answers: Sequence[Answer | Exception]) -> list[float]:
     return [answer.scores[0][0] for answer in answers if isinstance(answer, Answer)]
 
 
-async def test_process_pool_fork_shares_memory(pair: ProcessPool, tokenizer: Tokenizer) -> None:
-    assert await pair._free.get() == 0
-    await pair.run("sentiment", [sentiment_query(tokenizer)])
-    table = Path(f"/proc/{fork_of(pair)}/smaps_rollup").read_text()  # noqa: ASYNC240 (a moment)
+async def test_process_pool_fork_shares_memory(own_pair: ProcessPool, tokenizer: Tokenizer) -> None:
+    assert await own_pair._free.get() == 0
+    await own_pair.run("sentiment", [sentiment_query(tokenizer)])
+    table = Path(f"/proc/{fork_of(own_pair)}/smaps_rollup").read_text()  # noqa: ASYNC240 (a moment)
     size = {line.split(":")[0]: int(line.split()[1]) for line in table.splitlines()[1:]}
     assert size["Private_Dirty"] + size["Private_Clean"] < size["Rss"] / 4
 
@@ -310,9 +328,9 @@ async def test_process_pool_death_of_a_fork_ends_all(pretrained: Path, sentiment
     await backend.aclose()
 
 
-async def test_process_pool_fork_ends_with_the_first_process(pair: ProcessPool) -> None:
-    other = fork_of(pair)
-    os.kill(pid_of(pair), signal.SIGKILL)
+async def test_process_pool_fork_ends_with_the_first_process(own_pair: ProcessPool) -> None:
+    other = fork_of(own_pair)
+    os.kill(pid_of(own_pair), signal.SIGKILL)
     await until_gone(other)
 
 
@@ -340,30 +358,6 @@ async def test_process_pool_only_a_lone_text_in_the_first_process_may_take_all_t
     await pair.run("sentiment", [query, query])
     await asyncio.gather(pair.run("sentiment", [query]), pair.run("sentiment", [query]))
     assert sent == [(0, True), (0, False), (0, True), (1, False)]
-
-
-class UnpicklableError(Exception):
-    """Wants two arguments, and keeps one."""
-
-    def __init__(self, reason: str, number: int) -> None:
-        super().__init__(f"{reason} {number}")
-
-
-@pytest.mark.parametrize(
-    ("error", "kind"),
-    [
-        (OutOfMemoryError("no room"), OutOfMemoryError),
-        (BackendDiedError("device fault"), BackendDiedError),
-        (InferenceError("not finite"), InferenceError),
-        (CheckpointError(Path("weights"), "is missing"), CheckpointError),
-        (UnpicklableError("fault", 7), RuntimeError),
-        (torch.OutOfMemoryError("no room for the weights"), RuntimeError),  # to know it is to load torch
-    ],
-)
-def test_errors_arrive_as_what_they_are_or_at_least_in_words(error: Exception, kind: type[Exception]) -> None:
-    arrived = pickle.loads(pickle.dumps(make_picklable(error)))
-    assert type(arrived) is kind
-    assert str(error) in str(arrived)
 
 
 async def test_logits_and_scores_of_one_batch_are_not_mixed_up(pair: ProcessPool) -> None:

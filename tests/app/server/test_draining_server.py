@@ -388,7 +388,10 @@ def test_inference_process_that_is_killed_fails_its_requests_and_ends_the_servic
 
 def test_inference_process_that_hangs_ends_the_service(checkpoints: dict[str, str]) -> None:
     """Docker restarts a container only if its process ends."""
-    with running(checkpoints | {"BERT_THREADS": "1", "BERT_REQUEST_TIMEOUT_MS": "1000"}) as process:
+    script = "from app import __main__; from app.scheduling import lifecycle; from app.server import draining_server\n"
+    script += "lifecycle.MIN_STALL_SECONDS = draining_server._BROKEN_SECONDS = 1.0; __main__.serve()"
+    environ = checkpoints | {"BERT_THREADS": "1", "BERT_REQUEST_TIMEOUT_MS": "1000"}
+    with running(environ, script=script) as process:
         process.until_ready()
         os.kill(process.inference_process(), signal.SIGSTOP)
         assert process.ask().status_code == 504
