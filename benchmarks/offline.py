@@ -220,16 +220,18 @@ class Engine:
     batch: int
     """Texts in a batch: of 8, 16, 32 and 64 the fastest on a Zen 3"""
     settings: str
+    int8_settings: str = ""
+
+    def described(self, dtype: str) -> str:
+        parts = (f"batches of {self.batch}", self.settings, self.int8_settings if dtype == "int8" else "")
+        return "; ".join(filter(None, parts))
 
 
 ENGINES = {
     "OpenVINO": Engine(
-        with_openvino,
-        ("float32", "bfloat16", "int8"),
-        16,
-        f"no pinning; int8: NNCF, {_CALIBRATION_TEXTS} sentences",
+        with_openvino, ("float32", "bfloat16", "int8"), 16, "no pinning", f"NNCF, {_CALIBRATION_TEXTS} sentences"
     ),
-    "ONNX Runtime": Engine(with_onnx_runtime, ("float32", "int8"), 16, "int8: dynamic, per channel, 7-bit weights"),
+    "ONNX Runtime": Engine(with_onnx_runtime, ("float32", "int8"), 16, "", "dynamic, per channel, 7-bit weights"),
     "CTranslate2": Engine(with_ctranslate2, ("float32", "int8"), 16, "head by NumPy"),
     "transformers": Engine(with_transformers, ("float32", "bfloat16"), 32, "its default attention"),
 }
@@ -341,7 +343,7 @@ def main() -> None:
         faster = results.ratio(speeds["ours", dtype], own)
         share = median(own) * flops / peaks[dtype] if dtype in peaks else None
         engine = ENGINES.get(name)
-        settings = f"batches of {engine.batch}; {engine.settings}" if engine else "packed batches of 2,048 tokens"
+        settings = engine.described(dtype) if engine else "packed batches of 2,048 tokens"
         rows[f"{name}, {dtype}"] = [median(own), faster, share, differences[name, dtype], settings]
     columns = {"sentences/s": ",.0f", "ours is faster": "", "share of peak": ".0%", "largest difference": ".4f"}
     shown = ", ".join(f"{dtype} {peak / 1e9:,.0f} GFLOP/s" for dtype, peak in peaks.items())
