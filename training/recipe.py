@@ -56,32 +56,28 @@ class SourceConfig(_Strict):
     path: str | None = None
     """A file, a directory or a glob, relative to the recipe's `data`."""
     hub: str | None = None
-    """A data set of the Hugging Face hub, `owner/name` or `owner/name:config`. If `path` is set too, the hub is
-    used only if no file is there."""
+    """A data set of the Hugging Face hub, `owner/name` or `owner/name:config`. With `path` too, the hub is used only
+    if no file is there."""
     split: str = "train"
     """Split of the hub data set."""
     format: Literal["auto", "jsonl", "csv", "tsv", "parquet", "text", "wikitext", "fasttext"] = "auto"
-    """`auto` detects the format of each file from its suffix and first bytes, and reads only the files of a
-    directory whose suffix it knows. Any other value is the format of all files. Hidden files of a directory are
-    not read. `wikitext`: lines like ` = Title = ` begin a document, in files of text or in the first text column
-    of files with columns. `fasttext`: one text per line, after its label (`__label__2 Great film`)."""
+    """`auto` detects the format of each file from its suffix and first bytes. Of a directory, it reads only files whose
+    suffix it knows. `wikitext`: lines like ` = Title = ` begin a document. `fasttext`: one text per line, after its
+    label (`__label__2 Great film`)."""
     table: Dialect = Dialect()
-    """How CSV and TSV files are written, where that is not detected: `header` (true, false, or the columns'
-    names), `delimiter`, `quote`, `escape`; and `encoding`, for any text."""
+    """How CSV and TSV files are written, where that is not detected: `header` (true, false, or the columns' names),
+    `delimiter`, `quote`, `escape`; `encoding` is for any text."""
     text: Columns = ("text",)
-    """Columns that hold the text, such as a review's title and body; by name or by number, from 1."""
+    """Columns that hold the text, such as a review's title and body: names, or numbers from 1."""
     read: Literal["text", "pair", "both"] | None = None
-    """How a classifier reads several text columns: as one `text`, as a `pair` (two columns), or `both`: one or the
-    other in each epoch. If absent, two columns are a pair. For pretraining they are paragraphs."""
+    """How a classifier reads several text columns: as one `text`, as a `pair` (two columns), or `both`, one or the
+    other in each epoch. If absent, two columns are a pair. For pretraining, columns are paragraphs."""
     label: str | None = None
-    """Column that holds the label, for fine-tuning; or `folder`, for files of text: each file is one text, and
-    the name of its folder is the label. Labelled texts keep a `<br />`, since callers send it too; elsewhere it
-    is a newline."""
+    """Column that holds the label. With `folder`, each file is one text, and the name of its folder is the label."""
     group: str | None = None
-    """Column whose equal values stay in one part, either training or dev (or held-out) text: film, author."""
+    """Column such as film or author: texts with the same value are all trained on or all held out."""
     escaped_newlines: bool = False
-    """Read a backslash followed by `n` as a newline, because the data sets of Zhang et al. 2015 (Yahoo, Amazon,
-    Yelp) write newlines so."""
+    """Read a backslash followed by `n` as a newline, as in the data sets of Zhang et al. 2015 (Yahoo, Amazon, Yelp)."""
     treebank: Literal["kept", "joined", "both"] = "kept"
     """How to read text in Penn Treebank tokens, such as SST-2's `it is n't`: `kept` as it is, `joined` as people
     write it (`it isn't`), `both` as two texts where the words differ."""
@@ -89,12 +85,12 @@ class SourceConfig(_Strict):
     """What a line of plain text is: a `paragraph`, a `sentence`, or a part of a paragraph that is `wrapped` to a
     width. A blank line always ends a document."""
     limit: Positive | None = None
-    """Read at most so many documents."""
+    """Documents to read at most."""
     by: str | None = None
-    """Column with the domain or origin of a text: the report has the mean over its values and the worst one."""
+    """Column with the domain of a text: the report has the mean over its values and the worst one."""
     balance: Annotated[float, Field(ge=1)] | None = None
-    """Limit for frequent labels: at most this many times the texts of the rarest label are kept, separately for each
-    value of `by`. A hash of the text decides which. If absent, all are kept."""
+    """Limit for frequent labels: keep at most this many times the texts of the rarest label, separately for each value
+    of `by`. If absent, all are kept."""
     note: str = ""
     """Licence and citation, for the model card."""
 
@@ -126,23 +122,21 @@ class CorpusConfig(_Strict):
     """The text to pretrain on."""
 
     sources: tuple[SourceConfig, ...] = ()
-    """Where the text comes from."""
+    """Text to pretrain on."""
     heldout: tuple[SourceConfig, ...] = ()
-    """Documents that are evaluated on and never trained on. Without any, `heldout_fraction` of each source is held
-    out."""
+    """Documents to evaluate on, never trained on. If absent, `heldout_fraction` of each source is held out."""
     heldout_fraction: Share = 0.01
-    """Share of documents to hold out. A hash of the document decides, so every run holds out the same ones; at
-    least one per source, unless the source is a single document."""
+    """Share of documents to hold out. A hash of the document decides, so every run holds out the same ones."""
 
 
 class ModelConfig(_Strict):
     """Shape of the network. It has as many positions as the longest example of any stage, at least 512."""
 
     preset: Literal["tiny", "mini", "small", "medium", "base", "large"] = "mini"
-    """Published shape (Turc et al. 2019; Devlin et al. 2018), layers × width: tiny 2 × 128, mini 4 × 256, small
-    4 × 512, medium 8 × 512, base 12 × 768, large 24 × 1024."""
+    """Published shape, layers × width: tiny 2×128, mini 4×256, small 4×512, medium 8×512, base 12×768, large
+    24×1024."""
     hidden_size: Positive | None = None
-    """Width, instead of the preset's: heads are 64 wide, the feed-forward layer is four times as wide."""
+    """Width, instead of the preset's. Heads are 64 wide, the feed-forward layer is four times as wide."""
     num_hidden_layers: Positive | None = None
     """Layers, instead of the preset's."""
 
@@ -167,23 +161,21 @@ class ExamplesConfig(_Strict):
     """How text becomes masked pairs of segments (Devlin et al. 2018, section 3.1 and appendix A.1)."""
 
     short_length: Annotated[int, Field(ge=8)] = 128
-    """Tokens of a full example, special tokens included: two segments need 8 or more."""
+    """Tokens of a full example, special tokens included."""
     long_length: Positive = 512
     """Tokens of a full long example."""
     long_fraction: Share = 0.1
-    """Share of the tokens that are in long examples, from the first step to the last. They train the positions beyond
-    `short_length`; Devlin et al. 2018, appendix A.2, train them at the end."""
+    """Share of the tokens that are in long examples, which train the positions beyond `short_length`."""
     mask_fraction: PositiveShare = 0.15
     """Share of tokens to predict at the beginning of the run: 80% of these become `[MASK]`, 10% another token, 10%
     stay as they are."""
     final_mask_fraction: PositiveShare | None = None
-    """Share of tokens to predict at the end of the run; the rate changes in steps of 0.025. If absent, it does not
-    change."""
+    """Share of tokens to predict at the end of the run. If absent, it does not change."""
     single_fraction: Share = 0.0
-    """Share of examples that are one segment without a second, and so without a next-sentence label."""
+    """Share of examples that are one segment, without a next-sentence label."""
     random_fraction: Annotated[float, Field(ge=0, le=0.5)] = 0.25
-    """Share of pairs whose second segment comes from another document. Half of all pairs are true pairs; the rest
-    comes from the same document, swapped or not adjacent."""
+    """Share of pairs whose second segment comes from another document. Half of all pairs are true pairs; in the rest,
+    both segments come from the same document, swapped or not adjacent."""
 
     @model_validator(mode="after")
     def _valid_lengths(self) -> ExamplesConfig:
@@ -207,27 +199,24 @@ class PretrainConfig(_Strict):
     """Masked LM and next sentence."""
 
     start: Path | None = None
-    """Checkpoint directory to continue from, with its shape and vocabulary, instead of random weights; `[model]` and
-    `[tokenizer]` are ignored then. Use another `seed` than the run that made it: with the same seed, the same examples
-    come first again."""
+    """Checkpoint directory to start from, instead of random weights. Its shape and vocabulary replace `[model]` and
+    `[tokenizer]`. Use another `seed` than the run that made it, because the same examples would come first again."""
     tokens: Positive | None = None
     """Budget in tokens. The learning rate reaches 0 at its end."""
     minutes: Annotated[float, Field(gt=0)] | None = None
-    """Budget in minutes instead: the first steps are timed, and the number of tokens that fits is fixed then and
-    written into the run's resolved recipe."""
+    """Budget in minutes instead: the first steps are timed, and the number of tokens that fits is fixed then."""
     batch_tokens: Positive = 2048
-    """Tokens per optimizer step, over all processes; a multiple of `micro_batch_tokens`, or less than it. More for a
-    budget of many steps or a large network."""
+    """Tokens per optimizer step, over all processes; a multiple of `micro_batch_tokens`, or less than it. Raise it for
+    a budget of many steps or a large network."""
     learning_rate: Annotated[float, Field(gt=0)] = 6e-4
     """Peak learning rate."""
     warmup_fraction: Share = 0.06
-    """Share of the budget in which the learning rate rises. A run that is continued does not warm up again."""
+    """Share of the budget, at its beginning, in which the learning rate rises."""
     decay_fraction: Share = 0.3
-    """Share of the budget at its end in which the learning rate falls linearly to 0; before, it is level. The state
-    before the decay is kept, and a run with a larger budget continues from there."""
+    """Share of the budget, at its end, in which the learning rate falls linearly to 0."""
     average_fraction: Share = 0.0
-    """Share of the budget at its end over which weights are averaged (Izmailov et al. 2018). The average is evaluated
-    and is the result."""
+    """Share of the budget, at its end, over which weights are averaged (Izmailov et al. 2018). The average is the
+    result."""
     dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
     """Dropout of hidden states. Attention has none."""
     examples: ExamplesConfig = ExamplesConfig()
@@ -256,7 +245,7 @@ class DistillConfig(_Strict):
     sources: tuple[SourceConfig, ...] = ()
     """Texts without labels that the teacher labels too."""
     weight: Share = 0.5
-    """Weight of the teacher's probabilities beside the true label; texts without a label have the teacher's only."""
+    """Weight of the teacher's probabilities beside the true label. Texts without a label have the teacher's only."""
 
 
 class FinetuneConfig(_Strict):
@@ -267,29 +256,27 @@ class FinetuneConfig(_Strict):
     test: tuple[SourceConfig, ...] = ()
     """Labelled sources for the report. Their texts are left out of `train`."""
     pretrained: Path | None = None
-    """Checkpoint directory to start from: pretrained, or a classifier of the same labels. If absent, what this run has
-    adapted or pretrained."""
+    """Checkpoint directory to start from: pretrained, or a classifier of the same labels. If absent, this run's own
+    network."""
     labels: dict[str, str] = {"0": "NEGATIVE", "1": "POSITIVE"}
-    """Value in the label column -> label of the model. Several values may have one label, and `""` leaves a value
-    out: `{ 1 = "BAD", 2 = "BAD", 3 = "", 4 = "GOOD" }`. Booleans are `true` and `false`. Logits are in the order in
-    which labels first appear, or in that of the classifier that training starts from."""
+    """Label of the model for each value of the label column; booleans are `true` and `false`. Several values may have
+    one label, and `""` leaves a value out: `{ 1 = "BAD", 2 = "BAD", 3 = "", 4 = "GOOD" }`."""
     seeds: tuple[Seed, ...] = ()
     """Train once with each seed and keep the best on dev. If empty, once with the recipe's `seed`."""
     dev_fraction: Share = 0.05
-    """Share of each source's texts, or of its groups, that is not trained on: it chooses the seed and the
-    temperature. At least one text or group per source, unless it has no other."""
+    """Share of each source's texts, or of its groups, that is never trained on. It serves to choose the seed and the
+    temperature."""
     epochs: Annotated[float, Field(gt=0)] = 2.0
     """Passes over the texts; cannot be raised for a finished run."""
     max_length: Positive = 256
     """Tokens of a text, or of both texts of a pair, in training: the beginning and the end are kept. Dev and test texts
-    are read as the service reads them, up to the network's positions."""
+    are read up to the network's positions."""
     batch_tokens: Positive = 4096
-    """Tokens per optimizer step, over all processes; a multiple of `micro_batch_tokens`, or less than it."""
+    """Tokens per optimizer step, as in `pretrain.batch_tokens`."""
     learning_rate: Annotated[float, Field(gt=0)] = 2e-4
     """Peak learning rate."""
     augment_fraction: Share = 0.1
-    """Share of texts that are changed to what callers send and data sets lack: typographic marks, contractions,
-    capitals."""
+    """Share of texts that get what users write and data sets lack: typographic marks, contractions, capitals."""
 
     @property
     def label_names(self) -> list[str]:
@@ -319,14 +306,14 @@ class ExportConfig(_Strict):
     """Where the served directories are written."""
 
     folder: Path | None = None
-    """Folder that gets `pretrained/` and `sentiment/`; `export` in the run's folder if absent."""
+    """Folder that gets `pretrained/` and `sentiment/`. If absent, `export` in the run's folder."""
 
 
 class Recipe(_Strict):
     """Everything a run depends on besides the data and the machine."""
 
     name: Annotated[str, Field(pattern=r"^[\w-][\w.-]*$")]
-    """Name of the run and of its folder: letters, digits, `_`, `-` and `.`."""
+    """Name of the run and of its folder."""
     description: str = ""
     """First paragraph of the model cards."""
     limits: tuple[str, ...] = ()
@@ -340,14 +327,13 @@ class Recipe(_Strict):
     data: Path = Path()
     """Folder that relative source paths start from."""
     run: Path = Path("runs")
-    """Folder of all runs; this one writes into the sub-folder with its name."""
+    """Folder of all runs. Each writes into the sub-folder with its name."""
     device: str = "auto"
     """`cpu`, `cuda`, `cuda:1`; `auto` takes a GPU where there is one."""
     micro_batch_tokens: Positive = 2048
-    """Tokens per forward pass of a process; more take more memory. At most `batch_tokens` are used. A multiple of
-    128."""
+    """Tokens per forward pass of a process, a multiple of 128. Lower it if memory runs out, raise it on a GPU."""
     checkpoint_minutes: Annotated[float, Field(gt=0)] = 5.0
-    """Minutes between checkpoints: a kill loses at most so much training."""
+    """Minutes between checkpoints. A kill loses at most so much training."""
     tensorboard: bool = False
     """Write TensorBoard event files beside the logs."""
     tokenizer: TokenizerConfig = TokenizerConfig()
