@@ -25,11 +25,11 @@ _UNSEEN = {"caller_gone"}  # codes that no caller sees, because the connection i
 
 
 def settings() -> str:
-    """Every setting of the service: variable, default, values, meaning."""
+    """Every setting of the service: variable, default, meaning."""
     fields = Settings.model_fields.items()
     return _table(
-        ("variable", "default", "values", "what it does"),
-        [(f"`{PREFIX}{name.upper()}`", _default(name, f), _values(f), f.description or "") for name, f in fields],
+        ("variable", "default", "what it does"),
+        [(f"`{PREFIX}{name.upper()}`", _default(name, field), _meaning(field)) for name, field in fields],
     )
 
 
@@ -47,7 +47,7 @@ def errors() -> str:
 
 
 def metrics() -> str:
-    """Every metric that the service tells."""
+    """Every metric of the service, without those of `prometheus_client` about the process."""
     told = Metrics()
     told.request("sentiment", 200)
     told.duration("sentiment", 200, 0)
@@ -60,6 +60,7 @@ def metrics() -> str:
             metric.documentation,
         )
         for metric in told.registry.collect()
+        if metric.name.startswith("bert_")
     ]
     return _table(("metric", "type", "labels", "what it counts"), rows)
 
@@ -69,13 +70,12 @@ def alerts() -> str:
     groups = yaml.safe_load(ALERTS.read_text(encoding="utf-8"))["groups"]
     rules = [rule for group in groups for rule in group["rules"]]
     return _table(
-        ("alert", "severity", "after", "condition", "what to do"),
+        ("alert", "severity", "after", "what to do"),
         [
             (
                 f"`{rule['alert']}`",
                 rule["labels"]["severity"],
                 rule.get("for", "at once"),
-                f"`{rule['expr']}`",
                 rule["annotations"]["description"],
             )
             for rule in rules
@@ -117,17 +117,13 @@ def _default(name: str, field: FieldInfo) -> str:
     return f"`{str(default).lower() if isinstance(default, bool) else default}`"
 
 
-def _values(field: FieldInfo) -> str:
-    """What may be given, as far as the type says more than the explanation."""
-    if get_origin(field.annotation) is Literal:
-        return ", ".join(f"`{value}`" for value in get_args(field.annotation))
-    if field.annotation is bool:
-        return "`true`, `false`"
-    low = next((limit.ge for limit in field.metadata if hasattr(limit, "ge")), None)
-    high = next((limit.le for limit in field.metadata if hasattr(limit, "le")), None)
-    if low is None:
-        return {Path: "directory", Path | None: "file", str: "text"}.get(field.annotation, "list")
-    return f"{low} to {high}" if high is not None else f"{low} or more"
+def _meaning(field: FieldInfo) -> str:
+    """The explanation, with the choices that it does not name."""
+    meaning = field.description or ""
+    choices = get_args(field.annotation) if get_origin(field.annotation) is Literal else ()
+    if all(choice in meaning for choice in choices):
+        return meaning
+    return f"{', '.join(f'`{choice}`' for choice in choices)}: {meaning}"
 
 
 def _exposed(metric: Metric) -> str:
