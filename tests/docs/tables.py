@@ -56,13 +56,12 @@ def metrics() -> str:
         (
             f"`{_exposed(metric)}`",
             metric.type,
-            ", ".join(f"`{label}`" for label in _labels(metric)),
             metric.documentation,
         )
         for metric in told.registry.collect()
         if metric.name.startswith("bert_")
     ]
-    return _table(("metric", "type", "labels", "what it counts"), rows)
+    return _table(("metric", "type", "what it counts"), rows)
 
 
 def alerts() -> str:
@@ -70,12 +69,11 @@ def alerts() -> str:
     groups = yaml.safe_load(ALERTS.read_text(encoding="utf-8"))["groups"]
     rules = [rule for group in groups for rule in group["rules"]]
     return _table(
-        ("alert", "severity", "after", "what to do"),
+        ("alert", "severity", "what to do"),
         [
             (
                 f"`{rule['alert']}`",
                 rule["labels"]["severity"],
-                rule.get("for", "at once"),
                 rule["annotations"]["description"],
             )
             for rule in rules
@@ -127,11 +125,10 @@ def _meaning(field: FieldInfo) -> str:
 
 
 def _exposed(metric: Metric) -> str:
-    return f"{metric.name}_total" if metric.type == "counter" else metric.name
-
-
-def _labels(metric: Metric) -> list[str]:
-    return [label for label in metric.samples[0].labels if label != "le"]
+    """The name in `/metrics`, with the labels."""
+    name = f"{metric.name}_total" if metric.type == "counter" else metric.name
+    labels = [label for label in metric.samples[0].labels if label != "le"]
+    return f"{name}{{{', '.join(labels)}}}" if labels else name
 
 
 def renew(document: str, name: str, table: str) -> None:
