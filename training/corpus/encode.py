@@ -7,6 +7,7 @@ import re
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,13 +22,10 @@ MAX_SENTENCE_TOKENS = 125
 MAX_UNKNOWN = 0.5
 """A sentence with a larger share of [UNK] is in another script; it is dropped."""
 
-CACHED_WORDS = 300_000
-"""Words whose pieces are remembered, about 100 bytes each."""
+CACHED_STRINGS, CACHED_CHARACTERS = 500_000, 50
+"""Strings whose token ids are remembered, about 200 bytes each; longer ones hardly recur."""
 
 NO_LABEL = -1
-
-_BATCH = 2000
-"""Sentences whose words are in memory at a time."""
 
 _WORD = re.compile(r"\[UNK\]|[!-/:-@\[-`{-~]|[^ \t\n\r!-/:-@\[-`{-~]+")
 """One character of ASCII punctuation, or a run of anything else between ASCII white space."""
@@ -56,20 +54,40 @@ class EncodedShard:
     """Sentences cut because they are too long."""
 
 
-class ShardEncoder:
-    """Documents to token ids, with a cache of the pieces of each word.
+class _TokenIds(dict[str, bytes]):
+    """Token ids of the strings between two spaces (`film,`) and of their words, found when they are first looked up.
 
-    BERT's pre-tokenizer splits at white space and around punctuation before anything else, so the pieces of a word do
-    not depend on its neighbours, and a look-up is several times faster than WordPiece. A spelled-out `[MASK]` becomes
-    the three words that it is in a corpus, not the special token.
+    BERT's pre-tokenizer splits at white space and around punctuation before anything else, so the ids of a word do not
+    depend on its neighbours, and a look-up is several times faster than WordPiece. A spelled-out `[MASK]` becomes the
+    three words that it is in a corpus, not the special token.
     """
+
+    def __init__(self, tokenizer: Tokenizer, dtype: np.dtype[Any]) -> None:
+        super().__init__()
+        self._tokenizer, self._dtype = tokenizer, dtype
+
+    def __missing__(self, string: str) -> bytes:
+        words = _WORD.findall(string)
+        if words == [string]:
+            ids = array(self._dtype.char, self._tokenizer.ids(string)).tobytes()
+        else:
+            ids = b"".join(map(self.__getitem__, words))
+        if len(self) >= CACHED_STRINGS:
+            self.clear()
+        if len(string) <= CACHED_CHARACTERS:
+            self[string] = ids
+        return ids
+
+
+class ShardEncoder:
+    """Documents to token ids."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self.dtype = np.dtype(np.uint16 if tokenizer.vocab_size <= 2**16 else np.uint32)
         self._tokenizer = tokenizer
         self._continues = np.array([token.startswith("##") for token in tokenizer.vocab])  # (vocab_size,)
-        self._by_word = tokenizer.ids(_PROBE) == [i for word in _WORD.findall(_PROBE) for i in tokenizer.ids(word)]
-        self._words: dict[str, bytes] = {}
+        self._splits_words = tokenizer.ids(_PROBE) == [i for word in _WORD.findall(_PROBE) for i in tokenizer.ids(word)]
+        self._known = _TokenIds(tokenizer, self.dtype)
 
     def encode_text(self, texts: Sequence[str], *, lines: bool = False) -> EncodedShard:
         """Pretraining text: the sentences of each document, or its lines if they are sentences already. Sentences
@@ -107,23 +125,12 @@ class ShardEncoder:
 
     def _ids(self, sentences: Sequence[str]) -> tuple[NDArray[np.unsignedinteger], Counts]:
         """(tokens,) ids of all sentences end to end, and (sentences,) their lengths."""
-        ids: list[bytes] = []
-        if self._by_word:
-            known = self._words.__getitem__
-            for first in range(0, len(sentences), _BATCH):
-                words = [_WORD.findall(sentence) for sentence in sentences[first : first + _BATCH]]
-                if len(self._words) > CACHED_WORDS:
-                    self._words.clear()
-                new = list(set[str]().union(*words).difference(self._words))
-                self._words.update(zip(new, self._tokenize(new), strict=True))
-                ids += [b"".join(map(known, sentence)) for sentence in words]
+        if self._splits_words:
+            ids = [b"".join(map(self._known.__getitem__, sentence.split(" "))) for sentence in sentences]
         else:
-            ids = self._tokenize(sentences)
+            ids = [array(self.dtype.char, each).tobytes() for each in self._tokenizer.ids_batch(sentences)]
         tokens = np.frombuffer(b"".join(ids), self.dtype)
         return tokens, np.array([len(sentence) for sentence in ids], np.int64) // self.dtype.itemsize
-
-    def _tokenize(self, texts: Sequence[str]) -> list[bytes]:
-        return [array(self.dtype.char, ids).tobytes() for ids in self._tokenizer.ids_batch(texts)]
 
 
 def even_parts(continues: NDArray[np.bool_]) -> list[int]:

@@ -18,7 +18,7 @@ from training.recipe import Recipe, SourceConfig, source_name
 from training.sources.detokenize import capitals, contractions, typographic
 from training.sources.documents import Document, documents
 from training.sources.labels import labelled
-from training.sources.split import group_hash, held_out_below, text_hash
+from training.sources.split import hashes, held_out_below, text_hash
 
 SHARD_CHARACTERS = 8_000_000
 """Text of a shard. A worker needs a few times this in memory, for a corpus of any size."""
@@ -32,8 +32,8 @@ Routed = tuple[str, Document, int]
 """A part (`train`, `dev/<source>` or `heldout/<source>`), a document of it, and the index of its label."""
 
 Labelled = Iterable[tuple[Document, int]]
-IsLeak = Callable[[Document, bool], bool]
-"""Called with a document and whether its group is held out."""
+IsLeak = Callable[[int, int, bool], bool]
+"""Called with the hashes of a document's text and group, and whether the group is held out."""
 
 
 @dataclass(slots=True)
@@ -75,8 +75,9 @@ def _route(found: Labelled, source: SourceConfig, evaluated: str, threshold: int
     """
     name, left_out = source_name(source), 0
     for document, label in found:
-        is_held_out = group_hash(document) < threshold
-        if is_leak(document, is_held_out):
+        text, group = hashes(document)
+        is_held_out = group < threshold
+        if is_leak(text, group, is_held_out):
             left_out += 1
         else:
             yield f"{evaluated}/{name}" if is_held_out else "train", document, label
@@ -104,20 +105,17 @@ def pretraining_inputs(recipe: Recipe) -> Iterator[ShardInput]:
     if config.heldout or any(source.group for source in config.sources):  # equal texts may have unequal hashes
         for source, threshold in thresholds:
             for document in read(source) if threshold else ():
-                if group_hash(document) < threshold:
-                    held_out |= _hashes(document)
+                text, group = hashes(document)
+                if group < threshold:
+                    held_out |= {text, group}
 
-    def is_leak(document: Document, is_held_out: bool) -> bool:
-        return not is_held_out and not held_out.isdisjoint(_hashes(document))
+    def is_leak(text: int, group: int, is_held_out: bool) -> bool:
+        return not is_held_out and (text in held_out or group in held_out)
 
     for source, threshold in thresholds:
         found = ((document, NO_LABEL) for document in read(source, progress=cutter.progress))
         routed = _route(found, source, "heldout", threshold, is_leak)
         yield from cutter.cut(routed, source, "lines" if source.lines == "sentence" else "paragraphs")
-
-
-def _hashes(document: Document) -> set[int]:
-    return {text_hash(document.text), group_hash(document)}
 
 
 # --- labelled text -------------------------------------------------------------------------------------------------
@@ -139,8 +137,8 @@ def labelled_inputs(recipe: Recipe) -> Iterator[ShardInput]:
     plans = [(source, *_plan(source, recipe, tested, in_dev)) for source in config.train]
     held_out, trained = tested | in_dev, Counter[int]()
 
-    def is_leak(document: Document, is_held_out: bool) -> bool:
-        return text_hash(document.text) in (tested if is_held_out else held_out)
+    def is_leak(text: int, _group: int, is_held_out: bool) -> bool:
+        return text in (tested if is_held_out else held_out)
 
     for source, threshold, shares in plans:
         routed = _route(labelled(source, recipe, cutter.progress), source, "dev", threshold, is_leak)
@@ -184,11 +182,11 @@ def _plan(source: SourceConfig, recipe: Recipe, tested: set[int], in_dev: set[in
     counts: Counter[tuple[str | None, int]] = Counter()
     dev = 0
     for document, label in labelled(source, recipe):
-        key = text_hash(document.text)
-        if key in tested:
+        text, group = hashes(document)
+        if text in tested:
             continue
-        if group_hash(document) < threshold:
-            in_dev.add(key)
+        if group < threshold:
+            in_dev.add(text)
             dev += 1
         else:
             counts[document.domain, label] += 1

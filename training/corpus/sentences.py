@@ -70,9 +70,8 @@ def _is_boundary(paragraph: str, end: int, *, lowercase: bool) -> bool:
     if end == len(paragraph):
         return True
     before, after = paragraph[end - 1], paragraph[end]
-    ending = paragraph[max(0, end - 8) : end].rstrip()  # bounded: a paragraph may be a whole book
-    if after.islower() and (not lowercase or ending.endswith(_QUOTED)):
-        return False
+    if after.islower() and (not lowercase or paragraph[max(0, end - 8) : end].rstrip().endswith(_QUOTED)):
+        return False  # 8 characters, because a paragraph may be a whole book
     if paragraph.startswith(_CLOSING_TOKENS, end):
         return False
     return before.isspace() or not before.isascii()

@@ -13,7 +13,7 @@ from training.sources.documents import Document
 from training.sources.plain_text import without_breaks
 
 _ASCII_MARKS = bytes(code for code in range(128) if not chr(code).isalnum())
-_TYPOGRAPHIC_MARKS = "‘’“”«»–—…\xa0"
+_TYPOGRAPHIC_MARKS = [mark.encode() for mark in "‘’“”«»–—…\xa0"]
 
 
 def text_hash(text: str) -> int:
@@ -23,27 +23,26 @@ def text_hash(text: str) -> int:
     >>> text_hash("It isn’t “good”.") == text_hash("it is n't ``good''")
     True
     """
-    text = without_breaks(text).casefold()
-    whole = text.encode(errors="surrogatepass")
-    if not text.isascii():
-        for mark in _TYPOGRAPHIC_MARKS:
-            text = text.replace(mark, "")
-    letters = text.encode(errors="surrogatepass").translate(None, _ASCII_MARKS)
+    whole = without_breaks(text).casefold().encode(errors="surrogatepass")
+    letters = whole.translate(None, _ASCII_MARKS)
+    for mark in () if letters.isascii() else _TYPOGRAPHIC_MARKS:
+        letters = letters.replace(mark, b"")
     return int.from_bytes(hashlib.blake2b(letters or whole, digest_size=8).digest(), "big")
 
 
-def group_hash(document: Document) -> int:
-    """64-bit hash of what must stay in one part: the document's group, or else its text."""
-    return text_hash(document.group or document.text)
+def hashes(document: Document) -> tuple[int, int]:
+    """64-bit hashes of the document's text, and of what must stay in one part: its group, or else its text."""
+    text = text_hash(document.text)
+    return text, text_hash(document.group) if document.group else text
 
 
 def held_out_below(documents: Iterable[Document], fraction: float) -> int:
-    """The limit below which a `group_hash` is held out: about `fraction` of the groups of a source, at least one and
+    """The limit below which a group's hash is held out: about `fraction` of the groups of a source, at least one and
     never all. A source of one group is trained on. Reads documents only until both parts have one."""
     limit = int(fraction * 2**64)
     lowest, highest = 2**64, -1
     for document in documents if limit else ():
-        value = group_hash(document)
+        _, value = hashes(document)
         lowest, highest = min(lowest, value), max(highest, value)
         if lowest < limit <= highest:
             return limit

@@ -8,7 +8,7 @@ from string import ascii_lowercase
 import pytest
 
 from training.sources.documents import Document
-from training.sources.split import group_hash, held_out_below, text_hash
+from training.sources.split import hashes, held_out_below, text_hash
 
 
 def document(text: str, group: str | None = None) -> Document:
@@ -39,13 +39,13 @@ def test_text_hash_differs_between_texts() -> None:
     assert len({text_hash(text) for text in texts}) == len(texts)
 
 
-def test_group_hash_is_that_of_the_group_if_there_is_one() -> None:
-    assert group_hash(document("a", "film")) == group_hash(document("b", "film")) != group_hash(document("a"))
-    assert group_hash(document("A  b")) == group_hash(document("a b"))
+def test_hashes_are_those_of_the_text_and_of_the_group_if_there_is_one() -> None:
+    assert hashes(document("a", "film")) == (text_hash("a"), text_hash("film"))
+    assert hashes(document("A  b")) == (text_hash("a b"), text_hash("a b"))
 
 
 def held_out(found: list[Document], limit: int) -> list[bool]:
-    return [group_hash(document) < limit for document in found]
+    return [hashes(document)[1] < limit for document in found]
 
 
 @pytest.mark.parametrize("fraction", [0.05, 0.3, 0.9])
@@ -88,7 +88,7 @@ def test_held_out_below_of_no_fraction_holds_out_nothing() -> None:
     assert not any(held_out(found, held_out_below(found, 0.0)))
 
 
-def test_group_hash_keeps_the_spellings_of_a_text_together() -> None:
+def test_held_out_below_keeps_the_spellings_of_a_text_together() -> None:
     found = [document(f"it is n't {letter} ''") for letter in ascii_lowercase]
     limit = held_out_below(found, 0.5)
     spelled = [
