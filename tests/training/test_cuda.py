@@ -20,6 +20,7 @@ from training.pretrain.task import PretrainingLoss
 from training.recipe import Recipe
 from training.report.run import evaluate
 from training.runtime.device import maybe_compile
+from training.runtime.distributed import DistContext
 
 pytestmark = [
     pytest.mark.cuda,
@@ -38,7 +39,7 @@ def make_trainer(recipe: Recipe, *, compiled: bool) -> Trainer:
     if compiled:
         maybe_compile(loss)
     config = TrainConfig(10**9, 512, recipe.micro_batch_tokens, 1e-3, 0.1)
-    return Trainer(loss, stream, config, recipe.folder / "pretrain", identity={})
+    return Trainer(loss, stream, config, recipe.folder / "pretrain", identity={}, dist=DistContext())
 
 
 @pytest.mark.parametrize("compiled", [True, False])

@@ -107,10 +107,8 @@ def check_corpus_settings(recipe: Recipe) -> None:
     corpus = recipe.folder / "corpus"
     if (found := read_json(corpus / "fingerprint.json")) is None:
         return
-    settings = _corpus_settings(recipe)
-    if changed := [key for key, value in settings.items() if found["settings"].get(key) != value]:
-        keys = ", ".join(f"corpus.{key}" for key in changed)
-        raise CorpusError(f"{corpus}: made with other settings ({keys}); run prepare again")
+    if changed := changes({"settings": found["settings"]}, {"settings": _corpus_settings(recipe)}):
+        raise CorpusError(f"{corpus}: made with other settings ({', '.join(changed)}); run prepare again")
 
 
 def _corpus_settings(recipe: Recipe) -> dict[str, Any]:

@@ -87,12 +87,10 @@ def _source_line(source: SourceConfig) -> str:
 def _portable_recipe(recipe: Recipe) -> Recipe:
     """The recipe without the folders of one machine."""
     parts = (override.partition("=") for override in recipe.overrides if not override.startswith(_LOCAL_KEYS))
-    values = json.loads(recipe.model_dump_json(), object_hook=_portable_table)
+    values = json.loads(
+        recipe.model_dump_json(), object_hook=lambda table: {key: _portable(value, key) for key, value in table.items()}
+    )
     return Recipe(**values | {"overrides": [f"{key}={_portable(value)}" for key, _, value in parts]})
-
-
-def _portable_table(table: dict[str, Any]) -> dict[str, Any]:
-    return {key: _portable(value, key) for key, value in table.items()}
 
 
 def _portable(value: Any, key: str = "") -> Any:

@@ -6,7 +6,6 @@ The teacher's probabilities are written as a column, `target_probs.npy`, beside 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
 
 import numpy as np
 from tqdm import tqdm
@@ -29,14 +28,11 @@ COLUMN = "target_probs"
 RECORD = "teacher.json"
 """File that names the teacher whose probabilities the column holds."""
 
-TEXTS_AT_A_TIME = 1000
-"""Texts between two updates of the progress bar; within them, texts of like length are one batch."""
-
 logger = logging.getLogger(__name__)
 
 
-def distill(recipe: Recipe, tokenizer: Tokenizer) -> bool:
-    """Let the teacher label all texts of `labelled/train`. Continues an interrupted run. True when finished.
+def distill(recipe: Recipe, tokenizer: Tokenizer) -> None:
+    """Let the teacher label all texts of `labelled/train`. Continues an interrupted run.
 
     Args:
         tokenizer: of the network that will be fine-tuned.
@@ -49,30 +45,26 @@ def distill(recipe: Recipe, tokenizer: Tokenizer) -> bool:
     key = fingerprint(teacher.model)
     if read_json(folder / RECORD) == key:
         logger.info("%s: labelled by this teacher already", folder)
-        return True
+        return
     if read_json(folder / f"{RECORD}.part") != key:
         for old in folder.glob(f"*/{COLUMN}.npy"):
             old.unlink()
         write_json(folder / f"{RECORD}.part", key)
     teacher.model.to(choose_device(recipe.device))
-    texts = 0
     total = PreparedText.open(folder).documents
     with tqdm(desc="distill", total=total, unit="text", disable=None) as bar:
         for shard_input in labelled_inputs(recipe):
             file = folder / f"{shard_input.number:06d}" / f"{COLUMN}.npy"
             if shard_input.part != "train":
                 continue
-            if file.is_file():
-                bar.update(len(shard_input.documents))
-                continue
-            part = file.with_suffix(".part.npy")
-            np.save(part, _probabilities(teacher, shard_input, bar.update))
-            part.replace(file)
-            texts += len(shard_input.documents)
+            if not file.is_file():
+                part = file.with_suffix(".part.npy")
+                np.save(part, _probabilities(teacher, shard_input))
+                part.replace(file)
+            bar.update(len(shard_input.documents))
     write_json(folder / RECORD, key)
     write_resolved(recipe, recipe.folder / "distill")
-    logger.info("%s labelled %s texts in %s", teacher.path, f"{texts:,}", folder)
-    return True
+    logger.info("%s labelled %s texts in %s", teacher.path, f"{total:,}", folder)
 
 
 def with_earlier_distill(recipe: Recipe) -> Recipe:
@@ -112,12 +104,10 @@ def load_teacher(recipe: Recipe) -> Checkpoint:
     return load_classifier(recipe.distill.teacher, recipe.finetune.label_names)
 
 
-def _probabilities(teacher: Checkpoint, shard_input: ShardInput, progress: Callable[[int], object]) -> Floats:
+def _probabilities(teacher: Checkpoint, shard_input: ShardInput) -> Floats:
     """(documents, labels) the teacher's probabilities; the mean over the readings of a document that has two."""
-    probabilities: Floats = np.zeros((len(shard_input.documents), teacher.config.num_labels), np.float32)
-    for at in range(0, len(shard_input.documents), TEXTS_AT_A_TIME):
-        documents = shard_input.documents[at : at + TEXTS_AT_A_TIME]
-        answers = classify(teacher, documents, [0] * len(documents), shard_input.read)
-        np.add.at(probabilities[at:], answers.documents, answers.logits.softmax(1).numpy())
-        progress(len(documents))
+    documents = shard_input.documents
+    answers = classify(teacher, documents, [0] * len(documents), shard_input.read)
+    probabilities: Floats = np.zeros((len(documents), teacher.config.num_labels), np.float32)
+    np.add.at(probabilities, answers.documents, answers.logits.softmax(1).numpy())
     return probabilities / probabilities.sum(1, keepdims=True)

@@ -22,8 +22,7 @@ from training.finetune.calibration import calibrate
 from training.finetune.distill import distilled_by, with_earlier_distill
 from training.finetune.selection import SeedResult, best_seed, mean_score, save_results, seed_folder, seeds_of
 from training.finetune.task import ClassificationLoss, classifier_from
-from training.loop.checkpoint import fingerprint
-from training.loop.state import TrainState
+from training.loop.checkpoint import TrainState, fingerprint
 from training.loop.trainer import TrainConfig, Trainer
 from training.pretrain.adapt import adapted, pretrained_folder
 from training.pretrain.run import open_parts
@@ -176,10 +175,9 @@ def _trainer(material: _Material, model: BertForSequenceClassification, seed: in
 
     def evaluate(_state: TrainState) -> dict[str, Any]:
         reports = {name: predict_classification(model, texts).report() for name, texts in material.dev.items()}
-        score = mean_score(reports)
-        figures: dict[str, Any] = {name: report.summary() for name, report in reports.items()}
-        figures |= {"dev_accuracy": score.accuracy, "dev_loss": score.loss}
-        return figures
+        accuracy, loss = mean_score(reports)
+        figures = {name: report.summary() for name, report in reports.items()}
+        return figures | {"dev_accuracy": accuracy, "dev_loss": loss}
 
     settings = TrainConfig(
         budget_tokens=max(config.batch_tokens, round(config.epochs * stream.tokens)),

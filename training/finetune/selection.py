@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 
@@ -17,22 +16,12 @@ FULL_WEIGHT_TEXTS = 200
 """Dev texts from which a source has as much weight as any other: a single text would else outvote a thousand."""
 
 
-class Score(NamedTuple):
-    """How good weights are on dev, as means over its sources."""
-
-    accuracy: float
-    """Balanced accuracy."""
-    loss: float
-
-
-def mean_score(reports: Mapping[str, ClassificationReport]) -> Score:
-    """Weighted mean over dev sources; see `source_weights`."""
+def mean_score(reports: Mapping[str, ClassificationReport]) -> tuple[float, float]:
+    """Balanced accuracy and loss, as weighted means over dev sources; see `source_weights`."""
     weights = source_weights(report.examples for report in reports.values())
-    accuracy, loss = (
-        float(np.average([getattr(report, key) for report in reports.values()], weights=weights))
-        for key in ("balanced_accuracy", "loss")
-    )
-    return Score(accuracy, loss)
+    figures = [(report.balanced_accuracy, report.loss) for report in reports.values()]
+    accuracy, loss = np.average(figures, axis=0, weights=weights).tolist()
+    return accuracy, loss
 
 
 def source_weights(texts: Iterable[int], limit: int = FULL_WEIGHT_TEXTS) -> list[int]:

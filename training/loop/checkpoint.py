@@ -6,7 +6,7 @@ import hashlib
 import logging
 import shlex
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,6 @@ from torch import nn
 
 from training.errors import RunError
 from training.examples.loader import Position
-from training.loop.state import TrainState
 from training.runtime.distributed import DistContext
 from training.runtime.files import read_json, write_tensors
 
@@ -37,6 +36,24 @@ HASHES = {
 """What differs where an identity has a hash."""
 
 logger = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class TrainState:
+    """Progress of a run; with weights and optimizer, all that a bit-exact resume needs."""
+
+    step: int = 0
+    """Optimizer steps."""
+    tokens: int = 0
+    """Tokens trained on, special tokens and padding included."""
+    micro_batches: int = 0
+    """Micro-batches trained on, over all ranks."""
+    seconds: float = 0.0
+    """Time spent training; evaluation and checkpoints do not count."""
+    warmup_tokens: int = 0
+    """Tokens of the warm-up, fixed when the run starts: a larger budget does not warm it up again."""
+    lanes: dict[int, Position] = field(default_factory=dict)
+    """Position of each lane of the examples (training.examples.loader)."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from typing import Any
 from tqdm import tqdm
 
 from training.errors import RunError
-from training.loop.state import TrainState
+from training.loop.checkpoint import TrainState
 
 
 class RunLog:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from training.errors import RunError
-from training.loop.state import TrainState
+from training.loop.checkpoint import TrainState
 
 
 class MetricWindow:

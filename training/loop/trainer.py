@@ -11,7 +11,7 @@ import signal
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -23,12 +23,11 @@ from tqdm import tqdm
 from training.errors import RunError
 from training.examples.loader import ExampleStream, MicroBatch, MicroBatches, load
 from training.loop.advice import LEFT_PLATEAU, Advisor
-from training.loop.checkpoint import Checkpointer
+from training.loop.checkpoint import Checkpointer, TrainState
 from training.loop.log import RunLog, flatten
 from training.loop.metrics import MetricWindow
 from training.loop.optimizer import make_optimizer
 from training.loop.schedule import Schedule
-from training.loop.state import TrainState
 from training.loop.weight_average import WeightAverage
 from training.runtime.device import autocast, choose_precision, machine_description, matmul_peak, synchronize
 from training.runtime.distributed import DistContext
@@ -100,57 +99,53 @@ class TrainConfig:
         return self.batch_tokens // self.micro_batch_tokens
 
 
-@dataclass(slots=True)
 class Trainer:
     """One run, until its budget is spent or a signal stops it."""
 
-    loss: TrainingLoss
-    stream: ExampleStream
-    config: TrainConfig
-    folder: Path
-    """Log and checkpoints."""
-    identity: Mapping[str, Any]
-    """See `Checkpointer.identity`; may be nested."""
-    evaluate: Callable[[TrainState], dict[str, Any]] | None = None
-    """Figures for the log. All ranks call it, so that none waits for another; it may use no collective."""
-    unigram_entropy: float | None = None
-    """See `Advisor`."""
-    dist: DistContext = field(default_factory=DistContext)
-    state: TrainState = field(init=False)
-    log: RunLog = field(init=False)
-    average: WeightAverage = field(init=False)
-    optimizer: torch.optim.Optimizer = field(init=False)
-    checkpointer: Checkpointer = field(init=False)
-    schedule: Schedule = field(init=False)
-    advisor: Advisor = field(init=False)
-    device: torch.device = field(init=False)
-    _synchronized_loss: nn.Module = field(init=False)
-    _window: MetricWindow = field(init=False)
-    _saved_seconds: float = 0.0
-    _stop_signal: int = 0
+    def __init__(
+        self,
+        loss: TrainingLoss,
+        stream: ExampleStream,
+        config: TrainConfig,
+        folder: Path,
+        identity: Mapping[str, Any],
+        dist: DistContext,
+        evaluate: Callable[[TrainState], dict[str, Any]] | None = None,
+        unigram_entropy: float | None = None,
+    ) -> None:
+        """A new run, or an earlier one at the step where it stopped.
 
-    def __post_init__(self) -> None:
-        config, model = self.config, self.loss.model
-        if config.micro_batches % self.dist.world_size:
+        Args:
+            folder: of the log and the checkpoints.
+            identity: see `Checkpointer.identity`; may be nested.
+            evaluate: gives figures for the log. All ranks call it, so that none waits for another; it may use no
+                collective.
+            unigram_entropy: see `Advisor`.
+
+        Raises:
+            RunError: the ranks cannot share the micro-batches, or the folder belongs to another run.
+        """
+        if config.micro_batches % dist.world_size:
             raise RunError(
                 f"batch_tokens ({config.batch_tokens}) holds {config.micro_batches} micro-batches, which "
-                f"{self.dist.world_size} processes cannot share evenly: change batch_tokens or micro_batch_tokens"
+                f"{dist.world_size} processes cannot share evenly: change batch_tokens or micro_batch_tokens"
             )
-        self.device = next(model.parameters()).device
-        self.average = WeightAverage(model)
-        self.optimizer = make_optimizer(model, config.learning_rate)
-        parts = {"model": model, "optimizer": self.optimizer, "average": self.average}
-        budget, identity = config.budget_tokens, flatten(self.identity)
-        self.checkpointer = Checkpointer(self.folder, identity, budget, parts, self.dist)
-        self.log = RunLog(self.folder / "log.jsonl", tensorboard=config.tensorboard and self.dist.is_main)
+        self.loss, self.stream, self.config, self.evaluate, self.dist = loss, stream, config, evaluate, dist
+        self.device = next(loss.model.parameters()).device
+        self.average = WeightAverage(loss.model)
+        self.optimizer = make_optimizer(loss.model, config.learning_rate)
+        parts = {"model": loss.model, "optimizer": self.optimizer, "average": self.average}
+        self.checkpointer = Checkpointer(folder, flatten(identity), config.budget_tokens, parts, dist)
+        self.log = RunLog(folder / "log.jsonl", tensorboard=config.tensorboard and dist.is_main)
         resumed = self.checkpointer.resume()
-        if resumed and self.dist.is_main:
+        if resumed and dist.is_main:
             self.log.rewind(resumed.step)
-        self.state = resumed or TrainState(warmup_tokens=round(config.warmup_fraction * budget))
-        self.schedule = Schedule(budget, self.state.warmup_tokens, config.decay_fraction)
-        self.advisor = Advisor(self.unigram_entropy, any(line["event"] == LEFT_PLATEAU for line in self.log))
-        self._synchronized_loss = self.dist.wrap(self.loss)
-        self._window = MetricWindow(self.loss.metric_names, self.state)
+        self.state = resumed or TrainState(warmup_tokens=round(config.warmup_fraction * config.budget_tokens))
+        self.schedule = Schedule(config.budget_tokens, self.state.warmup_tokens, config.decay_fraction)
+        self.advisor = Advisor(unigram_entropy, any(line["event"] == LEFT_PLATEAU for line in self.log))
+        self._synchronized_loss = dist.wrap(loss)
+        self._window = MetricWindow(loss.metric_names, self.state)
+        self._saved_seconds, self._stop_signal = self.state.seconds, 0
 
     @property
     def is_finished(self) -> bool:
@@ -171,22 +166,19 @@ class Trainer:
         return True
 
     def _train(self) -> None:
-        state, steps, self._saved_seconds = self.state, self.config.steps, self.state.seconds
-        batches = self._load()
-        is_stopping = False
+        state, config = self.state, self.config
+        total = config.steps * config.micro_batches
+        micro_batches = MicroBatches(self.stream, total, state.micro_batches, dict(state.lanes), self.dist)
+        batches = load(micro_batches, self.device)
         hidden = None if self.dist.is_main else True  # None: shown on a terminal only
-        with tqdm(total=steps, initial=state.step, unit="step", mininterval=1, disable=hidden) as bar:
-            while not (self.is_finished or is_stopping):
+        with tqdm(total=config.steps, initial=state.step, unit="step", mininterval=1, disable=hidden) as bar:
+            while not self.is_finished:
                 began = time.perf_counter()
                 self._step(batches)
                 state.seconds += time.perf_counter() - began
-                is_stopping = self._after_step()
                 bar.update()
-
-    def _load(self) -> Iterator[MicroBatch]:
-        total = self.config.steps * self.config.micro_batches
-        batches = MicroBatches(self.stream, total, self.state.micro_batches, dict(self.state.lanes), self.dist)
-        return load(batches, self.device)
+                if self._after_step():
+                    break
 
     def _step(self, batches: Iterator[MicroBatch]) -> None:
         """One optimizer step."""

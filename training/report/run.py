@@ -58,15 +58,6 @@ class SourceReport:
 
 
 @dataclass(frozen=True, slots=True)
-class SeedReport:
-    """Accuracies of one seed."""
-
-    result: SeedResult
-    test: dict[str, float]
-    """By name of the test source."""
-
-
-@dataclass(frozen=True, slots=True)
 class Report:
     """What is known of a run's models; empty where a model does not exist."""
 
@@ -77,8 +68,8 @@ class Report:
     labels: list[str] = field(default_factory=list)
     baselines: dict[str, dict[str, Figures]] = field(default_factory=dict)
     """By name of the baseline and of the test source."""
-    seeds: list[SeedReport] = field(default_factory=list)
-    """Of each seed, where there are several."""
+    seeds: dict[int, dict[str, float]] = field(default_factory=dict)
+    """Accuracies of each seed by test source, after the balanced accuracy on dev, where there are several seeds."""
     weights: dict[str, str] = field(default_factory=dict)
     """Hashes of the evaluated weights, by name of the model."""
 
@@ -109,11 +100,12 @@ def evaluate(recipe: Recipe, weights: Path | None = None) -> str:
         **_classification(recipe, models / "sentiment", run),
         weights={name: fingerprint(load_checkpoint(models / name).model) for name in found},
     )
-    text, file = tables(report), recipe.folder / "report.md"
+    text_of, file = tables(report), recipe.folder / "report.md"
+    text = "\n".join(text_of.values())
     plots = "\n".join(f"![{file.stem}]({file.name})" for file in _plot(recipe, report))
     file.write_text(f"{text}\n## Plots\n\n{plots}\n", encoding="utf-8")
-    values = asdict(report) | {"tables": tables_by_model(report)}
-    write_json(file.with_suffix(".json"), values)  # last: it names the weights of all of it
+    # Last, because it names the weights of all of it.
+    write_json(file.with_suffix(".json"), asdict(report) | {"tables": text_of})
     logger.info("report in %s", file)
     return text
 
@@ -164,17 +156,19 @@ def _classification(recipe: Recipe, folder: Path, run: Recipe) -> dict[str, Any]
             "the recipe has no finetune.test: figures are those of dev, which chose the seed and the temperature"
         )
     results = load_results(recipe)
+    seeds = {each.seed: _seed_figures(recipe, each, test) for each in results if len(results) > 1}
     return {
         "classification": _test_reports(recipe, folder, test),
         "labels": recipe.finetune.label_names,
         "baselines": evaluate_baselines(run, test) if test and recipe.finetune.train else {},
-        "seeds": [_seed_report(recipe, result, test) for result in results if len(results) > 1],
+        "seeds": seeds,
     }
 
 
-def _seed_report(recipe: Recipe, result: SeedResult, test: Mapping[str, Labelled]) -> SeedReport:
+def _seed_figures(recipe: Recipe, result: SeedResult, test: Mapping[str, Labelled]) -> dict[str, float]:
     reports = _test_reports(recipe, seed_folder(recipe, result.seed) / "model", test)
-    return SeedReport(result, {name: report.figures.accuracy for name, report in reports.items()})
+    on_test = {name: report.figures.accuracy for name, report in reports.items()}
+    return {"balanced accuracy on dev": result.dev_accuracy or 0.0} | on_test
 
 
 def _test_reports(recipe: Recipe, folder: Path, test: Mapping[str, Labelled]) -> dict[str, SourceReport]:
@@ -206,12 +200,7 @@ def _test_report(answers: Answers, part: Labelled) -> SourceReport:
 # --- tables and plots ----------------------------------------------------------------------------------------------
 
 
-def tables(report: Report) -> str:
-    """All tables as Markdown."""
-    return "\n".join(tables_by_model(report).values())
-
-
-def tables_by_model(report: Report) -> dict[str, str]:
+def tables(report: Report) -> dict[str, str]:
     """The tables of each model as Markdown, by its name."""
     found = {}
     if report.pretraining:
@@ -293,12 +282,12 @@ def _domain_sentences(report: Report) -> list[str]:
     return sentences
 
 
-def _seed_table(seeds: Sequence[SeedReport]) -> str:
+def _seed_table(seeds: Mapping[int, Mapping[str, float]]) -> str:
     """Accuracies of each seed, and the mean and sample standard deviation of each column."""
-    figures = [(seed.result.dev_accuracy or 0.0, *seed.test.values()) for seed in seeds]
-    rows = [[str(s.result.seed), *_cells(row)] for s, row in zip(seeds, figures, strict=True)]
-    means = [f"{statistics.mean(c):.4f} ± {statistics.stdev(c):.4f}" for c in zip(*figures, strict=True)]
-    return _table(["seed", "dev", *seeds[0].test], *rows, ["mean", *means])
+    rows = [[str(seed), *_cells(figures.values())] for seed, figures in seeds.items()]
+    columns = zip(*(figures.values() for figures in seeds.values()), strict=True)
+    means = [f"{statistics.mean(column):.4f} ± {statistics.stdev(column):.4f}" for column in columns]
+    return _table(["seed", *next(iter(seeds.values()))], *rows, ["mean", *means])
 
 
 def _plot(recipe: Recipe, report: Report) -> list[Path]:

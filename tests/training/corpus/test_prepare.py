@@ -417,7 +417,7 @@ def test_check_corpus_settings_names_the_settings_that_changed(root: Path) -> No
     (root / "data").rename(root / "elsewhere")  # it is compared without the texts
     noted = [{"path": "a.jsonl", "note": "public domain"}, {"path": "b.jsonl"}]
     check_corpus_settings(recipe(root, sources=noted))
-    with pytest.raises(CorpusError, match=r"made with other settings \(corpus\.sources\); run prepare again"):
+    with pytest.raises(CorpusError, match=r"other settings \(corpus\.sources has changed\); run prepare again"):
         check_corpus_settings(recipe(root, sources=[{"path": "a.jsonl"}]))
     (folder / "fingerprint.json").unlink()
     check_corpus_settings(recipe(root, sources=[{"path": "a.jsonl"}]))

@@ -12,8 +12,7 @@ import torch
 from torch import nn
 
 from training.errors import RunError
-from training.loop.checkpoint import BEFORE_DECAY, Checkpointer, fingerprint
-from training.loop.state import TrainState
+from training.loop.checkpoint import BEFORE_DECAY, Checkpointer, TrainState, fingerprint
 from training.loop.weight_average import WeightAverage
 from training.runtime.distributed import DistContext
 

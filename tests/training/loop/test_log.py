@@ -9,8 +9,8 @@ import pytest
 
 from tests.training.conftest import MakeRecipe
 from training.errors import RunError
+from training.loop.checkpoint import TrainState
 from training.loop.log import RunLog, flatten
-from training.loop.state import TrainState
 from training.pretrain.run import pretrain
 
 PROTOBUF = "ignore::DeprecationWarning"

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from training.errors import RunError
+from training.loop.checkpoint import TrainState
 from training.loop.metrics import MetricWindow
-from training.loop.state import TrainState
 
 
 def test_metric_window_summary_has_means_and_speed() -> None:

@@ -177,7 +177,7 @@ def test_pretrain_checkpoint_interval_may_change_between_resumes(finished: Recip
 
 
 def test_pretrain_with_another_corpus_is_refused(make_recipe: MakeRecipe) -> None:
-    with pytest.raises(CorpusError, match=r"made with other settings \(corpus\.sources\); run prepare again"):
+    with pytest.raises(CorpusError, match=r"other settings \(corpus\.sources has changed\); run prepare again"):
         pretrain(make_recipe('corpus.sources=[{path="reviews.jsonl"}]'))
 
 

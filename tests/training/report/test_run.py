@@ -23,7 +23,7 @@ from training.loop.checkpoint import fingerprint
 from training.pretrain.run import new_model
 from training.recipe import CorpusConfig, Recipe, SourceConfig
 from training.report.baselines import BASELINES, Figures
-from training.report.run import Report, SeedReport, SourceReport, evaluate, tables, tables_by_model
+from training.report.run import Report, SourceReport, evaluate, tables
 
 PRETRAINING = PretrainingReport(10, 100, 3.0, 0.4, 6.0, 0.1, None, None, {})
 CLASSES = ClassificationReport(10, 0.9, 0.0949, 0.88, 0.5, 0.3, 0.02, 0.01, [[5, 0], [1, 4]], [])
@@ -208,23 +208,27 @@ def test_evaluate_of_domains_and_readings_and_seeds(make_recipe: MakeRecipe, tmp
 # --- tables --------------------------------------------------------------------------------------------------------
 
 
+def text_of(report: Report) -> str:
+    return "\n".join(tables(report).values())
+
+
 def test_tables_say_where_a_classifier_is_useless() -> None:
     bags = {"bag": {"reviews": figures(0.95, 0.95)}}
     constant = replace(TEST, figures=replace(CLASSES, confusion=[[0, 5], [0, 5]]))
-    found = tables_by_model(Report({}, {"reviews": constant}, ["NEGATIVE", "POSITIVE"], bags))["sentiment"]
+    found = tables(Report({}, {"reviews": constant}, ["NEGATIVE", "POSITIVE"], bags))["sentiment"]
     assert "reviews: it answers POSITIVE to every text: train longer" in found
     assert "reviews: a bag of words is better (0.950 against 0.900)" in found
-    assert "**" not in tables(Report({}, {"reviews": TEST}, ["NEGATIVE", "POSITIVE"]))
+    assert "**" not in text_of(Report({}, {"reviews": TEST}, ["NEGATIVE", "POSITIVE"]))
 
 
 def test_tables_missing_figure_is_a_dash() -> None:
-    text = tables(Report({"tweets": PRETRAINING}, {"reviews": TEST}, ["NEGATIVE", "POSITIVE"]))
+    text = text_of(Report({"tweets": PRETRAINING}, {"reviews": TEST}, ["NEGATIVE", "POSITIVE"]))
     assert "| tweets | 10 | 3.000 | 6.000 | 0.400 | 0.100 | – | – | 0.500 |" in text
 
 
 def test_tables_have_a_trivial_guess_beside_each_figure() -> None:
     bags = {bag: {"reviews": figures(0.8, 0.79)} for bag in BASELINES}
-    text = tables(Report({"tweets": PRETRAINING}, {"reviews": TEST}, [], bags))
+    text = text_of(Report({"tweets": PRETRAINING}, {"reviews": TEST}, [], bags))
     for guess in (
         "unigram entropy",
         "most frequent token",
@@ -239,12 +243,9 @@ def test_tables_have_a_trivial_guess_beside_each_figure() -> None:
 
 
 def test_tables_have_equal_numbers_of_columns() -> None:
-    seeds = [
-        SeedReport(SeedResult(1, 0.8, 0.5), {"reviews": 0.7}),
-        SeedReport(SeedResult(2, 0.9, 0.4), {"reviews": 0.9}),
-    ]
+    seeds = {1: {"dev": 0.8, "reviews": 0.7}, 2: {"dev": 0.9, "reviews": 0.9}}
     for bags in ({}, {"bag": {"reviews": figures(0.8, 0.8)}}):
-        text = tables(Report({"tweets": PRETRAINING}, {"reviews": TEST}, [], bags, seeds=seeds))
+        text = text_of(Report({"tweets": PRETRAINING}, {"reviews": TEST}, [], bags, seeds=seeds))
         for table in text.strip().split("\n\n"):
             assert len({line.count("|") for line in table.splitlines()}) == 1, table
     assert "| 2 | 0.9000 | 0.9000 |" in text
@@ -254,6 +255,6 @@ def test_tables_have_equal_numbers_of_columns() -> None:
 def test_tables_domain_line_has_the_same_mean_of_the_baselines() -> None:
     test = replace(TEST, mean_balanced_accuracy=0.85, worst_domain="car", worst_balanced_accuracy=0.7)
     bags = {"bag": {"reviews": figures(0.8, 0.75)}}
-    text = tables(Report({}, {"reviews (pair)": test}, [], bags))
+    text = text_of(Report({}, {"reviews (pair)": test}, [], bags))
     wanted = "reviews (pair): mean balanced accuracy over domains 0.8500 (bag 0.7500); worst domain car, 0.7000."
     assert wanted in text
