@@ -7,7 +7,7 @@ import logging
 import statistics
 from collections import defaultdict
 from collections.abc import Callable, Mapping
-from typing import Any, TypedDict
+from typing import Any
 
 import numpy as np
 import torch
@@ -46,12 +46,8 @@ logger = logging.getLogger(__name__)
 Labelled = list[tuple[Document, int]]
 
 
-class Figures(TypedDict):
-    """Figures of one baseline on one test set."""
-
-    accuracy: float
-    balanced_accuracy: float
-    """Mean over the domains of a test set that has several."""
+Figures = dict[str, float]
+"""`accuracy` and `balanced_accuracy` of one baseline on one test set; the latter is the mean over its domains."""
 
 
 def evaluate_baselines(recipe: Recipe, test: Mapping[str, Labelled]) -> dict[str, dict[str, Figures]]:
@@ -173,7 +169,7 @@ def _figures(bag: Any, part: Labelled) -> Figures:
     texts, labels = _columns(part)
     answers = torch.from_numpy(bag.predict(texts))
     accuracy = (answers == torch.tensor(labels)).double().mean().item()
-    return Figures(accuracy=accuracy, balanced_accuracy=mean_over_domains(scores_by_domain(answers, part)))
+    return {"accuracy": accuracy, "balanced_accuracy": mean_over_domains(scores_by_domain(answers, part))}
 
 
 def _key(*parts: tuple[str, Labelled]) -> str:

@@ -31,7 +31,7 @@ TEST = SourceReport(CLASSES, 0.88, None, None)
 
 
 def figures(accuracy: float, balanced_accuracy: float) -> Figures:
-    return Figures(accuracy=accuracy, balanced_accuracy=balanced_accuracy)
+    return {"accuracy": accuracy, "balanced_accuracy": balanced_accuracy}
 
 
 def changed(recipe: Recipe, **changes: object) -> Recipe:
