@@ -69,6 +69,11 @@ def test_pretrain_learns_and_continues_with_a_larger_budget(make_recipe: MakeRec
     assert list(log)[-1]["tokens"] == 64000
 
 
+def test_pretrain_changes_the_mask_rate_without_compiling_too_often(make_recipe: MakeRecipe) -> None:
+    rates = ("pretrain.examples.mask_fraction=0.3", "pretrain.examples.final_mask_fraction=0.1")
+    assert pretrain(make_recipe(*SHAPE, *rates))
+
+
 @pytest.mark.parametrize("dropout", ["0.0", "0.1"])
 def test_finetune_and_evaluate(make_recipe: MakeRecipe, dropout: str) -> None:
     recipe = make_recipe(*SHAPE, "pretrain.tokens=2560", f"pretrain.dropout={dropout}")

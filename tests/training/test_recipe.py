@@ -11,7 +11,7 @@ from training.recipe import RECIPES, load_recipe, read_resolved, recipe_keys, so
 
 SHIPPED = sorted(file.stem for file in RECIPES.glob("*.toml"))
 
-MAX_KEYS = 68
+MAX_KEYS = 69
 
 KEYS = {
     "name": "Name of the run and of its folder",
@@ -44,7 +44,8 @@ KEYS = {
     "pretrain.examples.short_length": "Tokens of a full example, special tokens included",
     "pretrain.examples.long_length": "Tokens of a full long example",
     "pretrain.examples.long_fraction": "Share of the tokens that are in long examples",
-    "pretrain.examples.mask_fraction": "Share of tokens to predict",
+    "pretrain.examples.mask_fraction": "Share of tokens to predict at the beginning of the run",
+    "pretrain.examples.final_mask_fraction": "Share of tokens to predict at the end of the run",
     "pretrain.examples.single_fraction": "Share of examples that are one segment",
     "pretrain.examples.random_fraction": "Share of pairs whose second segment comes from another document",
     "adapt": "If absent, fine-tuning starts from the pretrained network",
@@ -153,7 +154,7 @@ def test_unknown_key_names_the_key_that_may_be_meant(recipe_file: Path, override
         ("pretrain.examples.long_length=16", "long_length 16 is below short_length 32"),
         ("pretrain.examples.random_fraction=0.7", r"pretrain\.examples\.random_fraction: .*less than or equal to 0\.5"),
         ("pretrain.examples.mask_fraction=0", r"mask_fraction: .*greater than 0"),
-        ("pretrain.examples.mask_fraction=2", r"mask_fraction: .*less than or equal to 1"),
+        ("pretrain.examples.final_mask_fraction=2", r"final_mask_fraction: .*less than or equal to 1"),
         ("model.hidden_size=200", "model: .*not divisible"),
         ('finetune.labels={"0"="BAD"}', "labels must name two labels or more"),
         ('finetune.labels={"0"="BAD","1"="BAD","2"=""}', "labels must name two labels or more"),

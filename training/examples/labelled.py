@@ -141,9 +141,9 @@ class _ShuffledTexts:
     def __len__(self) -> int:
         return len(self._order)
 
-    def make(self, index: int, max_tokens: int | None = None) -> LabelledExample:
+    def make(self, index: int, progress: float = 0.0, max_tokens: int | None = None) -> LabelledExample:
         """See `training.examples.loader.WindowExamples.make`; texts are never cut to fill a batch."""
-        del max_tokens
+        del progress, max_tokens
         document = int(self._order[index])
         readings = self.texts.readings(document)
         chosen = int(np.random.default_rng((*self.key, index)).integers(len(readings))) if len(readings) > 1 else 0
@@ -166,10 +166,11 @@ class LabelledStream:
         windows = self.text.shuffled_windows(self.seed, 0)
         self.tokens = sum(self._texts(numbers).num_tokens() for numbers in windows)
         """Tokens of one epoch."""
-        self.texts_per_batch = self.micro_batch_tokens * self.text.documents / self.tokens
+
+    @property
+    def texts_per_batch(self) -> float:
         """Mean number of texts in a full micro-batch."""
-        sequences = int(2 * self.texts_per_batch) + 8
-        self.shape = BatchShape(self.micro_batch_tokens, sequences, max_seqlen=self.max_length)
+        return self.micro_batch_tokens * self.text.documents / self.tokens
 
     def num_windows(self) -> int:
         return len(self.text.shuffled_windows(self.seed, 0))
@@ -178,11 +179,16 @@ class LabelledStream:
         texts = self._texts(self.text.shuffled_windows(self.seed, epoch)[number])
         return _ShuffledTexts(texts, (self.seed, epoch, number))
 
-    def fits(self, examples: Sequence[LabelledExample]) -> bool:
-        return len(examples) < self.shape.sequences
+    def shape(self, progress: float) -> BatchShape:
+        del progress
+        sequences = int(2 * self.texts_per_batch) + 8
+        return BatchShape(self.micro_batch_tokens, sequences, max_seqlen=self.max_length)
 
-    def collate(self, examples: Sequence[LabelledExample]) -> ClassificationBatch:
-        return collate_classification(examples, self.shape)
+    def fits(self, examples: Sequence[LabelledExample], shape: BatchShape) -> bool:
+        return len(examples) < shape.sequences
+
+    def collate(self, examples: Sequence[LabelledExample], shape: BatchShape) -> ClassificationBatch:
+        return collate_classification(examples, shape)
 
     def _texts(self, numbers: list[int]) -> LabelledTexts:
         window = self.text.window(numbers)

@@ -43,10 +43,11 @@ class WindowExamples(Protocol):
 
     def __len__(self) -> int: ...
 
-    def make(self, index: int, max_tokens: int | None = None) -> Sized:
+    def make(self, index: int, progress: float, max_tokens: int | None = None) -> Sized:
         """Example `index`. Its length is its number of tokens.
 
         Args:
+            progress: share of the run's budget that is spent.
             max_tokens: cut the example to so many tokens, if such examples may be cut; None leaves it as it is.
         """
         ...
@@ -55,18 +56,19 @@ class WindowExamples(Protocol):
 class ExampleStream(Protocol):
     """All examples of a run, and how they become a micro-batch."""
 
-    shape: BatchShape
-    """Of all micro-batches."""
-
     def num_windows(self) -> int: ...
 
     def window(self, epoch: int, number: int) -> WindowExamples: ...
 
-    def fits(self, examples: Sequence[Any]) -> bool:
+    def shape(self, progress: float) -> BatchShape:
+        """Shape of the batches at a point of the run."""
+        ...
+
+    def fits(self, examples: Sequence[Any], shape: BatchShape) -> bool:
         """Whether the batch has room for these examples, tokens aside."""
         ...
 
-    def collate(self, examples: Sequence[Any]) -> Any:
+    def collate(self, examples: Sequence[Any], shape: BatchShape) -> Any:
         """A batch: see `MicroBatch.batch`."""
         ...
 
@@ -90,6 +92,8 @@ class MicroBatches(IterableDataset[MicroBatch]):
     """This rank's micro-batches without end, or in a loader worker the worker's share of them."""
 
     stream: ExampleStream
+    total: int
+    """Micro-batches of the whole run, over all ranks."""
     first: int = 0
     """Number of the first micro-batch to make, over all ranks."""
     positions: dict[int, Position] = field(default_factory=dict)
@@ -112,21 +116,23 @@ class MicroBatches(IterableDataset[MicroBatch]):
 
     def _make(self, number: int, window_at: Callable[[int, int], WindowExamples]) -> MicroBatch:
         lane = number % LANES
+        progress = min(1.0, number / self.total)
+        shape = self.stream.shape(progress)
         position = self.positions.get(lane, (0, 0, lane))
         examples: list[Sized] = []
-        left = self.stream.shape.tokens
+        left = shape.tokens
         while True:
             window, position = self._next(position, window_at)
-            example = window.make(position[2])
+            example = window.make(position[2], progress)
             if len(example) > left >= MIN_TOKENS_TO_CUT:
-                example = window.make(position[2], left)
-            if len(example) > left or not self.stream.fits([*examples, example]):
+                example = window.make(position[2], progress, left)
+            if len(example) > left or not self.stream.fits([*examples, example], shape):
                 break
             examples.append(example)
             left -= len(example)
             position = (*position[:2], position[2] + LANES)
         self.positions[lane] = position
-        return MicroBatch(self.stream.collate(examples), lane, position)
+        return MicroBatch(self.stream.collate(examples, shape), lane, position)
 
     def _next(
         self, position: Position, window_at: Callable[[int, int], WindowExamples]

@@ -15,6 +15,9 @@ from training.examples.masking import Example, Vocabulary, mask
 from training.examples.pairs import PairSampler, Text
 from training.recipe import ExamplesConfig
 
+MASK_STEP = 0.025
+"""The mask rate changes in such steps, because each rate has its own batch shape."""
+
 SAMPLED = 256
 """Examples whose mean length sets the number of sequences that a batch has room for."""
 
@@ -32,12 +35,12 @@ class MaskedPairs:
     def __len__(self) -> int:
         return len(self._starts)
 
-    def make(self, index: int, max_tokens: int | None = None) -> Example:
+    def make(self, index: int, progress: float = 0.0, max_tokens: int | None = None) -> Example:
         """See `training.examples.loader.WindowExamples.make`."""
         rng = np.random.default_rng((*self.key, index))
         is_long = rng.random() < self.config.long_probability
         pair = self._pairs.sample(int(self._starts[index]), rng, max_tokens, is_long=is_long)
-        return mask(pair, self.config.mask_fraction, self.vocabulary, rng)
+        return mask(pair, mask_rate(self.config, progress), self.vocabulary, rng)
 
 
 @dataclass
@@ -62,9 +65,8 @@ class PretrainingStream:
                 "add text"
             )
         lengths = [len(first.make(i)) for i in range(min(SAMPLED, len(first)))]
-        sequences = int(1.5 * self.micro_batch_tokens / (sum(lengths) / len(lengths))) + 8
-        masked = max(1, round(self.micro_batch_tokens * self.config.mask_fraction))
-        self.shape = BatchShape(self.micro_batch_tokens, sequences, masked, self.config.longest)
+        mean = sum(lengths) / len(lengths)
+        self._sequences = int(1.5 * self.micro_batch_tokens / mean) + 8
 
     def num_windows(self) -> int:
         return len(self.text.shuffled_windows(self.seed, 0))
@@ -73,9 +75,27 @@ class PretrainingStream:
         shards = self.text.shuffled_windows(self.seed, epoch)[number]
         return MaskedPairs(self.text.window(shards), self.vocabulary, self.config, (self.seed, epoch, number))
 
-    def fits(self, examples: Sequence[Example]) -> bool:
-        masked = sum(len(example.masked_ids) for example in examples)
-        return len(examples) < self.shape.sequences and masked <= self.shape.masked
+    def shape(self, progress: float) -> BatchShape:
+        masked = max(1, round(self.micro_batch_tokens * mask_rate(self.config, progress)))
+        return BatchShape(self.micro_batch_tokens, self._sequences, masked, self.config.longest)
 
-    def collate(self, examples: Sequence[Example]) -> PretrainingBatch:
-        return collate_pretraining(examples, self.shape)
+    def fits(self, examples: Sequence[Example], shape: BatchShape) -> bool:
+        masked = sum(len(example.masked_ids) for example in examples)
+        return len(examples) < shape.sequences and masked <= shape.masked
+
+    def collate(self, examples: Sequence[Example], shape: BatchShape) -> PretrainingBatch:
+        return collate_pretraining(examples, shape)
+
+
+def mask_rate(config: ExamplesConfig, progress: float) -> float:
+    """Share of tokens to mask at a point of the run in [0, 1].
+
+    >>> config = ExamplesConfig(mask_fraction=0.25, final_mask_fraction=0.15)
+    >>> [mask_rate(config, progress) for progress in (0, 0.3, 0.6, 1)]
+    [0.25, 0.225, 0.2, 0.15]
+    """
+    first, last = config.mask_fraction, config.final_mask_fraction
+    if last is None or last == first:
+        return first
+    steps = int(abs(last - first) * progress / MASK_STEP)
+    return last if progress >= 1 else round(first + steps * MASK_STEP * (1 if last > first else -1), 6)

@@ -167,7 +167,8 @@ class Trainer:
 
     def _train(self) -> None:
         state, config = self.state, self.config
-        micro_batches = MicroBatches(self.stream, state.micro_batches, dict(state.lanes), self.dist)
+        total = config.steps * config.micro_batches
+        micro_batches = MicroBatches(self.stream, total, state.micro_batches, dict(state.lanes), self.dist)
         batches = load(micro_batches, self.device)
         hidden = None if self.dist.is_main else True  # None: shown on a terminal only
         with tqdm(total=config.steps, initial=state.step, unit="step", mininterval=1, disable=hidden) as bar:
@@ -325,7 +326,7 @@ class Trainer:
 def measure_speed(loss: TrainingLoss, stream: ExampleStream, seconds: float = 10.0) -> float:
     """Tokens per second of one process, timed over forward and backward passes that change no weight."""
     device = next(loss.parameters()).device
-    batch = next(iter(MicroBatches(stream))).batch.to(device)
+    batch = next(iter(MicroBatches(stream, total=1))).batch.to(device)
     times: list[float] = []
     ends = time.perf_counter() + seconds
     while len(times) < 4 or time.perf_counter() < ends:

@@ -149,7 +149,7 @@ def test_stream_batches_have_one_shape_and_no_target_for_the_dummy_sequence(
     tmp_path: Path, tokenizer: Tokenizer
 ) -> None:
     made = stream(tmp_path, tokenizer, rows_of_lengths(300))
-    batches = [micro.batch for micro in islice(MicroBatches(made), 2 * LANES)]
+    batches = [micro.batch for micro in islice(MicroBatches(made, 100), 2 * LANES)]
     shapes = {
         (len(b.packed.input_ids), len(b.packed.cu_seqlens), b.packed.max_seqlen, tuple(b.targets.shape))
         for b in batches
@@ -204,7 +204,7 @@ def test_stream_targets_are_those_of_the_texts(tmp_path: Path, tokenizer: Tokeni
     words = {"good": 1, "bad": 0, "great": 1}
     rows = [{"text": word + " film" * n, "label": words[word]} for word in words for n in range(20)]
     made = stream(tmp_path, tokenizer, rows)
-    batch = next(iter(MicroBatches(made))).batch
+    batch = next(iter(MicroBatches(made, 10))).batch
     starts = batch.packed.cu_seqlens[:-1].long()
     count = int((batch.targets.sum(1) > 0).sum())
     firsts = batch.packed.input_ids[starts[:count] + 1].tolist()

@@ -48,7 +48,7 @@ def make(
     positions: dict[int, Position] | None = None,
 ) -> Made:
     dist = DistContext(rank, world_size)
-    return list(islice(MicroBatches(stream, first, dict(positions or {}), dist), count))
+    return list(islice(MicroBatches(stream, 1000, first, dict(positions or {}), dist), count))
 
 
 def ids(made: Sequence[MicroBatch]) -> list[list[int]]:
@@ -118,7 +118,7 @@ def test_micro_batches_of_all_ranks_are_those_of_one(stream: PretrainingStream, 
 
 
 def test_micro_batches_of_loader_workers_are_those_of_one_process(stream: PretrainingStream, made: Made) -> None:
-    batches = MicroBatches(stream, dist=DistContext(rank=1, world_size=2))
+    batches = MicroBatches(stream, 1000, dist=DistContext(rank=1, world_size=2))
     workers = DataLoader(batches, batch_size=None, num_workers=2, multiprocessing_context="forkserver")
     found = list(islice(workers, 30))
     assert ids(found) == ids(made[1:60:2])
@@ -135,13 +135,13 @@ def test_micro_batches_from_positions_go_on_where_others_stopped(
 
 def test_micro_batches_leave_the_random_numbers_of_dropout_alone(stream: PretrainingStream) -> None:
     before = torch.get_rng_state()
-    next(load(MicroBatches(stream), torch.device("cpu")))
+    next(load(MicroBatches(stream, 1000), torch.device("cpu")))
     assert torch.equal(torch.get_rng_state(), before)
 
 
 def test_micro_batches_of_ranks_that_cannot_share_the_lanes_are_refused(stream: PretrainingStream) -> None:
     with pytest.raises(RunError, match="5 processes: use one of 1, 2, 3, 4, 6, 8, 12, 16, 24, 48"):
-        MicroBatches(stream, dist=DistContext(world_size=5))
+        MicroBatches(stream, 100, dist=DistContext(world_size=5))
 
 
 # --- epochs
@@ -157,11 +157,9 @@ class Numbers:
         def __len__(self) -> int:
             return self.size
 
-        def make(self, index: int, max_tokens: int | None = None) -> Position:
+        def make(self, index: int, progress: float, max_tokens: int | None = None) -> Position:
             assert index < self.size
             return (*self.place, index)  # its length is 3
-
-    shape = BatchShape(tokens=17, sequences=9)
 
     def __init__(self, *sizes: int) -> None:
         self.sizes = sizes
@@ -172,16 +170,19 @@ class Numbers:
     def window(self, epoch: int, number: int) -> Numbers.Window:
         return self.Window(epoch, number, self.sizes[number])
 
-    def fits(self, examples: Sequence[Position]) -> bool:
+    def shape(self, progress: float) -> BatchShape:
+        return BatchShape(tokens=17, sequences=9)
+
+    def fits(self, examples: Sequence[Position], shape: BatchShape) -> bool:
         return True
 
-    def collate(self, examples: Sequence[Position]) -> list[Position]:
+    def collate(self, examples: Sequence[Position], shape: BatchShape) -> list[Position]:
         return list(examples)
 
 
 @pytest.mark.parametrize("sizes", [(500,), (130, 77, 300), (1, 5), (47,), (48, 49)])
 def test_every_example_of_an_epoch_is_seen_once(sizes: tuple[int, ...]) -> None:
-    batches = MicroBatches(Numbers(*sizes))
+    batches = MicroBatches(Numbers(*sizes), 10**6)
     seen: list[Position] = []
     for micro in islice(iter(batches), 6 * LANES):
         assert len(micro.batch) == 5, "17 tokens hold five examples of 3"

@@ -276,9 +276,10 @@ def test_pairs_of_single_sentences_and_short_examples_have_their_lengths(
 @pytest.mark.usefixtures("full_only")
 def test_long_examples_hold_their_share_of_the_tokens() -> None:
     of = stream(text(400, 200, 12), short_length=32, long_length=128, long_fraction=0.3)
-    lengths = np.array([len(of.make(i)) for i in range(len(of))])
-    assert lengths.max() > 100
-    assert lengths[lengths > 32].sum() / lengths.sum() == pytest.approx(0.3, abs=0.05)
+    for progress in (0.0, 1.0):
+        lengths = np.array([len(of.make(i, progress)) for i in range(len(of))])
+        assert lengths.max() > 100
+        assert lengths[lengths > 32].sum() / lengths.sum() == pytest.approx(0.3, abs=0.05)
 
 
 @pytest.mark.usefixtures("full_only")

@@ -1,32 +1,55 @@
-"""The examples of pretraining: share of masked tokens and batch shape."""
+"""The examples of pretraining: mask rate and batch shape over a run."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from model.tokenizer import Tokenizer
 from training.corpus.reader import PreparedText
 from training.examples.masking import Vocabulary
-from training.examples.pretraining import PretrainingStream
+from training.examples.pretraining import MASK_STEP, PretrainingStream, mask_rate
 from training.recipe import ExamplesConfig
 
 
-def stream(prepared: Path, mask_fraction: float) -> PretrainingStream:
-    config = ExamplesConfig(short_length=32, long_fraction=0, mask_fraction=mask_fraction)
+def stream_of(prepared: Path, config: ExamplesConfig) -> PretrainingStream:
     text = PreparedText.open(prepared / "tiny" / "corpus" / "train")
     vocabulary = Vocabulary.of(Tokenizer.load(prepared / "tiny" / "tokenizer"))
     return PretrainingStream(text, vocabulary, config, 1, 256)
 
 
-def test_stream_masks_the_share_of_the_recipe(prepared: Path) -> None:
+@given(st.floats(0.01, 1), st.none() | st.floats(0.01, 1), st.floats(0, 1))
+def test_mask_rate_stays_between_its_ends(first: float, last: float | None, progress: float) -> None:
+    config = ExamplesConfig(mask_fraction=first, final_mask_fraction=last)
+    low, high = sorted((first, first if last is None else last))
+    assert low - 1e-6 <= mask_rate(config, progress) <= high + 1e-6
+    assert mask_rate(config, 0) == pytest.approx(first, abs=1e-6)
+    assert mask_rate(config, 1) == (first if last is None else last)
+
+
+def test_mask_rate_falls_in_steps() -> None:
+    config = ExamplesConfig(mask_fraction=0.3, final_mask_fraction=0.15)
+    rates = [mask_rate(config, progress / 1000) for progress in range(1001)]
+    assert rates == sorted(rates, reverse=True)
+    assert len(set(rates)) == round(0.15 / MASK_STEP) + 1
+
+
+def test_stream_has_one_batch_shape_per_mask_rate(prepared: Path) -> None:
+    config = ExamplesConfig(short_length=32, long_length=64, mask_fraction=0.3, final_mask_fraction=0.15)
+    stream = stream_of(prepared, config)
+    shapes = {stream.shape(progress / 100) for progress in range(101)}
+    assert {shape.masked for shape in shapes} == {77, 70, 64, 58, 51, 45, 38}
+    assert len({(shape.tokens, shape.sequences, shape.max_seqlen) for shape in shapes}) == 1
+
+
+def test_stream_masks_more_at_a_higher_rate(prepared: Path) -> None:
+    config = ExamplesConfig(short_length=32, long_fraction=0, mask_fraction=0.2, final_mask_fraction=0.4)
+    window = stream_of(prepared, config).window(0, 0)
     counts = []
-    for fraction in (0.2, 0.4):
-        window = stream(prepared, fraction).window(0, 0)
-        counts.append(sum(len(window.make(i).masked_ids) for i in range(len(window))))
+    for progress in (0.0, 1.0):
+        examples = [window.make(i, progress) for i in range(len(window))]
+        counts.append(sum(len(example.masked_ids) for example in examples))
     assert counts[1] == pytest.approx(2 * counts[0], rel=0.05)
-
-
-def test_stream_batches_have_room_for_their_share_of_masked_tokens(prepared: Path) -> None:
-    assert stream(prepared, 0.3).shape.masked == 77

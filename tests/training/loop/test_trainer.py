@@ -56,10 +56,8 @@ class PointStream:
         def __len__(self) -> int:
             return 1000
 
-        def make(self, index: int, max_tokens: int | None = None) -> Sequence[int]:
+        def make(self, index: int, progress: float, max_tokens: int | None = None) -> Sequence[int]:
             return [1000 * self.epoch + index]
-
-    shape = BatchShape(MICRO_BATCH, MICRO_BATCH + 1)
 
     def num_windows(self) -> int:
         return 1
@@ -67,10 +65,13 @@ class PointStream:
     def window(self, epoch: int, number: int) -> PointStream.Window:
         return self.Window(epoch)
 
-    def fits(self, examples: Sequence[Sequence[int]]) -> bool:
+    def shape(self, progress: float) -> BatchShape:
+        return BatchShape(MICRO_BATCH, MICRO_BATCH + 1)
+
+    def fits(self, examples: Sequence[Sequence[int]], shape: BatchShape) -> bool:
         return len(examples) <= MICRO_BATCH
 
-    def collate(self, examples: Sequence[Sequence[int]]) -> Points:
+    def collate(self, examples: Sequence[Sequence[int]], shape: BatchShape) -> Points:
         assert len(examples) == MICRO_BATCH
         points = [torch.randn(4, generator=torch.Generator().manual_seed(seed)) for (seed,) in examples]
         inputs = torch.stack(points)

@@ -31,7 +31,10 @@ from training.pretrain.run import new_model, open_heldout, pretrain
 from training.pretrain.task import PretrainingLoss
 from training.recipe import Recipe, load_recipe, read_resolved
 
-SETTINGS = ("pretrain.tokens=7680", "pretrain.dropout=0.1", "pretrain.average_fraction=0.6")
+SETTINGS = (
+    *("pretrain.tokens=7680", "pretrain.dropout=0.1", "pretrain.average_fraction=0.6"),
+    "pretrain.examples.final_mask_fraction=0.1",
+)
 EVERY_STEP = "checkpoint_minutes=1e-9"
 
 
@@ -297,7 +300,7 @@ def test_pretraining_loss_is_the_mean_in_nats_over_masked_tokens_plus_that_over_
     model = new_model(recipe, tokenizer).eval()
     stream = PretrainingStream(text, Vocabulary.of(tokenizer), recipe.pretrain.examples, 1, 256)
     examples = stream.window(0, 0)
-    batch = stream.collate([examples.make(i) for i in range(6)])
+    batch = stream.collate([examples.make(i) for i in range(6)], stream.shape(0.0))
     batch.masked_ids[0] = 0  # 0 is a token like any other
     loss, metrics = PretrainingLoss(model)(batch)
     hidden = model(batch.packed)
