@@ -180,6 +180,8 @@ def _end_with_fork(process: ForkProcess) -> None:
     """In a thread of the first process: end it when a fork ends, so that the HTTP process notices."""
     process.join()
     logger.critical("a forked inference process ended with exit code %s", process.exitcode)
+    if process.exitcode == -signal.SIGKILL:  # end in the same way, which the HTTP process explains
+        os.kill(os.getpid(), signal.SIGKILL)
     os._exit(1)
 
 

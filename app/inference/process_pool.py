@@ -31,6 +31,10 @@ _BLOCKED_SIGNALS = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}
 """Signals to the whole process group concern the HTTP process, which needs the others while it drains."""
 _EXIT_SECONDS = 5.0
 """Time in which a process ends that has closed its connection, and one that was killed."""
+_KILLED = (
+    "the inference process was killed by signal 9, probably by the operating system because memory ran out; raise the "
+    "memory limit of the container, or set a lower BERT_THREADS (one process for each) or BERT_MAX_BATCH_TOKENS"
+)
 
 
 class ProcessPool:
@@ -172,18 +176,23 @@ class ProcessPool:
 
     async def _join_processes(self) -> str:
         assert self._process is not None
-        await asyncio.to_thread(self._join)
-        return f"the inference process ended with exit code {self._process.exitcode}"
+        ended_alone = await asyncio.to_thread(self._join)
+        code = self._process.exitcode
+        if ended_alone and code == -signal.SIGKILL and not self._closed:
+            return _KILLED
+        return f"the inference process ended with exit code {code}; the log may have the reason"
 
-    def _join(self) -> None:
-        """In a thread, because it may take a moment."""
+    def _join(self) -> bool:
+        """In a thread, because it may take a moment. Returns whether the first process ended without being killed."""
         assert self._process is not None
         self._process.join(_EXIT_SECONDS)
+        ended_alone = not self._process.is_alive()
         self._process.kill()  # without effect after it has ended
         self._process.join(_EXIT_SECONDS)
         for number in self._forked:
             with suppress(ChildProcessError):  # they are children of this process if it is process 1 of a container
                 os.waitpid(number, 0)
+        return ended_alone
 
 
 class _Channel(asyncio.Protocol):
