@@ -2,7 +2,15 @@
 
 from __future__ import annotations
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector, generate_latest
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    Histogram,
+    ProcessCollector,
+    disable_created_metrics,
+    generate_latest,
+)
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -16,6 +24,7 @@ class Metrics:
     is called for a gauge each time the metrics are collected."""
 
     def __init__(self) -> None:
+        disable_created_metrics()  # a series more for each counter and histogram, which nobody reads
         self.registry = registry = CollectorRegistry()
         self._requests = Counter(
             "bert_requests", "Task requests by task and HTTP status.", ["task", "status"], registry=registry

@@ -37,6 +37,13 @@ def test_metrics_count_requests_stages_and_batches() -> None:
         assert line in text
 
 
+def test_metrics_do_not_tell_when_each_series_was_made() -> None:
+    metrics = Metrics()
+    metrics.request("fill-mask", 200)
+    metrics.duration("fill-mask", 200, 0.25)
+    assert b"_created" not in metrics.render()
+
+
 @pytest.mark.parametrize("name", ["tokens_per_second", "queue_requests", "queue_tokens", "ready"])
 def test_gauges_are_read_when_the_metrics_are_collected(name: str) -> None:
     metrics, values = Metrics(), iter((1, 0))
