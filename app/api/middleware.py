@@ -11,8 +11,8 @@ from urllib.parse import quote
 from starlette.datastructures import MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from app.api import problems
 from app.api.auth import check_host
-from app.api.problems import problem_response
 from app.errors import HostNotAllowedError, UnavailableError
 from app.observability import tracing
 from app.observability.metrics import Metrics
@@ -47,6 +47,7 @@ class RequestContextMiddleware:
         tracing.note_request(request_id, scope["query_string"])
         route = scope["app"].state.tasks.get(scope["path"]) if scope["method"] == "POST" else None
         task = None if route is None else route.task
+        scope["logged"] = {} if task is None else {"task": str(task)}
 
         async def send_with_context(message: Message) -> None:
             nonlocal status
@@ -58,17 +59,19 @@ class RequestContextMiddleware:
                 status = scope.get("rejected_with", message["status"])  # the HTTP protocol may have answered
                 if task is not None:
                     self.metrics.request(task, status)
-                _log(scope, method, status)
             try:
                 await send(message)
             finally:
-                if task is not None and message["type"] == "http.response.body" and not message.get("more_body"):
-                    self.metrics.duration(task, status, time.perf_counter() - started)
+                if message["type"] == "http.response.body" and not message.get("more_body"):
+                    seconds = time.perf_counter() - started
+                    if task is not None:
+                        self.metrics.duration(task, status, seconds)
+                    _log(scope, method, status, seconds)
 
         try:
             check_host(scope, self.allowed_hosts)
         except HostNotAllowedError as error:
-            await problem_response(error, request_id)(scope, receive, send_with_context)
+            await problems.answer(error, scope)(scope, receive, send_with_context)
         else:
             await self.app(scope, receive, send_with_context)
 
@@ -94,19 +97,20 @@ class UnhandledErrorMiddleware:
             if scope["type"] != "http" or started:
                 raise
             logger.exception("unhandled error", extra={"request_id": scope["request_id"]})
-            await problem_response(error, scope["request_id"])(scope, receive, send)
+            await problems.answer(error, scope)(scope, receive, send)
         except asyncio.CancelledError:
             if scope["type"] != "http" or started or not self.lifecycle.refusing:
                 raise
-            stopped = UnavailableError("stopped")
-            await problem_response(stopped, scope["request_id"])(scope, receive, send)
+            await problems.answer(UnavailableError("stopped"), scope)(scope, receive, send)
 
 
-def _log(scope: Scope, method: str, status: int) -> None:
+def _log(scope: Scope, method: str, status: int, seconds: float) -> None:
     """Log one request with its id. The path is quoted, so that it cannot add lines to the log."""
     if logs_requests():
-        line = f'{_address(scope)} "{method} {quote(scope["path"])}" {status}'
-        logger.debug(line, extra={"request_id": scope["request_id"]})
+        facts = {"client": _address(scope), "method": method, "path": quote(scope["path"]), "status": status}
+        facts |= {"milliseconds": round(seconds * 1000, 1)} | scope["logged"]
+        line = " ".join(f"{name}={value}" for name, value in facts.items())
+        logger.debug("%s", line, extra={"request_id": scope["request_id"], "facts": facts})
 
 
 def _address(scope: Scope) -> str:

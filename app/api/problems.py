@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from fastapi import FastAPI, Request, Response
 from pydantic_core import to_json
 from starlette.exceptions import HTTPException
+from starlette.types import Scope
 
 from app import errors
 from bert_client.wire import FieldProblem, Problem
@@ -78,6 +79,12 @@ def problem_type(error: Exception) -> ProblemType:
     return next((PROBLEM_TYPES[cls] for cls in type(error).__mro__ if cls in PROBLEM_TYPES), INTERNAL_ERROR)
 
 
+def answer(error: Exception, scope: Scope) -> Response:
+    """The response to the error of a request, whose line in the log gets the code."""
+    scope["logged"]["problem"] = problem_type(error).code
+    return problem_response(error, scope["request_id"])
+
+
 def problem_response(error: Exception, request_id: str) -> Response:
     """The response to an error. An internal error does not show its message."""
     problem = problem_type(error)
@@ -102,7 +109,7 @@ def install(app: FastAPI) -> None:
     async def handle(request: Request, error: Exception) -> Response:
         if problem_type(error).status == 500:
             logger.error("%s", error, extra={"request_id": request.scope["request_id"]})
-        return problem_response(error, request.scope["request_id"])
+        return answer(error, request.scope)
 
     for cls in (errors.ServiceError, HTTPException):
         app.add_exception_handler(cls, handle)

@@ -155,6 +155,7 @@ class TaskRoute(APIRoute):
                 if error.loc[0] == "inputs" and not isinstance(getattr(body, "inputs", []), list):
                     error.loc = ("inputs", *error.loc[2:])  # the caller sent one input, not a list
                 raise
+            request.scope["logged"] |= {"inputs": len(reply.results), "tokens": reply.tokens}
             return await _respond(request, self.task, reply, answer)
 
         return handle

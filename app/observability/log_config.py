@@ -31,6 +31,7 @@ class JSONFormatter(UTCFormatter):
         }
         if request_id := getattr(record, "request_id", None):
             line["request_id"] = request_id
+        line |= getattr(record, "facts", {})
         if record.exc_info:
             line["exception"] = self.formatException(record.exc_info)
         return json.dumps(line)

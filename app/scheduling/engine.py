@@ -81,6 +81,8 @@ class Reply(Generic[Result]):
 
     model: str
     results: list[Result]
+    tokens: int
+    """Of all inputs."""
     timings: Timings
     is_large: bool = False
     """Whether writing the answer would block the event loop."""
@@ -227,12 +229,12 @@ class Engine:
             try:
                 async with asyncio.timeout(deadline.remaining):
                     queries = await self._tokenize(inputs, to_query)
+                    tokens = [len(query.encoding) for query in queries]
                     size = answer_bytes(queries)
                     if encoder is None:
                         queued.started = time.monotonic()
                         answers = [Answer([])] * len(queries)
                     else:
-                        tokens = [len(query.encoding) for query in queries]
                         answers = await self.scheduler.answer(queued, encoder, queries, tokens)
                     done = time.monotonic()
 
@@ -256,7 +258,7 @@ class Engine:
                 raise
         submitted = queued.submitted or queued.started
         timings = Timings(submitted - began, queued.started - submitted, done - queued.started)
-        return Reply(served.name, found, timings, is_large)
+        return Reply(served.name, found, sum(tokens), timings, is_large)
 
     async def _tokenize(
         self, inputs: Sequence[Input], to_query: Callable[[Input, CheckCancelled], Query]

@@ -97,19 +97,21 @@ async def test_request_is_logged_with_its_id_at_debug(serve: Any, caplog: pytest
         assert "mine-200" not in [getattr(record, "request_id", None) for record in caplog.records]
     with caplog.at_level(logging.DEBUG, "app.api.middleware"):
         async with serve(api_keys="k") as service:
-            await service.client.post("/sentiment", json={"inputs": "good"}, headers=keyed)
+            await service.client.post("/sentiment", json={"inputs": ["good", "bad film"]}, headers=keyed)
             refused = {"X-Request-ID": "mine-401"}  # its head alone decides, without the app at other levels
             await service.client.post("/sentiment", json={"inputs": "good"}, headers=refused)
             await service.client.head("/a%0Ab", headers={"X-Request-ID": "mine-404"})
     lines = {
-        getattr(record, "request_id", ""): record.getMessage().partition(" ")[2]
+        getattr(record, "request_id", ""): record.getMessage().split()[1:]
         for record in caplog.records
         if record.name == "app.api.middleware"
     }
-    assert lines == {
-        "mine-200": '"POST /sentiment" 200',
-        "mine-401": '"POST /sentiment" 401',
-        "mine-404": '"HEAD /a%0Ab" 404',
+    milliseconds = [line.pop(3).removeprefix("milliseconds=") for line in lines.values()]
+    assert all(float(number) >= 0 for number in milliseconds)
+    assert {request_id: " ".join(line) for request_id, line in lines.items()} == {
+        "mine-200": "method=POST path=/sentiment status=200 task=sentiment inputs=2 tokens=7",
+        "mine-401": "method=POST path=/sentiment status=401 task=sentiment problem=unauthorized",
+        "mine-404": "method=HEAD path=/a%0Ab status=404 problem=not_found",
     }
 
 

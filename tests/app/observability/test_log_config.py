@@ -24,6 +24,11 @@ def test_json_lines_hold_the_request_id() -> None:
     assert (line["level"], line["message"], line["request_id"]) == ("error", "went wrong", "r1")
 
 
+def test_json_lines_hold_the_facts_of_a_request_as_fields() -> None:
+    line = json.loads(JSONFormatter().format(record(facts={"status": 200, "milliseconds": 1.5})))
+    assert (line["message"], line["status"], line["milliseconds"]) == ("went wrong", 200, 1.5)
+
+
 def test_json_lines_hold_the_traceback_in_one_line() -> None:
     try:
         raise ValueError("x")
