@@ -68,7 +68,7 @@ def create_app(settings: Settings, backend: Backend | None = None, *, serves_whi
         docs_url=None,
         redoc_url=None,
         redirect_slashes=False,
-        telemetry=tracing.CONFIG,
+        telemetry=tracing.config(),
     )
     app.state.settings, app.state.metrics = settings, metrics
     app.state.lifecycle, app.state.engine = lifecycle, engine

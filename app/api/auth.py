@@ -15,6 +15,7 @@ from starlette.datastructures import Headers
 from starlette.types import Scope
 
 from app.errors import HostNotAllowedError, UnauthorizedError
+from app.observability import tracing
 from app.settings import Settings
 
 HOW_TO_SEND_A_KEY = "send an API key: Authorization: Bearer <key>"
@@ -23,8 +24,9 @@ logger = logging.getLogger(__name__)
 
 
 def announce(settings: Settings, environ: Mapping[str, str]) -> None:
-    """Log whether API keys are required, and warn of unknown settings."""
+    """Log whether API keys are required, and warn of settings without effect."""
     settings.warn_of_unknown(environ)
+    tracing.warn_if_missing(environ)
     keys = len(settings.api_keys)
     logger.info("API key required: %s", f"yes, one of {keys}" if keys else "no")
 

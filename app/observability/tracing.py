@@ -6,18 +6,36 @@ spans are made.
 
 from __future__ import annotations
 
+import logging
 import time
+from collections.abc import Mapping
+from importlib.util import find_spec
 
 from fastapi.telemetry import TelemetryConfig
 from opentelemetry import trace
 
-CONFIG = TelemetryConfig(
-    auto_configure=True,
-    metrics=False,  # they are in /metrics
-    logs=False,  # they would carry callers' texts
-    operation_spans=False,
-    exclude=lambda scope: scope["path"].startswith(("/health/", "/metrics")),  # polled every few seconds
-)
+logger = logging.getLogger(__name__)
+
+
+def config() -> TelemetryConfig:
+    """What FastAPI records, and whether it sends it as the environment says."""
+    return TelemetryConfig(
+        auto_configure=_is_installed(),
+        metrics=False,  # they are in /metrics
+        logs=False,  # they would carry callers' texts
+        operation_spans=False,
+        exclude=lambda scope: scope["path"].startswith(("/health/", "/metrics")),  # polled every few seconds
+    )
+
+
+def warn_if_missing(environ: Mapping[str, str]) -> None:
+    """Log a warning if the environment asks for traces that cannot be sent."""
+    if any(name.startswith("OTEL_EXPORTER_") for name in environ) and not _is_installed():
+        logger.warning("no traces are sent although OTEL_EXPORTER_... is set: install the extra, bert-service[otel]")
+
+
+def _is_installed() -> bool:
+    return find_spec("opentelemetry.sdk") is not None
 
 
 def enabled() -> bool:

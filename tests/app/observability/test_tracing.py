@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import gzip
+import os
 import signal
+import sys
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
@@ -11,11 +13,13 @@ from typing import Any
 
 import httpx
 import pytest
+from fastapi import FastAPI
 from opentelemetry import trace
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
 from app.api.application import create_app
+from app.api.auth import announce
 from app.settings import Settings
 from tests.app.process import PATIENCE, running
 
@@ -72,6 +76,21 @@ def attributes(span: Span) -> dict[str, Any]:
     return {entry.key: entry.value.string_value or entry.value.int_value for entry in span.attributes}
 
 
+async def lifespan_of(app: FastAPI) -> None:
+    """Start and end an app, as a server does."""
+    messages = iter([{"type": "lifespan.startup"}, {"type": "lifespan.shutdown"}])
+    said: list[str] = []
+
+    async def receive() -> Any:
+        return next(messages)
+
+    async def send(message: Any) -> None:
+        said.append(message["type"])
+
+    await app({"type": "lifespan", "app": app}, receive, send)
+    assert said == ["lifespan.startup.complete", "lifespan.shutdown.complete"]
+
+
 def test_requests_become_spans_with_their_stages(collector: Collector, checkpoints: dict[str, str]) -> None:
     environ = checkpoints | {"OTEL_EXPORTER_OTLP_ENDPOINT": collector.url, "OTEL_SERVICE_NAME": "tested"}
     sent = {"traceparent": f"00-{TRACE_ID}-{CALLER}-01", "X-Request-ID": "order-1"}
@@ -120,19 +139,21 @@ def test_unreachable_collector_does_not_affect_answers(checkpoints: dict[str, st
     assert code == 0, output
 
 
+async def test_traces_that_cannot_be_sent_are_one_warning_with_the_extra(
+    backend: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setitem(sys.modules, "opentelemetry.sdk", None)
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://127.0.0.1:9")
+    announce(Settings(), os.environ)
+    app = create_app(Settings(), backend)
+    await lifespan_of(app)
+    assert [record.getMessage() for record in caplog.records if record.levelname == "WARNING"] == [
+        "no traces are sent although OTEL_EXPORTER_... is set: install the extra, bert-service[otel]"
+    ]
+
+
 async def test_traces_are_off_without_the_variables(backend: Any) -> None:
     provider = trace.get_tracer_provider()
-    messages = iter([{"type": "lifespan.startup"}, {"type": "lifespan.shutdown"}])
-    said: list[str] = []
-
-    async def receive() -> Any:
-        return next(messages)
-
-    async def send(message: Any) -> None:
-        said.append(message["type"])
-
-    app = create_app(Settings(), backend)
-    await app({"type": "lifespan", "app": app}, receive, send)
-    assert said == ["lifespan.startup.complete", "lifespan.shutdown.complete"]
+    await lifespan_of(create_app(Settings(), backend))
     assert trace.get_tracer_provider() is provider
     assert type(provider).__name__ == "ProxyTracerProvider"  # the API's own, before a program sets one
