@@ -1,4 +1,5 @@
-"""`bert-serve`, and `python -m app`. Imports the server last, so a wrong setting is reported at once."""
+"""`bert-serve`, and `python -m app`. Handles signals before all else, because imports take a second, and imports the
+server last, so a wrong setting is reported at once."""
 
 from __future__ import annotations
 
@@ -7,18 +8,18 @@ import signal
 import sys
 from types import FrameType
 
-from app.errors import SettingsError
-from app.inference.environment import set_defaults
-from app.server import file_limits
-from app.settings import Settings
-
 
 def serve() -> None:
     """Serve with the settings of the command line and the environment; ends the process."""
-    file_limits.raise_limit()
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, _exit)
     signal.signal(signal.SIGHUP, signal.SIG_IGN)  # reloads once the server runs; until then the checkpoints are unread
+    from app.errors import SettingsError
+    from app.inference.environment import set_defaults
+    from app.server import file_limits
+    from app.settings import Settings
+
+    file_limits.raise_limit()
     try:
         settings = Settings.from_command_line(sys.argv[1:], os.environ)
     except SettingsError as error:

@@ -43,6 +43,8 @@ class DrainingServer(uvicorn.Server):
         self._accepted: set[asyncio.Task[None]] = set()
         """While draining: the requests that are still answered."""
         self._broken_since: float | None = None
+        self._own_files = 0
+        """Open files that are no connections, once the models are loaded."""
         self._near_file_limit = False
         self._reload_requested = asyncio.Event()
         self._reloading: asyncio.Task[None] | None = None
@@ -57,6 +59,7 @@ class DrainingServer(uvicorn.Server):
         """Reload after each signal. Signals that come during a reload are one more reload, because the files may have
         changed since it began."""
         await self.lifecycle.startup_finished.wait()
+        self._own_files = file_limits.open_files() - len(self.server_state.connections)
         _freeze_objects()
         gc.set_threshold(_GC_THRESHOLD)
         while True:
@@ -111,12 +114,18 @@ class DrainingServer(uvicorn.Server):
         )
 
     def _count_connections(self) -> None:
-        """Update the metric, and warn once when the connections near the limit of open files."""
+        """Update the metric, and warn once when connections and own files near the limit of open files."""
         count, limit = len(self.server_state.connections), file_limits.limit()
         self.config.app.state.metrics.connections(count)  # type: ignore[union-attr]
-        is_near = limit is not None and count > _NEAR_FILE_LIMIT * limit
+        is_near = limit is not None and count + self._own_files > _NEAR_FILE_LIMIT * limit
         if is_near and not self._near_file_limit:
-            logger.warning("%d connections are open; the limit of open files is %s (ulimit -n)", count, limit)
+            logger.warning(
+                "%d connections and %d files of the service are open, of at most %s: raise the limit (ulimit -n, or "
+                "nofile in Docker), or connections will fail",
+                count,
+                self._own_files,
+                limit,
+            )
         self._near_file_limit = is_near
 
 

@@ -29,8 +29,17 @@ def test_every_setting_is_explained() -> None:
 
 
 def test_wrong_setting_is_told_without_loading_torch() -> None:
-    script = "import sys, app.__main__; assert 'torch' not in sys.modules"
-    subprocess.run([sys.executable, "-c", script], check=True)
+    script = """
+import sys
+from app.__main__ import serve
+try:
+    serve()
+finally:
+    assert "torch" not in sys.modules
+"""
+    command = [sys.executable, "-c", script, "--port", "none"]
+    ended = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert ended.stderr.startswith("bert-serve: BERT_PORT=none: ")
 
 
 def test_defaults_are_the_shipped_weights_and_port_8000() -> None:

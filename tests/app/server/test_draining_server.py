@@ -180,14 +180,16 @@ async def test_connections_near_the_limit_of_open_files_are_logged_once(
     server: DrainingServer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(file_limits, "limit", lambda: 100)
+    server._own_files = 20
     with caplog.at_level(logging.WARNING):
-        for tick, count in enumerate((90, 91, 95, 10)):
+        for tick, count in enumerate((70, 71, 75, 10)):
             server.server_state.connections = set(range(count))  # type: ignore[arg-type]
             await server.on_tick(tick)
             metrics = server.config.app.state.metrics.render().decode()  # type: ignore[union-attr]
             assert f"bert_connections {count}.0" in metrics
     assert [record.getMessage() for record in caplog.records] == [
-        "91 connections are open; the limit of open files is 100 (ulimit -n)"
+        "71 connections and 20 files of the service are open, of at most 100: raise the limit (ulimit -n, or nofile in "
+        "Docker), or connections will fail"
     ]
 
 
@@ -383,7 +385,7 @@ def test_inference_process_that_is_killed_fails_its_requests_and_ends_the_servic
     assert {(answer.status_code, answer.json()["code"]) for answer in answers} == {(503, "broken")}
     assert live.status_code == 503
     assert code == 4, output
-    assert "the inference process ended with exit code -9" in output
+    assert "the inference process was killed by signal 9" in output
 
 
 def test_inference_process_that_hangs_ends_the_service(checkpoints: dict[str, str]) -> None:
@@ -459,6 +461,26 @@ def test_signal_in_the_first_second_exits_with_0(checkpoints: dict[str, str], nu
         process.send(number)
         code, output = process.end()
     assert (code, "Traceback" in output) == (0, False), output
+
+
+HUNG_UP_AT_THE_FIRST_IMPORT = """
+import os, signal, sys
+
+class HangUp:
+    def find_spec(self, name, path=None, target=None):
+        if name == "app.errors":
+            os.kill(os.getpid(), signal.SIGHUP)
+
+sys.meta_path.insert(0, HangUp())
+from app.__main__ import serve
+serve()
+"""
+
+
+def test_sighup_in_the_first_second_is_ignored() -> None:
+    with running({"BERT_PORT": "none"}, script=HUNG_UP_AT_THE_FIRST_IMPORT) as process:
+        code, output = process.end()
+    assert (code, "BERT_PORT=none: " in output) == (1, True), output
 
 
 def test_ctrl_c_of_a_terminal_exits_with_0(checkpoints: dict[str, str]) -> None:
