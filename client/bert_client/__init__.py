@@ -24,7 +24,8 @@ from bert_client.errors import (
     UnavailableError,
     UnexpectedAnswerError,
 )
-from bert_client.wire import FillMaskResult, LabelPrediction, LabelResult, Mask, TokenPrediction
+from bert_client.results import FillMaskResult, LabelResult
+from bert_client.wire import LabelPrediction, Mask, TokenPrediction
 
 if TYPE_CHECKING:
     from bert_client.http.async_client import AsyncBertClient

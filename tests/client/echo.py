@@ -56,7 +56,7 @@ class Handler(BaseHTTPRequestHandler):
             return
         labels = [one if isinstance(one, str) else f"{one['text']}|{one['text_pair']}" for one in inputs]
         results = [{"predictions": [{"label": label, "score": 1}], "tokens": 3, "truncated": False} for label in labels]
-        self.answer(200, json.dumps({"results": results}))
+        self.answer(200, json.dumps({"model": "m", "results": results}))
 
     def do_CONNECT(self) -> None:
         self.server.paths.append(self.path)

@@ -12,8 +12,8 @@ from typing import Any
 from bert_client.command.output import RowWriter, open_output
 from bert_client.command.progress import Progress
 from bert_client.errors import ProblemError
+from bert_client.results import FillMaskResult, LabelResult
 from bert_client.tables import Dialect, Row, Table, TableError, open_table
-from bert_client.wire import FillMaskResult, LabelResult
 
 Result = FillMaskResult | LabelResult
 Ask = Callable[[Iterable[Any]], Iterator[Result | ProblemError]]

@@ -20,7 +20,7 @@ from bert_client.errors import BertServiceError, ConnectionFailedError, ProblemE
 from bert_client.http.base import DEFAULT_URL
 from bert_client.http.client import BertClient
 from bert_client.http.retry import RetryPolicy
-from bert_client.wire import FillMaskResult, LabelResult
+from bert_client.results import FillMaskResult, LabelResult
 
 REFUSED, UNREACHABLE, INTERRUPTED = 1, 3, 130
 

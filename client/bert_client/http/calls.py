@@ -11,7 +11,8 @@ import httpx
 
 from bert_client import wire
 from bert_client.errors import InvalidInputError, ProblemError, UnexpectedAnswerError
-from bert_client.wire import FillMaskResult, LabelResult, Limits
+from bert_client.results import FillMaskResult, LabelResult
+from bert_client.wire import Limits
 
 
 class PairDict(TypedDict):
@@ -69,8 +70,8 @@ class Call(Generic[Result_co]):
 
     path: str
     parameters: bytes
-    read: Callable[[Any], Result_co]
-    """Makes a result of its JSON."""
+    read: Callable[[Any, str], Result_co]
+    """Makes a result of its JSON and the model's name."""
     request_id: str | None = None
     takes_pairs: bool = True
 
@@ -92,7 +93,8 @@ class Call(Generic[Result_co]):
             UnexpectedAnswerError: the answer does not have the form of this service's, or not `count` results.
         """
         try:
-            results = [self.read(result) for result in response.json()["results"]]
+            body = response.json()
+            results = [self.read(result, body["model"]) for result in body["results"]]
         except (ValueError, KeyError, TypeError) as error:
             raise UnexpectedAnswerError(f"{response.url} does not answer as this service does") from error
         if len(results) != count:
@@ -261,7 +263,7 @@ def read_limits(response: httpx.Response) -> RequestLimits:
         raise UnexpectedAnswerError(f"{response.url} does not tell limits as this service does") from error
 
 
-def _fill_mask_result(result: Any) -> FillMaskResult:
+def _fill_mask_result(result: Any, model: str) -> FillMaskResult:
     masks = [
         wire.Mask(
             mask["position"],
@@ -272,9 +274,9 @@ def _fill_mask_result(result: Any) -> FillMaskResult:
         )
         for mask in result["masks"]
     ]
-    return FillMaskResult(masks, result["tokens"], result["truncated"])
+    return FillMaskResult(masks, result["tokens"], result["truncated"], model)
 
 
-def _label_result(result: Any) -> LabelResult:
+def _label_result(result: Any, model: str) -> LabelResult:
     predictions = [wire.LabelPrediction(entry["label"], entry["score"]) for entry in result["predictions"]]
-    return LabelResult(predictions, result["tokens"], result["truncated"])
+    return LabelResult(predictions, result["tokens"], result["truncated"], model)

@@ -27,7 +27,7 @@ from bert_client.http.calls import (
     SentimentOptions,
 )
 from bert_client.http.exchange import FailureCounter, Flow, Outcome, Send, Wait, result_or_raise
-from bert_client.wire import FillMaskResult, LabelResult
+from bert_client.results import FillMaskResult, LabelResult
 
 T = TypeVar("T")
 

@@ -66,7 +66,8 @@ class HoldingRequest(BaseHTTPRequestHandler):
             self.server.entered.set()
             self.server.gate.wait(2 * PATIENCE)
             return
-        self.answer({"results": [{"predictions": [{"label": "A", "score": 1}], "tokens": 3, "truncated": False}]})
+        result = {"predictions": [{"label": "A", "score": 1}], "tokens": 3, "truncated": False}
+        self.answer({"model": "m", "results": [result]})
 
     def answer(self, content: object) -> None:
         body = json.dumps(content).encode()
@@ -167,11 +168,16 @@ def test_bert_next_sentence_takes_two_texts(bert: Bert) -> None:
     assert bert("next-sentence", "a film")[0] == 2
 
 
-def test_bert_json_is_the_result_of_the_service(bert: Bert) -> None:
+def test_bert_json_is_the_result_of_the_service_and_its_model(bert: Bert) -> None:
     code, output, _ = bert("sentiment", "good", "bad film", "--json", "--top-k", "1")
     assert code == 0
     assert [json.loads(line) for line in output.splitlines()] == [
-        {"predictions": [{"label": "POSITIVE", "score": 0.75}], "tokens": tokens, "truncated": False}
+        {
+            "predictions": [{"label": "POSITIVE", "score": 0.75}],
+            "tokens": tokens,
+            "truncated": False,
+            "model": "fake-sentiment",
+        }
         for tokens in (3, 4)
     ]
 

@@ -142,8 +142,9 @@ def test_request_limits_one_request_never_overflows_an_empty_queue() -> None:
     [
         {"content": b"<html>"},
         {"json": []},
-        {"json": {"results": [{"label": "POSITIVE"}]}},
-        {"json": {"results": []}},
+        {"json": {"model": "m", "results": [{"label": "POSITIVE"}]}},
+        {"json": {"model": "m", "results": []}},
+        {"json": {"results": [{"predictions": [], "tokens": 3, "truncated": False}]}},
     ],
 )
 def test_call_results_of_another_service_are_an_error(content: dict[str, Any]) -> None:
@@ -153,8 +154,8 @@ def test_call_results_of_another_service_are_an_error(content: dict[str, Any]) -
 
 def test_call_results_may_have_more_fields() -> None:
     result = {"predictions": [{"label": "A", "score": 1, "new": 0}], "tokens": 3, "truncated": False, "new": 0}
-    (read,) = calls.sentiment().results(response(json={"results": [result], "new": 0}), 1)
-    assert (read.predictions[0].label, read.tokens) == ("A", 3)
+    (read,) = calls.sentiment().results(response(json={"model": "m", "results": [result], "new": 0}), 1)
+    assert (read.predictions[0].label, read.tokens, read.model) == ("A", 3, "m")
 
 
 def test_fill_mask_targets_are_no_string() -> None:

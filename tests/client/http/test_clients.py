@@ -64,7 +64,7 @@ def request_inputs(request: httpx.Request) -> list[str]:
 
 def ok(_: httpx.Request, inputs: list[str]) -> httpx.Response:
     results = [{"predictions": [{"label": one, "score": 1}], "tokens": 3, "truncated": False} for one in inputs]
-    return httpx.Response(200, json={"results": results})
+    return httpx.Response(200, json={"model": "m", "results": results})
 
 
 def label(outcome: LabelResult | ProblemError) -> str:
@@ -80,7 +80,7 @@ def test_client_one_input_gives_one_result(url: str) -> None:
         pair = client.sentiment(("a title", "a body"), top_k=1)
     assert [entry.sequence for entry in filled.masks[0].predictions] == ["the the was good", "the a was good"]
     assert followed.predictions[0].label == "NOT_NEXT"
-    assert felt == LabelResult(felt.predictions, tokens=3, truncated=False)
+    assert felt == LabelResult(felt.predictions, tokens=3, truncated=False, model="fake-sentiment")
     assert [entry.score for entry in felt.predictions] == [0.75, 0.25]
     assert len(pair.predictions) == 1
 

@@ -60,7 +60,7 @@ def ask(
 
 def ok(inputs: list[str]) -> httpx.Response:
     results = [{"predictions": [{"label": one, "score": 1}], "tokens": 3, "truncated": False} for one in inputs]
-    return httpx.Response(200, json={"results": results})
+    return httpx.Response(200, json={"model": "m", "results": results})
 
 
 def problem(status: int, code: str, *loc: str | int, **headers: str) -> httpx.Response:
