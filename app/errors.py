@@ -85,7 +85,7 @@ class TooManyBytesError(ServiceError):
 class DeadlineExceededError(ServiceError):
     """The deadline passed before the answer was ready."""
 
-    def __init__(self, message: str = "the deadline passed before the answer was ready") -> None:
+    def __init__(self, message: str = "the deadline passed; allow more time, or send fewer inputs") -> None:
         super().__init__(message)
 
 
@@ -109,7 +109,8 @@ class UnavailableError(ServiceError):
     cut off, or `reloading` for one whose model was replaced and ended before it answered."""
 
     def __init__(self, status: str, retry_after: int = 5) -> None:
-        super().__init__(f"the service is {status}")
+        advice = "its log has the reason, and only a restart helps" if status == "broken" else "try again"
+        super().__init__(f"the service is {status}; {advice}")
         self.status = status
         self.retry_after = retry_after
 
@@ -117,7 +118,7 @@ class UnavailableError(ServiceError):
 class InferenceError(ServiceError):
     """The model failed on this input. Other inputs of the batch are not affected."""
 
-    def __init__(self, reason: str = "the model failed on this input") -> None:
+    def __init__(self, reason: str = "the model failed on this input; the operator's log has more") -> None:
         super().__init__(reason)
 
 

@@ -148,7 +148,9 @@ class Settings(BaseModel):
         try:
             lines = file.read_text(encoding="utf-8-sig").splitlines()
         except (OSError, UnicodeDecodeError):
-            raise ValueError(f"{PREFIX}API_KEYS_FILE={file}: cannot be read as text") from None
+            raise ValueError(
+                f"{PREFIX}API_KEYS_FILE={file}: cannot be read as text; check its path and permissions"
+            ) from None
         keys = {number: line.strip() for number, line in enumerate(lines, 1) if line.strip()}
         for number, key in keys.items():
             if found := re.search(r"^#|[\s,]", key):
@@ -162,7 +164,7 @@ class Settings(BaseModel):
     @classmethod
     def _has_cores(cls, threads: int) -> int:
         if threads > (cores := available_cpus()):
-            raise ValueError(f"this machine gives {cores} cores")
+            raise ValueError(f"this machine gives {cores} cores; set no more, or 0 for all")
         return threads
 
     @field_validator("allowed_hosts")

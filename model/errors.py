@@ -73,5 +73,5 @@ class UnknownTargetError(TextError):
             reason = "it has characters that are not in the vocabulary"
         else:
             reason = f"it splits into {pieces}" if pieces else "it has no tokens"
-        super().__init__(f"target {target!r} is not a single token of the vocabulary: {reason}")
+        super().__init__(f"target {target!r} is not a single token of the vocabulary: {reason}; give another word")
         self.target = target

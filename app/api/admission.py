@@ -165,5 +165,5 @@ def _declared_bytes(request: Request, limit: int) -> int | None:
     given = request.headers.get("content-length", "")
     declared = int(given.lstrip("0") or "0") if given.isdecimal() else None
     if declared is not None and declared > limit:
-        raise TooLargeError(f"the body has {declared} bytes, the limit is {limit}")
+        raise TooLargeError(f"the body has {declared} bytes, the limit is {limit}; send fewer or shorter inputs")
     return declared

@@ -50,7 +50,7 @@ def check_host(scope: Scope, allowed: Collection[str]) -> None:
         if not any(host == name or (name[0] == "*" and host.endswith(name[1:])) for name in allowed):
             ip_address(host)
     except ValueError:
-        raise HostNotAllowedError("BERT_ALLOWED_HOSTS does not list this host") from None
+        raise HostNotAllowedError("BERT_ALLOWED_HOSTS does not list this host; add it, or call a listed one") from None
 
 
 def check_key(request: Request) -> None:
@@ -63,7 +63,9 @@ def check_key(request: Request) -> None:
         return
     scheme, given = _credentials(request)
     if not (scheme == "bearer" and _is_key(request, given.encode("latin-1"))):
-        raise UnauthorizedError("invalid API key" if scheme == "bearer" and given else HOW_TO_SEND_A_KEY)
+        raise UnauthorizedError(
+            "invalid API key; ask the operator for a valid one" if scheme == "bearer" and given else HOW_TO_SEND_A_KEY
+        )
 
 
 def check_metrics(request: Request) -> None:

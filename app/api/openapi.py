@@ -28,11 +28,11 @@ _PROBLEMS: dict[int, tuple[str, errors.ServiceError]] = {
     401: ("The API key is missing or invalid.", errors.UnauthorizedError(HOW_TO_SEND_A_KEY)),
     404: (
         "The loaded checkpoint has no head for this task.",
-        errors.TaskNotServedError("the loaded checkpoint has no head for next-sentence"),
+        errors.TaskNotServedError("the loaded checkpoint has no head for next-sentence; GET /info lists the tasks"),
     ),
     413: (
         "The request exceeds a limit on bytes, inputs or tokens.",
-        errors.TooLargeError("the request has 600 inputs, one may carry 512"),
+        errors.TooLargeError("the request has 600 inputs, one may carry 512; send several requests"),
     ),
     415: (
         "The `Content-Type` is missing or not JSON.",

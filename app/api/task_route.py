@@ -187,7 +187,7 @@ def _in_pieces(value: Any) -> Any:
 def check_inputs(count: int, max_inputs: int) -> None:
     """Raise TooLargeError if a request has more than `max_inputs` inputs."""
     if count > max_inputs:
-        raise TooLargeError(f"the request has {count} inputs, one may carry {max_inputs}")
+        raise TooLargeError(f"the request has {count} inputs, one may carry {max_inputs}; send several requests")
 
 
 def parse(schema: type[Schema], body: bytes, max_inputs: int) -> Schema:
@@ -236,7 +236,9 @@ def _has_half_character(value: Any) -> bool:
 
 def _raise_invalid(error: ValidationError, schema: type[BaseModel]) -> NoReturn:
     if error.error_count() > _MAX_FIELD_ERRORS:
-        raise InvalidRequestError([FieldError(f"{error.error_count()} fields are invalid", ())]) from None
+        raise InvalidRequestError(
+            [FieldError(f"{error.error_count()} fields are invalid; send one input to see how", ())]
+        ) from None
     details = error.errors(include_url=False, include_input=False, include_context=False)  # keeps texts out of logs
     raise InvalidRequestError([FieldError(_message(d, schema), _loc(d)) for d in details]) from None
 
@@ -316,7 +318,9 @@ async def _read(request: TaskRequest) -> bytes:
         raise
     except TimeoutError:
         request.metrics.expired()
-        raise DeadlineExceededError("the body did not arrive before the deadline") from None
+        raise DeadlineExceededError(
+            "the body did not arrive before the deadline; send a smaller one, or allow more time"
+        ) from None
 
 
 async def _collect(receive: Receive, limit: int) -> bytes:
@@ -327,6 +331,6 @@ async def _collect(receive: Receive, limit: int) -> bytes:
             raise CallerGoneError("the caller closed the connection")
         body += message.get("body", b"")
         if len(body) > limit:
-            raise TooLargeError(f"the body has more than {limit} bytes")
+            raise TooLargeError(f"the body has more than {limit} bytes; send fewer or shorter inputs")
         if not message.get("more_body", False):
             return bytes(body)

@@ -38,6 +38,8 @@ from model.packing import round_up_to_bucket
 
 logger = logging.getLogger(__name__)
 
+_NOT_FINITE = "the model computed no finite number for this input; BERT_DTYPE=float32 may mend it"
+
 
 @dataclass(frozen=True, slots=True)
 class ComputePolicy:
@@ -215,7 +217,10 @@ class TorchBackend:
             masks, top_k = ((1,), 1) if task is Task.FILL_MASK else ((), 0)
             (answer,) = self.run(name, [Query(task, encoding, masks, top_k)])
             if isinstance(answer, Exception):
-                raise CheckpointError(self._directories[name], "its weights do not compute finite numbers")
+                raise CheckpointError(
+                    self._directories[name],
+                    "its weights give no finite numbers; set BERT_DTYPE=float32, or name another checkpoint",
+                )
 
 
 def warm_rows(most: int) -> list[int]:
@@ -269,7 +274,7 @@ def _mask_answers(logits: Tensor, queries: Sequence[Query]) -> list[Answer | Exc
         rows = slice(first, first + len(query.masks))
         first = rows.stop
         if not all(finite[rows]):
-            answers.append(InferenceError("the model computed no finite number for this input"))
+            answers.append(InferenceError(_NOT_FINITE))
         elif query.targets:
             answers.append(_target_answer(logits[rows], normaliser[rows], query))
         else:
@@ -288,7 +293,7 @@ def _target_answer(logits: Tensor, normaliser: Tensor, query: Query) -> Answer:
 
 def _class_answer(row: list[float]) -> Answer | Exception:
     if not all(map(math.isfinite, row)):
-        return InferenceError("the model computed no finite number for this input")
+        return InferenceError(_NOT_FINITE)
     return Answer([row])
 
 
@@ -309,9 +314,13 @@ def _torch_errors() -> Iterator[None]:
 
 def _check_architectures(pretrained: Checkpoint, sentiment: Checkpoint) -> None:
     if not isinstance(pretrained.model, BertForPreTraining):
-        raise CheckpointError(pretrained.path, "is a sequence classifier, BERT_PRETRAINED needs a masked-LM head")
+        raise CheckpointError(
+            pretrained.path, "is a sequence classifier; BERT_PRETRAINED needs a checkpoint of pretraining"
+        )
     if not isinstance(sentiment.model, BertForSequenceClassification):
-        raise CheckpointError(sentiment.path, "has no classification head, which BERT_SENTIMENT needs")
+        raise CheckpointError(
+            sentiment.path, "has no classification head; BERT_SENTIMENT needs a fine-tuned checkpoint"
+        )
 
 
 def _describe(checkpoint: Checkpoint) -> ServedModel:
@@ -372,9 +381,11 @@ def _resolve_device(device: str) -> str:
         return "cuda" if torch.cuda.is_available() else "cpu"
     if device.startswith("cuda"):
         if not torch.cuda.is_available():
-            raise SettingsError(f"BERT_DEVICE={device}: this machine has no usable CUDA device")
+            raise SettingsError(f"BERT_DEVICE={device}: this machine has no usable CUDA device; set auto or cpu")
         if (torch.device(device).index or 0) >= (count := torch.cuda.device_count()):
-            raise SettingsError(f"BERT_DEVICE={device}: the last CUDA device here is cuda:{count - 1}")
+            raise SettingsError(
+                f"BERT_DEVICE={device}: the last CUDA device here is cuda:{count - 1}; set one up to it"
+            )
     return device
 
 

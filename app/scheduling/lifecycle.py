@@ -185,7 +185,7 @@ class Lifecycle:
         except TimeoutError:
             if not timer.expired():  # of the file system, say
                 raise
-            raise BackendDiedError(f"loading has not ended in {MAX_LOAD_SECONDS:g} s") from None
+            raise BackendDiedError(f"loading took more than {MAX_LOAD_SECONDS:g} s; send SIGHUP to try again") from None
 
     @contextmanager
     def encoder_for(self, task: Task) -> Iterator[tuple[LoadedEncoder, ServedModel]]:
@@ -200,7 +200,7 @@ class Lifecycle:
         owner = self.current
         name = next((name for name, served in owner.backend.models.items() if task in served.tasks), None)
         if name is None:
-            raise TaskNotServedError(f"the loaded checkpoint has no head for {task}")
+            raise TaskNotServedError(f"the loaded checkpoint has no head for {task}; GET /info lists the tasks")
         owner.requests += 1
         try:
             yield LoadedEncoder(owner, name), owner.backend.models[name]
@@ -258,7 +258,9 @@ class Lifecycle:
     async def kill_hung_backend(self) -> None:
         """Kill the inference processes because a batch does not end: the service is broken then."""
         logger.error("batch timed out; killing the inference process")
-        self.scheduler.fail(BackendDiedError("the inference process hung and was killed"))
+        seconds = 2 * self._stall_seconds
+        message = f"the inference process was killed because a batch took more than {seconds:g} s; restart the service"
+        self.scheduler.fail(BackendDiedError(message))
         await self.current.backend.aclose()
 
     def log_stall(self) -> None:

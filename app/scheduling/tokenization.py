@@ -75,7 +75,7 @@ def mask_query(served: ServedModel, encoding: Encoding, top_k: int, targets: tup
         NoMaskError: the text has no mask, or truncation removed one.
     """
     if encoding.masks_lost:
-        raise NoMaskError("a [MASK] lies beyond the model's limit and was lost by truncation")
+        raise NoMaskError("a [MASK] lies beyond the model's limit and was lost by truncation; shorten the text")
     masks = tuple(i for i, token_id in enumerate(encoding.input_ids) if token_id == served.tokenizer.mask_id)
     if not masks:
         raise NoMaskError("the text holds no [MASK]: write the mask so, in capitals")

@@ -35,7 +35,9 @@ def run(settings: Settings) -> int:
     try:
         listening = _listen(settings.host, settings.port)  # before the models load
     except OSError as error:
-        log_fatal(f"BERT_HOST={settings.host}, BERT_PORT={settings.port}: {error.strerror}", settings.log_format)
+        log_fatal(
+            f"BERT_HOST={settings.host}, BERT_PORT={settings.port}: {error.strerror}; set others", settings.log_format
+        )
         return EXIT_STARTUP_FAILED
     app = create_app(settings, serves_while_loading=True)
     lifecycle: Lifecycle = app.state.lifecycle

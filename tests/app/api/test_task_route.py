@@ -119,7 +119,9 @@ async def test_body_that_does_not_end_meets_the_deadline(serve: Any) -> None:
         answer = await service.client.post("/sentiment", content=body(), headers=JSON)
         expired = await service.metric("bert_requests_expired_total")
     assert (answer.status_code, answer.json()["code"]) == (504, "deadline_exceeded")
-    assert answer.json()["detail"] == "the body did not arrive before the deadline"
+    assert (
+        answer.json()["detail"] == "the body did not arrive before the deadline; send a smaller one, or allow more time"
+    )
     assert expired == 1
 
 

@@ -86,7 +86,7 @@ async def test_function_to_apply_is_refused_unless_the_checkpoint_computes_it(
     assert (answer.status_code, answer.json()["code"]) == (422, "invalid_request")
     assert answer.json()["errors"] == [
         {
-            "message": f"the scores of the loaded checkpoint are computed with '{computed}', not with '{asked}'",
+            "message": f"the loaded checkpoint's scores are computed with '{computed}', not '{asked}'; leave this out",
             "loc": ["parameters", "function_to_apply"],
         }
     ]

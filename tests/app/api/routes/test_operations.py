@@ -129,4 +129,4 @@ async def test_metrics_require_no_key_by_default(serve: Any) -> None:
 
 
 def test_unavailable_error_names_the_status() -> None:
-    assert str(UnavailableError("draining")) == "the service is draining"
+    assert str(UnavailableError("draining")) == "the service is draining; try again"
