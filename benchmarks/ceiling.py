@@ -16,7 +16,7 @@ from statistics import median
 import torch
 
 from app.inference.torch_backend import TorchBackend
-from app.inference.types import Query, Task
+from app.inference.types import BackendConfig, Query, Task
 from benchmarks import texts
 from model import (
     BertConfig,
@@ -41,7 +41,7 @@ def backend_of(preset: str, device: str, dtype: str, folder: Path) -> TorchBacke
         network = kind(config)
         network.initialise(torch.Generator().manual_seed(0))
         save_checkpoint(folder / name, network, tokenizer)
-    backend = TorchBackend(folder / "pretrained", folder / "sentiment", device=device, dtype=dtype)
+    backend = TorchBackend(BackendConfig(folder / "pretrained", folder / "sentiment", device=device, dtype=dtype))
     backend.load()
     return backend
 
@@ -72,16 +72,16 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         backend = backend_of(options.preset, options.device, options.dtype, Path(folder))
         encoder = load_checkpoint(Path(folder) / "sentiment").model.encoder.eval()
-    device, dtype = torch.device(backend.device), getattr(torch, backend.dtype)
+    device, dtype = torch.device(backend.info.device), getattr(torch, backend.info.dtype)
     encoder.to(device, dtype)
     graphed = GraphedEncoder(encoder) if device.type == "cuda" else None
-    lane = next(lane for lane, served in backend.models.items() if Task.SENTIMENT in served.tasks)
+    lane = next(lane for lane, served in backend.info.models.items() if Task.SENTIMENT in served.tasks)
     peak = matmul_peak(device, dtype, 1.0)
     print(f"{options.preset}, texts of {length} tokens, {dtype} on {device}; peak {peak / 1e12:.1f} TFLOP/s")
     heads = ["batch", "texts/s served", "of peak", "encoder alone, texts/s", "of peak"]
     heads += ["by graphs, texts/s", "of peak"] if graphed else []
     print(f"| {' | '.join(heads)} |\n|{'---|' * len(heads)}")
-    ids = [backend.models[lane].tokenizer.cls_id] * length
+    ids = [backend.info.models[lane].tokenizer.cls_id] * length
     query = Query(Task.SENTIMENT, Encoding(ids, [0] * length, [(0, 0)] * length, truncated=False))
     for tokens in options.tokens:
         count = max(1, tokens // length)

@@ -25,10 +25,10 @@ import numpy as np
 import torch
 
 from app.inference.torch_backend import TorchBackend
-from app.inference.types import Query, Task
+from app.inference.types import BackendConfig, Query, Task
 from benchmarks import checkpoints, results, texts
 from model import Encoding, PackedBatch, load_checkpoint
-from model.inference.cpu_features import has_native_bfloat16
+from model.inference.cpu_features import available_cpus, has_native_bfloat16
 from training.loop.flops import encoder_flops
 from training.runtime.device import matmul_peak
 
@@ -44,7 +44,7 @@ _CALIBRATION_TEXTS = 300
 
 @cache
 def _backend(directories: tuple[Path, Path], dtype: str, threads: int) -> TorchBackend:
-    backend = TorchBackend(*directories, device="cpu", dtype=dtype, threads=threads)
+    backend = TorchBackend(BackendConfig(*directories, "cpu", dtype, threads or available_cpus()))
     backend.load()
     return backend
 
@@ -52,7 +52,7 @@ def _backend(directories: tuple[Path, Path], dtype: str, threads: int) -> TorchB
 def ours(directories: tuple[Path, Path], dtype: str, *, sort: bool = True, threads: int = 0) -> Scorer:
     """The backend that serves, given its largest batches."""
     backend = _backend(directories, dtype, threads)
-    lane, served = next((key, m) for key, m in backend.models.items() if Task.SENTIMENT in m.tasks)
+    lane, served = next((key, m) for key, m in backend.info.models.items() if Task.SENTIMENT in m.tasks)
     limit = served.config.max_position_embeddings
 
     def score(given: Sequence[str]) -> list[list[float]]:
@@ -60,7 +60,7 @@ def ours(directories: tuple[Path, Path], dtype: str, *, sort: bool = True, threa
         encodings = [read(text) for text in given]
         order = sorted(range(len(given)), key=lambda i: len(encodings[i])) if sort else range(len(given))
         scores: list[list[float]] = [[]] * len(given)
-        for chunk in _by_tokens(order, encodings, backend.max_useful_tokens):
+        for chunk in _by_tokens(order, encodings, backend.info.max_useful_tokens):
             answers = backend.run(lane, [Query(Task.SENTIMENT, encodings[i]) for i in chunk])
             for i, answer in zip(chunk, answers, strict=True):
                 if isinstance(answer, Exception):

@@ -14,9 +14,8 @@ from app.api.middleware import RequestContextMiddleware, UnhandledErrorMiddlewar
 from app.api.protocols import ADAPTERS
 from app.api.routes import operations, pages, tasks
 from app.api.task_route import TaskRoute
-from app.inference.process_main import BackendConfig
 from app.inference.process_pool import ProcessPool
-from app.inference.types import Backend
+from app.inference.types import Backend, BackendConfig
 from app.observability import tracing
 from app.observability.log_config import log_config
 from app.observability.metrics import Metrics

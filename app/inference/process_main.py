@@ -22,10 +22,9 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing.context import ForkProcess
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from app.inference.types import Answer, Query, ServedModel, Task
+from app.inference.types import Answer, BackendConfig, BackendInfo, Query, Task
 from model.tokenizer import Encoding
 
 if TYPE_CHECKING:
@@ -41,30 +40,12 @@ _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 
 @dataclass(frozen=True, slots=True)
-class BackendConfig:
-    """What the processes are to serve."""
-
-    pretrained: Path
-    sentiment: Path
-    device: str
-    dtype: str
-    threads: int
-    logs: dict[str, Any] | None = None
-    """Configuration of the processes' logs, for `logging.config`."""
-
-
-@dataclass(frozen=True, slots=True)
 class Loaded:
     """The first process's message once all processes can compute."""
 
-    models: dict[str, ServedModel]
-    device: str
-    dtype: str
-    threads: int
+    info: BackendInfo
     forked: list[int]
     """Process ids of the forks."""
-    max_useful_tokens: int
-    tokens_per_second: float
 
 
 def frame(message: Any) -> bytes:
@@ -90,14 +71,7 @@ def run_first_process(sockets: list[socket.socket], config: BackendConfig) -> No
         logging.config.dictConfig(config.logs)
     from app.inference.torch_backend import TorchBackend
 
-    backend = TorchBackend(
-        config.pretrained,
-        config.sentiment,
-        device=config.device,
-        dtype=config.dtype,
-        threads=config.threads,
-        one_process_per_thread=sys.platform == "linux",
-    )
+    backend = TorchBackend(config, one_process_per_thread=sys.platform == "linux")
     try:
         with suppress(BrokenPipeError, ConnectionResetError):  # the HTTP process has ended
             loaded = _load_and_fork(backend, sockets)
@@ -115,23 +89,15 @@ def _load_and_fork(backend: TorchBackend, sockets: Sequence[socket.socket]) -> L
         backend.load()
         gc.collect()
         gc.freeze()
-        forked = [_fork(backend, sockets, number) for number in range(1, backend.processes)]
+        forked = [_fork(backend, sockets, number) for number in range(1, backend.info.processes)]
         for process in forked:
             threading.Thread(target=_end_with_fork, args=(process,), name="watcher", daemon=True).start()
-        for other in sockets[1 : backend.processes]:  # the forks have them; the HTTP process closes the rest
+        for other in sockets[1 : backend.info.processes]:  # the forks have them; the HTTP process closes the rest
             other.close()
         backend.load_alone()
     except Exception as error:
         return make_picklable(error)
-    return Loaded(
-        backend.models,
-        backend.device,
-        backend.dtype,
-        backend.threads,
-        [process.pid for process in forked if process.pid is not None],
-        backend.max_useful_tokens,
-        backend.tokens_per_second,
-    )
+    return Loaded(backend.info, [process.pid for process in forked if process.pid is not None])
 
 
 def _fork(backend: TorchBackend, sockets: Sequence[socket.socket], number: int) -> ForkProcess:

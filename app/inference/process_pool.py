@@ -22,8 +22,8 @@ from multiprocessing.util import Finalize
 from typing import Any, cast
 
 from app.errors import BackendDiedError
-from app.inference.process_main import HEADER_BYTES, BackendConfig, Loaded, frame, pack, run_first_process
-from app.inference.types import Answer, Query, ServedModel
+from app.inference.process_main import HEADER_BYTES, Loaded, frame, pack, run_first_process
+from app.inference.types import Answer, BackendConfig, BackendInfo, Query
 
 _BUSY_FRACTION, _BUSY_CHECK_SECONDS = 0.5, 0.25
 """Fraction of a core from which on the HTTP process counts as busy, and how often that is looked at."""
@@ -41,13 +41,7 @@ class ProcessPool:
     """A `Backend` of one process, or on a CPU of one process per core, which share the weights' memory."""
 
     def __init__(self, config: BackendConfig) -> None:
-        self.models: dict[str, ServedModel] = {}
-        self.device = config.device
-        self.dtype = config.dtype
-        self.threads = config.threads
-        self.processes = 1
-        self.max_useful_tokens = 0
-        self.tokens_per_second = 0.0
+        self.info = BackendInfo(config.device, config.dtype, config.threads)
         self._config = config
         self._process: SpawnProcess | None = None
         self._channels: list[_Channel] = []
@@ -72,15 +66,11 @@ class ProcessPool:
         loaded = await self._exchange(0, None)
         if not isinstance(loaded, Loaded):
             raise TypeError(f"the inference process sent {type(loaded).__name__} first")
-        self.processes = 1 + len(loaded.forked)
-        self._forked = loaded.forked
-        for channel in self._channels[self.processes :]:
+        self.info, self._forked = loaded.info, loaded.forked
+        for channel in self._channels[self.info.processes :]:
             channel.close()
-        for number in range(self.processes):
+        for number in range(self.info.processes):
             self._free.put_nowait(number)
-        self.device, self.dtype, self.threads = loaded.device, loaded.dtype, loaded.threads
-        self.max_useful_tokens, self.tokens_per_second = loaded.max_useful_tokens, loaded.tokens_per_second
-        self.models = loaded.models
         self._on_death = on_death
         if self._death is not None:
             raise await self._death_error()
@@ -110,7 +100,7 @@ class ProcessPool:
     async def run(self, encoder: str, queries: Sequence[Query]) -> Sequence[Answer | Exception]:
         """See `Backend.run`."""
         number = await self._free.get()
-        alone = number == 0 and len(queries) == 1 and self._free.qsize() == self.processes - 1
+        alone = number == 0 and len(queries) == 1 and self._free.qsize() == self.info.processes - 1
         try:
             answers = await self._exchange(number, (encoder, [pack(query) for query in queries], alone))
         except asyncio.CancelledError:
@@ -139,7 +129,7 @@ class ProcessPool:
             used = time.process_time()
             self._http_is_busy = used - self._busy_time > _BUSY_FRACTION * (now - self._busy_checked)
             self._busy_checked, self._busy_time = now, used
-        return max(self.processes - self._http_is_busy, 1)
+        return max(self.info.processes - self._http_is_busy, 1)
 
     async def _exchange(self, number: int, request: Any) -> Any:
         """Send a request, if there is one, and wait for the reply.

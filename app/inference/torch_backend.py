@@ -12,13 +12,12 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 
 from app.errors import BackendDiedError, InferenceError, OutOfMemoryError, SettingsError
-from app.inference.types import Answer, Query, ServedModel, Task
+from app.inference.types import Answer, BackendConfig, BackendInfo, Query, ServedModel, Task
 from model import (
     BertConfig,
     BertForPreTraining,
@@ -30,7 +29,7 @@ from model import (
 )
 from model.attention.varlen import can_use_varlen
 from model.errors import CheckpointError
-from model.inference.cpu_features import available_cpus, bfloat16_is_fast
+from model.inference.cpu_features import bfloat16_is_fast
 from model.inference.cuda_graphs import GraphedEncoder
 from model.inference.prepack import prepack, warm_up_attention, warm_up_linear
 from model.inference.quantization import UnsupportedInt8Error, quantize_encoder, speedup
@@ -72,29 +71,13 @@ POLICY = ComputePolicy()
 class TorchBackend:
     """Our own models on one device."""
 
-    def __init__(
-        self,
-        pretrained: Path,
-        sentiment: Path,
-        *,
-        device: str = "auto",
-        dtype: str = "auto",
-        threads: int = 0,
-        one_process_per_thread: bool = False,
-    ) -> None:
+    def __init__(self, config: BackendConfig, *, one_process_per_thread: bool = False) -> None:
         """`one_process_per_thread`: on a CPU, this process will be forked, so that there is one for each thread. It
         then computes a batch with one thread, or with all if the batch is `alone`."""
-        self.models: dict[str, ServedModel] = {}
-        self.device = device
-        self.dtype = dtype
-        self.threads = threads or available_cpus()
-        self.tokens_per_second = 0.0
+        self.info = BackendInfo(config.device, config.dtype, config.threads, max_useful_tokens=POLICY.max_gpu_tokens)
         self._one_process_per_thread = one_process_per_thread
-        self.processes = 1
-        """How many processes are to compute."""
         self._threads_each = 0
-        self.max_useful_tokens = POLICY.max_gpu_tokens
-        self._directories = {"pretrained": pretrained, "sentiment": sentiment}
+        self._directories = {"pretrained": config.pretrained, "sentiment": config.sentiment}
         self._networks: dict[str, BertForPreTraining | BertForSequenceClassification] = {}
         self._encoders: dict[str, Callable[[PackedBatch], Tensor]] = {}
 
@@ -105,44 +88,40 @@ class TorchBackend:
             CheckpointError: a directory cannot be served; the message names it.
             SettingsError: the device does not exist, or does not compute in this precision.
         """
-        self.device = _resolve_device(self.device)
-        if self._one_process_per_thread and self.device == "cpu":
-            self.processes = self.threads
-        if self.device == "cpu":
-            self.max_useful_tokens = POLICY.max_cpu_tokens
-        self._threads_each = self.threads // self.processes
+        info = self.info
+        info.device = _resolve_device(info.device)
+        if info.device == "cpu":
+            info.max_useful_tokens = POLICY.max_cpu_tokens
+            info.processes = info.threads if self._one_process_per_thread else 1
+        self._threads_each = info.threads // info.processes
         torch.set_num_threads(self._threads_each)
-        if (index := torch.device(self.device).index) is not None:
+        if (index := torch.device(info.device).index) is not None:
             torch.cuda.set_device(index)  # of this thread: streams and graphs go there
-        self.dtype = _resolve_dtype(self.dtype, self.device)
+        info.dtype = _resolve_dtype(info.dtype, info.device)
         checkpoints = {name: load_checkpoint(directory) for name, directory in self._directories.items()}
         _check_architectures(checkpoints["pretrained"], checkpoints["sentiment"])
-        if self.dtype == "int8":
+        if info.dtype == "int8":
             _check_int8(checkpoints["sentiment"].config)
-        served = {}
+        served = {name: _describe(checkpoint) for name, checkpoint in checkpoints.items()}
+        threads = tuple(dict.fromkeys((self._threads_each, info.threads)))
         for name, checkpoint in checkpoints.items():
-            served[name] = _describe(checkpoint)
-            self._networks[name] = _place(
-                checkpoint.model,
-                self.device,
-                self.dtype,
-                tuple(dict.fromkeys((self._threads_each, self.threads))),
-            )
+            self._networks[name] = _place(checkpoint.model, info.device, info.dtype, threads)
             if isinstance(network := self._networks[name], BertForPreTraining):
                 _drop_unused_rows(network.masked_lm.decoder, checkpoint.tokenizer.vocab)
             self._encoders[name] = _encoder_of(network)
             self._check(name, served[name])
-        if self.device == "cpu":
+        if info.device == "cpu":
             self._warm_up(self._threads_each, POLICY.max_cpu_tokens)
         speed = min(self._speed(name, model) for name, model in served.items())
-        self.tokens_per_second = speed * self.processes
-        self.models = served
+        info.tokens_per_second = speed * info.processes
+        info.models = served
 
     def load_alone(self) -> None:
         """Warm up for batches that are `alone`. After the fork, because forks must not have these threads."""
-        if self.processes > 1:
-            shortest = self.tokens_per_second * POLICY.min_seconds_for_all_threads / self.processes
-            self._warm_up(self.threads, POLICY.max_cpu_tokens_alone, int(shortest) + 1)
+        info = self.info
+        if info.processes > 1:
+            shortest = info.tokens_per_second * POLICY.min_seconds_for_all_threads / info.processes
+            self._warm_up(info.threads, POLICY.max_cpu_tokens_alone, int(shortest) + 1)
 
     def run(self, name: str, queries: Sequence[Query], *, alone: bool = False) -> list[Answer | Exception]:
         """Answers in the order of the queries, from one forward pass.
@@ -154,10 +133,11 @@ class TorchBackend:
             OutOfMemoryError: fewer queries may fit.
             BackendDiedError: no further batch can succeed on this device.
         """
-        if self.processes > 1:
+        info = self.info
+        if info.processes > 1:
             tokens = sum(len(query.encoding) for query in queries)
-            worth = tokens * self.processes > self.tokens_per_second * POLICY.min_seconds_for_all_threads
-            torch.set_num_threads(self.threads if alone and worth else self._threads_each)
+            worth = tokens * info.processes > info.tokens_per_second * POLICY.min_seconds_for_all_threads
+            torch.set_num_threads(info.threads if alone and worth else self._threads_each)
         order = sorted(range(len(queries)), key=lambda i: len(queries[i].encoding))  # neighbours pad alike
         answers: list[Answer | Exception] = [InferenceError()] * len(queries)
         with _torch_errors(), torch.inference_mode():
@@ -203,7 +183,7 @@ class TorchBackend:
         best, began = 0.0, time.perf_counter()
         for count in POLICY.speed_batches:
             before = time.perf_counter()
-            if before - began > POLICY.speed_seconds or count * length > self.max_useful_tokens:
+            if before - began > POLICY.speed_seconds or count * length > self.info.max_useful_tokens:
                 break
             self.run(name, [query] * count)
             best = max(best, count * length / (time.perf_counter() - before))

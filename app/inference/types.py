@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Protocol
+from pathlib import Path
+from typing import Any, Protocol
 
 from app.errors import BackendDiedError
 from model.config import BertConfig
+from model.inference.cpu_features import available_cpus
 from model.tokenizer import Encoding, Tokenizer
 
 
@@ -56,20 +58,41 @@ class ServedModel:
     parameters: int
 
 
-class Backend(Protocol):
-    """Computes batches outside the event loop. Every method is called on the loop."""
+@dataclass(frozen=True, slots=True)
+class BackendConfig:
+    """What a backend is to load, and how it is to compute."""
 
-    models: dict[str, ServedModel]
-    """By the name of the encoder, which `run` takes; empty until `load` is done."""
+    pretrained: Path
+    sentiment: Path
+    device: str = "auto"
+    dtype: str = "auto"
+    threads: int = field(default_factory=available_cpus)
+    logs: dict[str, Any] | None = None
+    """Configuration of the processes' logs, for `logging.config`."""
+
+
+@dataclass(slots=True)
+class BackendInfo:
+    """What a backend has loaded. Before that, `device` and `dtype` are as configured."""
+
     device: str
     dtype: str
     threads: int
-    processes: int
-    """Batches that may be computed at the same time, known once `load` is done."""
-    max_useful_tokens: int
+    models: dict[str, ServedModel] = field(default_factory=dict)
+    """By the name of the encoder, which `Backend.run` takes."""
+    processes: int = 1
+    """Batches that may be computed at the same time."""
+    max_useful_tokens: int = 0
     """Tokens of a batch; a larger one is computed no faster per token."""
-    tokens_per_second: float
-    """Speed of large batches of short texts on the slowest model, all processes together; 0 before `load`."""
+    tokens_per_second: float = 0.0
+    """Speed of large batches of short texts on the slowest model, all processes together."""
+
+
+class Backend(Protocol):
+    """Computes batches outside the event loop. Every method is called on the loop."""
+
+    info: BackendInfo
+    """Complete once `load` is done."""
 
     @property
     def max_concurrent_batches(self) -> int:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 
 from app.errors import BackendDiedError, SettingsError, TaskNotServedError, UnavailableError
-from app.inference.types import Answer, Backend, Query, ServedModel, Task
+from app.inference.types import Answer, Backend, BackendInfo, Query, ServedModel, Task
 from app.observability.metrics import Metrics
 from app.scheduling.scheduler import Scheduler
 from app.scheduling.throughput import Throughput
@@ -135,8 +135,8 @@ class Lifecycle:
         else:
             self.has_loaded = True
             self.advance(State.READY)
-            self._open(loaded.backend)
-            logger.info("ready in %.0f s: %s", time.monotonic() - began, _describe(loaded.backend))
+            self._open(loaded.backend.info)
+            logger.info("ready in %.0f s: %s", time.monotonic() - began, _describe(loaded.backend.info))
         self.startup_finished.set()
 
     async def reload(self) -> bool:
@@ -165,18 +165,18 @@ class Lifecycle:
             is_stalled = self.status == "stalled"
             replaced, self.current = self.current, fresh
             self._stalled_for = 0.0
-            self._open(fresh.backend)
+            self._open(fresh.backend.info)
             self._metrics.reloaded(ok=True)
-            logger.info("reloaded: %s", _describe(fresh.backend))
+            logger.info("reloaded: %s", _describe(fresh.backend.info))
             self._close_if_unused(replaced)
             if is_stalled:
                 logger.error("the replaced backend hangs; killing its processes")
                 await replaced.backend.aclose()
             return True
 
-    def _open(self, backend: Backend) -> None:
-        self.scheduler.throughput.set(backend.tokens_per_second, backend.processes, backend.max_useful_tokens)
-        self.scheduler.open(backend.processes)
+    def _open(self, info: BackendInfo) -> None:
+        self.scheduler.throughput.set(info.tokens_per_second, info.processes, info.max_useful_tokens)
+        self.scheduler.open(info.processes)
 
     async def _load_in_time(self, fresh: LoadedBackend) -> None:
         try:
@@ -198,12 +198,12 @@ class Lifecycle:
         if not self.has_loaded or self.state is State.BROKEN:
             raise UnavailableError(self.status)
         owner = self.current
-        name = next((name for name, served in owner.backend.models.items() if task in served.tasks), None)
+        name = next((name for name, served in owner.backend.info.models.items() if task in served.tasks), None)
         if name is None:
             raise TaskNotServedError(f"the loaded checkpoint has no head for {task}; GET /info lists the tasks")
         owner.requests += 1
         try:
-            yield LoadedEncoder(owner, name), owner.backend.models[name]
+            yield LoadedEncoder(owner, name), owner.backend.info.models[name]
         finally:
             owner.requests -= 1
             self._close_if_unused(owner)
@@ -289,6 +289,6 @@ class Lifecycle:
         await asyncio.gather(self._loading, self._watching, *self._tasks, return_exceptions=True)
 
 
-def _describe(backend: Backend) -> str:
-    models = (f"{served.name} ({', '.join(served.tasks)})" for served in backend.models.values())
-    return f"{', '.join(models)}; {backend.device}, {backend.dtype}, {backend.threads} threads"
+def _describe(info: BackendInfo) -> str:
+    models = (f"{served.name} ({', '.join(served.tasks)})" for served in info.models.values())
+    return f"{', '.join(models)}; {info.device}, {info.dtype}, {info.threads} threads"

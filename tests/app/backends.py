@@ -11,7 +11,7 @@ from typing import Any
 
 from app.errors import BackendDiedError
 from app.inference.torch_backend import TorchBackend
-from app.inference.types import Answer, Query, ServedModel, Task
+from app.inference.types import Answer, BackendConfig, BackendInfo, Query, ServedModel, Task
 
 PATIENCE = 30  # seconds; only a hung test waits so long
 
@@ -23,12 +23,6 @@ class FakeBackend:
     models: dict[str, ServedModel]
     fault: Callable[[Query], BaseException | None] = lambda _: None
     load_error: BaseException | None = None
-    device: str = "cpu"
-    dtype: str = "float32"
-    threads: int = 1
-    tokens_per_second: float = 0.0
-    processes: int = 1
-    max_useful_tokens: int = 16_384
     max_concurrent_batches: int = 1
     closed: bool = False
     batches: list[list[Query]] = field(default_factory=list)
@@ -36,6 +30,10 @@ class FakeBackend:
     may_load: threading.Event = field(default_factory=threading.Event)
     entered: threading.Semaphore = field(default_factory=lambda: threading.Semaphore(0))
     """Released each time a batch has arrived, before it waits at the gate."""
+
+    @property
+    def info(self) -> BackendInfo:
+        return BackendInfo("cpu", "float32", 1, self.models, max_useful_tokens=16_384)
 
     async def load(self, on_death: Callable[[BackendDiedError], None]) -> None:
         self.on_death = on_death
@@ -72,8 +70,8 @@ class FakeBackend:
 class ThreadBackend:
     """`TorchBackend` in a thread of this process, for tests of the models' own answers."""
 
-    def __init__(self, backend: TorchBackend) -> None:
-        self._backend = backend
+    def __init__(self, config: BackendConfig) -> None:
+        self._backend = TorchBackend(config)
         self.max_concurrent_batches = 1
 
     def __getattr__(self, name: str) -> Any:

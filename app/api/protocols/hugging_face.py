@@ -99,7 +99,7 @@ async def text_classification(
 
 def _check_function(engine: Engine, asked: str) -> None:
     """Refuse a `function_to_apply` that the served checkpoint does not compute."""
-    for served in engine.lifecycle.current.backend.models.values():
+    for served in engine.lifecycle.current.backend.info.models.values():
         if Task.SENTIMENT in served.tasks and (computed := _function(served.config)) != asked:
             message = f"the loaded checkpoint's scores are computed with {computed!r}, not {asked!r}; leave this out"
             raise InvalidRequestError([FieldError(message, ("parameters", "function_to_apply"))])

@@ -93,7 +93,7 @@ async def ready(request: Request) -> Health:
 async def info(request: Request) -> Info:
     """Models, device, precision, limits and version."""
     lifecycle, settings = _lifecycle(request), request.app.state.settings
-    backend, throughput = lifecycle.current.backend, lifecycle.scheduler.throughput
+    backend, throughput = lifecycle.current.backend.info, lifecycle.scheduler.throughput
     return Info(
         version=request.app.version,
         status=lifecycle.status,

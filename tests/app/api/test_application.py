@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from app.api.application import create_app
-from app.inference.torch_backend import TorchBackend
+from app.inference.types import BackendConfig
 from app.settings import Settings
 from model.errors import CheckpointError
 from tests.app.backends import PATIENCE, ThreadBackend
@@ -117,7 +117,7 @@ MUTATIONS: list[bytes] = [
 
 @pytest.mark.parametrize("path", TASKS)
 async def test_app_answers_unusual_bodies_without_a_500(serve: Any, pretrained: Any, sentiment: Any, path: str) -> None:
-    backend = ThreadBackend(TorchBackend(pretrained, sentiment, device="cpu", dtype="float32", threads=1))
+    backend = ThreadBackend(BackendConfig(pretrained, sentiment, device="cpu", dtype="float32", threads=1))
     async with serve(backend) as service:
         for body in MUTATIONS:
             answer = await service.client.post(path, content=body, headers={"Content-Type": "application/json"})

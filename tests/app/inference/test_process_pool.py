@@ -17,10 +17,9 @@ import pytest_asyncio
 import torch
 
 from app.errors import BackendDiedError, SettingsError
-from app.inference.process_main import BackendConfig
 from app.inference.process_pool import ProcessPool
 from app.inference.torch_backend import TorchBackend
-from app.inference.types import Answer, Query, Task
+from app.inference.types import Answer, BackendConfig, Query, Task
 from model import Tokenizer
 from model.errors import CheckpointError
 from tests.app.process import PATIENCE, children
@@ -96,7 +95,7 @@ def sentiment_query(tokenizer: Tokenizer, text: str = "good") -> Query:
 async def test_process_pool_answers_as_the_models_in_this_process_do(
     backend: ProcessPool, pretrained: Path, sentiment: Path, tokenizer: Tokenizer
 ) -> None:
-    here = TorchBackend(pretrained, sentiment, device="cpu", dtype="float32", threads=1)
+    here = TorchBackend(BackendConfig(pretrained, sentiment, device="cpu", dtype="float32", threads=1))
     here.load()
     text = tokenizer.encode("a good [MASK]")
     mask = text.input_ids.index(tokenizer.mask_id)
@@ -106,12 +105,12 @@ async def test_process_pool_answers_as_the_models_in_this_process_do(
         Query(Task.FILL_MASK, text, (mask,), 2, (5, 6)),
     ]
     assert await backend.run("pretrained", queries) == here.run("pretrained", queries)
-    assert set(backend.models) == set(here.models)
-    assert backend.models["pretrained"].config == here.models["pretrained"].config
-    assert backend.models["pretrained"].tokenizer.encode("a good film") == tokenizer.encode("a good film")
-    assert (backend.device, backend.dtype) == ("cpu", "float32")
-    assert backend.threads == backend.processes
-    assert backend.tokens_per_second > 0
+    assert set(backend.info.models) == set(here.info.models)
+    assert backend.info.models["pretrained"].config == here.info.models["pretrained"].config
+    assert backend.info.models["pretrained"].tokenizer.encode("a good film") == tokenizer.encode("a good film")
+    assert (backend.info.device, backend.info.dtype) == ("cpu", "float32")
+    assert backend.info.threads == backend.info.processes
+    assert backend.info.tokens_per_second > 0
 
 
 async def test_process_pool_large_batch_and_large_answer_arrive_whole(pair: ProcessPool, tokenizer: Tokenizer) -> None:
@@ -255,7 +254,7 @@ async def test_process_pool_of_one_process_with_several_threads_lives(
     told: list[BackendDiedError] = []
     backend = pool_of(pretrained, sentiment, threads=4, logs=logs)
     await backend.load(told.append)
-    assert (backend.processes, backend.threads) == (1, 4)
+    assert (backend.info.processes, backend.info.threads) == (1, 4)
     await asyncio.sleep(0.5)
     assert len(await backend.run("sentiment", [sentiment_query(tokenizer)])) == 1
     assert not told
@@ -361,7 +360,7 @@ async def test_process_pool_only_a_lone_text_in_the_first_process_may_take_all_t
 
 
 async def test_logits_and_scores_of_one_batch_are_not_mixed_up(pair: ProcessPool) -> None:
-    name, served = next((n, model) for n, model in pair.models.items() if Task.SENTIMENT in model.tasks)
+    name, served = next((n, model) for n, model in pair.info.models.items() if Task.SENTIMENT in model.tasks)
     encoding = served.tokenizer.encode("good")
     queries = [Query(Task.SENTIMENT, encoding, raw_scores=raw) for raw in (True, False, True)]
     logits, scores, again = [answer.scores[0] for answer in await pair.run(name, queries) if isinstance(answer, Answer)]

@@ -17,7 +17,7 @@ import torch
 from app.errors import BackendDiedError, OutOfMemoryError, SettingsError
 from app.inference import torch_backend
 from app.inference.torch_backend import TorchBackend, _torch_errors
-from app.inference.types import Answer, Query, Task
+from app.inference.types import Answer, BackendConfig, Query, Task
 from model import BertForPreTraining, PackedBatch, Tokenizer, load_checkpoint, save_checkpoint
 from model.errors import CheckpointError
 from model.inference import quantization
@@ -34,7 +34,7 @@ TEXTS = [
 
 @pytest.fixture(scope="module")
 def loaded(pretrained: Path, sentiment: Path) -> TorchBackend:
-    backend = TorchBackend(pretrained, sentiment, device="cpu", dtype="float32", threads=1)
+    backend = TorchBackend(BackendConfig(pretrained, sentiment, device="cpu", dtype="float32", threads=1))
     backend.load()
     return backend
 
@@ -121,7 +121,7 @@ def test_next_sentence_follows_the_models_own_logits(
 def test_bfloat16_gives_nearly_the_same_scores(
     loaded: TorchBackend, pretrained: Path, sentiment: Path, tokenizer: Tokenizer
 ) -> None:
-    half = TorchBackend(pretrained, sentiment, device="cpu", dtype="bfloat16")
+    half = TorchBackend(BackendConfig(pretrained, sentiment, device="cpu", dtype="bfloat16"))
     half.load()
     queries = [masked(tokenizer, text, 3) for text in TEXTS]
     for one, other in zip(answered(half, "pretrained", queries), answered(loaded, "pretrained", queries), strict=True):
@@ -132,10 +132,10 @@ def test_int8_gives_nearly_the_same_scores_and_the_same_in_any_batch(
     loaded: TorchBackend, pretrained: Path, sentiment: Path, tokenizer: Tokenizer, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level("INFO"):
-        backend = TorchBackend(pretrained, sentiment, device="cpu", dtype="int8", threads=1)
+        backend = TorchBackend(BackendConfig(pretrained, sentiment, device="cpu", dtype="int8", threads=1))
         backend.load()
     assert "int8: a linear layer" in caplog.text
-    assert backend.dtype == "int8"
+    assert backend.info.dtype == "int8"
     linears = [part for part in backend._networks["pretrained"].modules() if isinstance(part, QuantizedLinear)]
     assert len(linears) == 5  # four in the first layer; keys and values in the second and last
     queries = [masked(tokenizer, text, 3) for text in TEXTS]
@@ -159,14 +159,14 @@ def test_int8_that_would_not_be_exact_is_refused(
     monkeypatch.setattr(quantization, "_multiply", lambda x, weight, scales, zeros: x.new_zeros(len(x), len(scales)))
     quantization.weight_limit.cache_clear()
     with pytest.raises(SettingsError, match=r"BERT_DTYPE=int8: .* no exact int8 product .*; set BERT_DTYPE=auto"):
-        TorchBackend(pretrained, sentiment, device="cpu", dtype="int8").load()
+        TorchBackend(BackendConfig(pretrained, sentiment, device="cpu", dtype="int8")).load()
 
 
 @pytest.mark.parametrize("dtype", ["float32", "int8"])
 def test_answer_that_is_no_number_is_an_error_of_its_input_only(
     pretrained: Path, sentiment: Path, tokenizer: Tokenizer, dtype: str
 ) -> None:
-    backend = TorchBackend(pretrained, sentiment, device="cpu", dtype=dtype)
+    backend = TorchBackend(BackendConfig(pretrained, sentiment, device="cpu", dtype=dtype))
     backend.load()
     network = backend._networks["pretrained"]
     with torch.no_grad():
@@ -184,33 +184,33 @@ def test_checkpoint_that_computes_no_numbers_is_refused(save_pretrained: Any, se
     tensors["bert.embeddings.LayerNorm.weight"].fill_(float("nan"))
     save_file(tensors, directory / "model.safetensors", metadata={"format": "pt"})
     with pytest.raises(CheckpointError):
-        TorchBackend(directory, sentiment, device="cpu").load()
+        TorchBackend(BackendConfig(directory, sentiment, device="cpu")).load()
 
 
 def test_masked_lm_without_next_sentence_head_serves_one_task(save_pretrained: Any, sentiment: Path) -> None:
-    backend = TorchBackend(save_pretrained(next_sentence=False), sentiment, device="cpu")
+    backend = TorchBackend(BackendConfig(save_pretrained(next_sentence=False), sentiment, device="cpu"))
     backend.load()
-    assert backend.models["pretrained"].tasks == (Task.FILL_MASK,)
+    assert backend.info.models["pretrained"].tasks == (Task.FILL_MASK,)
 
 
 def test_swapped_directories_are_named(pretrained: Path, sentiment: Path) -> None:
     with pytest.raises(CheckpointError, match=r"tiny-pretrained: has no classification head"):
-        TorchBackend(pretrained, pretrained, device="cpu").load()
+        TorchBackend(BackendConfig(pretrained, pretrained, device="cpu")).load()
     with pytest.raises(CheckpointError, match=r"tiny-sentiment: is a sequence classifier"):
-        TorchBackend(sentiment, sentiment, device="cpu").load()
+        TorchBackend(BackendConfig(sentiment, sentiment, device="cpu")).load()
 
 
 def test_missing_directory_is_named(tmp_path: Path, sentiment: Path) -> None:
     with pytest.raises(CheckpointError, match="nowhere"):
-        TorchBackend(tmp_path / "nowhere", sentiment).load()
+        TorchBackend(BackendConfig(tmp_path / "nowhere", sentiment)).load()
 
 
 def test_labels_are_the_checkpoints_own(pretrained: Path, save_sentiment: Any) -> None:
     directory = save_sentiment(id2label={0: "one star", 1: "two stars", 2: "three stars"})
     assert len(json.loads((directory / "config.json").read_text())["id2label"]) == 3
-    backend = TorchBackend(pretrained, directory, device="cpu")
+    backend = TorchBackend(BackendConfig(pretrained, directory, device="cpu"))
     backend.load()
-    assert backend.models["sentiment"].config.labels == ["one star", "two stars", "three stars"]
+    assert backend.info.models["sentiment"].config.labels == ["one star", "two stars", "three stars"]
 
 
 @pytest.mark.parametrize(
@@ -228,7 +228,7 @@ def test_label_scores_follow_the_problem_type(
 ) -> None:
     names = {i: f"LABEL_{i}" for i in range(labels)}
     directory = save_sentiment(f"{problem_type}-{labels}", id2label=names, problem_type=problem_type)
-    backend = TorchBackend(pretrained, directory, device="cpu", dtype="float32", threads=1)
+    backend = TorchBackend(BackendConfig(pretrained, directory, device="cpu", dtype="float32", threads=1))
     backend.load()
     encoding = tokenizer.encode("the film was good")
     (answer,) = answered(backend, "sentiment", [Query(Task.SENTIMENT, encoding)])
@@ -248,7 +248,7 @@ def test_output_rows_beyond_the_vocabulary_take_no_probability(
     with torch.no_grad():
         network.masked_lm.decoder.bias[size:] = 9.0
     save_checkpoint(padded, network, tokenizer)
-    backend = TorchBackend(padded, sentiment, device="cpu", dtype="float32", threads=1)
+    backend = TorchBackend(BackendConfig(padded, sentiment, device="cpu", dtype="float32", threads=1))
     backend.load()
     query = masked(tokenizer, TEXTS[1], top_k=100)
     (answer,) = answered(backend, "pretrained", [query])
@@ -269,7 +269,7 @@ def test_output_row_of_an_id_without_token_takes_no_probability(
     (directory / "tokenizer.json").unlink()
     lines = [*tokenizer.vocab, tokenizer.vocab[-1], "last"]
     (directory / "vocab.txt").write_text("\n".join(lines), encoding="utf-8")
-    backend = TorchBackend(directory, sentiment, device="cpu", dtype="float32", threads=1)
+    backend = TorchBackend(BackendConfig(directory, sentiment, device="cpu", dtype="float32", threads=1))
     backend.load()
     (answer,) = answered(backend, "pretrained", [masked(tokenizer, TEXTS[1], top_k=size + 1)])
     assert sorted(answer.token_ids[0]) == [*range(size - 1), size, size + 1]
@@ -278,7 +278,7 @@ def test_output_row_of_an_id_without_token_takes_no_probability(
 
 def test_absent_device_is_named(pretrained: Path, sentiment: Path) -> None:
     with pytest.raises(SettingsError, match="BERT_DEVICE=cuda:99"):
-        TorchBackend(pretrained, sentiment, device="cuda:99").load()
+        TorchBackend(BackendConfig(pretrained, sentiment, device="cuda:99")).load()
 
 
 @pytest.mark.parametrize(
@@ -300,7 +300,7 @@ def test_errors_of_torch_get_their_meaning(raised: Exception, expected: type[Exc
 def test_cuda_answers_as_the_cpu_does(
     loaded: TorchBackend, pretrained: Path, sentiment: Path, tokenizer: Tokenizer
 ) -> None:
-    backend = TorchBackend(pretrained, sentiment, device="cuda", dtype="float32")
+    backend = TorchBackend(BackendConfig(pretrained, sentiment, device="cuda", dtype="float32"))
     backend.load()
     queries = [masked(tokenizer, text) for text in TEXTS]
     for one, other in zip(
@@ -317,11 +317,11 @@ from pathlib import Path
 from app.inference import torch_backend as backends
 from app.errors import BackendDiedError, OutOfMemoryError
 from app.inference.torch_backend import TorchBackend
-from app.inference.types import Query, Task
+from app.inference.types import BackendConfig, Query, Task
 from model import Encoding
 
 backends.POLICY = replace(backends.POLICY, warm_up_seconds=float(sys.argv[3]))  # a busy machine may take its time
-backend = TorchBackend(Path(sys.argv[1]), Path(sys.argv[2]), device="cpu", threads=1)
+backend = TorchBackend(BackendConfig(Path(sys.argv[1]), Path(sys.argv[2]), device="cpu", threads=1))
 backend.load()
 print("loaded", flush=True)
 rng = random.Random(0)
@@ -364,15 +364,17 @@ def test_lone_text_takes_all_threads_if_it_is_worth_it_and_gets_the_same_answer(
     pretrained: Path, sentiment: Path, tokenizer: Tokenizer, dtype: str
 ) -> None:
     before = torch.get_num_threads()
-    backend = TorchBackend(pretrained, sentiment, device="cpu", dtype=dtype, threads=2, one_process_per_thread=True)
+    backend = TorchBackend(
+        BackendConfig(pretrained, sentiment, device="cpu", dtype=dtype, threads=2), one_process_per_thread=True
+    )
     query = Query(Task.SENTIMENT, tokenizer.encode("a good film and great"))
     try:
         backend.load()
         backend.load_alone()
-        assert backend.processes == 2
+        assert backend.info.processes == 2
         answers = []
         for speed, alone, threads in ((1e9, True, 1), (1.0, False, 1), (1.0, True, 2)):
-            backend.tokens_per_second = speed
+            backend.info.tokens_per_second = speed
             (answer,) = backend.run("sentiment", [query], alone=alone)
             assert torch.get_num_threads() == threads
             assert isinstance(answer, Answer)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from app.inference.torch_backend import TorchBackend
+from app.inference.types import BackendConfig
 from tests.app.backends import ThreadBackend
 
 BOTH = [{"label": "POSITIVE", "score": 0.75}, {"label": "NEGATIVE", "score": 0.25}]
@@ -79,7 +79,7 @@ async def test_predict_cuts_the_end_that_is_asked_for(
 
 
 async def test_predict_raw_scores_are_logits(serve: Any, pretrained: Any, sentiment: Any) -> None:
-    backend = ThreadBackend(TorchBackend(pretrained, sentiment, device="cpu", dtype="float32", threads=1))
+    backend = ThreadBackend(BackendConfig(pretrained, sentiment, device="cpu", dtype="float32", threads=1))
     async with serve(backend) as service:
         raw, scores = [
             (await service.client.post("/predict", json={"inputs": "good", "raw_scores": wanted})).json()

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from app.errors import BackendDiedError, UnavailableError
-from app.inference.torch_backend import TorchBackend
+from app.inference.types import BackendConfig
 from app.scheduling.throughput import ThroughputPolicy
 from model.errors import CheckpointError
 from tests.app.backends import ThreadBackend
@@ -66,7 +66,7 @@ async def test_service_is_broken_after_a_failed_load(serve: Any, backend: Any) -
 
 
 async def test_info_has_models_device_and_limits(serve: Any, pretrained: Any, sentiment: Any) -> None:
-    backend = ThreadBackend(TorchBackend(pretrained, sentiment, device="cpu", dtype="float32", threads=1))
+    backend = ThreadBackend(BackendConfig(pretrained, sentiment, device="cpu", dtype="float32", threads=1))
     async with serve(backend, max_batch_tokens=77) as service:
         info = (await service.client.get("/info")).json()
     assert (info["status"], info["device"], info["dtype"], info["threads"]) == ("ready", "cpu", "float32", 1)
@@ -89,10 +89,10 @@ async def test_info_has_the_problem_type_of_a_classifier(serve: Any, backend: An
 
 
 async def test_info_has_the_measured_batch_tokens(serve: Any, pretrained: Any, sentiment: Any) -> None:
-    async with serve(ThreadBackend(TorchBackend(pretrained, sentiment, device="cpu", threads=1))) as service:
+    async with serve(ThreadBackend(BackendConfig(pretrained, sentiment, device="cpu", threads=1))) as service:
         info = (await service.client.get("/info")).json()
-        speed = service.engine.lifecycle.current.backend.tokens_per_second
-        most = service.engine.lifecycle.current.backend.max_useful_tokens
+        speed = service.engine.lifecycle.current.backend.info.tokens_per_second
+        most = service.engine.lifecycle.current.backend.info.max_useful_tokens
     assert info["tokens_per_second"] == round(speed)
     assert info["limits"]["max_batch_tokens"] == ThroughputPolicy().batch_tokens(speed, most)
 
