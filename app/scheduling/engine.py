@@ -22,7 +22,6 @@ from app.scheduling.lifecycle import Lifecycle, LoadedEncoder
 from app.scheduling.tokenization import (
     CheckCancelled,
     Input,
-    TextPair,
     characters,
     encode,
     estimated_tokens,
@@ -143,18 +142,17 @@ class Engine:
                 return results.fill_mask_result(str(text), query, answer, served.tokenizer)
 
             def answer_bytes(queries: Sequence[Query]) -> int:
-                return self._answer_bytes(inputs, queries, wanted)
+                """Each text is repeated for each prediction."""
+                per_prediction = (len(to_json(text)) + self._policy.prediction_bytes for text in inputs)
+                return sum(
+                    size * len(query.masks) * wanted for size, query in zip(per_prediction, queries, strict=True)
+                )
 
             return await self._answer(encoder, served, inputs, to_query, to_result, deadline, answer_bytes)
 
-    async def next_sentence(
-        self, inputs: Sequence[TextPair], *, deadline: Deadline, truncate: bool = False
-    ) -> Reply[LabelResult]:
-        """Whether the second text of a pair follows the first. Raises errors of `app.errors`."""
-        return await self._labels(Task.NEXT_SENTENCE, inputs, deadline, truncate)
-
-    async def sentiment(
+    async def labels(
         self,
+        task: Task,
         inputs: Sequence[Input],
         *,
         deadline: Deadline,
@@ -163,11 +161,21 @@ class Engine:
         truncation: str | None = None,
         raw_scores: bool = False,
     ) -> Reply[LabelResult]:
-        """The labels of a text or pair. Raises errors of `app.errors`.
+        """The labels of a text or pair, for any task that has labels. Raises errors of `app.errors`.
 
         `truncation`: see `Tokenizer.encode`; by default the checkpoint's own. `raw_scores`: logits as scores.
         """
-        return await self._labels(Task.SENTIMENT, inputs, deadline, truncate, top_k, truncation, raw_scores)
+        with self.lifecycle.encoder_for(task) as (encoder, served):
+            labels = results.NEXT_SENTENCE_LABELS if task is Task.NEXT_SENTENCE else served.config.labels
+
+            def to_query(given: Input, check_cancelled: CheckCancelled) -> Query:
+                encoding = encode(served, given, check_cancelled, truncate=truncate, truncation=truncation, spans=False)
+                return Query(task, encoding, raw_scores=raw_scores)
+
+            def to_result(_: Input, query: Query, answer: Answer) -> LabelResult:
+                return results.label_result(labels, query, answer, top_k)
+
+            return await self._answer(encoder, served, inputs, to_query, to_result, deadline)
 
     async def tokenize(self, texts: Sequence[str], *, deadline: Deadline) -> Reply[list[TextToken]]:
         """The tokens of whole texts, as the sentiment model reads them. Raises errors of `app.errors`."""
@@ -180,32 +188,9 @@ class Engine:
                 return results.text_tokens(str(text), query.encoding, served.tokenizer)
 
             def answer_bytes(queries: Sequence[Query]) -> int:
-                per_token = self._policy.prediction_bytes
-                return self._check_answer_bytes(sum(len(query.encoding) for query in queries) * per_token)
+                return sum(len(query.encoding) for query in queries) * self._policy.prediction_bytes
 
             return await self._answer(None, served, texts, to_query, to_result, deadline, answer_bytes)
-
-    async def _labels(
-        self,
-        task: Task,
-        inputs: Sequence[Input],
-        deadline: Deadline,
-        truncate: bool,
-        top_k: int | None = None,
-        truncation: str | None = None,
-        raw_scores: bool = False,
-    ) -> Reply[LabelResult]:
-        with self.lifecycle.encoder_for(task) as (encoder, served):
-            labels = results.NEXT_SENTENCE_LABELS if task is Task.NEXT_SENTENCE else served.config.labels
-
-            def to_query(given: Input, check_cancelled: CheckCancelled) -> Query:
-                encoding = encode(served, given, check_cancelled, truncate=truncate, truncation=truncation, spans=False)
-                return Query(task, encoding, raw_scores=raw_scores)
-
-            def to_result(_: Input, query: Query, answer: Answer) -> LabelResult:
-                return results.label_result(labels, query, answer, top_k)
-
-            return await self._answer(encoder, served, inputs, to_query, to_result, deadline)
 
     # Request path ---------------------------------------------------------------------------------------------
 
@@ -231,6 +216,9 @@ class Engine:
                     queries = await self._tokenize(inputs, to_query)
                     tokens = [len(query.encoding) for query in queries]
                     size = answer_bytes(queries)
+                    if size > (most := self._policy.max_answer_bytes):
+                        advice = "lower top_k, or send fewer masks or fewer or shorter texts"
+                        raise TooLargeError(f"the answer would have {size} bytes, more than {most}; {advice}")
                     if encoder is None:
                         queued.started = time.monotonic()
                         answers = [Answer([])] * len(queries)
@@ -283,25 +271,3 @@ class Engine:
             return await asyncio.get_running_loop().run_in_executor(threads, work, check_cancelled)
         finally:
             ended.set()
-
-    def _answer_bytes(self, texts: Sequence[str], queries: Sequence[Query], top_k: int) -> int:
-        """Bytes of the JSON of a fill-mask answer, which repeats each text for each prediction.
-
-        Raises:
-            TooLargeError: more than an answer may have.
-        """
-        policy = self._policy
-        return self._check_answer_bytes(
-            sum(
-                (len(to_json(text)) + policy.prediction_bytes) * len(query.masks) * top_k  # escapes make it longer
-                for text, query in zip(texts, queries, strict=True)
-            )
-        )
-
-    def _check_answer_bytes(self, size: int) -> int:
-        if size > (most := self._policy.max_answer_bytes):
-            raise TooLargeError(
-                f"the answer would have {size} bytes, more than {most}; lower top_k, or send fewer masks or fewer or "
-                "shorter texts"
-            )
-        return size

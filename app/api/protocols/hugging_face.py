@@ -93,7 +93,7 @@ async def text_classification(
     if function not in (None, "none"):
         _check_function(request.engine, function)
     parameters["raw_scores"] = function == "none"
-    reply = await request.engine.sentiment(as_list(body.inputs), deadline=request.deadline, **parameters)
+    reply = await request.engine.labels(Task.SENTIMENT, as_list(body.inputs), deadline=request.deadline, **parameters)
     return reply, [result.predictions for result in reply.results]
 
 

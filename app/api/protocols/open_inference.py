@@ -23,7 +23,7 @@ from app.api.task_route import TaskRequest, TaskRoute, check_inputs, parse
 from app.errors import FieldError, InvalidInputError, InvalidRequestError, Loc, TaskNotServedError
 from app.inference.types import Task
 from app.scheduling.engine import DEFAULT_TOP_K, Reply
-from app.scheduling.tokenization import TextPair
+from app.scheduling.tokenization import Input, TextPair
 from bert_client.wire import LabelPrediction, TokenPrediction
 from model.tokenizer_dir import MASK
 
@@ -184,12 +184,10 @@ async def _ask(task: Task, body: InferRequest, request: TaskRequest) -> tuple[Re
                 raise _invalid(f"text {i} has {masks} masks, this model takes one; see /fill-mask", "inputs", 0)
         filled = await engine.fill_mask(texts, deadline=deadline, top_k=top_k or DEFAULT_TOP_K, truncate=cut)
         return filled, [result.masks[0].predictions for result in filled.results]
-    if "text_pair" not in columns:
-        reply = await engine.sentiment(texts, deadline=deadline, truncate=cut)
-    else:
-        pairs = [TextPair(*pair) for pair in zip(texts, columns["text_pair"], strict=True)]
-        ask = engine.sentiment if task is Task.SENTIMENT else engine.next_sentence
-        reply = await ask(pairs, deadline=deadline, truncate=cut)
+    inputs: Sequence[Input] = texts
+    if "text_pair" in columns:
+        inputs = [TextPair(*pair) for pair in zip(texts, columns["text_pair"], strict=True)]
+    reply = await engine.labels(task, inputs, deadline=deadline, truncate=cut)
     return reply, [result.predictions[:top_k] for result in reply.results]
 
 

@@ -92,7 +92,8 @@ async def predict(body: PredictRequest, request: TaskRequest) -> tuple[Reply[Lab
     rows: list[Any] = as_list(body.inputs) if is_batch else [as_list(body.inputs)]
     check_inputs(len(rows), request.settings.max_client_batch)
     try:
-        reply = await request.engine.sentiment(
+        reply = await request.engine.labels(
+            Task.SENTIMENT,
             [TextPair(*row) if len(row) == 2 else row[0] for row in rows],
             deadline=request.deadline,
             truncate=bool(body.truncate),

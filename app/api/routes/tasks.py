@@ -20,13 +20,19 @@ async def fill_mask(body: FillMaskRequest, request: TaskRequest) -> tuple[Reply[
 
 async def next_sentence(body: NextSentenceRequest, request: TaskRequest) -> tuple[Reply[LabelResult], LabelResponse]:
     """The probability that `text_pair` directly follows `text`."""
-    reply = await request.engine.next_sentence(as_list(body.inputs), deadline=request.deadline, **dict(body.parameters))
-    return reply, LabelResponse(reply.model, reply.results)
+    return await _labels(Task.NEXT_SENTENCE, body, request)
 
 
 async def sentiment(body: SentimentRequest, request: TaskRequest) -> tuple[Reply[LabelResult], LabelResponse]:
     """The labels of the loaded classifier with their probabilities."""
-    reply = await request.engine.sentiment(as_list(body.inputs), deadline=request.deadline, **dict(body.parameters))
+    return await _labels(Task.SENTIMENT, body, request)
+
+
+async def _labels(
+    task: Task, body: NextSentenceRequest | SentimentRequest, request: TaskRequest
+) -> tuple[Reply[LabelResult], LabelResponse]:
+    inputs, parameters = as_list(body.inputs), dict(body.parameters)
+    reply = await request.engine.labels(task, inputs, deadline=request.deadline, **parameters)
     return reply, LabelResponse(reply.model, reply.results)
 
 

@@ -71,8 +71,10 @@ async def test_tasks_of_one_encoder_share_a_forward_pass(backend: Any) -> None:
         await backend.has_entered()
         others = [
             asyncio.create_task(engine.fill_mask(["the [MASK]", "[MASK] is"], deadline=soon())),
-            asyncio.create_task(engine.next_sentence([TextPair(text="a", text_pair="b")], deadline=soon())),
-            asyncio.create_task(engine.sentiment(["good"], deadline=soon())),
+            asyncio.create_task(
+                engine.labels(Task.NEXT_SENTENCE, [TextPair(text="a", text_pair="b")], deadline=soon())
+            ),
+            asyncio.create_task(engine.labels(Task.SENTIMENT, ["good"], deadline=soon())),
         ]
         await queued(engine, 4)
         backend.gate.set()
@@ -147,7 +149,7 @@ async def test_targets_that_are_one_token_count_once(backend: Any) -> None:
 async def test_long_texts_are_tokenized_like_short_ones(backend: Any) -> None:
     text = "a " * 5000 + "."
     async with running(backend) as engine:
-        reply = await engine.sentiment([text, "a"], deadline=soon(), truncate=True)
+        reply = await engine.labels(Task.SENTIMENT, [text, "a"], deadline=soon(), truncate=True)
         assert engine.scheduler.reserved_tokens == 0
     assert [(result.tokens, result.truncated) for result in reply.results] == [(64, True), (3, False)]
 
@@ -155,8 +157,8 @@ async def test_long_texts_are_tokenized_like_short_ones(backend: Any) -> None:
 async def test_room_is_held_while_a_text_is_tokenized(backend: Any) -> None:
     async with running(backend, max_queue_tokens=100) as engine:
         with engine.scheduler.reserve([33, 33, 33], soon()), pytest.raises(QueueFullError):
-            await engine.sentiment(["a " * 5000], deadline=soon(), truncate=True)
-        await engine.sentiment(["a " * 5000], deadline=soon(), truncate=True)
+            await engine.labels(Task.SENTIMENT, ["a " * 5000], deadline=soon(), truncate=True)
+        await engine.labels(Task.SENTIMENT, ["a " * 5000], deadline=soon(), truncate=True)
 
 
 async def test_deadline_bounds_the_wait_for_the_tokenizer_too(backend: Any) -> None:
@@ -164,7 +166,7 @@ async def test_deadline_bounds_the_wait_for_the_tokenizer_too(backend: Any) -> N
     async with running(backend) as engine:
         busy = [engine._threads.submit(held.wait, PATIENCE) for _ in range(2)]
         with pytest.raises(DeadlineExceededError):
-            await engine.sentiment(["a " * 5000], deadline=Deadline.after(0.05), truncate=True)
+            await engine.labels(Task.SENTIMENT, ["a " * 5000], deadline=Deadline.after(0.05), truncate=True)
         assert engine.scheduler.reserved_tokens == 0
         held.set()
         assert all(work.result() for work in busy)
@@ -176,7 +178,7 @@ async def test_long_text_is_not_taken_for_many_when_bulk_waits(backend: Any) -> 
     """Its turn comes after one input of the bulk request; what its bytes may be at worst is not its fault."""
     async with running(backend) as engine:
         backend.gate.clear()
-        bulk = asyncio.create_task(engine.sentiment(["a " * 50] * 300, deadline=soon()))
+        bulk = asyncio.create_task(engine.labels(Task.SENTIMENT, ["a " * 50] * 300, deadline=soon()))
         await queued(engine, 1)
         engine.scheduler.throughput.set(1000.0, 1, 16_384)
         engine.check_backlog(40_000, Deadline.after(5))
@@ -190,8 +192,8 @@ async def test_others_do_not_wait_behind_giant_texts(backend: Any) -> None:
     held = threading.Event()
     async with running(backend) as engine:
         busy = engine._long_text_thread.submit(held.wait, PATIENCE)
-        giant = asyncio.create_task(engine.sentiment(["!" * 200_000], deadline=soon(), truncate=True))
-        await engine.sentiment(["a " * 5000], deadline=soon(), truncate=True)
+        giant = asyncio.create_task(engine.labels(Task.SENTIMENT, ["!" * 200_000], deadline=soon(), truncate=True))
+        await engine.labels(Task.SENTIMENT, ["a " * 5000], deadline=soon(), truncate=True)
         assert not giant.done()
         held.set()
         assert (await giant).results[0].truncated
@@ -208,8 +210,8 @@ async def test_giant_text_is_not_read_on_when_nobody_waits(backend: Any, monkeyp
     monkeypatch.setattr(Tokenizer, "_tokenize_piece", count)
     async with running(backend) as engine:
         with pytest.raises(DeadlineExceededError):
-            await engine.sentiment(["!" * 20_000_000], deadline=Deadline.after(0.1), truncate=True)
-        await engine.sentiment(["!" * 200_000], deadline=soon(), truncate=True)
+            await engine.labels(Task.SENTIMENT, ["!" * 20_000_000], deadline=Deadline.after(0.1), truncate=True)
+        await engine.labels(Task.SENTIMENT, ["!" * 200_000], deadline=soon(), truncate=True)
     assert len(backend.batches) == 1
     assert sum(pieces) < 15_000_000
 
@@ -254,21 +256,24 @@ async def test_task_without_a_head_is_not_served(backend: Any) -> None:
     del backend.models["sentiment"]
     async with running(backend) as engine:
         with pytest.raises(TaskNotServedError, match="sentiment"):
-            await engine.sentiment(["a"], deadline=soon())
+            await engine.labels(Task.SENTIMENT, ["a"], deadline=soon())
 
 
 async def test_passed_deadline_is_an_error(backend: Any) -> None:
     async with running(backend) as engine:
         with pytest.raises(DeadlineExceededError):
-            await engine.sentiment(["a"], deadline=Deadline.after(-1))
+            await engine.labels(Task.SENTIMENT, ["a"], deadline=Deadline.after(-1))
 
 
 async def test_one_bad_input_does_not_fail_the_neighbours(backend: Any) -> None:
     async with running(backend) as engine:
         backend.gate.clear()
-        first = asyncio.create_task(engine.sentiment(["a"], deadline=soon()))
+        first = asyncio.create_task(engine.labels(Task.SENTIMENT, ["a"], deadline=soon()))
         await backend.has_entered()
-        tasks = [asyncio.create_task(engine.sentiment([text], deadline=soon())) for text in ("good", "a a a", "bad")]
+        tasks = [
+            asyncio.create_task(engine.labels(Task.SENTIMENT, [text], deadline=soon()))
+            for text in ("good", "a a a", "bad")
+        ]
         await queued(engine, 4)
         backend.fault = lambda query: ValueError() if len(query.encoding) == 5 else None
         backend.gate.set()
@@ -285,7 +290,7 @@ async def test_status_follows_the_life_of_the_service(backend: Any) -> None:
     engine.lifecycle.start()
     assert engine.lifecycle.status == "loading"
     with pytest.raises(UnavailableError, match="loading"):
-        await engine.sentiment(["a"], deadline=soon())
+        await engine.labels(Task.SENTIMENT, ["a"], deadline=soon())
     backend.may_load.set()
     async with asyncio.timeout(PATIENCE):
         await engine.lifecycle.startup_finished.wait()
@@ -296,7 +301,7 @@ async def test_status_follows_the_life_of_the_service(backend: Any) -> None:
     engine.lifecycle.advance(State.REFUSING)
     with pytest.raises(UnavailableError, match="draining"):
         engine.lifecycle.check_open()
-    await engine.sentiment(["a"], deadline=soon())  # it came in before, and its body only now
+    await engine.labels(Task.SENTIMENT, ["a"], deadline=soon())  # it came in before, and its body only now
     await engine.close()
 
 
@@ -305,12 +310,12 @@ async def test_what_waits_during_a_reload_is_computed_by_the_model_it_was_tokeni
     fresh.models["sentiment"] = replace(backend.models["sentiment"], name="fresh-sentiment")
     engine = await started([backend, fresh])
     backend.gate.clear()
-    first = asyncio.create_task(engine.sentiment(["a"], deadline=soon()))
+    first = asyncio.create_task(engine.labels(Task.SENTIMENT, ["a"], deadline=soon()))
     await backend.has_entered()
-    second = asyncio.create_task(engine.sentiment(["a film"], deadline=soon()))
+    second = asyncio.create_task(engine.labels(Task.SENTIMENT, ["a film"], deadline=soon()))
     await queued(engine, 2)
     assert await engine.lifecycle.reload()
-    third = asyncio.create_task(engine.sentiment(["a good film"], deadline=soon()))
+    third = asyncio.create_task(engine.labels(Task.SENTIMENT, ["a good film"], deadline=soon()))
     await queued(engine, 3)
     backend.gate.set()
     fresh.gate.set()
@@ -348,7 +353,7 @@ async def test_reload_while_draining_is_refused(backend: Any) -> None:
 async def test_replaced_backend_is_closed_when_its_last_request_is_answered(backend: Any) -> None:
     engine = await started([backend, replace(backend, batches=[], gate=threading.Event())])
     backend.gate.clear()
-    asked = asyncio.create_task(engine.sentiment(["a"], deadline=soon()))
+    asked = asyncio.create_task(engine.labels(Task.SENTIMENT, ["a"], deadline=soon()))
     await backend.has_entered()
     assert await engine.lifecycle.reload()
     await asyncio.sleep(0.02)
@@ -370,7 +375,7 @@ async def test_replaced_backend_that_dies_fails_only_its_own_requests_repeatably
     engine = await started([backend, replace(backend, batches=[])])
     backend.fault = lambda _: BackendDiedError("killed")
     backend.gate.clear()
-    stranded = asyncio.create_task(engine.sentiment(["a"], deadline=soon()))
+    stranded = asyncio.create_task(engine.labels(Task.SENTIMENT, ["a"], deadline=soon()))
     await backend.has_entered()
     assert await engine.lifecycle.reload()
     backend.on_death(BackendDiedError("killed"))
@@ -379,7 +384,7 @@ async def test_replaced_backend_that_dies_fails_only_its_own_requests_repeatably
         await stranded
     assert raised.value.retry_after
     assert engine.lifecycle.status == "ready"
-    assert (await engine.sentiment(["a"], deadline=soon())).results
+    assert (await engine.labels(Task.SENTIMENT, ["a"], deadline=soon())).results
     await engine.close()
 
 
@@ -388,12 +393,12 @@ async def test_replaced_backend_that_hangs_is_killed_when_its_requests_have_expi
     fresh.gate.set()
     engine = await started([backend, fresh])
     backend.gate.clear()
-    asked = asyncio.create_task(engine.sentiment(["a"], deadline=Deadline.after(0.2)))
+    asked = asyncio.create_task(engine.labels(Task.SENTIMENT, ["a"], deadline=Deadline.after(0.2)))
     await backend.has_entered()
     assert await engine.lifecycle.reload()
     assert (await asyncio.gather(asked, return_exceptions=True))[0].__class__ is DeadlineExceededError
     await until(lambda: backend.closed)
-    assert (await engine.sentiment(["a"], deadline=soon())).results  # the hung batch's place is free again
+    assert (await engine.labels(Task.SENTIMENT, ["a"], deadline=soon())).results  # the hung batch's place is free again
     assert engine.lifecycle.status == "ready"
     await engine.close()
 
@@ -403,7 +408,7 @@ async def test_reload_that_does_not_end_is_given_up(backend: Any, monkeypatch: p
     engine = await started([backend, hanging := replace(backend, batches=[], may_load=threading.Event())])
     assert not await engine.lifecycle.reload()
     assert hanging.closed
-    assert (await engine.sentiment(["a"], deadline=soon())).results
+    assert (await engine.labels(Task.SENTIMENT, ["a"], deadline=soon())).results
     await engine.close()
 
 
@@ -413,7 +418,7 @@ async def test_hung_backend_is_seen_and_killed(
     monkeypatch.setattr("app.scheduling.lifecycle.MIN_STALL_SECONDS", 0.1)
     engine = await started([backend], request_timeout_ms=100)
     backend.gate.clear()
-    asked = asyncio.create_task(engine.sentiment(["a"], deadline=Deadline.after(0.1)))
+    asked = asyncio.create_task(engine.labels(Task.SENTIMENT, ["a"], deadline=Deadline.after(0.1)))
     await backend.has_entered()
     await until(lambda: backend.closed)
     # The log keeps what came before: "stalled" may last no longer than one look at the status.
@@ -426,7 +431,7 @@ async def test_hung_backend_is_seen_and_killed(
 async def test_stalled_time_in_which_this_process_was_stopped_does_not_count(backend: Any) -> None:
     engine = await started([backend])
     backend.gate.clear()
-    asked = asyncio.create_task(engine.sentiment(["a"], deadline=soon()))
+    asked = asyncio.create_task(engine.labels(Task.SENTIMENT, ["a"], deadline=soon()))
     await backend.has_entered()
     lifecycle = engine.lifecycle
     lifecycle._stall_seconds = 2.0
@@ -445,14 +450,14 @@ async def test_backend_that_dies_while_no_request_is_there_breaks_the_service(ba
         assert engine.lifecycle.status == "broken"
         assert engine.lifecycle.status == "broken"
         with pytest.raises(UnavailableError, match="broken"):
-            await engine.sentiment(["a"], deadline=soon())
+            await engine.labels(Task.SENTIMENT, ["a"], deadline=soon())
 
 
 async def test_backend_that_dies_during_a_batch_breaks_the_service(backend: Any) -> None:
     async with running(backend) as engine:
         backend.fault = lambda _: BackendDiedError("killed")
         with pytest.raises(UnavailableError, match="broken"):
-            await engine.sentiment(["a"], deadline=soon())
+            await engine.labels(Task.SENTIMENT, ["a"], deadline=soon())
         assert engine.lifecycle.status == "broken"
 
 
@@ -489,13 +494,13 @@ async def test_reload_frees_a_service_whose_backend_hangs(backend: Any, monkeypa
     fresh.gate.set()
     engine = await started([backend, fresh], request_timeout_ms=100)
     backend.gate.clear()
-    hanging = asyncio.create_task(engine.sentiment(["a"], deadline=soon()))
+    hanging = asyncio.create_task(engine.labels(Task.SENTIMENT, ["a"], deadline=soon()))
     await backend.has_entered()
     await until(lambda: engine.lifecycle.status == "stalled")
     assert await engine.lifecycle.reload()
     assert engine.lifecycle.status == "ready"
     assert backend.closed
-    assert (await engine.sentiment(["a"], deadline=soon())).results
+    assert (await engine.labels(Task.SENTIMENT, ["a"], deadline=soon())).results
     with pytest.raises(UnavailableError, match="reloading"):
         await hanging
     engine.lifecycle.log_stall()
@@ -508,10 +513,10 @@ async def test_reload_uses_the_new_processes_while_the_old_ones_compute(backend:
     fresh.gate.set()
     engine = await started([backend, fresh])
     backend.gate.clear()
-    slow = asyncio.create_task(engine.sentiment(["a"], deadline=soon()))
+    slow = asyncio.create_task(engine.labels(Task.SENTIMENT, ["a"], deadline=soon()))
     await backend.has_entered()
     assert await engine.lifecycle.reload()
-    assert (await engine.sentiment(["a"], deadline=soon())).results
+    assert (await engine.labels(Task.SENTIMENT, ["a"], deadline=soon())).results
     assert not slow.done()
     backend.gate.set()
     assert (await slow).results
@@ -522,7 +527,7 @@ async def test_reload_whose_load_raises_anything_leaves_the_service_as_it_is(bac
     broken = replace(backend, batches=[], load_error=TimeoutError("of the file system"))
     engine = await started([backend, broken])
     assert not await engine.lifecycle.reload()
-    assert (await engine.sentiment(["a"], deadline=soon())).results
+    assert (await engine.labels(Task.SENTIMENT, ["a"], deadline=soon())).results
     await engine.close()
 
 
@@ -530,10 +535,10 @@ async def test_request_that_ends_in_the_queue_is_counted_once(backend: Any) -> N
     """As cancelled if its caller left, as expired if its deadline passed."""
     async with running(backend) as engine:
         backend.gate.clear()
-        first = asyncio.create_task(engine.sentiment(["a"], deadline=soon()))
+        first = asyncio.create_task(engine.labels(Task.SENTIMENT, ["a"], deadline=soon()))
         await backend.has_entered()
-        gone = asyncio.create_task(engine.sentiment(["a"], deadline=soon()))
-        late = asyncio.create_task(engine.sentiment(["a"], deadline=Deadline.after(0.05)))
+        gone = asyncio.create_task(engine.labels(Task.SENTIMENT, ["a"], deadline=soon()))
+        late = asyncio.create_task(engine.labels(Task.SENTIMENT, ["a"], deadline=Deadline.after(0.05)))
         await queued(engine, 3)
         gone.cancel()
         await asyncio.gather(gone, late, return_exceptions=True)
