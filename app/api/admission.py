@@ -83,8 +83,7 @@ def refusal(app: FastAPI, target: bytes, scope: Scope) -> Response | None:
         request_id = request_id_of(scope["headers"])
         response = problem_response(error, request_id)
         response.headers["X-Request-ID"] = request_id
-        state.metrics.request(route.task, response.status_code)
-        state.metrics.duration(route.task, response.status_code, time.perf_counter() - started)
+        state.metrics.answered(route.task, response.status_code, time.perf_counter() - started)
         return response
     except Exception:  # the app meets the same error, logs it and answers
         return None

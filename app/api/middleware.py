@@ -57,15 +57,13 @@ class RequestContextMiddleware:
                 if self.lifecycle.status == "draining" and not scope.get("pipeline"):  # no pipelined request waits
                     headers["Connection"] = "close"
                 status = scope.get("rejected_with", message["status"])  # the HTTP protocol may have answered
-                if task is not None:
-                    self.metrics.request(task, status)
             try:
                 await send(message)
             finally:
                 if message["type"] == "http.response.body" and not message.get("more_body"):
                     seconds = time.perf_counter() - started
                     if task is not None:
-                        self.metrics.duration(task, status, seconds)
+                        self.metrics.answered(task, status, seconds)
                     _log(scope, method, status, seconds)
 
         try:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from prometheus_client import (
     CollectorRegistry,
     Counter,
@@ -26,73 +28,55 @@ class Metrics:
     def __init__(self) -> None:
         disable_created_metrics()  # a series more for each counter and histogram, which nobody reads
         self.registry = registry = CollectorRegistry()
-        self._requests = Counter(
-            "bert_requests", "Task requests by task and HTTP status.", ["task", "status"], registry=registry
-        )
-        self._duration = Histogram(
+        counter, gauge = partial(Counter, registry=registry), partial(Gauge, registry=registry)
+        histogram = partial(Histogram, registry=registry)
+        self._requests = counter("bert_requests", "Task requests by task and HTTP status.", ["task", "status"])
+        self._duration = histogram(
             "bert_request_duration_seconds",
             "Total time of a task request, from its head to the last byte of the answer, by task and HTTP status.",
             ["task", "status"],
             buckets=_SECONDS,
-            registry=registry,
         )
-        self._seconds = Histogram(
+        self._seconds = histogram(
             "bert_request_seconds",
             "Time of an answered request by task and stage.",
             ["task", "stage"],
             buckets=_SECONDS,
-            registry=registry,
         )
-        self._batch_items = Histogram("bert_batch_size", "Inputs in one batch.", buckets=_COUNTS, registry=registry)
-        self._batch_tokens = Histogram("bert_batch_tokens", "Tokens in one batch.", buckets=_TOKENS, registry=registry)
-        self.refused = Counter(
+        self._batch_items = histogram("bert_batch_size", "Inputs in one batch.", buckets=_COUNTS)
+        self._batch_tokens = histogram("bert_batch_tokens", "Tokens in one batch.", buckets=_TOKENS)
+        self.refused = counter(
             "bert_requests_refused",
             "Requests refused with 429: the queue was full or too long, or too many bytes were being uploaded.",
-            registry=registry,
         ).inc
-        self.expired = Counter(
+        self.expired = counter(
             "bert_requests_expired",
             "Requests answered with 504: their deadline passed, or could not be met at the measured speed.",
-            registry=registry,
         ).inc
-        self.cancelled = Counter(
-            "bert_requests_cancelled",
-            "Requests whose caller closed the connection before they were computed.",
-            registry=registry,
+        self.cancelled = counter(
+            "bert_requests_cancelled", "Requests whose caller closed the connection before they were computed."
         ).inc
-        self._reloads = Counter(
-            "bert_reloads", "Reloads of the checkpoints while serving, by result.", ["result"], registry=registry
-        )
+        self._reloads = counter("bert_reloads", "Reloads of the checkpoints while serving, by result.", ["result"])
         for result in ("ok", "failed"):
             self._reloads.labels(result)
-        self.read_queue_requests = Gauge(
-            "bert_queue_requests", "Accepted requests that are not answered yet.", registry=registry
+        self.read_queue_requests = gauge(
+            "bert_queue_requests", "Accepted requests that are not answered yet."
         ).set_function
-        self.read_queue_tokens = Gauge(
-            "bert_queue_tokens", "Tokens that wait for a batch.", registry=registry
-        ).set_function
-        self.read_tokens_per_second = Gauge(
+        self.read_queue_tokens = gauge("bert_queue_tokens", "Tokens that wait for a batch.").set_function
+        self.read_tokens_per_second = gauge(
             "bert_tokens_per_second",
             "Tokens per second that the service computes at full load, as measured; 0 while it is loading.",
-            registry=registry,
         ).set_function
-        self.connections = Gauge("bert_connections", "Open connections.", registry=registry).set
-        Gauge(
-            "bert_start_time_seconds", "When the service started, in seconds since 1970.", registry=registry
-        ).set_to_current_time()
-        self.read_ready = Gauge(
-            "bert_ready",
-            "1 if the service can answer: loaded, alive, and neither stalled nor draining.",
-            registry=registry,
+        self.connections = gauge("bert_connections", "Open connections.").set
+        gauge("bert_start_time_seconds", "When the service started, in seconds since 1970.").set_to_current_time()
+        self.read_ready = gauge(
+            "bert_ready", "1 if the service can answer: loaded, alive, and neither stalled nor draining."
         ).set_function
         ProcessCollector(registry=registry)
 
-    def request(self, task: str, status: int) -> None:
-        """Count one response."""
+    def answered(self, task: str, status: int, seconds: float) -> None:
+        """Count a task request whose answer was sent, and observe its total time."""
         self._requests.labels(task, str(status)).inc()
-
-    def duration(self, task: str, status: int, seconds: float) -> None:
-        """Observe the total time of one request whose answer was sent."""
         self._duration.labels(task, str(status)).observe(seconds)
 
     def latency(self, task: str, *, tokenize: float, queue: float, inference: float) -> None:
