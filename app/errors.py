@@ -45,6 +45,11 @@ class InvalidRequestError(ServiceError):
         super().__init__(f"{'.'.join(map(str, first.loc)) or 'body'}: {first.message}")
         self.errors = errors
 
+    @classmethod
+    def at(cls, message: str, *loc: str | int) -> InvalidRequestError:
+        """The error of one field."""
+        return cls([FieldError(message, loc)])
+
 
 class InvalidInputError(ServiceError):
     """A text cannot be answered. `error` is a `model.errors.TextError`, `loc` the path of the text."""

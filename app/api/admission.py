@@ -14,16 +14,9 @@ from contextlib import contextmanager
 from fastapi import FastAPI, Request, Response
 from starlette.types import Scope
 
+from app import errors
 from app.api.auth import check_key
 from app.api.problems import problem_response
-from app.errors import (
-    FieldError,
-    InvalidRequestError,
-    ServiceError,
-    TooLargeError,
-    TooManyBytesError,
-    UnsupportedMediaTypeError,
-)
 from app.observability.metrics import Metrics
 from app.observability.request_ids import request_id_of
 from app.scheduling.deadline import Deadline
@@ -52,7 +45,7 @@ class Uploads:
         """
         if size > _BUFFERED_BYTES and self.reserved and self.reserved + size > self._limit:
             self._metrics.refused()
-            raise TooManyBytesError
+            raise errors.TooManyBytesError
 
     @contextmanager
     def reserve(self, size: int) -> Iterator[None]:
@@ -74,12 +67,12 @@ def refusal(app: FastAPI, target: bytes, scope: Scope) -> Response | None:
     settings: Settings = state.settings
     if route is None or state.lifecycle.status != "ready" or settings.allowed_hosts:  # the middleware checks the host
         return None
-    if settings.cors_origins and _has_origin(scope):
+    if settings.cors_origins and any(name == b"origin" for name, _ in scope["headers"]):  # for CORS
         return None
     scope["app"] = app
     try:
         admit(Request(scope), binary=route.binary)
-    except ServiceError as error:
+    except errors.ServiceError as error:
         request_id = request_id_of(scope["headers"])
         response = problem_response(error, request_id)
         response.headers["X-Request-ID"] = request_id
@@ -118,11 +111,6 @@ def admit(request: Request, *, binary: bool = False) -> None:
     request.scope["deadline"], request.scope["body_bytes"] = deadline, body_bytes
 
 
-def _has_origin(scope: Scope) -> bool:
-    """Whether a browser may have sent the request for a page of another origin."""
-    return any(name == b"origin" for name, _ in scope["headers"])
-
-
 def _deadline(request: Request, limit: float) -> Deadline:
     """The server's deadline, `limit` seconds from now, or the caller's own if that is sooner."""
     given = request.headers.get("x-request-timeout-ms")
@@ -130,9 +118,8 @@ def _deadline(request: Request, limit: float) -> Deadline:
         return Deadline.after(limit)
     given = given.strip().lstrip("0")
     if not (given.isascii() and given.isdecimal()):
-        raise InvalidRequestError(
-            [FieldError("must be a positive number of milliseconds", ("header", "X-Request-Timeout-Ms"))]
-        )
+        message = "must be a positive number of milliseconds"
+        raise errors.InvalidRequestError.at(message, "header", "X-Request-Timeout-Ms")
     seconds = int(given[:_MAX_TIMEOUT_DIGITS]) / 1000
     return Deadline.after(seconds, from_client=True) if seconds < limit else Deadline.after(limit)
 
@@ -144,19 +131,19 @@ def _check_media_type(request: Request, *, binary: bool) -> None:
     accepted from allowed origins only.
     """
     if request.headers.get("content-encoding", "identity").strip().lower() != "identity":
-        raise UnsupportedMediaTypeError("send the body uncompressed, without Content-Encoding")
+        raise errors.UnsupportedMediaTypeError("send the body uncompressed, without Content-Encoding")
     media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if binary and media_type in ("", "application/octet-stream"):
         origin, allowed = request.headers.get("origin"), request.app.state.settings.cors_origins
         if origin is None or origin in allowed or "*" in allowed:
             return
-        raise UnsupportedMediaTypeError(
+        raise errors.UnsupportedMediaTypeError(
             "send JSON with the header Content-Type: application/json, or list this origin in BERT_CORS_ORIGINS"
         )
     if media_type != "application/json" and not (
         media_type.startswith("application/") and media_type.endswith("+json")
     ):
-        raise UnsupportedMediaTypeError("send JSON with the header Content-Type: application/json")
+        raise errors.UnsupportedMediaTypeError("send JSON with the header Content-Type: application/json")
 
 
 def _declared_bytes(request: Request, limit: int) -> int | None:
@@ -164,5 +151,5 @@ def _declared_bytes(request: Request, limit: int) -> int | None:
     given = request.headers.get("content-length", "")
     declared = int(given.lstrip("0") or "0") if given.isdecimal() else None
     if declared is not None and declared > limit:
-        raise TooLargeError(f"the body has {declared} bytes, the limit is {limit}; send fewer or shorter inputs")
+        raise errors.TooLargeError(f"the body has {declared} bytes, the limit is {limit}; send fewer or shorter inputs")
     return declared

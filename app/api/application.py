@@ -80,9 +80,7 @@ def create_app(settings: Settings, backend: Backend | None = None, *, serves_whi
         app.include_router(pages.router)
         openapi.install(app, settings, [adapter.TAG for adapter in ADAPTERS])
     problems.install(app)
-    app.add_middleware(
-        UnhandledErrorMiddleware, lifecycle=lifecycle
-    )  # inside CORS, so that browsers can read its answers
+    app.add_middleware(UnhandledErrorMiddleware)  # inside CORS, so that browsers can read its answers
     if settings.cors_origins:
         app.add_middleware(
             CORSMiddleware,
@@ -92,7 +90,7 @@ def create_app(settings: Settings, backend: Backend | None = None, *, serves_whi
             allow_private_network="*" not in settings.cors_origins,  # Chrome asks before it calls a local address
             expose_headers=["X-Request-ID", "Server-Timing", "Retry-After"],
         )
-    app.add_middleware(RequestContextMiddleware, lifecycle=lifecycle, metrics=metrics, settings=settings)  # outermost
+    app.add_middleware(RequestContextMiddleware)  # outermost
     return app
 
 

@@ -15,10 +15,7 @@ from app.api import problems
 from app.api.auth import check_host
 from app.errors import HostNotAllowedError, UnavailableError
 from app.observability import tracing
-from app.observability.metrics import Metrics
 from app.observability.request_ids import request_id_of
-from app.scheduling.lifecycle import Lifecycle
-from app.settings import Settings
 
 logger = logging.getLogger(__name__)
 
@@ -31,21 +28,20 @@ def logs_requests() -> bool:
 class RequestContextMiddleware:
     """Sets the request id, checks the host, counts, times and logs requests, and closes connections while draining."""
 
-    def __init__(self, app: ASGIApp, lifecycle: Lifecycle, metrics: Metrics, settings: Settings) -> None:
+    def __init__(self, app: ASGIApp) -> None:
         self.app = app
-        self.lifecycle = lifecycle
-        self.metrics = metrics
-        self.allowed_hosts = settings.allowed_hosts
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
-        started, status, method = time.perf_counter(), 0, scope["method"]
-        scope = _as_get(scope)
+        started, status = time.perf_counter(), 0
+        method, state = scope["method"], scope["app"].state
+        if method == "HEAD":  # the server leaves the body out
+            scope = dict(scope, method="GET")
         request_id = scope["request_id"] = request_id_of(scope["headers"])
         tracing.note_request(request_id, scope["query_string"])
-        route = scope["app"].state.tasks.get(scope["path"]) if scope["method"] == "POST" else None
+        route = state.tasks.get(scope["path"]) if method == "POST" else None
         task = None if route is None else route.task
         scope["logged"] = {} if task is None else {"task": str(task)}
 
@@ -54,7 +50,7 @@ class RequestContextMiddleware:
             if message["type"] == "http.response.start":
                 headers = MutableHeaders(scope=message)
                 headers["X-Request-ID"] = request_id
-                if self.lifecycle.status == "draining" and not scope.get("pipeline"):  # no pipelined request waits
+                if state.lifecycle.status == "draining" and not scope.get("pipeline"):  # no pipelined request waits
                     headers["Connection"] = "close"
                 status = scope.get("rejected_with", message["status"])  # the HTTP protocol may have answered
             try:
@@ -63,11 +59,11 @@ class RequestContextMiddleware:
                 if message["type"] == "http.response.body" and not message.get("more_body"):
                     seconds = time.perf_counter() - started
                     if task is not None:
-                        self.metrics.answered(task, status, seconds)
+                        state.metrics.answered(task, status, seconds)
                     _log(scope, method, status, seconds)
 
         try:
-            check_host(scope, self.allowed_hosts)
+            check_host(scope, state.settings.allowed_hosts)
         except HostNotAllowedError as error:
             await problems.answer(error, scope)(scope, receive, send_with_context)
         else:
@@ -77,9 +73,8 @@ class RequestContextMiddleware:
 class UnhandledErrorMiddleware:
     """Answers 500 to unhandled errors, and 503 to requests that are cancelled at the end of draining."""
 
-    def __init__(self, app: ASGIApp, lifecycle: Lifecycle) -> None:
+    def __init__(self, app: ASGIApp) -> None:
         self.app = app
-        self.lifecycle = lifecycle
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         started = False
@@ -97,7 +92,7 @@ class UnhandledErrorMiddleware:
             logger.exception("unhandled error", extra={"request_id": scope["request_id"]})
             await problems.answer(error, scope)(scope, receive, send)
         except asyncio.CancelledError:
-            if scope["type"] != "http" or started or not self.lifecycle.refusing:
+            if scope["type"] != "http" or started or not scope["app"].state.lifecycle.refusing:
                 raise
             await problems.answer(UnavailableError("stopped"), scope)(scope, receive, send)
 
@@ -118,8 +113,3 @@ def _address(scope: Scope) -> str:
         return f"{ip_address(host.partition('%')[0])}:{port}"  # without the zone, which is arbitrary text
     except ValueError:
         return "-"
-
-
-def _as_get(scope: Scope) -> Scope:
-    """Treat HEAD as GET; the server leaves the body out."""
-    return dict(scope, method="GET") if scope["method"] == "HEAD" else scope

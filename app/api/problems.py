@@ -12,14 +12,7 @@ from starlette.types import Scope
 
 from app import errors
 from bert_client.wire import FieldProblem, Problem
-from model.errors import (
-    EmptyTextError,
-    InvalidTextError,
-    NoMaskError,
-    PairError,
-    TextTooLongError,
-    UnknownTargetError,
-)
+from model import errors as model_errors
 
 logger = logging.getLogger(__name__)
 
@@ -52,12 +45,12 @@ PROBLEM_TYPES: dict[type[Exception] | int, ProblemType] = {
     errors.UnsupportedMediaTypeError: ProblemType(415, "unsupported_media_type", "Unsupported media type"),
     errors.InvalidRequestError: ProblemType(422, "invalid_request", "The request does not fit the schema"),
     errors.InvalidInputError: ProblemType(422, "invalid_input", "An input cannot be answered"),
-    EmptyTextError: ProblemType(422, "empty_text", "A text is empty"),
-    InvalidTextError: ProblemType(422, "invalid_text", "A string is not valid text"),
-    PairError: ProblemType(422, "no_pairs", "The model takes single texts only"),
-    TextTooLongError: ProblemType(422, "text_too_long", "A text is longer than the model's limit"),
-    NoMaskError: ProblemType(422, "no_mask", "A text has no mask, or lost one by truncation"),
-    UnknownTargetError: ProblemType(422, "unknown_target", "A target is not a token of the vocabulary"),
+    model_errors.EmptyTextError: ProblemType(422, "empty_text", "A text is empty"),
+    model_errors.InvalidTextError: ProblemType(422, "invalid_text", "A string is not valid text"),
+    model_errors.PairError: ProblemType(422, "no_pairs", "The model takes single texts only"),
+    model_errors.TextTooLongError: ProblemType(422, "text_too_long", "A text is longer than the model's limit"),
+    model_errors.NoMaskError: ProblemType(422, "no_mask", "A text has no mask, or lost one by truncation"),
+    model_errors.UnknownTargetError: ProblemType(422, "unknown_target", "A target is not a token of the vocabulary"),
     errors.QueueFullError: ProblemType(429, "queue_full", "Queue full"),
     errors.TooManyBytesError: ProblemType(429, "too_many_bytes", "Too many bytes are being uploaded"),
     errors.CallerGoneError: ProblemType(499, "caller_gone", "The caller closed the connection"),

@@ -21,20 +21,11 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails, from_json, to_json
 from starlette.types import Receive
 
+from app import errors
 from app.api import openapi
 from app.api.admission import admit
 from app.api.problems import shorten
 from app.api.schemas import UNION_TAGS
-from app.errors import (
-    CallerGoneError,
-    DeadlineExceededError,
-    FieldError,
-    InvalidInputError,
-    InvalidRequestError,
-    Loc,
-    NotJSONError,
-    TooLargeError,
-)
 from app.observability import tracing
 from app.observability.metrics import Metrics
 from app.scheduling.deadline import Deadline
@@ -151,7 +142,7 @@ class TaskRoute(APIRoute):
             body = parser(await _read(request), request)
             try:
                 reply, answer = await cancel_on_disconnect(request.receive, handler(body, request))
-            except InvalidInputError as error:
+            except errors.InvalidInputError as error:
                 if error.loc[0] == "inputs" and not isinstance(getattr(body, "inputs", []), list):
                     error.loc = ("inputs", *error.loc[2:])  # the caller sent one input, not a list
                 raise
@@ -163,11 +154,9 @@ class TaskRoute(APIRoute):
 
 async def _respond(request: TaskRequest, task: str, reply: Reply[Any], answer: Any) -> Response:
     """Dataclasses as JSON, with the time of each stage in `Server-Timing`."""
-    times = reply.timings
-    request.metrics.latency(task, tokenize=times.tokenize, queue=times.queue, inference=times.inference)
-    stages = (("tokenize", times.tokenize), ("queue", times.queue), ("inference", times.inference))
-    tracing.note_stages(*stages)
-    timing = ", ".join(f"{name};dur={seconds * 1000:.3f}" for name, seconds in stages)
+    request.metrics.latency(task, reply.stages)
+    tracing.note_stages(reply.stages)
+    timing = ", ".join(f"{name};dur={seconds * 1000:.3f}" for name, seconds in reply.stages.items())
     if not isinstance(answer, Response):
         body = await asyncio.to_thread(to_json, _in_pieces(answer)) if reply.is_large else to_json(answer)
         answer = Response(body, media_type="application/json")
@@ -187,7 +176,7 @@ def _in_pieces(value: Any) -> Any:
 def check_inputs(count: int, max_inputs: int) -> None:
     """Raise TooLargeError if a request has more than `max_inputs` inputs."""
     if count > max_inputs:
-        raise TooLargeError(f"the request has {count} inputs, one may carry {max_inputs}; send several requests")
+        raise errors.TooLargeError(f"the request has {count} inputs, one may carry {max_inputs}; send several requests")
 
 
 def parse(schema: type[Schema], body: bytes, max_inputs: int) -> Schema:
@@ -226,8 +215,10 @@ def _raise_not_json(body: bytes, error: ValueError) -> NoReturn:
         inputs = given.get("inputs") if isinstance(given, dict) else None
         first = inputs[:_MAX_PLACES] if isinstance(inputs, list) else []
         index = [i for i, one in enumerate(first) if _has_half_character(one)][:1]
-        raise InvalidInputError(InvalidTextError(), ("inputs", *index) if _has_half_character(inputs) else ()) from None
-    raise NotJSONError(reason) from None
+        raise errors.InvalidInputError(
+            InvalidTextError(), ("inputs", *index) if _has_half_character(inputs) else ()
+        ) from None
+    raise errors.NotJSONError(reason) from None
 
 
 def _has_half_character(value: Any) -> bool:
@@ -236,11 +227,10 @@ def _has_half_character(value: Any) -> bool:
 
 def _raise_invalid(error: ValidationError, schema: type[BaseModel]) -> NoReturn:
     if error.error_count() > _MAX_FIELD_ERRORS:
-        raise InvalidRequestError(
-            [FieldError(f"{error.error_count()} fields are invalid; send one input to see how", ())]
-        ) from None
+        message = f"{error.error_count()} fields are invalid; send one input to see how"
+        raise errors.InvalidRequestError.at(message) from None
     details = error.errors(include_url=False, include_input=False, include_context=False)  # keeps texts out of logs
-    raise InvalidRequestError([FieldError(_message(d, schema), _loc(d)) for d in details]) from None
+    raise errors.InvalidRequestError([errors.FieldError(_message(d, schema), _loc(d)) for d in details]) from None
 
 
 def _message(detail: ErrorDetails, schema: type[BaseModel]) -> str:
@@ -272,7 +262,7 @@ def _field_names(schema: Any, path: list[str | int]) -> list[str]:
     return list(schema.model_fields)
 
 
-def _loc(detail: ErrorDetails) -> Loc:
+def _loc(detail: ErrorDetails) -> errors.Loc:
     """The field's path without the tags of unions. An unknown field, which may be named like a tag, stays in it."""
     known = len(detail["loc"]) - (detail["type"] in _UNKNOWN_FIELD)
     tagless = tuple(part for part in detail["loc"][:known] if part not in UNION_TAGS)
@@ -301,7 +291,7 @@ async def cancel_on_disconnect(receive: Receive, answer: Awaitable[T]) -> T:
         return await answer
     except asyncio.CancelledError:
         if gone and task is not None and task.uncancel() == 0:
-            raise CallerGoneError("the caller closed the connection") from None
+            raise errors.CallerGoneError("the caller closed the connection") from None
         raise
     finally:
         watcher.cancel()
@@ -313,12 +303,12 @@ async def _read(request: TaskRequest) -> bytes:
         with request.app.state.uploads.reserve(request.scope["body_bytes"]):
             async with asyncio.timeout(request.deadline.remaining):
                 return await _collect(request.receive, request.settings.max_body_bytes)
-    except CallerGoneError:
+    except errors.CallerGoneError:
         request.metrics.cancelled()
         raise
     except TimeoutError:
         request.metrics.expired()
-        raise DeadlineExceededError(
+        raise errors.DeadlineExceededError(
             "the body did not arrive before the deadline; send a smaller one, or allow more time"
         ) from None
 
@@ -328,9 +318,9 @@ async def _collect(receive: Receive, limit: int) -> bytes:
     while True:
         message = await receive()
         if message["type"] == "http.disconnect":
-            raise CallerGoneError("the caller closed the connection")
+            raise errors.CallerGoneError("the caller closed the connection")
         body += message.get("body", b"")
         if len(body) > limit:
-            raise TooLargeError(f"the body has more than {limit} bytes; send fewer or shorter inputs")
+            raise errors.TooLargeError(f"the body has more than {limit} bytes; send fewer or shorter inputs")
         if not message.get("more_body", False):
             return bytes(body)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import partial
 
 from prometheus_client import (
@@ -79,11 +80,10 @@ class Metrics:
         self._requests.labels(task, str(status)).inc()
         self._duration.labels(task, str(status)).observe(seconds)
 
-    def latency(self, task: str, *, tokenize: float, queue: float, inference: float) -> None:
-        """Observe the stages of one answered request, in seconds."""
-        self._seconds.labels(task, "tokenize").observe(tokenize)
-        self._seconds.labels(task, "queue").observe(queue)
-        self._seconds.labels(task, "inference").observe(inference)
+    def latency(self, task: str, stages: Mapping[str, float]) -> None:
+        """Observe the seconds of each stage of one answered request."""
+        for stage, seconds in stages.items():
+            self._seconds.labels(task, stage).observe(seconds)
 
     def batch(self, items: int, tokens: int) -> None:
         """Observe one computed batch."""

@@ -52,13 +52,13 @@ def note_request(request_id: str, query: bytes) -> None:
             span.set_attribute("url.query", "")
 
 
-def note_stages(*stages: tuple[str, float]) -> None:
-    """Add a child span per stage (name, seconds). The stages follow each other, and the last one ends now."""
+def note_stages(stages: Mapping[str, float]) -> None:
+    """Add a child span per stage, given its seconds by name. The stages follow each other; the last one ends now."""
     if not trace.get_current_span().is_recording():
         return
     tracer = trace.get_tracer("bert-service")
-    at = time.time_ns() - sum(_nanoseconds(seconds) for _, seconds in stages)
-    for name, seconds in stages:
+    at = time.time_ns() - sum(map(_nanoseconds, stages.values()))
+    for name, seconds in stages.items():
         span = tracer.start_span(name, start_time=at)
         at += _nanoseconds(seconds)
         span.end(at)

@@ -66,15 +66,6 @@ class EnginePolicy:
 
 
 @dataclass(frozen=True, slots=True)
-class Timings:
-    """Where a request's time went, in seconds."""
-
-    tokenize: float
-    queue: float
-    inference: float
-
-
-@dataclass(frozen=True, slots=True)
 class Reply(Generic[Result]):
     """Results in the order of the inputs, and the name of the model that computed them."""
 
@@ -82,7 +73,8 @@ class Reply(Generic[Result]):
     results: list[Result]
     tokens: int
     """Of all inputs."""
-    timings: Timings
+    stages: dict[str, float]
+    """Where the request's time went, in seconds: `tokenize`, `queue`, `inference`."""
     is_large: bool = False
     """Whether writing the answer would block the event loop."""
 
@@ -245,8 +237,12 @@ class Engine:
                     self._metrics.cancelled()
                 raise
         submitted = queued.submitted or queued.started
-        timings = Timings(submitted - began, queued.started - submitted, done - queued.started)
-        return Reply(served.name, found, sum(tokens), timings, is_large)
+        stages = {
+            "tokenize": submitted - began,
+            "queue": queued.started - submitted,
+            "inference": done - queued.started,
+        }
+        return Reply(served.name, found, sum(tokens), stages, is_large)
 
     async def _tokenize(
         self, inputs: Sequence[Input], to_query: Callable[[Input, CheckCancelled], Query]

@@ -14,16 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar
 
-from app.errors import (
-    BackendDiedError,
-    DeadlineExceededError,
-    DeadlineUnreachableError,
-    InferenceError,
-    OutOfMemoryError,
-    QueueFullError,
-    TooLargeError,
-    UnavailableError,
-)
+from app import errors
 from app.scheduling.deadline import Deadline
 from app.scheduling.fair_queue import FairQueue, LoadBySize, Pending, QueuedRequest
 from app.scheduling.throughput import Throughput
@@ -151,7 +142,7 @@ class Scheduler(Generic[Item, Answer]):
         )  # an estimate alone never refuses a request for good
         if deadline.remaining <= 0:
             self._observer.expired()
-            raise DeadlineExceededError
+            raise errors.DeadlineExceededError
         self.check_capacity(request.tokens, request.items, deadline)
         self._load.add(request)
         self.reserved_tokens += request.tokens
@@ -205,9 +196,9 @@ class Scheduler(Generic[Item, Answer]):
         `headroom`: fraction of the room, in tokens and in time, that must be left where others wait.
         """
         if self.fatal_error is not None or not self._processes:
-            raise UnavailableError("broken" if self.fatal_error is not None else "stopped")
+            raise errors.UnavailableError("broken" if self.fatal_error is not None else "stopped")
         if tokens > self.max_queue_tokens:
-            raise TooLargeError(
+            raise errors.TooLargeError(
                 f"the request has {tokens} tokens, the queue holds {self.max_queue_tokens}; send fewer inputs"
             )
         waiting = self.queued_tokens + self.reserved_tokens
@@ -220,9 +211,9 @@ class Scheduler(Generic[Item, Answer]):
         retry_after = self.throughput.seconds_for(waiting if is_full else ahead)
         if is_late and not is_full and deadline.from_client:
             self._observer.expired()
-            raise DeadlineUnreachableError(retry_after)
+            raise errors.DeadlineUnreachableError(retry_after)
         self._observer.refused()
-        raise QueueFullError(retry_after, late=not is_full)
+        raise errors.QueueFullError(retry_after, late=not is_full)
 
     # Batches --------------------------------------------------------------------------------------------------
 
@@ -284,9 +275,9 @@ class Scheduler(Generic[Item, Answer]):
             if len(answers) != len(batch):
                 raise RuntimeError(f"{len(answers)} answers to {len(batch)} items")
             return answers
-        except BackendDiedError:
+        except errors.BackendDiedError:
             raise
-        except OutOfMemoryError:
+        except errors.OutOfMemoryError:
             tokens = sum(pending.tokens for pending in batch)
             if len(batch) > 1:
                 self.throughput.record_out_of_memory(tokens)
@@ -295,7 +286,7 @@ class Scheduler(Generic[Item, Answer]):
             if len(batch) == 1:
                 logger.exception("inference failed on one input of %d tokens", batch[0].tokens)
         if len(batch) == 1:
-            return [InferenceError()]
+            return [errors.InferenceError()]
         middle = len(batch) // 2
         return await self._run_isolated(batch[:middle]) + await self._run_isolated(batch[middle:])
 
@@ -320,4 +311,4 @@ class Scheduler(Generic[Item, Answer]):
     def _fail_all(self, status: str) -> None:
         for request in list(self._unanswered):
             self._queue.withdraw(request)
-            self._fail(request, UnavailableError(status))
+            self._fail(request, errors.UnavailableError(status))

@@ -75,7 +75,7 @@ def test_targets_and_mounted_files_exist() -> None:
 
 def _metrics() -> set[str]:
     metrics = Metrics()
-    metrics.latency("sentiment", tokenize=0, queue=0, inference=0)
+    metrics.latency("sentiment", {"tokenize": 0, "queue": 0, "inference": 0})
     metrics.answered("sentiment", 200, 0)
     return set(re.findall(r"^(bert_\w+)", metrics.render().decode(), re.MULTILINE))
 

@@ -50,7 +50,7 @@ def metrics() -> str:
     """Every metric of the service, without those of `prometheus_client` about the process."""
     told = Metrics()
     told.answered("sentiment", 200, 0)
-    told.latency("sentiment", tokenize=0, queue=0, inference=0)
+    told.latency("sentiment", {"tokenize": 0, "queue": 0, "inference": 0})
     rows = [
         (
             f"`{_exposed(metric)}`",

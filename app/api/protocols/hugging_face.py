@@ -19,7 +19,7 @@ from app.api.schemas import (
     with_examples,
 )
 from app.api.task_route import TaskRequest, TaskRoute
-from app.errors import FieldError, InvalidRequestError
+from app.errors import InvalidRequestError
 from app.inference.types import Task
 from app.scheduling.engine import Engine, Reply
 from bert_client.wire import FillMaskResult, LabelPrediction, LabelResult, TokenPrediction
@@ -102,7 +102,7 @@ def _check_function(engine: Engine, asked: str) -> None:
     for served in engine.lifecycle.current.backend.info.models.values():
         if Task.SENTIMENT in served.tasks and (computed := _function(served.config)) != asked:
             message = f"the loaded checkpoint's scores are computed with {computed!r}, not {asked!r}; leave this out"
-            raise InvalidRequestError([FieldError(message, ("parameters", "function_to_apply"))])
+            raise InvalidRequestError.at(message, "parameters", "function_to_apply")
 
 
 def _function(config: BertConfig) -> str:

@@ -20,7 +20,7 @@ from app.api import openapi
 from app.api.routes import operations
 from app.api.schemas import MAX_TOP_K, Parameters, Strict, with_examples
 from app.api.task_route import TaskRequest, TaskRoute, check_inputs, parse
-from app.errors import FieldError, InvalidInputError, InvalidRequestError, Loc, TaskNotServedError
+from app.errors import InvalidInputError, InvalidRequestError, Loc, TaskNotServedError
 from app.inference.types import Task
 from app.scheduling.engine import DEFAULT_TOP_K, Reply
 from app.scheduling.tokenization import Input, TextPair
@@ -29,6 +29,7 @@ from model.tokenizer_dir import MASK
 
 TAG = {"name": "Open Inference Protocol", "description": "The same tasks in version 2 of the protocol."}
 
+_invalid = InvalidRequestError.at
 _MAX_TENSORS = 2
 _HEADER_LENGTH = "Inference-Header-Content-Length"
 
@@ -106,10 +107,6 @@ class InferResponse(TypedDict):
     model_name: str
     id: NotRequired[str]
     outputs: list[OutputTensor]
-
-
-def _invalid(message: str, *loc: str | int) -> InvalidRequestError:
-    return InvalidRequestError([FieldError(message, loc)])
 
 
 def _parse(body: bytes, request: TaskRequest) -> InferRequest:

@@ -13,8 +13,6 @@ from app.errors import UnavailableError
 from app.inference.types import ServedModel, Task
 from app.observability.metrics import CONTENT_TYPE, Metrics
 from app.scheduling.lifecycle import Lifecycle
-from app.scheduling.throughput import Throughput
-from app.settings import Settings
 from bert_client.wire import Health, Info, Limits, ModelInfo
 
 router = APIRouter(tags=["operations"])
@@ -102,7 +100,13 @@ async def info(request: Request) -> Info:
         threads=backend.threads,
         tokens_per_second=round(throughput.tokens_per_second),
         models=[_model(served) for served in backend.models.values()],
-        limits=_limits(settings, throughput),
+        limits=Limits(
+            max_batch_tokens=throughput.batch_tokens,
+            max_queue_tokens=settings.max_queue_tokens,
+            max_client_batch=settings.max_client_batch,
+            max_body_bytes=settings.max_body_bytes,
+            request_timeout_ms=settings.request_timeout_ms,
+        ),
     )
 
 
@@ -131,14 +135,4 @@ def _model(served: ServedModel) -> ModelInfo:
         max_tokens=served.config.max_position_embeddings,
         labels=served.config.labels if Task.SENTIMENT in served.tasks else None,
         problem_type=served.config.problem_type if Task.SENTIMENT in served.tasks else None,
-    )
-
-
-def _limits(settings: Settings, throughput: Throughput) -> Limits:
-    return Limits(
-        max_batch_tokens=throughput.batch_tokens,
-        max_queue_tokens=settings.max_queue_tokens,
-        max_client_batch=settings.max_client_batch,
-        max_body_bytes=settings.max_body_bytes,
-        request_timeout_ms=settings.request_timeout_ms,
     )

@@ -19,7 +19,7 @@ def test_metrics_of_two_apps_do_not_share_counts() -> None:
 def test_metrics_count_requests_stages_and_batches() -> None:
     metrics = Metrics()
     metrics.answered("fill-mask", 200, 0.25)
-    metrics.latency("fill-mask", tokenize=0.001, queue=0.002, inference=0.003)
+    metrics.latency("fill-mask", {"tokenize": 0.001, "queue": 0.002, "inference": 0.003})
     metrics.batch(4, 100)
     metrics.expired()
     metrics.cancelled()
