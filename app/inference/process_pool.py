@@ -19,7 +19,7 @@ from contextlib import suppress
 from multiprocessing import resource_tracker
 from multiprocessing.context import SpawnProcess
 from multiprocessing.util import Finalize
-from typing import Any, cast
+from typing import Any
 
 from app.errors import BackendDiedError
 from app.inference.process_main import HEADER_BYTES, Loaded, frame, pack, run_first_process
@@ -44,7 +44,8 @@ class ProcessPool:
         self.info = BackendInfo(config.device, config.dtype, config.threads)
         self._config = config
         self._process: SpawnProcess | None = None
-        self._channels: list[_Channel] = []
+        self._channels: list[tuple[asyncio.StreamReader, asyncio.StreamWriter]] = []
+        """The connection to each process: one request at a time, and its reply."""
         self._forked: list[int] = []
         self._free: asyncio.PriorityQueue[int] = asyncio.PriorityQueue()
         """Numbers of the processes without a batch, the lowest first: only process 0 can use all threads."""
@@ -58,17 +59,14 @@ class ProcessPool:
         """See `Backend.load`. The processes are started here."""
         if self._closed:
             raise BackendDiedError("closed before it was loaded")
-        loop = asyncio.get_running_loop()
         for ours in self._start():
-            ours.setblocking(False)
-            _, channel = await loop.create_connection(lambda: _Channel(self._on_connection_lost), sock=ours)
-            self._channels.append(channel)
+            self._channels.append(await asyncio.open_connection(sock=ours))
         loaded = await self._exchange(0, None)
         if not isinstance(loaded, Loaded):
             raise TypeError(f"the inference process sent {type(loaded).__name__} first")
         self.info, self._forked = loaded.info, loaded.forked
-        for channel in self._channels[self.info.processes :]:
-            channel.close()
+        for _, unused in self._channels[self.info.processes :]:
+            unused.close()
         for number in range(self.info.processes):
             self._free.put_nowait(number)
         self._on_death = on_death
@@ -94,6 +92,7 @@ class ProcessPool:
             for end in theirs:
                 end.close()
         self._process = process
+        asyncio.get_running_loop().add_reader(process.sentinel, self._on_end)
         Finalize(self, process.kill, exitpriority=1)  # at exit, multiprocessing waits for its processes
         return ours
 
@@ -118,8 +117,8 @@ class ProcessPool:
         if self._process is not None:
             self._process.kill()
             await self._death_error()
-        for channel in self._channels:
-            channel.close()
+        for _, writer in self._channels:
+            writer.close()
 
     @property
     def max_concurrent_batches(self) -> int:
@@ -138,9 +137,15 @@ class ProcessPool:
             BackendDiedError: the process ended first.
             Exception: what the process raised.
         """
-        reply = await self._channels[number].exchange(request)
-        if reply is None:
-            raise await self._death_error()
+        reader, writer = self._channels[number]
+        if request is not None:
+            writer.write(frame(request))
+        try:
+            header = await reader.readexactly(HEADER_BYTES)
+            body = await reader.readexactly(int.from_bytes(header, "little"))
+        except (EOFError, OSError):
+            raise await self._death_error() from None
+        reply = pickle.loads(body)  # noqa: S301 (our own process)
         if isinstance(reply, Exception):
             try:
                 raise reply
@@ -148,9 +153,11 @@ class ProcessPool:
                 del reply  # its traceback holds this frame, and so the batch: a cycle
         return reply
 
-    def _on_connection_lost(self) -> None:
-        """A process has ended: all end together."""
+    def _on_end(self) -> None:
+        """The first process has ended, or a connection to a fork: all end together."""
         if self._death is None:
+            assert self._process is not None
+            asyncio.get_running_loop().remove_reader(self._process.sentinel)
             self._death = asyncio.create_task(self._join_processes())
             self._death.add_done_callback(self._report_death)
 
@@ -160,7 +167,7 @@ class ProcessPool:
 
     async def _death_error(self) -> BackendDiedError:
         """Wait for the end of the processes. Returns why no batch can be computed."""
-        self._on_connection_lost()
+        self._on_end()
         assert self._death is not None
         return BackendDiedError(await asyncio.shield(self._death))
 
@@ -183,54 +190,3 @@ class ProcessPool:
             with suppress(ChildProcessError):  # they are children of this process if it is process 1 of a container
                 os.waitpid(number, 0)
         return ended_alone
-
-
-class _Channel(asyncio.Protocol):
-    """The connection to one process: one request at a time, and its reply."""
-
-    def __init__(self, on_end: Callable[[], None]) -> None:
-        self._on_end = on_end
-        self._received = bytearray()
-        self._reply: asyncio.Future[Any] | None = None
-        self._is_closed = False
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """See `asyncio.BaseProtocol`."""
-        self._transport = cast("asyncio.Transport", transport)  # uvloop's is not a subclass
-
-    async def exchange(self, request: Any) -> Any:
-        """The reply to a request; None if the process ended first."""
-        if self._is_closed:
-            return None
-        self._reply = asyncio.get_running_loop().create_future()
-        if request is not None:
-            self._transport.write(frame(request))
-        return await self._reply
-
-    def data_received(self, data: bytes) -> None:
-        """See `asyncio.Protocol`."""
-        self._received += data
-        if len(self._received) < HEADER_BYTES:
-            return
-        size = HEADER_BYTES + int.from_bytes(self._received[:HEADER_BYTES], "little")
-        if len(self._received) < size:
-            return
-        reply = pickle.loads(memoryview(self._received)[HEADER_BYTES:size])  # noqa: S301 (our own process)
-        self._received = self._received[size:]
-        self._set_reply(reply)
-
-    def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002
-        """See `asyncio.BaseProtocol`."""
-        self._is_closed = True
-        self._set_reply(None)
-        self._on_end()
-
-    def close(self) -> None:
-        """Close the connection on purpose."""
-        self._on_end = lambda: None
-        self._transport.close()
-
-    def _set_reply(self, reply: Any) -> None:
-        if self._reply is not None and not self._reply.done():
-            self._reply.set_result(reply)
-        self._reply = None

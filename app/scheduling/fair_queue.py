@@ -113,12 +113,10 @@ class FairQueue(Generic[Item, Answer]):
                 return batch
         return []
 
-    def withdraw(self, request: QueuedRequest[Item, Answer]) -> bool:
-        """Remove a request's waiting items. Returns whether there were any."""
+    def withdraw(self, request: QueuedRequest[Item, Answer]) -> None:
+        """Remove a request's waiting items."""
         self.tokens -= sum(pending.tokens for pending in request.waiting)
-        waited = bool(request.waiting)
         request.waiting.clear()
-        return waited
 
 
 class LoadBySize:

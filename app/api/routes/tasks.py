@@ -20,19 +20,15 @@ async def fill_mask(body: FillMaskRequest, request: TaskRequest) -> tuple[Reply[
 
 async def next_sentence(body: NextSentenceRequest, request: TaskRequest) -> tuple[Reply[LabelResult], LabelResponse]:
     """The probability that `text_pair` directly follows `text`."""
-    return await _labels(Task.NEXT_SENTENCE, body, request)
+    inputs, parameters = as_list(body.inputs), dict(body.parameters)
+    reply = await request.engine.labels(Task.NEXT_SENTENCE, inputs, deadline=request.deadline, **parameters)
+    return reply, LabelResponse(reply.model, reply.results)
 
 
 async def sentiment(body: SentimentRequest, request: TaskRequest) -> tuple[Reply[LabelResult], LabelResponse]:
     """The labels of the loaded classifier with their probabilities."""
-    return await _labels(Task.SENTIMENT, body, request)
-
-
-async def _labels(
-    task: Task, body: NextSentenceRequest | SentimentRequest, request: TaskRequest
-) -> tuple[Reply[LabelResult], LabelResponse]:
     inputs, parameters = as_list(body.inputs), dict(body.parameters)
-    reply = await request.engine.labels(task, inputs, deadline=request.deadline, **parameters)
+    reply = await request.engine.labels(Task.SENTIMENT, inputs, deadline=request.deadline, **parameters)
     return reply, LabelResponse(reply.model, reply.results)
 
 

@@ -121,15 +121,11 @@ def _sleep_with_notice(url: str) -> Callable[[float], None]:
 
 def _ask(client: BertClient, given: argparse.Namespace) -> file_job.Ask:
     """The client's stream for the task, with its options."""
-    streams: Mapping[str, file_job.Ask] = {
-        "fill-mask": client.fill_mask_stream,
-        "next-sentence": client.next_sentence_stream,
-        "sentiment": client.sentiment_stream,
-    }
+    stream = getattr(client, f"{given.task.replace('-', '_')}_stream")
     options = {name: getattr(given, name) for name in given.options}
     if given.file and "top_k" in options:
         options["top_k"] = 1
-    return functools.partial(streams[given.task], **options)
+    return functools.partial(stream, **options)
 
 
 def _answer_texts(client: BertClient, given: argparse.Namespace) -> None:

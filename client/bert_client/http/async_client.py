@@ -89,10 +89,7 @@ class AsyncBertClient(BaseClient[httpx.AsyncBaseTransport, Callable[[float], Awa
     async def _answer(self, call: Call[T], inputs: Any) -> Any:
         if not calls.is_one_input(inputs, takes_pairs=call.takes_pairs):
             return [result_or_raise(outcome) async for outcome in self._stream(call, inputs)]
-        (outcome,) = await self._run(
-            self._exchange.answer(call, Chunk(0, [calls.encode(inputs)]), FailureCounter(limit=1))
-        )
-        return result_or_raise(outcome.at(None) if isinstance(outcome, ProblemError) else outcome)
+        return await self._run(self._exchange.answer_one(call, inputs))
 
     async def _stream(self, call: Call[T], inputs: Inputs[Any]) -> AsyncIterator[T | ProblemError]:
         calls.check_inputs(inputs)
@@ -116,9 +113,7 @@ class AsyncBertClient(BaseClient[httpx.AsyncBaseTransport, Callable[[float], Awa
         chunker: Chunker | None = None
         async for given in _each(inputs):
             if chunker is None:
-                if self._limits is None:
-                    self._limits = await self._run(self._exchange.limits())
-                chunker = Chunker(self._limits, call.parameters)
+                chunker = await self._run(self._exchange.chunker(call))
             for chunk in chunker.push(calls.encode(given)):
                 yield chunk
         for chunk in chunker.rest() if chunker else ():

@@ -10,7 +10,6 @@ from typing import Any, Generic, TypeVar
 import httpx
 
 from bert_client.errors import ConnectionFailedError
-from bert_client.http.calls import RequestLimits
 from bert_client.http.environment import find_proxy, tls_variables
 from bert_client.http.exchange import Exchange
 from bert_client.http.retry import RetryPolicy
@@ -66,7 +65,6 @@ class BaseClient(Generic[Transport, Sleep]):
         self._proxy = None if transport else find_proxy(url)
         variable = self._proxy[0] if self._proxy else None
         self._exchange = Exchange(retry, time.monotonic, _jitter, str(url), variable)
-        self._limits: RequestLimits | None = None
         self._connections: dict[Any, Any] = {}
         self._http_options: dict[str, Any] = {
             "base_url": url,

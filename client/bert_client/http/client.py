@@ -95,8 +95,7 @@ class BertClient(BaseClient[httpx.BaseTransport, Callable[[float], object]]):
     def _answer(self, call: Call[T], inputs: Any) -> Any:
         if not calls.is_one_input(inputs, takes_pairs=call.takes_pairs):
             return [result_or_raise(outcome) for outcome in self._stream(call, inputs)]
-        (outcome,) = self._run(self._exchange.answer(call, Chunk(0, [calls.encode(inputs)]), FailureCounter(limit=1)))
-        return result_or_raise(outcome.at(None) if isinstance(outcome, ProblemError) else outcome)
+        return self._run(self._exchange.answer_one(call, inputs))
 
     def _stream(self, call: Call[T], inputs: Iterable[Any]) -> Iterator[T | ProblemError]:
         calls.check_inputs(inputs)
@@ -117,9 +116,7 @@ class BertClient(BaseClient[httpx.BaseTransport, Callable[[float], object]]):
         chunker: Chunker | None = None
         for given in inputs:
             if chunker is None:
-                if self._limits is None:
-                    self._limits = self._run(self._exchange.limits())
-                chunker = Chunker(self._limits, call.parameters)
+                chunker = self._run(self._exchange.chunker(call))
             yield from chunker.push(calls.encode(given))
         yield from chunker.rest() if chunker else ()
 

@@ -14,7 +14,7 @@ import httpx
 
 from bert_client import errors
 from bert_client.errors import ConnectionFailedError, ProblemError, UnexpectedAnswerError
-from bert_client.http.calls import Call, Chunk, RequestLimits, read_limits
+from bert_client.http.calls import Call, Chunk, Chunker, RequestLimits, encode, read_limits
 from bert_client.http.environment import tls_variables
 from bert_client.http.retry import CERTIFICATE_REFUSED, RetryPolicy, pause_before_retry
 from bert_client.wire import FieldProblem
@@ -78,7 +78,7 @@ Outcome = httpx.Response | httpx.RequestError | None
 Flow = Generator[Send | Wait, Outcome, T]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Exchange:
     """Makes flows."""
 
@@ -92,9 +92,19 @@ class Exchange:
     proxy_variable: str | None = None
     """The variable of the environment that names the proxy in use, for messages."""
 
-    def limits(self) -> Flow[RequestLimits]:
-        """Ask how much one request may carry."""
-        return read_limits((yield from self._send_with_retries(Send("GET", "/info"), self.clock())))
+    limits: RequestLimits | None = None
+    """How much one request may carry; None until the service was asked."""
+
+    def chunker(self, call: Call[T]) -> Flow[Chunker]:
+        """Cuts inputs into requests. The service is asked for its limits once."""
+        if self.limits is None:
+            self.limits = read_limits((yield from self._send_with_retries(Send("GET", "/info"), self.clock())))
+        return Chunker(self.limits, call.parameters)
+
+    def answer_one(self, call: Call[T], given: object) -> Flow[T]:
+        """Ask for the result of an input that is not in a list. Raises what `answer` raises, and its error."""
+        (outcome,) = yield from self.answer(call, Chunk(0, [encode(given)]), FailureCounter(limit=1))
+        return result_or_raise(outcome.at(None) if isinstance(outcome, ProblemError) else outcome)
 
     def answer(self, call: Call[T], chunk: Chunk, failures: FailureCounter) -> Flow[list[T | ProblemError]]:
         """Ask for the results of a chunk. Returns one per input, in order; its error for an input that has none.
