@@ -86,11 +86,7 @@ class Settings(BaseModel):
         "auto",
         description="precision of the encoder; auto uses bfloat16 where it is native and faster; int8 needs a CPU",
     )
-    threads: int = Field(
-        0,
-        ge=0,
-        description="CPU cores for inference; 0 uses all available cores",
-    )
+    threads: int = Field(0, ge=0, description="CPU cores for inference; 0 uses all available cores")
     max_batch_tokens: int = Field(
         0, ge=0, description="tokens in one forward pass; 0 derives them from the measured speed"
     )
@@ -119,8 +115,7 @@ class Settings(BaseModel):
         None, description="file with the API keys, one per line, instead of BERT_API_KEYS"
     )
     api_keys: Secrets = Field(
-        (),
-        description="comma-separated API keys; if set, the tasks require one (health and info do not)",
+        (), description="comma-separated API keys; if set, the tasks require one (health and info do not)"
     )
     allowed_hosts: Names = Field(
         (),

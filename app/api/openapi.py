@@ -5,56 +5,18 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
+from dataclasses import asdict, replace
 from typing import Any
 
 from fastapi import FastAPI
 from pydantic import TypeAdapter
 
-from app import errors
-from app.api.auth import HOW_TO_SEND_A_KEY
-from app.api.problems import MEDIA_TYPE, problem_response
+from app.api import problems
 from app.settings import Settings
 from bert_client.wire import Problem
-from model.errors import TextTooLongError
 
 _EXAMPLE_ID = "5d3e8f02c61ba794"
-_PROBLEMS: dict[int, tuple[str, errors.ServiceError]] = {
-    400: (
-        "The body is not JSON, or the `Host` is not allowed.",
-        errors.NotJSONError("Invalid JSON: EOF while parsing a value"),
-    ),
-    401: ("The API key is missing or invalid.", errors.UnauthorizedError(HOW_TO_SEND_A_KEY)),
-    404: (
-        "The loaded checkpoint has no head for this task.",
-        errors.TaskNotServedError("the loaded checkpoint has no head for next-sentence; GET /info lists the tasks"),
-    ),
-    413: (
-        "The request exceeds a limit on bytes, inputs or tokens.",
-        errors.TooLargeError("the request has 600 inputs, one may carry 512; send several requests"),
-    ),
-    415: (
-        "The `Content-Type` is missing or not JSON.",
-        errors.UnsupportedMediaTypeError("send JSON with the header Content-Type: application/json"),
-    ),
-    422: (
-        "Valid JSON that cannot be answered: wrong types, an empty or too long text, no mask, an unknown target.",
-        errors.InvalidInputError(TextTooLongError(tokens=614, limit=512), ("inputs", 3)),
-    ),
-    429: (
-        "The queue is full, or extends beyond the server's deadline, or too many bytes are being uploaded. The "
-        "request was not started.",
-        errors.QueueFullError(retry_after=2),
-    ),
-    500: ("The model failed on this input.", errors.InferenceError()),
-    503: ("Loading, reloading, draining, stalled, stopped or broken.", errors.UnavailableError("loading")),
-    504: (
-        "The deadline passed (`deadline_exceeded`), or the caller's own, `X-Request-Timeout-Ms`, cannot be met "
-        "(`deadline_unreachable`, with `Retry-After`).",
-        errors.DeadlineUnreachableError(retry_after=2),
-    ),
-}
 
 
 def _header(name: str, description: str, **schema: Any) -> dict[str, Any]:
@@ -62,8 +24,11 @@ def _header(name: str, description: str, **schema: Any) -> dict[str, Any]:
 
 
 _REQUEST_ID = _header("X-Request-ID", "The caller's own id, or a new one.")
-_RETRY_AFTER = _header("Retry-After", "Seconds to wait.", type="integer", minimum=1)
-_WWW_AUTHENTICATE = _header("WWW-Authenticate", "`Bearer`: how to send a key.")
+_ERROR_HEADERS = {
+    401: _header("WWW-Authenticate", "`Bearer`: how to send a key."),
+    **dict.fromkeys((429, 503, 504), _header("Retry-After", "Seconds to wait.", type="integer", minimum=1)),
+}
+_TASK_ERRORS = (400, 401, 404, 413, 415, 422, 429, 500, 503, 504)
 _SERVER_TIMING = _header(
     "Server-Timing", "Milliseconds per stage: `tokenize;dur=0.1, queue;dur=0.2, inference;dur=3.4`."
 )
@@ -106,7 +71,7 @@ def task(response: Any, example: Any, *, binary: bool) -> dict[str, Any]:
         "headers": _REQUEST_ID | _SERVER_TIMING,
         "content": {"application/json": {"example": example}} | (_BINARY if binary else {}),
     }
-    return {"responses": {200: ok} | problems(*_PROBLEMS), "openapi_extra": {"parameters": _PARAMETERS}}
+    return {"responses": {200: ok} | errors(*_TASK_ERRORS), "openapi_extra": {"parameters": _PARAMETERS}}
 
 
 def answer(example: Any) -> Responses:
@@ -115,26 +80,23 @@ def answer(example: Any) -> Responses:
     return {200: {"description": "Success.", "headers": _REQUEST_ID, "content": content}}
 
 
-def problems(*statuses: int) -> Responses:
+def errors(*statuses: int) -> Responses:
     """The error responses of an operation."""
-    return {status: problem(*_PROBLEMS[status]) for status in statuses}
+    return {status: _error(status) for status in statuses}
 
 
-def problem(description: str, error: errors.ServiceError) -> dict[str, Any]:
-    """One error response."""
-    example = json.loads(bytes(problem_response(error, _EXAMPLE_ID).body))
+def _error(status: int) -> dict[str, Any]:
+    """An error response: the types of problem with this status, of which the first is the example."""
+    kinds = [kind for error, kind in problems.PROBLEM_TYPES.items() if kind.status == status and error != status]
+    if status == 503:
+        kinds = [replace(kinds[0], code=code) for code in problems.UNAVAILABLE_CODES]
+    example = problems.document(kinds[0], kinds[0].title, _EXAMPLE_ID)
     schema = {"$ref": "#/components/schemas/Problem"}
     return {
-        "description": description,
-        "headers": _REQUEST_ID | _headers(error),
-        "content": {MEDIA_TYPE: {"schema": schema, "example": example}},
+        "description": ". ".join(f"{kind.title} (`{kind.code}`)" for kind in kinds),
+        "headers": _REQUEST_ID | _ERROR_HEADERS.get(status, {}),
+        "content": {problems.MEDIA_TYPE: {"schema": schema, "example": asdict(example)}},
     }
-
-
-def _headers(error: errors.ServiceError) -> dict[str, Any]:
-    if isinstance(error, errors.UnauthorizedError):
-        return _WWW_AUTHENTICATE
-    return _RETRY_AFTER if hasattr(error, "retry_after") else {}
 
 
 def install(app: FastAPI, settings: Settings, tags: Sequence[dict[str, str]]) -> None:
@@ -151,7 +113,7 @@ def install(app: FastAPI, settings: Settings, tags: Sequence[dict[str, str]]) ->
                     del operation["responses"]["422"]
             _leave_out_defaults(document["components"]["schemas"])
             if settings.metrics == "key":
-                document["paths"]["/metrics"]["get"]["responses"] |= {"401": problem(*_PROBLEMS[401])}
+                document["paths"]["/metrics"]["get"]["responses"] |= {"401": _error(401)}
             _add_keys(document, required=bool(settings.api_keys))
         return app.openapi_schema or {}
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from fastapi import FastAPI, Request, Response
@@ -60,6 +61,9 @@ PROBLEM_TYPES: dict[type[Exception] | int, ProblemType] = {
     errors.DeadlineUnreachableError: ProblemType(504, "deadline_unreachable", "The deadline cannot be met"),
 }
 
+UNAVAILABLE_CODES = ("loading", "reloading", "stalled", "draining", "stopped", "broken")
+"""What takes the place of the code `unavailable`."""
+
 
 def problem_type(error: Exception) -> ProblemType:
     """The type of an error; an internal error unless it was raised on purpose."""
@@ -80,20 +84,24 @@ def answer(error: Exception, scope: Scope) -> Response:
 
 def problem_response(error: Exception, request_id: str) -> Response:
     """The response to an error. An internal error does not show its message."""
-    problem = problem_type(error)
-    detail = shorten(_detail(error, problem))
-    field_problems = [FieldProblem(shorten(fault.message), list(fault.loc)) for fault in _field_errors(error)]
-    body = Problem(
-        type=f"urn:bert-service:problem:{problem.code}",
-        title=problem.title,
-        status=problem.status,
+    kind = problem_type(error)
+    faults = [FieldProblem(shorten(fault.message), list(fault.loc)) for fault in _field_errors(error)]
+    body = document(kind, shorten(_detail(error, kind)), request_id, faults)
+    return Response(to_json(body), kind.status, headers=_headers(error), media_type=MEDIA_TYPE)
+
+
+def document(kind: ProblemType, detail: str, request_id: str, faults: Sequence[FieldProblem] = ()) -> Problem:
+    """The body of a response."""
+    return Problem(
+        type=f"urn:bert-service:problem:{kind.code}",
+        title=kind.title,
+        status=kind.status,
         detail=detail,
-        code=problem.code,
+        code=kind.code,
         request_id=request_id,
         error=detail,
-        errors=field_problems,
+        errors=list(faults),
     )
-    return Response(to_json(body), problem.status, headers=_headers(error), media_type=MEDIA_TYPE)
 
 
 def install(app: FastAPI) -> None:

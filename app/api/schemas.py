@@ -106,9 +106,7 @@ class FillMaskRequest(Strict):
 class NextSentenceRequest(Strict):
     """Pairs of texts, of which the second may follow the first."""
 
-    model_config = with_examples(
-        {"inputs": {"text": "I went to the cinema.", "text_pair": "The film was good."}},
-    )
+    model_config = with_examples({"inputs": {"text": "I went to the cinema.", "text_pair": "The film was good."}})
 
     inputs: OneOrMany[TextPair] = Field(title="NextSentenceInputs", description="One pair or many.")
     parameters: Parameters = Parameters()
@@ -119,10 +117,7 @@ class SentimentRequest(Strict):
 
     model_config = with_examples(
         {"inputs": "The movie was good and I loved it."},
-        {
-            "inputs": ["A good film.", {"text": "Bad", "text_pair": "I did not like it."}],
-            "parameters": {"top_k": 1},
-        },
+        {"inputs": ["A good film.", {"text": "Bad", "text_pair": "I did not like it."}], "parameters": {"top_k": 1}},
     )
 
     inputs: OneOrMany[TextOrPair] = Field(title="SentimentInputs", description="One text or pair, or many.")

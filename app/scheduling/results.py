@@ -6,10 +6,7 @@ from app.inference.types import Answer, Query
 from bert_client.wire import FillMaskResult, LabelPrediction, LabelResult, Mask, TextToken, TokenPrediction
 from model.tokenizer import Encoding, Tokenizer
 
-NEXT_SENTENCE_LABELS = [
-    "IS_NEXT",
-    "NOT_NEXT",
-]  # logit 0: the second follows (Devlin et al.)
+NEXT_SENTENCE_LABELS = ["IS_NEXT", "NOT_NEXT"]  # logit 0: the second follows (Devlin et al.)
 
 
 def fill_mask_result(text: str, query: Query, answer: Answer, tokenizer: Tokenizer) -> FillMaskResult:

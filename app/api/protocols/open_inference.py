@@ -303,14 +303,14 @@ def _task(model: str) -> Task:
     return Task(model)
 
 
-def _get(path: str, endpoint: Any, summary: str, example: Any, *problems: int) -> APIRoute:
+def _get(path: str, endpoint: Any, summary: str, example: Any, *errors: int) -> APIRoute:
     return APIRoute(
         path,
         endpoint,
         operation_id=f"v2_{endpoint.__name__}",
         summary=summary,
         tags=[TAG["name"]],
-        responses=openapi.answer(example) | openapi.problems(*problems),
+        responses=openapi.answer(example) | openapi.errors(*errors),
     )
 
 

@@ -18,7 +18,6 @@ from bert_client.wire import Health, Info, Limits, ModelInfo
 router = APIRouter(tags=["operations"])
 metrics_router = APIRouter(tags=["operations"], dependencies=[Depends(check_metrics)])
 
-_BROKEN = UnavailableError("broken")
 _INFO = {
     "version": "0.2.0",
     "status": "ready",
@@ -64,8 +63,7 @@ def _lifecycle(request: Request) -> Lifecycle:
     "/health/live",
     operation_id="health_live",
     summary="Liveness",
-    responses=document.answer({"status": "alive"})
-    | {503: document.problem("An inference process is dead. Only a restart helps.", _BROKEN)},
+    responses=document.answer({"status": "alive"}) | document.errors(503),
 )
 async def live(request: Request) -> Health:
     """503 once an inference process is dead."""
@@ -78,7 +76,7 @@ async def live(request: Request) -> Health:
     "/health/ready",
     operation_id="health_ready",
     summary="Readiness",
-    responses=document.answer({"status": "ready"}) | document.problems(503),
+    responses=document.answer({"status": "ready"}) | document.errors(503),
 )
 async def ready(request: Request) -> Health:
     """200 after a forward pass of each model has succeeded, while no batch hangs and the service is not draining."""
