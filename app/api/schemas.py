@@ -68,10 +68,7 @@ class FillMaskParameters(Parameters):
     """Parameters of fill-mask."""
 
     top_k: StrictInt | None = Field(
-        None,
-        ge=1,
-        le=MAX_TOP_K,
-        description="Predictions per mask. Default: 5, or all of `targets` if there are any.",
+        None, ge=1, le=MAX_TOP_K, description="Predictions per mask. Default: 5, or all of `targets` if there are any."
     )
     targets: list[Target] | None = Field(
         None,

@@ -314,10 +314,7 @@ def _describe(checkpoint: Checkpoint) -> ServedModel:
 
 
 def _place(
-    network: BertForPreTraining | BertForSequenceClassification,
-    device: str,
-    dtype: str,
-    threads: tuple[int, ...],
+    network: BertForPreTraining | BertForSequenceClassification, device: str, dtype: str, threads: tuple[int, ...]
 ) -> BertForPreTraining | BertForSequenceClassification:
     """The encoder in `dtype`, the heads in float32: bfloat16 logits would tie where scores differ by 5%.
 

@@ -83,11 +83,7 @@ class Engine:
     """Answers the three tasks. Every method runs on the event loop; a deadline bounds all of a request."""
 
     def __init__(
-        self,
-        lifecycle: Lifecycle,
-        settings: Settings,
-        metrics: Metrics,
-        policy: EnginePolicy = EnginePolicy(),
+        self, lifecycle: Lifecycle, settings: Settings, metrics: Metrics, policy: EnginePolicy = EnginePolicy()
     ) -> None:
         self._policy = policy
         self._settings = settings

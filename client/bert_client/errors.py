@@ -36,12 +36,7 @@ class ProblemError(BertServiceError):
     """
 
     def __init__(
-        self,
-        status: int,
-        code: str,
-        detail: str,
-        request_id: str | None = None,
-        errors: tuple[FieldProblem, ...] = (),
+        self, status: int, code: str, detail: str, request_id: str | None = None, errors: tuple[FieldProblem, ...] = ()
     ) -> None:
         super().__init__(status, code, detail, request_id, errors)
         self.status = status
