@@ -20,7 +20,6 @@ import threading
 import traceback
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from multiprocessing.context import ForkProcess
 from typing import TYPE_CHECKING, Any
 
@@ -37,15 +36,6 @@ HEADER_BYTES = 8
 PICKLABLE_PACKAGES = frozenset({"app", "model", "builtins"})
 """Packages whose errors the HTTP process can import without loading torch."""
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
-
-
-@dataclass(frozen=True, slots=True)
-class Loaded:
-    """The first process's message once all processes can compute."""
-
-    info: BackendInfo
-    forked: list[int]
-    """Process ids of the forks."""
 
 
 def frame(message: Any) -> bytes:
@@ -76,7 +66,7 @@ def run_first_process(sockets: list[socket.socket], config: BackendConfig) -> No
         with suppress(BrokenPipeError, ConnectionResetError):  # the HTTP process has ended
             loaded = _load_and_fork(backend, sockets)
             sockets[0].sendall(frame(loaded))
-            if isinstance(loaded, Loaded):
+            if not isinstance(loaded, Exception):
                 _serve(backend, sockets[0])
     except Exception:
         logger.critical("the inference process cannot go on", exc_info=True)
@@ -84,12 +74,19 @@ def run_first_process(sockets: list[socket.socket], config: BackendConfig) -> No
         os._exit(1)  # without waiting for the forks, which end with this process
 
 
-def _load_and_fork(backend: TorchBackend, sockets: Sequence[socket.socket]) -> Loaded | Exception:
+def _load_and_fork(
+    backend: TorchBackend, sockets: Sequence[socket.socket]
+) -> tuple[BackendInfo, list[int]] | Exception:
+    """The first process's message once all processes can compute: what is loaded, and the ids of the forks."""
     try:
         backend.load()
         gc.collect()
         gc.freeze()
-        forked = [_fork(backend, sockets, number) for number in range(1, backend.info.processes)]
+        context = multiprocessing.get_context("fork")
+        numbers = range(1, backend.info.processes)
+        forked = [context.Process(target=_run_fork, args=(backend, sockets, n), daemon=True) for n in numbers]
+        for process in forked:
+            process.start()
         for process in forked:
             threading.Thread(target=_end_with_fork, args=(process,), name="watcher", daemon=True).start()
         for other in sockets[1 : backend.info.processes]:  # the forks have them; the HTTP process closes the rest
@@ -97,15 +94,7 @@ def _load_and_fork(backend: TorchBackend, sockets: Sequence[socket.socket]) -> L
         backend.load_alone()
     except Exception as error:
         return make_picklable(error)
-    return Loaded(backend.info, [process.pid for process in forked if process.pid is not None])
-
-
-def _fork(backend: TorchBackend, sockets: Sequence[socket.socket], number: int) -> ForkProcess:
-    process = multiprocessing.get_context("fork").Process(
-        target=_run_fork, args=(backend, sockets, number), daemon=True
-    )
-    process.start()
-    return process
+    return backend.info, [process.pid for process in forked if process.pid is not None]
 
 
 def _run_fork(backend: TorchBackend, sockets: Sequence[socket.socket], number: int) -> None:

@@ -22,7 +22,7 @@ from multiprocessing.util import Finalize
 from typing import Any
 
 from app.errors import BackendDiedError
-from app.inference.process_main import HEADER_BYTES, Loaded, frame, pack, run_first_process
+from app.inference.process_main import HEADER_BYTES, frame, pack, run_first_process
 from app.inference.types import Answer, BackendConfig, BackendInfo, Query
 
 _BUSY_FRACTION, _BUSY_CHECK_SECONDS = 0.5, 0.25
@@ -61,10 +61,7 @@ class ProcessPool:
             raise BackendDiedError("closed before it was loaded")
         for ours in self._start():
             self._channels.append(await asyncio.open_connection(sock=ours))
-        loaded = await self._exchange(0, None)
-        if not isinstance(loaded, Loaded):
-            raise TypeError(f"the inference process sent {type(loaded).__name__} first")
-        self.info, self._forked = loaded.info, loaded.forked
+        self.info, self._forked = await self._exchange(0, None)
         for _, unused in self._channels[self.info.processes :]:
             unused.close()
         for number in range(self.info.processes):

@@ -169,7 +169,8 @@ class TorchBackend:
         torch.set_num_threads(threads)
         for network in self._networks.values():
             warm_up_attention(network.encoder, most, shortest)
-        for rows in reversed(warm_rows(most)):  # the largest first: its memory is used again
+        numbers = {round_up_to_bucket(number) for number in range(1, most + 1)}
+        for rows in sorted(numbers, reverse=True):  # the largest first: its memory is used again
             for encoder in shapes.values():
                 if time.monotonic() < until:
                     warm_up_linear(encoder, rows)
@@ -201,11 +202,6 @@ class TorchBackend:
                     self._directories[name],
                     "its weights give no finite numbers; set BERT_DTYPE=float32, or name another checkpoint",
                 )
-
-
-def warm_rows(most: int) -> list[int]:
-    """The numbers of rows, after rounding up to a bucket, of batches of up to `most` tokens."""
-    return sorted({round_up_to_bucket(number) for number in range(1, most + 1)})
 
 
 def _pretraining_answers(
