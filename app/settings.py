@@ -58,7 +58,7 @@ def _split(value: object) -> object:
 
 
 def _as_access(value: object) -> object:
-    """Booleans are accepted too: `true` is `open`, `false` is `off`."""
+    """Booleans are accepted too, because YAML reads `off` as false: `true` is `open`, `false` is `off`."""
     try:
         return ("off", "open")[TypeAdapter(bool).validate_python(value)]
     except ValidationError:

@@ -5,18 +5,34 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from typing import Any
 
 from fastapi import FastAPI
 from pydantic import TypeAdapter
 
+from app import errors
 from app.api import problems
 from app.settings import Settings
 from bert_client.wire import Problem
+from model.errors import TextTooLongError
 
 _EXAMPLE_ID = "5d3e8f02c61ba794"
+_EXAMPLES: dict[int, errors.ServiceError] = {
+    400: errors.NotJSONError("Invalid JSON: EOF while parsing a value"),
+    401: errors.UnauthorizedError("send an API key: Authorization: Bearer <key>"),
+    404: errors.TaskNotServedError("the loaded checkpoint has no head for next-sentence; GET /info lists the tasks"),
+    413: errors.TooLargeError("the request has 600 inputs, one may carry 512; send several requests"),
+    415: errors.UnsupportedMediaTypeError("send JSON with the header Content-Type: application/json"),
+    422: errors.InvalidInputError(TextTooLongError(tokens=614, limit=512), ("inputs", 3)),
+    429: errors.QueueFullError(retry_after=2),
+    500: errors.InferenceError(),
+    503: errors.UnavailableError("loading"),
+    504: errors.DeadlineUnreachableError(retry_after=2),
+}
+"""One for each status that a task may have."""
 
 
 def _header(name: str, description: str, **schema: Any) -> dict[str, Any]:
@@ -28,7 +44,6 @@ _ERROR_HEADERS = {
     401: _header("WWW-Authenticate", "`Bearer`: how to send a key."),
     **dict.fromkeys((429, 503, 504), _header("Retry-After", "Seconds to wait.", type="integer", minimum=1)),
 }
-_TASK_ERRORS = (400, 401, 404, 413, 415, 422, 429, 500, 503, 504)
 _SERVER_TIMING = _header(
     "Server-Timing", "Milliseconds per stage: `tokenize;dur=0.1, queue;dur=0.2, inference;dur=3.4`."
 )
@@ -71,7 +86,7 @@ def task(response: Any, example: Any, *, binary: bool) -> dict[str, Any]:
         "headers": _REQUEST_ID | _SERVER_TIMING,
         "content": {"application/json": {"example": example}} | (_BINARY if binary else {}),
     }
-    return {"responses": {200: ok} | errors(*_TASK_ERRORS), "openapi_extra": {"parameters": _PARAMETERS}}
+    return {"responses": {200: ok} | refusals(*_EXAMPLES), "openapi_extra": {"parameters": _PARAMETERS}}
 
 
 def answer(example: Any) -> Responses:
@@ -80,22 +95,23 @@ def answer(example: Any) -> Responses:
     return {200: {"description": "Success.", "headers": _REQUEST_ID, "content": content}}
 
 
-def errors(*statuses: int) -> Responses:
+def refusals(*statuses: int) -> Responses:
     """The error responses of an operation."""
-    return {status: _error(status) for status in statuses}
+    return {status: _refusal(status) for status in statuses}
 
 
-def _error(status: int) -> dict[str, Any]:
-    """An error response: the types of problem with this status, of which the first is the example."""
+def _refusal(status: int) -> dict[str, Any]:
+    """An error response: the types of problem with this status, and an example of one."""
+    example = _EXAMPLES[status]
     kinds = [kind for error, kind in problems.PROBLEM_TYPES.items() if kind.status == status and error != status]
     if status == 503:
-        kinds = [replace(kinds[0], code=code) for code in problems.UNAVAILABLE_CODES]
-    example = problems.document(kinds[0], kinds[0].title, _EXAMPLE_ID)
+        kinds = [replace(kinds[0], code="`, `".join(problems.UNAVAILABLE_CODES))]
+    body = json.loads(bytes(problems.problem_response(example, _EXAMPLE_ID).body))
     schema = {"$ref": "#/components/schemas/Problem"}
     return {
         "description": ". ".join(f"{kind.title} (`{kind.code}`)" for kind in kinds),
         "headers": _REQUEST_ID | _ERROR_HEADERS.get(status, {}),
-        "content": {problems.MEDIA_TYPE: {"schema": schema, "example": asdict(example)}},
+        "content": {problems.MEDIA_TYPE: {"schema": schema, "example": body}},
     }
 
 
@@ -113,7 +129,7 @@ def install(app: FastAPI, settings: Settings, tags: Sequence[dict[str, str]]) ->
                     del operation["responses"]["422"]
             _leave_out_defaults(document["components"]["schemas"])
             if settings.metrics == "key":
-                document["paths"]["/metrics"]["get"]["responses"] |= {"401": _error(401)}
+                document["paths"]["/metrics"]["get"]["responses"] |= {"401": _refusal(401)}
             _add_keys(document, required=bool(settings.api_keys))
         return app.openapi_schema or {}
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from fastapi import FastAPI, Request, Response
@@ -85,14 +84,8 @@ def answer(error: Exception, scope: Scope) -> Response:
 def problem_response(error: Exception, request_id: str) -> Response:
     """The response to an error. An internal error does not show its message."""
     kind = problem_type(error)
-    faults = [FieldProblem(shorten(fault.message), list(fault.loc)) for fault in _field_errors(error)]
-    body = document(kind, shorten(_detail(error, kind)), request_id, faults)
-    return Response(to_json(body), kind.status, headers=_headers(error), media_type=MEDIA_TYPE)
-
-
-def document(kind: ProblemType, detail: str, request_id: str, faults: Sequence[FieldProblem] = ()) -> Problem:
-    """The body of a response."""
-    return Problem(
+    detail = shorten(_detail(error, kind))
+    body = Problem(
         type=f"urn:bert-service:problem:{kind.code}",
         title=kind.title,
         status=kind.status,
@@ -100,8 +93,9 @@ def document(kind: ProblemType, detail: str, request_id: str, faults: Sequence[F
         code=kind.code,
         request_id=request_id,
         error=detail,
-        errors=list(faults),
+        errors=[FieldProblem(shorten(fault.message), list(fault.loc)) for fault in _field_errors(error)],
     )
+    return Response(to_json(body), kind.status, headers=_headers(error), media_type=MEDIA_TYPE)
 
 
 def install(app: FastAPI) -> None:

@@ -63,7 +63,7 @@ def _lifecycle(request: Request) -> Lifecycle:
     "/health/live",
     operation_id="health_live",
     summary="Liveness",
-    responses=document.answer({"status": "alive"}) | document.errors(503),
+    responses=document.answer({"status": "alive"}) | document.refusals(503),
 )
 async def live(request: Request) -> Health:
     """503 once an inference process is dead."""
@@ -76,7 +76,7 @@ async def live(request: Request) -> Health:
     "/health/ready",
     operation_id="health_ready",
     summary="Readiness",
-    responses=document.answer({"status": "ready"}) | document.errors(503),
+    responses=document.answer({"status": "ready"}) | document.refusals(503),
 )
 async def ready(request: Request) -> Health:
     """200 after a forward pass of each model has succeeded, while no batch hangs and the service is not draining."""

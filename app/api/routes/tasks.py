@@ -1,6 +1,6 @@
 """The tasks: one handler and one entry of `ROUTES` for each.
 
-A new task needs a handler, a `TaskRoute` here, and a method of `Engine` that computes it.
+A new task needs a handler and a `TaskRoute` here, and a method of `Engine` unless its results are labels.
 """
 
 from __future__ import annotations
