@@ -18,8 +18,6 @@ from app.errors import HostNotAllowedError, UnauthorizedError
 from app.observability import tracing
 from app.settings import Settings
 
-HOW_TO_SEND_A_KEY = "send an API key: Authorization: Bearer <key>"
-
 logger = logging.getLogger(__name__)
 
 
@@ -64,7 +62,9 @@ def check_key(request: Request) -> None:
     scheme, given = _credentials(request)
     if not (scheme == "bearer" and _is_key(request, given.encode("latin-1"))):
         raise UnauthorizedError(
-            "invalid API key; ask the operator for a valid one" if scheme == "bearer" and given else HOW_TO_SEND_A_KEY
+            "invalid API key; ask the operator for a valid one"
+            if scheme == "bearer" and given
+            else "send an API key: Authorization: Bearer <key>"
         )
 
 

@@ -19,6 +19,7 @@ from fastapi import Request, Response
 from fastapi.routing import APIRoute
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails, from_json, to_json
+from starlette.requests import ClientDisconnect
 from starlette.types import Receive
 
 from app import errors
@@ -302,25 +303,18 @@ async def _read(request: TaskRequest) -> bytes:
     try:
         with request.app.state.uploads.reserve(request.scope["body_bytes"]):
             async with asyncio.timeout(request.deadline.remaining):
-                return await _collect(request.receive, request.settings.max_body_bytes)
-    except errors.CallerGoneError:
+                limit, body = request.settings.max_body_bytes, bytearray()
+                async for part in request.stream():
+                    body += part
+                    if len(body) > limit:
+                        message = f"the body has more than {limit} bytes; send fewer or shorter inputs"
+                        raise errors.TooLargeError(message)
+                return bytes(body)
+    except ClientDisconnect:
         request.metrics.cancelled()
-        raise
+        raise errors.CallerGoneError("the caller closed the connection") from None
     except TimeoutError:
         request.metrics.expired()
         raise errors.DeadlineExceededError(
             "the body did not arrive before the deadline; send a smaller one, or allow more time"
         ) from None
-
-
-async def _collect(receive: Receive, limit: int) -> bytes:
-    body = bytearray()
-    while True:
-        message = await receive()
-        if message["type"] == "http.disconnect":
-            raise errors.CallerGoneError("the caller closed the connection")
-        body += message.get("body", b"")
-        if len(body) > limit:
-            raise errors.TooLargeError(f"the body has more than {limit} bytes; send fewer or shorter inputs")
-        if not message.get("more_body", False):
-            return bytes(body)

@@ -45,11 +45,6 @@ class QueuedRequest(Generic[Item, Answer]):
     """When its first item was taken."""
     future: asyncio.Future[None] | None = None
 
-    @classmethod
-    def of(cls, tokens: Sequence[int], deadline: Deadline) -> QueuedRequest[Item, Answer]:
-        """A request with so many tokens in each item."""
-        return cls(len(tokens), sum(tokens), max(tokens, default=0), deadline)
-
     def fill(self, encoder: Hashable, items: Sequence[Item], tokens: Sequence[int]) -> None:
         """Give the request its items, which wait from now on."""
         self.encoder = encoder

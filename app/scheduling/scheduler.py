@@ -136,10 +136,8 @@ class Scheduler(Generic[Item, Answer]):
             DeadlineExceededError: its deadline passed, or the caller's own deadline cannot be met.
             UnavailableError: nothing can be computed.
         """
-        request = QueuedRequest[Item, Answer].of(tokens, deadline)
-        request.tokens = min(
-            request.tokens, self.max_queue_tokens
-        )  # an estimate alone never refuses a request for good
+        total = min(sum(tokens), self.max_queue_tokens)  # an estimate alone never refuses a request for good
+        request = QueuedRequest[Item, Answer](len(tokens), total, max(tokens, default=0), deadline)
         if deadline.remaining <= 0:
             self._observer.expired()
             raise errors.DeadlineExceededError

@@ -18,7 +18,7 @@ Requests = st.lists(st.lists(st.integers(1, 40), min_size=1, max_size=6), min_si
 
 def request_of(tokens: Sequence[int], encoder: str = "a", number: int = 0) -> QueuedRequest[tuple[int, int], int]:
     """A filled request; an item is (number, index)."""
-    request = QueuedRequest[tuple[int, int], int].of(tokens, FAR)
+    request = QueuedRequest[tuple[int, int], int](len(tokens), sum(tokens), max(tokens), FAR)
     request.fill(encoder, [(number, i) for i in range(len(tokens))], tokens)
     return request
 
