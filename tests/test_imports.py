@@ -65,7 +65,7 @@ TRAINING_LAYERS = (
 """From the bottom to the top: a package imports itself and those before it."""
 
 APP_LAYERS = ("errors", "settings", "observability", "inference", "scheduling", "api", "server", "cluster", "__main__")
-CLIENT_LAYERS = ("wire", "errors", "tables", "http", "command", "__init__")
+CLIENT_LAYERS = ("wire", "errors", "results", "tables", "http", "command", "__init__")
 MODEL_LAYERS = (
     *("errors", "config", "dropout", "packing", "attention", "bert", "heads", "files", "tokenizer_dir"),
     *("tokenizer", "checkpoint", "inference", "__init__"),

@@ -32,7 +32,7 @@ MAX_PIPELINED = 1000
 """Requests of one connection that may wait for the answers to earlier ones."""
 
 _REJECTIONS = {
-    400: "not an HTTP/1.1 request (use http://, this port speaks no TLS), or an unknown method",
+    400: "not an HTTP/1.1 request (this port speaks plain HTTP, not TLS: use http://), or an unknown method",
     431: "the request line and the headers exceed 64 KiB; send fewer or shorter headers",
 }
 

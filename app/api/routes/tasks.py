@@ -20,15 +20,16 @@ async def fill_mask(body: FillMaskRequest, request: TaskRequest) -> tuple[Reply[
 
 async def next_sentence(body: NextSentenceRequest, request: TaskRequest) -> tuple[Reply[LabelResult], LabelResponse]:
     """The probability that `text_pair` directly follows `text`."""
-    inputs, parameters = as_list(body.inputs), dict(body.parameters)
-    reply = await request.engine.labels(Task.NEXT_SENTENCE, inputs, deadline=request.deadline, **parameters)
+    pairs, parameters = as_list(body.inputs), dict(body.parameters)
+    reply = await request.engine.labels(Task.NEXT_SENTENCE, pairs, deadline=request.deadline, **parameters)
     return reply, LabelResponse(reply.model, reply.results)
 
 
 async def sentiment(body: SentimentRequest, request: TaskRequest) -> tuple[Reply[LabelResult], LabelResponse]:
     """The labels of the loaded classifier with their probabilities."""
-    inputs, parameters = as_list(body.inputs), dict(body.parameters)
-    reply = await request.engine.labels(Task.SENTIMENT, inputs, deadline=request.deadline, **parameters)
+    reply = await request.engine.labels(
+        Task.SENTIMENT, as_list(body.inputs), deadline=request.deadline, **dict(body.parameters)
+    )
     return reply, LabelResponse(reply.model, reply.results)
 
 
