@@ -70,6 +70,22 @@ Secrets = Annotated[tuple[SecretStr, ...], BeforeValidator(_split)]
 Access = Annotated[Literal["open", "key", "off"], BeforeValidator(_as_access)]
 
 
+def _keys_in(file: Path) -> tuple[str, ...]:
+    """Raises ValueError: the file has no keys, or something else."""
+    try:
+        lines = file.read_text(encoding="utf-8-sig").splitlines()
+    except (OSError, UnicodeDecodeError):
+        raise ValueError("cannot be read as text; check its path and permissions") from None
+    keys = {number: line.strip() for number, line in enumerate(lines, 1) if line.strip()}
+    for number, key in keys.items():
+        if found := re.search(r"^#|[\s,]", key):
+            what = {"#": "is a comment", ",": "has a comma"}.get(found[0], "has white space")
+            raise ValueError(f"line {number} {what}: keys only, one per line")
+    if not keys:
+        raise ValueError("has no key: write one per line")
+    return tuple(keys.values())
+
+
 class Settings(BaseModel):
     """The table: name, default, help. Frozen; checked when it is created."""
 
@@ -133,6 +149,13 @@ class Settings(BaseModel):
         "info", description="debug also logs one line per request"
     )
 
+    @field_validator("api_keys_file")
+    @classmethod
+    def _is_key_file(cls, file: Path | None) -> Path | None:
+        if file is not None:
+            _keys_in(file)
+        return file
+
     @field_validator("api_keys", mode="before")
     @classmethod
     def _read_keys(cls, given: object, info: ValidationInfo) -> object:
@@ -140,20 +163,7 @@ class Settings(BaseModel):
             return given
         if given != ():
             raise ValueError(f"set either this or {PREFIX}API_KEYS_FILE")
-        try:
-            lines = file.read_text(encoding="utf-8-sig").splitlines()
-        except (OSError, UnicodeDecodeError):
-            raise ValueError(
-                f"{PREFIX}API_KEYS_FILE={file}: cannot be read as text; check its path and permissions"
-            ) from None
-        keys = {number: line.strip() for number, line in enumerate(lines, 1) if line.strip()}
-        for number, key in keys.items():
-            if found := re.search(r"^#|[\s,]", key):
-                what = {"#": "is a comment", ",": "has a comma"}.get(found[0], "has white space")
-                raise ValueError(f"line {number} of {file} {what}: keys only, one per line")
-        if not keys:
-            raise ValueError(f"{PREFIX}API_KEYS_FILE={file}: has no key: write one per line")
-        return tuple(keys.values())
+        return _keys_in(file)
 
     @field_validator("threads")
     @classmethod
@@ -184,7 +194,9 @@ class Settings(BaseModel):
     @field_validator("docs", "metrics")
     @classmethod
     def _has_keys(cls, access: str, info: ValidationInfo) -> str:
-        if access == "key" and not info.data.get("api_keys"):
+        if {"api_keys_file", "api_keys"} - info.data.keys():  # invalid, which is told
+            return access
+        if access == "key" and not info.data["api_keys"]:
             raise ValueError(f"needs keys in {PREFIX}API_KEYS or {PREFIX}API_KEYS_FILE")
         return access
 
@@ -230,8 +242,6 @@ class Settings(BaseModel):
 def _explain(error: Any) -> str:
     name = str(error["loc"][0])
     message = error["msg"].removeprefix("Value error, ")
-    if message.startswith(PREFIX):
-        return str(message)
     if error["type"] == "string_pattern_mismatch":
         message = "write auto, cpu, cuda or cuda:1"
     value = "***" if name == "api_keys" else error["input"]

@@ -1,8 +1,8 @@
 """Admission: what is checked in the head of a task request, before its body is read.
 
-In an overload most requests are refused, so refusing has to be cheap: the HTTP protocol asks `refusal`, which answers
-without the app. `TaskRoute` calls `admit` for all other requests, for instance those that are traced, or that a page of
-another origin sends: their refusals have to pass through the middleware.
+In an overload most requests are refused, so refusing has to be cheap: the HTTP protocol asks `admit_or_refuse`, which
+answers without the app. `TaskRoute` calls `admit` for all other requests, for instance those that are traced, or that a
+page of another origin sends: their refusals have to pass through the middleware.
 """
 
 from __future__ import annotations
@@ -59,8 +59,8 @@ class Uploads:
             self.reserved -= held
 
 
-def refusal(app: FastAPI, target: bytes, scope: Scope) -> Response | None:
-    """The response to `POST target` if its head alone decides that it is refused; None if the app has to see it."""
+def admit_or_refuse(app: FastAPI, target: bytes, scope: Scope) -> Response | None:
+    """Decide about `POST target` by its head: the refusal; or None, if `admit` accepted it or the app has to decide."""
     started = time.perf_counter()
     state = app.state
     route = state.tasks.get(str(target, "latin-1"))
@@ -91,7 +91,7 @@ def admit(request: Request, *, binary: bool = False) -> None:
     Raises:
         UnauthorizedError: the API key is missing or invalid.
         UnavailableError: the service is loading, draining or broken.
-        InvalidRequestError: `X-Request-Timeout-Ms` is not a positive number.
+        InvalidRequestError: `X-Request-Timeout-Ms` is not a whole number above 0.
         UnsupportedMediaTypeError: the body is not declared as JSON, or is compressed.
         TooLargeError: the declared size exceeds the limit.
         TooManyBytesError: too many bytes are being uploaded.
@@ -118,7 +118,7 @@ def _deadline(request: Request, limit: float) -> Deadline:
         return Deadline.after(limit)
     given = given.strip().lstrip("0")
     if not (given.isascii() and given.isdecimal()):
-        message = "must be a positive number of milliseconds"
+        message = "must be a whole number of milliseconds, 1 or more"
         raise errors.InvalidRequestError.at(message, "header", "X-Request-Timeout-Ms")
     seconds = int(given[:_MAX_TIMEOUT_DIGITS]) / 1000
     return Deadline.after(seconds, from_client=True) if seconds < limit else Deadline.after(limit)
@@ -147,7 +147,7 @@ def _check_media_type(request: Request, *, binary: bool) -> None:
 
 
 def _declared_bytes(request: Request, limit: int) -> int | None:
-    """The `Content-Length`; None if there is none."""
+    """The `Content-Length`; None if there is none. Raises TooLargeError: it exceeds the limit."""
     given = request.headers.get("content-length", "")
     declared = int(given.lstrip("0") or "0") if given.isdecimal() else None
     if declared is not None and declared > limit:

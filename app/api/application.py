@@ -42,7 +42,7 @@ def create_app(settings: Settings, backend: Backend | None = None, *, serves_whi
     lifecycle = Lifecycle(lambda: backend or _process_pool(settings), settings, metrics)
     engine = Engine(lifecycle, settings, metrics)
     metrics.read_tokens_per_second(lambda: engine.scheduler.throughput.tokens_per_second)
-    metrics.read_queue_requests(lambda: engine.scheduler.queued_requests)
+    metrics.read_queue_requests(lambda: engine.scheduler.unanswered_requests)
     metrics.read_queue_tokens(lambda: engine.scheduler.queued_tokens)
     metrics.read_ready(lambda: lifecycle.status == "ready")
 

@@ -91,7 +91,7 @@ def _load_and_fork(
             threading.Thread(target=_end_with_fork, args=(process,), name="watcher", daemon=True).start()
         for other in sockets[1 : backend.info.processes]:  # the forks have them; the HTTP process closes the rest
             other.close()
-        backend.load_alone()
+        backend.warm_up_alone()
     except Exception as error:
         return make_picklable(error)
     return backend.info, [process.pid for process in forked if process.pid is not None]

@@ -101,7 +101,7 @@ class TorchBackend:
         checkpoints = {name: load_checkpoint(directory) for name, directory in self._directories.items()}
         _check_architectures(checkpoints["pretrained"], checkpoints["sentiment"])
         if info.dtype == "int8":
-            _check_int8(checkpoints["sentiment"].config)
+            _log_int8_speed(checkpoints["sentiment"].config)
         served = {name: _describe(checkpoint) for name, checkpoint in checkpoints.items()}
         threads = tuple(dict.fromkeys((self._threads_each, info.threads)))
         for name, checkpoint in checkpoints.items():
@@ -116,7 +116,7 @@ class TorchBackend:
         info.tokens_per_second = speed * info.processes
         info.models = served
 
-    def load_alone(self) -> None:
+    def warm_up_alone(self) -> None:
         """Warm up for batches that are `alone`. After the fork, because forks must not have these threads."""
         info = self.info
         if info.processes > 1:
@@ -362,7 +362,7 @@ def _resolve_device(device: str) -> str:
     return device
 
 
-def _check_int8(config: BertConfig) -> None:
+def _log_int8_speed(config: BertConfig) -> None:
     """Log how fast int8 is beside what "auto" would choose.
 
     Raises:

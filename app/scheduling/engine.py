@@ -44,7 +44,8 @@ class EnginePolicy:
     inline_characters: int = 4096
     """Shorter inputs are tokenized on the event loop: 30 us for a sentence, less than handing it to a thread."""
     long_text_characters: int = 65_536
-    """Longer texts are always truncated but slow to tokenize, so they use a thread that others do not wait for."""
+    """Longer texts exceed the limit of any model, so they are truncated or refused. Tokenizing them is slow, so they
+    use a thread that others do not wait for."""
     inline_answer_bytes: int = 200 * 1024
     """Larger answers are put together in a thread."""
     max_answer_bytes: int = 32 * 1024 * 1024
@@ -52,9 +53,9 @@ class EnginePolicy:
     prediction_bytes: int = 100
     """Of a prediction's or token's JSON, beside the text that it repeats."""
     bytes_per_token: int = 6
-    """A high estimate of a body's bytes per token, before it is read."""
+    """To estimate a body's tokens before it is read. More than usual, so that they are not overestimated."""
     bytes_per_input: int = 64
-    """A high estimate of a body's bytes per input."""
+    """In the same way."""
     max_assumed_tokens: int = 512
     """A body may be one long text that will be truncated, so it never counts as more."""
     max_assumed_inputs: int = 32
@@ -80,7 +81,7 @@ class Reply(Generic[Result]):
 
 
 class Engine:
-    """Answers the three tasks. Every method runs on the event loop; a deadline bounds all of a request."""
+    """Answers the three tasks. Every method runs on the event loop."""
 
     def __init__(
         self, lifecycle: Lifecycle, settings: Settings, metrics: Metrics, policy: EnginePolicy = EnginePolicy()
@@ -192,7 +193,8 @@ class Engine:
         deadline: Deadline,
         answer_bytes: Callable[[Sequence[Query]], int] = lambda _: 0,
     ) -> Reply[Result]:
-        """Everything between a parsed request and its results; the one place that ends it at its deadline.
+        """Everything between a parsed request and its results; ends it at its deadline, as `task_route` does while
+        the body arrives.
 
         Without an encoder, nothing is computed after tokenization.
         """

@@ -23,7 +23,7 @@ logger = logging.getLogger(__name__)
 
 MIN_STALL_SECONDS = 5.0
 """A batch that takes longer than this, and longer than the request timeout, counts as stalled."""
-MAX_LOAD_SECONDS = 600.0
+MAX_RELOAD_SECONDS = 600.0
 """Timeout of a reload. Hung batches are not killed during a reload."""
 WATCH_SECONDS = 0.1
 """Pause between two looks at the state."""
@@ -55,6 +55,7 @@ class LoadedBackend:
 
     backend: Backend
     requests: int = 0
+    is_closing: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +117,7 @@ class Lifecycle:
         self.state = max(self.state, state)
 
     def start(self) -> None:
-        """Begin to load the models, and to watch them; `startup_finished` is set once they are loaded."""
+        """Begin to load the models, and to watch them; `startup_finished` is set once they are loaded, or cannot be."""
         self._loading, self._watching = asyncio.create_task(self._load()), asyncio.create_task(self._watch())
 
     async def wait_until_ready(self) -> None:
@@ -171,6 +172,7 @@ class Lifecycle:
             self._close_if_unused(replaced)
             if is_stalled:
                 logger.error("the replaced backend hangs; killing its processes")
+                replaced.is_closing = True
                 await replaced.backend.aclose()
             return True
 
@@ -180,12 +182,14 @@ class Lifecycle:
 
     async def _load_in_time(self, fresh: LoadedBackend) -> None:
         try:
-            async with asyncio.timeout(MAX_LOAD_SECONDS) as timer:
+            async with asyncio.timeout(MAX_RELOAD_SECONDS) as timer:
                 await fresh.backend.load(lambda error: self._on_death(fresh, error))
         except TimeoutError:
             if not timer.expired():  # of the file system, say
                 raise
-            raise BackendDiedError(f"loading took more than {MAX_LOAD_SECONDS:g} s; send SIGHUP to try again") from None
+            raise BackendDiedError(
+                f"loading took more than {MAX_RELOAD_SECONDS:g} s; send SIGHUP to try again"
+            ) from None
 
     @contextmanager
     def encoder_for(self, task: Task) -> Iterator[tuple[LoadedEncoder, ServedModel]]:
@@ -215,12 +219,14 @@ class Lifecycle:
         except BackendDiedError as error:
             if encoder.owner is self.current:
                 raise
-            logger.warning("a replaced backend ended before it had answered: %s", error)
+            if not encoder.owner.is_closing:  # else its last request has ended, at its deadline say
+                logger.warning("a replaced backend ended before it had answered: %s", error)
             return [UnavailableError("reloading", retry_after=1) for _ in queries]
 
     def _close_if_unused(self, owner: LoadedBackend) -> None:
         """Every request has a deadline, so a replaced backend that hangs is closed within the request timeout."""
         if owner is not self.current and not owner.requests:
+            owner.is_closing = True
             task = asyncio.create_task(owner.backend.aclose())
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
@@ -245,7 +251,7 @@ class Lifecycle:
         """Log a batch that stalls and kill a backend that hangs, until this is cancelled. While draining nothing is
         killed, because the drain has a deadline."""
         while True:
-            self.log_stall()
+            self.track_stall()
             if self.state < State.DRAINING and self.is_hung:
                 await self.kill_hung_backend()
             await asyncio.sleep(WATCH_SECONDS)
@@ -263,8 +269,8 @@ class Lifecycle:
         self.scheduler.fail(BackendDiedError(message))
         await self.current.backend.aclose()
 
-    def log_stall(self) -> None:
-        """Log a batch that stalls."""
+    def track_stall(self) -> None:
+        """Measure for how long a batch has stalled, which `is_hung` looks at, and log its beginning and end."""
         status, now = self.status, time.monotonic()
         passed = min(now - self._last_look, MAX_TICK_SECONDS)
         self._last_look = now

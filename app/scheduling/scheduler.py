@@ -89,7 +89,7 @@ class Scheduler(Generic[Item, Answer]):
         self._dispatch_is_due = False
 
     @property
-    def queued_requests(self) -> int:
+    def unanswered_requests(self) -> int:
         """Requests that are accepted and not answered yet, those in compute included."""
         return len(self._unanswered)
 
@@ -128,11 +128,11 @@ class Scheduler(Generic[Item, Answer]):
 
     @contextmanager
     def reserve(self, tokens: Sequence[int], deadline: Deadline) -> Iterator[QueuedRequest[Item, Answer]]:
-        """Hold room in the queue for a request that is being tokenized, of so many estimated tokens in each item.
+        """Hold room in the queue for a request that is being tokenized, of so many estimated tokens in each item. More
+        than the whole queue counts as that; `answer` decides with the true number.
 
         Raises:
-            TooLargeError: the request would not fit into an empty queue.
-            QueueFullError: it does not fit now, or the server's deadline cannot be met.
+            QueueFullError: the request does not fit now, or the server's deadline cannot be met.
             DeadlineExceededError: its deadline passed, or the caller's own deadline cannot be met.
             UnavailableError: nothing can be computed.
         """
@@ -150,6 +150,7 @@ class Scheduler(Generic[Item, Answer]):
             self._release(request)
 
     def _release(self, request: QueuedRequest[Item, Answer]) -> None:
+        """Take a request out of the load and of the reservations; without effect the second time."""
         self._load.remove(request)
         if not request.submitted:
             self.reserved_tokens -= request.tokens
@@ -163,7 +164,8 @@ class Scheduler(Generic[Item, Answer]):
         Cancelling this removes what still waits.
 
         Raises:
-            TooLargeError, QueueFullError, DeadlineExceededError, UnavailableError: see `reserve`.
+            TooLargeError: the request would not fit into an empty queue.
+            QueueFullError, DeadlineExceededError, UnavailableError: see `reserve`.
             InferenceError: an item failed.
         """
         self._release(request)

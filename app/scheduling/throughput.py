@@ -20,7 +20,8 @@ class ThroughputPolicy:
     min_samples: int = 10
     """Batches after which the measured speed is trusted."""
     uncalibrated_speed_factor: float = 4.0
-    """Before that, the true speed may be so many times the measured one: no request is refused for it."""
+    """Until then, requests are refused as if the speed were this many times the measured one: first batches are
+    slow."""
     oom_recovery_batches: int = 100
     """Batches after which the limit that an out-of-memory error set is doubled."""
     max_queue_fraction: float = 0.6
@@ -69,8 +70,8 @@ class Throughput:
     def record_batch(self, tokens: int, seconds: float, concurrent: int) -> None:
         """A batch took so long while `concurrent` batches were computed, itself included."""
         speed = tokens / max(seconds, 1e-6)
-        is_full = 2 * tokens >= self.batch_tokens
-        if not is_full and not 0 < self.tokens_per_second < speed * concurrent:
+        is_half_full = 2 * tokens >= self.batch_tokens
+        if not is_half_full and not 0 < self.tokens_per_second < speed * concurrent:
             return
         weight = 1 / self._policy.min_samples if self.tokens_per_second else 1.0
         self.tokens_per_second += weight * (speed * concurrent - self.tokens_per_second)

@@ -65,6 +65,7 @@ class DrainingServer(uvicorn.Server):
         while True:
             await self._reload_requested.wait()
             self._reload_requested.clear()
+            logger.info("SIGHUP: loading the checkpoints again")
             try:
                 if await self.lifecycle.reload():
                     _freeze_objects()
@@ -96,10 +97,19 @@ class DrainingServer(uvicorn.Server):
                 self.lifecycle.advance(State.REFUSING)
                 self._accepted = set(self.server_state.tasks)
                 accepted = len(self._accepted)
-                logger.info("%s: draining %d requests, at most %g s", self._signal, accepted, self._drain_seconds)
+                logger.info(
+                    "%s: draining; requests to answer: %d, within %g s", self._signal, accepted, self._drain_seconds
+                )
             self._tick_saw_signal = True
             return False
-        return not self._is_answering() or time.monotonic() >= self._drain_until
+        if self._is_answering() and time.monotonic() < self._drain_until:
+            return False
+        unanswered = sum(not task.done() for task in self._accepted)
+        if unanswered:
+            logger.warning("drained; requests not answered in %g s: %d; they get 503", self._drain_seconds, unanswered)
+        else:
+            logger.info("drained: all requests are answered")
+        return True
 
     def _has_answered_503_long_enough(self) -> bool:
         """At once if the models never loaded."""

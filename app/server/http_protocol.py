@@ -14,7 +14,7 @@ from fastapi import FastAPI, Response
 from starlette.exceptions import HTTPException
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
-from app.api.admission import refusal
+from app.api.admission import admit_or_refuse
 from app.api.middleware import logs_requests
 from app.api.problems import problem_response
 from app.observability import tracing
@@ -152,7 +152,7 @@ class BoundedProtocol(HttpToolsProtocol):
         if len(self.pipeline) >= MAX_PIPELINED:
             self._close_after_reading()
             return
-        response = refusal(self._app, self.url, self.scope) if self._can_refuse() else None  # type: ignore[arg-type]
+        response = admit_or_refuse(self._app, self.url, self.scope) if self._can_refuse() else None  # type: ignore[arg-type]
         if response is None:
             self._unset_keepalive_if_required()  # set if an earlier request of the same packet was refused
             self.scope["pipeline"] = self.pipeline  # type: ignore[typeddict-unknown-key]

@@ -75,7 +75,7 @@ class Service:
     async def queued(self, requests: int) -> None:
         """Wait until so many requests are accepted and unanswered."""
         async with asyncio.timeout(PATIENCE):
-            while self.engine.scheduler.queued_requests != requests:  # noqa: ASYNC110 (an event only for tests)
+            while self.engine.scheduler.unanswered_requests != requests:  # noqa: ASYNC110 (an event only for tests)
                 await asyncio.sleep(0.002)
 
     async def metric(self, name: str) -> float:

@@ -370,7 +370,7 @@ def test_lone_text_takes_all_threads_if_it_is_worth_it_and_gets_the_same_answer(
     query = Query(Task.SENTIMENT, tokenizer.encode("a good film and great"))
     try:
         backend.load()
-        backend.load_alone()
+        backend.warm_up_alone()
         assert backend.info.processes == 2
         answers = []
         for speed, alone, threads in ((1e9, True, 1), (1.0, False, 1), (1.0, True, 2)):

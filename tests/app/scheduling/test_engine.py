@@ -56,7 +56,7 @@ async def running(backend: Any, policy: EnginePolicy | None = None, **settings: 
 async def queued(engine: Engine, requests: int) -> None:
     """Wait until so many requests are accepted and unanswered."""
     async with asyncio.timeout(PATIENCE):
-        while engine.scheduler.queued_requests < requests:  # noqa: ASYNC110 (an event only for tests)
+        while engine.scheduler.unanswered_requests < requests:  # noqa: ASYNC110 (an event only for tests)
             await asyncio.sleep(0.002)
 
 
@@ -404,7 +404,7 @@ async def test_replaced_backend_that_hangs_is_killed_when_its_requests_have_expi
 
 
 async def test_reload_that_does_not_end_is_given_up(backend: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("app.scheduling.lifecycle.MAX_LOAD_SECONDS", 0.1)
+    monkeypatch.setattr("app.scheduling.lifecycle.MAX_RELOAD_SECONDS", 0.1)
     engine = await started([backend, hanging := replace(backend, batches=[], may_load=threading.Event())])
     assert not await engine.lifecycle.reload()
     assert hanging.closed
@@ -503,7 +503,7 @@ async def test_reload_frees_a_service_whose_backend_hangs(backend: Any, monkeypa
     assert (await engine.labels(Task.SENTIMENT, ["a"], deadline=soon())).results
     with pytest.raises(UnavailableError, match="reloading"):
         await hanging
-    engine.lifecycle.log_stall()
+    engine.lifecycle.track_stall()
     assert not engine.lifecycle.is_hung
     await engine.close()
 

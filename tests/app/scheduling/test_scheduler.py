@@ -456,12 +456,12 @@ async def test_scheduler_tells_how_much_waits(computer: Computer) -> None:
     async with running(computer) as scheduler:
         computer.gate.clear()
         first = await start(scheduler, 1)
-        assert (scheduler.queued_requests, scheduler.queued_tokens) == (1, 10)
+        assert (scheduler.unanswered_requests, scheduler.queued_tokens) == (1, 10)
         await computer.has_entered()
-        assert (scheduler.queued_requests, scheduler.queued_tokens) == (1, 0)
+        assert (scheduler.unanswered_requests, scheduler.queued_tokens) == (1, 0)
         computer.gate.set()
         await first
-        assert (scheduler.queued_requests, scheduler.queued_tokens) == (0, 0)
+        assert (scheduler.unanswered_requests, scheduler.queued_tokens) == (0, 0)
 
 
 async def test_scheduler_request_beyond_the_whole_queue_is_told_so(computer: Computer) -> None:

@@ -285,7 +285,7 @@ def test_host_of_two_colons_listens_on_ipv4_and_ipv6_and_sigterm_exits_with_0(ch
     assert code == 0, output
     assert f"listening on http://[::]:{process.port}" in output
     assert re.search(r"ready in \d+ s: tiny-pretrained \(fill-mask, next-sentence\), tiny-sentiment .*; cpu, ", output)
-    assert "SIGTERM: draining 0 requests, at most 25 s" in output
+    assert "SIGTERM: draining; requests to answer: 0, within 25 s" in output
     assert "uvicorn" not in output
     assert "Traceback" not in output
 
