@@ -57,7 +57,7 @@ def run(settings: Settings) -> int:
     announce(settings, os.environ)
     for opened in listening:
         host, port, *_ = opened.getsockname()
-        logger.info("listening on http://%s:%d", f"[{host}]" if ":" in host else host, port)
+        logger.info("listening on http://%s:%d; loading the checkpoints", f"[{host}]" if ":" in host else host, port)
     DrainingServer(config, lifecycle, settings.drain_seconds).run(listening)
     if lifecycle.failure is not None:
         log_fatal(str(lifecycle.failure), settings.log_format)
