@@ -388,7 +388,9 @@ async def test_replaced_backend_that_dies_fails_only_its_own_requests_repeatably
     await engine.close()
 
 
-async def test_replaced_backend_that_hangs_is_killed_when_its_requests_have_expired(backend: Any) -> None:
+async def test_replaced_backend_that_hangs_is_killed_when_its_requests_have_expired(
+    backend: Any, caplog: pytest.LogCaptureFixture
+) -> None:
     fresh = replace(backend, batches=[], gate=threading.Event())
     fresh.gate.set()
     engine = await started([backend, fresh])
@@ -400,6 +402,8 @@ async def test_replaced_backend_that_hangs_is_killed_when_its_requests_have_expi
     await until(lambda: backend.closed)
     assert (await engine.labels(Task.SENTIMENT, ["a"], deadline=soon())).results  # the hung batch's place is free again
     assert engine.lifecycle.status == "ready"
+    await until(lambda: not engine.scheduler._running)
+    assert "before it had answered" not in caplog.text  # its end was expected
     await engine.close()
 
 
