@@ -402,7 +402,7 @@ async def test_replaced_backend_that_hangs_is_killed_when_its_requests_have_expi
     await until(lambda: backend.closed)
     assert (await engine.labels(Task.SENTIMENT, ["a"], deadline=soon())).results  # the hung batch's place is free again
     assert engine.lifecycle.status == "ready"
-    await until(lambda: not engine.scheduler._running)
+    await until(lambda: not engine.scheduler._tasks)
     assert "before it had answered" not in caplog.text  # its end was expected
     await engine.close()
 
