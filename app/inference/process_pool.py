@@ -135,6 +135,8 @@ class ProcessPool:
             Exception: what the process raised.
         """
         reader, writer = self._channels[number]
+        if writer.is_closing():  # uvloop raises RuntimeError at a write
+            raise await self._death_error()
         if request is not None:
             writer.write(frame(request))
         try:
