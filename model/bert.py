@@ -5,7 +5,7 @@ Notable:
 - no padding: sequences of any lengths are packed end to end, and only attention knows their bounds (`PackedBatch`)
 - the last layer computes queries, attention output and feed-forward at output positions only (`OutputPositions`)
 - one fused projection for queries, keys and values
-- attention is chosen per batch: flash attention on CUDA, matrix products on a CPU (`model.attention`)
+- attention is chosen per batch by device, precision and purpose (`model.attention.choose`)
 - on CUDA nothing waits for the device, so the forward pass can be traced as a whole and recorded as a CUDA graph
 
 Shapes: T packed tokens, R output positions, H hidden size, N heads, D head_dim; H = N * D.
@@ -158,8 +158,8 @@ class BertEncoder(nn.Module):
     def forward(self, batch: PackedBatch) -> Tensor:
         """Final hidden states: (R, H) at the batch's output positions, or (T, H) if it names none."""
         wanted = batch.total_tokens if batch.outputs is None else len(batch.outputs.index)
-        if batch.input_ids.device.type == "cpu" and batch.lengths is not None:
-            batch = batch.pad_with_dummy_sequence() if torch.is_grad_enabled() else batch.pad_to_bucket()
+        if batch.input_ids.device.type == "cpu" and batch.lengths is not None and not torch.is_grad_enabled():
+            batch = batch.pad_to_bucket()  # batches to train on have the size of a bucket
         hidden = self.embeddings(batch)
         kernel = (hidden.device, _compute_dtype(hidden), self.config.head_dim, self.batch_invariant)
         attention = attention_for(batch.sequences, batch.sequences, *kernel)

@@ -72,7 +72,8 @@ class OutputPositions:
     """The positions whose final hidden state is used; the last layer computes no others."""
 
     index: Tensor
-    """Row of each output position among the packed tokens, ascending: (num_outputs,) int64."""
+    """Row of each output position among the packed tokens, ascending: (num_outputs,) int64. Spare ones at the end may
+    repeat any row, and `sequences.lengths` does not count them."""
     sequences: SequenceBounds
     """How many output positions each sequence has; a sequence may have none."""
 
@@ -158,34 +159,6 @@ class PackedBatch:
             F.pad(row, (0, missing)) for row in (self.input_ids, self.position_ids, self.token_type_ids)
         )
         return PackedBatch(ids, positions, types, self.sequences, outputs)
-
-    def pad_with_dummy_sequence(self) -> PackedBatch:
-        """Round the numbers of tokens and of output positions up with sequences of token 0, as training on a
-        CPU needs. Returns `self` if the number of tokens is a bucket already.
-        """
-        missing = round_up_to_bucket(self.total_tokens) - self.total_tokens
-        if not missing:
-            return self
-        own = _host_lengths(self.sequences)
-        longest = max(own)  # a dummy sequence must not be longer: there may be no position for its tokens
-        full, rest = divmod(missing, longest)
-        lengths = [longest] * full + [rest] * (rest > 0)
-        padding = PackedBatch.pack([[0] * length for length in lengths])
-        outputs = self.outputs
-        if outputs is not None:
-            total = len(outputs.index)
-            added = round_up_to_bucket(total) - total
-            last = self.total_tokens + missing - lengths[-1]
-            index = torch.cat([outputs.index, torch.full((added,), last)])
-            counts = [*_host_lengths(outputs.sequences), *[0] * (len(lengths) - 1), added]
-            outputs = OutputPositions(index, SequenceBounds.of(counts))
-        return PackedBatch(
-            torch.cat([self.input_ids, padding.input_ids]),
-            torch.cat([self.position_ids, padding.position_ids]),
-            torch.cat([self.token_type_ids, padding.token_type_ids]),
-            SequenceBounds.of([*own, *lengths]),
-            outputs,
-        )
 
     @property
     def lengths(self) -> tuple[int, ...] | None:

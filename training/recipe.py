@@ -73,7 +73,8 @@ class SourceConfig(_Strict):
     """How a classifier reads several text columns: as one `text`, as a `pair` (two columns), or `both`, one or the
     other in each epoch. If absent, two columns are a pair. For pretraining, columns are paragraphs."""
     label: str | None = None
-    """Column that holds the label. With `folder`, each file is one text, and the name of its folder is the label."""
+    """Column that holds the label. The word `folder` instead of a column: each file is one text, labelled by the name
+    of its folder."""
     group: str | None = None
     """Column such as film or author: texts with the same value are all trained on or all held out."""
     escaped_newlines: bool = False
@@ -172,10 +173,11 @@ class ExamplesConfig(_Strict):
     final_mask_fraction: PositiveShare | None = None
     """Share of tokens to predict at the end of the run. If absent, it does not change."""
     single_fraction: Share = 0.0
-    """Share of examples that are one segment, without a next-sentence label."""
+    """Share of examples that are one segment, without a next-sentence label, besides documents of one sentence,
+    which always are."""
     random_fraction: Annotated[float, Field(ge=0, le=0.5)] = 0.25
-    """Share of pairs whose second segment comes from another document. Half of all pairs are true pairs; in the rest,
-    both segments come from the same document, swapped or not adjacent."""
+    """Share of pairs whose second segment comes from another document. Half of all pairs are true; the other false
+    pairs are from the same document, swapped or not adjacent."""
 
     @model_validator(mode="after")
     def _valid_lengths(self) -> ExamplesConfig:
@@ -201,7 +203,7 @@ class PretrainConfig(_Strict):
     start: Path | None = None
     """Checkpoint directory to start from, instead of random weights. Its shape and vocabulary replace `[model]` and
     `[tokenizer]`. Use another `seed` than the run that made it, because the same examples would come first again."""
-    tokens: Positive | None = None
+    tokens: Positive | None = 5_000_000
     """Budget in tokens. The learning rate reaches 0 at its end."""
     minutes: Annotated[float, Field(gt=0)] | None = None
     """Budget in minutes instead: the first steps are timed, and the number of tokens that fits is fixed then."""
@@ -220,6 +222,11 @@ class PretrainConfig(_Strict):
     dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
     """Dropout of hidden states. Attention has none."""
     examples: ExamplesConfig = ExamplesConfig()
+
+    @model_validator(mode="before")
+    @classmethod
+    def _minutes_replace_the_default(cls, values: Any) -> Any:
+        return {"tokens": None} | values if isinstance(values, dict) and "minutes" in values else values
 
     @model_validator(mode="after")
     def _one_budget(self) -> PretrainConfig:
@@ -254,7 +261,7 @@ class FinetuneConfig(_Strict):
     train: tuple[SourceConfig, ...] = ()
     """Labelled sources to train on."""
     test: tuple[SourceConfig, ...] = ()
-    """Labelled sources for the report. Their texts are left out of `train`."""
+    """Labelled sources for the report. `finetune` leaves out their texts; `pretrain` and `adapt` do not."""
     pretrained: Path | None = None
     """Checkpoint directory to start from: pretrained, or a classifier of the same labels. If absent, this run's own
     network."""
@@ -339,7 +346,7 @@ class Recipe(_Strict):
     tokenizer: TokenizerConfig = TokenizerConfig()
     corpus: CorpusConfig = CorpusConfig()
     model: ModelConfig = ModelConfig()
-    pretrain: PretrainConfig = PretrainConfig(tokens=5_000_000)
+    pretrain: PretrainConfig = PretrainConfig()
     adapt: AdaptConfig | None = None
     """If absent, fine-tuning starts from the pretrained network."""
     distill: DistillConfig | None = None
@@ -493,8 +500,8 @@ def with_earlier(recipe: Recipe, folder: Path, *tables: str) -> Recipe:
 
 
 def _apply(values: dict[str, Any], override: str) -> None:
-    """`pretrain.minutes=5` into nested tables; the value is TOML, or else a plain string. What is to be a
-    string, or a path, is one: `name=2024`."""
+    """`pretrain.minutes=5` into nested tables; the value is TOML, else a string; keys of strings and paths always
+    get a string: `name=2024`."""
     key, separator, text = override.partition("=")
     if not separator:
         raise RecipeError(f"override {override!r} is not of the form key=value")

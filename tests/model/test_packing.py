@@ -124,38 +124,15 @@ def batch_of(lengths: list[int], with_outputs: bool) -> PackedBatch:
     return PackedBatch.pack([[5] * n for n in lengths], outputs=[[0]] * len(lengths) if with_outputs else None)
 
 
-@batches
-@with_outputs
-def test_pad_with_dummy_sequence_adds_whole_sequences(lengths: list[int], with_outputs: bool) -> None:
-    batch = batch_of(lengths, with_outputs)
-    padded = batch.pad_with_dummy_sequence()
-    assert padded.lengths is not None
-    assert padded.total_tokens == round_up_to_bucket(sum(lengths)) == sum(padded.lengths)
-    assert padded.lengths[: len(lengths)] == batch.lengths
-    assert min(padded.lengths) > 0
-    assert padded.max_seqlen == batch.max_seqlen
-    assert padded.input_ids.tolist() == [5] * sum(lengths) + [0] * (padded.total_tokens - sum(lengths))
-    assert (padded.position_ids == PackedBatch.pack([[5] * n for n in padded.lengths]).position_ids).all()
-    if not with_outputs:
-        assert padded.outputs is None
-        return
-    outputs = outputs_of(padded)
-    assert outputs.index[: len(lengths)].tolist() == outputs_of(batch).index.tolist()
-    assert sum(outputs.sequences.lengths or ()) == len(outputs.index)
-    if padded is not batch:
-        assert len(outputs.index) == round_up_to_bucket(len(lengths))
-        assert (padded.input_ids[outputs.index[len(lengths) :]] == 0).all()
-
-
-@pytest.mark.parametrize("pad", [PackedBatch.pad_with_dummy_sequence, PackedBatch.pad_to_bucket])
-def test_padding_keeps_a_batch_of_constant_shape(pad: object) -> None:
+def test_pad_to_bucket_keeps_a_batch_of_constant_shape() -> None:
     """A bucket of tokens and of outputs, room for more sequences."""
     batch = batch_of([20, 44], with_outputs=False)
     sequences = SequenceBounds.of([20, 44], capacity=4, max_seqlen=50)
     outputs = OutputPositions(torch.tensor([0, 1, 2, 20, 21, 22, 23, 24]), SequenceBounds.of([3, 5], capacity=4))
     batch = PackedBatch(batch.input_ids, batch.position_ids, batch.token_type_ids, sequences, outputs)
-    padded = pad(batch)  # type: ignore[operator]
+    padded = batch.pad_to_bucket()
     assert padded.sequences is sequences
+    assert padded.outputs is not None
     assert padded.outputs.sequences is outputs.sequences
     assert torch.equal(padded.outputs.index, outputs.index)
 
@@ -184,9 +161,8 @@ def test_round_up_to_bucket_gives_few_numbers() -> None:
     assert all(n <= round_up_to_bucket(n) for n in range(1, 4097))
 
 
-def test_padding_without_lengths_on_the_host_is_an_error() -> None:
+def test_with_outputs_without_lengths_on_the_host_is_an_error() -> None:
     bounds = SequenceBounds(None, torch.tensor([0, 3], dtype=torch.int32), 3)
     batch = PackedBatch(*torch.zeros(3, 3, dtype=torch.int64).unbind(), bounds)
-    for method in (batch.pad_with_dummy_sequence, lambda: batch.with_outputs([[0]])):
-        with pytest.raises(ValueError, match="no lengths on the host"):
-            method()
+    with pytest.raises(ValueError, match="no lengths on the host"):
+        batch.with_outputs([[0]])

@@ -120,6 +120,14 @@ def test_override_of_one_budget_replaces_the_other(recipe_file: Path) -> None:
     assert (recipe.pretrain.minutes, recipe.pretrain.tokens) == (None, 7)
 
 
+def test_budget_has_a_default_where_a_recipe_gives_none(tmp_path: Path) -> None:
+    (tmp_path / "short.toml").write_text('name = "short"')
+    recipe = load_recipe(str(tmp_path / "short.toml"), ["pretrain.learning_rate=1e-3"])
+    assert recipe.pretrain.tokens == load_recipe(str(tmp_path / "short.toml")).pretrain.tokens == 5_000_000
+    recipe = load_recipe(str(tmp_path / "short.toml"), ["pretrain.minutes=5"])
+    assert (recipe.pretrain.minutes, recipe.pretrain.tokens) == (5, None)
+
+
 def test_overrides_of_text_keys_are_taken_literally(recipe_file: Path) -> None:
     values = ["export.folder=7", "pretrain.start=1e5", "adapt.tokens=1"]
     recipe = load_recipe(str(recipe_file), ["name=2024", "data=2024-01-31", "description=true", *values])

@@ -75,6 +75,7 @@ def prepare(recipe: Recipe, tokenizer: Tokenizer, *, heldout_only: bool = False)
     settings = _corpus_settings(recipe)
     inputs = pretraining_inputs(recipe)
     if heldout_only:
+        settings["heldout_only"] = True  # only here: corpora made before keep their fingerprint
         inputs = (shard_input for shard_input in inputs if shard_input.part != "train")
     folder = _prepare(recipe, tokenizer, "corpus", sources, settings, inputs, _engine())
     parts = read_json(folder / "manifest.json")["parts"]
@@ -140,7 +141,7 @@ def _prepare(
     if not known:
         if earlier and name == "corpus":
             check_unused(recipe, changes(earlier, fingerprint))
-        for source in sources:  # before an earlier corpus is deleted
+        for source in sources:  # an unreadable source fails here, before the earlier corpus is deleted
             next(documents(source, recipe.data, hub_cache=recipe.hub_cache), None)
     total = size(sources, recipe.data)
     try:
@@ -149,7 +150,9 @@ def _prepare(
                 _start_over(folder, fingerprint)
             _make(folder, tokenizer, engine(inputs, tokenizer, folder), total)
     except OSError as error:
-        raise CorpusError(f"{folder}: {error}; then run the same command again, it continues") from error
+        raise CorpusError(
+            f"{folder}: {error}. Remove the cause, then run the same command again: it continues"
+        ) from error
     return folder
 
 
@@ -204,7 +207,7 @@ def _write_manifest(folder: Path, part: str, shards: Sequence[Shard], tokenizer:
         for advice in _advice(part, counts, is_labelled="labels.npy" in shards[0].sizes):
             logger.warning("%s: %s", name, advice)
     token_counts = count_tokens(folder, shards, tokenizer.vocab_size)
-    token_counts[tokenizer.unk_id] = 0  # never masked
+    token_counts[tokenizer.unk_id] = 0  # masked only where a text has nothing else
     manifest = {
         "format": FORMAT,
         "tokenizer_hash": tokenizer_hash(tokenizer),

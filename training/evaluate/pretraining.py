@@ -23,6 +23,11 @@ from training.runtime.device import evaluating
 EVALUATION_SEED = 20181011
 """Seed of masks and pairs in every evaluation, so that all networks answer the same questions."""
 
+EVALUATED_EXAMPLES = ExamplesConfig(
+    mask_fraction=0.15, final_mask_fraction=None, random_fraction=0.25, single_fraction=0.0, long_fraction=0.0
+)
+"""Fixed, whatever the recipe's defaults become. Only `short_length` is the run's."""
+
 BATCH = 64
 """Examples per forward pass."""
 
@@ -70,9 +75,9 @@ class PretrainingAnswers:
 
 
 def heldout_examples(text: Text, tokenizer: Tokenizer, config: ExamplesConfig, count: int) -> list[Example]:
-    """The first `count` examples of a held-out text, the same in every evaluation: of the run's short length, with
-    pairs and masks as by default."""
-    config = ExamplesConfig(short_length=config.short_length, long_fraction=0)
+    """The first `count` examples of a held-out text, the same in every evaluation: of the run's short length,
+    else as `EVALUATED_EXAMPLES`."""
+    config = EVALUATED_EXAMPLES.model_copy(update={"short_length": config.short_length})
     pairs = MaskedPairs(text, Vocabulary.of(tokenizer), config, (EVALUATION_SEED, 0, 0))
     return [pairs.make(i) for i in range(min(count, len(pairs)))]
 

@@ -1,8 +1,8 @@
 """Examples to packed batches of constant shape.
 
 Every training batch has exactly N tokens, at most S sequences and exactly R output positions, with lengths mixed. So
-the whole model compiles to one graph, memory is constant, and a CPU needs one kernel per product. What examples leave
-of the N tokens are dummy sequences; spare output positions belong to the last sequence and have no label.
+the whole model compiles to one graph, memory is constant, and a CPU needs one kernel per product. Dummy sequences
+fill what the examples leave of the N tokens; spare output positions belong to the last sequence and have no label.
 """
 
 from __future__ import annotations

@@ -98,6 +98,7 @@ class LabelledTexts:
             yield [document for document, _ in chosen], batch
 
     def _columns(self, document: int) -> list[Ints]:
+        """Token ids of each text column; prepared labelled text stores a column as one sentence."""
         text = self.text
         first, last = int(text.document_starts[document]), int(text.document_starts[document + 1])
         starts = text.sentence_starts[first : last + 1].tolist()

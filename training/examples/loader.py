@@ -1,8 +1,8 @@
 """Micro-batches of a run in order, made in this process or ahead by workers: the same in either case.
 
-Examples are addressed by (seed, epoch, window, index) and belong to `LANES` lanes by their index. Lane k makes the
-micro-batches k, k + LANES, ... of the run, so a micro-batch depends on its number and its lane's position only, and
-not on how many ranks or workers make them. A batch is filled until the next example does not fit.
+Examples are addressed by (seed, epoch, window, index). Lane k takes the examples k, k + LANES, ... counted through all
+windows, and makes the micro-batches k, k + LANES, ... of the run. So a micro-batch depends on its number and its lane's
+position only, and not on how many ranks or workers make them. A batch is filled until the next example does not fit.
 """
 
 from __future__ import annotations
@@ -147,7 +147,7 @@ class MicroBatches(IterableDataset[MicroBatch]):
         return window, (epoch, number, index)
 
 
-def load(batches: MicroBatches, device: torch.device) -> Iterator[MicroBatch]:
+def iterate_batches(batches: MicroBatches, device: torch.device) -> Iterator[MicroBatch]:
     """The micro-batches. For a GPU, worker processes make them ahead."""
     if device.type != "cuda":
         return iter(batches)

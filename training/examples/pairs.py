@@ -1,9 +1,9 @@
 """Pairs of segments from a text: the next-sentence half of an example (Devlin et al. 2018, section 3.1).
 
-Both segments are runs of whole sentences. False pairs come from another document, which topic alone can tell, and from
-the same document, swapped (the sentence-order task of Lan et al. 2019, ALBERT, section 3.1) or not adjacent, which
-needs more. The second segment of a false pair is chosen to be as long
-as the true one, and like it never opens a document, so neither length nor position gives the label away.
+Both segments are runs of whole sentences. False pairs from another document can be told by topic alone; those from the
+same document, swapped (the sentence-order task of Lan et al. 2019, ALBERT, section 3.1) or not adjacent,
+cannot. The second segment of a false pair is chosen to be as long as the true one, and like it never opens a document,
+so neither length nor position gives the label away.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ class PairSampler:
         counts = np.diff(text.document_starts)
         self._document_of = np.repeat(np.arange(len(counts), dtype=np.int32), counts)
         """(sentences,) document of each sentence."""
-        self._followers = np.concatenate([[0], np.cumsum(np.maximum(counts - 1, 0))])
+        self._followers_before = np.concatenate([[0], np.cumsum(np.maximum(counts - 1, 0))])
         """(documents + 1,) how many sentences that do not open their document come before each document."""
 
     def starts(self, rng: np.random.Generator) -> Ints:
@@ -111,23 +111,23 @@ class PairSampler:
         Args:
             is_long: Fill it up to `long_length`.
         """
-        budget, single_sentences = self._segment_budget(rng, is_long)
+        budget, one_sentence_each = self._segment_budget(rng, is_long)
         if max_tokens is not None:
             budget = min(budget, max_tokens - SPECIAL_TOKENS)
         document = int(self._document_of[start])
         begin, end = self.text.document_starts[document : document + 2].tolist()
         kind = self._kind(end - begin, rng)
         if kind is PairKind.SINGLE:
-            stop = start + 1 if single_sentences else self._stop(start, end, budget)
+            stop = start + 1 if one_sentence_each else self._stop(start, end, budget)
             return Pair(self._ids((start, stop))[:budget], np.empty(0, np.int64), kind)
         start = min(start, end - 2)  # leave a sentence for the second segment
-        stop = start + 2 if single_sentences else max(start + 2, self._stop(start, end, budget))
+        stop = start + 2 if one_sentence_each else max(start + 2, self._stop(start, end, budget))
         cut = int(rng.integers(start + 1, stop))
         first, second = (start, cut), (cut, stop)
         if kind is PairKind.RANDOM_DOCUMENT:
-            second = self._sample_other_document(document, first, second, budget, single_sentences, rng)
+            second = self._sample_other_document(document, first, second, budget, one_sentence_each, rng)
         elif kind is PairKind.NOT_ADJACENT:
-            second, kind = self._sample_same_document((begin, end), first, second, budget, single_sentences, rng)
+            second, kind = self._sample_same_document((begin, end), first, second, budget, one_sentence_each, rng)
         if kind is PairKind.SWAPPED:
             first, second = second, first
         return Pair(*_truncate(self._ids(first), self._ids(second), budget), kind)
@@ -149,47 +149,53 @@ class PairSampler:
             return PairKind.SINGLE
         if kind_draw < 0.5:
             return PairKind.NEXT
-        if kind_draw < 0.5 + self.config.random_fraction and self._followers[-1] > sentences - 1:
+        if kind_draw < 0.5 + self.config.random_fraction and self._followers_before[-1] > sentences - 1:
             return PairKind.RANDOM_DOCUMENT
         return PairKind.SWAPPED if rng.random() < 0.5 else PairKind.NOT_ADJACENT
 
     def _sample_other_document(
-        self, document: int, first: Span, follower: Span, budget: int, is_one_sentence: bool, rng: np.random.Generator
+        self, document: int, first: Span, follower: Span, budget: int, one_sentence_each: bool, rng: np.random.Generator
     ) -> Span:
         """Sentences of another document, drawn in proportion to its length, so that no document is second more often
         than first."""
-        own, until = self._followers[document : document + 2]
-        draws = rng.integers(self._followers[-1] - (until - own), size=CANDIDATES)
+        own, until = self._followers_before[document : document + 2]
+        draws = rng.integers(self._followers_before[-1] - (until - own), size=CANDIDATES)
         draws[draws >= own] += until - own
-        documents = np.searchsorted(self._followers, draws, side="right") - 1
+        documents = np.searchsorted(self._followers_before, draws, side="right") - 1
         starts = self.text.document_starts
-        after = starts[documents] + 1 + draws - self._followers[documents]
-        return self._closest_in_length(follower, first, budget, is_one_sentence, after, starts[documents + 1])[0]
+        after = starts[documents] + 1 + draws - self._followers_before[documents]
+        return self._closest_in_length(follower, first, budget, one_sentence_each, after, starts[documents + 1])[0]
 
     def _sample_same_document(
-        self, document: Span, first: Span, follower: Span, budget: int, is_one_sentence: bool, rng: np.random.Generator
+        self,
+        document_span: Span,
+        first: Span,
+        follower: Span,
+        budget: int,
+        one_sentence_each: bool,
+        rng: np.random.Generator,
     ) -> tuple[Span, PairKind]:
         """Sentences of the same document that neither follow nor overlap; the true pair, to be swapped, where none of
         a similar length exists."""
-        before = max(0, first[0] - document[0] - 1)
-        behind = document[1] - first[1] - 1
+        before = max(0, first[0] - document_span[0] - 1)
+        behind = document_span[1] - first[1] - 1
         if before + behind < 1:
             return follower, PairKind.SWAPPED
         draws = rng.integers(before + behind, size=CANDIDATES)
-        after = np.where(draws < before, document[0] + 1 + draws, first[1] + 1 + draws - before)
-        until = np.where(draws < before, first[0], document[1])
-        found, gap = self._closest_in_length(follower, first, budget, is_one_sentence, after, until)
+        after = np.where(draws < before, document_span[0] + 1 + draws, first[1] + 1 + draws - before)
+        until = np.where(draws < before, first[0], document_span[1])
+        found, gap = self._closest_in_length(follower, first, budget, one_sentence_each, after, until)
         is_similar = gap <= 2 + self._length(follower) // 8
         return (found, PairKind.NOT_ADJACENT) if is_similar else (follower, PairKind.SWAPPED)
 
     def _closest_in_length(
-        self, target: Span, first: Span, budget: int, is_one_sentence: bool, after: Ints, until: Ints
+        self, target: Span, first: Span, budget: int, one_sentence_each: bool, after: Ints, until: Ints
     ) -> tuple[Span, int]:
         """Of the runs of sentences that begin at `after` and end by `until`, the one whose length is nearest to
         `target`'s, and the difference in tokens."""
         begins = self.text.sentence_starts
         wanted = self._length(target)
-        stops = after + 1 if is_one_sentence else np.searchsorted(begins, begins[after] + wanted, side="right")
+        stops = after + 1 if one_sentence_each else np.searchsorted(begins, begins[after] + wanted, side="right")
         after, until = np.tile(after, 2), np.tile(until, 2)
         stops = np.clip(np.concatenate([stops - 1, stops]), after + 1, until)  # the last run that fits, and one more
         lengths = begins[stops] - begins[after]

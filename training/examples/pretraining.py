@@ -16,7 +16,7 @@ from training.examples.pairs import PairSampler, Text
 from training.recipe import ExamplesConfig
 
 MASK_STEP = 0.025
-"""The mask rate changes in such steps, because each rate has its own batch shape."""
+"""The share of masked tokens changes in such steps, because each share has its own batch shape."""
 
 SAMPLED = 256
 """Examples whose mean length sets the number of sequences that a batch has room for."""
@@ -40,7 +40,7 @@ class MaskedPairs:
         rng = np.random.default_rng((*self.key, index))
         is_long = rng.random() < self.config.long_probability
         pair = self._pairs.sample(int(self._starts[index]), rng, max_tokens, is_long=is_long)
-        return mask(pair, mask_rate(self.config, progress), self.vocabulary, rng)
+        return mask(pair, mask_fraction_at(self.config, progress), self.vocabulary, rng)
 
 
 @dataclass
@@ -76,7 +76,7 @@ class PretrainingStream:
         return MaskedPairs(self.text.window(shards), self.vocabulary, self.config, (self.seed, epoch, number))
 
     def shape(self, progress: float) -> BatchShape:
-        masked = max(1, round(self.micro_batch_tokens * mask_rate(self.config, progress)))
+        masked = max(1, round(self.micro_batch_tokens * mask_fraction_at(self.config, progress)))
         return BatchShape(self.micro_batch_tokens, self._sequences, masked, self.config.longest)
 
     def fits(self, examples: Sequence[Example], shape: BatchShape) -> bool:
@@ -87,11 +87,11 @@ class PretrainingStream:
         return collate_pretraining(examples, shape)
 
 
-def mask_rate(config: ExamplesConfig, progress: float) -> float:
+def mask_fraction_at(config: ExamplesConfig, progress: float) -> float:
     """Share of tokens to mask at a point of the run in [0, 1].
 
     >>> config = ExamplesConfig(mask_fraction=0.25, final_mask_fraction=0.15)
-    >>> [mask_rate(config, progress) for progress in (0, 0.3, 0.6, 1)]
+    >>> [mask_fraction_at(config, progress) for progress in (0, 0.3, 0.6, 1)]
     [0.25, 0.225, 0.2, 0.15]
     """
     first, last = config.mask_fraction, config.final_mask_fraction

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from tqdm import tqdm
 
 from training.errors import RunError
-from training.examples.loader import ExampleStream, MicroBatch, MicroBatches, load
+from training.examples.loader import ExampleStream, MicroBatch, MicroBatches, iterate_batches
 from training.loop.advice import LEFT_PLATEAU, Advisor
 from training.loop.checkpoint import Checkpointer, TrainState
 from training.loop.log import RunLog, flatten
@@ -74,9 +74,11 @@ class TrainConfig:
     learning_rate: float
     """Peak of the schedule."""
     warmup_fraction: float
-    """Share of the budget, as the two below."""
+    """Share of the budget."""
     decay_fraction: float = 1.0
+    """Share of the budget."""
     average_fraction: float = 0.0
+    """Share of the budget."""
     seed: int = 1
     checkpoint_minutes: float = 5.0
     tensorboard: bool = False
@@ -100,7 +102,8 @@ class TrainConfig:
 
 
 class Trainer:
-    """One run, until its budget is spent or a signal stops it."""
+    """One run, until its budget is spent or a signal stops it. Making one resumes: it loads the newest checkpoint and
+    cuts the log back to it."""
 
     def __init__(
         self,
@@ -153,9 +156,10 @@ class Trainer:
         return self.state.step >= self.config.steps
 
     def run(self) -> bool:
-        """Train. False if a signal stopped the run early; its state is saved in either case."""
+        """Train, then put the averaged weights into the model. False if a signal stopped the run early; its
+        state is saved in either case."""
         if not self.is_finished:
-            self._describe()
+            self._measure_machine()
             with self._signals():
                 self._train()
         if self._stop_signal:
@@ -169,7 +173,7 @@ class Trainer:
         state, config = self.state, self.config
         total = config.steps * config.micro_batches
         micro_batches = MicroBatches(self.stream, total, state.micro_batches, dict(state.lanes), self.dist)
-        batches = load(micro_batches, self.device)
+        batches = iterate_batches(micro_batches, self.device)
         hidden = None if self.dist.is_main else True  # None: shown on a terminal only
         with tqdm(total=config.steps, initial=state.step, unit="step", mininterval=1, disable=hidden) as bar:
             while not self.is_finished:
@@ -286,7 +290,7 @@ class Trainer:
         if self.dist.is_main:
             self.log.write("evaluation", self.state, figures)
 
-    def _describe(self) -> None:
+    def _measure_machine(self) -> None:
         precision = choose_precision(self.device)
         self._window.peak_flops = matmul_peak(self.device, precision)
         if self.dist.is_main:

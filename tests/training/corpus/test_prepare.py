@@ -319,6 +319,12 @@ def test_prepare_of_a_complete_corpus_makes_no_shard(root: Path, monkeypatch: py
     prepare(recipe(root), TOKENIZER)
 
 
+def test_prepare_does_not_take_a_heldout_only_corpus_for_a_whole_one(root: Path) -> None:
+    folder = prepare(recipe(root), TOKENIZER, heldout_only=True)
+    assert not (folder / "train").exists()
+    assert PreparedText.open(prepare(recipe(root), TOKENIZER) / "train").documents
+
+
 def test_prepare_makes_lost_and_damaged_shards_again(root: Path) -> None:
     folder = prepare(recipe(root), TOKENIZER)
     expected = contents(folder)
@@ -479,7 +485,7 @@ def test_prepare_on_a_full_disk_says_what_to_do(root: Path, monkeypatch: pytest.
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(local_engine, "make_shard", full)
-    with pytest.raises(CorpusError, match="No space left on device; then run the same command again, it continues"):
+    with pytest.raises(CorpusError, match=r"device\. Remove the cause, then run the same command again: it continues"):
         prepare(recipe(root), TOKENIZER)
 
 

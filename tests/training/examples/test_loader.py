@@ -19,7 +19,7 @@ from training.corpus.reader import PreparedText
 from training.errors import CorpusError, RunError
 from training.examples import loader
 from training.examples.batches import BatchShape
-from training.examples.loader import LANES, MicroBatch, MicroBatches, Position, load
+from training.examples.loader import LANES, MicroBatch, MicroBatches, Position, iterate_batches
 from training.examples.masking import Vocabulary
 from training.examples.pairs import IGNORE_INDEX
 from training.examples.pretraining import PretrainingStream
@@ -135,7 +135,7 @@ def test_micro_batches_from_positions_go_on_where_others_stopped(
 
 def test_micro_batches_leave_the_random_numbers_of_dropout_alone(stream: PretrainingStream) -> None:
     before = torch.get_rng_state()
-    next(load(MicroBatches(stream, 1000), torch.device("cpu")))
+    next(iterate_batches(MicroBatches(stream, 1000), torch.device("cpu")))
     assert torch.equal(torch.get_rng_state(), before)
 
 

@@ -1,4 +1,4 @@
-"""The examples of pretraining: mask rate and batch shape over a run."""
+"""The examples of pretraining: mask fraction and batch shape over a run."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from model.tokenizer import Tokenizer
 from training.corpus.reader import PreparedText
 from training.examples.masking import Vocabulary
-from training.examples.pretraining import MASK_STEP, PretrainingStream, mask_rate
+from training.examples.pretraining import MASK_STEP, PretrainingStream, mask_fraction_at
 from training.recipe import ExamplesConfig
 
 
@@ -22,22 +22,22 @@ def stream_of(prepared: Path, config: ExamplesConfig) -> PretrainingStream:
 
 
 @given(st.floats(0.01, 1), st.none() | st.floats(0.01, 1), st.floats(0, 1))
-def test_mask_rate_stays_between_its_ends(first: float, last: float | None, progress: float) -> None:
+def test_mask_fraction_stays_between_its_ends(first: float, last: float | None, progress: float) -> None:
     config = ExamplesConfig(mask_fraction=first, final_mask_fraction=last)
     low, high = sorted((first, first if last is None else last))
-    assert low - 1e-6 <= mask_rate(config, progress) <= high + 1e-6
-    assert mask_rate(config, 0) == pytest.approx(first, abs=1e-6)
-    assert mask_rate(config, 1) == (first if last is None else last)
+    assert low - 1e-6 <= mask_fraction_at(config, progress) <= high + 1e-6
+    assert mask_fraction_at(config, 0) == pytest.approx(first, abs=1e-6)
+    assert mask_fraction_at(config, 1) == (first if last is None else last)
 
 
-def test_mask_rate_falls_in_steps() -> None:
+def test_mask_fraction_falls_in_steps() -> None:
     config = ExamplesConfig(mask_fraction=0.3, final_mask_fraction=0.15)
-    rates = [mask_rate(config, progress / 1000) for progress in range(1001)]
-    assert rates == sorted(rates, reverse=True)
-    assert len(set(rates)) == round(0.15 / MASK_STEP) + 1
+    fractions = [mask_fraction_at(config, progress / 1000) for progress in range(1001)]
+    assert fractions == sorted(fractions, reverse=True)
+    assert len(set(fractions)) == round(0.15 / MASK_STEP) + 1
 
 
-def test_stream_has_one_batch_shape_per_mask_rate(prepared: Path) -> None:
+def test_stream_has_one_batch_shape_per_mask_fraction(prepared: Path) -> None:
     config = ExamplesConfig(short_length=32, long_length=64, mask_fraction=0.3, final_mask_fraction=0.15)
     stream = stream_of(prepared, config)
     shapes = {stream.shape(progress / 100) for progress in range(101)}
