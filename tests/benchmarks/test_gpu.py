@@ -59,6 +59,7 @@ def run(*stages: str, **environment: object) -> subprocess.CompletedProcess[str]
     )
 
 
+@pytest.mark.rehearsal
 @needs_tools
 def test_gpu_script_from_texts_to_checkpoints_that_come_back_in_parts(data: Path, tmp_path: Path) -> None:
     work = tmp_path / "work"
