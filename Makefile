@@ -76,7 +76,7 @@ define install
 		echo "making $(VENV) with $$($(PYTHON) -V)"; \
 		$(PYTHON) -m venv --clear $(VENV); }
 	@echo "installing $(WHAT) into $(VENV) (once; a few minutes)"
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt -e ./client -e '$(WHAT)'
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ./client -e '$(WHAT)'
 endef
 
 $(VENV)/.core: WHAT = .
