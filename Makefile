@@ -76,7 +76,8 @@ define install
 		echo "making $(VENV) with $$($(PYTHON) -V)"; \
 		$(PYTHON) -m venv --clear $(VENV); }
 	@echo "installing $(WHAT) into $(VENV) (once; a few minutes)"
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ./client -e '$(WHAT)'
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt -e ./client -e '$(WHAT)'
+	@$(BIN)/python -m compileall -q -j 0 $(VENV)/lib >/dev/null 2>&1 || true # on all cores; some templates are no Python
 endef
 
 $(VENV)/.core: WHAT = .
