@@ -121,7 +121,7 @@ class UnavailableError(ServiceError):
 
 
 class InferenceError(ServiceError):
-    """The model failed on this input. Other inputs of the batch are not affected."""
+    """The model failed on an input. Its request fails; other requests of the batch do not."""
 
     def __init__(self, reason: str = "the model failed on this input; the operator's log has more") -> None:
         super().__init__(reason)

@@ -348,7 +348,7 @@ def main() -> None:
     columns = {"sentences/s": ",.0f", "ours is faster": "", "share of peak": ".0%", "largest difference": ".4f"}
     shown = ", ".join(f"{dtype} {peak / 1e9:,.0f} GFLOP/s" for dtype, peak in peaks.items())
     notes = f"{len(given)} sentences of {flops / 1e6:.0f} MFLOP, {options.rounds} rounds, {options.processes} processes"
-    notes += f" with {threads} threads each; matmul peak {shown}."
+    notes += f", threads in each: {threads}; matmul peak {shown}."
     made = results.result(columns | {"settings": ""}, rows, notes, PACKAGES)
     results.publish(made, options.json)
 

@@ -153,7 +153,7 @@ class ProcessPool:
         return reply
 
     def _on_end(self) -> None:
-        """The first process has ended, or a connection to a fork: all end together."""
+        """A process has ended, or its connection: all end together."""
         if self._death is None:
             assert self._process is not None
             asyncio.get_running_loop().remove_reader(self._process.sentinel)

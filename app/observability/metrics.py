@@ -27,7 +27,7 @@ class Metrics:
     is called for a gauge each time the metrics are collected."""
 
     def __init__(self) -> None:
-        disable_created_metrics()  # type: ignore[no-untyped-call]  # nobody reads these series
+        disable_created_metrics()  # type: ignore[no-untyped-call]  # else each counter has a second series, its start time
         self.registry = registry = CollectorRegistry()
         counter, gauge = partial(Counter, registry=registry), partial(Gauge, registry=registry)
         histogram = partial(Histogram, registry=registry)

@@ -55,7 +55,7 @@ class EnginePolicy:
     bytes_per_token: int = 6
     """To estimate a body's tokens before it is read. More than usual, so that they are not overestimated."""
     bytes_per_input: int = 64
-    """In the same way."""
+    """To estimate a body's inputs in the same way."""
     max_assumed_tokens: int = 512
     """A body may be one long text that will be truncated, so it never counts as more."""
     max_assumed_inputs: int = 32

@@ -44,7 +44,7 @@ class DrainingServer(uvicorn.Server):
         """While draining: the requests that are still answered."""
         self._broken_since: float | None = None
         self._own_files = 0
-        """Open files that are no connections, once the models are loaded."""
+        """Open files besides connections, counted once the models are loaded."""
         self._near_file_limit = False
         self._reload_requested = asyncio.Event()
         self._reloading: asyncio.Task[None] | None = None
@@ -102,13 +102,13 @@ class DrainingServer(uvicorn.Server):
                 )
             self._tick_saw_signal = True
             return False
-        if self._is_answering() and time.monotonic() < self._drain_until:
-            return False
-        unanswered = sum(not task.done() for task in self._accepted)
-        if unanswered:
-            logger.warning("drained; requests not answered in %g s: %d; they get 503", self._drain_seconds, unanswered)
-        else:
+        if not self._is_answering():
             logger.info("drained: all requests are answered")
+            return True
+        if time.monotonic() < self._drain_until:
+            return False
+        cut_off = sum(not task.done() for task in self._accepted)
+        logger.warning("BERT_DRAIN_SECONDS=%g are over; requests cut off with 503: %d", self._drain_seconds, cut_off)
         return True
 
     def _has_answered_503_long_enough(self) -> bool:

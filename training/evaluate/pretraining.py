@@ -26,7 +26,7 @@ EVALUATION_SEED = 20181011
 EVALUATED_EXAMPLES = ExamplesConfig(
     mask_fraction=0.15, final_mask_fraction=None, random_fraction=0.25, single_fraction=0.0, long_fraction=0.0
 )
-"""Fixed, whatever the recipe's defaults become. Only `short_length` is the run's."""
+"""The same for every recipe, so that figures can be compared. Only `short_length` comes from the recipe."""
 
 BATCH = 64
 """Examples per forward pass."""

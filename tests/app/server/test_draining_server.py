@@ -64,6 +64,20 @@ async def test_sigterm_leaves_no_request_of_a_pipeline_without_an_answer(
     assert received.lower().count(b"connection: close") == 1
 
 
+async def test_drain_that_lasts_too_long_answers_503_and_says_so(
+    start_server: StartServer, backend: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with start_server(drain_seconds=0.1) as served:
+        backend.gate.clear()
+        asked = asyncio.create_task(served.client.post("/sentiment", json=GOOD))
+        await served.until_queued(1)
+        served.send(signal.SIGTERM)
+        answer = await asked
+        assert (answer.status_code, answer.json()["code"]) == (503, "stopped")
+        await served.end()
+    assert "BERT_DRAIN_SECONDS=0.1 are over; requests cut off with 503: 1" in caplog.text
+
+
 async def test_port_answers_503_while_the_server_drains(start_server: StartServer) -> None:
     async with start_server() as served:
         reader, writer = await asyncio.open_connection("127.0.0.1", served.port)
