@@ -65,7 +65,7 @@ class Scheduler(Generic[Item, Answer]):
         """Prepare the queue; nothing is computed before `open`.
 
         Args:
-            max_queue_tokens: tokens that may wait.
+            max_queue_tokens: tokens that may wait ahead of a request, its own included.
             max_concurrent_batches: batches to compute at the same time now, unless half a full batch waits.
             on_failure: called once, before any request fails, when no further batch can succeed.
         """
@@ -201,9 +201,9 @@ class Scheduler(Generic[Item, Answer]):
             raise errors.TooLargeError(
                 f"the request has {tokens} tokens, the queue holds {self.max_queue_tokens}; send fewer inputs"
             )
-        waiting = self.queued_tokens + self.reserved_tokens
-        is_full = waiting and waiting + tokens > self.max_queue_tokens * (1 - headroom)
         ahead = self._load.tokens_ahead(items)
+        waiting = min(self.queued_tokens + self.reserved_tokens, ahead)  # a large request leaves room for small ones
+        is_full = waiting and waiting + tokens > self.max_queue_tokens * (1 - headroom)
         backlog = self.throughput.max_backlog(deadline.remaining)
         is_late = ahead and ahead + tokens > backlog * (1 - headroom)
         if not (is_full or is_late):

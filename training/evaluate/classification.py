@@ -110,13 +110,15 @@ def classify(checkpoint: Checkpoint, documents: Sequence[Document], labels: Sequ
     return predict_classification(model, texts)
 
 
-def predict_classification(model: BertForSequenceClassification, texts: LabelledTexts) -> Answers:
-    """Answers to all documents in all their readings."""
+def predict_classification(
+    model: BertForSequenceClassification, texts: LabelledTexts, most: int | None = None
+) -> Answers:
+    """Answers to all documents in all their readings, or to at most `most` documents, evenly spaced."""
     device = next(model.parameters()).device
     documents: list[int] = []
     logits, labels = [], []
     with evaluating(model):
-        for chosen, batch in texts.batches():
+        for chosen, batch in texts.batches(most):
             documents += chosen
             logits.append(model(batch.to(device).packed).float().cpu())
             labels.append(batch.labels)

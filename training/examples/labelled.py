@@ -81,11 +81,13 @@ class LabelledTexts:
         ends = text.sentence_starts[text.document_starts]
         return int(np.minimum(np.diff(ends) + 3, self.max_length).sum())
 
-    def batches(self) -> Iterator[tuple[list[int], ClassificationBatch]]:
-        """All documents in all their readings, those of similar length together: documents and batch."""
+    def batches(self, most: int | None = None) -> Iterator[tuple[list[int], ClassificationBatch]]:
+        """All documents in all their readings, or at most so many, evenly spaced; those of similar length together:
+        documents and batch."""
+        step = max(1, -(-len(self) // most)) if most else 1
         examples = [
             (document, self.example(document, as_pair=as_pair))
-            for document in range(len(self))
+            for document in range(0, len(self), step)
             for as_pair in self.readings(document)
         ]
         examples.sort(key=lambda item: -len(item[1]))

@@ -35,8 +35,8 @@ from training.runtime.lock import ranks_in_turn, run_lock
 WARMUP_FRACTION = 0.1
 """Share of the budget in which the learning rate rises; then it falls linearly to 0 (Devlin et al. 2018, A.3)."""
 
-EVALUATIONS = 4
-"""On dev, evenly spaced over the run; for the log only."""
+EVALUATIONS, EVALUATED_TEXTS = 4, 1000
+"""On dev, evenly spaced over the run, with so many texts of each source at most; for the log only."""
 
 FEW_STEPS = 100
 """Fewer steps hardly move a network."""
@@ -174,7 +174,8 @@ def _trainer(material: _Material, model: BertForSequenceClassification, seed: in
     maybe_compile(loss)
 
     def evaluate(_state: TrainState) -> dict[str, Any]:
-        reports = {name: predict_classification(model, texts).report() for name, texts in material.dev.items()}
+        answers = {name: predict_classification(model, dev, EVALUATED_TEXTS) for name, dev in material.dev.items()}
+        reports = {name: each.report() for name, each in answers.items()}
         accuracy, loss = mean_score(reports)
         figures = {name: report.summary() for name, report in reports.items()}
         return figures | {"dev_accuracy": accuracy, "dev_loss": loss}

@@ -102,7 +102,7 @@ def test_refusal_keeps_the_connection_open(url: str, backend: Any) -> None:
     backend.gate.clear()
     waiting = [
         threading.Thread(target=httpx.post, args=[url + "/sentiment"], kwargs={"json": {"inputs": inputs}})
-        for inputs in ("a", ["a a a"] * 3)
+        for inputs in ("a", "a " * 13)
     ]
     for i, thread in enumerate(waiting):
         thread.start()
@@ -118,7 +118,7 @@ def test_refusal_keeps_the_connection_open(url: str, backend: Any) -> None:
     assert re.findall(rb"HTTP/1.1 (\d+)", refused) == [b"429", b"429"]
     assert re.findall(rb"retry-after: (\d+)", refused) == [b"1", b"1"]
     assert answered.startswith(b"HTTP/1.1 200")
-    assert sum(len(batch) for batch in backend.batches) == 5
+    assert sum(len(batch) for batch in backend.batches) == 3
 
 
 @guarded

@@ -295,7 +295,7 @@ async def test_scheduler_reservation_counts_as_queued_until_it_is_released(compu
         with scheduler.reserve([10, 10, 10], deadline):
             assert scheduler.reserved_tokens == 30
             with pytest.raises(QueueFullError):
-                scheduler.check_capacity(21, 1, deadline)
+                scheduler.check_capacity(21, 3, deadline)
         assert scheduler.reserved_tokens == 0
         scheduler.check_capacity(50, 1, deadline)
         with scheduler.reserve([10], deadline) as request:  # an estimate that was too low
@@ -368,6 +368,23 @@ async def test_scheduler_large_request_does_not_keep_out_small_ones(computer: Co
         assert scheduler._load.tokens_ahead(1000) == 0
 
 
+async def test_scheduler_request_that_fills_the_queue_leaves_room_for_small_ones(computer: Computer) -> None:
+    async with running(computer, batch=20, queue=1000) as scheduler:
+        computer.gate.clear()
+        first = await start(scheduler, 0)
+        await computer.has_entered()
+        large = await start(scheduler, *range(100))
+        with pytest.raises(QueueFullError):
+            await ask(scheduler, *range(100))
+        small = [await start(scheduler, i) for i in range(90)]
+        assert scheduler.queued_tokens == 1900
+        with pytest.raises(QueueFullError):  # small ones fill the queue for each other
+            await asyncio.gather(*[await start(scheduler, i) for i in range(10)])
+        computer.gate.set()
+        assert await asyncio.gather(first, *small) == [[0], *([2 * i] for i in range(90))]
+        assert len(await large) == 100
+
+
 async def test_scheduler_request_that_is_being_tokenized_takes_its_turns(computer: Computer) -> None:
     async with running(computer, batch=20, queue=10_000) as scheduler:
         for i in range(10):
@@ -379,7 +396,8 @@ async def test_scheduler_request_that_is_being_tokenized_takes_its_turns(compute
             with pytest.raises(QueueFullError):
                 scheduler.check_capacity(30, 3, deadline)
             with pytest.raises(QueueFullError):
-                scheduler.check_capacity(10_000 - 999, 1, Deadline.after(10**6))  # its room is taken
+                scheduler.check_capacity(10_000 - 999, 100, Deadline.after(10**6))  # its room is taken
+            scheduler.check_capacity(10_000 - 10, 1, Deadline.after(10**6))  # but for one turn
         scheduler.check_capacity(30, 3, deadline)
 
 

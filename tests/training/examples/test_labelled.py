@@ -104,6 +104,12 @@ def test_batches_hold_every_text_once_in_each_of_its_readings(tokenizer: Tokeniz
     assert sorted(seen) == expected
 
 
+def test_batches_of_at_most_so_many_texts_are_evenly_spaced(tokenizer: Tokenizer) -> None:
+    texts = labelled(tokenizer, *(("good " * (i + 1),) for i in range(10)))
+    found = {most: sorted(document for chosen, _ in texts.batches(most) for document in chosen) for most in (4, 10, 99)}
+    assert found == {4: [0, 3, 6, 9], 10: list(range(10)), 99: list(range(10))}
+
+
 def test_num_tokens_bounds_one_pass(tokenizer: Tokenizer) -> None:
     texts = labelled(tokenizer, *(("good " * n, "film " * (90 - n)) for n in range(1, 90)), read="pair")
     lengths = [len(texts.example(i, as_pair=True)) for i in range(len(texts))]

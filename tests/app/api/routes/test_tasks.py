@@ -211,7 +211,7 @@ async def test_sentiment_with_a_full_queue_is_429_before_the_body_is_read(serve:
         backend.gate.clear()
         first = asyncio.create_task(service.client.post("/sentiment", json={"inputs": "a"}))
         await backend.has_entered()
-        second = asyncio.create_task(service.client.post("/sentiment", json={"inputs": ["a a a"] * 3}))
+        second = asyncio.create_task(service.client.post("/sentiment", json={"inputs": "a " * 13}))
         await service.queued(2)
         headers = {"Content-Type": "application/json", "Content-Length": "60"}  # no fewer than ten tokens
         refused = await service.client.post("/sentiment", content=body(), headers=headers)
