@@ -27,7 +27,7 @@ from training.runtime.files import read_json, write_json
 from training.sources.documents import Document
 from training.sources.labels import labelled
 
-MAX_TEXTS = 300_000
+MAX_TEXTS = 500_000
 """Texts that a bag learns from, drawn evenly: more need more memory than a laptop has."""
 
 STRENGTHS = (1.0, 10.0, 100.0)
@@ -158,7 +158,8 @@ def _parts(recipe: Recipe) -> tuple[Labelled, Labelled]:
         assert shard_input.labels is not None
         rows = zip(shard_input.documents, shard_input.labels, strict=True)
         (train if shard_input.part == "train" else dev).extend(row for row in rows if row[1] != NO_LABEL)
-    return train[:: max(1, -(-len(train) // MAX_TEXTS))], dev
+    chosen = np.linspace(0, len(train), min(len(train), MAX_TEXTS), endpoint=False, dtype=int).tolist()
+    return [train[i] for i in chosen], dev
 
 
 def _columns(part: Labelled) -> tuple[list[str], list[int]]:

@@ -137,6 +137,7 @@ def _pretraining(recipe: Recipe, folder: Path) -> dict[str, PretrainingReport]:
     for text in heldout.values():
         text.check_tokenizer(checkpoint.tokenizer)
     model = model.to(choose_device(recipe.device))
+    logger.info("evaluating on held-out text: %s", ", ".join(heldout))
     return evaluate_pretraining(model, heldout, checkpoint.tokenizer, recipe.pretrain.examples, count=EXAMPLES)
 
 
@@ -184,6 +185,7 @@ def _test_reports(recipe: Recipe, folder: Path, test: Mapping[str, Labelled]) ->
         readings = {name: "text", f"{name} (pair)": "pair"} if read == "both" else {name: read}
         for title, reading in readings.items():
             documents, labels = zip(*test[name], strict=True)
+            logger.info("evaluating on %s: %s texts", title, f"{len(documents):,}")
             reports[title] = _test_report(classify(checkpoint, documents, labels, reading), test[name])
     return reports
 
