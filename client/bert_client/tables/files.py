@@ -40,7 +40,7 @@ _KINDS = (
     (rb"PK(\x03\x04|\x05\x06)", "a zip archive", _UNPACK),
     (rb"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1", "an old Excel workbook (xls) or Office file", _SAVE_AS_CSV),
     (rb"7z\xbc\xaf\x27\x1c|Rar!\x1a\x07|.{257}ustar", "an archive", _UNPACK),
-    (rb"\x1f\x9d|\x04\x22\x4d\x18|\xff\x06\x00\x00sNaPpY", "compressed", "decompress it first"),
+    (rb"\x1f\x9d|\x04\x22\x4d\x18|\xff\x06\x00\x00sNaPpY|\]\x00\x00|LZIP\x01", "compressed", "decompress it first"),
     (rb"%PDF-|\{\\rtf", "a PDF or RTF document", _COPY),
     (
         rb"ARROW1\x00|FEA1\x00|ORC[\x00-\x08\x0b\x0c\x0e-\x1f]|Obj\x01",
@@ -53,7 +53,7 @@ _KINDS = (
     (rb"version https://git-lfs\.github\.com/spec/", "a Git LFS pointer, not the data", "run `git lfs pull`"),
 )
 _MARKUP = (
-    (rb"(?i)\s*<(!doctype\s+html|html|head|body)\b", "an HTML page", _DOWNLOAD),
+    (rb"(?i)\s*<(!--|(!doctype\s+html|html|head|meta|body|table)\b)", "an HTML page", _DOWNLOAD),
     (rb"(?i)\s*<\?xml", "an XML document", "convert it to CSV or JSON lines"),
 )
 _BYTE_ORDER_MARKS = (  # UTF-32's begins as UTF-16's does
@@ -84,15 +84,24 @@ class File:
         """Whether the first bytes are those of a Parquet file."""
         return re.match(rb"PAR1[\x00-\x1f]", self.head) is not None
 
+    @property
+    def start(self) -> bytes:
+        """The first bytes; if they begin with a byte order mark, without it and in UTF-8."""
+        marked = self._marked_encoding()
+        return self.head.decode(marked, "replace").encode() if marked else self.head
+
     def check_kind(self, *, markup: bool) -> None:
         """Raise TableError if the first bytes are not a text's or, with `markup`, if they are HTML or XML."""
         for pattern, what, remedy in _KINDS + _MARKUP * markup:
-            if re.match(pattern, self.head.removeprefix(codecs.BOM_UTF8), re.DOTALL):
+            if re.match(pattern, self.start, re.DOTALL):
                 raise TableError(f"{self.name}: is {what}; {remedy}")
 
     def encoding(self, stated: str | None = None) -> str:
         """The encoding of the byte order mark, else the stated one, else UTF-8."""
-        return next((name for mark, name in _BYTE_ORDER_MARKS if self.head.startswith(mark)), stated or "utf-8")
+        return self._marked_encoding() or stated or "utf-8"
+
+    def _marked_encoding(self) -> str | None:
+        return next((name for mark, name in _BYTE_ORDER_MARKS if self.head.startswith(mark)), None)
 
 
 @contextmanager
@@ -129,7 +138,8 @@ def text_lines(file: File, encoding: str, longest: int = -1) -> Iterator[str]:
     Raises:
         TableError: the file is cut off or damaged; raised after the last whole line before that place.
     """
-    wide = codecs.lookup(encoding).name.startswith(("utf-16", "utf-32"))
+    name = codecs.lookup(encoding).name
+    wide = name.startswith(("utf-16", "utf-32"))
     errors = "surrogatepass" if wide else "surrogateescape"
     text = io.TextIOWrapper(file.content, encoding, errors, newline="")
     number, last = 0, ""
@@ -139,9 +149,13 @@ def text_lines(file: File, encoding: str, longest: int = -1) -> Iterator[str]:
                 continue
             number += not last or last.endswith(("\n", "\r"))
             last = line
-            yield line
+            if line := line.lstrip("\ufeff"):  # the byte order mark of a file that was appended
+                yield line
     except (*READ_ERRORS, UnicodeDecodeError) as error:
         raise damage(file.name, f"line {number}", error) from error
+    except UnicodeError as error:  # the first bytes are not the mark of UTF-16
+        remedy = f"state {name}-le or {name}-be if it is {name}, else its own encoding"
+        raise TableError(f"{file.name}: does not begin with a byte order mark; {remedy}") from error
     finally:
         if not file.content.closed:
             text.detach()  # else it closes the file

@@ -52,6 +52,7 @@ _BEGINNING_LINES = 1000
 _BEGINNING_CHARACTERS = 2**20
 """The dialect is detected from so many lines, or fewer if they have so many characters."""
 _SHOWN_WARNINGS = 5
+_NO_HEADER = "if the first row is not a header, state that (header = false, --no-header)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +89,12 @@ class Table:
         Raises:
             TableError: the column is missing; the message lists the columns.
         """
-        if self.columns is None or address in self.columns:
+        if self.columns is None:
+            return address
+        if address.isdecimal() and self.format in _DELIMITERS and _is_data(self.columns):
+            warning = f"{self.name}: the header looks like a row; {_NO_HEADER}"
+            self.warnings.extend({warning}.difference(self.warnings))
+        if address in self.columns:
             return address
         if address.isdecimal() and 1 <= int(address) <= len(self.columns):
             return self.columns[int(address) - 1]
@@ -150,9 +156,11 @@ def _table(file: File, form: str | None, dialect: Dialect, columns: Sequence[str
         )
         return Table(file.name, form, (LINE,), rows, warnings, file.size)
     if form == "jsonl":
-        if file.head.lstrip()[:1] == b"[":
-            remedy = "write one object per line (jq -c '.[]')"
-            raise TableError(f"{file.name}: is one JSON array, not an object per line; {remedy}")
+        if several := re.match(rb"\s*(?:(\[)|\{\s*[\r\n])", file.start):
+            what, command = ("is one JSON array, not an object per line", "jq -c '.[]'")
+            if not several[1]:
+                what, command = "has objects that are written over several lines", "jq -c ."
+            raise TableError(f"{file.name}: {what}; write one object per line ({command})")
         rows = (_json_row(number, line, encoding) for number, line in enumerate(lines, 1) if not line.isspace())
         return Table(file.name, form, None, rows, warnings, file.size)
     return _delimited(file, form, dialect, lines, encoding, warnings)
@@ -190,7 +198,7 @@ def _delimited(
         warnings.append(f"{file.name}: {note}")
     found = records(lines, complete, skipped)
     columns, first = _header(file, found, complete, encoding)
-    rows = _rows(file, columns, itertools.chain(first, found), complete.delimiter or "", encoding, warnings)
+    rows = _rows(file, columns, itertools.chain(first, found), complete, encoding, warnings)
     return Table(file.name, form, columns, rows, warnings, file.size)
 
 
@@ -239,7 +247,8 @@ def _header(
         return tuple(map(str, range(1, count + 1))) if count > 1 else (LINE,), [*blank, first]
     if fault := first.fault or text_fault("".join(first.cells), encoding):
         raise TableError(f"{file.name}, line {first.number}: in the header, {fault}")
-    names = tuple(name or str(number) for number, name in enumerate(first.cells, 1))
+    numbers = [f"column {n}" if str(n) in first.cells else str(n) for n in range(1, len(first.cells) + 1)]
+    names = tuple(name or number for name, number in zip(first.cells, numbers, strict=True))
     _check_names(file, names)
     return names, []
 
@@ -251,9 +260,9 @@ def _check_names(file: File, names: Sequence[str]) -> None:
 
 
 def _rows(
-    file: File, columns: tuple[str, ...], found: Iterator[Record], delimiter: str, encoding: str, warnings: list[str]
+    file: File, columns: tuple[str, ...], found: Iterator[Record], dialect: Dialect, encoding: str, warnings: list[str]
 ) -> Iterator[Row]:
-    suspicious = 0
+    delimiter, suspicious = dialect.delimiter or "", 0
     for record in found:
         cells = record.cells
         if len(columns) == 1 and not cells:  # a blank line: the only column's text is empty
@@ -262,10 +271,9 @@ def _rows(
             continue
         fault = record.fault or text_fault("".join(cells), encoding)
         if fault is None and len(cells) != len(columns):
-            names = ", ".join(columns[:10]) + ", ..." * (len(columns) > 10)
-            plural = "s" * (len(cells) != 1)
-            fault = f"the row has {len(cells)} cell{plural}, the header has {len(columns)} ({names}); "
-            fault += "quote a cell that holds a delimiter or a line end"
+            fault = _count_fault(cells, columns, dialect)
+        if fault is None and len(columns) > 1 and dialect.header and tuple(cells) == columns:
+            fault = "the row repeats the header; delete it"
         if fault is None and record.lines > 1 and (index := whole_rows_inside(cells, delimiter)) is not None:
             suspicious += 1
             if suspicious <= _SHOWN_WARNINGS:
@@ -274,6 +282,17 @@ def _rows(
         yield Row(record.number, dict(zip(columns, padded, strict=False)), fault)
     if suspicious > _SHOWN_WARNINGS:
         warnings.append(f"{file.name}: {suspicious - _SHOWN_WARNINGS} more quoted cells seem to hold whole rows")
+
+
+def _count_fault(cells: list[str], columns: tuple[str, ...], dialect: Dialect) -> str:
+    names = ", ".join(columns[:10]) + ", ..." * (len(columns) > 10)
+    counts = f"the row has {len(cells)} cell{'s' * (len(cells) != 1)}, the header has {len(columns)} ({names})"
+    remedy = "quote a cell that holds a delimiter or a line end"
+    if len(cells) > len(columns) and not any(cells[len(columns) :]):
+        remedy = "it ends in a delimiter: if all rows do, let the header end in one too"
+    elif any(dialect.quote and cell.startswith(f" {dialect.quote}") for cell in cells):
+        remedy = "a quotation mark after a space is text: delete the spaces after the delimiters"
+    return f"{counts}; {remedy}"
 
 
 def _suspicion(record: Record, index: int) -> str:
@@ -291,15 +310,18 @@ def _advice(table: Table) -> str:
         return ""
     if len(table.columns) == 1 and (other := next((d for d in DELIMITER_NAMES if d in table.columns[0]), None)):
         default, name = DELIMITER_NAMES[_DELIMITERS[table.format]], DELIMITER_NAMES[other]
+        if name == default:
+            return f"; quotation marks enclose the {name}: delete those around whole lines"
         return f"; the header has no {default} but a {name}: if it separates the columns, state the delimiter"
-    if any(_is_data(name) for name in table.columns):
-        return "; if the first row is not a header, state that (header = false, --no-header)"
-    return ""
+    return f"; {_NO_HEADER}" if _is_data(table.columns) else ""
 
 
-def _is_data(name: str) -> bool:
-    """Whether a column's name looks like a cell: a number or a sentence."""
-    return name.replace(".", "", 1).replace("-", "", 1).isdecimal() or name.count(" ") > 2 or len(name) > 60
+def _is_data(columns: Sequence[str]) -> bool:
+    """Whether a header looks like a row: a name is a number or a sentence. Of a table without one, it does not."""
+    return list(columns) != [str(number) for number, _ in enumerate(columns, 1)] and any(
+        name.replace(".", "", 1).replace("-", "", 1).isdecimal() or name.count(" ") > 2 or len(name) > 60
+        for name in columns
+    )
 
 
 # --- Parquet --------------------------------------------------------------------------------------------------

@@ -185,6 +185,32 @@ def test_row_with_fewer_or_more_cells_has_a_fault(read: Read) -> None:
     assert rows[0].cells == {"id": "1", "text": "Great film", "stars": ""}
 
 
+@pytest.mark.parametrize(
+    ("content", "remedy"),
+    [
+        ("id,text\n1,good,\n", "it ends in a delimiter: if all rows do, let the header end in one too"),
+        ('id,text\n1, "good, really"\n', "a quotation mark after a space is text: delete the spaces after"),
+        ("id,text\n1,good, really\n", "quote a cell that holds a delimiter or a line end"),
+    ],
+)
+def test_row_with_more_cells_has_a_remedy(read: Read, content: str, remedy: str) -> None:
+    (fault,) = [row.fault for row in read(content)[0]]
+    assert fault is not None
+    assert f"header has 2 (id, text); {remedy}" in fault
+
+
+def test_row_that_repeats_the_header_has_a_fault(read: Read) -> None:
+    """As where files were appended to each other, with their byte order marks."""
+    rows, _ = read("\ufeffid,text\n1,good\n\ufeffid,text\n2,bad\n")
+    assert [(row.cells["id"], row.fault) for row in rows] == [
+        ("1", None),
+        ("id", "the row repeats the header; delete it"),
+        ("2", None),
+    ]
+    assert [row.fault for row in read("text\ntext\n")[0]] == [None]
+    assert [row.fault for row in read("1,2\n1,2\n", dialect=Dialect(header=False))[0]] == [None, None]
+
+
 @pytest.mark.parametrize("blank", ["\n", "  \n", "\r\n"])
 def test_row_blank_lines_are_skipped_where_a_row_has_several_cells(read: Read, blank: str) -> None:
     assert cells(read(f"{blank}id,text\n{blank}1,a\n{blank}{blank}2,b\n{blank}")[0]) == [["1", "a"], ["2", "b"]]
@@ -233,10 +259,18 @@ def test_row_json_that_cannot_be_read_has_a_fault(read: Read) -> None:
     assert [row.fault for row in rows[3:]] == ["the line is a JSON str, not an object", None]
 
 
-@pytest.mark.parametrize("content", ['[{"text": "a"},\n{"text": "b"}]', '\n [\n  {"text": "a"}\n]\n'])
-def test_open_table_json_array_is_refused(read: Read, content: str) -> None:
-    with pytest.raises(TableError, match=r"is one JSON array, not an object per line; write .*jq"):
-        read(content, "a.json")
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16", "utf-32"])
+@pytest.mark.parametrize(
+    ("content", "what"),
+    [
+        ('[{"text": "a"},\n{"text": "b"}]', r"is one JSON array, not an object per line; write .*jq -c '.\[\]'"),
+        ('\n [\n  {"text": "a"}\n]\n', "is one JSON array"),
+        ('{\r\n  "text": "a"\r\n}\r\n', r"has objects that are written over several lines; write .*jq -c \."),
+    ],
+)
+def test_open_table_json_that_is_not_lines_is_refused(read: Read, content: str, what: str, encoding: str) -> None:
+    with pytest.raises(TableError, match=what):
+        read(content.encode(encoding), "a.json")
 
 
 @pytest.mark.parametrize(("name", "kind"), [("a.csv", "CSV"), ("a.tsv", "TSV")])
@@ -438,6 +472,7 @@ def test_table_column_is_a_name_or_a_number(tmp_path: Path) -> None:
             "body;label;x\ngood;1\nbad;0\n",
             "the header has no comma but a semicolon: if it separates the columns",
         ),
+        ('"id,body"\n"1,good"\n', "quotation marks enclose the comma: delete those around whole lines"),
         ("id,body\n1,good\n", None),
     ],
 )
@@ -446,6 +481,27 @@ def test_table_column_that_is_missing_comes_with_advice(tmp_path: Path, content:
     with open_table(tmp_path / "a.csv") as table, pytest.raises(TableError) as raised:
         table.column("text")
     assert (advice or "a.csv: it has no column 'text'; its columns are 'id', 'body'") in str(raised.value)
+
+
+def test_table_column_that_is_missing_without_a_header_gets_no_advice_on_headers(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text(ZHANG)
+    with (
+        open_table(tmp_path / "a.csv", dialect=Dialect(header=False)) as table,
+        pytest.raises(TableError, match=r"its columns are '1', '2', '3'$"),
+    ):
+        table.column("text")
+
+
+@pytest.mark.parametrize(("header", "warned"), [(True, True), (False, False), (("1", "2", "3"), False)])
+def test_table_column_by_number_gives_a_warning_where_the_header_is_a_row(
+    tmp_path: Path, header: Any, warned: bool
+) -> None:
+    (tmp_path / "a.csv").write_text(ZHANG)
+    with open_table(tmp_path / "a.csv", dialect=Dialect(header=header)) as table:
+        assert [table.column(address) for address in ("1", "2", "3")] != []
+        assert [warning.partition("; ")[0].endswith("the header looks like a row") for warning in table.warnings] == (
+            [True] * warned
+        )
 
 
 @pytest.mark.parametrize("delimiter", [";", "\t", "|"])
@@ -516,6 +572,7 @@ def test_header_needs_different_names(read: Read) -> None:
     with pytest.raises(TableError, match=r"a\.csv: two columns are called 'a'; rename one"):
         read("a,b,a\n1,2,3\n")
     assert cells(read("text,,\nx,,\n")[0]) == [["x", "", ""]]  # a spreadsheet's empty columns
+    assert read(",0,1\n0,good,5\n")[0][0].cells == {"column 1": "0", "0": "good", "1": "5"}  # pandas' index
 
 
 @pytest.mark.parametrize("content", ["", "\n\n"])
@@ -534,6 +591,23 @@ def test_encoding_is_known_by_the_byte_order_mark(read: Read, encoding: str, nam
     content = {"a.jsonl": '{"text": "é 😀"}\n', "a.txt": "text\né 😀\n"}.get(name, "text\né 😀\n").encode(encoding)
     rows, _ = read(gzip.compress(content) if name.endswith("gz") else content, name)
     assert rows[-1].cells == {"text": "é 😀"}
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-16"])
+@pytest.mark.parametrize("name", ["a.csv", "a.jsonl", "a.txt"])
+def test_encoding_marks_of_appended_files_are_left_out(read: Read, encoding: str, name: str) -> None:
+    line = {"a.jsonl": '{"text": "good, really"}\n', "a.txt": "good, really\n"}.get(name, '"good, really"\n')
+    header = "text\n" * (name == "a.csv")
+    rows, _ = read(f"\ufeff\ufeff{header}{line}\ufeff{line}\ufeff".encode(encoding), name)
+    assert [(row.cells, row.fault) for row in rows] == [({"text": "good, really"}, None)] * 2
+
+
+@pytest.mark.parametrize("content", ["text,n\ngood,1\n".encode("utf-16-le"), b"text,n\ngood,1\n"])
+def test_encoding_utf_16_without_a_mark_needs_its_byte_order(read: Read, content: bytes) -> None:
+    with pytest.raises(
+        TableError, match=r"a\.csv: does not begin with a byte order mark; state utf-16-le or utf-16-be"
+    ):
+        read(content, dialect=Dialect(encoding="UTF16"))
 
 
 @pytest.mark.parametrize(
