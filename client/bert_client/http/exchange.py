@@ -29,8 +29,8 @@ _ERRORS: dict[int, type[ProblemError]] = {
     503: errors.UnavailableError,
     504: errors.DeadlineExceededError,
 }
-_STATUSES_WITHOUT_ANSWER = frozenset({200, 403, 406, 504})
-"""A firewall refuses the words of an input (200 with a page, 403, 406), or an input is too slow (504)."""
+_STATUSES_WITHOUT_ANSWER = frozenset({200, 403, 405, 406, 418, 451, 504})
+"""A firewall refuses the words of an input (200 with a page, 4xx), or an input is too slow (504)."""
 _STATUSES_OF_AN_INPUT = _STATUSES_WITHOUT_ANSWER | {400, 413}
 """One input may be the reason. It may also be not JSON, or too large."""
 

@@ -289,7 +289,7 @@ def test_client_stream_ends_with_an_error_that_is_no_fault_of_an_input() -> None
 # --- firewalls and proxies
 
 
-@pytest.mark.parametrize("status", [200, 400, 403, 406])
+@pytest.mark.parametrize("status", [200, 400, 403, 405, 406, 418, 451])
 def test_client_text_that_a_firewall_refuses_gets_the_error(status: int) -> None:
     texts = ["text"] * 1000
     texts[700] = "<script>"
