@@ -260,6 +260,8 @@ def _read_tensors(path: Path, class_name: str) -> tuple[Path, dict[str, Tensor]]
             advice = f'if you trust it, run in it{" with transformers 4" * bool(options)}: python -c "{code}"'
             raise CheckpointError(path, f"has no safetensors, but {found[0]}, which may execute code; {advice}")
     others = [name for name in sorted(names) if name.endswith(".safetensors")]
+    if others and re.search(r"-\d+-of-\d+\.", others[0]):
+        raise CheckpointError(index, f"is missing, but {others[0]} is a part of a model; copy this file too")
     raise CheckpointError(single, f"is missing; rename {others[0]} if it is the model" if others else "is missing")
 
 

@@ -110,6 +110,9 @@ def read_tokenizer(vocabulary: Path) -> RustTokenizer:
     if (is_bert := _CLASSES.get(class_name.removesuffix("Fast"))) is None:
         reason = f"unsupported tokenizer_class {class_name!r}; supported: {', '.join(_CLASSES)}"
         raise CheckpointError(files[0] if "tokenizer_class" in config else files[3], reason)
+    for name, default in _DEFAULTS.items():
+        if not isinstance(value := config.get(name, default), bool) and value is not default:
+            raise CheckpointError(files[0], f"{name} must be true or false, not {value!r}")
     special = _special_tokens(files[1] if special_map else files[0], config | special_map)
     check_readable(vocabulary)
     if vocabulary.suffix == ".json":
@@ -121,9 +124,7 @@ def read_tokenizer(vocabulary: Path) -> RustTokenizer:
             raise CheckpointError(vocabulary, f"its {part} is not that of the tokenizer_class {class_name}; {advice}")
         own, vocab = rust.get_added_tokens_decoder(), rust.get_vocab(with_added_tokens=False)
     else:
-        # Not `splitlines`, because some tokens are characters that it splits at.
-        lines = vocabulary.read_bytes().decode("utf-8").removesuffix("\n").split("\n")
-        own, vocab = {}, {line.rstrip(): i for i, line in enumerate(lines)}
+        own, vocab = {}, models.WordPiece.read_file(str(vocabulary))
     if is_bert or vocabulary.suffix != ".json":
         rust = bert_tokenizer(vocab, config)
     other = {int(i): _added_token(token) for i, token in config.get("added_tokens_decoder", {}).items()}

@@ -597,6 +597,11 @@ IN_PLACE: dict[str, tuple[Damage, str, str]] = {
     "TensorFlow 1": (replaced("bert_model.ckpt.index"), "", "bert_model.ckpt.index.*from_tf=True"),
     "Flax": (replaced("flax_model.msgpack"), "", "flax_model.msgpack.*from_flax=True"),
     "variant": (replaced("model.fp16.safetensors"), "model.safetensors", "rename model.fp16.safetensors if it is"),
+    "shards without an index": (
+        replaced("model-00001-of-00002.safetensors"),
+        "model.safetensors.index.json",
+        "is missing, but model-00001-of-00002.safetensors is a part of a model; copy this file too",
+    ),
     "checkpoint of a trainer": (in_subdirectory("checkpoint-500"), "", "did you mean .*/bert/checkpoint-500?"),
     "cache of the hub": (in_subdirectory("snapshots/1dbc"), "", "did you mean .*/bert/snapshots/1dbc?"),
     "weights are a link": (

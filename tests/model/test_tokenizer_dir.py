@@ -102,6 +102,8 @@ SAME: dict[str, Files] = {
     },
     "vocab.txt with Windows line ends": {"vocab.txt": "\r\n".join(WORDS) + "\r\n"},
     "vocab.txt with a blank and a repeated line": {"vocab.txt": VOCAB_TXT + "\nhello\n"},
+    "vocab.txt with them in the middle": {"vocab.txt": "\n".join([*WORDS[:9], "", "b", *WORDS[9:]])},
+    "vocab.txt with white space": {"vocab.txt": "\n".join([*WORDS, "a\x1c", "\x1d", "b \t", "\u3000", "\x85c"])},
     "vocab.txt and added_tokens.json": {"vocab.txt": VOCAB_TXT, "added_tokens.json": {"<x>": X, "<y>": X + 1}},
     "added_tokens.json with a special token": {
         "vocab.txt": VOCAB_TXT,
@@ -289,6 +291,16 @@ REFUSED: dict[str, tuple[Files, str, str]] = {
         },
         "tokenizer.json",
         r"the id 4 is .*lstrip=False.* here, but .*lstrip=True.* by tokenizer_config.json",
+    ),
+    "a setting of a wrong type": (
+        {"vocab.txt": VOCAB_TXT, "tokenizer_config.json": {"do_lower_case": "false"}},
+        "tokenizer_config.json",
+        "do_lower_case must be true or false, not 'false'",
+    ),
+    "a setting that is null": (
+        {"tokenizer.json": tokenizer_json(), "tokenizer_config.json": {"tokenize_chinese_chars": None}},
+        "tokenizer_config.json",
+        "tokenize_chinese_chars must be true or false, not None",
     ),
     "settings are no JSON": (
         {"tokenizer.json": tokenizer_json(), "tokenizer_config.json": "{"},
