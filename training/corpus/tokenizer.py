@@ -61,14 +61,18 @@ def make_tokenizer(recipe: Recipe) -> Path:
 
 
 def open_tokenizer(recipe: Recipe) -> Tokenizer:
-    """The tokenizer that `make_tokenizer` wrote.
+    """The tokenizer that `make_tokenizer` wrote, with a warning if the recipe's `tokenizer` has changed since.
 
     Raises:
         CorpusError: it did not run.
     """
     folder = recipe.folder / "tokenizer"
-    if not folder.is_dir():
+    if not (folder / "tokenizer.json").is_file():
         raise CorpusError(f"{folder} is missing; run tokenizer first")
+    made_from = read_json(folder / FINGERPRINT) or {}
+    config = recipe.tokenizer.model_dump(mode="json")
+    if "config" in made_from and (changed := changes({"config": made_from["config"]}, {"config": config})):
+        logger.warning("%s is used as it was made, but %s: run tokenizer to make it again", folder, ", ".join(changed))
     return Tokenizer.load(folder)
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from model.tokenizer import SPECIAL_TOKENS, Tokenizer
 from tests.training.commands import occupied
-from training.corpus.tokenizer import learn_tokenizer, make_tokenizer, sample
+from training.corpus.tokenizer import learn_tokenizer, make_tokenizer, open_tokenizer, sample
 from training.errors import CorpusError, RunError
 from training.recipe import Recipe
 
@@ -39,6 +39,23 @@ def test_make_tokenizer_knows_the_words_of_all_sources(root: Path) -> None:
     assert tokenizer.vocab[:5] == list(SPECIAL_TOKENS)
     for word in ("walking", "zebras", "film"):
         assert tokenizer.target_id(word)
+
+
+def test_open_tokenizer_of_other_settings_gives_a_warning(root: Path, caplog: pytest.LogCaptureFixture) -> None:
+    make_tokenizer(recipe(root))
+    caplog.clear()
+    open_tokenizer(recipe(root, sources=("a.txt",)))
+    assert caplog.messages == []
+    open_tokenizer(recipe(root, vocab_size=300))
+    (message,) = caplog.messages
+    assert "is used as it was made, but tokenizer.vocab_size was 120, is 300: run tokenizer to make it" in message
+
+
+def test_open_tokenizer_after_a_failure_names_the_command(root: Path) -> None:
+    with pytest.raises(CorpusError, match="no text to learn a vocabulary from"):
+        make_tokenizer(recipe(root, sources=()))
+    with pytest.raises(CorpusError, match="tokenizer is missing; run tokenizer first"):
+        open_tokenizer(recipe(root))
 
 
 def test_learn_tokenizer_gives_the_same_vocabulary_again(root: Path) -> None:

@@ -206,6 +206,8 @@ def test_an_encoding_is_stated(tmp_path: Path, name: str) -> None:
     assert texts(tmp_path, name, table={"encoding": "windows-1252"})[0].endswith("schön")
     with pytest.raises(SourceError, match="line 2: byte 0xf6 is not UTF-8: state the encoding"):
         texts(tmp_path, name)
+    with pytest.raises(SourceError, match="does not begin with a byte order mark; state utf-16-le or utf-16-be"):
+        texts(tmp_path, name, table={"encoding": "utf-16"})
 
 
 def test_a_quotation_mark_that_swallows_rows_is_warned_of(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -258,7 +260,7 @@ def test_plain_text_with_a_label_column_is_an_error_that_names_the_ways(tmp_path
 
 @pytest.mark.parametrize("name", ["train.ft.txt", "train.ft.txt.bz2"])
 def test_fasttext_lines_are_labelled_texts(tmp_path: Path, name: str) -> None:
-    content = "__label__2 Great CD: my lovely Pat\n\n__label__1  Bad __label__ here\nno label\n"
+    content = "__label__2 Great CD: my lovely Pat\n\n\ufeff__label__1  Bad __label__ here\nno label\n"
     write(tmp_path / name, bz2.compress(content.encode()) if name.endswith("bz2") else content)
     found = read(tmp_path, name, format="fasttext")
     assert [(document.text, document.label, document.place.split(", ")[1]) for document in found] == [
