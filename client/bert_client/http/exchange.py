@@ -166,7 +166,7 @@ class Exchange:
                 if CERTIFICATE_REFUSED in message and (variables := tls_variables()):
                     message += f"; the trusted certificates are those of {variables}"
                 if any(reason in message for reason in _NOT_TLS):
-                    message += "; the service speaks http://"
+                    message += f"; the {'service' if self.base_url.startswith('https') else 'proxy'} speaks http://"
                 raise ConnectionFailedError(message) from reply
 
     def _through_proxy(self) -> str:

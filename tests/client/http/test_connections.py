@@ -287,6 +287,16 @@ def test_client_https_to_a_plain_port_says_so() -> None:
     assert str(raised.value).endswith("; the service speaks http://")
 
 
+def test_client_https_to_a_plain_proxy_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    with serve() as proxy:
+        monkeypatch.setenv("HTTP_PROXY", proxy.url.replace("http://", "https://"))
+        with (
+            BertClient("http://bert.example", retry=RetryPolicy(attempts=1)) as client,
+            pytest.raises(ConnectionFailedError, match=r"proxy in HTTP_PROXY; .*; the proxy speaks http://$"),
+        ):
+            client.sentiment("good")
+
+
 @pytest.mark.skipif(shutil.which("openssl") is None, reason="needs openssl")
 def test_client_certificate_that_is_not_trusted_names_the_variable_at_once(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
