@@ -98,14 +98,14 @@ def test_parts_fit_the_published_schemas(render: Render, version: str, values: t
 
 
 def test_values_reach_the_pods(render: Render) -> None:
-    values = ["image=mine:1", "replicas=7", "resources.limits.cpu=8", "env.BERT_DRAIN_SECONDS=60", "preStopSeconds=3"]
+    values = ["image=mine:1", "replicas=7", "resources.limits.cpu=8", "env.BERT_DRAIN_SECONDS=30", "preStopSeconds=3"]
     values += ["volumes[0].name=checkpoints", "volumeMounts[0].name=checkpoints", "nodeSelector.disk=ssd"]
     parts = render(*values)
     pod = parts["Deployment"]["spec"]["template"]["spec"]
     container = container_of(parts)
     assert parts["Deployment"]["spec"]["replicas"] == 7
     assert container["image"] == "mine:1"
-    assert {"name": "BERT_DRAIN_SECONDS", "value": "60"} in container["env"]
+    assert {"name": "BERT_DRAIN_SECONDS", "value": "30"} in container["env"]
     assert container["resources"]["limits"]["cpu"] == 8
     assert container["lifecycle"]["preStop"]["sleep"]["seconds"] == 3
     assert [volume["name"] for volume in pod["volumes"]] == ["tmp", "checkpoints"]
@@ -120,6 +120,7 @@ def test_values_reach_the_pods(render: Render) -> None:
         (("keda.enbled=true",), "'enbled' not allowed"),
         (("replicas=many",), "want integer"),
         (("keda.enabled=true", "env.BERT_METRICS=key"), "KEDA sends no API key"),
+        (("env.BERT_DRAIN_SECONDS=60",), "set terminationGracePeriodSeconds"),
     ],
 )
 def test_wrong_values_are_refused(helm: str, values: tuple[str, ...], reason: str) -> None:
