@@ -59,10 +59,10 @@ def run_first_process(sockets: list[socket.socket], config: BackendConfig) -> No
     threading.Thread(target=_end_with_parent, name="parent", daemon=True).start()
     if config.logs is not None:
         logging.config.dictConfig(config.logs)
-    from app.inference.torch_backend import TorchBackend
-
-    backend = TorchBackend(config, one_process_per_thread=sys.platform == "linux")
     try:
+        from app.inference.torch_backend import TorchBackend
+
+        backend = TorchBackend(config, one_process_per_thread=sys.platform == "linux")
         with suppress(BrokenPipeError, ConnectionResetError):  # the HTTP process has ended
             loaded = _load_and_fork(backend, sockets)
             sockets[0].sendall(frame(loaded))

@@ -276,10 +276,15 @@ class Lifecycle:
         self._last_look = now
         if status == "stalled":
             if not self._stalled_for:
-                logger.error("stalled: a batch has been computed for %.0f s", self.scheduler.computing_for)
+                logger.error(
+                    "stalled: a batch has been computed for %.0f s; its process is killed after %g s",
+                    self.scheduler.computing_for,
+                    2 * self._stall_seconds,
+                )
             self._stalled_for += passed
         elif self._stalled_for:
-            logger.info("no longer stalled: %s", status)
+            if status == "ready":
+                logger.info("no longer stalled")
             self._stalled_for = 0.0
 
     async def aclose(self, patience: float) -> None:

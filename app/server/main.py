@@ -29,15 +29,15 @@ def run(settings: Settings) -> int:
     """Serve until a signal comes or the models fail. Returns the exit code."""
     for name in ("pretrained", "sentiment"):
         if not os.access((directory := getattr(settings, name)) / "config.json", os.R_OK):
-            problem = f"BERT_{name.upper()}={directory}: has no readable config.json; name a checkpoint directory"
-            log_fatal(problem, settings.log_format)
+            problem = f"has no config.json that the user id {os.geteuid()} may read; name a checkpoint directory"
+            log_fatal(f"BERT_{name.upper()}={directory}: {problem}", settings.log_format)
             return EXIT_STARTUP_FAILED
     try:
         listening = _listen(settings.host, settings.port)  # before the models load
-    except OSError as error:
-        log_fatal(
-            f"BERT_HOST={settings.host}, BERT_PORT={settings.port}: {error.strerror}; set others", settings.log_format
-        )
+    except (OSError, UnicodeError) as error:  # UnicodeError: a part of the host is empty or too long
+        place = f"BERT_HOST={settings.host}, BERT_PORT={settings.port}"
+        reason = error.strerror if isinstance(error, OSError) else "not a host name"
+        log_fatal(f"{place}: {reason}; set another host or port", settings.log_format)
         return EXIT_STARTUP_FAILED
     app = create_app(settings, serves_while_loading=True)
     lifecycle: Lifecycle = app.state.lifecycle
@@ -70,6 +70,7 @@ def _listen(host: str, port: int) -> list[socket.socket]:
 
     Raises:
         OSError: the port is taken, or the host is unknown or has no address of this machine.
+        UnicodeError: the host cannot be a name.
     """
     opened: list[socket.socket] = []
     absent: OSError | None = None

@@ -209,10 +209,11 @@ def broken_weights(directory: Path) -> dict[str, str]:
 @pytest.mark.parametrize(
     ("environ", "code", "message"),
     [
-        ({"BERT_SENTIMENT": "/nowhere"}, 3, "BERT_SENTIMENT=/nowhere: has no readable config.json; name a checkpoint"),
+        ({"BERT_SENTIMENT": "/nowhere"}, 3, "BERT_SENTIMENT=/nowhere: has no config.json that the user id "),
         (broken_weights, 3, "model.safetensors: "),
         ({"BERT_DEVICE": "cuda:63"}, 3, "cuda"),
         ({"BERT_HOST": "nowhere.invalid"}, 3, "BERT_HOST=nowhere.invalid, BERT_PORT="),
+        ({"BERT_HOST": "two..dots"}, 3, "BERT_HOST=two..dots, BERT_PORT="),
         ({"BERT_HOST": "192.0.2.1"}, 3, "BERT_HOST=192.0.2.1, BERT_PORT="),
         ({"BERT_API_KEYS_FILE": "/nowhere"}, 1, "BERT_API_KEYS_FILE=/nowhere: "),
         ({"BERT_API_KEYS": ""}, 1, "BERT_API_KEYS=***: is empty: unset it"),
@@ -273,6 +274,16 @@ def test_start_that_fails_logs_json_if_asked_to(checkpoints: dict[str, str], sav
     lines = [json.loads(line) for line in output.splitlines()]
     (last,) = {line["message"] for line in lines if line["level"] == "critical"}
     assert last.startswith(f"{file}: unsupported problem_type 'ranking'")
+
+
+def test_start_without_a_usable_torch_logs_json_if_asked_to(checkpoints: dict[str, str], tmp_path: Path) -> None:
+    (tmp_path / "torch.py").write_text("raise ImportError('libnone.so: cannot open shared object file')")
+    environ = {"BERT_LOG_FORMAT": "json", "PYTHONPATH": f"{tmp_path}:client"}
+    with running(checkpoints | environ) as process:
+        code, output = process.end()
+    assert code == 3
+    lines = [json.loads(line) for line in output.splitlines()]
+    assert "libnone.so" in "".join(line.get("exception", "") for line in lines)
 
 
 @pytest.mark.skipif(not socket.has_ipv6, reason="there is no IPv6")
