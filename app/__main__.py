@@ -16,6 +16,7 @@ def serve() -> None:
     signal.signal(signal.SIGHUP, signal.SIG_IGN)  # reloads once the server runs; until then the checkpoints are unread
     from app.errors import SettingsError
     from app.inference.environment import set_defaults
+    from app.observability.log_config import log_fatal
     from app.server import file_limits
     from app.settings import Settings
 
@@ -23,7 +24,8 @@ def serve() -> None:
     try:
         settings = Settings.from_command_line(sys.argv[1:], os.environ)
     except SettingsError as error:
-        sys.exit(f"bert-serve: {error}")
+        log_fatal(str(error), os.environ.get("BERT_LOG_FORMAT", "text"))
+        sys.exit(1)
     set_defaults(os.environ)
     from app.server.main import run
 

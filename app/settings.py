@@ -51,7 +51,7 @@ _WEIGHTS = Path(__file__).parents[1] / "model" / "weights"  # beside `app` in a 
 def _split(value: object) -> object:
     if not isinstance(value, str):
         return value
-    parts = [part.strip() for part in value.split(",") if part.strip()]
+    parts = [part.strip() for part in re.split(r"[,\n]", value) if part.strip()]  # a secret may be a file of lines
     if not parts:
         raise ValueError("is empty: unset it, or list at least one")  # without keys, the service is open to everyone
     return parts

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import os
 import re
 import subprocess
 import sys
@@ -42,6 +44,13 @@ finally:
     assert ended.stderr.startswith("bert-serve: BERT_PORT=none: ")
 
 
+def test_wrong_setting_is_a_json_line_if_asked_for() -> None:
+    command, environ = [sys.executable, "-m", "app", "--port", "none"], os.environ | {"BERT_LOG_FORMAT": "json"}
+    ended = subprocess.run(command, env=environ, capture_output=True, text=True, check=False)
+    assert ended.returncode == 1
+    assert json.loads(ended.stderr)["message"].startswith("BERT_PORT=none: ")
+
+
 def test_defaults_are_the_shipped_weights_and_port_8000() -> None:
     settings = Settings()
     assert settings.port == 8000
@@ -61,8 +70,9 @@ def test_empty_variable_is_as_good_as_none() -> None:
     assert settings == Settings.model_validate({"api_keys": ("secret",)})
 
 
-def test_lists_are_split_at_commas() -> None:
+def test_lists_are_split_at_commas_and_line_breaks() -> None:
     assert keys(Settings.read({"BERT_API_KEYS": " one, two ,,"})) == ["one", "two"]
+    assert keys(Settings.read({"BERT_API_KEYS": "one\ntwo\r\n"})) == ["one", "two"]  # a Kubernetes secret of lines
 
 
 def test_origins_are_as_browsers_send_them() -> None:
