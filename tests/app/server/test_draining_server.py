@@ -416,6 +416,7 @@ def test_inference_process_that_hangs_ends_the_service(checkpoints: dict[str, st
         code, output = process.end()
     assert code == 4, output
     assert output.count("stalled: a batch has been computed for") == 1
+    assert "no longer stalled" not in output
 
 
 @pytest.mark.parametrize("loading", [True, False], ids=["loading", "ready"])
