@@ -104,7 +104,8 @@ class Checkpointer:
         """Load the checkpoint to continue from, on all ranks; None without one.
 
         Raises:
-            RunError: the checkpoint belongs to a run with other settings, vocabulary or text.
+            RunError: the checkpoint belongs to a run with other settings, vocabulary or text, or to an unfinished one
+                with a larger budget.
         """
         self.dist.check_equal("recipe, text or vocabulary", self.identity)
         own = self._find()
@@ -115,6 +116,13 @@ class Checkpointer:
         for name, part in self.parts.items():
             part.load_state_dict(found[name])
         state = TrainState(**found["state"])
+        half = state.tokens / max(1, state.step) / 2  # a run's last step is the one that is nearest to its budget
+        if self.budget_tokens <= state.tokens + half < found["budget_tokens"]:
+            raise RunError(
+                f"{self.folder} has trained {state.tokens:,} of {found['budget_tokens']:,} tokens, and a budget of "
+                f"{self.budget_tokens:,} would end it here, before its learning rate is 0. Continue with the larger "
+                "budget, delete the folder to start again, or give this run another name"
+            )
         logger.info("resuming at step %d", state.step)
         return state
 

@@ -154,6 +154,16 @@ def test_checkpointer_that_has_not_begun_to_decay_continues_from_its_newest_stat
     assert resumed_step(tmp_path, 200) == 8
 
 
+def test_checkpointer_of_an_unfinished_larger_run_refuses_a_budget_that_is_spent(tmp_path: Path) -> None:
+    save(tmp_path, 15, budget=200)
+    assert resumed_step(tmp_path, 200) == 15
+    assert resumed_step(tmp_path, 160) == 15
+    with pytest.raises(RunError, match=r"trained 150 of 200 tokens.* Continue with the larger budget"):
+        resumed_step(tmp_path, 100)
+    save(tmp_path, 20, budget=204)  # finished: one more step would be further from the budget
+    assert resumed_step(tmp_path, 100) == 20
+
+
 # --- the disk
 
 
