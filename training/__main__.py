@@ -67,6 +67,8 @@ def _evaluate(recipe: Recipe, weights: Path | None = None) -> None:
 
 def _all(recipe: Recipe) -> bool:
     check_targets(recipe)  # before hours of training
+    if recipe.finetune.pretrained:
+        starting_point(recipe.model_copy(update={"adapt": None}))
     if recipe.distill:
         load_teacher(recipe)
     if recipe.finetune.train:

@@ -128,7 +128,9 @@ def test_all_with_labelled_texts_alone(
         ('finetune.train=[{path="misspelt.jsonl",label="label"}]', "misspelt.jsonl: no such file"),
         ('finetune.test=[{path="test.jsonl"}]', "test: fine-tuning needs the source's `label`"),
         ('finetune.labels={"0"="BAD","9"="GOOD"}', "label '1' is not in finetune.labels ('0', '9')"),
+        ('finetune.labels={"0"="BAD","1"="GOOD","9"="FINE"}', "finetune.train has no text labelled FINE"),
         ("distill.teacher=nowhere", "nowhere"),
+        ("finetune.pretrained=nowhere", "nowhere is missing; run pretrain first, or name a checkpoint"),
     ],
 )
 def test_all_finds_mistakes_before_it_trains(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import logging
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Container, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import partial
 
@@ -148,22 +148,26 @@ def labelled_inputs(recipe: Recipe) -> Iterator[ShardInput]:
         unlabelled = documents(source, recipe.data, cutter.progress, recipe.hub_cache)
         routed = _route(((document, NO_LABEL) for document in unlabelled), source, "dev", 0, is_leak)
         yield from cutter.cut(routed, source, reading_of(source))
-    if missing := [name for i, name in enumerate(config.label_names) if not trained[i]]:
-        raise RunError(
-            f"finetune.train has no text labelled {', '.join(missing)}: is a file sorted by its labels and cut by "
-            "`limit`, or are all its texts in finetune.test as well?"
-        )
+    _check_all_labels_occur(recipe, trained)
 
 
 def check_labels(recipe: Recipe) -> None:
     """Read all labels, so that a mistake is found before hours of training.
 
     Raises:
-        SourceError: as `labelled`.
+        SourceError, RunError: as `labelled_inputs`.
     """
-    for source in (*recipe.finetune.train, *recipe.finetune.test):
-        for _ in labelled(source, recipe):
-            pass
+    for sources in (recipe.finetune.test, recipe.finetune.train):
+        found = {label for source in sources for _, label in labelled(source, recipe)}
+    _check_all_labels_occur(recipe, found)
+
+
+def _check_all_labels_occur(recipe: Recipe, found: Container[int]) -> None:
+    if missing := [name for i, name in enumerate(recipe.finetune.label_names) if i not in found]:
+        raise RunError(
+            f"finetune.train has no text labelled {', '.join(missing)}: is a file sorted by its labels and cut by "
+            "`limit`, are all its texts in finetune.test as well, or has finetune.labels one label too many?"
+        )
 
 
 def reading_of(source: SourceConfig) -> str:
