@@ -457,6 +457,8 @@ def _message(error: ErrorDetails) -> str:
         return error["msg"].removeprefix("Value error, ")
     *tables, name = error["loc"]
     prefix = "source" if any(isinstance(table, int) for table in tables) else ".".join(map(str, tables))
+    if prefix == "source" and name in Dialect.__dataclass_fields__:
+        return f"no such key; did you mean table = {{ {name} = ... }}?"
     keys = [key for key, _ in recipe_keys()]
     keys = list(dict.fromkeys([*keys, *(key.rpartition(".")[0] for key in keys)]))  # with the tables
     guesses = [key for key in keys if key.rpartition(".")[2] == name]  # of another table

@@ -144,6 +144,10 @@ def test_overrides_of_text_keys_are_taken_literally(recipe_file: Path) -> None:
         ("pretrain.batch=8", r"pretrain\.batch: no such key; did you mean pretrain\.batch_tokens\?"),
         ("pretrain.mask_fraction=0.2", r"did you mean pretrain\.examples\.mask_fraction\?"),
         ("pretrian.tokens=5", r"pretrian: no such key; did you mean pretrain\?"),
+        (
+            'corpus.sources=[{path="a",header=false}]',
+            r"0\.header: no such key; did you mean table = { header = \.\.\. }",
+        ),
         ('corpus.sources=[{pth="a"}]', r"corpus\.sources\.0\.pth: no such key; did you mean source\.path\?"),
         ("zebra=1", r"zebra: no such key$"),
     ],

@@ -96,7 +96,9 @@ class _SourceReader:
                 rows = ((f"{place}, row {number}", cells) for number, cells in enumerate(streamed, 1))
                 yield from self._limited(self._of_rows(rows, place, self._source.format), place)
         except TableError as error:
-            raise SourceError(f"{error}{self._remedy * ('no column' in str(error))}") from error
+            said = str(error)
+            stated = "; the source's `table` states it" * ("state " in said)
+            raise SourceError(f"{said}{stated}{self._remedy * ('no column' in said)}") from error
 
     def _limited(self, found: Iterable[Document], place: str) -> Iterator[Document]:
         count = 0

@@ -64,7 +64,7 @@ def _copied_rows(file: Path, source: SourceConfig) -> Iterator[Mapping[str, Any]
     try:
         for _, cells in read_rows(file, "jsonl", source, None):
             yield cells
-    except (SourceError, TableError) as error:
+    except TableError as error:
         raise SourceError(f"{error}; delete the file") from error
 
 

@@ -7,8 +7,8 @@ import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
+from bert_client.tables import TableError
 from bert_client.tables.files import Progress, open_file, text_fault, text_lines
-from training.errors import SourceError
 
 MAX_CHARACTERS = 4_000_000
 """A longer stretch of plain text without a blank line is read as several documents, to bound memory."""
@@ -25,8 +25,7 @@ def read_lines(file: Path, encoding: str | None = None, progress: Progress | Non
     """(number from 1, line with its end); a line longer than `MAX_CHARACTERS` comes in parts.
 
     Raises:
-        SourceError: a line is not of the encoding.
-        TableError: the file cannot be read as text.
+        TableError: the file cannot be read as text, or a line is not of the encoding.
     """
     with open_file(str(file), progress) as opened:
         opened.check_kind(markup=False)
@@ -35,7 +34,7 @@ def read_lines(file: Path, encoding: str | None = None, progress: Progress | Non
             number += ended
             ended = line.endswith(("\n", "\r"))
             if fault := text_fault(line, chosen):
-                raise SourceError(f"{file}, line {number}: {fault}")
+                raise TableError(f"{file}, line {number}: {fault}")
             yield number, line
 
 

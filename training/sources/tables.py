@@ -9,9 +9,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from bert_client.tables import open_table
+from bert_client.tables import TableError, open_table
 from bert_client.tables.files import Progress
-from training.errors import SourceError
 from training.recipe import SourceConfig
 
 logger = logging.getLogger(__name__)
@@ -29,8 +28,7 @@ def read_rows(file: Path, form: str | None, source: SourceConfig, progress: Prog
     """Rows in order, their cells by the names that the recipe uses, which may be numbers.
 
     Raises:
-        SourceError: a row is broken.
-        TableError: the file cannot be read, or its header lacks a column.
+        TableError: the file cannot be read, its header lacks a column, or a row is broken.
     """
     asked = columns_of(source)
     with open_table(file, format=form, dialect=source.table, columns=asked, progress=progress) as table:
@@ -39,7 +37,7 @@ def read_rows(file: Path, form: str | None, source: SourceConfig, progress: Prog
         for row in table.rows:
             if row.fault is not None:
                 notes = "".join(f" ({warning})" for warning in table.warnings[:1])
-                raise SourceError(f"{place} {row.number}: {row.fault}{notes}")
+                raise TableError(f"{place} {row.number}: {row.fault}{notes}")
             yield f"{place} {row.number}", row.cells | {new: row.cells[old] for new, old in renamed.items()}
         for warning in table.warnings:
             log_once(warning)
