@@ -41,9 +41,6 @@ from training.runtime.lock import check_idle, run_lock
 from training.sources.documents import documents
 from training.sources.files import size
 
-WITHOUT_NOTES = {"__all__": {"note"}}
-"""The settings of sources that prepared text does not depend on, for `model_dump(exclude=...)`."""
-
 COUNTS = ("documents", "sentences", "tokens", "unknown_sentences", "cut_sentences")
 
 FEW_HELDOUT_DOCUMENTS = 20
@@ -92,13 +89,10 @@ def prepare_labelled(recipe: Recipe, tokenizer: Tokenizer) -> Path:
     """
     config = recipe.finetune
     unlabelled = recipe.distill.sources if recipe.distill else ()
-    settings = config.model_dump(
-        mode="json",
-        include={"train", "test", "labels", "dev_fraction", "augment_fraction"},
-        exclude={"train": WITHOUT_NOTES, "test": WITHOUT_NOTES},
-    )
-    settings["unlabelled"] = source_settings(unlabelled)
     sources = (*config.train, *config.test, *unlabelled)
+    settings = config.model_dump(mode="json", include={"train", "test", "labels", "dev_fraction", "augment_fraction"})
+    settings |= {"train": source_settings(config.train), "test": source_settings(config.test)}
+    settings["unlabelled"] = source_settings(unlabelled)
     return _prepare(recipe, tokenizer, "labelled", sources, settings, labelled_inputs(recipe))
 
 
@@ -113,7 +107,8 @@ def check_corpus_settings(recipe: Recipe) -> None:
 
 
 def _corpus_settings(recipe: Recipe) -> dict[str, Any]:
-    return recipe.corpus.model_dump(mode="json", exclude={"sources": WITHOUT_NOTES, "heldout": WITHOUT_NOTES})
+    sources = {name: source_settings(getattr(recipe.corpus, name)) for name in ("sources", "heldout")}
+    return recipe.corpus.model_dump(mode="json") | sources
 
 
 def _prepare(
