@@ -171,8 +171,8 @@ def test_all_refuses_to_overwrite_other_files_before_it_trains(
         (["adapt", "quick", "run=/nowhere"], "the recipe has no [adapt]"),
         (["distill", "quick", "run=/nowhere"], "/nowhere/quick/pretrained is missing; run pretrain first"),
         (["finetune", "quick", "run=/nowhere"], "/nowhere/quick/pretrained is missing; run pretrain first"),
-        (["evaluate", "quick", "run=/nowhere"], "has no trained model; run pretrain first"),
-        (["export", "quick", "run=/nowhere"], "has no trained model; run pretrain first"),
+        (["evaluate", "quick", "run=/nowhere"], "has no trained model; run pretrain or finetune first"),
+        (["export", "quick", "run=/nowhere"], "has no trained model; run pretrain or finetune first"),
         (["bench", "huge"], "huge"),
     ],
 )

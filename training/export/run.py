@@ -31,7 +31,7 @@ def export(recipe: Recipe) -> list[Path]:
     check_targets(recipe)
     made = [name for name in NAMES if (recipe.folder / name).is_dir()]
     if not made:
-        raise RunError(f"{recipe.folder} has no trained model; run pretrain first")
+        raise RunError(f"{recipe.folder} has no trained model; run pretrain or finetune first")
     for name in set(NAMES).difference(made):
         logger.warning("%s has no %s model yet; it is left out", recipe.folder, name)
     sources = {name: load_checkpoint(recipe.folder / name) for name in made}
@@ -42,7 +42,7 @@ def export(recipe: Recipe) -> list[Path]:
         write_card(recipe, name, target, weights)
         logger.info("%s: %s", target, checkpoint_size(target))
     settings = " ".join(f"BERT_{name.upper()}={target}" for name, target in targets.items())
-    logger.info("next: %s make serve", settings)
+    logger.info("next: %s bert-serve", settings)
     return list(targets.values())
 
 

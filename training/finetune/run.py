@@ -147,7 +147,10 @@ def _train(material: _Material, seed: int) -> SeedResult | None:
     answers = {name: predict_classification(model, texts) for name, texts in material.dev.items()}
     said = {label for each in answers.values() for label in each.logits.argmax(1).tolist()}
     if len(said) == 1:
-        logger.warning("it answers %s to every dev text: train longer", recipe.finetune.label_names[said.pop()])
+        logger.warning(
+            "it answers %s to every dev text: delete %s and repeat with a higher finetune.epochs",
+            *(recipe.finetune.label_names[said.pop()], folder),
+        )
     temperature = calibrate(model, answers)
     if dist.is_main:
         trainer.log.write("calibration", trainer.state, {"temperature": temperature})
@@ -192,7 +195,10 @@ def _trainer(material: _Material, model: BertForSequenceClassification, seed: in
         evaluations=EVALUATIONS,
     )
     if settings.steps < FEW_STEPS:
-        logger.warning("only %d steps: lower finetune.batch_tokens (%d)", settings.steps, config.batch_tokens)
+        logger.warning(
+            "only %d steps: stop, and lower finetune.batch_tokens (%d) or raise finetune.epochs (%g)",
+            *(settings.steps, config.batch_tokens, config.epochs),
+        )
     return Trainer(
         loss,
         stream,

@@ -51,7 +51,7 @@ class Advisor:
             yield (
                 ADVICE,
                 f"STILL ON THE PLATEAU: {spent:.0%} of the budget is spent and the masked-LM loss {loss:.3f} "
-                f"is not below the unigram entropy {entropy:.3f}: nothing but word frequencies is learned. "
+                f"is not clearly below the unigram entropy {entropy:.3f}: nothing but word frequencies is learned. "
                 "Stop, and try a smaller batch, fewer layers, another learning_rate, or a larger budget.",
             )
 

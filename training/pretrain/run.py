@@ -30,7 +30,7 @@ from training.runtime.distributed import DistContext, distributed
 from training.runtime.files import read_json, write_json
 from training.runtime.lock import run_lock
 
-EVALUATED_EXAMPLES = 256
+EVALUATION_EXAMPLES = 256
 """Held-out examples per source in an evaluation on the way."""
 
 MAX_EVALUATIONS, TOKENS_PER_EVALUATION = 20, 1_000_000
@@ -67,6 +67,8 @@ def pretrain(recipe: Recipe) -> bool:
             text, Vocabulary.of(tokenizer), examples, recipe.seed, recipe.micro_tokens(recipe.pretrain)
         )
         recipe = _resolve_budget(recipe, loss, stream, dist)
+        passes = (recipe.pretrain.tokens or 0) / text.tokens
+        logger.info("%s documents with %s tokens, read %.3g times", f"{text.documents:,}", f"{text.tokens:,}", passes)
         trainer = _trainer(recipe, loss, stream, tokenizer, dist)
         if dist.is_main and not trainer.is_finished:
             write_resolved(recipe, recipe.folder / "pretrain")
@@ -120,7 +122,7 @@ def _trainer(
     assert config.tokens is not None
 
     def evaluate(_state: TrainState) -> dict[str, Any]:
-        reports = evaluate_pretraining(loss.model, heldout, tokenizer, config.examples, count=EVALUATED_EXAMPLES)
+        reports = evaluate_pretraining(loss.model, heldout, tokenizer, config.examples, count=EVALUATION_EXAMPLES)
         return {name: report.summary() for name, report in reports.items()}
 
     return Trainer(

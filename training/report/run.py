@@ -91,7 +91,7 @@ def evaluate(recipe: Recipe, weights: Path | None = None) -> str:
         guess = f"; did you mean {holders[0]}?" if holders else ""
         raise RunError(f"--weights {weights}: the folder must hold pretrained/ or sentiment/{guess}")
     if not found:
-        raise RunError(f"{models} has no trained model; run pretrain first")
+        raise RunError(f"{models} has no trained model; run pretrain or finetune first")
     run = recipe
     if weights:
         recipe = _for_other_weights(recipe, weights)
@@ -220,7 +220,7 @@ def _verdicts(report: Report) -> list[str]:
         r = source.figures
         answered = [i for i, column in enumerate(zip(*r.confusion, strict=True)) if any(column)]
         if len(answered) == 1:
-            sentences.append(f"**{name}: it answers {report.labels[answered[0]]} to every text: train longer.**\n")
+            sentences.append(f"**{name}: answers {report.labels[answered[0]]} to each text: raise finetune.epochs.**\n")
         bag = max((figures["accuracy"] for figures in _baselines(report, name).values()), default=0.0)
         if bag > r.accuracy:
             sentences.append(

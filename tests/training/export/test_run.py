@@ -146,7 +146,7 @@ def test_checkpoint_dir_that_is_read_back_differently_is_an_error(
 
 def test_export_of_the_models_that_exist(make_recipe: MakeRecipe, caplog: pytest.LogCaptureFixture) -> None:
     recipe = make_recipe()
-    with pytest.raises(RunError, match="run pretrain first"):
+    with pytest.raises(RunError, match="run pretrain or finetune first"):
         export(recipe)
     assert export(save_new_network(recipe)) == [recipe.folder / "export" / "pretrained"]
     assert "has no sentiment model yet; it is left out" in caplog.text
@@ -159,7 +159,7 @@ def test_export_ends_with_sizes_and_the_command_to_serve(run: Recipe, caplog: py
     assert [line.startswith(f"{path}: ") for path, line in zip(written, caplog.messages[-3:-1], strict=True)]
     assert all(line.endswith(" MB)") for line in caplog.messages[-3:-1])
     settings = " ".join(f"BERT_{path.name.upper()}={path}" for path in written)
-    assert caplog.messages[-1] == f"next: {settings} make serve"
+    assert caplog.messages[-1] == f"next: {settings} bert-serve"
 
 
 def test_export_can_be_repeated(run: Recipe) -> None:

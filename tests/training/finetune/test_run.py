@@ -272,7 +272,7 @@ def test_finetune_with_more_epochs_is_refused_before_anything_is_said(
     caplog.set_level(logging.INFO)
     recipe = save_new_network(make_recipe("finetune.epochs=0.5"))
     assert finetune(recipe)
-    assert "steps: lower finetune.batch_tokens (256)" in caplog.text
+    assert "steps: stop, and lower finetune.batch_tokens (256) or raise finetune.epochs (0.5)" in caplog.text
     with pytest.raises(RunError, match=r"finetune\.epochs was 0\.5, is 1"):
         finetune(changed(recipe, epochs=1))
     assert "continuing from" not in caplog.text
@@ -283,7 +283,9 @@ def test_finetune_says_that_a_classifier_gives_one_answer(
 ) -> None:
     recipe = save_new_network(make_recipe("finetune.epochs=0.1", "finetune.learning_rate=1e-9"))
     assert finetune(recipe)
-    assert re.search(r"it answers (NEGATIVE|POSITIVE) to every dev text: train longer", caplog.text)
+    assert re.search(
+        r"it answers (NEGATIVE|POSITIVE) to every dev text: delete \S+/seed-1 and repeat with", caplog.text
+    )
 
 
 def test_finetune_pretrained_that_is_no_checkpoint_names_the_key(make_recipe: MakeRecipe, tmp_path: Path) -> None:

@@ -56,7 +56,7 @@ def figures_of(recipe: Recipe) -> dict[str, object]:
 
 
 def test_evaluate_without_models_names_the_command(make_recipe: MakeRecipe) -> None:
-    with pytest.raises(RunError, match="has no trained model; run pretrain first"):
+    with pytest.raises(RunError, match="has no trained model; run pretrain or finetune first"):
         evaluate(make_recipe())
 
 
@@ -216,7 +216,7 @@ def test_tables_say_where_a_classifier_is_useless() -> None:
     bags = {"bag": {"reviews": figures(0.95, 0.95)}}
     constant = replace(TEST, figures=replace(CLASSES, confusion=[[0, 5], [0, 5]]))
     found = tables(Report({}, {"reviews": constant}, ["NEGATIVE", "POSITIVE"], bags))["sentiment"]
-    assert "reviews: it answers POSITIVE to every text: train longer" in found
+    assert "reviews: answers POSITIVE to each text: raise finetune.epochs" in found
     assert "reviews: a bag of words is better (0.950 against 0.900)" in found
     assert "**" not in text_of(Report({}, {"reviews": TEST}, ["NEGATIVE", "POSITIVE"]))
 
