@@ -8,8 +8,10 @@ so neither length nor position gives the label away.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import IntEnum
+from functools import partial
 from typing import Protocol
 
 import numpy as np
@@ -36,6 +38,8 @@ SPECIAL_TOKENS = 3
 Ints = NDArray[np.int64]
 Span = tuple[int, int]
 """Sentences [first, last)."""
+Closest = Callable[[Ints, Ints], tuple[Span, int]]
+"""Called with where runs of sentences begin and must end; see `PairSampler._closest_in_length`."""
 
 
 class PairKind(IntEnum):
@@ -124,10 +128,11 @@ class PairSampler:
         stop = start + 2 if one_sentence_each else max(start + 2, self._stop(start, end, budget))
         cut = int(rng.integers(start + 1, stop))
         first, second = (start, cut), (cut, stop)
+        closest = partial(self._closest_in_length, second, first, budget, one_sentence_each)
         if kind is PairKind.RANDOM_DOCUMENT:
-            second = self._sample_other_document(document, first, second, budget, one_sentence_each, rng)
+            second = self._sample_other_document(document, closest, rng)
         elif kind is PairKind.NOT_ADJACENT:
-            second, kind = self._sample_same_document((begin, end), first, second, budget, one_sentence_each, rng)
+            second, kind = self._sample_same_document((begin, end), first, second, closest, rng)
         if kind is PairKind.SWAPPED:
             first, second = second, first
         return Pair(*_truncate(self._ids(first), self._ids(second), budget), kind)
@@ -153,9 +158,7 @@ class PairSampler:
             return PairKind.RANDOM_DOCUMENT
         return PairKind.SWAPPED if rng.random() < 0.5 else PairKind.NOT_ADJACENT
 
-    def _sample_other_document(
-        self, document: int, first: Span, follower: Span, budget: int, one_sentence_each: bool, rng: np.random.Generator
-    ) -> Span:
+    def _sample_other_document(self, document: int, closest: Closest, rng: np.random.Generator) -> Span:
         """Sentences of another document, drawn in proportion to its length, so that no document is second more often
         than first."""
         own, until = self._followers_before[document : document + 2]
@@ -164,16 +167,10 @@ class PairSampler:
         documents = np.searchsorted(self._followers_before, draws, side="right") - 1
         starts = self.text.document_starts
         after = starts[documents] + 1 + draws - self._followers_before[documents]
-        return self._closest_in_length(follower, first, budget, one_sentence_each, after, starts[documents + 1])[0]
+        return closest(after, starts[documents + 1])[0]
 
     def _sample_same_document(
-        self,
-        document_span: Span,
-        first: Span,
-        follower: Span,
-        budget: int,
-        one_sentence_each: bool,
-        rng: np.random.Generator,
+        self, document_span: Span, first: Span, follower: Span, closest: Closest, rng: np.random.Generator
     ) -> tuple[Span, PairKind]:
         """Sentences of the same document that neither follow nor overlap; the true pair, to be swapped, where none of
         a similar length exists."""
@@ -184,7 +181,7 @@ class PairSampler:
         draws = rng.integers(before + behind, size=CANDIDATES)
         after = np.where(draws < before, document_span[0] + 1 + draws, first[1] + 1 + draws - before)
         until = np.where(draws < before, first[0], document_span[1])
-        found, gap = self._closest_in_length(follower, first, budget, one_sentence_each, after, until)
+        found, gap = closest(after, until)
         is_similar = gap <= 2 + self._length(follower) // 8
         return (found, PairKind.NOT_ADJACENT) if is_similar else (follower, PairKind.SWAPPED)
 
