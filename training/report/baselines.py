@@ -135,19 +135,16 @@ def read_test(recipe: Recipe) -> dict[str, Labelled]:
     return dict(dev)
 
 
-def scores_by_domain(answers: torch.Tensor, part: Labelled) -> dict[str, float]:
-    """Balanced accuracy in each domain that has two labels or more; "" is the domain of texts without one."""
+def balanced_by_domain(answers: torch.Tensor, part: Labelled) -> tuple[float, dict[str, float]]:
+    """Balanced accuracy in each domain that has two labels or more, after their mean, which is 0 without any; "" is the
+    domain of texts without one."""
     labels = torch.tensor([label for _, label in part])
     domains: dict[str, list[int]] = defaultdict(list)
     for i, (document, _) in enumerate(part):
         domains[document.domain or ""].append(i)
     mixed = {name: rows for name, rows in domains.items() if len(labels[rows].unique()) > 1}
-    return {name: balanced_accuracy(answers[rows], labels[rows]) for name, rows in mixed.items()}
-
-
-def mean_over_domains(scores: Mapping[str, float]) -> float:
-    """Mean of `scores_by_domain`; 0 if no domain has two labels."""
-    return statistics.fmean(scores.values()) if scores else 0.0
+    scores = {name: balanced_accuracy(answers[rows], labels[rows]) for name, rows in mixed.items()}
+    return statistics.fmean(scores.values()) if scores else 0.0, scores
 
 
 def _parts(recipe: Recipe) -> tuple[Labelled, Labelled]:
@@ -170,7 +167,7 @@ def _figures(bag: Any, part: Labelled) -> Figures:
     texts, labels = _columns(part)
     answers = torch.from_numpy(bag.predict(texts))
     accuracy = (answers == torch.tensor(labels)).double().mean().item()
-    return {"accuracy": accuracy, "balanced_accuracy": mean_over_domains(scores_by_domain(answers, part))}
+    return {"accuracy": accuracy, "balanced_accuracy": balanced_by_domain(answers, part)[0]}
 
 
 def _key(*parts: tuple[str, Labelled]) -> str:

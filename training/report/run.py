@@ -23,15 +23,7 @@ from training.loop.checkpoint import fingerprint
 from training.loop.log import RunLog
 from training.pretrain.run import load_pretrained, open_heldout
 from training.recipe import Recipe, source_name
-from training.report.baselines import (
-    DEV,
-    Figures,
-    Labelled,
-    evaluate_baselines,
-    mean_over_domains,
-    read_test,
-    scores_by_domain,
-)
+from training.report.baselines import DEV, Figures, Labelled, balanced_by_domain, evaluate_baselines, read_test
 from training.report.plots import plot_confusion, plot_losses, plot_reliability
 from training.runtime.device import choose_device
 from training.runtime.files import write_json
@@ -191,12 +183,12 @@ def _test_reports(recipe: Recipe, folder: Path, test: Mapping[str, Labelled]) ->
 
 
 def _test_report(answers: Answers, part: Labelled) -> SourceReport:
-    scores = scores_by_domain(answers.logits.argmax(1), part)
+    mean, scores = balanced_by_domain(answers.logits.argmax(1), part)
     texts = Counter((document.domain, label) for document, label in part)
     labels = range(answers.logits.shape[1])
     large = [name for name in scores if name and all(texts[name, i] >= MIN_OF_EACH_LABEL for i in labels)]
     worst = min(large, key=scores.__getitem__, default=None)
-    return SourceReport(answers.report(), mean_over_domains(scores), worst, scores[worst] if worst else None)
+    return SourceReport(answers.report(), mean, worst, scores[worst] if worst else None)
 
 
 # --- tables and plots ----------------------------------------------------------------------------------------------

@@ -16,12 +16,11 @@ from training.recipe import Recipe, SourceConfig
 from training.report.baselines import (
     Figures,
     Labelled,
+    balanced_by_domain,
     evaluate_baselines,
     fit_naive_bayes,
     fit_tfidf,
-    mean_over_domains,
     read_test,
-    scores_by_domain,
 )
 from training.sources.documents import Document
 
@@ -115,15 +114,13 @@ def test_baseline_finds_words_in_scripts_without_spaces(good: str, bad: str) -> 
         assert answers(fit(part[:4], []), part[4:]) == [1, 0]
 
 
-def test_mean_over_domains_weighs_domains_alike_and_labels_alike() -> None:
+def test_balanced_by_domain_weighs_domains_alike_and_labels_alike() -> None:
     labels = {"a": [0, 0, 0, 1], "b": [0, 1, 1], "c": [1]}
     part: Labelled = [(Document(("x",), domain=d), label) for d, each in labels.items() for label in each]
     answers = torch.tensor([0, 0, 0, 0, 0, 1, 1, 1])  # the only 1 of the first domain is answered 0
-    scores = scores_by_domain(answers, part)
-    assert scores == {"a": 0.5, "b": 1.0}, "the last has one label only"
-    assert mean_over_domains(scores) == 0.75
-    assert mean_over_domains({}) == 0
+    assert balanced_by_domain(answers, part) == (0.75, {"a": 0.5, "b": 1.0}), "the last has one label only"
+    assert balanced_by_domain(answers[-1:], part[-1:]) == (0, {})
 
 
-def test_scores_by_domain_of_texts_without_one() -> None:
-    assert scores_by_domain(torch.tensor([0, 0]), labelled(("x", 0), ("y", 1))) == {"": 0.5}
+def test_balanced_by_domain_of_texts_without_one() -> None:
+    assert balanced_by_domain(torch.tensor([0, 0]), labelled(("x", 0), ("y", 1))) == (0.5, {"": 0.5})
