@@ -35,11 +35,6 @@ STOPPED = 130
 """Exit status of a run that a signal ended; the same command continues it."""
 
 
-def _tokenizer(recipe: Recipe) -> None:
-    folder = make_tokenizer(recipe)
-    logger.info("vocabulary of %s pieces in %s", f"{open_tokenizer(recipe).vocab_size:,}", folder)
-
-
 def _prepare(recipe: Recipe) -> None:
     folder = prepare(recipe, open_tokenizer(recipe))
     if (folder / "train").is_dir():
@@ -75,7 +70,7 @@ def _all(recipe: Recipe) -> bool:
         check_labels(recipe)
     is_pretrained = recipe.finetune.pretrained is not None and not recipe.corpus.sources
     steps = [
-        *(() if is_pretrained else (_tokenizer, _prepare, pretrain)),
+        *(() if is_pretrained else (make_tokenizer, _prepare, pretrain)),
         *((adapt,) if recipe.adapt else ()),
         *((_distill,) if recipe.distill else ()),
         *((finetune,) if recipe.finetune.train else ()),
@@ -85,7 +80,7 @@ def _all(recipe: Recipe) -> bool:
 
 
 COMMANDS: dict[str, tuple[Callable[..., object], str]] = {
-    "tokenizer": (_tokenizer, "learn the vocabulary from the recipe's text"),
+    "tokenizer": (make_tokenizer, "learn the vocabulary from the recipe's text"),
     "prepare": (_prepare, "split the text into sentences and write their token ids"),
     "pretrain": (pretrain, "train the network on masked words and next sentences"),
     "adapt": (adapt, "pretrain further on the classifier's texts; needs [adapt]"),

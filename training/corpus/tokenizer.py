@@ -57,6 +57,7 @@ def make_tokenizer(recipe: Recipe) -> Path:
         tokenizer = learn_tokenizer(recipe) if start is None else Tokenizer.load(start)
         tokenizer.save(folder)
         write_json(folder / FINGERPRINT, fingerprint)
+        logger.info("vocabulary of %s pieces in %s", f"{tokenizer.vocab_size:,}", folder)
     return folder
 
 
