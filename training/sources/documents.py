@@ -15,7 +15,7 @@ from training.sources.detokenize import differ, joined
 from training.sources.files import files, format_of_file
 from training.sources.hub import hub_place, hub_rows
 from training.sources.plain_text import clean, fasttext_line, plain_texts, read_lines, tidy, wikitext_texts
-from training.sources.tables import Row, columns_of, label_value, log_once, read_rows, text_value
+from training.sources.tables import Row, columns_of, in_recipe, label_value, log_once, read_rows, text_value
 
 FIRST_ROWS = 1000
 """Rows of a source of which one must have each column: JSON lines may leave out what is null."""
@@ -96,9 +96,8 @@ class _SourceReader:
                 rows = ((f"{place}, row {number}", cells) for number, cells in enumerate(streamed, 1))
                 yield from self._limited(self._of_rows(rows, place, self._source.format), place)
         except TableError as error:
-            said = str(error)
-            stated = "; the source's `table` states it" * ("state " in said)
-            raise SourceError(f"{said}{stated}{self._remedy * ('no column' in said)}") from error
+            said = in_recipe(str(error))
+            raise SourceError(f"{said}{self._remedy * ('no column' in said)}") from error
 
     def _limited(self, found: Iterable[Document], place: str) -> Iterator[Document]:
         count = 0

@@ -40,7 +40,17 @@ def read_rows(file: Path, form: str | None, source: SourceConfig, progress: Prog
                 raise TableError(f"{place} {row.number}: {row.fault}{notes}")
             yield f"{place} {row.number}", row.cells | {new: row.cells[old] for new, old in renamed.items()}
         for warning in table.warnings:
-            log_once(warning)
+            log_once(in_recipe(warning))
+
+
+def in_recipe(message: str) -> str:
+    """A message of `bert_client.tables`, and the key of a source that states what the message asks for.
+
+    >>> in_recipe("a.csv: state the delimiter")
+    "a.csv: state the delimiter; the source's `table` states it"
+    """
+    key = "format" if "state the format" in message else "table"
+    return f"{message}; the source's `{key}` states it" if "state " in message else message
 
 
 def label_value(value: Any) -> str | None:
