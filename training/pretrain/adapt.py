@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import shutil
 from pathlib import Path
 
 from model.checkpoint import load_checkpoint
@@ -27,7 +26,7 @@ def adapt(recipe: Recipe) -> bool:
     """Continue pretraining on the texts of `finetune.train`, without their labels. True when finished.
 
     Raises:
-        RunError: the recipe has no `[adapt]`, or nothing is pretrained yet.
+        RunError: the recipe has no `[adapt]`, nothing is pretrained yet, or the run has adapted another network.
     """
     if recipe.adapt is None:
         raise RunError("the recipe has no [adapt]; give it a budget: adapt.tokens=2000000")
@@ -39,8 +38,10 @@ def adapt(recipe: Recipe) -> bool:
     record = stage.folder / "started-from.json"
     with ranks_in_turn(recipe.folder):
         if (read_json(record) or started_from) != started_from:
-            logger.warning("%s was adapted from another pretrained network: adapting again", stage.folder)
-            shutil.rmtree(stage.folder)
+            raise RunError(
+                f"{stage.folder} was adapted from another network than {start}: delete it to adapt again, or give this "
+                "run another name"
+            )
         prepare(stage, Tokenizer.load(make_tokenizer(stage)))
         write_json(record, started_from)
     return pretrain(stage)
@@ -54,7 +55,7 @@ def adapted(recipe: Recipe) -> Path | None:
         return None
     start = pretrained_folder(recipe)
     if not start.is_dir() or read_json(folder / "started-from.json") != fingerprint(load_checkpoint(start).model):
-        logger.warning("%s was adapted from another network than %s and is not used; run adapt again", folder, start)
+        logger.warning("%s was adapted from another network than %s and is not used; delete it", folder, start)
         return None
     return folder / "pretrained"
 

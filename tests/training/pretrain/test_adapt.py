@@ -78,16 +78,17 @@ def test_adapted_network_of_another_pretrained_network_is_not_used(
     save_new_network(recipe, seed=2)
     assert adapted(recipe) is None
     assert "was adapted from another network" in caplog.text
-    assert "is not used; run adapt again" in caplog.text
+    assert "is not used; delete it" in caplog.text
     assert starting_point(recipe)[0].path == recipe.folder / "pretrained"
 
 
-def test_adapt_starts_again_after_another_pretraining(
-    recipe: Recipe, recipe_file: str, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_adapt_after_another_pretraining_deletes_nothing(recipe: Recipe, recipe_file: str) -> None:
     save_new_network(recipe, seed=2)
-    assert adapt(load_recipe(str(recipe_file), [*recipe.overrides, "adapt.tokens=512"]))
-    assert "adapting again" in caplog.text
+    again = load_recipe(str(recipe_file), [*recipe.overrides, "adapt.tokens=512"])
+    with pytest.raises(RunError, match=r"adapted from another network than .*: delete it to adapt again, or give"):
+        adapt(again)
+    shutil.rmtree(recipe.folder / "adapt")
+    assert adapt(again)
     assert adapted(recipe) == recipe.folder / "adapt" / "pretrained"
 
 

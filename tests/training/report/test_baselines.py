@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 
+import training.report.baselines as baselines_module
 from tests.training.conftest import MakeRecipe
 from tests.training.texts import review, sentence
 from training.recipe import Recipe, SourceConfig
@@ -74,6 +75,14 @@ def test_baselines_that_can_learn_nothing_are_left_out_and_say_so(
     source = SourceConfig(path=str(tmp_path / "emoji.jsonl"), label="label")
     assert baselines(make_recipe(), train=(source,)) == {}
     assert f"the report has no {TFIDF}: " in caplog.text
+
+
+def test_bags_learn_from_texts_drawn_evenly(make_recipe: MakeRecipe, monkeypatch: pytest.MonkeyPatch) -> None:
+    recipe = make_recipe()
+    every, _ = baselines_module._parts(recipe)
+    monkeypatch.setattr(baselines_module, "MAX_TEXTS", 3)
+    few, _ = baselines_module._parts(recipe)
+    assert few == [every[len(every) * i // 3] for i in range(3)]
 
 
 @pytest.mark.parametrize("fit", [fit_tfidf, fit_naive_bayes])
