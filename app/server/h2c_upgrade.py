@@ -12,6 +12,9 @@ import re
 _UPGRADE = re.compile(rb"\r\nupgrade(?=:)", re.IGNORECASE)
 _RENAMED = b"\r\nX-grade"
 """As long as the header that it replaces, so that no length changes if a body is among the bytes."""
+RAW_BODY_HEADERS = (b"transfer-encoding", b"inference-header-content-length")
+"""The headers of a body that may not be JSON as a whole: it comes in chunks, or binary tensors follow the JSON."""
+_RAW_BODY = re.compile(b"|".join(RAW_BODY_HEADERS), re.IGNORECASE)
 _UNFINISHED = re.compile(rb"\r(\n(\r|u(p(g(r(a(de?)?)?)?)?)?)?)?\Z", re.IGNORECASE)
 """The end of received bytes that may be the beginning of an `Upgrade` header, or of the end of the head."""
 
@@ -22,17 +25,18 @@ class UpgradeFilter:
     def __init__(self) -> None:
         self._unfinished = b""
 
-    def rename_headers(self, data: bytes, *, in_head: bool, head_has_begun: bool, chunked: bool) -> bytes:
+    def rename_headers(self, data: bytes, *, in_head: bool, head_has_begun: bool, raw_body: bool) -> bytes:
         """The received bytes that the parser may see now.
 
         Several requests may come together, so the bytes may contain a body. JSON has no line that begins like an
-        `Upgrade` header, but a chunk of it may: where there may be chunks, only the current head is searched.
+        `Upgrade` header, but a chunk of it may, and so may a text in a binary tensor: where there may be either, only
+        the current head is searched.
 
         Args:
             data: what was received.
             in_head: whether `data` begins in a head, or before one.
             head_has_begun: whether a part of that head was received before.
-            chunked: whether the current request sends its body in chunks.
+            raw_body: whether the head of the current request has one of `RAW_BODY_HEADERS`.
         """
         data, self._unfinished = self._unfinished + data, b""
         if in_head and b"\r\n\r\n" not in data and (unfinished := _UNFINISHED.search(data)):
@@ -40,7 +44,7 @@ class UpgradeFilter:
         if b"\r" not in data or not _UPGRADE.search(data):
             return data
         end = len(data)
-        if head_has_begun or b"chunked" in data.lower() or (chunked and not in_head):
+        if head_has_begun or _RAW_BODY.search(data) or (raw_body and not in_head):
             end = data.find(b"\r\n\r\n") if in_head else 0
             end = len(data) if end < 0 else end
         return _UPGRADE.sub(_RENAMED, data[:end]) + data[end:]

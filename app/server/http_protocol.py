@@ -19,7 +19,7 @@ from app.api.middleware import logs_requests
 from app.api.problems import problem_response
 from app.observability import tracing
 from app.observability.request_ids import request_id_of
-from app.server.h2c_upgrade import UpgradeFilter
+from app.server.h2c_upgrade import RAW_BODY_HEADERS, UpgradeFilter
 
 logger = logging.getLogger(__name__)
 
@@ -68,7 +68,7 @@ class BoundedProtocol(HttpToolsProtocol):
         """Received bytes of a head that is incomplete."""
         self._in_head = True
         self._in_request = False
-        self._chunked = False
+        self._raw_body = False
         self._ignore_input = False
         """Set by bytes that are not a request: the connection closes after the answers to the requests before them."""
 
@@ -96,7 +96,7 @@ class BoundedProtocol(HttpToolsProtocol):
         head_has_begun = self._in_head and self._in_request
         expects_head = self._in_head or not self._in_request
         data = self._upgrades.rename_headers(
-            data, in_head=expects_head, head_has_begun=head_has_begun, chunked=self._chunked
+            data, in_head=expects_head, head_has_begun=head_has_begun, raw_body=self._raw_body
         )
         if expects_head:
             end = data.find(b"\r\n\r\n")
@@ -147,7 +147,7 @@ class BoundedProtocol(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         """The head is complete."""
         self._in_head = False
-        self._chunked = any(name == b"transfer-encoding" for name, _ in self.headers)
+        self._raw_body = any(name in RAW_BODY_HEADERS for name, _ in self.headers)
         self._stop_read_timeout()
         if len(self.pipeline) >= MAX_PIPELINED:
             self._close_after_reading()

@@ -124,6 +124,23 @@ def test_chunk_that_begins_like_an_offer_is_read_as_it_is(service: Process, part
     assert scores[0] == scores[1]
 
 
+@pytest.mark.parametrize("parts", [1, 2])
+def test_binary_tensor_with_a_line_like_an_offer_is_read_as_it_is(service: Process, parts: int) -> None:
+    def answer(text: bytes) -> bytes:
+        raw = len(text).to_bytes(4, "little") + text
+        tensor = {"name": "text", "datatype": "BYTES", "shape": [1], "parameters": {"binary_data_size": len(raw)}}
+        asked = json.dumps({"inputs": [tensor]}).encode()
+        head = b"POST /v2/models/sentiment/infer HTTP/1.1\r\nHost: x\r\nConnection: close\r\n"
+        head += b"Inference-Header-Content-Length: %d\r\n" % len(asked)
+        head += b"Content-Length: %d\r\n\r\n" % len(asked + raw)
+        sent = [head + asked + raw] if parts == 1 else [head, asked + raw]
+        status, _, rest = exchange(service.port, *sent).partition(b"\r\n")
+        assert status == b"HTTP/1.1 200 OK"
+        return rest.partition(b"\r\n\r\n")[2]
+
+    assert answer(b"a film\r\nupgrade: good") == answer(b"a film\n\nupgrade: good")
+
+
 @pytest.mark.parametrize("at", range(-3, 1))
 def test_body_is_read_whole_wherever_the_end_of_its_head_is_cut_in_two(service: Process, at: int) -> None:
     body = BODY + b"\r\n"
