@@ -44,7 +44,6 @@ PROBLEM_TYPES: dict[type[Exception] | int, ProblemType] = {
     errors.TooLargeError: ProblemType(413, "too_large", "Request too large"),
     errors.UnsupportedMediaTypeError: ProblemType(415, "unsupported_media_type", "Unsupported media type"),
     errors.InvalidRequestError: ProblemType(422, "invalid_request", "The request does not fit the schema"),
-    errors.InvalidInputError: ProblemType(422, "invalid_input", "An input cannot be answered"),
     model_errors.EmptyTextError: ProblemType(422, "empty_text", "A text is empty"),
     model_errors.InvalidTextError: ProblemType(422, "invalid_text", "A string is not valid text"),
     model_errors.PairError: ProblemType(422, "no_pairs", "The model takes single texts only"),

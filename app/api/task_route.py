@@ -48,9 +48,10 @@ _MAX_FIELD_NAME = 100
 _PAIR = '{"text": …, "text_pair": …}'
 _UNKNOWN_FIELD = ("extra_forbidden", "unexpected_keyword_argument")
 _MESSAGES = {
-    "model_type": "Input should be an object",
+    **dict.fromkeys(("model_type", "dict_type"), "Input should be an object"),
     "list_type": "Input should be an array",
     "dataclass_type": f"must be {_PAIR}",
+    "none_required": "Input should be null",
     "too_short": "is empty: send at least one",
     **dict.fromkeys(_UNKNOWN_FIELD, "unknown field"),
 }
@@ -205,7 +206,7 @@ def parse(schema: type[Schema], body: bytes, max_inputs: int) -> Schema:
 
 def _raise_not_json(body: bytes, error: ValueError) -> NoReturn:
     """Raise why a body cannot be parsed. Python's `json` accepts half of a surrogate pair, and so tells its place."""
-    reason, given = f"Invalid JSON: {error}", None
+    reason, given = f"Invalid JSON: {error}" if body.strip() else "the body is empty; send JSON", None
     try:
         given = json.loads(body.decode("utf-8", "surrogatepass"))
     except UnicodeDecodeError:
@@ -237,6 +238,8 @@ def _raise_invalid(error: ValidationError, schema: type[BaseModel]) -> NoReturn:
 def _message(detail: ErrorDetails, schema: type[BaseModel]) -> str:
     """What is wrong, in the words of JSON. For an unknown field, the known ones or the one that was meant."""
     message = _MESSAGES.get(detail["type"], detail["msg"])
+    if detail["type"] == "too_long":
+        message = message.replace("List", "Input").replace(" after validation", "")
     *path, name = detail["loc"] or ("",)
     if (detail["type"], name) == ("string_type", "string"):  # the tag of `schemas.TextOrPair`
         return f"must be a text or {_PAIR}"
@@ -245,7 +248,7 @@ def _message(detail: ErrorDetails, schema: type[BaseModel]) -> str:
     is_of_pair = detail["type"] == "unexpected_keyword_argument"
     known = [field.name for field in fields(TextPair)] if is_of_pair else _field_names(schema, path)
     if not path and name in _field_names(schema, ["parameters"]):
-        return f"{name} belongs in parameters"
+        return "belongs in parameters"
     near = difflib.get_close_matches(str(name)[:_MAX_FIELD_NAME], known, n=1, cutoff=0.6)
     return f"{message}; did you mean {near[0]}?" if near else f"{message}; known are {', '.join(known)}"
 

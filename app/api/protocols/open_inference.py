@@ -130,7 +130,7 @@ def _parse(body: bytes, request: TaskRequest) -> InferRequest:
             )
         texts = _texts(body[start:end], count, ("inputs", i)) if tensor.data is None else tensor.data
         if len(texts) != count or not count:
-            raise _invalid(f"does not fit the data: [{count}], and {len(texts)} texts or more", "inputs", i, "shape")
+            raise _invalid(f"is [{count}]: give the number of texts in the data, at least 1", "inputs", i, "shape")
         tensors.append(tensor.model_copy(update={"data": texts}))
     if end < len(body):
         raise _invalid(f"{len(body) - end} bytes after the JSON belong to no input", "inputs")
@@ -197,7 +197,7 @@ def _route(task: Task) -> TaskRoute:
 
     async def infer(body: InferRequest, request: TaskRequest) -> tuple[Reply[Any], Response]:
         """Ask a model. Texts may also follow the JSON as binary tensors, if `Inference-Header-Content-Length` tells
-        the bytes of the JSON; then a `Content-Type` is not needed."""
+        the bytes of the JSON. No `Content-Type` is needed."""
         is_binary = dict.fromkeys([output.name for output in body.outputs] or names, body.parameters.binary_data_output)
         for i, output in enumerate(body.outputs):
             if output.name not in names:

@@ -103,6 +103,11 @@ def test_parse_refuses_invalid_json(body: bytes) -> None:
         parse(schemas.FillMaskRequest, body)
 
 
+def test_parse_says_that_a_body_is_empty() -> None:
+    with pytest.raises(NotJSONError, match="the body is empty; send JSON"):
+        parse(schemas.FillMaskRequest, b"\n")
+
+
 @pytest.mark.parametrize("literal", [b"NaN", b"Infinity", b"-Infinity", b"1e999"])
 def test_parse_refuses_nan_and_infinity(literal: bytes) -> None:
     with pytest.raises((NotJSONError, InvalidRequestError)):
@@ -159,7 +164,7 @@ def test_parse_refuses_200_kb_of_invalid_inputs_in_milliseconds(inputs: list[Any
         ({"inputs": ["a"], "parameters": 1}, "Input should be an object"),
         ({"inputs": "a", "parameters": {"targets": "good"}}, "Input should be an array"),
         ({"inputs": []}, "is empty: send at least one"),
-        ({"inputs": "a", "top_k": 1}, "top_k belongs in parameters"),
+        ({"inputs": "a", "top_k": 1}, "belongs in parameters"),
     ],
 )
 def test_parse_messages_use_json_types(body: Any, message: str) -> None:
@@ -182,6 +187,11 @@ def test_parse_messages_use_json_types(body: Any, message: str) -> None:
             open_inference.InferRequest,
             [{"name": "text", "datatype": "FP32", "shape": [1]}],
             "Input should be 'BYTES'",
+        ),
+        (
+            open_inference.InferRequest,
+            [{"name": "text", "datatype": "BYTES", "shape": [1, 1]}],
+            "Input should have at most 1 item, not 2",
         ),
     ],
 )

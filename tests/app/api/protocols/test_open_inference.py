@@ -124,9 +124,9 @@ GOOD = b"\4\0\0\0good"
     [
         (tensor(9), GOOD, "9 bytes are announced, 8 follow the JSON"),
         (tensor(8), GOOD + b"x", "1 bytes after the JSON belong to no input"),
-        (tensor(8, 2), GOOD, "does not fit the data: [2], and 1 texts"),
-        (tensor(8, 0), GOOD, "does not fit the data: [0]"),
-        (tensor(16), GOOD * 2, "does not fit the data: [1], and 2 texts or more"),
+        (tensor(8, 2), GOOD, "is [2]: give the number of texts"),
+        (tensor(8, 0), GOOD, "is [0]: give the number of texts in the data, at least 1"),
+        (tensor(16), GOOD * 2, "is [1]: give the number of texts"),
         (tensor(7), GOOD[:7], "text 0 is cut off"),
         (tensor(3), GOOD[:3], "text 0 is cut off"),
         (tensor(8), b"\xff\xff\xff\xffgood", "text 0 is cut off"),
