@@ -59,7 +59,7 @@ class ProblemError(BertServiceError):
         """The same problem, for the input at another index; None for an input that is not in a list."""
         faults = self.errors or (FieldProblem(self.detail, ["inputs"]),)
         moved = tuple(FieldProblem(fault.message, _moved(fault.loc, index)) for fault in faults)
-        return type(self)(self.status, self.code, self.detail, self.request_id, moved)
+        return type(self)(self.status, self.code, faults[0].message, self.request_id, moved)
 
 
 class UnauthorizedError(ProblemError):

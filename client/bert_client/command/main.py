@@ -109,7 +109,7 @@ def _sleep_with_notice(url: str) -> Callable[[float], None]:
     @functools.cache
     def notice() -> None:
         minutes = FILE_RETRY.deadline / 60
-        print(f"{url} does not answer yet; trying again for {minutes:g} minutes", file=sys.stderr)
+        print(f"{url} is busy or away; trying again for {minutes:g} minutes", file=sys.stderr)
 
     def sleep(seconds: float) -> None:
         if seconds >= 1:
@@ -129,6 +129,7 @@ def _ask(client: BertClient, given: argparse.Namespace) -> file_job.Ask:
 
 
 def _answer_texts(client: BertClient, given: argparse.Namespace) -> None:
+    output.use_utf_8()
     inputs = [tuple(given.texts)] if given.task == "next-sentence" else given.texts
     for text, result in zip(inputs, _ask(client, given)(inputs), strict=True):
         if isinstance(result, ProblemError):

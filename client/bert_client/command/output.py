@@ -30,6 +30,12 @@ _ERRORS = "backslashreplace"
 """A lone surrogate, which JSON can have and UTF-8 cannot, is written as JSON's escape."""
 
 
+def use_utf_8() -> None:
+    """Write standard output in UTF-8, whatever the locale."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(encoding="utf-8", errors=_ERRORS)
+
+
 def has_output_suffix(name: str) -> bool:
     """Whether a file name tells a format that can be written."""
     known = format_of(name) in (*FORMATS, "lines")
@@ -264,8 +270,7 @@ def open_output(name: str, options: Mapping[str, Any], stderr: TextIO) -> Iterat
         TableError: the partial file is of another command, or in use.
     """
     if name == "-":
-        if isinstance(sys.stdout, io.TextIOWrapper):
-            sys.stdout.reconfigure(encoding="utf-8", errors=_ERRORS)
+        use_utf_8()
         yield Stream(sys.stdout)
         return
     path = Path(name).resolve()

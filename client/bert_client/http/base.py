@@ -103,6 +103,8 @@ def _service_url(given: str) -> httpx.URL:
     try:
         url = httpx.URL(given)
         url.host.encode("idna")  # as connecting does
+        if not url.host:
+            raise httpx.InvalidURL("it names no host")
     except (httpx.InvalidURL, UnicodeError) as error:
         raise ValueError(f"{given!r} is not an address of a service: {error}") from error
     return url

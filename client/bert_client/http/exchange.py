@@ -216,5 +216,7 @@ def problem_of(response: httpx.Response, note: str = "") -> ProblemError:
         code, faults = "no_problem_document", ()
         detail = f"the answer was {response.status_code} {response.reason_phrase}".rstrip() + note
     if response.status_code == 404 and code != "task_not_served":
-        detail = f"{response.url}: {detail}; base_url is the root of the service"
+        detail = f"{response.url}: {detail}; give the address of the service's root"
+    if response.has_redirect_location:
+        detail += f", to {response.headers['location']}; give the address of the service's root there"
     return error(response.status_code, code, detail, request_id, faults)

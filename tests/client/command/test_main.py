@@ -112,7 +112,7 @@ def test_bert_file_says_that_it_waits_for_the_service() -> None:
         process.stdin.write("hello\n")
         process.stdin.close()
         try:
-            assert process.stderr.readline() == f"{url} does not answer yet; trying again for 10 minutes\n"
+            assert process.stderr.readline() == f"{url} is busy or away; trying again for 10 minutes\n"
         finally:
             process.kill()
 
@@ -151,6 +151,15 @@ def test_bert_works_where_only_httpx_is_installed(url: str) -> None:
         "bad\tPOSITIVE\t0.75\tfalse\t",
     ]
     assert done.stderr.startswith("3 rows, 1 with an error")
+
+
+@pytest.mark.parametrize("json_flag", [[], ["--json"]])
+def test_bert_prints_utf_8_wherever_it_runs(url: str, json_flag: list[str]) -> None:
+    program = "from bert_client.command.main import main; main()"
+    command = [sys.executable, "-c", program, "fill-mask", "the [MASK] 映画", "--url", url, *json_flag]
+    environ = os.environ | {"PYTHONIOENCODING": "latin-1"}
+    done = subprocess.run(command, env=environ, capture_output=True, timeout=120, check=True)
+    assert "映画" in done.stdout.decode()
 
 
 def test_bert_fill_mask_prints_words_and_texts(bert: Bert) -> None:

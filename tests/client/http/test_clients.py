@@ -154,6 +154,7 @@ def test_client_api_key_is_sent_as_utf_8() -> None:
         *(({"timeout": wrong}, "timeout is .*: give seconds") for wrong in (0, -1, nan, inf, 1e10, None, "5")),
         ({"api_key": "a\n"}, "not printable"),
         ({"base_url": "localhost:8000"}, r"it must begin with http:// or https://"),
+        ({"base_url": "http://"}, "'http://' is not an address of a service: it names no host"),
     ],
 )
 def test_client_with_impossible_options_is_refused(

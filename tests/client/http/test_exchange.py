@@ -95,10 +95,27 @@ def test_answer_last_attempt_raises_the_connection_error() -> None:
 
 
 @pytest.mark.parametrize("reply", [problem(404, "not_found"), httpx.Response(404, text="<html>")])
-def test_answer_of_a_wrong_path_says_what_the_base_url_is(reply: httpx.Response) -> None:
+def test_answer_of_a_wrong_path_says_which_address_to_give(reply: httpx.Response) -> None:
     reply.request = httpx.Request("POST", "http://bert/sentiment/sentiment")
-    with pytest.raises(ProblemError, match=r"http://bert/sentiment/sentiment: .*; base_url is the root of the service"):
+    with pytest.raises(ProblemError, match=r"^http://bert/sentiment/sentiment: .*; give the address of the service"):
         ask(["a"], lambda _: reply)
+
+
+def test_answer_redirect_says_where_to() -> None:
+    reply = httpx.Response(308, headers={"Location": "https://bert.example/sentiment"})
+    with pytest.raises(ProblemError, match=r"308 Permanent Redirect, to https://bert\.example/sentiment; give the"):
+        ask(["a"], lambda _: reply)
+
+
+def test_answer_error_does_not_repeat_the_index_in_the_request() -> None:
+    body = {"code": "invalid_request", "detail": "inputs.1: must be a pair", "request_id": "r1"}
+    faults = [{"message": "must be a pair", "loc": ["inputs", 1]}]
+    outcomes, _ = ask(
+        ["a", "b"],
+        lambda inputs: httpx.Response(422, json=body | {"errors": faults}) if inputs[1:] else ok(inputs),
+        100,
+    )
+    assert str(outcomes[1]) == "input 101: must be a pair (422 invalid_request)"
 
 
 def test_answer_named_input_and_its_equals_get_the_error() -> None:
