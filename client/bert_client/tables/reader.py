@@ -175,7 +175,7 @@ def _json_row(number: int, line: str, encoding: str) -> Row:
     except (ValueError, RecursionError) as error:
         return Row(number, {}, fault or f"the line is not JSON ({error})")
     if not isinstance(cells, dict):
-        return Row(number, {}, f"the line is a JSON {type(cells).__name__}, not an object")
+        return Row(number, {}, "the line is JSON, but not an object")
     return Row(number, cells, fault)
 
 

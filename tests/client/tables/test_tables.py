@@ -252,11 +252,11 @@ def test_row_json_that_cannot_be_read_has_a_fault(read: Read) -> None:
     assert [row.number for row in rows] == [1, 2, 3, 4, 5]
     faults = [
         "the line is not JSON (Expecting ',' delimiter, character 11)",
-        "the line is a JSON list, not an object",
+        "the line is JSON, but not an object",
     ]
     assert [row.fault for row in rows[:2]] == faults
     assert rows[2].fault is not None
-    assert [row.fault for row in rows[3:]] == ["the line is a JSON str, not an object", None]
+    assert [row.fault for row in rows[3:]] == ["the line is JSON, but not an object", None]
 
 
 @pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16", "utf-32"])
