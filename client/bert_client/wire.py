@@ -143,7 +143,7 @@ class Limits(_Documented):
     max_batch_tokens: int
     """Tokens that one forward pass computes together: set, or from the measured speed."""
     max_queue_tokens: int
-    """Tokens of all requests that may wait, if they can be computed before the deadline."""
+    """Tokens that may wait ahead of a request, its own included, if they can be computed before the deadline."""
     max_client_batch: int
     """Inputs of one request."""
     max_body_bytes: int

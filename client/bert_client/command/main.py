@@ -180,6 +180,8 @@ def _job(given: argparse.Namespace) -> file_job.FileJob:
         raise ValueError(
             f"{given.output} cannot be written: end it in .csv, .tsv or .jsonl, or in one of these and .gz"
         )
+    if Path(given.output).exists() and Path(given.output).resolve() == Path(given.file).resolve():
+        raise ValueError(f"{given.output} is the file that is read: write to another one")
     named = None if given.output == "-" else tables.format_of(given.output)
     target = "jsonl" if given.json else named or form
     pair_column = getattr(given, "pair_column", None)

@@ -428,6 +428,15 @@ def test_bert_dialect_that_cannot_be_is_misuse(bert: Bert) -> None:
     assert (code, complaint.splitlines()[-1]) == (2, "bert: error: delimiter is ';;': give one character")
 
 
+def test_bert_does_not_replace_the_file_that_it_reads(bert: Bert, tmp_path: Path) -> None:
+    file, link = tmp_path / "a.csv", tmp_path / "link.csv"
+    file.write_text("text\ngood\n")
+    link.symlink_to(file)
+    code, _, complaint = bert("sentiment", "--file", str(file), "--output", str(link))
+    assert (code, file.read_text()) == (2, "text\ngood\n")
+    assert f"{link} is the file that is read: write to another one" in complaint
+
+
 def test_bert_one_column_has_as_many_rows_out_as_in(bert: Bert, tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_text("text\ngood\n\nbad\n\n")
     _, output, _ = bert("sentiment", "--file", str(tmp_path / "a.csv"))
