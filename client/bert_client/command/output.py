@@ -31,7 +31,7 @@ _ERRORS = "backslashreplace"
 
 
 def use_utf_8() -> None:
-    """Write standard output in UTF-8, whatever the locale."""
+    """Write standard output in UTF-8, in a locale of another encoding too."""
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(encoding="utf-8", errors=_ERRORS)
 
