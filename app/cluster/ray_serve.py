@@ -32,8 +32,8 @@ BUSY = "busy"
 TARGET_QUEUED_SECONDS = 0.25
 """Seconds of waiting work per replica that the autoscaler aims at: two to three batches."""
 TARGET_BUSY = 0.7
-"""Share of its speed that a replica should use at most. Next to nothing waits below that (benchmarks/replicas.py), so
-waiting work alone would take replicas away until requests wait."""
+"""Share of its speed that a replica should use at most. Next to nothing waits below that (see
+benchmarks/cluster/replicas.py), so waiting work alone would take replicas away until requests wait."""
 
 
 def by_queued_work(context: AutoscalingContext) -> tuple[float, dict[str, Any]]:

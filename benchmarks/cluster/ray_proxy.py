@@ -1,4 +1,4 @@
-"""What Ray Serve's proxies cost: `.venv-cluster/bin/python -m benchmarks.ray_proxy --rounds 2`.
+"""What Ray Serve's proxies cost: `.venv-cluster/bin/python -m benchmarks.cluster.ray_proxy --rounds 2`.
 
 `bert-serve`, and one replica of the same service behind Ray's Python proxy and behind its HAProxy, one after the other
 on the same cores, which wrk shares with them.
@@ -51,7 +51,7 @@ def running(contestant: str) -> Iterator[str]:
     environ["RAY_worker_niceness"] = "0"  # 15 by default, behind everything else on the machine
     command = [sys.executable, "-m", "app", "--port", str(port), "--host", "127.0.0.1"]
     if contestant != "bert-serve":
-        command = [sys.executable, "-m", "benchmarks.ray_proxy", "--serve", str(port)]
+        command = [sys.executable, "-m", "benchmarks.cluster.ray_proxy", "--serve", str(port)]
         environ["RAY_SERVE_ENABLE_HA_PROXY"] = str(int("HAProxy" in contestant))
     quiet = subprocess.DEVNULL
     process = subprocess.Popen(command, env=environ, stdin=subprocess.PIPE, stdout=quiet, stderr=quiet)

@@ -1,4 +1,4 @@
-"""Queueing of up to 100 replicas, simulated with measured service times: `python -m benchmarks.replicas`.
+"""Queueing of up to 100 replicas, simulated with measured service times: `python -m benchmarks.cluster.replicas`.
 
 A replica is the service on two cores: HTTP is one stage that takes a fixed time per request; then two processes take
 batches from one queue, the next one the moment a process is free. A batch of t tokens takes LAUNCH + t / SPEED. The
