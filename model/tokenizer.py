@@ -296,6 +296,9 @@ class Tokenizer:
 
     def ids(self, text: str) -> list[int]:
         """Ids of a text without [CLS] and [SEP]."""
+        if self._ascii is not None and self._in_pieces and text.isascii() and text.isalnum():  # one word
+            word = text.lower() if self._lowercase else text
+            return [token.id for token in self._rust.model.tokenize(word)]
         return list(self._tokenize(text, spans=False).ids)
 
     def ids_batch(self, texts: Sequence[str]) -> list[list[int]]:

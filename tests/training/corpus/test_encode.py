@@ -50,7 +50,7 @@ def test_encode_text_follows_a_tokenizer_that_does_not_split_punctuation() -> No
 
 
 def test_encode_text_with_a_full_cache_gives_the_same_ids(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("training.corpus.encode.CACHED_STRINGS", 3)
+    monkeypatch.setattr("training.corpus.encode.CACHED_WORDS", 3)
     texts = ["the film, the cat.", "a bad net!", "the ant is bad", "the film"]
     encoded = ShardEncoder(TOKENIZER).encode_text(texts, lines=True)
     assert encoded.tokens.tolist() == [i for text in texts for i in TOKENIZER.ids(text)]
