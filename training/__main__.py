@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import itertools
 import logging
 import os
 import shlex
@@ -68,15 +69,19 @@ def _all(recipe: Recipe) -> bool:
         load_teacher(recipe)
     if recipe.finetune.train:
         check_labels(recipe)
+    return all(COMMANDS[name][0](recipe) is not False for name in _stages(recipe))
+
+
+def _stages(recipe: Recipe) -> list[str]:
+    """The commands of `all`, in order."""
     is_pretrained = recipe.finetune.pretrained is not None and not recipe.corpus.sources
-    steps = [
-        *(() if is_pretrained else (make_tokenizer, _prepare, pretrain)),
-        *((adapt,) if recipe.adapt else ()),
-        *((_distill,) if recipe.distill else ()),
-        *((finetune,) if recipe.finetune.train else ()),
-        *(_evaluate, export),
+    return [
+        *(() if is_pretrained else ("tokenizer", "prepare", "pretrain")),
+        *(("adapt",) if recipe.adapt else ()),
+        *(("distill",) if recipe.distill else ()),
+        *(("finetune",) if recipe.finetune.train else ()),
+        *("evaluate", "export"),
     ]
-    return all(step(recipe) is not False for step in steps)
 
 
 COMMANDS: dict[str, tuple[Callable[..., object], str]] = {
@@ -92,10 +97,6 @@ COMMANDS: dict[str, tuple[Callable[..., object], str]] = {
     "inspect": (_inspect, "print training examples with their masks and labels, and the share of each kind"),
 }
 """Name -> function and its help. The function returns False if a signal ended it early."""
-
-NEXT = {"tokenizer": "prepare", "prepare": "pretrain", "finetune": "evaluate", "evaluate": "export"}
-NEXT |= dict.fromkeys(("pretrain", "adapt", "distill"), "finetune")
-"""The command after each stage; without labelled text, `evaluate` instead of `finetune`."""
 
 PARALLEL = ("pretrain", "adapt", "finetune")
 """Commands that `torchrun` may start in several processes."""
@@ -157,9 +158,8 @@ def _run(parsed: argparse.Namespace, overrides: list[str], arguments: Sequence[s
     options = {name: value for name, value in vars(parsed).items() if name in ("examples", "weights")}
     with logging_redirect_tqdm():
         finished = COMMANDS[parsed.command][0](recipe, **options) is not False
-    following = NEXT.get(parsed.command)
+    following = dict(itertools.pairwise(_stages(recipe))).get(parsed.command)
     if finished and following and not options.get("weights") and os.environ.get("RANK", "0") == "0":
-        following = "evaluate" if following == "finetune" and not recipe.finetune.train else following
         logger.info("next: %s", shlex.join(["python", "-m", "training", following, *arguments[1:]]))
     return finished
 

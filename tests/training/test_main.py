@@ -244,6 +244,29 @@ def test_command_line_tokenizer_and_prepare_end_with_what_they_made(
     assert caplog.messages[-1] == f"next: python -m training pretrain {arguments}"
 
 
+@pytest.mark.parametrize(
+    ("command", "overrides", "following"),
+    [
+        ("pretrain", [], "finetune"),
+        ("pretrain", ["finetune.train=[]"], "evaluate"),
+        ("pretrain", ["adapt.tokens=512", "distill.teacher=large"], "adapt"),
+        ("adapt", ["adapt.tokens=512", "distill.teacher=large"], "distill"),
+        ("evaluate", [], "export"),
+    ],
+)
+def test_command_line_names_the_next_stage_of_the_recipe(
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    command: str,
+    overrides: list[str],
+    following: str,
+) -> None:
+    caplog.set_level("INFO")
+    monkeypatch.setitem(command_line.COMMANDS, command, (lambda _recipe, **_options: None, ""))
+    assert main([command, "quick", *overrides]) == 0
+    assert caplog.messages[-1].startswith(f"next: python -m training {following} quick")
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_command_line_signal_while_preparing_says_how_to_continue(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], number: signal.Signals

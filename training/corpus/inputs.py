@@ -157,8 +157,10 @@ def check_labels(recipe: Recipe) -> None:
     Raises:
         SourceError, RunError: as `labelled_inputs`.
     """
-    for sources in (recipe.finetune.test, recipe.finetune.train):
-        found = {label for source in sources for _, label in labelled(source, recipe)}
+    for source in recipe.finetune.test:
+        for _ in labelled(source, recipe):
+            pass
+    found = {label for source in recipe.finetune.train for _, label in labelled(source, recipe)}
     _check_all_labels_occur(recipe, found)
 
 

@@ -10,7 +10,7 @@ import itertools
 import zlib
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -65,7 +65,8 @@ class TextWindow:
         return np.concatenate(parts)
 
     def _load(self, shard: Shard, name: str) -> NDArray[Any]:
-        return np.load(self._folder / shard.name / name, mmap_mode="r" if shard.tokens else None)
+        mode: Literal["r"] | None = "r" if shard.tokens else None  # an empty array cannot be mapped
+        return np.load(self._folder / shard.name / name, mmap_mode=mode)
 
 
 class PreparedText:

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from model.heads import BertForPreTraining
 from model.tokenizer import Tokenizer
+from training.corpus.prepare import entropy
 from training.corpus.reader import PreparedText
 from training.examples.batches import collate_pretraining
 from training.examples.masking import Example, Vocabulary
@@ -97,7 +98,9 @@ def evaluate_pretraining(
         examples = heldout_examples(text.window(), tokenizer, config, count)
         words = predict_pretraining(model, examples)
         pairs = predict_pretraining(model, [example.unmasked() for example in examples])
-        reports[name] = pretraining_report(words, pairs, unigram_shares(text.token_counts(), tokenizer.unk_id))
+        counts = text.token_counts()
+        counts[tokenizer.unk_id] = 0  # not to be guessed: masked only where a text has nothing else
+        reports[name] = pretraining_report(words, pairs, counts)
     return reports
 
 
@@ -120,9 +123,13 @@ def predict_pretraining(model: BertForPreTraining, examples: Sequence[Example]) 
 
 
 def pretraining_report(
-    words: PretrainingAnswers, pairs: PretrainingAnswers, unigrams: NDArray[np.float64]
+    words: PretrainingAnswers, pairs: PretrainingAnswers, token_counts: NDArray[np.int64]
 ) -> PretrainingReport:
-    """Figures of the answers to masked examples and to the same examples without masks."""
+    """Figures of the answers to masked examples and to the same examples without masks.
+
+    Args:
+        token_counts: (vocab_size,) how often each token occurs that may be masked.
+    """
     paired = pairs.kinds != PairKind.SINGLE
     correct = pairs.follows == np.where(pairs.kinds == PairKind.NEXT, IS_NEXT, NOT_NEXT)
     kinds = np.unique(pairs.kinds[paired])
@@ -133,20 +140,9 @@ def pretraining_report(
         masked=len(words.losses),
         mlm_loss=float(words.losses.mean()),
         mlm_accuracy=float(words.right.mean()),
-        unigram_entropy=float(-(unigrams * np.log(unigrams)).sum()),
-        unigram_accuracy=float(unigrams.max()),
+        unigram_entropy=entropy(token_counts),
+        unigram_accuracy=float(token_counts.max() / token_counts.sum()),
         nsp_accuracy=float(correct[paired].mean()) if paired.any() else None,
         nsp_accuracy_random=sum(by_topic) / 2 if len(by_topic) == 2 else None,
         nsp_recall=recall,
     )
-
-
-def unigram_shares(counts: NDArray[np.int64], unk_id: int) -> NDArray[np.float64]:
-    """Frequencies of the tokens that occur and can be masked; they sum to 1.
-
-    Args:
-        counts: (vocab_size,) how often each token occurs.
-    """
-    known = counts.copy()
-    known[unk_id] = 0
-    return known[known > 0] / known.sum()

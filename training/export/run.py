@@ -40,7 +40,7 @@ def export(recipe: Recipe) -> list[Path]:
     for name, target in targets.items():
         write_checkpoint_dir(target, sources[name].model, sources[name].tokenizer, DTYPE)
         write_card(recipe, name, target, weights)
-        logger.info("%s: %s", target, checkpoint_size(target))
+        logger.info("%s: %s", target, checkpoint_size(target, sources[name].model))
     settings = " ".join(f"BERT_{name.upper()}={target}" for name, target in targets.items())
     logger.info("next: %s bert-serve", settings)
     return list(targets.values())

@@ -225,4 +225,4 @@ def _keep_best(recipe: Recipe, tokenizer: Tokenizer, results: list[SeedResult], 
     write_checkpoint_dir(target, model, tokenizer, torch.float32)
     if best.dev_accuracy is not None:
         logger.info("kept seed %d: balanced accuracy on dev %.4f", best.seed, best.dev_accuracy)
-    logger.info("classifier of %s in %s", checkpoint_size(target), target)
+    logger.info("classifier of %s in %s", checkpoint_size(target, model), target)

@@ -107,7 +107,7 @@ class Checkpointer:
             RunError: the checkpoint belongs to a run with other settings, vocabulary or text, or to an unfinished one
                 with a larger budget.
         """
-        self.dist.check_equal("recipe, text or vocabulary", self.identity)
+        self.dist.check_equal(self.identity)
         own = self._find()
         found = self.dist.broadcast_newest(own, own["state"]["step"] if own else 0)
         if found is None:

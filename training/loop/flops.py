@@ -1,6 +1,6 @@
 """Floating-point operations of a step, counted for what is computed: no padding, and in the last layer only
 the output positions. A multiplication and an addition are two. Norms, activations and look-ups are left out, as
-is usual; so is what gradient checkpointing computes twice."""
+is usual."""
 
 from __future__ import annotations
 

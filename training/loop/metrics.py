@@ -57,14 +57,14 @@ class MetricWindow:
         return torch.stack(self._metrics).double().sum(0).flatten().tolist()
 
     def summary(self, state: TrainState, sums: Sequence[float]) -> dict[str, float]:
-        """Figures for a line of the log.
+        """Figures for a line of the log, without metrics that no example has, such as a loss of pairs.
 
         Args:
             sums: `sums()`, added up over the ranks.
         """
         seconds = max(state.seconds - self._seconds, 1e-9)
         pairs = zip(self.names, sums[::2], sums[1::2], strict=True)
-        figures = {name: total / count if count else 0.0 for name, total, count in pairs}
+        figures = {name: total / count for name, total, count in pairs if count}
         figures["gradient_norm"] = self._norms[-1].item()
         figures["learning_rate"] = self.learning_rate
         figures["tokens_per_second"] = (state.tokens - self._tokens) / seconds

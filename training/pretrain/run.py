@@ -75,7 +75,7 @@ def pretrain(recipe: Recipe) -> bool:
         finished = trainer.run()
         if finished and dist.is_main:
             write_checkpoint_dir(target, loss.model.cpu(), tokenizer, torch.float32)
-            logger.info("network of %s in %s", checkpoint_size(target), target)
+            logger.info("network of %s in %s", checkpoint_size(target, loss.model), target)
             _log_verdict(trainer)
     return finished
 

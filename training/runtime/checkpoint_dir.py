@@ -41,9 +41,9 @@ def check_target(target: Path) -> None:
         )
 
 
-def checkpoint_size(folder: Path) -> str:
-    """Parameters and megabytes of a checkpoint, for the log."""
-    parameters = sum(p.numel() for p in load_checkpoint(folder).model.parameters())
+def checkpoint_size(folder: Path, model: Model) -> str:
+    """Parameters and megabytes of a model's checkpoint, for the log."""
+    parameters = sum(p.numel() for p in model.parameters())
     return f"{parameters:,} parameters ({sum(f.stat().st_size for f in folder.iterdir()) / 1e6:.1f} MB)"
 
 

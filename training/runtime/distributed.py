@@ -58,13 +58,13 @@ class DistContext:
         dist.broadcast_object_list(states, src=steps.index(max(steps)))
         return states[0]
 
-    def check_equal(self, name: str, value: Any) -> None:
-        """Raise RunError on all ranks if a value differs between them: they would train different networks."""
-        for rank, other in enumerate(self.all_gather(value)):
-            if other != value:
+    def check_equal(self, identity: Any) -> None:
+        """Raise RunError on all ranks if theirs are different runs: they would train different networks."""
+        for rank, other in enumerate(self.all_gather(identity)):
+            if other != identity:
                 raise RunError(
-                    f"rank {rank} has another {name} than rank {self.rank}: give all nodes the same recipe and text, "
-                    "and run prepare on each node (or share the folder of the run)"
+                    f"rank {rank} has another recipe, text or vocabulary than rank {self.rank}: give all nodes the "
+                    "same recipe and text, and run prepare on each node (or share the folder of the run)"
                 )
 
     def wrap(self, module: nn.Module) -> nn.Module:

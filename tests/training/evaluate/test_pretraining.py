@@ -17,7 +17,6 @@ from training.evaluate.pretraining import (
     heldout_examples,
     predict_pretraining,
     pretraining_report,
-    unigram_shares,
 )
 from training.examples.pairs import IS_NEXT, NOT_NEXT, PairKind
 from training.recipe import ExamplesConfig
@@ -62,7 +61,7 @@ def test_pretraining_report_of_hand_made_answers() -> None:
     kinds = np.array([PairKind.NEXT, PairKind.NEXT, PairKind.RANDOM_DOCUMENT, PairKind.SWAPPED, PairKind.SINGLE])
     follows = np.array([IS_NEXT, NOT_NEXT, NOT_NEXT, IS_NEXT, IS_NEXT])
     words = PretrainingAnswers(np.array([1.0, 3.0]), np.array([True, False]), follows, kinds)
-    report = pretraining_report(words, words, np.array([0.25, 0.75]))
+    report = pretraining_report(words, words, np.array([1, 0, 3]))
     assert (report.examples, report.masked, report.mlm_loss, report.mlm_accuracy) == (5, 2, 2.0, 0.5)
     assert report.nsp_accuracy == 0.5, "of four pairs"
     assert report.nsp_accuracy_random == 0.75, "mean of the recalls 0.5 and 1"
@@ -143,7 +142,10 @@ def test_evaluating_restores_the_mode_and_draws_no_random_numbers(
     assert torch.is_grad_enabled()
 
 
-def test_unigram_shares_are_those_of_tokens_that_can_be_masked() -> None:
-    counts = MemoryText([[[7, 7], [9]], [[9, 7]]]).token_counts()
-    assert sorted(unigram_shares(counts, unk_id=1)) == [0.4, 0.6]
-    assert unigram_shares(counts, unk_id=9).tolist() == [1.0]
+def test_unigram_figures_are_those_of_tokens_that_can_be_masked(
+    model: BertForPreTraining, tokenizer: Tokenizer
+) -> None:
+    text = HeldOut([[[7, 7, tokenizer.unk_id], [9, tokenizer.unk_id]], [[9, 7, 7], [tokenizer.unk_id] * 2]])
+    report = evaluate(model, tokenizer, text)
+    assert report.unigram_accuracy == pytest.approx(4 / 6)
+    assert report.unigram_entropy == pytest.approx(-(4 / 6 * np.log(4 / 6) + 2 / 6 * np.log(2 / 6)))

@@ -21,7 +21,7 @@ def test_dist_context_of_a_single_process_communicates_with_itself() -> None:
     dist, layer = DistContext(), nn.Linear(2, 2)
     assert dist.all_reduce_scalars([1.0, 2.0]) == [1.0, 2.0]
     assert dist.all_gather("value") == ["value"]
-    dist.check_equal("recipe", {"seed": 1})
+    dist.check_equal({"seed": 1})
     assert dist.wrap(layer) is layer
 
 
