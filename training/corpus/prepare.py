@@ -34,7 +34,7 @@ from training.corpus.fingerprint import changes, check_unused, file_hashes, sour
 from training.corpus.inputs import labelled_inputs, pretraining_inputs
 from training.corpus.reader import FORMAT, PreparedText, count_tokens
 from training.corpus.shards import Shard, ShardInput
-from training.errors import CorpusError
+from training.errors import CorpusError, RunError
 from training.recipe import Recipe, SourceConfig
 from training.runtime.files import read_json, write_json
 from training.runtime.lock import check_idle, run_lock
@@ -81,11 +81,17 @@ def prepare(recipe: Recipe, tokenizer: Tokenizer, *, heldout_only: bool = False)
     return folder
 
 
-def prepare_labelled(recipe: Recipe, tokenizer: Tokenizer) -> Path:
+def prepare_labelled(recipe: Recipe, tokenizer: Tokenizer, *, keep_earlier: bool = False) -> Path:
     """Make `labelled/` from the texts of `finetune.train` and `distill.sources`, as `prepare` does.
+
+    Args:
+        keep_earlier: refuse to make it again, because a teacher's labels would be deleted with it.
 
     Returns:
         The folder `labelled`.
+
+    Raises:
+        RunError: with `keep_earlier`, the folder was made from another recipe, tokenizer or text.
     """
     config = recipe.finetune
     unlabelled = recipe.distill.sources if recipe.distill else ()
@@ -93,7 +99,8 @@ def prepare_labelled(recipe: Recipe, tokenizer: Tokenizer) -> Path:
     settings = config.model_dump(mode="json", include={"train", "test", "labels", "dev_fraction", "augment_fraction"})
     settings |= {"train": source_settings(config.train), "test": source_settings(config.test)}
     settings["unlabelled"] = source_settings(unlabelled)
-    return _prepare(recipe, tokenizer, "labelled", sources, settings, labelled_inputs(recipe))
+    inputs = labelled_inputs(recipe)
+    return _prepare(recipe, tokenizer, "labelled", sources, settings, inputs, keep_earlier=keep_earlier)
 
 
 def check_corpus_settings(recipe: Recipe) -> None:
@@ -119,6 +126,8 @@ def _prepare(
     settings: dict[str, Any],
     inputs: Iterator[ShardInput],
     engine: Engine = make_shards,
+    *,
+    keep_earlier: bool = False,
 ) -> Path:
     folder = recipe.folder / name
     fingerprint = {
@@ -134,6 +143,11 @@ def _prepare(
         logger.info("%s: already prepared", folder)
         return folder
     if not known:
+        if earlier and keep_earlier:
+            raise RunError(
+                f"{folder} was made from another recipe, tokenizer or text, and has a teacher's labels: restore these, "
+                "or run distill again"
+            )
         if earlier and name == "corpus":
             check_unused(recipe, changes(earlier, fingerprint))
         for source in sources:  # an unreadable source fails here, before the earlier corpus is deleted

@@ -118,6 +118,17 @@ def test_finetune_without_the_teachers_labels_names_the_command(recipe: Recipe) 
         finetune(recipe)
 
 
+def test_finetune_keeps_the_teachers_labels_when_it_refuses_changed_settings(recipe: Recipe) -> None:
+    run_distill(recipe)
+    made = {file: file.stat().st_mtime_ns for file in columns(recipe)}
+    with pytest.raises(RunError, match=r"has the labels \['NEGATIVE', 'POSITIVE'\], but finetune.labels are"):
+        finetune(changed(recipe, labels={"0": "BAD", "1": "GOOD"}))
+    with pytest.raises(RunError, match=r"labelled was made from another recipe, .* or run distill again"):
+        finetune(changed(recipe, dev_fraction=0.3))
+    assert {file: file.stat().st_mtime_ns for file in columns(recipe)} == made
+    assert finetune(recipe)
+
+
 def test_finetune_without_repeated_overrides_learns_from_the_teacher(
     recipe: Recipe, recipe_file: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
