@@ -64,13 +64,16 @@ class Report:
     """Accuracies of each seed by test source, after the balanced accuracy on dev, where there are several seeds."""
     weights: dict[str, str] = field(default_factory=dict)
     """Hashes of the evaluated weights, by name of the model."""
+    not_evaluated: dict[str, str] = field(default_factory=dict)
+    """Why a model is not evaluated, by its name."""
 
 
 def evaluate(recipe: Recipe, weights: Path | None = None) -> str:
     """Evaluate the run's models, write `report.json`, `report.md` and plots into its folder, and return the Markdown.
 
     Args:
-        weights: folder with other checkpoints to evaluate on the recipe's texts: `pretrained/`, `sentiment/`.
+        weights: folder with other checkpoints to evaluate on the recipe's texts: `pretrained/`, `sentiment/`. If one
+            of the two does not fit the recipe, the report says why.
 
     Raises:
         RunError: the model is missing, or of another kind or with other labels than the recipe's.
@@ -87,13 +90,22 @@ def evaluate(recipe: Recipe, weights: Path | None = None) -> str:
     run = recipe
     if weights:
         recipe = _for_other_weights(recipe, weights)
-    report = Report(
-        _pretraining(recipe, models / "pretrained"),
-        **_classification(recipe, models / "sentiment", run),
-        weights={name: fingerprint(load_checkpoint(models / name).model) for name in found},
-    )
+    figures: dict[str, Any] = {}
+    reasons: dict[str, str] = {}
+    for name in found:
+        try:
+            figures |= _pretraining(recipe, models) if name == "pretrained" else _classification(recipe, models, run)
+        except RunError as error:
+            if not weights:
+                raise
+            reasons[name] = str(error)
+    if reasons and not any(figures.values()):
+        raise RunError("; ".join(reasons.values()))
+    hashes = {name: fingerprint(load_checkpoint(models / name).model) for name in found if name not in reasons}
+    report = Report(**figures, weights=hashes, not_evaluated=reasons)
     text_of, file = tables(report), recipe.folder / "report.md"
-    text = "\n".join(text_of.values())
+    notes = [f"**{name} is not evaluated: {reason}.**\n" for name, reason in reasons.items()]
+    text = "\n".join([*text_of.values(), *notes])
     plots = "\n".join(f"![{file.stem}]({file.name})" for file in _plot(recipe, report))
     file.write_text(f"{text}\n## Plots\n\n{plots}\n", encoding="utf-8")
     # Last, because it names the weights of all of it.
@@ -121,26 +133,27 @@ def _for_other_weights(recipe: Recipe, weights: Path) -> Recipe:
 # --- figures -------------------------------------------------------------------------------------------------------
 
 
-def _pretraining(recipe: Recipe, folder: Path) -> dict[str, PretrainingReport]:
-    if not (folder.is_dir() and (recipe.corpus.sources or recipe.corpus.heldout)):
+def _pretraining(recipe: Recipe, models: Path) -> dict[str, Any]:
+    """The field of a report that is about the pretrained network; none without text."""
+    if not (recipe.corpus.sources or recipe.corpus.heldout):
         return {}
-    model, checkpoint = load_pretrained(folder)
+    model, checkpoint = load_pretrained(models / "pretrained")
     heldout = open_heldout(recipe)
     for text in heldout.values():
         text.check_tokenizer(checkpoint.tokenizer)
     model = model.to(choose_device(recipe.device))
     logger.info("evaluating on held-out text: %s", ", ".join(heldout))
-    return evaluate_pretraining(model, heldout, checkpoint.tokenizer, recipe.pretrain.examples, count=EXAMPLES)
+    reports = evaluate_pretraining(model, heldout, checkpoint.tokenizer, recipe.pretrain.examples, count=EXAMPLES)
+    return {"pretraining": reports}
 
 
-def _classification(recipe: Recipe, folder: Path, run: Recipe) -> dict[str, Any]:
-    """The fields of a report that are about the classifier; none without a classifier.
+def _classification(recipe: Recipe, models: Path, run: Recipe) -> dict[str, Any]:
+    """The fields of a report that are about the classifier.
 
     Args:
         run: the recipe of the run, whose folder has the figures of baselines.
     """
-    if not folder.is_dir():
-        return {}
+    folder = models / "sentiment"
     ordered = {"finetune": recipe.finetune.in_order_of(load_checkpoint(folder).config.labels)}
     recipe, run = recipe.model_copy(update=ordered), run.model_copy(update=ordered)
     test = read_test(recipe)

@@ -117,6 +117,21 @@ def test_evaluate_of_a_classifier_with_other_labels_is_refused(make_recipe: Make
         evaluate(recipe)
 
 
+def test_evaluate_weights_that_fit_in_part_gives_their_figures_and_says_why_not_the_others(
+    make_recipe: MakeRecipe, sentiment: Path, tmp_path: Path
+) -> None:
+    recipe = make_recipe("finetune.labels={0='BAD',1='GOOD'}")
+    save_models(recipe, tmp_path, "pretrained")
+    (tmp_path / "sentiment").symlink_to(sentiment)
+    text = evaluate(recipe, tmp_path)
+    assert "| stories |" in text
+    reason = f"{tmp_path / 'sentiment'} has the labels ['NEGATIVE', 'POSITIVE'], but finetune.labels are"
+    assert f"**sentiment is not evaluated: {reason} ['BAD', 'GOOD'].**" in text
+    figures = json.loads((recipe.folder / "evaluation" / "report.json").read_text())
+    assert list(figures["weights"]) == ["pretrained"]
+    assert figures["classification"] == {}
+
+
 def test_evaluate_of_weights_of_another_kind_is_refused(
     make_recipe: MakeRecipe, save_pretrained: MakeCheckpoint, tmp_path: Path
 ) -> None:
