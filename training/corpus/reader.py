@@ -123,6 +123,11 @@ class PreparedText:
             raise CorpusError(f"{self.folder}: made with another tokenizer; run prepare again")
 
 
+def open_parts(folder: Path) -> dict[str, PreparedText]:
+    """The prepared texts in the sub-folders, by the name of their source."""
+    return {file.parent.name: PreparedText.open(file.parent) for file in sorted(folder.glob("*/manifest.json"))}
+
+
 def count_tokens(folder: Path, shards: Sequence[Shard], vocab_size: int) -> NDArray[np.int64]:
     """(vocab_size,) how often each token occurs in some shards."""
     counts = np.zeros(vocab_size, np.int64)

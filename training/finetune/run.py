@@ -14,7 +14,7 @@ from model.errors import CheckpointError
 from model.heads import BertForSequenceClassification
 from model.tokenizer import Tokenizer
 from training.corpus.prepare import prepare_labelled
-from training.corpus.reader import PreparedText
+from training.corpus.reader import PreparedText, open_parts
 from training.errors import RunError
 from training.evaluate.classification import check_classes, predict_classification
 from training.examples.labelled import LabelledStream, LabelledTexts, labelled_window
@@ -25,7 +25,6 @@ from training.finetune.task import ClassificationLoss, classifier_from
 from training.loop.checkpoint import TrainState, fingerprint
 from training.loop.trainer import TrainConfig, Trainer
 from training.pretrain.adapt import adapted, pretrained_folder
-from training.pretrain.run import open_parts
 from training.recipe import Recipe, with_earlier, write_resolved
 from training.runtime.checkpoint_dir import check_target, checkpoint_size, write_checkpoint_dir
 from training.runtime.device import choose_device, maybe_compile

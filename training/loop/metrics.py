@@ -38,14 +38,9 @@ class MetricWindow:
         self._metrics.append(metrics)
         self._norms.append(norm)
 
-    @property
-    def norms(self) -> list[float]:
-        """Norm of the gradient at each step."""
-        return torch.stack(self._norms).tolist()
-
     def check_finite(self, step: int) -> None:
         """Raise RunError if a gradient was not finite: such weights are never saved, evaluated or exported."""
-        for norm in self.norms:
+        for norm in torch.stack(self._norms).tolist():
             if not math.isfinite(norm):
                 raise RunError(
                     f"the gradient's norm is {norm} by step {step}: start again under another name with a lower "

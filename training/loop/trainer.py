@@ -271,7 +271,7 @@ class Trainer:
         self._window = MetricWindow(window.names, self.state, window.peak_flops)
         if self.dist.is_main:
             self.log.write("train", self.state, figures, echo=self._is_echoed())
-            for event, text in self.advisor.look(figures, window.norms, self.state.step / self.config.steps):
+            for event, text in self.advisor.look(figures, self.state.step / self.config.steps):
                 self.log.write(event, self.state, {"text": text}, echo=False)
                 logger.warning("%s", text)
 

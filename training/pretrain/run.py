@@ -13,7 +13,7 @@ from model.config import BertConfig
 from model.heads import BertForPreTraining
 from model.tokenizer import Tokenizer
 from training.corpus.prepare import check_corpus_settings
-from training.corpus.reader import PreparedText
+from training.corpus.reader import PreparedText, open_parts
 from training.corpus.tokenizer import open_tokenizer
 from training.errors import CorpusError, RunError
 from training.evaluate.pretraining import evaluate_pretraining
@@ -214,8 +214,3 @@ def open_heldout(recipe: Recipe) -> dict[str, PreparedText]:
             "then run prepare again"
         )
     return parts
-
-
-def open_parts(folder: Path) -> dict[str, PreparedText]:
-    """The prepared texts in the sub-folders, by the name of their source."""
-    return {file.parent.name: PreparedText.open(file.parent) for file in sorted(folder.glob("*/manifest.json"))}
