@@ -61,8 +61,8 @@ class SourceConfig(_Strict):
     split: str = "train"
     """Split of the hub data set."""
     format: Literal["auto", "jsonl", "csv", "tsv", "parquet", "text", "wikitext", "fasttext"] = "auto"
-    """`auto` detects the format of each file from its suffix and first bytes. Of a directory, it reads only files whose
-    suffix it knows. `wikitext`: lines like ` = Title = ` begin a document. `fasttext`: one text per line, after its
+    """`auto` detects the format of each file from its suffix and first bytes; in a directory, it reads only files of
+    known suffixes. `wikitext`: lines like ` = Title = ` begin a document. `fasttext`: one text per line, after its
     label (`__label__2 Great film`)."""
     table: Dialect = Dialect()
     """How CSV and TSV files are written, where that is not detected: `header` (true, false, or the columns' names),

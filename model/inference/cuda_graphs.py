@@ -76,7 +76,7 @@ class GraphedEncoder:
         return graphs
 
     def _check(self) -> None:
-        """Raises RuntimeError if a graph computes something else than the encoder."""
+        """Raises RuntimeError if a graph does not compute what the encoder does."""
         positions = self.encoder.config.max_position_embeddings
         for graph in self.graphs:
             lengths = [min(graph.layout.tokens // part, positions) for part in (2, 4)]

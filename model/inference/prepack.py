@@ -100,8 +100,8 @@ def prepack(encoder: BertEncoder, threads: tuple[int, ...] = ()) -> bool:
         threads: the numbers of threads that torch will use; by default the current one.
 
     Returns:
-        Whether it did: False if this build of torch or this processor has no such operators, or if they compute
-        something else than plain layers.
+        Whether it did: False if this build of torch or this processor has no such operators, or if they do
+        not compute what plain layers do.
     """
     layers = [layer for layer in encoder.layers if isinstance(layer, BertLayer)]
     activation = encoder.config.hidden_act if encoder.config.hidden_act in _FUSED_ACTIVATIONS else None

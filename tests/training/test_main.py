@@ -154,7 +154,7 @@ def test_all_refuses_to_overwrite_other_files_before_it_trains(
     (tmp_path / "pretrained" / "thesis.txt").write_text("mine")
     places = [f"data={recipe.data}", f"run={recipe.run}", f"export.folder={tmp_path}"]
     assert main(["all", str(recipe_file), *places]) == 1
-    assert "holds something else than a checkpoint, which would be deleted: thesis.txt" in capsys.readouterr().err
+    assert "holds other files than a checkpoint's, which would be deleted: thesis.txt" in capsys.readouterr().err
     assert not (recipe.folder / "pretrain").exists()
 
 

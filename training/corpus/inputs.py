@@ -132,7 +132,8 @@ def labelled_inputs(recipe: Recipe) -> Iterator[ShardInput]:
         RunError: no text of some label is left to train on.
     """
     config, cutter = recipe.finetune, _Cutter(has_labels=True)
-    tested = {text_hash(document.text) for source in config.test for document, _ in labelled(source, recipe)}
+    read_test = (labelled(source, recipe, cutter.progress) for source in config.test)
+    tested = {text_hash(document.text) for document, _ in itertools.chain.from_iterable(read_test)}
     in_dev: set[int] = set()
     plans = [(source, *_plan(source, recipe, tested, in_dev)) for source in config.train]
     held_out, trained = tested | in_dev, Counter[int]()

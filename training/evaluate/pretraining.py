@@ -24,11 +24,6 @@ from training.runtime.device import evaluating
 EVALUATION_SEED = 20181011
 """Seed of masks and pairs in every evaluation, so that all networks answer the same questions."""
 
-EVALUATED_EXAMPLES = ExamplesConfig(
-    mask_fraction=0.15, final_mask_fraction=None, random_fraction=0.25, single_fraction=0.0, long_fraction=0.0
-)
-"""The same for every recipe, so that figures can be compared. Only `short_length` comes from the recipe."""
-
 BATCH = 64
 """Examples per forward pass."""
 
@@ -76,9 +71,15 @@ class PretrainingAnswers:
 
 
 def heldout_examples(text: Text, tokenizer: Tokenizer, config: ExamplesConfig, count: int) -> list[Example]:
-    """The first `count` examples of a held-out text, the same in every evaluation: of the run's short length,
-    else as `EVALUATED_EXAMPLES`."""
-    config = EVALUATED_EXAMPLES.model_copy(update={"short_length": config.short_length})
+    """The first `count` examples of a held-out text. Only their length comes from the recipe, so that the figures of
+    all recipes with this `short_length` can be compared."""
+    config = ExamplesConfig(
+        short_length=config.short_length,
+        long_fraction=0.0,
+        mask_fraction=0.15,
+        single_fraction=0.0,
+        random_fraction=0.25,
+    )
     pairs = MaskedPairs(text, Vocabulary.of(tokenizer), config, (EVALUATION_SEED, 0, 0))
     return [pairs.make(i) for i in range(min(count, len(pairs)))]
 

@@ -36,7 +36,7 @@ def check_target(target: Path) -> None:
         foreign = foreign or names
     if foreign:
         raise RunError(
-            f"{target} holds something else than a checkpoint, which would be deleted: {', '.join(foreign[:3])}"
+            f"{target} holds other files than a checkpoint's, which would be deleted: {', '.join(foreign[:3])}"
             f"{', ...' * (len(foreign) > 3)}; name another directory to write, or move these away"
         )
 

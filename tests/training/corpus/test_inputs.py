@@ -16,6 +16,7 @@ from training.corpus.inputs import check_labels, labelled_inputs, reading_of
 from training.errors import RunError, SourceError
 from training.recipe import Recipe, SourceConfig
 from training.sources.documents import Document
+from training.sources.files import size
 from training.sources.split import text_hash
 
 Row = dict[str, Any]
@@ -106,6 +107,14 @@ def test_check_labels_finds_a_wrong_label_of_a_test_source(tmp_path: Path) -> No
         check_labels(recipe_of(tmp_path, source, test=(test,)))
     with pytest.raises(SourceError, match="test: fine-tuning needs the source's `label`"):
         check_labels(recipe_of(tmp_path, source, test=(test.model_copy(update={"label": None}),)))
+
+
+def test_labelled_inputs_count_the_bytes_of_all_files_for_the_progress_bar(tmp_path: Path) -> None:
+    rows = [{"text": "bad", "label": 0}, {"text": "fine", "label": 1}]
+    test = write(tmp_path, [{"text": "good", "label": 1}], name="test")
+    recipe = recipe_of(tmp_path, write(tmp_path, rows), test=(test,))
+    *_, last = labelled_inputs(recipe)
+    assert last.bytes_read == size([*recipe.finetune.train, *recipe.finetune.test], tmp_path)
 
 
 @pytest.mark.parametrize(

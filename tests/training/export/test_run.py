@@ -87,7 +87,7 @@ def test_checkpoint_dir_with_other_files_is_refused_and_left_alone(
     file.parent.mkdir(parents=True)
     file.write_text("mine")
     with pytest.raises(
-        RunError, match=rf"out holds something else than a checkpoint.*: {foreign.split('/')[0]}.*move these"
+        RunError, match=rf"out holds other files than a checkpoint's.*: {foreign.split('/')[0]}.*move these"
     ):
         write_checkpoint_dir(tmp_path / "out", load_checkpoint(pretrained).model, tokenizer, torch.float32)
     assert file.read_text() == "mine"
@@ -175,7 +175,7 @@ def test_export_writes_nothing_if_one_directory_has_other_files(run: Recipe) -> 
     foreign = run.folder / "export" / "sentiment" / "notes.txt"
     foreign.parent.mkdir(parents=True)
     foreign.write_text("mine")
-    with pytest.raises(RunError, match="holds something else than a checkpoint"):
+    with pytest.raises(RunError, match="holds other files than a checkpoint's"):
         export(run)
     assert [path.name for path in (run.folder / "export").iterdir()] == ["sentiment"]
     assert foreign.read_text() == "mine"
