@@ -81,20 +81,13 @@ def evaluate(recipe: Recipe, weights: Path | None = None) -> str:
     """
     models = weights or recipe.folder
     found = _models_in(models)
-    if not found and weights:
-        holders = [place for place in (weights.parent, Path("model/weights")) if _models_in(place)]
-        guess = f"; did you mean {holders[0]}?" if holders else ""
-        raise RunError(f"--weights {weights}: the folder must hold pretrained/ or sentiment/{guess}")
     if not found:
-        raise RunError(f"{models} has no trained model; run pretrain or finetune first")
-    run = recipe
-    if weights:
-        recipe = _for_other_weights(recipe, weights)
+        raise _no_models(recipe, weights)
     figures: dict[str, Any] = {}
     reasons: dict[str, str] = {}
     for name in found:
         try:
-            figures |= _pretraining(recipe, models) if name == "pretrained" else _classification(recipe, models, run)
+            figures |= _pretraining(recipe, models) if name == "pretrained" else _classification(recipe, models)
         except RunError as error:
             if not weights:
                 raise
@@ -103,10 +96,12 @@ def evaluate(recipe: Recipe, weights: Path | None = None) -> str:
         raise RunError("; ".join(reasons.values()))
     hashes = {name: fingerprint(load_checkpoint(models / name).model) for name in found if name not in reasons}
     report = Report(**figures, weights=hashes, not_evaluated=reasons)
-    text_of, file = tables(report), recipe.folder / "report.md"
+    text_of, folder = tables(report), _report_folder(recipe, models)
+    folder.mkdir(parents=True, exist_ok=True)
+    file = folder / "report.md"
     notes = [f"**{name} is not evaluated: {reason}.**\n" for name, reason in reasons.items()]
     text = "\n".join([*text_of.values(), *notes])
-    plots = "\n".join(f"![{file.stem}]({file.name})" for file in _plot(recipe, report))
+    plots = "\n".join(f"![{file.stem}]({file.name})" for file in _plot(recipe, folder, report))
     file.write_text(f"{text}\n## Plots\n\n{plots}\n", encoding="utf-8")
     # Last, because it names the weights of all of it.
     write_json(file.with_suffix(".json"), asdict(report) | {"tables": text_of})
@@ -118,16 +113,17 @@ def _models_in(folder: Path) -> list[str]:
     return [name for name in ("pretrained", "sentiment") if (folder / name).is_dir()]
 
 
-def _for_other_weights(recipe: Recipe, weights: Path) -> Recipe:
-    """The recipe with its own folder inside the run's, and held-out text in the vocabulary of other weights."""
-    corpus = recipe.corpus
-    if corpus.heldout:  # else the held-out text is a part of the sources
-        corpus = corpus.model_copy(update={"sources": ()})
-    recipe = recipe.model_copy(update={"name": "evaluation", "run": recipe.folder, "corpus": corpus})
-    recipe.folder.mkdir(parents=True, exist_ok=True)
-    if (weights / "pretrained").is_dir() and (corpus.sources or corpus.heldout):
-        prepare(recipe, Tokenizer.load(weights / "pretrained"), heldout_only=True)
-    return recipe
+def _no_models(recipe: Recipe, weights: Path | None) -> RunError:
+    if weights is None:
+        return RunError(f"{recipe.folder} has no trained model; run pretrain or finetune first")
+    holders = [place for place in (weights.parent, Path("model/weights")) if _models_in(place)]
+    guess = f"; did you mean {holders[0]}?" if holders else ""
+    return RunError(f"--weights {weights}: the folder must hold pretrained/ or sentiment/{guess}")
+
+
+def _report_folder(recipe: Recipe, models: Path) -> Path:
+    """The run's folder, or for other models than the run's one inside it."""
+    return recipe.folder if models == recipe.folder else recipe.folder / "evaluation"
 
 
 # --- figures -------------------------------------------------------------------------------------------------------
@@ -138,35 +134,43 @@ def _pretraining(recipe: Recipe, models: Path) -> dict[str, Any]:
     if not (recipe.corpus.sources or recipe.corpus.heldout):
         return {}
     model, checkpoint = load_pretrained(models / "pretrained")
-    heldout = open_heldout(recipe)
-    for text in heldout.values():
-        text.check_tokenizer(checkpoint.tokenizer)
+    heldout = _heldout(recipe, models, checkpoint.tokenizer)
     model = model.to(choose_device(recipe.device))
     logger.info("evaluating on held-out text: %s", ", ".join(heldout))
     reports = evaluate_pretraining(model, heldout, checkpoint.tokenizer, recipe.pretrain.examples, count=EXAMPLES)
     return {"pretraining": reports}
 
 
-def _classification(recipe: Recipe, models: Path, run: Recipe) -> dict[str, Any]:
-    """The fields of a report that are about the classifier.
+def _heldout(recipe: Recipe, models: Path, tokenizer: Tokenizer) -> dict[str, PreparedText]:
+    """The held-out text by its source. For other models than the run's, it is prepared in their vocabulary."""
+    folder, corpus = _report_folder(recipe, models), recipe.corpus
+    if folder != recipe.folder:
+        if corpus.heldout:  # else the held-out text is a part of the sources
+            corpus = corpus.model_copy(update={"sources": ()})
+        recipe = recipe.model_copy(update={"name": folder.name, "run": folder.parent, "corpus": corpus})
+        prepare(recipe, tokenizer, heldout_only=True)
+    heldout = open_heldout(recipe)
+    for text in heldout.values():
+        text.check_tokenizer(tokenizer)
+    return heldout
 
-    Args:
-        run: the recipe of the run, whose folder has the figures of baselines.
-    """
+
+def _classification(recipe: Recipe, models: Path) -> dict[str, Any]:
+    """The fields of a report that are about the classifier."""
     folder = models / "sentiment"
-    ordered = {"finetune": recipe.finetune.in_order_of(load_checkpoint(folder).config.labels)}
-    recipe, run = recipe.model_copy(update=ordered), run.model_copy(update=ordered)
+    ordered = recipe.finetune.in_order_of(load_checkpoint(folder).config.labels)
+    recipe = recipe.model_copy(update={"finetune": ordered})
     test = read_test(recipe)
     if not recipe.finetune.test:
         logger.warning(
             "the recipe has no finetune.test: figures are those of dev, which chose the seed and the temperature"
         )
-    results = load_results(recipe)
+    results = load_results(recipe) if models == recipe.folder else []
     seeds = {each.seed: _seed_figures(recipe, each, test) for each in results if len(results) > 1}
     return {
         "classification": _test_reports(recipe, folder, test),
         "labels": recipe.finetune.label_names,
-        "baselines": evaluate_baselines(run, test) if test and recipe.finetune.train else {},
+        "baselines": evaluate_baselines(recipe, test) if test and recipe.finetune.train else {},
         "seeds": seeds,
     }
 
@@ -297,23 +301,28 @@ def _seed_table(seeds: Mapping[int, Mapping[str, float]]) -> str:
     return _table(["seed", *next(iter(seeds.values()))], *rows, ["mean", *means])
 
 
-def _plot(recipe: Recipe, report: Report) -> list[Path]:
+def _plot(recipe: Recipe, folder: Path, report: Report) -> list[Path]:
     """Write the plots, in place of an earlier report's."""
-    folder, written = recipe.folder, []
     for pattern in ("*-loss.png", "confusion-*.png", "reliability-*.png"):
         for old in folder.glob(pattern):
             old.unlink()
-    train = folder / "corpus" / "train"
-    entropy = PreparedText.open(train).unigram_entropy if train.is_dir() else None
-    pretraining, finetuning = folder / "pretrain-loss.png", folder / "finetune-loss.png"
-    if plot_losses(RunLog(folder / "pretrain" / "log.jsonl"), pretraining, entropy):
-        written.append(pretraining)
-    if plot_losses(RunLog(chosen_folder(recipe) / "log.jsonl"), finetuning):
-        written.append(finetuning)
+    written = _plot_losses(recipe) if folder == recipe.folder else []
     for name, test in report.classification.items():
         slug = name.replace(" (pair)", "-pair").replace(DEV, "-dev")
         confusion, reliability = folder / f"confusion-{slug}.png", folder / f"reliability-{slug}.png"
         plot_confusion(test.figures.confusion, report.labels, confusion)
         plot_reliability(test.figures.reliability, reliability)
         written += [confusion, reliability]
+    return written
+
+
+def _plot_losses(recipe: Recipe) -> list[Path]:
+    folder, train = recipe.folder, recipe.folder / "corpus" / "train"
+    entropy = PreparedText.open(train).unigram_entropy if train.is_dir() else None
+    pretraining, finetuning = folder / "pretrain-loss.png", folder / "finetune-loss.png"
+    written = []
+    if plot_losses(RunLog(folder / "pretrain" / "log.jsonl"), pretraining, entropy):
+        written.append(pretraining)
+    if plot_losses(RunLog(chosen_folder(recipe) / "log.jsonl"), finetuning):
+        written.append(finetuning)
     return written
