@@ -8,9 +8,10 @@ cu_seqlens       0 ----------->  4 ------> 7        (number of sequences + 1,)
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate, chain
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -182,23 +183,16 @@ class PackedBatch:
 
     def to(self, device: torch.device | str, non_blocking: bool = False) -> PackedBatch:
         """Copy to a device; see `SequenceBounds.to`."""
-        return PackedBatch(
-            self.input_ids.to(device, non_blocking=non_blocking),
-            self.position_ids.to(device, non_blocking=non_blocking),
-            self.token_type_ids.to(device, non_blocking=non_blocking),
-            self.sequences.to(device, non_blocking),
-            None if self.outputs is None else self.outputs.to(device, non_blocking),
-        )
+        return self._map(lambda part: part.to(device, non_blocking=non_blocking))
 
     def pin_memory(self) -> PackedBatch:
         """Copy to page-locked memory, from which a GPU copies without blocking the host."""
-        return PackedBatch(
-            self.input_ids.pin_memory(),
-            self.position_ids.pin_memory(),
-            self.token_type_ids.pin_memory(),
-            self.sequences.pin_memory(),
-            None if self.outputs is None else self.outputs.pin_memory(),
-        )
+        return self._map(lambda part: part.pin_memory())
+
+    def _map(self, change: Callable[[Any], Any]) -> PackedBatch:
+        ids, positions, types = map(change, (self.input_ids, self.position_ids, self.token_type_ids))
+        outputs = None if self.outputs is None else change(self.outputs)
+        return PackedBatch(ids, positions, types, change(self.sequences), outputs)
 
 
 def round_up_to_bucket(number: int) -> int:

@@ -60,7 +60,7 @@ class MetricWindow:
         seconds = max(state.seconds - self._seconds, 1e-9)
         pairs = zip(self.names, sums[::2], sums[1::2], strict=True)
         figures = {name: total / count for name, total, count in pairs if count}
-        figures["gradient_norm"] = self._norms[-1].item()
+        figures["gradient_norm"] = torch.stack(self._norms).mean().item()
         figures["learning_rate"] = self.learning_rate
         figures["tokens_per_second"] = (state.tokens - self._tokens) / seconds
         if self.peak_flops:

@@ -16,9 +16,9 @@ from collections.abc import Callable
 import numpy as np
 
 _WORDS = re.compile(r"\w+|[^\w\s]")
-"""What that tokenizer takes for words, about: white space beside a mark makes no difference to it"""
+"""What that tokenizer takes for words, about: white space beside a mark makes no difference to it."""
 _OPENING = re.compile(r"(?<![^\s(\[{—-])['\"]")
-"""Quotation marks that begin a word"""
+"""Quotation marks that begin a word."""
 _CLOSING = str.maketrans("'\"", "’”")
 
 

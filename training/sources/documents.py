@@ -29,9 +29,9 @@ class Document:
     """The text columns, e.g. title and content."""
     label: str | None = None
     group: str | None = None
-    """Equal for documents that must not be split between train and dev"""
+    """Equal for documents that must not be split between train and dev."""
     domain: str | None = None
-    """Value of the source's `by` column"""
+    """Value of the source's `by` column."""
     place: str = field(default="", compare=False)
     """Where it stands, for messages: `reviews.csv, line 7`."""
 

@@ -18,7 +18,7 @@ def test_metric_window_summary_has_means_and_speed() -> None:
     assert window.summary(TrainState(tokens=300, seconds=3.0), window.sums()) == {
         "loss": 2.0,
         "accuracy": 0.25,
-        "gradient_norm": 5.0,
+        "gradient_norm": 4.0,
         "learning_rate": 0.1,
         "tokens_per_second": 100.0,
         "matmul_utilisation": 0.5,
