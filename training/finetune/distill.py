@@ -78,11 +78,18 @@ def with_earlier_distill(recipe: Recipe) -> Recipe:
     return recipe
 
 
-def check_distilled(recipe: Recipe, teacher: str | None) -> None:
-    """Raise RunError if the prepared texts are not labelled by the teacher with this fingerprint."""
-    folder = recipe.folder / "labelled" / "train"
-    if recipe.distill is not None and read_json(folder / RECORD) != teacher:
+def distilled_by(recipe: Recipe) -> str | None:
+    """Fingerprint of the teacher that labelled the prepared texts; None without `[distill]`.
+
+    Raises:
+        RunError: the texts are not labelled by the recipe's teacher.
+    """
+    if recipe.distill is None:
+        return None
+    teacher, folder = fingerprint(load_teacher(recipe).model), recipe.folder / "labelled" / "train"
+    if read_json(folder / RECORD) != teacher:
         raise RunError(f"{folder} has no labels of distill.teacher ({recipe.distill.teacher}); run distill first")
+    return teacher
 
 
 def load_teacher(recipe: Recipe) -> Checkpoint:

@@ -19,7 +19,7 @@ from training.errors import RunError
 from training.evaluate.classification import check_classes, predict_classification
 from training.examples.labelled import LabelledStream, LabelledTexts, labelled_window
 from training.finetune.calibration import calibrate
-from training.finetune.distill import check_distilled, load_teacher, with_earlier_distill
+from training.finetune.distill import distilled_by, with_earlier_distill
 from training.finetune.selection import SeedResult, best_seed, mean_score, save_results, seed_folder, seeds_of
 from training.finetune.task import ClassificationLoss, classifier_from
 from training.loop.checkpoint import TrainState, fingerprint
@@ -72,10 +72,9 @@ def finetune(recipe: Recipe) -> bool:
     recipe = _with_earlier_stages(recipe, start.path)
     target = recipe.folder / "sentiment"
     check_target(target)
-    teacher = fingerprint(load_teacher(recipe).model) if recipe.distill else None
+    teacher = distilled_by(recipe)
     with ranks_in_turn(recipe.folder):
         folder = prepare_labelled(recipe, start.tokenizer, keep_earlier=teacher is not None)
-    check_distilled(recipe, teacher)
     with distributed() as dist, run_lock(recipe.folder / "finetune" / f"rank-{dist.rank}"):
         train, dev = PreparedText.open(folder / "train"), open_dev(recipe, start)
         material = _Material(recipe, start, train, dev, teacher, dist)
