@@ -31,7 +31,6 @@ logger = logging.getLogger(__name__)
 Routed = tuple[str, Document, int]
 """A part (`train`, `dev/<source>` or `heldout/<source>`), a document of it, and the index of its label."""
 
-Labelled = Iterable[tuple[Document, int]]
 IsLeak = Callable[[int, int, bool], bool]
 """Called with the hashes of a document's text and group, and whether the group is held out."""
 
@@ -67,7 +66,9 @@ class _Cutter:
         return ShardInput(part, number, source_name(source), found, labels, read, self.bytes_read)
 
 
-def _route(found: Labelled, source: SourceConfig, evaluated: str, threshold: int, is_leak: IsLeak) -> Iterator[Routed]:
+def _route(
+    found: Iterable[tuple[Document, int]], source: SourceConfig, evaluated: str, threshold: int, is_leak: IsLeak
+) -> Iterator[Routed]:
     """The part of each document: `<evaluated>/<source>` for groups below the threshold, else `train`.
 
     Args:
