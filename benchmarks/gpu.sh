@@ -269,7 +269,7 @@ stage_test() { # tests that are skipped without a GPU
 stage_bench() {
     local preset=base batch=256
     [[ ! $DRY_RUN ]] || preset=tiny batch=4
-    limited bench "$PYTHON" -m benchmarks.training_step "$preset" --length 128 --batch "$batch" --steps 20
+    limited bench "$PYTHON" -m training bench "$preset" --length 128 --batch "$batch" --steps 20
     limited bench "$PYTHON" -m benchmarks.ceiling --preset "$preset" --length 128
     limited bench "$PYTHON" -m benchmarks.ceiling --preset "$preset" --length 28 --tokens 28 112 448 --rounds 50
 }

@@ -1,4 +1,4 @@
-"""A training step of this repository beside the same step of `transformers`, in one run.
+"""`python -m training bench`: a training step of this repository beside the same step of `transformers`, in one run.
 
 Both get the same examples, weights of the same shape, precision, scaled dot-product attention, AdamW and clipping. Here
 they are packed into batches of constant shape, as in training; `transformers` gets them padded to the longest, as its
@@ -21,7 +21,6 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
 from model.config import BertConfig
-from model.errors import BertError
 from model.heads import BertForPreTraining
 from model.packing import round_up_to_bucket
 from training.errors import RunError
@@ -37,7 +36,6 @@ from training.runtime.device import (
     autocast,
     choose_device,
     choose_precision,
-    configure_process,
     matmul_peak,
     maybe_compile,
     synchronize,
@@ -71,19 +69,15 @@ class RandomText:
         return self.ids[first:last]
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser("benchmarks.training_step", description=__doc__.partition("\n")[0])
+def main(arguments: Sequence[str]) -> None:
+    parser = argparse.ArgumentParser("bert-train bench", description=__doc__.partition("\n")[0])
     parser.add_argument("preset", nargs="?", default="mini", help="tiny, mini, small, medium, base or large")
     parser.add_argument("--length", type=int, default=128, help="tokens of a full example")
     parser.add_argument("--batch", type=int, default=32, help="full examples per step")
     parser.add_argument("--steps", type=int, default=20, help="steps to time")
     parser.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:1")
     options = parser.parse_args(arguments)
-    configure_process()
-    try:
-        print(bench(options.preset, options.length, options.batch, options.steps, options.device))
-    except BertError as error:
-        parser.error(str(error))
+    print(bench(options.preset, options.length, options.batch, options.steps, options.device))
 
 
 def bench(preset: str, length: int, batch: int, steps: int, device_name: str) -> str:
@@ -239,7 +233,3 @@ def padded(examples: Sequence[Example]) -> dict[str, Tensor]:
 
 def _pad(rows: Sequence[Ints], value: int) -> Tensor:
     return pad_sequence([torch.from_numpy(row) for row in rows], batch_first=True, padding_value=value)
-
-
-if __name__ == "__main__":
-    main()

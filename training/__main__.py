@@ -109,7 +109,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     # Overrides are what argparse leaves over, so they may stand before, between and after the options.
     parsed, overrides = parser.parse_known_args(arguments)
     unknown = [argument for argument in overrides if argument.startswith("-")]
-    if unknown:
+    if unknown and parsed.command != "bench":
         parser.error(f"unrecognized arguments: {' '.join(unknown)}")
     logging.basicConfig(level=logging.INFO, format="%(asctime)s  %(message)s", datefmt="%H:%M:%S")
     logging.captureWarnings(True)
@@ -140,6 +140,8 @@ def _parser() -> argparse.ArgumentParser:
     }
     parsers["evaluate"].add_argument("--weights", type=Path, help="folder of exported checkpoints to evaluate instead")
     parsers["inspect"].add_argument("--examples", type=int, default=5, help="how many to print")
+    summary = "time a training step beside the same step of transformers"
+    commands.add_parser("bench", help=summary, add_help=False)  # it parses its own arguments
     return parser
 
 
@@ -148,6 +150,8 @@ def _run(parsed: argparse.Namespace, overrides: list[str], arguments: Sequence[s
     if world_size() > 1 and parsed.command not in PARALLEL:
         raise RunError(f"{parsed.command} is for one process; torchrun is for {', '.join(PARALLEL)}")
     configure_process()
+    if parsed.command == "bench":
+        return _bench(overrides)
     places = [f"data={parsed.data}"] if parsed.data else []
     boards = ["tensorboard=true"] if parsed.tensorboard else []
     recipe = load_recipe(parsed.recipe, [*places, *boards, *overrides])
@@ -158,6 +162,15 @@ def _run(parsed: argparse.Namespace, overrides: list[str], arguments: Sequence[s
     if finished and following and not options.get("weights") and os.environ.get("RANK", "0") == "0":
         logger.info("next: %s", shlex.join(["python", "-m", "training", following, *arguments[1:]]))
     return finished
+
+
+def _bench(arguments: Sequence[str]) -> bool:
+    try:
+        from benchmarks import training_step  # no part of the installed package
+    except ImportError as error:
+        raise RunError(f"bench runs in the folder of the repository, with transformers installed ({error})") from error
+    training_step.main(arguments)
+    return True
 
 
 if __name__ == "__main__":

@@ -173,6 +173,7 @@ def test_all_refuses_to_overwrite_other_files_before_it_trains(
         (["finetune", "quick", "run=/nowhere"], "/nowhere/quick/pretrained is missing; run pretrain first"),
         (["evaluate", "quick", "run=/nowhere"], "has no trained model; run pretrain or finetune first"),
         (["export", "quick", "run=/nowhere"], "has no trained model; run pretrain or finetune first"),
+        (["bench", "huge"], "huge"),
     ],
 )
 def test_command_line_mistake_is_one_clear_line(
@@ -198,6 +199,21 @@ def test_command_line_unknown_option_is_refused() -> None:
     with pytest.raises(SystemExit) as error:
         main(["export", "quick", "--fast"])
     assert error.value.code == 2
+
+
+def test_command_line_bench_reads_no_recipe(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["bench", "mini", "pretrain.dropout=0.1"])
+    assert "unrecognized arguments: pretrain.dropout=0.1" in capsys.readouterr().err
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_command_line_bench_of_a_small_network(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["bench", "tiny", "--length", "16", "--batch", "2", "--steps", "1", "--device", "cpu"]) == 0
+    head, *lines = capsys.readouterr().out.splitlines()
+    assert head.startswith("tiny, 32 tokens per step in examples of up to 16, ")
+    assert [line.split(":")[0] for line in lines] == ["mixed lengths", "all full"]
+    assert all("tokens/s here (" in line and "times as fast" in line for line in lines)
 
 
 def test_command_line_inspect_prints_examples_and_shares(
