@@ -1,7 +1,7 @@
 """Schemas of request bodies. Those of responses are in `bert_client.wire`.
 
-Types are strict (neither `true` nor `"5"` is an integer), and unknown fields are errors. Unions have a name or a title,
-because clients are generated from the schemas.
+Types are strict (neither `true` nor `"5"` is an integer), and unknown fields are errors. An optional field may be null,
+which is the same as leaving it out. Unions have a name or a title, because clients are generated from the schemas.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ TextOrPair = TypeAliasType(
     Annotated[Annotated[str, Tag("string")] | Annotated[TextPair, Tag("pair")], Discriminator(_string_or_pair)],
 )
 Truncate = Annotated[
-    StrictBool,
+    StrictBool | None,
     Field(description="Cut an input that is longer than the model's limit instead of refusing it. Default: false."),
 ]
 ALSO_TRUNCATION = Field(validation_alias=AliasChoices("truncate", "truncation"))
@@ -61,7 +61,7 @@ Target = Annotated[str, Field(min_length=1, max_length=200)]
 class Parameters(Strict):
     """Parameters of all tasks."""
 
-    truncate: Truncate = False
+    truncate: Truncate = None
 
 
 class FillMaskParameters(Parameters):
@@ -97,7 +97,7 @@ class FillMaskRequest(Strict):
     inputs: OneOrMany[str] = Field(
         title="FillMaskInputs", description="One text or many; each holds at least one `[MASK]`."
     )
-    parameters: FillMaskParameters = FillMaskParameters()
+    parameters: FillMaskParameters | None = None
 
 
 class NextSentenceRequest(Strict):
@@ -106,7 +106,7 @@ class NextSentenceRequest(Strict):
     model_config = with_examples({"inputs": {"text": "I went to the cinema.", "text_pair": "The film was good."}})
 
     inputs: OneOrMany[TextPair] = Field(title="NextSentenceInputs", description="One pair or many.")
-    parameters: Parameters = Parameters()
+    parameters: Parameters | None = None
 
 
 class SentimentRequest(Strict):
@@ -118,7 +118,12 @@ class SentimentRequest(Strict):
     )
 
     inputs: OneOrMany[TextOrPair] = Field(title="SentimentInputs", description="One text or pair, or many.")
-    parameters: SentimentParameters = SentimentParameters()
+    parameters: SentimentParameters | None = None
+
+
+def given(parameters: Parameters | None) -> dict[str, Any]:
+    """The parameters that have a value, as keyword arguments of a method of `Engine`."""
+    return {} if parameters is None else parameters.model_dump(exclude_none=True)
 
 
 def as_list(inputs: T | list[T]) -> list[T]:

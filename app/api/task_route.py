@@ -258,12 +258,18 @@ def _field_names(schema: Any, path: list[str | int]) -> list[str]:
     for part in path:
         if isinstance(part, int) or part in UNION_TAGS:
             continue
-        annotation = schema.model_fields[part].annotation if part in schema.model_fields else None
-        models = [kind for kind in (annotation, *get_args(annotation)) if hasattr(kind, "model_fields")]
-        if not models:
+        field = schema.model_fields.get(part)
+        schema = None if field is None else _model_in(field.annotation)
+        if schema is None:
             return []
-        schema = models[0]
     return list(schema.model_fields)
+
+
+def _model_in(annotation: Any) -> Any:
+    """The first pydantic model of an annotation such as `list[Model] | None`, if there is one."""
+    if hasattr(annotation, "model_fields"):
+        return annotation
+    return next(filter(None, map(_model_in, get_args(annotation))), None)
 
 
 def _loc(detail: ErrorDetails) -> errors.Loc:

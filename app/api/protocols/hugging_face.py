@@ -16,6 +16,7 @@ from app.api.schemas import (
     TextOrPair,
     Truncate,
     as_list,
+    given,
     with_examples,
 )
 from app.api.task_route import TaskRequest, TaskRoute
@@ -33,7 +34,7 @@ TAG = {"name": "Hugging Face clients", "description": "The same tasks in the sha
 class HuggingFaceFillMaskParameters(FillMaskParameters):
     """Parameters of fill-mask."""
 
-    truncate: Annotated[Truncate, ALSO_TRUNCATION] = False
+    truncate: Annotated[Truncate, ALSO_TRUNCATION] = None
 
 
 class HuggingFaceFillMaskRequest(Strict):
@@ -51,7 +52,7 @@ class HuggingFaceFillMaskRequest(Strict):
 class HuggingFaceClassificationParameters(SentimentParameters):
     """Parameters of text-classification."""
 
-    truncate: Annotated[Truncate, ALSO_TRUNCATION] = False
+    truncate: Annotated[Truncate, ALSO_TRUNCATION] = None
     function_to_apply: Literal["softmax", "sigmoid", "none"] | None = Field(
         None,
         description="`none` for logits, or what the loaded checkpoint computes its scores with; another function is "
@@ -77,8 +78,7 @@ HuggingFaceTokens = TypeAliasType(
 
 async def fill_mask(body: HuggingFaceFillMaskRequest, request: TaskRequest) -> tuple[Reply[FillMaskResult], Any]:
     """The predictions for the one mask of one text. Several masks and several texts add a level of lists each."""
-    parameters = body.parameters or HuggingFaceFillMaskParameters()
-    reply = await request.engine.fill_mask(as_list(body.inputs), deadline=request.deadline, **dict(parameters))
+    reply = await request.engine.fill_mask(as_list(body.inputs), deadline=request.deadline, **given(body.parameters))
     rows = [[mask.predictions for mask in result.masks] for result in reply.results]
     shapes: list[Any] = [row[0] if len(row) == 1 else row for row in rows]
     return reply, shapes if isinstance(body.inputs, list) else shapes[0]
@@ -88,8 +88,8 @@ async def text_classification(
     body: HuggingFaceClassificationRequest, request: TaskRequest
 ) -> tuple[Reply[LabelResult], Any]:
     """One list of labels per text, highest score first; also for a single text, because the clients read that."""
-    parameters = dict(body.parameters or HuggingFaceClassificationParameters())
-    function = parameters.pop("function_to_apply")
+    parameters = given(body.parameters)
+    function = parameters.pop("function_to_apply", None)
     if function not in (None, "none"):
         _check_function(request.engine, function)
     parameters["raw_scores"] = function == "none"

@@ -18,11 +18,11 @@ from typing_extensions import TypedDict
 
 from app.api import openapi
 from app.api.routes import operations
-from app.api.schemas import MAX_TOP_K, Parameters, Strict, with_examples
+from app.api.schemas import MAX_TOP_K, Parameters, Strict, given, with_examples
 from app.api.task_route import TaskRequest, TaskRoute, check_inputs, parse
 from app.errors import InvalidInputError, InvalidRequestError, Loc, TaskNotServedError
 from app.inference.types import Task
-from app.scheduling.engine import DEFAULT_TOP_K, Reply
+from app.scheduling.engine import Reply
 from app.scheduling.tokenization import Input, TextPair
 from bert_client.wire import LabelPrediction, TokenPrediction
 from model.tokenizer_dir import MASK
@@ -55,7 +55,7 @@ class InputTensor(Strict):
     datatype: Literal["BYTES"]
     shape: list[StrictInt] = Field(min_length=1, max_length=1, description="The number of texts.")
     data: list[str] | None = Field(None, fail_fast=True)
-    parameters: InputParameters = InputParameters()
+    parameters: InputParameters | None = None
 
 
 class OutputParameters(Strict):
@@ -68,14 +68,14 @@ class RequestedOutput(Strict):
     """An output to answer with."""
 
     name: str
-    parameters: OutputParameters = OutputParameters()
+    parameters: OutputParameters | None = None
 
 
 class InferParameters(Parameters):
     """Parameters of a request."""
 
     top_k: StrictInt | None = Field(None, ge=1, le=MAX_TOP_K, description="Words (default: 5) or labels (all).")
-    binary_data_output: StrictBool = Field(False, description="Send all outputs as bytes after the JSON.")
+    binary_data_output: StrictBool | None = Field(None, description="Send all outputs as bytes after the JSON.")
 
 
 class InferRequest(Strict):
@@ -87,8 +87,8 @@ class InferRequest(Strict):
 
     id: str | None = None
     inputs: list[InputTensor] = Field(min_length=1, max_length=_MAX_TENSORS)
-    outputs: list[RequestedOutput] = Field([], max_length=_MAX_TENSORS, description="Default: all.")
-    parameters: InferParameters = InferParameters()
+    outputs: list[RequestedOutput] | None = Field(None, max_length=_MAX_TENSORS, description="Default: all.")
+    parameters: InferParameters | None = None
 
 
 class OutputTensor(TypedDict):
@@ -118,7 +118,7 @@ def _parse(body: bytes, request: TaskRequest) -> InferRequest:
     asked = parse(InferRequest, body[:end], len(body))  # the schema bounds the tensors
     tensors = []
     for i, tensor in enumerate(asked.inputs):
-        (count,), size = tensor.shape, tensor.parameters.binary_data_size
+        (count,), size = tensor.shape, tensor.parameters and tensor.parameters.binary_data_size
         check_inputs(count, request.settings.max_client_batch)
         if (size is None) is (tensor.data is None):
             raise _invalid("needs either data or the parameter binary_data_size", "inputs", i)
@@ -173,19 +173,19 @@ Rows = Sequence[Sequence[LabelPrediction | TokenPrediction]]
 async def _ask(task: Task, body: InferRequest, request: TaskRequest) -> tuple[Reply[Any], Rows]:
     """The predictions for each text."""
     columns = _columns(body, task)
-    texts, top_k, cut = columns["text"], body.parameters.top_k, body.parameters.truncate
-    engine, deadline = request.engine, request.deadline
+    texts, parameters = columns["text"], given(body.parameters)
+    parameters.pop("binary_data_output", None)
     if task is Task.FILL_MASK:
         for i, text in enumerate(texts):
             if (masks := text.count(MASK)) > 1:
                 raise _invalid(f"text {i} has {masks} masks, this model takes one; see /fill-mask", "inputs", 0)
-        filled = await engine.fill_mask(texts, deadline=deadline, top_k=top_k or DEFAULT_TOP_K, truncate=cut)
+        filled = await request.engine.fill_mask(texts, deadline=request.deadline, **parameters)
         return filled, [result.masks[0].predictions for result in filled.results]
     inputs: Sequence[Input] = texts
     if "text_pair" in columns:
         inputs = [TextPair(*pair) for pair in zip(texts, columns["text_pair"], strict=True)]
-    reply = await engine.labels(task, inputs, deadline=deadline, truncate=cut)
-    return reply, [result.predictions[:top_k] for result in reply.results]
+    reply = await request.engine.labels(task, inputs, deadline=request.deadline, **parameters)
+    return reply, [result.predictions for result in reply.results]
 
 
 def _outputs(task: Task) -> list[str]:
@@ -198,11 +198,12 @@ def _route(task: Task) -> TaskRoute:
     async def infer(body: InferRequest, request: TaskRequest) -> tuple[Reply[Any], Response]:
         """Ask a model. Texts may also follow the JSON as binary tensors, if `Inference-Header-Content-Length` tells
         the bytes of the JSON. No `Content-Type` is needed."""
-        is_binary = dict.fromkeys([output.name for output in body.outputs] or names, body.parameters.binary_data_output)
-        for i, output in enumerate(body.outputs):
+        outputs, all_binary = body.outputs or [], bool(body.parameters and body.parameters.binary_data_output)
+        is_binary = dict.fromkeys([output.name for output in outputs] or names, all_binary)
+        for i, output in enumerate(outputs):
             if output.name not in names:
                 raise _invalid(f"the outputs of this model are {', '.join(names)}", "outputs", i, "name")
-            if output.parameters.binary_data is not None:
+            if output.parameters and output.parameters.binary_data is not None:
                 is_binary[output.name] = output.parameters.binary_data
         try:
             reply, rows = await _ask(task, body, request)

@@ -62,11 +62,11 @@ class PredictRequest(Strict):
     inputs: PredictInputs = Field(
         description="A text; `[text, text]`, which is one pair; or a batch, `[[text] or [text, text], ...]`."
     )
-    truncate: Annotated[Truncate | None, ALSO_TRUNCATION] = False
+    truncate: Annotated[Truncate, ALSO_TRUNCATION] = None
     truncation_direction: Annotated[Literal["left", "right"] | None, BeforeValidator(_lower)] = Field(
         None, description="The end of a text at which it is cut. Default: as the loaded checkpoint says."
     )
-    raw_scores: StrictBool = Field(False, description="Answer with logits instead of probabilities.")
+    raw_scores: StrictBool | None = Field(None, description="Answer with logits instead of probabilities.")
 
 
 class TokenizeRequest(Strict):
@@ -75,7 +75,7 @@ class TokenizeRequest(Strict):
     model_config = with_examples({"inputs": "The movie was good.", "add_special_tokens": False})
 
     inputs: OneOrMany[str] = Field(description="One text or many, of any length.")
-    add_special_tokens: StrictBool = Field(True, description="Include `[CLS]` and `[SEP]`.")
+    add_special_tokens: StrictBool | None = Field(None, description="Include `[CLS]` and `[SEP]`. Default: true.")
     prompt_name: None = Field(None, description="Null: the model has no prompts.")
 
 
@@ -98,7 +98,7 @@ async def predict(body: PredictRequest, request: TaskRequest) -> tuple[Reply[Lab
             deadline=request.deadline,
             truncate=bool(body.truncate),
             truncation=_KEPT_ENDS[body.truncation_direction],
-            raw_scores=body.raw_scores,
+            raw_scores=bool(body.raw_scores),
         )
     except InvalidInputError as error:
         _, row, *half = error.loc
@@ -111,7 +111,7 @@ async def predict(body: PredictRequest, request: TaskRequest) -> tuple[Reply[Lab
 async def tokenize(body: TokenizeRequest, request: TaskRequest) -> tuple[Reply[list[TextToken]], Any]:
     """The tokens of each text, as the sentiment model reads them, with their places in characters."""
     reply = await request.engine.tokenize(as_list(body.inputs), deadline=request.deadline)
-    return reply, reply.results if body.add_special_tokens else [tokens[1:-1] for tokens in reply.results]
+    return reply, [tokens[1:-1] for tokens in reply.results] if body.add_special_tokens is False else reply.results
 
 
 ROUTES = [

@@ -5,7 +5,7 @@ A new task needs a handler and a `TaskRoute` here, and a method of `Engine` unle
 
 from __future__ import annotations
 
-from app.api.schemas import FillMaskRequest, NextSentenceRequest, SentimentRequest, as_list
+from app.api.schemas import FillMaskRequest, NextSentenceRequest, SentimentRequest, as_list, given
 from app.api.task_route import TaskRequest, TaskRoute
 from app.inference.types import Task
 from app.scheduling.engine import Reply
@@ -14,13 +14,13 @@ from bert_client.wire import FillMaskResponse, FillMaskResult, LabelResponse, La
 
 async def fill_mask(body: FillMaskRequest, request: TaskRequest) -> tuple[Reply[FillMaskResult], FillMaskResponse]:
     """The most probable words for each `[MASK]`, with their probability over the whole vocabulary."""
-    reply = await request.engine.fill_mask(as_list(body.inputs), deadline=request.deadline, **dict(body.parameters))
+    reply = await request.engine.fill_mask(as_list(body.inputs), deadline=request.deadline, **given(body.parameters))
     return reply, FillMaskResponse(reply.model, reply.results)
 
 
 async def next_sentence(body: NextSentenceRequest, request: TaskRequest) -> tuple[Reply[LabelResult], LabelResponse]:
     """The probability that `text_pair` directly follows `text`."""
-    pairs, parameters = as_list(body.inputs), dict(body.parameters)
+    pairs, parameters = as_list(body.inputs), given(body.parameters)
     reply = await request.engine.labels(Task.NEXT_SENTENCE, pairs, deadline=request.deadline, **parameters)
     return reply, LabelResponse(reply.model, reply.results)
 
@@ -28,7 +28,7 @@ async def next_sentence(body: NextSentenceRequest, request: TaskRequest) -> tupl
 async def sentiment(body: SentimentRequest, request: TaskRequest) -> tuple[Reply[LabelResult], LabelResponse]:
     """The labels of the loaded classifier with their probabilities."""
     reply = await request.engine.labels(
-        Task.SENTIMENT, as_list(body.inputs), deadline=request.deadline, **dict(body.parameters)
+        Task.SENTIMENT, as_list(body.inputs), deadline=request.deadline, **given(body.parameters)
     )
     return reply, LabelResponse(reply.model, reply.results)
 

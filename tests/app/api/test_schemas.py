@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 from pydantic import BaseModel
@@ -37,6 +37,48 @@ def test_examples_fit_their_schema(schema: type[BaseModel]) -> None:
         parse(schema, json.dumps(example).encode())
 
 
+def nulls(schema: type[BaseModel]) -> dict[str, Any]:
+    """Null for each optional field."""
+    return {name: None for name, field in schema.model_fields.items() if not field.is_required()}
+
+
+def parameters_of(schema: type[BaseModel]) -> type[BaseModel]:
+    """The model of the field `parameters`."""
+    return next(kind for kind in get_args(schema.model_fields["parameters"].annotation) if kind is not type(None))
+
+
+TENSOR = {"name": "text", "datatype": "BYTES", "shape": [1], "data": ["a"]}
+
+
+@pytest.mark.parametrize(
+    ("path", "schema", "body"),
+    [
+        ("/fill-mask", schemas.FillMaskRequest, {"inputs": "a [MASK]"}),
+        ("/next-sentence", schemas.NextSentenceRequest, {"inputs": {"text": "a", "text_pair": "b"}}),
+        ("/sentiment", schemas.SentimentRequest, {"inputs": "a"}),
+        ("/hf/fill-mask", hugging_face.HuggingFaceFillMaskRequest, {"inputs": "a [MASK]"}),
+        ("/hf/text-classification", hugging_face.HuggingFaceClassificationRequest, {"inputs": "a"}),
+        ("/v2/models/sentiment/infer", open_inference.InferRequest, {"inputs": [TENSOR]}),
+        ("/predict", text_embeddings.PredictRequest, {"inputs": "a"}),
+        ("/tokenize", text_embeddings.TokenizeRequest, {"inputs": "a"}),
+    ],
+)
+async def test_optional_field_may_be_null(serve: Any, path: str, schema: type[BaseModel], body: dict[str, Any]) -> None:
+    bodies = [body, body | nulls(schema)]
+    if "parameters" in schema.model_fields:
+        bodies.append(body | {"parameters": nulls(parameters_of(schema))})
+    if schema is open_inference.InferRequest:
+        outputs = [{"name": name} | nulls(open_inference.RequestedOutput) for name in ("label", "score")]
+        bodies.append({"inputs": [nulls(open_inference.InputTensor) | TENSOR], "outputs": outputs})
+        bodies.append({"inputs": [TENSOR | {"parameters": nulls(open_inference.InputParameters)}]})
+        outputs = [output | {"parameters": nulls(open_inference.OutputParameters)} for output in outputs]
+        bodies.append({"inputs": [TENSOR], "outputs": outputs})
+    async with serve() as service:
+        first, *others = [await service.client.post(path, json=body) for body in bodies]
+    assert first.status_code == 200
+    assert [(answer.status_code, answer.json()) for answer in others] == [(200, first.json())] * len(others)
+
+
 @pytest.mark.parametrize(
     ("body", "loc"),
     [
@@ -48,7 +90,7 @@ def test_examples_fit_their_schema(schema: type[BaseModel]) -> None:
         ({"inputs": ["a", 5]}, ("inputs", 1)),
         ({"inputs": "a", "extra": 1}, ("extra",)),
         ({"inputs": "a", "one": 1}, ("one",)),
-        ({"inputs": "a", "parameters": None}, ("parameters",)),
+        ({"inputs": "a", "parameters": []}, ("parameters",)),
         ({"inputs": "a", "parameters": {"topk": 5}}, ("parameters", "topk")),
         ({"inputs": "a", "parameters": {"top_k": True}}, ("parameters", "top_k")),
         ({"inputs": "a", "parameters": {"top_k": "5"}}, ("parameters", "top_k")),
