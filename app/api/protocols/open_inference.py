@@ -14,7 +14,7 @@ from fastapi import Request, Response
 from fastapi.routing import APIRoute
 from pydantic import Field, StrictBool, StrictInt
 from pydantic_core import to_json
-from typing_extensions import TypedDict
+from typing_extensions import TypeAliasType, TypedDict
 
 from app.api import openapi
 from app.api.routes import operations
@@ -91,13 +91,16 @@ class InferRequest(Strict):
     parameters: InferParameters | None = None
 
 
+TensorData = TypeAliasType("TensorData", list[str] | list[float])
+
+
 class OutputTensor(TypedDict):
     """Labels or tokens (BYTES), or their scores (FP32)."""
 
     name: str
     datatype: Literal["BYTES", "FP32"]
     shape: list[int]
-    data: NotRequired[list[str] | list[float]]
+    data: NotRequired[TensorData]
     parameters: NotRequired[dict[Literal["binary_data_size"], int]]
 
 
@@ -264,33 +267,80 @@ def _raw(values: list[Any]) -> bytes:
 # Metadata and health --------------------------------------------------------------------------------------------
 
 
-async def server(request: Request) -> dict[str, Any]:
+class ServerMetadata(TypedDict):
+    """What the service is, and which extensions of the protocol it has."""
+
+    name: str
+    version: str
+    extensions: list[str]
+
+
+class ServerLive(TypedDict):
+    """The service is alive; else the answer is a problem document."""
+
+    live: bool
+
+
+class ServerReady(TypedDict):
+    """The service can answer; else the answer is a problem document."""
+
+    ready: bool
+
+
+class TensorMetadata(TypedDict):
+    """An input or output. A size of -1 may be any number."""
+
+    name: str
+    datatype: Literal["BYTES", "FP32"]
+    shape: list[int]
+
+
+class ModelMetadata(TypedDict):
+    """The tensors of a model."""
+
+    name: str
+    platform: str
+    inputs: list[TensorMetadata]
+    outputs: list[TensorMetadata]
+
+
+class ModelReady(TypedDict):
+    """A model can answer; else the answer is a problem document."""
+
+    name: str
+    ready: bool
+
+
+async def server(request: Request) -> ServerMetadata:
     """Name, version and extensions of the service."""
     return {"name": "bert-service", "version": request.app.version, "extensions": ["binary_tensor_data"]}
 
 
-async def live(request: Request) -> dict[str, bool]:
+async def live(request: Request) -> ServerLive:
     """See `/health/live`."""
     await operations.live(request)
     return {"live": True}
 
 
-async def ready(request: Request) -> dict[str, bool]:
+async def ready(request: Request) -> ServerReady:
     """See `/health/ready`."""
     await operations.ready(request)
     return {"ready": True}
 
 
-async def metadata(model: str) -> dict[str, Any]:
+async def metadata(model: str) -> ModelMetadata:
     """The tensors of a model. `text_pair` is optional for `sentiment`."""
     task = _task(model)
-    inputs = [{"name": name, "datatype": "BYTES", "shape": [-1]} for name in INPUTS[task]]
-    types = zip(_outputs(task), ("BYTES", "FP32"), strict=True)
-    outputs = [{"name": name, "datatype": datatype, "shape": [-1, -1]} for name, datatype in types]
+    inputs = [TensorMetadata(name=name, datatype="BYTES", shape=[-1]) for name in INPUTS[task]]
+    label, score = _outputs(task)
+    outputs = [
+        TensorMetadata(name=label, datatype="BYTES", shape=[-1, -1]),
+        TensorMetadata(name=score, datatype="FP32", shape=[-1, -1]),
+    ]
     return {"name": model, "platform": "pytorch", "inputs": inputs, "outputs": outputs}
 
 
-async def model_ready(model: str, request: Request) -> dict[str, Any]:
+async def model_ready(model: str, request: Request) -> ModelReady:
     """Whether a model can answer."""
     task = _task(model)
     await operations.ready(request)
@@ -315,12 +365,20 @@ def _get(path: str, endpoint: Any, summary: str, example: Any, *errors: int) -> 
     )
 
 
+_SERVER = {"name": "bert-service", "version": "0.2.0", "extensions": ["binary_tensor_data"]}
+_MODEL = {
+    "name": "sentiment",
+    "platform": "pytorch",
+    "inputs": [{"name": "text", "datatype": "BYTES", "shape": [-1]}],
+    "outputs": [{"name": "score", "datatype": "FP32", "shape": [-1, -1]}],
+}
+
 ROUTES = [
     *map(_route, INPUTS),
-    _get("/v2", server, "Server metadata", {"name": "bert-service"}),
+    _get("/v2", server, "Server metadata", _SERVER),
     _get("/v2/health/live", live, "Liveness", {"live": True}, 503),
     _get("/v2/health/ready", ready, "Readiness", {"ready": True}, 503),
-    _get("/v2/models/{model}", metadata, "Model metadata", {"name": "sentiment"}, 404),
+    _get("/v2/models/{model}", metadata, "Model metadata", _MODEL, 404),
     _get(
         "/v2/models/{model}/ready", model_ready, "Readiness of a model", {"name": "sentiment", "ready": True}, 404, 503
     ),

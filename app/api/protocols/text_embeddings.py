@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Discriminator, Field, StrictBool, Tag
+from pydantic.json_schema import SkipJsonSchema
 from typing_extensions import TypeAliasType
 
 from app.api.schemas import ALSO_TRUNCATION, OneOrMany, Strict, Truncate, as_list, with_examples
@@ -74,9 +75,9 @@ class TokenizeRequest(Strict):
 
     model_config = with_examples({"inputs": "The movie was good.", "add_special_tokens": False})
 
-    inputs: OneOrMany[str] = Field(description="One text or many, of any length.")
+    inputs: OneOrMany[str] = Field(title="TokenizeInputs", description="One text or many, of any length.")
     add_special_tokens: StrictBool | None = Field(None, description="Include `[CLS]` and `[SEP]`. Default: true.")
-    prompt_name: None = Field(None, description="Null: the model has no prompts.")
+    prompt_name: SkipJsonSchema[None] = None  # the model has no prompts; generators know no field that is only null
 
 
 PredictResponse = TypeAliasType("PredictResponse", list[LabelPrediction] | list[list[LabelPrediction]])
