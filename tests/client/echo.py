@@ -46,7 +46,7 @@ class Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         self.server.paths.append(self.path)
-        self.answer(200, json.dumps({"limits": LIMITS}))
+        self.answer(200, json.dumps({"status": "ready", "limits": LIMITS}))
 
     def do_POST(self) -> None:
         self.server.paths.append(self.path)

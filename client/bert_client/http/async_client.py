@@ -110,13 +110,11 @@ class AsyncBertClient(BaseClient[httpx.AsyncBaseTransport, Callable[[float], Awa
             await asyncio.gather(*window, return_exceptions=True)
 
     async def _chunks(self, call: Call[T], inputs: Inputs[Any]) -> AsyncIterator[Chunk]:
-        chunker: Chunker | None = None
+        chunker = Chunker(call.parameters)
         async for given in _each(inputs):
-            if chunker is None:
-                chunker = await self._run(self._exchange.chunker(call))
-            for chunk in chunker.push(calls.encode(given)):
+            for chunk in chunker.push(calls.encode(given), await self._run(self._exchange.request_limits())):
                 yield chunk
-        for chunk in chunker.rest() if chunker else ():
+        for chunk in chunker.rest():
             yield chunk
 
     async def _run(self, flow: Flow[T]) -> T:

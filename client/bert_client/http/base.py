@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, Generic, TypeVar
 
 import httpx
@@ -74,7 +75,8 @@ class BaseClient(Generic[Transport, Sleep]):
 
     def __getstate__(self) -> dict[str, Any]:
         """The options. A process that unpickles the client opens connections of its own."""
-        return {**self.__dict__, "_connections": {}}
+        exchange = replace(self._exchange, limits=None)  # their end is a time of this machine's clock
+        return {**self.__dict__, "_connections": {}, "_exchange": exchange}
 
     def _connect(self, client: Callable[..., Http], transport: Callable[..., Transport]) -> Http:
         """New connections.

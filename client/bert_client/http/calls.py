@@ -214,9 +214,8 @@ class RequestLimits:
 class Chunker:
     """Cuts a stream of inputs into chunks within the limits. An input that exceeds a limit by itself is a chunk."""
 
-    def __init__(self, limits: RequestLimits, parameters: bytes) -> None:
-        self._limits = limits
-        self._max_bytes = limits.body_bytes - len(parameters)
+    def __init__(self, parameters: bytes) -> None:
+        self._parameter_bytes = len(parameters)
         self._next = 0
         self._begin()
 
@@ -225,14 +224,14 @@ class Chunker:
         self._bytes = 0
         self._tokens = 0
 
-    def push(self, given: Encoded) -> Iterator[Chunk]:
+    def push(self, given: Encoded, limits: RequestLimits) -> Iterator[Chunk]:
         """Add an input. Yields the chunk before it, if the input does not fit into that."""
         size = len(given) + 1 if isinstance(given, bytes) else 0
         tokens = size // _BYTES_PER_TOKEN + _SPECIAL_TOKENS
         if (
-            len(self._inputs) >= self._limits.inputs
-            or self._bytes + size > self._max_bytes
-            or self._tokens + tokens > self._limits.tokens
+            len(self._inputs) >= limits.inputs
+            or self._bytes + size > limits.body_bytes - self._parameter_bytes
+            or self._tokens + tokens > limits.tokens
         ):
             yield from self.rest()
         self._inputs.append(given)
@@ -250,15 +249,16 @@ class Chunker:
 # --- answers ------------------------------------------------------------------------------------
 
 
-def read_limits(response: httpx.Response) -> RequestLimits:
-    """The limits in an answer of `/info`.
+def read_limits(response: httpx.Response) -> tuple[RequestLimits, bool]:
+    """The limits in an answer of `/info`, and whether the service is ready: before, it has not measured its speed.
 
     Raises:
         UnexpectedAnswerError: the answer does not have the form of this service's.
     """
     try:
-        limits = response.json()["limits"]
-        return RequestLimits.of(Limits(**{name: int(limits[name]) for name in Limits.__slots__}))
+        info = response.json()
+        limits = Limits(**{name: int(info["limits"][name]) for name in Limits.__slots__})
+        return RequestLimits.of(limits), info["status"] == "ready"
     except (ValueError, KeyError, TypeError) as error:
         raise UnexpectedAnswerError(f"{response.url} does not tell limits as this service does") from error
 

@@ -113,12 +113,10 @@ class BertClient(BaseClient[httpx.BaseTransport, Callable[[float], object]]):
             pool.shutdown(wait=False, cancel_futures=True)
 
     def _chunks(self, call: Call[T], inputs: Iterable[Any]) -> Iterator[Chunk]:
-        chunker: Chunker | None = None
+        chunker = Chunker(call.parameters)
         for given in inputs:
-            if chunker is None:
-                chunker = self._run(self._exchange.chunker(call))
-            yield from chunker.push(calls.encode(given))
-        yield from chunker.rest() if chunker else ()
+            yield from chunker.push(calls.encode(given), self._run(self._exchange.request_limits()))
+        yield from chunker.rest()
 
     def _run(self, flow: Flow[T]) -> T:
         outcome: Outcome = None

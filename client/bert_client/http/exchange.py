@@ -14,7 +14,7 @@ import httpx
 
 from bert_client import errors
 from bert_client.errors import ConnectionFailedError, ProblemError, UnexpectedAnswerError
-from bert_client.http.calls import Call, Chunk, Chunker, RequestLimits, encode, read_limits
+from bert_client.http.calls import Call, Chunk, RequestLimits, encode, read_limits
 from bert_client.http.environment import tls_variables
 from bert_client.http.retry import CERTIFICATE_REFUSED, RetryPolicy, pause_before_retry
 from bert_client.wire import FieldProblem
@@ -34,9 +34,11 @@ _STATUSES_WITHOUT_ANSWER = frozenset({200, 403, 405, 406, 418, 451, 504})
 _STATUSES_OF_AN_INPUT = _STATUSES_WITHOUT_ANSWER | {400, 413}
 """One input may be the reason. It may also be not JSON, or too large."""
 
-
 _NOT_TLS = ("WRONG_VERSION_NUMBER", "record layer failure")
 """In OpenSSL's messages, if the answer is not TLS."""
+_LIMITS_SECONDS = {True: 60.0, False: 1.0}
+"""By whether the service is ready: after so many seconds it is asked for its limits again, because another one may
+answer at its address by then."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,13 +95,17 @@ class Exchange:
     """The variable of the environment that names the proxy in use, for messages."""
 
     limits: RequestLimits | None = None
-    """How much one request may carry; None until the service was asked."""
+    """How much one request may carry; None until the service was asked, and if they may have changed."""
+    limits_end: float = 0.0
+    """When the service is asked again: a time of the clock."""
 
-    def chunker(self, call: Call[T]) -> Flow[Chunker]:
-        """Cuts inputs into requests. The service is asked for its limits once."""
-        if self.limits is None:
-            self.limits = read_limits((yield from self._send_with_retries(Send("GET", "/info"), self.clock())))
-        return Chunker(self.limits, call.parameters)
+    def request_limits(self) -> Flow[RequestLimits]:
+        """How much one request may carry now."""
+        if self.limits is None or self.clock() >= self.limits_end:
+            answer = yield from self._send_with_retries(Send("GET", "/info"), self.clock())
+            self.limits, is_ready = read_limits(answer)
+            self.limits_end = self.clock() + _LIMITS_SECONDS[is_ready]
+        return self.limits
 
     def answer_one(self, call: Call[T], given: object) -> Flow[T]:
         """Ask for the result of an input that is not in a list. Raises what `answer` raises, and its error."""
@@ -131,6 +137,8 @@ class Exchange:
                 problem = (
                     error if isinstance(error, ProblemError) else ProblemError(200, "unexpected_answer", str(error))
                 )
+                if problem.status == 413:
+                    self.limits = None
                 if problem.status == 504 and self.clock() - start >= self.policy.deadline:
                     raise
                 failed, rest = isolate(problem, inputs)

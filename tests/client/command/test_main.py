@@ -58,7 +58,7 @@ class HoldingRequest(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         sizes = dict.fromkeys(("max_batch_tokens", "max_queue_tokens", "max_body_bytes"), 100_000)
-        self.answer({"limits": sizes | {"max_client_batch": 1, "request_timeout_ms": 30_000}})
+        self.answer({"status": "ready", "limits": sizes | {"max_client_batch": 1, "request_timeout_ms": 30_000}})
 
     def do_POST(self) -> None:
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))

@@ -32,8 +32,8 @@ def encoded(given: Any) -> bytes:
 
 
 def split(inputs: list[bytes], sizes: RequestLimits) -> list[Chunk]:
-    splitter = Chunker(sizes, b"{}")
-    return [chunk for given in inputs for chunk in splitter.push(given)] + list(splitter.rest())
+    splitter = Chunker(b"{}")
+    return [chunk for given in inputs for chunk in splitter.push(given, sizes)] + list(splitter.rest())
 
 
 def response(**content: Any) -> httpx.Response:
@@ -125,8 +125,8 @@ def test_chunker_keeps_order_and_limits(inputs: list[bytes], sizes: RequestLimit
 def test_chunker_full_chunk_is_within_the_limit_of_bytes() -> None:
     sizes = RequestLimits.of(Limits(10**9, 10**9, 10**9, max_body_bytes=1000, request_timeout_ms=1))
     call = calls.fill_mask(targets=["good"] * 50)
-    splitter = Chunker(sizes, call.parameters)
-    chunks = [chunk for n in range(300) for chunk in splitter.push(encoded(f"text {n}"))]
+    splitter = Chunker(call.parameters)
+    chunks = [chunk for n in range(300) for chunk in splitter.push(encoded(f"text {n}"), sizes)]
     assert 900 < max(len(call.body(cast("list[bytes]", chunk.inputs))) for chunk in chunks) <= 1000
 
 

@@ -32,13 +32,14 @@ from tests.client.echo import serve
 
 SMALL = {"max_client_batch": 3}
 INFO = {
+    "status": "ready",
     "limits": {
         "max_batch_tokens": 4096,
         "max_queue_tokens": 65536,
         "max_client_batch": 2,
         "max_body_bytes": 100_000,
         "request_timeout_ms": 1000,
-    }
+    },
 }
 
 

@@ -6,6 +6,7 @@ import asyncio
 import gc
 import importlib.util
 import multiprocessing
+import pickle
 import shutil
 import ssl
 import subprocess
@@ -89,6 +90,15 @@ def test_client_method_is_sent_to_other_processes(echo: Echo, method: str) -> No
         assert label(asked.sentiment("first")) == "first"
         with multiprocessing.get_context(method).Pool(2) as pool:
             assert list(map(label, pool.map(asked.sentiment, texts))) == texts
+
+
+def test_client_limits_are_not_sent_to_other_processes(echo: Echo) -> None:
+    with BertClient(echo.url) as asked:
+        asked.sentiment(["a", "b"])
+        copy: BertClient = pickle.loads(pickle.dumps(asked))
+    with copy:
+        copy.sentiment(["a", "b"])
+    assert echo.paths == ["/info", "/sentiment"] * 2
 
 
 async def test_client_that_is_closed_raises(echo: Echo) -> None:

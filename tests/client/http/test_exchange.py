@@ -257,3 +257,33 @@ def test_answer_other_problems_are_raised(status: int, code: str, loc: tuple[str
     with pytest.raises(ProblemError) as raised:
         ask(["a", "b"], lambda _: problem(status, code, *loc))
     assert raised.value.code == code
+
+
+def info(status: str, max_client_batch: int) -> httpx.Response:
+    limits = dict.fromkeys(("max_batch_tokens", "max_queue_tokens", "max_body_bytes", "request_timeout_ms"), 1000)
+    return httpx.Response(200, json={"status": status, "limits": limits | {"max_client_batch": max_client_batch}})
+
+
+def test_request_limits_are_asked_for_again_when_they_may_have_changed() -> None:
+    now, replies = 0.0, [info("loading", 1), info("ready", 2), info("ready", 3), info("ready", 4)]
+    exchange = Exchange(RetryPolicy(), lambda: now, random=lambda: 0.0)
+
+    def inputs() -> int:
+        limits, _ = perform(exchange.request_limits(), lambda _: replies.pop(0))
+        return limits.inputs
+
+    assert inputs() == 1
+    now = 0.9
+    assert inputs() == 1
+    now = 1.0
+    assert inputs() == 2  # the service was loading
+    now = 60.0
+    assert inputs() == 2
+    now = 61.0
+    assert inputs() == 3  # another service may have taken its place
+    chunk = Chunk(0, [calls.encode("a"), calls.encode("b")])
+    perform(
+        exchange.answer(calls.sentiment(), chunk, FailureCounter()),
+        lambda inputs: problem(413, "too_large") if inputs[1:] else ok(inputs),
+    )
+    assert inputs() == 4  # it has refused a request within its limits
