@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import functools
 import importlib.metadata
+import io
 import json
 import os
 import signal
@@ -42,9 +43,10 @@ def main() -> None:
         number = getattr(signal, name, None)
         if number is not None and signal.getsignal(number) is signal.SIG_DFL:
             signal.signal(number, signal.default_int_handler)
+    sys.stderr = sys.stderr or io.StringIO()  # None if it is closed
     try:
         code = run(sys.argv[1:], os.environ)
-        sys.stdout.flush()
+        print(end="", flush=True)
     except BrokenPipeError:  # `bert ... | head`
         code = REFUSED
     if code:

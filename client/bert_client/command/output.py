@@ -31,7 +31,9 @@ _ERRORS = "backslashreplace"
 
 
 def use_utf_8() -> None:
-    """Write standard output in UTF-8, in a locale of another encoding too."""
+    """Write standard output in UTF-8, in a locale of another encoding too. Raises OSError: it is closed."""
+    if sys.stdout is None:
+        raise OSError("standard output is closed")
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(encoding="utf-8", errors=_ERRORS)
 
