@@ -11,6 +11,9 @@ from types import FrameType
 
 def serve() -> None:
     """Serve with the settings of the command line and the environment; ends the process."""
+    while (unused := os.open(os.devnull, os.O_RDWR)) <= 2:  # a standard stream is closed: no socket may take its place
+        pass
+    os.close(unused)
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, _exit)
     signal.signal(signal.SIGHUP, signal.SIG_IGN)  # reloads once the server runs; until then the checkpoints are unread

@@ -301,6 +301,15 @@ def test_host_of_two_colons_listens_on_ipv4_and_ipv6_and_sigterm_exits_with_0(ch
     assert "Traceback" not in output
 
 
+def test_service_whose_standard_streams_are_closed_exits_with_0(checkpoints: dict[str, str]) -> None:
+    script = "import os, sys; os.closerange(0, 3); os.execv(sys.executable, [sys.executable, '-m', 'app'])"
+    with running(checkpoints, script=script) as process:
+        process.until_ready()
+        process.send(signal.SIGTERM)
+        code, _ = process.end()
+    assert code == 0
+
+
 def test_host_with_an_absent_address_listens_on_the_others_at_one_port(monkeypatch: pytest.MonkeyPatch) -> None:
     found = [
         (socket.AF_INET, socket.SOCK_STREAM, 6, "", (host, 0)) for host in ("127.0.0.1", "203.0.113.1", "127.0.0.2")
