@@ -193,6 +193,10 @@ class Scheduler(Generic[Item, Answer]):
     def check_capacity(self, tokens: int, items: int, deadline: Deadline, *, headroom: float = 0.0) -> None:
         """Raise what `reserve` would raise for a request of so many tokens in so many items.
 
+        A request with nothing ahead is not refused as late, even if its deadline seems hopeless: the speed is a mean
+        over both models and over the last batches, and a service that refuses for a speed that is too low measures no
+        better one.
+
         `headroom`: fraction of the room, in tokens and in time, that must be left where others wait.
         """
         if self.fatal_error is not None or not self._processes:

@@ -10,10 +10,9 @@ from typing_extensions import TypeAliasType
 from app.api.schemas import (
     ALSO_TRUNCATION,
     FillMaskParameters,
-    OneOrMany,
+    FillMaskRequest,
     SentimentParameters,
-    Strict,
-    TextOrPair,
+    SentimentRequest,
     Truncate,
     as_list,
     given,
@@ -37,14 +36,11 @@ class HuggingFaceFillMaskParameters(FillMaskParameters):
     truncate: Annotated[Truncate, ALSO_TRUNCATION] = None
 
 
-class HuggingFaceFillMaskRequest(Strict):
+class HuggingFaceFillMaskRequest(FillMaskRequest):
     """What `InferenceClient.fill_mask` sends."""
 
     model_config = with_examples({"inputs": "The movie was [MASK].", "parameters": {"top_k": 3}})
 
-    inputs: OneOrMany[str] = Field(
-        title="FillMaskInputs", description="One text or many; each holds at least one `[MASK]`."
-    )
     parameters: HuggingFaceFillMaskParameters | None = None
     options: dict[str, Any] | None = Field(None, description="Ignored.")
 
@@ -60,12 +56,11 @@ class HuggingFaceClassificationParameters(SentimentParameters):
     )
 
 
-class HuggingFaceClassificationRequest(Strict):
+class HuggingFaceClassificationRequest(SentimentRequest):
     """What `InferenceClient.text_classification` sends."""
 
     model_config = with_examples({"inputs": "The movie was good."})
 
-    inputs: OneOrMany[TextOrPair] = Field(title="SentimentInputs", description="One text or pair, or many.")
     parameters: HuggingFaceClassificationParameters | None = None
     options: dict[str, Any] | None = Field(None, description="Ignored.")
 

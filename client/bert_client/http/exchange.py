@@ -101,11 +101,12 @@ class Exchange:
 
     def request_limits(self) -> Flow[RequestLimits]:
         """How much one request may carry now."""
-        if self.limits is None or self.clock() >= self.limits_end:
+        limits = self.limits  # `answer` may set it to None in another thread
+        if limits is None or self.clock() >= self.limits_end:
             answer = yield from self._send_with_retries(Send("GET", "/info"), self.clock())
-            self.limits, is_ready = read_limits(answer)
-            self.limits_end = self.clock() + _LIMITS_SECONDS[is_ready]
-        return self.limits
+            limits, is_ready = read_limits(answer)
+            self.limits, self.limits_end = limits, self.clock() + _LIMITS_SECONDS[is_ready]
+        return limits
 
     def answer_one(self, call: Call[T], given: object) -> Flow[T]:
         """Ask for the result of an input that is not in a list. Raises what `answer` raises, and its error."""
