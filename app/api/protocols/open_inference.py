@@ -330,14 +330,17 @@ async def ready(request: Request) -> ServerReady:
 
 async def metadata(model: str) -> ModelMetadata:
     """The tensors of a model. `text_pair` is optional for `sentiment`."""
-    task = _task(model)
+    return _metadata(_task(model))
+
+
+def _metadata(task: Task) -> ModelMetadata:
     inputs = [TensorMetadata(name=name, datatype="BYTES", shape=[-1]) for name in INPUTS[task]]
     label, score = _outputs(task)
     outputs = [
         TensorMetadata(name=label, datatype="BYTES", shape=[-1, -1]),
         TensorMetadata(name=score, datatype="FP32", shape=[-1, -1]),
     ]
-    return {"name": model, "platform": "pytorch", "inputs": inputs, "outputs": outputs}
+    return {"name": task, "platform": "pytorch", "inputs": inputs, "outputs": outputs}
 
 
 async def model_ready(model: str, request: Request) -> ModelReady:
@@ -366,19 +369,13 @@ def _get(path: str, endpoint: Any, summary: str, example: Any, *errors: int) -> 
 
 
 _SERVER = {"name": "bert-service", "version": "0.2.0", "extensions": ["binary_tensor_data"]}
-_MODEL = {
-    "name": "sentiment",
-    "platform": "pytorch",
-    "inputs": [{"name": "text", "datatype": "BYTES", "shape": [-1]}],
-    "outputs": [{"name": "score", "datatype": "FP32", "shape": [-1, -1]}],
-}
 
 ROUTES = [
     *map(_route, INPUTS),
     _get("/v2", server, "Server metadata", _SERVER),
     _get("/v2/health/live", live, "Liveness", {"live": True}, 503),
     _get("/v2/health/ready", ready, "Readiness", {"ready": True}, 503),
-    _get("/v2/models/{model}", metadata, "Model metadata", _MODEL, 404),
+    _get("/v2/models/{model}", metadata, "Model metadata", _metadata(Task.SENTIMENT), 404),
     _get(
         "/v2/models/{model}/ready", model_ready, "Readiness of a model", {"name": "sentiment", "ready": True}, 404, 503
     ),
