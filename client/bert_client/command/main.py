@@ -46,7 +46,6 @@ def main() -> None:
     sys.stderr = sys.stderr or io.StringIO()  # None if it is closed
     try:
         code = run(sys.argv[1:], os.environ)
-        print(end="", flush=True)
     except BrokenPipeError:  # `bert ... | head`
         code = REFUSED
     if code:
@@ -87,6 +86,7 @@ def run(arguments: Sequence[str], environ: Mapping[str, str]) -> int:
                 file_job.run(job, _ask(client, given))
             else:
                 _answer_texts(client, given)
+        print(end="", flush=True)
     except ConnectionFailedError as error:
         return _fail(str(error), UNREACHABLE)
     except UnauthorizedError as error:
