@@ -23,8 +23,7 @@ _TOKENS = (16, 64, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768)
 
 
 class Metrics:
-    """Counters, gauges and histograms. The scheduler reports to it as its `Observer`. `read_…` takes the function that
-    is called for a gauge each time the metrics are collected."""
+    """Counters, gauges and histograms. `read_…` takes the function that gives a gauge's value at each collection."""
 
     def __init__(self) -> None:
         disable_created_metrics()  # type: ignore[no-untyped-call]  # else each counter has a second series, its start time

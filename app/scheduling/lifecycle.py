@@ -74,7 +74,7 @@ class Lifecycle:
             self._run,
             throughput=Throughput(fixed_batch_tokens=settings.max_batch_tokens),
             max_queue_tokens=settings.max_queue_tokens,
-            observer=metrics,
+            metrics=metrics,
             max_concurrent_batches=lambda: self.current.backend.max_concurrent_batches,
             on_failure=self._on_failure,
         )

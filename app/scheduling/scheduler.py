@@ -12,9 +12,10 @@ import time
 from collections.abc import Awaitable, Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, TypeVar
 
 from app import errors
+from app.observability.metrics import Metrics
 from app.scheduling.deadline import Deadline
 from app.scheduling.fair_queue import FairQueue, LoadBySize, Pending, QueuedRequest
 from app.scheduling.throughput import Throughput
@@ -26,14 +27,6 @@ logger = logging.getLogger(__name__)
 
 MIN_TOKENS_TO_SPLIT = 256
 """Free processes do not share fewer tokens among them, because a forward pass has a cost of its own."""
-
-
-class Observer(Protocol):
-    """Counts what the scheduler does."""
-
-    def batch(self, items: int, tokens: int) -> None: ...
-    def refused(self) -> None: ...
-    def expired(self) -> None: ...
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -58,7 +51,7 @@ class Scheduler(Generic[Item, Answer]):
         *,
         throughput: Throughput,
         max_queue_tokens: int,
-        observer: Observer,
+        metrics: Metrics,
         max_concurrent_batches: Callable[[], int] = lambda: 1,
         on_failure: Callable[[BaseException], None] = lambda _: None,
     ) -> None:
@@ -77,7 +70,7 @@ class Scheduler(Generic[Item, Answer]):
         """Tokens of all batches so far."""
         self.fatal_error: BaseException | None = None
         self._run = run
-        self._observer = observer
+        self._metrics = metrics
         self._max_concurrent_batches = max_concurrent_batches
         self._on_failure = on_failure
         self._processes = 0
@@ -139,7 +132,7 @@ class Scheduler(Generic[Item, Answer]):
         total = min(sum(tokens), self.max_queue_tokens)  # an estimate alone never refuses a request for good
         request = QueuedRequest[Item, Answer](len(tokens), total, max(tokens, default=0), deadline)
         if deadline.remaining <= 0:
-            self._observer.expired()
+            self._metrics.expired()
             raise errors.DeadlineExceededError
         self.check_capacity(request.tokens, request.items, deadline)
         self._load.add(request)
@@ -214,9 +207,9 @@ class Scheduler(Generic[Item, Answer]):
             return
         retry_after = self.throughput.seconds_for(waiting if is_full else ahead)
         if is_late and not is_full and deadline.from_client:
-            self._observer.expired()
+            self._metrics.expired()
             raise errors.DeadlineUnreachableError(retry_after)
-        self._observer.refused()
+        self._metrics.refused()
         raise errors.QueueFullError(retry_after, late=not is_full)
 
     # Batches --------------------------------------------------------------------------------------------------
@@ -297,7 +290,7 @@ class Scheduler(Generic[Item, Answer]):
     def _deliver(self, batch: list[Pending[Item, Answer]], answers: Sequence[Answer | Exception]) -> None:
         tokens = sum(pending.tokens for pending in batch)
         self.computed_tokens += tokens
-        self._observer.batch(len(batch), tokens)
+        self._metrics.batch(len(batch), tokens)
         for pending, answer in zip(batch, answers, strict=True):
             request = pending.request
             if isinstance(answer, Exception):

@@ -29,7 +29,7 @@ PATIENCE = 30
 
 @dataclass
 class Counts:
-    """An observer that counts."""
+    """Metrics that count."""
 
     seen: dict[str, int] = field(default_factory=dict)
 
@@ -92,7 +92,7 @@ async def running(
         computer.run,
         throughput=Throughput(ThroughputPolicy(max_queue_fraction=1.0), fixed_batch_tokens=batch),
         max_queue_tokens=queue,
-        observer=Counts(),
+        metrics=Counts(),
         max_concurrent_batches=max_concurrent or (lambda: processes),
         on_failure=on_failure,
     )
@@ -133,9 +133,9 @@ async def until(condition: Callable[[], bool]) -> None:
 
 
 def counts(scheduler: Scheduler[int, int]) -> dict[str, int]:
-    observer = scheduler._observer
-    assert isinstance(observer, Counts)
-    return observer.seen
+    metrics = scheduler._metrics
+    assert isinstance(metrics, Counts)
+    return metrics.seen
 
 
 async def test_scheduler_answers_in_the_order_of_the_items(computer: Computer) -> None:
