@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from typing import Any, get_args
 
 import pytest
@@ -184,19 +183,6 @@ def test_parse_counts_many_unknown_fields() -> None:
 def test_parse_refuses_too_many_inputs_unvalidated() -> None:
     with pytest.raises(TooLargeError, match="513 inputs, one may carry 512"):
         parse(schemas.FillMaskRequest, json.dumps({"inputs": [1] * 513}).encode())
-
-
-@pytest.mark.parametrize("inputs", [[1] * 66_000, [{"a": 1}] * 20_000, [*["a"] * 500, *[1] * 12]])
-def test_parse_refuses_200_kb_of_invalid_inputs_in_milliseconds(inputs: list[Any]) -> None:
-    body = json.dumps({"inputs": inputs}).encode()
-
-    def seconds() -> float:
-        began = time.perf_counter()
-        with pytest.raises((TooLargeError, InvalidRequestError)):
-            parse(schemas.SentimentRequest, body)
-        return time.perf_counter() - began
-
-    assert min(seconds() for _ in range(20)) < 0.02  # 0.003 on an idle machine
 
 
 @pytest.mark.parametrize(
