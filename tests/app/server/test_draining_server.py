@@ -405,7 +405,7 @@ def test_inference_process_that_is_killed_fails_its_requests_and_ends_the_servic
 def test_inference_process_that_hangs_ends_the_service(checkpoints: dict[str, str]) -> None:
     """Docker restarts a container only if its process ends."""
     script = "from app import __main__; from app.scheduling import lifecycle; from app.server import draining_server\n"
-    script += "lifecycle.MIN_STALL_SECONDS = draining_server._BROKEN_SECONDS = 1.0; __main__.serve()"
+    script += "lifecycle.MIN_STALL_SECONDS, draining_server._BROKEN_SECONDS = 4.0, 1.0; __main__.serve()"
     environ = checkpoints | {"BERT_THREADS": "1", "BERT_REQUEST_TIMEOUT_MS": "1000"}
     with running(environ, script=script) as process:
         process.until_ready()
