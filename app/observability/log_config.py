@@ -51,11 +51,17 @@ class TextFormatter(UTCFormatter):
 
 
 def log_fatal(message: str, log_format: str) -> None:
-    """Write one line to standard error that says why the process ends. Works without a logging configuration."""
+    """Write one line to standard error that says why the process ends. Works without a logging configuration.
+
+    If it cannot be written, standard error is closed: Python 3.13 would try again at its exit, and exit with 120.
+    """
     record = logging.LogRecord("app", logging.CRITICAL, __file__, 0, message, None, None)
     line = JSONFormatter().format(record) if log_format == "json" else f"bert-serve: {message}"
-    with suppress(OSError, ValueError):  # a full disk, a closed stream
+    try:
         print(line, file=sys.stderr, flush=True)  # noqa: T201
+    except (OSError, ValueError):  # a full disk, a closed stream
+        with suppress(OSError, ValueError):
+            sys.stderr.close()
 
 
 def log_config(log_format: str, level: str) -> dict[str, Any]:

@@ -151,9 +151,9 @@ def text_lines(file: File, encoding: str, longest: int = -1) -> Iterator[str]:
             last = line
             if line := line.lstrip("\ufeff"):  # the byte order mark of a file that was appended
                 yield line
-    except (*READ_ERRORS, UnicodeDecodeError) as error:
-        raise damage(file.name, f"line {number}", error) from error
-    except UnicodeError as error:  # the first bytes are not the mark of UTF-16
+    except (*READ_ERRORS, UnicodeError) as error:
+        if "start with BOM" not in str(error):  # a UnicodeDecodeError from Python 3.13 on
+            raise damage(file.name, f"line {number}", error) from error
         remedy = f"state {name}-le or {name}-be if it is {name}, else its own encoding"
         raise TableError(f"{file.name}: does not begin with a byte order mark; {remedy}") from error
     finally:
