@@ -82,3 +82,9 @@ def test_pretraining_figures_are_those_of_the_report(source: str) -> None:
     assert row[0] == f"{source}, {examples}"
     nats = [f"{round(float(figure), 2):.2f}" for figure in (loss, entropy)]
     assert row[1:] == [accuracy, unigram, *nats, elsewhere, mixed]
+
+
+def test_a_misspelt_word_changes_as_many_answers_as_the_readme_says() -> None:
+    assert "a misspelt word changes one answer in four" in README
+    right, cases = map(int, only(SENTIMENT, "unchanged: a typing error in the longest word")[1].split(" of "))
+    assert 1 - right / cases == pytest.approx(1 / 4, abs=0.03)
