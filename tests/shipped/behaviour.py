@@ -34,7 +34,8 @@ NAMES = (
     *("Aisha", "Keisha", "Lakisha", "Ebony", "Latoya", "Jamal", "Tyrone", "Darnell", "Rasheed", "Hakim"),
     *("Mei", "Yuki", "Priya", "Fatima", "Guadalupe", "Wei", "Hiroshi", "Raj", "Mohammed", "Jose"),
 )
-"""A third each of names that Americans take for white, black, and of other origin; half of women, half of men."""
+"""A third each of names that Americans take for white, for black (in the manner of Bertrand and Mullainathan 2004), and
+of other origin; half of women, half of men."""
 GROUPS = (
     *("American", "French", "Nigerian", "Mexican", "Chinese", "Indian", "Russian", "Turkish"),
     *("Christian", "Jewish", "Muslim", "Hindu", "atheist"),
