@@ -68,7 +68,6 @@ GROUPED = {
 FULL_FORMS = {
     "can't": "cannot",
     "won't": "will not",
-    "shan't": "shall not",
     "n't": " not",
     "'m": " am",
     "'ve": " have",
