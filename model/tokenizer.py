@@ -26,9 +26,16 @@ from model.errors import (
     UnknownTargetError,
 )
 from model.tokenizer_dir import SPECIAL_TOKENS, UNK
+from model.word_ids import WordIds
 
 _PIECE_CHARACTERS = 16_384
 """Longer texts are tokenized in pieces, because `tokenizers.Encoding` takes some 400 bytes per token."""
+
+_LOCKED_CHARACTERS = 4096
+"""Longer texts are tokenized without holding the interpreter lock, so that other threads run meanwhile."""
+
+_CACHED_WORDS = 50_000
+"""Words whose token ids are remembered, about 10 MB."""
 
 _PIECE_END = re.compile(r"[ \t\n\r!-/:-@\\^-`{-~\u3001\u3002\uff01\uff0c\uff1f]")
 """Characters after which neither a word nor a special token continues: a text may be split there."""
@@ -52,11 +59,11 @@ class Encoding:
         return len(self.input_ids)
 
 
-class _LongEncoding:
-    """The interface of `tokenizers.Encoding` for a text that was tokenized in pieces, in 12 bytes per token."""
+class _PartsEncoding:
+    """The interface of `tokenizers.Encoding` for a text that was tokenized in parts, in 12 bytes per token."""
 
-    def __init__(self) -> None:
-        self.ids = array("I")
+    def __init__(self, ids: bytes = b"") -> None:
+        self.ids = array("I", ids)
         self._starts, self._ends = array("I"), array("I")
 
     def add(self, piece: tokenizers.Encoding, at: int, spans: bool) -> None:
@@ -85,10 +92,8 @@ class Tokenizer:
         """`segments` is the model's `type_vocab_size`: with 1, pairs raise PairError."""
         tokenizer_dir.add_special_tokens(rust)
         self._rust = rust
-        self._ascii = _without_normalizer(rust)
-        """For texts that BERT's normalizer only lowercases, which Python does faster"""
-        self._lowercase = self._ascii is not None and rust.normalizer.lowercase
         self._in_pieces = _can_be_split(rust)
+        self._words = self.word_ids("I", _CACHED_WORDS)
         self.pad_id, self.unk_id, self.cls_id, self.sep_id, self.mask_id = map(self.token_id, SPECIAL_TOKENS)
         self.special_ids = frozenset(map(self.token_id, SPECIAL_TOKENS))
         self.segments = segments
@@ -237,12 +242,19 @@ class Tokenizer:
         return self._assemble(halves, max_length, truncation, spans)
 
     def _tokenize(
-        self, text: str, spans: bool, check_cancelled: Callable[[], None] = lambda: None
-    ) -> tokenizers.Encoding | _LongEncoding:
+        self, text: str, spans: bool, check_cancelled: Callable[[], None]
+    ) -> tokenizers.Encoding | _PartsEncoding:
         """Tokens without special tokens."""
+        if self._words is not None and not spans and len(text) <= _LOCKED_CHARACTERS and "[" not in text:
+            return _PartsEncoding(self._words.of_text(text))
+        return self._tokenize_in_pieces(text, spans, check_cancelled)
+
+    def _tokenize_in_pieces(
+        self, text: str, spans: bool, check_cancelled: Callable[[], None] = lambda: None
+    ) -> tokenizers.Encoding | _PartsEncoding:
         if len(text) <= _PIECE_CHARACTERS or not self._in_pieces:
             return self._tokenize_piece(text, spans)
-        whole, start = _LongEncoding(), 0
+        whole, start = _PartsEncoding(), 0
         while start < len(text):
             found = _PIECE_END.search(text, start + _PIECE_CHARACTERS)
             end = found.end() if found else len(text)
@@ -252,23 +264,19 @@ class Tokenizer:
         return whole
 
     def _tokenize_piece(self, text: str, spans: bool) -> tokenizers.Encoding:
-        rust = self._rust
-        if self._ascii is not None and "[" not in text and text.isascii() and text.isprintable():
-            rust = self._ascii
-            text = text.lower() if self._lowercase else text
         try:
             if not spans:
-                return rust.encode_batch_fast([text], add_special_tokens=False)[0]
+                return self._rust.encode_batch_fast([text], add_special_tokens=False)[0]
             # Of the two, `encode` is faster for short texts, but holds the interpreter lock.
-            if len(text) > 4096:
-                return rust.encode_batch([text], add_special_tokens=False)[0]
-            return rust.encode(text, add_special_tokens=False)
+            if len(text) > _LOCKED_CHARACTERS:
+                return self._rust.encode_batch([text], add_special_tokens=False)[0]
+            return self._rust.encode(text, add_special_tokens=False)
         except TypeError:
             raise InvalidTextError from None
 
     def _assemble(
         self,
-        halves: Sequence[tokenizers.Encoding | _LongEncoding],
+        halves: Sequence[tokenizers.Encoding | _PartsEncoding],
         max_length: int | None,
         truncation: str,
         with_spans: bool,
@@ -296,10 +304,17 @@ class Tokenizer:
 
     def ids(self, text: str) -> list[int]:
         """Ids of a text without [CLS] and [SEP]."""
-        if self._ascii is not None and self._in_pieces and text.isascii() and text.isalnum():  # one word
-            word = text.lower() if self._lowercase else text
+        if self._words is not None and text.isascii() and text.isalnum():  # one word
+            word = text.lower() if self._rust.normalizer.lowercase else text
             return [token.id for token in self._rust.model.tokenize(word)]
-        return list(self._tokenize(text, spans=False).ids)
+        return list(self._tokenize_in_pieces(text, spans=False).ids)
+
+    def word_ids(self, typecode: str, limit: int) -> WordIds | None:
+        """Token ids by word (see `WordIds`), for texts that spell no special token. None if this tokenizer does not
+        split texts like BERT's, or has an added token without "["."""
+        if not self._in_pieces or not all("[" in token for token in _added_tokens(self._rust)):
+            return None
+        return WordIds(self.ids, typecode, limit)
 
     def ids_batch(self, texts: Sequence[str]) -> list[list[int]]:
         """`ids` of many texts, in parallel threads."""
@@ -341,26 +356,17 @@ def kept_ends(length: int, keep: int, truncation: str) -> tuple[int, int]:
     return keep - tail, length - tail
 
 
-def _without_normalizer(rust: _RustTokenizer) -> _RustTokenizer | None:
-    """A faster tokenizer for printable ASCII without "[". None if such a text may contain an added token."""
-    added_tokens = rust.get_added_tokens_decoder().values()
-    if not isinstance(rust.normalizer, normalizers.BertNormalizer) or any(
-        "[" not in added.content for added in added_tokens
-    ):
-        return None
-    ascii_only = _RustTokenizer.from_str(rust.to_str())
-    ascii_only.normalizer = None
-    return ascii_only
-
-
 def _can_be_split(rust: _RustTokenizer) -> bool:
     """Whether a text may be split at `_PIECE_END`: BERT's normalizer and pre-tokenizer look at single words only."""
-    added_tokens = [added.content for added in rust.get_added_tokens_decoder().values()]
     return (
         isinstance(rust.normalizer, normalizers.BertNormalizer)
         and isinstance(rust.pre_tokenizer, pre_tokenizers.BertPreTokenizer)
-        and not any(map(_PIECE_END.search, added_tokens))
+        and not any(map(_PIECE_END.search, _added_tokens(rust)))
     )
+
+
+def _added_tokens(rust: _RustTokenizer) -> list[str]:
+    return [added.content for added in rust.get_added_tokens_decoder().values()]
 
 
 _MIN_ALPHABET = 1000

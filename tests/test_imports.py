@@ -67,7 +67,7 @@ TRAINING_LAYERS = (
 APP_LAYERS = ("errors", "settings", "observability", "inference", "scheduling", "api", "server", "cluster", "__main__")
 CLIENT_LAYERS = ("wire", "errors", "results", "tables", "http", "command", "__init__")
 MODEL_LAYERS = (
-    *("errors", "config", "dropout", "packing", "attention", "bert", "heads", "files", "tokenizer_dir"),
+    *("errors", "config", "dropout", "packing", "attention", "bert", "heads", "files", "tokenizer_dir", "word_ids"),
     *("tokenizer", "checkpoint", "inference", "__init__"),
 )
 

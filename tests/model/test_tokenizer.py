@@ -94,6 +94,23 @@ def test_encode_without_spans_changes_nothing_else(words: Tokenizer, text: str, 
         assert words.encode(text, pair, spans=False, **given) == replace(whole, spans=[])
 
 
+@pytest.mark.parametrize("lowercase", [True, False])
+@given(
+    text=st.text(
+        st.one_of(
+            st.sampled_from("abcF filmé .,'_#!\t\n\x00\x0b\x85\xa0\x1c\u0301\u200bİΣ中"),
+            st.characters(exclude_categories=["Cs"]),
+        )
+    )
+)
+@settings(max_examples=300, deadline=None, derandomize=True)
+def test_encode_word_by_word_gives_the_ids_of_the_whole_text(text: str, lowercase: bool) -> None:
+    tokenizer = Tokenizer.from_vocab(VOCAB, lowercase=lowercase)
+    assert tokenizer._words is not None
+    whole = tokenizer._tokenize_in_pieces(text, spans=False).ids
+    assert "[" in text or tokenizer._tokenize(text, False, lambda: None).ids.tolist() == whole
+
+
 def test_encode_finds_an_added_token_in_a_plain_text(tmp_path: Path) -> None:
     Tokenizer.from_vocab(VOCAB).save(tmp_path)
     rust = tokenizers.Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
@@ -102,6 +119,7 @@ def test_encode_finds_an_added_token_in_a_plain_text(tmp_path: Path) -> None:
     loaded = Tokenizer.load(tmp_path)
     assert loaded.encode("the Great-Wall").input_ids[2:-1] == [rust.token_to_id("Great-Wall")]
     assert len(loaded.encode("the great-wall")) == 6  # the, great, -, wall
+    assert loaded.encode("the Great-Wall", spans=False).input_ids == loaded.encode("the Great-Wall").input_ids
 
 
 def test_encode_pair_equals_that_of_transformers(words: Tokenizer) -> None:
@@ -192,8 +210,9 @@ LONE = "half a \ud83d smile"
 
 def test_tokenizer_lone_surrogate_is_an_error(words: Tokenizer) -> None:
     for text in (LONE, LONE * 1000):  # short and long texts take different ways
-        with pytest.raises(InvalidTextError, match="surrogate"):
-            words.encode(text)
+        for spans in (True, False):
+            with pytest.raises(InvalidTextError, match="surrogate"):
+                words.encode(text, spans=spans)
         with pytest.raises(InvalidTextError, match="surrogate"):
             words.encode("the", text)
     with pytest.raises(InvalidTextError):

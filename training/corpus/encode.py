@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import itertools
-import re
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,17 +20,10 @@ MAX_SENTENCE_TOKENS = 125
 MAX_UNKNOWN = 0.5
 """A sentence with a larger share of [UNK] is in another script; it is dropped."""
 
-CACHED_WORDS, CACHED_CHARACTERS = 500_000, 50
-"""Words whose token ids are remembered, about 200 bytes each; longer ones hardly recur."""
+CACHED_WORDS = 500_000
+"""Words whose token ids are remembered, about 100 MB."""
 
 NO_LABEL = -1
-
-_WORD = re.compile(r"\[UNK\]|[!-/:-@\[-`{-~]|[^ \t\n\r!-/:-@\[-`{-~]+")
-"""One character of ASCII punctuation, or a run of anything else between ASCII white space. A spelled-out `[MASK]`
-becomes the three words that it is in a corpus, not the special token."""
-
-_PROBE = "the cat's (red-hot) film, 3.14"
-"""Text that a tokenizer splits differently word by word if it does not pre-tokenize like BERT."""
 
 Counts = NDArray[np.int64]
 
@@ -55,26 +46,6 @@ class EncodedShard:
     """Sentences cut because they are too long."""
 
 
-class _WordIds(dict[str, bytes]):
-    """Token ids of words, found when they are first looked up.
-
-    BERT's pre-tokenizer splits at white space and around punctuation before anything else, so the ids of a word do not
-    depend on its neighbours, and a look-up is several times faster than WordPiece.
-    """
-
-    def __init__(self, tokenizer: Tokenizer, dtype: np.dtype[Any]) -> None:
-        super().__init__()
-        self._tokenizer, self._dtype = tokenizer, dtype
-
-    def __missing__(self, word: str) -> bytes:
-        ids = array(self._dtype.char, self._tokenizer.ids(word)).tobytes()
-        if len(self) >= CACHED_WORDS:
-            self.clear()
-        if len(word) <= CACHED_CHARACTERS:
-            self[word] = ids
-        return ids
-
-
 class ShardEncoder:
     """Documents to token ids."""
 
@@ -82,8 +53,7 @@ class ShardEncoder:
         self.dtype = np.dtype(np.uint16 if tokenizer.vocab_size <= 2**16 else np.uint32)
         self._tokenizer = tokenizer
         self._continues = np.array([token.startswith("##") for token in tokenizer.vocab])  # (vocab_size,)
-        self._splits_words = tokenizer.ids(_PROBE) == [i for word in _WORD.findall(_PROBE) for i in tokenizer.ids(word)]
-        self._word_ids = _WordIds(tokenizer, self.dtype)
+        self._words = tokenizer.word_ids(self.dtype.char, CACHED_WORDS)
 
     def encode_text(self, texts: Sequence[str], *, lines: bool = False) -> EncodedShard:
         """Pretraining text: the sentences of each document, or its lines if they are sentences already. Sentences
@@ -121,8 +91,8 @@ class ShardEncoder:
 
     def _ids(self, sentences: Sequence[str]) -> tuple[NDArray[np.unsignedinteger], Counts]:
         """(tokens,) ids of all sentences end to end, and (sentences,) their lengths."""
-        if self._splits_words:
-            ids = [b"".join(map(self._word_ids.__getitem__, _WORD.findall(sentence))) for sentence in sentences]
+        if self._words is not None:
+            ids = list(map(self._words.of_text, sentences))
         else:
             ids = [array(self.dtype.char, each).tobytes() for each in self._tokenizer.ids_batch(sentences)]
         tokens = np.frombuffer(b"".join(ids), self.dtype)
