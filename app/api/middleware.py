@@ -41,7 +41,7 @@ class RequestContextMiddleware:
             scope = dict(scope, method="GET")
         request_id = scope["request_id"] = request_id_of(scope["headers"])
         tracing.note_request(request_id, scope["query_string"])
-        route = state.tasks.get(scope["path"]) if method == "POST" else None
+        route = scope["task_route"] = state.tasks.get(scope["path"]) if method == "POST" else None
         task = None if route is None else route.task
         scope["logged"] = {} if task is None else {"task": str(task)}
 
@@ -70,8 +70,9 @@ class RequestContextMiddleware:
             await self.app(scope, receive, send_with_context)
 
 
-class UnhandledErrorMiddleware:
-    """Answers 500 to unhandled errors, and 503 to requests that are cancelled at the end of draining."""
+class AnswerMiddleware:
+    """Calls the tasks, because FastAPI's own way to a route takes 45 us more; answers errors, and 503 to requests that
+    are cancelled at the end of draining."""
 
     def __init__(self, app: ASGIApp) -> None:
         self.app = app
@@ -84,12 +85,14 @@ class UnhandledErrorMiddleware:
             started = True
             await send(message)
 
+        route = scope.get("task_route")
+        # FastAPI's traces name the route that its router has found.
+        app = self.app if route is None or tracing.enabled() else route.answer
         try:
-            await self.app(scope, receive, send_and_note)
+            await app(scope, receive, send_and_note)
         except Exception as error:
             if scope["type"] != "http" or started:
                 raise
-            logger.exception("unhandled error", extra={"request_id": scope["request_id"]})
             await problems.answer(error, scope)(scope, receive, send)
         except asyncio.CancelledError:
             if scope["type"] != "http" or started or not scope["app"].state.lifecycle.refusing:

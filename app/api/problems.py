@@ -75,9 +75,15 @@ def problem_type(error: Exception) -> ProblemType:
 
 
 def answer(error: Exception, scope: Scope) -> Response:
-    """The response to the error of a request, whose line in the log gets the code."""
-    scope["logged"]["problem"] = problem_type(error).code
-    return problem_response(error, scope["request_id"])
+    """The response to the error of a request, whose line in the log gets the code. The service's own faults are
+    logged."""
+    kind, request_id = problem_type(error), scope["request_id"]
+    scope["logged"]["problem"] = kind.code
+    if kind is INTERNAL_ERROR:
+        logger.error("unhandled error", exc_info=error, extra={"request_id": request_id})
+    elif kind.status == 500:
+        logger.error("%s", error, extra={"request_id": request_id})
+    return problem_response(error, request_id)
 
 
 def problem_response(error: Exception, request_id: str) -> Response:
@@ -98,15 +104,12 @@ def problem_response(error: Exception, request_id: str) -> Response:
 
 
 def install(app: FastAPI) -> None:
-    """Answer every error that is raised on purpose. `middleware.UnhandledErrorMiddleware` answers the others."""
+    """Answer unknown paths and methods. `middleware.AnswerMiddleware` answers all other errors."""
 
     async def handle(request: Request, error: Exception) -> Response:
-        if problem_type(error).status == 500:
-            logger.error("%s", error, extra={"request_id": request.scope["request_id"]})
         return answer(error, request.scope)
 
-    for cls in (errors.ServiceError, HTTPException):
-        app.add_exception_handler(cls, handle)
+    app.add_exception_handler(HTTPException, handle)
 
 
 def _detail(error: Exception, problem: ProblemType) -> str:

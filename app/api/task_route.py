@@ -11,7 +11,7 @@ import codecs
 import difflib
 import json
 import re
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable
 from dataclasses import fields
 from typing import Any, NoReturn, TypeVar, get_args
 
@@ -20,7 +20,7 @@ from fastapi.routing import APIRoute
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails, from_json, to_json
 from starlette.requests import ClientDisconnect
-from starlette.types import Receive
+from starlette.types import Receive, Scope, Send
 
 from app import errors
 from app.api import openapi
@@ -111,9 +111,6 @@ class TaskRoute(APIRoute):
             parser: by default, the body is JSON that fits the schema of the handler's first parameter.
             binary: bodies may also be `application/octet-stream` or have no media type, and so may answers.
         """
-        self.task = task
-        self.binary = binary
-        self._parser = parser
         super().__init__(
             path,
             handler,
@@ -124,34 +121,32 @@ class TaskRoute(APIRoute):
             response_model=None,
             **openapi.task(response, example, binary=binary),
         )
+        self.task = task
+        self.binary = binary
+        self.app = self.answer
+        self._parser = parser or self._parse_json
 
-    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
-        """See `APIRoute`."""
-        handler: TaskHandler = self.endpoint
+    async def answer(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a request; an ASGI app. Raises errors of `app.errors`."""
+        request = TaskRequest(scope, receive)
+        if "deadline" not in scope:  # the HTTP protocol may have called `admit`
+            admit(request, binary=self.binary)
+        body = self._parser(await _read(request), request)
+        try:
+            reply, answer = await cancel_on_disconnect(receive, self.endpoint(body, request))
+        except errors.InvalidInputError as error:
+            if error.loc[0] == "inputs" and not isinstance(getattr(body, "inputs", []), list):
+                error.loc = ("inputs", *error.loc[2:])  # the caller sent one input, not a list
+            raise
+        scope["logged"] |= {"inputs": len(reply.results), "tokens": reply.tokens}
+        response = await _respond(request, self.task, reply, answer)
+        await response(scope, receive, send)
+
+    def _parse_json(self, body: bytes, request: TaskRequest) -> BaseModel:
         if self.body_field is None:
-            raise TypeError(f"{handler} takes no body")
+            raise TypeError(f"{self.endpoint} takes no body")
         schema: type[BaseModel] = self.body_field.field_info.annotation  # type: ignore[assignment]
-
-        def parse_json(body: bytes, request: TaskRequest) -> BaseModel:
-            return parse(schema, body, request.settings.max_client_batch)
-
-        parser = self._parser or parse_json
-
-        async def handle(given: Request) -> Response:
-            request = TaskRequest(given.scope, given.receive)
-            if "deadline" not in request.scope:  # the HTTP protocol may have called `admit`
-                admit(request, binary=self.binary)
-            body = parser(await _read(request), request)
-            try:
-                reply, answer = await cancel_on_disconnect(request.receive, handler(body, request))
-            except errors.InvalidInputError as error:
-                if error.loc[0] == "inputs" and not isinstance(getattr(body, "inputs", []), list):
-                    error.loc = ("inputs", *error.loc[2:])  # the caller sent one input, not a list
-                raise
-            request.scope["logged"] |= {"inputs": len(reply.results), "tokens": reply.tokens}
-            return await _respond(request, self.task, reply, answer)
-
-        return handle
+        return parse(schema, body, request.settings.max_client_batch)
 
 
 async def _respond(request: TaskRequest, task: str, reply: Reply[Any], answer: Any) -> Response:
