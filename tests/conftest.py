@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Callable
 from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
@@ -19,6 +20,9 @@ WORDS = [
 ]
 LETTERS = [chr(code) for code in range(ord("a"), ord("z") + 1)]
 VOCAB = [*SPECIAL_TOKENS, *dict.fromkeys([*WORDS, *LETTERS, *(f"##{letter}" for letter in LETTERS)])]
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as in a shell's background job; tests send Ctrl-C
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 try:
     distribution("bert-service-client")
