@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import re
 from array import array
@@ -31,11 +32,12 @@ from model.word_ids import WordIds
 _PIECE_CHARACTERS = 16_384
 """Longer texts are tokenized in pieces, because `tokenizers.Encoding` takes some 400 bytes per token."""
 
-_LOCKED_CHARACTERS = 4096
-"""Longer texts are tokenized without holding the interpreter lock, so that other threads run meanwhile."""
+_LOOKED_UP_CHARACTERS, _NEW_WORDS = 8192, 64
+"""Longer texts, and texts with more new words, are not looked up by word: that would hold the interpreter lock for more
+than a millisecond."""
 
 _CACHED_WORDS = 50_000
-"""Words whose token ids are remembered, about 10 MB."""
+"""Words whose token ids are remembered: about 10 MB, at most 26."""
 
 _PIECE_END = re.compile(r"[ \t\n\r!-/:-@\\^-`{-~\u3001\u3002\uff01\uff0c\uff1f]")
 """Characters after which neither a word nor a special token continues: a text may be split there."""
@@ -92,8 +94,17 @@ class Tokenizer:
         """`segments` is the model's `type_vocab_size`: with 1, pairs raise PairError."""
         tokenizer_dir.add_special_tokens(rust)
         self._rust = rust
-        self._in_pieces = _can_be_split(rust)
-        self._words = self.word_ids("I", _CACHED_WORDS)
+        added = [token.content for token in rust.get_added_tokens_decoder().values()]
+        self._is_plain = isinstance(rust.normalizer, normalizers.BertNormalizer) and isinstance(
+            rust.pre_tokenizer, pre_tokenizers.BertPreTokenizer
+        )
+        """BERT's normalizer and pre-tokenizer look at single words only."""
+        self._in_pieces = self._is_plain and not any(map(_PIECE_END.search, added))
+        """Whether a text may be split at `_PIECE_END`."""
+        self._by_word = self._is_plain and all("[" in token for token in added)
+        """Whether a text without "[" may be split into words."""
+        # Of a copy, because a cycle would outlive a reload: `gc.freeze` keeps the collector from it.
+        self._words = copy.copy(self).word_ids("I", _CACHED_WORDS) if self._by_word else None
         self.pad_id, self.unk_id, self.cls_id, self.sep_id, self.mask_id = map(self.token_id, SPECIAL_TOKENS)
         self.special_ids = frozenset(map(self.token_id, SPECIAL_TOKENS))
         self.segments = segments
@@ -220,7 +231,7 @@ class Tokenizer:
             max_length: maximum number of tokens, special tokens included.
             truncate: cut a text that is too long. A pair loses tokens of the longer text first.
             truncation: what to keep of each text: "head", its beginning, "tail", its end, or "head_tail", both ends.
-            spans: also compute `Encoding.spans`. Without them, words are looked up, which takes a third of the time.
+            spans: also compute `Encoding.spans`. Without them, a text takes a third of the time or less.
             check_cancelled: called between the pieces of a very long text; an exception from it ends the work.
 
         Raises:
@@ -245,8 +256,10 @@ class Tokenizer:
         self, text: str, spans: bool, check_cancelled: Callable[[], None]
     ) -> tokenizers.Encoding | _PartsEncoding:
         """Tokens without special tokens."""
-        if self._words is not None and not spans and len(text) <= _LOCKED_CHARACTERS and "[" not in text:
-            return _PartsEncoding(self._words.of_text(text))
+        if self._words is not None and not spans and len(text) <= _LOOKED_UP_CHARACTERS and "[" not in text:
+            ids = self._words.of_familiar_text(text, _NEW_WORDS)
+            if ids is not None:
+                return _PartsEncoding(ids)
         return self._tokenize_in_pieces(text, spans, check_cancelled)
 
     def _tokenize_in_pieces(
@@ -268,7 +281,7 @@ class Tokenizer:
             if not spans:
                 return self._rust.encode_batch_fast([text], add_special_tokens=False)[0]
             # Of the two, `encode` is faster for short texts, but holds the interpreter lock.
-            if len(text) > _LOCKED_CHARACTERS:
+            if len(text) > 4096:
                 return self._rust.encode_batch([text], add_special_tokens=False)[0]
             return self._rust.encode(text, add_special_tokens=False)
         except TypeError:
@@ -304,17 +317,15 @@ class Tokenizer:
 
     def ids(self, text: str) -> list[int]:
         """Ids of a text without [CLS] and [SEP]."""
-        if self._words is not None and text.isascii() and text.isalnum():  # one word
+        if self._by_word and text.isascii() and text.isalnum():  # one word
             word = text.lower() if self._rust.normalizer.lowercase else text
             return [token.id for token in self._rust.model.tokenize(word)]
         return list(self._tokenize_in_pieces(text, spans=False).ids)
 
     def word_ids(self, typecode: str, limit: int) -> WordIds | None:
-        """Token ids by word (see `WordIds`), for texts that spell no special token. None if this tokenizer does not
-        split texts like BERT's, or has an added token without "["."""
-        if not self._in_pieces or not all("[" in token for token in _added_tokens(self._rust)):
-            return None
-        return WordIds(self.ids, typecode, limit)
+        """Token ids by word; see `WordIds`. Of added tokens, only `[UNK]` and single words are recognised. None if this
+        tokenizer does not split texts like BERT's."""
+        return WordIds(self.ids, typecode, limit) if self._is_plain else None
 
     def ids_batch(self, texts: Sequence[str]) -> list[list[int]]:
         """`ids` of many texts, in parallel threads."""
@@ -354,19 +365,6 @@ def kept_ends(length: int, keep: int, truncation: str) -> tuple[int, int]:
         return length, length
     tail = {"head": 0, "head_tail": keep // 2, "tail": keep}[truncation]
     return keep - tail, length - tail
-
-
-def _can_be_split(rust: _RustTokenizer) -> bool:
-    """Whether a text may be split at `_PIECE_END`: BERT's normalizer and pre-tokenizer look at single words only."""
-    return (
-        isinstance(rust.normalizer, normalizers.BertNormalizer)
-        and isinstance(rust.pre_tokenizer, pre_tokenizers.BertPreTokenizer)
-        and not any(map(_PIECE_END.search, _added_tokens(rust)))
-    )
-
-
-def _added_tokens(rust: _RustTokenizer) -> list[str]:
-    return [added.content for added in rust.get_added_tokens_decoder().values()]
 
 
 _MIN_ALPHABET = 1000

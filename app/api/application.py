@@ -58,7 +58,7 @@ def create_app(settings: Settings, backend: Backend | None = None, *, serves_whi
 
     routes = [*tasks.ROUTES, *(route for adapter in ADAPTERS for route in adapter.ROUTES)]
     app = FastAPI(
-        routes=routes,
+        routes=routes,  # `include_router` would replace `TaskRoute.answer` by FastAPI's own handler
         title="BERT service",
         version=version(),
         description=DESCRIPTION,

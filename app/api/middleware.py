@@ -71,8 +71,8 @@ class RequestContextMiddleware:
 
 
 class AnswerMiddleware:
-    """Calls the tasks, because FastAPI's own way to a route takes 45 us more; answers errors, and 503 to requests that
-    are cancelled at the end of draining."""
+    """Calls a task's route directly, because FastAPI's routing takes 43 us. Answers errors, and requests that are
+    cancelled at the end of draining (503)."""
 
     def __init__(self, app: ASGIApp) -> None:
         self.app = app
@@ -86,7 +86,7 @@ class AnswerMiddleware:
             await send(message)
 
         route = scope.get("task_route")
-        # FastAPI's traces name the route that its router has found.
+        # With traces, FastAPI's router has to run: it names the span.
         app = self.app if route is None or tracing.enabled() else route.answer
         try:
             await app(scope, receive, send_and_note)

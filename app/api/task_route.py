@@ -124,7 +124,14 @@ class TaskRoute(APIRoute):
         self.task = task
         self.binary = binary
         self.app = self.answer
-        self._parser = parser or self._parse_json
+        if self.body_field is None:
+            raise TypeError(f"{handler} takes no body")
+        schema: type[BaseModel] = self.body_field.field_info.annotation  # type: ignore[assignment]
+
+        def parse_json(body: bytes, request: TaskRequest) -> BaseModel:
+            return parse(schema, body, request.settings.max_client_batch)
+
+        self._parser = parser or parse_json
 
     async def answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request; an ASGI app. Raises errors of `app.errors`."""
@@ -141,12 +148,6 @@ class TaskRoute(APIRoute):
         scope["logged"] |= {"inputs": len(reply.results), "tokens": reply.tokens}
         response = await _respond(request, self.task, reply, answer)
         await response(scope, receive, send)
-
-    def _parse_json(self, body: bytes, request: TaskRequest) -> BaseModel:
-        if self.body_field is None:
-            raise TypeError(f"{self.endpoint} takes no body")
-        schema: type[BaseModel] = self.body_field.field_info.annotation  # type: ignore[assignment]
-        return parse(schema, body, request.settings.max_client_batch)
 
 
 async def _respond(request: TaskRequest, task: str, reply: Reply[Any], answer: Any) -> Response:

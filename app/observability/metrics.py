@@ -30,13 +30,22 @@ class Metrics:
         self.registry = registry = CollectorRegistry()
         counter, gauge = partial(Counter, registry=registry), partial(Gauge, registry=registry)
         histogram = partial(Histogram, registry=registry)
-        by_status = ["task", "status"]
-        duration = "Time of a task request, from its head to the last byte of the answer, by task and HTTP status."
-        stages = "Time of an answered request by task and stage."
+        requests = counter("bert_requests", "Task requests by task and HTTP status.", ["task", "status"])
+        duration = histogram(
+            "bert_request_duration_seconds",
+            "Total time of a task request, from its head to the last byte of the answer, by task and HTTP status.",
+            ["task", "status"],
+            buckets=_SECONDS,
+        )
+        seconds = histogram(
+            "bert_request_seconds",
+            "Time of an answered request by task and stage.",
+            ["task", "stage"],
+            buckets=_SECONDS,
+        )
         # `labels` checks its arguments and takes a lock at each call.
-        self._requests = cache(counter("bert_requests", "Task requests by task and HTTP status.", by_status).labels)
-        self._duration = cache(histogram("bert_request_duration_seconds", duration, by_status, buckets=_SECONDS).labels)
-        self._seconds = cache(histogram("bert_request_seconds", stages, ["task", "stage"], buckets=_SECONDS).labels)
+        self._requests_of, self._duration_of = cache(requests.labels), cache(duration.labels)
+        self._seconds_of = cache(seconds.labels)
         self._batch_items = histogram("bert_batch_size", "Inputs in one batch.", buckets=_COUNTS)
         self._batch_tokens = histogram("bert_batch_tokens", "Tokens in one batch.", buckets=_TOKENS)
         self.refused = counter(
@@ -70,13 +79,13 @@ class Metrics:
 
     def answered(self, task: str, status: int, seconds: float) -> None:
         """Count a task request whose answer was sent, and observe its total time."""
-        self._requests(task, status).inc()
-        self._duration(task, status).observe(seconds)
+        self._requests_of(task, status).inc()
+        self._duration_of(task, status).observe(seconds)
 
     def latency(self, task: str, stages: Mapping[str, float]) -> None:
         """Observe the seconds of each stage of one answered request."""
         for stage, seconds in stages.items():
-            self._seconds(task, stage).observe(seconds)
+            self._seconds_of(task, stage).observe(seconds)
 
     def batch(self, items: int, tokens: int) -> None:
         """Observe one computed batch."""

@@ -42,8 +42,8 @@ class EnginePolicy:
     """Size limits of the engine."""
 
     inline_characters: int = 8192
-    """Shorter inputs are tokenized on the event loop: 10 us for a sentence, and a thread would hold the interpreter lock
-    as well."""
+    """Inputs with fewer together are tokenized on the event loop, in 10 us for a sentence: a thread would keep the loop
+    waiting as well."""
     long_text_characters: int = 65_536
     """Longer texts exceed the limit of any model, so they are truncated or refused. Tokenizing them is slow, so they
     use a thread that others do not wait for."""

@@ -1,10 +1,12 @@
 from __future__ import annotations
 
+import gc
 import json
 import random
 import subprocess
 import sys
 import tracemalloc
+import weakref
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -109,6 +111,25 @@ def test_encode_word_by_word_gives_the_ids_of_the_whole_text(text: str, lowercas
     assert tokenizer._words is not None
     whole = tokenizer._tokenize_in_pieces(text, spans=False).ids
     assert "[" in text or tokenizer._tokenize(text, False, lambda: None).ids.tolist() == whole
+
+
+def test_encode_text_of_many_new_words_equals_the_text_with_spans(words: Tokenizer) -> None:
+    text = " ".join(f"the{number}é" for number in range(300))
+    for _ in range(6):  # some more of its words are known each time
+        assert words.encode(text, spans=False).input_ids == words.encode(text).input_ids
+
+
+def test_tokenizer_is_in_no_cycle() -> None:
+    """After a reload, `gc.freeze` would keep it for ever."""
+    tokenizer = Tokenizer.from_vocab(VOCAB)
+    tokenizer.encode("the movie", spans=False)
+    gone = weakref.ref(tokenizer)
+    gc.disable()
+    try:
+        del tokenizer
+        assert gone() is None
+    finally:
+        gc.enable()
 
 
 def test_encode_finds_an_added_token_in_a_plain_text(tmp_path: Path) -> None:

@@ -28,6 +28,14 @@ def test_of_text_asks_for_a_word_once() -> None:
     assert asked == ["good", "film"]
 
 
+def test_of_familiar_text_leaves_a_text_with_many_new_words_to_others() -> None:
+    words, asked = make()
+    assert words.of_familiar_text("a bb ccc", most=2) is None
+    assert asked == ["a", "bb"]
+    assert words.of_familiar_text("a bb ccc", most=2) == words.of_text("a bb ccc")
+    assert array("H", words.of_familiar_text("ccc a dddd", most=2)).tolist() == [3, 1, 4]
+
+
 def test_long_words_and_more_words_than_the_limit_are_not_kept() -> None:
     words, asked = make(limit=2)
     words.of_text("x" * 51)
