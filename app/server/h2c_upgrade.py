@@ -24,6 +24,8 @@ class UpgradeFilter:
 
     def __init__(self) -> None:
         self._unfinished = b""
+        self._passed = b""
+        """The last bytes that the parser has seen: a part of a head, or the end of a request."""
 
     def rename_headers(self, data: bytes, *, in_head: bool, head_has_begun: bool, raw_body: bool) -> bytes:
         """The received bytes that the parser may see now.
@@ -39,8 +41,9 @@ class UpgradeFilter:
             raw_body: whether the head of the current request has one of `RAW_BODY_HEADERS`.
         """
         data, self._unfinished = self._unfinished + data, b""
-        if in_head and b"\r\n\r\n" not in data and (unfinished := _UNFINISHED.search(data)):
+        if in_head and b"\r\n\r\n" not in self._passed + data and (unfinished := _UNFINISHED.search(data)):
             data, self._unfinished = data[: unfinished.start()], unfinished[0]
+        self._passed = data[-3:]
         if b"\r" not in data or not _UPGRADE.search(data):
             return data
         end = len(data)

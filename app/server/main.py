@@ -27,11 +27,6 @@ logger = logging.getLogger(__name__)
 
 def run(settings: Settings) -> int:
     """Serve until a signal comes or the models fail. Returns the exit code."""
-    for name in ("pretrained", "sentiment"):
-        if not os.access((directory := getattr(settings, name)) / "config.json", os.R_OK):
-            problem = f"has no config.json that the user id {os.geteuid()} may read; name a checkpoint directory"
-            log_fatal(f"BERT_{name.upper()}={directory}: {problem}", settings.log_format)
-            return EXIT_STARTUP_FAILED
     try:
         listening = _listen(settings.host, settings.port)  # before the models load
     except (OSError, UnicodeError) as error:  # UnicodeError: a part of the host is empty or too long

@@ -98,6 +98,13 @@ def test_offers_in_a_pipeline_are_passed_over(service: Process, cut: int) -> Non
     assert re.findall(rb"HTTP/1.1 (\d+)", received) == [b"200"] * 4, received
 
 
+def test_head_after_another_request_whose_last_line_comes_alone_is_read(service: Process) -> None:
+    plain = HEAD + b"Content-Length: %d\r\n\r\n" % len(BODY) + BODY
+    live = b"GET /health/live HTTP/1.1\r\nHost: x\r\nConnection: close\r\n"
+    received = exchange(service.port, plain + live, b"\r\n")
+    assert re.findall(rb"HTTP/1.1 (\d+)", received) == [b"200", b"200"], received
+
+
 @pytest.mark.parametrize("at", range(-2, len(OFFER) + 1))
 def test_offer_is_passed_over_wherever_it_is_cut_in_two(service: Process, at: int) -> None:
     head = HEAD + b"Connection: Upgrade, close\r\n"

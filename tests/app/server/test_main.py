@@ -209,7 +209,7 @@ def broken_weights(directory: Path) -> dict[str, str]:
 @pytest.mark.parametrize(
     ("environ", "code", "message"),
     [
-        ({"BERT_SENTIMENT": "/nowhere"}, 3, "BERT_SENTIMENT=/nowhere: has no config.json that the user id "),
+        ({"BERT_SENTIMENT": "/nowhere"}, 3, "/nowhere: is not a directory; to download a model, run: hf download "),
         (broken_weights, 3, "model.safetensors: "),
         ({"BERT_DEVICE": "cuda:63"}, 3, "cuda"),
         ({"BERT_HOST": "nowhere.invalid"}, 3, "BERT_HOST=nowhere.invalid, BERT_PORT="),
