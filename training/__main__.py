@@ -40,10 +40,8 @@ def _prepare(recipe: Recipe) -> None:
     folder = prepare(recipe, open_tokenizer(recipe))
     if (folder / "train").is_dir():
         text = PreparedText.open(folder / "train")
-        logger.info(
-            "%s documents with %s tokens in %s, unigram entropy %.2f nats",
-            *(f"{text.documents:,}", f"{text.tokens:,}", folder, text.unigram_entropy),
-        )
+        size = f"{text.documents:,} documents with {text.tokens:,} tokens"
+        logger.info(f"{size} in {folder}, unigram entropy {text.unigram_entropy:.2f} nats")
 
 
 def _inspect(recipe: Recipe, examples: int) -> None:

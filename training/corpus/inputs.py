@@ -200,9 +200,8 @@ def _plan(source: SourceConfig, recipe: Recipe, tested: set[int], in_dev: set[in
             counts[document.domain, label] += 1
     if recipe.finetune.dev_fraction and dev < FEW_DEV_TEXTS:
         logger.warning(
-            "%s: only %d of %d texts are in dev, too few to choose weights or a temperature reliably; raise "
-            "finetune.dev_fraction, or label more texts",
-            *(source_name(source), dev, dev + counts.total()),
+            f"{source_name(source)}: only {dev} of {dev + counts.total()} texts are in dev, too few to choose weights "
+            "or a temperature reliably; raise finetune.dev_fraction, or label more texts"
         )
     if source.balance is None:
         return threshold, {}

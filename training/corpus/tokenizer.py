@@ -106,9 +106,8 @@ def learn_tokenizer(recipe: Recipe) -> Tokenizer:
     tokenizer = Tokenizer.train(texts, config.vocab_size, lowercase=config.lowercase)
     if tokenizer.vocab_size < config.vocab_size:
         logger.warning(
-            "the text has only %d pieces that occur twice, fewer than tokenizer.vocab_size (%d): add text, or lower "
-            "vocab_size; training works with the smaller vocabulary",
-            *(tokenizer.vocab_size, config.vocab_size),
+            f"the text has only {tokenizer.vocab_size} pieces that occur twice, fewer than tokenizer.vocab_size "
+            f"({config.vocab_size}): add text, or lower vocab_size; training works with the smaller vocabulary"
         )
     return tokenizer
 

@@ -42,9 +42,8 @@ def calibrate(model: BertForSequenceClassification, answers: Mapping[str, Answer
     texts = sum(len(a.labels) for a in answers.values())
     if min(right, texts - right) < MIN_RIGHT_AND_WRONG:
         logger.warning(
-            "scores are not calibrated: %d of %d answers on dev are right, and at least %d must be right and as many "
-            "wrong; raise finetune.dev_fraction, or label more texts",
-            *(right, texts, MIN_RIGHT_AND_WRONG),
+            f"scores are not calibrated: {right} of {texts} answers on dev are right, and at least "
+            f"{MIN_RIGHT_AND_WRONG} must be right and as many wrong; raise finetune.dev_fraction, or label more texts"
         )
         return 1.0
     weights = source_weights((len(a.labels) for a in answers.values()), MAX_SOURCE_TEXTS)

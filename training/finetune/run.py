@@ -146,10 +146,8 @@ def _train(material: _Material, seed: int) -> SeedResult | None:
     answers = {name: predict_classification(model, texts) for name, texts in material.dev.items()}
     said = {label for each in answers.values() for label in each.logits.argmax(1).tolist()}
     if len(said) == 1:
-        logger.warning(
-            "it answers %s to every dev text: delete %s and repeat with a higher finetune.epochs",
-            *(recipe.finetune.label_names[said.pop()], folder),
-        )
+        label = recipe.finetune.label_names[said.pop()]
+        logger.warning(f"it answers {label} to every dev text: delete {folder}, and repeat with more finetune.epochs")
     temperature = calibrate(model, answers)
     if dist.is_main:
         trainer.log.write("calibration", trainer.state, {"temperature": temperature})
@@ -195,8 +193,8 @@ def _trainer(material: _Material, model: BertForSequenceClassification, seed: in
     )
     if settings.steps < FEW_STEPS:
         logger.warning(
-            "only %d steps: stop, and lower finetune.batch_tokens (%d) or raise finetune.epochs (%g)",
-            *(settings.steps, config.batch_tokens, config.epochs),
+            f"only {settings.steps} steps: stop, and lower finetune.batch_tokens ({config.batch_tokens}) or raise "
+            f"finetune.epochs ({config.epochs:g})"
         )
     return Trainer(
         loss,

@@ -296,11 +296,8 @@ class Trainer:
         if self.dist.is_main:
             self.log.write("machine", self.state, {"machine": machine_description(self.device)})
             parameters = sum(p.numel() for p in self.loss.model.parameters())
-            logger.info(
-                "%s parameters, %s steps of %s tokens, %s",
-                *(f"{n:,}" for n in (parameters, self.config.steps, self.config.batch_tokens)),
-                precision,
-            )
+            steps = f"{self.config.steps:,} steps of {self.config.batch_tokens:,} tokens"
+            logger.info(f"{parameters:,} parameters, {steps}, {precision}")
 
     def _synchronize(self) -> None:
         """Wait for the GPU, which is some steps behind; the wait is training time."""
