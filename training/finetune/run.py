@@ -147,7 +147,7 @@ def _train(material: _Material, seed: int) -> SeedResult | None:
     said = {label for each in answers.values() for label in each.logits.argmax(1).tolist()}
     if len(said) == 1:
         label = recipe.finetune.label_names[said.pop()]
-        logger.warning(f"it answers {label} to every dev text: delete {folder}, and repeat with more finetune.epochs")
+        logger.warning(f"it answers {label} to every dev text: delete {folder} and repeat with more finetune.epochs")
     temperature = calibrate(model, answers)
     if dist.is_main:
         trainer.log.write("calibration", trainer.state, {"temperature": temperature})

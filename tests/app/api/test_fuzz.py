@@ -1,9 +1,13 @@
-"""10,000 random bodies: each is answered, and none with 500."""
+"""Random bodies: each is answered, and none with 500.
+
+10,000 of them: `BERT_TEST_REQUESTS=10000 make test ARGS=tests/app/api/test_fuzz.py`.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import json
+import os
 import random
 from collections import Counter
 from collections.abc import Iterator
@@ -17,7 +21,7 @@ from tests.app.process import PATIENCE, Process, running
 PATHS = ["/fill-mask", "/next-sentence", "/sentiment", "/hf/fill-mask", "/hf/text-classification"]
 PATHS += ["/predict", "/tokenize"]
 JSON = {"Content-Type": "application/json"}
-BODIES = 5_000
+BODIES = int(os.environ.get("BERT_TEST_REQUESTS", "2800"))
 AT_ONCE = 16
 
 FIELDS = ["inputs", "parameters", "text", "text_pair", "top_k", "truncate", "targets", "options", "model", ""]
@@ -140,4 +144,4 @@ async def test_every_body_is_answered(service: Process, path: str) -> None:
     await asyncio.gather(*(ask() for _ in range(AT_ONCE)))
     assert sum(statuses.values()) == BODIES // len(PATHS)
     assert set(statuses) >= {200, 400, 422}  # it reaches the model, and all that stands before it
-    assert statuses[200] > 20
+    assert statuses[200] > sum(statuses.values()) // 40
