@@ -98,7 +98,7 @@ class Tokenizer:
         self._is_plain = isinstance(rust.normalizer, normalizers.BertNormalizer) and isinstance(
             rust.pre_tokenizer, pre_tokenizers.BertPreTokenizer
         )
-        """BERT's normalizer and pre-tokenizer look at single words only."""
+        """Whether texts are split like BERT's, by a normalizer and a pre-tokenizer that look at single words only."""
         self._in_pieces = self._is_plain and not any(map(_PIECE_END.search, added))
         """Whether a text may be split at `_PIECE_END`."""
         self._by_word = self._is_plain and all("[" in token for token in added)
