@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Callable
+from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 
@@ -20,6 +21,12 @@ WORDS = [
 ]
 LETTERS = [chr(code) for code in range(ord("a"), ord("z") + 1)]
 VOCAB = [*SPECIAL_TOKENS, *dict.fromkeys([*WORDS, *LETTERS, *(f"##{letter}" for letter in LETTERS)])]
+
+with suppress(ImportError):  # not in the environment of `make test-cuda-dry`
+    from hypothesis import settings
+
+    settings.register_profile("repeatable", derandomize=True, deadline=None)
+    settings.load_profile("repeatable")
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as in a shell's background job; tests send Ctrl-C
     signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -211,9 +211,7 @@ def test_example_that_is_cut_has_at_most_so_many_tokens(shape: tuple[int, int, i
     for i in range(min(20, len(of))):
         whole, cut = of.make(i), of.make(i, max_tokens=most)
         assert len(cut) <= most
-        if len(whole) <= most:
-            assert cut.kind == whole.kind
-        assert (cut.kind == PairKind.SINGLE) == (whole.kind == PairKind.SINGLE)
+        assert cut.kind.label == whole.kind.label  # a negative pair may be of another kind
 
 
 @pytest.fixture(scope="module")
