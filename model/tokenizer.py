@@ -34,7 +34,7 @@ _PIECE_CHARACTERS = 16_384
 
 _LOOKED_UP_CHARACTERS, _NEW_WORDS = 8192, 64
 """Longer texts, and texts with more new words, are not looked up by word: that would hold the interpreter lock for more
-than a millisecond."""
+than 3 ms."""
 
 _CACHED_WORDS = 50_000
 """Words whose token ids are remembered: about 10 MB, at most 26."""

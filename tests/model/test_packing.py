@@ -99,7 +99,7 @@ def test_pack_outputs_for_another_number_of_sequences_are_an_error() -> None:
 
 
 @given(st.lists(st.lists(st.integers(0, 9), min_size=1, max_size=8), min_size=1, max_size=8))
-@settings(max_examples=50, deadline=None, derandomize=True)
+@settings(max_examples=50)
 def test_cu_seqlens_are_the_bounds_of_the_sequences(sequences: list[list[int]]) -> None:
     batch = PackedBatch.pack(sequences)
     assert [batch.input_ids[a:b].tolist() for a, b in pairwise(batch.cu_seqlens.tolist())] == sequences

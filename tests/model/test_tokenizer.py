@@ -101,16 +101,16 @@ def test_encode_without_spans_changes_nothing_else(words: Tokenizer, text: str, 
     text=st.text(
         st.one_of(
             st.sampled_from("abcF filmé .,'_#!\t\n\x00\x0b\x85\xa0\x1c\u0301\u200bİΣ中"),
-            st.characters(exclude_categories=["Cs"]),
+            st.characters(exclude_categories=["Cs"], exclude_characters="["),  # no spelled special tokens
         )
     )
 )
-@settings(max_examples=300, deadline=None, derandomize=True)
+@settings(max_examples=300)
 def test_encode_word_by_word_gives_the_ids_of_the_whole_text(text: str, lowercase: bool) -> None:
     tokenizer = Tokenizer.from_vocab(VOCAB, lowercase=lowercase)
     assert tokenizer._words is not None
     whole = tokenizer._tokenize_in_pieces(text, spans=False).ids
-    assert "[" in text or tokenizer._tokenize(text, False, lambda: None).ids.tolist() == whole
+    assert tokenizer._tokenize(text, False, lambda: None).ids.tolist() == whole
 
 
 def test_encode_text_of_many_new_words_equals_the_text_with_spans(words: Tokenizer) -> None:
@@ -120,7 +120,7 @@ def test_encode_text_of_many_new_words_equals_the_text_with_spans(words: Tokeniz
 
 
 def test_tokenizer_is_in_no_cycle() -> None:
-    """After a reload, `gc.freeze` would keep it for ever."""
+    """`gc.freeze` would keep a cycle in memory after a reload has replaced the tokenizer."""
     tokenizer = Tokenizer.from_vocab(VOCAB)
     tokenizer.encode("the movie", spans=False)
     gone = weakref.ref(tokenizer)
@@ -203,7 +203,7 @@ def test_encode_spans_select_the_original_spelling(words: Tokenizer) -> None:
 
 
 @given(st.text(max_size=40))
-@settings(max_examples=200, deadline=None, derandomize=True)
+@settings(max_examples=200)
 def test_encode_any_text_gives_tokens_or_a_text_error(text: str) -> None:
     tokenizer = Tokenizer.from_vocab(VOCAB)
     try:
@@ -382,7 +382,6 @@ def test_encode_without_room_for_a_token_is_an_error(words: Tokenizer, text_pair
 
 
 @given(st.lists(st.integers(0, 30), min_size=1, max_size=2), st.integers(0, 60))
-@settings(deadline=None, derandomize=True)
 def test_truncate_longest_first_fills_the_budget(lengths: list[int], budget: int) -> None:
     kept = truncate_longest_first(lengths, budget)
     assert sum(kept) == min(sum(lengths), budget)
@@ -393,7 +392,6 @@ def test_truncate_longest_first_fills_the_budget(lengths: list[int], budget: int
 
 
 @given(st.integers(0, 30), st.integers(0, 30), st.sampled_from(["head", "tail", "head_tail"]))
-@settings(deadline=None, derandomize=True)
 def test_kept_ends_keep_the_given_number(length: int, keep: int, truncation: str) -> None:
     head, tail = kept_ends(length, keep, truncation)
     assert 0 <= head <= tail <= length

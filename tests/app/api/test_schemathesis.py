@@ -48,7 +48,7 @@ def service(checkpoints: dict[str, str]) -> Iterator[Process]:
 
 
 @schemathesis.openapi.from_dict(create_app(Settings()).openapi()).parametrize()
-@settings(max_examples=EXAMPLES, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+@settings(max_examples=EXAMPLES, suppress_health_check=list(HealthCheck))
 def test_answers_are_the_documented_ones(case: Any, service: Process) -> None:
     if "x-schemathesis-unknown-property" in case.headers:
         return  # callers and proxies may add any header

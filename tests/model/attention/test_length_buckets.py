@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from model.attention.length_buckets import PADDING_TOLERANCE, SMALL_BUCKET_TOKENS, length_buckets
 
 lengths_of_a_batch = st.lists(st.integers(1, 512), min_size=1, max_size=80)
-many_batches = settings(max_examples=100, deadline=None, derandomize=True)
+many_batches = settings(max_examples=100)
 
 
 @given(lengths_of_a_batch)

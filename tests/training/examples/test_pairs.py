@@ -88,7 +88,7 @@ settings_of_examples = st.fixed_dictionaries(
 
 
 @given(shapes, settings_of_examples)
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=60, suppress_health_check=[HealthCheck.too_slow])
 def test_example_is_cls_first_sep_second_sep_within_the_length(
     shape: tuple[int, int, int, int], config: dict[str, object]
 ) -> None:
@@ -107,7 +107,7 @@ def test_example_is_cls_first_sep_second_sep_within_the_length(
 
 
 @given(shapes, settings_of_examples)
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=60, suppress_health_check=[HealthCheck.too_slow])
 def test_mask_spares_special_tokens_and_changes_nothing_else(
     shape: tuple[int, int, int, int], config: dict[str, object]
 ) -> None:
@@ -121,7 +121,7 @@ def test_mask_spares_special_tokens_and_changes_nothing_else(
 
 
 @given(shapes)
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=40, suppress_health_check=[HealthCheck.too_slow])
 def test_pair_label_says_whether_the_second_segment_follows(shape: tuple[int, int, int, int]) -> None:
     corpus = text(*shape)
     for example in examples(stream(corpus)):
@@ -205,7 +205,7 @@ def test_examples_of_other_seeds_and_epochs_differ() -> None:
 
 
 @given(shapes, st.integers(32, 60))
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=40, suppress_health_check=[HealthCheck.too_slow])
 def test_example_that_is_cut_has_at_most_so_many_tokens(shape: tuple[int, int, int, int], most: int) -> None:
     of = stream(text(*shape), short_length=64)
     for i in range(min(20, len(of))):
