@@ -4,21 +4,19 @@
 # of 16 MiB.
 #   benchmarks/gpu.sh STAGE...   runs stages one after the other within LIMIT seconds (570). A stage that runs out of
 #                                time exits with status 130 and continues in the next call; a finished one is skipped.
-#   1  here   gpu.sh prepare baselines wheels pack
-#                                          token ids, figures of the baselines, and packages that the machine lacks, to
-#                                          runs/gpu/pack/1, 2, ...
-#   2  there  gpu.sh receive               with runs/gpu/pack/1, then with 2, ...; `receive pretrain` with the last
-#   3  there  gpu.sh pretrain finetune     until it no longer prints "call again"
-#   4  there  gpu.sh export-1              then export-2, ...; after each, here: FROM=folder/of/OUT gpu.sh join, which
-#                                          leaves the checkpoints and the report in WORK/result
-#   5  there  gpu.sh test bench            in the remaining time
-# The machine is lent for 15 minutes including its start and all transfers, so the recipe needs a smaller budget:
-# OVERRIDES="pretrain.minutes=5 finetune.epochs=2 finetune.seeds=[1]" in steps 1 to 4. Delete model/weights from the
-# working tree before step 1 and restore them after it: the tree then takes 3 of the 64 MiB. Export before the time ends,
-# finished or not: everything else on the machine is lost.
+#   1  here   gpu.sh prepare wheels pack   token ids, and packages that the machine lacks, to runs/gpu/pack/1, 2, ...
+#   2  there  gpu.sh receive trial test    with runs/gpu/pack/1: whether everything runs, and tokens per second
+#   3  there  gpu.sh receive               with runs/gpu/pack/2, ...
+#   4  there  gpu.sh pretrain finetune     with the last piece, after `receive`; until it no longer prints "call again"
+#   5  there  gpu.sh export-1              then export-2, ...; `serve bench` in the remaining time
+#   6  here   FROM=folder/of/OUT gpu.sh join, after each export; then gpu.sh report
+# The machine is lent for 15 minutes including its start and all transfers, so choose a budget by the trial's speed:
+# OVERRIDES="pretrain.tokens=1_000_000_000" in steps 1 to 6. Delete model/weights from the working tree before step 1 and
+# restore them after it: the tree then takes 3 of the 64 MiB. Export before the time ends, finished or not: everything
+# else on the machine is lost.
 # DATA: the texts. WORK: all that is made (runs/gpu/work). PACK: pieces to send (runs/gpu/pack). OUT: what comes back
-# (runs/gpu/out). OVERRIDES: more for the recipe, "pretrain.minutes=12 ...". DRY_RUN=1 without a stage rehearses all of
-# it on the CPU in WORK, with some hundred documents and seconds of training.
+# (runs/gpu/out). OVERRIDES: more for the recipe. DRY_RUN=1 without a stage rehearses all of it on the CPU in WORK, with
+# some hundred documents and seconds of training.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
@@ -28,7 +26,7 @@ DATA=${DATA:-../shared/data} WORK=${WORK:-$ROOT/work} PACK=${PACK:-$ROOT/pack} O
 PYTHON=${PYTHON:-$([[ -x .venv/bin/python ]] && echo .venv/bin/python || echo python3)}
 TARGET_PYTHON=${TARGET_PYTHON:-3.12}
 LACKING=${LACKING:-pydantic pydantic_core annotated-types typing-inspection typing_extensions sentencex fastapi
-    fastapi-swagger starlette uvicorn opentelemetry-api pytest-asyncio nltk defusedxml}
+    fastapi-swagger starlette uvicorn httptools opentelemetry-api pytest-asyncio nltk defusedxml hypothesis}
 DEADLINE=$((SECONDS + ${LIMIT:-570}))
 MIB=$((1024 * 1024))
 TRANSFER=$((64 * MIB)) PART=$((15 * MIB)) PARTS=4  # PARTS of one call fit 64 MiB too
@@ -72,12 +70,6 @@ for command in sys.argv[1].split(","):
     echo "$asked" >"$finished"
 }
 
-labelled() { # paths of the texts that finetune and evaluate read
-    "$PYTHON" -c 'from training.recipe import load_recipe
-tuning = load_recipe("gpu").finetune
-print(*sorted({source.path for source in (*tuning.train, *tuning.test) if source.path}), sep="\n")'
-}
-
 sample() { # the beginning of every file
     "$PYTHON" -c 'import lzma, pathlib, sys
 given, made = map(pathlib.Path, sys.argv[1:])
@@ -116,22 +108,26 @@ on_machine() { # what training and tests need on the machine
     nvidia-smi -L 2>/dev/null || say "no GPU"
 }
 
-stage_prepare() {
-    if [[ $DRY_RUN ]]; then
-        [[ -d $WORK/sample ]] || sample "$DATA" "$WORK/sample"
-        DATA=$WORK/sample
-    fi
-    rm -f "$WORK/finished/prepare" # it finds out itself what is up to date
-    training prepare tokenizer,prepare "data=$DATA"
+prepared() { # RECIPE-CHANGES...: vocabulary, text to pretrain on and labelled text, as `training` prepares them
+    "$PYTHON" -c 'import sys
+from training.corpus.prepare import prepare, prepare_labelled
+from training.corpus.tokenizer import make_tokenizer, open_tokenizer
+from training.recipe import load_recipe
+if __name__ == "__main__":
+    recipe = load_recipe("gpu", sys.argv[1:])
+    if not (recipe.folder / "tokenizer").is_dir():
+        make_tokenizer(recipe)
+    prepare(recipe, open_tokenizer(recipe))
+    prepare_labelled(recipe, open_tokenizer(recipe))' "run=$WORK" "$@" "${CHANGES[@]}"
 }
 
-stage_baselines() { # takes minutes on a CPU, and nothing on the machine: evaluate reads baselines.json
+stage_prepare() {
+    [[ -d $WORK/sample ]] || sample "$DATA" "$WORK/sample"
     [[ ! $DRY_RUN ]] || DATA=$WORK/sample
-    limited baselines "$PYTHON" -c 'import sys
-from training.recipe import load_recipe
-from training.report.baselines import evaluate_baselines, read_test
-recipe = load_recipe("gpu", sys.argv[1:])
-evaluate_baselines(recipe, read_test(recipe))' "run=$WORK" "data=$DATA" "${CHANGES[@]}"
+    prepared "data=$DATA"
+    mkdir -p "$WORK/trial"
+    cp -r "$WORK/gpu/tokenizer" "$WORK/trial/"
+    prepared name=trial "data=$WORK/sample"
 }
 
 stage_wheels() {
@@ -145,32 +141,48 @@ stage_wheels() {
         "${platforms[@]}" -c constraints.txt -d "$WORK/packed/wheels" $LACKING
 }
 
+id_files() { # RUN PART: files of ids; part 2 has the labelled texts and the sources that they are from
+    "$PYTHON" -c 'import pathlib, sys
+from training.corpus.reader import PreparedText
+run, part = pathlib.Path(sys.argv[1]), int(sys.argv[2])
+labelled = {shard.source for shard in PreparedText.open(run / "labelled/train").shards}
+shards = PreparedText.open(run / "corpus/train").shards
+first = next(i for i, shard in enumerate(shards) if shard.source in labelled)
+chosen = [run / "corpus/train" / shard.name / "tokens.npy" for shard in (shards[:first] if part == 1 else shards[first:])]
+others = run.glob("corpus/heldout/**/tokens.npy") if part == 1 else run.glob("labelled/**/tokens.npy")
+print(*(file.relative_to(run) for file in [*chosen, *sorted(others)]), sep="\n")' "$@"
+}
+
 stage_pack() {
-    local run=$WORK/gpu packed=$WORK/packed data=$DATA tree room piece number=0
-    [[ -f $run/corpus/manifest.json ]] || fail "pack: run prepare first"
-    [[ ! $DRY_RUN ]] || data=$WORK/sample
+    local run=$WORK/gpu packed=$WORK/packed tree room piece number=0
+    [[ -f $run/labelled/manifest.json ]] || fail "pack: run prepare first"
     mkdir -p "$packed/wheels"
-    local corpus=(-C "$run" corpus tokenizer)
-    # ids have two bytes, starts have four and grow slowly: each gets its own compression
-    if [[ ! $packed/ids -nt $run/corpus/manifest.json ]]; then # takes minutes; the others take seconds
-        tar -c --exclude='*.json' --exclude=documents.npy --exclude=sentences.npy "${corpus[@]}" |
-            xz -T0 --lzma2=preset=9e,dict=64MiB,lc=3,lp=1,pb=1 >"$packed/ids.part"
-        mv "$packed/ids.part" "$packed/ids"
+    local corpus=(-C "$run" corpus labelled tokenizer file-hashes.json) first
+    # Ids have two bytes, starts have four and grow slowly: each gets its own compression. Labelled texts are in the
+    # corpus too, so they are packed with its last sources, in a dictionary that holds all of these. It takes ten minutes.
+    if [[ ! $packed/ids-2 -nt $run/labelled/manifest.json ]]; then
+        id_files "$run" 1 | tar -c -C "$run" -T - | xz -T1 --lzma2=preset=9,dict=64MiB,lc=3,lp=1,pb=1 >"$packed/ids-1" &
+        id_files "$run" 2 | tar -c -C "$run" -T - | xz -T1 --lzma2=preset=9,dict=256MiB,lc=3,lp=1,pb=1 >"$packed/ids.part"
+        wait
+        mv "$packed/ids.part" "$packed/ids-2"
     fi
     tar -c --exclude='*.json' --exclude=tokens.npy "${corpus[@]}" |
         xz --delta=dist=4 --lzma2=preset=9e,lc=0,lp=2,pb=2 >"$packed/starts"
-    [[ ! -f $run/baselines.json ]] || corpus+=(baselines.json)
     tar -c --exclude='*.npy' "${corpus[@]}" | xz -9e >"$packed/rest"
-    labelled | tar -c -C "$data" -T - >"$packed/texts"
+    tar -c -C "$WORK" trial | xz -9e >"$packed/trial"
     # `du` fails for files that were deleted from the working tree; they are not sent
     tree=$(git ls-files -coz --exclude-standard | { xargs -0 du -cb 2>/dev/null || true; } |
         awk '$2 == "total" { sum += $1 } END { print sum }')
-    room=$((TRANSFER - tree - $(du -sb "$packed/wheels" | cut -f1) - MIB))
-    [[ ! $DRY_RUN ]] || room=$(($(cat "$packed"/{ids,starts,rest,texts} | wc -c) / 3 + 1))
-    ((room > MIB || DRY_RUN)) || fail "pack: the tree alone has $tree bytes of $TRANSFER"
+    room=$((TRANSFER - tree - MIB))
+    [[ ! $DRY_RUN ]] || room=$(($(cat "$packed"/{ids-1,ids-2,starts,rest} | wc -c) / 3 + 1))
+    first=$((room - $(du -sb "$packed/wheels" | cut -f1) - $(stat -c %s "$packed/trial")))
+    [[ ! $DRY_RUN ]] || first=$room
+    ((first > 0)) || fail "pack: the tree alone has $tree bytes of $TRANSFER"
     rm -rf "$PACK"
     mkdir -p "$PACK"
-    tar -c -C "$packed" ids starts rest texts | split -b "$room" -d -a 2 - "$PACK/piece-"
+    tar -c -C "$packed" ids-1 ids-2 starts rest >"$packed/all"
+    head -c "$first" "$packed/all" >"$PACK/piece-00"
+    tail -c +$((first + 1)) "$packed/all" | split -b "$room" --numeric-suffixes=1 -a 2 - "$PACK/piece-"
     (cd "$PACK" && sha256sum piece-*) >"$packed/pieces"
     for piece in "$PACK"/piece-*; do
         number=$((number + 1))
@@ -178,9 +190,9 @@ stage_pack() {
         mv "$piece" "$PACK/$number/"
         cp "$packed/pieces" "$PACK/$number/"
     done
-    cp -r "$packed/wheels" "$PACK/1/"
+    cp -r "$packed"/{wheels,trial} "$PACK/1/"
     say "pack: the tree has $((tree / MIB)) MiB; send $number folders, one a call:" "$PACK"/*
-    du -sm "$packed"/{ids,starts,rest,texts,wheels} >&2
+    du -sm "$packed"/{ids-1,ids-2,starts,rest,trial,wheels} >&2
 }
 
 stage_receive() {
@@ -191,26 +203,50 @@ stage_receive() {
     fi
     mkdir -p "$got"
     cp "$PACK"/*/piece* "$got/"
-    [[ ! -d $PACK/1/wheels ]] || cp -r "$PACK/1/wheels" "$WORK/"
+    if [[ -d $PACK/1/wheels ]]; then
+        cp -r "$PACK/1/wheels" "$WORK/"
+        unpacked "$PACK/1/trial" "$WORK"
+        stand_ins trial sample
+    fi
     (cd "$got" && sha256sum --quiet --ignore-missing -c pieces) || fail "receive: damaged on the way; send it again"
     say "receive: $(find "$got" -name 'piece-*' | wc -l) of $(wc -l <"$got/pieces") pieces are here"
     [[ $(find "$got" -name 'piece-*' | wc -l) == "$(wc -l <"$got/pieces")" ]] || return 0
     cat "$got"/piece-* | tar -x -C "$got"
-    mkdir -p "$WORK/gpu" "$got/data"
-    tar -x -C "$got/data" -f "$got/texts"
+    mkdir -p "$WORK/gpu"
     local part
-    for part in ids starts rest; do
-        "$PYTHON" -c 'import lzma, shutil, sys
-shutil.copyfileobj(lzma.open(sys.argv[1]), sys.stdout.buffer)' "$got/$part" | tar -x -C "$WORK/gpu"
+    for part in ids-1 ids-2 starts rest; do
+        unpacked "$got/$part" "$WORK/gpu"
     done
     packages
     "$PYTHON" -c 'import pathlib, sys
 from training.corpus.reader import PreparedText
-for manifest in pathlib.Path(sys.argv[1]).glob("*/**/manifest.json"):
+manifests = [file for name in ("corpus", "labelled") for file in pathlib.Path(sys.argv[1], name).glob("*/**/manifest.json")]
+assert manifests
+for manifest in manifests:
     text = PreparedText.open(manifest.parent)
-    assert all(shard.is_intact(text.folder) for shard in text.shards), manifest' "$WORK/gpu/corpus"
-    mv "$got/data" "$WORK/data"
+    assert all(shard.is_intact(text.folder) for shard in text.shards), manifest' "$WORK/gpu"
+    stand_ins gpu data
     rm -r "$got"
+}
+
+unpacked() { # FILE FOLDER: a compressed archive; the machine may lack xz
+    "$PYTHON" -c 'import lzma, shutil, sys
+shutil.copyfileobj(lzma.open(sys.argv[1]), sys.stdout.buffer, 1 << 20)' "$1" | tar -x -C "$2"
+}
+
+stand_ins() { # RUN FOLDER: empty files of the size and time of the texts, which `finetune` compares with what it knows
+    "$PYTHON" -c 'import json, os, pathlib, sys
+for name, (size, changed, _) in json.loads(pathlib.Path(sys.argv[1], "file-hashes.json").read_text()).items():
+    file = pathlib.Path(sys.argv[2], name)
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.touch()
+    os.truncate(file, size)
+    os.utime(file, ns=(changed, changed))' "$WORK/$1" "$WORK/$2"
+}
+
+stage_trial() { # every step of the recipe in about a minute
+    training trial pretrain,finetune,export name=trial "data=$WORK/sample" pretrain.tokens=20_000_000 \
+        'finetune.seeds=[1]' finetune.epochs=2
 }
 
 stage_pretrain() {
@@ -218,7 +254,7 @@ stage_pretrain() {
 }
 
 stage_finetune() {
-    training finetune finetune,evaluate,export "data=$WORK/data"
+    training finetune finetune,export "data=$WORK/data"
 }
 
 stage_export() { # NUMBER: the NUMBERth delivery of parts
@@ -228,8 +264,8 @@ stage_export() { # NUMBER: the NUMBERth delivery of parts
         (training export export "data=$WORK/data") || say "export: no model yet; logs only"
         mkdir -p "$parts.part"
         (cd "$run" && { # whatever is there: the time may have ended before some of it was made
-            find export {pretrain,finetune/seed-*}/{log.jsonl,recipe.json} finetune/results.json report.* ./*.png \
-                -type f 2>/dev/null || true
+            find export {pretrain,finetune/seed-*}/{log.jsonl,recipe.json} finetune/results.json -type f \
+                2>/dev/null || true
         } | tar -c -T -) >"$WORK/result.tar"
         [[ ! $DRY_RUN ]] || PART=$(($(wc -c <"$WORK/result.tar") / 6 + 1))
         split -b "$PART" -d -a 2 "$WORK/result.tar" "$parts.part/part-"
@@ -246,7 +282,7 @@ stage_export() { # NUMBER: the NUMBERth delivery of parts
 }
 
 stage_join() {
-    local joined=$WORK/joined missing
+    local joined=$WORK/joined missing name
     mkdir -p "$joined"
     cp "${FROM:-$OUT}"/{part-*,sums} "$joined/"
     missing=$(cut -c67- "$joined/sums" | while read -r part; do [[ -f $joined/$part ]] || echo "$part"; done)
@@ -255,33 +291,68 @@ stage_join() {
         say "join: still missing:" "${missing//$'\n'/ }"
         return
     fi
-    mkdir -p "$WORK/result"
-    cat "$joined"/part-* | tar -x -C "$WORK/result"
-    say "join: complete; see $WORK/result"
+    cat "$joined"/part-* | tar -x -C "$WORK/gpu"
+    for name in pretrained sentiment; do
+        [[ ! -d $WORK/gpu/export/$name ]] || cp -r "$WORK/gpu/export/$name" "$WORK/gpu/"
+    done
+    say "join: complete; next: report"
+}
+
+stage_report() { # takes half an hour on a CPU; what the machine trained is evaluated and gets its model cards
+    CHANGES+=(device=auto)
+    training report evaluate,export "data=$DATA"
 }
 
 stage_test() { # tests that are skipped without a GPU
     local files
     mapfile -t files < <(grep -rl --include='test_*.py' 'mark\.cuda' tests)
-    limited test "$PYTHON" -m pytest -q -m cuda -W default -p no:cacheprovider "${files[@]}"
+    limited test "$PYTHON" -m pytest -q -n 8 -m cuda -W default -p no:cacheprovider "${files[@]}"
 }
 
 stage_bench() {
-    local preset=base batch=256
-    [[ ! $DRY_RUN ]] || preset=tiny batch=4
+    local preset=small large=base batch=512
+    [[ ! $DRY_RUN ]] || preset=tiny large=tiny batch=4
+    limited ceiling "$PYTHON" -m benchmarks.ceiling --preset "$preset" --length 28 --tokens 28 448 4096 16384
+    limited ceiling-base "$PYTHON" -m benchmarks.ceiling --preset "$large" --length 128
     limited bench "$PYTHON" -m training bench "$preset" --length 128 --batch "$batch" --steps 20
-    limited bench "$PYTHON" -m benchmarks.ceiling --preset "$preset" --length 128
-    limited bench "$PYTHON" -m benchmarks.ceiling --preset "$preset" --length 28 --tokens 28 112 448 --rounds 50
+}
+
+ask() { # URL BODY
+    "$PYTHON" -c 'import sys, urllib.request as web
+request = web.Request(sys.argv[1], sys.argv[2].encode() or None, {"Content-Type": "application/json"})
+print(web.urlopen(request).read().decode())' "$@"
+}
+
+stage_serve() { # over HTTP, with what was trained
+    local port=8321 server i scenario
+    BERT_DEVICE=$([[ $DRY_RUN ]] && echo cpu || echo cuda) BERT_LOG_LEVEL=warning \
+        BERT_PRETRAINED=$WORK/gpu/export/pretrained BERT_SENTIMENT=$WORK/gpu/export/sentiment \
+        "$PYTHON" -m app --port $port &
+    server=$!
+    for i in {1..60}; do
+        ask "http://127.0.0.1:$port/health/ready" "" >/dev/null 2>&1 && break
+        ((i < 60)) || fail "serve: the service does not start"
+        sleep 1
+    done
+    ask "http://127.0.0.1:$port/fill-mask" '{"inputs": "The capital of France is [MASK]."}' | tee "$OUT/serve.log"
+    ask "http://127.0.0.1:$port/sentiment" '{"inputs": "I loved every minute of it."}' | tee -a "$OUT/serve.log"
+    for scenario in "64 1" "8 32" "64 32" "1 1"; do
+        echo "connections and sentences in a request: $scenario" | tee -a "$OUT/serve.log"
+        "$PYTHON" -m benchmarks.load "http://127.0.0.1:$port/sentiment" --connections "${scenario% *}" \
+            --inputs "${scenario#* }" --seconds 5 | tee -a "$OUT/serve.log"
+    done
+    kill $server
+    wait $server || true
 }
 
 rehearse() { # both machines in WORK, one piece per call
     local base=$WORK piece number
     rm -rf "$base"
-    WORK=$base/here PACK=$base/pack OUT=$base/out "$0" prepare baselines pack
+    WORK=$base/here PACK=$base/pack OUT=$base/out "$0" prepare pack
     for piece in "$base"/pack/*; do
         mkdir "$base/sent"
         cp -r "$piece" "$base/sent/"
-        WORK=$base/there PACK=$base/sent OUT=$base/out "$0" receive
+        WORK=$base/there PACK=$base/sent OUT=$base/out "$0" receive trial
         rm -r "$base/sent"
     done
     WORK=$base/there OUT=$base/out "$0" pretrain finetune
@@ -290,7 +361,8 @@ rehearse() { # both machines in WORK, one piece per call
         WORK=$base/there OUT=$base/out "$0" "export-$number"
         WORK=$base/here FROM=$base/out OUT=$base/out "$0" join
     done
-    [[ ${REHEARSE:-all} != all ]] || WORK=$base/there OUT=$base/out "$0" test bench
+    WORK=$base/here OUT=$base/out DATA=$base/here/sample "$0" report
+    [[ ${REHEARSE:-all} != all ]] || WORK=$base/there OUT=$base/out "$0" test serve bench
 }
 
 if [[ $# == 0 && $DRY_RUN ]]; then
@@ -301,8 +373,8 @@ fi
 mkdir -p "$OUT" "$WORK/finished"
 for stage in "$@"; do
     case $stage in
-    prepare | baselines | wheels | pack | receive | join) "stage_$stage" ;;
-    test | bench | pretrain | finetune)
+    prepare | wheels | pack | receive | join | report) "stage_$stage" ;;
+    trial | test | bench | serve | pretrain | finetune)
         on_machine
         "stage_$stage"
         ;;

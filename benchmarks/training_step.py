@@ -208,7 +208,8 @@ def _theirs(config: BertConfig, batches: Sequence[Sequence[Example]], device: to
     values: dict[str, Any] = config.to_dict() | {"attn_implementation": "sdpa"}
     model: Any = transformers.BertForPreTraining(transformers.BertConfig(**values))
     model.to(device).train()
-    maybe_compile(model)
+    if device.type == "cuda":
+        model.compile(dynamic=True)  # padded batches have many shapes
     tensors = [_moved(padded(examples), device) for examples in batches]
     return _step(model, device, lambda i: model(**tensors[i]).loss)
 

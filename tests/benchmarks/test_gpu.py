@@ -65,7 +65,7 @@ def test_gpu_script_from_texts_to_checkpoints_that_come_back_in_parts(data: Path
     work = tmp_path / "work"
     done = run(DATA=data, WORK=work, REHEARSE="short", OVERRIDES=" ".join(SECONDS))
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
-    result = work / "here" / "result"
+    result = work / "here" / "gpu"
     assert (result / "report.md").read_text().startswith("| held-out text |")
     for name in ("pretrained", "sentiment"):
         checkpoint = load_checkpoint(result / "export" / name)
@@ -73,8 +73,8 @@ def test_gpu_script_from_texts_to_checkpoints_that_come_back_in_parts(data: Path
     assert "naive Bayes" in (result / "report.md").read_text()
     # a finished stage is skipped; a damaged part is refused
     there = {"WORK": work / "there", "OUT": work / "out", "OVERRIDES": " ".join(SECONDS)}
-    again = run("receive", "pretrain", "finetune", **there)
-    assert again.stderr.count("already done") == 3
+    again = run("receive", "trial", "pretrain", "finetune", **there)
+    assert again.stderr.count("already done") == 4
     (work / "out" / "part-05").write_bytes(b"damaged")
     broken = run("join", WORK=work / "here", FROM=work / "out", OUT=work / "out")
     assert broken.returncode == 1
@@ -102,7 +102,7 @@ def test_gpu_recipe_both_checkpoints_fit_what_may_ship() -> None:
 def test_gpu_script_without_stage_prints_its_usage() -> None:
     said = run(DRY_RUN="")
     assert said.returncode == 2
-    assert "gpu.sh prepare baselines wheels pack" in said.stdout
+    assert "gpu.sh prepare wheels pack" in said.stdout
 
 
 @pytest.mark.skipif(shutil.which("shellcheck") is None, reason="needs shellcheck")

@@ -10,6 +10,7 @@ import torch
 from model import Tokenizer, load_checkpoint
 from tests.training.conftest import MakeRecipe
 from training.corpus.reader import PreparedText
+from training.examples.loader import MicroBatches, iterate_batches
 from training.examples.masking import Vocabulary
 from training.examples.pretraining import PretrainingStream
 from training.finetune.run import finetune
@@ -45,7 +46,7 @@ def make_trainer(recipe: Recipe, *, compiled: bool) -> Trainer:
 @pytest.mark.parametrize("compiled", [True, False])
 def test_trainer_step_never_waits_for_the_gpu(make_recipe: MakeRecipe, compiled: bool) -> None:
     trainer = make_trainer(make_recipe(*SHAPE), compiled=compiled)
-    batches = trainer._load()
+    batches = iterate_batches(MicroBatches(trainer.stream, total=100), trainer.device)
     for _ in range(4):
         trainer._step(batches)
     torch.cuda.set_sync_debug_mode("error")
@@ -54,7 +55,7 @@ def test_trainer_step_never_waits_for_the_gpu(make_recipe: MakeRecipe, compiled:
             trainer._step(batches)
     finally:
         torch.cuda.set_sync_debug_mode("default")
-    assert torch.tensor(trainer._window.norms).isfinite().all()
+    trainer._window.check_finite(trainer.state.step)
 
 
 def test_pretrain_learns_and_continues_with_a_larger_budget(make_recipe: MakeRecipe) -> None:
@@ -70,7 +71,7 @@ def test_pretrain_learns_and_continues_with_a_larger_budget(make_recipe: MakeRec
 
 
 def test_pretrain_changes_the_mask_rate_without_compiling_too_often(make_recipe: MakeRecipe) -> None:
-    rates = ("pretrain.examples.mask_fraction=0.3", "pretrain.examples.final_mask_fraction=0.1")
+    rates = ("pretrain.examples.mask_fraction=0.2", "pretrain.examples.final_mask_fraction=0.1")
     assert pretrain(make_recipe(*SHAPE, *rates))
 
 

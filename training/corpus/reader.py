@@ -66,7 +66,8 @@ class TextWindow:
 
     def _load(self, shard: Shard, name: str) -> NDArray[Any]:
         mode: Literal["r"] | None = "r" if shard.tokens else None  # an empty array cannot be mapped
-        return np.load(self._folder / shard.name / name, mmap_mode=mode)
+        array = np.load(self._folder / shard.name / name, mmap_mode=mode)
+        return array.view(np.ndarray)  # slices of a `np.memmap` take several times as long
 
 
 class PreparedText:

@@ -79,9 +79,8 @@ class PretrainingStream:
         masked = max(1, round(self.micro_batch_tokens * mask_fraction_at(self.config, progress)))
         return BatchShape(self.micro_batch_tokens, self._sequences, masked, self.config.longest)
 
-    def fits(self, examples: Sequence[Example], shape: BatchShape) -> bool:
-        masked = sum(len(example.masked_ids) for example in examples)
-        return len(examples) < shape.sequences and masked <= shape.masked
+    def num_masked(self, example: Example) -> int:
+        return len(example.masked_ids)
 
     def collate(self, examples: Sequence[Example], shape: BatchShape) -> PretrainingBatch:
         return collate_pretraining(examples, shape)

@@ -68,8 +68,8 @@ class PointStream:
     def shape(self, progress: float) -> BatchShape:
         return BatchShape(MICRO_BATCH, MICRO_BATCH + 1)
 
-    def fits(self, examples: Sequence[Sequence[int]], shape: BatchShape) -> bool:
-        return len(examples) <= MICRO_BATCH
+    def num_masked(self, example: Sequence[int]) -> int:
+        return 0
 
     def collate(self, examples: Sequence[Sequence[int]], shape: BatchShape) -> Points:
         assert len(examples) == MICRO_BATCH
