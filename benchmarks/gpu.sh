@@ -245,7 +245,7 @@ for name, (size, changed, _) in json.loads(pathlib.Path(sys.argv[1], "file-hashe
 }
 
 stage_trial() { # every step of the recipe in about a minute
-    training trial pretrain,finetune,export name=trial "data=$WORK/sample" pretrain.tokens=20_000_000 \
+    training trial pretrain,finetune,export name=trial "data=$WORK/sample" pretrain.tokens=60_000_000 \
         'finetune.seeds=[1]' finetune.epochs=2
 }
 
