@@ -202,7 +202,10 @@ stage_receive() {
         return
     fi
     mkdir -p "$got"
-    cp "$PACK"/*/piece* "$got/"
+    local piece
+    for piece in "$PACK"/*/piece*; do
+        cp "$piece" "$got/"
+    done
     if [[ -d $PACK/1/wheels ]]; then
         cp -r "$PACK/1/wheels" "$WORK/"
         unpacked "$PACK/1/trial" "$WORK"
@@ -244,7 +247,7 @@ for name, (size, changed, _) in json.loads(pathlib.Path(sys.argv[1], "file-hashe
     os.utime(file, ns=(changed, changed))' "$WORK/$1" "$WORK/$2"
 }
 
-stage_trial() { # every step of the recipe in about a minute
+stage_trial() { # every step of the recipe, in two minutes
     training trial pretrain,finetune,export name=trial "data=$WORK/sample" pretrain.tokens=60_000_000 \
         'finetune.seeds=[1]' finetune.epochs=2
 }

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import multiprocessing
 import signal
 from collections.abc import Callable, Iterator, Sequence, Sized
 from dataclasses import dataclass, field
@@ -33,6 +34,9 @@ BATCHES_AHEAD = 4
 
 MIN_TOKENS_TO_CUT = 32
 """An example is cut to fill the rest of a batch if the rest has so many tokens; a smaller rest is padding."""
+
+_PRELOADED = ["training.examples.pretraining", "training.examples.labelled"]
+"""Modules that are imported once for all workers: they start one after another, and torch takes seconds."""
 
 Position = tuple[int, int, int]
 """(epoch, window, index) of the next example of a lane."""
@@ -152,12 +156,14 @@ def iterate_batches(batches: MicroBatches, device: torch.device) -> Iterator[Mic
     """The micro-batches. For a GPU, worker processes make them ahead."""
     if device.type != "cuda":
         return iter(batches)
+    context = multiprocessing.get_context("forkserver")  # a fork of a process with CUDA is unsafe
+    context.set_forkserver_preload(_PRELOADED)
     loader = DataLoader(
         batches,
         batch_size=None,
         num_workers=num_workers(batches.dist.world_size),
         prefetch_factor=BATCHES_AHEAD,
-        multiprocessing_context="forkserver",  # a fork of a process with CUDA is unsafe
+        multiprocessing_context=context,
         worker_init_fn=_ignore_signals,
         pin_memory=True,
         generator=torch.Generator(),  # dropout uses the global generator
