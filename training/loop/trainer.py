@@ -261,9 +261,12 @@ class Trainer:
         return step * evaluations // steps > (step - 1) * evaluations // steps
 
     def _is_before_decay(self) -> bool:
-        """Whether the next step is the first with a falling rate."""
-        half = self.config.batch_tokens / 2  # a step has the rate of its middle
-        return self.state.tokens - half <= self.schedule.decay_start < self.state.tokens + half and not self.is_finished
+        """Whether the next step is the first with a falling rate, after steps with a level one: a run that was never
+        level has no state to continue from."""
+        half, start = self.config.batch_tokens / 2, self.schedule.decay_start  # a step has the rate of its middle
+        if start <= self.state.warmup_tokens:
+            return False
+        return self.state.tokens - half <= start < self.state.tokens + half and not self.is_finished
 
     def _log(self) -> None:
         window = self._window

@@ -140,6 +140,13 @@ def test_finetune_keeps_the_last_weights_of_each_seed(finished: Recipe) -> None:
         assert torch.allclose(ratio, ratio.mean()), "the temperature"
 
 
+def test_finetune_keeps_no_state_to_continue_from(finished: Recipe) -> None:
+    """Its rate falls from the warm-up on, and its epochs cannot be raised."""
+    states = sorted(file.name.partition("-")[0] for file in seed_folder(finished, 1).glob("*.pt"))
+    assert states
+    assert set(states) == {"state"}
+
+
 def test_finetune_keeps_the_best_of_several_seeds(finished: Recipe) -> None:
     results = load_results(finished)
     assert [result.seed for result in results] == [1, 2]
