@@ -16,7 +16,7 @@ VOCABULARY = 8192
 
 def directories(root: Path | None) -> tuple[Path, Path]:
     """`pretrained` and `sentiment` under `root`, or the shipped ones; speed does not depend on what the
-    weights have learned, so where there are none, random ones of the same shape (4 layers of 256) will do."""
+    weights have learned, so where there are none, smaller random ones (4 layers of 256) will do."""
     if root is None:
         root = _SHIPPED if (_SHIPPED / "sentiment").is_dir() else _make_random()
     return root / "pretrained", root / "sentiment"

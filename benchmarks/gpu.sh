@@ -1,24 +1,25 @@
 #!/usr/bin/env bash
 # Runs the recipe `gpu` on a GPU machine that is lent for minutes. The machine starts bare, gets this tree and up to
-# 64 MiB per call, ends a call after ten minutes, keeps files that git ignores between calls, and returns at most 8 files
-# of 16 MiB.
+# 64 MiB per call, ends a call after ten minutes, keeps files that git ignores between calls, and returns at most 8
+# files of 16 MiB.
 #   benchmarks/gpu.sh STAGE...   runs stages one after the other within LIMIT seconds (570). A stage that runs out of
 #                                time exits with status 130 and continues in the next call; a finished one is skipped.
 #   1  here   gpu.sh prepare wheels pack   token ids, and packages that the machine lacks, to runs/gpu/pack/1, 2, ...
 #   2  there  gpu.sh receive trial test    with runs/gpu/pack/1: whether everything runs, and tokens per second
 #   3  there  gpu.sh receive               with runs/gpu/pack/2, ...
-#   4  there  gpu.sh pretrain finetune     with the last piece, after `receive`; until it no longer prints "call again"
+#   4  there  gpu.sh receive pretrain finetune   with the last piece; repeat while it prints "call again"
 #   5  there  gpu.sh export-1              then export-2, ...; `serve bench` in the remaining time
 #   6  here   FROM=folder/of/OUT gpu.sh join, after each export; then gpu.sh report
-# The machine is lent for 15 minutes including its start and all transfers, so choose a budget by the trial's speed:
-# OVERRIDES="pretrain.tokens=1_000_000_000" in steps 1 to 6. Delete model/weights from the working tree before step 1 and
-# restore them after it: the tree then takes 3 of the 64 MiB. Export before the time ends, finished or not: everything
-# else on the machine is lost.
+# The machine is lent for 15 minutes including its start and all transfers, so choose a budget by the trial's speed, in
+# steps 4 to 6: OVERRIDES="pretrain.tokens=1_000_000_000". Delete model/weights from the working tree before step 1 and
+# restore them after step 5: without them, the tree takes 3 of the 64 MiB of each call. Export before the time ends,
+# finished or not: everything else on the machine is lost.
 # DATA: the texts. WORK: all that is made (runs/gpu/work). PACK: pieces to send (runs/gpu/pack). OUT: what comes back
 # (runs/gpu/out). OVERRIDES: more for the recipe. DRY_RUN=1 without a stage rehearses all of it on the CPU in WORK, with
 # some hundred documents and seconds of training.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
+SELF=$PWD/benchmarks/gpu.sh
 
 DRY_RUN=${DRY_RUN:-}
 ROOT=runs/gpu${DRY_RUN:+-rehearsal}
@@ -50,7 +51,7 @@ limited() { # STAGE COMMAND...: SIGTERM when the time of this call is over
     shift
     ((left > 5)) || again "$stage"
     timeout --foreground --kill-after=25 "$left" "$@" 2>&1 | tee -a "$OUT/$stage.log" || status=$?
-    ((status != 124 && status != 130)) || again "$stage"
+    ((status != 124 && status != 130 && status != 137)) || again "$stage"
     return "$status"
 }
 
@@ -66,7 +67,7 @@ training() { # STAGE COMMAND,COMMAND... KEY=VALUE...: `python -m training`, seve
 from training.__main__ import main
 for command in sys.argv[1].split(","):
     if status := main([command, *sys.argv[2:]]):
-        sys.exit(status)' "$1" gpu "run=$WORK" "${@:2}" "${CHANGES[@]}"
+        sys.exit(status)' "$1" gpu "run=$WORK" "${@:2}" "${CHANGES[@]}" || return
     echo "$asked" >"$finished"
 }
 
@@ -115,7 +116,7 @@ from training.corpus.tokenizer import make_tokenizer, open_tokenizer
 from training.recipe import load_recipe
 if __name__ == "__main__":
     recipe = load_recipe("gpu", sys.argv[1:])
-    if not (recipe.folder / "tokenizer").is_dir():
+    if recipe.name == "gpu":  # the trial gets a copy
         make_tokenizer(recipe)
     prepare(recipe, open_tokenizer(recipe))
     prepare_labelled(recipe, open_tokenizer(recipe))' "run=$WORK" "$@" "${CHANGES[@]}"
@@ -126,6 +127,7 @@ stage_prepare() {
     [[ ! $DRY_RUN ]] || DATA=$WORK/sample
     prepared "data=$DATA"
     mkdir -p "$WORK/trial"
+    rm -rf "$WORK/trial/tokenizer"
     cp -r "$WORK/gpu/tokenizer" "$WORK/trial/"
     prepared name=trial "data=$WORK/sample"
 }
@@ -148,9 +150,14 @@ run, part = pathlib.Path(sys.argv[1]), int(sys.argv[2])
 labelled = {shard.source for shard in PreparedText.open(run / "labelled/train").shards}
 shards = PreparedText.open(run / "corpus/train").shards
 first = next(i for i, shard in enumerate(shards) if shard.source in labelled)
-chosen = [run / "corpus/train" / shard.name / "tokens.npy" for shard in (shards[:first] if part == 1 else shards[first:])]
+shards = shards[:first] if part == 1 else shards[first:]
+chosen = [run / "corpus/train" / shard.name / "tokens.npy" for shard in shards]
 others = run.glob("corpus/heldout/**/tokens.npy") if part == 1 else run.glob("labelled/**/tokens.npy")
 print(*(file.relative_to(run) for file in [*chosen, *sorted(others)]), sep="\n")' "$@"
+}
+
+packed_ids() { # PART DICTIONARY
+    id_files "$WORK/gpu" "$1" | tar -c -C "$WORK/gpu" -T - | xz -T1 --lzma2="preset=9,dict=$2,lc=3,lp=1,pb=1"
 }
 
 stage_pack() {
@@ -159,11 +166,13 @@ stage_pack() {
     mkdir -p "$packed/wheels"
     local corpus=(-C "$run" corpus labelled tokenizer file-hashes.json) first
     # Ids have two bytes, starts have four and grow slowly: each gets its own compression. Labelled texts are in the
-    # corpus too, so they are packed with its last sources, in a dictionary that holds all of these. It takes ten minutes.
-    if [[ ! $packed/ids-2 -nt $run/labelled/manifest.json ]]; then
-        id_files "$run" 1 | tar -c -C "$run" -T - | xz -T1 --lzma2=preset=9,dict=64MiB,lc=3,lp=1,pb=1 >"$packed/ids-1" &
-        id_files "$run" 2 | tar -c -C "$run" -T - | xz -T1 --lzma2=preset=9,dict=256MiB,lc=3,lp=1,pb=1 >"$packed/ids.part"
-        wait
+    # corpus too, so they are packed with its last sources, in a dictionary that holds all of these. Takes 12 minutes.
+    if [[ ! $packed/ids-2 -nt $run/labelled/manifest.json || ! $packed/ids-2 -nt $run/corpus/manifest.json ]]; then
+        local packing
+        packed_ids 1 64MiB >"$packed/ids-1" &
+        packing=$!
+        packed_ids 2 256MiB >"$packed/ids.part"
+        wait "$packing"
         mv "$packed/ids.part" "$packed/ids-2"
     fi
     tar -c --exclude='*.json' --exclude=tokens.npy "${corpus[@]}" |
@@ -223,7 +232,7 @@ stage_receive() {
     packages
     "$PYTHON" -c 'import pathlib, sys
 from training.corpus.reader import PreparedText
-manifests = [file for name in ("corpus", "labelled") for file in pathlib.Path(sys.argv[1], name).glob("*/**/manifest.json")]
+manifests = list(pathlib.Path(sys.argv[1]).glob("*/*/**/manifest.json"))
 assert manifests
 for manifest in manifests:
     text = PreparedText.open(manifest.parent)
@@ -248,8 +257,9 @@ for name, (size, changed, _) in json.loads(pathlib.Path(sys.argv[1], "file-hashe
 }
 
 stage_trial() { # every step of the recipe, in two minutes
-    training trial pretrain,finetune,export name=trial "data=$WORK/sample" pretrain.tokens=60_000_000 \
-        'finetune.seeds=[1]' finetune.epochs=2
+    local -a CHANGES=("${CHANGES[@]}")
+    [[ $DRY_RUN ]] || CHANGES+=(pretrain.tokens=60_000_000 'finetune.seeds=[1]' finetune.epochs=2)
+    training trial pretrain,finetune,export name=trial "data=$WORK/sample"
 }
 
 stage_pretrain() {
@@ -303,6 +313,7 @@ stage_join() {
 
 stage_report() { # takes half an hour on a CPU; what the machine trained is evaluated and gets its model cards
     CHANGES+=(device=auto)
+    DEADLINE=$((SECONDS + ${LIMIT:-7200}))
     training report evaluate,export "data=$DATA"
 }
 
@@ -332,9 +343,13 @@ stage_serve() { # over HTTP, with what was trained
         BERT_PRETRAINED=$WORK/gpu/export/pretrained BERT_SENTIMENT=$WORK/gpu/export/sentiment \
         "$PYTHON" -m app --port $port &
     server=$!
+    # shellcheck disable=SC2064  # of this server
+    trap "kill $server 2>/dev/null || true" EXIT
     for i in {1..60}; do
         ask "http://127.0.0.1:$port/health/ready" "" >/dev/null 2>&1 && break
-        ((i < 60)) || fail "serve: the service does not start"
+        if ((i == 60)) || ! kill -0 $server 2>/dev/null; then
+            fail "serve: the service does not start"
+        fi
         sleep 1
     done
     ask "http://127.0.0.1:$port/fill-mask" '{"inputs": "The capital of France is [MASK]."}' | tee "$OUT/serve.log"
@@ -351,28 +366,28 @@ stage_serve() { # over HTTP, with what was trained
 rehearse() { # both machines in WORK, one piece per call
     local base=$WORK piece number
     rm -rf "$base"
-    WORK=$base/here PACK=$base/pack OUT=$base/out "$0" prepare pack
+    WORK=$base/here PACK=$base/pack OUT=$base/out "$SELF" prepare pack
     for piece in "$base"/pack/*; do
         mkdir "$base/sent"
         cp -r "$piece" "$base/sent/"
-        WORK=$base/there PACK=$base/sent OUT=$base/out "$0" receive trial
+        WORK=$base/there PACK=$base/sent OUT=$base/out "$SELF" receive trial
         rm -r "$base/sent"
     done
-    WORK=$base/there OUT=$base/out "$0" pretrain finetune
+    WORK=$base/there OUT=$base/out "$SELF" pretrain finetune
     for number in 1 2; do
         rm -r "$base/out"
-        WORK=$base/there OUT=$base/out "$0" "export-$number"
-        WORK=$base/here FROM=$base/out OUT=$base/out "$0" join
+        WORK=$base/there OUT=$base/out "$SELF" "export-$number"
+        WORK=$base/here FROM=$base/out OUT=$base/out "$SELF" join
     done
-    WORK=$base/here OUT=$base/out DATA=$base/here/sample "$0" report
-    [[ ${REHEARSE:-all} != all ]] || WORK=$base/there OUT=$base/out "$0" test serve bench
+    WORK=$base/here OUT=$base/out DATA=$base/here/sample "$SELF" report
+    [[ ${REHEARSE:-all} != all ]] || WORK=$base/there OUT=$base/out "$SELF" test serve bench
 }
 
 if [[ $# == 0 && $DRY_RUN ]]; then
     rehearse
     exit
 fi
-(($#)) || { sed -n '2,/^set/s/^# \?//p' "$0" && exit 2; }
+(($#)) || { sed -n '2,/^set/s/^# \?//p' "$SELF"; exit 2; }
 mkdir -p "$OUT" "$WORK/finished"
 for stage in "$@"; do
     case $stage in

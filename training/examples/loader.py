@@ -36,7 +36,8 @@ MIN_TOKENS_TO_CUT = 32
 """An example is cut to fill the rest of a batch if the rest has so many tokens; a smaller rest is padding."""
 
 _PRELOADED = ["training.examples.pretraining", "training.examples.labelled"]
-"""Modules that are imported once for all workers: they start one after another, and torch takes seconds."""
+"""The fork server imports these modules once, before it forks the workers: workers start one after another, and torch
+takes seconds to import."""
 
 Position = tuple[int, int, int]
 """(epoch, window, index) of the next example of a lane."""
@@ -69,7 +70,7 @@ class ExampleStream(Protocol):
         ...
 
     def num_masked(self, example: Any) -> int:
-        """Masked positions of an example, of which a batch has room for `BatchShape.masked`."""
+        """Number of masked positions of an example. A batch has room for `BatchShape.masked` of them."""
         ...
 
     def collate(self, examples: Sequence[Any], shape: BatchShape) -> Any:

@@ -190,6 +190,7 @@ def _trainer(material: _Material, model: BertForSequenceClassification, seed: in
         checkpoint_minutes=recipe.checkpoint_minutes,
         tensorboard=recipe.tensorboard,
         evaluations=EVALUATIONS,
+        keep_before_decay=False,  # epochs of a finished run cannot be raised
     )
     if settings.steps < FEW_STEPS:
         logger.warning(

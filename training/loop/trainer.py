@@ -84,6 +84,8 @@ class TrainConfig:
     tensorboard: bool = False
     evaluations: int = 1
     """Evenly spaced over the budget."""
+    keep_before_decay: bool = True
+    """Keep the state before the learning rate falls, from which a larger budget continues."""
 
     @property
     def steps(self) -> int:
@@ -261,12 +263,11 @@ class Trainer:
         return step * evaluations // steps > (step - 1) * evaluations // steps
 
     def _is_before_decay(self) -> bool:
-        """Whether the next step is the first with a falling rate, after steps with a level one: a run that was never
-        level has no state to continue from."""
-        half, start = self.config.batch_tokens / 2, self.schedule.decay_start  # a step has the rate of its middle
-        if start <= self.state.warmup_tokens:
+        """Whether the next step is the first with a falling rate, and the state before it is kept."""
+        if not self.config.keep_before_decay:
             return False
-        return self.state.tokens - half <= start < self.state.tokens + half and not self.is_finished
+        half = self.config.batch_tokens / 2  # a step has the rate of its middle
+        return self.state.tokens - half <= self.schedule.decay_start < self.state.tokens + half and not self.is_finished
 
     def _log(self) -> None:
         window = self._window

@@ -29,10 +29,10 @@ _INFO = {
         {
             "name": "sentiment",
             "tasks": ["sentiment"],
-            "parameters": 5454594,
+            "parameters": 10590338,
             "layers": 4,
-            "hidden_size": 256,
-            "heads": 4,
+            "hidden_size": 384,
+            "heads": 6,
             "vocab_size": 8192,
             "max_tokens": 512,
             "labels": ["NEGATIVE", "POSITIVE"],

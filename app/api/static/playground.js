@@ -52,7 +52,7 @@ const panels = {
     examples: [
       ["This was one of the best films I have ever [MASK]."],
       ["She opened the [MASK] and read the [MASK] twice."],
-      ["The capital of France is [MASK]."],
+      ["I drink a cup of [MASK] every morning."],
     ],
     hidden: new Map(), // the word behind each mask, by the text before it
     masks: [], // of the last response
