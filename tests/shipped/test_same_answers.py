@@ -18,7 +18,7 @@ import pytest
 from benchmarks import texts
 from tests.app.process import PATIENCE, Process, running
 
-REQUESTS = int(os.environ.get("BERT_TEST_REQUESTS", "150"))
+REQUESTS = int(os.environ.get("BERT_TEST_REQUESTS", "96"))
 AT_ONCE = 48
 UNIQUE = 30
 """Inputs of each task."""

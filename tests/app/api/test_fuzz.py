@@ -21,7 +21,7 @@ from tests.app.process import PATIENCE, Process, running
 PATHS = ["/fill-mask", "/next-sentence", "/sentiment", "/hf/fill-mask", "/hf/text-classification"]
 PATHS += ["/predict", "/tokenize"]
 JSON = {"Content-Type": "application/json"}
-BODIES = int(os.environ.get("BERT_TEST_REQUESTS", "2800"))
+BODIES = int(os.environ.get("BERT_TEST_REQUESTS", "1400"))
 AT_ONCE = 16
 
 FIELDS = ["inputs", "parameters", "text", "text_pair", "top_k", "truncate", "targets", "options", "model", ""]
