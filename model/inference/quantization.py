@@ -1,10 +1,11 @@
 """Linear layers in 8-bit integers, for an encoder that only serves on a CPU.
 
-A weight has a scale per output channel and an activation one per row, both symmetric ("vector-wise quantization",
-Dettmers et al. 2022, section 2.1, https://arxiv.org/abs/2208.07339). Weights are quantized when a checkpoint is
-loaded, activations in each call. A row's scale follows from the row alone, and sums of integers have no rounding, so a
-row's result is the same to the last bit in any batch. Norms, softmax, attention, heads and what the last layer computes
-for output positions alone stay in float32.
+A weight has a scale per output channel and an activation one per row ("vector-wise quantization", Dettmers et al.
+2022, section 2.1, https://arxiv.org/abs/2208.07339). Weights are quantized when a checkpoint is loaded, activations in
+each call. Activations reach further above 0 than below it, or the reverse, so each layer has the zero point that fits
+its inputs, found when a checkpoint is loaded. A row's scale follows from the row alone, and sums of integers have no
+rounding, so a row's result is the same to the last bit in any batch. Norms, softmax, attention, heads and what the last
+layer computes for output positions alone stay in float32.
 
 The product is oneDNN's, of unsigned activations and signed weights. `torch._int_mm` is a plain loop without VNNI, and
 `quantized::linear_dynamic` has one scale for the whole batch (experiments/LOG.md).
@@ -15,7 +16,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable
-from functools import cache
+from functools import cache, partial
 
 import torch
 from torch import Tensor, nn
@@ -23,10 +24,14 @@ from torch import Tensor, nn
 from model.bert import BertEncoder, BertLayer
 from model.errors import BertError
 from model.inference.prepack import LAYOUT_ROWS, PrepackedLinear, SplitProjection
+from model.packing import PackedBatch
 
-_MAX_ACTIVATION = 127
-_ZERO_POINT = 128
-"""Of activations: the product takes unsigned ones."""
+_MAX_ACTIVATION = 255
+"""The product takes unsigned activations."""
+_CENTER = 128
+"""The zero point of activations that reach as far above 0 as below it."""
+_LOOK_TEXTS, _LOOK_TOKENS = 8, 64
+"""Random words in which zero points are found, and tokens of each text."""
 _WEIGHT_LIMITS = (127, 64)
 """Largest magnitudes of quantized weights. Without VNNI, processors add pairs of products in 16 bits, which holds
 2 * 255 * 64 and saturates above."""
@@ -48,16 +53,18 @@ class QuantizedLinear(nn.Module):
     zero_points: Tensor
     bias: Tensor
 
-    def __init__(self, weight: Tensor, bias: Tensor) -> None:
+    def __init__(self, weight: Tensor, bias: Tensor, zero_point: int = _CENTER) -> None:
         """
         Args:
             weight: (out_features, in_features) float32
             bias: (out_features,) float32
+            zero_point: what stands for 0 in the quantized input, 1 to 254
 
         Raises:
             UnsupportedInt8Error: see there.
         """
         super().__init__()
+        self.zero_point = zero_point
         limit = weight_limit(*weight.shape)
         scales = weight.detach().abs().amax(1, keepdim=True).clamp_min(_SMALLEST) / limit  # (out_features, 1)
         quantized = (weight.detach() / scales).round_().to(torch.int8)
@@ -68,20 +75,28 @@ class QuantizedLinear(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """(rows, in_features) -> (rows, out_features), float32"""
-        quantized, row_scales = quantize_rows(x)
-        out = _multiply(quantized, self.weight, self.scales, self.zero_points)
+        quantized, row_scales = quantize_rows(x, self.zero_point)
+        out = _multiply(quantized, self.zero_point, self.weight, self.scales, self.zero_points)
         # Two operations, each rounded once, instead of a fused one that may round differently at the end of a tensor.
         return out.mul_(row_scales).add_(self.bias)
 
 
-def quantize_rows(x: Tensor) -> tuple[Tensor, Tensor]:
-    """(rows, width) float32 -> uint8 of the same shape with the zero point 128, and scales (rows, 1) float32.
+def quantize_rows(x: Tensor, zero_point: int) -> tuple[Tensor, Tensor]:
+    """(rows, width) float32 -> uint8 of the same shape, and scales (rows, 1) float32 that let no value saturate.
 
     A row with a value that is not finite gets a scale that is not finite.
     """
-    largest = torch.maximum(x.amax(1, keepdim=True), x.amin(1, keepdim=True).neg_()).clamp_min_(_SMALLEST)
-    signed = (x * (_MAX_ACTIVATION / largest)).round_().to(torch.int8)
-    return signed.view(torch.uint8).bitwise_xor_(_ZERO_POINT), largest / _MAX_ACTIVATION
+    scales = _row_scales(x, zero_point)
+    # Torch converts to signed bytes in a fraction of the time that it needs to unsigned ones.
+    signed = (x * (1 / scales)).add_(zero_point - _CENTER).round_().to(torch.int8)
+    return signed.view(torch.uint8).bitwise_xor_(_CENTER), scales
+
+
+def _row_scales(x: Tensor, zero_point: int | Tensor) -> Tensor:
+    """(rows, width) -> (rows, 1) the smallest scale with which no value of a row saturates, or (rows, n) for n zero
+    points (n,)."""
+    above, below = x.amax(1, keepdim=True), x.amin(1, keepdim=True)
+    return torch.maximum(above / (_MAX_ACTIVATION - zero_point), below / -zero_point).clamp_min_(_SMALLEST)
 
 
 def quantize_encoder(encoder: BertEncoder) -> None:
@@ -92,17 +107,48 @@ def quantize_encoder(encoder: BertEncoder) -> None:
     Raises:
         UnsupportedInt8Error: see there.
     """
+    zero_points = find_zero_points(encoder)
     *layers, last = encoder.layers
     for layer in layers:
         for name in _LINEAR_LAYERS:
             linear = getattr(layer, name)
-            setattr(layer, name, QuantizedLinear(linear.weight, linear.bias))
+            setattr(layer, name, QuantizedLinear(linear.weight, linear.bias, zero_points[linear]))
     assert isinstance(last, BertLayer)
-    last.query_key_value = SplitProjection(last.query_key_value, PrepackedLinear, QuantizedLinear)  # type: ignore[assignment]
+    make_key_value = partial(QuantizedLinear, zero_point=zero_points[last.query_key_value])
+    last.query_key_value = SplitProjection(last.query_key_value, PrepackedLinear, make_key_value)  # type: ignore[assignment]
     for name in _LINEAR_LAYERS[1:]:
         linear = getattr(last, name)
         setattr(last, name, PrepackedLinear(linear.weight, linear.bias))
     encoder.batch_invariant = True  # a rounding error of attention may become a step of quantization
+
+
+@torch.inference_mode()
+def find_zero_points(encoder: BertEncoder) -> dict[nn.Module, int]:
+    """For each linear layer the zero point, 1 to 254, with which the steps of its inputs are smallest (mean square over
+    the rows) for random words: which channels reach how far depends little on the words (Kovaleva et al. 2021,
+    https://arxiv.org/abs/2105.06990)."""
+    found: dict[nn.Module, int] = {}
+
+    def look(linear: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+        steps = _row_scales(inputs[0], torch.arange(1, _MAX_ACTIVATION))  # (rows, zero points)
+        found[linear] = 1 + int(steps.square().mean(0).argmin())
+
+    def look_at_layer(layer: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+        assert isinstance(layer, BertLayer)
+        look(layer.query_key_value, inputs)  # which the last layer does not call as a whole
+
+    layers = [layer for layer in encoder.layers if isinstance(layer, BertLayer)]
+    linears = [linear for each in layers for linear in (each.attention_output, each.intermediate, each.output)]
+    hooks = [layer.register_forward_pre_hook(look_at_layer) for layer in layers]
+    hooks += [linear.register_forward_pre_hook(look) for linear in linears]
+    config, generator = encoder.config, torch.Generator().manual_seed(0)
+    size = (_LOOK_TEXTS, min(_LOOK_TOKENS, config.max_position_embeddings))
+    try:
+        encoder(PackedBatch.pack(torch.randint(config.vocab_size, size, generator=generator).tolist()))
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return found
 
 
 @cache
@@ -117,14 +163,12 @@ def weight_limit(out_features: int, in_features: int) -> int:
     for limit in _WEIGHT_LIMITS:
         weight = torch.full((out_features, in_features), limit, dtype=torch.int8)
         weight[1::2] = -limit
-        expected = weight[:, 0].float() * (in_features * _MAX_ACTIVATION)  # (out_features,)
+        expected = weight[:, 0].float() * (in_features * (_MAX_ACTIVATION - _CENTER))  # (out_features,)
         ones, zeros = torch.ones(out_features), torch.zeros(out_features, dtype=torch.int64)
         try:
             packed = _pack(weight)
-            products = [
-                _multiply(torch.full((rows, in_features), 255, dtype=torch.uint8), packed, ones, zeros)
-                for rows in _PROBED_ROWS
-            ]
+            full = [torch.full((rows, in_features), _MAX_ACTIVATION, dtype=torch.uint8) for rows in _PROBED_ROWS]
+            products = [_multiply(x, _CENTER, packed, ones, zeros) for x in full]
         except (AttributeError, NotImplementedError, RuntimeError, TypeError) as error:
             raise UnsupportedInt8Error(f"torch {torch.__version__} has no int8 product here: {error}") from error
         if all(torch.equal(product, expected.expand_as(product)) for product in products):
@@ -160,9 +204,9 @@ def _pack(weight: Tensor) -> Tensor:
     return packed
 
 
-def _multiply(x: Tensor, weight: Tensor, scales: Tensor, zero_points: Tensor) -> Tensor:
+def _multiply(x: Tensor, zero_point: int, weight: Tensor, scales: Tensor, zero_points: Tensor) -> Tensor:
     """uint8 (rows, in_features) -> float32 (rows, out_features): exact sums times the scales of the weights."""
     out: Tensor = torch.ops.onednn.qlinear_pointwise(
-        x, 1.0, _ZERO_POINT, weight, scales, zero_points, None, 1.0, 0, torch.float32, "none", [], ""
+        x, 1.0, zero_point, weight, scales, zero_points, None, 1.0, 0, torch.float32, "none", [], ""
     )
     return out

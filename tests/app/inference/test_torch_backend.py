@@ -156,7 +156,10 @@ def test_int8_on_cuda_is_refused(device: str) -> None:
 def test_int8_that_would_not_be_exact_is_refused(
     pretrained: Path, sentiment: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(quantization, "_multiply", lambda x, weight, scales, zeros: x.new_zeros(len(x), len(scales)))
+    def zeros(x: torch.Tensor, zero_point: int, weight: torch.Tensor, scales: torch.Tensor, _: object) -> torch.Tensor:
+        return x.new_zeros(len(x), len(scales))
+
+    monkeypatch.setattr(quantization, "_multiply", zeros)
     quantization.weight_limit.cache_clear()
     with pytest.raises(SettingsError, match=r"BERT_DTYPE=int8: .* no exact int8 product .*; set BERT_DTYPE=auto"):
         TorchBackend(BackendConfig(pretrained, sentiment, device="cpu", dtype="int8")).load()

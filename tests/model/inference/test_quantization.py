@@ -13,10 +13,12 @@ import torch
 from torch import Tensor
 
 from model import BertConfig, BertForPreTraining, PackedBatch
+from model.bert import BertLayer
 from model.inference import quantization
 from model.inference.quantization import (
     QuantizedLinear,
     UnsupportedInt8Error,
+    find_zero_points,
     quantize_encoder,
     quantize_rows,
     weight_limit,
@@ -43,15 +45,16 @@ def network(hidden: int, layers: int = 2) -> BertForPreTraining:
         return made.eval().requires_grad_(False)
 
 
-def worst_product(shape: tuple[int, int], rows: int) -> tuple[Tensor, Tensor]:
+def worst_product(shape: tuple[int, int], rows: int, zero_point: int = 128) -> tuple[Tensor, Tensor]:
     """A product of extreme values with random signs as the layer computes it, and by 64-bit integers."""
     generator = torch.Generator().manual_seed(rows)
-    signs = [torch.randint(0, 2, size, generator=generator) * 2 - 1 for size in ((rows, shape[1]), shape)]
-    x, weight = 127 * signs[0], weight_limit(*shape) * signs[1]
-    x[0], weight[0] = 127, weight_limit(*shape)
+    x = torch.randint(0, 2, (rows, shape[1]), generator=generator) * 255
+    weight = (torch.randint(0, 2, shape, generator=generator) * 2 - 1) * weight_limit(*shape)
+    x[0], weight[0] = 255, weight_limit(*shape)
     scales, zeros = torch.ones(shape[0]), torch.zeros(shape[0], dtype=torch.int64)
     packed = quantization._pack(weight.to(torch.int8))
-    return quantization._multiply((x + 128).to(torch.uint8), packed, scales, zeros), x @ weight.T
+    product = quantization._multiply(x.to(torch.uint8), zero_point, packed, scales, zeros)
+    return product, (x - zero_point) @ weight.T
 
 
 @pytest.mark.parametrize("threads", [1, 2])
@@ -60,8 +63,8 @@ def test_int8_product_of_extreme_values_is_exact(shape: tuple[int, int], threads
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
-        for rows in ROWS:
-            product, expected = worst_product(shape, rows)
+        for rows, zero_point in zip(ROWS, (1, 254, 128, 20, 128, 200), strict=True):
+            product, expected = worst_product(shape, rows, zero_point)
             assert torch.equal(product, expected.float())
     finally:
         torch.set_num_threads(before)
@@ -87,12 +90,29 @@ def test_weight_limit_refuses_a_product_that_saturates(monkeypatch: pytest.Monke
         weight_limit.__wrapped__(64, 256)
 
 
-def test_quantize_rows_is_within_half_a_step() -> None:
+@pytest.mark.parametrize("zero_point", [1, 30, 128, 254])
+def test_quantize_rows_is_within_half_a_step(zero_point: int) -> None:
     x = torch.randn(9, 64, generator=torch.Generator().manual_seed(0)) * torch.logspace(-3, 3, 9)[:, None]
-    quantized, scales = quantize_rows(x)
+    quantized, scales = quantize_rows(x, zero_point)
     assert quantized.dtype == torch.uint8
-    assert ((quantized.float() - 128) * scales - x).abs().le(scales * 0.501).all()
-    assert torch.equal(quantize_rows(torch.zeros(2, 4))[0], torch.full((2, 4), 128, dtype=torch.uint8))
+    assert ((quantized.float() - zero_point) * scales - x).abs().le(scales * 0.501).all()
+    zeros, _ = quantize_rows(torch.zeros(2, 4), zero_point)
+    assert torch.equal(zeros, torch.full((2, 4), zero_point, dtype=torch.uint8))
+
+
+def test_zero_points_follow_what_the_layers_read() -> None:
+    """GELU reaches 0.17 below 0; a norm's bias lets one channel reach far below."""
+    encoder = network(64, layers=3).encoder
+    layers = [layer for layer in encoder.layers if isinstance(layer, BertLayer)]
+    with torch.inference_mode(False):
+        layers[1].output_norm.bias[7] = -20.0
+    zero_points = find_zero_points(encoder)
+    first, _, last = layers
+    assert zero_points[first.output] < 100
+    assert 100 < zero_points[first.intermediate] < 156
+    assert zero_points[last.query_key_value] > 200
+    assert len(zero_points) == 12
+    assert not any(module._forward_pre_hooks for module in encoder.modules())
 
 
 def test_quantized_linear_is_close_to_the_plain_layer() -> None:
