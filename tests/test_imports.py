@@ -147,10 +147,6 @@ def test_what_needs_no_tensors_loads_no_torch(module: str) -> None:
     assert "torch" not in loaded_by(f"import {module}")
 
 
-def test_model_loads_no_http_library() -> None:
-    assert not loaded_by("import model") & {"fastapi", "starlette", "uvicorn", "httpx"}
-
-
 # Opening a weights file, starting a thread or a process: what an import must not do. Torch's own import is left out:
 # its CUDA build asks ldconfig for libraries.
 WATCH = """
@@ -165,4 +161,5 @@ sys.addaudithook(watch)
 
 @pytest.mark.parametrize("module", ["model", "app.api.application", "training.__main__"])
 def test_importing_does_nothing_else(module: str) -> None:
-    loaded_by(f"{WATCH}\nimport {module}\nassert threading.active_count() == 1, threading.enumerate()")
+    loaded = loaded_by(f"{WATCH}\nimport {module}\nassert threading.active_count() == 1, threading.enumerate()")
+    assert module == "app.api.application" or not loaded & {"fastapi", "starlette", "uvicorn"}

@@ -1,4 +1,4 @@
-"""A service around a backend without tensors: in this process, or on a port."""
+"""A service around a backend without tensors, in this process or on a port; and one with tiny networks."""
 
 from __future__ import annotations
 
@@ -24,6 +24,7 @@ from app.server.http_protocol import BoundedProtocol
 from app.settings import Settings
 from model import BertConfig, Tokenizer
 from tests.app.backends import PATIENCE, FakeBackend
+from tests.app.process import Process, running
 
 
 @pytest.fixture
@@ -53,6 +54,14 @@ def checkpoints(pretrained: Path, sentiment: Path) -> dict[str, str]:
     """The environment; set BERT_PRETRAINED and BERT_SENTIMENT to test other weights."""
     tiny = {"BERT_PRETRAINED": str(pretrained), "BERT_SENTIMENT": str(sentiment)}
     return tiny | {name: os.environ[name] for name in tiny if name in os.environ}
+
+
+@pytest.fixture(scope="session")
+def service(checkpoints: dict[str, str]) -> Iterator[Process]:
+    """A `bert-serve` process, for tests that leave it as it is."""
+    with running(checkpoints | {"BERT_THREADS": "2"}) as process:
+        process.until_ready()
+        yield process
 
 
 @dataclass

@@ -20,7 +20,7 @@ from tests.app.process import PATIENCE, Process, running
 
 REQUESTS = int(os.environ.get("BERT_TEST_REQUESTS", "96"))
 AT_ONCE = 48
-UNIQUE = 30
+UNIQUE = 18
 """Inputs of each task."""
 TOLERANCE = 1e-4
 """A tenth of what is promised; without care, neighbours move scores by 3e-3."""

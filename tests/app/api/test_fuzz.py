@@ -10,13 +10,12 @@ import json
 import os
 import random
 from collections import Counter
-from collections.abc import Iterator
 from typing import Any
 
 import httpx
 import pytest
 
-from tests.app.process import PATIENCE, Process, running
+from tests.app.process import PATIENCE, Process
 
 PATHS = ["/fill-mask", "/next-sentence", "/sentiment", "/hf/fill-mask", "/hf/text-classification"]
 PATHS += ["/predict", "/tokenize"]
@@ -111,13 +110,6 @@ def body(rng: random.Random, path: str) -> bytes:
         at = rng.randrange(len(damaged) + 1)
         damaged[at : at + rng.randrange(3)] = rng.randbytes(rng.randrange(3))
     return bytes(damaged[: rng.randrange(len(damaged) + 1)] if rng.random() < 0.05 else damaged)
-
-
-@pytest.fixture(scope="module")
-def service(checkpoints: dict[str, str]) -> Iterator[Process]:
-    with running(checkpoints) as process:
-        process.until_ready()
-        yield process
 
 
 @pytest.mark.parametrize("path", PATHS)

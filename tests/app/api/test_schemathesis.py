@@ -6,10 +6,8 @@ status, a media type, headers and a body that the document knows.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
-import pytest
 import schemathesis
 from hypothesis import HealthCheck, settings
 from schemathesis.specs.openapi.checks import (
@@ -24,7 +22,7 @@ from schemathesis.specs.openapi.checks import (
 
 from app.api.application import create_app
 from app.settings import Settings
-from tests.app.process import PATIENCE, Process, running
+from tests.app.process import PATIENCE, Process
 
 CHECKS = [
     status_code_conformance,
@@ -38,13 +36,6 @@ CHECKS = [
 """All but that every request which fits the schema succeeds: it cannot say that a text has a mask."""
 EXAMPLES = 80
 """Of each operation, beside those that stand for one rule of the schema each."""
-
-
-@pytest.fixture(scope="module")
-def service(checkpoints: dict[str, str]) -> Iterator[Process]:
-    with running(checkpoints) as process:
-        process.until_ready()
-        yield process
 
 
 @schemathesis.openapi.from_dict(create_app(Settings()).openapi()).parametrize()

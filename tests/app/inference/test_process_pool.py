@@ -37,10 +37,10 @@ def pool_of(
     return ProcessPool(BackendConfig(pretrained, sentiment, device, "float32", threads, logs))
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="module", params=[1, 2])
-async def backend(request: pytest.FixtureRequest, pretrained: Path, sentiment: Path) -> AsyncIterator[ProcessPool]:
-    """Of one process, or of two, for tests that leave them alive."""
-    async with loaded(pretrained, sentiment, threads=request.param) as pool:
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def single(pretrained: Path, sentiment: Path) -> AsyncIterator[ProcessPool]:
+    """Of one process, for tests that leave it alive."""
+    async with loaded(pretrained, sentiment, threads=1) as pool:
         yield pool
 
 
@@ -49,6 +49,12 @@ async def pair(pretrained: Path, sentiment: Path) -> AsyncIterator[ProcessPool]:
     """Of two processes, for tests that leave them alive."""
     async with loaded(pretrained, sentiment, threads=2) as pool:
         yield pool
+
+
+@pytest.fixture(params=[1, 2])
+def backend(request: pytest.FixtureRequest, single: ProcessPool, pair: ProcessPool) -> ProcessPool:
+    """Of one process, or of two, for tests that leave them alive."""
+    return single if request.param == 1 else pair
 
 
 @pytest_asyncio.fixture(loop_scope="module")

@@ -10,7 +10,7 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -24,13 +24,6 @@ from tests.app.server.conftest import StartServer
 JSON_HEAD = b"POST /sentiment HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
 GOOD = {"inputs": "good"}
 PAIR = {"text": "a film", "text_pair": "it was good"}
-
-
-@pytest.fixture(scope="module")
-def service(checkpoints: dict[str, str]) -> Iterator[Process]:
-    with running(checkpoints | {"BERT_THREADS": "2"}) as process:
-        process.until_ready()
-        yield process
 
 
 @pytest.fixture
@@ -257,8 +250,10 @@ def test_start_whose_inference_process_is_killed_ends_with_an_exit_code(checkpoi
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no disk that is always full")
-def test_start_that_fails_has_its_exit_code_although_the_log_is_full(checkpoints: dict[str, str]) -> None:
-    command = [sys.executable, "-m", "app", "--sentiment", "/nowhere", "--port", "0"]
+def test_start_that_fails_has_its_exit_code_although_the_log_is_full(
+    service: Process, checkpoints: dict[str, str]
+) -> None:
+    command = [sys.executable, "-m", "app", "--port", str(service.port)]
     root, environ = Path(__file__).parents[3], os.environ | checkpoints
     with Path("/dev/full").open("w") as full:
         ended = subprocess.run(command, cwd=root, env=environ, stdout=full, stderr=full, timeout=PATIENCE, check=False)

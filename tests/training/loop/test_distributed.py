@@ -6,7 +6,6 @@ import os
 import signal
 import socket
 import subprocess
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -65,32 +64,16 @@ def free_port() -> int:
         return port
 
 
-def start_agents(nodes: list[Recipe], file: Path, *overrides: str) -> list[subprocess.Popen[str]]:
-    """`torchrun` on two nodes, each with its own folder."""
-    address = ("--nnodes", "2", "--master-addr", "127.0.0.1", "--master-port", str(free_port()))
-    agents = []
-    for rank, node in enumerate(nodes):
-        with one_cpu(rank):
-            launcher = (*TORCHRUN, "1", *address, "--node-rank", str(rank))
-            agents.append(start(*arguments(node, file, *overrides), launcher=launcher))
-    return agents
-
-
 def start_ranks(commands: list[list[str]]) -> list[subprocess.Popen[str]]:
     """Ranks on two nodes, as `torchrun` starts them."""
     port = str(free_port())
     nodes = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "1", "LOCAL_RANK": "0"}
     nodes |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-    return [start(*command, environment=nodes | {"RANK": str(rank)}) for rank, command in enumerate(commands)]
-
-
-def kill_node(agent: subprocess.Popen[str]) -> None:
-    """SIGKILL to an agent and its ranks, which have sessions of their own."""
-    children = Path(f"/proc/{agent.pid}/task/{agent.pid}/children").read_text().split()
-    for pid in (agent.pid, *map(int, children)):
-        with suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)
-    finish(agent)
+    ranks = []
+    for rank, command in enumerate(commands):
+        with one_cpu(rank):
+            ranks.append(start(*command, environment=nodes | {"RANK": str(rank)}))
+    return ranks
 
 
 def test_two_ranks_of_one_node_have_the_curve_of_one_process(
@@ -109,17 +92,17 @@ def test_two_nodes_killed_and_restarted_have_the_curve_of_one_process(
     make_recipe_in: MakeRecipe, recipe_file: Path, tmp_path: Path, alone: Recipe
 ) -> None:
     nodes = [make_recipe_in(tmp_path / name, *SETTINGS) for name in ("node-0", "node-1")]
-    agents = start_agents(nodes, recipe_file, EVERY_STEP)
-    until(agents[0], "step 12 ")
-    kill_node(agents[1])
-    status, _, errors = finish(agents[0])
+    ranks = start_ranks([arguments(node, recipe_file, EVERY_STEP) for node in nodes])
+    until(ranks[0], "step 12 ")
+    os.killpg(ranks[1].pid, signal.SIGKILL)
+    finish(ranks[1])
+    status, _, errors = finish(ranks[0])
     assert status == 1
     assert "error: another rank ended or cannot be reached" in errors
     assert list((nodes[0].folder / "pretrain").glob("state-*.pt"))
     assert not list((nodes[1].folder / "pretrain").glob("state-*.pt")), "rank 0 saves, to its own disk"
 
-    agents = start_agents(nodes, recipe_file)
-    outcomes = [finish(agent) for agent in agents]
+    outcomes = [finish(rank) for rank in start_ranks([arguments(node, recipe_file) for node in nodes])]
     assert [status for status, _, _ in outcomes] == [0, 0], outcomes
     assert "resuming at step 1" in outcomes[0][2]
     assert "resuming at step 1" in outcomes[1][2]
