@@ -36,7 +36,9 @@ _WEIGHT_LIMITS = (127, 64)
 """Largest magnitudes of quantized weights. Without VNNI, processors add pairs of products in 16 bits, which holds
 2 * 255 * 64 and saturates above."""
 _PROBED_ROWS = (1, 8, 64, 512)
-_LINEAR_LAYERS = ("query_key_value", "attention_output", "intermediate", "output")
+_FEED_FORWARD_ROWS = 512
+"""Rows that pass through both feed-forward layers together: their intermediate values stay in the processor's cache,
+which takes a third less time than layer by layer (Zen 3, widths 256 to 768)."""
 _SMALLEST = 1e-30
 """Keeps the scale of a row or a channel of zeros above 0."""
 
@@ -81,6 +83,19 @@ class QuantizedLinear(nn.Module):
         return out.mul_(row_scales).add_(self.bias)
 
 
+class QuantizedFeedForward(nn.Module):
+    """The feed-forward part of a layer in int8, a few hundred rows at a time."""
+
+    def __init__(self, intermediate: QuantizedLinear, activation: nn.Module, output: QuantizedLinear) -> None:
+        super().__init__()
+        self.intermediate, self.activation, self.output = intermediate, activation, output
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(rows, H) -> (rows, H)"""
+        chunks = [self.output(self.activation(self.intermediate(rows))) for rows in x.split(_FEED_FORWARD_ROWS)]
+        return chunks[0] if len(chunks) == 1 else torch.cat(chunks)
+
+
 def quantize_rows(x: Tensor, zero_point: int) -> tuple[Tensor, Tensor]:
     """(rows, width) float32 -> uint8 of the same shape, and scales (rows, 1) float32 that let no value saturate.
 
@@ -108,15 +123,20 @@ def quantize_encoder(encoder: BertEncoder) -> None:
         UnsupportedInt8Error: see there.
     """
     zero_points = find_zero_points(encoder)
-    *layers, last = encoder.layers
+
+    def quantized(linear: nn.Linear) -> QuantizedLinear:
+        return QuantizedLinear(linear.weight, linear.bias, zero_points[linear])
+
+    *layers, last = (layer for layer in encoder.layers if isinstance(layer, BertLayer))
     for layer in layers:
-        for name in _LINEAR_LAYERS:
-            linear = getattr(layer, name)
-            setattr(layer, name, QuantizedLinear(linear.weight, linear.bias, zero_points[linear]))
-    assert isinstance(last, BertLayer)
+        layer.query_key_value = quantized(layer.query_key_value)  # type: ignore[assignment]
+        layer.attention_output = quantized(layer.attention_output)  # type: ignore[assignment]
+        parts = quantized(layer.intermediate), layer.activation, quantized(layer.output)
+        layer.intermediate = QuantizedFeedForward(*parts)  # type: ignore[assignment]
+        layer.activation = layer.output = nn.Identity()  # type: ignore[assignment]
     make_key_value = partial(QuantizedLinear, zero_point=zero_points[last.query_key_value])
     last.query_key_value = SplitProjection(last.query_key_value, PrepackedLinear, make_key_value)  # type: ignore[assignment]
-    for name in _LINEAR_LAYERS[1:]:
+    for name in ("attention_output", "intermediate", "output"):
         linear = getattr(last, name)
         setattr(last, name, PrepackedLinear(linear.weight, linear.bias))
     encoder.batch_invariant = True  # a rounding error of attention may become a step of quantization
