@@ -659,7 +659,7 @@ def test_checkpoint_error_has_a_command_that_converts_a_pickle(
     (directory / "model.safetensors").unlink()
     command = refusal(directory).reason.split('python -c "')[1].removesuffix('"')
     monkeypatch.chdir(directory)
-    exec(command, {})
+    exec(command, {})  # as `python -c` does, but transformers is loaded already
     found = load_checkpoint(directory).model.state_dict()
     assert all(torch.equal(tensor, found[name]) for name, tensor in expected.items())
 
