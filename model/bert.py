@@ -154,6 +154,9 @@ class BertEncoder(nn.Module):
         self.layers = nn.ModuleList(BertLayer(config) for _ in range(config.num_hidden_layers))
         self.batch_invariant = False
         """Whether attention on a CPU must be batch invariant in float32 too; see `BucketedAttention`."""
+        self.long_attention_in_bfloat16 = False
+        """Whether attention of longer sequences may be in bfloat16 although the linear layers give float32; see
+        `attention_for`."""
 
     def forward(self, batch: PackedBatch) -> Tensor:
         """Final hidden states: (R, H) at the batch's output positions, or (T, H) if it names none."""
@@ -161,7 +164,8 @@ class BertEncoder(nn.Module):
         if batch.input_ids.device.type == "cpu" and batch.lengths is not None and not torch.is_grad_enabled():
             batch = batch.pad_to_bucket()  # batches to train on have the size of a bucket
         hidden = self.embeddings(batch)
-        kernel = (hidden.device, _compute_dtype(hidden), self.config.head_dim, self.batch_invariant)
+        heads = self.config.num_attention_heads, self.config.head_dim
+        kernel = (hidden.device, _compute_dtype(hidden), *heads, self.batch_invariant, self.long_attention_in_bfloat16)
         attention = attention_for(batch.sequences, batch.sequences, *kernel)
         for layer in self.layers[:-1]:
             hidden = layer(hidden, attention)

@@ -31,6 +31,7 @@ from model.attention.varlen import can_use_varlen
 from model.errors import CheckpointError
 from model.inference.cpu_features import bfloat16_is_fast
 from model.inference.cuda_graphs import GraphedEncoder
+from model.inference.malloc import keep_freed_memory
 from model.inference.prepack import prepack, warm_up_attention, warm_up_linear
 from model.inference.quantization import UnsupportedInt8Error, quantize_encoder, speedup
 from model.packing import round_up_to_bucket
@@ -91,6 +92,7 @@ class TorchBackend:
         info = self.info
         info.device = _resolve_device(info.device)
         if info.device == "cpu":
+            keep_freed_memory()
             info.max_useful_tokens = POLICY.max_cpu_tokens
             info.processes = info.threads if self._one_process_per_thread else 1
         self._threads_each = info.threads // info.processes

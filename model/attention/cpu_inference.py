@@ -15,7 +15,8 @@ from torch import Tensor
 
 # oneDNN compiles a kernel of half a megabyte for each shape: few lengths and few numbers of matrices are used.
 PADDED_LENGTHS = (16, 32, 64, 96, 128, 192, 256, 384, 512)
-_MATRICES_PER_PRODUCT = (256, 64, 16, 4, 1)
+_TEXTS_PER_PRODUCT = (64, 32, 16, 8, 4, 2, 1)
+_PARTS_OF_A_TEXT = (4, 1)  # heads together where those of one text are too many
 _MAX_ROWS_PER_PRODUCT = 4096  # of all matrices together: more would leave the cache
 
 
@@ -28,24 +29,26 @@ def padded_length(length: int) -> int:
     return next((padded for padded in PADDED_LENGTHS if padded >= length), -(-length // 128) * 128)
 
 
-def chunk_sizes(longest: int) -> list[int]:
+def chunk_sizes(heads: int, longest: int) -> list[int]:
     """Numbers of matrices that a product of sequences of this length may have, the largest first.
 
-    >>> chunk_sizes(64)
-    [64, 16, 4, 1]
+    >>> chunk_sizes(6, longest=64)
+    [48, 24, 12, 6, 4, 1]
     """
-    return [size for size in _MATRICES_PER_PRODUCT if size * longest <= _MAX_ROWS_PER_PRODUCT] or [1]
+    sizes = sorted({*_PARTS_OF_A_TEXT, *(texts * heads for texts in _TEXTS_PER_PRODUCT)}, reverse=True)
+    return [size for size in sizes if size * longest <= _MAX_ROWS_PER_PRODUCT] or [1]
 
 
 @cache
-def chunks(matrices: int, longest: int) -> list[int]:
+def chunks(texts: int, heads: int, longest: int) -> list[int]:
     """How many matrices each product has: the largest sizes that fit.
 
-    >>> chunks(90, longest=64)
-    [64, 16, 4, 4, 1, 1]
+    >>> chunks(10, heads=6, longest=64)
+    [48, 12]
     """
     cut: list[int] = []
-    for size in chunk_sizes(longest):
+    matrices = texts * heads
+    for size in chunk_sizes(heads, longest):
         count, matrices = divmod(matrices, size)
         cut += [size] * count
     return cut
@@ -68,15 +71,15 @@ def attend(query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None) -> Te
     if bias is None:
         bias = q.new_zeros(1, 1, 1, 1)
     bias = bias.to(q.dtype).expand(batch, heads, 1, longest).reshape(matrices, 1, longest)
-    cut = chunks(matrices, longest)
+    cut = chunks(batch, heads, longest)
     if len(cut) == 1:
-        return _attend(q, k, v, bias).view_as(query)
+        return attend_matrices(q, k, v, bias).view_as(query)
     parts = zip(*(x.split(cut) for x in (q, k, v, bias)), strict=True)
-    return torch.cat([_attend(*part) for part in parts]).view_as(query)
+    return torch.cat([attend_matrices(*part) for part in parts]).view_as(query)
 
 
-def _attend(q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> Tensor:
-    """q, k, v (matrices, longest, head_dim), bias (matrices, 1, longest) -> (matrices, longest, head_dim)"""
+def attend_matrices(q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> Tensor:
+    """`attend` in one product: q, k, v (matrices, longest, head_dim), bias (matrices, 1, longest) -> like q"""
     scores = torch.baddbmm(bias, q, k.transpose(1, 2), alpha=q.shape[-1] ** -0.5)
     if scores.shape[-1] % 32:  # in 16 bits torch vectorises softmax only over multiples of 32
         return torch.bmm(scores.float().softmax(-1).to(scores.dtype), v)
@@ -85,9 +88,9 @@ def _attend(q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> Tensor:
 
 @cache
 @torch.inference_mode()
-def is_faster(dtype: torch.dtype, head_dim: int) -> bool:
+def is_faster(dtype: torch.dtype, heads: int, head_dim: int) -> bool:
     """Whether this processor computes `attend` faster than torch's fused kernel, and batch invariantly."""
-    return _speedup(dtype, head_dim) > 1.25 and _is_batch_invariant(dtype, head_dim)
+    return _speedup(dtype, head_dim) > 1.25 and _is_batch_invariant(dtype, heads, head_dim)
 
 
 def _speedup(dtype: torch.dtype, head_dim: int) -> float:
@@ -108,14 +111,14 @@ def _speedup(dtype: torch.dtype, head_dim: int) -> float:
     return fused / matmuls
 
 
-def _is_batch_invariant(dtype: torch.dtype, head_dim: int) -> bool:
+def _is_batch_invariant(dtype: torch.dtype, heads: int, head_dim: int) -> bool:
     """Whether equal sequences get equal results in chunks of every size."""
     generator = torch.Generator().manual_seed(0)
     for longest in PADDED_LENGTHS:
         q, k, v = (torch.randn(1, 1, longest, head_dim, generator=generator).to(dtype) for _ in range(3))
-        batch = sum(chunk_sizes(longest))  # one chunk of each size
-        q, k, v = (x.expand(batch, 1, longest, head_dim) for x in (q, k, v))
+        batch = max(1, sum(size // heads for size in chunk_sizes(heads, longest)))  # one chunk of each size
+        q, k, v = (x.expand(batch, heads, longest, head_dim) for x in (q, k, v))
         results = attend(q, k, v, bias=None)
-        if not torch.equal(results, results[:1].expand_as(results)):
+        if not torch.equal(results, results[:1, :1].expand_as(results)):
             return False
     return True

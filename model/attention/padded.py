@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -80,6 +79,17 @@ class _PaddedGrid:
         return cells.new_zeros(total + 1, *cells.shape[1:]).index_copy(0, target, cells)[:total]
 
 
+@dataclass(frozen=True, slots=True)
+class Matmuls:
+    """Which sequences `BucketedAttention` computes by `model.attention.cpu_inference`."""
+
+    dtype: torch.dtype
+    """Precision, also where the input has another"""
+    above: int = 0
+    """Sequences longer than this; torch's fused kernel, in the input's precision, takes less time for a single short
+    one. At most `_SUMS_DEPEND_ON_LENGTH_ABOVE`."""
+
+
 class BucketedAttention:
     """Pads sequences in buckets of neighbours of similar length, which it forms on the host from `lengths`.
 
@@ -94,7 +104,7 @@ class BucketedAttention:
         device: torch.device,
         *,
         batch_invariant: bool = False,
-        matmuls: bool = False,
+        matmuls: Matmuls | None = None,
     ) -> None:
         """
         Args:
@@ -102,21 +112,21 @@ class BucketedAttention:
                 kernel depend on it. A sequence then gets the same result in any batch. In 16 bits another order
                 of summation changes results by a rounding error that grows from layer to layer; in float32 the
                 change is in the seventh digit.
-            matmuls: compute by `model.attention.cpu_inference`; every token must be a query. Batch invariant.
+            matmuls: what to compute by `model.attention.cpu_inference`, batch invariantly; every token must be a
+                query.
         """
         assert queries.lengths is not None
         assert keys.lengths is not None
-        self.matmuls = matmuls
-        self.kernel = attend if matmuls else F.scaled_dot_product_attention
         self.num_queries = sum(queries.lengths)
         lengths, equal_above, min_queries = keys.lengths, None, 0
-        if matmuls:
-            lengths, equal_above = tuple(map(padded_length, lengths)), 0
-        elif batch_invariant:
+        if batch_invariant or matmuls is not None:
             lengths = tuple(map(_invariant_length, lengths))
             equal_above, min_queries = _SUMS_DEPEND_ON_LENGTH_ABOVE, _MIN_QUERIES
+        if matmuls is not None:
+            lengths = tuple(padded_length(n) if n > matmuls.above else n for n in lengths)
+            equal_above = matmuls.above
         self.buckets = [
-            _PaddedBucket.make(bucket, max(lengths[i] for i in bucket), queries, keys, device, min_queries)
+            _PaddedBucket.make(bucket, max(lengths[i] for i in bucket), queries, keys, device, min_queries, matmuls)
             for bucket in length_buckets(lengths, equal_above=equal_above)
         ]
 
@@ -129,7 +139,7 @@ class BucketedAttention:
         return self._attend(query, *key_value.unbind(1))
 
     def _attend(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        outs = [bucket.attend(query, key, value, self.kernel) for bucket in self.buckets]
+        outs = [bucket.attend(query, key, value) for bucket in self.buckets]
         if surplus := query.shape[0] - self.num_queries:
             outs.append(query.new_zeros(surplus, *query.shape[1:]))
         return outs[0] if len(outs) == 1 else torch.cat(outs)
@@ -176,9 +186,9 @@ class _Side:
         pad[unpad] = torch.arange(total)
         return cls(first, first + total, len(own), 0, pad.to(device), unpad.to(device))
 
-    def pad(self, packed: Tensor) -> Tensor:
+    def pad(self, packed: Tensor, dtype: torch.dtype) -> Tensor:
         """(rows, N, D) -> (batch, N, longest, D)"""
-        rows = packed[self.first : self.last]
+        rows = packed[self.first : self.last].to(dtype)
         if self.pad_index is not None and self.unpad_index is not None:
             rows = gather_rows(rows, self.pad_index, self.unpad_index)
         padded = rows.unflatten(0, (self.batch, -1)).transpose(1, 2)
@@ -192,9 +202,6 @@ class _Side:
         return rows
 
 
-_Kernel = Callable[[Tensor, Tensor, Tensor, Tensor | None], Tensor]
-
-
 @dataclass(frozen=True, slots=True)
 class _PaddedBucket:
     """Neighbouring sequences that are padded to one length."""
@@ -203,6 +210,8 @@ class _PaddedBucket:
     keys: _Side
     bias: Tensor | None
     """0 for keys, -inf for padding: (batch, 1, 1, longest) float32. None without padding."""
+    matmul_dtype: torch.dtype | None
+    """Precision in which `model.attention.cpu_inference` computes it; None: torch's fused kernel, in the input's."""
 
     @classmethod
     def make(
@@ -213,6 +222,7 @@ class _PaddedBucket:
         keys: SequenceBounds,
         device: torch.device,
         min_queries: int,
+        matmuls: Matmuls | None,
     ) -> _PaddedBucket:
         """`longest` is the number of keys that each sequence is padded to, `min_queries` a lower bound on that
         of queries."""
@@ -228,11 +238,14 @@ class _PaddedBucket:
             lengths = torch.tensor(keys.lengths[bucket.start : bucket.stop])
             hidden = torch.arange(longest) >= lengths[:, None]  # (batch, longest)
             bias = torch.zeros(hidden.shape).masked_fill_(hidden, -math.inf)[:, None, None].to(device)
-        return cls(query_side, key_side, bias)
+        dtype = matmuls.dtype if matmuls is not None and longest > matmuls.above else None
+        return cls(query_side, key_side, bias, dtype)
 
-    def attend(self, query: Tensor, key: Tensor, value: Tensor, kernel: _Kernel) -> Tensor:
+    def attend(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         if self.queries.first == self.queries.last:
             return query[:0]
-        q, k, v = self.queries.pad(query), self.keys.pad(key), self.keys.pad(value)
-        bias = None if self.bias is None else self.bias.to(q.dtype)
-        return self.queries.unpad(kernel(q, k, v, bias))
+        kernel = F.scaled_dot_product_attention if self.matmul_dtype is None else attend
+        dtype = self.matmul_dtype or query.dtype
+        q, k, v = self.queries.pad(query, dtype), self.keys.pad(key, dtype), self.keys.pad(value, dtype)
+        bias = None if self.bias is None else self.bias.to(dtype)
+        return self.queries.unpad(kernel(q, k, v, bias)).to(query.dtype)

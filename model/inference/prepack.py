@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from model.attention.cpu_inference import attend, chunks, is_faster, padded_length
+from model.attention.cpu_inference import attend_matrices, chunks, is_faster, padded_length
 from model.bert import BertEncoder, BertLayer, FusedProjection
 from model.inference.batch_invariance import (
     ChunkSizes,
@@ -141,19 +141,20 @@ def warm_up_linear(encoder: BertEncoder, rows: int) -> None:
 def warm_up_attention(encoder: BertEncoder, tokens: int, shortest: int = 1) -> None:
     """Let oneDNN compile the kernels of attention for batches of up to `tokens`, in texts of at least `shortest`."""
     config, weight = encoder.config, encoder.embeddings.norm.weight
-    if weight.dtype.itemsize != 2 or not is_faster(weight.dtype, config.head_dim):
-        return
     heads = config.num_attention_heads
+    dtype = torch.bfloat16 if encoder.long_attention_in_bfloat16 else weight.dtype
+    if dtype.itemsize != 2 or not is_faster(dtype, heads, config.head_dim):
+        return
     lengths = {padded_length(n) for n in range(shortest, config.max_position_embeddings + 1)}
     shapes = {
         (size, longest)
         for longest in lengths
         for texts in range(1, tokens // longest + 1)
-        for size in chunks(texts * heads, longest)
+        for size in chunks(texts, heads, longest)
     }
     for size, longest in sorted(shapes):
-        x = weight.new_zeros(size, 1, longest, config.head_dim)
-        attend(x, x, x, bias=None)
+        x = torch.zeros(size, longest, config.head_dim, dtype=dtype)
+        attend_matrices(x, x, x, bias=x.new_zeros(size, 1, longest))
 
 
 def _replace(layer: BertLayer, name: str, activation: str | None, threads: tuple[int, ...]) -> None:

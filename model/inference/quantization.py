@@ -3,9 +3,12 @@
 A weight has a scale per output channel and an activation one per row ("vector-wise quantization", Dettmers et al.
 2022, section 2.1, https://arxiv.org/abs/2208.07339). Weights are quantized when a checkpoint is loaded, activations in
 each call. Activations reach further above 0 than below it, or the reverse, so each layer has the zero point that fits
-its inputs, found when a checkpoint is loaded. A row's scale follows from the row alone, and sums of integers have no
-rounding, so a row's result is the same to the last bit in any batch. Norms, softmax, attention, heads and what the last
-layer computes for output positions alone stay in float32.
+its inputs. A few channels that a norm gives reach far beyond the others: they are divided and their weights multiplied
+by the same factor ("SmoothQuant", Xiao et al. 2023, section 4, https://arxiv.org/abs/2211.10438). Zero points and
+factors are found when a checkpoint is loaded. A row's scale follows from the row alone, and sums of integers have no
+rounding, so a row's result is the same to the last bit in any batch. Norms, heads and what the last layer computes for
+output positions alone stay in float32, and so does attention,
+except that of longer texts, which is in bfloat16 where the processor multiplies that faster.
 
 The product is oneDNN's, of unsigned activations and signed weights. `torch._int_mm` is a plain loop without VNNI, and
 `quantized::linear_dynamic` has one scale for the whole batch (experiments/LOG.md).
@@ -17,12 +20,14 @@ import math
 import time
 from collections.abc import Callable
 from functools import cache, partial
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from model.bert import BertEncoder, BertLayer
 from model.errors import BertError
+from model.inference.cpu_features import bfloat16_is_fast
 from model.inference.prepack import LAYOUT_ROWS, PrepackedLinear, SplitProjection
 from model.packing import PackedBatch
 
@@ -31,7 +36,7 @@ _MAX_ACTIVATION = 255
 _CENTER = 128
 """The zero point of activations that reach as far above 0 as below it."""
 _LOOK_TEXTS, _LOOK_TOKENS = 8, 64
-"""Texts of random words in which zero points are found, and the tokens of each."""
+"""Texts of random words in which ranges are found, and the tokens of each."""
 _WEIGHT_LIMITS = (127, 64)
 """Largest magnitudes of quantized weights. Without VNNI, processors add pairs of products in 16 bits, which holds
 2 * 255 * 64 and saturates above."""
@@ -39,6 +44,7 @@ _PROBED_ROWS = (1, 8, 64, 512)
 _FEED_FORWARD_ROWS = 512
 """Rows that pass through both feed-forward layers together: what lies between stays in the processor's cache, which
 takes a fifth to a third less time than layer by layer (Zen 3, widths 768 to 256)."""
+_ROUNDER = 1.5 * 2**23
 _SMALLEST = 1e-30
 """Keeps the scale of a row or a channel of zeros above 0."""
 
@@ -47,29 +53,44 @@ class UnsupportedInt8Error(BertError):
     """Torch has no exact int8 product on this processor."""
 
 
+class InputRange(NamedTuple):
+    """How far the inputs of a layer reach."""
+
+    zero_point: int
+    """What stands for 0 when they are quantized: 1 to 254"""
+    factors: Tensor | None = None
+    """What each channel is multiplied by before: (in_features,)"""
+
+
+_EVEN_RANGE = InputRange(_CENTER)
+
+
 class QuantizedLinear(nn.Module):
     """`x @ weight.T + bias` by an int8 product."""
 
+    factors: Tensor | None
     weight: Tensor
     scales: Tensor
     weight_zero_points: Tensor
     bias: Tensor
 
-    def __init__(self, weight: Tensor, bias: Tensor, zero_point: int = _CENTER) -> None:
+    def __init__(self, weight: Tensor, bias: Tensor, inputs: InputRange = _EVEN_RANGE) -> None:
         """
         Args:
             weight: (out_features, in_features) float32
             bias: (out_features,) float32
-            zero_point: what stands for 0 in the quantized input, 1 to 254
+            inputs: how far the numbers reach that the layer will get
 
         Raises:
             UnsupportedInt8Error: see there.
         """
         super().__init__()
-        self.zero_point = zero_point
+        self.zero_point = inputs.zero_point
         limit = weight_limit(*weight.shape)
-        scales = weight.detach().abs().amax(1, keepdim=True).clamp_min(_SMALLEST) / limit  # (out_features, 1)
-        quantized = (weight.detach() / scales).round_().to(torch.int8)
+        weight = weight.detach() if inputs.factors is None else weight.detach() / inputs.factors
+        scales = weight.abs().amax(1, keepdim=True).clamp_min(_SMALLEST) / limit  # (out_features, 1)
+        quantized = (weight / scales).round_().to(torch.int8)
+        self.register_buffer("factors", inputs.factors, persistent=False)
         self.register_buffer("weight", _pack(quantized), persistent=False)
         self.register_buffer("scales", scales.flatten(), persistent=False)
         self.register_buffer("weight_zero_points", torch.zeros(len(weight), dtype=torch.int64), persistent=False)
@@ -77,7 +98,7 @@ class QuantizedLinear(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """(rows, in_features) -> (rows, out_features), float32"""
-        quantized, row_scales = quantize_rows(x, self.zero_point)
+        quantized, row_scales = quantize_rows(x if self.factors is None else x * self.factors, self.zero_point)
         out = _multiply(quantized, self.zero_point, self.weight, self.scales, self.weight_zero_points)
         # Two operations, each rounded once, instead of a fused one that may round differently at the end of a tensor.
         return out.mul_(row_scales).add_(self.bias)
@@ -102,9 +123,9 @@ def quantize_rows(x: Tensor, zero_point: int) -> tuple[Tensor, Tensor]:
     A row with a value that is not finite gets a scale that is not finite.
     """
     scales = _row_scales(x, zero_point)
-    # Torch converts to signed bytes in a fraction of the time that it needs to unsigned ones.
-    signed = (x * (1 / scales)).add_(zero_point - _CENTER).round_().to(torch.int8)
-    return signed.view(torch.uint8).bitwise_xor_(_CENTER), scales
+    # Float32 numbers near 1.5 * 2**23 are integers, whose lowest byte is that of their bits: adding rounds, and torch
+    # narrows integers in a fraction of the time that it takes to round and convert numbers.
+    return (x * (1 / scales)).add_(_ROUNDER + zero_point).view(torch.int32).to(torch.uint8), scales
 
 
 def _row_scales(x: Tensor, zero_point: int | Tensor) -> Tensor:
@@ -122,10 +143,10 @@ def quantize_encoder(encoder: BertEncoder) -> None:
     Raises:
         UnsupportedInt8Error: see there.
     """
-    zero_points = find_zero_points(encoder)
+    ranges = find_input_ranges(encoder)
 
     def quantized(linear: nn.Linear) -> QuantizedLinear:
-        return QuantizedLinear(linear.weight, linear.bias, zero_points[linear])
+        return QuantizedLinear(linear.weight, linear.bias, ranges[linear])
 
     *layers, last = (layer for layer in encoder.layers if isinstance(layer, BertLayer))
     for layer in layers:
@@ -134,33 +155,43 @@ def quantize_encoder(encoder: BertEncoder) -> None:
         parts = quantized(layer.intermediate), layer.activation, quantized(layer.output)
         layer.intermediate = QuantizedFeedForward(*parts)  # type: ignore[assignment]
         layer.activation = layer.output = nn.Identity()  # type: ignore[assignment]
-    make_key_value = partial(QuantizedLinear, zero_point=zero_points[last.query_key_value])
+    make_key_value = partial(QuantizedLinear, inputs=ranges[last.query_key_value])
     last.query_key_value = SplitProjection(last.query_key_value, PrepackedLinear, make_key_value)  # type: ignore[assignment]
     for name in ("attention_output", "intermediate", "output"):
         linear = getattr(last, name)
         setattr(last, name, PrepackedLinear(linear.weight, linear.bias))
     encoder.batch_invariant = True  # a rounding error of attention may become a step of quantization
+    encoder.long_attention_in_bfloat16 = bfloat16_is_fast()
 
 
 @torch.inference_mode()
-def find_zero_points(encoder: BertEncoder) -> dict[nn.Module, int]:
-    """For each linear layer the zero point, 1 to 254, with which the steps of its inputs are smallest (mean square over
-    the rows) for random words: which channels reach how far depends little on the words (Kovaleva et al. 2021,
-    https://arxiv.org/abs/2105.06990)."""
-    found: dict[nn.Module, int] = {}
+def find_input_ranges(encoder: BertEncoder) -> dict[nn.Module, InputRange]:
+    """For each linear layer, how far its inputs reach for random words: which channels reach how far depends little on
+    the words (Kovaleva et al. 2021, https://arxiv.org/abs/2105.06990).
 
-    def look(linear: nn.Module, inputs: tuple[Tensor, ...]) -> None:
-        steps = _row_scales(inputs[0], torch.arange(1, _MAX_ACTIVATION))  # (rows, zero points)
-        found[linear] = 1 + int(steps.square().mean(0).argmin())
+    A channel that reaches further than the median one is multiplied by the root of their ratio. The zero point is that
+    with which the steps are smallest (mean square over the rows).
+    """
+    found: dict[nn.Module, InputRange] = {}
+
+    def look(linear: nn.Module, inputs: tuple[Tensor, ...], *, normed: bool = False) -> None:
+        x, factors = inputs[0], None
+        if normed:
+            reach = x.abs().amax(0).clamp_min_(_SMALLEST)  # (in_features,)
+            factors = (reach.median() / reach).clamp_max_(1).sqrt_()
+            x = x * factors
+        steps = _row_scales(x, torch.arange(1, _MAX_ACTIVATION))  # (rows, zero points)
+        found[linear] = InputRange(1 + int(steps.square().mean(0).argmin()), factors)
 
     def look_at_layer(layer: nn.Module, inputs: tuple[Tensor, ...]) -> None:
         assert isinstance(layer, BertLayer)
-        look(layer.query_key_value, inputs)  # which the last layer does not call as a whole
+        look(layer.query_key_value, inputs, normed=True)  # which the last layer does not call as a whole
 
     layers = [layer for layer in encoder.layers if isinstance(layer, BertLayer)]
-    linears = [linear for each in layers for linear in (each.attention_output, each.intermediate, each.output)]
     hooks = [layer.register_forward_pre_hook(look_at_layer) for layer in layers]
-    hooks += [linear.register_forward_pre_hook(look) for linear in linears]
+    for layer in layers:
+        hooks.append(layer.intermediate.register_forward_pre_hook(partial(look, normed=True)))
+        hooks += [linear.register_forward_pre_hook(look) for linear in (layer.attention_output, layer.output)]
     config, generator = encoder.config, torch.Generator().manual_seed(0)
     size = (_LOOK_TEXTS, min(_LOOK_TOKENS, config.max_position_embeddings))
     try:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import math
 import platform
 import time
@@ -14,10 +13,9 @@ import torch
 from torch import nn
 
 from model.inference.cpu_features import available_cpus, bfloat16_is_fast
+from model.inference.malloc import keep_freed_memory
 from training.errors import RunError
 from training.runtime.distributed import local_world_size
-
-_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # malloc.h
 
 
 def choose_device(name: str, local_rank: int = 0) -> torch.device:
@@ -112,12 +110,7 @@ def configure_process() -> None:
     """Set threads, TF32 and the allocator of a training process: call it once, before tensors are made."""
     torch.set_num_threads(max(1, available_cpus() // local_world_size()))
     torch.backends.cuda.matmul.allow_tf32 = True  # for what a GPU computes in float32
-    # A training step frees and takes the same hundreds of megabytes: mapping them again costs a CPU run a tenth of its
-    # time. So glibc's malloc keeps what is freed; other C libraries have no mallopt.
-    with suppress(AttributeError):
-        mallopt = ctypes.CDLL(None).mallopt
-        mallopt(_M_MMAP_THRESHOLD, 2**31 - 1)
-        mallopt(_M_TRIM_THRESHOLD, 2**31 - 1)
+    keep_freed_memory()
 
 
 def maybe_compile(module: nn.Module) -> None:

@@ -13,26 +13,29 @@ from tests.model.attention.cases import CPU
 
 def test_attention_for_a_cpu_trains_by_matmuls_and_serves_by_buckets() -> None:
     bounds = SequenceBounds.of([3])
-    assert isinstance(attention_for(bounds, bounds, CPU, torch.bfloat16, 64), MatmulAttention)
+    assert isinstance(attention_for(bounds, bounds, CPU, torch.bfloat16, 4, 64), MatmulAttention)
     with torch.no_grad():
-        assert isinstance(attention_for(bounds, bounds, CPU, torch.bfloat16, 64), BucketedAttention)
+        assert isinstance(attention_for(bounds, bounds, CPU, torch.bfloat16, 4, 64), BucketedAttention)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 def test_attention_for_bounds_without_lengths_pads_on_the_device(dtype: torch.dtype) -> None:
     bounds = SequenceBounds(None, torch.tensor([0, 3], dtype=torch.int32), 8)
-    assert isinstance(attention_for(bounds, bounds, CPU, dtype, 64), PaddedAttention)
+    assert isinstance(attention_for(bounds, bounds, CPU, dtype, 4, 64), PaddedAttention)
 
 
 @torch.no_grad()
-def test_attention_for_16_bits_uses_matmuls_where_they_are_faster_and_every_token_is_a_query() -> None:
-    bounds, outputs = SequenceBounds.of([5, 8]), SequenceBounds.of([1, 1])
-    faster = cpu_inference.is_faster(torch.bfloat16, 64)
-    for queries, dtype, matmuls in (
-        (bounds, torch.bfloat16, faster),
-        (outputs, torch.bfloat16, False),
-        (bounds, torch.float32, False),
+def test_attention_uses_matmuls_where_they_are_faster_and_every_token_is_a_query() -> None:
+    bounds, outputs = SequenceBounds.of([100, 8]), SequenceBounds.of([1, 1])
+    fast = torch.bfloat16 if cpu_inference.is_faster(torch.bfloat16, 4, 64) else None
+    for queries, dtype, long_in_bfloat16, expected in (
+        (bounds, torch.bfloat16, False, {fast}),
+        (outputs, torch.bfloat16, False, {None}),
+        (bounds, torch.float32, False, {None}),
+        (bounds, torch.float32, True, {fast, None}),
+        (outputs, torch.float32, True, {None}),
     ):
-        attention = attention_for(queries, bounds, CPU, dtype, 64)
+        options = {"batch_invariant": True, "long_in_bfloat16": long_in_bfloat16}
+        attention = attention_for(queries, bounds, CPU, dtype, 4, 64, **options)
         assert isinstance(attention, BucketedAttention)
-        assert attention.matmuls is matmuls
+        assert {bucket.matmul_dtype for bucket in attention.buckets} == expected

@@ -109,7 +109,7 @@ def test_bucketed_attention_in_16_bits_is_batch_invariant(dtype: torch.dtype, ou
     def attend(num_queries: Lengths, num_keys: Lengths, *inputs: Tensor) -> Tensor:
         bounds = SequenceBounds.of(num_keys)
         own = bounds if outputs is None else SequenceBounds.of(num_queries)
-        return cross(attention_for(own, bounds, CPU, dtype, 64))(*inputs)
+        return cross(attention_for(own, bounds, CPU, dtype, 4, 64))(*inputs)
 
     with torch.no_grad():
         together = attend(queries, keys, query, key, value)

@@ -16,9 +16,10 @@ from model import BertConfig, BertForPreTraining, PackedBatch
 from model.bert import BertLayer
 from model.inference import quantization
 from model.inference.quantization import (
+    InputRange,
     QuantizedLinear,
     UnsupportedInt8Error,
-    find_zero_points,
+    find_input_ranges,
     quantize_encoder,
     quantize_rows,
     weight_limit,
@@ -108,13 +109,37 @@ def test_zero_points_follow_what_the_layers_read() -> None:
     layers = [layer for layer in encoder.layers if isinstance(layer, BertLayer)]
     with torch.inference_mode(False):
         layers[1].output_norm.bias[7] = -20.0
-    zero_points = find_zero_points(encoder)
+    ranges = find_input_ranges(encoder)
     first, _, last = layers
-    assert zero_points[first.output] < 100
-    assert 100 < zero_points[first.intermediate] < 156
-    assert zero_points[last.query_key_value] > 200
-    assert len(zero_points) == 12
+    assert ranges[first.output].zero_point < 100
+    assert 100 < ranges[first.intermediate].zero_point < 156
+    assert ranges[last.query_key_value].zero_point > 170
+    assert len(ranges) == 12
     assert not any(module._forward_pre_hooks for module in encoder.modules())
+
+
+def test_channels_of_norms_that_reach_far_are_divided() -> None:
+    encoder = network(64, layers=2).encoder
+    layers = [layer for layer in encoder.layers if isinstance(layer, BertLayer)]
+    with torch.inference_mode(False):
+        encoder.embeddings.norm.weight[5] = 100.0
+    ranges = find_input_ranges(encoder)
+    factors = ranges[layers[0].query_key_value].factors
+    assert factors is not None
+    assert 0.08 < factors[5] < 0.12  # the root of 1 / 100
+    assert factors.median() > 0.9
+    assert ranges[layers[0].output].factors is None  # GELU would give something else
+
+
+def test_factors_of_channels_change_nothing_but_the_rounding() -> None:
+    generator = torch.Generator().manual_seed(0)
+    x, weight, bias = (torch.randn(*size, generator=generator) for size in ((64, 128), (96, 128), (96,)))
+    x[:, 3] *= 50
+    expected = x @ weight.T + bias
+    reach = x.abs().amax(0)
+    factors = (reach.median() / reach).clamp_max(1).sqrt()
+    plain, divided = (QuantizedLinear(weight, bias, InputRange(128, given))(x) for given in (None, factors))
+    assert (divided - expected).norm() < 0.5 * (plain - expected).norm()
 
 
 def test_quantized_linear_is_close_to_the_plain_layer() -> None:
