@@ -13,9 +13,10 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from model.attention.bucketed import BucketedAttention, Matmuls
 from model.attention.cpu_inference import is_faster
 from model.attention.cpu_training import MatmulAttention
-from model.attention.padded import BucketedAttention, Matmuls, PaddedAttention
+from model.attention.padded import PaddedAttention
 from model.attention.varlen import VarlenAttention, can_use_varlen
 from model.packing import SequenceBounds
 
@@ -70,4 +71,4 @@ def attention_for(
         matmuls = Matmuls(dtype)
     elif queries is keys and long_in_bfloat16 and is_faster(torch.bfloat16, heads, head_dim):
         matmuls = Matmuls(torch.bfloat16, above=_LONG)
-    return BucketedAttention(queries, keys, device, batch_invariant=batch_invariant or half, matmuls=matmuls)
+    return BucketedAttention(queries, keys, batch_invariant=batch_invariant or half, matmuls=matmuls)

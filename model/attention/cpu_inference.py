@@ -14,8 +14,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 # oneDNN compiles a kernel of half a megabyte for each shape: few lengths and few numbers of matrices are used.
-PADDED_LENGTHS = (16, 32, 64, 96, 128, 192, 256, 384, 512)
-_TEXTS_PER_PRODUCT = (64, 32, 16, 8, 4, 2, 1)
+PADDED_LENGTHS = (16, 32, 48, 64, 96, 128, 160, 192, 256, 320, 384, 448, 512)
+_TEXTS_PER_PRODUCT = (64, 16, 4, 2, 1)
 _PARTS_OF_A_TEXT = (4, 1)  # heads together where those of one text are too many
 _MAX_ROWS_PER_PRODUCT = 4096  # of all matrices together: more would leave the cache
 
@@ -24,7 +24,7 @@ def padded_length(length: int) -> int:
     """The length that a sequence is padded to: the next of `PADDED_LENGTHS`, then the next multiple of 128.
 
     >>> [padded_length(n) for n in (7, 16, 33, 130, 513)]
-    [16, 16, 64, 192, 640]
+    [16, 16, 48, 160, 640]
     """
     return next((padded for padded in PADDED_LENGTHS if padded >= length), -(-length // 128) * 128)
 
@@ -33,7 +33,7 @@ def chunk_sizes(heads: int, longest: int) -> list[int]:
     """Numbers of matrices that a product of sequences of this length may have, the largest first.
 
     >>> chunk_sizes(6, longest=64)
-    [48, 24, 12, 6, 4, 1]
+    [24, 12, 6, 4, 1]
     """
     sizes = sorted({*_PARTS_OF_A_TEXT, *(texts * heads for texts in _TEXTS_PER_PRODUCT)}, reverse=True)
     return [size for size in sizes if size * longest <= _MAX_ROWS_PER_PRODUCT] or [1]
@@ -44,7 +44,7 @@ def chunks(texts: int, heads: int, longest: int) -> list[int]:
     """How many matrices each product has: the largest sizes that fit.
 
     >>> chunks(10, heads=6, longest=64)
-    [48, 12]
+    [24, 24, 12]
     """
     cut: list[int] = []
     matrices = texts * heads
@@ -54,36 +54,39 @@ def chunks(texts: int, heads: int, longest: int) -> list[int]:
     return cut
 
 
-def attend(query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None) -> Tensor:
+def attend(query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None, dtype: torch.dtype) -> Tensor:
     """Scaled dot-product attention, for inference.
 
     Args:
         query, key, value: (batch, heads, longest, head_dim)
         bias: 0 for keys, -inf for padding: (batch, 1, 1, longest). None without padding.
+        dtype: precision to compute in.
 
     Returns:
-        (batch, heads, longest, head_dim)
+        (batch, heads, longest, head_dim) in `dtype`
     """
     batch, heads, longest, head_dim = query.shape
-    matrices = batch * heads
     # oneDNN would compile a kernel for every other memory layout, so all are made contiguous.
-    q, k, v = (x.reshape(matrices, longest, head_dim).contiguous() for x in (query, key, value))
+    q, k, v = (
+        x.to(dtype, memory_format=torch.contiguous_format).reshape(batch * heads, longest, head_dim)
+        for x in (query, key, value)
+    )
     if bias is None:
         bias = q.new_zeros(1, 1, 1, 1)
-    bias = bias.to(q.dtype).expand(batch, heads, 1, longest).reshape(matrices, 1, longest)
+    bias = bias.to(dtype).expand(batch, heads, 1, longest).reshape(batch * heads, 1, longest)
+    out = torch.empty_like(q)
     cut = chunks(batch, heads, longest)
-    if len(cut) == 1:
-        return attend_matrices(q, k, v, bias).view_as(query)
-    parts = zip(*(x.split(cut) for x in (q, k, v, bias)), strict=True)
-    return torch.cat([attend_matrices(*part) for part in parts]).view_as(query)
+    for part in zip(*(x.split(cut) for x in (q, k, v, bias, out)), strict=True):
+        attend_matrices(*part)
+    return out.view(batch, heads, longest, head_dim)
 
 
-def attend_matrices(q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> Tensor:
-    """`attend` in one product: q, k, v (matrices, longest, head_dim), bias (matrices, 1, longest) -> like q"""
+def attend_matrices(q: Tensor, k: Tensor, v: Tensor, bias: Tensor, out: Tensor) -> None:
+    """`attend` in one product: q, k, v, out (matrices, longest, head_dim), bias (matrices, 1, longest)"""
     scores = torch.baddbmm(bias, q, k.transpose(1, 2), alpha=q.shape[-1] ** -0.5)
-    if scores.shape[-1] % 32:  # in 16 bits torch vectorises softmax only over multiples of 32
-        return torch.bmm(scores.float().softmax(-1).to(scores.dtype), v)
-    return torch.bmm(scores.softmax(-1), v)
+    vectorised = scores.shape[-1] % 32 == 0  # in 16 bits torch vectorises softmax only over multiples of 32
+    weights = scores.softmax(-1) if vectorised else scores.float().softmax(-1).to(scores.dtype)
+    torch.bmm(weights, v, out=out)
 
 
 @cache
@@ -100,7 +103,7 @@ def _speedup(dtype: torch.dtype, head_dim: int) -> float:
     """
     generator = torch.Generator().manual_seed(0)
     q, k, v = (torch.randn(16, 4, 64, head_dim, generator=generator).to(dtype) for _ in range(3))
-    kernels = (partial(attend, q, k, v, None), partial(F.scaled_dot_product_attention, q, k, v))
+    kernels = (partial(attend, q, k, v, None, dtype), partial(F.scaled_dot_product_attention, q, k, v))
     best = [math.inf, math.inf]
     for _ in range(5):
         for i, kernel in enumerate(kernels):
@@ -118,7 +121,7 @@ def _is_batch_invariant(dtype: torch.dtype, heads: int, head_dim: int) -> bool:
         q, k, v = (torch.randn(1, 1, longest, head_dim, generator=generator).to(dtype) for _ in range(3))
         batch = max(1, sum(size // heads for size in chunk_sizes(heads, longest)))  # one chunk of each size
         q, k, v = (x.expand(batch, heads, longest, head_dim) for x in (q, k, v))
-        results = attend(q, k, v, bias=None)
+        results = attend(q, k, v, None, dtype)
         if not torch.equal(results, results[:1, :1].expand_as(results)):
             return False
     return True

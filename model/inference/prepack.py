@@ -154,7 +154,7 @@ def warm_up_attention(encoder: BertEncoder, tokens: int, shortest: int = 1) -> N
     }
     for size, longest in sorted(shapes):
         x = torch.zeros(size, longest, config.head_dim, dtype=dtype)
-        attend_matrices(x, x, x, bias=x.new_zeros(size, 1, longest))
+        attend_matrices(x, x, x, x.new_zeros(size, 1, longest), torch.empty_like(x))
 
 
 def _replace(layer: BertLayer, name: str, activation: str | None, threads: tuple[int, ...]) -> None:

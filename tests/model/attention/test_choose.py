@@ -4,9 +4,10 @@ import pytest
 import torch
 
 from model.attention import cpu_inference
+from model.attention.bucketed import BucketedAttention
 from model.attention.choose import attention_for
 from model.attention.cpu_training import MatmulAttention
-from model.attention.padded import BucketedAttention, PaddedAttention
+from model.attention.padded import PaddedAttention
 from model.packing import SequenceBounds
 from tests.model.attention.cases import CPU
 
@@ -38,4 +39,4 @@ def test_attention_uses_matmuls_where_they_are_faster_and_every_token_is_a_query
         options = {"batch_invariant": True, "long_in_bfloat16": long_in_bfloat16}
         attention = attention_for(queries, bounds, CPU, dtype, 4, 64, **options)
         assert isinstance(attention, BucketedAttention)
-        assert {bucket.matmul_dtype for bucket in attention.buckets} == expected
+        assert {matmuls and matmuls.dtype for matmuls in attention.matmuls} == expected
