@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -67,37 +67,32 @@ class BucketedAttention:
         buckets = length_buckets(lengths, equal_above=equal_above)
         widths = [max(lengths[bucket.start : bucket.stop]) for bucket in buckets]
         self.matmuls = [matmuls if matmuls is not None and width > matmuls.above else None for width in widths]
-        self.keys = self.queries = _Cells.of(keys.lengths, buckets, widths)
+        self.num_queries = sum(queries.lengths)
+        self.keys = self.queries = _cells(keys.lengths, buckets, widths)
         if queries is not keys:
             most = [max(min_queries, *queries.lengths[bucket.start : bucket.stop]) for bucket in buckets]
-            self.queries = _Cells.of(queries.lengths, buckets, most)
+            self.queries = _cells(queries.lengths, buckets, most)
 
     def self_attention(self, qkv: Tensor) -> Tensor:
         """See `Attention.self_attention`."""
-        query, key, value = (self.keys.pad(x) for x in qkv.unbind(1))
-        return self._attend(query, key, value, len(qkv))
+        return self._attend(*qkv.unbind(1))
 
     def cross_attention(self, query: Tensor, key_value: Tensor) -> Tensor:
         """See `Attention.cross_attention`."""
-        key, value = (self.keys.pad(x) for x in key_value.unbind(1))
-        return self._attend(self.queries.pad(query), key, value, len(query))
+        return self._attend(query, *key_value.unbind(1))
 
-    def _attend(self, query: Tensor, key: Tensor, value: Tensor, rows: int) -> Tensor:
-        """query (query cells, N, D), key and value (key cells, N, D) -> (rows, N, D)"""
+    def _attend(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        """Bucket after bucket, so that all that a bucket needs is in the cache."""
         out = query.new_empty(query.shape)
-        q, k, v, outs = self.queries.split(query), self.keys.split(key), self.keys.split(value), self.queries.split(out)
-        for bucket in zip(q, k, v, outs, self.keys.biases, self.matmuls, strict=True):
-            _attend_bucket(*bucket)
-        return self.queries.unpad(out, rows)
-
-
-def _attend_bucket(q: Tensor, k: Tensor, v: Tensor, out: Tensor, bias: Tensor | None, matmuls: Matmuls | None) -> None:
-    """q and out (batch, N, queries, D), k and v (batch, N, keys, D), bias (batch, 1, 1, keys)"""
-    if matmuls is not None:
-        out.copy_(attend(q, k, v, bias, matmuls.dtype))
-    elif out.numel():
-        mask = None if bias is None else bias.to(q.dtype)
-        out.copy_(F.scaled_dot_product_attention(q, k, v, attn_mask=mask))
+        for queries, keys, matmuls in zip(self.queries, self.keys, self.matmuls, strict=True):
+            q, k, v = queries.pad(query), keys.pad(key), keys.pad(value)
+            if matmuls is not None:
+                queries.unpad(attend(q, k, v, keys.bias, matmuls.dtype), out)
+            elif q.numel():
+                mask = None if keys.bias is None else keys.bias.to(q.dtype)
+                queries.unpad(F.scaled_dot_product_attention(q, k, v, attn_mask=mask), out)
+        out[self.num_queries :] = 0
+        return out
 
 
 def _invariant_length(length: int) -> int:
@@ -108,52 +103,49 @@ def _invariant_length(length: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class _Cells:
-    """The rows of packed sequences as cells: within a bucket, all sequences have the same number of them."""
+    """The rows of a bucket's sequences as cells: all its sequences have the same number of them."""
 
-    rows: int
-    shapes: list[tuple[int, int]]
-    """Of each bucket: sequences, and cells of each"""
-    biases: list[Tensor | None]
-    """Of each bucket: 0 for rows, -inf for padding: (batch, 1, 1, cells) float32. None without padding."""
-    source: Tensor | None
-    """Row of each cell; padding repeats the last row of its sequence: (cells,). None if all cells are rows."""
-    target: Tensor | None
-    """Cell of each row: (rows,). None if all cells are rows."""
-
-    @classmethod
-    def of(cls, lengths: Sequence[int], buckets: Sequence[range], widths: Sequence[int]) -> _Cells:
-        """`widths`: cells of a sequence of each bucket."""
-        rows, shapes = sum(lengths), [(len(bucket), width) for bucket, width in zip(buckets, widths, strict=True)]
-        biases: list[Tensor | None] = [None] * len(buckets)
-        own = [width for batch, width in shapes for _ in range(batch)]
-        if own == list(lengths):
-            return cls(rows, shapes, biases, None, None)
-        counts, cells = torch.tensor(lengths), torch.tensor(own)
-        sequence = torch.repeat_interleave(cells)  # of each cell
-        position = torch.arange(len(sequence)) - (cells.cumsum(0) - cells)[sequence]
-        real = position < counts[sequence]
-        source = (counts.cumsum(0) - counts)[sequence] + torch.minimum(position, counts[sequence] - 1)
-        bias = torch.zeros(len(sequence)).masked_fill_(~real, -math.inf)
-        for i, part in enumerate(bias.split([batch * width for batch, width in shapes])):
-            if min(lengths[buckets[i].start : buckets[i].stop]) < widths[i]:
-                biases[i] = part.view(len(buckets[i]), 1, 1, widths[i])
-        return cls(rows, shapes, biases, source.clamp_min_(0), real.nonzero().squeeze(1))
+    first: int
+    last: int
+    """The bucket's rows in the batch: [first, last)"""
+    shape: tuple[int, int]
+    """Sequences, and cells of each"""
+    bias: Tensor | None = None
+    """0 for rows, -inf for padding: (sequences, 1, 1, cells of each) float32. None if all cells are rows."""
+    source: Tensor | None = None
+    """Row, in the batch, of each cell; padding repeats the last row of its sequence: (cells,)"""
+    target: Tensor | None = None
+    """Cell of each row: (last - first,)"""
 
     def pad(self, packed: Tensor) -> Tensor:
-        """(rows, ...) -> (cells, ...)"""
-        return packed[: self.rows] if self.source is None else packed.index_select(0, self.source)
+        """(rows of the batch, N, D) -> (sequences, N, cells of each, D)"""
+        cells = packed[self.first : self.last] if self.source is None else packed.index_select(0, self.source)
+        return cells.unflatten(0, self.shape).transpose(1, 2)
 
-    def split(self, cells: Tensor) -> Iterator[Tensor]:
-        """(cells, N, D) -> (batch, N, cells of a sequence, D) for each bucket"""
-        parts = cells.split([batch * width for batch, width in self.shapes])
-        for part, shape in zip(parts, self.shapes, strict=True):
-            yield part.unflatten(0, shape).transpose(1, 2)
-
-    def unpad(self, cells: Tensor, total: int) -> Tensor:
-        """(cells, N, D) -> (total, N, D), 0 after the rows"""
+    def unpad(self, padded: Tensor, out: Tensor) -> None:
+        """(sequences, N, cells of each, D) into the bucket's rows of `out` (rows of the batch, N, D)"""
+        cells, rows = padded.transpose(1, 2).flatten(0, 1).to(out.dtype), out[self.first : self.last]
         if self.target is None:
-            return F.pad(cells, (0, 0, 0, 0, 0, total - self.rows)) if total > self.rows else cells
-        out = cells.new_empty(total, *cells.shape[1:])
-        torch.index_select(cells, 0, self.target, out=out[: self.rows])
-        out[self.rows :] = 0
-        return out
+            rows.copy_(cells)
+        else:
+            torch.index_select(cells, 0, self.target, out=rows)
+
+
+def _cells(lengths: Sequence[int], buckets: Sequence[range], widths: Sequence[int]) -> list[_Cells]:
+    """Cells of each bucket. `widths`: cells of each of its sequences."""
+    made, first = [], 0
+    for bucket, width in zip(buckets, widths, strict=True):
+        own = lengths[bucket.start : bucket.stop]
+        last, shape = first + sum(own), (len(own), width)
+        if min(own) == width:
+            made.append(_Cells(first, last, shape))
+        else:
+            counts, position = torch.tensor(own)[:, None], torch.arange(width)
+            real = position < counts  # (sequences, width)
+            source = first + counts.cumsum(0) - counts + torch.minimum(position, counts - 1)
+            bias = torch.zeros(shape).masked_fill_(~real, -math.inf)[:, None, None]
+            made.append(
+                _Cells(first, last, shape, bias, source.flatten().clamp_min_(0), real.flatten().nonzero()[:, 0])
+            )
+        first = last
+    return made

@@ -60,9 +60,9 @@ def test_bucketed_attention_rows_of_no_sequence_get_zeros(make: MakeAttention) -
 
 def test_bucketed_attention_equal_lengths_are_not_gathered() -> None:
     bounds = SequenceBounds.of([4] * 3)
-    attention = BucketedAttention(bounds, bounds)
-    assert attention.keys.source is None
-    assert attention.keys.biases == [None]
+    (cells,) = BucketedAttention(bounds, bounds).keys
+    assert cells.source is None
+    assert cells.bias is None
 
 
 @kinds
