@@ -33,7 +33,7 @@ from model.inference.cpu_features import bfloat16_is_fast
 from model.inference.cuda_graphs import GraphedEncoder
 from model.inference.malloc import keep_freed_memory
 from model.inference.prepack import prepack, warm_up_attention, warm_up_linear
-from model.inference.quantization import UnsupportedInt8Error, quantize_encoder, speedup
+from model.inference.quantization import UnsupportedInt8Error, linear_seconds, quantize_encoder
 from model.packing import round_up_to_bucket
 
 logger = logging.getLogger(__name__)
@@ -56,6 +56,8 @@ class ComputePolicy:
     """Time for making kernels at the start; the rest are made when they are needed."""
     min_seconds_for_all_threads: float = 0.004
     """Seconds that a batch takes with one thread, from which on several threads are faster."""
+    min_int8_speedup: float = 1.2
+    """Of a linear layer, from which the log recommends int8: the rest of the network becomes no faster."""
     masks_per_projection: int = 512
     """Masks that are projected onto the vocabulary together: 512 rows of 30,522 float32 are 60 MB."""
     speed_text_tokens: int = 32
@@ -99,11 +101,11 @@ class TorchBackend:
         torch.set_num_threads(self._threads_each)
         if (index := torch.device(info.device).index) is not None:
             torch.cuda.set_device(index)  # of this thread: streams and graphs go there
-        info.dtype = _resolve_dtype(info.dtype, info.device)
+        wanted, info.dtype = info.dtype, _resolve_dtype(info.dtype, info.device)
         checkpoints = {name: load_checkpoint(directory) for name, directory in self._directories.items()}
         _check_architectures(checkpoints["pretrained"], checkpoints["sentiment"])
-        if info.dtype == "int8":
-            _log_int8_speed(checkpoints["sentiment"].config)
+        if info.device == "cpu" and wanted in ("auto", "int8"):
+            _log_int8_speed(checkpoints["sentiment"].config, wanted)
         served = {name: _describe(checkpoint) for name, checkpoint in checkpoints.items()}
         threads = tuple(dict.fromkeys((self._threads_each, info.threads)))
         for name, checkpoint in checkpoints.items():
@@ -364,22 +366,26 @@ def _resolve_device(device: str) -> str:
     return device
 
 
-def _log_int8_speed(config: BertConfig) -> None:
-    """Log how fast int8 is beside what "auto" would choose.
+def _log_int8_speed(config: BertConfig, wanted: str) -> None:
+    """Log how fast int8 is beside what "auto" chooses, if `wanted`, the precision of the settings, is one of them.
 
     Raises:
-        SettingsError: this processor has no exact product of int8.
+        SettingsError: int8 is wanted, and this processor has no exact product of int8.
     """
     other = _resolve_dtype("auto", "cpu")
     try:
-        factor = speedup(config.hidden_size, config.intermediate_size, getattr(torch, other))
+        seconds, in_int8 = linear_seconds(config.hidden_size, config.intermediate_size, getattr(torch, other))
     except UnsupportedInt8Error as error:
-        raise SettingsError(f"BERT_DTYPE=int8: {error}; set BERT_DTYPE=auto") from error
-    if factor > 1:
-        logger.info("int8: a linear layer is %.1f times as fast as in %s", factor, other)
-    else:
-        message = "int8: a linear layer takes %.1f times as long as in %s on this processor; BERT_DTYPE=auto is faster"
-        logger.warning(message, 1 / factor, other)
+        if wanted == "int8":
+            raise SettingsError(f"BERT_DTYPE=int8: {error}; set BERT_DTYPE=auto") from error
+        return
+    times = f"a linear layer takes {in_int8 * 1e3:.2f} ms in int8 and {seconds * 1e3:.2f} ms in {other}"
+    if wanted == "int8" and in_int8 > seconds:
+        logger.warning("%s: BERT_DTYPE=auto is faster on this processor", times)
+    elif wanted == "int8":
+        logger.info("%s", times)
+    elif in_int8 * POLICY.min_int8_speedup < seconds:
+        logger.info("%s: BERT_DTYPE=int8 is faster on this processor and changes few answers", times)
 
 
 def _resolve_dtype(dtype: str, device: str) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from dataclasses import replace
@@ -134,7 +135,7 @@ def test_int8_gives_nearly_the_same_scores_and_the_same_in_any_batch(
     with caplog.at_level("INFO"):
         backend = TorchBackend(BackendConfig(pretrained, sentiment, device="cpu", dtype="int8", threads=1))
         backend.load()
-    assert "int8: a linear layer" in caplog.text
+    assert re.search(r"a linear layer takes [\d.]+ ms in int8 and [\d.]+ ms in (bfloat16|float32)", caplog.text)
     assert backend.info.dtype == "int8"
     linears = [part for part in backend._networks["pretrained"].modules() if isinstance(part, QuantizedLinear)]
     assert len(linears) == 5  # four in the first layer; keys and values in the second and last
@@ -145,6 +146,22 @@ def test_int8_gives_nearly_the_same_scores_and_the_same_in_any_batch(
     for query, answer in zip(queries, together, strict=True):
         (alone,) = answered(backend, "pretrained", [query])
         assert alone.scores[0] == pytest.approx(answer.scores[0], abs=1e-6)  # the heads compute in float32
+
+
+@pytest.mark.parametrize(("in_int8", "recommended"), [(1e-3, True), (2.9e-3, False)])
+def test_auto_recommends_int8_where_it_is_faster(
+    in_int8: float,
+    recommended: bool,
+    pretrained: Path,
+    sentiment: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setattr(torch_backend, "linear_seconds", lambda *_: (3e-3, in_int8))
+    with caplog.at_level("INFO"):
+        TorchBackend(BackendConfig(pretrained, sentiment, device="cpu", dtype="auto")).load()
+    assert ("a linear layer takes 1.00 ms in int8 and 3.00 ms" in caplog.text) is recommended
+    assert ("BERT_DTYPE=int8 is faster" in caplog.text) is recommended
 
 
 @pytest.mark.parametrize("device", ["cuda", "cuda:1"])
