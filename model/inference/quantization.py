@@ -7,8 +7,8 @@ its inputs. A few channels that a norm gives reach far beyond the others: they a
 by the same factor ("SmoothQuant", Xiao et al. 2023, section 4, https://arxiv.org/abs/2211.10438). Zero points and
 factors are found when a checkpoint is loaded. A row's scale follows from the row alone, and sums of integers have no
 rounding, so a row's result is the same to the last bit in any batch. Norms, heads and what the last layer computes for
-output positions alone stay in float32, and so does attention,
-except that of longer texts, which is in bfloat16 where the processor multiplies that faster.
+output positions alone stay in float32. So does attention, except that longer texts attend in bfloat16 where the
+processor multiplies that faster.
 
 The product is oneDNN's, of unsigned activations and signed weights. `torch._int_mm` is a plain loop without VNNI, and
 `quantized::linear_dynamic` has one scale for the whole batch (experiments/LOG.md).
@@ -45,6 +45,7 @@ _FEED_FORWARD_ROWS = 512
 """Rows that pass through both feed-forward layers together: what lies between stays in the processor's cache, which
 takes a fifth to a third less time than layer by layer (Zen 3, widths 768 to 256)."""
 _ROUNDER = 1.5 * 2**23
+"""Float32 numbers near it are integers, and the lowest byte of their bits is that of the integer."""
 _SMALLEST = 1e-30
 """Keeps the scale of a row or a channel of zeros above 0."""
 
@@ -123,8 +124,7 @@ def quantize_rows(x: Tensor, zero_point: int) -> tuple[Tensor, Tensor]:
     A row with a value that is not finite gets a scale that is not finite.
     """
     scales = _row_scales(x, zero_point)
-    # Float32 numbers near 1.5 * 2**23 are integers, whose lowest byte is that of their bits: adding rounds, and torch
-    # narrows integers in a fraction of the time that it takes to round and convert numbers.
+    # Torch narrows integers in a fraction of the time that it takes to round numbers and convert them.
     return (x * (1 / scales)).add_(_ROUNDER + zero_point).view(torch.int32).to(torch.uint8), scales
 
 
