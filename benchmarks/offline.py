@@ -296,7 +296,7 @@ def _work(end: Connection, threads: int, *arguments: Any) -> None:
 
 
 def fastest_batches(scorers: dict[Name, Scorer], given: Sequence[str]) -> dict[Name, Scorer]:
-    """Each engine with the number of texts in a batch with which it took the least time of two calls."""
+    """For each engine and precision, the batch size with the shortest of two calls."""
     best: dict[tuple[str, str], tuple[float, Name]] = {}
     for name, score in scorers.items():
         seconds = min(_seconds(score, given) for _ in range(2))

@@ -57,7 +57,7 @@ class ComputePolicy:
     min_seconds_for_all_threads: float = 0.004
     """Seconds that a batch takes with one thread, from which on several threads are faster."""
     min_int8_speedup: float = 1.2
-    """Of a linear layer, from which the log recommends int8: the rest of the network becomes no faster."""
+    """The log recommends int8 if a linear layer is at least so many times as fast; the rest of the network is not."""
     masks_per_projection: int = 512
     """Masks that are projected onto the vocabulary together: 512 rows of 30,522 float32 are 60 MB."""
     speed_text_tokens: int = 32
@@ -367,7 +367,7 @@ def _resolve_device(device: str) -> str:
 
 
 def _log_int8_speed(config: BertConfig, wanted: str) -> None:
-    """Log how fast int8 is beside what "auto" chooses, if `wanted`, the precision of the settings, is one of them.
+    """Log how fast int8 is beside what "auto" chooses. `wanted` is `BERT_DTYPE` as set, one of the two.
 
     Raises:
         SettingsError: int8 is wanted, and this processor has no exact product of int8.

@@ -28,7 +28,7 @@ class Matmuls:
     dtype: torch.dtype
     """Precision, also where the input has another"""
     above: int = 0
-    """Sequences longer than this: torch's fused kernel takes less time for a single short one. At most
+    """Only sequences padded to more than this; torch's fused kernel is faster for a single short one. At most
     `_SUMS_DEPEND_ON_LENGTH_ABOVE`."""
 
 
@@ -85,10 +85,12 @@ class BucketedAttention:
         """Bucket after bucket, so that all that a bucket needs is in the cache."""
         out = query.new_empty(query.shape)
         for queries, keys, matmuls in zip(self.queries, self.keys, self.matmuls, strict=True):
+            if queries.first == queries.last:
+                continue
             q, k, v = queries.pad(query), keys.pad(key), keys.pad(value)
             if matmuls is not None:
                 queries.unpad(attend(q, k, v, keys.bias, matmuls.dtype), out)
-            elif q.numel():
+            else:
                 mask = None if keys.bias is None else keys.bias.to(q.dtype)
                 queries.unpad(F.scaled_dot_product_attention(q, k, v, attn_mask=mask), out)
         out[self.num_queries :] = 0
@@ -112,23 +114,23 @@ class _Cells:
     """Sequences, and cells of each"""
     bias: Tensor | None = None
     """0 for rows, -inf for padding: (sequences, 1, 1, cells of each) float32. None if all cells are rows."""
-    source: Tensor | None = None
+    pad_index: Tensor | None = None
     """Row, in the batch, of each cell; padding repeats the last row of its sequence: (cells,)"""
-    target: Tensor | None = None
+    unpad_index: Tensor | None = None
     """Cell of each row: (last - first,)"""
 
     def pad(self, packed: Tensor) -> Tensor:
         """(rows of the batch, N, D) -> (sequences, N, cells of each, D)"""
-        cells = packed[self.first : self.last] if self.source is None else packed.index_select(0, self.source)
+        cells = packed[self.first : self.last] if self.pad_index is None else packed.index_select(0, self.pad_index)
         return cells.unflatten(0, self.shape).transpose(1, 2)
 
     def unpad(self, padded: Tensor, out: Tensor) -> None:
         """(sequences, N, cells of each, D) into the bucket's rows of `out` (rows of the batch, N, D)"""
         cells, rows = padded.transpose(1, 2).flatten(0, 1).to(out.dtype), out[self.first : self.last]
-        if self.target is None:
+        if self.unpad_index is None:
             rows.copy_(cells)
         else:
-            torch.index_select(cells, 0, self.target, out=rows)
+            torch.index_select(cells, 0, self.unpad_index, out=rows)
 
 
 def _cells(lengths: Sequence[int], buckets: Sequence[range], widths: Sequence[int]) -> list[_Cells]:
@@ -142,10 +144,8 @@ def _cells(lengths: Sequence[int], buckets: Sequence[range], widths: Sequence[in
         else:
             counts, position = torch.tensor(own)[:, None], torch.arange(width)
             real = position < counts  # (sequences, width)
-            source = first + counts.cumsum(0) - counts + torch.minimum(position, counts - 1)
+            index = first + counts.cumsum(0) - counts + torch.minimum(position, counts - 1)
             bias = torch.zeros(shape).masked_fill_(~real, -math.inf)[:, None, None]
-            made.append(
-                _Cells(first, last, shape, bias, source.flatten().clamp_min_(0), real.flatten().nonzero()[:, 0])
-            )
+            made.append(_Cells(first, last, shape, bias, index.flatten().clamp_min_(0), real.flatten().nonzero()[:, 0]))
         first = last
     return made

@@ -14,14 +14,11 @@ import torch
 from torch import Tensor
 
 from model.attention.bucketed import BucketedAttention, Matmuls
-from model.attention.cpu_inference import is_faster
+from model.attention.cpu_inference import LONG_TOKENS, is_faster
 from model.attention.cpu_training import MatmulAttention
 from model.attention.padded import PaddedAttention
 from model.attention.varlen import VarlenAttention, can_use_varlen
 from model.packing import SequenceBounds
-
-_LONG = 64
-"""Tokens above which a sequence takes less time in bfloat16, alone too (Zen 4)"""
 
 
 class Attention(Protocol):
@@ -56,8 +53,8 @@ def attention_for(
         keys: tokens of each sequence.
         device, dtype, heads, head_dim: of the tensors that attention will get.
         batch_invariant: in float32 too, where it is a little slower; see `BucketedAttention`.
-        long_in_bfloat16: in float32, compute attention between all tokens of longer sequences in bfloat16, if this
-            processor is faster so.
+        long_in_bfloat16: in float32, compute attention between all tokens of sequences above `LONG_TOKENS` in
+            bfloat16, if this processor is faster so.
     """
     if can_use_varlen(device, dtype, head_dim):
         return VarlenAttention(queries, keys)
@@ -69,6 +66,6 @@ def attention_for(
     matmuls = None
     if queries is keys and half and is_faster(dtype, heads, head_dim):
         matmuls = Matmuls(dtype)
-    elif queries is keys and long_in_bfloat16 and is_faster(torch.bfloat16, heads, head_dim):
-        matmuls = Matmuls(torch.bfloat16, above=_LONG)
+    elif queries is keys and long_in_bfloat16 and is_faster(torch.bfloat16, heads, head_dim, dtype):
+        matmuls = Matmuls(torch.bfloat16, above=LONG_TOKENS)
     return BucketedAttention(queries, keys, batch_invariant=batch_invariant or half, matmuls=matmuls)

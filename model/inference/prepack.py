@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from model.attention.cpu_inference import attend_matrices, chunks, is_faster, padded_length
+from model.attention.cpu_inference import LONG_TOKENS, attend_matrices, chunks, is_faster, padded_length
 from model.bert import BertEncoder, BertLayer, FusedProjection
 from model.inference.batch_invariance import (
     ChunkSizes,
@@ -142,8 +142,10 @@ def warm_up_attention(encoder: BertEncoder, tokens: int, shortest: int = 1) -> N
     """Let oneDNN compile the kernels of attention for batches of up to `tokens`, in texts of at least `shortest`."""
     config, weight = encoder.config, encoder.embeddings.norm.weight
     heads = config.num_attention_heads
-    dtype = torch.bfloat16 if encoder.long_attention_in_bfloat16 else weight.dtype
-    if dtype.itemsize != 2 or not is_faster(dtype, heads, config.head_dim):
+    dtype = weight.dtype
+    if encoder.long_attention_in_bfloat16:
+        dtype, shortest = torch.bfloat16, max(shortest, LONG_TOKENS + 1)
+    if dtype.itemsize != 2 or not is_faster(dtype, heads, config.head_dim, weight.dtype):
         return
     lengths = {padded_length(n) for n in range(shortest, config.max_position_embeddings + 1)}
     shapes = {

@@ -3,12 +3,12 @@
 A weight has a scale per output channel and an activation one per row ("vector-wise quantization", Dettmers et al.
 2022, section 2.1, https://arxiv.org/abs/2208.07339). Weights are quantized when a checkpoint is loaded, activations in
 each call. Activations reach further above 0 than below it, or the reverse, so each layer has the zero point that fits
-its inputs. A few channels that a norm gives reach far beyond the others: they are divided and their weights multiplied
-by the same factor ("SmoothQuant", Xiao et al. 2023, section 4, https://arxiv.org/abs/2211.10438). Zero points and
-factors are found when a checkpoint is loaded. A row's scale follows from the row alone, and sums of integers have no
-rounding, so a row's result is the same to the last bit in any batch. Norms, heads and what the last layer computes for
-output positions alone stay in float32. So does attention, except that longer texts attend in bfloat16 where the
-processor multiplies that faster.
+its inputs. Of what a norm gives, a few channels reach far beyond the others: channels above the median are divided,
+and their weights multiplied by the same factor ("SmoothQuant", Xiao et al. 2023, section 4,
+https://arxiv.org/abs/2211.10438). Zero points and factors are found when a checkpoint is loaded. A row's scale follows
+from the row alone, and sums of integers have no rounding, so a row's result is the same to the last bit in any batch.
+Norms, heads and what the last layer computes for output positions alone stay in float32. So does attention, except
+that longer texts attend in bfloat16 where the processor multiplies that faster.
 
 The product is oneDNN's, of unsigned activations and signed weights. `torch._int_mm` is a plain loop without VNNI, and
 `quantized::linear_dynamic` has one scale for the whole batch (experiments/LOG.md).
@@ -44,7 +44,7 @@ _PROBED_ROWS = (1, 8, 64, 512)
 _FEED_FORWARD_ROWS = 512
 """Rows that pass through both feed-forward layers together: what lies between stays in the processor's cache, which
 takes a fifth to a third less time than layer by layer (Zen 3, widths 768 to 256)."""
-_ROUNDER = 1.5 * 2**23
+_ROUNDING_OFFSET = 1.5 * 2**23
 """Float32 numbers near it are integers, and the lowest byte of their bits is that of the integer."""
 _SMALLEST = 1e-30
 """Keeps the scale of a row or a channel of zeros above 0."""
@@ -54,8 +54,8 @@ class UnsupportedInt8Error(BertError):
     """Torch has no exact int8 product on this processor."""
 
 
-class InputRange(NamedTuple):
-    """How far the inputs of a layer reach."""
+class InputQuantization(NamedTuple):
+    """How the inputs of a layer are quantized."""
 
     zero_point: int
     """What stands for 0 when they are quantized: 1 to 254"""
@@ -63,7 +63,7 @@ class InputRange(NamedTuple):
     """What each channel is multiplied by before: (in_features,)"""
 
 
-_EVEN_RANGE = InputRange(_CENTER)
+_SYMMETRIC = InputQuantization(_CENTER)
 
 
 class QuantizedLinear(nn.Module):
@@ -75,12 +75,12 @@ class QuantizedLinear(nn.Module):
     weight_zero_points: Tensor
     bias: Tensor
 
-    def __init__(self, weight: Tensor, bias: Tensor, inputs: InputRange = _EVEN_RANGE) -> None:
+    def __init__(self, weight: Tensor, bias: Tensor, inputs: InputQuantization = _SYMMETRIC) -> None:
         """
         Args:
             weight: (out_features, in_features) float32
             bias: (out_features,) float32
-            inputs: how far the numbers reach that the layer will get
+            inputs: how the layer's inputs are quantized
 
         Raises:
             UnsupportedInt8Error: see there.
@@ -125,7 +125,7 @@ def quantize_rows(x: Tensor, zero_point: int) -> tuple[Tensor, Tensor]:
     """
     scales = _row_scales(x, zero_point)
     # Torch narrows integers in a fraction of the time that it takes to round numbers and convert them.
-    return (x * (1 / scales)).add_(_ROUNDER + zero_point).view(torch.int32).to(torch.uint8), scales
+    return (x * (1 / scales)).add_(_ROUNDING_OFFSET + zero_point).view(torch.int32).to(torch.uint8), scales
 
 
 def _row_scales(x: Tensor, zero_point: int | Tensor) -> Tensor:
@@ -143,7 +143,7 @@ def quantize_encoder(encoder: BertEncoder) -> None:
     Raises:
         UnsupportedInt8Error: see there.
     """
-    ranges = find_input_ranges(encoder)
+    ranges = find_input_quantization(encoder)
 
     def quantized(linear: nn.Linear) -> QuantizedLinear:
         return QuantizedLinear(linear.weight, linear.bias, ranges[linear])
@@ -165,14 +165,14 @@ def quantize_encoder(encoder: BertEncoder) -> None:
 
 
 @torch.inference_mode()
-def find_input_ranges(encoder: BertEncoder) -> dict[nn.Module, InputRange]:
-    """For each linear layer, how far its inputs reach for random words: which channels reach how far depends little on
-    the words (Kovaleva et al. 2021, https://arxiv.org/abs/2105.06990).
+def find_input_quantization(encoder: BertEncoder) -> dict[nn.Module, InputQuantization]:
+    """For each linear layer, what fits its inputs for random words: which channels reach how far depends little on the
+    words (Kovaleva et al. 2021, https://arxiv.org/abs/2105.06990).
 
-    A channel that reaches further than the median one is multiplied by the root of their ratio. The zero point is that
-    with which the steps are smallest (mean square over the rows).
+    A channel of a norm that reaches further than the median one is multiplied by `sqrt(median / reach)`. The zero point
+    is that with which the steps are smallest (mean square over the rows).
     """
-    found: dict[nn.Module, InputRange] = {}
+    found: dict[nn.Module, InputQuantization] = {}
 
     def look(linear: nn.Module, inputs: tuple[Tensor, ...], *, normed: bool = False) -> None:
         x, factors = inputs[0], None
@@ -181,7 +181,7 @@ def find_input_ranges(encoder: BertEncoder) -> dict[nn.Module, InputRange]:
             factors = (reach.median() / reach).clamp_max_(1).sqrt_()
             x = x * factors
         steps = _row_scales(x, torch.arange(1, _MAX_ACTIVATION))  # (rows, zero points)
-        found[linear] = InputRange(1 + int(steps.square().mean(0).argmin()), factors)
+        found[linear] = InputQuantization(1 + int(steps.square().mean(0).argmin()), factors)
 
     def look_at_layer(layer: nn.Module, inputs: tuple[Tensor, ...]) -> None:
         assert isinstance(layer, BertLayer)
@@ -239,10 +239,9 @@ def linear_seconds(in_features: int, out_features: int, dtype: torch.dtype) -> t
     generator = torch.Generator().manual_seed(0)
     weight, x = (torch.randn(rows, in_features, generator=generator) for rows in (out_features, 512))
     bias = weight.new_zeros(out_features)
-    layers: tuple[tuple[Callable[[Tensor], Tensor], Tensor], ...] = (
-        (PrepackedLinear(weight.to(dtype), bias.to(dtype)), x.to(dtype)),
-        (QuantizedLinear(weight, bias), x),
-    )
+    quantized = QuantizedLinear(weight, bias)  # first: where it cannot be had, the other may not be either
+    prepacked = PrepackedLinear(weight.to(dtype), bias.to(dtype))
+    layers: tuple[tuple[Callable[[Tensor], Tensor], Tensor], ...] = ((prepacked, x.to(dtype)), (quantized, x))
     best = [math.inf, math.inf]
     for _ in range(8):
         for i, (layer, rows) in enumerate(layers):

@@ -58,10 +58,17 @@ def test_bucketed_attention_rows_of_no_sequence_get_zeros(make: MakeAttention) -
     assert not out[3:].any()
 
 
+@kinds
+def test_bucketed_attention_without_queries_computes_nothing(make: MakeAttention) -> None:
+    query, key, value = inputs_for([0, 0], [3, 5])
+    out = cross(make(SequenceBounds.of([0, 0]), SequenceBounds.of([3, 5])))(query, key, value)
+    assert out.shape == query.shape
+
+
 def test_bucketed_attention_equal_lengths_are_not_gathered() -> None:
     bounds = SequenceBounds.of([4] * 3)
     (cells,) = BucketedAttention(bounds, bounds).keys
-    assert cells.source is None
+    assert cells.pad_index is None
     assert cells.bias is None
 
 

@@ -16,10 +16,10 @@ from model import BertConfig, BertForPreTraining, PackedBatch
 from model.bert import BertLayer
 from model.inference import quantization
 from model.inference.quantization import (
-    InputRange,
+    InputQuantization,
     QuantizedLinear,
     UnsupportedInt8Error,
-    find_input_ranges,
+    find_input_quantization,
     quantize_encoder,
     quantize_rows,
     weight_limit,
@@ -109,7 +109,7 @@ def test_zero_points_follow_what_the_layers_read() -> None:
     layers = [layer for layer in encoder.layers if isinstance(layer, BertLayer)]
     with torch.inference_mode(False):
         layers[1].output_norm.bias[7] = -20.0
-    ranges = find_input_ranges(encoder)
+    ranges = find_input_quantization(encoder)
     first, _, last = layers
     assert ranges[first.output].zero_point < 100
     assert 100 < ranges[first.intermediate].zero_point < 156
@@ -123,7 +123,7 @@ def test_channels_of_norms_that_reach_far_are_divided() -> None:
     layers = [layer for layer in encoder.layers if isinstance(layer, BertLayer)]
     with torch.inference_mode(False):
         encoder.embeddings.norm.weight[5] = 100.0
-    ranges = find_input_ranges(encoder)
+    ranges = find_input_quantization(encoder)
     factors = ranges[layers[0].query_key_value].factors
     assert factors is not None
     assert 0.08 < factors[5] < 0.12  # the root of 1 / 100
@@ -138,7 +138,7 @@ def test_factors_of_channels_change_nothing_but_the_rounding() -> None:
     expected = x @ weight.T + bias
     reach = x.abs().amax(0)
     factors = (reach.median() / reach).clamp_max(1).sqrt()
-    plain, divided = (QuantizedLinear(weight, bias, InputRange(128, given))(x) for given in (None, factors))
+    plain, divided = (QuantizedLinear(weight, bias, InputQuantization(128, given))(x) for given in (None, factors))
     assert (divided - expected).norm() < 0.5 * (plain - expected).norm()
 
 
