@@ -12,8 +12,8 @@ _LARGEST = 2**31 - 1
 def keep_freed_memory() -> None:
     """Let this process keep freed memory for its next tensors instead of giving it back to the system.
 
-    A forward pass takes and frees the same megabytes again and again: mapping them anew costs a CPU up to an eighth of
-    its time. Only glibc's malloc gives memory back so eagerly; other C libraries have no `mallopt`.
+    Each forward pass takes and frees the same megabytes. Getting them from the system again took up to an eighth of its
+    time on a CPU. Other C libraries have no `mallopt`.
     """
     with suppress(AttributeError):
         mallopt = ctypes.CDLL(None).mallopt
