@@ -36,7 +36,7 @@ _MAX_ACTIVATION = 255
 _CENTER = 128
 """The zero point of activations that reach as far above 0 as below it."""
 _LOOK_TEXTS, _LOOK_TOKENS = 8, 64
-"""Texts of random words in which ranges are found, and the tokens of each."""
+"""Texts of random words that the network reads to find `InputQuantization`, and the tokens of each."""
 _WEIGHT_LIMITS = (127, 64)
 """Largest magnitudes of quantized weights. Without VNNI, processors add pairs of products in 16 bits, which holds
 2 * 255 * 64 and saturates above."""
@@ -143,10 +143,10 @@ def quantize_encoder(encoder: BertEncoder) -> None:
     Raises:
         UnsupportedInt8Error: see there.
     """
-    ranges = find_input_quantization(encoder)
+    inputs = find_input_quantization(encoder)
 
     def quantized(linear: nn.Linear) -> QuantizedLinear:
-        return QuantizedLinear(linear.weight, linear.bias, ranges[linear])
+        return QuantizedLinear(linear.weight, linear.bias, inputs[linear])
 
     *layers, last = (layer for layer in encoder.layers if isinstance(layer, BertLayer))
     for layer in layers:
@@ -155,7 +155,7 @@ def quantize_encoder(encoder: BertEncoder) -> None:
         parts = quantized(layer.intermediate), layer.activation, quantized(layer.output)
         layer.intermediate = QuantizedFeedForward(*parts)  # type: ignore[assignment]
         layer.activation = layer.output = nn.Identity()  # type: ignore[assignment]
-    make_key_value = partial(QuantizedLinear, inputs=ranges[last.query_key_value])
+    make_key_value = partial(QuantizedLinear, inputs=inputs[last.query_key_value])
     last.query_key_value = SplitProjection(last.query_key_value, PrepackedLinear, make_key_value)  # type: ignore[assignment]
     for name in ("attention_output", "intermediate", "output"):
         linear = getattr(last, name)

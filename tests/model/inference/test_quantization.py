@@ -109,12 +109,12 @@ def test_zero_points_follow_what_the_layers_read() -> None:
     layers = [layer for layer in encoder.layers if isinstance(layer, BertLayer)]
     with torch.inference_mode(False):
         layers[1].output_norm.bias[7] = -20.0
-    ranges = find_input_quantization(encoder)
+    found = find_input_quantization(encoder)
     first, _, last = layers
-    assert ranges[first.output].zero_point < 100
-    assert 100 < ranges[first.intermediate].zero_point < 156
-    assert ranges[last.query_key_value].zero_point > 170
-    assert len(ranges) == 12
+    assert found[first.output].zero_point < 100
+    assert 100 < found[first.intermediate].zero_point < 156
+    assert found[last.query_key_value].zero_point > 170
+    assert len(found) == 12
     assert not any(module._forward_pre_hooks for module in encoder.modules())
 
 
@@ -123,12 +123,12 @@ def test_channels_of_norms_that_reach_far_are_divided() -> None:
     layers = [layer for layer in encoder.layers if isinstance(layer, BertLayer)]
     with torch.inference_mode(False):
         encoder.embeddings.norm.weight[5] = 100.0
-    ranges = find_input_quantization(encoder)
-    factors = ranges[layers[0].query_key_value].factors
+    found = find_input_quantization(encoder)
+    factors = found[layers[0].query_key_value].factors
     assert factors is not None
     assert 0.08 < factors[5] < 0.12  # the root of 1 / 100
     assert factors.median() > 0.9
-    assert ranges[layers[0].output].factors is None  # GELU would give something else
+    assert found[layers[0].output].factors is None  # GELU would give something else
 
 
 def test_factors_of_channels_change_nothing_but_the_rounding() -> None:
