@@ -20,7 +20,7 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import Normalizer
 
 from training.corpus.encode import NO_LABEL
-from training.corpus.inputs import labelled_inputs
+from training.corpus.inputs import labelled_inputs, reading_of
 from training.evaluate.classification import balanced_accuracy
 from training.recipe import Recipe, source_name
 from training.runtime.files import read_json, write_json
@@ -40,6 +40,9 @@ _WORD = rf"(?u){_UNSPACED}|(?:(?!{_UNSPACED})[\w'\u0300-\u036f\u0591-\u05c7\u064
 
 DEV = " (dev)"
 """Marks figures on dev texts in a report."""
+
+PAIR = " (pair)"
+"""Marks figures on texts that are read as pairs in a report."""
 
 logger = logging.getLogger(__name__)
 
@@ -125,14 +128,25 @@ def _fit(words: Any, classifier: Callable[[float], Any], train: Labelled, dev: L
 
 
 def read_test(recipe: Recipe) -> dict[str, Labelled]:
-    """The labelled documents of each test source; without any, the dev texts of each source of `finetune.train`."""
+    """The labelled documents of each test source; without any, the dev texts of each source of `finetune.train`. If a
+    source is read as one text and as a pair, those with both texts are there once more, under the name with `PAIR`."""
+    test: dict[str, Labelled] = defaultdict(list)
     if recipe.finetune.test or not recipe.finetune.train:
-        return {source_name(source): list(labelled(source, recipe)) for source in recipe.finetune.test}
-    dev: dict[str, Labelled] = defaultdict(list)
+        for source in recipe.finetune.test:
+            _add(test, source_name(source), list(labelled(source, recipe)), reading_of(source))
+        return dict(test)
     for shard_input in labelled_inputs(recipe):
         if shard_input.part != "train" and shard_input.labels is not None:
-            dev[shard_input.source + DEV] += zip(shard_input.documents, shard_input.labels, strict=True)
-    return dict(dev)
+            part = list(zip(shard_input.documents, shard_input.labels, strict=True))
+            _add(test, shard_input.source + DEV, part, shard_input.read)
+    return dict(test)
+
+
+def _add(test: dict[str, Labelled], name: str, part: Labelled, read: str) -> None:
+    test[name] += part
+    pairs = [row for row in part if all(row[0].fields)]
+    if read == "both" and pairs:
+        test[name + PAIR] += pairs
 
 
 def balanced_by_domain(answers: torch.Tensor, part: Labelled) -> tuple[float, dict[str, float]]:

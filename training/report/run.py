@@ -23,7 +23,7 @@ from training.loop.checkpoint import fingerprint
 from training.loop.log import RunLog
 from training.pretrain.run import load_pretrained, open_heldout
 from training.recipe import Recipe, source_name
-from training.report.baselines import DEV, Figures, Labelled, balanced_by_domain, evaluate_baselines, read_test
+from training.report.baselines import DEV, PAIR, Figures, Labelled, balanced_by_domain, evaluate_baselines, read_test
 from training.report.plots import plot_confusion, plot_losses, plot_reliability
 from training.runtime.device import choose_device
 from training.runtime.files import write_json
@@ -56,7 +56,7 @@ class Report:
     pretraining: dict[str, PretrainingReport] = field(default_factory=dict)
     """By name of the held-out source."""
     classification: dict[str, SourceReport] = field(default_factory=dict)
-    """By name of the test source; with ` (pair)` for sources that are also read as pairs."""
+    """By name of the test source; with `PAIR` for those of its texts that are also read as pairs."""
     labels: list[str] = field(default_factory=list)
     baselines: dict[str, dict[str, Figures]] = field(default_factory=dict)
     """By name of the baseline and of the test source."""
@@ -189,13 +189,12 @@ def _test_reports(recipe: Recipe, folder: Path, test: Mapping[str, Labelled]) ->
     for source in recipe.finetune.test or recipe.finetune.train:
         name, read = source_name(source), reading_of(source)
         name += DEV * (not recipe.finetune.test)
-        if name not in test:
-            continue
-        readings = {name: "text", f"{name} (pair)": "pair"} if read == "both" else {name: read}
-        for title, reading in readings.items():
-            documents, labels = zip(*test[name], strict=True)
+        readings = {name: "text", name + PAIR: "pair"} if read == "both" else {name: read}
+        for title in filter(test.__contains__, readings):
+            documents, labels = zip(*test[title], strict=True)
             logger.info("evaluating on %s: %s texts", title, f"{len(documents):,}")
-            reports[title] = _test_report(classify(checkpoint, documents, labels, reading), test[name])
+            answers = classify(checkpoint, documents, labels, readings[title])
+            reports[title] = _test_report(answers, test[title])
     return reports
 
 
@@ -277,7 +276,7 @@ def _classification_table(report: Report) -> str:
 
 def _baselines(report: Report, name: str) -> dict[str, Figures]:
     """The baselines of a test source: they read a pair as one text."""
-    return {bag: rows[name.removesuffix(" (pair)")] for bag, rows in report.baselines.items()}
+    return {bag: rows[name] for bag, rows in report.baselines.items()}
 
 
 def _domain_sentences(report: Report) -> list[str]:
@@ -308,7 +307,7 @@ def _plot(recipe: Recipe, folder: Path, report: Report) -> list[Path]:
             old.unlink()
     written = _plot_losses(recipe) if folder == recipe.folder else []
     for name, test in report.classification.items():
-        slug = name.replace(" (pair)", "-pair").replace(DEV, "-dev")
+        slug = name.replace(PAIR, "-pair").replace(DEV, "-dev")
         confusion, reliability = folder / f"confusion-{slug}.png", folder / f"reliability-{slug}.png"
         plot_confusion(test.figures.confusion, report.labels, confusion)
         plot_reliability(test.figures.reliability, reliability)
