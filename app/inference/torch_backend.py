@@ -284,11 +284,13 @@ def _torch_errors() -> Iterator[None]:
     except torch.OutOfMemoryError as error:
         torch.cuda.empty_cache()
         raise OutOfMemoryError(str(error)) from error
-    except torch.AcceleratorError as error:  # after a device-side fault, every call to the device fails
-        raise BackendDiedError(str(error)) from error
-    except RuntimeError as error:
-        if "can't allocate memory" in str(error) or "not enough memory" in str(error):  # DefaultCPUAllocator
+    except (RuntimeError, MemoryError) as error:
+        # Of DefaultCPUAllocator, of CUDA outside torch's allocator, of Python.
+        lacks = ("can't allocate memory", "not enough memory", "CUDA error: out of memory")
+        if isinstance(error, MemoryError) or any(words in str(error) for words in lacks):
             raise OutOfMemoryError(str(error)) from error
+        if isinstance(error, torch.AcceleratorError):  # after a device-side fault, every call to the device fails
+            raise BackendDiedError(str(error)) from error
         raise
 
 

@@ -13,8 +13,8 @@ class Deadline:
     at: float
     """`time.monotonic()`"""
     from_client: bool = False
-    """The caller asked for it. If it cannot be met, the caller asked for too much (504); if the server's own cannot,
-    too much is waiting (429)."""
+    """The caller asked for it. If it cannot be met, the answer is 504; if the server's own cannot, it is 429, because
+    too much is waiting."""
 
     @classmethod
     def after(cls, seconds: float, *, from_client: bool = False) -> Deadline:

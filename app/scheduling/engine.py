@@ -165,7 +165,10 @@ class Engine:
             def to_result(_: Input, query: Query, answer: Answer) -> LabelResult:
                 return results.label_result(labels, query, answer, top_k)
 
-            return await self._answer(encoder, served, inputs, to_query, to_result, deadline)
+            def answer_bytes(queries: Sequence[Query]) -> int:
+                return len(queries) * len(labels[:top_k]) * self._policy.prediction_bytes
+
+            return await self._answer(encoder, served, inputs, to_query, to_result, deadline, answer_bytes)
 
     async def tokenize(self, texts: Sequence[str], *, deadline: Deadline) -> Reply[list[TextToken]]:
         """The tokens of whole texts, as the sentiment model reads them. Raises errors of `app.errors`."""
@@ -192,7 +195,7 @@ class Engine:
         to_query: Callable[[Input, CheckCancelled], Query],
         to_result: Callable[[Input, Query, Answer], Result],
         deadline: Deadline,
-        answer_bytes: Callable[[Sequence[Query]], int] = lambda _: 0,
+        answer_bytes: Callable[[Sequence[Query]], int],
     ) -> Reply[Result]:
         """Everything between a parsed request and its results; ends it at its deadline, as `task_route` does while
         the body arrives.

@@ -29,13 +29,16 @@ MIN_TOKENS_TO_SPLIT = 256
 """Free processes do not share fewer tokens among them, because a forward pass has a cost of its own."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(slots=True, eq=False)
 class Running:
     """A batch that is being computed."""
 
     began: float
     concurrent: int
     """Batches that were being computed when it began, itself included."""
+    lacked_memory: bool = False
+    fitting_tokens: int = 0
+    """Of its largest part that memory had room for, where the whole had none."""
 
 
 class Scheduler(Generic[Item, Answer]):
@@ -59,7 +62,8 @@ class Scheduler(Generic[Item, Answer]):
 
         Args:
             max_queue_tokens: tokens that may wait ahead of a request, its own included.
-            max_concurrent_batches: batches to compute at the same time now, unless half a full batch waits.
+            max_concurrent_batches: how many batches may run now. If half a full batch waits, every free process
+                computes.
             on_failure: called once, before any request fails, when no further batch can succeed.
         """
         self.throughput = throughput
@@ -249,12 +253,10 @@ class Scheduler(Generic[Item, Answer]):
 
     async def _compute(self, batch: list[Pending[Item, Answer]], running: Running) -> None:
         try:
-            answers = await self._run_isolated(batch)
-            concurrent = max(running.concurrent, len(self._running))
+            answers = await self._run_isolated(batch, running)
+            if running in self._running:  # else another backend has been loaded since
+                self._record(batch, answers, running)
             self._running.discard(running)
-            if not any(isinstance(answer, Exception) for answer in answers):
-                tokens = sum(pending.tokens for pending in batch)
-                self.throughput.record_batch(tokens, time.monotonic() - running.began, concurrent)
             for pending, answer in zip(batch, answers, strict=True):
                 if isinstance(answer, Exception):
                     self._queue.withdraw(pending.request)  # the request has failed as a whole
@@ -265,27 +267,40 @@ class Scheduler(Generic[Item, Answer]):
         finally:
             self._running.discard(running)
 
-    async def _run_isolated(self, batch: list[Pending[Item, Answer]]) -> list[Answer | Exception]:
+    def _record(
+        self, batch: list[Pending[Item, Answer]], answers: Sequence[Answer | Exception], running: Running
+    ) -> None:
+        """What a batch has shown of the backend's speed and memory."""
+        tokens = sum(pending.tokens for pending in batch)
+        if not any(isinstance(answer, Exception) for answer in answers):
+            concurrent = max(running.concurrent, len(self._running))
+            self.throughput.record_batch(tokens, time.monotonic() - running.began, concurrent)
+        if running.lacked_memory:
+            if running.fitting_tokens:  # else smaller batches would not help
+                self.throughput.record_out_of_memory(running.fitting_tokens)
+            logger.warning("out of memory at %d tokens; batches are now %d", tokens, self.throughput.batch_tokens)
+
+    async def _run_isolated(self, batch: list[Pending[Item, Answer]], running: Running) -> list[Answer | Exception]:
         """Answers of a batch; if it fails, of its halves, so that only the failing item gets the error."""
+        tokens = sum(pending.tokens for pending in batch)
         try:
             answers = list(await self._run(batch[0].request.encoder, [pending.item for pending in batch]))
             if len(answers) != len(batch):
                 raise RuntimeError(f"{len(answers)} answers to {len(batch)} items")
+            running.fitting_tokens = max(running.fitting_tokens, tokens)
             return answers
         except errors.BackendDiedError:
             raise
         except errors.OutOfMemoryError:
-            tokens = sum(pending.tokens for pending in batch)
-            if len(batch) > 1:
-                self.throughput.record_out_of_memory(tokens)
-            logger.warning("out of memory at %d tokens; batches are now %d", tokens, self.throughput.batch_tokens)
+            running.lacked_memory = True
         except Exception:
             if len(batch) == 1:
-                logger.exception("inference failed on one input of %d tokens", batch[0].tokens)
+                logger.exception("inference failed on one input of %d tokens", tokens)
         if len(batch) == 1:
             return [errors.InferenceError()]
         middle = len(batch) // 2
-        return await self._run_isolated(batch[:middle]) + await self._run_isolated(batch[middle:])
+        halves = batch[:middle], batch[middle:]
+        return [answer for half in halves for answer in await self._run_isolated(half, running)]
 
     def _deliver(self, batch: list[Pending[Item, Answer]], answers: Sequence[Answer | Exception]) -> None:
         tokens = sum(pending.tokens for pending in batch)

@@ -40,7 +40,8 @@ class ThroughputPolicy:
 
 
 class Throughput:
-    """The measured speed. Batches below half size are ignored, unless they are faster than the current estimate."""
+    """The measured speed. A batch of less than half size, or one beside idle processes, can raise the estimate, but
+    not lower it."""
 
     def __init__(self, policy: ThroughputPolicy = ThroughputPolicy(), fixed_batch_tokens: int = 0) -> None:
         """`fixed_batch_tokens`: tokens of a full batch; 0 derives them from the measured speed."""
@@ -49,6 +50,7 @@ class Throughput:
         self.batch_tokens = fixed_batch_tokens or policy.min_batch_tokens
         """Tokens of a full batch, now."""
         self._per_process = 0.0
+        self._processes = 1
         self._max_useful_tokens = 0
         self._samples = 0
         self._fixed_batch_tokens = fixed_batch_tokens
@@ -61,7 +63,8 @@ class Throughput:
         """Start again from what a newly loaded backend says: its speed, in all processes together, and the tokens
         of a batch beyond which it does not get faster."""
         self.tokens_per_second = tokens_per_second
-        self._per_process = tokens_per_second / max(processes, 1)
+        self._processes = max(processes, 1)
+        self._per_process = tokens_per_second / self._processes
         self._max_useful_tokens = max_useful_tokens
         self._samples = 0
         self._memory_limit = math.inf
@@ -70,8 +73,8 @@ class Throughput:
     def record_batch(self, tokens: int, seconds: float, concurrent: int) -> None:
         """A batch took so long while `concurrent` batches were computed, itself included."""
         speed = tokens / max(seconds, 1e-6)
-        is_half_full = 2 * tokens >= self.batch_tokens
-        if not is_half_full and not 0 < self.tokens_per_second < speed * concurrent:
+        all_busy = concurrent >= self._processes or not self.tokens_per_second
+        if not (2 * tokens >= self.batch_tokens and all_busy) and not 0 < self.tokens_per_second < speed * concurrent:
             return
         weight = 1 / self._policy.min_samples if self.tokens_per_second else 1.0
         self.tokens_per_second += weight * (speed * concurrent - self.tokens_per_second)
@@ -82,9 +85,10 @@ class Throughput:
             self._memory_limit *= 2
         self._update_batch_tokens()
 
-    def record_out_of_memory(self, tokens: int) -> None:
-        """A batch of several items did not fit into memory: later batches have at most half its tokens."""
-        self._memory_limit = self.batch_tokens = max(min(self.batch_tokens, tokens // 2), 1)
+    def record_out_of_memory(self, fitting_tokens: int) -> None:
+        """A batch did not fit into memory, and the largest part of it that did has so many tokens: later batches have
+        no more."""
+        self._memory_limit = self.batch_tokens = max(min(self.batch_tokens, fitting_tokens), 1)
         self._since_out_of_memory = 0
 
     def _update_batch_tokens(self) -> None:

@@ -48,10 +48,10 @@ class BucketedAttention:
     ) -> None:
         """
         Args:
-            batch_invariant: let the padded length follow from a sequence's own length, as far as sums in the
-                kernel depend on it. A sequence then gets the same result in any batch. In 16 bits another order
-                of summation changes results by a rounding error that grows from layer to layer; in float32 the
-                change is in the seventh digit.
+            batch_invariant: pad each sequence to a length that follows from its own length alone, wherever
+                padding would change the order of sums in the kernel. A sequence then gets the same result in any
+                batch. In 16 bits another order of summation changes results by a rounding error that grows from
+                layer to layer; in float32 the change is in the seventh digit.
             matmuls: what to compute by `model.attention.cpu_inference`, batch invariantly; every token must be a
                 query.
         """

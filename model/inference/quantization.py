@@ -6,7 +6,7 @@ each call. Activations reach further above 0 than below it, or the reverse, so e
 its inputs. Of what a norm gives, a few channels reach far beyond the others: channels above the median are divided,
 and their weights multiplied by the same factor ("SmoothQuant", Xiao et al. 2023, section 4,
 https://arxiv.org/abs/2211.10438). Zero points and factors are found when a checkpoint is loaded. A row's scale follows
-from the row alone, and sums of integers have no rounding, so a row's result is the same to the last bit in any batch.
+from the row alone, and sums of integers have no rounding, so a row's product is the same to the last bit in any batch.
 Norms, heads and what the last layer computes for output positions alone stay in float32. So does attention, except
 that longer texts attend in bfloat16 where the processor multiplies that faster.
 

@@ -306,6 +306,8 @@ def test_absent_device_is_named(pretrained: Path, sentiment: Path) -> None:
     [
         (torch.OutOfMemoryError("x"), OutOfMemoryError),
         (RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried ..."), OutOfMemoryError),
+        (torch.AcceleratorError("CUDA error: out of memory"), OutOfMemoryError),
+        (MemoryError(), OutOfMemoryError),
         (torch.AcceleratorError("device-side assert"), BackendDiedError),
         (RuntimeError("shape"), RuntimeError),
     ],

@@ -7,6 +7,7 @@ import threading
 from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
@@ -240,6 +241,16 @@ async def test_answer_beyond_all_measure_is_refused_before_compute(backend: Any)
         with pytest.raises(TooLargeError, match="top_k"):
             await engine.fill_mask(["[MASK] " * 20], deadline=soon(), top_k=10)
     assert backend.batches == []
+
+
+async def test_answer_of_very_many_labels_is_refused_or_made_in_a_thread(backend: Any) -> None:
+    async with running(backend, EnginePolicy(max_answer_bytes=1000, inline_answer_bytes=500)) as engine:
+        ask = partial(engine.labels, Task.SENTIMENT, deadline=soon())
+        with pytest.raises(TooLargeError, match="top_k"):
+            await ask(["a"] * 6)
+        assert backend.batches == []
+        assert (await ask(["a"] * 6, top_k=1)).is_large
+        assert not (await ask(["a"])).is_large
 
 
 @pytest.mark.parametrize("character", ["\u0001", "\U0001f600", "é"])

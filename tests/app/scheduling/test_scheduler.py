@@ -227,6 +227,29 @@ async def test_scheduler_out_of_memory_splits_the_batch_and_lowers_the_limit(com
         assert scheduler.throughput.batch_tokens <= 40  # at any speed
 
 
+async def test_scheduler_moment_without_memory_does_not_make_batches_tiny(computer: Computer) -> None:
+    failures = iter([OutOfMemoryError() for _ in range(4)])  # 8, 4, 2 and 1 items; then memory is free again
+    computer.fault = lambda _: next(failures, None)
+    async with running(computer) as scheduler:
+        with pytest.raises(InferenceError):
+            await ask(scheduler, 1, 2, 3, 4, 5, 6, 7, 8)
+        assert scheduler.throughput.batch_tokens == 40, "the second half had room as a whole"
+
+
+async def test_scheduler_batch_of_the_backend_before_is_not_measured(computer: Computer) -> None:
+    async with running(computer) as scheduler:
+        scheduler.throughput.set(1e-6, processes=1, max_useful_tokens=100)
+        computer.gate.clear()
+        old = await start(scheduler, 1, tokens=100)
+        await computer.has_entered()
+        scheduler.open(1)
+        computer.gate.set()
+        assert await old == [2]
+        assert scheduler.throughput.tokens_per_second == 1e-6
+        await ask(scheduler, 1, tokens=100)
+        assert scheduler.throughput.tokens_per_second > 1
+
+
 async def test_scheduler_item_that_never_fits_fails_alone(computer: Computer) -> None:
     computer.fault = lambda items: OutOfMemoryError() if 1 in items else None
     async with running(computer) as scheduler:

@@ -33,6 +33,17 @@ def test_throughput_of_all_processes_and_batch_size_of_one() -> None:
     assert measured.batch_tokens == 1000
 
 
+def test_throughput_beside_idle_processes_is_not_that_of_all() -> None:
+    measured = throughput(batch=1000)
+    measured.set(16_000.0, processes=16, max_useful_tokens=1000)
+    for _ in range(30):
+        measured.record_batch(1000, seconds=1.0, concurrent=2)
+    assert measured.tokens_per_second == 16_000
+    for _ in range(30):
+        measured.record_batch(1000, seconds=2.0, concurrent=16)
+    assert measured.tokens_per_second == pytest.approx(8000, rel=0.05)
+
+
 def test_throughput_is_that_of_full_batches() -> None:
     measured = throughput(batch=1000)
     measured.record_batch(10, seconds=0.001, concurrent=1)
@@ -61,7 +72,7 @@ def test_throughput_recovers_from_a_measurement_on_a_busy_machine() -> None:
 
 def test_throughput_batch_after_out_of_memory_is_smaller_for_a_while() -> None:
     measured = throughput(batch=100, oom_recovery_batches=3)
-    measured.record_out_of_memory(80)
+    measured.record_out_of_memory(40)
     assert measured.batch_tokens == 40
     for _ in range(2):
         measured.record_batch(40, seconds=1.0, concurrent=1)
