@@ -70,11 +70,17 @@ class BoundedProtocol(HttpToolsProtocol):
         self._in_request = False
         self._raw_body = False
         self._ignore_input = False
-        """Set by bytes that are not a request: the connection closes after the answers to the requests before them."""
+        """The connection closes after the answers to the requests so far: what comes next is not a request, or the rest
+        of a body that nobody reads."""
+        self._cycle_transport: Any = None
+        """What uvicorn's cycles write to."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """See `asyncio.Protocol`."""
         super().connection_made(transport)
+        self._cycle_transport = SimpleNamespace(
+            write=transport.write, is_closing=transport.is_closing, close=self._close_after_reading
+        )
         self._start_read_timeout()
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -150,13 +156,14 @@ class BoundedProtocol(HttpToolsProtocol):
         self._raw_body = any(name in RAW_BODY_HEADERS for name, _ in self.headers)
         self._stop_read_timeout()
         if len(self.pipeline) >= MAX_PIPELINED:
-            self._close_after_reading()
+            self._close_at_once()
             return
         response = admit_or_refuse(self._app, self.url, self.scope) if self._can_refuse() else None  # type: ignore[arg-type]
         if response is None:
             self._unset_keepalive_if_required()  # set if an earlier request of the same packet was refused
             self.scope["pipeline"] = self.pipeline  # type: ignore[typeddict-unknown-key]
             super().on_headers_complete()
+            self.cycle.transport = self._cycle_transport
             return
         self.cycle = _REFUSED_CYCLE
         self._write(response)
@@ -175,9 +182,9 @@ class BoundedProtocol(HttpToolsProtocol):
     def on_response_complete(self) -> None:
         """Called by the request's task."""
         super().on_response_complete()
-        if self.transport.is_closing():
-            self._close_after_reading()
-        if self._in_request and not self._ignore_input:
+        if self._ignore_input and not self.pipeline:
+            self._unset_keepalive_if_required()
+        elif self._in_request:
             self._start_read_timeout()
 
     def _reject(self, status: int) -> None:
@@ -207,6 +214,7 @@ class BoundedProtocol(HttpToolsProtocol):
         if cycle is not None and body_is_broken and not cycle.response_complete:
             cycle.disconnected = True  # keeps the app from answering too
             cycle.scope["rejected_with"] = status  # type: ignore[typeddict-unknown-key]
+        self._ignore_input = True
         self._close_after_reading()
 
     def _write(self, response: Response) -> None:
@@ -242,8 +250,19 @@ class BoundedProtocol(HttpToolsProtocol):
             self.transport.close()
 
     def _close_after_reading(self) -> None:
-        """Close once the caller has read everything; uvicorn has no timeout for a connection that is closing."""
-        self.transport.close()
+        """Close once the caller has read everything; uvicorn has no timeout for a connection that is closing.
+
+        While the caller still sends, say that no answer follows, and drop what it sends until it closes or the read
+        timeout ends: if unread input were left, the system would reset the connection, and the answer be lost.
+        """
+        if self._in_request or self._ignore_input:
+            self._ignore_input = True
+            self.pipeline.clear()
+            self.flow.resume_reading()
+            self.transport.write_eof()
+            self._start_read_timeout()
+        else:
+            self.transport.close()
         if self._write_timer is None and self.transport.get_write_buffer_size():
             self._start_write_timeout()
 

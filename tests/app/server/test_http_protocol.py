@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import http.client
 import json
 import logging
 import re
@@ -11,7 +12,7 @@ import socket
 import struct
 import time
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 
@@ -265,6 +266,20 @@ def test_many_requests_at_once_are_answered_in_their_order(service: Process) -> 
     live, ask = b"GET /health/live HTTP/1.1\r\nHost: x\r\n", b"GET /nowhere HTTP/1.1\r\nHost: x\r\n"
     received = exchange(service.port, (live + b"\r\n" + ask + b"\r\n") * 400, live + b"Connection: close\r\n\r\n")
     assert re.findall(rb"HTTP/1.1 (\d+)", received) == [b"200", b"404"] * 400 + [b"200"]
+
+
+@pytest.mark.parametrize("megabytes", [1, 20], ids=["within the limit", "beyond it"])
+@pytest.mark.parametrize(("path", "status"), [("/sentiment", 415), ("/nowhere", 404)])
+def test_refusal_reaches_a_caller_who_closes_and_is_still_sending(
+    service: Process, path: str, status: int, megabytes: int
+) -> None:
+    """As `urllib.request` does: it sends the whole body before it reads, and `Connection: close` with each request."""
+    for _ in range(5):
+        with closing(http.client.HTTPConnection("127.0.0.1", service.port, timeout=PATIENCE)) as connection:
+            headers = {"Connection": "close", "Content-Type": "text/plain"}
+            connection.request("POST", path, b" " * (megabytes * 1_000_000), headers)
+            answer = connection.getresponse()
+            assert answer.status == json.loads(answer.read())["status"] == status
 
 
 def test_requests_without_end_are_not_heaped_up(service: Process) -> None:
