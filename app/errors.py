@@ -69,11 +69,11 @@ class TaskNotServedError(ServiceError):
 
 
 class QueueFullError(ServiceError):
-    """The queue has no room for the request, or (`late`) is too long for the server's deadline. The request was
-    not started."""
+    """The queue is full, or (`late`) what waits takes longer than the server's deadline allows. The request was not
+    started."""
 
     def __init__(self, retry_after: int, *, late: bool = False) -> None:
-        reason = "the queue extends beyond this request's deadline" if late else "the queue is full"
+        reason = "the requests ahead take longer than this request's deadline allows" if late else "the queue is full"
         super().__init__(f"{reason}; try again in {retry_after} s")
         self.retry_after = retry_after
 

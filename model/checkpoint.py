@@ -212,8 +212,12 @@ def _build(path: Path, config: BertConfig, architectures: Any) -> Model:
     file, tensors = _read_tensors(path, named or "AutoModelForMaskedLM")
     if named is None:
         named = "BertForSequenceClassification" if "classifier.weight" in tensors else "BertForMaskedLM"
-    last = f"bert.encoder.layer.{config.num_hidden_layers - 1}.output.dense.bias"
+    layers = config.num_hidden_layers
+    last, beyond = (f"bert.encoder.layer.{number}.output.dense.bias" for number in (layers - 1, layers))
     _take(tensors, (last,), (config.hidden_size,), file)  # checked before millions of layers are built
+    if beyond in tensors:
+        reason = f"num_hidden_layers is {layers}, but {file.name} has more layers"
+        raise CheckpointError(path / "config.json", reason)
     if _has_own_decoder(tensors):
         config = config.replace(tie_word_embeddings=False)
     with torch.device("meta"):

@@ -52,10 +52,11 @@ class PairError(TextError):
 class TextTooLongError(TextError):
     """More tokens than the model has positions."""
 
-    def __init__(self, tokens: int, limit: int) -> None:
+    def __init__(self, tokens: int, limit: int, option: str = "parameters.truncate") -> None:
+        """`option`: of the request, that lets a text be truncated."""
         super().__init__(
             f"the input has {tokens} tokens, the model takes at most {limit} "
-            "(special tokens included); shorten it or set parameters.truncate to true"
+            f"(special tokens included); shorten it or set {option} to true"
         )
         self.tokens = tokens
         self.limit = limit

@@ -130,8 +130,9 @@ def _check_media_type(request: Request, *, binary: bool) -> None:
     Browsers send a body without a media type to other sites without a preflight, so a missing type is refused, or
     accepted from allowed origins only.
     """
-    if request.headers.get("content-encoding", "identity").strip().lower() != "identity":
-        raise errors.UnsupportedMediaTypeError("send the body uncompressed, without Content-Encoding")
+    for name, plain in (("Content-Encoding", "identity"), ("Transfer-Encoding", "chunked")):
+        if request.headers.get(name, plain).strip().lower() != plain:
+            raise errors.UnsupportedMediaTypeError(f"send the body uncompressed, with {name}: {plain} or without it")
     media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if binary and media_type in ("", "application/octet-stream"):
         origin, allowed = request.headers.get("origin"), request.app.state.settings.cors_origins

@@ -36,15 +36,17 @@ def check_host(scope: Scope, allowed: Collection[str]) -> None:
     IP addresses are allowed: the check prevents DNS rebinding, which needs a name, and health probes use addresses.
 
     Raises:
-        HostNotAllowedError: there is none, or no allowed name matches.
+        HostNotAllowedError: there is none or more than one, or no allowed name matches.
     """
-    given = Headers(scope=scope).get("host")
-    if given is None and scope["http_version"] == "1.1":
+    given = Headers(scope=scope).getlist("host")
+    if not given and scope["http_version"] == "1.1":
         raise HostNotAllowedError("HTTP/1.1 requires the header Host")
+    if len(given) > 1:
+        raise HostNotAllowedError("send one header Host, not several")
     if not allowed:
         return
     try:
-        host = urlsplit(f"//{given or ''}").hostname or ""
+        host = urlsplit(f"//{''.join(given)}").hostname or ""
         if not any(host == name or (name[0] == "*" and host.endswith(name[1:])) for name in allowed):
             ip_address(host)
     except ValueError:

@@ -316,7 +316,8 @@ async def _read(request: TaskRequest) -> bytes:
                         raise errors.TooLargeError(message)
                 return bytes(body)
     except ClientDisconnect:
-        request.metrics.cancelled()
+        if "rejected_with" not in request.scope:  # else the connection was closed because its bytes are no HTTP
+            request.metrics.cancelled()
         raise errors.CallerGoneError("the caller closed the connection") from None
     except TimeoutError:
         request.metrics.expired()

@@ -138,7 +138,8 @@ class Engine:
                     size * len(query.masks) * wanted for size, query in zip(per_prediction, queries, strict=True)
                 )
 
-            return await self._answer(encoder, served, inputs, to_query, to_result, deadline, answer_bytes)
+            advice = "lower top_k, or send fewer masks or fewer or shorter texts"
+            return await self._answer(encoder, served, inputs, to_query, to_result, deadline, answer_bytes, advice)
 
     async def labels(
         self,
@@ -168,7 +169,8 @@ class Engine:
             def answer_bytes(queries: Sequence[Query]) -> int:
                 return len(queries) * len(labels[:top_k]) * self._policy.prediction_bytes
 
-            return await self._answer(encoder, served, inputs, to_query, to_result, deadline, answer_bytes)
+            advice = "lower top_k, or send fewer texts"
+            return await self._answer(encoder, served, inputs, to_query, to_result, deadline, answer_bytes, advice)
 
     async def tokenize(self, texts: Sequence[str], *, deadline: Deadline) -> Reply[list[TextToken]]:
         """The tokens of whole texts, as the sentiment model reads them. Raises errors of `app.errors`."""
@@ -183,7 +185,8 @@ class Engine:
             def answer_bytes(queries: Sequence[Query]) -> int:
                 return sum(len(query.encoding) for query in queries) * self._policy.prediction_bytes
 
-            return await self._answer(None, served, texts, to_query, to_result, deadline, answer_bytes)
+            advice = "send fewer or shorter texts"
+            return await self._answer(None, served, texts, to_query, to_result, deadline, answer_bytes, advice)
 
     # Request path ---------------------------------------------------------------------------------------------
 
@@ -196,11 +199,12 @@ class Engine:
         to_result: Callable[[Input, Query, Answer], Result],
         deadline: Deadline,
         answer_bytes: Callable[[Sequence[Query]], int],
+        advice: str,
     ) -> Reply[Result]:
         """Everything between a parsed request and its results; ends it at its deadline, as `task_route` does while
         the body arrives.
 
-        Without an encoder, nothing is computed after tokenization.
+        Without an encoder, nothing is computed after tokenization. `advice`: how to get a smaller answer.
         """
         began = time.monotonic()
         max_length = served.config.max_position_embeddings
@@ -211,7 +215,6 @@ class Engine:
                     tokens = [len(query.encoding) for query in queries]
                     size = answer_bytes(queries)
                     if size > (most := self._policy.max_answer_bytes):
-                        advice = "lower top_k, or send fewer masks or fewer or shorter texts"
                         raise TooLargeError(f"the answer would have {size} bytes, more than {most}; {advice}")
                     if encoder is None:
                         queued.started = time.monotonic()

@@ -23,12 +23,15 @@ def fill_mask_result(text: str, query: Query, answer: Answer, tokenizer: Tokeniz
 
 
 def fill(text: str, span: tuple[int, int], token: str) -> str:
-    """A text with the mask at `span` replaced by a token; a `##` piece joins the word before it.
+    """A text with the mask at `span` replaced by a token; a `##` piece joins the word before it. The white space in
+    the span, which some checkpoints count as a part of the mask, stays.
 
     >>> fill("I was walk [MASK] home", (11, 17), "##ing")
     'I was walking home'
     """
-    before, after = text[: span[0]], text[span[1] :]
+    mask = text[slice(*span)].strip()
+    start = text.index(mask, span[0])
+    before, after = text[:start], text[start + len(mask) :]
     if token.startswith("##") and len(token) > 2:
         return before.rstrip() + token[2:] + after
     return before + token + after

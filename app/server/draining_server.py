@@ -19,7 +19,7 @@ logger = logging.getLogger(__name__)
 
 _GC_THRESHOLD = 10_000
 """New objects after which Python collects garbage. CPython's default of 700 took 5% of the time in an overload,
-because each collection visits thousands of waiting texts."""
+because each collection looks at every request that waits."""
 _BROKEN_SECONDS = 5.0
 """Seconds to keep answering 503 before exiting: Docker restarts exited containers, not unhealthy ones."""
 _NEAR_FILE_LIMIT = 0.9

@@ -446,6 +446,7 @@ DAMAGES: dict[str, tuple[Damage, str, str]] = {
         "model.safetensors",
         "tensor bert.encoder.layer.9999998.output.dense.bias is missing; found: bert.embeddings",
     ),
+    "more layers than configured": (config(num_hidden_layers=1), "config.json", "model.safetensors has more layers"),
     "another shape": (
         tensor(QUERY, torch.ones(8)),
         "model.safetensors",

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
+from contextlib import suppress
 from itertools import chain
 from typing import Any, Literal, NotRequired
 
@@ -20,7 +21,7 @@ from app.api import openapi
 from app.api.routes import operations
 from app.api.schemas import MAX_TOP_K, Parameters, Strict, given, with_examples
 from app.api.task_route import TaskRequest, TaskRoute, check_inputs, parse
-from app.errors import InvalidInputError, InvalidRequestError, Loc, TaskNotServedError
+from app.errors import InvalidInputError, InvalidRequestError, Loc, TaskNotServedError, UnavailableError
 from app.inference.types import Task
 from app.scheduling.engine import Reply
 from app.scheduling.tokenization import Input, TextPair
@@ -328,9 +329,12 @@ async def ready(request: Request) -> ServerReady:
     return {"ready": True}
 
 
-async def metadata(model: str) -> ModelMetadata:
+async def metadata(model: str, request: Request) -> ModelMetadata:
     """The tensors of a model. `text_pair` is optional for `sentiment`."""
-    return _metadata(_task(model))
+    task = _task(model)
+    with suppress(UnavailableError), request.app.state.lifecycle.encoder_for(task):  # not loaded yet: still told
+        pass
+    return _metadata(task)
 
 
 def _metadata(task: Task) -> ModelMetadata:

@@ -15,6 +15,7 @@ from app.inference.types import Task
 from app.scheduling.engine import Reply
 from app.scheduling.tokenization import TextPair
 from bert_client.wire import LabelPrediction, LabelResult, TextToken
+from model.errors import TextTooLongError
 
 TAG = {"name": "text-embeddings-inference", "description": "Classification and tokens in its shapes."}
 
@@ -102,9 +103,11 @@ async def predict(body: PredictRequest, request: TaskRequest) -> tuple[Reply[Lab
             raw_scores=bool(body.raw_scores),
         )
     except InvalidInputError as error:
+        if isinstance(error.error, TextTooLongError):
+            error = InvalidInputError(TextTooLongError(error.error.tokens, error.error.limit, "truncate"), error.loc)
         _, row, *half = error.loc
         error.loc = ("inputs", *([row] if is_batch else []), *(["text", "text_pair"].index(str(name)) for name in half))
-        raise
+        raise error from None
     predictions = [result.predictions for result in reply.results]
     return reply, predictions if is_batch else predictions[0]
 

@@ -51,6 +51,8 @@ async def test_compressed_body_is_refused(serve: Any) -> None:
     async with serve() as service:
         packed = gzip.compress(b'{"inputs":"good"}')
         answer = await service.client.post("/sentiment", content=packed, headers=JSON | {"Content-Encoding": "gzip"})
+        coded = JSON | {"Transfer-Encoding": "gzip, chunked"}
+        assert (await service.client.post("/sentiment", content=packed, headers=coded)).status_code == 415
         plain = await service.client.post("/sentiment", json=GOOD, headers={"Content-Encoding": "identity"})
     assert (answer.status_code, answer.json()["code"]) == (415, "unsupported_media_type")
     assert "Content-Encoding" in answer.json()["detail"]

@@ -22,6 +22,8 @@ from model import Tokenizer
 def test_prediction_is_written_into_the_callers_own_text(text: str, token: str, expected: str) -> None:
     start = text.index("[MASK]")
     assert fill(text, (start, start + 6), token) == expected
+    first = len(text[:start].rstrip())
+    assert fill(text, (first, start + 6), token) == expected, "the span has white space if the mask has `lstrip`"
 
 
 def test_each_mask_is_replaced_alone(tokenizer: Tokenizer) -> None:

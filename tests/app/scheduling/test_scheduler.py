@@ -358,7 +358,7 @@ async def test_scheduler_refuses_what_cannot_be_computed_before_its_deadline(com
         scheduler.throughput.tokens_per_second = 1.0
         computer.gate.clear()
         first = await start(scheduler, 1, seconds=1)  # nothing is ahead of it: it may try
-        with pytest.raises(QueueFullError, match=r"beyond this request's deadline; try again in 10 s"):
+        with pytest.raises(QueueFullError, match=r"than this request's deadline allows; try again in 10 s"):
             await ask(scheduler, 2, seconds=19)
         with pytest.raises(DeadlineExceededError, match=r"allow more time, or try again in 10 s") as refused:
             await ask(scheduler, 2, seconds=19, own=True)

@@ -232,6 +232,23 @@ def test_request_without_a_host_is_refused(service: Process) -> None:
     assert old.startswith(b"HTTP/1.1 200")
 
 
+def test_two_hosts_are_refused(service: Process) -> None:
+    asked = b"GET /health/live HTTP/1.1\r\nHost: x\r\nHost: y\r\nConnection: close\r\n\r\n"
+    answer = problem(exchange(service.port, asked))
+    assert (answer["status"], answer["detail"]) == (400, "send one header Host, not several")
+
+
+def test_broken_body_is_not_counted_as_a_caller_who_left(service: Process) -> None:
+    def cancelled() -> str:
+        text = httpx.get(f"http://127.0.0.1:{service.port}/metrics").text
+        return re.search(r"^bert_requests_cancelled_total .*$", text, re.MULTILINE)[0]  # type: ignore[index]
+
+    before = cancelled()
+    asked = HEAD + b"Transfer-Encoding: chunked\r\n\r\n"
+    assert problem(exchange(service.port, asked, b"zz\r\n"))["status"] == 400
+    assert cancelled() == before
+
+
 def test_what_is_no_request_is_logged_at_debug_with_address_and_request_id(checkpoints: dict[str, str]) -> None:
     with running(checkpoints | {"BERT_LOG_LEVEL": "debug"}) as process:
         process.until_ready()

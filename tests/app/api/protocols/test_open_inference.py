@@ -203,5 +203,6 @@ async def test_model_that_is_not_loaded_is_not_ready(serve: Any, backend: Any) -
         del backend.models["sentiment"]
         backend.may_load.set()
         await service.settled()
-        missing = await service.client.get("/v2/models/sentiment/ready")
-    assert (missing.status_code, missing.json()["code"]) == (404, "task_not_served")
+        missing = [await service.client.get(f"/v2/models/sentiment{path}") for path in ("", "/ready")]
+    for answer in missing:
+        assert (answer.status_code, answer.json()["code"]) == (404, "task_not_served")

@@ -74,6 +74,7 @@ async def test_predict_cuts_the_end_that_is_asked_for(
         answer = await service.client.post("/predict", json=asked)
         refused = await service.client.post("/predict", json=asked | {truncate: False})
     assert (answer.status_code, refused.status_code) == (200, 422)
+    assert "set truncate to true" in refused.json()["detail"]
     tokenizer = backend.models["sentiment"].tokenizer
     assert {*map(tokenizer.token, backend.batches[0][0].encoding.input_ids)} == {"[CLS]", kept, "[SEP]"}
 
@@ -119,6 +120,7 @@ async def test_tokenize_answer_is_bounded(serve: Any) -> None:
         service.engine._policy = replace(service.engine._policy, max_answer_bytes=10_000)
         answer = await service.client.post("/tokenize", json={"inputs": "good " * 5000})
     assert (answer.status_code, answer.json()["code"]) == (413, "too_large")
+    assert answer.json()["detail"].endswith("; send fewer or shorter texts")
 
 
 async def test_tokenize_is_refused_while_the_queue_is_full(serve: Any, backend: Any) -> None:
