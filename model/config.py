@@ -7,7 +7,7 @@ import math
 import reprlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from model.errors import ConfigError
 
@@ -115,6 +115,15 @@ class BertConfig:
     def labels(self) -> list[str]:
         """Label names in the order of the logits."""
         return [self.id2label[i] for i in range(self.num_labels)]
+
+    @property
+    def score_function(self) -> Literal["none", "sigmoid", "softmax"]:
+        """How a classifier's logits become scores, in the words of `transformers`: `softmax` where one label is right,
+        `sigmoid` where several may be or there is only one, and `none` for a regression."""
+        if self.problem_type == "regression":
+            return "none"
+        is_single = self.problem_type != "multi_label_classification" and self.num_labels > 1
+        return "softmax" if is_single else "sigmoid"
 
     def replace(self, **changes: Any) -> BertConfig:
         """A copy with some fields changed, validated again."""

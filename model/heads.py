@@ -95,16 +95,10 @@ class BertForSequenceClassification(nn.Module):
         return self.classifier(self.dropout(self.pooler(self.encoder(batch))))
 
     def scores(self, logits: Tensor) -> Tensor:
-        """Logits (sequences, num_labels) -> scores of the same shape, as the pipeline of `transformers` computes them.
-
-        Probabilities that sum to 1; a probability per label if several may apply or there is only one; for a
-        regression the logits.
-        """
-        if self.config.problem_type == "regression":
-            return logits
-        if self.config.problem_type == "multi_label_classification" or self.config.num_labels == 1:
-            return logits.sigmoid()
-        return logits.softmax(-1)
+        """Logits (sequences, num_labels) -> scores of the same shape, as the pipeline of `transformers` computes them;
+        see `BertConfig.score_function`."""
+        function = self.config.score_function
+        return logits if function == "none" else logits.sigmoid() if function == "sigmoid" else logits.softmax(-1)
 
     def initialise(self, generator: torch.Generator | None = None) -> None:
         """Draw new weights; see `model.bert.initialise`."""

@@ -99,9 +99,9 @@ class ProcessPool:
         alone = number == 0 and len(queries) == 1 and self._free.qsize() == self.info.processes - 1
         try:
             answers = await self._exchange(number, (encoder, [pack(query) for query in queries], alone))
-        except asyncio.CancelledError:
-            raise  # not free: the process still computes, and its reply would be taken for that of the next request
-        except Exception:
+        except (
+            Exception
+        ):  # not if cancelled: the process still computes, and its reply would be that to the next request
             self._free.put_nowait(number)
             raise
         self._free.put_nowait(number)

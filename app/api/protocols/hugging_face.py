@@ -23,7 +23,6 @@ from app.errors import InvalidRequestError
 from app.inference.types import Task
 from app.scheduling.engine import Engine, Reply
 from bert_client.wire import FillMaskResult, LabelPrediction, LabelResult, TokenPrediction
-from model.config import BertConfig
 
 TAG = {"name": "Hugging Face clients", "description": "The same tasks in the shapes of Hugging Face's clients."}
 
@@ -94,17 +93,10 @@ async def text_classification(
 
 def _check_function(engine: Engine, asked: str) -> None:
     """Refuse a `function_to_apply` that the served checkpoint does not compute."""
-    for served in engine.lifecycle.current.backend.info.models.values():
-        if Task.SENTIMENT in served.tasks and (computed := _function(served.config)) != asked:
+    with engine.lifecycle.encoder_for(Task.SENTIMENT) as (_, served):
+        if (computed := served.config.score_function) != asked:
             message = f"the loaded checkpoint's scores are computed with {computed!r}, not {asked!r}; leave this out"
             raise InvalidRequestError.at(message, "parameters", "function_to_apply")
-
-
-def _function(config: BertConfig) -> str:
-    """How `BertForSequenceClassification.scores` turns logits into scores, in the words of `transformers`."""
-    if config.problem_type == "regression":
-        return "none"
-    return "sigmoid" if config.problem_type == "multi_label_classification" or config.num_labels == 1 else "softmax"
 
 
 _TOKEN = {"score": 0.21, "token": 1523, "token_str": "good", "sequence": "The movie was good."}
