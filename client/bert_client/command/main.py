@@ -12,13 +12,14 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 
 from bert_client import tables
 from bert_client.command import file_job, output
 from bert_client.errors import BertServiceError, ConnectionFailedError, ProblemError, UnauthorizedError
-from bert_client.http.base import DEFAULT_URL
+from bert_client.http.base import DEFAULT_URL, without_userinfo
 from bert_client.http.client import BertClient
 from bert_client.http.retry import RetryPolicy
 from bert_client.results import FillMaskResult, LabelResult
@@ -47,9 +48,11 @@ def main() -> None:
     try:
         code = run(sys.argv[1:], os.environ)
     except BrokenPipeError:  # `bert ... | head`
-        code = REFUSED
+        os._exit(REFUSED)  # `sys.exit` would flush standard output again
     if code:
-        os._exit(code)  # `sys.exit` would wait for requests under way, and flush standard output again
+        with suppress(OSError, ValueError, KeyboardInterrupt):  # it is full or closed, or a second Ctrl-C
+            print(end="", flush=True)
+        os._exit(code)  # `sys.exit` would flush again, and report what is suppressed here
     sys.exit(0)
 
 
@@ -76,7 +79,7 @@ def run(arguments: Sequence[str], environ: Mapping[str, str]) -> int:
             timeout=given.timeout,
             concurrency=given.concurrency,
             retry=FILE_RETRY if job else INTERACTIVE_RETRY,
-            sleep=_sleep_with_notice(given.url) if job else None,
+            sleep=_sleep_with_notice(without_userinfo(given.url)) if job else None,
         )
     except ValueError as error:
         parser.error(str(error))

@@ -9,6 +9,7 @@ import io
 import itertools
 import json
 import os
+import re
 import sys
 import threading
 from collections.abc import Iterator, Mapping, Sequence
@@ -66,10 +67,16 @@ class RowWriter:
 
     def row(self, cells: Mapping[str, Any]) -> str:
         """The line or lines of a row."""
+        self.check_columns(cells)
         if self._is_json:
             return _json(cells) + "\n"
-        self.left_out |= cells.keys() - set(self._columns)
         return self._encode([_cell(cells.get(name)) for name in self._columns])
+
+    def check_columns(self, cells: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Remember which columns of a row are left out. Returns its cells."""
+        if not self._is_json:
+            self.left_out |= cells.keys() - set(self._columns)
+        return cells
 
     def _encode(self, cells: Sequence[Any]) -> str:
         self._csv.writerow(cells)
@@ -175,6 +182,8 @@ class PartialFile:
                 f"{self._path}: its {self.rows:,} rows are not those that the input begins with; "
                 "delete it to begin again"
             )
+        if not self.rows:  # a kill from here on leaves a file that is known to be of this command
+            self._write_note(note)
         self._saver.start()
 
     def add(self, given: Mapping[str, Any], line: str, *, failed: bool) -> None:
@@ -232,13 +241,16 @@ class PartialFile:
             "bytes": note["bytes"] + len(data),
             "inputs": inputs_hash.hexdigest(),
         }
+        self._write_note(note)
+        self._state = _State(note, inputs_hash)  # one assignment: an interrupt comes before or after it
+        self._waiting_size = 0
+
+    def _write_note(self, note: Mapping[str, Any]) -> None:
         new = self._path.with_name(f"{self._path.name}.json.new")  # the note is the old or the new one at any moment
         with new.open("wb") as file:
             file.write(json.dumps(note, indent=1).encode())
             _flush(file)
         new.replace(note_path(self._path))
-        self._state = _State(note, inputs_hash)  # one assignment: an interrupt comes before or after it
-        self._waiting_size = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -271,15 +283,17 @@ def open_output(name: str, options: Mapping[str, Any], stderr: TextIO) -> Iterat
     Raises:
         TableError: the partial file is of another command, or in use.
     """
-    if name == "-":
+    if name in ("-", "/dev/stdout"):
         use_utf_8()
         yield Stream(sys.stdout)
         return
-    path = Path(name).resolve()
-    if path.exists() and not path.is_file():
-        with path.open("w", encoding="utf-8", errors=_ERRORS, newline="") as stream:
+    path = Path(name)
+    is_descriptor = re.match(r"/dev/(stderr$|fd/)|/proc/[^/]+/fd/", name)  # to which a shell may append a file
+    if is_descriptor or (path.exists() and not path.is_file()):
+        with path.open("a", encoding="utf-8", errors=_ERRORS, newline="") as stream:
             yield Stream(stream)
         return
+    path = path.resolve()
     partial = path.with_name(f"{path.name}.partial")
     if partial.exists() and partial.stat().st_size and not note_path(partial).exists():
         raise TableError(f"{partial}: is not a partial file of this command; rename or delete it")

@@ -18,10 +18,12 @@ from bert_client.http.calls import (
     Chunker,
     FillMaskOptions,
     Input,
+    InputInList,
     LabelOutcome,
     MaskOutcome,
     Options,
     Pair,
+    PairInList,
     SentimentOptions,
 )
 from bert_client.http.exchange import FailureCounter, Flow, Outcome, Send, Wait, result_or_raise
@@ -45,7 +47,10 @@ class AsyncBertClient(BaseClient[httpx.AsyncBaseTransport, Callable[[float], Awa
 
     async def aclose(self) -> None:
         """Close the connections of this event loop."""
-        if http := self._connections.get(asyncio.get_running_loop()):
+        loop = asyncio.get_running_loop()
+        http = self._connections.get(loop)
+        self._connections[loop] = None
+        if http:
             await http.aclose()
 
     @overload
@@ -63,25 +68,29 @@ class AsyncBertClient(BaseClient[httpx.AsyncBaseTransport, Callable[[float], Awa
     @overload
     async def next_sentence(self, inputs: Pair, **options: Unpack[Options]) -> LabelResult: ...
     @overload
-    async def next_sentence(self, inputs: Inputs[Pair], **options: Unpack[Options]) -> list[LabelResult]: ...
+    async def next_sentence(self, inputs: Inputs[PairInList], **options: Unpack[Options]) -> list[LabelResult]: ...
     async def next_sentence(self, inputs: Any, **options: Unpack[Options]) -> Any:
         """The probability that the second text of a pair follows the first, for a pair or for several."""
         return await self._answer(calls.next_sentence(**options), inputs)
 
-    def next_sentence_stream(self, inputs: Inputs[Pair], **options: Unpack[Options]) -> AsyncIterator[LabelOutcome]:
+    def next_sentence_stream(
+        self, inputs: Inputs[PairInList], **options: Unpack[Options]
+    ) -> AsyncIterator[LabelOutcome]:
         """Like `next_sentence`, for any number of pairs."""
         return self._stream(calls.next_sentence(**options), inputs)
 
     @overload
     async def sentiment(self, inputs: Input, **options: Unpack[SentimentOptions]) -> LabelResult: ...  # type: ignore[overload-overlap]
     @overload
-    async def sentiment(self, inputs: Inputs[Input], **options: Unpack[SentimentOptions]) -> list[LabelResult]: ...
+    async def sentiment(
+        self, inputs: Inputs[InputInList], **options: Unpack[SentimentOptions]
+    ) -> list[LabelResult]: ...
     async def sentiment(self, inputs: Any, **options: Unpack[SentimentOptions]) -> Any:
         """The labels of a text, or of a review's title and body, with their probabilities; or of several."""
         return await self._answer(calls.sentiment(**options), inputs)
 
     def sentiment_stream(
-        self, inputs: Inputs[Input], **options: Unpack[SentimentOptions]
+        self, inputs: Inputs[InputInList], **options: Unpack[SentimentOptions]
     ) -> AsyncIterator[LabelOutcome]:
         """Like `sentiment`, for any number of texts or pairs."""
         return self._stream(calls.sentiment(**options), inputs)
@@ -142,8 +151,8 @@ class AsyncBertClient(BaseClient[httpx.AsyncBaseTransport, Callable[[float], Awa
             for closed in [other for other in list(self._connections) if other.is_closed()]:
                 del self._connections[closed]
             self._connections[loop] = self._connect(httpx.AsyncClient, httpx.AsyncHTTPTransport)
-        http: httpx.AsyncClient = self._connections[loop]
-        if http.is_closed:
+        http: httpx.AsyncClient | None = self._connections[loop]
+        if http is None:
             raise ConnectionFailedError("the client is closed")
         return http
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -33,7 +34,8 @@ class BaseClient(Generic[Transport, Sleep]):
         base_url: Address of the service, `http://` or `https://`. A proxy is used if the environment names one, but
             never for a loopback address.
         api_key: Sent as `Authorization: Bearer …`.
-        timeout: Seconds for one request. The service is told of it.
+        timeout: Seconds for one request. The service is told of it. The client gives up if it has received nothing for
+            so long, so an answer that arrives slowly may take longer.
         concurrency: Requests that are sent at once for one list or stream.
         retry: For how long requests are repeated that were refused or failed.
         transport: Replaces httpx's own, for tests. After a fork it is shared with the parent.
@@ -59,6 +61,8 @@ class BaseClient(Generic[Transport, Sleep]):
         if concurrency < 1:
             raise ValueError(f"concurrency is {concurrency!r}: give 1 or more")
         url = _service_url(base_url)
+        auth = (url.username, url.password) if url.userinfo else None
+        url = url.copy_with(userinfo=b"")  # messages show the address
         self._timeout = timeout
         self._concurrency = concurrency
         self._transport: Transport | None = transport
@@ -69,6 +73,7 @@ class BaseClient(Generic[Transport, Sleep]):
         self._connections: dict[Any, Any] = {}
         self._http_options: dict[str, Any] = {
             "base_url": url,
+            "auth": auth,
             "headers": _authorization(api_key),
             "timeout": httpx.Timeout(timeout, read=timeout + READ_GRACE),
         }
@@ -86,6 +91,8 @@ class BaseClient(Generic[Transport, Sleep]):
         """
         url = self._http_options["base_url"]
         try:
+            if self._proxy:
+                _check_address(httpx.URL(self._proxy[1]))
             chosen = self._transport or transport(verify=url.scheme == "https", proxy=self._proxy and self._proxy[1])
         except OSError as error:  # files that the environment names cannot be read or written
             raise ConnectionFailedError(f"{url}: {tls_variables()} cannot be used: {error}") from error
@@ -99,17 +106,30 @@ def _jitter() -> float:
     return random.random()  # noqa: S311 (a pickle of `random.random` has the state of the generator)
 
 
+def without_userinfo(url: str) -> str:
+    """The address for messages: without a name and password before the host."""
+    return re.sub("//[^/]*@", "//", url)
+
+
 def _service_url(given: str) -> httpx.URL:
+    shown = without_userinfo(given)
     if not given.lower().startswith(("http://", "https://")):
-        raise ValueError(f"{given!r} is not an address of a service; it must begin with http:// or https://")
+        raise ValueError(f"{shown!r} is not an address of a service; it must begin with http:// or https://")
     try:
         url = httpx.URL(given)
-        url.host.encode("idna")  # as connecting does
-        if not url.host:
-            raise httpx.InvalidURL("it names no host")
+        _check_address(url)
     except (httpx.InvalidURL, UnicodeError) as error:
-        raise ValueError(f"{given!r} is not an address of a service: {error}") from error
+        raise ValueError(f"{shown!r} is not an address of a service: {error}") from error
     return url
+
+
+def _check_address(url: httpx.URL) -> None:
+    """Raise InvalidURL or UnicodeError if no connection can be opened to the host and port."""
+    url.host.encode("idna")  # as connecting does
+    if not url.host:
+        raise httpx.InvalidURL("it names no host")
+    if url.port is not None and not 0 < url.port < 2**16:
+        raise httpx.InvalidURL("a port is a number from 1 to 65535")
 
 
 def _authorization(api_key: str | None) -> dict[bytes, bytes]:

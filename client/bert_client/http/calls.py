@@ -23,7 +23,10 @@ class PairDict(TypedDict):
 
 
 Pair = tuple[str, str] | PairDict
+PairInList = Pair | list[str] | Mapping[str, str]
+"""By itself, a list would be several inputs."""
 Input = str | Pair
+InputInList = str | PairInList
 MaskOutcome = FillMaskResult | ProblemError
 LabelOutcome = LabelResult | ProblemError
 

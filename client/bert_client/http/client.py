@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import CancelledError, Future
 from typing import Any, Self, TypeVar, Unpack, overload
 
 import httpx
@@ -20,10 +21,12 @@ from bert_client.http.calls import (
     Chunker,
     FillMaskOptions,
     Input,
+    InputInList,
     LabelOutcome,
     MaskOutcome,
     Options,
     Pair,
+    PairInList,
     SentimentOptions,
 )
 from bert_client.http.exchange import FailureCounter, Flow, Outcome, Send, Wait, result_or_raise
@@ -53,8 +56,10 @@ class BertClient(BaseClient[httpx.BaseTransport, Callable[[float], object]]):
 
     def close(self) -> None:
         """Close the connections of this process."""
-        if os.getpid() in self._connections:
-            self._connections[os.getpid()].close()
+        http = self._connections.get(os.getpid())
+        self._connections[os.getpid()] = None
+        if http:
+            http.close()
 
     @overload
     def fill_mask(self, inputs: str, **options: Unpack[FillMaskOptions]) -> FillMaskResult: ...  # type: ignore[overload-overlap]
@@ -71,24 +76,26 @@ class BertClient(BaseClient[httpx.BaseTransport, Callable[[float], object]]):
     @overload
     def next_sentence(self, inputs: Pair, **options: Unpack[Options]) -> LabelResult: ...
     @overload
-    def next_sentence(self, inputs: Iterable[Pair], **options: Unpack[Options]) -> list[LabelResult]: ...
+    def next_sentence(self, inputs: Iterable[PairInList], **options: Unpack[Options]) -> list[LabelResult]: ...
     def next_sentence(self, inputs: Any, **options: Unpack[Options]) -> Any:
         """The probability that the second text of a pair follows the first, for a pair or for several."""
         return self._answer(calls.next_sentence(**options), inputs)
 
-    def next_sentence_stream(self, inputs: Iterable[Pair], **options: Unpack[Options]) -> Iterator[LabelOutcome]:
+    def next_sentence_stream(self, inputs: Iterable[PairInList], **options: Unpack[Options]) -> Iterator[LabelOutcome]:
         """Like `next_sentence`, for any number of pairs."""
         return self._stream(calls.next_sentence(**options), inputs)
 
     @overload
     def sentiment(self, inputs: Input, **options: Unpack[SentimentOptions]) -> LabelResult: ...  # type: ignore[overload-overlap]
     @overload
-    def sentiment(self, inputs: Iterable[Input], **options: Unpack[SentimentOptions]) -> list[LabelResult]: ...
+    def sentiment(self, inputs: Iterable[InputInList], **options: Unpack[SentimentOptions]) -> list[LabelResult]: ...
     def sentiment(self, inputs: Any, **options: Unpack[SentimentOptions]) -> Any:
         """The labels of a text, or of a review's title and body, with their probabilities; or of several."""
         return self._answer(calls.sentiment(**options), inputs)
 
-    def sentiment_stream(self, inputs: Iterable[Input], **options: Unpack[SentimentOptions]) -> Iterator[LabelOutcome]:
+    def sentiment_stream(
+        self, inputs: Iterable[InputInList], **options: Unpack[SentimentOptions]
+    ) -> Iterator[LabelOutcome]:
         """Like `sentiment`, for any number of texts or pairs."""
         return self._stream(calls.sentiment(**options), inputs)
 
@@ -99,18 +106,18 @@ class BertClient(BaseClient[httpx.BaseTransport, Callable[[float], object]]):
 
     def _stream(self, call: Call[T], inputs: Iterable[Any]) -> Iterator[T | ProblemError]:
         calls.check_inputs(inputs)
-        pool = ThreadPoolExecutor(self._concurrency, "bert-client")
+        ended = threading.Event()
         window: deque[Future[list[T | ProblemError]]] = deque()
         failures = FailureCounter()
         try:
             for chunk in self._chunks(call, inputs):
                 if len(window) == self._concurrency:
                     yield from window.popleft().result()
-                window.append(pool.submit(self._run, self._exchange.answer(call, chunk, failures)))
+                window.append(self._run_in_thread(self._exchange.answer(call, chunk, failures), ended))
             while window:
                 yield from window.popleft().result()
         finally:
-            pool.shutdown(wait=False, cancel_futures=True)
+            ended.set()
 
     def _chunks(self, call: Call[T], inputs: Iterable[Any]) -> Iterator[Chunk]:
         chunker = Chunker(call.parameters)
@@ -118,18 +125,34 @@ class BertClient(BaseClient[httpx.BaseTransport, Callable[[float], object]]):
             yield from chunker.push(calls.encode(given), self._run(self._exchange.request_limits()))
         yield from chunker.rest()
 
-    def _run(self, flow: Flow[T]) -> T:
+    def _run_in_thread(self, flow: Flow[T], ended: threading.Event) -> Future[T]:
+        """Run a flow in a thread for which a program that ends does not wait."""
+        future: Future[T] = Future()
+
+        def run() -> None:
+            try:
+                future.set_result(self._run(flow, ended))
+            except BaseException as error:  # `result` raises it
+                future.set_exception(error)
+
+        threading.Thread(target=run, name="bert-client", daemon=True).start()
+        return future
+
+    def _run(self, flow: Flow[T], ended: threading.Event | None = None) -> T:
+        """Perform the steps of a flow; none after the event, which says that its result is not wanted any more."""
         outcome: Outcome = None
         while True:
             try:
                 step = flow.send(outcome)
             except StopIteration as end:
                 return end.value
-            outcome = self._perform(step)
+            if ended and ended.is_set():
+                raise CancelledError
+            outcome = self._perform(step, ended)
 
-    def _perform(self, step: Send | Wait) -> Outcome:
+    def _perform(self, step: Send | Wait, ended: threading.Event | None) -> Outcome:
         if isinstance(step, Wait):
-            (self._sleep or time.sleep)(step.seconds)
+            (self._sleep or (ended.wait if ended else time.sleep))(step.seconds)
             return None
         try:
             return self._http().request(**step.arguments(self._timeout))
@@ -141,7 +164,7 @@ class BertClient(BaseClient[httpx.BaseTransport, Callable[[float], object]]):
         process = os.getpid()
         if process not in self._connections:
             self._connections.setdefault(process, self._connect(httpx.Client, httpx.HTTPTransport))
-        http: httpx.Client = self._connections[process]
-        if http.is_closed:
+        http: httpx.Client | None = self._connections[process]
+        if http is None:
             raise ConnectionFailedError("the client is closed")
         return http

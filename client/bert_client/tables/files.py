@@ -197,11 +197,14 @@ def _decompressed(content: BinaryIO, head: bytes, name: str) -> BinaryIO | None:
     if head.startswith(b"\x1f\x8b\x08"):
         return cast("BinaryIO", gzip.GzipFile(fileobj=content, mode="rb"))
     if re.match(rb"BZh[1-9](1AY&SY|\x17rE8P\x90)", head):
-        return cast("BinaryIO", bz2.BZ2File(content))
+        return io.BufferedReader(_DecompressedFile(content, bz2.BZ2Decompressor, OSError))
     if head.startswith(b"\xfd7zXZ\x00"):
-        return cast("BinaryIO", lzma.LZMAFile(content))
-    if head.startswith(b"\x28\xb5\x2f\xfd"):
-        return io.BufferedReader(_ZstandardFile(content, library("zstandard", name)))
+        start = partial(lzma.LZMADecompressor, lzma.FORMAT_XZ)
+        return io.BufferedReader(_DecompressedFile(content, start, lzma.LZMAError, padding=b"\0"))
+    if re.match(rb"\x28\xb5\x2f\xfd|[\x50-\x5f]\x2a\x4d\x18", head):  # pzstd begins with a skippable frame
+        zstandard = library("zstandard", name)
+        start = zstandard.ZstdDecompressor().decompressobj
+        return io.BufferedReader(_DecompressedFile(content, start, zstandard.ZstdError))
     return None
 
 
@@ -220,14 +223,24 @@ class _CountingFile(io.FileIO):
         return count
 
 
-class _ZstandardFile(io.RawIOBase):
-    """The contents of all frames. zstandard's own reader takes a file that was cut off for a whole one."""
+class _DecompressedFile(io.RawIOBase):
+    """The contents of all streams of a compressed file.
 
-    def __init__(self, raw: BinaryIO, zstandard: Any) -> None:
+    The readers of the standard library ignore damage after the first stream, and zstandard's takes a file that was cut
+    off for a whole one.
+
+    Args:
+        start: Makes the decompressor of a stream.
+        error: What it raises if the stream is damaged.
+        padding: Bytes that may stand between streams.
+    """
+
+    def __init__(self, raw: BinaryIO, start: Callable[[], Any], error: type[Exception], padding: bytes = b"") -> None:
         self._raw = raw
-        self._zstandard = zstandard
-        self._decompressor = zstandard.ZstdDecompressor()
-        self._frame = self._decompressor.decompressobj()
+        self._start = start
+        self._error = error
+        self._padding = padding
+        self._stream = start()
         self._out = memoryview(b"")
 
     def readable(self) -> bool:
@@ -235,16 +248,19 @@ class _ZstandardFile(io.RawIOBase):
 
     def readinto(self, buffer: Any) -> int:
         while not self._out:
-            data = self._frame.unused_data or self._raw.read(2**14)
-            if not data and not self._frame.eof:
+            data, limited = b"", hasattr(self._stream, "needs_input")  # zstandard cannot limit the output
+            if self._stream.eof:
+                data = self._stream.unused_data.lstrip(self._padding)
+                while not data and (more := self._raw.read(2**14)):
+                    data = more.lstrip(self._padding)
+                if not data:
+                    return 0
+                self._stream = self._start()
+            elif (not limited or self._stream.needs_input) and not (data := self._raw.read(2**14)):
                 raise EOFError("the file ends within a frame")
-            if not data:
-                return 0
-            if self._frame.eof:
-                self._frame = self._decompressor.decompressobj()
             try:
-                self._out = memoryview(self._frame.decompress(data))
-            except self._zstandard.ZstdError as error:
+                self._out = memoryview(self._stream.decompress(data, *[2**16] * limited))
+            except self._error as error:
                 raise OSError(str(error)) from error
         count = min(len(buffer), len(self._out))
         buffer[:count], self._out = self._out[:count], self._out[count:]

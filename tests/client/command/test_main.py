@@ -101,18 +101,23 @@ def light(program: str, *arguments: str, given: str = "") -> subprocess.Complete
     return subprocess.run(command, cwd=ROOT, input=given, capture_output=True, text=True, timeout=120, check=False)
 
 
+def buffered() -> dict[str, str]:
+    """The environment of a command whose standard output is buffered."""
+    return {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+
+
 def test_bert_file_says_that_it_waits_for_the_service() -> None:
     with socket.create_server(("127.0.0.1", 0)) as nobody:
-        url = f"http://127.0.0.1:{nobody.getsockname()[1]}"
+        host = f"127.0.0.1:{nobody.getsockname()[1]}"
     program = "from bert_client.command.main import main; main()"
-    command = [sys.executable, "-c", program, "sentiment", "--file", "-", "--url", url]
+    command = [sys.executable, "-c", program, "sentiment", "--file", "-", "--url", f"http://user:secret@{host}"]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         assert process.stdin is not None
         assert process.stderr is not None
         process.stdin.write("hello\n")
         process.stdin.close()
         try:
-            assert process.stderr.readline() == f"{url} is busy or away; trying again for 10 minutes\n"
+            assert process.stderr.readline() == f"http://{host} is busy or away; trying again for 10 minutes\n"
         finally:
             process.kill()
 
@@ -187,6 +192,16 @@ def test_bert_standard_streams_may_be_closed_or_full(
     assert "Traceback" not in done.stderr
     assert complaint in done.stderr
     assert output in done.stdout
+
+
+def test_bert_answers_before_an_error_are_printed(url: str, tmp_path: Path) -> None:
+    (tmp_path / "cut.txt.gz").write_bytes(gzip.compress(b"good\n" * 9)[:-9])
+    program = "from bert_client.command.main import main; main()"
+    for arguments in (["good", ""], ["--file", str(tmp_path / "cut.txt.gz")]):
+        command = [sys.executable, "-c", program, "sentiment", "--url", url, *arguments]
+        done = subprocess.run(command, env=buffered(), capture_output=True, text=True, timeout=120, check=False)
+        assert (done.returncode, "POSITIVE" in done.stdout) == (1, True), done.stderr
+    assert done.stdout.count("POSITIVE") == 9
 
 
 def test_bert_fill_mask_prints_words_and_texts(bert: Bert) -> None:
@@ -506,7 +521,7 @@ def test_bert_without_a_key_says_how_to_give_one(bert: Bert) -> None:
 def test_bert_exit_codes(bert: Bert, tmp_path: Path) -> None:
     code, _, complaint = bert("sentiment", "")
     assert (code, complaint) == (1, "bert: the text is empty (422 empty_text)\n")
-    code, _, complaint = bert("sentiment", "good", "--url", "http://127.0.0.1:9")
+    code, _, complaint = bert("sentiment", "good", "--url", "http://user:secret@127.0.0.1:9")
     assert code == 3
     assert complaint.startswith("bert: http://127.0.0.1:9: ")
     assert bert("sentiment", "--file", str(tmp_path / "nowhere.csv"))[0] == 1
@@ -529,7 +544,8 @@ def test_bert_exit_codes(bert: Bert, tmp_path: Path) -> None:
     ("arguments", "complaint"),
     [
         (("--url", "http://localhost:80x"), "'http://localhost:80x' is not an address of a service: Invalid port: "),
-        (("--url", "http://a..b"), "'http://a..b' is not an address of a service: "),
+        (("--url", "http://user:secret@a..b"), "'http://a..b' is not an address of a service: "),
+        (("--url", "http://localhost:73950"), "'http://localhost:73950' is not an address of a service: a port is a"),
         (("--url", "localhost:80"), "'localhost:80' is not an address of a service; it must begin with http://"),
         (("--api-key", "a\nb"), "the API key has characters that are not printable"),
         (("--concurrency", "0"), "concurrency is 0: give 1 or more"),
@@ -583,6 +599,39 @@ def test_bert_signal_leaves_no_half_file(holding: Holding, tmp_path: Path, end: 
     assert [file.name for file in tmp_path.iterdir()] == ["texts.txt"]
 
 
+@pytest.mark.parametrize("end", [signal.SIGTERM, signal.SIGINT])
+def test_bert_answers_before_a_signal_are_printed(holding: Holding, tmp_path: Path, end: signal.Signals) -> None:
+    (tmp_path / "texts.txt").write_text("good\n" * 3 + "hold\n")
+    url = f"http://127.0.0.1:{holding.server_port}"
+    command = [sys.executable, "-c", _INTERRUPTIBLE, "sentiment", "--url", url, "--concurrency", "1"]
+    command += ["--file", str(tmp_path / "texts.txt")]
+    with subprocess.Popen(command, cwd=ROOT, env=buffered(), stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert holding.entered.wait(PATIENCE)
+            process.send_signal(end)
+            assert process.communicate(timeout=PATIENCE)[0].count("good") == 3
+        finally:
+            process.kill()
+    assert process.returncode == 130
+
+
+def test_client_interrupt_does_not_wait_for_answers(holding: Holding) -> None:
+    program = """
+import signal, sys
+signal.signal(signal.SIGINT, signal.default_int_handler)
+from bert_client import BertClient
+BertClient(sys.argv[1]).sentiment(["hold"] * 3000)
+"""
+    command = [sys.executable, "-c", program, f"http://127.0.0.1:{holding.server_port}"]
+    with subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True) as process:
+        try:
+            assert holding.entered.wait(PATIENCE)
+            process.send_signal(signal.SIGINT)
+            assert process.communicate(timeout=PATIENCE)[1].splitlines()[-1] == "KeyboardInterrupt"
+        finally:
+            process.kill()
+
+
 @pytest.mark.parametrize(("end", "code"), [("interrupt", 130), ("broken pipe", 1)])
 def test_bert_does_not_wait_for_answers_when_it_ends_early(
     holding: Holding, tmp_path: Path, end: str, code: int
@@ -622,7 +671,9 @@ def test_bert_goes_on_after_a_kill(holding: Holding, url: str, tmp_path: Path) -
         try:
             assert holding.entered.wait(PATIENCE)
             until = time.monotonic() + PATIENCE
-            while not Path(f"{target}.partial.json").exists():  # it is saved while the service does not answer
+            while (
+                '"rows": 20' not in Path(f"{target}.partial.json").read_text()
+            ):  # it is saved while the service does not answer
                 assert time.monotonic() < until
                 time.sleep(0.05)
             assert not target.exists()
@@ -695,3 +746,16 @@ def test_bert_job_that_is_refused_midway_goes_on(bert: Bert, tmp_path: Path) -> 
     assert len(echo.paths) == 1 + 6
     rows = list(csv.DictReader(target.read_text().splitlines(), delimiter="\t"))
     assert [(row["text"], row["label"]) for row in rows] == [(f"text {n}", f"text {n}") for n in range(100)]
+
+
+def test_bert_columns_that_an_earlier_run_left_out_are_named(bert: Bert, tmp_path: Path) -> None:
+    source, target = tmp_path / "a.jsonl", tmp_path / "scored.csv"
+    rows = [{"text": f"text {n}", **({"late": 1} if n == 5 else {})} for n in range(30)]
+    source.write_text("\n".join(map(json.dumps, rows)))
+    command = ("sentiment", "--file", str(source), "--output", str(target), "--concurrency", "1")
+    with serve(lambda inputs: 500 if "text 20" in inputs else None) as echo:
+        assert bert(*command, "--url", echo.url)[0] == 1
+        echo.refuse = lambda _: None
+        code, _, complaints = bert(*command, "--url", echo.url)
+    assert (code, "going on after 16 rows" in complaints) == (0, True)
+    assert "not written, as the first rows have no such column: 'late'" in complaints

@@ -162,6 +162,18 @@ def test_output_goes_on_after_a_kill_at_any_moment(tmp_path: Path, left: bytes) 
     assert path.read_text() == 'text,label\ngood,A\n"bad\nfilm",A\né,A\nso so,A\n'
 
 
+def test_output_goes_on_after_a_kill_within_its_first_save(tmp_path: Path) -> None:
+    path, partial, note = (tmp_path / f"out.csv{end}" for end in ("", ".partial", ".partial.json"))
+    with open_output(str(path), OPTIONS, io.StringIO()) as target:
+        target.begin("text,label\n", iter(()))
+        first_note = note.read_bytes()
+    path.unlink()
+    partial.write_text("text,label\ngoo")
+    note.write_bytes(first_note)
+    assert len(job(path)[0]) == 4
+    assert path.read_text() == 'text,label\ngood,A\n"bad\nfilm",A\né,A\nso so,A\n'
+
+
 def test_output_of_an_interrupted_job_has_all_answers(tmp_path: Path) -> None:
     assert "2 rows are kept in" in job(tmp_path / "out.csv", stop_after=2, error=KeyboardInterrupt())[1]
     assert job(tmp_path / "out.csv")[0] == ["é", "so so"]
@@ -194,7 +206,7 @@ def test_output_is_saved_while_no_rows_come(tmp_path: Path, monkeypatch: pytest.
         target.begin("text\n", iter(()))
         target.add(ROWS[0], "good\n", failed=False)
         until = time.monotonic() + 30
-        while not (tmp_path / "out.csv.partial.json").exists():
+        while json.loads((tmp_path / "out.csv.partial.json").read_bytes())["rows"] == 0:
             assert time.monotonic() < until
             time.sleep(0.01)
         assert (tmp_path / "out.csv.partial").read_text() == "text\ngood\n"
@@ -290,6 +302,27 @@ def test_output_link_stays_a_link_and_a_device_a_device(tmp_path: Path) -> None:
     assert os.read(reader, 99) == b"text,label\ngood,A\n"
     os.close(reader)
     assert (tmp_path / "pipe").is_fifo()
+
+
+@pytest.mark.parametrize("folder", ["/dev/fd", "/proc/self/fd"])
+def test_output_descriptor_may_be_a_pipe_or_a_file_that_is_kept(tmp_path: Path, folder: str) -> None:
+    if not Path(folder).exists():
+        pytest.skip("has no such names")
+    reader, writer = os.pipe()
+    job(Path(folder, str(writer)), ROWS[:1])
+    assert os.read(reader, 99) == b"text,label\ngood,A\n"
+    os.close(reader)
+    os.close(writer)
+    with (tmp_path / "log").open("w") as log:
+        print("keep me", file=log, flush=True)
+        job(Path(folder, str(log.fileno())), ROWS[:1])
+    assert (tmp_path / "log").read_text() == "keep me\ntext,label\ngood,A\n"
+    assert names(tmp_path) == ["log"]
+
+
+def test_output_dev_stdout_is_standard_output(capsys: pytest.CaptureFixture[str]) -> None:
+    job(Path("/dev/stdout"), ROWS[:1])
+    assert capsys.readouterr().out == "text,label\ngood,A\n"
 
 
 @pytest.mark.parametrize("name", ["a.jsonl", "a.jsonl.gz", "pipe", "-"])

@@ -147,6 +147,15 @@ def test_client_api_key_is_sent_as_utf_8() -> None:
     assert (b"Authorization", "Bearer clé".encode()) in fake.requests[0].headers.raw
 
 
+def test_client_password_of_the_url_is_sent_but_not_shown() -> None:
+    fake = Fake(lambda *_: httpx.Response(404))
+    address = "http://user:se%40cret@bert.example/root"
+    with BertClient(address, transport=fake.transport) as client, pytest.raises(ProblemError) as raised:
+        client.sentiment("a")
+    assert str(raised.value).startswith("http://bert.example/root/sentiment: ")
+    assert fake.requests[0].headers["Authorization"] == "Basic dXNlcjpzZUBjcmV0"
+
+
 @pytest.mark.parametrize("client", [BertClient, AsyncBertClient])
 @pytest.mark.parametrize(
     ("arguments", "message"),
@@ -156,6 +165,7 @@ def test_client_api_key_is_sent_as_utf_8() -> None:
         ({"api_key": "a\n"}, "not printable"),
         ({"base_url": "localhost:8000"}, r"it must begin with http:// or https://"),
         ({"base_url": "http://"}, "'http://' is not an address of a service: it names no host"),
+        *(({"base_url": f"http://a:{port}"}, "a port is a number from 1 to 65535") for port in (0, 65536, 99999)),
     ],
 )
 def test_client_with_impossible_options_is_refused(
@@ -286,6 +296,20 @@ def test_client_stream_ends_with_an_error_that_is_no_fault_of_an_input() -> None
         with pytest.raises(ProblemError) as raised:
             next(stream)
     assert raised.value.status == 500
+
+
+def test_client_stream_that_is_closed_repeats_no_request() -> None:
+    fake = Fake(lambda request, inputs: ok(request, inputs) if "0" in inputs else httpx.Response(503))
+    retry = RetryPolicy(attempts=1000, first_pause=0.05, longest_pause=0.05)
+    with BertClient(transport=fake.transport, retry=retry) as client:
+        stream = client.sentiment_stream(map(str, range(8)))
+        next(stream)
+        threads = [thread for thread in threading.enumerate() if thread.name.startswith("bert-client")]
+        assert threads
+        stream.close()  # type: ignore[attr-defined]
+        for thread in threads:
+            thread.join(10)
+        assert not any(thread.is_alive() for thread in threads)
 
 
 # --- firewalls and proxies

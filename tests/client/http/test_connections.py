@@ -112,6 +112,18 @@ async def test_client_that_is_closed_raises(echo: Echo) -> None:
         await asynchronous.sentiment("a")
 
 
+async def test_client_that_is_closed_before_its_first_use_raises(echo: Echo) -> None:
+    with BertClient(echo.url) as asked:
+        pass
+    with pytest.raises(ConnectionFailedError, match="the client is closed"):
+        asked.sentiment("a")
+    async with AsyncBertClient(echo.url) as asynchronous:
+        pass
+    with pytest.raises(ConnectionFailedError, match="the client is closed"):
+        await asynchronous.sentiment("a")
+    assert echo.paths == []
+
+
 @pytest.mark.skipif(sys.platform == "win32", reason="has no fork")
 @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
 def test_async_client_answers_right_in_forked_processes(echo: Echo) -> None:
@@ -216,6 +228,8 @@ async def test_async_client_uses_the_proxy_of_the_environment(echo: Echo, monkey
         ("socks://127.0.0.1:9", "scheme"),
         ("ftp://127.0.0.1:9", "scheme"),
         ("http://user:secret@proxy:80x", "port"),
+        ("http://user:secret@proxy:99999", "port"),
+        ("http://user:secret@a..b:1", "idna"),
     ],
 )
 @pytest.mark.parametrize("variable", ["ALL_PROXY", "http_proxy"])

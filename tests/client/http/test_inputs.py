@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections import deque
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,6 +17,7 @@ from bert_client.http.calls import PairDict
 from tests.client.echo import serve
 
 pd = pytest.importorskip("pandas")
+ROOT = Path(__file__).parents[3]
 
 
 def label(outcome: LabelResult | ProblemError) -> str:
@@ -104,6 +108,23 @@ def test_client_pair_may_be_a_dict_as_in_json() -> None:
         assert [label(result) for result in client.sentiment([pair, "c"])] == ["a|b", "c"]
         with pytest.raises(TypeError, match="inputs is a dict"):
             client.sentiment({"text": "a", "title": "b"})  # type: ignore[call-overload]
+
+
+def test_client_types_accept_the_documented_inputs(tmp_path: Path) -> None:
+    program = """
+from bert_client import AsyncBertClient, BertClient, LabelResult
+def ask(client: BertClient, lists: list[list[str]], dicts: list[dict[str, str]]) -> list[LabelResult]:
+    one: LabelResult = client.next_sentence(("a", "b"))
+    client.next_sentence_stream(lists)
+    client.sentiment_stream(dicts)
+    return [one, *client.next_sentence([["a", "b"]]), *client.next_sentence(dicts), *client.sentiment(["a", *lists])]
+async def ask_async(client: AsyncBertClient, dicts: list[dict[str, str]]) -> list[LabelResult]:
+    return [*await client.next_sentence([["a", "b"]]), *await client.sentiment(dicts)]
+"""
+    (tmp_path / "program.py").write_text(program)
+    command = [sys.executable, "-m", "mypy", "--strict", str(tmp_path / "program.py")]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
+    assert (done.returncode, done.stderr) == (0, ""), done.stdout
 
 
 async def test_async_client_list_may_be_an_async_iterable() -> None:

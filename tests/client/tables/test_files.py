@@ -117,6 +117,32 @@ def test_open_file_several_members_and_layers_are_read(tmp_path: Path) -> None:
         assert list(text_lines(file, file.encoding())) == ["a\n", "b\n"]
 
 
+def test_open_file_xz_streams_may_have_padding_between_them(tmp_path: Path) -> None:
+    (tmp_path / "a.txt.xz").write_bytes(lzma.compress(b"a\n") + bytes(2**15) + lzma.compress(b"b\n") + bytes(4))
+    with open_file(str(tmp_path / "a.txt.xz")) as file:
+        assert list(text_lines(file, file.encoding())) == ["a\n", "b\n"]
+
+
+@pytest.mark.parametrize("compress", [gzip.compress, bz2.compress, lzma.compress])
+@pytest.mark.parametrize("kept", [slice(3), slice(-6), slice(2, None)])
+def test_open_file_damaged_second_stream_is_an_error_after_the_rows_of_the_first(
+    tmp_path: Path, compress: Callable[[bytes], bytes], kept: slice
+) -> None:
+    (tmp_path / "a.txt").write_bytes(compress(b"a\n") + compress(b"b\n")[kept])
+    with open_table(tmp_path / "a.txt") as table:
+        assert next(table.rows).cells == {"text": "a"}
+        with pytest.raises(TableError, match=r"the file is (cut off|damaged) after line"):
+            list(table.rows)
+
+
+def test_open_file_zstandard_may_begin_with_a_skippable_frame(tmp_path: Path) -> None:
+    zstandard = pytest.importorskip("zstandard")
+    frames = (bytes([0x50 + n]) + b"\x2a\x4d\x18\x04\0\0\0size" + zstandard.compress(b"a\n") for n in range(16))
+    (tmp_path / "a.txt.zst").write_bytes(b"".join(frames))  # as pzstd writes them
+    with open_file(str(tmp_path / "a.txt.zst")) as file:
+        assert list(text_lines(file, file.encoding())) == ["a\n"] * 16
+
+
 def test_open_file_that_is_not_compressed_unlike_its_name_gives_a_warning(tmp_path: Path) -> None:
     (tmp_path / "a.csv.gz").write_text("text\na\n")
     with open_table(tmp_path / "a.csv.gz") as table:
