@@ -277,7 +277,7 @@ stage_export() { # NUMBER: the NUMBERth delivery of parts
         (training export export "data=$WORK/data") || say "export: no model yet; logs only"
         mkdir -p "$parts.part"
         (cd "$run" && { # whatever is there: the time may have ended before some of it was made
-            find export {pretrain,finetune/seed-*}/{log.jsonl,recipe.json} finetune/results.json -type f \
+            find export {pretrain,finetune/seed-*}/{log.jsonl,recipe.json} finetune/{results,labelled}.json -type f \
                 2>/dev/null || true
         } | tar -c -T -) >"$WORK/result.tar"
         [[ ! $DRY_RUN ]] || PART=$(($(wc -c <"$WORK/result.tar") / 6 + 1))

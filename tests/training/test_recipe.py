@@ -216,6 +216,14 @@ def test_batch_tokens_that_do_not_fit_name_the_rule(recipe_file: Path, overrides
         load_recipe(str(recipe_file), overrides)
 
 
+def test_micro_batch_tokens_need_no_room_for_examples_of_pretraining_in_a_recipe_without_it(recipe_file: Path) -> None:
+    longer = ["pretrain.examples.long_length=512", "micro_batch_tokens=256"]
+    assert load_recipe(str(recipe_file), ["corpus.sources=[]", *longer]).micro_batch_tokens == 256
+    for changes in (longer, ["corpus.sources=[]", "adapt.tokens=512", *longer]):
+        with pytest.raises(RecipeError, match=r"pretrain: an example has up to 512 tokens, more than micro_batch"):
+            load_recipe(str(recipe_file), changes)
+
+
 def test_batch_tokens_may_hold_several_micro_batches(recipe_file: Path) -> None:
     recipe = load_recipe(str(recipe_file), ["pretrain.batch_tokens=768"])
     assert recipe.pretrain.batch_tokens == 3 * recipe.micro_batch_tokens

@@ -18,7 +18,7 @@ MAX_SENTENCE_TOKENS = 125
 """A longer sentence is cut: an example of 128 tokens has no room for more, so its middle would never be seen."""
 
 MAX_UNKNOWN = 0.5
-"""A sentence with a larger share of [UNK] is in another script; it is dropped."""
+"""A sentence with a larger share of [UNK] is in another script; pretraining text is better off without it."""
 
 CACHED_WORDS = 500_000
 """Words whose token ids are remembered, about 100 MB."""
@@ -41,7 +41,7 @@ class EncodedShard:
     labels: NDArray[np.int16] | None = None
     """(documents,) index of the label, `NO_LABEL` without one; None for pretraining text."""
     unknown_sentences: int = 0
-    """Sentences dropped because they are mostly [UNK]."""
+    """Sentences that are mostly [UNK]: dropped from pretraining text, kept in labelled text."""
     cut_sentences: int = 0
     """Sentences cut because they are too long."""
 
@@ -62,9 +62,7 @@ class ShardEncoder:
         tokens, lengths = self._ids(list(itertools.chain.from_iterable(sentences)))
         document = np.repeat(np.arange(len(sentences)), [len(part) for part in sentences])  # (sentences,)
 
-        sentence = np.repeat(np.arange(len(lengths)), lengths)  # (tokens,)
-        unknown_tokens = np.bincount(sentence[tokens == self._tokenizer.unk_id], minlength=len(lengths))
-        unknown = unknown_tokens > MAX_UNKNOWN * lengths
+        unknown = self._mostly_unknown(tokens, lengths)
         kept = (lengths > 0) & ~unknown
         tokens, lengths, document = tokens[np.repeat(kept, lengths)], lengths[kept], document[kept]
 
@@ -87,7 +85,17 @@ class ShardEncoder:
         """Labelled text: each text column is one sentence, empty ones included, so all documents are kept."""
         tokens, lengths = self._ids([field for document in documents for field in document.fields])
         columns = np.array([len(document.fields) for document in documents], np.int64)
-        return EncodedShard(tokens, _starts(lengths), _starts(columns), np.array(labels, np.int16))
+        unknown = int(self._mostly_unknown(tokens, lengths).sum())
+        return EncodedShard(
+            tokens, _starts(lengths), _starts(columns), np.array(labels, np.int16), unknown_sentences=unknown
+        )
+
+    def _mostly_unknown(self, tokens: NDArray[np.unsignedinteger], lengths: Counts) -> NDArray[np.bool_]:
+        """(sentences,) which ones are mostly [UNK]."""
+        sentence = np.repeat(np.arange(len(lengths)), lengths)  # (tokens,)
+        unknown_tokens = np.bincount(sentence[tokens == self._tokenizer.unk_id], minlength=len(lengths))
+        found: NDArray[np.bool_] = unknown_tokens > MAX_UNKNOWN * lengths
+        return found
 
     def _ids(self, sentences: Sequence[str]) -> tuple[NDArray[np.unsignedinteger], Counts]:
         """(tokens,) ids of all sentences end to end, and (sentences,) their lengths."""

@@ -14,7 +14,7 @@ from training.recipe import Recipe, SourceConfig
 from training.runtime.files import read_json, write_json
 from training.sources.files import files
 
-_NAMES = {"config": "tokenizer", "settings": "corpus", "sources": "corpus.sources"}
+_NAMES = {"config": "tokenizer", "settings": "corpus", "sources": "corpus.sources", "finetune": "finetune"}
 _NAMES |= {"tokenizer": "the vocabulary", "files": "the text", "format": "the program's version"}
 """How messages call the parts of a record."""
 

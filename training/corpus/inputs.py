@@ -102,13 +102,15 @@ def pretraining_inputs(recipe: Recipe) -> Iterator[ShardInput]:
     fraction = 0.0 if config.heldout else config.heldout_fraction
     thresholds = [(source, 2**64) for source in config.heldout]
     thresholds += [(source, held_out_below(read(source), fraction)) for source in config.sources]
+    lowest = min((threshold for _, threshold in thresholds), default=0)  # below it, all sources hold out a text
+    if any(source.group for source in config.sources):  # equal texts may have unequal hashes
+        lowest = 0
     held_out: set[int] = set()
-    if config.heldout or any(source.group for source in config.sources):  # equal texts may have unequal hashes
-        for source, threshold in thresholds:
-            for document in read(source) if threshold else ():
-                text, group = hashes(document)
-                if group < threshold:
-                    held_out |= {text, group}
+    for source, threshold in thresholds:
+        for document in read(source) if threshold > lowest else ():
+            text, group = hashes(document)
+            if group < threshold:
+                held_out |= {text, group}
 
     def is_leak(text: int, group: int, is_held_out: bool) -> bool:
         return not is_held_out and (text in held_out or group in held_out)
@@ -125,8 +127,8 @@ def pretraining_inputs(recipe: Recipe) -> Iterator[ShardInput]:
 def labelled_inputs(recipe: Recipe) -> Iterator[ShardInput]:
     """The shards of `labelled/`: parts `train` and `dev/<source>`.
 
-    Texts of `finetune.test` are left out of both, texts of any dev part out of `train`. The texts of `distill.sources`
-    are in `train`, without a label.
+    Texts of `finetune.test` are left out of both, texts and groups of any dev part out of `train`. The texts of
+    `distill.sources` are in `train`, without a label.
 
     Raises:
         SourceError: a source has no label column, or a label is missing or unknown.
@@ -139,8 +141,8 @@ def labelled_inputs(recipe: Recipe) -> Iterator[ShardInput]:
     plans = [(source, *_plan(source, recipe, tested, in_dev)) for source in config.train]
     held_out, trained = tested | in_dev, Counter[int]()
 
-    def is_leak(text: int, _group: int, is_held_out: bool) -> bool:
-        return text in (tested if is_held_out else held_out)
+    def is_leak(text: int, group: int, is_held_out: bool) -> bool:
+        return text in tested if is_held_out else text in held_out or group in held_out
 
     for source, threshold, shares in plans:
         routed = _route(labelled(source, recipe, cutter.progress), source, "dev", threshold, is_leak)
@@ -154,23 +156,25 @@ def labelled_inputs(recipe: Recipe) -> Iterator[ShardInput]:
 
 
 def check_labels(recipe: Recipe) -> None:
-    """Read all labels, so that a mistake is found before hours of training.
+    """Read and split the labelled text, so that a mistake is found before hours of training.
 
     Raises:
         SourceError, RunError: as `labelled_inputs`.
     """
-    for source in recipe.finetune.test:
-        for _ in labelled(source, recipe):
-            pass
-    found = {label for source in recipe.finetune.train for _, label in labelled(source, recipe)}
-    _check_all_labels_occur(recipe, found)
+    missing = set(range(len(recipe.finetune.label_names)))
+    for shard_input in labelled_inputs(recipe.model_copy(update={"distill": None})):
+        if shard_input.part == "train":
+            missing.difference_update(shard_input.labels or ())
+        if not missing:  # every value of the label columns has been read before the first shard
+            return
 
 
 def _check_all_labels_occur(recipe: Recipe, found: Container[int]) -> None:
     if missing := [name for i, name in enumerate(recipe.finetune.label_names) if i not in found]:
         raise RunError(
             f"finetune.train has no text labelled {', '.join(missing)}: is a file sorted by its labels and cut by "
-            "`limit`, are all its texts in finetune.test as well, or has finetune.labels one label too many?"
+            "`limit`, are all its texts in finetune.test or in dev (finetune.dev_fraction), or has finetune.labels one "
+            "label too many?"
         )
 
 
@@ -184,8 +188,8 @@ Shares = dict[tuple[str | None, int], float]
 
 
 def _plan(source: SourceConfig, recipe: Recipe, tested: set[int], in_dev: set[int]) -> tuple[int, Shares]:
-    """First pass over a source: the threshold of its split and the shares that balance it. Adds its dev texts to
-    `in_dev`."""
+    """First pass over a source: the threshold of its split and the shares that balance it. Adds the texts and
+    groups of its dev part to `in_dev`."""
     threshold = held_out_below((document for document, _ in labelled(source, recipe)), recipe.finetune.dev_fraction)
     counts: Counter[tuple[str | None, int]] = Counter()
     dev = 0
@@ -194,7 +198,7 @@ def _plan(source: SourceConfig, recipe: Recipe, tested: set[int], in_dev: set[in
         if text in tested:
             continue
         if group < threshold:
-            in_dev.add(text)
+            in_dev |= {text, group}
             dev += 1
         else:
             counts[document.domain, label] += 1

@@ -43,6 +43,9 @@ from training.sources.files import size
 
 COUNTS = ("documents", "sentences", "tokens", "unknown_sentences", "cut_sentences")
 
+TRAINED_ON = "finetune/labelled.json"
+"""File of a run with the fingerprint of the labelled text that its classifier was trained on."""
+
 FEW_HELDOUT_DOCUMENTS = 20
 """Fewer held-out documents make figures that are mostly chance."""
 
@@ -93,14 +96,41 @@ def prepare_labelled(recipe: Recipe, tokenizer: Tokenizer, *, keep_earlier: bool
     Raises:
         RunError: with `keep_earlier`, the folder was made from another recipe, tokenizer or text.
     """
-    config = recipe.finetune
     unlabelled = recipe.distill.sources if recipe.distill else ()
-    sources = (*config.train, *config.test, *unlabelled)
-    settings = config.model_dump(mode="json", include={"train", "test", "labels", "dev_fraction", "augment_fraction"})
-    settings |= {"train": source_settings(config.train), "test": source_settings(config.test)}
-    settings["unlabelled"] = source_settings(unlabelled)
+    sources = (*recipe.finetune.train, *recipe.finetune.test, *unlabelled)
+    settings = _labelled_settings(recipe) | {"unlabelled": source_settings(unlabelled)}
     inputs = labelled_inputs(recipe)
     return _prepare(recipe, tokenizer, "labelled", sources, settings, inputs, keep_earlier=keep_earlier)
+
+
+def record_labelled(recipe: Recipe) -> None:
+    """Keep beside the classifier what it was trained on: `labelled/` may be made again from another recipe."""
+    write_json(recipe.folder / TRAINED_ON, read_json(recipe.folder / "labelled" / "fingerprint.json"))
+
+
+def check_labelled_settings(recipe: Recipe) -> None:
+    """Raise RunError if the run's classifier may have been trained on texts that the recipe evaluates it on: its
+    sources, its split or their files have changed since. Sources of `finetune.test` may be left out."""
+    if (record := read_json(recipe.folder / TRAINED_ON)) is None:  # made by an earlier version of this program
+        return
+    keys = ("train", "test", "labels", "dev_fraction")
+    before, now = ({key: values[key] for key in keys} for values in (record["settings"], _labelled_settings(recipe)))
+    if all(source in before["test"] for source in now["test"]):
+        now["test"] = before["test"]
+    evaluated = recipe.finetune.test or recipe.finetune.train
+    files = file_hashes(evaluated, recipe.data, recipe.folder / "file-hashes.json")
+    known = {name: record["files"].get(name) for name in files}
+    if changed := changes({"finetune": before, "files": known}, {"finetune": now, "files": files}):
+        raise RunError(
+            f"{recipe.folder / 'sentiment'} was trained with other settings or texts ({', '.join(changed)}), so it may "
+            "know the texts to evaluate on: restore these, or run finetune again"
+        )
+
+
+def _labelled_settings(recipe: Recipe) -> dict[str, Any]:
+    config = recipe.finetune
+    settings = config.model_dump(mode="json", include={"train", "test", "labels", "dev_fraction", "augment_fraction"})
+    return settings | {"train": source_settings(config.train), "test": source_settings(config.test)}
 
 
 def check_corpus_settings(recipe: Recipe) -> None:
@@ -242,7 +272,12 @@ def _advice(part: str, counts: Counter[str], *, is_labelled: bool) -> Iterator[s
             f"{counts['cut_sentences']} sentences have more than {MAX_SENTENCE_TOKENS} tokens and were cut, so pairs "
             "may be parts of one sentence; end sentences with a line break or a full stop and a space"
         )
-    if counts["unknown_sentences"] > 0.01 * sentences:
+    if is_labelled and counts["unknown_sentences"] > 0.01 * sentences:
+        yield (
+            f"{counts['unknown_sentences']} of {sentences} texts are mostly words that the network's vocabulary does "
+            "not have; start from a network that was pretrained on such text"
+        )
+    elif counts["unknown_sentences"] > 0.01 * sentences:
         yield (
             f"{counts['unknown_sentences']} sentences were dropped because most of their words are not in the "
             "vocabulary; learn the tokenizer from this source too"
@@ -250,7 +285,7 @@ def _advice(part: str, counts: Counter[str], *, is_labelled: bool) -> Iterator[s
     if part.startswith("heldout") and documents < FEW_HELDOUT_DOCUMENTS:
         yield (
             f"only {documents} documents are held out, so figures on them are mostly chance; raise "
-            "corpus.heldout_fraction or name more text as corpus.heldout"
+            "corpus.heldout_fraction, or name more text as corpus.heldout (adapt does not read it)"
         )
 
 

@@ -66,7 +66,7 @@ class Shard:
     sentences: int
     tokens: int
     unknown_sentences: int
-    """Sentences dropped because they are mostly [UNK]."""
+    """Sentences that are mostly [UNK]: dropped from pretraining text, kept in labelled text."""
     cut_sentences: int
     """Sentences cut because they are too long."""
     text_crc32: int

@@ -13,7 +13,7 @@ from model.checkpoint import Checkpoint, load_checkpoint
 from model.errors import CheckpointError
 from model.heads import BertForSequenceClassification
 from model.tokenizer import Tokenizer
-from training.corpus.prepare import prepare_labelled
+from training.corpus.prepare import prepare_labelled, record_labelled
 from training.corpus.reader import PreparedText, open_parts
 from training.errors import RunError
 from training.evaluate.classification import check_classes, predict_classification
@@ -145,7 +145,8 @@ def _train(material: _Material, seed: int) -> SeedResult | None:
         return None
     answers = {name: predict_classification(model, texts) for name, texts in material.dev.items()}
     said = {label for each in answers.values() for label in each.logits.argmax(1).tolist()}
-    if len(said) == 1:
+    true = {label for each in answers.values() for label in each.labels.tolist()}
+    if len(said) == 1 < len(true):
         label = recipe.finetune.label_names[said.pop()]
         logger.warning(f"it answers {label} to every dev text: delete {folder} and repeat with more finetune.epochs")
     temperature = calibrate(model, answers)
@@ -219,6 +220,7 @@ def _trainer(material: _Material, model: BertForSequenceClassification, seed: in
 def _keep_best(recipe: Recipe, tokenizer: Tokenizer, results: list[SeedResult], target: Path) -> None:
     best = best_seed(results)
     save_results(recipe, results)
+    record_labelled(recipe)
     model = load_checkpoint(seed_folder(recipe, best.seed) / "model").model
     write_checkpoint_dir(target, model, tokenizer, torch.float32)
     if best.dev_accuracy is not None:

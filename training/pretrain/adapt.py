@@ -9,7 +9,7 @@ from model.checkpoint import load_checkpoint
 from model.tokenizer import Tokenizer
 from training.corpus.prepare import prepare
 from training.corpus.tokenizer import make_tokenizer
-from training.errors import RunError
+from training.errors import CorpusError, RunError
 from training.loop.checkpoint import fingerprint
 from training.pretrain.run import pretrain
 from training.recipe import CorpusConfig, Recipe
@@ -42,7 +42,11 @@ def adapt(recipe: Recipe) -> bool:
                 f"{stage.folder} was adapted from another network than {start}: delete it to adapt again, or give this "
                 "run another name"
             )
-        prepare(stage, Tokenizer.load(make_tokenizer(stage)))
+        tokenizer = Tokenizer.load(make_tokenizer(stage))
+        try:
+            prepare(stage, tokenizer)
+        except (CorpusError, RunError) as error:
+            raise type(error)(str(error).replace("corpus.sources", "finetune.train")) from error
         write_json(record, started_from)
     return pretrain(stage)
 
@@ -66,7 +70,8 @@ def pretrained_folder(recipe: Recipe) -> Path:
 
 
 def _stage(recipe: Recipe, start: Path) -> Recipe:
-    """`[adapt]` as a recipe for `pretrain`, in the folder `adapt` of the run."""
+    """`[adapt]` as a recipe for `pretrain`, in the folder `adapt` of the run. A part of the classifier's texts is held
+    out, also if the recipe has `corpus.heldout`, because these are what the network adapts to."""
     assert recipe.adapt is not None
     changes = {
         "start": start,
@@ -80,7 +85,7 @@ def _stage(recipe: Recipe, start: Path) -> Recipe:
         update={
             "name": "adapt",
             "run": recipe.folder,
-            "corpus": CorpusConfig(sources=sources),
+            "corpus": CorpusConfig(sources=sources, heldout_fraction=recipe.corpus.heldout_fraction),
             "pretrain": recipe.pretrain.model_copy(update=changes),
         }
     )

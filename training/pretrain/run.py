@@ -209,8 +209,8 @@ def open_heldout(recipe: Recipe) -> dict[str, PreparedText]:
     parts = open_parts(folder)
     if not parts:
         raise CorpusError(
-            f"{folder} is empty, so the network cannot be evaluated. Name some as corpus.heldout, or set "
-            "corpus.heldout_fraction above 0 for text of two documents or more (a blank line, or a row, ends one); "
-            "then run prepare again"
+            f"{folder} is empty, so the network cannot be evaluated. Set corpus.heldout_fraction above 0 for text of "
+            "two documents or more (a blank line, or a row, ends one) of different groups, or name some as "
+            "corpus.heldout (adapt does not read it); then run prepare again"
         )
     return parts

@@ -13,7 +13,7 @@ from typing import Any
 from model.checkpoint import load_checkpoint
 from model.tokenizer import Tokenizer
 from training.corpus.inputs import reading_of
-from training.corpus.prepare import prepare
+from training.corpus.prepare import check_labelled_settings, prepare
 from training.corpus.reader import PreparedText
 from training.errors import RunError
 from training.evaluate.classification import Answers, ClassificationReport, classify, load_classifier
@@ -76,7 +76,8 @@ def evaluate(recipe: Recipe, weights: Path | None = None) -> str:
             of the two does not fit the recipe, the report says why.
 
     Raises:
-        RunError: the model is missing, or of another kind or with other labels than the recipe's.
+        RunError: the model is missing, or of another kind or with other labels than the recipe's, or the run's
+            classifier may have been trained on the texts.
         CorpusError: the held-out text was prepared with another vocabulary.
     """
     models = weights or recipe.folder
@@ -160,6 +161,8 @@ def _classification(recipe: Recipe, models: Path) -> dict[str, Any]:
     folder = models / "sentiment"
     ordered = recipe.finetune.in_order_of(load_checkpoint(folder).config.labels)
     recipe = recipe.model_copy(update={"finetune": ordered})
+    if models == recipe.folder:
+        check_labelled_settings(recipe)
     test = read_test(recipe)
     if not recipe.finetune.test:
         logger.warning(
@@ -226,8 +229,9 @@ def _verdicts(report: Report) -> list[str]:
     sentences = []
     for name, source in report.classification.items():
         r = source.figures
+        true = [i for i, row in enumerate(r.confusion) if any(row)]
         answered = [i for i, column in enumerate(zip(*r.confusion, strict=True)) if any(column)]
-        if len(answered) == 1:
+        if len(answered) == 1 < len(true):
             sentences.append(f"**{name}: answers {report.labels[answered[0]]} to each text: raise finetune.epochs.**\n")
         bag = max((figures["accuracy"] for figures in _baselines(report, name).values()), default=0.0)
         if bag > r.accuracy:

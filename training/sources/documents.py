@@ -69,7 +69,8 @@ def _as_written(document: Document) -> Document:
 
 
 class _SourceReader:
-    """One pass over a source. It checks the columns of all rows together, and counts the rows that it skips."""
+    """One pass over a source. It checks the columns of all rows together, and counts the rows that it skips; where each
+    file is one text, a file is a row."""
 
     def __init__(self, source: SourceConfig) -> None:
         self._source = source
@@ -104,11 +105,12 @@ class _SourceReader:
         for count, document in enumerate(found, 1):
             yield document
             if count == self._source.limit:
-                return
-        self._check_columns()
+                break
+        else:
+            self._check_columns()
         if not count:
-            reason = self._first_skipped or "fill it, or take it out of the source"
-            raise SourceError(f"{place}: holds no text; {reason}")
+            first = f" (the first row is {self._first_skipped})" if self._first_skipped else ""
+            raise SourceError(f"{place}: holds no text; fill it, or take it out of the source{first}")
         if self._skipped:
             log_once(
                 f"{source_name(self._source)}: {self._skipped:,} of {self._rows:,} rows have no text and are skipped "
@@ -123,19 +125,36 @@ class _SourceReader:
             return self._of_rows(read_rows(file, table, self._source, progress), str(file), form)
         numbered = read_lines(file, self._source.table.encoding, progress)
         if form == "fasttext":
-            return _of_fasttext(numbered, file)
+            return self._of_fasttext(numbered, file)
         lines = (line for _, line in numbered)
         if form == "wikitext":
             return _of_texts(wikitext_texts(lines), str(file))
         if self._source.label is None:
             return _of_texts(plain_texts(lines, " " if self._source.lines == "wrapped" else "\n"), str(file))
         if self._source.label == "folder":
-            return _of_texts(filter(None, [tidy("".join(lines))]), str(file), file.parent.name)
+            self._rows += 1
+            text = tidy("".join(lines))
+            if not text:
+                self._skip(str(file))
+            return _of_texts(filter(None, [text]), str(file), file.parent.name)
         raise SourceError(
             f"{file}: plain text has no column for the label; if each file is one text and its folder names the "
             "label, set the source's `label` to \"folder\"; if its labels are fastText's, set `format` to "
             '"fasttext"; else write the texts as CSV or JSONL'
         )
+
+    def _of_fasttext(self, numbered: Iterable[tuple[int, str]], file: Path) -> Iterator[Document]:
+        for number, line in numbered:
+            labels, text = fasttext_line(line)
+            place = f"{file}, line {number}"
+            if len(set(labels)) > 1:
+                raise SourceError(f"{place}: has the labels {', '.join(labels)}; a text has one")
+            text = tidy(text)
+            self._rows += bool(labels or text)  # a blank line is no row
+            if text:
+                yield Document((text,), labels[0] if labels else None, place=place)
+            elif labels:
+                self._skip(place)
 
     # --- rows ------------------------------------------------------------------------------------------------
 
@@ -180,22 +199,15 @@ class _SourceReader:
                 text = text.replace("\\n", "\n")
             fields.append(self._tidy(text))
         if reason or not any(fields):
-            self._skipped += 1
-            self._first_skipped = self._first_skipped or f"{place}{reason}"
+            self._skip(f"{place}{reason}")
             return None
         label, group, domain = (name and label_value(cells.get(name)) for name in self._others)
         return Document(tuple(fields), label, group, domain, place)
 
+    def _skip(self, place: str) -> None:
+        self._skipped += 1
+        self._first_skipped = self._first_skipped or place
+
 
 def _of_texts(texts: Iterable[str], place: str, label: str | None = None) -> Iterator[Document]:
     return (Document((text,), label, place=place) for text in texts)
-
-
-def _of_fasttext(numbered: Iterable[tuple[int, str]], file: Path) -> Iterator[Document]:
-    for number, line in numbered:
-        labels, text = fasttext_line(line)
-        place = f"{file}, line {number}"
-        if len(set(labels)) > 1:
-            raise SourceError(f"{place}: has the labels {', '.join(labels)}; a text has one")
-        if text := tidy(text):
-            yield Document((text,), labels[0] if labels else None, place=place)

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 
 from bert_client.tables.files import Progress
 from training.errors import SourceError
 from training.recipe import Recipe, SourceConfig, source_name
 from training.sources.documents import Document, documents
+
+_WHOLE_FLOAT = re.compile(r"(-?\d+)\.0+")
+"""How pandas writes the label 1 into a CSV file if another row has no label."""
 
 
 def labelled(source: SourceConfig, recipe: Recipe, progress: Progress | None = None) -> Iterator[tuple[Document, int]]:
@@ -22,7 +26,10 @@ def labelled(source: SourceConfig, recipe: Recipe, progress: Progress | None = N
     labels = recipe.finetune.labels
     index = {name: number for number, name in enumerate(recipe.finetune.label_names)}
     for document in documents(source, recipe.data, progress, recipe.hub_cache):
-        label = labels.get(document.label or "")
+        value = document.label or ""
+        if value not in labels and (whole := _WHOLE_FLOAT.fullmatch(value)):
+            value = whole[1]
+        label = labels.get(value)
         if label is None:
             raise _unknown_label(document, labels)
         if label:

@@ -34,13 +34,15 @@ def read_rows(file: Path, form: str | None, source: SourceConfig, progress: Prog
     with open_table(file, format=form, dialect=source.table, columns=asked, progress=progress) as table:
         place = f"{file}, {'row' if table.format == 'parquet' else 'line'}"
         renamed = {address: name for address in asked if (name := table.column(address)) != address}
-        for row in table.rows:
-            if row.fault is not None:
-                notes = "".join(f" ({warning})" for warning in table.warnings[:1])
-                raise TableError(f"{place} {row.number}: {row.fault}{notes}")
-            yield f"{place} {row.number}", row.cells | {new: row.cells[old] for new, old in renamed.items()}
-        for warning in table.warnings:
-            log_once(in_recipe(warning))
+        try:
+            for row in table.rows:
+                if row.fault is not None:
+                    notes = "".join(f" ({warning})" for warning in table.warnings[:1])
+                    raise TableError(f"{place} {row.number}: {row.fault}{notes}")
+                yield f"{place} {row.number}", row.cells | {new: row.cells[old] for new, old in renamed.items()}
+        finally:  # a source with a limit reads no further
+            for warning in table.warnings:
+                log_once(in_recipe(warning))
 
 
 def in_recipe(message: str) -> str:

@@ -135,3 +135,10 @@ def test_encode_labelled_keeps_every_column_and_document() -> None:
     lengths = [len(TOKENIZER.ids(field)) for document in documents for field in document.fields]
     assert np.diff(encoded.sentence_starts).tolist() == lengths
     assert encoded.tokens.tolist() == TOKENIZER.ids("the film is bad. a cat bat")
+
+
+def test_encode_labelled_counts_columns_of_another_script_and_keeps_them() -> None:
+    documents = [Document(("the film", "Ξένο κείμενο")), Document(("Ξένο the film", "")), Document(("Ξένο",))]
+    encoded = ShardEncoder(TOKENIZER).encode_labelled(documents, [1, 0, 1])
+    assert encoded.unknown_sentences == 2
+    assert encoded.document_starts.tolist() == [0, 2, 4, 5]

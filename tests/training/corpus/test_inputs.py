@@ -109,6 +109,18 @@ def test_check_labels_finds_a_wrong_label_of_a_test_source(tmp_path: Path) -> No
         check_labels(recipe_of(tmp_path, source, test=(test.model_copy(update={"label": None}),)))
 
 
+def test_check_labels_finds_a_label_whose_texts_are_all_in_test_or_in_dev(tmp_path: Path) -> None:
+    in_dev, in_train = sorted("xy", key=text_hash)
+    rows = [{"text": f"film {i}", "label": i % 2, "film": in_dev if i % 2 else in_train} for i in range(8)]
+    source = write(tmp_path, rows)
+    check_labels(recipe_of(tmp_path, source))
+    message = "has no text labelled POSITIVE: .* are all its texts in finetune.test or in dev"
+    with pytest.raises(RunError, match=message):
+        check_labels(recipe_of(tmp_path, source, test=(write(tmp_path, rows[1::2], name="test"),)))
+    with pytest.raises(RunError, match=message):
+        check_labels(recipe_of(tmp_path, write(tmp_path, rows, group="film"), dev_fraction=1e-9))
+
+
 def test_labelled_inputs_count_the_bytes_of_all_files_for_the_progress_bar(tmp_path: Path) -> None:
     rows = [{"text": "bad", "label": 0}, {"text": "fine", "label": 1}]
     test = write(tmp_path, [{"text": "good", "label": 1}], name="test")
@@ -166,6 +178,16 @@ def test_groups_are_never_split(tmp_path: Path) -> None:
     assert len(films[0] | films[1]) == 26
     assert len(train) + len(dev) == len(rows)
     assert 0 < len(dev) < len(train)
+
+
+def test_group_in_dev_of_a_small_source_is_not_trained_on_from_another(tmp_path: Path) -> None:
+    big = [{"text": f"big {c}", "label": i % 2, "film": c} for i, c in enumerate(ascii_lowercase)]
+    small = [row | {"text": f"small {row['film']}"} for row in big if text_hash(row["film"]) > 2**63][:2]
+    sources = write(tmp_path, big, "big", group="film"), write(tmp_path, small, "small", group="film")
+    for order in (sources, sources[::-1]):
+        train, dev = train_and_dev(recipe_of(tmp_path, *order, dev_fraction=0.3))
+        assert sum("small" in text for text in texts(dev)) == 1
+        assert not {document.group for document, _ in train} & {document.group for document, _ in dev}
 
 
 def test_small_source_has_one_group_in_dev_but_not_its_only_one(tmp_path: Path) -> None:

@@ -22,11 +22,12 @@ from training.corpus import inputs as inputs_module
 from training.corpus import reader as reader_module
 from training.corpus.engines import local as local_engine
 from training.corpus.inputs import pretraining_inputs
-from training.corpus.prepare import check_corpus_settings, entropy, prepare
+from training.corpus.prepare import check_corpus_settings, entropy, prepare, prepare_labelled
 from training.corpus.reader import PreparedText, TextWindow
 from training.errors import CorpusError, RunError, SourceError
-from training.recipe import Recipe
+from training.recipe import FinetuneConfig, Recipe, SourceConfig
 from training.sources.documents import documents
+from training.sources.split import text_hash
 
 WORDS = ("film", "story", "actor", "scene", "music", "ending", "plot", "camera", "joke", "hero")
 TOKENIZER = Tokenizer.from_vocab([*SPECIAL_TOKENS, "the", "was", "good", "bad", ".", *WORDS])
@@ -212,6 +213,17 @@ def test_pretraining_inputs_put_a_text_of_two_sources_in_one_part(tmp_path: Path
     for order in (sources, sources[::-1]):
         train, heldout = parts_of(recipe(tmp_path, sources=order, heldout_fraction=0.3))
         assert min(len(train), len(heldout)) > 5
+        assert not train & heldout
+
+
+def test_pretraining_inputs_do_not_train_on_what_a_small_source_of_the_same_texts_holds_out(tmp_path: Path) -> None:
+    texts = [f"a text about {letter}" for letter in ascii_lowercase]
+    write_texts(tmp_path / "data" / "a.jsonl", texts)
+    write_texts(tmp_path / "data" / "b.jsonl", [text for text in texts if text_hash(text) > 2**63][:2])
+    sources = [{"path": "a.jsonl"}, {"path": "b.jsonl"}]
+    for order in (sources, sources[::-1]):
+        train, heldout = parts_of(recipe(tmp_path, sources=order, heldout_fraction=0.3))
+        assert min(len(train), len(heldout)) > 2
         assert not train & heldout
 
 
@@ -509,6 +521,17 @@ def test_prepare_warns_of_unknown_words(root: Path, caplog: pytest.LogCaptureFix
     write_texts(root / "data" / "b.jsonl", ["The film was good.", "Ξένο κείμενο είναι."])
     prepare(recipe(root, heldout_fraction=0), TOKENIZER)
     assert "b: 1 sentences were dropped because most of their words are not in the vocabulary" in caplog.text
+
+
+def test_prepare_labelled_warns_of_words_that_the_network_does_not_know(
+    root: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    rows = [{"text": "The film was good.", "label": 1}, {"text": "Ξένο κείμενο.", "label": 0}]
+    (root / "data" / "c.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    finetune = FinetuneConfig(train=(SourceConfig(path="c.jsonl", label="label"),), dev_fraction=0)
+    folder = prepare_labelled(recipe(root).model_copy(update={"finetune": finetune}), TOKENIZER)
+    assert "c: 1 of 2 texts are mostly words that the network's vocabulary does not have; start from" in caplog.text
+    assert PreparedText.open(folder / "train").documents == 2
 
 
 def test_prepare_warns_of_few_heldout_documents(root: Path, caplog: pytest.LogCaptureFixture) -> None:

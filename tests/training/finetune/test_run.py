@@ -29,6 +29,7 @@ from training.loop.log import RunLog
 from training.pretrain.run import new_model
 from training.recipe import FinetuneConfig, Recipe, SourceConfig, read_resolved
 from training.report.run import evaluate
+from training.sources.split import text_hash
 
 TORCHRUN = (
     "-m",
@@ -293,6 +294,20 @@ def test_finetune_says_that_a_classifier_gives_one_answer(
     assert re.search(
         r"it answers (NEGATIVE|POSITIVE) to every dev text: delete \S+/seed-1 and repeat with", caplog.text
     )
+
+
+def test_finetune_does_not_call_a_classifier_constant_on_dev_texts_of_one_label(
+    make_recipe: MakeRecipe, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    in_dev, in_train = sorted("xy", key=text_hash)
+    rows = [{"text": f"so {i}", "label": 1, "film": in_dev} for i in range(3)]
+    rows += [{"text": f"good {i}", "label": i % 2, "film": in_train} for i in range(8)]
+    (tmp_path / "films.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    source = SourceConfig(path=str(tmp_path / "films.jsonl"), label="label", group="film")
+    recipe = save_new_network(make_recipe("finetune.epochs=0.1", "finetune.dev_fraction=1e-9"))
+    assert finetune(changed(recipe, train=(source,), test=()))
+    assert PreparedText.open(recipe.folder / "labelled" / "dev" / "films").documents == 3
+    assert "to every dev text" not in caplog.text
 
 
 def test_finetune_pretrained_that_is_no_checkpoint_names_the_key(make_recipe: MakeRecipe, tmp_path: Path) -> None:

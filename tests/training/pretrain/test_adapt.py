@@ -63,6 +63,20 @@ def test_adapt_has_a_third_of_the_learning_rate_and_no_label_column(run: Recipe)
     assert not any(source.label for source in resolved.corpus.sources), "a <br /> is a line break"
 
 
+def test_adapt_holds_out_the_recipes_share_of_the_texts(run: Recipe) -> None:
+    assert run.corpus.heldout_fraction == 0.1
+    parts = [PreparedText.open(run.folder / "adapt" / "corpus" / part) for part in ("heldout/reviews", "train")]
+    heldout, train = (part.documents for part in parts)
+    assert heldout > 0.05 * (heldout + train)
+
+
+def test_adapt_of_changed_texts_names_the_key_of_the_recipe(recipe: Recipe, recipe_file: str) -> None:
+    again = load_recipe(str(recipe_file), [*recipe.overrides, "adapt.tokens=5120"])
+    fewer = again.finetune.train[0].model_copy(update={"limit": 50})
+    with pytest.raises(RunError, match=r"that they began with, but finetune\.train has changed: restore that"):
+        adapt(again.model_copy(update={"finetune": again.finetune.model_copy(update={"train": (fewer,)})}))
+
+
 def test_finetune_without_repeated_overrides_starts_from_the_adapted_network(
     recipe: Recipe, caplog: pytest.LogCaptureFixture
 ) -> None:

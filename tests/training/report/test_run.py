@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import random
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,9 +15,11 @@ from model import Tokenizer, load_checkpoint, save_checkpoint
 from tests.conftest import MakeCheckpoint
 from tests.training.conftest import MakeRecipe
 from tests.training.texts import review
+from training.corpus.prepare import prepare_labelled
 from training.errors import CorpusError, RunError
 from training.evaluate.classification import ClassificationReport
 from training.evaluate.pretraining import PretrainingReport
+from training.finetune.run import finetune
 from training.finetune.selection import SeedResult, save_results, seed_folder
 from training.finetune.task import classifier_from
 from training.loop.checkpoint import fingerprint
@@ -186,6 +189,41 @@ def test_evaluate_weights_of_a_folder_without_models_names_one_that_has(
         evaluate(recipe, tmp_path / "pretrained")
 
 
+# --- what the classifier was trained on ---------------------------------------------------------------------------
+
+
+def test_evaluate_on_texts_that_the_classifier_may_have_been_trained_on_is_refused(
+    make_recipe: MakeRecipe, tmp_path: Path
+) -> None:
+    recipe = make_recipe("finetune.epochs=0.1")
+    own = tmp_path / "own.jsonl"
+    shutil.copy(recipe.data / "test.jsonl", own)
+    recipe = changed(recipe, test=(*recipe.finetune.test, SourceConfig(path=str(own), label="label")))
+    save_models(recipe, recipe.folder, "pretrained")
+    assert finetune(recipe)
+    assert "| reviews | 20 |" in evaluate(recipe)
+    assert "| own | 20 |" in evaluate(changed(recipe, test=recipe.finetune.test[1:])), "one test source less"
+    more_dev = changed(recipe, test=(), dev_fraction=0.5)
+    with pytest.raises(RunError, match=r"finetune\.dev_fraction was 0\.2, is 0\.5\), so it may know the texts"):
+        evaluate(more_dev)
+    prepare_labelled(more_dev, Tokenizer.load(recipe.folder / "tokenizer"))
+    with pytest.raises(RunError, match=r"finetune\.dev_fraction was 0\.2, is 0\.5"):
+        evaluate(more_dev)
+    with pytest.raises(RunError, match=r"\(finetune\.test has changed\), .*: restore these, or run finetune again"):
+        evaluate(changed(recipe, test=(*recipe.finetune.test, recipe.finetune.train[0])))
+    own.write_text((recipe.data / "reviews.jsonl").read_text())
+    with pytest.raises(RunError, match=r"\(the text has changed\), .*: restore these, or run finetune again"):
+        evaluate(recipe)
+
+
+def test_evaluate_weights_of_another_run_need_not_have_its_settings(make_recipe: MakeRecipe, tmp_path: Path) -> None:
+    recipe = make_recipe("finetune.epochs=0.1")
+    save_models(recipe, recipe.folder, "pretrained")
+    assert finetune(recipe)
+    (tmp_path / "sentiment").symlink_to(recipe.folder / "sentiment")
+    assert "| reviews (dev) |" in evaluate(changed(recipe, test=(), dev_fraction=0.5), tmp_path)
+
+
 # --- domains, readings, seeds --------------------------------------------------------------------------------------
 
 
@@ -234,6 +272,11 @@ def test_tables_say_where_a_classifier_is_useless() -> None:
     assert "reviews: answers POSITIVE to each text: raise finetune.epochs" in found
     assert "reviews: a bag of words is better (0.950 against 0.900)" in found
     assert "**" not in text_of(Report({}, {"reviews": TEST}, ["NEGATIVE", "POSITIVE"]))
+
+
+def test_tables_do_not_call_a_classifier_constant_on_a_test_set_of_one_label() -> None:
+    right = replace(TEST, figures=replace(CLASSES, confusion=[[0, 0], [0, 5]]))
+    assert "to each text" not in text_of(Report({}, {"reviews": right}, ["NEGATIVE", "POSITIVE"]))
 
 
 def test_tables_missing_figure_is_a_dash() -> None:

@@ -240,6 +240,14 @@ def test_a_folders_name_is_the_label_of_its_files(tmp_path: Path) -> None:
     ]
 
 
+def test_files_without_text_are_skipped_and_counted(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    for name, text in {"neg/1.txt": "Bad.", "neg/2.txt": " \n", "pos/3.txt": "Good.", "pos/4.txt": ""}.items():
+        write(tmp_path / name, text)
+    assert texts(tmp_path, "*/*.txt", label="folder", name="reviews") == ["Bad.", "Good."]
+    (message,) = caplog.messages
+    assert message == f"reviews: 2 of 4 rows have no text and are skipped (the first is {tmp_path}/neg/2.txt)"
+
+
 def test_a_texts_domain_is_the_value_of_a_column(tmp_path: Path) -> None:
     write(tmp_path / "a.jsonl", jsonl([{"text": "x", "shop": 1}, {"text": "y"}]))
     assert [document.domain for document in read(tmp_path, "a.jsonl", by="shop")] == ["1", None]
@@ -268,6 +276,12 @@ def test_fasttext_lines_are_labelled_texts(tmp_path: Path, name: str) -> None:
         ("Bad __label__ here", "1", "line 3"),
         ("no label", None, "line 4"),
     ]
+
+
+def test_fasttext_lines_without_text_are_skipped_and_counted(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    write(tmp_path / "a.txt", "__label__1 bad\n\n__label__2\n__label__2 good\n")
+    assert texts(tmp_path, "a.txt", format="fasttext") == ["bad", "good"]
+    assert f"a: 1 of 3 rows have no text and are skipped (the first is {tmp_path}/a.txt, line 3)" in caplog.text
 
 
 def test_fasttext_lines_with_several_labels_are_an_error(tmp_path: Path) -> None:
@@ -323,7 +337,7 @@ def test_zstandard_files_read_as_their_contents(tmp_path: Path) -> None:
     assert texts(tmp_path, "two.jsonl.zst") == TEXTS * 2000
     content = jsonl([{"text": str(number)} for number in range(100_000)])  # several blocks
     write(tmp_path / "a.jsonl.zst", zstandard.compress(content.encode())[:-9])
-    with pytest.raises(SourceError, match=r"cut off after line \d+ \(the file ends within a frame\)"):
+    with pytest.raises(SourceError, match=r"cut off after line \d+ \(the file ends within a "):
         texts(tmp_path, "a.jsonl.zst")
 
 
@@ -331,6 +345,14 @@ def test_limit_counts_documents_of_all_files(tmp_path: Path) -> None:
     for name in ("1.txt", "2.txt"):
         write(tmp_path / name, "a\n\nb\n\nc")
     assert texts(tmp_path, "*.txt", limit=4) == ["a", "b", "c", "a"]
+
+
+def test_limit_does_not_hide_skipped_rows_and_warnings(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    rows = 'id,text,stars\n1,ok,5\n2,,5\n3,"Five stars!,5\n4,ok,3\n5,27",4\n6,ok,1\n7,ok,1\n'
+    write(tmp_path / "a.csv", rows)
+    assert len(texts(tmp_path, "a.csv", limit=3)) == 3
+    assert "a: 1 of 4 rows have no text and are skipped" in caplog.text
+    assert "a.csv, line 4: the quoted cell that opens here holds what seem to be whole rows" in caplog.text
 
 
 def test_a_source_is_called_by_its_name_file_or_data_set() -> None:

@@ -33,6 +33,13 @@ def test_labelled_compares_values_as_a_recipe_spells_them(tmp_path: Path, value:
     assert labels_of(tmp_path, {spelled: "A", "other": "B"}, value) == [0]
 
 
+def test_labelled_value_of_a_csv_that_pandas_wrote_as_a_float_is_the_integer(tmp_path: Path) -> None:
+    assert labels_of(tmp_path, {"1": "A", "2": "B"}, "1.0", "2.00") == [0, 1]
+    assert labels_of(tmp_path, {"1": "A", "1.0": "B"}, "1.0", "1") == [1, 0], "a value that is named goes first"
+    with pytest.raises(SourceError, match=r"label '1\.5' is not in finetune\.labels"):
+        labels_of(tmp_path, {"1": "A", "2": "B"}, "1.5")
+
+
 @pytest.mark.parametrize("missing", [None, "", float("nan")])
 def test_labelled_missing_label_is_an_error_unless_it_is_left_out(tmp_path: Path, missing: Any) -> None:
     message = r'a\.jsonl, line 1: has no label; fill it, remove the row, or leave .*"" = ""'
