@@ -80,7 +80,8 @@ EXPOSE 8000
 HEALTHCHECK --interval=10s --timeout=5s --start-period=300s --retries=3 CMD ["python3", "-c", \
     "import os, urllib.request as r; host, port = (os.environ.get('BERT_' + name) for name in ('HOST', 'PORT')); \
     host = '127.0.0.1' if host in (None, '', '0.0.0.0', '::') else f'[{host}]' if ':' in host else host; \
-    r.build_opener(r.ProxyHandler({})).open(f'http://{host}:{port or 8000}/health/ready')"]
+    r.build_opener(r.ProxyHandler({})).open(r.Request(f'http://{host}:{port or 8000}/health/ready', \
+    headers={'Host': '127.0.0.1'}))"]
 ENTRYPOINT ["bert-serve"]
 
 # torch.compile builds kernels while it trains: the one image with a C compiler.

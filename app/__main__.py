@@ -27,7 +27,7 @@ def serve() -> None:
     try:
         settings = Settings.from_command_line(sys.argv[1:], os.environ)
     except SettingsError as error:
-        log_fatal(str(error), os.environ.get("BERT_LOG_FORMAT", "text"))
+        log_fatal(str(error), error.log_format or os.environ.get("BERT_LOG_FORMAT", "text"))
         sys.exit(1)
     set_defaults(os.environ)
     from app.server.main import run

@@ -65,24 +65,38 @@ def _as_access(value: object) -> object:
         return value
 
 
+def _as_keys(value: object) -> object:
+    if not isinstance(value, str):
+        return value
+    parts: Any = _split(value.removeprefix("\ufeff"))
+    return _keys(parts, "key {} {}: keys only, with commas between them")
+
+
 Names = Annotated[tuple[str, ...], BeforeValidator(_split)]
-Secrets = Annotated[tuple[SecretStr, ...], BeforeValidator(_split)]
+Secrets = Annotated[tuple[SecretStr, ...], BeforeValidator(_as_keys)]
 Access = Annotated[Literal["open", "key", "off"], BeforeValidator(_as_access)]
 
 
 def _keys_in(file: Path) -> tuple[str, ...]:
     """Raises ValueError: the file has no keys, or something else."""
     try:
-        lines = file.read_text(encoding="utf-8-sig").splitlines()
+        lines = file.read_text(encoding="utf-8-sig").split("\n")
     except (OSError, UnicodeDecodeError):
         raise ValueError("cannot be read as text; check its path and permissions") from None
-    keys = {number: line.strip() for number, line in enumerate(lines, 1) if line.strip()}
-    for number, key in keys.items():
-        if found := re.search(r"^#|[\s,]", key):
-            what = {"#": "is a comment", ",": "has a comma"}.get(found[0], "has white space")
-            raise ValueError(f"line {number} {what}: keys only, one per line")
+    keys = _keys(lines, "line {} {}: keys only, one per line")
     if not keys:
         raise ValueError("has no key: write one per line")
+    return keys
+
+
+def _keys(given: Sequence[str], message: str) -> tuple[str, ...]:
+    """The keys among lines or parts; empty ones are left out. Raises ValueError: one is no key. Its number is told, not
+    its text."""
+    keys = {number: line.strip() for number, line in enumerate(given, 1) if line.strip()}
+    for number, key in keys.items():
+        if (found := re.search(r"^#|[\s,]", key)) or not key.isprintable():
+            what = {"#": "is a comment", ",": "has a comma", "": "has a character that cannot be seen"}
+            raise ValueError(message.format(number, what.get(found[0] if found else "", "has white space")))
     return tuple(keys.values())
 
 
@@ -236,7 +250,11 @@ class Settings(BaseModel):
         if unknown:  # named without their values: one may be a key
             flags_only = [word.partition("=")[0] for word in unknown if word.startswith("-")]
             parser.error(f"unknown arguments: {', '.join(flags_only) or 'a value without its flag'}")
-        return cls.read(environ, vars(flags))
+        try:
+            return cls.read(environ, vars(flags))
+        except SettingsError as error:
+            error.log_format = flags.log_format
+            raise
 
 
 def _explain(error: Any) -> str:

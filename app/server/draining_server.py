@@ -77,6 +77,7 @@ class DrainingServer(uvicorn.Server):
         if self._drain_until is not None:
             if sig == signal.SIGINT:
                 self.force_exit = self.should_exit = True
+                _keep_uvicorn_quiet()
             return
         self._drain_until = time.monotonic() + self._drain_seconds
         self._signal = signal.Signals(sig).name
@@ -109,6 +110,7 @@ class DrainingServer(uvicorn.Server):
             return False
         cut_off = sum(not task.done() for task in self._accepted)
         logger.warning("BERT_DRAIN_SECONDS=%g are over; requests cut off with 503: %d", self._drain_seconds, cut_off)
+        _keep_uvicorn_quiet()
         return True
 
     def _has_answered_503_long_enough(self) -> bool:
@@ -146,3 +148,8 @@ def _freeze_objects() -> None:
     """
     gc.collect()
     gc.freeze()
+
+
+def _keep_uvicorn_quiet() -> None:
+    """It reports tasks that end with the process as errors."""
+    logging.getLogger("uvicorn").setLevel(logging.CRITICAL)

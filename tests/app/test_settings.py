@@ -220,6 +220,25 @@ def test_api_keys_without_a_key_are_an_error_that_says_what_to_do(value: str) ->
             Settings.read(*source)
 
 
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        ("# of the shop\nalpha", "key 1 is a comment"),
+        ("alpha,be ta", "key 2 has white space"),
+        ("alpha,be\u200bta", "key 2 has a character that cannot be seen"),
+        ("alpha,be\x00ta", "key 2 has a character that cannot be seen"),
+    ],
+)
+def test_api_keys_that_no_caller_can_mean_are_an_error(value: str, message: str) -> None:
+    with pytest.raises(SettingsError, match=message) as raised:
+        Settings.read({"BERT_API_KEYS": value})
+    assert "alpha" not in str(raised.value)
+
+
+def test_api_keys_may_be_the_content_of_a_file() -> None:
+    assert keys(Settings.read({"BERT_API_KEYS": "\ufeffalpha,beta\r\ngamma\r\n"})) == ["alpha", "beta", "gamma"]
+
+
 def test_api_keys_are_not_printed() -> None:
     settings = Settings.read({"BERT_API_KEYS": "my-secret,other"})
     shown = (repr(settings), str(settings), str(settings.model_dump()), settings.model_dump_json())
@@ -243,6 +262,7 @@ def test_api_keys_are_read_from_a_file(tmp_path: Path) -> None:
         (b"one,two\n", "^BERT_API_KEYS_FILE=.*keys: line 1 has a comma: keys only, one per line"),
         (b"one\n\n# of the website\ntwo", "line 3 is a comment: keys only, one per line"),
         (b"one # of the website", "line 1 has white space"),
+        (b"one\ntw\x0bo", "line 2 has white space"),
     ],
 )
 def test_api_keys_file_without_keys_is_an_error(tmp_path: Path, content: bytes | None, message: str) -> None:

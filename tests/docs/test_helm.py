@@ -9,7 +9,7 @@ import shutil
 import subprocess
 import tarfile
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 from typing import Any
@@ -65,8 +65,11 @@ def render(helm: str) -> Render:
     return run
 
 
-def template(helm: str, *values: str, name: str = "bert") -> subprocess.CompletedProcess[str]:
+def template(
+    helm: str, *values: str, name: str = "bert", files: Sequence[Path] = ()
+) -> subprocess.CompletedProcess[str]:
     settings = [word for value in values for word in ("--set", value)]
+    settings += [word for file in files for word in ("--values", str(file))]
     return subprocess.run([helm, "template", name, str(CHART), *settings], capture_output=True, text=True)
 
 
@@ -120,7 +123,11 @@ def test_values_reach_the_pods(render: Render) -> None:
         (("keda.enbled=true",), "'enbled' not allowed"),
         (("replicas=many",), "want integer"),
         (("keda.enabled=true", "env.BERT_METRICS=key"), "KEDA sends no API key"),
+        (("keda.enabled=true", "env.BERT_METRICS=false"), "KEDA sends no API key"),
         (("env.BERT_DRAIN_SECONDS=60",), "set terminationGracePeriodSeconds"),
+        (("env.BERT_PORT=9000",), "invalid propertyName 'BERT_PORT'"),
+        (("env.BERT_API_KEYS=a",), "set keysSecret"),
+        (("env.BERT_API_KEYS_FILE=/keys",), "set keysSecret"),
     ],
 )
 def test_wrong_values_are_refused(helm: str, values: tuple[str, ...], reason: str) -> None:
@@ -133,6 +140,24 @@ def test_schema_has_every_value() -> None:
     """`global` is Helm's own."""
     known = json.loads((CHART / "values.schema.json").read_text())["properties"].keys()
     assert yaml.safe_load((CHART / "values.yaml").read_text()).keys() | {"global"} == known
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"), [("10485760", "10485760"), ("2.5", "2.5"), ("off", "false"), ('"07"', "07")]
+)
+def test_setting_of_a_values_file_reaches_the_service_as_written(
+    helm: str, tmp_path: Path, value: str, expected: str
+) -> None:
+    """In a file, all numbers are floating-point ones."""
+    (tmp_path / "values.yaml").write_text(f"env:\n  BERT_X: {value}\n")
+    done = template(helm, files=[tmp_path / "values.yaml"])
+    (part,) = [part for part in yaml.safe_load_all(done.stdout) if part["kind"] == "Deployment"]
+    assert {"name": "BERT_X", "value": expected} in container_of({"Deployment": part})["env"]
+
+
+def test_chart_without_env_is_rendered(render: Render) -> None:
+    names = [variable["name"] for variable in container_of(render("env=null"))["env"]]
+    assert names == ["BERT_API_KEYS"]
 
 
 def test_empty_secret_serves_without_keys(render: Render) -> None:
