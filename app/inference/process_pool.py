@@ -157,12 +157,7 @@ class ProcessPool:
         if self._death is None:
             assert self._process is not None
             asyncio.get_running_loop().remove_reader(self._process.sentinel)
-            self._death = asyncio.create_task(self._join_processes())
-            self._death.add_done_callback(self._report_death)
-
-    def _report_death(self, death: asyncio.Task[str]) -> None:
-        if self._on_death is not None and not death.cancelled():
-            self._on_death(BackendDiedError(death.result()))
+            self._death = asyncio.create_task(self._join_processes(self._process))
 
     async def _death_error(self) -> BackendDiedError:
         """Wait for the end of the processes. Returns why no batch can be computed."""
@@ -170,21 +165,22 @@ class ProcessPool:
         assert self._death is not None
         return BackendDiedError(await asyncio.shield(self._death))
 
-    async def _join_processes(self) -> str:
-        assert self._process is not None
-        ended_alone = await asyncio.to_thread(self._join)
-        code = self._process.exitcode
-        if ended_alone and code == -signal.SIGKILL and not self._closed:
-            return _KILLED
-        return f"the inference process ended with exit code {code}; the log may have the reason"
+    async def _join_processes(self, process: SpawnProcess) -> str:
+        """Wait for the end of the processes, and report it. Returns the reason."""
+        ended_alone = await asyncio.to_thread(self._join, process)
+        reason = f"the inference process ended with exit code {process.exitcode}; the log may have the reason"
+        if ended_alone and process.exitcode == -signal.SIGKILL and not self._closed:
+            reason = _KILLED
+        if self._on_death is not None:
+            self._on_death(BackendDiedError(reason))
+        return reason
 
-    def _join(self) -> bool:
+    def _join(self, process: SpawnProcess) -> bool:
         """In a thread, because it may take a moment. Returns whether the first process ended without being killed."""
-        assert self._process is not None
-        self._process.join(_EXIT_SECONDS)
-        ended_alone = not self._process.is_alive()
-        self._process.kill()  # without effect after it has ended
-        self._process.join(_EXIT_SECONDS)
+        process.join(_EXIT_SECONDS)
+        ended_alone = not process.is_alive()
+        process.kill()  # without effect after it has ended
+        process.join(_EXIT_SECONDS)
         for number in self._forked:
             with suppress(ChildProcessError):  # they are children of this process if it is process 1 of a container
                 os.waitpid(number, 0)
