@@ -73,8 +73,8 @@ class OutputPositions:
     """The positions whose final hidden state is used; the last layer computes no others."""
 
     index: Tensor
-    """Row of each output position among the packed tokens, ascending: (num_outputs,) int64. Spare ones at the end may
-    repeat any row, and `sequences.lengths` does not count them."""
+    """Row of each output position among the packed tokens, ascending: (num_outputs,) int64. Positions at the end
+    that only fill up the batch may name any row; `sequences.lengths` leaves them out."""
     sequences: SequenceBounds
     """How many output positions each sequence has; a sequence may have none."""
 
