@@ -127,8 +127,8 @@ class CorpusConfig(_Strict):
     heldout: tuple[SourceConfig, ...] = ()
     """Documents to evaluate on, never trained on. If absent, `heldout_fraction` of each source is held out."""
     heldout_fraction: Share = 0.01
-    """Share of documents to hold out, for `adapt` of the texts of `finetune.train`. A hash of the document decides, so
-    every run holds out the same ones."""
+    """Share of documents to hold out; `adapt` applies it to the texts of `finetune.train`. A hash of the document
+    decides, so every run holds out the same ones."""
 
 
 class ModelConfig(_Strict):
@@ -267,8 +267,9 @@ class FinetuneConfig(_Strict):
     """Checkpoint directory to start from: pretrained, or a classifier of the same labels. If absent, this run's own
     network."""
     labels: dict[str, str] = {"0": "NEGATIVE", "1": "POSITIVE"}
-    """Label of the model for each value of the label column; booleans are `true` and `false`, and `1` is also `1.0`.
-    Several values may have one label, and `""` leaves a value out: `{ 1 = "BAD", 2 = "BAD", 3 = "", 4 = "GOOD" }`."""
+    """Label of the model for each value of the label column; booleans are `true` and `false`; the value `1.0` matches
+    the key `1`. Several values may have one label, and `""` leaves a value out: `{ 1 = "BAD", 2 = "BAD", 3 = "", 4 =
+    "GOOD" }`."""
     seeds: tuple[Seed, ...] = ()
     """Train once with each seed and keep the best on dev. If empty, once with the recipe's `seed`."""
     dev_fraction: Share = 0.05

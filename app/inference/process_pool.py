@@ -99,9 +99,8 @@ class ProcessPool:
         alone = number == 0 and len(queries) == 1 and self._free.qsize() == self.info.processes - 1
         try:
             answers = await self._exchange(number, (encoder, [pack(query) for query in queries], alone))
-        except (
-            Exception
-        ):  # not if cancelled: the process still computes, and its reply would be that to the next request
+        # Not after CancelledError: the process still computes, and its late reply would go to the next request.
+        except Exception:
             self._free.put_nowait(number)
             raise
         self._free.put_nowait(number)

@@ -33,7 +33,7 @@ class QueuedRequest(Generic[Item, Answer]):
     tokens: int
     """Estimated while the request is being tokenized."""
     largest_item_tokens: int
-    """A round of the queue takes one item of each request, so never more than this."""
+    """Tokens of the largest item, the most that one round of the queue takes from this request."""
     deadline: Deadline
     encoder: Hashable = None
     """Items of one encoder share batches."""

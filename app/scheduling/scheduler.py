@@ -38,7 +38,7 @@ class Running:
     """Batches that were being computed when it began, itself included."""
     lacked_memory: bool = False
     fitting_tokens: int = 0
-    """Of its largest part that memory had room for, where the whole had none."""
+    """Tokens of the largest part that fitted into memory; 0 if none did."""
 
 
 class Scheduler(Generic[Item, Answer]):

@@ -40,8 +40,8 @@ class ThroughputPolicy:
 
 
 class Throughput:
-    """The measured speed. A batch of less than half size, or one beside idle processes, can raise the estimate, but
-    not lower it."""
+    """The measured speed. A batch of less than half size, or one beside idle processes, can raise that of all processes
+    together, but not lower it."""
 
     def __init__(self, policy: ThroughputPolicy = ThroughputPolicy(), fixed_batch_tokens: int = 0) -> None:
         """`fixed_batch_tokens`: tokens of a full batch; 0 derives them from the measured speed."""
@@ -73,12 +73,14 @@ class Throughput:
     def record_batch(self, tokens: int, seconds: float, concurrent: int) -> None:
         """A batch took so long while `concurrent` batches were computed, itself included."""
         speed = tokens / max(seconds, 1e-6)
-        all_busy = concurrent >= self._processes or not self.tokens_per_second
-        if not (2 * tokens >= self.batch_tokens and all_busy) and not 0 < self.tokens_per_second < speed * concurrent:
+        is_faster = 0 < self.tokens_per_second < speed * concurrent
+        if 2 * tokens < self.batch_tokens and not is_faster:
             return
         weight = 1 / self._policy.min_samples if self.tokens_per_second else 1.0
-        self.tokens_per_second += weight * (speed * concurrent - self.tokens_per_second)
-        self._per_process += weight * (speed - self._per_process)
+        if is_faster or concurrent >= self._processes or not self.tokens_per_second:
+            self.tokens_per_second += weight * (speed * concurrent - self.tokens_per_second)
+        if concurrent > 1 or self._processes == 1:  # alone, a text may have had the threads of all processes
+            self._per_process += weight * (speed - self._per_process)
         self._samples += 1
         self._since_out_of_memory += 1
         if self._since_out_of_memory % self._policy.oom_recovery_batches == 0:
@@ -86,8 +88,8 @@ class Throughput:
         self._update_batch_tokens()
 
     def record_out_of_memory(self, fitting_tokens: int) -> None:
-        """A batch did not fit into memory, and the largest part of it that did has so many tokens: later batches have
-        no more."""
+        """A batch did not fit into memory. Later batches have at most `fitting_tokens`, the size of the largest part of
+        it that did."""
         self._memory_limit = self.batch_tokens = max(min(self.batch_tokens, fitting_tokens), 1)
         self._since_out_of_memory = 0
 

@@ -151,5 +151,5 @@ def _freeze_objects() -> None:
 
 
 def _keep_uvicorn_quiet() -> None:
-    """It reports tasks that end with the process as errors."""
+    """It logs an error for each task that is cut off."""
     logging.getLogger("uvicorn").setLevel(logging.CRITICAL)

@@ -71,7 +71,9 @@ class BoundedProtocol(HttpToolsProtocol):
         self._raw_body = False
         self._ignore_input = False
         """The connection closes after the answers to the requests so far: what comes next is not a request, or the rest
-        of a body that nobody reads."""
+        of an unread body."""
+        self._lingers = False
+        """All answers are written, and only what the caller still sends is waited for; see `_close_after_reading`."""
         self._cycle_transport: Any = None
         """What uvicorn's cycles write to."""
 
@@ -79,7 +81,7 @@ class BoundedProtocol(HttpToolsProtocol):
         """See `asyncio.Protocol`."""
         super().connection_made(transport)
         self._cycle_transport = SimpleNamespace(
-            write=transport.write, is_closing=transport.is_closing, close=self._close_after_reading
+            write=transport.write, is_closing=self._is_closing, close=self._close_after_reading
         )
         self._start_read_timeout()
 
@@ -130,7 +132,7 @@ class BoundedProtocol(HttpToolsProtocol):
     def resume_writing(self) -> None:
         """The caller has read nearly all of it."""
         super().resume_writing()
-        if not self.transport.is_closing():
+        if not self._is_closing():
             self._stop_write_timeout()
 
     def timeout_keep_alive_handler(self) -> None:
@@ -184,7 +186,7 @@ class BoundedProtocol(HttpToolsProtocol):
         super().on_response_complete()
         if self._ignore_input and not self.pipeline:
             self._unset_keepalive_if_required()
-        elif self._in_request:
+        elif self._in_request and not self._ignore_input:
             self._start_read_timeout()
 
     def _reject(self, status: int) -> None:
@@ -250,13 +252,15 @@ class BoundedProtocol(HttpToolsProtocol):
             self.transport.close()
 
     def _close_after_reading(self) -> None:
-        """Close once the caller has read everything; uvicorn has no timeout for a connection that is closing.
+        """Close after the caller has read the answer; uvicorn has no timeout for a connection that is closing.
 
-        While the caller still sends, say that no answer follows, and drop what it sends until it closes or the read
-        timeout ends: if unread input were left, the system would reset the connection, and the answer be lost.
+        If the caller still sends, close our side only, and drop what it sends until it closes or the read timeout ends:
+        closing with unread input resets the connection, and the answer is lost.
         """
+        if self._is_closing():
+            return
         if self._in_request or self._ignore_input:
-            self._ignore_input = True
+            self._ignore_input = self._lingers = True
             self.pipeline.clear()
             self.flow.resume_reading()
             self.transport.write_eof()
@@ -265,6 +269,9 @@ class BoundedProtocol(HttpToolsProtocol):
             self.transport.close()
         if self._write_timer is None and self.transport.get_write_buffer_size():
             self._start_write_timeout()
+
+    def _is_closing(self) -> bool:
+        return self._lingers or self.transport.is_closing()
 
     def _start_write_timeout(self) -> None:
         self._stop_write_timeout()
@@ -284,7 +291,14 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def _start_read_timeout(self) -> None:
         if self._read_timer is None:
-            self._read_timer = self.loop.call_later(self._timeout, self._close_at_once)
+            self._read_timer = self.loop.call_later(self._timeout, self._end_of_read_timeout)
+
+    def _end_of_read_timeout(self) -> None:
+        self._read_timer = None
+        if self._lingers and self._write_timer is not None:  # which closes if the caller does not read its answer
+            self._start_read_timeout()
+        else:
+            self._close_at_once()
 
     def _stop_read_timeout(self) -> None:
         if self._read_timer is not None:

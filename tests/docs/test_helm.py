@@ -143,7 +143,14 @@ def test_schema_has_every_value() -> None:
 
 
 @pytest.mark.parametrize(
-    ("value", "expected"), [("10485760", "10485760"), ("2.5", "2.5"), ("off", "false"), ('"07"', "07")]
+    ("value", "expected"),
+    [
+        ("10485760", "10485760"),
+        ("99999999999999999999", "100000000000000000000"),
+        ("2.5", "2.5"),
+        ("off", "false"),
+        ('"07"', "07"),
+    ],
 )
 def test_setting_of_a_values_file_reaches_the_service_as_written(
     helm: str, tmp_path: Path, value: str, expected: str
@@ -156,8 +163,9 @@ def test_setting_of_a_values_file_reaches_the_service_as_written(
 
 
 def test_chart_without_env_is_rendered(render: Render) -> None:
-    names = [variable["name"] for variable in container_of(render("env=null"))["env"]]
-    assert names == ["BERT_API_KEYS"]
+    for nothing in ("env=null", "env.BERT_LOG_FORMAT=null"):
+        names = [variable["name"] for variable in container_of(render(nothing))["env"]]
+        assert names == ["BERT_API_KEYS"]
 
 
 def test_empty_secret_serves_without_keys(render: Render) -> None:

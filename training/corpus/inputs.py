@@ -102,7 +102,9 @@ def pretraining_inputs(recipe: Recipe) -> Iterator[ShardInput]:
     fraction = 0.0 if config.heldout else config.heldout_fraction
     thresholds = [(source, 2**64) for source in config.heldout]
     thresholds += [(source, held_out_below(read(source), fraction)) for source in config.sources]
-    lowest = min((threshold for _, threshold in thresholds), default=0)  # below it, all sources hold out a text
+    lowest = min(
+        (threshold for _, threshold in thresholds), default=0
+    )  # every source holds out what has a hash below this
     if any(source.group for source in config.sources):  # equal texts may have unequal hashes
         lowest = 0
     held_out: set[int] = set()

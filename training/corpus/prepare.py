@@ -122,8 +122,8 @@ def check_labelled_settings(recipe: Recipe) -> None:
     known = {name: record["files"].get(name) for name in files}
     if changed := changes({"finetune": before, "files": known}, {"finetune": now, "files": files}):
         raise RunError(
-            f"{recipe.folder / 'sentiment'} was trained with other settings or texts ({', '.join(changed)}), so it may "
-            "know the texts to evaluate on: restore these, or run finetune again"
+            f"{recipe.folder / 'sentiment'} was trained with other settings or texts ({', '.join(changed)}), so the "
+            "texts to evaluate on may be among its training texts: restore settings and files, or run finetune again"
         )
 
 

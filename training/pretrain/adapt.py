@@ -85,7 +85,7 @@ def _stage(recipe: Recipe, start: Path) -> Recipe:
         update={
             "name": "adapt",
             "run": recipe.folder,
-            "corpus": CorpusConfig(sources=sources, heldout_fraction=recipe.corpus.heldout_fraction),
+            "corpus": CorpusConfig(sources=sources, heldout_fraction=recipe.corpus.heldout_fraction or 0.01),
             "pretrain": recipe.pretrain.model_copy(update=changes),
         }
     )

@@ -161,7 +161,7 @@ def _classification(recipe: Recipe, models: Path) -> dict[str, Any]:
     folder = models / "sentiment"
     ordered = recipe.finetune.in_order_of(load_checkpoint(folder).config.labels)
     recipe = recipe.model_copy(update={"finetune": ordered})
-    if models == recipe.folder:
+    if models.resolve() == recipe.folder.resolve():
         check_labelled_settings(recipe)
     test = read_test(recipe)
     if not recipe.finetune.test:

@@ -67,12 +67,12 @@ class RowWriter:
 
     def row(self, cells: Mapping[str, Any]) -> str:
         """The line or lines of a row."""
-        self.check_columns(cells)
+        self.note_left_out(cells)
         if self._is_json:
             return _json(cells) + "\n"
         return self._encode([_cell(cells.get(name)) for name in self._columns])
 
-    def check_columns(self, cells: Mapping[str, Any]) -> Mapping[str, Any]:
+    def note_left_out(self, cells: Mapping[str, Any]) -> Mapping[str, Any]:
         """Remember which columns of a row are left out. Returns its cells."""
         if not self._is_json:
             self.left_out |= cells.keys() - set(self._columns)

@@ -34,8 +34,8 @@ class BaseClient(Generic[Transport, Sleep]):
         base_url: Address of the service, `http://` or `https://`. A proxy is used if the environment names one, but
             never for a loopback address.
         api_key: Sent as `Authorization: Bearer …`.
-        timeout: Seconds for one request. The service is told of it. The client gives up if it has received nothing for
-            so long, so an answer that arrives slowly may take longer.
+        timeout: Seconds for one request. The service is told of it. The client gives up after so many seconds
+            without a byte, so an answer that arrives slowly may take longer.
         concurrency: Requests that are sent at once for one list or stream.
         retry: For how long requests are repeated that were refused or failed.
         transport: Replaces httpx's own, for tests. After a fork it is shared with the parent.
@@ -108,7 +108,7 @@ def _jitter() -> float:
 
 def without_userinfo(url: str) -> str:
     """The address for messages: without a name and password before the host."""
-    return re.sub("//[^/]*@", "//", url)
+    return re.sub(r"^([a-z]+:/*)?.*@", r"\1", url, flags=re.IGNORECASE)
 
 
 def _service_url(given: str) -> httpx.URL:
@@ -119,7 +119,8 @@ def _service_url(given: str) -> httpx.URL:
         url = httpx.URL(given)
         _check_address(url)
     except (httpx.InvalidURL, UnicodeError) as error:
-        raise ValueError(f"{shown!r} is not an address of a service: {error}") from error
+        reason = "percent-encode the special characters of its name and password" if "@" in given else error
+        raise ValueError(f"{shown!r} is not an address of a service: {reason}") from None
     return url
 
 

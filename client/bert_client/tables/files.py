@@ -200,7 +200,7 @@ def _decompressed(content: BinaryIO, head: bytes, name: str) -> BinaryIO | None:
         return io.BufferedReader(_DecompressedFile(content, bz2.BZ2Decompressor, OSError))
     if head.startswith(b"\xfd7zXZ\x00"):
         start = partial(lzma.LZMADecompressor, lzma.FORMAT_XZ)
-        return io.BufferedReader(_DecompressedFile(content, start, lzma.LZMAError, padding=b"\0"))
+        return io.BufferedReader(_DecompressedFile(content, start, lzma.LZMAError))
     if re.match(rb"\x28\xb5\x2f\xfd|[\x50-\x5f]\x2a\x4d\x18", head):  # pzstd begins with a skippable frame
         zstandard = library("zstandard", name)
         start = zstandard.ZstdDecompressor().decompressobj
@@ -232,14 +232,12 @@ class _DecompressedFile(io.RawIOBase):
     Args:
         start: Makes the decompressor of a stream.
         error: What it raises if the stream is damaged.
-        padding: Bytes that may stand between streams.
     """
 
-    def __init__(self, raw: BinaryIO, start: Callable[[], Any], error: type[Exception], padding: bytes = b"") -> None:
+    def __init__(self, raw: BinaryIO, start: Callable[[], Any], error: type[Exception]) -> None:
         self._raw = raw
         self._start = start
         self._error = error
-        self._padding = padding
         self._stream = start()
         self._out = memoryview(b"")
 
@@ -250,9 +248,9 @@ class _DecompressedFile(io.RawIOBase):
         while not self._out:
             data, limited = b"", hasattr(self._stream, "needs_input")  # zstandard cannot limit the output
             if self._stream.eof:
-                data = self._stream.unused_data.lstrip(self._padding)
+                data = self._stream.unused_data.lstrip(b"\0")  # padding
                 while not data and (more := self._raw.read(2**14)):
-                    data = more.lstrip(self._padding)
+                    data = more.lstrip(b"\0")
                 if not data:
                     return 0
                 self._stream = self._start()

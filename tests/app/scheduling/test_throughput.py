@@ -83,6 +83,23 @@ def test_throughput_batch_after_out_of_memory_is_smaller_for_a_while() -> None:
     assert measured.batch_tokens == 100
 
 
+def test_throughput_batches_beside_idle_processes_lift_the_limit_of_memory() -> None:
+    measured = throughput(batch=100, oom_recovery_batches=3)
+    measured.set(1000.0, processes=4, max_useful_tokens=1000)
+    measured.record_out_of_memory(40)
+    for _ in range(3):
+        measured.record_batch(40, seconds=1.0, concurrent=1)
+    assert measured.batch_tokens == 80
+
+
+def test_throughput_of_a_text_that_has_all_threads_is_not_that_of_one_process() -> None:
+    measured = Throughput(ThroughputPolicy(batch_seconds=1.0, min_batch_tokens=10, batch_token_step=1))
+    measured.set(100.0, processes=2, max_useful_tokens=1000)
+    for _ in range(30):
+        measured.record_batch(50, seconds=0.6, concurrent=1)
+    assert measured.batch_tokens == 50
+
+
 @pytest.mark.parametrize(("samples", "factor"), [(1, 4), (10, 1)], ids=["hardly known", "known"])
 def test_throughput_backlog_is_what_can_be_computed_in_time(samples: int, factor: int) -> None:
     measured = throughput(batch=10, max_queue_fraction=0.5)

@@ -285,7 +285,7 @@ def test_many_requests_at_once_are_answered_in_their_order(service: Process) -> 
     assert re.findall(rb"HTTP/1.1 (\d+)", received) == [b"200", b"404"] * 400 + [b"200"]
 
 
-@pytest.mark.parametrize("megabytes", [1, 20], ids=["within the limit", "beyond it"])
+@pytest.mark.parametrize("megabytes", [1, 5], ids=["within the limit", "beyond it"])
 @pytest.mark.parametrize(("path", "status"), [("/sentiment", 415), ("/nowhere", 404)])
 def test_refusal_reaches_a_caller_who_closes_and_is_still_sending(
     service: Process, path: str, status: int, megabytes: int
@@ -297,6 +297,37 @@ def test_refusal_reaches_a_caller_who_closes_and_is_still_sending(
             connection.request("POST", path, b" " * (megabytes * 1_000_000), headers)
             answer = connection.getresponse()
             assert answer.status == json.loads(answer.read())["status"] == status
+
+
+async def test_nothing_is_written_after_the_last_answer(
+    start_server: StartServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The app asks for the body of a request that has been answered, which would write `100 Continue`."""
+    async with start_server() as served:
+        reader, writer = await asyncio.open_connection("127.0.0.1", served.port)
+        writer.write(HEAD + b"Expect: 100-continue\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n")
+        async with asyncio.timeout(PATIENCE):
+            assert problem(await reader.read())["status"] == 400
+        writer.close()
+        assert (await served.client.post("/sentiment", json={"inputs": "good"})).status_code == 200
+    assert [record for record in caplog.records if record.levelno >= logging.ERROR] == []
+
+
+async def test_last_answer_may_be_read_slowly(start_server: StartServer) -> None:
+    body = b'{"inputs": "%s"}' % (b"good " * 150_000)
+    asked = b"POST /tokenize HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n"
+    async with start_server(request_timeout_ms=2000) as served:
+        reader, writer = await asyncio.open_connection("127.0.0.1", served.port, limit=2**16)
+        writer.write(asked % len(body) + body + b"\x00\x00\r\n\r\n")
+        received = b""
+        async with asyncio.timeout(PATIENCE):
+            while part := await reader.read(200_000):
+                received += part
+                await asyncio.sleep(0.05)
+        writer.close()
+    head, _, answer = received.partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 200")
+    assert len(json.loads(answer)[0]) == 150_002
 
 
 def test_requests_without_end_are_not_heaped_up(service: Process) -> None:

@@ -671,9 +671,8 @@ def test_bert_goes_on_after_a_kill(holding: Holding, url: str, tmp_path: Path) -
         try:
             assert holding.entered.wait(PATIENCE)
             until = time.monotonic() + PATIENCE
-            while (
-                '"rows": 20' not in Path(f"{target}.partial.json").read_text()
-            ):  # it is saved while the service does not answer
+            # It is saved while the service does not answer.
+            while '"rows": 20' not in Path(f"{target}.partial.json").read_text():
                 assert time.monotonic() < until
                 time.sleep(0.05)
             assert not target.exists()
