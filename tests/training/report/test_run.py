@@ -204,7 +204,7 @@ def test_evaluate_on_texts_that_the_classifier_may_have_been_trained_on_is_refus
     assert "| reviews | 20 |" in evaluate(recipe)
     assert "| own | 20 |" in evaluate(changed(recipe, test=recipe.finetune.test[1:])), "one test source less"
     more_dev = changed(recipe, test=(), dev_fraction=0.5)
-    with pytest.raises(RunError, match=r"finetune\.dev_fraction was 0\.2, is 0\.5\), so it may know the texts"):
+    with pytest.raises(RunError, match=r"finetune\.dev_fraction was 0\.2, is 0\.5\), so the texts to evaluate on may be among"):
         evaluate(more_dev)
     prepare_labelled(more_dev, Tokenizer.load(recipe.folder / "tokenizer"))
     with pytest.raises(RunError, match=r"finetune\.dev_fraction was 0\.2, is 0\.5"):
