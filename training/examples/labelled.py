@@ -116,7 +116,7 @@ def encode_texts(
 
 
 def labelled_window(
-    window: TextWindow, tokenizer: Tokenizer, num_labels: int, max_length: int, teacher_weight: float = 0.0
+    window: TextWindow, tokenizer: Tokenizer, num_labels: int, max_length: int, teacher_weight: float | None = None
 ) -> LabelledTexts:
     """The documents of a window of prepared labelled text. With a teacher, targets are a mixture of the true label and
     `teacher_weight` of its probabilities."""
@@ -126,7 +126,7 @@ def labelled_window(
     known = np.flatnonzero(labels >= 0)
     targets[known, labels[known]] = 1
     probabilities = window.column("target_probs")
-    if teacher_weight and probabilities is not None:
+    if teacher_weight is not None and probabilities is not None:
         weight = np.where(labels >= 0, teacher_weight, 1.0)[:, None]
         targets = ((1 - weight) * targets + weight * probabilities).astype(np.float32)
     read = [shard.read for shard in window.shards for _ in range(shard.documents)]
@@ -161,7 +161,8 @@ class LabelledStream:
     tokenizer: Tokenizer
     num_labels: int
     max_length: int
-    teacher_weight: float
+    teacher_weight: float | None
+    """None without a teacher."""
     seed: int
     micro_batch_tokens: int
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -91,10 +92,11 @@ def mask_fraction_at(config: ExamplesConfig, progress: float) -> float:
 
     >>> config = ExamplesConfig(mask_fraction=0.25, final_mask_fraction=0.15)
     >>> [mask_fraction_at(config, progress) for progress in (0, 0.3, 0.6, 1)]
-    [0.25, 0.225, 0.2, 0.15]
+    [0.25, 0.225, 0.175, 0.15]
     """
     first, last = config.mask_fraction, config.final_mask_fraction
     if last is None or last == first:
         return first
-    steps = int(abs(last - first) * progress / MASK_STEP)
-    return last if progress >= 1 else round(first + steps * MASK_STEP * (1 if last > first else -1), 6)
+    levels = math.ceil(round(abs(last - first) / MASK_STEP, 6))  # after the first; all take equal parts of the run
+    level = int(progress * (levels + 1))
+    return last if level >= levels else round(first + level * MASK_STEP * (1 if last > first else -1), 6)

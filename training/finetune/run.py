@@ -166,7 +166,7 @@ def _trainer(material: _Material, model: BertForSequenceClassification, seed: in
         material.start.tokenizer,
         len(config.label_names),
         max_length=config.max_length,
-        teacher_weight=recipe.distill.weight if recipe.distill else 0.0,
+        teacher_weight=recipe.distill.weight if recipe.distill else None,
         seed=seed,
         micro_batch_tokens=recipe.micro_tokens(config),
     )
@@ -208,7 +208,7 @@ def _trainer(material: _Material, model: BertForSequenceClassification, seed: in
             "micro_batch_tokens": stream.micro_batch_tokens,
             "finetune": config.model_dump(mode="json", exclude=_MAY_CHANGE),
             "teacher": material.teacher,
-            "teacher_weight": stream.teacher_weight,
+            "teacher_weight": stream.teacher_weight or 0.0,
             "texts": material.train.checksum,
             "initial_weights": fingerprint(material.start.model),
         },

@@ -39,7 +39,7 @@ class Advisor:
         if known and loss + 2 * statistics.stdev(self._losses) / math.sqrt(LINES) < entropy:
             self.left_plateau = True
             yield LEFT_PLATEAU, f"masked-LM loss {loss:.3f} is below the unigram entropy {entropy:.3f}"
-        elif spent >= PATIENCE and not self._warned:
+        elif known and spent >= PATIENCE and not self._warned:
             self._warned = True
             yield (
                 ADVICE,

@@ -69,9 +69,13 @@ class Checkpointer:
     """Model, optimizer and weight average by name: what has `state_dict` and `load_state_dict`."""
     dist: DistContext
 
-    def save(self, state: TrainState, *, before_decay: bool = False) -> None:
+    def save(self, state: TrainState, *, before_decay: bool = False, has_decayed: bool = True) -> None:
         """Write everything that a bit-exact resume needs, and remove all checkpoints but this one and the one before.
         All ranks call it.
+
+        Args:
+            before_decay: keep it beside the others, for a later run with a larger budget.
+            has_decayed: whether the learning rate has begun to fall.
 
         Raises:
             RunError: the disk is full or the folder is read-only; earlier checkpoints are unchanged.
@@ -87,6 +91,7 @@ class Checkpointer:
             "identity": dict(self.identity),
             "state": asdict(state),
             "budget_tokens": self.budget_tokens,
+            "has_decayed": has_decayed,
             **{name: part.state_dict() for name, part in self.parts.items()},
         }
         if before_decay:
@@ -97,7 +102,7 @@ class Checkpointer:
         files = self._files()
         at = files.index(file)
         # Later ones are of a shorter run that this one continues.
-        for other in files[:at] + files[at + KEEP :]:
+        for other in (*files[:at], *files[at + KEEP :], *self.folder.glob("state-*.part")):
             other.unlink()
 
     def resume(self) -> TrainState | None:
@@ -130,6 +135,8 @@ class Checkpointer:
         newest = next(filter(None, map(_read, self._files())), None)
         file = self.folder / BEFORE_DECAY
         if newest is None or self.budget_tokens <= newest["budget_tokens"] or not file.is_file():
+            return newest
+        if not newest.get("has_decayed", True):  # the file is of an earlier, smaller budget
             return newest
         before = _read(file)
         if before is None or newest["state"]["step"] <= before["state"]["step"]:

@@ -49,6 +49,7 @@ class RunLog:
         """Remove the lines after `step` and incomplete ones: a run that resumes there writes them again."""
         kept = [json.dumps(line) + "\n" for line in self if line["step"] <= step]
         part = self.file.with_suffix(".part")
+        part.parent.mkdir(parents=True, exist_ok=True)  # missing if another node had rank 0 until now
         part.write_text("".join(kept))
         part.replace(self.file)
 

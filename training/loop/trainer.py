@@ -231,7 +231,7 @@ class Trainer:
     def _update_average(self) -> None:
         if self.state.step / self.config.steps < 1 - self.config.average_fraction:
             self.average.reset()
-        elif self.config.average_fraction and self.state.step % AVERAGE_EVERY == 0:
+        elif self.config.average_fraction and (self.state.step % AVERAGE_EVERY == 0 or self.is_finished):
             self.average.update()
 
     def _after_step(self) -> bool:
@@ -254,7 +254,8 @@ class Trainer:
         if before_decay:
             self.checkpointer.save(state, before_decay=True)
         if save:
-            self.checkpointer.save(state)
+            half = config.batch_tokens / 2  # a step has the rate of its middle
+            self.checkpointer.save(state, has_decayed=state.tokens - half > self.schedule.decay_start)
             self._saved_seconds = state.seconds
         return bool(stop)
 

@@ -129,7 +129,7 @@ def _trainer(
         loss,
         stream,
         TrainConfig(
-            budget_tokens=config.tokens,
+            budget_tokens=max(config.batch_tokens, config.tokens),  # a whole step
             batch_tokens=config.batch_tokens,
             micro_batch_tokens=stream.micro_batch_tokens,
             learning_rate=config.learning_rate,

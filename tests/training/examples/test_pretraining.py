@@ -35,6 +35,8 @@ def test_mask_fraction_falls_in_steps() -> None:
     fractions = [mask_fraction_at(config, progress / 1000) for progress in range(1001)]
     assert fractions == sorted(fractions, reverse=True)
     assert len(set(fractions)) == round(0.15 / MASK_STEP) + 1
+    assert fractions[900] == 0.15, "the last one has a share of the run like any other"
+    assert mask_fraction_at(ExamplesConfig(mask_fraction=0.15, final_mask_fraction=0.17), 0.6) == 0.17
 
 
 def test_stream_has_one_batch_shape_per_mask_fraction(prepared: Path) -> None:

@@ -26,7 +26,9 @@ def test_advisor_is_not_misled_by_noise_of_short_lines() -> None:
 
 def test_advisor_warns_once_after_a_third_of_the_budget_on_the_plateau() -> None:
     advisor = Advisor(unigram_entropy=6.5)
-    assert events(advisor, 6.6, 0.3) == []
+    assert events(advisor, 3.0, 0.9) == [], "one line is too few"
+    advisor = Advisor(unigram_entropy=6.5)
+    assert [events(advisor, 6.6, 0.3) for _ in range(LINES)] == [[]] * LINES
     assert events(advisor, 6.6, 0.34) == [ADVICE]
     assert events(advisor, 6.6, 0.5) == []
     assert [LEFT_PLATEAU] in [events(advisor, 6.4, 0.6) for _ in range(2 * LINES)]

@@ -38,9 +38,9 @@ def checkpointer(folder: Path, parts: Parts, budget: int = 100, **changes: Any) 
     return Checkpointer(folder, IDENTITY | changes, budget, dict(zip(names, parts, strict=True)), DistContext())
 
 
-def save(folder: Path, step: int, *, width: int = 4, budget: int = 100, before_decay: bool = False) -> Path:
-    state = TrainState(step=step, tokens=10 * step)
-    checkpointer(folder, trained(step, width), budget).save(state, before_decay=before_decay)
+def save(folder: Path, step: int, *, width: int = 4, budget: int = 100, **options: bool) -> Path:
+    state, before_decay = TrainState(step=step, tokens=10 * step), options.get("before_decay", False)
+    checkpointer(folder, trained(step, width), budget).save(state, **options)
     return folder / (BEFORE_DECAY if before_decay else f"state-{step:09d}.pt")
 
 
@@ -135,6 +135,12 @@ def test_fingerprint_tells_weights_apart() -> None:
     assert fingerprint(one) != fingerprint(other)
 
 
+def test_checkpointer_removes_what_a_kill_left_unfinished(tmp_path: Path) -> None:
+    (tmp_path / "state-000000002.part").write_bytes(b"half")
+    save(tmp_path, 3)
+    assert [file.name for file in tmp_path.iterdir()] == ["state-000000003.pt"]
+
+
 # --- a larger budget
 
 
@@ -150,8 +156,9 @@ def test_checkpointer_continues_before_the_decay_with_a_larger_budget_only(
 def test_checkpointer_that_has_not_begun_to_decay_continues_from_its_newest_state(tmp_path: Path) -> None:
     save(tmp_path, 5, before_decay=True)
     save(tmp_path, 5)
-    save(tmp_path, 8, budget=200)
+    save(tmp_path, 8, budget=200, has_decayed=False)
     assert resumed_step(tmp_path, 200) == 8
+    assert resumed_step(tmp_path, 400) == 8, "the state before the decay is of the smaller budget"
 
 
 def test_checkpointer_of_an_unfinished_larger_run_refuses_a_budget_that_is_spent(tmp_path: Path) -> None:

@@ -29,6 +29,12 @@ def test_run_log_without_a_file_is_empty(tmp_path: Path) -> None:
     assert list(log) == []
 
 
+def test_run_log_rewind_makes_the_folder_where_another_node_has_written_until_now(tmp_path: Path) -> None:
+    log = RunLog(tmp_path / "seed-1" / "log.jsonl")
+    log.rewind(3)
+    assert list(log) == []
+
+
 def test_run_log_rewind_drops_later_and_incomplete_lines(tmp_path: Path) -> None:
     log = RunLog(tmp_path / "log.jsonl")
     for step in (1, 2, 3):

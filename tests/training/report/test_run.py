@@ -204,15 +204,19 @@ def test_evaluate_on_texts_that_the_classifier_may_have_been_trained_on_is_refus
     assert "| reviews | 20 |" in evaluate(recipe)
     assert "| own | 20 |" in evaluate(changed(recipe, test=recipe.finetune.test[1:])), "one test source less"
     more_dev = changed(recipe, test=(), dev_fraction=0.5)
-    with pytest.raises(RunError, match=r"finetune\.dev_fraction was 0\.2, is 0\.5\), so the texts to evaluate on may be among"):
+    with pytest.raises(RunError, match=r"finetune\.dev_fraction was 0\.2, is 0\.5\), so the texts"):
         evaluate(more_dev)
     prepare_labelled(more_dev, Tokenizer.load(recipe.folder / "tokenizer"))
     with pytest.raises(RunError, match=r"finetune\.dev_fraction was 0\.2, is 0\.5"):
         evaluate(more_dev)
-    with pytest.raises(RunError, match=r"\(finetune\.test has changed\), .*: restore these, or run finetune again"):
+    with pytest.raises(
+        RunError, match=r"\(finetune\.test has changed\), .*: restore settings and files, or run finetune again"
+    ):
         evaluate(changed(recipe, test=(*recipe.finetune.test, recipe.finetune.train[0])))
     own.write_text((recipe.data / "reviews.jsonl").read_text())
-    with pytest.raises(RunError, match=r"\(the text has changed\), .*: restore these, or run finetune again"):
+    with pytest.raises(
+        RunError, match=r"\(the text has changed\), .*: restore settings and files, or run finetune again"
+    ):
         evaluate(recipe)
 
 
