@@ -2,8 +2,8 @@
 
 Both segments are runs of whole sentences. False pairs from another document can be told by topic alone; those from the
 same document, swapped (the sentence-order task of Lan et al. 2019, ALBERT, section 3.1) or not adjacent,
-cannot. The second segment of a false pair is chosen to be as long as the true one, and like it never opens a document,
-so neither length nor position gives the label away.
+cannot. The second segment of a false pair is chosen to be as long as the true one, so length does not give the label
+away. Unless the pair is swapped, it never opens a document, like the true one; but it ends one less often.
 """
 
 from __future__ import annotations
