@@ -109,9 +109,9 @@ async def test_metrics_are_text_for_prometheus(serve: Any) -> None:
         assert await service.metric("bert_tokens_per_second") == 1234
 
 
-@pytest.mark.parametrize(("given", "status"), [(None, 401), ("Bearer guess", 401), ("Bearer the key", 200)])
+@pytest.mark.parametrize(("given", "status"), [(None, 401), ("Bearer guess", 401), ("Bearer the-key", 200)])
 async def test_metrics_can_be_put_behind_the_key(serve: Any, given: str | None, status: int) -> None:
-    async with serve(metrics="key", api_keys="the key") as service:
+    async with serve(metrics="key", api_keys="the-key") as service:
         answer = await service.client.get("/metrics", headers={"Authorization": given} if given else {})
         assert (await service.client.get("/info")).status_code == 200
     assert answer.status_code == status
@@ -124,7 +124,7 @@ async def test_metrics_can_be_switched_off(serve: Any) -> None:
 
 
 async def test_metrics_require_no_key_by_default(serve: Any) -> None:
-    async with serve(api_keys="the key") as service:
+    async with serve(api_keys="the-key") as service:
         assert (await service.client.get("/metrics")).status_code == 200
 
 

@@ -70,17 +70,17 @@ async def test_pages_can_be_switched_off(serve: Any) -> None:
     assert {answer.status_code for answer in answers} == {404}
 
 
-BROWSER = {"Authorization": "Basic " + base64.b64encode(b"anybody:the key").decode()}
+BROWSER = {"Authorization": "Basic " + base64.b64encode(b"anybody:the-key").decode()}
 
 
 @pytest.mark.parametrize("path", ["/", "/docs", "/openapi.json", "/static/playground.js"])
 async def test_pages_can_be_put_behind_the_key(serve: Any, path: str) -> None:
-    async with serve(docs="key", api_keys="other,the key") as service:
+    async with serve(docs="key", api_keys="other,the-key") as service:
         refused = await service.client.get(path)
-        wrong = await service.client.get(path, auth=("the key", "guess"))
+        wrong = await service.client.get(path, auth=("the-key", "guess"))
         broken = await service.client.get(path, headers={"Authorization": "Basic ?"})
         typed = await service.client.get(path, headers=BROWSER)
-        sent = await service.client.get(path, headers={"Authorization": "Bearer the key"})
+        sent = await service.client.get(path, headers={"Authorization": "Bearer the-key"})
         copy = await service.client.get(path, headers={"If-None-Match": typed.headers.get("etag", "*")})
         task = await service.client.post("/sentiment", json={"inputs": "good"}, headers=BROWSER)
     assert [refused.status_code, wrong.status_code, broken.status_code, copy.status_code] == [401] * 4
