@@ -90,8 +90,8 @@ def _keys_in(file: Path) -> tuple[str, ...]:
 
 
 def _keys(given: Sequence[str], message: str) -> tuple[str, ...]:
-    """The keys among lines or parts; empty ones are left out. Raises ValueError: one is no key. Its number is told, not
-    its text."""
+    """The keys of lines, or of parts between commas, without empty ones. Raises ValueError for anything else, with its
+    number but without its text."""
     keys = {number: line.strip() for number, line in enumerate(given, 1) if line.strip()}
     for number, key in keys.items():
         if (found := re.search(r"^#|[\s,]", key)) or not key.isprintable():

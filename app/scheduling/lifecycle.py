@@ -219,7 +219,7 @@ class Lifecycle:
         except BackendDiedError as error:
             if encoder.owner is self.current:
                 raise
-            if not encoder.owner.is_closing:  # if we close it, nobody waits for this answer
+            if not encoder.owner.is_closing:  # its end is expected while we close it
                 logger.warning("a replaced backend ended before it had answered: %s", error)
             return [UnavailableError("reloading", retry_after=1) for _ in queries]
 

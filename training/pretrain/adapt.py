@@ -81,11 +81,12 @@ def _stage(recipe: Recipe, start: Path) -> Recipe:
     }
     # Without a label column, a `<br />` in the text is read as a line break.
     sources = tuple(source.model_copy(update={"label": None}) for source in recipe.finetune.train)
+    fraction = recipe.corpus.heldout_fraction or CorpusConfig().heldout_fraction  # a part must be held out
     return recipe.model_copy(
         update={
             "name": "adapt",
             "run": recipe.folder,
-            "corpus": CorpusConfig(sources=sources, heldout_fraction=recipe.corpus.heldout_fraction or 0.01),
+            "corpus": CorpusConfig(sources=sources, heldout_fraction=fraction),
             "pretrain": recipe.pretrain.model_copy(update=changes),
         }
     )

@@ -150,7 +150,7 @@ class _SourceReader:
             if len(set(labels)) > 1:
                 raise SourceError(f"{place}: has the labels {', '.join(labels)}; a text has one")
             text = tidy(text)
-            self._rows += bool(labels or text)  # a blank line is no row
+            self._rows += bool(labels or text)  # blank lines are not counted
             if text:
                 yield Document((text,), labels[0] if labels else None, place=place)
             elif labels:

@@ -332,7 +332,7 @@ async def ready(request: Request) -> ServerReady:
 async def metadata(model: str, request: Request) -> ModelMetadata:
     """The tensors of a model. `text_pair` is optional for `sentiment`."""
     task = _task(model)
-    with suppress(UnavailableError), request.app.state.lifecycle.encoder_for(task):  # not loaded yet: still told
+    with suppress(UnavailableError), request.app.state.lifecycle.encoder_for(task):  # while loading, answer as well
         pass
     return _metadata(task)
 

@@ -254,7 +254,7 @@ def test_evaluate_of_domains_and_readings_and_seeds(make_recipe: MakeRecipe, tmp
     save_results(recipe, [SeedResult(seed, 0.5, 0.7) for seed in (1, 2)])
     text = evaluate(recipe)
     for name, texts in (("shops", 140), ("shops (pair)", 130)):
-        assert f"| {name} | {texts} |" in text, "a text without a title is no pair"
+        assert f"| {name} | {texts} |" in text, "only texts with a title are pairs"
         assert f"{name}: mean balanced accuracy over domains 0." in text
     assert "worst domain book, 0." in text, "the other has too few texts to be the worst"
     assert text.count("naive Bayes (1-3-grams) 0.") == 2
