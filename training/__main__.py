@@ -22,7 +22,7 @@ from training.corpus.tokenizer import make_tokenizer, open_tokenizer
 from training.errors import RunError
 from training.examples.inspect import inspect
 from training.export.run import check_targets, export
-from training.finetune.distill import distill, load_teacher
+from training.finetune.distill import distill, load_teachers, teachers_recipe
 from training.finetune.run import finetune, starting_point
 from training.pretrain.adapt import adapt
 from training.pretrain.run import pretrain
@@ -48,9 +48,12 @@ def _inspect(recipe: Recipe, examples: int) -> None:
     print(inspect(recipe, examples))
 
 
-def _distill(recipe: Recipe) -> None:
+def _distill(recipe: Recipe) -> bool:
     start, recipe = starting_point(recipe)
+    if recipe.distill and not recipe.distill.teacher and not finetune(teachers_recipe(recipe)):
+        return False
     distill(recipe, start.tokenizer)
+    return True
 
 
 def _evaluate(recipe: Recipe, weights: Path | None = None) -> None:
@@ -63,8 +66,8 @@ def _all(recipe: Recipe) -> bool:
     check_targets(recipe)  # before hours of training
     if recipe.finetune.pretrained:
         starting_point(recipe.model_copy(update={"adapt": None}))
-    if recipe.distill:
-        load_teacher(recipe)
+    if recipe.distill and recipe.distill.teacher:
+        load_teachers(recipe)
     if recipe.finetune.train:
         check_labels(recipe)
     return all(COMMANDS[name][0](recipe) is not False for name in _stages(recipe))
@@ -87,7 +90,7 @@ COMMANDS: dict[str, tuple[Callable[..., object], str]] = {
     "prepare": (_prepare, "split the text into sentences and write their token ids"),
     "pretrain": (pretrain, "train the network on masked words and next sentences"),
     "adapt": (adapt, "pretrain further on the classifier's texts; needs [adapt]"),
-    "distill": (_distill, "let another classifier label the texts; needs [distill]"),
+    "distill": (_distill, "let other classifiers label the texts; needs [distill]"),
     "finetune": (finetune, "train the classifier on labelled texts"),
     "evaluate": (_evaluate, "report on held-out text and test sets beside baselines"),
     "export": (export, "write the checkpoint directories that are served"),

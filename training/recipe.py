@@ -245,13 +245,14 @@ class AdaptConfig(_Strict):
 
 
 class DistillConfig(_Strict):
-    """Soft labels from another classifier (Hinton et al. 2015): `distill` writes its probabilities beside the prepared
-    texts, and fine-tuning learns from them."""
+    """Soft labels from other classifiers (Hinton et al. 2015): `distill` writes their mean probabilities beside the
+    prepared texts, and fine-tuning learns from them."""
 
-    teacher: Path
-    """Checkpoint directory of a classifier with the labels of `finetune.labels`."""
+    teacher: Path | None = None
+    """Checkpoint directory of a classifier with the labels of `finetune.labels`. If absent, `distill` first trains one
+    classifier per seed of `finetune.seeds` on the labels only, and these are the teachers."""
     sources: tuple[SourceConfig, ...] = ()
-    """Texts without labels that the teacher labels too."""
+    """Texts without labels that the teachers label too."""
     weight: Share = 0.5
     """Weight of the teacher's probabilities beside the true label. Texts without a label have the teacher's only."""
 

@@ -52,7 +52,7 @@ KEYS = {
     "adapt.tokens": "Budget in tokens",
     "distill": "If absent, fine-tuning learns from labels only",
     "distill.teacher": "Checkpoint directory of a classifier with the labels of `finetune.labels`",
-    "distill.sources": "Texts without labels that the teacher labels too",
+    "distill.sources": "Texts without labels that the teachers label too",
     "distill.weight": "Weight of the teacher's probabilities beside the true label",
     "finetune.train": "Labelled sources to train on",
     "finetune.test": "Labelled sources for the report",

@@ -1,11 +1,13 @@
-"""`distill`: soft labels from another classifier (Hinton et al. 2015, https://arxiv.org/abs/1503.02531).
+"""`distill`: soft labels from one classifier or several (Hinton et al. 2015, https://arxiv.org/abs/1503.02531).
 
-The teacher's probabilities are written as a column, `target_probs.npy`, beside each shard of `labelled/train`.
+The mean of the teachers' probabilities is written as a column, `target_probs.npy`, beside each shard of
+`labelled/train`.
 """
 
 from __future__ import annotations
 
 import logging
+from pathlib import Path
 
 import numpy as np
 from tqdm import tqdm
@@ -19,38 +21,41 @@ from training.corpus.shards import ShardInput
 from training.errors import RunError
 from training.evaluate.classification import classify, load_classifier
 from training.examples.batches import Floats
+from training.finetune.selection import seed_folder, seeds_of
 from training.loop.checkpoint import fingerprint
-from training.recipe import Recipe, with_earlier, write_resolved
+from training.pretrain.adapt import adapted, pretrained_folder
+from training.recipe import CorpusConfig, Recipe, with_earlier, write_resolved
 from training.runtime.device import choose_device
 from training.runtime.files import read_json, write_json
 
 COLUMN = "target_probs"
 RECORD = "teacher.json"
-"""File that names the teacher whose probabilities the column holds."""
+"""File with the fingerprint of the teachers whose probabilities the column holds."""
 
 logger = logging.getLogger(__name__)
 
 
 def distill(recipe: Recipe, tokenizer: Tokenizer) -> None:
-    """Let the teacher label all texts of `labelled/train`. Continues an interrupted run.
+    """Let the teachers label all texts of `labelled/train`. Continues an interrupted run.
 
     Args:
         tokenizer: of the network that will be fine-tuned.
 
     Raises:
-        RunError: the recipe has no `[distill]`, or the teacher has other labels.
+        RunError: the recipe has no `[distill]`, or a teacher has other labels.
     """
-    teacher = load_teacher(recipe)
+    teachers = load_teachers(recipe)
     folder = prepare_labelled(recipe, tokenizer) / "train"
-    key = fingerprint(teacher.model)
+    key = _key(teachers)
     if read_json(folder / RECORD) == key:
-        logger.info("%s: labelled by this teacher already", folder)
+        logger.info("%s: labelled already", folder)
         return
     if read_json(folder / f"{RECORD}.part") != key:
         for old in folder.glob(f"*/{COLUMN}.npy"):
             old.unlink()
         write_json(folder / f"{RECORD}.part", key)
-    teacher.model.to(choose_device(recipe.device))
+    for teacher in teachers:
+        teacher.model.to(choose_device(recipe.device))
     total = PreparedText.open(folder).documents
     with tqdm(desc="distill", total=total, unit="text", disable=None) as bar:
         for shard_input in labelled_inputs(recipe):
@@ -59,12 +64,12 @@ def distill(recipe: Recipe, tokenizer: Tokenizer) -> None:
                 continue
             if not file.is_file():
                 part = file.with_suffix(".part.npy")
-                np.save(part, _probabilities(teacher, shard_input))
+                np.save(part, _mean_probabilities(teachers, shard_input))
                 part.replace(file)
             bar.update(len(shard_input.documents))
     write_json(folder / RECORD, key)
     write_resolved(recipe, recipe.folder / "distill")
-    logger.info("%s labelled %s texts in %s", teacher.path, f"{total:,}", folder)
+    logger.info("%s labelled %s texts in %s", _teachers(recipe), f"{total:,}", folder)
 
 
 def with_earlier_distill(recipe: Recipe) -> Recipe:
@@ -74,39 +79,62 @@ def with_earlier_distill(recipe: Recipe) -> Recipe:
         return recipe
     recipe = with_earlier(recipe, folder, "distill")
     if recipe.distill is not None:
-        logger.info("learning from the labels of %s; delete %s to learn without them", recipe.distill.teacher, folder)
+        logger.info("learning from the labels of %s; delete %s to learn without them", _teachers(recipe), folder)
     return recipe
 
 
 def distilled_by(recipe: Recipe) -> str | None:
-    """Fingerprint of the teacher that labelled the prepared texts; None without `[distill]`.
+    """Fingerprint of the teachers that labelled the prepared texts; None without `[distill]`.
 
     Raises:
-        RunError: the texts are not labelled by the recipe's teacher.
+        RunError: the texts are not labelled by the recipe's teachers.
     """
     if recipe.distill is None:
         return None
-    teacher, folder = fingerprint(load_teacher(recipe).model), recipe.folder / "labelled" / "train"
-    if read_json(folder / RECORD) != teacher:
-        raise RunError(f"{folder} has no labels of distill.teacher ({recipe.distill.teacher}); run distill first")
-    return teacher
+    key, folder = _key(load_teachers(recipe)), recipe.folder / "labelled" / "train"
+    if read_json(folder / RECORD) != key:
+        raise RunError(f"{folder} has no labels of {_teachers(recipe)}; run distill first")
+    return key
 
 
-def load_teacher(recipe: Recipe) -> Checkpoint:
-    """The checkpoint of `distill.teacher`.
+def load_teachers(recipe: Recipe) -> list[Checkpoint]:
+    """The checkpoint of `distill.teacher`, or else one classifier per seed.
 
     Raises:
-        RunError: the recipe has no `[distill]`, or the teacher is not a classifier of the recipe's labels.
+        RunError: the recipe has no `[distill]`, or a teacher is missing, or no classifier of the recipe's labels.
     """
     if recipe.distill is None:
         raise RunError("the recipe has no [distill]; name a classifier: distill.teacher=runs/big/sentiment")
-    return load_classifier(recipe.distill.teacher, recipe.finetune.label_names)
+    if recipe.distill.teacher:
+        return [load_classifier(recipe.distill.teacher, recipe.finetune.label_names)]
+    folders = [seed_folder(teachers_recipe(recipe), seed) / "model" for seed in seeds_of(recipe)]
+    if missing := next((folder for folder in folders if not folder.is_dir()), None):
+        raise RunError(f"{missing} is missing; run distill first")
+    return [load_classifier(folder, recipe.finetune.label_names) for folder in folders]
 
 
-def _probabilities(teacher: Checkpoint, shard_input: ShardInput) -> Floats:
-    """(documents, labels) the teacher's probabilities; the mean over the readings of a document that has two."""
+def teachers_recipe(recipe: Recipe) -> Recipe:
+    """Fine-tuning on the labels only, as a run in the folder `teachers` of this run."""
+    changes = {"name": "teachers", "run": recipe.folder, "corpus": CorpusConfig(), "adapt": None, "distill": None}
+    start = adapted(recipe) or pretrained_folder(recipe)
+    finetune = recipe.finetune.model_copy(update={"pretrained": start})
+    return recipe.model_copy(update=changes | {"finetune": finetune})
+
+
+def _teachers(recipe: Recipe) -> Path:
+    """The folder that a message names."""
+    return (recipe.distill and recipe.distill.teacher) or recipe.folder / "teachers"
+
+
+def _key(teachers: list[Checkpoint]) -> str:
+    return "+".join(fingerprint(teacher.model) for teacher in teachers)
+
+
+def _mean_probabilities(teachers: list[Checkpoint], shard_input: ShardInput) -> Floats:
+    """(documents, labels), the mean over the teachers, and over the readings of a document that has two."""
     documents = shard_input.documents
-    answers = classify(teacher, documents, [0] * len(documents), shard_input.read)
-    probabilities: Floats = np.zeros((len(documents), teacher.config.num_labels), np.float32)
-    np.add.at(probabilities, answers.documents, answers.logits.softmax(1).numpy())
+    probabilities: Floats = np.zeros((len(documents), teachers[0].config.num_labels), np.float32)
+    for teacher in teachers:
+        answers = classify(teacher, documents, [0] * len(documents), shard_input.read)
+        np.add.at(probabilities, answers.documents, answers.logits.softmax(1).numpy())
     return probabilities / probabilities.sum(1, keepdims=True)

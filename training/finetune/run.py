@@ -56,7 +56,7 @@ class _Material:
     dev: dict[str, LabelledTexts]
     """By name of the source."""
     teacher: str | None
-    """Fingerprint of the teacher."""
+    """Fingerprint of the teachers."""
     dist: DistContext
 
 

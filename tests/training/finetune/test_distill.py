@@ -14,6 +14,7 @@ import torch
 from model import BertForSequenceClassification, PackedBatch, Tokenizer, load_checkpoint, save_checkpoint
 from tests.training.conftest import MakeRecipe
 from tests.training.texts import review
+from training.__main__ import STOPPED, main
 from training.corpus.reader import PreparedText
 from training.errors import RunError
 from training.evaluate.classification import predict_classification
@@ -21,6 +22,7 @@ from training.examples.labelled import labelled_window
 from training.finetune.distill import distill
 from training.finetune.run import finetune, starting_point
 from training.finetune.task import classifier_from
+from training.loop.trainer import Trainer
 from training.pretrain.run import new_model
 from training.recipe import Recipe, SourceConfig, load_recipe, read_resolved
 
@@ -40,6 +42,11 @@ def save_new_network(recipe: Recipe) -> Recipe:
 def run_distill(recipe: Recipe) -> None:
     start, recipe = starting_point(recipe)
     distill(recipe, start.tokenizer)
+
+
+def set_distill(recipe: Recipe, **changes: object) -> Recipe:
+    assert recipe.distill is not None
+    return recipe.model_copy(update={"distill": recipe.distill.model_copy(update=changes)})
 
 
 def columns(recipe: Recipe) -> list[Path]:
@@ -114,7 +121,7 @@ def test_distill_targets_mix_labels_and_probabilities(recipe: Recipe) -> None:
 
 
 def test_finetune_without_the_teachers_labels_names_the_command(recipe: Recipe) -> None:
-    with pytest.raises(RunError, match=r"has no labels of distill\.teacher \(.*\); run distill first"):
+    with pytest.raises(RunError, match=r"has no labels of .*/sentiment; run distill first"):
         finetune(recipe)
 
 
@@ -167,8 +174,7 @@ def test_distill_by_another_teacher_replaces_the_column_and_is_another_run(recip
     run_distill(recipe)
     assert finetune(recipe)
     before = np.load(columns(recipe)[0])
-    assert recipe.distill is not None
-    other = recipe.model_copy(update={"distill": recipe.distill.model_copy(update={"teacher": other_teacher})})
+    other = set_distill(recipe, teacher=other_teacher)
     with pytest.raises(RunError, match="run distill first"):
         finetune(other)
     run_distill(other)
@@ -191,11 +197,10 @@ def test_student_learns_from_the_teacher_where_labels_are_wrong(
         "finetune.epochs=8",
     )
     recipe = make_recipe(*LARGER, *overrides)
-    assert recipe.distill is not None
     unlabelled = SourceConfig(path=str(tmp_path / "unlabelled.jsonl"))
     recipe = changed(recipe, train=(SourceConfig(path=str(tmp_path / "wrong.jsonl"), label="label"),))
-    recipe = recipe.model_copy(update={"distill": recipe.distill.model_copy(update={"sources": (unlabelled,)})})
-    run_distill(save_new_network(recipe))
+    recipe = save_new_network(set_distill(recipe, sources=(unlabelled,)))
+    run_distill(recipe)
     assert finetune(recipe)
     loaded = load_checkpoint(recipe.folder / "sentiment")
     assert isinstance(loaded.model, BertForSequenceClassification)
@@ -215,7 +220,49 @@ def test_distill_by_a_teacher_that_is_no_classifier_or_has_other_labels_is_refus
     recipe = save_new_network(make_recipe(f"distill.teacher={pretrained}"))
     with pytest.raises(RunError, match="is not a classifier"):
         run_distill(recipe)
-    assert recipe.distill is not None
-    distilled = recipe.model_copy(update={"distill": recipe.distill.model_copy(update={"teacher": teacher})})
+    distilled = set_distill(recipe, teacher=teacher)
     with pytest.raises(RunError, match=r"has the labels \['NEGATIVE', 'POSITIVE'\], but finetune.labels are"):
         run_distill(changed(distilled, labels={"0": "BAD", "1": "GOOD"}))
+
+
+SEEDS = ("finetune.seeds=[3,4]", "finetune.epochs=0.5")
+
+
+def test_distill_without_a_teacher_trains_one_per_seed_and_writes_the_mean_of_their_probabilities(
+    make_recipe: MakeRecipe, recipe_file: Path
+) -> None:
+    recipe = save_new_network(make_recipe(*SEEDS, "distill.weight=0.7"))
+    folders = [recipe.folder / "teachers" / "finetune" / f"seed-{seed}" / "model" for seed in (3, 4)]
+    with pytest.raises(RunError, match=f"{folders[0]} is missing; run distill first"):
+        finetune(recipe)
+    arguments = [str(recipe_file), f"data={recipe.data}", f"run={recipe.run}", *SEEDS]
+    assert main(["distill", *arguments, "distill.weight=0.7"]) == 0
+    together = np.load(columns(recipe)[0])
+    alone = []
+    for folder in folders:
+        run_distill(set_distill(recipe, teacher=folder))
+        alone.append(np.load(columns(recipe)[0]))
+    assert np.abs(alone[0] - alone[1]).max() > 1e-3
+    np.testing.assert_allclose(together, (alone[0] + alone[1]) / 2, atol=1e-6)
+
+    assert main(["distill", *arguments, "distill.weight=0.7"]) == 0, "labels again"
+    np.testing.assert_array_equal(np.load(columns(recipe)[0]), together)
+    assert main(["finetune", *arguments]) == 0, "which need not repeat distill.weight"
+    resolved = read_resolved(recipe.folder / "finetune" / "seed-4")
+    assert resolved is not None
+    assert resolved.distill == recipe.distill
+
+
+def test_distill_interrupted_among_the_teachers_says_so_and_continues(
+    make_recipe: MakeRecipe, recipe_file: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    recipe = save_new_network(make_recipe())
+    arguments = ["distill", str(recipe_file), f"data={recipe.data}", f"run={recipe.run}", *SEEDS, "distill.weight=1"]
+    real = Trainer.run
+    with monkeypatch.context() as patch:
+        patch.setattr(Trainer, "run", lambda self: self.config.seed == 3 and real(self))
+        assert main(arguments) == STOPPED
+    assert "stopped; to continue: python -m training distill" in capsys.readouterr().err
+    assert not columns(recipe)
+    assert main(arguments) == 0
+    assert columns(recipe)
