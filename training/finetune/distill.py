@@ -7,20 +7,23 @@ The mean of the teachers' probabilities is written as a column, `target_probs.np
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 from tqdm import tqdm
 
 from model.checkpoint import Checkpoint
+from model.heads import BertForSequenceClassification
 from model.tokenizer import Tokenizer
 from training.corpus.inputs import labelled_inputs
 from training.corpus.prepare import prepare_labelled
 from training.corpus.reader import PreparedText
 from training.corpus.shards import ShardInput
 from training.errors import RunError
-from training.evaluate.classification import classify, load_classifier
+from training.evaluate.classification import load_classifier, predict_classification
 from training.examples.batches import Floats
+from training.examples.labelled import encode_texts
 from training.finetune.selection import seed_folder, seeds_of
 from training.loop.checkpoint import fingerprint
 from training.pretrain.adapt import adapted, pretrained_folder
@@ -64,7 +67,7 @@ def distill(recipe: Recipe, tokenizer: Tokenizer) -> None:
                 continue
             if not file.is_file():
                 part = file.with_suffix(".part.npy")
-                np.save(part, _mean_probabilities(teachers, shard_input))
+                np.save(part, mean_probabilities(teachers, shard_input))
                 part.replace(file)
             bar.update(len(shard_input.documents))
     write_json(folder / RECORD, key)
@@ -130,11 +133,15 @@ def _key(teachers: list[Checkpoint]) -> str:
     return "+".join(fingerprint(teacher.model) for teacher in teachers)
 
 
-def _mean_probabilities(teachers: list[Checkpoint], shard_input: ShardInput) -> Floats:
-    """(documents, labels), the mean over the teachers, and over the readings of a document that has two."""
-    documents = shard_input.documents
-    probabilities: Floats = np.zeros((len(documents), teachers[0].config.num_labels), np.float32)
+def mean_probabilities(teachers: Sequence[Checkpoint], shard_input: ShardInput) -> Floats:
+    """(documents, labels), the mean over the teachers, and over the readings of a document that has two. The teachers
+    have the same vocabulary."""
+    documents, config = shard_input.documents, teachers[0].config
+    probabilities: Floats = np.zeros((len(documents), config.num_labels), np.float32)
+    length = config.max_position_embeddings
+    texts = encode_texts(documents, probabilities.copy(), shard_input.read, teachers[0].tokenizer, length)
     for teacher in teachers:
-        answers = classify(teacher, documents, [0] * len(documents), shard_input.read)
+        assert isinstance(teacher.model, BertForSequenceClassification)
+        answers = predict_classification(teacher.model, texts)
         np.add.at(probabilities, answers.documents, answers.logits.softmax(1).numpy())
     return probabilities / probabilities.sum(1, keepdims=True)

@@ -1,0 +1,140 @@
+"""Made the classifier in `model/weights`: it learned from three others and naive Bayes (LOG.md, 2026-11-27).
+
+    PYTHONPATH=.:client python experiments/students.py run=FOLDER [data=FOLDER] [key=value ...]
+
+From `model/weights/pretrained` and the labelled texts to `student/sentiment` in FOLDER, on a GPU. Finished steps are
+skipped. What prepares texts and naive Bayes can run before, on a machine without one: add `--prepare`.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from model.checkpoint import load_checkpoint
+from model.heads import BertForPreTraining
+from training.corpus.inputs import labelled_inputs
+from training.corpus.prepare import prepare_labelled
+from training.corpus.shards import ShardInput
+from training.evaluate.classification import load_classifier
+from training.finetune.distill import COLUMN, RECORD, mean_probabilities
+from training.finetune.run import finetune
+from training.loop.checkpoint import fingerprint
+from training.pretrain import adapt
+from training.pretrain.run import load_pretrained
+from training.recipe import Recipe, load_recipe
+from training.report.baselines import fit_naive_bayes
+from training.runtime.checkpoint_dir import write_checkpoint_dir
+from training.runtime.device import choose_device, configure_process
+
+PRETRAINED = Path("model/weights/pretrained")
+FOLDS = 5
+BAYES_SOURCES, BAYES_WEIGHT = ("imdb", "imdb-unlabelled"), 0.4
+"""Where naive Bayes of IMDB is as good as the network, and its share of the log-probabilities."""
+
+
+def main(arguments: list[str]) -> None:
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s  %(message)s", datefmt="%H:%M:%S")
+    configure_process()
+    places = [argument for argument in arguments if argument != "--prepare"]
+
+    def recipe(name: str, start: Path, *changes: str) -> Recipe:
+        return load_recipe("gpu", [f"finetune.pretrained={start}", *changes, *places, f"name={name}"])
+
+    four = recipe("four", PRETRAINED, "adapt.tokens=100_000_000")
+    unlabelled = 'distill.sources=[{name="imdb-unlabelled", path="imdb/unlabelled.jsonl.xz"}]'
+    teacher = f"distill.teacher={four.folder / 'sentiment'}"
+    student = recipe(
+        *("student", four.folder / "adapt" / "pretrained", "finetune.seeds=[1, 2, 3]"),
+        *(teacher, unlabelled, "distill.weight=0.7"),
+    )
+    prepare_labelled(student, load_checkpoint(PRETRAINED).tokenizer)
+    bayes = naive_bayes(student)
+    if "--prepare" in arguments:
+        return
+    plain = recipe("plain", PRETRAINED)
+    eight = recipe(
+        *("eight", stacked(four), "adapt.tokens=150_000_000", "finetune.epochs=2", "finetune.learning_rate=4e-4"),
+    )
+    for stage in (four, plain, eight):
+        if stage.adapt:
+            adapt.RATE_FACTOR = 1 / 2 if stage is eight else 1 / 3
+            assert adapt.adapt(stage), "stopped by a signal"
+        assert finetune(stage), "stopped by a signal"
+    label(student, [stage.folder / "sentiment" for stage in (four, plain, eight)], bayes)
+    assert finetune(student), "stopped by a signal"
+
+
+def naive_bayes(recipe: Recipe) -> dict[int, np.ndarray]:
+    """Probabilities of naive Bayes of IMDB by shard. A film's reviews are labelled by a bag that has not read them."""
+    file = recipe.folder / "naive-bayes.npz"
+    if not file.is_file():
+        shards = {s.number: s for s in labelled_inputs(recipe) if s.part == "train" and s.source in BAYES_SOURCES}
+        groups = sorted({str(d.group) for s in shards.values() if s.source == "imdb" for d in s.documents})
+        fold_of = {group: number % FOLDS for number, group in enumerate(groups)}
+        found = {number: np.zeros((len(shard.documents), 2)) for number, shard in shards.items()}
+        for fold in range(FOLDS):
+            train = [
+                (document, label)
+                for shard in shards.values()
+                if shard.source == "imdb"
+                for document, label in zip(shard.documents, shard.labels or (), strict=True)
+                if fold_of[str(document.group)] != fold
+            ]
+            bag = fit_naive_bayes(train, [])
+            for number, shard in shards.items():
+                probabilities = bag.predict_proba([document.text for document in shard.documents])
+                is_unlabelled = shard.source != "imdb"
+                share = [is_unlabelled / FOLDS or fold_of[str(document.group)] == fold for document in shard.documents]
+                found[number] += np.array(share, float)[:, None] * probabilities
+        np.savez_compressed(file, allow_pickle=False, **{str(number): each for number, each in found.items()})
+    return {int(number): each for number, each in np.load(file).items()}
+
+
+def stacked(recipe: Recipe) -> Path:
+    """The pretrained network with its layers twice, one block on the other (Gong et al. 2019)."""
+    folder = recipe.folder / "stacked"
+    if not folder.is_dir():
+        model, checkpoint = load_pretrained(PRETRAINED)
+        layers = model.config.num_hidden_layers
+        deep = BertForPreTraining(model.config.replace(num_hidden_layers=2 * layers))
+        weights = model.state_dict()
+        prefix = "encoder.layers."
+        for name in deep.state_dict():
+            if name.startswith(prefix):
+                number, rest = name.removeprefix(prefix).split(".", 1)
+                weights[name] = weights[f"{prefix}{int(number) % layers}.{rest}"]
+        deep.load_state_dict(weights)
+        write_checkpoint_dir(folder, deep, checkpoint.tokenizer, torch.float32)
+    return folder
+
+
+def label(recipe: Recipe, folders: list[Path], bayes: dict[int, np.ndarray]) -> None:
+    """Write what the teachers say beside the student's texts."""
+    teachers = [load_classifier(folder, recipe.finetune.label_names) for folder in folders]
+    record = recipe.folder / "labelled" / "train" / RECORD
+    for teacher in teachers:
+        teacher.model.to(choose_device(recipe.device))
+
+    def probabilities(shard: ShardInput) -> np.ndarray:
+        network = mean_probabilities(teachers, shard)
+        if shard.number not in bayes:
+            return network
+        share = BAYES_WEIGHT * np.log(bayes[shard.number] + 1e-6) + (1 - BAYES_WEIGHT) * np.log(network + 1e-6)
+        return np.exp(share) / np.exp(share).sum(1, keepdims=True)
+
+    if not record.is_file():
+        for shard in labelled_inputs(recipe):
+            if shard.part == "train":
+                file = record.parent / f"{shard.number:06d}" / f"{COLUMN}.npy"
+                np.save(file, probabilities(shard).astype(np.float32))
+        # The name of the first teacher, because `finetune` asks for that of `distill.teacher`.
+        record.write_text(f'"{fingerprint(teachers[0].model)}"\n')
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
