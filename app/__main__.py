@@ -21,13 +21,14 @@ def serve() -> None:
     from app.inference.environment import set_defaults
     from app.observability.log_config import log_fatal
     from app.server import file_limits
-    from app.settings import Settings
+    from app.settings import Settings, parse_flags
 
     file_limits.raise_limit()
+    flags = parse_flags(sys.argv[1:])
     try:
-        settings = Settings.from_command_line(sys.argv[1:], os.environ)
+        settings = Settings.read(os.environ, flags)
     except SettingsError as error:
-        log_fatal(str(error), error.log_format or os.environ.get("BERT_LOG_FORMAT", "text"))
+        log_fatal(str(error), flags["log_format"] or os.environ.get("BERT_LOG_FORMAT", "text"))
         sys.exit(1)
     set_defaults(os.environ)
     from app.server.main import run

@@ -137,6 +137,3 @@ class BackendDiedError(Exception):
 
 class SettingsError(Exception):
     """A setting with an impossible value. The message names the variable."""
-
-    log_format: str | None = None
-    """That of the command line, if it has one."""

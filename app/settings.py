@@ -215,7 +215,7 @@ class Settings(BaseModel):
         return access
 
     @classmethod
-    def read(cls, environ: Mapping[str, str], flags: Mapping[str, str] | None = None) -> Settings:
+    def read(cls, environ: Mapping[str, str], flags: Mapping[str, str | None] | None = None) -> Settings:
         """Defaults, overridden by the environment, overridden by flags. An empty value counts as unset, except
         that empty API keys and hosts are errors: without them, the service is open to everyone.
 
@@ -242,20 +242,6 @@ class Settings(BaseModel):
                 near = difflib.get_close_matches(name, known, n=1, cutoff=0.85)
                 logger.warning("unknown setting %s ignored%s", name, f"; did you mean {near[0]}?" if near else "")
 
-    @classmethod
-    def from_command_line(cls, arguments: Sequence[str], environ: Mapping[str, str]) -> Settings:
-        """Settings of `bert-serve [flags]`."""
-        parser = _parser()
-        flags, unknown = parser.parse_known_args(arguments)
-        if unknown:  # named without their values: one may be a key
-            flags_only = [word.partition("=")[0] for word in unknown if word.startswith("-")]
-            parser.error(f"unknown arguments: {', '.join(flags_only) or 'a value without its flag'}")
-        try:
-            return cls.read(environ, vars(flags))
-        except SettingsError as error:
-            error.log_format = flags.log_format
-            raise
-
 
 def _explain(error: Any) -> str:
     name = str(error["loc"][0])
@@ -268,7 +254,8 @@ def _explain(error: Any) -> str:
     return f"{PREFIX}{name.upper()}={value}: {message}{hint}"
 
 
-def _parser() -> argparse.ArgumentParser:
+def parse_flags(arguments: Sequence[str]) -> dict[str, str | None]:
+    """The flags of `bert-serve [flags]`, for `Settings.read`: all settings, None for those without a flag."""
     parser = argparse.ArgumentParser(
         prog="bert-serve",
         allow_abbrev=False,
@@ -285,7 +272,11 @@ def _parser() -> argparse.ArgumentParser:
             metavar=f"{{{','.join(get_args(field.annotation))}}}" if is_choice else "X",
             help=f"{field.description} [{PREFIX}{name.upper()}, default: {'none' if shown in ('', None) else shown}]",
         )
-    return parser
+    flags, unknown = parser.parse_known_args(arguments)
+    if unknown:  # named without their values: one may be a key
+        flags_only = [word.partition("=")[0] for word in unknown if word.startswith("-")]
+        parser.error(f"unknown arguments: {', '.join(flags_only) or 'a value without its flag'}")
+    return vars(flags)
 
 
 def version() -> str:

@@ -13,7 +13,7 @@ import pytest
 
 import model
 from app.errors import SettingsError
-from app.settings import Settings
+from app.settings import Settings, parse_flags
 
 CONTRACT = {  # what outside checks rely on
     "host", "port", "pretrained", "sentiment", "device", "dtype", "api_keys", "max_body_bytes",
@@ -60,13 +60,13 @@ def test_defaults_are_the_shipped_weights_and_port_8000() -> None:
 
 def test_flags_override_the_environment() -> None:
     environ = {"BERT_PORT": "9000", "BERT_HOST": "127.0.0.1", "PORT": "1"}
-    settings = Settings.from_command_line(["--port", "9001", "--max-queue-tokens", "7"], environ)
+    settings = Settings.read(environ, parse_flags(["--port", "9001", "--max-queue-tokens", "7"]))
     assert (settings.host, settings.port, settings.max_queue_tokens) == ("127.0.0.1", 9001, 7)
 
 
 def test_empty_variable_is_as_good_as_none() -> None:
     assert Settings.read({"BERT_PORT": "", "BERT_CORS_ORIGINS": ""}) == Settings()
-    settings = Settings.from_command_line(["--port", ""], {"BERT_API_KEYS": "secret"})
+    settings = Settings.read({"BERT_API_KEYS": "secret"}, parse_flags(["--port", ""]))
     assert settings == Settings.model_validate({"api_keys": ("secret",)})
 
 
@@ -159,7 +159,7 @@ def test_variable_set_by_kubernetes_is_recognised() -> None:
 
 def test_help_shows_every_setting(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
-        Settings.from_command_line(["--help"], {})
+        Settings.read({}, parse_flags(["--help"]))
     assert ended.value.code == 0
     shown = capsys.readouterr().out
     assert all(f"BERT_{name.upper()}" in shown for name in Settings.model_fields)
@@ -171,7 +171,7 @@ def test_help_shows_every_setting(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_version_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
-        Settings.from_command_line(["--version"], {})
+        Settings.read({}, parse_flags(["--version"]))
     assert re.fullmatch(r"\d+\.\d+\.\d+\n", capsys.readouterr().out)
 
 
@@ -182,7 +182,7 @@ def test_device_says_what_to_write() -> None:
 
 def test_value_without_a_flag_ends_with_a_message(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
-        Settings.from_command_line(["secret"], {})
+        Settings.read({}, parse_flags(["secret"]))
     printed = capsys.readouterr().err
     assert "unknown arguments: a value without its flag" in printed
     assert "secret" not in printed
@@ -190,7 +190,7 @@ def test_value_without_a_flag_ends_with_a_message(capsys: pytest.CaptureFixture[
 
 def test_unknown_flag_ends_with_a_message(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
-        Settings.from_command_line(["--prot", "1"], {})
+        Settings.read({}, parse_flags(["--prot", "1"]))
     assert ended.value.code == 2
     assert "--prot" in capsys.readouterr().err
 
@@ -283,7 +283,7 @@ def test_setting_that_would_open_the_service_is_not_empty(name: str) -> None:
 @pytest.mark.parametrize("arguments", [["--api-key=secret"], ["--api-key", "secret"], ["--keys=secret", "--port", "1"]])
 def test_unknown_flag_is_named_without_its_value(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as raised:
-        Settings.from_command_line(arguments, {})
+        Settings.read({}, parse_flags(arguments))
     printed = capsys.readouterr().err
     assert raised.value.code == 2
     assert f"unknown arguments: {arguments[0].partition('=')[0]}" in printed

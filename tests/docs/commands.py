@@ -14,7 +14,7 @@ from typing import Any
 import yaml
 from opentelemetry.sdk import environment_variables
 
-from app.settings import PREFIX, Settings
+from app.settings import PREFIX, Settings, parse_flags
 from bert_client.command import main as cli
 
 ROOT = Path(__file__).parents[2]
@@ -64,7 +64,7 @@ def _make(arguments: list[str], _: dict[str, str]) -> None:
 
 
 def _bert_serve(arguments: list[str], given: dict[str, str]) -> None:
-    Settings.from_command_line([argument for argument in arguments if argument != "--help"], given)
+    Settings.read(given, parse_flags([argument for argument in arguments if argument != "--help"]))
 
 
 def _bert(arguments: list[str], given: dict[str, str]) -> None:
