@@ -72,15 +72,12 @@ def _as_keys(value: object) -> object:
     return _keys(parts, "key {} {}: keys only, with commas between them")
 
 
-Names = Annotated[tuple[str, ...], BeforeValidator(_split)]
-Secrets = Annotated[tuple[SecretStr, ...], BeforeValidator(_as_keys)]
-Access = Annotated[Literal["open", "key", "off"], BeforeValidator(_as_access)]
-
-
-def _keys_in(file: Path) -> tuple[str, ...]:
-    """Raises ValueError: the file has no keys, or something else."""
+def _keys_in(file: object) -> object:
+    """The keys in a file; () is the default, no file. Raises ValueError: the file has no keys, or something else."""
+    if file == ():
+        return file
     try:
-        lines = file.read_text(encoding="utf-8-sig").split("\n")
+        lines = Path(str(file)).read_text(encoding="utf-8-sig").split("\n")
     except (OSError, UnicodeDecodeError):
         raise ValueError("cannot be read as text; check its path and permissions") from None
     keys = _keys(lines, "line {} {}: keys only, one per line")
@@ -98,6 +95,13 @@ def _keys(given: Sequence[str], message: str) -> tuple[str, ...]:
             what = {"#": "is a comment", ",": "has a comma", "": "has a character that cannot be seen"}
             raise ValueError(message.format(number, what.get(found[0] if found else "", "has white space")))
     return tuple(keys.values())
+
+
+Names = Annotated[tuple[str, ...], BeforeValidator(_split)]
+Secrets = Annotated[tuple[SecretStr, ...], BeforeValidator(_as_keys)]
+SecretsFile = Annotated[tuple[SecretStr, ...], BeforeValidator(_keys_in)]
+"""Given as the path of a file, which is read once."""
+Access = Annotated[Literal["open", "key", "off"], BeforeValidator(_as_access)]
 
 
 class Settings(BaseModel):
@@ -141,9 +145,7 @@ class Settings(BaseModel):
     keep_alive_seconds: int = Field(
         75, ge=1, description="seconds until an idle connection is closed; longer than the load balancer's idle time"
     )
-    api_keys_file: Path | None = Field(
-        None, description="file with the API keys, one per line, instead of BERT_API_KEYS"
-    )
+    api_keys_file: SecretsFile = Field((), description="file with the API keys, one per line, instead of BERT_API_KEYS")
     api_keys: Secrets = Field(
         (), description="comma-separated API keys; if set, the tasks require one (health and info do not)"
     )
@@ -163,21 +165,12 @@ class Settings(BaseModel):
         "info", description="debug also logs one line per request"
     )
 
-    @field_validator("api_keys_file")
-    @classmethod
-    def _is_key_file(cls, file: Path | None) -> Path | None:
-        if file is not None:
-            _keys_in(file)
-        return file
-
     @field_validator("api_keys", mode="before")
     @classmethod
     def _read_keys(cls, given: object, info: ValidationInfo) -> object:
-        if (file := info.data.get("api_keys_file")) is None:
-            return given
-        if given != ():
+        if (in_file := info.data.get("api_keys_file")) and given != ():
             raise ValueError(f"set either this or {PREFIX}API_KEYS_FILE")
-        return _keys_in(file)
+        return in_file or given
 
     @field_validator("threads")
     @classmethod
