@@ -149,10 +149,15 @@ class Lifecycle:
             fresh = LoadedBackend(self._make_backend())
             self._reloading_backend = fresh.backend
             try:
-                self.check_open()
-                await self._load_in_time(fresh)
+                async with asyncio.timeout(MAX_RELOAD_SECONDS) as timer:
+                    self.check_open()
+                    await fresh.backend.load(lambda error: self._on_death(fresh, error))
                 self.check_open()
             except Exception as error:
+                if isinstance(error, TimeoutError) and timer.expired():  # otherwise it may be the file system's
+                    error = BackendDiedError(
+                        f"loading took more than {MAX_RELOAD_SECONDS:g} s; send SIGHUP to try again"
+                    )
                 await fresh.backend.aclose()
                 if self.state is State.CLOSED:
                     logger.info("not reloaded: the service ends")
@@ -179,17 +184,6 @@ class Lifecycle:
     def _open(self, info: BackendInfo) -> None:
         self.scheduler.throughput.set(info.tokens_per_second, info.processes, info.max_useful_tokens)
         self.scheduler.open(info.processes)
-
-    async def _load_in_time(self, fresh: LoadedBackend) -> None:
-        try:
-            async with asyncio.timeout(MAX_RELOAD_SECONDS) as timer:
-                await fresh.backend.load(lambda error: self._on_death(fresh, error))
-        except TimeoutError:
-            if not timer.expired():  # of the file system, say
-                raise
-            raise BackendDiedError(
-                f"loading took more than {MAX_RELOAD_SECONDS:g} s; send SIGHUP to try again"
-            ) from None
 
     @contextmanager
     def encoder_for(self, task: Task) -> Iterator[tuple[LoadedEncoder, ServedModel]]:
