@@ -61,22 +61,14 @@ _MESSAGES = {
 class TaskRequest(Request):
     """A request that was admitted to a task."""
 
-    @property
-    def deadline(self) -> Deadline:
+    def __init__(self, scope: Scope, receive: Receive) -> None:
+        super().__init__(scope, receive)
+        state = self.app.state
+        self.engine: Engine = state.engine
+        self.metrics: Metrics = state.metrics
+        self.settings: Settings = state.settings
+        self.deadline: Deadline = scope["deadline"]
         """When the request is answered with 504."""
-        return self.scope["deadline"]
-
-    @property
-    def engine(self) -> Engine:
-        return self.app.state.engine
-
-    @property
-    def metrics(self) -> Metrics:
-        return self.app.state.metrics
-
-    @property
-    def settings(self) -> Settings:
-        return self.app.state.settings
 
 
 TaskHandler = Callable[[Any, TaskRequest], Awaitable[tuple[Reply[Any], Any]]]
@@ -135,9 +127,9 @@ class TaskRoute(APIRoute):
 
     async def answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request; an ASGI app. Raises errors of `app.errors`."""
-        request = TaskRequest(scope, receive)
         if "deadline" not in scope:  # the HTTP protocol may have called `admit`
-            admit(request, binary=self.binary)
+            admit(Request(scope), binary=self.binary)
+        request = TaskRequest(scope, receive)
         body = self._parser(await _read(request), request)
         try:
             reply, answer = await cancel_on_disconnect(receive, self.endpoint(body, request))
