@@ -35,7 +35,7 @@ class RequestContextMiddleware:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
-        started, status = time.perf_counter(), 0
+        started = time.perf_counter()
         method, state = scope["method"], scope["app"].state
         if method == "HEAD":  # the server leaves the body out
             scope = dict(scope, method="GET")
@@ -46,21 +46,20 @@ class RequestContextMiddleware:
         scope["logged"] = {} if task is None else {"task": str(task)}
 
         async def send_with_context(message: Message) -> None:
-            nonlocal status
             if message["type"] == "http.response.start":
                 headers = MutableHeaders(scope=message)
                 headers["X-Request-ID"] = request_id
                 if state.lifecycle.status == "draining" and not scope.get("pipeline"):  # no pipelined request waits
                     headers["Connection"] = "close"
-                status = scope.get("rejected_with", message["status"])  # the HTTP protocol may have answered
+                scope["status"] = scope.get("rejected_with", message["status"])  # the HTTP protocol may have answered
             try:
                 await send(message)
             finally:
                 if message["type"] == "http.response.body" and not message.get("more_body"):
                     seconds = time.perf_counter() - started
                     if task is not None:
-                        state.metrics.answered(task, status, seconds)
-                    _log(scope, method, status, seconds)
+                        state.metrics.answered(task, scope["status"], seconds)
+                    _log(scope, method, seconds)
 
         try:
             check_host(scope, state.settings.allowed_hosts)
@@ -78,32 +77,25 @@ class AnswerMiddleware:
         self.app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        started = False
-
-        async def send_and_note(message: Message) -> None:
-            nonlocal started
-            started = True
-            await send(message)
-
         route = scope.get("task_route")
         # With traces, FastAPI's router has to run: it names the span.
         app = self.app if route is None or tracing.enabled() else route.answer
         try:
-            await app(scope, receive, send_and_note)
+            await app(scope, receive, send)
         except Exception as error:
-            if scope["type"] != "http" or started:
+            if scope["type"] != "http" or "status" in scope:  # set when the answer begins
                 raise
             await problems.answer(error, scope)(scope, receive, send)
         except asyncio.CancelledError:
-            if scope["type"] != "http" or started or not scope["app"].state.lifecycle.refusing:
+            if scope["type"] != "http" or "status" in scope or not scope["app"].state.lifecycle.refusing:
                 raise
             await problems.answer(UnavailableError("stopped"), scope)(scope, receive, send)
 
 
-def _log(scope: Scope, method: str, status: int, seconds: float) -> None:
+def _log(scope: Scope, method: str, seconds: float) -> None:
     """Log one request with its id. The path is quoted, so that it cannot add lines to the log."""
     if logs_requests():
-        facts = {"client": _address(scope), "method": method, "path": quote(scope["path"]), "status": status}
+        facts = {"client": _address(scope), "method": method, "path": quote(scope["path"]), "status": scope["status"]}
         facts |= {"milliseconds": round(seconds * 1000, 1)} | scope["logged"]
         line = " ".join(f"{name}={value}" for name, value in facts.items())
         logger.debug("%s", line, extra={"request_id": scope["request_id"], "facts": facts})
