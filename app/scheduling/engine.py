@@ -23,7 +23,6 @@ from app.scheduling.tokenization import (
     CheckCancelled,
     Input,
     characters,
-    encode,
     estimated_tokens,
     mask_query,
     target_ids,
@@ -125,21 +124,24 @@ class Engine:
             wanted = min(top_k or len(ids), len(ids)) if ids else top_k or DEFAULT_TOP_K
 
             def to_query(text: Input, check_cancelled: CheckCancelled) -> Query:
-                encoding = encode(served, text, check_cancelled, truncate=truncate, spans=True)
+                encoding = served.tokenizer.encode(
+                    str(text),
+                    max_length=served.config.max_position_embeddings,
+                    truncate=truncate,
+                    truncation=served.config.truncation,
+                    check_cancelled=check_cancelled,
+                )
                 return mask_query(served, encoding, wanted, ids)
 
             def to_result(text: Input, query: Query, answer: Answer) -> FillMaskResult:
                 return results.fill_mask_result(str(text), query, answer, served.tokenizer)
 
-            def answer_bytes(queries: Sequence[Query]) -> int:
-                """Each text is repeated for each prediction."""
-                per_prediction = (len(to_json(text)) + self._policy.prediction_bytes for text in inputs)
-                return sum(
-                    size * len(query.masks) * wanted for size, query in zip(per_prediction, queries, strict=True)
-                )
+            def result_bytes(text: Input, query: Query) -> int:
+                """The text is repeated for each prediction."""
+                return (len(to_json(text)) + self._policy.prediction_bytes) * len(query.masks) * wanted
 
             advice = "lower top_k, or send fewer masks or fewer or shorter texts"
-            return await self._answer(encoder, served, inputs, to_query, to_result, deadline, answer_bytes, advice)
+            return await self._answer(encoder, served, inputs, to_query, to_result, deadline, result_bytes, advice)
 
     async def labels(
         self,
@@ -160,17 +162,26 @@ class Engine:
             labels = results.NEXT_SENTENCE_LABELS if task is Task.NEXT_SENTENCE else served.config.labels
 
             def to_query(given: Input, check_cancelled: CheckCancelled) -> Query:
-                encoding = encode(served, given, check_cancelled, truncate=truncate, truncation=truncation, spans=False)
+                text, text_pair = (given, None) if isinstance(given, str) else (given.text, given.text_pair)
+                encoding = served.tokenizer.encode(
+                    text,
+                    text_pair,
+                    max_length=served.config.max_position_embeddings,
+                    truncate=truncate,
+                    truncation=truncation or served.config.truncation,
+                    spans=False,
+                    check_cancelled=check_cancelled,
+                )
                 return Query(task, encoding, raw_scores=raw_scores)
 
             def to_result(_: Input, query: Query, answer: Answer) -> LabelResult:
                 return results.label_result(labels, query, answer, top_k)
 
-            def answer_bytes(queries: Sequence[Query]) -> int:
-                return len(queries) * len(labels[:top_k]) * self._policy.prediction_bytes
+            def result_bytes(_: Input, __: Query) -> int:
+                return len(labels[:top_k]) * self._policy.prediction_bytes
 
             advice = "lower top_k, or send fewer texts"
-            return await self._answer(encoder, served, inputs, to_query, to_result, deadline, answer_bytes, advice)
+            return await self._answer(encoder, served, inputs, to_query, to_result, deadline, result_bytes, advice)
 
     async def tokenize(self, texts: Sequence[str], *, deadline: Deadline) -> Reply[list[TextToken]]:
         """The tokens of whole texts, as the sentiment model reads them. Raises errors of `app.errors`."""
@@ -182,11 +193,11 @@ class Engine:
             def to_result(text: Input, query: Query, _: Answer) -> list[TextToken]:
                 return results.text_tokens(str(text), query.encoding, served.tokenizer)
 
-            def answer_bytes(queries: Sequence[Query]) -> int:
-                return sum(len(query.encoding) for query in queries) * self._policy.prediction_bytes
+            def result_bytes(_: Input, query: Query) -> int:
+                return len(query.encoding) * self._policy.prediction_bytes
 
             advice = "send fewer or shorter texts"
-            return await self._answer(None, served, texts, to_query, to_result, deadline, answer_bytes, advice)
+            return await self._answer(None, served, texts, to_query, to_result, deadline, result_bytes, advice)
 
     # Request path ---------------------------------------------------------------------------------------------
 
@@ -198,7 +209,7 @@ class Engine:
         to_query: Callable[[Input, CheckCancelled], Query],
         to_result: Callable[[Input, Query, Answer], Result],
         deadline: Deadline,
-        answer_bytes: Callable[[Sequence[Query]], int],
+        result_bytes: Callable[[Input, Query], int],
         advice: str,
     ) -> Reply[Result]:
         """Everything between a parsed request and its results; ends it at its deadline, as `task_route` does while
@@ -213,7 +224,7 @@ class Engine:
                 async with asyncio.timeout(deadline.remaining):
                     queries = await self._tokenize(inputs, to_query)
                     tokens = [len(query.encoding) for query in queries]
-                    size = answer_bytes(queries)
+                    size = sum(map(result_bytes, inputs, queries))
                     if size > (most := self._policy.max_answer_bytes):
                         raise TooLargeError(f"the answer would have {size} bytes, more than {most}; {advice}")
                     if encoder is None:

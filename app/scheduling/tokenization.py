@@ -41,33 +41,6 @@ def estimated_tokens(given: Input, max_length: int) -> int:
     return min(characters(given) // _CHARACTERS_PER_TOKEN, max_length)
 
 
-def encode(
-    served: ServedModel,
-    given: Input,
-    check_cancelled: CheckCancelled,
-    *,
-    truncate: bool,
-    truncation: str | None = None,
-    spans: bool,
-) -> Encoding:
-    """Tokens of an input, at most as many as the model reads. `truncation` is the model's own by default.
-
-    Raises:
-        TextError: the input is empty, too long, or not valid text.
-    """
-    text, text_pair = (given, None) if isinstance(given, str) else (given.text, given.text_pair)
-    config = served.config
-    return served.tokenizer.encode(
-        text,
-        text_pair,
-        max_length=config.max_position_embeddings,
-        truncate=truncate,
-        truncation=truncation or config.truncation,
-        spans=spans,
-        check_cancelled=check_cancelled,
-    )
-
-
 def mask_query(served: ServedModel, encoding: Encoding, top_k: int, targets: tuple[int, ...]) -> Query:
     """A query for the words at the masks of a text.
 
