@@ -73,9 +73,9 @@ def _as_keys(value: object) -> object:
 
 
 def _keys_in(file: object) -> object:
-    """The keys in a file; () is the default, no file. Raises ValueError: the file has no keys, or something else."""
-    if file == ():
-        return file
+    """The keys in a file, none without one. Raises ValueError: the file has no keys, or something else."""
+    if file is None or file == ():
+        return ()
     try:
         lines = Path(str(file)).read_text(encoding="utf-8-sig").split("\n")
     except (OSError, UnicodeDecodeError):

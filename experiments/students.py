@@ -1,9 +1,11 @@
-"""Made the classifier in `model/weights`: it learned from three others and naive Bayes (LOG.md, 2026-11-27).
+"""The steps that made the classifier in `model/weights`: it learned from three others and naive Bayes (LOG.md,
+2026-11-27). An earlier form with the same settings, which trained three networks at once, ran on an H200.
 
-    PYTHONPATH=.:client python experiments/students.py run=FOLDER [data=FOLDER] [key=value ...]
+    PYTHONPATH=.:client python experiments/students.py run=FOLDER data=FOLDER
 
-From `model/weights/pretrained` and the labelled texts to `student/sentiment` in FOLDER, on a GPU. Finished steps are
-skipped. What prepares texts and naive Bayes can run before, on a machine without one: add `--prepare`.
+From `model/weights/pretrained` and the labelled texts to `student/sentiment` in the folder `run`. Finished steps are
+skipped. `--prepare` makes the student's texts and naive Bayes only, which needs no GPU. Other keys of a recipe, such as
+`finetune.epochs=0.05`, hold for every network: for a rehearsal.
 """
 
 from __future__ import annotations
@@ -30,6 +32,7 @@ from training.recipe import Recipe, load_recipe
 from training.report.baselines import fit_naive_bayes
 from training.runtime.checkpoint_dir import write_checkpoint_dir
 from training.runtime.device import choose_device, configure_process
+from training.runtime.files import read_json, write_json
 
 PRETRAINED = Path("model/weights/pretrained")
 FOLDS = 5
@@ -45,28 +48,29 @@ def main(arguments: list[str]) -> None:
     def recipe(name: str, start: Path, *changes: str) -> Recipe:
         return load_recipe("gpu", [f"finetune.pretrained={start}", *changes, *places, f"name={name}"])
 
-    four = recipe("four", PRETRAINED, "adapt.tokens=100_000_000")
+    adapted = recipe("adapted", PRETRAINED, "adapt.tokens=100_000_000")
     unlabelled = 'distill.sources=[{name="imdb-unlabelled", path="imdb/unlabelled.jsonl.xz"}]'
-    teacher = f"distill.teacher={four.folder / 'sentiment'}"
+    teacher = f"distill.teacher={adapted.folder / 'sentiment'}"
     student = recipe(
-        *("student", four.folder / "adapt" / "pretrained", "finetune.seeds=[1, 2, 3]"),
+        *("student", adapted.folder / "adapt" / "pretrained", "finetune.seeds=[1, 2, 3]"),
         *(teacher, unlabelled, "distill.weight=0.7"),
-    )
+    ).model_copy(update={"adapt": None})
     prepare_labelled(student, load_checkpoint(PRETRAINED).tokenizer)
     bayes = naive_bayes(student)
     if "--prepare" in arguments:
         return
     plain = recipe("plain", PRETRAINED)
     eight = recipe(
-        *("eight", stacked(four), "adapt.tokens=150_000_000", "finetune.epochs=2", "finetune.learning_rate=4e-4"),
+        *("eight", stacked(adapted), "adapt.tokens=150_000_000", "finetune.epochs=2", "finetune.learning_rate=4e-4"),
     )
-    for stage in (four, plain, eight):
-        if stage.adapt:
-            adapt.RATE_FACTOR = 1 / 2 if stage is eight else 1 / 3
-            assert adapt.adapt(stage), "stopped by a signal"
-        assert finetune(stage), "stopped by a signal"
-    label(student, [stage.folder / "sentiment" for stage in (four, plain, eight)], bayes)
-    assert finetune(student), "stopped by a signal"
+    teachers = (adapted, plain, eight)
+    for stage in teachers:
+        adapt.RATE_FACTOR = 1 / 2 if stage is eight else 1 / 3
+        if not (stage.adapt is None or adapt.adapt(stage)) or not finetune(stage):
+            sys.exit("stopped; the same command continues")
+    label(student, [stage.folder / "sentiment" for stage in teachers], bayes)
+    if not finetune(student):
+        sys.exit("stopped; the same command continues")
 
 
 def naive_bayes(recipe: Recipe) -> dict[int, np.ndarray]:
@@ -91,7 +95,9 @@ def naive_bayes(recipe: Recipe) -> dict[int, np.ndarray]:
                 is_unlabelled = shard.source != "imdb"
                 share = [is_unlabelled / FOLDS or fold_of[str(document.group)] == fold for document in shard.documents]
                 found[number] += np.array(share, float)[:, None] * probabilities
-        np.savez_compressed(file, allow_pickle=False, **{str(number): each for number, each in found.items()})
+        part = file.with_suffix(".part.npz")
+        np.savez_compressed(part, allow_pickle=False, **{str(number): each for number, each in found.items()})
+        part.replace(file)
     return {int(number): each for number, each in np.load(file).items()}
 
 
@@ -114,9 +120,10 @@ def stacked(recipe: Recipe) -> Path:
 
 
 def label(recipe: Recipe, folders: list[Path], bayes: dict[int, np.ndarray]) -> None:
-    """Write what the teachers say beside the student's texts."""
+    """Write what the teachers say beside the student's texts, unless it is there."""
     teachers = [load_classifier(folder, recipe.finetune.label_names) for folder in folders]
-    record = recipe.folder / "labelled" / "train" / RECORD
+    folder = recipe.folder / "labelled" / "train"
+    record, said_by = folder / "said-by.json", [fingerprint(teacher.model) for teacher in teachers]
     for teacher in teachers:
         teacher.model.to(choose_device(recipe.device))
 
@@ -127,13 +134,13 @@ def label(recipe: Recipe, folders: list[Path], bayes: dict[int, np.ndarray]) -> 
         share = BAYES_WEIGHT * np.log(bayes[shard.number] + 1e-6) + (1 - BAYES_WEIGHT) * np.log(network + 1e-6)
         return np.exp(share) / np.exp(share).sum(1, keepdims=True)
 
-    if not record.is_file():
+    if read_json(record) != said_by:
         for shard in labelled_inputs(recipe):
             if shard.part == "train":
-                file = record.parent / f"{shard.number:06d}" / f"{COLUMN}.npy"
+                file = folder / f"{shard.number:06d}" / f"{COLUMN}.npy"
                 np.save(file, probabilities(shard).astype(np.float32))
-        # The name of the first teacher, because `finetune` asks for that of `distill.teacher`.
-        record.write_text(f'"{fingerprint(teachers[0].model)}"\n')
+        write_json(record, said_by)
+        write_json(folder / RECORD, said_by[0])  # `finetune` asks for that of `distill.teacher`
 
 
 if __name__ == "__main__":

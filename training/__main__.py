@@ -67,7 +67,7 @@ def _all(recipe: Recipe) -> bool:
     if recipe.finetune.pretrained:
         starting_point(recipe.model_copy(update={"adapt": None}))
     if recipe.distill and recipe.distill.teacher:
-        load_teachers(recipe)
+        load_teachers(recipe, ())
     if recipe.finetune.train:
         check_labels(recipe)
     return all(COMMANDS[name][0](recipe) is not False for name in _stages(recipe))
@@ -79,7 +79,7 @@ def _stages(recipe: Recipe) -> list[str]:
     return [
         *(() if is_pretrained else ("tokenizer", "prepare", "pretrain")),
         *(("adapt",) if recipe.adapt else ()),
-        *(("distill",) if recipe.distill else ()),
+        *(("distill",) if recipe.distill and recipe.finetune.train else ()),
         *(("finetune",) if recipe.finetune.train else ()),
         *("evaluate", "export"),
     ]

@@ -254,7 +254,7 @@ class DistillConfig(_Strict):
     sources: tuple[SourceConfig, ...] = ()
     """Texts without labels that the teachers label too."""
     weight: Share = 0.5
-    """Weight of the teacher's probabilities beside the true label. Texts without a label have the teacher's only."""
+    """Weight of the teachers' mean probabilities beside the true label. Texts without a label have these only."""
 
 
 class FinetuneConfig(_Strict):

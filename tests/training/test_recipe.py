@@ -53,7 +53,7 @@ KEYS = {
     "distill": "If absent, fine-tuning learns from labels only",
     "distill.teacher": "Checkpoint directory of a classifier with the labels of `finetune.labels`",
     "distill.sources": "Texts without labels that the teachers label too",
-    "distill.weight": "Weight of the teacher's probabilities beside the true label",
+    "distill.weight": "Weight of the teachers' mean probabilities beside the true label",
     "finetune.train": "Labelled sources to train on",
     "finetune.test": "Labelled sources for the report",
     "finetune.pretrained": "Checkpoint directory to start from: pretrained, or a classifier of the same labels",

@@ -45,6 +45,7 @@ def write_card(recipe: Recipe, name: str, target: Path, weights: Mapping[str, st
         description=trained.description,
         command=shlex.join([trained.loaded or trained.name, *trained.overrides]),
         start=f"`{start}`" if start else default_start,
+        teachers=_teachers_line(trained) if name == "sentiment" else "",
         run=_run_line(run),
         resolved=RESOLVED,
         data="\n".join(map(_source_line, sources)),
@@ -75,6 +76,13 @@ def _run_line(run: Path) -> str:
     machines = dict.fromkeys(line["machine"] for line in lines if line["event"] == "machine")
     where = f" on {', then '.join(machines)}" if machines else ""
     return f"{last['step']:,} steps, {last['tokens']:,} tokens, {last['minutes']:.0f} minutes of training{where}."
+
+
+def _teachers_line(recipe: Recipe) -> str:
+    if recipe.distill is None:
+        return ""
+    teachers = f"`{recipe.distill.teacher}`" if recipe.distill.teacher else "one classifier per seed"
+    return f" It learned from the labels of {teachers} too, with the weight {recipe.distill.weight:g}."
 
 
 def _source_line(source: SourceConfig) -> str:

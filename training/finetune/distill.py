@@ -7,7 +7,7 @@ The mean of the teachers' probabilities is written as a column, `target_probs.np
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -27,7 +27,7 @@ from training.examples.labelled import encode_texts
 from training.finetune.selection import seed_folder, seeds_of
 from training.loop.checkpoint import fingerprint
 from training.pretrain.adapt import adapted, pretrained_folder
-from training.recipe import CorpusConfig, Recipe, with_earlier, write_resolved
+from training.recipe import CorpusConfig, Recipe, read_resolved, with_earlier, write_resolved
 from training.runtime.device import choose_device
 from training.runtime.files import read_json, write_json
 
@@ -47,7 +47,7 @@ def distill(recipe: Recipe, tokenizer: Tokenizer) -> None:
     Raises:
         RunError: the recipe has no `[distill]`, or a teacher has other labels.
     """
-    teachers = load_teachers(recipe)
+    teachers = load_teachers(recipe, seeds_of(recipe))
     folder = prepare_labelled(recipe, tokenizer) / "train"
     key = _key(teachers)
     if read_json(folder / RECORD) == key:
@@ -76,11 +76,17 @@ def distill(recipe: Recipe, tokenizer: Tokenizer) -> None:
 
 
 def with_earlier_distill(recipe: Recipe) -> Recipe:
-    """The recipe with the `[distill]` of an earlier `distill` of this run, if it has none itself."""
+    """The recipe with the `[distill]` of an earlier `distill` of this run, if it has none itself, or with the teacher
+    of that, if it names none."""
     folder = recipe.folder / "distill"
-    if recipe.distill is not None or not folder.is_dir():
+    earlier = read_resolved(folder)
+    if earlier is None or earlier.distill is None or (recipe.distill and recipe.distill.teacher):
         return recipe
-    recipe = with_earlier(recipe, folder, "distill")
+    if recipe.distill is None:
+        recipe = with_earlier(recipe, folder, "distill")
+    elif earlier.distill.teacher:
+        named = recipe.distill.model_copy(update={"teacher": earlier.distill.teacher})
+        recipe = recipe.model_copy(update={"distill": named})
     if recipe.distill is not None:
         logger.info("learning from the labels of %s; delete %s to learn without them", _teachers(recipe), folder)
     return recipe
@@ -94,23 +100,28 @@ def distilled_by(recipe: Recipe) -> str | None:
     """
     if recipe.distill is None:
         return None
-    key, folder = _key(load_teachers(recipe)), recipe.folder / "labelled" / "train"
+    earlier = read_resolved(recipe.folder / "distill")
+    teachers = load_teachers(recipe, seeds_of(earlier or recipe))
+    key, folder = _key(teachers), recipe.folder / "labelled" / "train"
     if read_json(folder / RECORD) != key:
         raise RunError(f"{folder} has no labels of {_teachers(recipe)}; run distill first")
     return key
 
 
-def load_teachers(recipe: Recipe) -> list[Checkpoint]:
-    """The checkpoint of `distill.teacher`, or else one classifier per seed.
+def load_teachers(recipe: Recipe, seeds: Iterable[int]) -> list[Checkpoint]:
+    """The checkpoint of `distill.teacher`, or else the classifiers of the seeds.
 
     Raises:
         RunError: the recipe has no `[distill]`, or a teacher is missing, or no classifier of the recipe's labels.
     """
     if recipe.distill is None:
-        raise RunError("the recipe has no [distill]; name a classifier: distill.teacher=runs/big/sentiment")
+        raise RunError(
+            "the recipe has no [distill]: name a classifier, distill.teacher=runs/big/sentiment, or learn from this "
+            "run's own seeds, distill.weight=0.5"
+        )
     if recipe.distill.teacher:
         return [load_classifier(recipe.distill.teacher, recipe.finetune.label_names)]
-    folders = [seed_folder(teachers_recipe(recipe), seed) / "model" for seed in seeds_of(recipe)]
+    folders = [seed_folder(teachers_recipe(recipe), seed) / "model" for seed in seeds]
     if missing := next((folder for folder in folders if not folder.is_dir()), None):
         raise RunError(f"{missing} is missing; run distill first")
     return [load_classifier(folder, recipe.finetune.label_names) for folder in folders]

@@ -20,7 +20,16 @@ from training.evaluate.classification import check_classes, predict_classificati
 from training.examples.labelled import LabelledStream, LabelledTexts, labelled_window
 from training.finetune.calibration import calibrate
 from training.finetune.distill import distilled_by, with_earlier_distill
-from training.finetune.selection import SeedResult, best_seed, mean_score, save_results, seed_folder, seeds_of
+from training.finetune.selection import (
+    SeedResult,
+    best_seed,
+    forget_results,
+    load_results,
+    mean_score,
+    save_results,
+    seed_folder,
+    seeds_of,
+)
 from training.finetune.task import ClassificationLoss, classifier_from
 from training.loop.checkpoint import TrainState, fingerprint
 from training.loop.trainer import TrainConfig, Trainer
@@ -79,8 +88,9 @@ def finetune(recipe: Recipe) -> bool:
         train, dev = PreparedText.open(folder / "train"), open_dev(recipe, start)
         material = _Material(recipe, start, train, dev, teacher, dist)
         results = []
+        earlier = {result.seed: result for result in load_results(recipe)}
         for seed in seeds_of(recipe):
-            result = _train(material, seed)
+            result = _train(material, seed, earlier.get(seed))
             if result is None:
                 return False
             results.append(result)
@@ -133,16 +143,25 @@ def open_dev(recipe: Recipe, start: Checkpoint) -> dict[str, LabelledTexts]:
     return {name: labelled_window(part.window(), start.tokenizer, labels, positions) for name, part in parts.items()}
 
 
-def _train(material: _Material, seed: int) -> SeedResult | None:
-    """One run, from where it stopped; its model goes into `model/` in its folder. None if it was stopped."""
+def _train(material: _Material, seed: int, earlier: SeedResult | None) -> SeedResult | None:
+    """One run, from where it stopped; its model goes into `model/` in its folder. None if it was stopped.
+
+    Args:
+        earlier: its result if it has finished before. It is not calibrated again: another processor's arithmetic could
+            give another temperature, and with that the classifiers would be other teachers.
+    """
     recipe, start, dist = material.recipe, material.start, material.dist
     folder = seed_folder(recipe, seed)
     model = classifier_from(start.model, recipe.finetune, seed).to(choose_device(recipe.device, dist.local_rank))
     trainer = _trainer(material, model, seed, folder)
-    if dist.is_main and not trainer.is_finished:
+    was_finished = trainer.is_finished
+    if dist.is_main and not was_finished:
+        forget_results(recipe)
         write_resolved(recipe, folder)
     if not trainer.run():
         return None
+    if earlier and was_finished and (folder / "model").is_dir():
+        return earlier
     answers = {name: predict_classification(model, texts) for name, texts in material.dev.items()}
     said = {label for each in answers.values() for label in each.logits.argmax(1).tolist()}
     true = {label for each in answers.values() for label in each.labels.tolist()}

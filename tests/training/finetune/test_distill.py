@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import random
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -19,6 +20,7 @@ from training.corpus.reader import PreparedText
 from training.errors import RunError
 from training.evaluate.classification import predict_classification
 from training.examples.labelled import labelled_window
+from training.export.run import export
 from training.finetune.distill import distill
 from training.finetune.run import finetune, starting_point
 from training.finetune.task import classifier_from
@@ -210,7 +212,9 @@ def test_student_learns_from_the_teacher_where_labels_are_wrong(
 
 
 def test_distill_without_a_teacher_is_refused(make_recipe: MakeRecipe) -> None:
-    with pytest.raises(RunError, match=r"no \[distill\]; name a classifier: distill.teacher="):
+    with pytest.raises(
+        RunError, match=r"no \[distill\]: name a classifier, distill.teacher=\S+, or learn from this run's own seeds"
+    ):
         run_distill(save_new_network(make_recipe()))
 
 
@@ -266,3 +270,23 @@ def test_distill_interrupted_among_the_teachers_says_so_and_continues(
     assert not columns(recipe)
     assert main(arguments) == 0
     assert columns(recipe)
+
+
+def test_finetune_takes_the_teachers_of_the_last_distill(make_recipe: MakeRecipe, recipe_file: Path) -> None:
+    recipe = save_new_network(make_recipe("finetune.epochs=0.5"))
+    file = recipe_file.with_name("distilled.toml")
+    file.write_text(recipe_file.read_text() + "\n[distill]\nweight = 0.7\n")
+    arguments = [str(file), f"data={recipe.data}", f"run={recipe.run}", "finetune.epochs=0.5"]
+    assert main(["distill", *arguments, "finetune.seeds=[3,4]"]) == 0
+    assert main(["finetune", *arguments]) == 0, "the teachers' seeds need not be repeated"
+    teacher = recipe.folder / "teachers" / "finetune" / "seed-3" / "model"
+    assert main(["distill", *arguments, f"distill.teacher={teacher}"]) == 0
+    shutil.rmtree(recipe.folder / "finetune")
+    assert main(["finetune", *arguments]) == 0, "nor the teacher"
+    resolved = read_resolved(recipe.folder / "finetune" / "seed-1")
+    assert resolved is not None
+    assert resolved.distill is not None
+    assert (resolved.distill.teacher, resolved.distill.weight) == (teacher, 0.7)
+    *_, target = export(recipe)
+    card = (target / "README.md").read_text()
+    assert "It learned from the labels of `runs/seed-3/model` too, with the weight 0.7." in card
