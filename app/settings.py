@@ -266,8 +266,8 @@ def parse_flags(arguments: Sequence[str]) -> dict[str, str | None]:
             help=f"{field.description} [{PREFIX}{name.upper()}, default: {'none' if shown in ('', None) else shown}]",
         )
     flags, unknown = parser.parse_known_args(arguments)
-    if unknown:  # named without their values: one may be a key
-        flags_only = [word.partition("=")[0] for word in unknown if word.startswith("-")]
+    if unknown:  # named without their values: one may be a key, which may begin with one hyphen
+        flags_only = [word.partition("=")[0] for word in unknown if word.startswith("--")]
         parser.error(f"unknown arguments: {', '.join(flags_only) or 'a value without its flag'}")
     return vars(flags)
 

@@ -33,7 +33,7 @@ INTERNAL_ERROR = ProblemType(500, "internal_error", "Internal server error")
 
 # An error has the type of the first class in its own hierarchy that this table lists; an HTTPException, of its status.
 PROBLEM_TYPES: dict[type[Exception] | int, ProblemType] = {
-    400: ProblemType(400, "bad_request", "Not an HTTP/1.1 request, or an unknown method"),
+    400: ProblemType(400, "bad_request", "Not a valid HTTP/1.1 request"),
     404: ProblemType(404, "not_found", "Not found"),
     405: ProblemType(405, "method_not_allowed", "Method not allowed"),
     431: ProblemType(431, "request_header_fields_too_large", "The request line and the headers exceed 64 KiB"),

@@ -87,6 +87,7 @@ class DrainingServer(uvicorn.Server):
         """Called every 0.1 s. Returns whether the server ends."""
         self._count_connections()
         if self.lifecycle.failure is not None and self._has_answered_503_long_enough():
+            _keep_uvicorn_quiet()
             return True
         ends = await super().on_tick(counter)  # while draining too: it sets the clock of the Date header
         if self._drain_until is None or self.should_exit:

@@ -32,7 +32,7 @@ MAX_PIPELINED = 1000
 """Requests of one connection that may wait for the answers to earlier ones."""
 
 _REJECTIONS = {
-    400: "not an HTTP/1.1 request (this port speaks plain HTTP, not TLS: use http://), or an unknown method",
+    400: "not a valid HTTP/1.1 request: check method, headers and chunks (this port speaks plain HTTP, not TLS)",
     431: "the request line and the headers exceed 64 KiB; send fewer or shorter headers",
 }
 
@@ -205,7 +205,9 @@ class BoundedProtocol(HttpToolsProtocol):
             self._stop_read_timeout()
             return
         if cycle is None or not (body_is_broken and cycle.response_started):
-            request_id = request_id_of(self.headers) if body_is_broken else secrets.token_hex(16)
+            request_id = secrets.token_hex(16)
+            if body_is_broken:  # the app may have begun this request and made an id
+                request_id = getattr(cycle, "scope", {}).get("request_id") or request_id_of(self.headers)
             logger.debug(
                 "%s: %s", ":".join(map(str, self.client or "-")), _REJECTIONS[status], extra={"request_id": request_id}
             )

@@ -280,7 +280,10 @@ def test_setting_that_would_open_the_service_is_not_empty(name: str) -> None:
         Settings.read({name: ""})
 
 
-@pytest.mark.parametrize("arguments", [["--api-key=secret"], ["--api-key", "secret"], ["--keys=secret", "--port", "1"]])
+@pytest.mark.parametrize(
+    "arguments",
+    [["--api-key=secret"], ["--api-key", "secret"], ["--api-key", "-secret"], ["--keys=secret", "--port", "1"]],
+)
 def test_unknown_flag_is_named_without_its_value(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as raised:
         Settings.read({}, parse_flags(arguments))

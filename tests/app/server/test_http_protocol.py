@@ -253,11 +253,15 @@ def test_what_is_no_request_is_logged_at_debug_with_address_and_request_id(check
     with running(checkpoints | {"BERT_LOG_LEVEL": "debug"}) as process:
         process.until_ready()
         answer = problem(exchange(process.port, b"hello\r\n\r\n"))
+        broken = problem(exchange(process.port, HEAD + b"Transfer-Encoding: chunked\r\n\r\n", b"zz\r\n"))
         process.send(signal.SIGTERM)
         _, output = process.end()
-    (line,) = [line for line in output.splitlines() if "not an HTTP/1.1 request" in line]
+    line, of_broken = (line for line in output.splitlines() if "not a valid HTTP/1.1 request" in line)
     assert " DEBUG app.server.http_protocol: 127.0.0.1:" in line
     assert line.endswith(f"[{answer['request_id']}]")
+    (of_app,) = (line for line in output.splitlines() if " app.api.middleware: " in line and "/sentiment" in line)
+    assert of_broken.endswith(f"[{broken['request_id']}]")
+    assert of_app.endswith(f"[{broken['request_id']}]"), "the app's line has the same id"
     assert "Invalid HTTP request received" not in output
 
 
