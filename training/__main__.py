@@ -25,7 +25,7 @@ from training.export.run import check_targets, export
 from training.finetune.distill import distill, load_teachers, teachers_recipe
 from training.finetune.run import finetune, starting_point
 from training.pretrain.adapt import adapt
-from training.pretrain.run import pretrain
+from training.pretrain.run import load_pretrained, pretrain
 from training.recipe import Recipe, load_recipe
 from training.runtime.device import configure_process
 from training.runtime.distributed import world_size
@@ -66,6 +66,8 @@ def _all(recipe: Recipe) -> bool:
     check_targets(recipe)  # before hours of training
     if recipe.finetune.pretrained:
         starting_point(recipe.model_copy(update={"adapt": None}))
+        if recipe.adapt:
+            load_pretrained(recipe.finetune.pretrained)
     if recipe.distill and recipe.distill.teacher:
         load_teachers(recipe, ())
     if recipe.finetune.train:

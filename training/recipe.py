@@ -351,9 +351,9 @@ class Recipe(_Strict):
     model: ModelConfig = ModelConfig()
     pretrain: PretrainConfig = PretrainConfig()
     adapt: AdaptConfig | None = None
-    """If absent, fine-tuning starts from the pretrained network."""
+    """If absent, fine-tuning starts from the pretrained network, or from what this run has adapted before."""
     distill: DistillConfig | None = None
-    """If absent, fine-tuning learns from labels only."""
+    """If absent, fine-tuning learns from labels only, or as an earlier `distill` of this run said."""
     finetune: FinetuneConfig = FinetuneConfig()
     export: ExportConfig = ExportConfig()
 

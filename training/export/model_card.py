@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from training.finetune.selection import chosen_folder
+from training.finetune.selection import chosen_folder, seeds_of
 from training.loop.log import RunLog
 from training.recipe import RESOLVED, Recipe, SourceConfig, read_resolved
 from training.runtime.files import read_json, write_json
@@ -45,7 +45,7 @@ def write_card(recipe: Recipe, name: str, target: Path, weights: Mapping[str, st
         description=trained.description,
         command=shlex.join([trained.loaded or trained.name, *trained.overrides]),
         start=f"`{start}`" if start else default_start,
-        teachers=_teachers_line(trained) if name == "sentiment" else "",
+        teachers=_teachers_line(trained, recipe.folder) if name == "sentiment" else "",
         run=_run_line(run),
         resolved=RESOLVED,
         data="\n".join(map(_source_line, sources)),
@@ -78,10 +78,12 @@ def _run_line(run: Path) -> str:
     return f"{last['step']:,} steps, {last['tokens']:,} tokens, {last['minutes']:.0f} minutes of training{where}."
 
 
-def _teachers_line(recipe: Recipe) -> str:
+def _teachers_line(recipe: Recipe, folder: Path) -> str:
     if recipe.distill is None:
         return ""
-    teachers = f"`{recipe.distill.teacher}`" if recipe.distill.teacher else "one classifier per seed"
+    seeds = seeds_of(read_resolved(folder / "distill") or recipe)
+    own = f"classifiers with the seeds {', '.join(map(str, seeds))}"
+    teachers = f"`{recipe.distill.teacher}`" if recipe.distill.teacher else own
     return f" It learned from the labels of {teachers} too, with the weight {recipe.distill.weight:g}."
 
 

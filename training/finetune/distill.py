@@ -76,20 +76,20 @@ def distill(recipe: Recipe, tokenizer: Tokenizer) -> None:
 
 
 def with_earlier_distill(recipe: Recipe) -> Recipe:
-    """The recipe with the `[distill]` of an earlier `distill` of this run, if it has none itself, or with the teacher
-    of that, if it names none."""
+    """The recipe with the `[distill]` of an earlier `distill` of this run, if it has none itself, or with the overrides
+    of that."""
     folder = recipe.folder / "distill"
     earlier = read_resolved(folder)
-    if earlier is None or earlier.distill is None or (recipe.distill and recipe.distill.teacher):
+    if earlier is None or earlier.distill is None:
         return recipe
     if recipe.distill is None:
-        recipe = with_earlier(recipe, folder, "distill")
-    elif earlier.distill.teacher:
-        named = recipe.distill.model_copy(update={"teacher": earlier.distill.teacher})
-        recipe = recipe.model_copy(update={"distill": named})
-    if recipe.distill is not None:
-        logger.info("learning from the labels of %s; delete %s to learn without them", _teachers(recipe), folder)
-    return recipe
+        return with_earlier(recipe, folder, "distill")
+    given = {override.partition("=")[0] for override in recipe.overrides}
+    earlier_overrides = {override.partition("=")[0]: override for override in earlier.overrides}
+    kept = {key: text for key, text in earlier_overrides.items() if key.startswith("distill.") and key not in given}
+    values = {name: getattr(earlier.distill, name) for name in (key.removeprefix("distill.") for key in kept)}
+    changes = {"distill": recipe.distill.model_copy(update=values), "overrides": (*kept.values(), *recipe.overrides)}
+    return recipe.model_copy(update=changes)
 
 
 def distilled_by(recipe: Recipe) -> str | None:
@@ -105,6 +105,11 @@ def distilled_by(recipe: Recipe) -> str | None:
     key, folder = _key(teachers), recipe.folder / "labelled" / "train"
     if read_json(folder / RECORD) != key:
         raise RunError(f"{folder} has no labels of {_teachers(recipe)}; run distill first")
+    logger.info(
+        "learning from the labels of %s; to learn without them, remove [distill] from the recipe and delete %s",
+        _teachers(recipe),
+        recipe.folder / "distill",
+    )
     return key
 
 

@@ -155,6 +155,12 @@ def _train(material: _Material, seed: int, earlier: SeedResult | None) -> SeedRe
     model = classifier_from(start.model, recipe.finetune, seed).to(choose_device(recipe.device, dist.local_rank))
     trainer = _trainer(material, model, seed, folder)
     was_finished = trainer.is_finished
+    if not was_finished and trainer.config.steps < FEW_STEPS:
+        config = recipe.finetune
+        logger.warning(
+            f"only {trainer.config.steps} steps: stop, and repeat it under another name with a lower "
+            f"finetune.batch_tokens ({config.batch_tokens}) or more finetune.epochs ({config.epochs:g})"
+        )
     if dist.is_main and not was_finished:
         forget_results(recipe)
         write_resolved(recipe, folder)
@@ -212,11 +218,6 @@ def _trainer(material: _Material, model: BertForSequenceClassification, seed: in
         evaluations=EVALUATIONS,
         keep_before_decay=False,  # epochs of a finished run cannot be raised
     )
-    if settings.steps < FEW_STEPS:
-        logger.warning(
-            f"only {settings.steps} steps: stop, and lower finetune.batch_tokens ({config.batch_tokens}) or raise "
-            f"finetune.epochs ({config.epochs:g})"
-        )
     return Trainer(
         loss,
         stream,

@@ -149,7 +149,7 @@ def test_finetune_without_repeated_overrides_learns_from_the_teacher(
     assert later.distill is None
     assert finetune(later)
     teacher = recipe.distill.teacher
-    assert f"learning from the labels of {teacher}; delete {recipe.folder / 'distill'} to learn" in caplog.text
+    assert f"learning from the labels of {teacher}; to learn without them, remove [distill]" in caplog.text
     resolved = read_resolved(recipe.folder / "finetune" / "seed-1")
     assert resolved is not None
     assert resolved.distill == recipe.distill
@@ -279,14 +279,17 @@ def test_finetune_takes_the_teachers_of_the_last_distill(make_recipe: MakeRecipe
     arguments = [str(file), f"data={recipe.data}", f"run={recipe.run}", "finetune.epochs=0.5"]
     assert main(["distill", *arguments, "finetune.seeds=[3,4]"]) == 0
     assert main(["finetune", *arguments]) == 0, "the teachers' seeds need not be repeated"
+    *_, target = export(recipe)
+    card = (target / "README.md").read_text()
+    assert "It learned from the labels of classifiers with the seeds 3, 4 too, with the weight 0.7." in card
     teacher = recipe.folder / "teachers" / "finetune" / "seed-3" / "model"
-    assert main(["distill", *arguments, f"distill.teacher={teacher}"]) == 0
+    assert main(["distill", *arguments, f"distill.teacher={teacher}", "distill.weight=0.9"]) == 0
     shutil.rmtree(recipe.folder / "finetune")
     assert main(["finetune", *arguments]) == 0, "nor the teacher"
     resolved = read_resolved(recipe.folder / "finetune" / "seed-1")
     assert resolved is not None
     assert resolved.distill is not None
-    assert (resolved.distill.teacher, resolved.distill.weight) == (teacher, 0.7)
+    assert (resolved.distill.teacher, resolved.distill.weight) == (teacher, 0.9)
     *_, target = export(recipe)
     card = (target / "README.md").read_text()
-    assert "It learned from the labels of `runs/seed-3/model` too, with the weight 0.7." in card
+    assert "It learned from the labels of `runs/seed-3/model` too, with the weight 0.9." in card

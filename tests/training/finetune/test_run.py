@@ -281,7 +281,7 @@ def test_finetune_with_more_epochs_is_refused_before_anything_is_said(
     caplog.set_level(logging.INFO)
     recipe = save_new_network(make_recipe("finetune.epochs=0.5"))
     assert finetune(recipe)
-    assert "steps: stop, and lower finetune.batch_tokens (256) or raise finetune.epochs (0.5)" in caplog.text
+    assert "steps: stop, and repeat it under another name with a lower finetune.batch_tokens (256)" in caplog.text
     with pytest.raises(RunError, match=r"finetune\.epochs was 0\.5, is 1"):
         finetune(changed(recipe, epochs=1))
     assert "continuing from" not in caplog.text
