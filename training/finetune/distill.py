@@ -50,10 +50,12 @@ def distill(recipe: Recipe, tokenizer: Tokenizer) -> None:
     teachers = load_teachers(recipe, seeds_of(recipe))
     folder = prepare_labelled(recipe, tokenizer) / "train"
     key = _key(teachers)
+    write_resolved(recipe, recipe.folder / "distill")  # its weight may be new
     if read_json(folder / RECORD) == key:
         logger.info("%s: labelled already", folder)
         return
     if read_json(folder / f"{RECORD}.part") != key:
+        (folder / RECORD).unlink(missing_ok=True)
         for old in folder.glob(f"*/{COLUMN}.npy"):
             old.unlink()
         write_json(folder / f"{RECORD}.part", key)
@@ -71,7 +73,6 @@ def distill(recipe: Recipe, tokenizer: Tokenizer) -> None:
                 part.replace(file)
             bar.update(len(shard_input.documents))
     write_json(folder / RECORD, key)
-    write_resolved(recipe, recipe.folder / "distill")
     logger.info("%s labelled %s texts in %s", _teachers(recipe), f"{total:,}", folder)
 
 

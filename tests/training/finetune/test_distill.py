@@ -293,3 +293,26 @@ def test_finetune_takes_the_teachers_of_the_last_distill(make_recipe: MakeRecipe
     *_, target = export(recipe)
     card = (target / "README.md").read_text()
     assert "It learned from the labels of `runs/seed-3/model` too, with the weight 0.9." in card
+
+
+def test_labels_of_two_teachers_are_not_mixed(
+    recipe: Recipe, other_teacher: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run_distill(recipe)
+    with monkeypatch.context() as patch:
+        patch.setattr("training.finetune.distill.mean_probabilities", lambda *_: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            run_distill(set_distill(recipe, teacher=other_teacher))
+    with pytest.raises(RunError, match="run distill first"):
+        finetune(recipe)
+
+
+def test_distill_again_with_another_weight_is_what_finetune_learns_with(recipe: Recipe, recipe_file: Path) -> None:
+    run_distill(recipe)
+    run_distill(set_distill(recipe, weight=0.25))
+    places = [f"data={recipe.data}", f"run={recipe.run}", "finetune.epochs=0.2"]
+    assert finetune(changed(load_recipe(str(recipe_file), places), test=()))
+    resolved = read_resolved(recipe.folder / "finetune" / "seed-1")
+    assert resolved is not None
+    assert resolved.distill is not None
+    assert resolved.distill.weight == 0.25
