@@ -109,8 +109,12 @@ class DrainingServer(uvicorn.Server):
             return True
         if time.monotonic() < self._drain_until:
             return False
-        cut_off = sum(not task.done() for task in self._accepted)
-        logger.warning("BERT_DRAIN_SECONDS=%g are over; requests cut off with 503: %d", self._drain_seconds, cut_off)
+        unanswered = sum(not task.done() for task in self._accepted)
+        logger.warning(
+            "BERT_DRAIN_SECONDS=%g are over; requests not answered, which get 503 in a second: %d",
+            self._drain_seconds,
+            unanswered,
+        )
         _keep_uvicorn_quiet()
         return True
 

@@ -83,12 +83,13 @@ def run(arguments: Sequence[str], environ: Mapping[str, str]) -> int:
         )
     except ValueError as error:
         parser.error(str(error))
+    code = 0
     try:
         with client:
             if job:
                 file_job.run(job, _ask(client, given))
             else:
-                _answer_texts(client, given)
+                code = _answer_texts(client, given)
         print(end="", flush=True)
     except ConnectionFailedError as error:
         return _fail(str(error), UNREACHABLE)
@@ -100,7 +101,7 @@ def run(arguments: Sequence[str], environ: Mapping[str, str]) -> int:
         return _fail(str(error), REFUSED)
     except KeyboardInterrupt:
         return INTERRUPTED
-    return 0
+    return code
 
 
 def _fail(message: str, code: int) -> int:
@@ -133,18 +134,23 @@ def _ask(client: BertClient, given: argparse.Namespace) -> file_job.Ask:
     return functools.partial(stream, **options)
 
 
-def _answer_texts(client: BertClient, given: argparse.Namespace) -> None:
+def _answer_texts(client: BertClient, given: argparse.Namespace) -> int:
+    """Print the answers, and what is refused to standard error. Returns the exit code."""
     output.use_utf_8()
     inputs = [tuple(given.texts)] if given.task == "next-sentence" else given.texts
-    for text, result in zip(inputs, _ask(client, given)(inputs), strict=True):
+    code = 0
+    for number, (text, result) in enumerate(zip(inputs, _ask(client, given)(inputs), strict=True), 1):
         if isinstance(result, ProblemError):
-            raise result if len(inputs) > 1 else result.at(None)
+            place = f"text {number}: " if len(inputs) > 1 else ""
+            code = _fail(f"{place}{result.at(None)}", REFUSED)
+            continue
         if given.json:
             print(json.dumps(asdict(result), ensure_ascii=False))
             continue
         if len(inputs) > 1:
             print(text)
         print(*_lines(result), sep="\n")
+    return code
 
 
 def _lines(result: FillMaskResult | LabelResult) -> list[str]:

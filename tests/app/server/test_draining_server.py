@@ -76,7 +76,7 @@ async def test_drain_that_lasts_too_long_answers_503_and_says_so(
         assert (answer.status_code, answer.json()["code"]) == (503, "stopped")
         backend.gate.set()  # a server that closes waits for the running batch
         await served.end()
-    assert "BERT_DRAIN_SECONDS=0.1 are over; requests cut off with 503: 1" in caplog.text
+    assert "BERT_DRAIN_SECONDS=0.1 are over; requests not answered, which get 503 in a second: 1" in caplog.text
 
 
 async def test_port_answers_503_while_the_server_drains(start_server: StartServer) -> None:

@@ -521,6 +521,9 @@ def test_bert_without_a_key_says_how_to_give_one(bert: Bert) -> None:
 def test_bert_exit_codes(bert: Bert, tmp_path: Path) -> None:
     code, _, complaint = bert("sentiment", "")
     assert (code, complaint) == (1, "bert: the text is empty (422 empty_text)\n")
+    code, output, complaint = bert("sentiment", "good", "", "bad")
+    assert (code, complaint) == (1, "bert: text 2: the text is empty (422 empty_text)\n")
+    assert [line for line in output.splitlines() if line in ("good", "bad")] == ["good", "bad"]
     code, _, complaint = bert("sentiment", "good", "--url", "http://user:secret@127.0.0.1:9")
     assert code == 3
     assert complaint.startswith("bert: http://127.0.0.1:9: ")
