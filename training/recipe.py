@@ -356,6 +356,7 @@ class Recipe(_Strict):
     """If absent, fine-tuning learns from labels only, or as an earlier `distill` of this run said."""
     finetune: FinetuneConfig = FinetuneConfig()
     export: ExportConfig = ExportConfig()
+    _hub_cache: Path | None = None
 
     @property
     def folder(self) -> Path:
@@ -365,7 +366,13 @@ class Recipe(_Strict):
     @property
     def hub_cache(self) -> Path:
         """Where this run keeps a copy of the rows that the hub has streamed."""
-        return self.folder / "hub"
+        return self._hub_cache or self.folder / "hub"
+
+    def inside(self, name: str, **changes: Any) -> Recipe:
+        """The recipe of a run in this run's folder, with the same copies of the hub's rows."""
+        made = self.model_copy(update={"name": name, "run": self.folder, **changes})
+        made._hub_cache = self.hub_cache
+        return made
 
     @property
     def positions(self) -> int:

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from model.tokenizer import Tokenizer, kept_ends, truncate_longest_first
 from training.corpus.encode import NO_LABEL, EncodedShard, ShardEncoder
 from training.corpus.reader import PreparedText, TextWindow
+from training.errors import CorpusError
 from training.examples.batches import BatchShape, ClassificationBatch, Floats, LabelledExample, collate_classification
 from training.examples.pairs import Ints, Text
 from training.sources.documents import Document
@@ -119,14 +120,20 @@ def labelled_window(
     window: TextWindow, tokenizer: Tokenizer, num_labels: int, max_length: int, teacher_weight: float | None = None
 ) -> LabelledTexts:
     """The documents of a window of prepared labelled text. With a teacher, targets are a mixture of the true label and
-    `teacher_weight` of its probabilities."""
+    `teacher_weight` of its probabilities.
+
+    Raises:
+        CorpusError: the teacher has not labelled all of them.
+    """
     labels = window.column("labels")
     assert labels is not None
     targets = np.zeros((len(labels), num_labels), np.float32)
     known = np.flatnonzero(labels >= 0)
     targets[known, labels[known]] = 1
-    probabilities = window.column("target_probs")
-    if teacher_weight is not None and probabilities is not None:
+    if teacher_weight is not None:
+        probabilities = window.column("target_probs")
+        if probabilities is None:
+            raise CorpusError("some of the prepared texts have no labels of the teacher; run distill again")
         weight = np.where(labels >= 0, teacher_weight, 1.0)[:, None]
         targets = ((1 - weight) * targets + weight * probabilities).astype(np.float32)
     read = [shard.read for shard in window.shards for _ in range(shard.documents)]

@@ -51,7 +51,10 @@ def distill(recipe: Recipe, tokenizer: Tokenizer) -> None:
     folder = prepare_labelled(recipe, tokenizer) / "train"
     key = _key(teachers)
     write_resolved(recipe, recipe.folder / "distill")  # its weight may be new
-    if read_json(folder / RECORD) == key:
+    text = PreparedText.open(folder)
+    columns = [folder / shard.name / f"{COLUMN}.npy" for shard in text.shards]
+    # A shard that was damaged has been made again, without the teachers' labels.
+    if read_json(folder / RECORD) == key and all(column.is_file() for column in columns):
         logger.info("%s: labelled already", folder)
         return
     if read_json(folder / f"{RECORD}.part") != key:
@@ -61,8 +64,7 @@ def distill(recipe: Recipe, tokenizer: Tokenizer) -> None:
         write_json(folder / f"{RECORD}.part", key)
     for teacher in teachers:
         teacher.model.to(choose_device(recipe.device))
-    total = PreparedText.open(folder).documents
-    with tqdm(desc="distill", total=total, unit="text", disable=None) as bar:
+    with tqdm(desc="distill", total=text.documents, unit="text", disable=None) as bar:
         for shard_input in labelled_inputs(recipe):
             file = folder / f"{shard_input.number:06d}" / f"{COLUMN}.npy"
             if shard_input.part != "train":
@@ -73,7 +75,7 @@ def distill(recipe: Recipe, tokenizer: Tokenizer) -> None:
                 part.replace(file)
             bar.update(len(shard_input.documents))
     write_json(folder / RECORD, key)
-    logger.info("%s labelled %s texts in %s", _teachers(recipe), f"{total:,}", folder)
+    logger.info("%s labelled %s texts in %s", _teachers(recipe), f"{text.documents:,}", folder)
 
 
 def with_earlier_distill(recipe: Recipe) -> Recipe:
@@ -127,7 +129,8 @@ def load_teachers(recipe: Recipe, seeds: Iterable[int]) -> list[Checkpoint]:
         )
     if recipe.distill.teacher:
         return [load_classifier(recipe.distill.teacher, recipe.finetune.label_names)]
-    folders = [seed_folder(teachers_recipe(recipe), seed) / "model" for seed in seeds]
+    run = teachers_recipe(recipe)
+    folders = [seed_folder(run, seed) / "model" for seed in seeds]
     if missing := next((folder for folder in folders if not folder.is_dir()), None):
         raise RunError(f"{missing} is missing; run distill first")
     return [load_classifier(folder, recipe.finetune.label_names) for folder in folders]
@@ -135,10 +138,9 @@ def load_teachers(recipe: Recipe, seeds: Iterable[int]) -> list[Checkpoint]:
 
 def teachers_recipe(recipe: Recipe) -> Recipe:
     """Fine-tuning on the labels only, as a run in the folder `teachers` of this run."""
-    changes = {"name": "teachers", "run": recipe.folder, "corpus": CorpusConfig(), "adapt": None, "distill": None}
     start = adapted(recipe) or pretrained_folder(recipe)
     finetune = recipe.finetune.model_copy(update={"pretrained": start})
-    return recipe.model_copy(update=changes | {"finetune": finetune})
+    return recipe.inside("teachers", corpus=CorpusConfig(), adapt=None, distill=None, finetune=finetune)
 
 
 def _teachers(recipe: Recipe) -> Path:

@@ -82,11 +82,5 @@ def _stage(recipe: Recipe, start: Path) -> Recipe:
     # Without a label column, a `<br />` in the text is read as a line break.
     sources = tuple(source.model_copy(update={"label": None}) for source in recipe.finetune.train)
     fraction = recipe.corpus.heldout_fraction or CorpusConfig().heldout_fraction  # a part must be held out
-    return recipe.model_copy(
-        update={
-            "name": "adapt",
-            "run": recipe.folder,
-            "corpus": CorpusConfig(sources=sources, heldout_fraction=fraction),
-            "pretrain": recipe.pretrain.model_copy(update=changes),
-        }
-    )
+    corpus = CorpusConfig(sources=sources, heldout_fraction=fraction)
+    return recipe.inside("adapt", corpus=corpus, pretrain=recipe.pretrain.model_copy(update=changes))

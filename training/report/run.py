@@ -148,7 +148,7 @@ def _heldout(recipe: Recipe, models: Path, tokenizer: Tokenizer) -> dict[str, Pr
     if folder != recipe.folder:
         if corpus.heldout:  # else the held-out text is a part of the sources
             corpus = corpus.model_copy(update={"sources": ()})
-        recipe = recipe.model_copy(update={"name": folder.name, "run": folder.parent, "corpus": corpus})
+        recipe = recipe.inside(folder.name, corpus=corpus)
         prepare(recipe, tokenizer, heldout_only=True)
     heldout = open_heldout(recipe)
     for text in heldout.values():

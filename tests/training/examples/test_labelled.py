@@ -35,7 +35,7 @@ def stream(folder: Path, tokenizer: Tokenizer, rows: list[dict[str, Any]], **sou
     finetune = {"train": train, "dev_fraction": 0.0, "augment_fraction": 0.0}
     recipe = Recipe(name="labelled", data=folder, run=folder, finetune=finetune)  # type: ignore[arg-type]
     text = PreparedText.open(prepare_labelled(recipe, tokenizer) / "train")
-    return LabelledStream(text, tokenizer, 2, max_length=64, teacher_weight=0.5, seed=1, micro_batch_tokens=512)
+    return LabelledStream(text, tokenizer, 2, max_length=64, teacher_weight=None, seed=1, micro_batch_tokens=512)
 
 
 # --- one example

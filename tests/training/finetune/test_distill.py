@@ -17,7 +17,7 @@ from tests.training.conftest import MakeRecipe
 from tests.training.texts import review
 from training.__main__ import STOPPED, main
 from training.corpus.reader import PreparedText
-from training.errors import RunError
+from training.errors import CorpusError, RunError
 from training.evaluate.classification import predict_classification
 from training.examples.labelled import labelled_window
 from training.export.run import export
@@ -170,6 +170,20 @@ def test_distill_interrupted_continues_with_the_missing_shards(recipe: Recipe) -
     assert first.stat().st_mtime_ns == kept
     run_distill(recipe)  # nothing is left to do
     assert first.stat().st_mtime_ns == kept
+
+
+def test_shard_that_was_damaged_is_labelled_again_before_it_is_learned_from(recipe: Recipe) -> None:
+    run_distill(recipe)
+    first, second = columns(recipe)
+    before = np.load(first), np.load(second)
+    (first.parent / "labels.npy").write_bytes(b"")
+    with pytest.raises(CorpusError, match="have no labels of the teacher; run distill again"):
+        finetune(recipe)
+    assert columns(recipe) == [second], "prepare has made the first again"
+    run_distill(recipe)
+    for wanted, made in zip(before, columns(recipe), strict=True):
+        np.testing.assert_array_equal(np.load(made), wanted)
+    assert finetune(recipe)
 
 
 def test_distill_by_another_teacher_replaces_the_column_and_is_another_run(recipe: Recipe, other_teacher: Path) -> None:
