@@ -22,7 +22,7 @@ Ask = Callable[[Iterable[Any]], Iterator[Result | ProblemError]]
 LABEL_COLUMNS = ("label", "score", "truncated", "error")
 MASK_COLUMNS = ("words", "scores", "truncated", "error")
 FIRST_ROWS = 100
-"""JSON lines have no header: one of so many rows must have the columns that are read."""
+"""JSON lines have no header: so many rows tell the columns."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +51,11 @@ class FileJob:
         columns = {"column": list(self.columns), "prefix": self.prefix}
         return {**self.question, **columns, **formats, **asdict(self.dialect)}
 
+    @property
+    def takes_half_pairs(self) -> bool:
+        """Whether a pair of which one text is empty is answered as one text: a review may lack a title or a body."""
+        return len(self.columns) == 2 and self.question["task"] == "sentiment"
+
 
 def run(job: FileJob, ask: Ask) -> None:
     """Answer every row. A row without an answer gets the reason in the column `error`.
@@ -78,11 +83,13 @@ def run(job: FileJob, ask: Ask) -> None:
         progress.begin(output.rows, output.failed)
         progress.warn(table.warnings)
         try:
-            for row, new in answer_rows((check_row(row, read, names.values()) for row in inputs), read, ask):
+            checked = (check_row(row, read, names.values(), one_is_enough=job.takes_half_pairs) for row in inputs)
+            for row, new in answer_rows(checked, read, ask, one_is_enough=job.takes_half_pairs):
                 failed = new["error"] is not None
-                own = {name: cell for name, cell in row.cells.items() if name not in names.values()}
                 answer = {names[name]: _joined(new.get(name), job.target_format) for name in names}
-                output.add(row.cells, writer.row(own | answer), failed=failed)
+                if failed:  # it may have cells of its own where answers are written
+                    answer |= row.cells | {names["error"]: new["error"]}
+                output.add(row.cells, writer.row(row.cells | answer), failed=failed)
                 progress.count(failed=failed)
                 progress.warn(table.warnings)
         finally:
@@ -96,25 +103,37 @@ def run(job: FileJob, ask: Ask) -> None:
     progress.summarize()
 
 
-def check_row(row: Row, read: Iterable[str], new: Collection[str]) -> Row:
-    """The row, with a fault if it lacks a text, or has a cell of its own where the answer is written."""
+def check_row(row: Row, read: Collection[str], new: Collection[str], *, one_is_enough: bool = False) -> Row:
+    """The row, with a fault if it lacks a text, or has a cell of its own where the answer is written.
+
+    `one_is_enough`: another text may be missing.
+    """
     fault = row.fault
+    present = any(isinstance(row.cells.get(column), str) for column in read)
     for column in read:
-        if fault is None and not isinstance(row.cells.get(column), str):
+        is_missing = row.cells.get(column) is None and one_is_enough and present
+        if fault is None and not is_missing and not isinstance(row.cells.get(column), str):
             fault = f"the field {column!r} is not {'text' if column in row.cells else 'there'}"
     if taken := next((name for name in new if name in row.cells), None):
-        fault = fault or f"the field {taken!r} is not in the first row, so the answers have its name: give --prefix"
+        fault = fault or f"the field {taken!r} is not in the first rows, so the answers have its name: give --prefix"
     return Row(row.number, row.cells, fault)
 
 
-def answer_rows(rows: Iterable[Row], read: tuple[str, ...], ask: Ask) -> Iterator[tuple[Row, dict[str, Any]]]:
-    """Each row and its new cells. As many rows are in memory as the client has requests under way."""
+def answer_rows(
+    rows: Iterable[Row], read: tuple[str, ...], ask: Ask, *, one_is_enough: bool = False
+) -> Iterator[tuple[Row, dict[str, Any]]]:
+    """Each row and its new cells. As many rows are in memory as the client has requests under way.
+
+    `one_is_enough`: a pair with an empty text is one text.
+    """
     waiting: deque[Row] = deque()
 
     def inputs() -> Iterator[Any]:
         for row in rows:
             waiting.append(row)
             texts = tuple(row.cells.get(column) for column in read)
+            if one_is_enough and not row.fault:
+                texts = tuple(text for text in texts if text and not text.isspace()) or texts
             yield None if row.fault else texts[0] if len(texts) == 1 else texts  # None keeps the row's place
 
     for outcome in ask(inputs()):
@@ -154,7 +173,7 @@ def _free_name(name: str, taken: Collection[str]) -> str:
 
 
 def _first_rows(table: Table, rows: Iterator[Row], read: tuple[str, ...]) -> list[Row]:
-    """The first rows of JSON lines, up to one that has the columns to read. A table has a header instead.
+    """The first rows of JSON lines, whose fields become the columns. A table has a header instead.
 
     Raises:
         TableError: no row has them.
@@ -164,8 +183,8 @@ def _first_rows(table: Table, rows: Iterator[Row], read: tuple[str, ...]) -> lis
         return first
     for row in itertools.islice(rows, FIRST_ROWS):
         first.append(row)
-        if all(column in row.cells for column in read):
-            return first
+        if table.size is None and all(column in row.cells for column in read):
+            return first  # a pipe may pause before it has more rows
     found = dict.fromkeys(name for row in first for name in row.cells)
     if first and not found:
         raise TableError(f"{table.name}, line {first[0].number}: {first[0].fault or 'the first rows have no fields'}")

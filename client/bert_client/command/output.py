@@ -8,6 +8,7 @@ import hashlib
 import io
 import itertools
 import json
+import math
 import os
 import re
 import sys
@@ -93,7 +94,19 @@ def _cell(value: Any) -> Any:
 
 
 def _json(value: Any) -> str:
-    return json.dumps(value, ensure_ascii=False, default=str)
+    """JSON. It has no infinity and no NaN, which Parquet has: they become null."""
+    try:
+        return json.dumps(value, ensure_ascii=False, default=str, allow_nan=False)
+    except ValueError:
+        return json.dumps(_finite(value), ensure_ascii=False, default=str)
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _finite(one) for name, one in value.items()}
+    if isinstance(value, list):
+        return list(map(_finite, value))
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 class Stream:
@@ -138,6 +151,7 @@ class PartialFile:
         self._waiting_size = 0
         self._lock = threading.Lock()
         self._closed = threading.Event()
+        self._was_begun = False
         self._saver = threading.Thread(target=self._save_repeatedly, daemon=True)
         self.rows: int = note["rows"]
         """Rows in the file, of earlier runs."""
@@ -184,6 +198,7 @@ class PartialFile:
             )
         if not self.rows:  # a kill from here on leaves a file that is known to be of this command
             self._write_note(note)
+        self._was_begun = True
         self._saver.start()
 
     def add(self, given: Mapping[str, Any], line: str, *, failed: bool) -> None:
@@ -205,10 +220,15 @@ class PartialFile:
         with suppress(OSError):
             self._save()
         if rows := self._state.note["rows"]:
-            self._stderr.write(f"{rows:,} rows are kept in {self._path}; the same command goes on after them\n")
+            if self._was_begun:  # else they are of another input, as the error says
+                self._stderr.write(f"{rows:,} rows are kept in {self._path}; the same command goes on after them\n")
             return
-        self._path.unlink()
-        note_path(self._path).unlink(missing_ok=True)
+        for file in (self._path, note_path(self._path), self._new_note):
+            file.unlink(missing_ok=True)
+
+    @property
+    def _new_note(self) -> Path:
+        return self._path.with_name(f"{self._path.name}.json.new")
 
     def _end_saver(self) -> None:
         self._closed.set()
@@ -231,10 +251,14 @@ class PartialFile:
         data = data if note["rows"] else self._header + data
         if self._path.name.lower().endswith(".gz.partial"):
             data = gzip.compress(data)
-        self._file.seek(note["bytes"])
-        self._file.truncate()  # lines of a save that was interrupted
-        self._file.write(data)
-        _flush(self._file)
+        try:
+            self._file.seek(note["bytes"])
+            self._file.truncate()  # lines of a save that was interrupted
+            self._file.write(data)
+            _flush(self._file)
+        except OSError as error:
+            error.filename = str(self._path)  # for the message
+            raise
         note = note | {
             "rows": note["rows"] + len(waiting),
             "failed": note["failed"] + sum(failed for _, _, failed in waiting),
@@ -246,11 +270,10 @@ class PartialFile:
         self._waiting_size = 0
 
     def _write_note(self, note: Mapping[str, Any]) -> None:
-        new = self._path.with_name(f"{self._path.name}.json.new")  # the note is the old or the new one at any moment
-        with new.open("wb") as file:
+        with self._new_note.open("wb") as file:
             file.write(json.dumps(note, indent=1).encode())
             _flush(file)
-        new.replace(note_path(self._path))
+        self._new_note.replace(note_path(self._path))  # the note is the old or the new one at any moment
 
 
 @dataclass(frozen=True, slots=True)

@@ -214,6 +214,10 @@ class RequestLimits:
         return cls(limits.max_client_batch, limits.max_body_bytes - _ENVELOPE_BYTES, tokens)
 
 
+CAUTIOUS_LIMITS = RequestLimits(inputs=32, body_bytes=64 * 1024, tokens=4096)
+"""For a service that does not tell its limits."""
+
+
 class Chunker:
     """Cuts a stream of inputs into chunks within the limits. An input that exceeds a limit by itself is a chunk."""
 

@@ -14,7 +14,7 @@ import httpx
 
 from bert_client import errors
 from bert_client.errors import ConnectionFailedError, ProblemError, UnexpectedAnswerError
-from bert_client.http.calls import Call, Chunk, RequestLimits, encode, read_limits
+from bert_client.http.calls import CAUTIOUS_LIMITS, Call, Chunk, RequestLimits, encode, read_limits
 from bert_client.http.environment import tls_variables
 from bert_client.http.retry import CERTIFICATE_REFUSED, RetryPolicy, pause_before_retry
 from bert_client.wire import FieldProblem
@@ -34,6 +34,9 @@ _STATUSES_WITHOUT_ANSWER = frozenset({200, 403, 405, 406, 418, 451, 504})
 _STATUSES_OF_AN_INPUT = _STATUSES_WITHOUT_ANSWER | {400, 413}
 """One input may be the reason. It may also be not JSON, or too large."""
 
+_STATUSES_OF_A_CLOSED_PATH = frozenset({403, 404})
+"""A proxy does not let `/info` through. If the address is wrong, the inputs get the same answer."""
+
 _NOT_TLS = ("WRONG_VERSION_NUMBER", "record layer failure")
 """In OpenSSL's messages, if the answer is not TLS."""
 _LIMITS_SECONDS = {True: 60.0, False: 1.0}
@@ -49,6 +52,8 @@ class Send:
     path: str
     body: bytes | None = None
     request_id: str | None = None
+    is_divisible: bool = False
+    """Whether it has several inputs."""
 
     def arguments(self, timeout: float) -> dict[str, Any]:
         """Arguments of httpx's `request`; `timeout` in seconds."""
@@ -103,8 +108,13 @@ class Exchange:
         """How much one request may carry now."""
         limits = self.limits  # `answer` may set it to None in another thread
         if limits is None or self.clock() >= self.limits_end:
-            answer = yield from self._send_with_retries(Send("GET", "/info"), self.clock())
-            limits, is_ready = read_limits(answer)
+            try:
+                answer = yield from self._send_with_retries(Send("GET", "/info"), self.clock())
+                limits, is_ready = read_limits(answer)
+            except ProblemError as error:
+                if error.status not in _STATUSES_OF_A_CLOSED_PATH:
+                    raise
+                limits, is_ready = CAUTIOUS_LIMITS, True
             self.limits, self.limits_end = limits, self.clock() + _LIMITS_SECONDS[is_ready]
         return limits
 
@@ -130,7 +140,7 @@ class Exchange:
         while groups:
             group = groups.pop()
             inputs = [encoded[i] for i in group]
-            send = Send("POST", call.path, call.body(inputs), call.request_id)
+            send = Send("POST", call.path, call.body(inputs), call.request_id, is_divisible=len(inputs) > 1)
             try:
                 response = yield from self._send_with_retries(send, last_answer)
                 outcomes |= zip(group, call.results(response, len(group)), strict=True)
@@ -165,7 +175,8 @@ class Exchange:
             assert reply is not None, "the outcome of Send is a response or an error"
             if isinstance(reply, httpx.Response) and reply.is_success:
                 return reply
-            pause = pause_before_retry(self.policy, reply, attempt, self.clock() - start, self.random())
+            elapsed, jitter = self.clock() - start, self.random()
+            pause = pause_before_retry(self.policy, reply, attempt, elapsed, jitter, is_divisible=send.is_divisible)
             if pause is not None:
                 yield Wait(pause)
             elif isinstance(reply, httpx.Response):

@@ -35,17 +35,24 @@ class RetryPolicy:
 
 
 def pause_before_retry(
-    policy: RetryPolicy, reply: httpx.Response | httpx.RequestError, attempt: int, elapsed: float, jitter: float
+    policy: RetryPolicy,
+    reply: httpx.Response | httpx.RequestError,
+    attempt: int,
+    elapsed: float,
+    jitter: float,
+    *,
+    is_divisible: bool = False,
 ) -> float | None:
     """Seconds to wait after a failed attempt, or None to give up.
 
     Args:
+        is_divisible: Whether the request has several inputs, so that it can be halved if it was too slow.
         attempt: Number of the attempt, from 1.
         elapsed: Seconds since the first attempt.
         jitter: In [0, 1). It spreads callers that failed together: from half of the pause to all of it, and after the
             time that `Retry-After` asks for.
     """
-    if attempt >= policy.attempts or not _is_retried(reply):
+    if attempt >= policy.attempts or not _is_retried(reply, is_divisible=is_divisible):
         return None
     backoff = min(policy.first_pause * 2.0 ** min(attempt - 1, 100), policy.longest_pause)
     asked = retry_after(reply.headers.get("retry-after")) if isinstance(reply, httpx.Response) else 0.0
@@ -67,10 +74,13 @@ def retry_after(header: str | None, now: datetime | None = None) -> float:
     return max((then - (now or datetime.now(UTC))).total_seconds(), 0.0)
 
 
-def _is_retried(reply: httpx.Response | httpx.RequestError) -> bool:
+def _is_retried(reply: httpx.Response | httpx.RequestError, *, is_divisible: bool) -> bool:
     if isinstance(reply, httpx.Response):
-        not_started = reply.status_code == 504 and "retry-after" in reply.headers
-        return not_started or reply.status_code in _RETRIED_STATUSES
+        if reply.status_code != 504:
+            return reply.status_code in _RETRIED_STATUSES
+        # A proxy gives 504 for a service that is away, too. The service itself gives it for one that is too slow.
+        is_of_proxy = not reply.headers.get("content-type", "").startswith("application/problem+json")
+        return "retry-after" in reply.headers or (is_of_proxy and not is_divisible)
     if isinstance(reply, httpx.ProxyError):  # such as "503 Service Unavailable", the answer to CONNECT
         return str(reply).partition(" ")[0] in map(str, _RETRIED_STATUSES)
     return isinstance(reply, _RETRIED_ERRORS) and CERTIFICATE_REFUSED not in str(reply)

@@ -16,7 +16,7 @@ import itertools
 import json
 import re
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -134,7 +134,22 @@ def open_table(
         TableError: the file cannot be read as a table at all.
     """
     with open_file(str(name), progress) as file:
+        if format is None and format_of(str(name), dialect) == "lines":
+            _check_lines(file)
         yield _table(file, format or format_of(str(name), dialect), dialect or Dialect(), columns)
+
+
+def _check_lines(file: File) -> None:
+    """Raise TableError if a file that nobody called plain lines begins like JSON lines, or with a header that has the
+    column `text`."""
+    first = file.start.partition(b"\n")[0].decode("utf-8", "replace").rstrip("\r")
+    if _is_json_object(first):
+        what, form = "JSON lines", "jsonl"
+    elif "\t" in first and LINE in first.split("\t"):
+        what, form = f"a table with the column {LINE!r}", "tsv"
+    else:
+        return
+    raise TableError(f"{file.name}: holds {what}; state the format {form}, or lines to read each line as a text")
 
 
 def _table(file: File, form: str | None, dialect: Dialect, columns: Sequence[str] | None) -> Table:
@@ -358,6 +373,10 @@ def _parquet_rows(file: File, batches: Iterator[Any], arrow_error: type[Exceptio
             rows = [Row(number, cells) for number, cells in enumerate(batch.to_pylist(), number + 1)]
         except conversion_errors:
             rows = [_parquet_row(batch, i, number + 1 + i, conversion_errors) for i in range(len(batch))]
+        for name in (field.name for field in batch.schema if "binary" in str(field.type)):
+            for row in rows:  # Hive, Impala and old versions of Spark do not mark texts as such
+                with suppress(AttributeError, KeyError, UnicodeDecodeError):  # null, unreadable, no text
+                    row.cells[name] = row.cells[name].decode()
         yield from rows
         number += len(rows)
 

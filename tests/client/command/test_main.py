@@ -21,6 +21,7 @@ from pathlib import Path
 
 import pytest
 
+from bert_client.command.file_job import FIRST_ROWS
 from bert_client.command.main import run
 from tests.client.echo import serve
 
@@ -272,6 +273,33 @@ def test_bert_pairs_are_read_from_two_fields(bert: Bert, tmp_path: Path) -> None
     ]
 
 
+def test_bert_review_without_a_title_or_a_body_is_one_text(bert: Bert, tmp_path: Path) -> None:
+    source = tmp_path / "reviews.jsonl"
+    reviews = [
+        {"title": "a", "body": "b"},
+        {"title": "", "body": "b"},
+        {"title": "a", "body": None},
+        {"body": "b"},
+        {"title": " ", "body": ""},
+        {"title": None},
+        {"title": 5, "body": "b"},
+    ]
+    source.write_text("\n".join(map(json.dumps, reviews)))
+    with serve() as echo:
+        columns = ("--column", "title", "--pair-column", "body")
+        _, output, _ = bert("sentiment", "--file", str(source), *columns, "--url", echo.url)
+        answers = [(row["label"], row["error"]) for row in map(json.loads, output.splitlines())]
+    assert answers == [
+        ("a|b", None),
+        ("b", None),
+        ("a", None),
+        ("b", None),
+        (" |", None),  # for the service to refuse
+        (None, "the field 'title' is not text"),
+        (None, "the field 'title' is not text"),
+    ]
+
+
 def test_bert_lone_surrogate_costs_its_row_only(bert: Bert, tmp_path: Path) -> None:
     source, target = tmp_path / "texts.jsonl", tmp_path / "scored.jsonl"
     source.write_text('{"text": "good"}\n{"text": "\\ud83d"}\n')
@@ -283,7 +311,7 @@ def test_bert_lone_surrogate_costs_its_row_only(bert: Bert, tmp_path: Path) -> N
         assert "half of a surrogate pair" in half["error"]
 
 
-def test_bert_new_columns_are_those_of_the_first_row(bert: Bert, tmp_path: Path) -> None:
+def test_bert_new_columns_are_those_of_the_first_rows(bert: Bert, tmp_path: Path) -> None:
     source, target = tmp_path / "texts.jsonl", tmp_path / "scored.csv"
 
     def scored(*rows: dict[str, object]) -> list[list[str]]:
@@ -292,12 +320,12 @@ def test_bert_new_columns_are_those_of_the_first_row(bert: Bert, tmp_path: Path)
         assert (code, complaints.split(" rows")[0]) == (0, str(len(rows)))
         return list(csv.reader(target.read_text().splitlines()))
 
-    header, good, clash = scored({"text": "good"}, {"text": "bad", "label": "5 stars"})
+    header, good, *_, clash = scored(*FIRST_ROWS * [{"text": "good"}], {"text": "bad", "label": "5 stars"})
     assert header == ["text", "label", "score", "truncated", "error"]
     assert good == ["good", "POSITIVE", "0.75", "false", ""]
-    assert clash[:4] == ["bad", "", "", ""]
-    assert "'label' is not in the first row" in clash[4]
-    header, good, bare = scored({"text": "good", "label": "5 stars"}, {"text": "bad"})
+    assert clash[:4] == ["bad", "5 stars", "", ""]
+    assert "'label' is not in the first rows" in clash[4]
+    header, bare, good = scored({"text": "bad"}, {"text": "good", "label": "5 stars"})
     assert header == ["text", "label", "predicted_label", "score", "truncated", "error"]
     assert good == ["good", "5 stars", "POSITIVE", "0.75", "false", ""]
     assert bare == ["bad", "", "POSITIVE", "0.75", "false", ""]
@@ -319,14 +347,14 @@ def test_bert_cells_of_a_row_are_not_overwritten(bert: Bert, tmp_path: Path) -> 
 
 
 def test_bert_label_belongs_to_the_file_in_all_rows_or_in_none(bert: Bert, tmp_path: Path) -> None:
-    (tmp_path / "texts.jsonl").write_text('{"text": "good"}\n{"text": "bad", "label": "gold"}\n')
+    (tmp_path / "texts.jsonl").write_text('{"text": "good"}\n' * FIRST_ROWS + '{"text": "bad", "label": "gold"}\n')
     command = ("sentiment", "--file", str(tmp_path / "texts.jsonl"))
-    first, second = map(json.loads, bert(*command)[1].splitlines())
-    assert (first["label"], second["label"]) == ("POSITIVE", None)
-    assert "so the answers have its name: give --prefix" in second["error"]
-    first, second = map(json.loads, bert(*command, "--prefix", "our_")[1].splitlines())
-    assert (first["our_label"], second["our_label"], second["label"]) == ("POSITIVE", "POSITIVE", "gold")
-    assert list(second) == ["text", "label", "our_label", "our_score", "our_truncated", "our_error"]
+    first, *_, last = map(json.loads, bert(*command)[1].splitlines())
+    assert (first["label"], last["label"], last["score"]) == ("POSITIVE", "gold", None)
+    assert "so the answers have its name: give --prefix" in last["error"]
+    first, *_, last = map(json.loads, bert(*command, "--prefix", "our_")[1].splitlines())
+    assert (first["our_label"], last["our_label"], last["label"]) == ("POSITIVE", "POSITIVE", "gold")
+    assert list(last) == ["text", "label", "our_label", "our_score", "our_truncated", "our_error"]
 
 
 def test_bert_first_rows_may_be_broken(bert: Bert, tmp_path: Path) -> None:
@@ -344,7 +372,8 @@ def test_bert_first_rows_may_be_broken(bert: Bert, tmp_path: Path) -> None:
     assert "not written" not in complaints
     columns = ["review", "text", "late", "label", "score", "truncated", "error"]
     assert next(csv.reader((tmp_path / "out.csv").read_text().splitlines())) == columns
-    source.write_text('{"id": 1}\n{"text": "good", "label": "A"}\n{"text": "bad", "label": "B", "late": 1}\n')
+    lines = ['{"id": 1}', *['{"text": "good", "label": "A"}'] * FIRST_ROWS, '{"text": "bad", "late": 1}']
+    source.write_text("\n".join(lines))
     for output in ("-", "csv"):
         target = "-" if output == "-" else str(tmp_path / "out.csv")
         code, printed, complaints = bert("sentiment", "--file", str(source), "--output", target)
@@ -353,8 +382,8 @@ def test_bert_first_rows_may_be_broken(bert: Bert, tmp_path: Path) -> None:
             if output == "-"
             else list(csv.DictReader((tmp_path / "out.csv").read_text().splitlines()))
         )
-        assert [row.get("label") or None for row in rows] == [None, "A", "B"]
-        assert [row["predicted_label"] or None for row in rows] == [None, "POSITIVE", "POSITIVE"]
+        assert [row.get("label") or None for row in rows] == [None, *["A"] * FIRST_ROWS, None]
+        assert [row["predicted_label"] or None for row in rows] == [None, *["POSITIVE"] * (FIRST_ROWS + 1)]
         assert rows[0]["error"] == "the field 'text' is not there"
     assert "not written, as the first rows have no such column: 'late'" in complaints
     source.write_text('{"review": "good"}\n' * 2)
@@ -501,6 +530,28 @@ def test_bert_parquet_is_read_and_answered_as_json_lines(bert: Bert, tmp_path: P
     first, second = map(json.loads, output.splitlines())
     assert (code, first["label"], first["when"]) == (0, "POSITIVE", "2024-01-02")
     assert second["error"] == "the field 'text' is not text"
+    rows = [{"text": b"good", "score": float("nan"), "mix": [float("inf")]}, {"text": b"\xff", "score": 1.5}]
+    parquet.write_table(pyarrow.Table.from_pylist(rows), tmp_path / "bytes.parquet")
+    _, output, _ = bert("sentiment", "--file", str(tmp_path / "bytes.parquet"), "--prefix", "our_")
+    first, second = (json.loads(line, parse_constant=pytest.fail) for line in output.splitlines())
+    assert (first["text"], first["our_label"], first["score"], first["mix"]) == ("good", "POSITIVE", None, [None])
+    assert (second["our_error"], second["score"]) == ("the field 'text' is not text", 1.5)
+
+
+@pytest.mark.parametrize(
+    ("lines", "complaint"),
+    [
+        ('{"text": "good"}\n{"text": "bad"}\n', "holds JSON lines; state the format jsonl, or lines to read"),
+        ("id\ttext\r\n1\tgood\r\n", "holds a table with the column 'text'; state the format tsv, or lines"),
+    ],
+)
+def test_bert_lines_that_seem_to_be_a_table_are_refused(bert: Bert, tmp_path: Path, lines: str, complaint: str) -> None:
+    for encoding in ("utf-8", "utf-16"):
+        (tmp_path / "a.txt").write_text(lines, encoding=encoding)
+        code, _, complaints = bert("sentiment", "--file", str(tmp_path / "a.txt"))
+        assert (code, complaint in complaints) == (1, True), complaints
+    code, output, _ = bert("sentiment", "--file", str(tmp_path / "a.txt"), "--format", "lines")
+    assert (code, len(output.splitlines())) == (0, 1 + len(lines.splitlines()))
 
 
 def test_bert_masks_of_a_file_are_filled(bert: Bert, tmp_path: Path) -> None:
@@ -752,12 +803,12 @@ def test_bert_job_that_is_refused_midway_goes_on(bert: Bert, tmp_path: Path) -> 
 
 def test_bert_columns_that_an_earlier_run_left_out_are_named(bert: Bert, tmp_path: Path) -> None:
     source, target = tmp_path / "a.jsonl", tmp_path / "scored.csv"
-    rows = [{"text": f"text {n}", **({"late": 1} if n == 5 else {})} for n in range(30)]
+    rows = [{"text": f"text {n}", **({"late": 1} if n == 105 else {})} for n in range(130)]
     source.write_text("\n".join(map(json.dumps, rows)))
     command = ("sentiment", "--file", str(source), "--output", str(target), "--concurrency", "1")
-    with serve(lambda inputs: 500 if "text 20" in inputs else None) as echo:
+    with serve(lambda inputs: 500 if "text 120" in inputs else None) as echo:
         assert bert(*command, "--url", echo.url)[0] == 1
         echo.refuse = lambda _: None
         code, _, complaints = bert(*command, "--url", echo.url)
-    assert (code, "going on after 16 rows" in complaints) == (0, True)
+    assert (code, "going on after 120 rows" in complaints) == (0, True)
     assert "not written, as the first rows have no such column: 'late'" in complaints

@@ -174,6 +174,18 @@ def test_output_goes_on_after_a_kill_within_its_first_save(tmp_path: Path) -> No
     assert path.read_text() == 'text,label\ngood,A\n"bad\nfilm",A\né,A\nso so,A\n'
 
 
+def test_output_of_another_input_is_not_said_to_go_on(tmp_path: Path) -> None:
+    job(tmp_path / "out.csv", stop_after=2)
+    stderr = io.StringIO()
+    with (
+        pytest.raises(TableError, match="are not those that the input begins with"),
+        open_output(str(tmp_path / "out.csv"), OPTIONS, stderr) as target,
+    ):
+        target.begin("", iter([{"text": "other"}] * 4))
+    assert stderr.getvalue() == f"{tmp_path}/out.csv.partial: going on after 2 rows\n"
+    assert job(tmp_path / "out.csv")[0] == ["é", "so so"]
+
+
 def test_output_of_an_interrupted_job_has_all_answers(tmp_path: Path) -> None:
     assert "2 rows are kept in" in job(tmp_path / "out.csv", stop_after=2, error=KeyboardInterrupt())[1]
     assert job(tmp_path / "out.csv")[0] == ["é", "so so"]

@@ -66,7 +66,7 @@ def ok(inputs: list[str]) -> httpx.Response:
 def problem(status: int, code: str, *loc: str | int, **headers: str) -> httpx.Response:
     faults = [{"message": "no", "loc": list(loc)}] if loc else []
     body = {"code": code, "detail": "no", "request_id": "r1", "errors": faults}
-    return httpx.Response(status, json=body, headers=headers)
+    return httpx.Response(status, json=body, headers={"content-type": "application/problem+json", **headers})
 
 
 def labels(outcomes: list[LabelResult | ProblemError]) -> list[str]:
@@ -200,6 +200,13 @@ def test_answer_slow_request_is_halved() -> None:
     assert [len(inputs) for inputs in steps] == [4, 2, 2]
 
 
+def test_answer_request_is_halved_and_repeated_while_a_proxy_gives_504() -> None:
+    away = iter([True] * 4)
+    outcomes, steps = ask(list("abcd"), lambda inputs: httpx.Response(504) if next(away, False) else ok(inputs))
+    assert labels(outcomes) == list("abcd")
+    assert [step if isinstance(step, float) else len(step) for step in steps] == [4, 2, 1, 0.5, 1, 1.0, 1, 1, 2]
+
+
 def test_answer_slow_input_costs_no_other() -> None:
     outcomes, _ = ask(list("abcd"), lambda inputs: problem(504, "deadline_exceeded") if "b" in inputs else ok(inputs))
     assert labels(outcomes) == ["a", "deadline_exceeded", "c", "d"]
@@ -262,6 +269,14 @@ def test_answer_other_problems_are_raised(status: int, code: str, loc: tuple[str
 def info(status: str, max_client_batch: int) -> httpx.Response:
     limits = dict.fromkeys(("max_batch_tokens", "max_queue_tokens", "max_body_bytes", "request_timeout_ms"), 1000)
     return httpx.Response(200, json={"status": status, "limits": limits | {"max_client_batch": max_client_batch}})
+
+
+@pytest.mark.parametrize("status", [403, 404])
+def test_request_limits_of_a_service_that_hides_them_are_small(status: int) -> None:
+    exchange = Exchange(RetryPolicy(), lambda: 0.0, random=lambda: 0.0)
+    replies = iter([httpx.Response(status, request=httpx.Request("GET", "http://bert.example/info"))])
+    for _ in range(2):
+        assert perform(exchange.request_limits(), lambda _: next(replies))[0] == calls.CAUTIOUS_LIMITS
 
 
 def test_request_limits_are_asked_for_again_when_they_may_have_changed() -> None:

@@ -28,6 +28,7 @@ def pause(reply: Any, attempt: int = 1, elapsed: float = 0, jitter: float = 0.5)
         (503, {}),
         *((status, {}) for status in (520, 521, 522, 523, 524, 530)),
         (504, {"retry-after": "0"}),
+        (504, {"content-type": "text/html"}),
         httpx.ConnectError(""),
         httpx.ReadError(""),
         httpx.RemoteProtocolError(""),
@@ -44,13 +45,19 @@ def test_pause_before_retry_temporary_failures_are_retried(reply: Any) -> None:
 @pytest.mark.parametrize(
     "reply",
     [
-        *((status, {}) for status in (400, 401, 413, 422, 500, 504, 526)),
+        *((status, {}) for status in (400, 401, 413, 422, 500, 526)),
+        (504, {"content-type": "application/problem+json"}),
         httpx.ProxyError("407 Proxy Authentication Required"),
         httpx.ConnectError("[SSL: CERTIFICATE_VERIFY_FAILED] certificate verify failed"),
     ],
 )
 def test_pause_before_retry_lasting_failures_are_not_retried(reply: Any) -> None:
     assert pause(reply) is None
+
+
+def test_pause_before_retry_slow_request_is_halved_instead() -> None:
+    slow, told = httpx.Response(504), httpx.Response(504, headers={"Retry-After": "2"})
+    assert [pause_before_retry(POLICY, one, 1, 0, 0, is_divisible=True) for one in (slow, told)] == [None, 2]
 
 
 def test_pause_before_retry_doubles_up_to_a_limit_with_jitter() -> None:
