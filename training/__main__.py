@@ -22,7 +22,7 @@ from training.corpus.tokenizer import make_tokenizer, open_tokenizer
 from training.errors import RunError
 from training.examples.inspect import inspect
 from training.export.run import check_targets, export
-from training.finetune.distill import distill, load_teachers, teachers_recipe
+from training.finetune.distill import distill, load_teachers, teachers_recipe, with_earlier_distill
 from training.finetune.run import finetune, starting_point
 from training.pretrain.adapt import adapt
 from training.pretrain.run import load_pretrained, pretrain
@@ -49,6 +49,8 @@ def _inspect(recipe: Recipe, examples: int) -> None:
 
 
 def _distill(recipe: Recipe) -> bool:
+    if recipe.distill is None:
+        recipe = with_earlier_distill(recipe)
     start, recipe = starting_point(recipe)
     if recipe.distill and not recipe.distill.teacher and not finetune(teachers_recipe(recipe)):
         return False
@@ -77,9 +79,8 @@ def _all(recipe: Recipe) -> bool:
 
 def _stages(recipe: Recipe) -> list[str]:
     """The commands of `all`, in order."""
-    is_pretrained = recipe.finetune.pretrained is not None and not recipe.corpus.sources
     return [
-        *(() if is_pretrained else ("tokenizer", "prepare", "pretrain")),
+        *(() if recipe.finetune.pretrained else ("tokenizer", "prepare", "pretrain")),
         *(("adapt",) if recipe.adapt else ()),
         *(("distill",) if recipe.distill and recipe.finetune.train else ()),
         *(("finetune",) if recipe.finetune.train else ()),

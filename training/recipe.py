@@ -25,8 +25,8 @@ RECIPES = Path(__file__).parent / "recipes"
 
 Share = Annotated[float, Field(ge=0, le=1)]
 PositiveShare = Annotated[float, Field(gt=0, le=1)]
-Positive = Annotated[int, Field(gt=0)]
-Seed = Annotated[int, Field(ge=0, lt=2**63)]
+Positive = Annotated[int, Field(gt=0, strict=True)]
+Seed = Annotated[int, Field(ge=0, lt=2**63, strict=True)]
 Columns = Annotated[
     tuple[str, ...], BeforeValidator(lambda value: (value,) if isinstance(value, (str, int)) else value)
 ]
@@ -40,7 +40,7 @@ BUCKET_TOKENS = 128
 
 
 class _Strict(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False)
 
 
 with_config(ConfigDict(extra="forbid"))(Dialect)  # pydantic ignores unknown keys of a plain dataclass
@@ -138,7 +138,8 @@ class ModelConfig(_Strict):
     """Published shape, layers × width: tiny 2×128, mini 4×256, small 4×512, medium 8×512, base 12×768, large
     24×1024."""
     hidden_size: Positive | None = None
-    """Width, instead of the preset's. Heads are 64 wide, the feed-forward layer is four times as wide."""
+    """Width, instead of the preset's: a multiple of 64, or less. Heads are 64 wide, the feed-forward layer is four
+    times as wide."""
     num_hidden_layers: Positive | None = None
     """Layers, instead of the preset's."""
 
@@ -155,6 +156,8 @@ class ModelConfig(_Strict):
 
     @model_validator(mode="after")
     def _valid_shape(self) -> ModelConfig:
+        if self.hidden_size and self.hidden_size > 64 and self.hidden_size % 64:
+            raise ValueError(f"hidden_size is {self.hidden_size}: give a multiple of 64, or less than 64")
         self.bert(vocab_size=1, positions=1)  # raises ConfigError, a ValueError
         return self
 
@@ -278,7 +281,7 @@ class FinetuneConfig(_Strict):
     temperature."""
     epochs: Annotated[float, Field(gt=0)] = 2.0
     """Passes over the texts; cannot be raised for a finished run."""
-    max_length: Positive = 256
+    max_length: Annotated[int, Field(ge=8, strict=True)] = 256
     """Tokens of a text, or of both texts of a pair, in training: the beginning and the end are kept. Dev and test texts
     are read up to the network's positions."""
     batch_tokens: Positive = 4096
@@ -465,16 +468,27 @@ def _message(error: ErrorDetails) -> str:
     """What is wrong with a key; for an unknown one also the key that may be meant."""
     if error["type"] == "unexpected_keyword_argument":  # in `table`
         return f"no such key; the keys are {', '.join(Dialect.__dataclass_fields__)}"
+    *tables, name = error["loc"] or ("",)
+    if error["type"] == "tuple_type":
+        head = f"[[{'.'.join(map(str, error['loc']))}]]"
+        is_sources = name in ("sources", "heldout", "train", "test")
+        return f"give a list: begin each of its tables with {head}" if is_sources else "give a list: [ ... ]"
+    if error["type"] == "model_type":
+        return 'give a table, such as { path = "texts.jsonl" }'
+    if error["type"] == "string_type" and tables[-1:] == ["labels"]:
+        return 'give a string; a value with a dot has quotation marks: "1.5" = ...'
     if error["type"] != "extra_forbidden":
         return error["msg"].removeprefix("Value error, ")
-    *tables, name = error["loc"]
     prefix = "source" if any(isinstance(table, int) for table in tables) else ".".join(map(str, tables))
     if prefix == "source" and name in Dialect.__dataclass_fields__:
         return f"no such key; did you mean table = {{ {name} = ... }}?"
     keys = [key for key, _ in recipe_keys()]
     keys = list(dict.fromkeys([*keys, *(key.rpartition(".")[0] for key in keys)]))  # with the tables
-    guesses = [key for key in keys if key.rpartition(".")[2] == name]  # of another table
-    guesses = guesses or difflib.get_close_matches(f"{prefix}.{name}".lstrip("."), keys, n=1)
+    own = [key for key in keys if key.rpartition(".")[0] == prefix]
+    full = f"{prefix}.{name}".lstrip(".")
+    guesses = difflib.get_close_matches(full, own, n=1, cutoff=0.9)
+    guesses = guesses or [key for key in keys if key.rpartition(".")[2] == name]  # of another table
+    guesses = guesses or difflib.get_close_matches(full, keys, n=1)
     return "no such key" + (f"; did you mean {' or '.join(guesses)}?" if guesses else "")
 
 

@@ -111,12 +111,12 @@ def test_all_without_labelled_texts(
     assert "| stories |" in (recipe.folder / "export" / "pretrained" / "README.md").read_text()
 
 
-def test_all_with_labelled_texts_alone(
+def test_all_from_a_pretrained_network_pretrains_no_other(
     make_recipe: MakeRecipe, recipe_file: Path, pretrained: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     recipe = make_recipe()
     places = [f"data={recipe.data}", f"run={recipe.run}", "name=alone"]
-    changes = [f"finetune.pretrained={pretrained}", "finetune.epochs=0.2", "corpus.sources=[]"]
+    changes = [f"finetune.pretrained={pretrained}", "finetune.epochs=0.2"]
     assert main(["all", str(recipe_file), *places, *changes]) == 0
     assert "| reviews | 20 |" in capsys.readouterr().out
     assert [path.name for path in (recipe.run / "alone" / "export").iterdir()] == ["sentiment"]

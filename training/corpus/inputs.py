@@ -26,6 +26,12 @@ SHARD_CHARACTERS = 8_000_000
 FEW_DEV_TEXTS = 100
 """Below this, one standard error of an accuracy of 0.9 is above 0.03."""
 
+MANY_CONTRADICTIONS = 0.01
+"""Share of a source's texts."""
+
+REMEMBERED_TEXTS = 1_000_000
+"""The first texts of a source, whose labels are compared: in at most 200 MB."""
+
 logger = logging.getLogger(__name__)
 
 Routed = tuple[str, Document, int]
@@ -194,11 +200,14 @@ def _plan(source: SourceConfig, recipe: Recipe, tested: set[int], in_dev: set[in
     groups of its dev part to `in_dev`."""
     threshold = held_out_below((document for document, _ in labelled(source, recipe)), recipe.finetune.dev_fraction)
     counts: Counter[tuple[str | None, int]] = Counter()
-    dev = 0
+    first_labels: dict[int, int] = {}
+    dev = contradictions = 0
     for document, label in labelled(source, recipe):
         text, group = hashes(document)
         if text in tested:
             continue
+        if len(first_labels) < REMEMBERED_TEXTS:
+            contradictions += first_labels.setdefault(text, label) != label
         if group < threshold:
             in_dev |= {text, group}
             dev += 1
@@ -208,6 +217,11 @@ def _plan(source: SourceConfig, recipe: Recipe, tested: set[int], in_dev: set[in
         logger.warning(
             f"{source_name(source)}: only {dev} of {dev + counts.total()} texts are in dev, too few to choose weights "
             "or a temperature reliably; raise finetune.dev_fraction, or label more texts"
+        )
+    if contradictions > MANY_CONTRADICTIONS * len(first_labels):
+        logger.warning(
+            f"{source_name(source)}: {contradictions} texts occur before with another label; correct the labels, or "
+            "leave these texts out"
         )
     if source.balance is None:
         return threshold, {}

@@ -36,7 +36,7 @@ from training.corpus.reader import FORMAT, PreparedText, count_tokens
 from training.corpus.shards import Shard, ShardInput
 from training.errors import CorpusError, RunError
 from training.recipe import Recipe, SourceConfig
-from training.runtime.files import read_json, write_json
+from training.runtime.files import read_json, reason, write_json
 from training.runtime.lock import check_idle, run_lock
 from training.sources.documents import documents
 from training.sources.files import size
@@ -123,8 +123,17 @@ def check_labelled_settings(recipe: Recipe) -> None:
     if changed := changes({"finetune": before, "files": known}, {"finetune": now, "files": files}):
         raise RunError(
             f"{recipe.folder / 'sentiment'} was trained with other settings or texts ({', '.join(changed)}), so the "
-            "texts to evaluate on may be among its training texts: restore settings and files, or run finetune again"
+            "texts to evaluate on may be among its training texts: restore settings and files, or delete "
+            f"{recipe.folder / 'finetune'} and run finetune again"
         )
+
+
+def trained_on_files_of(recipe: Recipe) -> bool:
+    """Whether the files of `finetune.train` are those that the run's classifier was trained on, as far as is known."""
+    if (record := read_json(recipe.folder / TRAINED_ON)) is None:
+        return True
+    files = file_hashes(recipe.finetune.train, recipe.data, recipe.folder / "file-hashes.json")
+    return files.items() <= record["files"].items()
 
 
 def _labelled_settings(recipe: Recipe) -> dict[str, Any]:
@@ -190,7 +199,7 @@ def _prepare(
             _make(folder, tokenizer, engine(inputs, tokenizer, folder), total)
     except OSError as error:
         raise CorpusError(
-            f"{folder}: {error}. Remove the cause, then run the same command again: it continues"
+            f"{folder}: {reason(error, recipe.folder)}. Remove the cause, then run the same command again: it continues"
         ) from error
     return folder
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 import heapq
 import itertools
 import logging
+import unicodedata
 import zlib
+from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -23,6 +25,10 @@ from training.sources.files import size
 
 SAMPLE_CHARACTERS = 100_000_000
 """Text to learn from, drawn evenly from all sources: more changes few pieces and takes more memory."""
+
+LOOKED_AT_CHARACTERS, MANY_STRIPPED = 1_000_000, 0.01
+"""Of the sample, to see whether the vocabulary may be in lower case, and the share of letters that it may not change.
+"""
 
 FINGERPRINT = "made-from.json"
 
@@ -103,6 +109,10 @@ def learn_tokenizer(recipe: Recipe) -> Tokenizer:
     logger.info(
         "learning a vocabulary of %d pieces from %.1f million characters", config.vocab_size, sum(map(len, texts)) / 1e6
     )
+    if config.lowercase and (changed := stripped_letters(texts)):
+        logger.warning(
+            f"tokenizer.lowercase also strips marks that tell letters of this text apart ({changed}): set it to false"
+        )
     tokenizer = Tokenizer.train(texts, config.vocab_size, lowercase=config.lowercase)
     if tokenizer.vocab_size < config.vocab_size:
         logger.warning(
@@ -110,6 +120,27 @@ def learn_tokenizer(recipe: Recipe) -> Tokenizer:
             f"({config.vocab_size}): add text, or lower vocab_size; training works with the smaller vocabulary"
         )
     return tokenizer
+
+
+def stripped_letters(texts: Iterable[str]) -> str:
+    """Examples of the letters that BERT's lower-casing changes into others, if these are common in a text.
+
+    It strips the accents of Latin, Greek and Cyrillic letters, which readers can do without, and also voicing marks of
+    Japanese, vowel signs of Indian scripts and tone marks of Thai; it takes Korean syllables apart.
+    """
+    text = "".join(itertools.islice(itertools.chain.from_iterable(texts), LOOKED_AT_CHARACTERS))
+    letters = Counter(letter for letter in unicodedata.normalize("NFC", text) if not letter.isspace())
+    changed = Counter({letter: count for letter, count in letters.items() if _is_stripped(letter)})
+    if changed.total() <= MANY_STRIPPED * letters.total():
+        return ""
+    return ", ".join(letter for letter, _ in changed.most_common(5))
+
+
+def _is_stripped(letter: str) -> bool:
+    parts = unicodedata.normalize("NFD", letter)
+    script = unicodedata.name(parts[0], "").partition(" ")[0]
+    is_mark = unicodedata.category(parts[-1]) == "Mn" and script not in ("LATIN", "GREEK", "CYRILLIC", "COMBINING")
+    return is_mark or (script == "HANGUL" and len(parts) > 1)
 
 
 def sample(texts: Iterable[str], characters: int) -> list[str]:

@@ -11,7 +11,7 @@ from typing import Any
 
 from training.finetune.selection import chosen_folder, seeds_of
 from training.loop.log import RunLog
-from training.recipe import RESOLVED, Recipe, SourceConfig, read_resolved
+from training.recipe import RESOLVED, Recipe, SourceConfig, read_resolved, source_name
 from training.runtime.files import read_json, write_json
 
 _TEMPLATE = Path(__file__).with_suffix(".md")
@@ -23,14 +23,18 @@ _LOCAL_KEYS = ("data=", "run=", "export.", "device=", "tensorboard=")
 def write_card(recipe: Recipe, name: str, target: Path, weights: Mapping[str, str]) -> None:
     """Write `README.md` and `recipe.json` into an exported directory.
 
-    The recipe is the one that the run was trained with, overrides included; the command line of the export does not
-    change it. Figures are those of the run's report if the report is about these weights.
+    The settings are those that the run was trained with, overrides included. What only describes the model is that of
+    the recipe, since weaknesses are known after training: `description`, `limits`, and the sources' notes. Figures are
+    those of the run's report if the report is about these weights.
 
     Args:
+        recipe: as it is now.
         weights: hashes of the run's models by name.
     """
     run = recipe.folder / "pretrain" if name == "pretrained" else chosen_folder(recipe)
     trained = _portable_recipe(read_resolved(run) or recipe)
+    trained = trained.model_copy(update={"description": recipe.description, "limits": recipe.limits})
+    adapted = ""
     if name == "pretrained":
         task, title = "fill-mask", "BERT for masked words and next sentences"
         start, default_start = trained.pretrain.start, "random weights"
@@ -39,16 +43,20 @@ def write_card(recipe: Recipe, name: str, target: Path, weights: Mapping[str, st
         task, title = "text-classification", f"BERT classifier: {', '.join(trained.finetune.label_names)}"
         start, default_start = trained.finetune.pretrained, "this run's network"
         sources = trained.finetune.train + (trained.distill.sources if trained.distill else ())
+        if trained.adapt:
+            adapted = f", adapted on {trained.adapt.tokens:,} tokens of the texts to fine-tune on"
+    described = (*recipe.corpus.sources, *recipe.finetune.train, *(recipe.distill.sources if recipe.distill else ()))
+    notes = {source_name(source): source.note for source in described}
     card = _TEMPLATE.read_text(encoding="utf-8").format(
         task=task,
         title=title,
         description=trained.description,
         command=shlex.join([trained.loaded or trained.name, *trained.overrides]),
-        start=f"`{start}`" if start else default_start,
+        start=(f"`{start}`" if start else default_start) + adapted,
         teachers=_teachers_line(trained, recipe.folder) if name == "sentiment" else "",
         run=_run_line(run),
         resolved=RESOLVED,
-        data="\n".join(map(_source_line, sources)),
+        data="\n".join(_source_line(source, notes.get(source_name(source), source.note)) for source in sources),
         figures=_figures(recipe, name, target, weights),
         limits="\n".join(["## Limits", "", *(f"- {line}" for line in trained.limits)] if trained.limits else []),
     )
@@ -75,7 +83,8 @@ def _run_line(run: Path) -> str:
     last = lines[-1]
     machines = dict.fromkeys(line["machine"] for line in lines if line["event"] == "machine")
     where = f" on {', then '.join(machines)}" if machines else ""
-    return f"{last['step']:,} steps, {last['tokens']:,} tokens, {last['minutes']:.0f} minutes of training{where}."
+    minutes = f"{last['minutes']:.{last['minutes'] < 10:d}f} minutes of training"
+    return f"{last['step']:,} steps, {last['tokens']:,} tokens, {minutes}{where}."
 
 
 def _teachers_line(recipe: Recipe, folder: Path) -> str:
@@ -87,11 +96,10 @@ def _teachers_line(recipe: Recipe, folder: Path) -> str:
     return f" It learned from the labels of {teachers} too, with the weight {recipe.distill.weight:g}."
 
 
-def _source_line(source: SourceConfig) -> str:
+def _source_line(source: SourceConfig, note: str) -> str:
     place = source.path or f"{source.hub} ({source.split})"
     first = f", first {source.limit:,} documents" if source.limit else ""
-    note = f". {source.note}" if source.note else ""
-    return f"- {source.name or place}: `{place}`{first}{note}"
+    return f"- {source.name or place}: `{place}`{first}{f'. {note}' if note else ''}"
 
 
 def _portable_recipe(recipe: Recipe) -> Recipe:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import shlex
 from pathlib import Path
 
 import torch
@@ -41,7 +42,7 @@ def export(recipe: Recipe) -> list[Path]:
         write_checkpoint_dir(target, sources[name].model, sources[name].tokenizer, DTYPE)
         write_card(recipe, name, target, weights)
         logger.info("%s: %s", target, checkpoint_size(target, sources[name].model))
-    settings = " ".join(f"BERT_{name.upper()}={target}" for name, target in targets.items())
+    settings = " ".join(f"BERT_{name.upper()}={shlex.quote(str(target))}" for name, target in targets.items())
     logger.info("next: %s bert-serve", settings)
     return list(targets.values())
 

@@ -12,7 +12,7 @@ from training.corpus.tokenizer import make_tokenizer
 from training.errors import CorpusError, RunError
 from training.loop.checkpoint import fingerprint
 from training.pretrain.run import pretrain
-from training.recipe import CorpusConfig, Recipe
+from training.recipe import CorpusConfig, Recipe, write_resolved
 from training.runtime.files import read_json, write_json
 from training.runtime.lock import ranks_in_turn
 
@@ -48,6 +48,7 @@ def adapt(recipe: Recipe) -> bool:
         except (CorpusError, RunError) as error:
             raise type(error)(str(error).replace("corpus.sources", "finetune.train")) from error
         write_json(record, started_from)
+        write_resolved(recipe, recipe.folder / "adapt")
     return pretrain(stage)
 
 

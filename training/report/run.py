@@ -13,7 +13,7 @@ from typing import Any
 from model.checkpoint import load_checkpoint
 from model.tokenizer import Tokenizer
 from training.corpus.inputs import reading_of
-from training.corpus.prepare import check_labelled_settings, prepare
+from training.corpus.prepare import check_labelled_settings, prepare, trained_on_files_of
 from training.corpus.reader import PreparedText
 from training.errors import RunError
 from training.evaluate.classification import Answers, ClassificationReport, classify, load_classifier
@@ -124,7 +124,12 @@ def _no_models(recipe: Recipe, weights: Path | None) -> RunError:
 
 def _report_folder(recipe: Recipe, models: Path) -> Path:
     """The run's folder, or for other models than the run's one inside it."""
-    return recipe.folder if models == recipe.folder else recipe.folder / "evaluation"
+    return recipe.folder if _is_own(recipe, models) else recipe.folder / "evaluation"
+
+
+def _is_own(recipe: Recipe, models: Path) -> bool:
+    """Whether the models are those of the run."""
+    return models.resolve() == recipe.folder.resolve()
 
 
 # --- figures -------------------------------------------------------------------------------------------------------
@@ -161,19 +166,25 @@ def _classification(recipe: Recipe, models: Path) -> dict[str, Any]:
     folder = models / "sentiment"
     ordered = recipe.finetune.in_order_of(load_checkpoint(folder).config.labels)
     recipe = recipe.model_copy(update={"finetune": ordered})
-    if models.resolve() == recipe.folder.resolve():
+    is_own, train = _is_own(recipe, models), recipe.finetune.train
+    if is_own:
         check_labelled_settings(recipe)
+        if train and not trained_on_files_of(recipe):
+            logger.warning("no baselines: the files of finetune.train have changed since the classifier was trained")
+            train = ()
     test = read_test(recipe)
-    if not recipe.finetune.test:
+    if not any(test.values()):
+        logger.warning("there is nothing to evaluate the classifier on: give finetune.test, or a finetune.dev_fraction")
+    elif not recipe.finetune.test:
         logger.warning(
             "the recipe has no finetune.test: figures are those of dev, which chose the seed and the temperature"
         )
-    results = load_results(recipe) if models == recipe.folder else []
+    results = load_results(recipe) if is_own else []
     seeds = {each.seed: _seed_figures(recipe, each, test) for each in results if len(results) > 1}
     return {
         "classification": _test_reports(recipe, folder, test),
         "labels": recipe.finetune.label_names,
-        "baselines": evaluate_baselines(recipe, test) if test and recipe.finetune.train else {},
+        "baselines": evaluate_baselines(recipe, test) if test and train else {},
         "seeds": seeds,
     }
 

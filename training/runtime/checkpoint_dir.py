@@ -53,6 +53,10 @@ def write_checkpoint_dir(target: Path, model: Model, tokenizer: Tokenizer, dtype
     Raises:
         RunError: what was written is not what is read, or the target is not to be replaced (`check_target`).
     """
+    for leftover in target.parent.glob(f".{target.name}-*"):  # of a write that was killed
+        if (leftover / "old").is_dir() and not target.exists():
+            (leftover / "old").rename(target)
+        shutil.rmtree(leftover)
     check_target(target)
     target.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=target.parent, prefix=f".{target.name}-") as folder:

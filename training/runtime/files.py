@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from training.errors import RunError
+
+FULL_BYTES = 2**20
+"""A disk with less free space is called full."""
 
 
 def read_json(file: Path) -> Any:
@@ -20,10 +24,22 @@ def read_json(file: Path) -> Any:
 
 
 def write_json(file: Path, values: Any) -> None:
-    """Write a JSON file atomically."""
+    """Write a JSON file atomically. Raises OSError with the file's name."""
     part = file.with_suffix(".tmp")
-    part.write_text(json.dumps(values, indent=1) + "\n", encoding="utf-8")
+    try:
+        part.write_text(json.dumps(values, indent=1) + "\n", encoding="utf-8")
+    except OSError as error:
+        error.filename = str(file)  # a full disk does not tell it
+        raise
     part.replace(file)
+
+
+def reason(error: Exception, folder: Path) -> str:
+    """Why a file cannot be written to a folder. Torch and NumPy do not say that the disk is full."""
+    with suppress(OSError):
+        if shutil.disk_usage(folder).free < FULL_BYTES:
+            return f"its disk is full ({error})"
+    return str(error)
 
 
 def write_tensors(file: Path, state: dict[str, Any]) -> None:
@@ -44,8 +60,8 @@ def write_tensors(file: Path, state: dict[str, Any]) -> None:
         part.replace(file)
     except (OSError, RuntimeError) as error:
         raise RunError(
-            f"{file}: cannot write the checkpoint: {error}. Earlier checkpoints are unchanged: free some space and "
-            "run the same command again"
+            f"{file}: cannot write the checkpoint: {reason(error, file.parent)}. Earlier checkpoints are "
+            "unchanged: free some space and run the same command again"
         ) from error
     finally:
         with suppress(OSError):

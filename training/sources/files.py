@@ -11,6 +11,7 @@ from bert_client.tables import format_of
 from bert_client.tables.files import COMPRESSION_SUFFIXES, open_file
 from training.errors import SourceError
 from training.recipe import SourceConfig
+from training.sources.tables import log_once
 
 FORMATS = ("csv", "fasttext", "jsonl", "parquet", "text", "tsv", "wikitext")
 TABLES = ("csv", "jsonl", "parquet", "tsv")
@@ -44,7 +45,14 @@ def files(source: SourceConfig, root: Path) -> list[Path]:
     names = glob(pattern, recursive=True)  # noqa: PTH207 (unlike pathlib's, it passes over hidden files)
     found = [file for file in sorted(map(Path, names)) if file.is_file()]
     if is_folder and source.format == "auto":
-        found = [file for file in found if _format_of_suffix(file)]
+        known = [file for file in found if _format_of_suffix(file)]
+        if known and len(known) < len(found):
+            suffixes = ", ".join(sorted({file.suffix or "none" for file in set(found).difference(known)})[:5])
+            log_once(
+                f"{place}: {len(found) - len(known)} of {len(found)} files have unknown suffixes ({suffixes}) and are "
+                "not read; set the source's `format`, or rename them"
+            )
+        found = known
     if not found and source.hub is None:
         reason = f"no such file; relative paths start from the recipe's `data`, now {root}"
         if is_folder:

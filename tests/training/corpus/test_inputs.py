@@ -150,6 +150,11 @@ def test_texts_of_test_sources_are_left_out_of_train_and_dev(tmp_path: Path) -> 
     ]
     train, _ = train_and_dev(recipe_of(tmp_path, write(tmp_path, rows), test=(test,)))
     assert texts(train) == ["a good film", "bad"]
+    rows = alphabet()
+    test = write(tmp_path, rows[:12], name="test")
+    train, dev = train_and_dev(recipe_of(tmp_path, write(tmp_path, rows), test=(test,), dev_fraction=0.5))
+    assert dev
+    assert sorted(texts(train) + texts(dev)) == [row["text"] for row in rows[12:]]
 
 
 def test_no_text_is_in_both_train_and_dev(tmp_path: Path) -> None:
@@ -215,6 +220,14 @@ def test_both_spellings_of_a_text_are_in_one_part(tmp_path: Path) -> None:
     assert len(train) + len(dev) == 2 * len(rows)
     for part in (train, dev):
         assert set(Counter(text_hash(text) for text in texts(part)).values()) == {2}
+
+
+def test_texts_with_two_labels_are_warned_of(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    rows = alphabet()
+    parts(recipe_of(tmp_path, write(tmp_path, rows + rows)))
+    assert "another label" not in caplog.text
+    parts(recipe_of(tmp_path, write(tmp_path, rows + [row | {"label": 1 - row["label"]} for row in rows])))
+    assert "texts: 26 texts occur before with another label; correct the labels" in caplog.text
 
 
 def test_dev_of_few_texts_is_warned_of(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from model.tokenizer import SPECIAL_TOKENS, Tokenizer
 from tests.training.commands import occupied
-from training.corpus.tokenizer import learn_tokenizer, make_tokenizer, open_tokenizer, sample
+from training.corpus.tokenizer import learn_tokenizer, make_tokenizer, open_tokenizer, sample, stripped_letters
 from training.errors import CorpusError, RunError
 from training.recipe import Recipe
 
@@ -119,6 +119,20 @@ def test_make_tokenizer_of_a_running_process_is_refused(root: Path) -> None:
 def test_make_tokenizer_of_few_words_warns_and_says_what_to_do(root: Path, caplog: pytest.LogCaptureFixture) -> None:
     make_tokenizer(recipe(root, vocab_size=5000))
     assert "fewer than tokenizer.vocab_size (5000): add text, or lower vocab_size" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("text", "letters"),
+    [
+        ("バスはがっかりです。", "バ, が, で"),
+        ("한국어", "한, 국, 어"),
+        ("ภาษาไทยที่", "ี, ่"),
+        ("Der Bus fährt, schöne Grüße; café déjà vu; άλφα; ёж и й; 中文; שלום", ""),
+        ("one バ among " + "many letters " * 20, ""),
+    ],
+)
+def test_stripped_letters_are_those_that_readers_need(text: str, letters: str) -> None:
+    assert stripped_letters([text]) == letters
 
 
 def test_make_tokenizer_copies_that_of_the_network_to_start_from(root: Path) -> None:

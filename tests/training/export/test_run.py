@@ -127,6 +127,18 @@ def test_checkpoint_dir_interrupted_while_it_is_swapped_keeps_the_old_one(
     assert sorted(file.name for file in (tmp_path / "out").iterdir()) == before
 
 
+def test_checkpoint_dir_of_a_write_that_was_killed_is_tidied_up(
+    tmp_path: Path, pretrained: Path, tokenizer: Tokenizer
+) -> None:
+    model = load_checkpoint(pretrained).model
+    for folder in ("old", "checkpoint"):  # killed between the two renames
+        shutil.copytree(pretrained, tmp_path / ".out-x" / folder)
+    (tmp_path / ".out-x" / "old" / "foreign.txt").touch()
+    with pytest.raises(RunError, match=r"holds other files than a checkpoint's, which would be deleted: foreign\.txt"):
+        write_checkpoint_dir(tmp_path / "out", model, tokenizer, torch.float32)
+    assert [file.name for file in tmp_path.iterdir()] == ["out"]
+
+
 def test_checkpoint_dir_that_is_read_back_differently_is_an_error(
     tmp_path: Path, pretrained: Path, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -196,6 +208,20 @@ def test_card_has_the_recipe_that_was_trained_and_not_the_command_line_of_now(ru
         assert len(exported.overrides) == 3
         assert "CPU thread" in card
     assert "10 steps, 2,560 tokens" in (run.folder / "export" / "pretrained" / "README.md").read_text()
+
+
+def test_card_has_the_words_of_now(run: Recipe) -> None:
+    sources = tuple(source.model_copy(update={"note": "CC BY"}) for source in run.corpus.sources)
+    changes = {"description": "Of now.", "limits": ("Irony.",), "seed": 77}
+    changes["corpus"] = run.corpus.model_copy(update={"sources": sources})
+    for target, source in zip(export(run.model_copy(update=changes)), ("stories", "reviews"), strict=True):
+        card = (target / "README.md").read_text()
+        assert "\n\nOf now.\n\n" in card
+        assert "\n## Limits\n\n- Irony.\n" in card
+        assert re.search(rf"- {source}: .*\. CC BY$", card, re.MULTILINE) is not None or source == "reviews"
+        resolved = read_resolved(target)
+        assert resolved is not None
+        assert resolved.seed != 77
 
 
 def test_card_has_figures_and_plots_of_these_weights(run: Recipe) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import shutil
+from pathlib import Path
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ from model import Tokenizer, load_checkpoint, save_checkpoint
 from tests.training.conftest import MakeRecipe
 from training.corpus.reader import PreparedText
 from training.errors import RecipeError, RunError
+from training.export.run import export
 from training.finetune.run import finetune, starting_point
 from training.loop.log import RunLog
 from training.pretrain.adapt import adapt, adapted
@@ -84,6 +86,24 @@ def test_finetune_without_repeated_overrides_starts_from_the_adapted_network(
     assert recipe.adapt is None
     assert finetune(recipe)
     assert f"fine-tuning starts from {recipe.folder / 'adapt' / 'pretrained'}" in caplog.text
+
+
+def test_card_of_a_classifier_that_was_adapted_from_another_runs_network_says_so(
+    make_recipe: MakeRecipe, recipe_file: Path
+) -> None:
+    made = save_new_network(make_recipe())
+    places = [f"data={made.data}", f"run={made.run}", "name=adapted", f"finetune.pretrained={made.folder}/pretrained"]
+    recipe = load_recipe(str(recipe_file), [*places, "adapt.tokens=5120", "pretrain.learning_rate=1e-3"])
+    assert adapt(recipe)
+    later = load_recipe(str(recipe_file), [*places, "finetune.epochs=0.2"])
+    assert finetune(later)
+    (target,) = export(later)
+    card = " ".join((target / "README.md").read_text().split())
+    assert "It starts from `runs/tiny/pretrained`, adapted on 5,120 tokens of the texts to fine-tune on." in card
+    assert "adapt.tokens=5120 pretrain.learning_rate=1e-3" in card
+    resolved = read_resolved(target)
+    assert resolved is not None
+    assert resolved.pretrain == recipe.pretrain
 
 
 def test_adapted_network_of_another_pretrained_network_is_not_used(

@@ -210,14 +210,38 @@ def test_evaluate_on_texts_that_the_classifier_may_have_been_trained_on_is_refus
     with pytest.raises(RunError, match=r"finetune\.dev_fraction was 0\.2, is 0\.5"):
         evaluate(more_dev)
     with pytest.raises(
-        RunError, match=r"\(finetune\.test has changed\), .*: restore settings and files, or run finetune again"
+        RunError, match=r"\(finetune\.test has changed\), .*or delete .*/finetune and run finetune again"
     ):
         evaluate(changed(recipe, test=(*recipe.finetune.test, recipe.finetune.train[0])))
     own.write_text((recipe.data / "reviews.jsonl").read_text())
-    with pytest.raises(
-        RunError, match=r"\(the text has changed\), .*: restore settings and files, or run finetune again"
-    ):
+    with pytest.raises(RunError, match=r"\(the text has changed\), .*or delete .*/finetune and run finetune again"):
         evaluate(recipe)
+
+
+def test_evaluate_has_no_baselines_of_other_texts_than_the_classifiers(
+    make_recipe: MakeRecipe, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    own = tmp_path / "own.jsonl"
+    recipe = make_recipe("finetune.epochs=0.1")
+    shutil.copy(recipe.data / "reviews.jsonl", own)
+    recipe = changed(recipe, train=(SourceConfig(path=str(own), label="label"),))
+    save_models(recipe, recipe.folder, "pretrained")
+    assert finetune(recipe)
+    shutil.rmtree(recipe.folder / "pretrained")
+    assert "TF-IDF" in evaluate(recipe)
+    own.write_text("\n".join(own.read_text().splitlines()[::2]))
+    assert "TF-IDF" not in evaluate(recipe)
+    assert "no baselines: the files of finetune.train have changed" in caplog.text
+
+
+def test_evaluate_of_a_classifier_without_any_text_says_so(
+    make_recipe: MakeRecipe, caplog: pytest.LogCaptureFixture
+) -> None:
+    recipe = changed(make_recipe(), test=(), dev_fraction=0.0)
+    save_models(recipe, recipe.folder, "sentiment")
+    evaluate(recipe)
+    assert "there is nothing to evaluate the classifier on" in caplog.text
+    assert "figures are those of dev" not in caplog.text
 
 
 def test_evaluate_weights_of_another_run_need_not_have_its_settings(make_recipe: MakeRecipe, tmp_path: Path) -> None:

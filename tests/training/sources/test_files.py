@@ -12,10 +12,14 @@ from training.recipe import SourceConfig
 from training.sources.files import files, format_of_file, size
 
 
-def test_directory_is_read_in_the_order_of_its_names_without_strangers(tmp_path: Path) -> None:
+def test_directory_is_read_in_the_order_of_its_names_without_strangers(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     for name in ("b.txt", "a/z.jsonl", "README.md", ".hidden.txt", "b.txt.part"):
         write(tmp_path / "data" / name, jsonl([{"text": name}]) if name.endswith("jsonl") else name)
     assert texts(tmp_path, "data") == ["a/z.jsonl", "b.txt"]
+    message = f"{tmp_path / 'data'}: 2 of 4 files have unknown suffixes (.md, .part) and are not read; set"
+    assert [record.message.startswith(message) for record in caplog.records] == [True]
 
 
 def test_hidden_folders_of_a_directory_are_passed_over(tmp_path: Path) -> None:
