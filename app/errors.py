@@ -79,12 +79,12 @@ class QueueFullError(ServiceError):
 
 
 class TooManyBytesError(ServiceError):
-    """Too many bytes are being uploaded. The request was not started."""
+    """Bodies or answers of other requests leave no room for those of this one. Nothing was computed."""
 
     retry_after = 1
 
-    def __init__(self) -> None:
-        super().__init__(f"too many bytes are being uploaded; try again in {self.retry_after} s")
+    def __init__(self, what: str) -> None:
+        super().__init__(f"too many {what}; try again in {self.retry_after} s")
 
 
 class DeadlineExceededError(ServiceError):

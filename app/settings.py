@@ -241,7 +241,9 @@ def _explain(error: Any) -> str:
     message = error["msg"].removeprefix("Value error, ")
     if error["type"] == "string_pattern_mismatch":
         message = "write auto, cpu, cuda or cuda:1"
-    value = "***" if name == "api_keys" else error["input"]
+    value = error["input"]
+    if name == "api_keys" or (name == "api_keys_file" and "/" not in str(value)):  # which may be a key by mistake
+        value = "***"
     # Kubernetes sets BERT_PORT=tcp://... in every pod of a namespace that has a service called "bert".
     hint = " (set by Kubernetes? use enableServiceLinks: false)" if "tcp://" in str(value) else ""
     return f"{PREFIX}{name.upper()}={value}: {message}{hint}"

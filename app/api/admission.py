@@ -8,8 +8,6 @@ page of another origin sends: their refusals have to pass through the middleware
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 
 from fastapi import FastAPI, Request, Response
 from starlette.types import Scope
@@ -17,46 +15,15 @@ from starlette.types import Scope
 from app import errors
 from app.api.auth import check_key
 from app.api.problems import problem_response
-from app.observability.metrics import Metrics
 from app.observability.request_ids import request_id_of
 from app.scheduling.deadline import Deadline
 from app.scheduling.engine import Engine
 from app.settings import Settings
 
-_BUFFERED_BYTES = 64 * 1024
+BUFFERED_BYTES = 64 * 1024
 """Uvicorn buffers this much of any body, so a body of this size needs no reservation."""
 _MAX_TIMEOUT_DIGITS = 12
 """Further digits of a timeout are ignored: Python refuses to parse thousands of them."""
-
-
-class Uploads:
-    """Bytes of the bodies that are being received, at most `limit`. A larger body is received alone."""
-
-    def __init__(self, limit: int, metrics: Metrics) -> None:
-        self.reserved = 0
-        self._limit = limit
-        self._metrics = metrics
-
-    def check(self, size: int) -> None:
-        """Check that a body of `size` bytes can be received now.
-
-        Raises:
-            TooManyBytesError: other bodies leave no room for it.
-        """
-        if size > _BUFFERED_BYTES and self.reserved and self.reserved + size > self._limit:
-            self._metrics.refused()
-            raise errors.TooManyBytesError
-
-    @contextmanager
-    def reserve(self, size: int) -> Iterator[None]:
-        """Reserve `size` bytes while a body is received. Raises what `check` raises."""
-        self.check(size)
-        held = size if size > _BUFFERED_BYTES else 0
-        self.reserved += held
-        try:
-            yield
-        finally:
-            self.reserved -= held
 
 
 def admit_or_refuse(app: FastAPI, target: bytes, scope: Scope) -> Response | None:

@@ -9,7 +9,7 @@ from fastapi import FastAPI
 from fastapi.middleware.cors import CORSMiddleware
 
 from app.api import openapi, problems
-from app.api.admission import Uploads
+from app.api.admission import BUFFERED_BYTES
 from app.api.middleware import AnswerMiddleware, RequestContextMiddleware
 from app.api.protocols import ADAPTERS
 from app.api.routes import operations, pages, tasks
@@ -19,6 +19,7 @@ from app.inference.types import Backend, BackendConfig
 from app.observability import tracing
 from app.observability.log_config import log_config
 from app.observability.metrics import Metrics
+from app.scheduling.byte_budget import ByteBudget
 from app.scheduling.engine import Engine
 from app.scheduling.lifecycle import Lifecycle
 from app.settings import Settings, version
@@ -71,7 +72,9 @@ def create_app(settings: Settings, backend: Backend | None = None, *, serves_whi
     )
     app.state.settings, app.state.metrics = settings, metrics
     app.state.lifecycle, app.state.engine = lifecycle, engine
-    app.state.uploads = Uploads(settings.max_upload_bytes, metrics)
+    app.state.uploads = ByteBudget(
+        settings.max_upload_bytes, metrics, free=BUFFERED_BYTES, what="bytes are being uploaded"
+    )
     app.state.tasks = {route.path: route for route in routes if isinstance(route, TaskRoute)}
     app.include_router(operations.router)
     if settings.metrics != "off":

@@ -51,7 +51,7 @@ PROBLEM_TYPES: dict[type[Exception] | int, ProblemType] = {
     model_errors.NoMaskError: ProblemType(422, "no_mask", "A text has no mask, or lost one by truncation"),
     model_errors.UnknownTargetError: ProblemType(422, "unknown_target", "A target is not a token of the vocabulary"),
     errors.QueueFullError: ProblemType(429, "queue_full", "Queue full"),
-    errors.TooManyBytesError: ProblemType(429, "too_many_bytes", "Too many bytes are being uploaded"),
+    errors.TooManyBytesError: ProblemType(429, "too_many_bytes", "Too many bytes are being received or sent"),
     errors.CallerGoneError: ProblemType(499, "caller_gone", "The caller closed the connection"),
     errors.InferenceError: ProblemType(500, "inference_failed", "The model failed on this input"),
     errors.UnavailableError: ProblemType(503, "unavailable", "Service unavailable"),

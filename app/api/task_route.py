@@ -12,6 +12,7 @@ import difflib
 import json
 import re
 from collections.abc import Awaitable, Callable
+from contextlib import ExitStack
 from dataclasses import fields
 from typing import Any, NoReturn, TypeVar, get_args
 
@@ -39,6 +40,8 @@ from model.errors import InvalidTextError
 T = TypeVar("T")
 Schema = TypeVar("Schema", bound=BaseModel)
 
+_PARTS, _MIN_PART_BYTES = 16, 256 * 1024
+"""A large answer is sent in so many parts, of at least so many bytes."""
 _MAX_FIELD_ERRORS = 100
 """More are counted instead of listed: listing ten thousand takes too long."""
 _MAX_PLACES = 512
@@ -69,6 +72,8 @@ class TaskRequest(Request):
         self.settings: Settings = state.settings
         self.deadline: Deadline = scope["deadline"]
         """When the request is answered with 504."""
+        self.held = ExitStack()
+        """What is reserved until the answer is sent."""
 
 
 TaskHandler = Callable[[Any, TaskRequest], Awaitable[tuple[Reply[Any], Any]]]
@@ -130,16 +135,32 @@ class TaskRoute(APIRoute):
         if "deadline" not in scope:  # the HTTP protocol may have called `admit`
             admit(Request(scope), binary=self.binary)
         request = TaskRequest(scope, receive)
-        body = self._parser(await _read(request), request)
-        try:
-            reply, answer = await cancel_on_disconnect(receive, self.endpoint(body, request))
-        except errors.InvalidInputError as error:
-            if error.loc[0] == "inputs" and not isinstance(getattr(body, "inputs", []), list):
-                error.loc = ("inputs", *error.loc[2:])  # the caller sent one input, not a list
-            raise
-        scope["logged"] |= {"inputs": len(reply.results), "tokens": reply.tokens}
-        response = await _respond(request, self.task, reply, answer)
-        await response(scope, receive, send)
+        with request.held:
+            body = self._parser(await _read(request), request)
+            try:
+                reply, answer = await cancel_on_disconnect(receive, self.endpoint(body, request))
+            except errors.InvalidInputError as error:
+                if error.loc[0] == "inputs" and not isinstance(getattr(body, "inputs", []), list):
+                    error.loc = ("inputs", *error.loc[2:])  # the caller sent one input, not a list
+                raise
+            scope["logged"] |= {"inputs": len(reply.results), "tokens": reply.tokens}
+            is_large, response = reply.is_large, await _respond(request, self.task, reply, answer)
+            del reply, answer
+            if is_large:
+                await _send_in_parts(response, send)
+            else:
+                await response(scope, receive, send)
+
+
+async def _send_in_parts(response: Response, send: Send) -> None:
+    """Send an answer in parts. The server waits before each until the caller has read most of the part before, so this
+    ends when the caller has nearly all of it."""
+    await send({"type": "http.response.start", "status": response.status_code, "headers": response.raw_headers})
+    size = max(len(response.body) // _PARTS, _MIN_PART_BYTES)
+    for at in range(0, len(response.body), size):
+        part = bytes(response.body[at : at + size])
+        await send({"type": "http.response.body", "body": part, "more_body": True})
+    await send({"type": "http.response.body", "body": b""})
 
 
 async def _respond(request: TaskRequest, task: str, reply: Reply[Any], answer: Any) -> Response:

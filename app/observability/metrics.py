@@ -33,7 +33,8 @@ class Metrics:
         requests = counter("bert_requests", "Task requests by task and HTTP status.", ["task", "status"])
         duration = histogram(
             "bert_request_duration_seconds",
-            "Total time of a task request, from its head to the last byte of the answer, by task and HTTP status.",
+            "Time of a task request by task and HTTP status, from its head until its answer is written (up to 200 KB) "
+            "or nearly all read.",
             ["task", "status"],
             buckets=_SECONDS,
         )
@@ -50,7 +51,7 @@ class Metrics:
         self._batch_tokens = histogram("bert_batch_tokens", "Tokens in one batch.", buckets=_TOKENS)
         self.refused = counter(
             "bert_requests_refused",
-            "Requests refused with 429: the queue was full or too long, or too many bytes were being uploaded.",
+            "Requests refused with 429: the queue was full or too long, or bodies or answers took too many bytes.",
         ).inc
         self.expired = counter(
             "bert_requests_expired",
@@ -62,8 +63,12 @@ class Metrics:
         self._reloads = counter("bert_reloads", "Reloads of the checkpoints while serving, by result.", ["result"])
         for result in ("ok", "failed"):
             self._reloads.labels(result)
+        self._last_reload = gauge(
+            "bert_last_reload_successful", "0 if the last reload failed: the next start may fail as well."
+        )
+        self._last_reload.set(1)
         self.read_queue_requests = gauge(
-            "bert_queue_requests", "Accepted requests that are not answered yet."
+            "bert_queue_requests", "Requests that are tokenized and not answered yet."
         ).set_function
         self.read_queue_tokens = gauge("bert_queue_tokens", "Tokens that wait for a batch.").set_function
         self.read_tokens_per_second = gauge(
@@ -95,6 +100,7 @@ class Metrics:
     def reloaded(self, *, ok: bool) -> None:
         """Count a reload of the checkpoints."""
         self._reloads.labels("ok" if ok else "failed").inc()
+        self._last_reload.set(ok)
 
     def render(self) -> bytes:
         """All metrics in Prometheus' text format."""

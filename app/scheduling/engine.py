@@ -8,15 +8,17 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import CancelledError, ThreadPoolExecutor
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 from pydantic_core import to_json
 
-from app.errors import DeadlineExceededError, TooLargeError
+from app.errors import DeadlineExceededError, QueueFullError, TooLargeError
 from app.inference.types import Answer, Query, ServedModel, Task
 from app.observability.metrics import Metrics
 from app.scheduling import results
+from app.scheduling.byte_budget import ByteBudget
 from app.scheduling.deadline import Deadline
 from app.scheduling.lifecycle import Lifecycle, LoadedEncoder
 from app.scheduling.tokenization import (
@@ -41,15 +43,17 @@ class EnginePolicy:
     """Size limits of the engine."""
 
     inline_characters: int = 8192
-    """Inputs with fewer together are tokenized on the event loop, in 10 us for a sentence: a thread would keep the loop
-    waiting as well."""
+    """Inputs with fewer together are tokenized on the event loop, in 10 us for a sentence: handing them to a thread
+    would cost the loop as much."""
     long_text_characters: int = 65_536
-    """Longer texts exceed the limit of any model, so they are truncated or refused. Tokenizing them is slow, so they
-    use a thread that others do not wait for."""
+    """Longer texts exceed the limit of any model, so all tasks truncate or refuse them. Tokenizing them is slow, so
+    they use a thread that others do not wait for."""
     inline_answer_bytes: int = 200 * 1024
     """Larger answers are put together in a thread."""
     max_answer_bytes: int = 32 * 1024 * 1024
     """A text with 510 masks and 100 predictions each would be repeated 51,000 times."""
+    max_answers_bytes: int = 128 * 1024 * 1024
+    """Of all larger answers that are made or being sent, together. They take about three times as much memory."""
     prediction_bytes: int = 100
     """Of a prediction's or token's JSON, beside the text that it repeats."""
     bytes_per_token: int = 6
@@ -81,7 +85,7 @@ class Reply(Generic[Result]):
 
 
 class Engine:
-    """Answers the three tasks. Every method runs on the event loop."""
+    """Answers the tasks and `/tokenize`. Every method runs on the event loop."""
 
     def __init__(
         self, lifecycle: Lifecycle, settings: Settings, metrics: Metrics, policy: EnginePolicy = EnginePolicy()
@@ -91,11 +95,19 @@ class Engine:
         self._metrics = metrics
         self._threads = ThreadPoolExecutor(max_workers=2, thread_name_prefix="tokenize")
         self._long_text_thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="tokenize-long")
+        self._long_characters = 0
+        """Of the texts that this thread tokenizes, or that wait for it."""
+        self._seconds_per_long_character = 0.0
+        """As the last text took."""
+        self._answers = ByteBudget(
+            policy.max_answers_bytes, metrics, free=policy.inline_answer_bytes, what="bytes of answers are being sent"
+        )
         self.lifecycle = lifecycle
         self.scheduler = lifecycle.scheduler
 
     def check_backlog(self, body_bytes: int, deadline: Deadline) -> None:
-        """Raise QueueFullError or DeadlineExceededError if a request of so many bytes has no chance."""
+        """Raise QueueFullError, DeadlineExceededError or UnavailableError if a request of so many bytes has no
+        chance."""
         policy = self._policy
         tokens = min(body_bytes // policy.bytes_per_token, policy.max_assumed_tokens, self._settings.max_queue_tokens)
         inputs = min(max(body_bytes // policy.bytes_per_input, 1), policy.max_assumed_inputs)
@@ -117,8 +129,9 @@ class Engine:
         top_k: int | None = None,
         targets: Sequence[str] | None = None,
         truncate: bool = False,
+        held: ExitStack | None = None,
     ) -> Reply[FillMaskResult]:
-        """Words for each `[MASK]`. Raises errors of `app.errors`."""
+        """Words for each `[MASK]`. Raises errors of `app.errors`. `held`: see `labels`."""
         with self.lifecycle.encoder_for(Task.FILL_MASK) as (encoder, served):
             ids = target_ids(served, targets or ())
             wanted = min(top_k or len(ids), len(ids)) if ids else top_k or DEFAULT_TOP_K
@@ -141,7 +154,9 @@ class Engine:
                 return (len(to_json(text)) + self._policy.prediction_bytes) * len(query.masks) * wanted
 
             advice = "lower top_k, or send fewer masks or fewer or shorter texts"
-            return await self._answer(encoder, served, inputs, to_query, to_result, deadline, result_bytes, advice)
+            return await self._answer(
+                encoder, served, inputs, to_query, to_result, deadline, result_bytes, advice, held
+            )
 
     async def labels(
         self,
@@ -153,10 +168,12 @@ class Engine:
         truncate: bool = False,
         truncation: str | None = None,
         raw_scores: bool = False,
+        held: ExitStack | None = None,
     ) -> Reply[LabelResult]:
         """The labels of a text or pair, for any task that has labels. Raises errors of `app.errors`.
 
-        `truncation`: see `Tokenizer.encode`; by default the checkpoint's own. `raw_scores`: logits as scores.
+        `truncation`: see `Tokenizer.encode`; by default the checkpoint's own. `raw_scores`: logits as scores. `held`:
+        closed once the answer is sent; until then a large answer counts against `EnginePolicy.max_answers_bytes`.
         """
         with self.lifecycle.encoder_for(task) as (encoder, served):
             labels = results.NEXT_SENTENCE_LABELS if task is Task.NEXT_SENTENCE else served.config.labels
@@ -181,10 +198,17 @@ class Engine:
                 return len(labels[:top_k]) * self._policy.prediction_bytes
 
             advice = "lower top_k, or send fewer texts"
-            return await self._answer(encoder, served, inputs, to_query, to_result, deadline, result_bytes, advice)
+            return await self._answer(
+                encoder, served, inputs, to_query, to_result, deadline, result_bytes, advice, held
+            )
 
-    async def tokenize(self, texts: Sequence[str], *, deadline: Deadline) -> Reply[list[TextToken]]:
-        """The tokens of whole texts, as the sentiment model reads them. Raises errors of `app.errors`."""
+    async def tokenize(
+        self, texts: Sequence[str], *, deadline: Deadline, held: ExitStack | None = None
+    ) -> Reply[list[TextToken]]:
+        """The tokens of whole texts, as the sentiment model reads them. Raises errors of `app.errors`.
+
+        `held`: see `labels`.
+        """
         with self.lifecycle.encoder_for(Task.SENTIMENT) as (_, served):
 
             def to_query(text: Input, check_cancelled: CheckCancelled) -> Query:
@@ -197,7 +221,7 @@ class Engine:
                 return len(query.encoding) * self._policy.prediction_bytes
 
             advice = "send fewer or shorter texts"
-            return await self._answer(None, served, texts, to_query, to_result, deadline, result_bytes, advice)
+            return await self._answer(None, served, texts, to_query, to_result, deadline, result_bytes, advice, held)
 
     # Request path ---------------------------------------------------------------------------------------------
 
@@ -211,22 +235,26 @@ class Engine:
         deadline: Deadline,
         result_bytes: Callable[[Input, Query], int],
         advice: str,
+        held: ExitStack | None,
     ) -> Reply[Result]:
         """Everything between a parsed request and its results; ends it at its deadline, as `task_route` does while
         the body arrives.
 
-        Without an encoder, nothing is computed after tokenization. `advice`: how to get a smaller answer.
+        Without an encoder, nothing is computed after tokenization. `advice`: how to get a smaller answer. `held`: what
+        is reserved until the caller has the answer.
         """
         began = time.monotonic()
         max_length = served.config.max_position_embeddings
-        with self.scheduler.reserve([estimated_tokens(given, max_length) for given in inputs], deadline) as queued:
+        estimates = [estimated_tokens(given, max_length) for given in inputs]
+        with ExitStack() as own, self.scheduler.reserve(estimates, deadline) as queued:
             try:
                 async with asyncio.timeout(deadline.remaining):
-                    queries = await self._tokenize(inputs, to_query)
+                    queries = await self._tokenize(inputs, to_query, deadline)
                     tokens = [len(query.encoding) for query in queries]
                     size = sum(map(result_bytes, inputs, queries))
                     if size > (most := self._policy.max_answer_bytes):
                         raise TooLargeError(f"the answer would have {size} bytes, more than {most}; {advice}")
+                    (held or own).enter_context(self._answers.reserve(size))
                     if encoder is None:
                         queued.started = time.monotonic()
                         answers = [Answer([])] * len(queries)
@@ -261,15 +289,39 @@ class Engine:
         return Reply(served.name, found, sum(tokens), stages, is_large)
 
     async def _tokenize(
-        self, inputs: Sequence[Input], to_query: Callable[[Input, CheckCancelled], Query]
+        self, inputs: Sequence[Input], to_query: Callable[[Input, CheckCancelled], Query], deadline: Deadline
     ) -> list[Query]:
-        """Inputs into queries: on the event loop if that is quick, otherwise in a thread."""
+        """Inputs into queries: on the event loop if that is quick, otherwise in a thread.
+
+        Raises:
+            QueueFullError: long texts that wait take longer than the deadline allows.
+        """
         sizes = [characters(given) for given in inputs]
-        if sum(sizes) <= self._policy.inline_characters:
+        size = sum(sizes)
+        if size <= self._policy.inline_characters:
             return to_queries(inputs, to_query, lambda: None)
-        is_long = max(sizes) > self._policy.long_text_characters
-        threads = self._long_text_thread if is_long else self._threads
-        return await self._in_thread(threads, lambda check_cancelled: to_queries(inputs, to_query, check_cancelled))
+
+        def work(check_cancelled: CheckCancelled) -> list[Query]:
+            return to_queries(inputs, to_query, check_cancelled)
+
+        if max(sizes) <= self._policy.long_text_characters:
+            return await self._in_thread(self._threads, work)
+        seconds = self._long_characters * self._seconds_per_long_character
+        if seconds > deadline.remaining:
+            self._metrics.refused()
+            raise QueueFullError(math.ceil(seconds), late=True)
+
+        def timed_work(check_cancelled: CheckCancelled) -> list[Query]:
+            began = time.monotonic()
+            queries = work(check_cancelled)
+            self._seconds_per_long_character = (time.monotonic() - began) / size
+            return queries
+
+        self._long_characters += size
+        try:
+            return await self._in_thread(self._long_text_thread, timed_work)
+        finally:
+            self._long_characters -= size
 
     async def _in_thread(self, threads: ThreadPoolExecutor, work: Callable[[CheckCancelled], Result]) -> Result:
         """What `work` returns. The function that it gets ends it once the request has ended."""

@@ -159,7 +159,7 @@ class Lifecycle:
                         f"loading took more than {MAX_RELOAD_SECONDS:g} s; send SIGHUP to try again"
                     )
                 await fresh.backend.aclose()
-                if self.state is State.CLOSED:
+                if self.state in (State.DRAINING, State.REFUSING, State.CLOSED):
                     logger.info("not reloaded: the service ends")
                     return False
                 self._metrics.reloaded(ok=False)
@@ -170,7 +170,6 @@ class Lifecycle:
                 self._reloading_backend = None
             is_stalled = self.status == "stalled"
             replaced, self.current = self.current, fresh
-            self._stalled_for = 0.0
             self._open(fresh.backend.info)
             self._metrics.reloaded(ok=True)
             logger.info("reloaded: %s", _describe(fresh.backend.info))

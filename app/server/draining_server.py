@@ -14,6 +14,7 @@ import uvicorn
 
 from app.scheduling.lifecycle import Lifecycle, State
 from app.server import file_limits
+from app.server.freed_memory import FreedMemory
 
 logger = logging.getLogger(__name__)
 
@@ -46,6 +47,7 @@ class DrainingServer(uvicorn.Server):
         self._own_files = 0
         """Open files besides connections, counted once the models are loaded."""
         self._near_file_limit = False
+        self._freed_memory = FreedMemory()
         self._reload_requested = asyncio.Event()
         self._reloading: asyncio.Task[None] | None = None
 
@@ -66,6 +68,7 @@ class DrainingServer(uvicorn.Server):
             await self._reload_requested.wait()
             self._reload_requested.clear()
             logger.info("SIGHUP: loading the checkpoints again")
+            self._freed_memory.give_back()  # both models need room
             try:
                 if await self.lifecycle.reload():
                     _freeze_objects()
@@ -86,6 +89,7 @@ class DrainingServer(uvicorn.Server):
     async def on_tick(self, counter: int) -> bool:
         """Called every 0.1 s. Returns whether the server ends."""
         self._count_connections()
+        self._freed_memory.give_back_after_growth()
         if self.lifecycle.failure is not None and self._has_answered_503_long_enough():
             _keep_uvicorn_quiet()
             return True

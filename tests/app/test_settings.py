@@ -274,6 +274,11 @@ def test_api_keys_file_without_keys_is_an_error(tmp_path: Path, content: bytes |
     assert str(raised.value).count("BERT_") == 1  # of other settings, nothing is said
 
 
+def test_api_key_in_place_of_its_file_is_not_printed() -> None:
+    with pytest.raises(SettingsError, match=r"^BERT_API_KEYS_FILE=\*\*\*: cannot be read as text"):
+        Settings.read({"BERT_API_KEYS_FILE": "secret-key"})
+
+
 @pytest.mark.parametrize("name", ["BERT_API_KEYS", "BERT_API_KEYS_FILE", "BERT_ALLOWED_HOSTS"])
 def test_setting_that_would_open_the_service_is_not_empty(name: str) -> None:
     with pytest.raises(SettingsError, match=f"^{name}="):

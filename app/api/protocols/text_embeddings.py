@@ -98,6 +98,7 @@ async def predict(body: PredictRequest, request: TaskRequest) -> tuple[Reply[Lab
             Task.SENTIMENT,
             [TextPair(*row) if len(row) == 2 else row[0] for row in rows],
             deadline=request.deadline,
+            held=request.held,
             truncate=bool(body.truncate),
             truncation=_KEPT_ENDS[body.truncation_direction],
             raw_scores=bool(body.raw_scores),
@@ -114,7 +115,7 @@ async def predict(body: PredictRequest, request: TaskRequest) -> tuple[Reply[Lab
 
 async def tokenize(body: TokenizeRequest, request: TaskRequest) -> tuple[Reply[list[TextToken]], Any]:
     """The tokens of each text, as the sentiment model reads them, with their places in characters."""
-    reply = await request.engine.tokenize(as_list(body.inputs), deadline=request.deadline)
+    reply = await request.engine.tokenize(as_list(body.inputs), deadline=request.deadline, held=request.held)
     return reply, [tokens[1:-1] for tokens in reply.results] if body.add_special_tokens is False else reply.results
 
 

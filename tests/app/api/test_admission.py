@@ -13,10 +13,7 @@ import pytest
 from fastapi import Response
 from starlette.types import Receive, Scope, Send
 
-from app.api.admission import Uploads
 from app.api.middleware import RequestContextMiddleware
-from app.errors import TooManyBytesError
-from app.observability.metrics import Metrics
 from tests.app.conftest import PATIENCE
 
 JSON = {"Content-Type": "application/json"}
@@ -182,19 +179,6 @@ def receive(connection: socket.socket, answers: int) -> bytes:
         assert part, received
         received += part
     return received
-
-
-def test_uploads_beyond_the_limit_are_refused_until_others_end() -> None:
-    uploads = Uploads(300_000, Metrics())
-    with uploads.reserve(200_000):
-        with pytest.raises(TooManyBytesError), uploads.reserve(100_001):
-            raise AssertionError
-        with uploads.reserve(100_000), uploads.reserve(65_536):
-            assert uploads.reserved == 300_000
-        assert uploads.reserved == 200_000
-    with uploads.reserve(1_000_000):  # alone, any size may come
-        assert uploads.reserved == 1_000_000
-    assert uploads.reserved == 0
 
 
 @pytest.mark.parametrize("length", [b"Content-Length: 100000", b"Transfer-Encoding: chunked"])

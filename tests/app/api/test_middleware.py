@@ -35,12 +35,21 @@ async def test_request_id_with_invalid_characters_is_replaced(serve: Any, given:
     assert answer.headers["x-request-id"].isalnum()
 
 
-async def test_server_timing_has_the_three_stages(serve: Any) -> None:
+async def test_server_timing_has_the_three_stages(serve: Any, backend: Any) -> None:
     async with serve() as service:
-        answer = await service.client.post("/sentiment", json={"inputs": "good"})
-    stages = [part.split(";dur=") for part in answer.headers["server-timing"].split(", ")]
-    assert [name for name, _ in stages] == ["tokenize", "queue", "inference"]
-    assert all(float(milliseconds) >= 0 for _, milliseconds in stages)
+        backend.gate.clear()
+        first = asyncio.create_task(service.client.post("/sentiment", json={"inputs": "good"}))
+        await backend.has_entered()
+        second = asyncio.create_task(service.client.post("/sentiment", json={"inputs": "bad"}))
+        await asyncio.sleep(0.2)
+        backend.gate.set()
+        stages = []
+        for answer in (await first, await second):
+            parts = dict(part.split(";dur=") for part in answer.headers["server-timing"].split(", "))
+            stages.append({name: float(milliseconds) for name, milliseconds in parts.items()})
+    assert [list(one) for one in stages] == [["tokenize", "queue", "inference"]] * 2
+    assert stages[0]["inference"] > 150 > stages[0]["queue"]
+    assert stages[1]["queue"] > 150 > stages[1]["tokenize"]
 
 
 async def test_duration_of_a_request_is_observed_by_task_and_status(serve: Any, backend: Any) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import threading
 from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager
@@ -199,6 +200,24 @@ async def test_others_do_not_wait_behind_giant_texts(backend: Any) -> None:
         held.set()
         assert (await giant).results[0].truncated
         assert busy.result()
+
+
+async def test_giant_text_behind_others_is_refused_at_once_if_it_would_be_late(backend: Any) -> None:
+    held, giant = threading.Event(), "!" * 200_000
+    async with running(backend) as engine:
+        await engine.labels(Task.SENTIMENT, [giant], deadline=soon(), truncate=True)
+        assert 0 < engine._seconds_per_long_character < 1e-4
+        busy = engine._long_text_thread.submit(held.wait, PATIENCE)
+        waiting = asyncio.create_task(engine.labels(Task.SENTIMENT, [giant], deadline=soon(), truncate=True))
+        await asyncio.sleep(0)
+        engine._seconds_per_long_character = 10 / len(giant)
+        with pytest.raises(QueueFullError, match="take longer than this request's deadline allows; try again in 10 s"):
+            await engine.labels(Task.SENTIMENT, [giant], deadline=Deadline.after(5), truncate=True)
+        patient = asyncio.create_task(engine.labels(Task.SENTIMENT, [giant], deadline=soon(), truncate=True))
+        held.set()
+        assert all(reply.results[0].truncated for reply in (await waiting, await patient))
+        assert busy.result()
+        assert engine._long_characters == 0
 
 
 async def test_giant_text_is_not_read_on_when_nobody_waits(backend: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -443,17 +462,20 @@ async def test_hung_backend_is_seen_and_killed(
     await engine.close()
 
 
-async def test_stalled_time_in_which_this_process_was_stopped_does_not_count(backend: Any) -> None:
+async def test_stalled_time_in_which_this_process_was_stopped_does_not_count(
+    backend: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("app.scheduling.lifecycle.WATCH_SECONDS", 3600)
     engine = await started([backend])
     backend.gate.clear()
     asked = asyncio.create_task(engine.labels(Task.SENTIMENT, ["a"], deadline=soon()))
     await backend.has_entered()
     lifecycle = engine.lifecycle
-    lifecycle._stall_seconds = 2.0
+    lifecycle._stall_seconds = 0.05
+    await until(lambda: lifecycle.status == "stalled")
     lifecycle._last_look -= 3600
-    await until(lambda: lifecycle._stalled_for > 0)
-    assert lifecycle._stalled_for <= 1
-    assert not backend.closed
+    lifecycle.track_stall()
+    assert lifecycle._stalled_for == 1
     backend.gate.set()
     await asked
     await engine.close()
@@ -502,7 +524,10 @@ async def test_closing_while_loading_ends_the_load(backend: Any) -> None:
     assert engine.lifecycle.failure is None
 
 
-async def test_reload_frees_a_service_whose_backend_hangs(backend: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_reload_frees_a_service_whose_backend_hangs(
+    backend: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
     monkeypatch.setattr("app.scheduling.lifecycle.MIN_STALL_SECONDS", 0.1)
     monkeypatch.setattr("app.scheduling.lifecycle.WATCH_SECONDS", 3600)  # nothing else kills it before the reload
     fresh = replace(backend, batches=[], gate=threading.Event())
@@ -512,6 +537,8 @@ async def test_reload_frees_a_service_whose_backend_hangs(backend: Any, monkeypa
     hanging = asyncio.create_task(engine.labels(Task.SENTIMENT, ["a"], deadline=soon()))
     await backend.has_entered()
     await until(lambda: engine.lifecycle.status == "stalled")
+    engine.lifecycle.track_stall()
+    assert engine.lifecycle.is_hung
     assert await engine.lifecycle.reload()
     assert engine.lifecycle.status == "ready"
     assert backend.closed
@@ -520,6 +547,7 @@ async def test_reload_frees_a_service_whose_backend_hangs(backend: Any, monkeypa
         await hanging
     engine.lifecycle.track_stall()
     assert not engine.lifecycle.is_hung
+    assert caplog.messages[-1] == "no longer stalled"
     await engine.close()
 
 

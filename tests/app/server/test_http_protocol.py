@@ -20,7 +20,7 @@ import httpx
 import pytest
 
 from tests.app.process import PATIENCE, Process, running
-from tests.app.server.conftest import StartServer
+from tests.app.server.conftest import Served, StartServer
 
 HEAD = b"POST /sentiment HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
 
@@ -332,6 +332,33 @@ async def test_last_answer_may_be_read_slowly(start_server: StartServer) -> None
     head, _, answer = received.partition(b"\r\n\r\n")
     assert head.startswith(b"HTTP/1.1 200")
     assert len(json.loads(answer)[0]) == 150_002
+
+
+async def test_large_answers_that_are_not_read_are_bounded(start_server: StartServer) -> None:
+    body = b'{"inputs": "%s"}' % (b"good " * 150_000)  # the answer is estimated at 15 MB
+    head = b"POST /tokenize HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n"
+
+    async def ask(served: Served) -> tuple[bytes, asyncio.StreamWriter]:
+        reader, writer = await asyncio.open_connection("127.0.0.1", served.port, limit=2**12)
+        writer.write(head % len(body) + body)
+        async with asyncio.timeout(PATIENCE):
+            return (await reader.readline()).split()[1], writer
+
+    async with start_server(request_timeout_ms=60_000) as served:
+        answers = [await ask(served) for _ in range(10)]
+        assert [status for status, _ in answers] == [b"200"] * 8 + [b"429"] * 2  # 128 MiB together
+        small = await served.client.post("/sentiment", json={"inputs": "good"})
+        refused = await served.client.post("/tokenize", content=body, headers={"Content-Type": "application/json"})
+        assert (small.status_code, refused.json()["code"]) == (200, "too_many_bytes")
+        assert refused.json()["detail"] == "too many bytes of answers are being sent; try again in 1 s"
+        for _, writer in answers:
+            writer.transport.abort()
+        async with asyncio.timeout(PATIENCE):
+            while refused.status_code == 429:
+                refused = await served.client.post(
+                    "/tokenize", content=body, headers={"Content-Type": "application/json"}
+                )
+        assert len(refused.json()[0]) == 150_002
 
 
 def test_requests_without_end_are_not_heaped_up(service: Process) -> None:
