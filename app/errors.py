@@ -110,8 +110,8 @@ class CallerGoneError(ServiceError):
 
 
 class UnavailableError(ServiceError):
-    """The service cannot answer now. `status` is the engine's; or `stopped` for a request that the end of draining
-    cut off, or `reloading` for one whose model was replaced and ended before it answered."""
+    """The service cannot answer now. `status` is `Lifecycle.status`; or `stopped` if draining ended before the answer,
+    or `reloading` if the model was replaced and its process ended before the answer."""
 
     def __init__(self, status: str, retry_after: int = 5) -> None:
         advice = "its log has the reason, and only a restart helps" if status == "broken" else "try again"

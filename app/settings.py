@@ -44,7 +44,7 @@ _WORKERS_ERROR = (
 _NOT_OURS = re.compile(r"BERT_(URL$|WORKERS$|SERVICE_|PORT_\d)")
 """Variables of the client, one that `Settings.read` checks, and those that Kubernetes sets for a service "bert"."""
 _NOT_EMPTY = ("api_keys_file", "api_keys", "allowed_hosts")
-"""Without a value, these would open the service to everyone, which an empty variable hardly means."""
+"""An empty value of these is an error: without them the service is open to everyone."""
 _WEIGHTS = Path(__file__).parents[1] / "model" / "weights"  # beside `app` in a checkout and in a wheel
 
 

@@ -25,7 +25,7 @@ from training.corpus.shards import ShardInput
 from training.evaluate.classification import load_classifier
 from training.finetune.distill import COLUMN, RECORD, mean_probabilities
 from training.finetune.run import finetune
-from training.loop.checkpoint import fingerprint
+from training.loop.checkpoint import weights_hash
 from training.pretrain import adapt
 from training.pretrain.run import load_pretrained
 from training.recipe import Recipe, load_recipe
@@ -123,7 +123,7 @@ def label(recipe: Recipe, folders: list[Path], bayes: dict[int, np.ndarray]) -> 
     """Write what the teachers say beside the student's texts, unless it is there."""
     teachers = [load_classifier(folder, recipe.finetune.label_names) for folder in folders]
     folder = recipe.folder / "labelled" / "train"
-    record, said_by = folder / "said-by.json", [fingerprint(teacher.model) for teacher in teachers]
+    record, said_by = folder / "said-by.json", [weights_hash(teacher.model) for teacher in teachers]
     for teacher in teachers:
         teacher.model.to(choose_device(recipe.device))
 

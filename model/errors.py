@@ -66,6 +66,10 @@ class NoMaskError(TextError):
     """A text for fill-mask without a mask, or whose masks were truncated."""
 
 
+class UnsupportedInt8Error(BertError):
+    """Torch has no exact int8 product on this processor."""
+
+
 class UnknownTargetError(TextError):
     """A target that is not a single token of the vocabulary."""
 

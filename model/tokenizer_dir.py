@@ -28,7 +28,7 @@ _DEFAULTS = {"do_lower_case": True, "strip_accents": None, "tokenize_chinese_cha
 _KEYS = dict(zip(_DEFAULTS, ("lowercase", "strip_accents", "handle_chinese_chars"), strict=True))
 
 _CLASSES = {"BertTokenizer": True, "ElectraTokenizer": True, "PreTrainedTokenizer": False, "TokenizersBackend": False}
-"""Whether it is a BertTokenizer; "Fast" is left out."""
+"""Names of classes, without "Fast" at the end, and whether each is a BertTokenizer."""
 
 
 def bert_tokenizer(vocab: Mapping[str, int], settings: Mapping[str, Any]) -> RustTokenizer:

@@ -54,7 +54,7 @@ Truncate = Annotated[
     Field(description="Cut an input that is longer than the model's limit instead of refusing it. Default: false."),
 ]
 ALSO_TRUNCATION = Field(validation_alias=AliasChoices("truncate", "truncation"))
-"""For clients that call `truncate` so."""
+"""Accepts `truncation` as another name of `truncate`."""
 Target = Annotated[str, Field(min_length=1, max_length=200)]
 
 

@@ -28,12 +28,12 @@ from model import (
     load_checkpoint,
 )
 from model.attention.varlen import can_use_varlen
-from model.errors import CheckpointError
+from model.errors import CheckpointError, UnsupportedInt8Error
 from model.inference.cpu_features import bfloat16_is_fast
 from model.inference.cuda_graphs import GraphedEncoder
 from model.inference.malloc import keep_freed_memory
 from model.inference.prepack import prepack, warm_up_attention, warm_up_linear
-from model.inference.quantization import UnsupportedInt8Error, linear_seconds, quantize_encoder
+from model.inference.quantization import linear_seconds, quantize_encoder
 from model.packing import round_up_to_bucket
 
 logger = logging.getLogger(__name__)
@@ -224,7 +224,9 @@ def _pretraining_answers(
         logits = network.masked_lm(torch.cat([rows[i] for i in chunk]))  # (masks, vocab)
         for i, answer in zip(chunk, _mask_answers(logits, [queries[i] for i in chunk]), strict=True):
             answers[i] = answer
-    return [InferenceError() if answer is None else answer for answer in answers]
+    found = [answer for answer in answers if answer is not None]
+    assert len(found) == len(queries), "a task is served, but not computed"
+    return found
 
 
 def _chunks(indices: Sequence[int], sizes: Sequence[int]) -> Iterator[list[int]]:

@@ -130,7 +130,7 @@ class Scheduler(Generic[Item, Answer]):
 
         Raises:
             QueueFullError: the request does not fit now, or the server's deadline cannot be met.
-            DeadlineExceededError: its deadline passed, or the caller's own deadline cannot be met.
+            DeadlineExceededError: its deadline passed; DeadlineUnreachableError: the caller's own cannot be met.
             UnavailableError: nothing can be computed.
         """
         total = min(sum(tokens), self.max_queue_tokens)  # an estimate alone never refuses a request for good
@@ -188,13 +188,17 @@ class Scheduler(Generic[Item, Answer]):
         return request.results
 
     def check_capacity(self, tokens: int, items: int, deadline: Deadline, *, headroom: float = 0.0) -> None:
-        """Raise what `reserve` would raise for a request of so many tokens in so many items.
+        """Check that a request of so many tokens in so many items can be queued now.
 
         A request with nothing ahead is not refused as late, even if its deadline seems hopeless: the speed is a mean
         over both models and over the last batches, and a service that refuses for a speed that is too low measures no
         better one.
 
         `headroom`: fraction of the room, in tokens and in time, that must be left where others wait.
+
+        Raises:
+            TooLargeError: it would not fit into an empty queue.
+            QueueFullError, DeadlineUnreachableError, UnavailableError: see `reserve`.
         """
         if self.fatal_error is not None or not self._processes:
             raise errors.UnavailableError("broken" if self.fatal_error is not None else "stopped")

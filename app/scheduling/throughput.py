@@ -40,8 +40,8 @@ class ThroughputPolicy:
 
 
 class Throughput:
-    """The measured speed. A batch of less than half size, or one beside idle processes, can raise that of all processes
-    together, but not lower it."""
+    """The measured speed: of one process, and of all together. A batch of less than half size counts only if it is
+    faster than the mean; one beside idle processes can raise the speed of all together, but not lower it."""
 
     def __init__(self, policy: ThroughputPolicy = ThroughputPolicy(), fixed_batch_tokens: int = 0) -> None:
         """`fixed_batch_tokens`: tokens of a full batch; 0 derives them from the measured speed."""

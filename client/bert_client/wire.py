@@ -42,7 +42,7 @@ class Mask(_Documented):
 
 @dataclass(frozen=True, slots=True)
 class LabelPrediction:
-    """A label and its score: a probability or, of a regression, the number."""
+    """A label and its score: a probability; the number, of a regression; a logit, if raw scores were asked for."""
 
     label: str
     score: float

@@ -24,7 +24,7 @@ GRAPH_TOKENS = (
     *(768, 1024, 1536, 2048, 3072, 4096, 6144, 8192, 12_288, 16_384),
 )
 """Tokens of each graph. From 512 on there are two sizes per octave: kernels rather than launches take the time
-there, so padding is not free. The last is the largest batch that the service makes on a GPU."""
+there, so padding is not free. Larger batches run without a graph."""
 
 Replay = Callable[[], None]
 Capture = Callable[[Callable[[], Tensor]], tuple[Tensor, Replay]]

@@ -26,7 +26,7 @@ import torch
 from torch import Tensor, nn
 
 from model.bert import BertEncoder, BertLayer
-from model.errors import BertError
+from model.errors import UnsupportedInt8Error
 from model.inference.cpu_features import bfloat16_is_fast
 from model.inference.prepack import LAYOUT_ROWS, PrepackedLinear, SplitProjection
 from model.packing import PackedBatch
@@ -48,10 +48,6 @@ _ROUNDING_OFFSET = 1.5 * 2**23
 """Float32 numbers near it are integers, and the lowest byte of their bits is that of the integer."""
 _SMALLEST = 1e-30
 """Keeps the scale of a row or a channel of zeros above 0."""
-
-
-class UnsupportedInt8Error(BertError):
-    """Torch has no exact int8 product on this processor."""
 
 
 class InputQuantization(NamedTuple):

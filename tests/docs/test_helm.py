@@ -211,7 +211,9 @@ def test_prometheus_is_asked_for_the_same_gauges(render: Render) -> None:
 
 def test_prometheus_counts_the_pods_of_one_release(render: Render) -> None:
     spec = render(*PROMETHEUS, "env.BERT_METRICS=key")["ScaledObject"]["spec"]
-    for pods in re.findall(r'pod=~"(.+?)"', str(spec["triggers"])):
+    found = re.findall(r'pod=~"(.+?)"', str(spec["triggers"]))
+    assert found
+    for pods in found:
         assert re.fullmatch(pods, "bert-6d4cf56db6-x8z9k")
         assert not re.fullmatch(pods, "bert-cuda-6d4cf56db6-x8z9k")
 

@@ -31,7 +31,7 @@ class ShardInput:
     """The documents of one shard: what an engine gives to a worker."""
 
     part: str
-    """Folder of the shard below the corpus: `train` or `heldout/<source>`."""
+    """Folder of the shard below the corpus: `train`, `heldout/<source>` or `dev/<source>`."""
     number: int
     """Number of the shard in its part, from 0."""
     source: str

@@ -30,7 +30,7 @@ LOOKED_AT_CHARACTERS, MANY_STRIPPED = 1_000_000, 0.01
 """Of the sample, to see whether the vocabulary may be in lower case, and the share of letters that it may not change.
 """
 
-FINGERPRINT = "made-from.json"
+MADE_FROM = "made-from.json"
 
 logger = logging.getLogger(__name__)
 
@@ -49,20 +49,20 @@ def make_tokenizer(recipe: Recipe) -> Path:
     """
     folder = recipe.folder / "tokenizer"
     fingerprint = _fingerprint(recipe)
-    if read_json(folder / FINGERPRINT) == fingerprint and (folder / "tokenizer.json").is_file():
+    if read_json(folder / MADE_FROM) == fingerprint and (folder / "tokenizer.json").is_file():
         logger.info("%s: already there", folder)
         return folder
     with run_lock(recipe.folder):
         if folder.is_dir():
             check_idle(recipe.folder)
-            changed = changes(read_json(folder / FINGERPRINT) or {}, fingerprint)
+            changed = changes(read_json(folder / MADE_FROM) or {}, fingerprint)
             check_unused(recipe, changed)
             logger.warning("%s is made again: %s", folder, ", ".join(changed))
         folder.mkdir(parents=True, exist_ok=True)
         start = recipe.pretrain.start
         tokenizer = learn_tokenizer(recipe) if start is None else Tokenizer.load(start)
         tokenizer.save(folder)
-        write_json(folder / FINGERPRINT, fingerprint)
+        write_json(folder / MADE_FROM, fingerprint)
         logger.info("vocabulary of %s pieces in %s", f"{tokenizer.vocab_size:,}", folder)
     return folder
 
@@ -76,7 +76,7 @@ def open_tokenizer(recipe: Recipe) -> Tokenizer:
     folder = recipe.folder / "tokenizer"
     if not (folder / "tokenizer.json").is_file():
         raise CorpusError(f"{folder} is missing; run tokenizer first")
-    made_from = read_json(folder / FINGERPRINT) or {}
+    made_from = read_json(folder / MADE_FROM) or {}
     config = recipe.tokenizer.model_dump(mode="json")
     if "config" in made_from and (changed := changes({"config": made_from["config"]}, {"config": config})):
         logger.warning("%s is used as it was made, but %s: run tokenizer to make it again", folder, ", ".join(changed))

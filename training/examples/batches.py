@@ -30,7 +30,7 @@ class BatchShape:
     tokens: int
     """N: tokens, dummy sequences included."""
     sequences: int
-    """S: room for so many sequences, without dummy sequences."""
+    """S: one more than the examples of a batch, at most."""
     masked: int = 0
     """Room for so many masked positions."""
     max_seqlen: int = 512

@@ -32,7 +32,7 @@ SHORT_FRACTION = 0.1
 SENTENCE_PAIR_FRACTION = 0.1
 """Share of examples that pair one sentence with one sentence, as callers of next-sentence send them."""
 
-SPECIAL_TOKENS = 3
+NUM_SPECIAL_TOKENS = 3
 """[CLS] and two [SEP]."""
 
 Ints = NDArray[np.int64]
@@ -96,7 +96,7 @@ class PairSampler:
 
         Every document is cut into pieces as long as a short example, at another offset in each pass, so that all
         text is seen about once."""
-        piece_tokens = self.config.short_length - SPECIAL_TOKENS
+        piece_tokens = self.config.short_length - NUM_SPECIAL_TOKENS
         begins = self.text.sentence_starts[:-1]
         documents = self._document_of
         offset = begins - begins[self.text.document_starts[documents]]
@@ -117,7 +117,7 @@ class PairSampler:
         """
         budget, one_sentence_each = self._segment_budget(rng, is_long)
         if max_tokens is not None:
-            budget = min(budget, max_tokens - SPECIAL_TOKENS)
+            budget = min(budget, max_tokens - NUM_SPECIAL_TOKENS)
         document = int(self._document_of[start])
         begin, end = self.text.document_starts[document : document + 2].tolist()
         kind = self._kind(end - begin, rng)
@@ -140,7 +140,7 @@ class PairSampler:
     def _segment_budget(self, rng: np.random.Generator, is_long: bool) -> tuple[int, bool]:
         """Tokens for both segments, and whether each is one sentence."""
         config = self.config
-        budget = (config.long_length if is_long else config.short_length) - SPECIAL_TOKENS
+        budget = (config.long_length if is_long else config.short_length) - NUM_SPECIAL_TOKENS
         length_draw = rng.random()
         if length_draw >= SENTENCE_PAIR_FRACTION + SHORT_FRACTION:
             return budget, False

@@ -11,7 +11,7 @@ import torch
 from model.checkpoint import load_checkpoint
 from training.errors import RunError
 from training.export.model_card import write_card
-from training.loop.checkpoint import fingerprint
+from training.loop.checkpoint import weights_hash
 from training.recipe import Recipe
 from training.runtime.checkpoint_dir import check_target, checkpoint_size, write_checkpoint_dir
 
@@ -36,7 +36,7 @@ def export(recipe: Recipe) -> list[Path]:
     for name in set(NAMES).difference(made):
         logger.warning("%s has no %s model yet; it is left out", recipe.folder, name)
     sources = {name: load_checkpoint(recipe.folder / name) for name in made}
-    weights = {name: fingerprint(source.model) for name, source in sources.items()}
+    weights = {name: weights_hash(source.model) for name, source in sources.items()}
     targets = {name: _target(recipe, name) for name in made}
     for name, target in targets.items():
         write_checkpoint_dir(target, sources[name].model, sources[name].tokenizer, DTYPE)

@@ -25,7 +25,7 @@ from training.evaluate.classification import load_classifier, predict_classifica
 from training.examples.batches import Floats
 from training.examples.labelled import encode_texts
 from training.finetune.selection import seed_folder, seeds_of
-from training.loop.checkpoint import fingerprint
+from training.loop.checkpoint import weights_hash
 from training.pretrain.adapt import adapted, pretrained_folder
 from training.recipe import CorpusConfig, Recipe, read_resolved, with_earlier, write_resolved
 from training.runtime.device import choose_device
@@ -149,7 +149,7 @@ def _teachers(recipe: Recipe) -> Path:
 
 
 def _key(teachers: list[Checkpoint]) -> str:
-    return "+".join(fingerprint(teacher.model) for teacher in teachers)
+    return "+".join(weights_hash(teacher.model) for teacher in teachers)
 
 
 def mean_probabilities(teachers: Sequence[Checkpoint], shard_input: ShardInput) -> Floats:

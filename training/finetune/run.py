@@ -31,7 +31,7 @@ from training.finetune.selection import (
     seeds_of,
 )
 from training.finetune.task import ClassificationLoss, classifier_from
-from training.loop.checkpoint import TrainState, fingerprint
+from training.loop.checkpoint import TrainState, weights_hash
 from training.loop.trainer import TrainConfig, Trainer
 from training.pretrain.adapt import adapted, pretrained_folder
 from training.recipe import Recipe, with_earlier, write_resolved
@@ -230,7 +230,7 @@ def _trainer(material: _Material, model: BertForSequenceClassification, seed: in
             "teacher": material.teacher,
             "teacher_weight": stream.teacher_weight or 0.0,
             "texts": material.train.checksum,
-            "initial_weights": fingerprint(material.start.model),
+            "initial_weights": weights_hash(material.start.model),
         },
         evaluate=evaluate if material.dev else None,
         dist=material.dist,

@@ -19,7 +19,7 @@ from training.runtime.distributed import DistContext
 from training.runtime.files import read_json, write_tensors
 
 KEEP = 2
-"""Checkpoints to keep: the newest may be damaged by a power failure."""
+"""Checkpoints to keep. The older one is used if the newest cannot be read."""
 
 BEFORE_DECAY = "before-decay.pt"
 """The state when the learning rate begins to fall: a run with a larger budget continues from here, because a decayed
@@ -161,7 +161,7 @@ class Checkpointer:
         return sorted(self.folder.glob("state-*.pt"), reverse=True)
 
 
-def fingerprint(model: nn.Module) -> str:
+def weights_hash(model: nn.Module) -> str:
     """Hash of a model's weights."""
     digest = hashlib.blake2b(digest_size=16)
     for tensor in model.state_dict().values():

@@ -1,4 +1,4 @@
-"""The training loop of pretraining, adapting, fine-tuning and distilling.
+"""The training loop of pretraining, adapting and fine-tuning.
 
 What is trained comes in as a `TrainingLoss` and a stream of examples; the loop knows no text and no labels. Each rank
 runs this loop over its share of the micro-batches, and all ranks decide alike.
@@ -74,11 +74,11 @@ class TrainConfig:
     learning_rate: float
     """Peak of the schedule."""
     warmup_fraction: float
-    """Share of the budget."""
+    """Share of the budget in which the learning rate rises."""
     decay_fraction: float = 1.0
-    """Share of the budget."""
+    """Share of the budget in which it falls."""
     average_fraction: float = 0.0
-    """Share of the budget."""
+    """Share of the budget in which weights are averaged."""
     seed: int = 1
     checkpoint_minutes: float = 5.0
     tensorboard: bool = False

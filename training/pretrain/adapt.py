@@ -10,7 +10,7 @@ from model.tokenizer import Tokenizer
 from training.corpus.prepare import prepare
 from training.corpus.tokenizer import make_tokenizer
 from training.errors import CorpusError, RunError
-from training.loop.checkpoint import fingerprint
+from training.loop.checkpoint import weights_hash
 from training.pretrain.run import pretrain
 from training.recipe import CorpusConfig, Recipe, write_resolved
 from training.runtime.files import read_json, write_json
@@ -34,7 +34,7 @@ def adapt(recipe: Recipe) -> bool:
     if not start.is_dir():
         raise RunError(f"{start} is missing; run pretrain first")
     stage = _stage(recipe, start)
-    started_from = fingerprint(load_checkpoint(start).model)
+    started_from = weights_hash(load_checkpoint(start).model)
     record = stage.folder / "started-from.json"
     with ranks_in_turn(recipe.folder):
         if (read_json(record) or started_from) != started_from:
@@ -59,7 +59,7 @@ def adapted(recipe: Recipe) -> Path | None:
     if not (folder / "pretrained").is_dir():
         return None
     start = pretrained_folder(recipe)
-    if not start.is_dir() or read_json(folder / "started-from.json") != fingerprint(load_checkpoint(start).model):
+    if not start.is_dir() or read_json(folder / "started-from.json") != weights_hash(load_checkpoint(start).model):
         logger.warning("%s was adapted from another network than %s and is not used; delete it", folder, start)
         return None
     return folder / "pretrained"

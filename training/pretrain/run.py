@@ -19,7 +19,7 @@ from training.errors import CorpusError, RunError
 from training.evaluate.pretraining import evaluate_pretraining
 from training.examples.masking import Vocabulary
 from training.examples.pretraining import PretrainingStream
-from training.loop.checkpoint import TrainState, fingerprint
+from training.loop.checkpoint import TrainState, weights_hash
 from training.loop.trainer import TrainConfig, Trainer, measure_speed
 from training.pretrain.init import mimetic_attention_init, zero_residual
 from training.pretrain.task import PretrainingLoss
@@ -147,7 +147,7 @@ def _trainer(
             "micro_batch_tokens": stream.micro_batch_tokens,
             "pretrain": config.model_dump(mode="json", exclude=_MAY_CHANGE),
             "model": None if config.start else recipe.model.model_dump(),
-            "initial_weights": fingerprint(loss.model),
+            "initial_weights": weights_hash(loss.model),
             "tokenizer": text.tokenizer_hash,
             "text": text.checksum,
         },

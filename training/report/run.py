@@ -19,7 +19,7 @@ from training.errors import RunError
 from training.evaluate.classification import Answers, ClassificationReport, classify, load_classifier
 from training.evaluate.pretraining import PretrainingReport, evaluate_pretraining
 from training.finetune.selection import SeedResult, chosen_folder, load_results, seed_folder
-from training.loop.checkpoint import fingerprint
+from training.loop.checkpoint import weights_hash
 from training.loop.log import RunLog
 from training.pretrain.run import load_pretrained, open_heldout
 from training.recipe import Recipe, source_name
@@ -95,7 +95,7 @@ def evaluate(recipe: Recipe, weights: Path | None = None) -> str:
             reasons[name] = str(error)
     if reasons and not any(figures.values()):
         raise RunError("; ".join(reasons.values()))
-    hashes = {name: fingerprint(load_checkpoint(models / name).model) for name in found if name not in reasons}
+    hashes = {name: weights_hash(load_checkpoint(models / name).model) for name in found if name not in reasons}
     report = Report(**figures, weights=hashes, not_evaluated=reasons)
     text_of, folder = tables(report), _report_folder(recipe, models)
     folder.mkdir(parents=True, exist_ok=True)

@@ -16,8 +16,8 @@ from torch import nn
 from training.errors import RunError
 
 TIMEOUT = timedelta(minutes=5)
-"""A collective that takes longer fails on all ranks: a node died. No rank works alone for so long, because all of
-them evaluate and only writing a checkpoint is left to rank 0."""
+"""A collective that takes longer fails on all ranks: a node died. What one rank does alone is shorter: all ranks
+evaluate, and rank 0 only writes the checkpoints."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,7 +32,7 @@ def _kind(value: object) -> str | None:
 
 
 def _lower(value: object) -> object:
-    """Its own clients write `Left`."""
+    """Ignores case: the clients of text-embeddings-inference send `Left`."""
     return value.lower() if isinstance(value, str) else value
 
 

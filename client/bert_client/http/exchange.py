@@ -40,8 +40,8 @@ _STATUSES_OF_A_CLOSED_PATH = frozenset({403, 404})
 _NOT_TLS = ("WRONG_VERSION_NUMBER", "record layer failure")
 """In OpenSSL's messages, if the answer is not TLS."""
 _LIMITS_SECONDS = {True: 60.0, False: 1.0}
-"""By whether the service is ready: after so many seconds it is asked for its limits again, because another one may
-answer at its address by then."""
+"""Seconds until the service is asked for its limits again, by whether it is ready. Another service may answer at its
+address by then."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -69,14 +69,18 @@ async def test_drain_that_lasts_too_long_answers_503_and_says_so(
 ) -> None:
     async with start_server(drain_seconds=0.1) as served:
         backend.gate.clear()
-        asked = asyncio.create_task(served.client.post("/sentiment", json=GOOD))
-        await served.until_queued(1)
+        computed = asyncio.create_task(served.client.post("/sentiment", json=GOOD))
+        await backend.has_entered()
+        waits = asyncio.create_task(served.client.post("/sentiment", json=GOOD))
+        await served.until_queued(2)
         served.send(signal.SIGTERM)
-        answer = await asked
-        assert (answer.status_code, answer.json()["code"]) == (503, "stopped")
+        for answer in (await computed, await waits):
+            assert (answer.status_code, answer.json()["code"]) == (503, "stopped")
         backend.gate.set()  # a server that closes waits for the running batch
+        metrics = served.server.config.app.state.metrics  # type: ignore[union-attr]
         await served.end()
-    assert "BERT_DRAIN_SECONDS=0.1 are over; requests not answered, which get 503 in a second: 1" in caplog.text
+    assert "BERT_DRAIN_SECONDS=0.1 are over; requests not answered, which get 503 in a second: 2" in caplog.text
+    assert metrics.registry.get_sample_value("bert_requests_cancelled_total") == 0
 
 
 async def test_port_answers_503_while_the_server_drains(start_server: StartServer) -> None:

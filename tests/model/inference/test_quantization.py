@@ -14,11 +14,11 @@ from torch import Tensor
 
 from model import BertConfig, BertForPreTraining, PackedBatch
 from model.bert import BertLayer
+from model.errors import UnsupportedInt8Error
 from model.inference import quantization
 from model.inference.quantization import (
     InputQuantization,
     QuantizedLinear,
-    UnsupportedInt8Error,
     find_input_quantization,
     quantize_encoder,
     quantize_rows,

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from training.errors import RunError
-from training.loop.checkpoint import BEFORE_DECAY, Checkpointer, TrainState, fingerprint
+from training.loop.checkpoint import BEFORE_DECAY, Checkpointer, TrainState, weights_hash
 from training.loop.weight_average import WeightAverage
 from training.runtime.distributed import DistContext
 
@@ -131,8 +131,8 @@ def test_checkpointer_names_a_key_that_only_one_run_has(tmp_path: Path) -> None:
 
 def test_fingerprint_tells_weights_apart() -> None:
     one, other = trained(1)[0], trained(2)[0]
-    assert fingerprint(one) == fingerprint(trained(1)[0])
-    assert fingerprint(one) != fingerprint(other)
+    assert weights_hash(one) == weights_hash(trained(1)[0])
+    assert weights_hash(one) != weights_hash(other)
 
 
 def test_checkpointer_removes_what_a_kill_left_unfinished(tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ from training.evaluate.pretraining import PretrainingReport
 from training.finetune.run import finetune
 from training.finetune.selection import SeedResult, save_results, seed_folder
 from training.finetune.task import classifier_from
-from training.loop.checkpoint import fingerprint
+from training.loop.checkpoint import weights_hash
 from training.pretrain.run import new_model
 from training.recipe import CorpusConfig, Recipe, SourceConfig
 from training.report.baselines import BASELINES, Figures
@@ -72,7 +72,7 @@ def test_evaluate_of_a_pretrained_network_alone(make_recipe: MakeRecipe, caplog:
     assert "test set" not in text
     figures = figures_of(recipe)
     assert figures["classification"] == {}
-    weights = fingerprint(load_checkpoint(recipe.folder / "pretrained").model)
+    weights = weights_hash(load_checkpoint(recipe.folder / "pretrained").model)
     assert figures["weights"] == {"pretrained": weights}
     assert f"report in {recipe.folder / 'report.md'}" in caplog.messages[-1]
 
