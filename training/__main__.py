@@ -79,8 +79,9 @@ def _all(recipe: Recipe) -> bool:
 
 def _stages(recipe: Recipe) -> list[str]:
     """The commands of `all`, in order."""
+    is_pretrained = recipe.finetune.pretrained and (recipe.finetune.train or not recipe.corpus.sources)
     return [
-        *(() if recipe.finetune.pretrained else ("tokenizer", "prepare", "pretrain")),
+        *(() if is_pretrained else ("tokenizer", "prepare", "pretrain")),
         *(("adapt",) if recipe.adapt else ()),
         *(("distill",) if recipe.distill and recipe.finetune.train else ()),
         *(("finetune",) if recipe.finetune.train else ()),

@@ -25,8 +25,18 @@ RECIPES = Path(__file__).parent / "recipes"
 
 Share = Annotated[float, Field(ge=0, le=1)]
 PositiveShare = Annotated[float, Field(gt=0, le=1)]
-Positive = Annotated[int, Field(gt=0, strict=True)]
-Seed = Annotated[int, Field(ge=0, lt=2**63, strict=True)]
+
+
+def _no_boolean(value: Any) -> Any:
+    if isinstance(value, bool):
+        raise ValueError("give a number")
+    return value
+
+
+Whole = Annotated[int, BeforeValidator(_no_boolean)]
+"""An integer; pydantic takes `true` for 1."""
+Positive = Annotated[Whole, Field(gt=0)]
+Seed = Annotated[Whole, Field(ge=0, lt=2**63)]
 Columns = Annotated[
     tuple[str, ...], BeforeValidator(lambda value: (value,) if isinstance(value, (str, int)) else value)
 ]
@@ -138,8 +148,8 @@ class ModelConfig(_Strict):
     """Published shape, layers × width: tiny 2×128, mini 4×256, small 4×512, medium 8×512, base 12×768, large
     24×1024."""
     hidden_size: Positive | None = None
-    """Width, instead of the preset's: a multiple of 64, or less. Heads are 64 wide, the feed-forward layer is four
-    times as wide."""
+    """Width, instead of the preset's: a multiple of 64, or less than 128. There is a head for every 64 of it; the
+    feed-forward layer is four times as wide."""
     num_hidden_layers: Positive | None = None
     """Layers, instead of the preset's."""
 
@@ -156,8 +166,8 @@ class ModelConfig(_Strict):
 
     @model_validator(mode="after")
     def _valid_shape(self) -> ModelConfig:
-        if self.hidden_size and self.hidden_size > 64 and self.hidden_size % 64:
-            raise ValueError(f"hidden_size is {self.hidden_size}: give a multiple of 64, or less than 64")
+        if self.hidden_size and self.hidden_size % max(1, self.hidden_size // 64):
+            raise ValueError(f"hidden_size is {self.hidden_size}: give a multiple of 64, or less than 128")
         self.bert(vocab_size=1, positions=1)  # raises ConfigError, a ValueError
         return self
 
@@ -281,7 +291,7 @@ class FinetuneConfig(_Strict):
     temperature."""
     epochs: Annotated[float, Field(gt=0)] = 2.0
     """Passes over the texts; cannot be raised for a finished run."""
-    max_length: Annotated[int, Field(ge=8, strict=True)] = 256
+    max_length: Annotated[Whole, Field(ge=8)] = 256
     """Tokens of a text, or of both texts of a pair, in training: the beginning and the end are kept. Dev and test texts
     are read up to the network's positions."""
     batch_tokens: Positive = 4096
@@ -474,7 +484,7 @@ def _message(error: ErrorDetails) -> str:
         is_sources = name in ("sources", "heldout", "train", "test")
         return f"give a list: begin each of its tables with {head}" if is_sources else "give a list: [ ... ]"
     if error["type"] == "model_type":
-        return 'give a table, such as { path = "texts.jsonl" }'
+        return 'give a table, such as { path = "texts.jsonl" }' if isinstance(name, int) else f"give a table: [{name}]"
     if error["type"] == "string_type" and tables[-1:] == ["labels"]:
         return 'give a string; a value with a dot has quotation marks: "1.5" = ...'
     if error["type"] != "extra_forbidden":

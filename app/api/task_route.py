@@ -40,8 +40,9 @@ from model.errors import InvalidTextError
 T = TypeVar("T")
 Schema = TypeVar("Schema", bound=BaseModel)
 
-_PARTS, _MIN_PART_BYTES = 16, 256 * 1024
-"""A large answer is sent in so many parts, of at least so many bytes."""
+_PARTS = 16
+"""Of a large answer."""
+_MIN_PART_BYTES = 256 * 1024
 _MAX_FIELD_ERRORS = 100
 """More are counted instead of listed: listing ten thousand takes too long."""
 _MAX_PLACES = 512

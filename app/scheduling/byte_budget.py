@@ -10,7 +10,8 @@ from app.observability.metrics import Metrics
 
 
 class ByteBudget:
-    """Bytes that requests hold at the same time, at most `limit`. One that needs more may hold them alone."""
+    """Bytes that requests hold at the same time, at most `limit`. A request that needs more may have them if no other
+    holds any."""
 
     def __init__(self, limit: int, metrics: Metrics, *, free: int, what: str) -> None:
         """Make a budget.

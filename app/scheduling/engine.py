@@ -14,7 +14,7 @@ from typing import Generic, TypeVar
 
 from pydantic_core import to_json
 
-from app.errors import DeadlineExceededError, QueueFullError, TooLargeError
+from app.errors import DeadlineExceededError, InvalidInputError, TooLargeError
 from app.inference.types import Answer, Query, ServedModel, Task
 from app.observability.metrics import Metrics
 from app.scheduling import results
@@ -98,7 +98,7 @@ class Engine:
         self._long_characters = 0
         """Of the texts that this thread tokenizes, or that wait for it."""
         self._seconds_per_long_character = 0.0
-        """As the last text took."""
+        """Of the last text."""
         self._answers = ByteBudget(
             policy.max_answers_bytes, metrics, free=policy.inline_answer_bytes, what="bytes of answers are being sent"
         )
@@ -294,7 +294,7 @@ class Engine:
         """Inputs into queries: on the event loop if that is quick, otherwise in a thread.
 
         Raises:
-            QueueFullError: long texts that wait take longer than the deadline allows.
+            QueueFullError, DeadlineUnreachableError: long texts that wait take longer than the deadline allows.
         """
         sizes = [characters(given) for given in inputs]
         size = sum(sizes)
@@ -308,13 +308,17 @@ class Engine:
             return await self._in_thread(self._threads, work)
         seconds = self._long_characters * self._seconds_per_long_character
         if seconds > deadline.remaining:
-            self._metrics.refused()
-            raise QueueFullError(math.ceil(seconds), late=True)
+            self.scheduler.refuse_as_late(math.ceil(seconds), deadline)
 
         def timed_work(check_cancelled: CheckCancelled) -> list[Query]:
-            began = time.monotonic()
-            queries = work(check_cancelled)
+            began, error = time.monotonic(), None
+            try:
+                queries = work(check_cancelled)
+            except InvalidInputError as found:  # a text that is too long is known to be so at its end
+                error = found
             self._seconds_per_long_character = (time.monotonic() - began) / size
+            if error is not None:
+                raise error
             return queries
 
         self._long_characters += size

@@ -12,7 +12,7 @@ import time
 from collections.abc import Awaitable, Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, NoReturn, TypeVar
 
 from app import errors
 from app.observability.metrics import Metrics
@@ -214,11 +214,23 @@ class Scheduler(Generic[Item, Answer]):
         if not (is_full or is_late):
             return
         retry_after = self.throughput.seconds_for(waiting if is_full else ahead)
-        if is_late and not is_full and deadline.from_client:
+        if not is_full:
+            self.refuse_as_late(retry_after, deadline)
+        self._metrics.refused()
+        raise errors.QueueFullError(retry_after)
+
+    def refuse_as_late(self, retry_after: int, deadline: Deadline) -> NoReturn:
+        """Refuse a request because what is ahead of it takes longer than its deadline allows.
+
+        Raises:
+            DeadlineUnreachableError: the deadline is the caller's own.
+            QueueFullError: it is the server's.
+        """
+        if deadline.from_client:
             self._metrics.expired()
             raise errors.DeadlineUnreachableError(retry_after)
         self._metrics.refused()
-        raise errors.QueueFullError(retry_after, late=not is_full)
+        raise errors.QueueFullError(retry_after, late=True)
 
     # Batches --------------------------------------------------------------------------------------------------
 

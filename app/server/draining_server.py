@@ -115,7 +115,7 @@ class DrainingServer(uvicorn.Server):
             return False
         unanswered = sum(not task.done() for task in self._accepted)
         logger.warning(
-            "BERT_DRAIN_SECONDS=%g are over; requests not answered, which get 503 in a second: %d",
+            "BERT_DRAIN_SECONDS=%g are over; requests not answered, or not read to their end: %d",
             self._drain_seconds,
             unanswered,
         )

@@ -9,17 +9,18 @@ from contextlib import suppress
 from pathlib import Path
 
 _GROWTH_BYTES = 128 * 1024 * 1024
-"""So much more memory than after the last time is worth it: it takes some 10 ms on the event loop."""
+"""Growth from which on memory is given back: that takes some 10 ms on the event loop."""
 _PAUSE_SECONDS = 5.0
 """Between two looks at the memory."""
 
 
 class FreedMemory:
-    """Glibc keeps what a burst has freed, since a few later objects lie behind it. A process that keeps a gigabyte is
-    killed by its memory limit at the next burst of another kind, or at the next reload."""
+    """Gives back what glibc keeps of freed memory: all of it, if a few objects in use lie behind it. A process that
+    keeps a gigabyte may be killed by its memory limit at the next burst or reload."""
 
     def __init__(self) -> None:
-        self._last = resident_bytes()
+        self._least = resident_bytes()
+        """What this process has needed."""
         self._next_look = 0.0
 
     def give_back_after_growth(self) -> None:
@@ -27,14 +28,16 @@ class FreedMemory:
         if (now := time.monotonic()) < self._next_look:
             return
         self._next_look = now + _PAUSE_SECONDS
-        if resident_bytes() > self._last + _GROWTH_BYTES:
+        least = self._least
+        if resident_bytes() > least + _GROWTH_BYTES:
             self.give_back()
+            self._least = min(self._least, least)  # what is in use now may be freed before the next look
 
     def give_back(self) -> None:
         """Give all freed memory back. Other C libraries have no `malloc_trim`."""
         with suppress(AttributeError):
             ctypes.CDLL(None).malloc_trim(0)
-        self._last = resident_bytes()
+        self._least = resident_bytes()
 
 
 def resident_bytes() -> int:

@@ -168,9 +168,10 @@ def test_unknown_key_names_the_key_that_may_be_meant(recipe_file: Path, override
         ("pretrain.examples.random_fraction=0.7", r"pretrain\.examples\.random_fraction: .*less than or equal to 0\.5"),
         ("pretrain.examples.mask_fraction=0", r"mask_fraction: .*greater than 0"),
         ("pretrain.examples.final_mask_fraction=2", r"final_mask_fraction: .*less than or equal to 1"),
-        ("model.hidden_size=200", "model: hidden_size is 200: give a multiple of 64, or less than 64"),
+        ("model.hidden_size=200", "model: hidden_size is 200: give a multiple of 64, or less than 128"),
+        ("adapt=2000000", r"adapt: give a table: \[adapt\]"),
         ("finetune.epochs=inf", r"finetune\.epochs: .*finite"),
-        ("pretrain.tokens=true", r"pretrain\.tokens: .*valid integer"),
+        ("pretrain.tokens=true", r"pretrain\.tokens: give a number"),
         ("finetune.max_length=3", r"finetune\.max_length: .*greater than or equal to 8"),
         ('finetune.train={path="a.csv"}', r"finetune\.train: give a list: begin each of its tables with \[\[finetune"),
         (

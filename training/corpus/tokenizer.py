@@ -26,9 +26,11 @@ from training.sources.files import size
 SAMPLE_CHARACTERS = 100_000_000
 """Text to learn from, drawn evenly from all sources: more changes few pieces and takes more memory."""
 
-LOOKED_AT_CHARACTERS, MANY_STRIPPED = 1_000_000, 0.01
-"""Of the sample, to see whether the vocabulary may be in lower case, and the share of letters that it may not change.
-"""
+LOOKED_AT_CHARACTERS = 1_000_000
+"""Of the sample, to see whether lower-casing breaks letters."""
+
+MANY_STRIPPED = 0.01
+"""Share of a text's letters."""
 
 MADE_FROM = "made-from.json"
 

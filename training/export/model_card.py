@@ -38,14 +38,14 @@ def write_card(recipe: Recipe, name: str, target: Path, weights: Mapping[str, st
     if name == "pretrained":
         task, title = "fill-mask", "BERT for masked words and next sentences"
         start, default_start = trained.pretrain.start, "random weights"
-        sources = trained.corpus.sources
+        sources, described = trained.corpus.sources, recipe.corpus.sources
     else:
         task, title = "text-classification", f"BERT classifier: {', '.join(trained.finetune.label_names)}"
         start, default_start = trained.finetune.pretrained, "this run's network"
         sources = trained.finetune.train + (trained.distill.sources if trained.distill else ())
+        described = recipe.finetune.train + (recipe.distill.sources if recipe.distill else ())
         if trained.adapt:
             adapted = f", adapted on {trained.adapt.tokens:,} tokens of the texts to fine-tune on"
-    described = (*recipe.corpus.sources, *recipe.finetune.train, *(recipe.distill.sources if recipe.distill else ()))
     notes = {source_name(source): source.note for source in described}
     card = _TEMPLATE.read_text(encoding="utf-8").format(
         task=task,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import tempfile
 from fnmatch import fnmatch
 from pathlib import Path
 
@@ -12,6 +11,7 @@ import torch
 from model.checkpoint import Checkpoint, Model, load_checkpoint, save_checkpoint, to_hugging_face
 from model.tokenizer import Tokenizer
 from training.errors import RunError
+from training.runtime.lock import run_lock
 
 _NAMES = (
     *("config.json", "*.safetensors", "model.safetensors.index.json", "vocab.txt", "recipe.json"),
@@ -51,27 +51,27 @@ def write_checkpoint_dir(target: Path, model: Model, tokenizer: Tokenizer, dtype
     """Write beside the target, load and compare, then swap: a reader never sees half a checkpoint.
 
     Raises:
-        RunError: what was written is not what is read, or the target is not to be replaced (`check_target`).
+        RunError: what was written is not what is read, the target is not to be replaced (`check_target`), or another
+            process writes it.
     """
-    for leftover in target.parent.glob(f".{target.name}-*"):  # of a write that was killed
-        if (leftover / "old").is_dir() and not target.exists():
-            (leftover / "old").rename(target)
-        shutil.rmtree(leftover)
-    check_target(target)
-    target.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=target.parent, prefix=f".{target.name}-") as folder:
-        made = Path(folder) / "checkpoint"
-        save_checkpoint(made, model, tokenizer, dtype=dtype)
-        _compare(load_checkpoint(made), model, tokenizer, dtype)
-        old = Path(folder) / "old"
+    folder = target.with_name(f".{target.name}.writing")
+    made, old = folder / "checkpoint", folder / "old"
+    with run_lock(folder):
         try:
+            if old.is_dir() and not target.exists():  # the last write was killed between the two renames
+                old.rename(target)
+            for leftover in (made, old):
+                shutil.rmtree(leftover, ignore_errors=True)
+            check_target(target)
+            save_checkpoint(made, model, tokenizer, dtype=dtype)
+            _compare(load_checkpoint(made), model, tokenizer, dtype)
             if target.exists():
                 target.rename(old)
             shutil.move(made, target)
-        except BaseException:  # Ctrl-C, too
-            if old.exists() and not target.exists():
+        finally:
+            if old.exists() and not target.exists():  # Ctrl-C
                 old.rename(target)
-            raise
+            shutil.rmtree(folder)
 
 
 def _compare(loaded: Checkpoint, model: Model, tokenizer: Tokenizer, dtype: torch.dtype) -> None:

@@ -79,7 +79,7 @@ def run(job: FileJob, ask: Ask) -> None:
         names = {name: _free_name(job.prefix + name, columns) for name in job.new_columns}
         writer = RowWriter(job.target_format, (*columns, *names.values()) if columns else ())
         inputs = itertools.chain(first, rows)
-        output.begin(writer.header(), (writer.note_left_out(row.cells) for row in inputs))
+        output.begin(writer.header(), list(names.values()), (writer.note_left_out(row.cells) for row in inputs))
         progress.begin(output.rows, output.failed)
         progress.warn(table.warnings)
         try:

@@ -116,7 +116,7 @@ class Stream:
         self.rows = self.failed = 0
         self._stream = stream
 
-    def begin(self, header: str, inputs: Iterator[Mapping[str, Any]]) -> None:  # noqa: ARG002
+    def begin(self, header: str, added: Sequence[str], inputs: Iterator[Mapping[str, Any]]) -> None:  # noqa: ARG002
         """Write the header."""
         self._stream.write(header)
 
@@ -178,15 +178,23 @@ class PartialFile:
         self._stderr.write(f"{self._path}: going on after {rows:,} rows\n")
         return note
 
-    def begin(self, header: str, inputs: Iterator[Mapping[str, Any]]) -> None:
+    def begin(self, header: str, added: Sequence[str], inputs: Iterator[Mapping[str, Any]]) -> None:
         """Write the header. If an earlier run has written rows, take as many inputs from the iterator instead.
 
+        Args:
+            added: The columns of the answers.
+
         Raises:
-            TableError: these are not the inputs that the earlier run has answered.
+            TableError: these are not the inputs that the earlier run has answered, or it has written other columns.
         """
         note, inputs_hash = self._state.note, self._state.inputs_hash
-        if not self.rows:
-            self._header = header.encode("utf-8", _ERRORS)
+        self._header = header.encode("utf-8", _ERRORS)
+        is_same = note.setdefault("added", list(added)) == list(added)
+        if self.rows and not (is_same and self._beginning(len(self._header)) == self._header):
+            raise TableError(
+                f"{self._path}: has other columns than this command writes, which the first rows of the input tell; "
+                "delete it to begin again"
+            )
         checked = 0
         for given in itertools.islice(inputs, self.rows):
             _update(inputs_hash, given)
@@ -226,6 +234,15 @@ class PartialFile:
         for file in (self._path, note_path(self._path), self._new_note):
             file.unlink(missing_ok=True)
 
+    def _beginning(self, size: int) -> bytes:
+        opened = gzip.open if self._is_compressed else open
+        with opened(self._path, "rb") as file:
+            return bytes(file.read(size))
+
+    @property
+    def _is_compressed(self) -> bool:
+        return self._path.name.lower().endswith(".gz.partial")
+
     @property
     def _new_note(self) -> Path:
         return self._path.with_name(f"{self._path.name}.json.new")
@@ -249,7 +266,7 @@ class PartialFile:
             _update(inputs_hash, given)
         data = "".join(line for _, line, _ in waiting).encode("utf-8", _ERRORS)
         data = data if note["rows"] else self._header + data
-        if self._path.name.lower().endswith(".gz.partial"):
+        if self._is_compressed:
             data = gzip.compress(data)
         try:
             self._file.seek(note["bytes"])

@@ -171,12 +171,16 @@ class Exchange:
         attempt = 0
         while True:
             attempt += 1
+            sent = self.clock()
             reply = yield send
             assert reply is not None, "the outcome of Send is a response or an error"
             if isinstance(reply, httpx.Response) and reply.is_success:
                 return reply
-            elapsed, jitter = self.clock() - start, self.random()
-            pause = pause_before_retry(self.policy, reply, attempt, elapsed, jitter, is_divisible=send.is_divisible)
+            now, jitter = self.clock(), self.random()
+            divisible, took = send.is_divisible, now - sent
+            pause = pause_before_retry(
+                self.policy, reply, attempt, now - start, jitter, is_divisible=divisible, seconds=took
+            )
             if pause is not None:
                 yield Wait(pause)
             elif isinstance(reply, httpx.Response):

@@ -47,6 +47,8 @@ FORMATS = tuple(_SUFFIXES)
 LINE = "text"
 """The name of the only column of plain lines, and of a table that has one column and no header."""
 
+_BYTES = ("binary", "large_binary", "binary_view")
+"""Types of a Parquet column that may be text without a mark that says so."""
 _DELIMITERS = {"csv": ",", "tsv": "\t"}
 _BEGINNING_LINES = 1000
 _BEGINNING_CHARACTERS = 2**20
@@ -140,8 +142,8 @@ def open_table(
 
 
 def _check_lines(file: File) -> None:
-    """Raise TableError if a file that nobody called plain lines begins like JSON lines, or with a header that has the
-    column `text`."""
+    """Raise TableError if a file begins like JSON lines, or with a header that has the column `text`, though its name
+    says that it has plain lines."""
     first = file.start.partition(b"\n")[0].decode("utf-8", "replace").rstrip("\r")
     if _is_json_object(first):
         what, form = "JSON lines", "jsonl"
@@ -373,7 +375,7 @@ def _parquet_rows(file: File, batches: Iterator[Any], arrow_error: type[Exceptio
             rows = [Row(number, cells) for number, cells in enumerate(batch.to_pylist(), number + 1)]
         except conversion_errors:
             rows = [_parquet_row(batch, i, number + 1 + i, conversion_errors) for i in range(len(batch))]
-        for name in (field.name for field in batch.schema if "binary" in str(field.type)):
+        for name in (field.name for field in batch.schema if str(field.type) in _BYTES):
             for row in rows:  # Hive, Impala and old versions of Spark do not mark texts as such
                 with suppress(AttributeError, KeyError, UnicodeDecodeError):  # null, unreadable, no text
                     row.cells[name] = row.cells[name].decode()

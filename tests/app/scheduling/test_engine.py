@@ -17,6 +17,7 @@ from pydantic_core import to_json
 from app.errors import (
     BackendDiedError,
     DeadlineExceededError,
+    DeadlineUnreachableError,
     InferenceError,
     InvalidInputError,
     QueueFullError,
@@ -205,7 +206,8 @@ async def test_others_do_not_wait_behind_giant_texts(backend: Any) -> None:
 async def test_giant_text_behind_others_is_refused_at_once_if_it_would_be_late(backend: Any) -> None:
     held, giant = threading.Event(), "!" * 200_000
     async with running(backend) as engine:
-        await engine.labels(Task.SENTIMENT, [giant], deadline=soon(), truncate=True)
+        with pytest.raises(InvalidInputError):
+            await engine.labels(Task.SENTIMENT, [giant], deadline=soon())
         assert 0 < engine._seconds_per_long_character < 1e-4
         busy = engine._long_text_thread.submit(held.wait, PATIENCE)
         waiting = asyncio.create_task(engine.labels(Task.SENTIMENT, [giant], deadline=soon(), truncate=True))
@@ -213,6 +215,9 @@ async def test_giant_text_behind_others_is_refused_at_once_if_it_would_be_late(b
         engine._seconds_per_long_character = 10 / len(giant)
         with pytest.raises(QueueFullError, match="take longer than this request's deadline allows; try again in 10 s"):
             await engine.labels(Task.SENTIMENT, [giant], deadline=Deadline.after(5), truncate=True)
+        deadline = Deadline.after(5, from_client=True)
+        with pytest.raises(DeadlineUnreachableError):
+            await engine.labels(Task.SENTIMENT, [giant], deadline=deadline, truncate=True)
         patient = asyncio.create_task(engine.labels(Task.SENTIMENT, [giant], deadline=soon(), truncate=True))
         held.set()
         assert all(reply.results[0].truncated for reply in (await waiting, await patient))

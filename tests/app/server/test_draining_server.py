@@ -79,7 +79,7 @@ async def test_drain_that_lasts_too_long_answers_503_and_says_so(
         backend.gate.set()  # a server that closes waits for the running batch
         metrics = served.server.config.app.state.metrics  # type: ignore[union-attr]
         await served.end()
-    assert "BERT_DRAIN_SECONDS=0.1 are over; requests not answered, which get 503 in a second: 2" in caplog.text
+    assert "BERT_DRAIN_SECONDS=0.1 are over; requests not answered, or not read to their end: 2" in caplog.text
     assert metrics.registry.get_sample_value("bert_requests_cancelled_total") == 0
 
 
@@ -235,6 +235,7 @@ class Reloadable:
         before = self.reloads(result)
         self.process.send(signal.SIGHUP)
         wait_until(lambda: self.reloads(result) > before)
+        assert self.process.metric("bert_last_reload_successful") == (result == "ok")
 
 
 @pytest.fixture(scope="module")

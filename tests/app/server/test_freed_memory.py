@@ -31,6 +31,20 @@ def test_memory_of_a_burst_is_given_back(monkeypatch: pytest.MonkeyPatch) -> Non
     assert len(last) == 100_000
 
 
+def test_memory_of_a_burst_that_was_seen_is_given_back_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(freed_memory, "_GROWTH_BYTES", 50_000_000)
+    monkeypatch.setattr(freed_memory, "_PAUSE_SECONDS", 0)
+    memory = FreedMemory()
+    blocks = [bytes(65_000) for _ in range(4000)]
+    last = bytes(100_000)
+    memory.give_back_after_growth()
+    blocks.clear()
+    kept = resident_bytes()
+    memory.give_back_after_growth()
+    assert resident_bytes() < kept - 100e6
+    assert len(last) == 100_000
+
+
 def test_memory_is_looked_at_every_few_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
     given: list[bool] = []
     monkeypatch.setattr(FreedMemory, "give_back", lambda _: given.append(True))

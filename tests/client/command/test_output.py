@@ -40,7 +40,7 @@ def job(
     writer = RowWriter("csv", ("text", "label"))
     try:
         with open_output(str(path), OPTIONS | options, stderr) as target:
-            target.begin(writer.header(), inputs)
+            target.begin(writer.header(), ["label"], inputs)
             for cells in inputs:
                 if stop_after is not None and len(asked) == stop_after:
                     raise error or StoppedError
@@ -146,7 +146,7 @@ def test_output_without_rows_leaves_nothing_after_an_error(tmp_path: Path) -> No
 def test_output_counts_the_rows_of_all_runs(tmp_path: Path) -> None:
     job(tmp_path / "out.csv", stop_after=3)
     with open_output(str(tmp_path / "out.csv"), OPTIONS, io.StringIO()) as target:
-        target.begin("", iter(ROWS))
+        target.begin("", [], iter(ROWS))
         assert (target.rows, target.failed) == (3, 1)
 
 
@@ -165,7 +165,7 @@ def test_output_goes_on_after_a_kill_at_any_moment(tmp_path: Path, left: bytes) 
 def test_output_goes_on_after_a_kill_within_its_first_save(tmp_path: Path) -> None:
     path, partial, note = (tmp_path / f"out.csv{end}" for end in ("", ".partial", ".partial.json"))
     with open_output(str(path), OPTIONS, io.StringIO()) as target:
-        target.begin("text,label\n", iter(()))
+        target.begin("text,label\n", ["label"], iter(()))
         first_note = note.read_bytes()
     path.unlink()
     partial.write_text("text,label\ngoo")
@@ -181,9 +181,22 @@ def test_output_of_another_input_is_not_said_to_go_on(tmp_path: Path) -> None:
         pytest.raises(TableError, match="are not those that the input begins with"),
         open_output(str(tmp_path / "out.csv"), OPTIONS, stderr) as target,
     ):
-        target.begin("", iter([{"text": "other"}] * 4))
+        target.begin("text,label\n", ["label"], iter([{"text": "other"}] * 4))
     assert stderr.getvalue() == f"{tmp_path}/out.csv.partial: going on after 2 rows\n"
     assert job(tmp_path / "out.csv")[0] == ["é", "so so"]
+
+
+@pytest.mark.parametrize(("header", "added"), [("text,other\n", ["label"]), ("text,label\n", ["predicted_label"])])
+@pytest.mark.parametrize("suffix", ["csv", "csv.gz"])
+def test_output_with_other_columns_is_refused(tmp_path: Path, suffix: str, header: str, added: list[str]) -> None:
+    path = tmp_path / f"out.{suffix}"
+    job(path, stop_after=2)
+    with (
+        pytest.raises(TableError, match="has other columns than this command writes"),
+        open_output(str(path), OPTIONS, io.StringIO()) as target,
+    ):
+        target.begin(header, added, iter(ROWS))
+    assert job(path)[0] == ["é", "so so"]
 
 
 def test_output_of_an_interrupted_job_has_all_answers(tmp_path: Path) -> None:
@@ -215,7 +228,7 @@ def test_output_interrupt_within_a_save_loses_nothing(
 def test_output_is_saved_while_no_rows_come(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(output, "SAVE_SECONDS", 0.02)
     with open_output(str(tmp_path / "out.csv"), OPTIONS, io.StringIO()) as target:
-        target.begin("text\n", iter(()))
+        target.begin("text\n", [], iter(()))
         target.add(ROWS[0], "good\n", failed=False)
         until = time.monotonic() + 30
         while json.loads((tmp_path / "out.csv.partial.json").read_bytes())["rows"] == 0:
@@ -288,7 +301,7 @@ def test_output_partial_file_that_lost_rows_is_an_error(tmp_path: Path) -> None:
 def test_output_two_processes_do_not_share_a_file(tmp_path: Path) -> None:
     path = tmp_path / "out.csv"
     with open_output(str(path), OPTIONS, io.StringIO()) as target:
-        target.begin("text,label\n", iter(()))
+        target.begin("text,label\n", ["label"], iter(()))
         with pytest.raises(TableError, match="another process is writing it"):
             job(path)
     assert path.read_text() == "text,label\n"
@@ -348,7 +361,7 @@ def test_output_lone_surrogate_is_written_as_jsons_escape(
     with written.open("w", encoding="ascii") as stdout:
         monkeypatch.setattr("sys.stdout", stdout)
         with open_output(name if name == "-" else str(tmp_path / name), {}, io.StringIO()) as target:
-            target.begin("", iter(()))
+            target.begin("", [], iter(()))
             target.add(lone, RowWriter("jsonl", ()).row(lone), failed=False)
     content = written.read_bytes() or os.read(reader, 99) or (tmp_path / name).read_bytes()
     os.close(reader)

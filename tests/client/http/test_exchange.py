@@ -207,6 +207,18 @@ def test_answer_request_is_halved_and_repeated_while_a_proxy_gives_504() -> None
     assert [step if isinstance(step, float) else len(step) for step in steps] == [4, 2, 1, 0.5, 1, 1.0, 1, 1, 2]
 
 
+def test_answer_input_too_slow_for_a_proxy_costs_no_other() -> None:
+    now = 0.0
+
+    def answer(inputs: list[str]) -> httpx.Response:
+        nonlocal now
+        now += 10 if "b" in inputs else 1
+        return httpx.Response(504) if "b" in inputs else ok(inputs)
+
+    outcomes, _ = ask(list("abcd"), answer, clock=lambda: now)
+    assert labels(outcomes) == ["a", "no_problem_document", "c", "d"]
+
+
 def test_answer_slow_input_costs_no_other() -> None:
     outcomes, _ = ask(list("abcd"), lambda inputs: problem(504, "deadline_exceeded") if "b" in inputs else ok(inputs))
     assert labels(outcomes) == ["a", "deadline_exceeded", "c", "d"]

@@ -60,6 +60,14 @@ def test_pause_before_retry_slow_request_is_halved_instead() -> None:
     assert [pause_before_retry(POLICY, one, 1, 0, 0, is_divisible=True) for one in (slow, told)] == [None, 2]
 
 
+def test_pause_before_retry_slow_input_is_tried_three_times() -> None:
+    def pauses(seconds: float) -> list[float | None]:
+        return [pause_before_retry(POLICY, httpx.Response(504), n, 0, 0, seconds=seconds) for n in (1, 2, 3)]
+
+    assert pauses(4.9) == [0.5, 1, 1.5]
+    assert pauses(5) == [0.5, 1, None]
+
+
 def test_pause_before_retry_doubles_up_to_a_limit_with_jitter() -> None:
     assert [pause((503, {}), attempt, jitter=0) for attempt in (1, 2, 3)] == [0.5, 1, 1.5]
     assert [pause((503, {}), attempt, jitter=1) for attempt in (1, 2, 3)] == [1, 2, 3]

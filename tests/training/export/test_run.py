@@ -13,6 +13,7 @@ import torch
 from safetensors.torch import load_file
 
 from model import Tokenizer, load_checkpoint, save_checkpoint
+from tests.training.commands import occupied
 from tests.training.conftest import MakeRecipe
 from training.errors import RunError
 from training.export.run import export
@@ -132,11 +133,17 @@ def test_checkpoint_dir_of_a_write_that_was_killed_is_tidied_up(
 ) -> None:
     model = load_checkpoint(pretrained).model
     for folder in ("old", "checkpoint"):  # killed between the two renames
-        shutil.copytree(pretrained, tmp_path / ".out-x" / folder)
-    (tmp_path / ".out-x" / "old" / "foreign.txt").touch()
+        shutil.copytree(pretrained, tmp_path / ".out.writing" / folder)
+    (tmp_path / ".out.writing" / "old" / "foreign.txt").touch()
+    (tmp_path / ".out-backup").mkdir()
     with pytest.raises(RunError, match=r"holds other files than a checkpoint's, which would be deleted: foreign\.txt"):
         write_checkpoint_dir(tmp_path / "out", model, tokenizer, torch.float32)
-    assert [file.name for file in tmp_path.iterdir()] == ["out"]
+    assert sorted(file.name for file in tmp_path.iterdir()) == [".out-backup", "out"]
+    (tmp_path / "out" / "foreign.txt").unlink()
+    with occupied(tmp_path / ".out.writing"), pytest.raises(RunError, match="another process works in"):
+        write_checkpoint_dir(tmp_path / "out", model, tokenizer, torch.float32)
+    write_checkpoint_dir(tmp_path / "out", model, tokenizer, torch.float32)
+    assert sorted(file.name for file in tmp_path.iterdir()) == [".out-backup", "out"]
 
 
 def test_checkpoint_dir_that_is_read_back_differently_is_an_error(
@@ -211,14 +218,16 @@ def test_card_has_the_recipe_that_was_trained_and_not_the_command_line_of_now(ru
 
 
 def test_card_has_the_words_of_now(run: Recipe) -> None:
-    sources = tuple(source.model_copy(update={"note": "CC BY"}) for source in run.corpus.sources)
     changes = {"description": "Of now.", "limits": ("Irony.",), "seed": 77}
-    changes["corpus"] = run.corpus.model_copy(update={"sources": sources})
-    for target, source in zip(export(run.model_copy(update=changes)), ("stories", "reviews"), strict=True):
+    for table, key in (("corpus", "sources"), ("finetune", "train")):
+        settings = getattr(run, table)
+        sources = tuple(one.model_copy(update={"note": f"Note of {table}"}) for one in getattr(settings, key))
+        changes[table] = settings.model_copy(update={key: sources})
+    for target, table in zip(export(run.model_copy(update=changes)), ("corpus", "finetune"), strict=True):
         card = (target / "README.md").read_text()
         assert "\n\nOf now.\n\n" in card
         assert "\n## Limits\n\n- Irony.\n" in card
-        assert re.search(rf"- {source}: .*\. CC BY$", card, re.MULTILINE) is not None or source == "reviews"
+        assert re.findall(r"^- .*\. (Note of \w+)$", card, re.MULTILINE) == [f"Note of {table}"]
         resolved = read_resolved(target)
         assert resolved is not None
         assert resolved.seed != 77
