@@ -127,7 +127,7 @@ class Settings(BaseModel):
     max_queue_tokens: int = Field(
         262_144,
         ge=1,
-        description="tokens that may wait ahead of a request, its own included; beyond that, or if late, it gets 429",
+        description="tokens that may wait ahead of a request, its own included; beyond that it gets 429",
     )
     max_client_batch: int = Field(512, ge=1, le=65_536, description="inputs in one request")
     max_body_bytes: int = Field(2 * 1024 * 1024, ge=1, description="bytes in one request body")

@@ -266,7 +266,7 @@ def _cells(figures: Iterable[float | None], digits: int = 4) -> list[str]:
 def _pretraining_table(reports: Mapping[str, PretrainingReport]) -> str:
     head = (
         *("held-out text", "examples", "masked-LM loss", "unigram entropy", "masked-LM accuracy"),
-        *("most frequent token", "next sentence, mixed", "next sentence, random documents", "coin"),
+        *("most frequent token", "next sentence, mixed", "next sentence, random documents", "guessing"),
     )
     rows = []
     for name, r in reports.items():
@@ -277,8 +277,8 @@ def _pretraining_table(reports: Mapping[str, PretrainingReport]) -> str:
 
 def _classification_table(report: Report) -> str:
     head = (
-        *("test set", "texts", "accuracy ± standard error", "majority", *report.baselines),
-        *("balanced accuracy", "calibration error", "by chance"),
+        *("test set", "texts", "accuracy ± standard error", "most frequent label", *report.baselines),
+        *("balanced accuracy", "calibration error", "if calibrated"),
     )
     rows = []
     for name, source in report.classification.items():

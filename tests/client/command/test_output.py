@@ -146,7 +146,7 @@ def test_output_without_rows_leaves_nothing_after_an_error(tmp_path: Path) -> No
 def test_output_counts_the_rows_of_all_runs(tmp_path: Path) -> None:
     job(tmp_path / "out.csv", stop_after=3)
     with open_output(str(tmp_path / "out.csv"), OPTIONS, io.StringIO()) as target:
-        target.begin("", [], iter(ROWS))
+        target.begin("text,label\n", ["label"], iter(ROWS))
         assert (target.rows, target.failed) == (3, 1)
 
 
