@@ -117,8 +117,8 @@ class ProcessPool:
             writer.close()
 
     @property
-    def max_concurrent_batches(self) -> int:
-        """See `Backend.max_concurrent_batches`: one batch fewer while the HTTP process needs a core."""
+    def preferred_concurrent_batches(self) -> int:
+        """See `Backend.preferred_concurrent_batches`: one batch fewer while the HTTP process needs a core."""
         now = time.monotonic()
         if now - self._busy_checked > _BUSY_CHECK_SECONDS:
             used = time.process_time()

@@ -95,8 +95,8 @@ class Backend(Protocol):
     """Complete once `load` is done."""
 
     @property
-    def max_concurrent_batches(self) -> int:
-        """How many batches to compute at the same time now: at most `processes`."""
+    def preferred_concurrent_batches(self) -> int:
+        """How many batches to compute at the same time, unless much waits: at most `processes`."""
         ...
 
     async def load(self, on_death: Callable[[BackendDiedError], None]) -> None:

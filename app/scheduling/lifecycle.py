@@ -75,7 +75,7 @@ class Lifecycle:
             throughput=Throughput(fixed_batch_tokens=settings.max_batch_tokens),
             max_queue_tokens=settings.max_queue_tokens,
             metrics=metrics,
-            max_concurrent_batches=lambda: self.current.backend.max_concurrent_batches,
+            preferred_concurrent_batches=lambda: self.current.backend.preferred_concurrent_batches,
             on_failure=self._on_failure,
         )
         self.current = LoadedBackend(make_backend())

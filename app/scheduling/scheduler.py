@@ -55,14 +55,14 @@ class Scheduler(Generic[Item, Answer]):
         throughput: Throughput,
         max_queue_tokens: int,
         metrics: Metrics,
-        max_concurrent_batches: Callable[[], int] = lambda: 1,
+        preferred_concurrent_batches: Callable[[], int] = lambda: 1,
         on_failure: Callable[[BaseException], None] = lambda _: None,
     ) -> None:
         """Prepare the queue; nothing is computed before `open`.
 
         Args:
             max_queue_tokens: tokens that may wait ahead of a request, its own included.
-            max_concurrent_batches: how many batches may run now. If half a full batch waits, every free process
+            preferred_concurrent_batches: how many batches may run now. If half a full batch waits, every free process
                 computes.
             on_failure: called once, before any request fails, when no further batch can succeed.
         """
@@ -75,11 +75,11 @@ class Scheduler(Generic[Item, Answer]):
         self.fatal_error: BaseException | None = None
         self._run = run
         self._metrics = metrics
-        self._max_concurrent_batches = max_concurrent_batches
+        self._preferred_concurrent_batches = preferred_concurrent_batches
         self._on_failure = on_failure
         self._processes = 0
         self._queue = FairQueue[Item, Answer]()
-        self._load = LoadBySize()
+        self._load_by_size = LoadBySize()
         self._unanswered: set[QueuedRequest[Item, Answer]] = set()
         self._running: set[Running] = set()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -139,7 +139,7 @@ class Scheduler(Generic[Item, Answer]):
             self._metrics.expired()
             raise errors.DeadlineExceededError
         self.check_capacity(request.tokens, request.items, deadline)
-        self._load.add(request)
+        self._load_by_size.add(request)
         self.reserved_tokens += request.tokens
         try:
             yield request
@@ -148,7 +148,7 @@ class Scheduler(Generic[Item, Answer]):
 
     def _release(self, request: QueuedRequest[Item, Answer]) -> None:
         """Take a request out of the load and of the reservations; without effect the second time."""
-        self._load.remove(request)
+        self._load_by_size.remove(request)
         if not request.submitted:
             self.reserved_tokens -= request.tokens
         request.tokens = request.largest_item_tokens = 0
@@ -169,7 +169,7 @@ class Scheduler(Generic[Item, Answer]):
         request.submitted = time.monotonic()
         self.check_capacity(sum(tokens), len(items), request.deadline)
         request.tokens, request.largest_item_tokens = sum(tokens), max(tokens)
-        self._load.add(request)
+        self._load_by_size.add(request)
         future = request.future = asyncio.get_running_loop().create_future()
         request.fill(encoder, items, tokens)
         self._queue.push(request)
@@ -206,7 +206,7 @@ class Scheduler(Generic[Item, Answer]):
             raise errors.TooLargeError(
                 f"the request has {tokens} tokens, the queue holds {self.max_queue_tokens}; send fewer inputs"
             )
-        ahead = self._load.tokens_ahead(items)
+        ahead = self._load_by_size.tokens_ahead(items)
         waiting = min(self.queued_tokens + self.reserved_tokens, ahead)  # a large request leaves room for small ones
         is_full = waiting and waiting + tokens > self.max_queue_tokens * (1 - headroom)
         backlog = self.throughput.max_backlog(deadline.remaining)
@@ -261,11 +261,11 @@ class Scheduler(Generic[Item, Answer]):
 
     def _free_slots(self) -> int:
         """Batches that may start now: one per free process if half a full batch waits, else only up to
-        `max_concurrent_batches`, which leaves a core to HTTP."""
+        `preferred_concurrent_batches`, which leaves a core to HTTP."""
         free = self._processes - len(self._running)
         if 2 * self._queue.tokens >= self.throughput.batch_tokens:
             return free
-        return min(self._max_concurrent_batches() - len(self._running), free)
+        return min(self._preferred_concurrent_batches() - len(self._running), free)
 
     async def _compute(self, batch: list[Pending[Item, Answer]], running: Running) -> None:
         try:

@@ -23,7 +23,7 @@ class FakeBackend:
     models: dict[str, ServedModel]
     fault: Callable[[Query], BaseException | None] = lambda _: None
     load_error: BaseException | None = None
-    max_concurrent_batches: int = 1
+    preferred_concurrent_batches: int = 1
     closed: bool = False
     batches: list[list[Query]] = field(default_factory=list)
     gate: threading.Event = field(default_factory=threading.Event)
@@ -72,7 +72,7 @@ class ThreadBackend:
 
     def __init__(self, config: BackendConfig) -> None:
         self._backend = TorchBackend(config)
-        self.max_concurrent_batches = 1
+        self.preferred_concurrent_batches = 1
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._backend, name)

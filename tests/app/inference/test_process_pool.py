@@ -341,9 +341,9 @@ async def test_process_pool_fork_ends_with_the_first_process(own_pair: ProcessPo
 
 async def test_process_pool_runs_one_batch_fewer_while_this_process_is_busy(pair: ProcessPool) -> None:
     pair._busy_checked, pair._busy_time = time.monotonic() - 1.0, time.process_time() - 0.6
-    assert pair.max_concurrent_batches == 1
+    assert pair.preferred_concurrent_batches == 1
     pair._busy_checked, pair._busy_time = time.monotonic() - 1.0, time.process_time() - 0.4
-    assert pair.max_concurrent_batches == 2
+    assert pair.preferred_concurrent_batches == 2
 
 
 async def test_process_pool_only_a_lone_text_in_the_first_process_may_take_all_threads(

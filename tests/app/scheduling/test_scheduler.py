@@ -93,7 +93,7 @@ async def running(
         throughput=Throughput(ThroughputPolicy(max_queue_fraction=1.0), fixed_batch_tokens=batch),
         max_queue_tokens=queue,
         metrics=Counts(),
-        max_concurrent_batches=max_concurrent or (lambda: processes),
+        preferred_concurrent_batches=max_concurrent or (lambda: processes),
         on_failure=on_failure,
     )
     scheduler.open(processes)
@@ -388,7 +388,7 @@ async def test_scheduler_large_request_does_not_keep_out_small_ones(computer: Co
         computer.gate.set()
         assert await asyncio.gather(*small) == [[0], [2], [4]]
         assert [len(answers) for answers in await asyncio.gather(large, middle)] == [100, 50]
-        assert scheduler._load.tokens_ahead(1000) == 0
+        assert scheduler._load_by_size.tokens_ahead(1000) == 0
 
 
 async def test_scheduler_request_that_fills_the_queue_leaves_room_for_small_ones(computer: Computer) -> None:
