@@ -35,6 +35,24 @@ def test_shown_examples_work_on_execute(open_page: OpenPage) -> None:
         assert len(answer["results"]) == (len(inputs) if isinstance(inputs, list) else 1), path
 
 
+def test_docs_fit_a_phone_and_hide_the_servers(open_page: OpenPage) -> None:
+    page = open_page("/docs", viewport={"width": 360, "height": 740})
+    descriptions = page.locator(".opblock-tag small")
+    descriptions.first.wait_for()
+    assert min(box.bounding_box()["width"] for box in descriptions.all()) > 250  # type: ignore[index]
+    assert page.get_by_role("button", name="Authorize").is_visible()
+    assert not page.get_by_text("Servers").is_visible()
+    page.get_by_role("link", name="Playground").click()
+    page.get_by_role("heading", name="BERT playground").wait_for()
+
+
+def test_docs_without_the_document_say_so(open_page: OpenPage) -> None:
+    page = open_page("/info")
+    page.route("**/openapi.json", lambda route: route.fulfill(status=502, body="<h1>Bad gateway</h1>"))
+    page.goto("/docs")
+    page.get_by_text("The OpenAPI document could not be loaded; reload the page.").wait_for()
+
+
 def test_pages_behind_the_key_open_with_it_as_password(browser: Browser, pretrained: Path, sentiment: Path) -> None:
     checkpoints = {"BERT_PRETRAINED": str(pretrained), "BERT_SENTIMENT": str(sentiment)}
     with running(checkpoints | {"BERT_DOCS": "key", "BERT_API_KEYS": "the-key"}) as service:

@@ -3,7 +3,9 @@
 import { access, ask, curl, info, parameters, python } from "./service.js";
 
 const MASK = "[MASK]";
+const MOST_BUTTONS = 2000; // a button for each word of a book takes seconds and much memory
 const PAUSE = 250; // milliseconds after the last keystroke before a request is sent
+const WAIT = 1000; // milliseconds of a request before the page says that it waits
 
 const $ = (selector, root = document) => root.querySelector(selector);
 const percent = (share) => `${(100 * share).toFixed(share > 0.0995 || share < 0.0005 ? 0 : 1)} %`;
@@ -61,14 +63,19 @@ const panels = {
     missing: ([text]) => (text.includes(MASK) ? null : "No word is masked yet."),
 
     draw([text]) {
+      const tooMany = words(text).length > MOST_BUTTONS;
+      $("#masked-hint").textContent = tooMany
+        ? `A text of more than ${MOST_BUTTONS.toLocaleString("en")} words has no buttons; write ${MASK} in place of a word.`
+        : "Click a word to mask it; click the mask to restore the word.";
+      if (tooMany) return $("#masked-words").replaceChildren();
       const toggle = (word) => {
         const masked = word[0] === MASK;
-        const before = text.slice(0, word.index);
-        if (!masked) this.hidden.set(before, word[0]);
         const chip = element("button", { className: masked ? "chip masked" : "chip" }, word[0]);
         chip.setAttribute("aria-pressed", masked);
         chip.addEventListener("click", () => {
           const index = [...$("#masked-words").children].indexOf(chip);
+          const before = text.slice(0, word.index);
+          if (!masked) this.hidden.set(before, word[0]);
           const likeliest = this.masks[before.split(MASK).length - 1]?.predictions[0]?.token_str ?? "…";
           put("fill-mask", [spliced(text, word, masked ? (this.hidden.get(before) ?? likeliest) : MASK)]);
           $("#masked-words").children[index]?.focus();
@@ -155,6 +162,12 @@ const panels = {
     },
 
     colour(text, label, shifts) {
+      $("#influence").hidden = false;
+      if (shifts.every(([, by]) => Math.abs(by) < 0.005)) {
+        $("#influence .words").replaceChildren(text);
+        $("#influence .hint").textContent = "No single word changes the score.";
+        return;
+      }
       const shift = new Map(shifts.map(([word, by]) => [word.index, by]));
       const most = Math.max(...shifts.map(([, by]) => Math.abs(by)), 0.01);
       const signed = (by) => `${by < 0 ? "−" : "+"}${Math.abs(by).toFixed(2)}`;
@@ -170,7 +183,6 @@ const panels = {
       $("#influence .words").replaceChildren(...marked(text, tinted));
       const each = words(text).length > shifts.length ? `each of the first ${shifts.length} words` : "each word";
       $("#influence .hint").textContent = `What ${each} adds to ${label}, found by masking it. The largest: ${told}.`;
-      $("#influence").hidden = false;
     },
   },
 };
@@ -180,6 +192,7 @@ let isRegression = false; // its scores are numbers, not shares
 let current = "fill-mask";
 let pending = new AbortController();
 let timer;
+let statusTimer;
 
 const busy = (state) => $("main").setAttribute("aria-busy", state);
 const values = () => panels[current].fields.map((id) => $(`#${id}`).value);
@@ -210,9 +223,11 @@ async function run() {
   const { signal } = (pending = new AbortController());
   const missing = texts.some((text) => !text.trim()) ? "The text is empty." : panel.missing?.(texts);
   if (missing) return fail(missing, output);
+  const waiting = setTimeout(wait, WAIT, output);
   try {
-    const answer = await ask(current, panel.inputs(texts), signal);
+    const answer = await ask(current, panel.inputs(texts), signal).finally(() => clearTimeout(waiting));
     say("");
+    leaveAccess();
     panel.show(answer.results[0], output);
     tell(answer);
     busy(false);
@@ -223,15 +238,38 @@ async function run() {
 }
 
 function refused(error, output) {
-  if (error.status === 401) $("#access").hidden = false;
+  if (error.status === 401) return requireKey(error, output);
+  if (error.status === 0 || error.status === 503) introduce(); // the header still says "ready"
   if (error.code === "text_too_long") $("#cutting").hidden = false;
   fail(error.retryAfter ? `${error.message} Trying again…` : error.message, output);
   if (error.retryAfter) timer = setTimeout(run, 1000 * error.retryAfter);
 }
 
+function requireKey(error, output) {
+  const isNew = $("#access").hidden;
+  $("#access").hidden = false;
+  fail(access.key ? error.message : "Enter an API key above.", output);
+  if (isNew && !access.key) $("#key").focus(); // only once: the user may be typing a text
+}
+
+function leaveAccess() {
+  const hasFocus = $("#access").contains(document.activeElement);
+  $("#access").hidden = true;
+  if (hasFocus) $(`#${panels[current].fields[0]}`).focus();
+}
+
+function wait(output) {
+  say("Waiting for the service…");
+  clear(output);
+}
+
 function fail(sentence, output) {
   busy(false);
   say(sentence);
+  clear(output);
+}
+
+function clear(output) {
   output.replaceChildren();
   $("#influence").hidden = true;
   $("#timing").textContent = "";
@@ -285,6 +323,7 @@ async function copy(event) {
 }
 
 async function introduce() {
+  clearTimeout(statusTimer);
   try {
     const { status, models, device, dtype, limits } = await info();
     mostWords = Math.min(mostWords, limits.max_client_batch);
@@ -293,11 +332,16 @@ async function introduce() {
     if (isRegression !== wasRegression) changed(0); // an answer may have been drawn before
     const sizes = models.map(({ name, parameters }) => `${name} ${compact.format(parameters)}`);
     $("#status").textContent = [status, ...sizes, `${device} ${dtype}`].join(" · ");
-    if (status === "loading") setTimeout(introduce, 1000);
+    if (status !== "ready") introduceAgain(1000);
   } catch (error) {
     $("#status").textContent = error.message;
-    setTimeout(introduce, 3000);
+    introduceAgain(3000);
   }
+}
+
+function introduceAgain(pause) {
+  clearTimeout(statusTimer); // of another call that ended meanwhile
+  statusTimer = setTimeout(introduce, pause);
 }
 
 for (const [name, panel] of Object.entries(panels)) {

@@ -16,11 +16,16 @@ export class Problem extends Error {
   }
 }
 
-async function request(path, options) {
-  const response = await fetch(base + path, options).catch(() => {
-    throw new Problem(0, "the service cannot be reached", 2);
+const timedOut = () => new Problem(0, "the service did not answer within 60 seconds");
+
+async function request(path, options, signal) {
+  const timeout = AbortSignal.timeout(60_000);
+  const signals = signal ? [signal, timeout] : [timeout];
+  const response = await fetch(base + path, { ...options, signal: AbortSignal.any(signals) }).catch(() => {
+    throw timeout.aborted ? timedOut() : new Problem(0, "the service cannot be reached", 2);
   });
   const answer = await response.json().catch(() => {
+    if (timeout.aborted) throw timedOut();
     if (response.ok) throw new Problem(response.status, "the answer is not JSON, so it is not from the service");
     return {}; // a proxy's page
   });
@@ -34,10 +39,11 @@ const requestBody = (inputs) => (Object.keys(parameters).length ? { inputs, para
 // The results of a task, and the times in milliseconds: `total` in the browser, the stages from Server-Timing.
 export async function ask(task, inputs, signal) {
   const headers = { "Content-Type": "application/json" };
+  if (!/^[\x20-\x7e]*$/.test(access.key)) throw new Problem(401, "an API key has only ASCII characters");
   if (access.key) headers.Authorization = `Bearer ${access.key}`;
   const started = performance.now();
   const body = JSON.stringify(requestBody(inputs));
-  const [answer, received] = await request(task, { method: "POST", headers, body, signal });
+  const [answer, received] = await request(task, { method: "POST", headers, body }, signal);
   const stages = [...(received.get("Server-Timing") ?? "").matchAll(/(\w+);dur=([\d.]+)/g)];
   const timing = Object.fromEntries(stages.map(([, stage, milliseconds]) => [stage, Number(milliseconds)]));
   return { ...answer, timing: { ...timing, total: performance.now() - started } };
