@@ -28,7 +28,10 @@ from model.tokenizer import Tokenizer
 
 Model = BertForPreTraining | BertForSequenceClassification
 
-ARCHITECTURES = ("BertForPreTraining", "BertForMaskedLM", "BertForSequenceClassification")
+_PRETRAINING = ("BertForPreTraining", "BertForMaskedLM")
+ARCHITECTURES = (*_PRETRAINING, "BertForSequenceClassification")
+_LABEL_FIELDS = ("id2label", "num_labels", "problem_type")
+"""Fields of `config.json` that only a classifier uses; those of a pretraining checkpoint are ignored."""
 
 # Our names and Hugging Face's. `query_key_value` is three tensors there and handled separately.
 _LAYER_NAMES = {
@@ -80,11 +83,13 @@ def load_checkpoint(directory: Path | str, *, dtype: torch.dtype = torch.float32
     if "config.json" not in names and (found := [*path.glob("*/config.json"), *path.glob("snapshots/*/config.json")]):
         raise CheckpointError(path, f"has no config.json; did you mean {found[0].parent}?")
     values = read_json(path / "config.json")
+    if _named(values) in _PRETRAINING:
+        values = {name: value for name, value in values.items() if name not in _LABEL_FIELDS}
     try:
         config = BertConfig.from_dict(values)
     except ConfigError as error:
         raise CheckpointError(path / "config.json", str(error)) from None
-    model = _build(path, config, values.get("architectures"))
+    model = _build(path, config, _named(values))
     tokenizer = Tokenizer.load(path, segments=config.type_vocab_size)
     if tokenizer.vocab_size > config.vocab_size:
         advice = "call model.resize_token_embeddings(len(tokenizer)) after adding tokens, train, and save both"
@@ -203,13 +208,18 @@ def _take(tensors: Mapping[str, Tensor], names: tuple[str, ...], shape: tuple[in
     raise CheckpointError(file, f"tensor {names[0]} is missing; found: {', '.join([*tensors][:2])}, …")
 
 
-def _build(path: Path, config: BertConfig, architectures: Any) -> Model:
+def _named(values: Mapping[str, Any]) -> Any:
+    """The architecture that `config.json` names, which need not be a string, or None."""
+    architectures = values.get("architectures")
+    return architectures[0] if isinstance(architectures, list) and architectures else None
+
+
+def _build(path: Path, config: BertConfig, named: Any) -> Model:
     """The model that the configuration and the names of the tensors describe, with its weights."""
-    named = architectures[0] if isinstance(architectures, list) and architectures else None
     if named is not None and named not in ARCHITECTURES:
         reason = f"unsupported architecture {named!r}; supported: {', '.join(ARCHITECTURES)}"
         raise CheckpointError(path / "config.json", reason)
-    file, tensors = _read_tensors(path, named or "AutoModelForMaskedLM")
+    file, tensors = _read_tensors(path, named)
     if named is None:
         named = "BertForSequenceClassification" if "classifier.weight" in tensors else "BertForMaskedLM"
     layers = config.num_hidden_layers
@@ -244,7 +254,7 @@ def _has_own_decoder(tensors: Mapping[str, Tensor]) -> bool:
     return decoder is not None and word is not None and not torch.equal(decoder, word)
 
 
-def _read_tensors(path: Path, class_name: str) -> tuple[Path, dict[str, Tensor]]:
+def _read_tensors(path: Path, named: str | None) -> tuple[Path, dict[str, Tensor]]:
     """All tensors under current names, and the file to name in an error about a missing one."""
     single, index = path / "model.safetensors", path / "model.safetensors.index.json"
     names = file_names(path)
@@ -258,19 +268,40 @@ def _read_tensors(path: Path, class_name: str) -> tuple[Path, dict[str, Tensor]]
             raise CheckpointError(index, f"names a shard that is not a file in this directory: {invalid[0]!r}")
         files = sorted({path / name for name in shards.values()})
         return index, {name: tensor for file in files for name, tensor in _tensors_of(file)}
-    for suffix, options in _CONVERTIBLE.items():
-        if found := sorted(name for name in names if name.endswith(suffix)):
-            code = f"import transformers as t; t.{class_name}.from_pretrained('.'{options}).save_pretrained('.')"
-            advice = f'if you trust it, run in it{" with transformers 4" * bool(options)}: python -c "{code}"'
-            raise CheckpointError(path, f"has no safetensors, but {found[0]}, which may execute code; {advice}")
+    if advice := _conversion(names, named):
+        raise CheckpointError(path, f"has no safetensors, but {advice}")
     others = [name for name in sorted(names) if name.endswith(".safetensors")]
     if others and re.search(r"-\d+-of-\d+\.", others[0]):
         raise CheckpointError(index, f"is missing, but {others[0]} is a part of a model; copy this file too")
     raise CheckpointError(single, f"is missing; rename {others[0]} if it is the model" if others else "is missing")
 
 
-# Endings of other weight files: a pickle, TensorFlow twice, Flax; and how `transformers` loads them.
-_CONVERTIBLE = {".bin": "", ".h5": ", from_tf=True", ".index": ", from_tf=True", ".msgpack": ", from_flax=True"}
+_CONVERTIBLE = {
+    "tf_model.h5": "'.', from_tf=True",
+    "model.ckpt.index": "'.', from_tf=True",
+    "bert_model.ckpt.index": "'bert_model.ckpt.index', from_tf=True, config='.'",
+    "flax_model.msgpack": "'.', from_flax=True",
+}
+"""Weight files of TensorFlow and Flax, and how `transformers` 4 loads them."""
+
+
+def _conversion(names: set[str], named: str | None) -> str | None:
+    """A weight file that is not safetensors, and how to convert it; None if there is none."""
+    if pickles := sorted(name for name in names if re.fullmatch(r"pytorch_model[-.\w]*\.bin", name, re.ASCII)):
+        found = "pytorch_model.bin" if "pytorch_model.bin" in names else pickles[0]
+        pattern = re.sub(r"-\d+-of-", "-*-of-", found)
+        code = (
+            "import glob, torch; from safetensors.torch import save_file; save_file({name: tensor.clone().contiguous() "
+            f"for file in glob.glob('{pattern}') for name, tensor in torch.load(file, weights_only=True, "
+            "map_location='cpu').items()}, 'model.safetensors', {'format': 'pt'})"
+        )
+        return f'{found}; to convert it, run in this directory (no code in the file is executed): python -c "{code}"'
+    for found, source in _CONVERTIBLE.items():
+        if found in names:
+            code = f"import transformers as t; t.{named or 'CLASS'}.from_pretrained({source}).save_pretrained('.')"
+            which = "" if named else " (CLASS is the model's class, one of " + ", ".join(ARCHITECTURES) + ")"
+            return f'{found}; to convert it, run in this directory with transformers 4{which}: python -c "{code}"'
+    return None
 
 
 def _is_file_name(name: object) -> bool:

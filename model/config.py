@@ -74,6 +74,9 @@ class BertConfig:
             value = getattr(self, name)
             if not _is_number(value, int) or not 1 <= value <= _MAX_SIZE:
                 raise ConfigError(f"{name} must be a positive integer, not {reprlib.repr(value)}")
+        if self.max_position_embeddings < 3:
+            given = f"must be at least 3 for [CLS], one token and [SEP], not {self.max_position_embeddings}"
+            raise ConfigError(f"max_position_embeddings {given}")
         if self.hidden_size % self.num_attention_heads:
             raise ConfigError(
                 f"hidden_size {self.hidden_size} is not divisible by num_attention_heads {self.num_attention_heads}"

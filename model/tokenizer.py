@@ -49,7 +49,7 @@ class Encoding:
 
     input_ids: list[int]
     token_type_ids: list[int]
-    """0 up to and including the first [SEP], 1 after it."""
+    """0 up to and including the first [SEP], `Tokenizer.second_type_id` after it."""
     spans: list[tuple[int, int]]
     """Start and end of each token in its own text, in characters; (0, 0) for [CLS] and [SEP]. Empty if
     `encode` was called with `spans=False`."""
@@ -91,24 +91,28 @@ class Tokenizer:
     """WordPiece with BERT's five special tokens, which a text may contain in full (`[MASK]`)."""
 
     def __init__(self, rust: _RustTokenizer, *, segments: int = 2) -> None:
-        """`segments` is the model's `type_vocab_size`: with 1, pairs raise PairError."""
+        """`segments` is the model's `type_vocab_size`: with 1, pairs with two token types raise PairError."""
         tokenizer_dir.add_special_tokens(rust)
         self._rust = rust
-        added = [token.content for token in rust.get_added_tokens_decoder().values()]
+        added = rust.get_added_tokens_decoder().values()
         self._is_plain = isinstance(rust.normalizer, normalizers.BertNormalizer) and isinstance(
             rust.pre_tokenizer, pre_tokenizers.BertPreTokenizer
         )
         """Whether texts are split like BERT's, by a normalizer and a pre-tokenizer that look at single words only."""
-        self._in_pieces = self._is_plain and not any(map(_PIECE_END.search, added))
-        """Whether a text may be split at `_PIECE_END`."""
-        self._by_word = self._is_plain and all("[" in token for token in added)
+        self._in_pieces = self._is_plain and not any(t.single_word or _PIECE_END.search(t.content) for t in added)
+        """Whether a text may be split at `_PIECE_END`. Whether a token is a single word depends on the text before it,
+        and `_` belongs to a word."""
+        self._by_word = self._is_plain and all("[" in token.content for token in added)
         """Whether a text without "[" may be split into words."""
         # Of a copy, because a cycle would outlive a reload: `gc.freeze` keeps the collector from it.
         self._words = copy.copy(self).word_ids("I", _CACHED_WORDS) if self._by_word else None
         self.pad_id, self.unk_id, self.cls_id, self.sep_id, self.mask_id = map(self.token_id, SPECIAL_TOKENS)
         self.special_ids = frozenset(map(self.token_id, SPECIAL_TOKENS))
         self.segments = segments
-        self.vocab_size: int = max(rust.get_vocab(with_added_tokens=True).values()) + 1  # there may be gaps
+        self.second_type_id = tokenizer_dir.second_type_id(rust)
+        """Token type of the second text of a pair: 0 if the tokenizer has no token types, else 1."""
+        # There may be gaps. "" is an empty line of vocab.txt, which no text contains.
+        self.vocab_size: int = max(i for token, i in rust.get_vocab(with_added_tokens=True).items() if token) + 1
 
     @classmethod
     def load(cls, path: Path | str, *, segments: int = 2) -> Tokenizer:
@@ -203,7 +207,7 @@ class Tokenizer:
             UnknownTargetError: the word is not a single token of the vocabulary.
         """
         try:
-            exact = self._rust.token_to_id(word)
+            exact = self._rust.token_to_id(word) if word else None
         except UnicodeEncodeError:  # a lone surrogate
             raise UnknownTargetError(word, []) from None
         if exact is not None:
@@ -237,10 +241,10 @@ class Tokenizer:
         Raises:
             EmptyTextError: a text has no tokens.
             InvalidTextError: a text contains a lone surrogate.
-            PairError: a pair for a model with one token type.
+            PairError: a pair with two token types for a model with one.
             TextTooLongError: longer than `max_length` and `truncate` is false, or no room for any token.
         """
-        if text_pair is not None and self.segments < 2:
+        if text_pair is not None and self.second_type_id >= self.segments:
             raise PairError("the model takes single texts, not pairs (its type_vocab_size is 1)")
         texts = [text] if text_pair is None else [text, text_pair]
         halves = [self._tokenize(half, spans, check_cancelled) for half in texts]
@@ -312,7 +316,7 @@ class Tokenizer:
                 masks_lost += all_ids.count(self.mask_id) - kept.count(self.mask_id)
             ids.append(self.sep_id)
             spans += [*kept_spans, (0, 0)]
-            types += [segment] * (len(ids) - len(types))
+            types += [segment * self.second_type_id] * (len(ids) - len(types))
         return Encoding(ids, types, spans if with_spans else [], keeps != lengths, masks_lost)
 
     def ids(self, text: str) -> list[int]:

@@ -5,20 +5,27 @@ and makes all else from `tokenizer_config.json`; `transformers` 4 takes all but 
 `tokenizer.json`. With `PreTrainedTokenizerFast` both take all from `tokenizer.json`. Both add the tokens in
 `tokenizer_config.json`, or else in `special_tokens_map.json` and `added_tokens.json`. A directory that the two versions
 tokenize differently is refused.
+
+Token types are part of the post-processor here: its pair template has type 1 in the second half only if
+`model_input_names` has `token_type_ids`.
 """
 
 from __future__ import annotations
 
+import codecs
 import json
+import logging
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers, processors
+from tokenizers import AddedToken, Encoding, decoders, models, normalizers, pre_tokenizers, processors
 from tokenizers import Tokenizer as RustTokenizer
 
 from model.errors import CheckpointError
 from model.files import check_readable, file_names, read_json
+
+logger = logging.getLogger(__name__)
 
 PAD, UNK, CLS, SEP, MASK = SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 SPECIAL_NAMES = {f"{token.strip('[]').lower()}_token": token for token in SPECIAL_TOKENS}
@@ -27,8 +34,18 @@ SPECIAL_NAMES = {f"{token.strip('[]').lower()}_token": token for token in SPECIA
 _DEFAULTS = {"do_lower_case": True, "strip_accents": None, "tokenize_chinese_chars": True}
 _KEYS = dict(zip(_DEFAULTS, ("lowercase", "strip_accents", "handle_chinese_chars"), strict=True))
 
-_CLASSES = {"BertTokenizer": True, "ElectraTokenizer": True, "PreTrainedTokenizer": False, "TokenizersBackend": False}
+_CLASSES = {
+    "BertTokenizer": True,
+    "DistilBertTokenizer": True,
+    "ElectraTokenizer": True,
+    "MobileBertTokenizer": True,
+    "PreTrainedTokenizer": False,
+    "TokenizersBackend": False,
+}
 """Names of classes, without "Fast" at the end, and whether each is a BertTokenizer."""
+
+_INPUTS = {True: ["input_ids", "token_type_ids", "attention_mask"], False: ["input_ids", "attention_mask"]}
+"""`model_input_names` with and without token types."""
 
 
 def bert_tokenizer(vocab: Mapping[str, int], settings: Mapping[str, Any]) -> RustTokenizer:
@@ -39,12 +56,16 @@ def bert_tokenizer(vocab: Mapping[str, int], settings: Mapping[str, Any]) -> Rus
     rust.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     rust.decoder = decoders.WordPiece(prefix="##")
     if SEP in vocab and CLS in vocab:
-        rust.post_processor = processors.TemplateProcessing(
-            single=f"{CLS}:0 $A:0 {SEP}:0",
-            pair=f"{CLS}:0 $A:0 {SEP}:0 $B:1 {SEP}:1",
-            special_tokens=[(CLS, vocab[CLS]), (SEP, vocab[SEP])],
-        )
+        rust.post_processor = _template(vocab)
     return rust
+
+
+def _template(vocab: Mapping[str, int], second_type: int = 1) -> processors.TemplateProcessing:
+    return processors.TemplateProcessing(
+        single=f"{CLS}:0 $A:0 {SEP}:0",
+        pair=f"{CLS}:0 $A:0 {SEP}:0 $B:{second_type} {SEP}:{second_type}",
+        special_tokens=[(CLS, vocab[CLS]), (SEP, vocab[SEP])],
+    )
 
 
 def add_special_tokens(rust: RustTokenizer) -> None:
@@ -61,9 +82,23 @@ def add_special_tokens(rust: RustTokenizer) -> None:
     rust.no_truncation()
     known = {token.content for token in rust.get_added_tokens_decoder().values()}
     rust.add_special_tokens([token for token in SPECIAL_TOKENS if token not in known])
-    pair = rust.encode(MASK, MASK)
-    if (pair.tokens, pair.type_ids) != ([CLS, MASK, SEP, MASK, SEP], [0, 0, 0, 1, 1]):
-        raise ValueError(f"it makes {' '.join(pair.tokens)} of a pair, not {CLS} {MASK} {SEP} {MASK} {SEP}")
+    second = second_type_id(rust)
+    _check_made("a text", rust.encode(MASK), rust, [CLS, MASK, SEP], [0, 0, 0])
+    _check_made("a pair", rust.encode(MASK, MASK), rust, [CLS, MASK, SEP, MASK, SEP], [0, 0, 0, second, second])
+
+
+def _check_made(of: str, made: Encoding, rust: RustTokenizer, tokens: list[str], types: list[int]) -> None:
+    ids = [rust.token_to_id(token) for token in tokens]
+    if (made.tokens, made.ids, made.type_ids) != (tokens, ids, types):
+        raise ValueError(
+            f"it makes {' '.join(made.tokens)} of {of} (ids {made.ids}, token types {made.type_ids}), "
+            f"not {' '.join(tokens)} (ids {ids}, token types {types}); correct its post_processor"
+        )
+
+
+def second_type_id(rust: RustTokenizer) -> int:
+    """Token type of the second text of a pair: 0 if the tokenizer has no token types, else 1."""
+    return int(any(rust.encode(MASK, MASK).type_ids))
 
 
 def settings_of(rust: RustTokenizer) -> dict[str, Any]:
@@ -71,7 +106,7 @@ def settings_of(rust: RustTokenizer) -> dict[str, Any]:
     is_bert = _difference(rust) is None
     flags = {name: getattr(rust.normalizer, flag) for name, flag in _KEYS.items()} if is_bert else {}
     class_name = "BertTokenizer" if is_bert else "PreTrainedTokenizerFast"
-    inputs = ["input_ids", "token_type_ids", "attention_mask"]
+    inputs = _INPUTS[second_type_id(rust) > 0]
     return {"tokenizer_class": class_name, "model_input_names": inputs, **flags, **SPECIAL_NAMES}
 
 
@@ -110,9 +145,8 @@ def read_tokenizer(vocabulary: Path) -> RustTokenizer:
     if (is_bert := _CLASSES.get(class_name.removesuffix("Fast"))) is None:
         reason = f"unsupported tokenizer_class {class_name!r}; supported: {', '.join(_CLASSES)}"
         raise CheckpointError(files[0] if "tokenizer_class" in config else files[3], reason)
-    for name, default in _DEFAULTS.items():
-        if not isinstance(value := config.get(name, default), bool) and value is not default:
-            raise CheckpointError(files[0], f"{name} must be true or false, not {value!r}")
+    _check_settings(files[0], config)
+    has_types = _has_token_types(files[0], config, class_name)
     special = _special_tokens(files[1] if special_map else files[0], config | special_map)
     check_readable(vocabulary)
     if vocabulary.suffix == ".json":
@@ -120,10 +154,14 @@ def read_tokenizer(vocabulary: Path) -> RustTokenizer:
         if not isinstance(rust.model, models.WordPiece):
             raise CheckpointError(vocabulary, f"is a {type(rust.model).__name__} tokenizer; BERT needs WordPiece")
         if is_bert and (part := _difference(rust)):
-            advice = f'to keep it, write "tokenizer_class": "PreTrainedTokenizerFast" into {names[0]}'
-            raise CheckpointError(vocabulary, f"its {part} is not that of the tokenizer_class {class_name}; {advice}")
+            keys = (
+                f'"tokenizer_class": "PreTrainedTokenizerFast", "model_input_names": {json.dumps(_INPUTS[has_types])}'
+            )
+            reason = f"its {part} is not that of the tokenizer_class {class_name}; to keep it, write {keys}"
+            raise CheckpointError(vocabulary, f"{reason} into {names[0]}")
         own, vocab = rust.get_added_tokens_decoder(), rust.get_vocab(with_added_tokens=False)
     else:
+        _check_no_byte_order_mark(vocabulary)
         own, vocab = {}, models.WordPiece.read_file(str(vocabulary))
     if is_bert or vocabulary.suffix != ".json":
         rust = bert_tokenizer(vocab, config)
@@ -133,7 +171,40 @@ def read_tokenizer(vocabulary: Path) -> RustTokenizer:
     made = {token.content for token in rust.get_added_tokens_decoder().values()}
     rust.add_tokens([token for content, token in special.items() if content not in made])
     _check_same(rust, {vocabulary: own, files[2] if added else files[0]: other})
+    if not has_types:
+        add_special_tokens(rust)  # checks the template that is replaced here
+        rust.post_processor = _template(rust.get_vocab(), second_type=0)
     return rust
+
+
+def _check_settings(file: Path, config: Mapping[str, Any]) -> None:
+    for name, default in _DEFAULTS.items():
+        if not isinstance(value := config.get(name, default), bool) and value is not default:
+            raise CheckpointError(file, f"{name} must be true or false, not {value!r}")
+    if config.get("split_special_tokens"):
+        raise CheckpointError(file, f"split_special_tokens must be false: with it, {MASK} in a text is no mask")
+    if not isinstance(inputs := config.get("model_input_names", []), list):
+        raise CheckpointError(file, f"model_input_names must be a list such as {_INPUTS[True]}, not {inputs!r}")
+
+
+def _has_token_types(file: Path, config: Mapping[str, Any], class_name: str) -> bool:
+    """Whether `model_input_names` has `token_type_ids`. Without the key, the class decides, as in `transformers` 5."""
+    if "model_input_names" in config:
+        return "token_type_ids" in config["model_input_names"]
+    name = class_name.removesuffix("Fast")
+    if not _CLASSES[name]:
+        logger.warning(
+            "%s: the tokenizer_class %s has no model_input_names, so both texts of a pair get token type 0, as in "
+            'transformers 5; for type 1 in the second, as in transformers 4, write "model_input_names": %s into it',
+            *(file, class_name, json.dumps(_INPUTS[True])),
+        )
+    return _CLASSES[name] and name != "DistilBertTokenizer"
+
+
+def _check_no_byte_order_mark(file: Path) -> None:
+    with file.open("rb") as stream:
+        if stream.read(3).startswith((codecs.BOM_UTF8, codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+            raise CheckpointError(file, "begins with a byte order mark; save it as UTF-8 without one")
 
 
 def _check_same(rust: RustTokenizer, recorded: Mapping[Path, Mapping[int, AddedToken]]) -> None:

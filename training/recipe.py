@@ -168,7 +168,7 @@ class ModelConfig(_Strict):
     def _valid_shape(self) -> ModelConfig:
         if self.hidden_size and self.hidden_size % max(1, self.hidden_size // 64):
             raise ValueError(f"hidden_size is {self.hidden_size}: give a multiple of 64, or less than 128")
-        self.bert(vocab_size=1, positions=1)  # raises ConfigError, a ValueError
+        self.bert(vocab_size=1, positions=3)  # raises ConfigError, a ValueError
         return self
 
 

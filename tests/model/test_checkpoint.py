@@ -118,7 +118,8 @@ SMALL = BertConfig(
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_checkpoint_save_and_load_keep_every_bit(tmp_path: Path, letters: Tokenizer, architecture: str) -> None:
-    ours = our_model(architecture, SMALL.replace(id2label={0: "NEGATIVE", 1: "POSITIVE"}))
+    labels = {"id2label": {0: "NEGATIVE", 1: "POSITIVE"}} if architecture == "BertForSequenceClassification" else {}
+    ours = our_model(architecture, SMALL.replace(**labels))
     save_checkpoint(tmp_path, ours, letters)
     loaded = load_checkpoint(tmp_path)
     assert type(loaded.model) is type(ours)
@@ -360,6 +361,10 @@ def config(**changes: Any) -> Damage:
     return lambda path: edit_config(path, **changes)
 
 
+def classifier(**changes: Any) -> Damage:
+    return config(architectures=["BertForSequenceClassification"], **changes)
+
+
 def tensor(name: str, value: Tensor | None) -> Damage:
     def change(tensors: dict[str, Tensor]) -> None:
         del tensors[name]
@@ -427,13 +432,18 @@ DAMAGES: dict[str, tuple[Damage, str, str]] = {
     ),
     "size without end": (config(num_hidden_layers=10**30), "config.json", "num_hidden_layers"),
     "number that is none": (config(layer_norm_eps=float("nan")), "config.json", "layer_norm_eps"),
-    "odd labels": (config(id2label=["a"]), "config.json", "id2label must map numbers to names"),
+    "odd labels": (classifier(id2label=["a"]), "config.json", "id2label must map numbers to names"),
+    "too few positions": (
+        config(max_position_embeddings=2),
+        "config.json",
+        "max_position_embeddings must be at least 3",
+    ),
     # weights
     "no weights": (remove("model.safetensors"), "model.safetensors", "is missing"),
     "only a pickle": (
         only_pickle,
         "",
-        r"has no safetensors, but pytorch_model.bin, which may execute code; .*python -c",
+        r"has no safetensors, but pytorch_model.bin; to convert it, run .*\(no code .* executed\): python -c",
     ),
     "empty weights": (write("model.safetensors", b""), "model.safetensors", "is truncated or corrupt"),
     "weights cut short": (truncate("model.safetensors", 0.7), "model.safetensors", "is truncated or corrupt"),
@@ -589,11 +599,33 @@ IN_PLACE: dict[str, tuple[Damage, str, str]] = {
     "pickle": (
         replaced("pytorch_model.bin"),
         "",
-        rf"but pytorch_model.bin, which may execute code; .*{CONVERT}\('.'\)",
+        r"but pytorch_model.bin; to convert it, .*glob\('pytorch_model.bin'\)",
     ),
-    "pickle in shards": (replaced("pytorch_model-00001-of-00002.bin"), "", "but pytorch_model-00001-of-00002.bin"),
+    "pickle in shards": (
+        replaced("pytorch_model-00001-of-00002.bin"),
+        "",
+        r"but pytorch_model-00001-of-00002.bin; .*glob\('pytorch_model-\*-of-00002.bin'\)",
+    ),
+    "pickle of another precision": (replaced("pytorch_model.fp16.bin"), "", r"glob\('pytorch_model.fp16.bin'\)"),
+    "pickle beside others": (
+        lambda path: [replaced("pytorch_model.bin")(path), write("optimizer.bin", "")(path)],
+        "",
+        "but pytorch_model.bin; ",
+    ),
+    "settings of a trainer": (replaced("training_args.bin"), "model.safetensors", "^is missing$"),
+    "a name that would run a command": (replaced("pytorch_model$(id).bin"), "model.safetensors", "^is missing$"),
     "TensorFlow": (replaced("tf_model.h5"), "", rf"tf_model.h5.*with transformers 4: {CONVERT}\('.', from_tf=True\)"),
-    "TensorFlow 1": (replaced("bert_model.ckpt.index"), "", "bert_model.ckpt.index.*from_tf=True"),
+    "TensorFlow 1": (replaced("model.ckpt.index"), "", r"but model.ckpt.index; .*\('.', from_tf=True\)"),
+    "TensorFlow 1 of Google": (
+        replaced("bert_model.ckpt.index"),
+        "",
+        r"\('bert_model.ckpt.index', from_tf=True, config='.'\)",
+    ),
+    "TensorFlow of an unknown class": (
+        lambda path: [replaced("tf_model.h5")(path), config(architectures=None)(path)],
+        "",
+        r"with transformers 4 \(CLASS is the model's class, one of BertForPreTraining, .*\): .* t.CLASS.from",
+    ),
     "Flax": (replaced("flax_model.msgpack"), "", "flax_model.msgpack.*from_flax=True"),
     "variant": (replaced("model.fp16.safetensors"), "model.safetensors", "rename model.fp16.safetensors if it is"),
     "shards without an index": (
@@ -627,7 +659,7 @@ IN_PLACE: dict[str, tuple[Damage, str, str]] = {
     ),
     "quantized": (config(quantization_config={"load_in_8bit": True}), "config.json", "weights are quantized; save"),
     "labels with a gap": (
-        config(id2label={"0": "a", "2": "b"}),
+        classifier(id2label={"0": "a", "2": "b"}),
         "config.json",
         "number the labels from 0 without gaps",
     ),
@@ -652,17 +684,47 @@ def test_checkpoint_error_says_what_is_there_instead(directory: Path, damage: Da
     assert re.search(reason, error.reason), error.reason
 
 
-def test_checkpoint_error_has_a_command_that_converts_a_pickle(
-    directory: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("named", [*ARCHITECTURES, None])
+@pytest.mark.parametrize("shards", [1, 2])
+def test_checkpoint_error_has_a_command_that_converts_a_pickle_with_all_heads(
+    directory: Path, monkeypatch: pytest.MonkeyPatch, named: str | None, shards: int
 ) -> None:
+    if named == "BertForSequenceClassification":
+        save_theirs(directory, their_model(named))
+    edit_config(directory, architectures=[named] if named else None)
     expected = load_checkpoint(directory).model.state_dict()
-    torch.save(load_file(directory / "model.safetensors"), directory / "pytorch_model.bin")
+    names, tensors = ["pytorch_model.bin"], load_file(directory / "model.safetensors")
+    tensors["cls.predictions.decoder.weight"] = tensors["bert.embeddings.word_embeddings.weight"]  # shared, as saved
+    tensors["bert.pooler.dense.weight"] = tensors["bert.pooler.dense.weight"].t().contiguous().t()
+    if shards == 2:
+        names = [f"pytorch_model-0000{i}-of-00002.bin" for i in (1, 2)]
+    for i, name in enumerate(names):
+        torch.save({key: tensors[key] for key in list(tensors)[i :: len(names)]}, directory / name)
     (directory / "model.safetensors").unlink()
     command = refusal(directory).reason.split('python -c "')[1].removesuffix('"')
     monkeypatch.chdir(directory)
-    exec(command, {})  # as `python -c` does, but transformers is loaded already
+    exec(command, {})  # as `python -c` does, but torch is loaded already
     found = load_checkpoint(directory).model.state_dict()
+    assert found.keys() == expected.keys()
     assert all(torch.equal(tensor, found[name]) for name, tensor in expected.items())
+
+
+@pytest.mark.parametrize("architecture", ["BertForPreTraining", "BertForMaskedLM"])
+@pytest.mark.parametrize(
+    "labels", [{"id2label": {"0": "a", "2": "b"}}, {"id2label": {}}, {"num_labels": 0}, {"problem_type": "tokens"}]
+)
+def test_checkpoint_for_pretraining_ignores_fields_of_labels(
+    directory: Path, architecture: str, labels: dict[str, Any]
+) -> None:
+    edit_config(directory, architectures=[architecture], **labels)
+    assert load_checkpoint(directory).config == SMALL
+
+
+def test_checkpoint_empty_lines_at_the_end_of_vocab_txt_need_no_rows(directory: Path) -> None:
+    (directory / "tokenizer.json").unlink()
+    words = [f"word{i}" for i in range(SMALL.vocab_size - len(VOCAB))]
+    (directory / "vocab.txt").write_text("\n".join([*VOCAB, *words]) + "\n\n\n")
+    assert load_checkpoint(directory).tokenizer.vocab == [*VOCAB, *words]
 
 
 @pytest.mark.parametrize("name", ["model.safetensors", "config.json", ""])

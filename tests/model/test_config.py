@@ -171,6 +171,12 @@ def test_config_error_names_the_invalid_value(values: dict[str, Any], message: s
         BertConfig.from_dict(values)
 
 
+@pytest.mark.parametrize("positions", [1, 2])
+def test_config_needs_positions_for_one_token_between_cls_and_sep(positions: int) -> None:
+    with pytest.raises(ConfigError, match=f"max_position_embeddings must be at least 3 .*, not {positions}"):
+        BertConfig(max_position_embeddings=positions)
+
+
 def test_config_label_names_must_be_strings() -> None:
     with pytest.raises(ConfigError, match="id2label must map to strings"):
         BertConfig(id2label={0: 5})  # type: ignore[dict-item]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ import tokenizers
 import transformers
 
 from model import Tokenizer
-from model.errors import CheckpointError
+from model.errors import CheckpointError, UnknownTargetError
 from tests.model.reference import VOCAB
 
 WORDS = [*VOCAB, "Hello", "World", "é", "中", "a.b", "##b", "##a"]
@@ -165,6 +166,31 @@ SAME: dict[str, Files] = {
             "added_tokens_decoder": SPECIALS | {str(X): special("<x>"), str(X + 1): special("<y>")},
         },
     },
+    "file as it is, no token types": {
+        "tokenizer.json": tokenizer_json(),
+        "tokenizer_config.json": {"tokenizer_class": "PreTrainedTokenizerFast", "model_input_names": ["input_ids"]},
+    },
+    "file as it is, token types": {
+        "tokenizer.json": tokenizer_json(),
+        "tokenizer_config.json": {"tokenizer_class": "TokenizersBackend", "model_input_names": ["token_type_ids"]},
+    },
+    "no token types": {
+        "tokenizer.json": tokenizer_json(),
+        "tokenizer_config.json": {"model_input_names": ["input_ids", "attention_mask"]},
+    },
+    "no token types and vocab.txt": {
+        "vocab.txt": VOCAB_TXT,
+        "tokenizer_config.json": {"model_input_names": ["input_ids"], "extra_special_tokens": ["<x>"]},
+    },
+    **{
+        f"class {name}": {"vocab.txt": VOCAB_TXT, "tokenizer_config.json": {"tokenizer_class": name}}
+        for kind in ("DistilBert", "Electra", "MobileBert")
+        for name in (f"{kind}Tokenizer", f"{kind}TokenizerFast")
+    },
+    "class DistilBertTokenizer with token types": {
+        "tokenizer.json": tokenizer_json(lowercase=False),
+        "tokenizer_config.json": {"tokenizer_class": "DistilBertTokenizer", "model_input_names": ["token_type_ids"]},
+    },
     "padding and truncation in the file": {
         "tokenizer.json": tokenizer_json()
         | {"truncation": {"max_length": 4, "stride": 0, "strategy": "LongestFirst", "direction": "Right"}}
@@ -179,8 +205,15 @@ def test_read_tokenizer_gives_the_ids_of_transformers(tmp_path: Path, files: Fil
     theirs.backend_tokenizer.no_truncation()
     for text in TEXTS:
         assert ours.ids(text) == theirs(text, add_special_tokens=False)["input_ids"], text
-        assert ours.encode(text, "hello").input_ids == theirs(text, "hello")["input_ids"]
+        pair = ours.encode(text, "hello")
+        assert (pair.input_ids, pair.token_type_ids) == ids_and_types(theirs(text, "hello"))
     assert ours.vocab_size == max(theirs.get_vocab().values()) + 1
+
+
+def ids_and_types(encoding: Any) -> tuple[list[int], list[int]]:
+    """Without token types, a network of `transformers` takes type 0."""
+    ids = encoding["input_ids"]
+    return ids, encoding.get("token_type_ids", [0] * len(ids))
 
 
 @pytest.mark.parametrize("files", SAME.values(), ids=SAME.keys())
@@ -191,8 +224,41 @@ def test_save_tokenizer_of_foreign_files_keeps_the_ids(tmp_path: Path, files: Fi
     again = Tokenizer.load(tmp_path / "again")
     theirs = transformers.AutoTokenizer.from_pretrained(tmp_path / "again")
     for text in TEXTS:
-        assert again.encode(text, "a") == ours.encode(text, "a")
+        pair = ours.encode(text, "a")
+        assert again.encode(text, "a") == pair
+        assert ids_and_types(theirs(text, "a")) == (pair.input_ids, pair.token_type_ids)
         assert theirs(text)["input_ids"] == ours.encode(text).input_ids
+
+
+def test_read_tokenizer_without_token_types_takes_pairs_for_a_network_with_one(tmp_path: Path) -> None:
+    names = {"model_input_names": ["input_ids", "attention_mask"]}
+    tokenizer = Tokenizer.load(write(tmp_path, {"vocab.txt": VOCAB_TXT, "tokenizer_config.json": names}), segments=1)
+    assert tokenizer.encode("hello", "world").token_type_ids == [0] * 5
+
+
+@pytest.mark.parametrize("names", [None, ["input_ids", "token_type_ids"]])
+def test_read_tokenizer_warns_where_the_versions_of_transformers_give_other_token_types(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, names: list[str] | None
+) -> None:
+    settings = {"tokenizer_class": "PreTrainedTokenizerFast"} | ({"model_input_names": names} if names else {})
+    files = {"tokenizer.json": tokenizer_json(), "tokenizer_config.json": settings}
+    tokenizer = Tokenizer.load(write(tmp_path, files))
+    assert tokenizer.second_type_id == (1 if names else 0)
+    warning = (
+        'tokenizer_config.json: the tokenizer_class PreTrainedTokenizerFast has no model_input_names, so .* write "'
+    )
+    assert [bool(re.search(warning, message)) for message in caplog.messages] == ([] if names else [True])
+
+
+def test_read_tokenizer_empty_lines_at_the_end_are_not_tokens(tmp_path: Path) -> None:
+    settings = {"extra_special_tokens": ["<x>"]}
+    tokenizer = Tokenizer.load(write(tmp_path, {"vocab.txt": VOCAB_TXT + "\n\n"}))
+    assert tokenizer.vocab == WORDS
+    with pytest.raises(UnknownTargetError, match="it has no tokens"):
+        tokenizer.target_id("")
+    write(tmp_path, {"tokenizer_config.json": settings})
+    theirs = transformers.AutoTokenizer.from_pretrained(tmp_path)
+    assert Tokenizer.load(tmp_path).ids("a <x>") == theirs("a <x>", add_special_tokens=False)["input_ids"]
 
 
 def changed(**parts: Any) -> Callable[[], dict[str, Any]]:
@@ -212,6 +278,17 @@ ROBERTA = {
     "trim_offsets": True,
     "add_prefix_space": False,
 }
+
+
+def template(
+    single: str = "[CLS] $A [SEP]", pair: str = "[CLS] $A [SEP] $B:1 [SEP]:1", cls_id: int = 2
+) -> dict[str, Any]:
+    special_tokens = [("[CLS]", cls_id), ("[SEP]", 3)]
+    made = tokenizers.processors.TemplateProcessing(single=single, pair=pair, special_tokens=special_tokens)
+    values: dict[str, Any] = json.loads(made.__getstate__())
+    return values
+
+
 REFUSED: dict[str, tuple[Files, str, str]] = {
     "another class": (
         {"vocab.txt": VOCAB_TXT, "tokenizer_config.json": {"tokenizer_class": "BertJapaneseTokenizer"}},
@@ -226,7 +303,8 @@ REFUSED: dict[str, tuple[Files, str, str]] = {
     "another normalizer": (
         {"tokenizer.json": tokenizer_json() | {"normalizer": {"type": "Lowercase"}}},
         "tokenizer.json",
-        "its normalizer is not that of the tokenizer_class BertTokenizer; to keep it, write .*PreTrainedTokenizerFast",
+        "its normalizer is not that of the tokenizer_class BertTokenizer; to keep it, write .*PreTrainedTokenizerFast.*"
+        'model_input_names.*"token_type_ids".* into tokenizer_config.json',
     ),
     "no normalizer": (
         {"tokenizer.json": tokenizer_json() | {"normalizer": None}},
@@ -255,6 +333,48 @@ REFUSED: dict[str, tuple[Files, str, str]] = {
         },
         "tokenizer.json",
         r"it makes \[CLS\] \[MASK\] \[SEP\] \[SEP\] \[MASK\] \[SEP\] of a pair",
+    ),
+    "other ids of special tokens": (
+        {
+            "tokenizer.json": tokenizer_json() | {"post_processor": template(single="[CLS] $A [SEP]", cls_id=101)},
+            "tokenizer_config.json": {"tokenizer_class": "PreTrainedTokenizerFast"},
+        },
+        "tokenizer.json",
+        r"it makes \[CLS\] \[MASK\] \[SEP\] of a text \(ids \[101, 4, 3\].*\), not .* \(ids \[2, 4, 3\].*correct its",
+    ),
+    "a single text without special tokens": (
+        {
+            "tokenizer.json": tokenizer_json() | {"post_processor": template(single="$A")},
+            "tokenizer_config.json": {
+                "tokenizer_class": "PreTrainedTokenizerFast",
+                "model_input_names": ["input_ids", "token_type_ids"],
+            },
+        },
+        "tokenizer.json",
+        r"it makes \[MASK\] of a text .*, not \[CLS\] \[MASK\] \[SEP\]",
+    ),
+    "other token types": (
+        {
+            "tokenizer.json": tokenizer_json() | {"post_processor": template(pair="[CLS]:1 $A:0 [SEP]:0 $B:1 [SEP]:1")},
+            "tokenizer_config.json": {"tokenizer_class": "PreTrainedTokenizerFast"},
+        },
+        "tokenizer.json",
+        r"of a pair .*token types \[1, 0, 0, 1, 1\]\), not .*token types \[0, 0, 0, 1, 1\]",
+    ),
+    "special tokens are split": (
+        {"vocab.txt": VOCAB_TXT, "tokenizer_config.json": {"split_special_tokens": True}},
+        "tokenizer_config.json",
+        "split_special_tokens must be false",
+    ),
+    "inputs are no list": (
+        {"vocab.txt": VOCAB_TXT, "tokenizer_config.json": {"model_input_names": "token_type_ids"}},
+        "tokenizer_config.json",
+        "model_input_names must be a list such as .*, not 'token_type_ids'",
+    ),
+    "a byte order mark": (
+        {"vocab.txt": "\ufeff" + VOCAB_TXT},
+        "vocab.txt",
+        "begins with a byte order mark; save it as UTF-8 without one",
     ),
     "another mask": (
         {"vocab.txt": VOCAB_TXT, "special_tokens_map.json": {"mask_token": "<mask>"}},

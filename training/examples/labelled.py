@@ -72,7 +72,7 @@ class LabelledTexts:
             head, tail = kept_ends(len(half), keep, TRUNCATION)
             kept = np.concatenate([half[:head], half[tail:], [self.tokenizer.sep_id]])
             parts.append(kept)
-            types.append(np.full(len(kept), segment))
+            types.append(np.full(len(kept), segment * self.tokenizer.second_type_id))
         ids = np.concatenate(parts).astype(np.int64)
         return LabelledExample(ids, np.concatenate(types).astype(np.int64), self.targets[document])
 

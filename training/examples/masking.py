@@ -20,11 +20,14 @@ class Vocabulary:
     unk_id: int
     ordinary: Ints
     """Ids that may replace a masked token: all but the special ones."""
+    second_type_id: int = 1
+    """Token type of the second text."""
 
     @classmethod
     def of(cls, tokenizer: Tokenizer) -> Vocabulary:
         ordinary = np.array(sorted(set(range(tokenizer.vocab_size)) - tokenizer.special_ids), dtype=np.int64)
-        return cls(tokenizer.cls_id, tokenizer.sep_id, tokenizer.mask_id, tokenizer.unk_id, ordinary)
+        t = tokenizer
+        return cls(t.cls_id, t.sep_id, t.mask_id, t.unk_id, ordinary, t.second_type_id)
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +62,7 @@ def mask(pair: Pair, fraction: float, vocabulary: Vocabulary, rng: np.random.Gen
     parts = [np.array([v.cls_id]), first, separator, *([second, separator] if len(second) else [])]
     ids = np.concatenate(parts)
     types = np.zeros(len(ids), dtype=np.int64)
-    types[len(first) + 2 :] = 1
+    types[len(first) + 2 :] = v.second_type_id
     candidates = np.arange(1, len(first) + len(second) + 1)
     candidates[len(first) :] += 1  # skip the first [SEP]
     known = candidates[ids[candidates] != v.unk_id]

@@ -18,6 +18,8 @@ from training.corpus.prepare import prepare_labelled
 from training.corpus.reader import PreparedText
 from training.examples.labelled import LabelledStream, LabelledTexts, encode_texts, labelled_window
 from training.examples.loader import LANES, MicroBatches
+from training.examples.masking import Vocabulary, mask
+from training.examples.pairs import Pair, PairKind
 from training.recipe import Recipe
 from training.sources.documents import Document
 
@@ -61,6 +63,18 @@ def test_example_of_a_pair_has_two_segments_and_is_encoded_as_the_service_does(t
     served = tokenizer.encode(*pair, max_length=20, truncate=True, truncation="head_tail")
     assert example.input_ids.tolist() == served.input_ids
     assert example.token_type_ids.tolist() == served.token_type_ids
+
+
+def test_example_of_a_pair_without_token_types_is_encoded_as_the_service_does(
+    tmp_path: Path, tokenizer: Tokenizer
+) -> None:
+    tokenizer.save(tmp_path)
+    (tmp_path / "tokenizer_config.json").write_text('{"model_input_names": ["input_ids", "attention_mask"]}')
+    untyped = Tokenizer.load(tmp_path)
+    example = labelled(untyped, ("good", "bad"), read="pair").example(0, as_pair=True)
+    assert example.token_type_ids.tolist() == untyped.encode("good", "bad").token_type_ids == [0] * 5
+    pair = Pair(np.array([7]), np.array([8]), PairKind.NEXT)
+    assert not mask(pair, 0.5, Vocabulary.of(untyped), np.random.default_rng(0)).token_type_ids.any()
 
 
 def test_example_of_columns_as_one_text_joins_them(tokenizer: Tokenizer) -> None:
