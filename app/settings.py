@@ -91,9 +91,8 @@ def _keys(given: Sequence[str], message: str) -> tuple[str, ...]:
     number but without its text."""
     keys = {number: line.strip() for number, line in enumerate(given, 1) if line.strip()}
     for number, key in keys.items():
-        if (found := re.search(r"^#|[\s,]", key)) or not (key.isprintable() and key.isascii()):
-            seen = "that is not ASCII" if key.isprintable() else "that cannot be seen"
-            what = {"#": "is a comment", ",": "has a comma", "": f"has a character {seen}"}
+        if (found := re.search(r"^#|[\s,]", key)) or not key.isprintable():
+            what = {"#": "is a comment", ",": "has a comma", "": "has a character that cannot be seen"}
             raise ValueError(message.format(number, what.get(found[0] if found else "", "has white space")))
     return tuple(keys.values())
 
