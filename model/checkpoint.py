@@ -222,6 +222,8 @@ def _build(path: Path, config: BertConfig, named: Any) -> Model:
     file, tensors = _read_tensors(path, named)
     if named is None:
         named = "BertForSequenceClassification" if "classifier.weight" in tensors else "BertForMaskedLM"
+    if named in _PRETRAINING:
+        config = config.replace(id2label=BertConfig().id2label, problem_type=None)
     layers = config.num_hidden_layers
     last, beyond = (f"bert.encoder.layer.{number}.output.dense.bias" for number in (layers - 1, layers))
     _take(tensors, (last,), (config.hidden_size,), file)  # checked before millions of layers are built

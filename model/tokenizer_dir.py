@@ -4,7 +4,7 @@ With the class `BertTokenizer`, the default, `transformers` 5 takes the vocabula
 and makes all else from `tokenizer_config.json`; `transformers` 4 takes all but the settings in `_KEYS` from
 `tokenizer.json`. With `PreTrainedTokenizerFast` both take all from `tokenizer.json`. Both add the tokens in
 `tokenizer_config.json`, or else in `special_tokens_map.json` and `added_tokens.json`. A directory that the two versions
-tokenize differently is refused.
+tokenize differently is refused; if only the token types of pairs differ, those of version 5 are taken, with a warning.
 
 Token types are part of the post-processor here: its pair template has type 1 in the second half only if
 `model_input_names` has `token_type_ids`.

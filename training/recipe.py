@@ -484,7 +484,8 @@ def _message(error: ErrorDetails) -> str:
         is_sources = name in ("sources", "heldout", "train", "test")
         return f"give a list: begin each of its tables with {head}" if is_sources else "give a list: [ ... ]"
     if error["type"] == "model_type":
-        return 'give a table, such as { path = "texts.jsonl" }' if isinstance(name, int) else f"give a table: [{name}]"
+        example = '{ path = "texts.jsonl" }' if isinstance(name, int) else f"[{'.'.join(map(str, error['loc']))}]"
+        return f"give a table, such as {example}"
     if error["type"] == "string_type" and tables[-1:] == ["labels"]:
         return 'give a string; a value with a dot has quotation marks: "1.5" = ...'
     if error["type"] != "extra_forbidden":

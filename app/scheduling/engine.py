@@ -311,14 +311,14 @@ class Engine:
             self.scheduler.refuse_as_late(math.ceil(seconds), deadline)
 
         def timed_work(check_cancelled: CheckCancelled) -> list[Query]:
-            began, error = time.monotonic(), None
+            began = time.monotonic()
             try:
                 queries = work(check_cancelled)
-            except InvalidInputError as found:  # a text that is too long is known to be so at its end
-                error = found
+            except InvalidInputError:  # of a text that is too long, at its end; of others perhaps before it
+                speed = (time.monotonic() - began) / size
+                self._seconds_per_long_character = max(self._seconds_per_long_character, speed)
+                raise
             self._seconds_per_long_character = (time.monotonic() - began) / size
-            if error is not None:
-                raise error
             return queries
 
         self._long_characters += size

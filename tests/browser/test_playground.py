@@ -61,6 +61,11 @@ def test_mask_is_taken_back_by_a_second_click(open_page: OpenPage) -> None:
     page.get_by_role("button", name="good", exact=True).click()
     page.get_by_role("button", name="[MASK]", pressed=True).click()
     assert page.get_by_label("A sentence").input_value() == "the film was good"
+    page.get_by_role("button", name="film", exact=True).click()
+    page.get_by_role("button", name="good", exact=True).click()
+    for _ in range(2):  # the first, then the second
+        page.get_by_role("button", name="[MASK]", pressed=True).first.click()
+    assert page.get_by_label("A sentence").input_value() == "the film was good"
 
 
 def test_long_text_has_no_word_buttons(open_page: OpenPage) -> None:

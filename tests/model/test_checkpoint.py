@@ -720,6 +720,11 @@ def test_checkpoint_for_pretraining_ignores_fields_of_labels(
     assert load_checkpoint(directory).config == SMALL
 
 
+def test_checkpoint_for_pretraining_without_a_name_keeps_no_labels(directory: Path) -> None:
+    edit_config(directory, architectures=None, id2label={"0": "a", "1": "b", "2": "c"})
+    assert load_checkpoint(directory).config == SMALL
+
+
 def test_checkpoint_empty_lines_at_the_end_of_vocab_txt_need_no_rows(directory: Path) -> None:
     (directory / "tokenizer.json").unlink()
     words = [f"word{i}" for i in range(SMALL.vocab_size - len(VOCAB))]

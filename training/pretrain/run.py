@@ -174,8 +174,8 @@ def new_model(recipe: Recipe, tokenizer: Tokenizer) -> BertForPreTraining:
     loaded, checkpoint = load_pretrained(start)
     if checkpoint.tokenizer.to_json() != tokenizer.to_json():
         raise RunError(
-            f"{start} has another vocabulary than {recipe.folder / 'tokenizer'}; run tokenizer and prepare with this "
-            "pretrain.start"
+            f"{start} has another vocabulary, or other model_input_names, than {recipe.folder / 'tokenizer'}; run "
+            "tokenizer and prepare with this pretrain.start"
         )
     positions, longest = loaded.config.max_position_embeddings, recipe.pretrain.examples.longest
     if longest > positions:

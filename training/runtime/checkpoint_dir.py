@@ -71,7 +71,8 @@ def write_checkpoint_dir(target: Path, model: Model, tokenizer: Tokenizer, dtype
         finally:
             if old.exists() and not target.exists():  # Ctrl-C
                 old.rename(target)
-            shutil.rmtree(folder)
+            for leftover in (made, old, folder):
+                shutil.rmtree(leftover, ignore_errors=True)  # NFS keeps the open file of the lock, and so the folder
 
 
 def _compare(loaded: Checkpoint, model: Model, tokenizer: Tokenizer, dtype: torch.dtype) -> None:

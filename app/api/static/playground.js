@@ -56,7 +56,10 @@ const panels = {
       ["She opened the [MASK] and read the [MASK] twice."],
       ["I drink a cup of [MASK] every morning."],
     ],
-    hidden: new Map(), // the word behind each mask, by the text before it
+    hidden: new Map(), // the word behind each mask, by its number in the text
+    typed() {
+      this.hidden.clear();
+    },
     masks: [], // of the last response
     inputs: ([text]) => text,
     python: ([text]) => python("fill_mask", text),
@@ -75,9 +78,9 @@ const panels = {
         chip.addEventListener("click", () => {
           const index = [...$("#masked-words").children].indexOf(chip);
           const before = text.slice(0, word.index);
-          if (!masked) this.hidden.set(before, word[0]);
+          if (!masked) this.hidden.set(index, word[0]);
           const likeliest = this.masks[before.split(MASK).length - 1]?.predictions[0]?.token_str ?? "…";
-          put("fill-mask", [spliced(text, word, masked ? (this.hidden.get(before) ?? likeliest) : MASK)]);
+          put("fill-mask", [spliced(text, word, masked ? (this.hidden.get(index) ?? likeliest) : MASK)]);
           $("#masked-words").children[index]?.focus();
         });
         return chip;
@@ -347,8 +350,16 @@ function introduceAgain(pause) {
 for (const [name, panel] of Object.entries(panels)) {
   let shown = 0;
   put(name, panel.examples[0]);
-  for (const id of panel.fields) $(`#${id}`).addEventListener("input", () => changed());
-  $(`#${name} [data-example]`).addEventListener("click", () => put(name, panel.examples[++shown % panel.examples.length]));
+  for (const id of panel.fields) {
+    $(`#${id}`).addEventListener("input", () => {
+      panel.typed?.();
+      changed();
+    });
+  }
+  $(`#${name} [data-example]`).addEventListener("click", () => {
+    panel.typed?.();
+    put(name, panel.examples[++shown % panel.examples.length]);
+  });
   $(`#tab-${name}`).addEventListener("click", () => choose(name));
 }
 $("[role=tablist]").addEventListener("keydown", walk);

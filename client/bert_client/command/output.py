@@ -13,6 +13,7 @@ import os
 import re
 import sys
 import threading
+import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -236,8 +237,11 @@ class PartialFile:
 
     def _beginning(self, size: int) -> bytes:
         opened = gzip.open if self._is_compressed else open
-        with opened(self._path, "rb") as file:
-            return bytes(file.read(size))
+        try:
+            with opened(self._path, "rb") as file:
+                return bytes(file.read(size))
+        except (OSError, EOFError, zlib.error) as error:
+            raise TableError(f"{self._path}: cannot be read ({error}); delete it to begin again") from error
 
     @property
     def _is_compressed(self) -> bool:

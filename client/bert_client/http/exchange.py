@@ -16,7 +16,7 @@ from bert_client import errors
 from bert_client.errors import ConnectionFailedError, ProblemError, UnexpectedAnswerError
 from bert_client.http.calls import CAUTIOUS_LIMITS, Call, Chunk, RequestLimits, encode, read_limits
 from bert_client.http.environment import tls_variables
-from bert_client.http.retry import CERTIFICATE_REFUSED, RetryPolicy, pause_before_retry
+from bert_client.http.retry import CERTIFICATE_REFUSED, SLOW_ATTEMPTS, SLOW_SECONDS, RetryPolicy, pause_before_retry
 from bert_client.wire import FieldProblem
 
 T = TypeVar("T")
@@ -168,7 +168,7 @@ class Exchange:
 
     def _send_with_retries(self, send: Send, start: float) -> Flow[httpx.Response]:
         """Send until there is an answer, or the policy allows no other attempt; `start` is a time of the clock."""
-        attempt = 0
+        attempt = slow = 0
         while True:
             attempt += 1
             sent = self.clock()
@@ -177,10 +177,9 @@ class Exchange:
             if isinstance(reply, httpx.Response) and reply.is_success:
                 return reply
             now, jitter = self.clock(), self.random()
-            divisible, took = send.is_divisible, now - sent
-            pause = pause_before_retry(
-                self.policy, reply, attempt, now - start, jitter, is_divisible=divisible, seconds=took
-            )
+            slow += isinstance(reply, httpx.Response) and reply.status_code == 504 and now - sent >= SLOW_SECONDS
+            too_slow = send.is_divisible or slow >= SLOW_ATTEMPTS
+            pause = pause_before_retry(self.policy, reply, attempt, now - start, jitter, is_too_slow=too_slow)
             if pause is not None:
                 yield Wait(pause)
             elif isinstance(reply, httpx.Response):

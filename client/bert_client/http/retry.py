@@ -11,9 +11,10 @@ import httpx
 _RETRIED_STATUSES = frozenset({408, 429, 502, 503, 520, 521, 522, 523, 524, 530})
 """The service is busy or away; from 520 on, Cloudflare says so."""
 _RETRIED_ERRORS = (httpx.NetworkError, httpx.RemoteProtocolError, httpx.TimeoutException)
-SLOW_SECONDS, SLOW_ATTEMPTS = 5.0, 3
-"""If a proxy gives 504 after so many seconds, for so many attempts, the input is too slow; before, the service may be
-away."""
+SLOW_SECONDS = 5.0
+"""A proxy that waits so long before it gives 504 may wait for a slow answer; before, for a connection."""
+SLOW_ATTEMPTS = 3
+"""After so many 504 of that kind, the input is too slow."""
 CERTIFICATE_REFUSED = "CERTIFICATE_VERIFY_FAILED"
 """In OpenSSL's messages. No other attempt would end otherwise."""
 
@@ -44,21 +45,18 @@ def pause_before_retry(
     elapsed: float,
     jitter: float,
     *,
-    is_divisible: bool = False,
-    seconds: float = 0.0,
+    is_too_slow: bool = False,
 ) -> float | None:
     """Seconds to wait after a failed attempt, or None to give up.
 
     Args:
-        is_divisible: Whether the request has several inputs, so that it can be halved if it was too slow.
-        seconds: That this attempt took.
+        is_too_slow: Whether a 504 of a proxy means that the request is too slow, not that the service is away.
         attempt: Number of the attempt, from 1.
         elapsed: Seconds since the first attempt.
         jitter: In [0, 1). It spreads callers that failed together: from half of the pause to all of it, and after the
             time that `Retry-After` asks for.
     """
-    is_slow_input = is_divisible or (seconds >= SLOW_SECONDS and attempt >= SLOW_ATTEMPTS)
-    if attempt >= policy.attempts or not _is_retried(reply, is_slow_input=is_slow_input):
+    if attempt >= policy.attempts or not _is_retried(reply, is_too_slow=is_too_slow):
         return None
     backoff = min(policy.first_pause * 2.0 ** min(attempt - 1, 100), policy.longest_pause)
     asked = retry_after(reply.headers.get("retry-after")) if isinstance(reply, httpx.Response) else 0.0
@@ -80,13 +78,13 @@ def retry_after(header: str | None, now: datetime | None = None) -> float:
     return max((then - (now or datetime.now(UTC))).total_seconds(), 0.0)
 
 
-def _is_retried(reply: httpx.Response | httpx.RequestError, *, is_slow_input: bool) -> bool:
+def _is_retried(reply: httpx.Response | httpx.RequestError, *, is_too_slow: bool) -> bool:
     if isinstance(reply, httpx.Response):
         if reply.status_code != 504:
             return reply.status_code in _RETRIED_STATUSES
         # A proxy gives 504 for a service that is away, too. The service itself gives it for one that is too slow.
         is_of_proxy = not reply.headers.get("content-type", "").startswith("application/problem+json")
-        return "retry-after" in reply.headers or (is_of_proxy and not is_slow_input)
+        return "retry-after" in reply.headers or (is_of_proxy and not is_too_slow)
     if isinstance(reply, httpx.ProxyError):  # such as "503 Service Unavailable", the answer to CONNECT
         return str(reply).partition(" ")[0] in map(str, _RETRIED_STATUSES)
     return isinstance(reply, _RETRIED_ERRORS) and CERTIFICATE_REFUSED not in str(reply)

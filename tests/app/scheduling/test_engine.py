@@ -208,7 +208,11 @@ async def test_giant_text_behind_others_is_refused_at_once_if_it_would_be_late(b
     async with running(backend) as engine:
         with pytest.raises(InvalidInputError):
             await engine.labels(Task.SENTIMENT, [giant], deadline=soon())
-        assert 0 < engine._seconds_per_long_character < 1e-4
+        measured = engine._seconds_per_long_character
+        assert 0 < measured < 1e-4
+        with pytest.raises(InvalidInputError):
+            await engine.labels(Task.SENTIMENT, ["", giant], deadline=soon())
+        assert engine._seconds_per_long_character >= measured
         busy = engine._long_text_thread.submit(held.wait, PATIENCE)
         waiting = asyncio.create_task(engine.labels(Task.SENTIMENT, [giant], deadline=soon(), truncate=True))
         await asyncio.sleep(0)

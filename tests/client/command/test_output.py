@@ -199,6 +199,14 @@ def test_output_with_other_columns_is_refused(tmp_path: Path, suffix: str, heade
     assert job(path)[0] == ["é", "so so"]
 
 
+def test_output_that_is_damaged_is_named(tmp_path: Path) -> None:
+    job(tmp_path / "out.csv.gz", stop_after=2)
+    partial = tmp_path / "out.csv.gz.partial"
+    partial.write_bytes(partial.read_bytes()[:12] + b"\xff" * (partial.stat().st_size - 12))
+    with pytest.raises(TableError, match=r"out\.csv\.gz\.partial: cannot be read .*; delete it to begin again"):
+        job(tmp_path / "out.csv.gz")
+
+
 def test_output_of_an_interrupted_job_has_all_answers(tmp_path: Path) -> None:
     assert "2 rows are kept in" in job(tmp_path / "out.csv", stop_after=2, error=KeyboardInterrupt())[1]
     assert job(tmp_path / "out.csv")[0] == ["é", "so so"]

@@ -52,8 +52,9 @@ def ask(
     first: int = 0,
     clock: Callable[[], float] = lambda: 0.0,
     failures: FailureCounter | None = None,
+    attempts: int = 3,
 ) -> tuple[Any, list[Any]]:
-    exchange = Exchange(RetryPolicy(attempts=3, deadline=100, first_pause=1), clock, random=lambda: 0.0)
+    exchange = Exchange(RetryPolicy(attempts=attempts, deadline=100, first_pause=1), clock, random=lambda: 0.0)
     chunk = Chunk(first, [calls.encode(one) for one in inputs])
     return perform(exchange.answer(calls.sentiment(), chunk, failures or FailureCounter()), answer)
 
@@ -215,8 +216,9 @@ def test_answer_input_too_slow_for_a_proxy_costs_no_other() -> None:
         now += 10 if "b" in inputs else 1
         return httpx.Response(504) if "b" in inputs else ok(inputs)
 
-    outcomes, _ = ask(list("abcd"), answer, clock=lambda: now)
+    outcomes, steps = ask(list("abcd"), answer, clock=lambda: now, attempts=9)
     assert labels(outcomes) == ["a", "no_problem_document", "c", "d"]
+    assert steps.count(["b"]) == 3
 
 
 def test_answer_slow_input_costs_no_other() -> None:

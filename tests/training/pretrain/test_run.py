@@ -272,7 +272,7 @@ def test_pretrain_start_without_next_sentence_head_is_refused(make_recipe: MakeR
 
 def test_pretrain_start_with_another_vocabulary_is_refused(make_recipe: MakeRecipe, pretrained: Path) -> None:
     recipe = make_recipe(f"pretrain.start={pretrained}")
-    with pytest.raises(RunError, match=r"has another vocabulary than .*tokenizer; run tokenizer and prepare"):
+    with pytest.raises(RunError, match=r"has another vocabulary, .*tokenizer; run tokenizer and prepare"):
         pretrain(recipe)
 
 
