@@ -41,7 +41,7 @@ T = TypeVar("T")
 Schema = TypeVar("Schema", bound=BaseModel)
 
 _PARTS = 16
-"""Of a large answer."""
+"""Parts in which a large answer is sent."""
 _MIN_PART_BYTES = 256 * 1024
 _MAX_FIELD_ERRORS = 100
 """More are counted instead of listed: listing ten thousand takes too long."""

@@ -53,7 +53,7 @@ class EnginePolicy:
     max_answer_bytes: int = 32 * 1024 * 1024
     """A text with 510 masks and 100 predictions each would be repeated 51,000 times."""
     max_answers_bytes: int = 128 * 1024 * 1024
-    """Of all larger answers that are made or being sent, together. They take about three times as much memory."""
+    """Of all larger answers together that are being made or sent. In memory they take about three times as much."""
     prediction_bytes: int = 100
     """Of a prediction's or token's JSON, beside the text that it repeats."""
     bytes_per_token: int = 6
@@ -98,7 +98,7 @@ class Engine:
         self._long_characters = 0
         """Of the texts that this thread tokenizes, or that wait for it."""
         self._seconds_per_long_character = 0.0
-        """Of the last text."""
+        """Time to tokenize a character of the last long text."""
         self._answers = ByteBudget(
             policy.max_answers_bytes, metrics, free=policy.inline_answer_bytes, what="bytes of answers are being sent"
         )

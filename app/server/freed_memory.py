@@ -15,7 +15,7 @@ _PAUSE_SECONDS = 5.0
 
 
 class FreedMemory:
-    """Gives back what glibc keeps of freed memory: all of it, if a few objects in use lie behind it. A process that
+    """Gives freed memory back to the system. Glibc keeps it where objects that are in use lie behind it. A process that
     keeps a gigabyte may be killed by its memory limit at the next burst or reload."""
 
     def __init__(self) -> None:
