@@ -370,6 +370,7 @@ class Recipe(_Strict):
     finetune: FinetuneConfig = FinetuneConfig()
     export: ExportConfig = ExportConfig()
     _hub_cache: Path | None = None
+    """Of the run in whose folder this run is."""
 
     @property
     def folder(self) -> Path:
