@@ -59,7 +59,14 @@ class ProcessPool:
         """See `Backend.load`. The processes are started here."""
         if self._closed:
             raise BackendDiedError("closed before it was loaded")
-        for ours in self._start():
+        try:
+            ends = self._start()
+        except OSError as error:
+            raise BackendDiedError(
+                f"no inference process can be started ({error.strerror}): raise the limit of open files (ulimit -n), of "
+                "processes or of memory"
+            ) from error
+        for ours in ends:
             self._channels.append(await asyncio.open_connection(sock=ours))
         self.info, self._forked = await self._exchange(0, None)
         for _, unused in self._channels[self.info.processes :]:

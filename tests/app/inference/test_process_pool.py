@@ -275,7 +275,7 @@ async def test_process_pool_that_cannot_start_a_process_says_so_and_closes(
 
     monkeypatch.setattr("multiprocessing.context.SpawnProcess.start", fail)
     backend = pool_of(pretrained, sentiment)
-    with pytest.raises(BlockingIOError, match="no room"):
+    with pytest.raises(BackendDiedError, match=r"started \(no room for another process\): raise the limit"):
         await backend.load(ignore)
     await backend.aclose()
 
