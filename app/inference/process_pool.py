@@ -63,8 +63,8 @@ class ProcessPool:
             ends = self._start()
         except OSError as error:
             raise BackendDiedError(
-                f"no inference process can be started ({error.strerror}): raise the limit of open files (ulimit -n), of "
-                "processes or of memory"
+                f"no inference process can be started ({error.strerror}): raise the limit of open files (ulimit -n), "
+                "of processes or of memory"
             ) from error
         for ours in ends:
             self._channels.append(await asyncio.open_connection(sock=ours))
