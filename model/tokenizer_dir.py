@@ -182,7 +182,7 @@ def _check_settings(file: Path, config: Mapping[str, Any]) -> None:
         if not isinstance(value := config.get(name, default), bool) and value is not default:
             raise CheckpointError(file, f"{name} must be true or false, not {value!r}")
     if config.get("split_special_tokens"):
-        raise CheckpointError(file, f"split_special_tokens must be false: with it, {MASK} in a text is no mask")
+        raise CheckpointError(file, f"split_special_tokens must be false: with true, {MASK} is not read as a mask")
     if not isinstance(inputs := config.get("model_input_names", []), list):
         raise CheckpointError(file, f"model_input_names must be a list such as {_INPUTS[True]}, not {inputs!r}")
 

@@ -83,7 +83,8 @@ def _run_line(run: Path) -> str:
     last = lines[-1]
     machines = dict.fromkeys(line["machine"] for line in lines if line["event"] == "machine")
     where = f" on {', then '.join(machines)}" if machines else ""
-    minutes = f"{last['minutes']:.{last['minutes'] < 10:d}f} minutes of training"
+    digits = 1 if last["minutes"] < 10 else 0
+    minutes = f"{last['minutes']:.{digits}f} minutes of training"
     return f"{last['step']:,} steps, {last['tokens']:,} tokens, {minutes}{where}."
 
 

@@ -343,7 +343,7 @@ async function introduce() {
 }
 
 function introduceAgain(pause) {
-  clearTimeout(statusTimer); // of another call that ended meanwhile
+  clearTimeout(statusTimer); // two requests may have failed at the same time
   statusTimer = setTimeout(introduce, pause);
 }
 
