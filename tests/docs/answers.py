@@ -25,10 +25,9 @@ _WIDTH = 100
 
 
 @contextmanager
-def service(settings: dict[str, str]) -> Iterator[httpx.Client]:
-    """A client of a service with the shipped weights and these settings."""
-    inherited = {name: "" for name in os.environ if name.startswith("BERT_")}
-    with running(inherited | settings) as process:
+def service() -> Iterator[httpx.Client]:
+    """A client of a service with the shipped weights."""
+    with running({name: "" for name in os.environ if name.startswith("BERT_")}) as process:
         process.until_ready()
         with httpx.Client(base_url=process.url, timeout=60) as client:
             yield client
@@ -79,16 +78,15 @@ def renew(document: Path) -> None:
     """Write the answers of one document."""
     text = document.read_text(encoding="utf-8")
     asking = [block for block in blocks(document) if block.answer and block.language in {"sh", "python"}]
-    for settings in {block.settings for block in asking}:
-        with service(dict(settings)) as client:
-            for block in (block for block in asking if block.settings == settings):
-                assert block.answer is not None
-                old = f"```{block.answer.language}\n{block.answer.text}```"
-                new = f"```{block.answer.language}\n{answer(client, block)}```"
-                start = re.search(re.escape(block.text) + "```\n+", text)
-                assert start is not None
-                assert text.startswith(old, start.end())
-                text = text[: start.end()] + new + text[start.end() + len(old) :]
+    with service() as client:
+        for block in asking:
+            assert block.answer is not None
+            old = f"```{block.answer.language}\n{block.answer.text}```"
+            new = f"```{block.answer.language}\n{answer(client, block)}```"
+            start = re.search(re.escape(block.text) + "```\n+", text)
+            assert start is not None
+            assert text.startswith(old, start.end())
+            text = text[: start.end()] + new + text[start.end() + len(old) :]
     document.write_text(text, encoding="utf-8")
 
 

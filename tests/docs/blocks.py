@@ -13,11 +13,7 @@ DOCUMENTS = sorted(DOCS.glob("*.md"))
 
 ANSWERS = {"json", "http", "text"}
 
-_FENCE = re.compile(
-    r"^(?:<!-- with (?P<settings>[^\n]*?) -->\n+)?"
-    r"^```(?P<language>\w*)[^\n]*\n(?P<text>.*?)^```$",
-    re.DOTALL | re.MULTILINE,
-)
+_FENCE = re.compile(r"^```(?P<language>\w*)[^\n]*\n(?P<text>.*?)^```$", re.DOTALL | re.MULTILINE)
 
 
 @dataclass(frozen=True)
@@ -27,8 +23,6 @@ class Block:
     where: str
     language: str
     text: str
-    settings: tuple[tuple[str, str], ...] = ()
-    """Of the service that the block asks: from the line `<!-- with BERT_X=y -->` above it."""
     answer: Block | None = None
 
     def commands(self) -> list[str]:
@@ -53,10 +47,8 @@ def blocks(document: Path) -> list[Block]:
     for match in reversed(list(_FENCE.finditer(text))):
         below = found and not text[match.end() : follows].strip()
         line = text.count("\n", 0, match.start("text"))
-        pairs = (match["settings"] or "").split()
-        settings = tuple((name, value) for name, _, value in (pair.partition("=") for pair in pairs))
         answer = found[0] if below and found[0].language in ANSWERS else None
-        found.insert(0, Block(f"{document.name}:{line}", match["language"], match["text"], settings, answer))
+        found.insert(0, Block(f"{document.name}:{line}", match["language"], match["text"], answer))
         follows = match.start()
     return found
 

@@ -26,24 +26,10 @@ def where(block: Block) -> str:
     return block.where
 
 
-@pytest.mark.parametrize("block", [block for block in CURL if not block.settings], ids=where)
+@pytest.mark.parametrize("block", CURL, ids=where)
 def test_call_gives_the_printed_answer(shipped: httpx.Client, block: Block) -> None:
     assert block.answer is not None
     calls.assert_answers(calls.send(shipped, block.text), block.answer.language, block.answer.text)
-
-
-@pytest.mark.parametrize("block", [block for block in CURL if block.settings], ids=where)
-def test_refusal_by_a_service_with_other_settings_is_the_printed_one(
-    block: Block, pretrained: Path, sentiment: Path
-) -> None:
-    assert block.answer is not None
-    assert block.answer.language == "http"
-    small = {
-        "BERT_PRETRAINED": str(pretrained),
-        "BERT_SENTIMENT": str(sentiment),
-    }  # no model computes a refusal
-    with answers.service(small | dict(block.settings)) as client:
-        calls.assert_answers(calls.send(client, block.text), block.answer.language, block.answer.text)
 
 
 @pytest.mark.parametrize("block", PYTHON, ids=where)
