@@ -366,7 +366,7 @@ def main() -> None:
         engine = ENGINES.get(name)
         settings = engine.described(dtype, batch) if engine else "packed batches of 2,048 tokens"
         rows[f"{name}, {dtype}"] = [median(own), faster, share, *differences[name, dtype, batch], settings]
-    columns = {"sentences/s": ",.0f", "ours is faster": "", "share of peak": ".0%"}
+    columns = {"sentences/s": ",.0f", "ours ÷ this row": "", "share of peak": ".0%"}
     columns |= {"other answers": ".1%", "largest difference": ".4f"}
     shown = ", ".join(f"{dtype} {peak / 1e9:,.0f} GFLOP/s" for dtype, peak in peaks.items())
     notes = f"{len(given)} sentences of {flops / 1e6:.0f} MFLOP, {options.rounds} rounds, {options.processes} processes"

@@ -138,7 +138,7 @@ def main() -> None:
     notes = f"Load by {'wrk' if use_wrk else 'benchmarks.load'} on the same cores, {options.rounds} rounds of "
     notes += f"{options.seconds:g} s; peers in {options.dtype}. Without HTTP, the backend of bert-serve in "
     notes += f"{options.dtype} does {median(limits):,.0f} sentences/s."
-    columns |= {"the first is faster, 64 × 1": "", "errors": ",.0f"}
+    columns |= {"first row ÷ this row, 64 × 1": "", "errors": ",.0f"}
     results.publish(results.result(columns, rows(asked, reports), notes, ("transformers", "litserve")), options.json)
 
 
