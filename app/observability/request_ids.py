@@ -15,6 +15,6 @@ _numbers = itertools.count()
 def request_id_of(headers: Iterable[tuple[bytes, bytes]]) -> str:
     """The caller's own `X-Request-ID` if it is valid, else a new one."""
     for name, value in headers:
-        if name == b"x-request-id" and is_valid_request_id(given := str(value, "latin-1")):
+        if name == b"x-request-id" and is_valid_request_id(given := str(value, "latin-1").strip(" \t")):
             return given
     return f"{_PREFIX}{next(_numbers):016x}"

@@ -87,6 +87,8 @@ class InferRequest(Strict):
     )
 
     id: str | None = None
+    model_name: str | None = Field(None, description="Ignored: the path names the model. KServe's client sends it.")
+    model_version: str | None = Field(None, description="Ignored: models have no versions.")
     inputs: list[InputTensor] = Field(min_length=1, max_length=_MAX_TENSORS)
     outputs: list[RequestedOutput] | None = Field(None, max_length=_MAX_TENSORS, description="Default: all.")
     parameters: InferParameters | None = None
@@ -115,7 +117,7 @@ class InferResponse(TypedDict):
 
 def _parse(body: bytes, request: TaskRequest) -> InferRequest:
     """The JSON at the head of a body, with the data of the binary tensors after it."""
-    given = request.headers.get(_HEADER_LENGTH, str(len(body)))
+    given = request.headers.get(_HEADER_LENGTH, str(len(body))).strip()
     if not (given.isascii() and given.isdecimal() and len(given) < 20 and int(given) <= len(body)):
         raise _invalid(f"must be the bytes of the JSON, at most {len(body)}", "header", _HEADER_LENGTH)
     end = int(given)

@@ -21,9 +21,10 @@ async def test_every_response_has_a_request_id(serve: Any, path: str) -> None:
     assert first.headers["x-request-id"] != second.headers["x-request-id"]
 
 
-async def test_request_id_of_the_caller_is_returned(serve: Any) -> None:
+@pytest.mark.parametrize("given", ["abc-1.2_3", "abc-1.2_3 ", "abc-1.2_3\t "])
+async def test_request_id_of_the_caller_is_returned(serve: Any, given: str) -> None:
     async with serve() as service:
-        answer = await service.client.post("/fill-mask", json={}, headers={"X-Request-ID": "abc-1.2_3"})
+        answer = await service.client.post("/fill-mask", json={}, headers={"X-Request-ID": given})
     assert answer.headers["x-request-id"] == answer.json()["request_id"] == "abc-1.2_3"
 
 

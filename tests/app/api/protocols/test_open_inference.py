@@ -46,6 +46,15 @@ def test_triton_client_reads_health_and_metadata(client: Any) -> None:
         client.get_model_metadata("other")
 
 
+async def test_infer_takes_the_body_of_kserves_client(serve: Any) -> None:
+    """`kserve.InferRequest.to_rest` (0.21) repeats the model's name in the body."""
+    tensor = {"name": "text", "shape": [1], "datatype": "BYTES", "data": ["good"]}
+    async with serve() as service:
+        body = {"id": "1", "model_name": "sentiment", "inputs": [tensor]}
+        answer = await service.client.post("/v2/models/sentiment/infer", json=body)
+    assert (answer.status_code, answer.json()["model_name"]) == (200, "sentiment")
+
+
 @pytest.mark.parametrize("answered_in_binary", [True, False])
 @pytest.mark.parametrize("sent_in_binary", [True, False])
 def test_triton_client_infers(client: Any, sent_in_binary: bool, answered_in_binary: bool) -> None:
@@ -150,6 +159,12 @@ async def test_infer_refuses_tensors_of_wrong_sizes(serve: Any, head: Any, tail:
 async def test_infer_refuses_a_wrong_length_of_the_json(serve: Any, length: str) -> None:
     answer = await post(serve, tensor(8), GOOD, **{HEADER: length})
     assert (answer.status_code, answer.json()["errors"][0]["loc"]) == (422, ["header", HEADER])
+
+
+async def test_infer_reads_a_padded_length_of_the_json(serve: Any) -> None:
+    head = tensor(8)
+    answer = await post(serve, head, GOOD, **{HEADER: f"{len(json.dumps(head))} "})
+    assert answer.status_code == 200
 
 
 async def test_infer_bounds_the_inputs(serve: Any) -> None:
