@@ -53,6 +53,9 @@ def files(source: SourceConfig, root: Path) -> list[Path]:
                 "not read; set the source's `format`, or rename them"
             )
         found = known
+    if empty := [file for file in found if not file.stat().st_size and _is_table(file, source)]:
+        log_once(f"{place}: {len(empty)} of {len(found)} tables are empty ({empty[0].name}) and are not read")
+        found = [file for file in found if file not in empty]
     if not found and source.hub is None:
         reason = f"no such file; relative paths start from the recipe's `data`, now {root}"
         if is_folder:
@@ -81,6 +84,10 @@ def format_of_file(file: Path, source: SourceConfig) -> tuple[str, str | None]:
         known = ", ".join(FORMATS)
         raise SourceError(f"{file}: unknown suffix; rename it, or set the source's `format` to one of {known}")
     return form, table if table in TABLES else None
+
+
+def _is_table(file: Path, source: SourceConfig) -> bool:
+    return (_format_of_suffix(file) if source.format == "auto" else source.format) in TABLES
 
 
 def _format_of_suffix(file: Path) -> str | None:

@@ -18,6 +18,7 @@ FASTTEXT_LABEL = "__label__"
 _BREAK = re.compile(r"(?:<br\s*/?>\s*)+", re.IGNORECASE)
 _SURROGATE = re.compile("[\ud800-\udfff]")
 _HEADING = re.compile(r"\s*(=(?: ?=)*) (.*\S) (=(?: ?=)*)\s*")
+_LABEL = re.compile(rf"(?<!\S){FASTTEXT_LABEL}(\S+)\s*")
 _JOINER = re.compile(r" @([-.,])@ ")
 
 
@@ -49,14 +50,12 @@ def wikitext_texts(lines: Iterable[str]) -> Iterator[str]:
 
 
 def fasttext_line(line: str) -> tuple[list[str], str]:
-    """The labels of a line of fastText, and its text.
+    """The labels of a line of fastText, which may stand anywhere, and its text.
 
     >>> fasttext_line("__label__2 Great CD: my lovely Pat ...")
     (['2'], 'Great CD: my lovely Pat ...')
     """
-    labels = list(itertools.takewhile(lambda word: word.startswith(FASTTEXT_LABEL), line.split()))
-    text = "".join(line.strip().split(maxsplit=len(labels))[len(labels) :])
-    return [label.removeprefix(FASTTEXT_LABEL).rstrip(",") for label in labels], text
+    return [label.rstrip(",") for label in _LABEL.findall(line)], _LABEL.sub("", line).strip()
 
 
 def without_breaks(text: str) -> str:

@@ -74,7 +74,8 @@ def run(job: FileJob, ask: Ask) -> None:
         errors: list[TableError] = []
         rows = _until_error(table.rows, errors)
         read = tuple(map(table.column, job.columns))
-        first = _first_rows(table, rows, read)
+        may_pause = table.size is None and job.target_format == "jsonl"
+        first = _first_rows(table, rows, read, may_pause=may_pause)
         columns = table.columns or tuple(dict.fromkeys(name for row in first for name in row.cells))
         names = {name: _free_name(job.prefix + name, columns) for name in job.new_columns}
         writer = RowWriter(job.target_format, (*columns, *names.values()) if columns else ())
@@ -172,8 +173,10 @@ def _free_name(name: str, taken: Collection[str]) -> str:
     return name
 
 
-def _first_rows(table: Table, rows: Iterator[Row], read: tuple[str, ...]) -> list[Row]:
+def _first_rows(table: Table, rows: Iterator[Row], read: tuple[str, ...], *, may_pause: bool) -> list[Row]:
     """The first rows of JSON lines, whose fields become the columns. A table has a header instead.
+
+    `may_pause`: the first row that has the fields to read is enough, because more may come late.
 
     Raises:
         TableError: no row has them.
@@ -183,8 +186,8 @@ def _first_rows(table: Table, rows: Iterator[Row], read: tuple[str, ...]) -> lis
         return first
     for row in itertools.islice(rows, FIRST_ROWS):
         first.append(row)
-        if table.size is None and all(column in row.cells for column in read):
-            return first  # a pipe may pause before it has more rows
+        if may_pause and all(column in row.cells for column in read):
+            return first
     found = dict.fromkeys(name for row in first for name in row.cells)
     if first and not found:
         raise TableError(f"{table.name}, line {first[0].number}: {first[0].fault or 'the first rows have no fields'}")

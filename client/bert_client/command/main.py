@@ -167,6 +167,9 @@ def _check_arguments(given: argparse.Namespace) -> None:
         raise ValueError("--targets takes all words that follow it: give the text before it")
     if bool(given.texts) == bool(given.file):
         raise ValueError("give texts or --file, one of them")
+    for number, text in enumerate(given.texts, 1):
+        if any("\udc80" <= character <= "\udcff" for character in text):  # how Python reads other bytes
+            raise ValueError(f"text {number} is not in the encoding of this terminal ({sys.getfilesystemencoding()})")
     if given.texts and given.output != "-":
         raise ValueError("--output goes with --file")
     if given.texts and given.task == "next-sentence" and len(given.texts) != 2:
@@ -191,8 +194,12 @@ def _job(given: argparse.Namespace) -> file_job.FileJob:
         raise ValueError(
             f"{given.output} cannot be written: end it in .csv, .tsv or .jsonl, or in one of these and .gz"
         )
-    if Path(given.output).exists() and Path(given.output).resolve() == Path(given.file).resolve():
-        raise ValueError(f"{given.output} is the file that is read: write to another one")
+    source, written = (
+        Path(stream if name == "-" else name)
+        for name, stream in ((given.file, "/dev/stdin"), (given.output, "/dev/stdout"))
+    )
+    if source.is_file() and written.exists() and written.samefile(source):
+        raise ValueError(f"the output is the file that is read ({given.file}): write to another one")
     named = None if given.output == "-" else tables.format_of(given.output)
     target = "jsonl" if given.json else named or form
     pair_column = getattr(given, "pair_column", None)

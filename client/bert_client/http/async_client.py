@@ -104,8 +104,9 @@ class AsyncBertClient(BaseClient[httpx.AsyncBaseTransport, Callable[[float], Awa
         calls.check_inputs(inputs)
         window: deque[asyncio.Task[list[T | ProblemError]]] = deque()
         failures = FailureCounter()
+        errors: list[Exception] = []
         try:
-            async for chunk in self._chunks(call, inputs):
+            async for chunk in self._chunks(call, _until_error(inputs, errors)):
                 if len(window) == self._concurrency:
                     for outcome in await window.popleft():
                         yield outcome
@@ -113,14 +114,16 @@ class AsyncBertClient(BaseClient[httpx.AsyncBaseTransport, Callable[[float], Awa
             while window:
                 for outcome in await window.popleft():
                     yield outcome
+            if errors:
+                raise errors[0]
         finally:
             for task in window:
                 task.cancel()
             await asyncio.gather(*window, return_exceptions=True)
 
-    async def _chunks(self, call: Call[T], inputs: Inputs[Any]) -> AsyncIterator[Chunk]:
+    async def _chunks(self, call: Call[T], inputs: AsyncIterable[Any]) -> AsyncIterator[Chunk]:
         chunker = Chunker(call.parameters)
-        async for given in _each(inputs):
+        async for given in inputs:
             for chunk in chunker.push(calls.encode(given), await self._run(self._exchange.request_limits())):
                 yield chunk
         for chunk in chunker.rest():
@@ -157,10 +160,14 @@ class AsyncBertClient(BaseClient[httpx.AsyncBaseTransport, Callable[[float], Awa
         return http
 
 
-async def _each(inputs: Inputs[T]) -> AsyncIterator[T]:
-    if isinstance(inputs, AsyncIterable):
-        async for given in inputs:
-            yield given
-    else:
-        for given in inputs:
-            yield given
+async def _until_error(inputs: Inputs[T], errors: list[Exception]) -> AsyncIterator[T]:
+    """The inputs. An error of a generator ends them, and is kept until those before it are answered."""
+    try:
+        if isinstance(inputs, AsyncIterable):
+            async for given in inputs:
+                yield given
+        else:
+            for given in inputs:
+                yield given
+    except Exception as error:
+        errors.append(error)

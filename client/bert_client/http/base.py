@@ -75,7 +75,7 @@ class BaseClient(Generic[Transport, Sleep]):
             "base_url": url,
             "auth": auth,
             "headers": _authorization(api_key),
-            "timeout": httpx.Timeout(timeout, read=timeout + READ_GRACE),
+            "timeout": httpx.Timeout(timeout, read=timeout + READ_GRACE, pool=None),  # calls may wait for each other
         }
 
     def __getstate__(self) -> dict[str, Any]:
@@ -97,8 +97,9 @@ class BaseClient(Generic[Transport, Sleep]):
         except OSError as error:  # files that the environment names cannot be read or written
             raise ConnectionFailedError(f"{url}: {tls_variables()} cannot be used: {error}") from error
         except (ImportError, ValueError, httpx.InvalidURL) as error:
-            variable = self._proxy and self._proxy[0]
-            raise ConnectionFailedError(f"{url}: the proxy in {variable} cannot be used: {error}") from error
+            if not self._proxy:  # the program is ending
+                raise ConnectionFailedError(f"{url}: no connection can be opened: {error}") from error
+            raise ConnectionFailedError(f"{url}: the proxy in {self._proxy[0]} cannot be used: {error}") from error
         return client(transport=chosen, **self._http_options)
 
 
@@ -121,6 +122,8 @@ def _service_url(given: str) -> httpx.URL:
     except (httpx.InvalidURL, UnicodeError) as error:
         reason = "percent-encode the special characters of its name and password" if "@" in given else error
         raise ValueError(f"{shown!r} is not an address of a service: {reason}") from None
+    if url.query or url.fragment:
+        raise ValueError(f"{shown!r} is not an address of a service: leave out what follows the path")
     return url
 
 

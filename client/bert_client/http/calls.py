@@ -176,6 +176,9 @@ def encode(given: Any) -> Encoded:
     if isinstance(given, str):
         return _to_json(given)
     value = given.tolist() if hasattr(given, "tolist") else given  # a row of a numpy array
+    value = value.as_py() if hasattr(value, "as_py") else value  # a value of an Arrow column
+    if isinstance(value, str):
+        return _to_json(value)
     if _is_pair_dict(value):
         value = (value["text"], value["text_pair"])
     if not isinstance(value, tuple | list):

@@ -109,13 +109,16 @@ class BertClient(BaseClient[httpx.BaseTransport, Callable[[float], object]]):
         ended = threading.Event()
         window: deque[Future[list[T | ProblemError]]] = deque()
         failures = FailureCounter()
+        errors: list[Exception] = []
         try:
-            for chunk in self._chunks(call, inputs):
+            for chunk in self._chunks(call, _until_error(inputs, errors)):
                 if len(window) == self._concurrency:
                     yield from window.popleft().result()
                 window.append(self._run_in_thread(self._exchange.answer(call, chunk, failures), ended))
             while window:
                 yield from window.popleft().result()
+            if errors:
+                raise errors[0]
         finally:
             ended.set()
 
@@ -168,3 +171,11 @@ class BertClient(BaseClient[httpx.BaseTransport, Callable[[float], object]]):
         if http is None:
             raise ConnectionFailedError("the client is closed")
         return http
+
+
+def _until_error(inputs: Iterable[T], errors: list[Exception]) -> Iterator[T]:
+    """The inputs. An error of a generator ends them, and is kept until those before it are answered."""
+    try:
+        yield from inputs
+    except Exception as error:
+        errors.append(error)

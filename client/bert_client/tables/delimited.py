@@ -7,6 +7,7 @@ import re
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 
 from bert_client.tables.dialect import Dialect, reader_options
 
@@ -38,6 +39,8 @@ def records(lines: Iterator[str], dialect: Dialect, skipped: int = 0) -> Iterato
         skipped: Lines of the file before these.
     """
     options = reader_options(dialect)
+    if dialect.escape:
+        lines = map(partial(_double_other_escapes, dialect), lines)
     source = _RecordLines(lines, skipped)
     reader = csv.reader(source, strict=True, **options)
     while True:
@@ -59,7 +62,8 @@ def records(lines: Iterator[str], dialect: Dialect, skipped: int = 0) -> Iterato
 def whole_rows_inside(cells: list[str], delimiter: str) -> int | None:
     """The index of a quoted cell that seems to hold whole rows, because most of its lines complete a row.
 
-    A line that begins with a delimiter, or has a space after one, does not count: people write so, programs do not.
+    A line that has a space after a delimiter does not count, nor one that begins with a delimiter where the record does
+    not: people write so, programs do not.
     """
     for index, cell in enumerate(cells if len(cells) > 1 else ()):
         pieces = LINE_END.split(cell)
@@ -69,12 +73,19 @@ def whole_rows_inside(cells: list[str], delimiter: str) -> int | None:
         counts[0] += index
         counts[-1] += len(cells) - 1 - index
         rows = sum(
-            count == len(cells) - 1 and f"{delimiter} " not in piece and not piece.startswith(delimiter)
+            count == len(cells) - 1 and f"{delimiter} " not in piece and not (cells[0] and piece.startswith(delimiter))
             for count, piece in zip(counts, pieces, strict=True)
         )
         if rows > len(pieces) / 2:
             return index
     return None
+
+
+def _double_other_escapes(dialect: Dialect, line: str) -> str:
+    """`csv` drops an escape character before anything. Before an ordinary character, as in `AC\\DC`, it is text."""
+    escape = re.escape(dialect.escape or "")
+    special = escape + re.escape(f"{dialect.delimiter or ''}{dialect.quote or ''}")
+    return re.sub(rf"{escape}([{special}\r\n])?", lambda found: found[0] * (1 if found[1] else 2), line)
 
 
 class _RecordLines:

@@ -12,6 +12,7 @@
 
 from __future__ import annotations
 
+import csv
 import itertools
 import json
 import re
@@ -47,8 +48,6 @@ FORMATS = tuple(_SUFFIXES)
 LINE = "text"
 """The name of the only column of plain lines, and of a table that has one column and no header."""
 
-_BYTES = ("binary", "large_binary", "binary_view")
-"""Types of a Parquet column that may be text without a mark that says so."""
 _DELIMITERS = {"csv": ",", "tsv": "\t"}
 _BEGINNING_LINES = 1000
 _BEGINNING_CHARACTERS = 2**20
@@ -142,13 +141,17 @@ def open_table(
 
 
 def _check_lines(file: File) -> None:
-    """Raise TableError if a file begins like JSON lines, or with a header that has the column `text`, though its name
-    says that it has plain lines."""
-    first = file.start.partition(b"\n")[0].decode("utf-8", "replace").rstrip("\r")
+    """Raise TableError if a file begins like JSON, or with a header that has the column `text`, though its name says
+    that it has plain lines."""
+    first = re.split(rb"[\r\n]", file.start, maxsplit=1)[0].decode("utf-8", "replace")
+    rows = {delimiter: next(csv.reader([first], delimiter=delimiter), []) for delimiter in DELIMITER_NAMES}
+    delimiter = next((delimiter for delimiter, row in rows.items() if len(row) > 1 and LINE in row), None)
     if _is_json_object(first):
         what, form = "JSON lines", "jsonl"
-    elif "\t" in first and LINE in first.split("\t"):
-        what, form = f"a table with the column {LINE!r}", "tsv"
+    elif re.match(rb"\s*\[\s*\{|\{\s*[\r\n]", file.start):
+        what, form = "JSON", "jsonl"
+    elif delimiter:
+        what, form = f"a table with the column {LINE!r}", "tsv" if delimiter == "\t" else "csv"
     else:
         return
     raise TableError(f"{file.name}: holds {what}; state the format {form}, or lines to read each line as a text")
@@ -323,6 +326,8 @@ def _suspicion(record: Record, index: int) -> str:
 
 def _advice(table: Table) -> str:
     """What may be wrong if the expected column is missing."""
+    if table.format == "lines":
+        return "; each line is read as a text: if it holds a table, state its format"
     if table.format not in _DELIMITERS or table.columns is None:
         return ""
     if len(table.columns) == 1 and (other := next((d for d in DELIMITER_NAMES if d in table.columns[0]), None)):
@@ -375,12 +380,18 @@ def _parquet_rows(file: File, batches: Iterator[Any], arrow_error: type[Exceptio
             rows = [Row(number, cells) for number, cells in enumerate(batch.to_pylist(), number + 1)]
         except conversion_errors:
             rows = [_parquet_row(batch, i, number + 1 + i, conversion_errors) for i in range(len(batch))]
-        for name in (field.name for field in batch.schema if str(field.type) in _BYTES):
+        for name in (field.name for field in batch.schema if _may_be_text(field.type)):
             for row in rows:  # Hive, Impala and old versions of Spark do not mark texts as such
                 with suppress(AttributeError, KeyError, UnicodeDecodeError):  # null, unreadable, no text
                     row.cells[name] = row.cells[name].decode()
         yield from rows
         number += len(rows)
+
+
+def _may_be_text(arrow_type: Any) -> bool:
+    """Whether a column has bytes, which are text that is not marked as such; also in a dictionary."""
+    name = str(getattr(arrow_type, "value_type", arrow_type))
+    return name in ("binary", "large_binary", "binary_view") or name.startswith("fixed_size_binary")
 
 
 def _parquet_row(batch: Any, index: int, number: int, conversion_errors: tuple[type[Exception], ...]) -> Row:

@@ -505,7 +505,34 @@ def test_bert_does_not_replace_the_file_that_it_reads(bert: Bert, tmp_path: Path
     link.symlink_to(file)
     code, _, complaint = bert("sentiment", "--file", str(file), "--output", str(link))
     assert (code, file.read_text()) == (2, "text\ngood\n")
-    assert f"{link} is the file that is read: write to another one" in complaint
+    assert f"the output is the file that is read ({file}): write to another one" in complaint
+
+
+@pytest.mark.parametrize("given", ["a.csv", "-"])
+def test_bert_does_not_read_what_it_writes_to_standard_output(url: str, tmp_path: Path, given: str) -> None:
+    file = tmp_path / "a.csv"
+    file.write_text("text\ngood\n")
+    command = [sys.executable, "-c", "from bert_client.command.main import main; main()", "sentiment", "--url", url]
+    shell = ["sh", "-c", f'exec "$@" --file {given} < a.csv >> a.csv', "sh", *command]
+    environ = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, (ROOT, ROOT / "client")))}
+    done = subprocess.run(shell, cwd=tmp_path, env=environ, stderr=subprocess.PIPE, text=True, timeout=120, check=False)
+    assert (done.returncode, file.read_text()) == (2, "text\ngood\n")
+    assert "the output is the file that is read" in done.stderr
+
+
+def test_bert_text_that_is_not_in_the_encoding_of_the_terminal_is_misuse(bert: Bert) -> None:
+    code, _, complaint = bert("sentiment", "good", os.fsdecode(b"caf\xe9"))
+    assert code == 2
+    assert "text 2 is not in the encoding of this terminal (utf-8)" in complaint
+
+
+def test_bert_json_lines_of_a_pipe_have_the_fields_of_the_first_rows(bert: Bert, tmp_path: Path) -> None:
+    pipe, target = tmp_path / "pipe.jsonl", tmp_path / "out.csv"
+    os.mkfifo(pipe)
+    lines = '{"text": "good"}\n{"text": "bad", "stars": 5}\n'
+    threading.Thread(target=pipe.write_text, args=(lines,)).start()
+    assert bert("sentiment", "--file", str(pipe), "--output", str(target))[0] == 0
+    assert [row["stars"] for row in csv.DictReader(target.read_text().splitlines())] == ["", "5"]
 
 
 def test_bert_one_column_has_as_many_rows_out_as_in(bert: Bert, tmp_path: Path) -> None:
@@ -543,6 +570,10 @@ def test_bert_parquet_is_read_and_answered_as_json_lines(bert: Bert, tmp_path: P
     [
         ('{"text": "good"}\n{"text": "bad"}\n', "holds JSON lines; state the format jsonl, or lines to read"),
         ("id\ttext\r\n1\tgood\r\n", "holds a table with the column 'text'; state the format tsv, or lines"),
+        ('"id","text"\n1,good\n', "holds a table with the column 'text'; state the format csv, or lines"),
+        ("id;text;stars\n1;good;5\n", "holds a table with the column 'text'; state the format csv, or lines"),
+        ('[{"text": "good"},\n {"text": "bad"}]\n', "holds JSON; state the format jsonl, or lines"),
+        ('{\n  "text": "good"\n}\n', "holds JSON; state the format jsonl, or lines"),
     ],
 )
 def test_bert_lines_that_seem_to_be_a_table_are_refused(bert: Bert, tmp_path: Path, lines: str, complaint: str) -> None:

@@ -164,6 +164,7 @@ def test_client_password_of_the_url_is_sent_but_not_shown() -> None:
         *(({"timeout": wrong}, "timeout is .*: give seconds") for wrong in (0, -1, nan, inf, 1e10, None, "5")),
         ({"api_key": "a\n"}, "not printable"),
         ({"base_url": "localhost:8000"}, r"it must begin with http:// or https://"),
+        *(({"base_url": f"http://a/{end}"}, "leave out what follows the path") for end in ("?b=c", "#b")),
         ({"base_url": "http://"}, "'http://' is not an address of a service: it names no host"),
         *(({"base_url": f"http://a:{port}"}, "a port is a number from 1 to 65535") for port in (0, 65536, 99999)),
     ],

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import subprocess
 import sys
+import time
 from collections import deque
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +51,41 @@ async def test_async_client_stream_has_an_error_in_place_of_what_is_no_text() ->
             with pytest.raises(InvalidInputError):
                 await client.sentiment(rows)
     assert [n for n, outcome in enumerate(outcomes) if isinstance(outcome, ProblemError)] == WRONG
+
+
+def test_client_stream_answers_what_a_generator_gave_before_its_error() -> None:
+    def texts() -> Iterator[str]:
+        yield from ["good"] * 20
+        raise LookupError("the database is away")
+
+    outcomes = []
+    with serve() as echo, BertClient(echo.url) as client, pytest.raises(LookupError, match="the database is away"):
+        outcomes.extend(client.sentiment_stream(texts()))
+    assert list(map(label, outcomes)) == ["good"] * 20
+
+
+async def test_async_client_stream_answers_what_a_generator_gave_before_its_error() -> None:
+    async def texts() -> AsyncIterator[str]:
+        for _ in range(20):
+            yield "good"
+        raise LookupError("the database is away")
+
+    with serve() as echo:
+        async with AsyncBertClient(echo.url) as client:
+            stream = client.sentiment_stream(texts())
+            assert [label(await anext(stream)) for _ in range(20)] == ["good"] * 20
+            with pytest.raises(LookupError, match="the database is away"):
+                await anext(stream)
+
+
+async def test_async_client_calls_wait_for_a_connection_as_long_as_others_have_it() -> None:
+    def slow(_: list[Any]) -> None:  # two of them take longer than the timeout
+        time.sleep(0.6)
+
+    with serve(slow) as echo:
+        async with AsyncBertClient(echo.url, timeout=1.0) as client:
+            answers = await asyncio.gather(*(client.sentiment("good") for _ in range(250)))
+    assert {label(answer) for answer in answers} == {"good"}
 
 
 @pytest.mark.parametrize("wrong", [None, float("nan"), 5, b"good"])
@@ -99,6 +136,13 @@ async def test_client_any_iterable_of_texts_is_a_list_of_inputs(inputs: Any) -> 
 def test_client_any_iterable_of_pairs_is_a_list_of_inputs(inputs: Any) -> None:
     with serve() as echo, BertClient(echo.url) as client:
         assert [label(result) for result in client.next_sentence(inputs)] == ["a|b", "c|d"]
+
+
+def test_client_column_of_arrow_is_a_list_of_inputs() -> None:
+    pa = pytest.importorskip("pyarrow")
+    with serve() as echo, BertClient(echo.url) as client:
+        for column in (pa.array(["a", "b"]), pa.chunked_array([["a"], ["b"]])):
+            assert [label(result) for result in client.sentiment(column)] == ["a", "b"]
 
 
 def test_client_pair_may_be_a_dict_as_in_json() -> None:

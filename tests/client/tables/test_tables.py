@@ -127,6 +127,17 @@ def test_row_of_parquet_that_cannot_be_converted_has_a_fault(tmp_path: Path) -> 
         ]
 
 
+def test_row_of_parquet_has_text_that_is_not_marked_as_such(tmp_path: Path) -> None:
+    pa = pytest.importorskip("pyarrow")
+    from pyarrow import parquet
+
+    given = pa.array([b"good film.", None, b"\xff" * 10], pa.binary(10))
+    for column in (given, given.cast(pa.binary()), given.cast(pa.binary()).dictionary_encode()):
+        parquet.write_table(pa.table({"text": column}), tmp_path / "a.parquet")
+        with open_table(tmp_path / "a.parquet") as table:
+            assert [row.cells["text"] for row in table.rows] == ["good film.", None, b"\xff" * 10]
+
+
 def test_header_of_parquet_needs_different_names(tmp_path: Path) -> None:
     pa = pytest.importorskip("pyarrow")
     from pyarrow import parquet
@@ -304,6 +315,7 @@ def test_quotation_mark_that_swallows_rows_gives_a_warning(read: Read, name: str
         ('id,stars,text\n1,5,ok\n2,5,"Five stars!\n3,4,good\n4,4,Monitor of 27"\n5,1,no\n', 3),
         ('a,b,c,d\n1,"x, y","Five stars!,5\n2,z,good,4\n3,z,27",4\n', 2),
         ('a;b;c\n1;ok;2\n1;"Five stars!;5\n2;good;4\n3;27";4\n', 3),
+        ('title,text,stars\n,"Five stars!,5\n,good,4\n,bad,1\n,Monitor of 27",4\n', 2),
         ('a,b\n"one\ntwo","Five stars!\n2,good\n3,27"\n', 3),
         ('a,b\n"one\n","Five stars!\n2,good\n3,27"\n', 3),
         ('a,b\n"one\u2028two","Five stars!\n2,good\n3,27"\n', 2),
@@ -422,6 +434,12 @@ def test_dialect_escape_is_stated(read: Read, escape: str, text: str) -> None:
     rows, _ = read(f'id,text\n1,"{text}"\n2,good\n', dialect=Dialect(escape=escape))
     plain = text.replace(escape * 2, "\0").replace(escape, "").replace("\0", escape)
     assert cells(rows) == [["1", plain], ["2", "good"]]
+
+
+def test_dialect_escape_before_an_ordinary_character_is_text(read: Read) -> None:
+    lines = 'id,text\n1,"AC\\DC said \\"no\\"\\nnot good"\n2,Not\\ngood\n3,\\N\n4,a\\\\, b\\\\n\n'
+    rows, _ = read(lines.replace("4,a\\\\, b", "4,a\\, b"), dialect=Dialect(escape="\\"))
+    assert [row.cells["text"] for row in rows] == ['AC\\DC said "no"\\nnot good', "Not\\ngood", "\\N", "a, b\\n"]
 
 
 def test_dialect_escape_is_named_where_it_is_needed(read: Read) -> None:

@@ -248,6 +248,13 @@ def test_files_without_text_are_skipped_and_counted(tmp_path: Path, caplog: pyte
     assert message == f"reviews: 2 of 4 rows have no text and are skipped (the first is {tmp_path}/neg/2.txt)"
 
 
+def test_empty_tables_among_others_are_not_read_and_counted(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    for number, text in enumerate(["text\ngood\n", "", "text\nbad\n"]):
+        write(tmp_path / f"part-{number}.csv", text)
+    assert texts(tmp_path, "part-*.csv") == ["good", "bad"]
+    assert caplog.messages == [f"{tmp_path}/part-*.csv: 1 of 3 tables are empty (part-1.csv) and are not read"]
+
+
 def test_a_texts_domain_is_the_value_of_a_column(tmp_path: Path) -> None:
     write(tmp_path / "a.jsonl", jsonl([{"text": "x", "shop": 1}, {"text": "y"}]))
     assert [document.domain for document in read(tmp_path, "a.jsonl", by="shop")] == ["1", None]

@@ -56,10 +56,12 @@ def test_wikitext_texts_begin_at_headings_of_level_one() -> None:
     [
         ("__label__a text\n", ["a"], "text"),
         ("__label__a, __label__b text", ["a", "b"], "text"),
-        ("text __label__a", [], "text __label__a"),
+        ("text __label__a", ["a"], "text"),
+        ("a __label__b good,  __label__c film\n", ["b", "c"], "a good,  film"),
+        ("__label__ text x__label__a", [], "__label__ text x__label__a"),
         ("__label__a", ["a"], ""),
         ("", [], ""),
     ],
 )
-def test_fasttext_line_has_labels_first(line: str, labels: list[str], text: str) -> None:
+def test_fasttext_line_has_labels_anywhere(line: str, labels: list[str], text: str) -> None:
     assert fasttext_line(line) == (labels, text)
