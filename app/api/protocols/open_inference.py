@@ -183,12 +183,12 @@ async def _ask(task: Task, body: InferRequest, request: TaskRequest) -> tuple[Re
         for i, text in enumerate(texts):
             if (masks := text.count(MASK)) > 1:
                 raise _invalid(f"text {i} has {masks} masks, this model takes one; see /fill-mask", "inputs", 0)
-        filled = await request.engine.fill_mask(texts, deadline=request.deadline, held=request.held, **parameters)
+        filled = await request.fill_mask(texts, **parameters)
         return filled, [result.masks[0].predictions for result in filled.results]
     inputs: Sequence[Input] = texts
     if "text_pair" in columns:
         inputs = [TextPair(*pair) for pair in zip(texts, columns["text_pair"], strict=True)]
-    reply = await request.engine.labels(task, inputs, deadline=request.deadline, held=request.held, **parameters)
+    reply = await request.labels(task, inputs, **parameters)
     return reply, [result.predictions for result in reply.results]
 
 
