@@ -206,16 +206,12 @@ class Scheduler:
             )
         ahead = self._load_by_size.tokens_ahead(items)
         waiting = min(self.queued_tokens + self.reserved_tokens, ahead)  # a large request leaves room for small ones
-        is_full = waiting and waiting + tokens > self.max_queue_tokens * (1 - headroom)
+        if waiting and waiting + tokens > self.max_queue_tokens * (1 - headroom):
+            self._metrics.refused()
+            raise errors.QueueFullError(self.throughput.seconds_for(waiting))
         backlog = self.throughput.max_backlog(deadline.remaining)
-        is_late = ahead and ahead + tokens > backlog * (1 - headroom)
-        if not (is_full or is_late):
-            return
-        retry_after = self.throughput.seconds_for(waiting if is_full else ahead)
-        if not is_full:
-            self.refuse_as_late(retry_after, deadline)
-        self._metrics.refused()
-        raise errors.QueueFullError(retry_after)
+        if ahead and ahead + tokens > backlog * (1 - headroom):
+            self.refuse_as_late(self.throughput.seconds_for(ahead), deadline)
 
     def refuse_as_late(self, retry_after: int, deadline: Deadline) -> NoReturn:
         """Refuse a request because what is ahead of it takes longer than its deadline allows.
