@@ -77,13 +77,13 @@ class TaskRequest(Request):
         self.held = ExitStack()
         """What is reserved until the answer is sent."""
 
-    async def fill_mask(self, inputs: Sequence[str], **parameters: Any) -> Reply[FillMaskResult]:
+    def fill_mask(self, inputs: Sequence[str], **parameters: Any) -> Awaitable[Reply[FillMaskResult]]:
         """See `Engine.fill_mask`."""
-        return await self.engine.fill_mask(inputs, deadline=self.deadline, held=self.held, **parameters)
+        return self.engine.fill_mask(inputs, deadline=self.deadline, held=self.held, **parameters)
 
-    async def labels(self, task: Task, inputs: Sequence[Input], **parameters: Any) -> Reply[LabelResult]:
+    def labels(self, task: Task, inputs: Sequence[Input], **parameters: Any) -> Awaitable[Reply[LabelResult]]:
         """See `Engine.labels`."""
-        return await self.engine.labels(task, inputs, deadline=self.deadline, held=self.held, **parameters)
+        return self.engine.labels(task, inputs, deadline=self.deadline, held=self.held, **parameters)
 
 
 TaskHandler = Callable[[Any, TaskRequest], Awaitable[tuple[Reply[Any], Any]]]
