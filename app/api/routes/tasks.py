@@ -32,6 +32,7 @@ async def sentiment(body: SentimentRequest, request: TaskRequest) -> tuple[Reply
 
 
 _PREDICTION = {"score": 0.21, "token": 1523, "token_str": "good", "sequence": "The movie was good and I loved it."}
+_MASKS = {"masks": [{"position": 4, "predictions": [_PREDICTION]}]}
 _READ = {"tokens": 11, "truncated": False}
 
 
@@ -48,10 +49,7 @@ ROUTES = [
         task=Task.FILL_MASK,
         summary="Fill in masked words",
         response=FillMaskResponse,
-        example={
-            "model": "pretrained",
-            "results": [{"masks": [{"position": 4, "predictions": [_PREDICTION]}]} | _READ],
-        },
+        example={"model": "pretrained", "results": [_MASKS | _READ]},
     ),
     TaskRoute(
         "/next-sentence",
