@@ -201,9 +201,8 @@ class Settings(BaseModel):
     @field_validator("docs", "metrics")
     @classmethod
     def _has_keys(cls, access: str, info: ValidationInfo) -> str:
-        if {"api_keys_file", "api_keys"} - info.data.keys():  # their own error says so
-            return access
-        if access == "key" and not info.data["api_keys"]:
+        are_valid = {"api_keys_file", "api_keys"} <= info.data.keys()  # else their own error says so
+        if access == "key" and are_valid and not info.data["api_keys"]:
             raise ValueError(f"needs keys in {PREFIX}API_KEYS or {PREFIX}API_KEYS_FILE")
         return access
 

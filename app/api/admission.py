@@ -40,9 +40,7 @@ def admit_or_refuse(app: FastAPI, target: bytes, scope: Scope) -> Response | Non
     try:
         admit(Request(scope), binary=route.binary)
     except errors.ServiceError as error:
-        request_id = request_id_of(scope["headers"])
-        response = problem_response(error, request_id)
-        response.headers["X-Request-ID"] = request_id
+        response = problem_response(error, request_id_of(scope["headers"]))
         state.metrics.answered(route.task, response.status_code, time.perf_counter() - started)
         return response
     except Exception:  # the app meets the same error, logs it and answers

@@ -64,9 +64,7 @@ def create_app(settings: Settings, backend: Backend | None = None, *, serves_whi
         version=version(),
         description=DESCRIPTION,
         lifespan=lifespan,
-        openapi_url=None,
-        docs_url=None,
-        redoc_url=None,
+        openapi_url=None,  # and no pages of FastAPI: `pages` has ours
         redirect_slashes=False,
         telemetry=tracing.config(),
     )

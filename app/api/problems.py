@@ -100,7 +100,8 @@ def problem_response(error: Exception, request_id: str) -> Response:
         error=detail,
         errors=[FieldProblem(shorten(fault.message), list(fault.loc)) for fault in _field_errors(error)],
     )
-    return Response(to_json(body), kind.status, headers=_headers(error), media_type=MEDIA_TYPE)
+    headers = _headers(error) | {"X-Request-ID": request_id}
+    return Response(to_json(body), kind.status, headers=headers, media_type=MEDIA_TYPE)
 
 
 def install(app: FastAPI) -> None:

@@ -11,7 +11,7 @@ import codecs
 import difflib
 import json
 import re
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import fields
 from typing import Any, NoReturn, TypeVar, get_args
@@ -28,13 +28,14 @@ from app.api import openapi
 from app.api.admission import admit
 from app.api.problems import shorten
 from app.api.schemas import UNION_TAGS
+from app.inference.types import Task
 from app.observability import tracing
 from app.observability.metrics import Metrics
 from app.scheduling.deadline import Deadline
 from app.scheduling.engine import Engine, Reply
-from app.scheduling.tokenization import TextPair
+from app.scheduling.tokenization import Input, TextPair
 from app.settings import Settings
-from bert_client.wire import FillMaskResponse, FillMaskResult, Mask
+from bert_client.wire import FillMaskResponse, FillMaskResult, LabelResult, Mask
 from model.errors import InvalidTextError
 
 T = TypeVar("T")
@@ -75,6 +76,14 @@ class TaskRequest(Request):
         """When the request is answered with 504."""
         self.held = ExitStack()
         """What is reserved until the answer is sent."""
+
+    def fill_mask(self, inputs: Sequence[str], **parameters: Any) -> Awaitable[Reply[FillMaskResult]]:
+        """See `Engine.fill_mask`."""
+        return self.engine.fill_mask(inputs, deadline=self.deadline, held=self.held, **parameters)
+
+    def labels(self, task: Task, inputs: Sequence[Input], **parameters: Any) -> Awaitable[Reply[LabelResult]]:
+        """See `Engine.labels`."""
+        return self.engine.labels(task, inputs, deadline=self.deadline, held=self.held, **parameters)
 
 
 TaskHandler = Callable[[Any, TaskRequest], Awaitable[tuple[Reply[Any], Any]]]
@@ -122,14 +131,9 @@ class TaskRoute(APIRoute):
         self.task = task
         self.binary = binary
         self.app = self.answer
-        if self.body_field is None:
-            raise TypeError(f"{handler} takes no body")
-        schema: type[BaseModel] = self.body_field.field_info.annotation  # type: ignore[assignment]
-
-        def parse_json(body: bytes, request: TaskRequest) -> BaseModel:
-            return parse(schema, body, request.settings.max_client_batch)
-
-        self._parser = parser or parse_json
+        assert self.body_field is not None
+        schema: Any = self.body_field.field_info.annotation
+        self._parser = parser or (lambda body, request: parse(schema, body, request.settings.max_client_batch))
 
     async def answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request; an ASGI app. Raises errors of `app.errors`."""

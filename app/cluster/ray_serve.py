@@ -74,12 +74,9 @@ class BertService:
 
     def __serve_build_asgi_app__(self) -> FastAPI:
         """The app; its lifespan ends once the models answer."""
-        self._app = create_app(self._settings)
-        return self._app
-
-    @property
-    def _lifecycle(self) -> Lifecycle:
-        return self._app.state.lifecycle
+        app = create_app(self._settings)
+        self._lifecycle: Lifecycle = app.state.lifecycle
+        return app
 
     async def check_health(self) -> None:
         """Raise once no batch can succeed any more: Ray replaces the replica."""

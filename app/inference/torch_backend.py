@@ -38,6 +38,8 @@ from model.packing import round_up_to_bucket
 
 logger = logging.getLogger(__name__)
 
+Network = BertForPreTraining | BertForSequenceClassification
+
 _NOT_FINITE = "the model computed no finite number for this input; BERT_DTYPE=float32 may mend it"
 
 
@@ -81,7 +83,7 @@ class TorchBackend:
         self._one_process_per_thread = one_process_per_thread
         self._threads_each = 0
         self._directories = {"pretrained": config.pretrained, "sentiment": config.sentiment}
-        self._networks: dict[str, BertForPreTraining | BertForSequenceClassification] = {}
+        self._networks: dict[str, Network] = {}
         self._encoders: dict[str, Callable[[PackedBatch], Tensor]] = {}
 
     def load(self) -> None:
@@ -213,20 +215,16 @@ def _pretraining_answers(
 ) -> list[Answer | Exception]:
     """hidden (num_outputs, hidden) holds each query's rows: its masks', or the one of [CLS]."""
     rows = hidden.split([len(query.masks) or 1 for query in queries])
-    answers: list[Answer | Exception | None] = [None] * len(queries)
+    answers: dict[int, Answer | Exception] = {}
     pairs = [i for i, query in enumerate(queries) if query.task is Task.NEXT_SENTENCE]
     if pairs and network.next_sentence is not None:
         scores = network.next_sentence(torch.cat([rows[i] for i in pairs])).softmax(-1).tolist()
-        for i, row in zip(pairs, scores, strict=True):
-            answers[i] = _class_answer(row)
+        answers |= zip(pairs, map(_class_answer, scores), strict=True)
     texts = [i for i, query in enumerate(queries) if query.task is Task.FILL_MASK]
     for chunk in _chunks(texts, [len(query.masks) for query in queries]):
         logits = network.masked_lm(torch.cat([rows[i] for i in chunk]))  # (masks, vocab)
-        for i, answer in zip(chunk, _mask_answers(logits, [queries[i] for i in chunk]), strict=True):
-            answers[i] = answer
-    found = [answer for answer in answers if answer is not None]
-    assert len(found) == len(queries), "a task is served, but not computed"
-    return found
+        answers |= zip(chunk, _mask_answers(logits, [queries[i] for i in chunk]), strict=True)
+    return [answers[i] for i in range(len(queries))]
 
 
 def _chunks(indices: Sequence[int], sizes: Sequence[int]) -> Iterator[list[int]]:
@@ -317,9 +315,7 @@ def _describe(checkpoint: Checkpoint) -> ServedModel:
     return ServedModel(checkpoint.path.resolve().name, tasks, checkpoint.config, checkpoint.tokenizer, parameters)
 
 
-def _place(
-    network: BertForPreTraining | BertForSequenceClassification, device: str, dtype: str, threads: tuple[int, ...]
-) -> BertForPreTraining | BertForSequenceClassification:
+def _place(network: Network, device: str, dtype: str, threads: tuple[int, ...]) -> Network:
     """The encoder in `dtype`, the heads in float32: bfloat16 logits would tie where scores differ by 5%.
 
     In int8, the encoder's linear layers are quantized, and the rest stays in float32.
@@ -349,7 +345,7 @@ def _drop_unused_rows(decoder: nn.Linear, vocab: Sequence[str]) -> None:
 
 
 @torch.inference_mode()
-def _encoder_of(network: BertForPreTraining | BertForSequenceClassification) -> Callable[[PackedBatch], Tensor]:
+def _encoder_of(network: Network) -> Callable[[PackedBatch], Tensor]:
     """The function that computes a batch whose tensors are on the host."""
     weight = network.encoder.embeddings.norm.weight
     if can_use_varlen(weight.device, weight.dtype, network.config.head_dim):

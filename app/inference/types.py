@@ -97,7 +97,6 @@ class Backend(Protocol):
     @property
     def preferred_concurrent_batches(self) -> int:
         """How many batches to compute at the same time, unless much waits: at most `processes`."""
-        ...
 
     async def load(self, on_death: Callable[[BackendDiedError], None]) -> None:
         """Read the weights and compute something with each model. `on_death` is called if a process ends later.
@@ -107,7 +106,6 @@ class Backend(Protocol):
             SettingsError: the device does not exist.
             BackendDiedError: a process ended while it was loading.
         """
-        ...
 
     async def run(self, encoder: str, queries: Sequence[Query]) -> Sequence[Answer | Exception]:
         """Answers in the order of the queries, from one forward pass.
@@ -116,8 +114,6 @@ class Backend(Protocol):
             OutOfMemoryError: fewer queries may fit.
             BackendDiedError: no further batch can succeed.
         """
-        ...
 
     async def aclose(self) -> None:
         """Kill the processes; batches that are being computed raise BackendDiedError."""
-        ...

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import CancelledError, ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from typing import Generic, TypeVar
 
 from pydantic_core import to_json
@@ -24,6 +25,7 @@ from app.scheduling.lifecycle import Lifecycle, LoadedEncoder
 from app.scheduling.tokenization import (
     CheckCancelled,
     Input,
+    ToQuery,
     characters,
     estimated_tokens,
     mask_query,
@@ -230,7 +232,7 @@ class Engine:
         encoder: LoadedEncoder | None,
         served: ServedModel,
         inputs: Sequence[Input],
-        to_query: Callable[[Input, CheckCancelled], Query],
+        to_query: ToQuery,
         to_result: Callable[[Input, Query, Answer], Result],
         deadline: Deadline,
         result_bytes: Callable[[Input, Query], int],
@@ -288,22 +290,16 @@ class Engine:
         }
         return Reply(served.name, found, sum(tokens), stages, is_large)
 
-    async def _tokenize(
-        self, inputs: Sequence[Input], to_query: Callable[[Input, CheckCancelled], Query], deadline: Deadline
-    ) -> list[Query]:
+    async def _tokenize(self, inputs: Sequence[Input], to_query: ToQuery, deadline: Deadline) -> list[Query]:
         """Inputs into queries: on the event loop if that is quick, otherwise in a thread.
 
         Raises:
             QueueFullError, DeadlineUnreachableError: long texts that wait take longer than the deadline allows.
         """
         sizes = [characters(given) for given in inputs]
-        size = sum(sizes)
+        size, work = sum(sizes), partial(to_queries, inputs, to_query)
         if size <= self._policy.inline_characters:
-            return to_queries(inputs, to_query, lambda: None)
-
-        def work(check_cancelled: CheckCancelled) -> list[Query]:
-            return to_queries(inputs, to_query, check_cancelled)
-
+            return work(lambda: None)
         if max(sizes) <= self._policy.long_text_characters:
             return await self._in_thread(self._threads, work)
         seconds = self._long_characters * self._seconds_per_long_character

@@ -7,26 +7,23 @@ import math
 from collections import defaultdict, deque
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
-from typing import Generic, TypeVar
 
+from app.inference.types import Answer, Query
 from app.scheduling.deadline import Deadline
-
-Item = TypeVar("Item")
-Answer = TypeVar("Answer")
 
 
 @dataclass(slots=True)
-class Pending(Generic[Item, Answer]):
+class Pending:
     """One item that waits for a forward pass."""
 
-    request: QueuedRequest[Item, Answer]
+    request: QueuedRequest
     index: int
-    item: Item
+    item: Query
     tokens: int
 
 
 @dataclass(slots=True, eq=False)
-class QueuedRequest(Generic[Item, Answer]):
+class QueuedRequest:
     """One request: a reservation at first, then items in the queue, then answers. Times are `time.monotonic()`."""
 
     items: int
@@ -37,7 +34,7 @@ class QueuedRequest(Generic[Item, Answer]):
     deadline: Deadline
     encoder: Hashable = None
     """Items of one encoder share batches."""
-    waiting: deque[Pending[Item, Answer]] = field(default_factory=deque)
+    waiting: deque[Pending] = field(default_factory=deque)
     answers: list[Answer | None] = field(default_factory=list)
     unanswered: int = 0
     submitted: float = 0.0
@@ -45,27 +42,22 @@ class QueuedRequest(Generic[Item, Answer]):
     """When its first item was taken."""
     future: asyncio.Future[None] | None = None
 
-    def fill(self, encoder: Hashable, items: Sequence[Item], tokens: Sequence[int]) -> None:
+    def fill(self, encoder: Hashable, items: Sequence[Query], tokens: Sequence[int]) -> None:
         """Give the request its items, which wait from now on."""
         self.encoder = encoder
         self.answers = [None] * len(items)
         self.unanswered = len(items)
         self.waiting.extend(Pending(self, i, *pair) for i, pair in enumerate(zip(items, tokens, strict=True)))
 
-    @property
-    def results(self) -> list[Answer]:
-        """The answers, once the request is done."""
-        return [answer for answer in self.answers if answer is not None]
 
-
-def take_batch(waiting: deque[QueuedRequest[Item, Answer]], max_tokens: int) -> list[Pending[Item, Answer]]:
+def take_batch(waiting: deque[QueuedRequest], max_tokens: int) -> list[Pending]:
     """Take items off `waiting` up to `max_tokens`, one from each request in turn.
 
     A request that gave an item goes to the back if it has more, so a request of 512 inputs delays a single input by
     at most one batch. The item at the front is always taken, even alone above `max_tokens`, and no other item
     overtakes it, so every item is served.
     """
-    batch: list[Pending[Item, Answer]] = []
+    batch: list[Pending] = []
     room = max_tokens
     while waiting:
         request = waiting[0]
@@ -83,20 +75,20 @@ def take_batch(waiting: deque[QueuedRequest[Item, Answer]], max_tokens: int) -> 
     return batch
 
 
-class FairQueue(Generic[Item, Answer]):
+class FairQueue:
     """Requests by encoder; encoders take turns."""
 
     def __init__(self) -> None:
         self.tokens = 0
         """Tokens of all waiting items."""
-        self._by_encoder: dict[Hashable, deque[QueuedRequest[Item, Answer]]] = {}
+        self._by_encoder: dict[Hashable, deque[QueuedRequest]] = {}
 
-    def push(self, request: QueuedRequest[Item, Answer]) -> None:
+    def push(self, request: QueuedRequest) -> None:
         """Add a request at the back."""
         self._by_encoder.setdefault(request.encoder, deque()).append(request)
         self.tokens += sum(pending.tokens for pending in request.waiting)
 
-    def take(self, max_tokens: int) -> list[Pending[Item, Answer]]:
+    def take(self, max_tokens: int) -> list[Pending]:
         """The next batch of the encoder whose turn it is; empty if nothing waits."""
         for encoder, waiting in list(self._by_encoder.items()):
             batch = take_batch(waiting, max_tokens)
@@ -108,7 +100,7 @@ class FairQueue(Generic[Item, Answer]):
                 return batch
         return []
 
-    def withdraw(self, request: QueuedRequest[Item, Answer]) -> None:
+    def withdraw(self, request: QueuedRequest) -> None:
         """Remove a request's waiting items."""
         self.tokens -= sum(pending.tokens for pending in request.waiting)
         request.waiting.clear()
@@ -124,11 +116,11 @@ class LoadBySize:
         self._groups: defaultdict[int, list[int]] = defaultdict(lambda: [0, 0])
         """By the bit length of the number of items: tokens of all requests, and of one round of them."""
 
-    def add(self, request: QueuedRequest[Item, Answer]) -> None:
+    def add(self, request: QueuedRequest) -> None:
         """Count a request."""
         self._count(request, 1)
 
-    def remove(self, request: QueuedRequest[Item, Answer]) -> None:
+    def remove(self, request: QueuedRequest) -> None:
         """Count a request no longer. Its tokens must be those with which it was added."""
         self._count(request, -1)
 
@@ -136,7 +128,7 @@ class LoadBySize:
         """Tokens that are computed before a new request of so many items is done, at most."""
         return sum(min(tokens, items * round_tokens) for tokens, round_tokens in self._groups.values())
 
-    def _count(self, request: QueuedRequest[Item, Answer], by: int) -> None:
+    def _count(self, request: QueuedRequest, by: int) -> None:
         group = self._groups[request.items.bit_length()]
         group[0] += by * request.tokens
         group[1] += by * request.largest_item_tokens

@@ -70,7 +70,7 @@ class Lifecycle:
     """Owns the backend, the scheduler that uses it, and the state. All methods run on the event loop."""
 
     def __init__(self, make_backend: Callable[[], Backend], settings: Settings, metrics: Metrics) -> None:
-        self.scheduler: Scheduler[Query, Answer] = Scheduler(
+        self.scheduler = Scheduler(
             self._run,
             throughput=Throughput(fixed_batch_tokens=settings.max_batch_tokens),
             max_queue_tokens=settings.max_queue_tokens,

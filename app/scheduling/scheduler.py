@@ -1,7 +1,7 @@
 """Dynamic batching on the event loop.
 
 A batch starts the moment a process is free: without a timer and without polling. What has arrived by then shares a
-forward pass; an idle service starts at once. An item is anything with a number of tokens; tensors are elsewhere.
+forward pass; an idle service starts at once. An item is one tokenized input; tensors are elsewhere.
 """
 
 from __future__ import annotations
@@ -12,16 +12,14 @@ import time
 from collections.abc import Awaitable, Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Generic, NoReturn, TypeVar
+from typing import Any, NoReturn
 
 from app import errors
+from app.inference.types import Answer, Query
 from app.observability.metrics import Metrics
 from app.scheduling.deadline import Deadline
 from app.scheduling.fair_queue import FairQueue, LoadBySize, Pending, QueuedRequest
 from app.scheduling.throughput import Throughput
-
-Item = TypeVar("Item")
-Answer = TypeVar("Answer")
 
 logger = logging.getLogger(__name__)
 
@@ -41,7 +39,7 @@ class Running:
     """Tokens of the largest part that fitted into memory; 0 if none did."""
 
 
-class Scheduler(Generic[Item, Answer]):
+class Scheduler:
     """The queue, and the batches that are being computed. All methods run on the event loop.
 
     `run(encoder, items)` computes a batch: one answer per item, or in its place the exception that only this item
@@ -50,7 +48,7 @@ class Scheduler(Generic[Item, Answer]):
 
     def __init__(
         self,
-        run: Callable[[Any, list[Item]], Awaitable[Sequence[Answer | Exception]]],
+        run: Callable[[Any, list[Query]], Awaitable[Sequence[Answer | Exception]]],
         *,
         throughput: Throughput,
         max_queue_tokens: int,
@@ -78,9 +76,9 @@ class Scheduler(Generic[Item, Answer]):
         self._preferred_concurrent_batches = preferred_concurrent_batches
         self._on_failure = on_failure
         self._processes = 0
-        self._queue = FairQueue[Item, Answer]()
+        self._queue = FairQueue()
         self._load_by_size = LoadBySize()
-        self._unanswered: set[QueuedRequest[Item, Answer]] = set()
+        self._unanswered: set[QueuedRequest] = set()
         self._running: set[Running] = set()
         self._tasks: set[asyncio.Task[None]] = set()
         self._dispatch_is_due = False
@@ -124,7 +122,7 @@ class Scheduler(Generic[Item, Answer]):
         self._fail_all("broken" if self.fatal_error is not None else "stopped")
 
     @contextmanager
-    def reserve(self, tokens: Sequence[int], deadline: Deadline) -> Iterator[QueuedRequest[Item, Answer]]:
+    def reserve(self, tokens: Sequence[int], deadline: Deadline) -> Iterator[QueuedRequest]:
         """Hold room in the queue for a request that is being tokenized, of so many estimated tokens in each item. More
         than the whole queue counts as that; `answer` decides with the true number.
 
@@ -134,7 +132,7 @@ class Scheduler(Generic[Item, Answer]):
             UnavailableError: nothing can be computed.
         """
         total = min(sum(tokens), self.max_queue_tokens)  # an estimate alone never refuses a request for good
-        request = QueuedRequest[Item, Answer](len(tokens), total, max(tokens, default=0), deadline)
+        request = QueuedRequest(len(tokens), total, max(tokens, default=0), deadline)
         if deadline.remaining <= 0:
             self._metrics.expired()
             raise errors.DeadlineExceededError
@@ -146,7 +144,7 @@ class Scheduler(Generic[Item, Answer]):
         finally:
             self._release(request)
 
-    def _release(self, request: QueuedRequest[Item, Answer]) -> None:
+    def _release(self, request: QueuedRequest) -> None:
         """Take a request out of the load and of the reservations; without effect the second time."""
         self._load_by_size.remove(request)
         if not request.submitted:
@@ -154,7 +152,7 @@ class Scheduler(Generic[Item, Answer]):
         request.tokens = request.largest_item_tokens = 0
 
     async def answer(
-        self, request: QueuedRequest[Item, Answer], encoder: Hashable, items: Sequence[Item], tokens: Sequence[int]
+        self, request: QueuedRequest, encoder: Hashable, items: Sequence[Query], tokens: Sequence[int]
     ) -> list[Answer]:
         """Turn a reservation into items of the queue, and wait for their answers in the order of the items.
 
@@ -185,7 +183,7 @@ class Scheduler(Generic[Item, Answer]):
             request.future = None
             del future
             self._unanswered.discard(request)
-        return request.results
+        return [answer for answer in request.answers if answer is not None]
 
     def check_capacity(self, tokens: int, items: int, deadline: Deadline, *, headroom: float = 0.0) -> None:
         """Check that a request of so many tokens in so many items can be queued now.
@@ -208,16 +206,12 @@ class Scheduler(Generic[Item, Answer]):
             )
         ahead = self._load_by_size.tokens_ahead(items)
         waiting = min(self.queued_tokens + self.reserved_tokens, ahead)  # a large request leaves room for small ones
-        is_full = waiting and waiting + tokens > self.max_queue_tokens * (1 - headroom)
+        if waiting and waiting + tokens > self.max_queue_tokens * (1 - headroom):
+            self._metrics.refused()
+            raise errors.QueueFullError(self.throughput.seconds_for(waiting))
         backlog = self.throughput.max_backlog(deadline.remaining)
-        is_late = ahead and ahead + tokens > backlog * (1 - headroom)
-        if not (is_full or is_late):
-            return
-        retry_after = self.throughput.seconds_for(waiting if is_full else ahead)
-        if not is_full:
-            self.refuse_as_late(retry_after, deadline)
-        self._metrics.refused()
-        raise errors.QueueFullError(retry_after)
+        if ahead and ahead + tokens > backlog * (1 - headroom):
+            self.refuse_as_late(self.throughput.seconds_for(ahead), deadline)
 
     def refuse_as_late(self, retry_after: int, deadline: Deadline) -> NoReturn:
         """Refuse a request because what is ahead of it takes longer than its deadline allows.
@@ -267,7 +261,7 @@ class Scheduler(Generic[Item, Answer]):
             return free
         return min(self._preferred_concurrent_batches() - len(self._running), free)
 
-    async def _compute(self, batch: list[Pending[Item, Answer]], running: Running) -> None:
+    async def _compute(self, batch: list[Pending], running: Running) -> None:
         try:
             answers = await self._run_isolated(batch, running)
             if running in self._running:  # else another backend has been loaded since
@@ -283,9 +277,7 @@ class Scheduler(Generic[Item, Answer]):
         finally:
             self._running.discard(running)
 
-    def _record(
-        self, batch: list[Pending[Item, Answer]], answers: Sequence[Answer | Exception], running: Running
-    ) -> None:
+    def _record(self, batch: list[Pending], answers: Sequence[Answer | Exception], running: Running) -> None:
         """What a batch has shown of the backend's speed and memory."""
         tokens = sum(pending.tokens for pending in batch)
         if not any(isinstance(answer, Exception) for answer in answers):
@@ -296,7 +288,7 @@ class Scheduler(Generic[Item, Answer]):
                 self.throughput.record_out_of_memory(running.fitting_tokens)
             logger.warning("out of memory at %d tokens; batches are now %d", tokens, self.throughput.batch_tokens)
 
-    async def _run_isolated(self, batch: list[Pending[Item, Answer]], running: Running) -> list[Answer | Exception]:
+    async def _run_isolated(self, batch: list[Pending], running: Running) -> list[Answer | Exception]:
         """Answers of a batch; if it fails, of its halves, so that only the failing item gets the error."""
         tokens = sum(pending.tokens for pending in batch)
         try:
@@ -318,7 +310,7 @@ class Scheduler(Generic[Item, Answer]):
         halves = batch[:middle], batch[middle:]
         return [answer for half in halves for answer in await self._run_isolated(half, running)]
 
-    def _deliver(self, batch: list[Pending[Item, Answer]], answers: Sequence[Answer | Exception]) -> None:
+    def _deliver(self, batch: list[Pending], answers: Sequence[Answer | Exception]) -> None:
         tokens = sum(pending.tokens for pending in batch)
         self.computed_tokens += tokens
         self._metrics.batch(len(batch), tokens)
@@ -332,7 +324,7 @@ class Scheduler(Generic[Item, Answer]):
             if not request.unanswered and request.future is not None and not request.future.done():
                 request.future.set_result(None)
 
-    def _fail(self, request: QueuedRequest[Item, Answer], error: Exception) -> None:
+    def _fail(self, request: QueuedRequest, error: Exception) -> None:
         if request.future is not None and not request.future.done():
             request.future.set_exception(error)
 

@@ -26,6 +26,8 @@ class TextPair:
 Input = str | TextPair
 CheckCancelled = Callable[[], None]
 """Called between the parts of long work; raises once the request has ended."""
+ToQuery = Callable[[Input, CheckCancelled], Query]
+"""Tokenizes an input, for one task with its parameters."""
 
 _CHARACTERS_PER_TOKEN = 4
 """A low estimate of tokens, for the room that a text gets before it is tokenized."""
@@ -70,9 +72,7 @@ def target_ids(served: ServedModel, targets: Sequence[str]) -> tuple[int, ...]:
     return tuple(ids)
 
 
-def to_queries(
-    inputs: Sequence[Input], to_query: Callable[[Input, CheckCancelled], Query], check_cancelled: CheckCancelled
-) -> list[Query]:
+def to_queries(inputs: Sequence[Input], to_query: ToQuery, check_cancelled: CheckCancelled) -> list[Query]:
     """Queries of all inputs.
 
     Raises:

@@ -212,7 +212,6 @@ class BoundedProtocol(HttpToolsProtocol):
                 "%s: %s", ":".join(map(str, self.client or "-")), _REJECTIONS[status], extra={"request_id": request_id}
             )
             response = problem_response(HTTPException(status, _REJECTIONS[status]), request_id)
-            response.headers["X-Request-ID"] = request_id
             response.headers["Connection"] = "close"
             self._write(response)
         if cycle is not None and body_is_broken and not cycle.response_complete:

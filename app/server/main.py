@@ -38,7 +38,6 @@ def run(settings: Settings) -> int:
     lifecycle: Lifecycle = app.state.lifecycle
     config = uvicorn.Config(
         app,
-        loop="auto",
         http=BoundedProtocol,
         ws="none",
         lifespan="on",

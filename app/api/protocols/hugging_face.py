@@ -72,9 +72,7 @@ HuggingFaceTokens = TypeAliasType(
 
 async def fill_mask(body: HuggingFaceFillMaskRequest, request: TaskRequest) -> tuple[Reply[FillMaskResult], Any]:
     """The predictions for the one mask of one text. Several masks and several texts add a level of lists each."""
-    reply = await request.engine.fill_mask(
-        as_list(body.inputs), deadline=request.deadline, held=request.held, **given(body.parameters)
-    )
+    reply = await request.fill_mask(as_list(body.inputs), **given(body.parameters))
     rows = [[mask.predictions for mask in result.masks] for result in reply.results]
     shapes: list[Any] = [row[0] if len(row) == 1 else row for row in rows]
     return reply, shapes if isinstance(body.inputs, list) else shapes[0]
@@ -89,9 +87,7 @@ async def text_classification(
     if function not in (None, "none"):
         _check_function(request.engine, function)
     parameters["raw_scores"] = function == "none"
-    reply = await request.engine.labels(
-        Task.SENTIMENT, as_list(body.inputs), deadline=request.deadline, held=request.held, **parameters
-    )
+    reply = await request.labels(Task.SENTIMENT, as_list(body.inputs), **parameters)
     return reply, [result.predictions for result in reply.results]
 
 

@@ -185,12 +185,12 @@ async def _ask(task: Task, body: InferRequest, request: TaskRequest) -> tuple[Re
         for i, text in enumerate(texts):
             if (masks := text.count(MASK)) > 1:
                 raise _invalid(f"text {i} has {masks} masks, this model takes one; see /fill-mask", "inputs", 0)
-        filled = await request.engine.fill_mask(texts, deadline=request.deadline, held=request.held, **parameters)
+        filled = await request.fill_mask(texts, **parameters)
         return filled, [result.masks[0].predictions for result in filled.results]
     inputs: Sequence[Input] = texts
     if "text_pair" in columns:
         inputs = [TextPair(*pair) for pair in zip(texts, columns["text_pair"], strict=True)]
-    reply = await request.engine.labels(task, inputs, deadline=request.deadline, held=request.held, **parameters)
+    reply = await request.labels(task, inputs, **parameters)
     return reply, [result.predictions for result in reply.results]
 
 
@@ -229,10 +229,7 @@ def _route(task: Task) -> TaskRoute:
         example={
             "model_name": task,
             "id": "1",
-            "outputs": [
-                {"name": names[0], "datatype": "BYTES", "shape": [1, 1], "data": ["good"]},
-                {"name": "score", "datatype": "FP32", "shape": [1, 1], "data": [0.21]},
-            ],
+            "outputs": [{**_tensor(names[0], 1, 1), "data": ["good"]}, {**_tensor("score", 1, 1), "data": [0.21]}],
         },
         tag=TAG["name"],
         parser=_parse,
@@ -245,8 +242,7 @@ def _response(task: Task, request_id: str | None, rows: Rows, is_binary: dict[st
     outputs, tail = [], b""
     for name, binary in is_binary.items():
         values = [getattr(prediction, name) for prediction in chain.from_iterable(rows)]
-        datatype = "FP32" if name == "score" else "BYTES"
-        output: dict[str, Any] = {"name": name, "datatype": datatype, "shape": [len(rows), len(rows[0])]}
+        output: dict[str, Any] = {**_tensor(name, len(rows), len(rows[0]))}
         if binary:
             raw = _raw(values)
             tail += raw
@@ -340,13 +336,13 @@ async def metadata(model: str, request: Request) -> ModelMetadata:
 
 
 def _metadata(task: Task) -> ModelMetadata:
-    inputs = [TensorMetadata(name=name, datatype="BYTES", shape=[-1]) for name in INPUTS[task]]
-    label, score = _outputs(task)
-    outputs = [
-        TensorMetadata(name=label, datatype="BYTES", shape=[-1, -1]),
-        TensorMetadata(name=score, datatype="FP32", shape=[-1, -1]),
-    ]
+    inputs = [_tensor(name, -1) for name in INPUTS[task]]
+    outputs = [_tensor(name, -1, -1) for name in _outputs(task)]
     return {"name": task, "platform": "pytorch", "inputs": inputs, "outputs": outputs}
+
+
+def _tensor(name: str, *shape: int) -> TensorMetadata:
+    return {"name": name, "datatype": "FP32" if name == "score" else "BYTES", "shape": list(shape)}
 
 
 async def model_ready(model: str, request: Request) -> ModelReady:

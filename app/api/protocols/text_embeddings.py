@@ -94,11 +94,9 @@ async def predict(body: PredictRequest, request: TaskRequest) -> tuple[Reply[Lab
     rows: list[Any] = as_list(body.inputs) if is_batch else [as_list(body.inputs)]
     check_inputs(len(rows), request.settings.max_client_batch)
     try:
-        reply = await request.engine.labels(
+        reply = await request.labels(
             Task.SENTIMENT,
             [TextPair(*row) if len(row) == 2 else row[0] for row in rows],
-            deadline=request.deadline,
-            held=request.held,
             truncate=bool(body.truncate),
             truncation=_KEPT_ENDS[body.truncation_direction],
             raw_scores=bool(body.raw_scores),

@@ -14,30 +14,25 @@ from bert_client.wire import FillMaskResponse, FillMaskResult, LabelResponse, La
 
 async def fill_mask(body: FillMaskRequest, request: TaskRequest) -> tuple[Reply[FillMaskResult], FillMaskResponse]:
     """The most probable words for each `[MASK]`, with their probability over the whole vocabulary."""
-    reply = await request.engine.fill_mask(
-        as_list(body.inputs), deadline=request.deadline, held=request.held, **given(body.parameters)
-    )
+    reply = await request.fill_mask(as_list(body.inputs), **given(body.parameters))
     return reply, FillMaskResponse(reply.model, reply.results)
 
 
 async def next_sentence(body: NextSentenceRequest, request: TaskRequest) -> tuple[Reply[LabelResult], LabelResponse]:
     """The probability that `text_pair` directly follows `text`."""
-    pairs, parameters = as_list(body.inputs), given(body.parameters)
-    reply = await request.engine.labels(
-        Task.NEXT_SENTENCE, pairs, deadline=request.deadline, held=request.held, **parameters
-    )
+    pairs = as_list(body.inputs)
+    reply = await request.labels(Task.NEXT_SENTENCE, pairs, **given(body.parameters))
     return reply, LabelResponse(reply.model, reply.results)
 
 
 async def sentiment(body: SentimentRequest, request: TaskRequest) -> tuple[Reply[LabelResult], LabelResponse]:
     """The labels of the loaded classifier with their probabilities."""
-    reply = await request.engine.labels(
-        Task.SENTIMENT, as_list(body.inputs), deadline=request.deadline, held=request.held, **given(body.parameters)
-    )
+    reply = await request.labels(Task.SENTIMENT, as_list(body.inputs), **given(body.parameters))
     return reply, LabelResponse(reply.model, reply.results)
 
 
 _PREDICTION = {"score": 0.21, "token": 1523, "token_str": "good", "sequence": "The movie was good and I loved it."}
+_MASKS = {"masks": [{"position": 4, "predictions": [_PREDICTION]}]}
 _READ = {"tokens": 11, "truncated": False}
 
 
@@ -54,10 +49,7 @@ ROUTES = [
         task=Task.FILL_MASK,
         summary="Fill in masked words",
         response=FillMaskResponse,
-        example={
-            "model": "pretrained",
-            "results": [{"masks": [{"position": 4, "predictions": [_PREDICTION]}]} | _READ],
-        },
+        example={"model": "pretrained", "results": [_MASKS | _READ]},
     ),
     TaskRoute(
         "/next-sentence",

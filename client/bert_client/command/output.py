@@ -143,6 +143,8 @@ class PartialFile:
     def __init__(self, file: BinaryIO, path: Path, options: Mapping[str, Any], stderr: TextIO) -> None:
         self._file = file
         self._path = path
+        self._new_note = path.with_name(f"{path.name}.json.new")
+        self._is_compressed = path.name.lower().endswith(".gz.partial")
         self._stderr = stderr
         note = {"options": json.loads(json.dumps(options)), "rows": 0, "failed": 0, "bytes": 0}
         if path.stat().st_size and note_path(path).exists():
@@ -196,11 +198,9 @@ class PartialFile:
                 f"{self._path}: has other columns than this command writes, which the first rows of the input tell; "
                 "delete it to begin again"
             )
-        checked = 0
         for given in itertools.islice(inputs, self.rows):
             _update(inputs_hash, given)
-            checked += 1
-        if checked < self.rows or (checked and inputs_hash.hexdigest() != note["inputs"]):
+        if self.rows and inputs_hash.hexdigest() != note["inputs"]:
             raise TableError(
                 f"{self._path}: its {self.rows:,} rows are not those that the input begins with; "
                 "delete it to begin again"
@@ -242,14 +242,6 @@ class PartialFile:
                 return bytes(file.read(size))
         except (OSError, EOFError, zlib.error) as error:
             raise TableError(f"{self._path}: cannot be read ({error}); delete it to begin again") from error
-
-    @property
-    def _is_compressed(self) -> bool:
-        return self._path.name.lower().endswith(".gz.partial")
-
-    @property
-    def _new_note(self) -> Path:
-        return self._path.with_name(f"{self._path.name}.json.new")
 
     def _end_saver(self) -> None:
         self._closed.set()

@@ -274,17 +274,12 @@ def read_limits(response: httpx.Response) -> tuple[RequestLimits, bool]:
 
 
 def _fill_mask_result(result: Any, model: str) -> FillMaskResult:
-    masks = [
-        wire.Mask(
-            mask["position"],
-            [
-                wire.TokenPrediction(entry["score"], entry["token"], entry["token_str"], entry["sequence"])
-                for entry in mask["predictions"]
-            ],
-        )
-        for mask in result["masks"]
-    ]
+    masks = [wire.Mask(mask["position"], list(map(_token_prediction, mask["predictions"]))) for mask in result["masks"]]
     return FillMaskResult(masks, result["tokens"], result["truncated"], model)
+
+
+def _token_prediction(entry: Any) -> wire.TokenPrediction:
+    return wire.TokenPrediction(entry["score"], entry["token"], entry["token_str"], entry["sequence"])
 
 
 def _label_result(result: Any, model: str) -> LabelResult:

@@ -71,9 +71,7 @@ def detect(dialect: Dialect, default: str, beginning: Sequence[str]) -> tuple[Di
     Returns:
         The dialect, and a note if the first lines tell of another delimiter than `default`.
     """
-    delimiter, note = dialect.delimiter or default, None
-    if dialect.delimiter is None:
-        delimiter, note = _delimiter(dialect, default, beginning)
+    delimiter, note = _delimiter(dialect, default, beginning)
     return replace(dialect, delimiter=delimiter, quote=_quote(dialect, delimiter, beginning)), note
 
 
@@ -84,7 +82,10 @@ def reader_options(dialect: Dialect) -> dict[str, Any]:
 
 
 def _delimiter(dialect: Dialect, default: str, beginning: Sequence[str]) -> tuple[str, str | None]:
-    """The default, unless only another delimiter separates the first rows; and a note if there is a doubt."""
+    """The stated delimiter; or the default, unless only another one separates the first rows, and a note if there is a
+    doubt."""
+    if dialect.delimiter is not None:
+        return dialect.delimiter, None
     fits = {candidate: _fit(dialect, candidate, beginning) for candidate in DELIMITER_NAMES}
     in_header, share = fits.pop(default)
     default_fits = in_header and share > 0.5

@@ -16,14 +16,14 @@ FAR = Deadline(1e12)  # no test meets it
 Requests = st.lists(st.lists(st.integers(1, 40), min_size=1, max_size=6), min_size=1, max_size=8)
 
 
-def request_of(tokens: Sequence[int], encoder: str = "a", number: int = 0) -> QueuedRequest[tuple[int, int], int]:
+def request_of(tokens: Sequence[int], encoder: str = "a", number: int = 0) -> QueuedRequest:
     """A filled request; an item is (number, index)."""
-    request = QueuedRequest[tuple[int, int], int](len(tokens), sum(tokens), max(tokens), FAR)
+    request = QueuedRequest(len(tokens), sum(tokens), max(tokens), FAR)
     request.fill(encoder, [(number, i) for i in range(len(tokens))], tokens)
     return request
 
 
-def waiting_of(requests: Sequence[Sequence[int]]) -> deque[QueuedRequest[tuple[int, int], int]]:
+def waiting_of(requests: Sequence[Sequence[int]]) -> deque[QueuedRequest]:
     return deque(request_of(tokens, number=number) for number, tokens in enumerate(requests))
 
 
@@ -87,7 +87,7 @@ def test_take_batch_passes_over_withdrawn_jobs() -> None:
 
 
 def test_fair_queue_encoders_take_turns_and_do_not_mix() -> None:
-    queue = FairQueue[tuple[int, int], int]()
+    queue = FairQueue()
     queue.push(request_of([10, 10], "a", 1))
     queue.push(request_of([10], "b", 2))
     queue.push(request_of([10], "a", 3))
@@ -98,7 +98,7 @@ def test_fair_queue_encoders_take_turns_and_do_not_mix() -> None:
 
 
 def test_fair_queue_withdraw_removes_what_waits() -> None:
-    queue = FairQueue[tuple[int, int], int]()
+    queue = FairQueue()
     request = request_of([10, 20])
     queue.push(request)
     queue.take(10)

@@ -87,8 +87,8 @@ async def running(
     processes: int = 1,
     max_concurrent: Callable[[], int] | None = None,
     on_failure: Callable[[BaseException], None] = lambda _: None,
-) -> AsyncIterator[Scheduler[int, int]]:
-    scheduler = Scheduler[int, int](
+) -> AsyncIterator[Scheduler]:
+    scheduler = Scheduler(
         computer.run,
         throughput=Throughput(ThroughputPolicy(max_queue_fraction=1.0), fixed_batch_tokens=batch),
         max_queue_tokens=queue,
@@ -105,7 +105,7 @@ async def running(
 
 
 async def ask(
-    scheduler: Scheduler[int, int],
+    scheduler: Scheduler,
     *items: int,
     encoder: str = "a",
     tokens: int = 10,
@@ -118,7 +118,7 @@ async def ask(
 
 
 async def start(
-    scheduler: Scheduler[int, int], *items: int, encoder: str = "a", tokens: int = 10, seconds: float = PATIENCE
+    scheduler: Scheduler, *items: int, encoder: str = "a", tokens: int = 10, seconds: float = PATIENCE
 ) -> asyncio.Task[list[int]]:
     """Let a request enter the queue."""
     task = asyncio.create_task(ask(scheduler, *items, encoder=encoder, tokens=tokens, seconds=seconds))
@@ -132,7 +132,7 @@ async def until(condition: Callable[[], bool]) -> None:
             await asyncio.sleep(0.002)
 
 
-def counts(scheduler: Scheduler[int, int]) -> dict[str, int]:
+def counts(scheduler: Scheduler) -> dict[str, int]:
     metrics = scheduler._metrics
     assert isinstance(metrics, Counts)
     return metrics.seen
