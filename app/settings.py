@@ -127,7 +127,7 @@ class Settings(BaseModel):
     max_queue_tokens: int = Field(
         262_144,
         ge=1,
-        description="tokens that may wait ahead of a request, its own included; beyond that it gets 429",
+        description="tokens of a request and of those ahead of it in the queue; a request beyond that gets 429",
     )
     max_client_batch: int = Field(512, ge=1, le=65_536, description="inputs in one request")
     max_body_bytes: int = Field(2 * 1024 * 1024, ge=1, description="bytes in one request body")
@@ -137,13 +137,15 @@ class Settings(BaseModel):
         description="bytes of all bodies over 64 KiB that are being received; a request beyond that gets 429",
     )
     request_timeout_ms: int = Field(
-        30_000, ge=1, description="deadline of a request; X-Request-Timeout-Ms can shorten it"
+        30_000,
+        ge=1,
+        description="deadline of a request, from its complete head on; X-Request-Timeout-Ms can shorten it",
     )
     drain_seconds: float = Field(
         25, ge=0, allow_inf_nan=False, description="seconds that accepted requests have to finish after SIGTERM"
     )
     keep_alive_seconds: int = Field(
-        75, ge=1, description="seconds until an idle connection is closed; longer than the load balancer's idle time"
+        75, ge=1, description="seconds until an idle connection is closed; give more than the load balancer's idle time"
     )
     api_keys_file: SecretsFile = Field((), description="file with the API keys, one per line, instead of BERT_API_KEYS")
     api_keys: Secrets = Field(

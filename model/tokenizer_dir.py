@@ -111,8 +111,8 @@ def settings_of(rust: RustTokenizer) -> dict[str, Any]:
 
 
 def _difference(rust: RustTokenizer) -> str | None:
-    """Which part of a tokenizer a BertTokenizer has otherwise: its normalizer, pre_tokenizer or model. None if only
-    the vocabulary or the settings in `_KEYS` differ."""
+    """The first part of a tokenizer that differs from a BertTokenizer's: normalizer, pre_tokenizer or model. None if
+    only the vocabulary or the settings in `_KEYS` differ."""
     bert, own = json.loads(bert_tokenizer({}, {}).to_str()), json.loads(rust.to_str())
     bert["model"]["vocab"] = own["model"]["vocab"]
     own["normalizer"] = (own["normalizer"] or {}) | {flag: bert["normalizer"][flag] for flag in _KEYS.values()}

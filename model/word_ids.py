@@ -36,8 +36,8 @@ class WordIds(dict[str, bytes]):
         return b"".join(map(self.__getitem__, _WORD.findall(text)))
 
     def of_familiar_text(self, text: str, most: int) -> bytes | None:
-        """The same; None if more than `most` words are new, which would take longer than WordPiece on the text. So many
-        of them are remembered for the next text."""
+        """The same; None if more than `most` words are new, which would take longer than WordPiece on the text. The
+        first `most` of them are remembered for the next text."""
         words = _WORD.findall(text)
         if len(words) > most and len(new := [word for word in words if word not in self]) > most:
             for word in new[:most]:

@@ -25,7 +25,7 @@ def announce(settings: Settings, environ: Mapping[str, str]) -> None:
     settings.warn_of_unknown(environ)
     tracing.warn_if_missing(environ)
     keys = len(settings.api_keys)
-    logger.info("API key required: %s", f"yes, one of {keys}" if keys else "no")
+    logger.info("API keys: %s", keys or "none, so everyone may call the tasks")
 
 
 def check_host(scope: Scope, allowed: Collection[str]) -> None:

@@ -64,7 +64,7 @@ class RequestContextMiddleware:
         try:
             check_host(scope, state.settings.allowed_hosts)
         except HostNotAllowedError as error:
-            await problems.answer(error, scope)(scope, receive, send_with_context)
+            await problems.error_response(error, scope)(scope, receive, send_with_context)
         else:
             await self.app(scope, receive, send_with_context)
 
@@ -85,11 +85,11 @@ class AnswerMiddleware:
         except Exception as error:
             if scope["type"] != "http" or "status" in scope:  # set when the answer begins
                 raise
-            await problems.answer(error, scope)(scope, receive, send)
+            await problems.error_response(error, scope)(scope, receive, send)
         except asyncio.CancelledError:
             if scope["type"] != "http" or "status" in scope or not scope["app"].state.lifecycle.refusing:
                 raise
-            await problems.answer(UnavailableError("stopped"), scope)(scope, receive, send)
+            await problems.error_response(UnavailableError("stopped"), scope)(scope, receive, send)
 
 
 def _log(scope: Scope, method: str, seconds: float) -> None:

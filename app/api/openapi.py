@@ -89,7 +89,7 @@ def task(response: Any, example: Any, *, binary: bool) -> dict[str, Any]:
     return {"responses": {200: ok} | refusals(*_EXAMPLES), "openapi_extra": {"parameters": _PARAMETERS}}
 
 
-def answer(example: Any) -> Responses:
+def ok_response(example: Any) -> Responses:
     """The 200 response of an operation without a body."""
     content = {"application/json": {"example": example}}
     return {200: {"description": "Success.", "headers": _REQUEST_ID, "content": content}}

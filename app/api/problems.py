@@ -74,7 +74,7 @@ def problem_type(error: Exception) -> ProblemType:
     return next((PROBLEM_TYPES[cls] for cls in type(error).__mro__ if cls in PROBLEM_TYPES), INTERNAL_ERROR)
 
 
-def answer(error: Exception, scope: Scope) -> Response:
+def error_response(error: Exception, scope: Scope) -> Response:
     """The response to the error of a request, whose line in the log gets the code. The service's own faults are
     logged."""
     kind, request_id = problem_type(error), scope["request_id"]
@@ -108,7 +108,7 @@ def install(app: FastAPI) -> None:
     """Answer unknown paths and methods. `middleware.AnswerMiddleware` answers all other errors."""
 
     async def handle(request: Request, error: Exception) -> Response:
-        return answer(error, request.scope)
+        return error_response(error, request.scope)
 
     app.add_exception_handler(HTTPException, handle)
 

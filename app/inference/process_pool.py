@@ -182,7 +182,7 @@ class ProcessPool:
         return reason
 
     def _join(self, process: SpawnProcess) -> bool:
-        """In a thread, because it may take a moment. Returns whether the first process ended without being killed."""
+        """In a thread, because it may take a moment. Returns whether the first process ended before this killed it."""
         process.join(_EXIT_SECONDS)
         ended_alone = not process.is_alive()
         process.kill()  # without effect after it has ended

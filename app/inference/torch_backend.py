@@ -74,7 +74,7 @@ POLICY = ComputePolicy()
 
 
 class TorchBackend:
-    """Our own models on one device."""
+    """Our own models on one device, within an inference process; `ProcessPool` is the `Backend` of the service."""
 
     def __init__(self, config: BackendConfig, *, one_process_per_thread: bool = False) -> None:
         """`one_process_per_thread`: on a CPU, this process will be forked, so that there is one for each thread. It
@@ -133,7 +133,7 @@ class TorchBackend:
         """Answers in the order of the queries, from one forward pass.
 
         Args:
-            alone: no other batch is being computed, so this one may take all threads, if it is large enough.
+            alone: it is one query, and no other batch is being computed, so it may take all threads, if it is long.
 
         Raises:
             OutOfMemoryError: fewer queries may fit.

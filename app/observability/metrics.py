@@ -33,8 +33,8 @@ class Metrics:
         requests = counter("bert_requests", "Task requests by task and HTTP status.", ["task", "status"])
         duration = histogram(
             "bert_request_duration_seconds",
-            "Time of a task request by task and HTTP status, from its head until its answer is written (up to 200 KB) "
-            "or nearly all read.",
+            "Time of a task request by task and HTTP status, from its head until its answer is written. An answer "
+            "above 200 KB is written as its caller reads.",
             ["task", "status"],
             buckets=_SECONDS,
         )
@@ -68,7 +68,7 @@ class Metrics:
         )
         self._last_reload.set(1)
         self.read_queue_requests = gauge(
-            "bert_queue_requests", "Requests that are tokenized and not answered yet."
+            "bert_queue_requests", "Requests that wait for a batch or are being computed."
         ).set_function
         self.read_queue_tokens = gauge("bert_queue_tokens", "Tokens that wait for a batch.").set_function
         self.read_tokens_per_second = gauge(

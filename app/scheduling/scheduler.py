@@ -189,8 +189,8 @@ class Scheduler:
         """Check that a request of so many tokens in so many items can be queued now.
 
         A request with nothing ahead is not refused as late, even if its deadline seems hopeless: the speed is a mean
-        over both models and over the last batches, and a service that refuses for a speed that is too low measures no
-        better one.
+        over both models and over the last batches, and a service that refuses everything cannot correct a speed that is
+        too low.
 
         `headroom`: fraction of the room, in tokens and in time, that must be left where others wait.
 

@@ -17,8 +17,8 @@ class ThroughputPolicy:
     batch_token_step: int = 256
     """Batch sizes are multiples of it. With steps of a factor of two, a small slowdown halved the batches, which
     made them slower still."""
-    min_samples: int = 10
-    """Batches after which the measured speed is trusted."""
+    averaged_batches: int = 10
+    """The measured speed is an average over about so many batches, and is trusted after so many."""
     uncalibrated_speed_factor: float = 4.0
     """Until then, requests are refused as if the speed were this many times the measured one: first batches are
     slow."""
@@ -41,7 +41,8 @@ class ThroughputPolicy:
 
 class Throughput:
     """The measured speed: of one process, and of all together. A batch of less than half size counts only if it is
-    faster than the mean; one beside idle processes can raise the speed of all together, but not lower it."""
+    faster than the mean. A batch that is computed while processes are idle can raise the speed of all together, but not
+    lower it."""
 
     def __init__(self, policy: ThroughputPolicy = ThroughputPolicy(), fixed_batch_tokens: int = 0) -> None:
         """`fixed_batch_tokens`: tokens of a full batch; 0 derives them from the measured speed."""
@@ -76,7 +77,7 @@ class Throughput:
         is_faster = 0 < self.tokens_per_second < speed * concurrent
         if 2 * tokens < self.batch_tokens and not is_faster:
             return
-        weight = 1 / self._policy.min_samples if self.tokens_per_second else 1.0
+        weight = 1 / self._policy.averaged_batches if self.tokens_per_second else 1.0
         if is_faster or concurrent >= self._processes or not self.tokens_per_second:
             self.tokens_per_second += weight * (speed * concurrent - self.tokens_per_second)
         if concurrent > 1 or self._processes == 1:  # alone, a text may have had the threads of all processes
@@ -101,7 +102,7 @@ class Throughput:
         """Tokens of unanswered requests, at most, so that a request with so many seconds left is answered in time."""
         if not self.tokens_per_second:
             return math.inf
-        trusted = self._samples >= self._policy.min_samples
+        trusted = self._samples >= self._policy.averaged_batches
         speed = self.tokens_per_second * (1 if trusted else self._policy.uncalibrated_speed_factor)
         return speed * self._policy.max_queue_fraction * max(seconds, 0.0)
 

@@ -20,7 +20,7 @@ class FreedMemory:
 
     def __init__(self) -> None:
         self._least = resident_bytes()
-        """What this process has needed."""
+        """The least memory that was seen, in bytes."""
         self._next_look = 0.0
 
     def give_back_after_growth(self) -> None:

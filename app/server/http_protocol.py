@@ -24,8 +24,8 @@ from app.server.h2c_upgrade import RAW_BODY_HEADERS, UpgradeFilter
 logger = logging.getLogger(__name__)
 
 MAX_HEAD_BYTES = 64 * 1024
-MIN_READ_BYTES = 64 * 1024
-"""Bytes of an answer that the caller has to read within the request timeout."""
+MIN_WRITTEN_BYTES = 64 * 1024
+"""Bytes of an answer that must be written within the request timeout: the caller has to read."""
 MIN_TIMEOUT_SECONDS = 1.0
 """A shorter request timeout bounds the request, not the time to send its head or to read the answer."""
 MAX_PIPELINED = 1000
@@ -47,7 +47,7 @@ class BoundedProtocol(HttpToolsProtocol):
 
     - a head is larger than `MAX_HEAD_BYTES`, or takes longer than the request timeout;
     - the rest of a body takes longer than that, after its request was answered;
-    - the caller reads less than `MIN_READ_BYTES` of an answer within that time;
+    - less than `MIN_WRITTEN_BYTES` of an answer can be written within that time, because the caller does not read;
     - more than `MAX_PIPELINED` requests wait for earlier ones.
 
     The request's own deadline bounds a body that the app reads (`app.api.task_route`).
@@ -73,7 +73,7 @@ class BoundedProtocol(HttpToolsProtocol):
         """The connection closes after the answers to the requests so far: what comes next is not a request, or the rest
         of an unread body."""
         self._lingers = False
-        """All answers are written, and only what the caller still sends is waited for; see `_close_after_reading`."""
+        """All answers are written, and only what the caller still sends is waited for; see `_close_when_answered`."""
         self._cycle_transport: Any = None
         """What uvicorn's cycles write to."""
 
@@ -81,7 +81,7 @@ class BoundedProtocol(HttpToolsProtocol):
         """See `asyncio.Protocol`."""
         super().connection_made(transport)
         self._cycle_transport = SimpleNamespace(
-            write=transport.write, is_closing=self._is_closing, close=self._close_after_reading
+            write=transport.write, is_closing=self._is_closing, close=self._close_when_answered
         )
         self._start_read_timeout()
 
@@ -218,7 +218,7 @@ class BoundedProtocol(HttpToolsProtocol):
             cycle.disconnected = True  # keeps the app from answering too
             cycle.scope["rejected_with"] = status  # type: ignore[typeddict-unknown-key]
         self._ignore_input = True
-        self._close_after_reading()
+        self._close_when_answered()
 
     def _write(self, response: Response) -> None:
         headers = (*self.server_state.default_headers, *response.raw_headers)
@@ -252,7 +252,7 @@ class BoundedProtocol(HttpToolsProtocol):
         else:
             self.transport.close()
 
-    def _close_after_reading(self) -> None:
+    def _close_when_answered(self) -> None:
         """Close after the caller has read the answer; uvicorn has no timeout for a connection that is closing.
 
         If the caller still sends, close our side only, and drop what it sends until it closes or the read timeout ends:
@@ -277,10 +277,10 @@ class BoundedProtocol(HttpToolsProtocol):
     def _start_write_timeout(self) -> None:
         self._stop_write_timeout()
         unread = self.transport.get_write_buffer_size()
-        self._write_timer = self.loop.call_later(self._timeout, self._check_read_progress, unread)
+        self._write_timer = self.loop.call_later(self._timeout, self._check_write_progress, unread)
 
-    def _check_read_progress(self, unread_before: int) -> None:
-        if unread_before - self.transport.get_write_buffer_size() < MIN_READ_BYTES:
+    def _check_write_progress(self, unread_before: int) -> None:
+        if unread_before - self.transport.get_write_buffer_size() < MIN_WRITTEN_BYTES:
             self.transport.abort()
         else:
             self._start_write_timeout()

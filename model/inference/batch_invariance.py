@@ -35,9 +35,9 @@ _MIN_COSTED_ROWS = 192
 def find_chunk_sizes(
     multiply: Multiply, row: Tensor, columns: int, threads: Sequence[int]
 ) -> dict[int, ChunkSizes] | None:
-    """The numbers of rows that sum in one order, for each number of threads.
+    """Numbers of rows whose products add their terms in the same order, for each number of threads.
 
-    Of several such groups, the one that makes up any number of rows at least cost.
+    Of several such groups, the one with which any number of rows costs least.
 
     Args:
         multiply: rows (n, inner) -> (n, columns).

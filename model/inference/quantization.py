@@ -79,7 +79,7 @@ class QuantizedLinear(nn.Module):
             inputs: how the layer's inputs are quantized
 
         Raises:
-            UnsupportedInt8Error: see there.
+            UnsupportedInt8Error: torch has no exact int8 product for this processor.
         """
         super().__init__()
         self.zero_point = inputs.zero_point
@@ -137,7 +137,7 @@ def quantize_encoder(encoder: BertEncoder) -> None:
     Of the last layer, only keys and values are computed for all tokens. The rest stays in float32: its rows are few.
 
     Raises:
-        UnsupportedInt8Error: see there.
+        UnsupportedInt8Error: torch has no exact int8 product for this processor.
     """
     inputs = find_input_quantization(encoder)
 
@@ -205,7 +205,7 @@ def weight_limit(out_features: int, in_features: int) -> int:
     intermediate sums saturate.
 
     Raises:
-        UnsupportedInt8Error: see there.
+        UnsupportedInt8Error: torch has no exact int8 product for this processor.
     """
     for limit in _WEIGHT_LIMITS:
         weight = torch.full((out_features, in_features), limit, dtype=torch.int8)
@@ -230,7 +230,7 @@ def linear_seconds(in_features: int, out_features: int, dtype: torch.dtype) -> t
     It is CPU time, so that other processes do not influence the result.
 
     Raises:
-        UnsupportedInt8Error: see there.
+        UnsupportedInt8Error: torch has no exact int8 product for this processor.
     """
     generator = torch.Generator().manual_seed(0)
     weight, x = (torch.randn(rows, in_features, generator=generator) for rows in (out_features, 512))

@@ -366,7 +366,7 @@ def _get(path: str, endpoint: Any, summary: str, example: Any, *errors: int) -> 
         operation_id=f"v2_{endpoint.__name__}",
         summary=summary,
         tags=[TAG["name"]],
-        responses=openapi.answer(example) | openapi.refusals(*errors),
+        responses=openapi.ok_response(example) | openapi.refusals(*errors),
     )
 
 

@@ -63,7 +63,7 @@ def _lifecycle(request: Request) -> Lifecycle:
     "/health/live",
     operation_id="health_live",
     summary="Liveness",
-    responses=document.answer({"status": "alive"}) | document.refusals(503),
+    responses=document.ok_response({"status": "alive"}) | document.refusals(503),
 )
 async def live(request: Request) -> Health:
     """503 once an inference process is dead."""
@@ -76,7 +76,7 @@ async def live(request: Request) -> Health:
     "/health/ready",
     operation_id="health_ready",
     summary="Readiness",
-    responses=document.answer({"status": "ready"}) | document.refusals(503),
+    responses=document.ok_response({"status": "ready"}) | document.refusals(503),
 )
 async def ready(request: Request) -> Health:
     """200 after a forward pass of each model has succeeded, while no batch hangs and the service is not draining."""
@@ -85,7 +85,7 @@ async def ready(request: Request) -> Health:
     return Health("ready")
 
 
-@router.get("/info", operation_id="info", summary="Models and limits", responses=document.answer(_INFO))
+@router.get("/info", operation_id="info", summary="Models and limits", responses=document.ok_response(_INFO))
 async def info(request: Request) -> Info:
     """Models, device, precision, limits and version."""
     lifecycle, settings = _lifecycle(request), request.app.state.settings

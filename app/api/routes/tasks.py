@@ -1,7 +1,4 @@
-"""The tasks: one handler and one entry of `ROUTES` for each.
-
-A new task needs a handler and a `TaskRoute` here, and a method of `Engine` unless its results are labels.
-"""
+"""The tasks: one handler and one entry of `ROUTES` for each. docs/architecture.md has the steps for a new one."""
 
 from __future__ import annotations
 

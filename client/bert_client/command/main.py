@@ -265,8 +265,10 @@ def _common(environ: Mapping[str, str]) -> argparse.ArgumentParser:
     files.add_argument("--prefix", default="", metavar="TEXT", help="prefix of the new columns")
     files.add_argument("--delimiter", metavar="CHARACTER", help="character between cells [detected]")
     files.add_argument("--no-header", action="store_true", help="the first row is data: columns have numbers")
-    files.add_argument("--quote", metavar="CHARACTER", help='character around cells; "": marks are only text ["]')
-    files.add_argument("--escape", metavar="CHARACTER", help="character before a mark that is only text [none]")
+    files.add_argument("--quote", metavar="CHARACTER", help='quotation mark around cells; "" for none ["]')
+    files.add_argument(
+        "--escape", metavar="CHARACTER", help="character before marks that are only text, such as \\ [none]"
+    )
     files.add_argument("--encoding", metavar="NAME", help="encoding of the text [UTF-8, or by its byte order mark]")
     files.add_argument("--concurrency", type=int, default=4, metavar="N", help="requests at the same time [4]")
     return common
