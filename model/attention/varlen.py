@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-from importlib.util import find_spec
-
 import torch
 from torch import Tensor
 
 from model.packing import SequenceBounds
-
-_TORCH_HAS_VARLEN = find_spec("torch.nn.attention.varlen") is not None
-"""False in some builds of torch. Looked up without importing it: the import takes two seconds."""
 
 
 def can_use_varlen(device: torch.device, dtype: torch.dtype, head_dim: int) -> bool:
@@ -21,7 +16,6 @@ def can_use_varlen(device: torch.device, dtype: torch.dtype, head_dim: int) -> b
         and head_dim % 8 == 0
         and head_dim <= 256
         and torch.cuda.get_device_capability(device) >= (8, 0)
-        and _TORCH_HAS_VARLEN
     )
 
 

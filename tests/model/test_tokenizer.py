@@ -239,8 +239,6 @@ def test_tokenizer_lone_surrogate_is_an_error(words: Tokenizer) -> None:
     with pytest.raises(InvalidTextError):
         words.ids(LONE)
     with pytest.raises(InvalidTextError):
-        words.ids_batch(["the", LONE])
-    with pytest.raises(InvalidTextError):
         Tokenizer.train(["the", LONE], 100, show_progress=False)
 
 
@@ -451,9 +449,7 @@ def test_vocab_and_token_id_are_inverse(words: Tokenizer) -> None:
         words.token_id("nowhere")
 
 
-def test_ids_batch_equals_ids(words: Tokenizer) -> None:
-    assert words.ids_batch(TEXTS) == [words.ids(text) for text in TEXTS]
-    assert words.ids_batch([]) == []
+def test_ids_are_those_of_encode_without_special_tokens(words: Tokenizer) -> None:
     assert words.ids("the movie") == words.encode("the movie").input_ids[1:-1]
 
 
