@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from model.attention.base import Attention
 from model.packing import SequenceBounds
 
 
@@ -19,20 +20,12 @@ def can_use_varlen(device: torch.device, dtype: torch.dtype, head_dim: int) -> b
     )
 
 
-class VarlenAttention:
+class VarlenAttention(Attention):
     """Reads the bounds of sequences from `cu_seqlens` on the device: no padding, no synchronization."""
 
     def __init__(self, queries: SequenceBounds, keys: SequenceBounds) -> None:
         self.queries = queries
         self.keys = keys
-
-    def self_attention(self, qkv: Tensor) -> Tensor:
-        """See `Attention.self_attention`."""
-        return self._attend(*qkv.unbind(1))
-
-    def cross_attention(self, query: Tensor, key_value: Tensor) -> Tensor:
-        """See `Attention.cross_attention`."""
-        return self._attend(query, *key_value.unbind(1))
 
     def _attend(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         from torch.nn.attention import varlen  # takes two seconds, and only a process with a GPU needs it

@@ -102,9 +102,8 @@ def finetune(recipe: Recipe) -> bool:
 def _with_earlier_stages(recipe: Recipe, start: Path) -> Recipe:
     """The recipe with the pretraining and adapting that the network had, for the model card."""
     if start == recipe.folder / "adapt" / "pretrained":
-        recipe = with_earlier(
-            recipe, recipe.folder / "adapt" / "pretrain", "adapt"
-        )  # runs of older commits have no other
+        # Runs of older commits have no other recipe of `adapt`.
+        recipe = with_earlier(recipe, recipe.folder / "adapt" / "pretrain", "adapt")
         recipe = with_earlier(recipe, recipe.folder / "adapt", "adapt", "pretrain")
     if recipe.finetune.pretrained is None:
         recipe = with_earlier(recipe, recipe.folder / "pretrain", "tokenizer", "corpus", "model", "pretrain")
