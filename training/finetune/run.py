@@ -23,7 +23,6 @@ from training.finetune.distill import distilled_by, with_earlier_distill
 from training.finetune.selection import (
     SeedResult,
     best_seed,
-    forget_results,
     load_results,
     mean_score,
     save_results,
@@ -164,7 +163,7 @@ def _train(material: _Material, seed: int, earlier: SeedResult | None) -> SeedRe
             f"finetune.batch_tokens ({config.batch_tokens}) or more finetune.epochs ({config.epochs:g})"
         )
     if dist.is_main and not was_finished:
-        forget_results(recipe)
+        save_results(recipe, [])  # they are of earlier weights
         write_resolved(recipe, folder)
     if not trainer.run():
         return None
