@@ -136,14 +136,7 @@ class Tokenizer:
         return cls(tokenizer_dir.bert_tokenizer(ids, {"do_lower_case": lowercase}))
 
     @classmethod
-    def train(
-        cls,
-        texts: Sequence[str],
-        vocab_size: int,
-        *,
-        lowercase: bool = True,
-        show_progress: bool = True,
-    ) -> Tokenizer:
+    def train(cls, texts: Sequence[str], vocab_size: int, *, lowercase: bool = True) -> Tokenizer:
         """Learn a vocabulary of word pieces. The special tokens come first; equal texts give equal vocabularies.
 
         Raises:
@@ -162,7 +155,6 @@ class Tokenizer:
             initial_alphabet=initial,
             limit_alphabet=max(_MIN_ALPHABET, len(initial)),
             continuing_subword_prefix="##",
-            show_progress=show_progress,
         )
         rust.train_from_iterator(texts, trainer)
         return cls(tokenizer_dir.bert_tokenizer(rust.get_vocab(), settings))
