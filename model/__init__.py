@@ -24,22 +24,20 @@ __all__ = [
     "save_checkpoint",
 ]
 
-_MODULES = {
-    "BertConfig": "config",
-    "BertForPreTraining": "heads",
-    "BertForSequenceClassification": "heads",
-    "Checkpoint": "checkpoint",
-    "Encoding": "tokenizer",
-    "PackedBatch": "packing",
-    "Tokenizer": "tokenizer",
-    "load_checkpoint": "checkpoint",
-    "save_checkpoint": "checkpoint",
+_NAMES = {
+    "checkpoint": ("Checkpoint", "load_checkpoint", "save_checkpoint"),
+    "config": ("BertConfig",),
+    "heads": ("BertForPreTraining", "BertForSequenceClassification"),
+    "packing": ("PackedBatch",),
+    "tokenizer": ("Encoding", "Tokenizer"),
 }
+"""By the module that has them."""
 
 
 def __getattr__(name: str) -> Any:
     """Import a name at its first use: most need torch, which takes two seconds and 140 MB, and the HTTP process
     does not use it."""
-    if name not in _MODULES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)
+    for module, names in _NAMES.items():
+        if name in names:
+            return getattr(import_module(f"{__name__}.{module}"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -19,7 +19,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from model.attention.choose import Attention, attention_for
+from model.attention.base import Attention
+from model.attention.choose import attention_for
 from model.config import BertConfig
 from model.dropout import Dropout
 from model.packing import PackedBatch

@@ -323,8 +323,5 @@ def _tensors_of(file: Path) -> Iterator[tuple[str, Tensor]]:
 def _current_name(name: str) -> str:
     """Checkpoints of 2018 name a layer norm's weight gamma and its bias beta, and those of a bare encoder lack the
     prefix `bert.`."""
-    name = re.sub(r"LayerNorm\.(gamma|beta)$", lambda m: "LayerNorm." + _OLD_NAMES[m[1]], name)
+    name = name.replace("LayerNorm.gamma", "LayerNorm.weight").replace("LayerNorm.beta", "LayerNorm.bias")
     return re.sub(r"^(?=(embeddings|encoder|pooler)\.)", "bert.", name)
-
-
-_OLD_NAMES = {"gamma": "weight", "beta": "bias"}

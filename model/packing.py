@@ -136,7 +136,9 @@ class PackedBatch:
         Raises:
             ValueError: a position outside its sequence, or a list too few or too many.
         """
-        lengths = _host_lengths(self.sequences)
+        lengths = self.lengths
+        if lengths is None:
+            raise ValueError("this batch has no lengths on the host")
         for length, own in zip(lengths, positions, strict=True):
             if own and not 0 <= min(own) <= max(own) < length:
                 raise ValueError(f"output positions {list(own)} exceed a sequence of {length} tokens")
@@ -172,11 +174,6 @@ class PackedBatch:
         return self.sequences.cu_seqlens
 
     @property
-    def max_seqlen(self) -> int:
-        """See `SequenceBounds.max_seqlen`."""
-        return self.sequences.max_seqlen
-
-    @property
     def total_tokens(self) -> int:
         """Number of packed tokens."""
         return self.input_ids.shape[0]
@@ -203,12 +200,6 @@ def round_up_to_bucket(number: int) -> int:
     """
     step = 8 if number <= 64 else 32 if number <= 256 else 64 if number <= 1024 else 128
     return -(-number // step) * step
-
-
-def _host_lengths(bounds: SequenceBounds) -> tuple[int, ...]:
-    if bounds.lengths is None:
-        raise ValueError("this batch has no lengths on the host")
-    return bounds.lengths
 
 
 def _concatenate(rows: Sequence[Sequence[int]]) -> Tensor:

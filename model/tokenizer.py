@@ -136,15 +136,7 @@ class Tokenizer:
         return cls(tokenizer_dir.bert_tokenizer(ids, {"do_lower_case": lowercase}))
 
     @classmethod
-    def train(
-        cls,
-        texts: Sequence[str],
-        vocab_size: int,
-        *,
-        lowercase: bool = True,
-        min_frequency: int = 2,
-        show_progress: bool = True,
-    ) -> Tokenizer:
+    def train(cls, texts: Sequence[str], vocab_size: int, *, lowercase: bool = True) -> Tokenizer:
         """Learn a vocabulary of word pieces. The special tokens come first; equal texts give equal vocabularies.
 
         Raises:
@@ -158,12 +150,11 @@ class Tokenizer:
         initial = [letter for letter in letters if len(letter) == 1]
         trainer = tokenizers.trainers.WordPieceTrainer(
             vocab_size=vocab_size,
-            min_frequency=min_frequency,
+            min_frequency=2,
             special_tokens=[*SPECIAL_TOKENS, *letters],
             initial_alphabet=initial,
             limit_alphabet=max(_MIN_ALPHABET, len(initial)),
             continuing_subword_prefix="##",
-            show_progress=show_progress,
         )
         rust.train_from_iterator(texts, trainer)
         return cls(tokenizer_dir.bert_tokenizer(rust.get_vocab(), settings))
@@ -330,13 +321,6 @@ class Tokenizer:
         """Token ids by word; see `WordIds`. Of added tokens, only `[UNK]` and single words are recognised. None if this
         tokenizer does not split texts like BERT's."""
         return WordIds(self.ids, typecode, limit) if self._is_plain else None
-
-    def ids_batch(self, texts: Sequence[str]) -> list[list[int]]:
-        """`ids` of many texts, in parallel threads."""
-        try:
-            return [list(e.ids) for e in self._rust.encode_batch_fast(list(texts), add_special_tokens=False)]
-        except TypeError:
-            raise InvalidTextError from None
 
 
 def truncate_longest_first(lengths: Sequence[int], budget: int) -> list[int]:

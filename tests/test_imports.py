@@ -67,8 +67,8 @@ TRAINING_LAYERS = (
 APP_LAYERS = ("errors", "settings", "observability", "inference", "scheduling", "api", "server", "cluster", "__main__")
 CLIENT_LAYERS = ("wire", "errors", "results", "tables", "http", "command", "__init__")
 MODEL_LAYERS = (
-    *("errors", "config", "dropout", "packing", "attention", "bert", "heads", "files", "tokenizer_dir", "word_ids"),
-    *("tokenizer", "checkpoint", "inference", "__init__"),
+    *("errors", "timing", "config", "dropout", "packing", "attention", "bert", "heads", "files", "tokenizer_dir"),
+    *("word_ids", "tokenizer", "checkpoint", "inference", "__init__"),
 )
 
 MAX_MODULES = 14

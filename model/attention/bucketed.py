@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from model.attention.base import Attention
 from model.attention.cpu_inference import attend, padded_length
 from model.attention.length_buckets import length_buckets
 from model.packing import SequenceBounds
@@ -32,7 +33,7 @@ class Matmuls:
     `_SUMS_DEPEND_ON_LENGTH_ABOVE`."""
 
 
-class BucketedAttention:
+class BucketedAttention(Attention):
     """Pads sequences in buckets of neighbours of similar length, which it forms on the host from `lengths`.
 
     A batch sorted by length needs next to no padding. No gradients pass.
@@ -72,14 +73,6 @@ class BucketedAttention:
         if queries is not keys:
             most = [max(min_queries, *queries.lengths[bucket.start : bucket.stop]) for bucket in buckets]
             self.queries = _cells(queries.lengths, buckets, most)
-
-    def self_attention(self, qkv: Tensor) -> Tensor:
-        """See `Attention.self_attention`."""
-        return self._attend(*qkv.unbind(1))
-
-    def cross_attention(self, query: Tensor, key_value: Tensor) -> Tensor:
-        """See `Attention.cross_attention`."""
-        return self._attend(query, *key_value.unbind(1))
 
     def _attend(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         """Bucket after bucket, so that all that a bucket needs is in the cache."""

@@ -1,39 +1,16 @@
-"""Attention over packed sequences, and the choice of its implementation.
-
-Scaled dot-product attention (Vaswani et al. 2017, section 3.2.1), bidirectional within each sequence, never
-across two. There may be fewer queries than keys: the last layer computes queries at output positions only.
-
-Shapes in this package: T packed tokens, Q packed queries, N heads, D head_dim, S sequences.
-"""
+"""The choice of an implementation of attention."""
 
 from __future__ import annotations
 
-from typing import Protocol
-
 import torch
-from torch import Tensor
 
+from model.attention.base import Attention
 from model.attention.bucketed import BucketedAttention, Matmuls
 from model.attention.cpu_inference import LONG_TOKENS, is_faster
 from model.attention.cpu_training import MatmulAttention
 from model.attention.padded import PaddedAttention
 from model.attention.varlen import VarlenAttention, can_use_varlen
 from model.packing import SequenceBounds
-
-
-class Attention(Protocol):
-    """Attention of one batch, built once and used by every layer."""
-
-    def self_attention(self, qkv: Tensor) -> Tensor:
-        """Every token is a query: (T, 3, N, D) -> (T, N, D)"""
-        ...
-
-    def cross_attention(self, query: Tensor, key_value: Tensor) -> Tensor:
-        """Some tokens are queries: query (Q, N, D), key_value (T, 2, N, D) -> (Q, N, D)
-
-        On a CPU, rows after the last sequence get zeros.
-        """
-        ...
 
 
 def attention_for(

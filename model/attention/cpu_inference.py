@@ -5,13 +5,13 @@ Without AMX, the fused kernel takes two to three times as long.
 
 from __future__ import annotations
 
-import math
-import time
 from functools import cache, partial
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+
+from model.timing import best_seconds
 
 # oneDNN compiles a kernel of half a megabyte for each shape: few lengths and few numbers of matrices are used.
 PADDED_LENGTHS = (16, 32, 48, 64, 96, 128, 160, 192, 256, 320, 384, 448, 512)
@@ -108,13 +108,7 @@ def _speedup(dtype: torch.dtype, head_dim: int, input_dtype: torch.dtype) -> flo
     generator = torch.Generator().manual_seed(0)
     q, k, v = (torch.randn(16, 4, 64, head_dim, generator=generator).to(input_dtype) for _ in range(3))
     kernels = (partial(attend, q, k, v, None, dtype), partial(F.scaled_dot_product_attention, q, k, v))
-    best = [math.inf, math.inf]
-    for _ in range(5):
-        for i, kernel in enumerate(kernels):
-            started = time.perf_counter()
-            kernel()
-            best[i] = min(best[i], time.perf_counter() - started)
-    matmuls, fused = best
+    matmuls, fused = best_seconds(kernels, rounds=5)
     return fused / matmuls
 
 

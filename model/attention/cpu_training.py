@@ -9,12 +9,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from model.attention.base import Attention
 from model.attention.gather import gather_rows
 from model.attention.length_buckets import length_buckets
 from model.packing import SequenceBounds
 
 
-class MatmulAttention:
+class MatmulAttention(Attention):
     """Two batched matrix products and a softmax, whose backward pass is faster than that of torch's kernel.
 
     One gather lays all heads of all sequences out for the products and one brings the results back; their

@@ -9,10 +9,11 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from model.attention.base import Attention
 from model.packing import SequenceBounds
 
 
-class PaddedAttention:
+class PaddedAttention(Attention):
     """Pads all sequences to `max_seqlen`, by indices computed on the device from `cu_seqlens`.
 
     For GPUs without the variable-length kernel (older than Ampere, or in float32). Nothing is copied to the
@@ -29,14 +30,6 @@ class PaddedAttention:
         first = torch.arange(keys.max_seqlen, device=keys.cu_seqlens.device) == 0
         # An empty sequence sees one key, because a softmax over no keys is NaN.
         self.visible = (self.keys.real | first)[:, None, None]  # (S, 1, 1, max_seqlen)
-
-    def self_attention(self, qkv: Tensor) -> Tensor:
-        """See `Attention.self_attention`."""
-        return self._attend(*qkv.unbind(1))
-
-    def cross_attention(self, query: Tensor, key_value: Tensor) -> Tensor:
-        """See `Attention.cross_attention`."""
-        return self._attend(query, *key_value.unbind(1))
 
     def _attend(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         q, k, v = self.queries.pad(query), self.keys.pad(key), self.keys.pad(value)

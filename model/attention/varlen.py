@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from importlib.util import find_spec
-
 import torch
 from torch import Tensor
 
+from model.attention.base import Attention
 from model.packing import SequenceBounds
-
-_TORCH_HAS_VARLEN = find_spec("torch.nn.attention.varlen") is not None
-"""False in some builds of torch. Looked up without importing it: the import takes two seconds."""
 
 
 def can_use_varlen(device: torch.device, dtype: torch.dtype, head_dim: int) -> bool:
@@ -21,24 +17,15 @@ def can_use_varlen(device: torch.device, dtype: torch.dtype, head_dim: int) -> b
         and head_dim % 8 == 0
         and head_dim <= 256
         and torch.cuda.get_device_capability(device) >= (8, 0)
-        and _TORCH_HAS_VARLEN
     )
 
 
-class VarlenAttention:
+class VarlenAttention(Attention):
     """Reads the bounds of sequences from `cu_seqlens` on the device: no padding, no synchronization."""
 
     def __init__(self, queries: SequenceBounds, keys: SequenceBounds) -> None:
         self.queries = queries
         self.keys = keys
-
-    def self_attention(self, qkv: Tensor) -> Tensor:
-        """See `Attention.self_attention`."""
-        return self._attend(*qkv.unbind(1))
-
-    def cross_attention(self, query: Tensor, key_value: Tensor) -> Tensor:
-        """See `Attention.cross_attention`."""
-        return self._attend(query, *key_value.unbind(1))
 
     def _attend(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         from torch.nn.attention import varlen  # takes two seconds, and only a process with a GPU needs it

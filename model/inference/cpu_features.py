@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import functools
-import math
 import os
 import time
 from pathlib import Path
+
+from model.timing import best_seconds
 
 
 def available_cpus(root: Path = Path("/")) -> int:
@@ -37,17 +38,13 @@ def bfloat16_is_fast() -> bool:
         return False
     import torch
 
-    best = {torch.bfloat16: math.inf, torch.float32: math.inf}
+    factors = [torch.ones(512, 512, dtype=dtype) for dtype in (torch.bfloat16, torch.float32)]
+    products = [functools.partial(torch.matmul, factor, factor) for factor in factors]
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
-    for _ in range(12):
-        for dtype, fastest in best.items():
-            factor = torch.ones(512, 512, dtype=dtype)
-            before = time.thread_time()
-            factor @ factor
-            best[dtype] = min(fastest, time.thread_time() - before)
+    bfloat16, float32 = best_seconds(products, rounds=12, clock=time.thread_time)
     torch.set_num_threads(threads)
-    return best[torch.bfloat16] < best[torch.float32]
+    return bfloat16 < float32
 
 
 def _quotas(root: Path) -> list[float]:

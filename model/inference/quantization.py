@@ -16,9 +16,7 @@ The product is oneDNN's, of unsigned activations and signed weights. `torch._int
 
 from __future__ import annotations
 
-import math
 import time
-from collections.abc import Callable
 from functools import cache, partial
 from typing import NamedTuple
 
@@ -30,6 +28,7 @@ from model.errors import UnsupportedInt8Error
 from model.inference.cpu_features import bfloat16_is_fast
 from model.inference.prepack import LAYOUT_ROWS, PrepackedLinear, SplitProjection
 from model.packing import PackedBatch
+from model.timing import best_seconds
 
 _MAX_ACTIVATION = 255
 """The product takes unsigned activations."""
@@ -237,14 +236,9 @@ def linear_seconds(in_features: int, out_features: int, dtype: torch.dtype) -> t
     bias = weight.new_zeros(out_features)
     quantized = QuantizedLinear(weight, bias)  # first: where it cannot be had, the other may not be either
     prepacked = PrepackedLinear(weight.to(dtype), bias.to(dtype))
-    layers: tuple[tuple[Callable[[Tensor], Tensor], Tensor], ...] = ((prepacked, x.to(dtype)), (quantized, x))
-    best = [math.inf, math.inf]
-    for _ in range(8):
-        for i, (layer, rows) in enumerate(layers):
-            started = time.process_time()
-            layer(rows)
-            best[i] = min(best[i], time.process_time() - started)
-    return best[0], best[1]
+    calls = partial(prepacked, x.to(dtype)), partial(quantized, x)
+    seconds, int8_seconds = best_seconds(calls, rounds=8, clock=time.process_time)
+    return seconds, int8_seconds
 
 
 def _pack(weight: Tensor) -> Tensor:

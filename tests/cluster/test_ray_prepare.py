@@ -47,7 +47,7 @@ def test_shard_of_a_worker_that_dies_is_made_again(
 ) -> None:
     from training.corpus.engines import ray as engine
 
-    make, victim = engine._make, tmp_path / "died"
+    make, victim = engine.make_in_worker, tmp_path / "died"
 
     def die_once(tokenizer: str, corpus: Path, shard_input: Any) -> Any:
         if shard_input.number == 5 and not victim.exists():
@@ -55,7 +55,7 @@ def test_shard_of_a_worker_that_dies_is_made_again(
             os.kill(os.getpid(), signal.SIGKILL)
         return make(tokenizer, corpus, shard_input)
 
-    monkeypatch.setattr(engine, "_make", die_once)
+    monkeypatch.setattr(engine, "make_in_worker", die_once)
     made = prepared(texts, cluster.address, monkeypatch)
     assert victim.exists()
     assert made == prepared(texts, "", monkeypatch)
@@ -66,7 +66,7 @@ def test_folder_that_another_node_does_not_share_is_an_error(
 ) -> None:
     from training.corpus.engines import ray as engine
 
-    make, elsewhere = engine._make, tmp_path / "elsewhere"
-    monkeypatch.setattr(engine, "_make", lambda encoder, corpus, text: make(encoder, elsewhere, text))
+    make, elsewhere = engine.make_in_worker, tmp_path / "elsewhere"
+    monkeypatch.setattr(engine, "make_in_worker", lambda encoder, corpus, text: make(encoder, elsewhere, text))
     with pytest.raises(CorpusError, match="another folder on some node of the Ray cluster: share it"):
         prepared(texts, cluster.address, monkeypatch)

@@ -43,7 +43,7 @@ def test_batch_to_cuda_moves_every_tensor_and_drops_the_lengths() -> None:
     assert len(tensors_of(batch)) == 6
     assert all(tensor.is_cuda for tensor in tensors_of(batch))
     assert batch.lengths is batch.outputs.sequences.lengths is None
-    assert (batch.max_seqlen, batch.outputs.sequences.max_seqlen) == (4, 2)
+    assert (batch.sequences.max_seqlen, batch.outputs.sequences.max_seqlen) == (4, 2)
 
 
 # --- serving ------------------------------------------------------------------------------------------------

@@ -55,7 +55,7 @@ def test_pack_lays_sequences_end_to_end() -> None:
     assert batch.position_ids.tolist() == [0, 1, 2, 0, 0, 1]
     assert batch.token_type_ids.tolist() == [0] * 6
     assert batch.cu_seqlens.tolist() == [0, 3, 4, 6]
-    assert (batch.lengths, batch.max_seqlen, batch.total_tokens) == ((3, 1, 2), 3, 6)
+    assert (batch.lengths, batch.sequences.max_seqlen, batch.total_tokens) == ((3, 1, 2), 3, 6)
     assert batch.outputs is None
 
 

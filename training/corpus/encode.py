@@ -102,7 +102,7 @@ class ShardEncoder:
         if self._words is not None:
             ids = list(map(self._words.of_text, sentences))
         else:
-            ids = [array(self.dtype.char, each).tobytes() for each in self._tokenizer.ids_batch(sentences)]
+            ids = [array(self.dtype.char, self._tokenizer.ids(each)).tobytes() for each in sentences]
         tokens = np.frombuffer(b"".join(ids), self.dtype)
         return tokens, np.array([len(sentence) for sentence in ids], np.int64) // self.dtype.itemsize
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import logging
 from collections import Counter, defaultdict
-from collections.abc import Callable, Container, Iterable, Iterator
+from collections.abc import Container, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import partial
 
@@ -36,9 +36,6 @@ logger = logging.getLogger(__name__)
 
 Routed = tuple[str, Document, int]
 """A part (`train`, `dev/<source>` or `heldout/<source>`), a document of it, and the index of its label."""
-
-IsLeak = Callable[[int, int, bool], bool]
-"""Called with the hashes of a document's text and group, and whether the group is held out."""
 
 
 @dataclass(slots=True)
@@ -73,18 +70,25 @@ class _Cutter:
 
 
 def _route(
-    found: Iterable[tuple[Document, int]], source: SourceConfig, evaluated: str, threshold: int, is_leak: IsLeak
+    found: Iterable[tuple[Document, int]],
+    source: SourceConfig,
+    evaluated: str,
+    threshold: int,
+    held_out: Container[int],
+    tested: Container[int] = (),
 ) -> Iterator[Routed]:
     """The part of each document: `<evaluated>/<source>` for groups below the threshold, else `train`.
 
     Args:
-        is_leak: Whether a document must be in no part.
+        held_out: Hashes of the texts and groups that are not trained on.
+        tested: Hashes of the texts that are not held out either.
     """
     name, left_out = source_name(source), 0
     for document, label in found:
         text, group = hashes(document)
         is_held_out = group < threshold
-        if is_leak(text, group, is_held_out):
+        is_leak = text in tested if is_held_out else text in held_out or group in held_out
+        if is_leak:
             left_out += 1
         else:
             yield f"{evaluated}/{name}" if is_held_out else "train", document, label
@@ -108,9 +112,7 @@ def pretraining_inputs(recipe: Recipe) -> Iterator[ShardInput]:
     fraction = 0.0 if config.heldout else config.heldout_fraction
     thresholds = [(source, 2**64) for source in config.heldout]
     thresholds += [(source, held_out_below(read(source), fraction)) for source in config.sources]
-    lowest = min(
-        (threshold for _, threshold in thresholds), default=0
-    )  # every source holds out what has a hash below this
+    lowest = min((threshold for _, threshold in thresholds), default=0)  # all sources hold out what is below
     if any(source.group for source in config.sources):  # equal texts may have unequal hashes
         lowest = 0
     held_out: set[int] = set()
@@ -120,12 +122,9 @@ def pretraining_inputs(recipe: Recipe) -> Iterator[ShardInput]:
             if group < threshold:
                 held_out |= {text, group}
 
-    def is_leak(text: int, group: int, is_held_out: bool) -> bool:
-        return not is_held_out and (text in held_out or group in held_out)
-
     for source, threshold in thresholds:
         found = ((document, NO_LABEL) for document in read(source, progress=cutter.progress))
-        routed = _route(found, source, "heldout", threshold, is_leak)
+        routed = _route(found, source, "heldout", threshold, held_out)
         yield from cutter.cut(routed, source, "lines" if source.lines == "sentence" else "paragraphs")
 
 
@@ -149,16 +148,13 @@ def labelled_inputs(recipe: Recipe) -> Iterator[ShardInput]:
     plans = [(source, *_plan(source, recipe, tested, in_dev)) for source in config.train]
     held_out, trained = tested | in_dev, Counter[int]()
 
-    def is_leak(text: int, group: int, is_held_out: bool) -> bool:
-        return text in tested if is_held_out else text in held_out or group in held_out
-
     for source, threshold, shares in plans:
-        routed = _route(labelled(source, recipe, cutter.progress), source, "dev", threshold, is_leak)
+        routed = _route(labelled(source, recipe, cutter.progress), source, "dev", threshold, held_out, tested)
         chosen = _chosen(routed, shares, trained, config.augment_fraction)
         yield from cutter.cut(chosen, source, reading_of(source))
     for source in recipe.distill.sources if recipe.distill else ():
         unlabelled = documents(source, recipe.data, cutter.progress, recipe.hub_cache)
-        routed = _route(((document, NO_LABEL) for document in unlabelled), source, "dev", 0, is_leak)
+        routed = _route(((document, NO_LABEL) for document in unlabelled), source, "dev", 0, held_out)
         yield from cutter.cut(routed, source, reading_of(source))
     _check_all_labels_occur(recipe, trained)
 

@@ -10,7 +10,7 @@ import itertools
 import zlib
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -65,8 +65,7 @@ class TextWindow:
         return np.concatenate(parts)
 
     def _load(self, shard: Shard, name: str) -> NDArray[Any]:
-        mode: Literal["r"] | None = "r" if shard.tokens else None  # an empty array cannot be mapped
-        array = np.load(self._folder / shard.name / name, mmap_mode=mode)
+        array = np.load(self._folder / shard.name / name, mmap_mode="r")
         return array.view(np.ndarray)  # slices of a `np.memmap` take several times as long
 
 

@@ -13,13 +13,17 @@ In labelled text, a sentence is a text column, so a review's title and body are 
 
 from __future__ import annotations
 
+import os
 import shutil
 import zlib
 from dataclasses import asdict, dataclass
+from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
+import tokenizers
 
+from model.tokenizer import Tokenizer
 from training.corpus.encode import EncodedShard, ShardEncoder
 from training.errors import CorpusError
 from training.runtime.files import read_json, write_json
@@ -87,6 +91,21 @@ class Shard:
         """Whether all files in `folder / name` have the contents that were written."""
         files = ((folder / self.name / name, checksum) for name, checksum in self.crc32.items())
         return all(file.is_file() and zlib.crc32(file.read_bytes()) == checksum for file, checksum in files)
+
+
+def make_in_worker(tokenizer: str, corpus: Path, shard_input: ShardInput) -> Shard:
+    """`make_shard` in a worker process of an engine.
+
+    Args:
+        tokenizer: see `Tokenizer.to_json`.
+    """
+    return make_shard(_worker_encoder(tokenizer), corpus, shard_input)
+
+
+@lru_cache(maxsize=1)
+def _worker_encoder(tokenizer: str) -> ShardEncoder:
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"  # one core per worker
+    return ShardEncoder(Tokenizer(tokenizers.Tokenizer.from_str(tokenizer)))
 
 
 def make_shard(encoder: ShardEncoder, corpus: Path, shard_input: ShardInput) -> Shard:

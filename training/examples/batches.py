@@ -119,12 +119,7 @@ def collate_pretraining(examples: Sequence[Example], shape: BatchShape | None = 
     if shape is None:
         longest = len(examples[0])
         shape = BatchShape(sum(map(len, examples)), len(examples), int(masked.sum()), longest)
-    packed = _pack(
-        [example.input_ids for example in examples],
-        [example.token_type_ids for example in examples],
-        [np.append(0, example.masked_positions) for example in examples],
-        shape,
-    )
+    packed = _pack(examples, [np.append(0, example.masked_positions) for example in examples], shape)
     cls_rows = np.cumsum(masked + 1) - masked - 1
     is_masked = np.ones(int(masked.sum()) + len(examples), dtype=bool)
     is_masked[cls_rows] = False
@@ -145,28 +140,22 @@ def collate_classification(examples: Sequence[LabelledExample], shape: BatchShap
     """Pack texts, longest first. Without a shape, the batch is as large as its texts."""
     examples = sorted(examples, key=lambda example: -len(example))
     shape = shape or BatchShape(sum(map(len, examples)), len(examples), max_seqlen=len(examples[0]))
-    packed = _pack(
-        [example.input_ids for example in examples],
-        [example.token_type_ids for example in examples],
-        [np.zeros(1, np.int64)] * len(examples),
-        shape,
-    )
+    packed = _pack(examples, [np.zeros(1, np.int64)] * len(examples), shape)
     targets = np.stack([example.target for example in examples])
     spare = np.zeros((shape.sequences - len(examples), targets.shape[1]), np.float32)
     return ClassificationBatch(packed, torch.from_numpy(np.concatenate([targets, spare])))
 
 
-def _pack(
-    input_ids: Sequence[Ints], token_type_ids: Sequence[Ints], outputs: Sequence[Ints], shape: BatchShape
-) -> PackedBatch:
-    """Lay sequences end to end in a batch of constant shape.
+def _pack(examples: Sequence[Example | LabelledExample], outputs: Sequence[Ints], shape: BatchShape) -> PackedBatch:
+    """Lay examples end to end in a batch of constant shape.
 
     Args:
-        outputs: ascending output positions of each sequence.
+        outputs: ascending output positions of each example.
     """
-    spare = shape.tokens - sum(map(len, input_ids))
+    spare = shape.tokens - sum(map(len, examples))
     dummies = [np.zeros(min(shape.max_seqlen, spare - at), np.int64) for at in range(0, spare, shape.max_seqlen)]
-    input_ids, token_type_ids = [*input_ids, *dummies], [*token_type_ids, *dummies]
+    input_ids = [*(example.input_ids for example in examples), *dummies]
+    token_type_ids = [*(example.token_type_ids for example in examples), *dummies]
     outputs = [*outputs, *(dummy[:0] for dummy in dummies)]
     lengths = np.array([len(ids) for ids in input_ids])
     starts = np.cumsum(lengths) - lengths

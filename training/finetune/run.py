@@ -23,7 +23,6 @@ from training.finetune.distill import distilled_by, with_earlier_distill
 from training.finetune.selection import (
     SeedResult,
     best_seed,
-    forget_results,
     load_results,
     mean_score,
     save_results,
@@ -102,9 +101,8 @@ def finetune(recipe: Recipe) -> bool:
 def _with_earlier_stages(recipe: Recipe, start: Path) -> Recipe:
     """The recipe with the pretraining and adapting that the network had, for the model card."""
     if start == recipe.folder / "adapt" / "pretrained":
-        recipe = with_earlier(
-            recipe, recipe.folder / "adapt" / "pretrain", "adapt"
-        )  # runs of older commits have no other
+        # Runs of older commits have no other recipe of `adapt`.
+        recipe = with_earlier(recipe, recipe.folder / "adapt" / "pretrain", "adapt")
         recipe = with_earlier(recipe, recipe.folder / "adapt", "adapt", "pretrain")
     if recipe.finetune.pretrained is None:
         recipe = with_earlier(recipe, recipe.folder / "pretrain", "tokenizer", "corpus", "model", "pretrain")
@@ -165,7 +163,7 @@ def _train(material: _Material, seed: int, earlier: SeedResult | None) -> SeedRe
             f"finetune.batch_tokens ({config.batch_tokens}) or more finetune.epochs ({config.epochs:g})"
         )
     if dist.is_main and not was_finished:
-        forget_results(recipe)
+        save_results(recipe, [])  # they are of earlier weights
         write_resolved(recipe, folder)
     if not trainer.run():
         return None

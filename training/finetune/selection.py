@@ -63,11 +63,6 @@ def save_results(recipe: Recipe, results: Sequence[SeedResult]) -> None:
     write_json(recipe.folder / "finetune" / "results.json", [asdict(result) for result in results])
 
 
-def forget_results(recipe: Recipe) -> None:
-    """Delete `finetune/results.json`: a seed is trained again."""
-    (recipe.folder / "finetune" / "results.json").unlink(missing_ok=True)
-
-
 def load_results(recipe: Recipe) -> list[SeedResult]:
     """Results of the last finished fine-tuning; empty without one."""
     return [SeedResult(**row) for row in read_json(recipe.folder / "finetune" / "results.json") or []]

@@ -254,8 +254,7 @@ class Trainer:
         if before_decay:
             self.checkpointer.save(state, before_decay=True)
         if save:
-            half = config.batch_tokens / 2  # a step has the rate of its middle
-            self.checkpointer.save(state, has_decayed=state.tokens - half > self.schedule.decay_start)
+            self.checkpointer.save(state, has_decayed=self._has_decayed(state.tokens))
             self._saved_seconds = state.seconds
         return bool(stop)
 
@@ -265,10 +264,13 @@ class Trainer:
 
     def _is_before_decay(self) -> bool:
         """Whether the next step is the first with a falling rate, and the state before it is kept."""
-        if not self.config.keep_before_decay:
-            return False
-        half = self.config.batch_tokens / 2  # a step has the rate of its middle
-        return self.state.tokens - half <= self.schedule.decay_start < self.state.tokens + half and not self.is_finished
+        now, next_step = self.state.tokens, self.state.tokens + self.config.batch_tokens
+        is_first = self._has_decayed(next_step) and not self._has_decayed(now)
+        return is_first and self.config.keep_before_decay and not self.is_finished
+
+    def _has_decayed(self, tokens: int) -> bool:
+        """Whether the step that ends after so many tokens has a falling rate: it has that of its middle."""
+        return tokens - self.config.batch_tokens / 2 > self.schedule.decay_start
 
     def _log(self) -> None:
         window = self._window

@@ -57,11 +57,10 @@ def evaluate_baselines(recipe: Recipe, test: Mapping[str, Labelled]) -> dict[str
     """Figures by name of the baseline and of the test set. Those of the same texts are read from `baselines.json`."""
     train, dev = _parts(recipe)
     file, key = recipe.folder / "baselines.json", _key(("train", train), ("dev", dev), *test.items())
-    known = read_json(file) or {"key": None, "figures": {}}
-    figures: dict[str, dict[str, Figures]] = known["figures"]
-    if known["key"] == key:
-        return figures
-    figures = {}
+    known = read_json(file) or {}
+    if known.get("key") == key:
+        return known["figures"]
+    figures: dict[str, dict[str, Figures]] = {}
     for title, fit in BASELINES.items():
         logger.info("%s on %d texts", title, len(train))
         try:
@@ -131,9 +130,9 @@ def read_test(recipe: Recipe) -> dict[str, Labelled]:
     """The labelled documents of each test source; without any, the dev texts of each source of `finetune.train`. If a
     source is read as one text and as a pair, those with both texts are there once more, under the name with `PAIR`."""
     test: dict[str, Labelled] = defaultdict(list)
+    for source in recipe.finetune.test:
+        _add(test, source_name(source), list(labelled(source, recipe)), reading_of(source))
     if recipe.finetune.test or not recipe.finetune.train:
-        for source in recipe.finetune.test:
-            _add(test, source_name(source), list(labelled(source, recipe)), reading_of(source))
         return dict(test)
     for shard_input in labelled_inputs(recipe):
         if shard_input.part != "train" and shard_input.labels is not None:

@@ -84,11 +84,13 @@ def evaluate(recipe: Recipe, weights: Path | None = None) -> str:
     found = _models_in(models)
     if not found:
         raise _no_models(recipe, weights)
+    folder = recipe.folder if models.resolve() == recipe.folder.resolve() else recipe.folder / "evaluation"
     figures: dict[str, Any] = {}
     reasons: dict[str, str] = {}
     for name in found:
         try:
-            figures |= _pretraining(recipe, models) if name == "pretrained" else _classification(recipe, models)
+            figures_of = _pretraining if name == "pretrained" else _classification
+            figures |= figures_of(recipe, models / name, folder)
         except RunError as error:
             if not weights:
                 raise
@@ -97,7 +99,7 @@ def evaluate(recipe: Recipe, weights: Path | None = None) -> str:
         raise RunError("; ".join(reasons.values()))
     hashes = {name: weights_hash(load_checkpoint(models / name).model) for name in found if name not in reasons}
     report = Report(**figures, weights=hashes, not_evaluated=reasons)
-    text_of, folder = tables(report), _report_folder(recipe, models)
+    text_of = tables(report)
     folder.mkdir(parents=True, exist_ok=True)
     file = folder / "report.md"
     notes = [f"**{name} is not evaluated: {reason}.**\n" for name, reason in reasons.items()]
@@ -122,35 +124,29 @@ def _no_models(recipe: Recipe, weights: Path | None) -> RunError:
     return RunError(f"--weights {weights}: the folder must hold pretrained/ or sentiment/{guess}")
 
 
-def _report_folder(recipe: Recipe, models: Path) -> Path:
-    """The run's folder, or for other models than the run's one inside it."""
-    return recipe.folder if _is_own(recipe, models) else recipe.folder / "evaluation"
-
-
-def _is_own(recipe: Recipe, models: Path) -> bool:
-    """Whether the models are those of the run."""
-    return models.resolve() == recipe.folder.resolve()
-
-
 # --- figures -------------------------------------------------------------------------------------------------------
 
 
-def _pretraining(recipe: Recipe, models: Path) -> dict[str, Any]:
-    """The field of a report that is about the pretrained network; none without text."""
+def _pretraining(recipe: Recipe, network: Path, folder: Path) -> dict[str, Any]:
+    """The field of a report that is about the pretrained network; none without text.
+
+    Args:
+        folder: of the report.
+    """
     if not (recipe.corpus.sources or recipe.corpus.heldout):
         return {}
-    model, checkpoint = load_pretrained(models / "pretrained")
-    heldout = _heldout(recipe, models, checkpoint.tokenizer)
+    model, checkpoint = load_pretrained(network)
+    heldout = _heldout(recipe, folder, checkpoint.tokenizer)
     model = model.to(choose_device(recipe.device))
     logger.info("evaluating on held-out text: %s", ", ".join(heldout))
     reports = evaluate_pretraining(model, heldout, checkpoint.tokenizer, recipe.pretrain.examples, count=EXAMPLES)
     return {"pretraining": reports}
 
 
-def _heldout(recipe: Recipe, models: Path, tokenizer: Tokenizer) -> dict[str, PreparedText]:
+def _heldout(recipe: Recipe, folder: Path, tokenizer: Tokenizer) -> dict[str, PreparedText]:
     """The held-out text by its source. For other models than the run's, it is prepared in their vocabulary."""
-    folder, corpus = _report_folder(recipe, models), recipe.corpus
     if folder != recipe.folder:
+        corpus = recipe.corpus
         if corpus.heldout:  # else the held-out text is a part of the sources
             corpus = corpus.model_copy(update={"sources": ()})
         recipe = recipe.inside(folder.name, corpus=corpus)
@@ -161,12 +157,11 @@ def _heldout(recipe: Recipe, models: Path, tokenizer: Tokenizer) -> dict[str, Pr
     return heldout
 
 
-def _classification(recipe: Recipe, models: Path) -> dict[str, Any]:
-    """The fields of a report that are about the classifier."""
-    folder = models / "sentiment"
-    ordered = recipe.finetune.in_order_of(load_checkpoint(folder).config.labels)
+def _classification(recipe: Recipe, classifier: Path, folder: Path) -> dict[str, Any]:
+    """The fields of a report that are about the classifier; see `_pretraining`."""
+    ordered = recipe.finetune.in_order_of(load_checkpoint(classifier).config.labels)
     recipe = recipe.model_copy(update={"finetune": ordered})
-    is_own, train = _is_own(recipe, models), recipe.finetune.train
+    is_own, train = folder == recipe.folder, recipe.finetune.train
     if is_own:
         check_labelled_settings(recipe)
         if train and not trained_on_files_of(recipe):
@@ -182,7 +177,7 @@ def _classification(recipe: Recipe, models: Path) -> dict[str, Any]:
     results = load_results(recipe) if is_own else []
     seeds = {each.seed: _seed_figures(recipe, each, test) for each in results if len(results) > 1}
     return {
-        "classification": _test_reports(recipe, folder, test),
+        "classification": _test_reports(recipe, classifier, test),
         "labels": recipe.finetune.label_names,
         "baselines": evaluate_baselines(recipe, test) if test and train else {},
         "seeds": seeds,

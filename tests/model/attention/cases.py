@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from model.attention.choose import Attention
+from model.attention.base import Attention
 from model.packing import SequenceBounds
 
 CPU = torch.device("cpu")

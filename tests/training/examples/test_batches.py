@@ -67,7 +67,7 @@ def test_collate_pretraining_dummy_sequences_fill_the_batch(tokenizer: Tokenizer
     assert batch.tokens == 384
     assert batch.packed.lengths is not None
     assert sum(batch.packed.lengths[len(examples) :]) == 384 - real
-    assert max(batch.packed.lengths) <= batch.packed.max_seqlen == 24
+    assert max(batch.packed.lengths) <= batch.packed.sequences.max_seqlen == 24
     assert len(batch.packed.cu_seqlens) == 20 + 384 // 24 + 1
     assert batch.packed.cu_seqlens[-1] == 384
     assert (batch.packed.input_ids[real:] == 0).all()

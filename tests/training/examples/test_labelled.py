@@ -173,7 +173,7 @@ def test_stream_batches_have_one_shape_and_no_target_for_the_dummy_sequence(
     made = stream(tmp_path, tokenizer, rows_of_lengths(300))
     batches = [micro.batch for micro in islice(MicroBatches(made, 100), 2 * LANES)]
     shapes = {
-        (len(b.packed.input_ids), len(b.packed.cu_seqlens), b.packed.max_seqlen, tuple(b.targets.shape))
+        (len(b.packed.input_ids), len(b.packed.cu_seqlens), b.packed.sequences.max_seqlen, tuple(b.targets.shape))
         for b in batches
     }
     assert len(shapes) == 1

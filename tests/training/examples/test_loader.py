@@ -79,7 +79,7 @@ def test_batches_have_one_shape(made: Made) -> None:
     first = shapes(made[0].batch)
     assert len(first) == 10
     assert all(shapes(micro.batch) == first for micro in made)
-    assert {micro.batch.packed.max_seqlen for micro in made} == {64}
+    assert {micro.batch.packed.sequences.max_seqlen for micro in made} == {64}
     outputs = [micro.batch.packed.outputs for micro in made]
     assert len({bounds.sequences.max_seqlen for bounds in outputs if bounds is not None}) == 1
 

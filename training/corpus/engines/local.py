@@ -13,12 +13,10 @@ from concurrent.futures.process import BrokenProcessPool
 from multiprocessing import get_context, parent_process
 from pathlib import Path
 
-import tokenizers
-
 from model.inference.cpu_features import available_cpus
 from model.tokenizer import Tokenizer
 from training.corpus.encode import ShardEncoder
-from training.corpus.shards import Shard, ShardInput, make_shard
+from training.corpus.shards import Shard, ShardInput, make_in_worker, make_shard
 from training.errors import CorpusError
 
 SMALL_CHARACTERS = 1_000_000
@@ -40,11 +38,12 @@ def make_shards(inputs: Iterator[ShardInput], tokenizer: Tokenizer, corpus: Path
         encoder = ShardEncoder(tokenizer)
         yield from ((shard_input, make_shard(encoder, corpus, shard_input)) for shard_input in inputs)
         return
-    pool = ProcessPoolExecutor(workers, get_context("spawn"), _start_worker, (tokenizer.to_json(), corpus))
+    pool = ProcessPoolExecutor(workers, get_context("spawn"), _start_worker)
+    vocabulary = tokenizer.to_json()
     running: deque[tuple[ShardInput, Future[Shard]]] = deque()
     try:
         for shard_input in inputs:
-            running.append((shard_input, pool.submit(_make, shard_input)))
+            running.append((shard_input, pool.submit(make_in_worker, vocabulary, corpus, shard_input)))
             if len(running) == 2 * workers:
                 yield _next(running)
         while running:
@@ -64,16 +63,10 @@ def _next(running: deque[tuple[ShardInput, Future[Shard]]]) -> tuple[ShardInput,
 
 # --- in the worker process -----------------------------------------------------------------------------------------
 
-_worker: tuple[ShardEncoder, Path]
-"""Set when a worker process starts."""
 
-
-def _start_worker(tokenizer: str, corpus: Path) -> None:
-    global _worker
+def _start_worker() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole process group; the parent decides
-    os.environ["TOKENIZERS_PARALLELISM"] = "false"  # one core per worker
     threading.Thread(target=_exit_with_parent, daemon=True).start()
-    _worker = ShardEncoder(Tokenizer(tokenizers.Tokenizer.from_str(tokenizer))), corpus
 
 
 def _exit_with_parent() -> None:
@@ -82,8 +75,3 @@ def _exit_with_parent() -> None:
     if parent is not None:
         parent.join()
         os._exit(1)
-
-
-def _make(shard_input: ShardInput) -> Shard:
-    encoder, corpus = _worker
-    return make_shard(encoder, corpus, shard_input)

@@ -6,16 +6,13 @@ import os
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import replace
-from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 import ray
-import tokenizers
 
 from model.tokenizer import Tokenizer
-from training.corpus.encode import ShardEncoder
-from training.corpus.shards import Shard, ShardInput, make_shard
+from training.corpus.shards import Shard, ShardInput, make_in_worker
 from training.errors import CorpusError
 
 MAX_RETRIES = 3
@@ -34,13 +31,13 @@ def make_shards(inputs: Iterator[ShardInput], tokenizer: Tokenizer, corpus: Path
     """
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     ray.init(ignore_reinit_error=True, log_to_driver=False)
-    task = ray.remote(num_cpus=1, max_retries=MAX_RETRIES)(_make)
-    encoder = ray.put(tokenizer.to_json())
+    task = ray.remote(num_cpus=1, max_retries=MAX_RETRIES)(make_in_worker)
+    vocabulary = ray.put(tokenizer.to_json())
     limit = 2 * max(int(ray.cluster_resources().get("CPU", 1)), 1)
     running: deque[tuple[ShardInput, Any]] = deque()
     try:
         for shard_input in inputs:
-            made = task.remote(encoder, corpus.resolve(), shard_input)
+            made = task.remote(vocabulary, corpus.resolve(), shard_input)
             running.append((replace(shard_input, documents=[]), made))  # the object store has the text
             if len(running) == limit:
                 yield _next(running, corpus)
@@ -59,16 +56,3 @@ def _next(running: deque[tuple[ShardInput, Any]], corpus: Path) -> tuple[ShardIn
     if not (corpus / shard_input.part / shard.name).is_dir():
         raise CorpusError(f"{corpus} is another folder on some node of the Ray cluster: share it, or unset RAY_ADDRESS")
     return shard_input, shard
-
-
-# --- in the worker process -----------------------------------------------------------------------------------------
-
-
-@lru_cache(maxsize=1)
-def _encoder(tokenizer: str) -> ShardEncoder:
-    os.environ["TOKENIZERS_PARALLELISM"] = "false"  # one core per worker
-    return ShardEncoder(Tokenizer(tokenizers.Tokenizer.from_str(tokenizer)))
-
-
-def _make(tokenizer: str, corpus: Path, shard_input: ShardInput) -> Shard:
-    return make_shard(_encoder(tokenizer), corpus, shard_input)
