@@ -144,6 +144,7 @@ class Tokenizer:
         """
         settings = {"do_lower_case": lowercase}
         rust = tokenizer_dir.bert_tokenizer({}, settings)
+        texts = [_LONG_WORD.sub(" ", text) for text in texts]
         # Letters get their ids here, because the trainer numbers them in the order of a hash map, which differs from
         # process to process, and breaks ties between pieces by id.
         letters = _alphabet(rust, texts, max_letters=vocab_size // 2)
@@ -355,6 +356,8 @@ def kept_ends(length: int, keep: int, truncation: str) -> tuple[int, int]:
     return keep - tail, length - tail
 
 
+_LONG_WORD = re.compile(rf"(?<![^\W_])[^\W_\u3400-\u9fff\uf900-\ufaff]{{{tokenizer_dir.MAX_WORD + 1},}}")
+"""A word that is [UNK] with any vocabulary, such as encoded bytes. Each Chinese character is a word of its own."""
 _MIN_ALPHABET = 1000
 
 

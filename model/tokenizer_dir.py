@@ -28,6 +28,8 @@ from model.files import check_readable, file_names, read_json
 logger = logging.getLogger(__name__)
 
 PAD, UNK, CLS, SEP, MASK = SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
+MAX_WORD = 100
+"""Characters of a word, between blanks and punctuation; a longer one is [UNK]."""
 SPECIAL_NAMES = {f"{token.strip('[]').lower()}_token": token for token in SPECIAL_TOKENS}
 
 # A BertTokenizer's settings with their defaults, and the normalizer's names for them.
@@ -50,7 +52,7 @@ _INPUTS = {True: ["input_ids", "token_type_ids", "attention_mask"], False: ["inp
 
 def bert_tokenizer(vocab: Mapping[str, int], settings: Mapping[str, Any]) -> RustTokenizer:
     """WordPiece with BERT's normalizer and pre-tokenizer by these settings, without added tokens."""
-    rust = RustTokenizer(models.WordPiece(dict(vocab), unk_token=UNK, max_input_chars_per_word=100))
+    rust = RustTokenizer(models.WordPiece(dict(vocab), unk_token=UNK, max_input_chars_per_word=MAX_WORD))
     flags = {flag: settings.get(name, _DEFAULTS[name]) for name, flag in _KEYS.items()}
     rust.normalizer = normalizers.BertNormalizer(**flags)
     rust.pre_tokenizer = pre_tokenizers.BertPreTokenizer()

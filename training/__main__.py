@@ -66,6 +66,8 @@ def _evaluate(recipe: Recipe, weights: Path | None = None) -> None:
 
 def _all(recipe: Recipe) -> bool:
     check_targets(recipe)  # before hours of training
+    if recipe.pretrain.start:
+        load_pretrained(recipe.pretrain.start)
     if recipe.finetune.pretrained:
         starting_point(recipe.model_copy(update={"adapt": None}))
         if recipe.adapt:
@@ -98,7 +100,7 @@ COMMANDS: dict[str, tuple[Callable[..., object], str]] = {
     "finetune": (finetune, "train the classifier on labelled texts"),
     "evaluate": (_evaluate, "report on held-out text and test sets beside baselines"),
     "export": (export, "write the checkpoint directories that are served"),
-    "all": (_all, "run all commands above in this order; finished ones are skipped"),
+    "all": (_all, "run the commands above that the recipe needs; nothing is trained twice"),
     "inspect": (_inspect, "print training examples with their masks and labels, and the share of each kind"),
 }
 """Name -> function and its help. The function returns False if a signal ended it early."""

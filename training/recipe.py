@@ -187,8 +187,8 @@ class ExamplesConfig(_Strict):
     final_mask_fraction: PositiveShare | None = None
     """Share of tokens to predict at the end of the run. If absent, it does not change."""
     single_fraction: Share = 0.0
-    """Share of examples that are one segment, without a next-sentence label, besides documents of one sentence,
-    which always are."""
+    """Share of examples that are one segment, without a next-sentence label. Documents of one sentence always are, and
+    do not count."""
     random_fraction: Annotated[float, Field(ge=0, le=0.5)] = 0.25
     """Share of pairs whose second segment comes from another document. Half of all pairs are true; the other false
     pairs are from the same document, swapped or not adjacent."""
@@ -299,7 +299,7 @@ class FinetuneConfig(_Strict):
     learning_rate: Annotated[float, Field(gt=0)] = 2e-4
     """Peak learning rate."""
     augment_fraction: Share = 0.1
-    """Share of texts that get what users write and data sets lack: typographic marks, contractions, capitals."""
+    """Share of texts that are changed to look like what users write: typographic marks, contractions, capitals."""
 
     @property
     def label_names(self) -> list[str]:

@@ -25,9 +25,10 @@ _WIDTH = 100
 
 
 @contextmanager
-def service() -> Iterator[httpx.Client]:
-    """A client of a service with the shipped weights."""
-    with running({name: "" for name in os.environ if name.startswith("BERT_")}) as process:
+def service(**settings: str) -> Iterator[httpx.Client]:
+    """A client of a service with these settings, by default with the shipped weights."""
+    inherited = {name: "" for name in os.environ if name.startswith("BERT_")}
+    with running(inherited | settings) as process:
         process.until_ready()
         with httpx.Client(base_url=process.url, timeout=60) as client:
             yield client

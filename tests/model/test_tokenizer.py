@@ -3,6 +3,7 @@ from __future__ import annotations
 import gc
 import json
 import random
+import string
 import subprocess
 import sys
 import tracemalloc
@@ -612,6 +613,14 @@ def test_train_result_survives_save_and_load(tmp_path: Path) -> None:
     assert Tokenizer.load(tmp_path).to_json() == tokenizer.to_json()
     theirs = transformers.BertTokenizer.from_pretrained(tmp_path)
     assert theirs(CORPUS[0])["input_ids"] == tokenizer.encode(CORPUS[0]).input_ids
+
+
+def test_train_learns_nothing_from_words_that_are_unknown_in_any_case() -> None:
+    text = "the film was good and the cast was good " * 50
+    encoded = "".join(random.Random(0).choices(string.ascii_letters + string.digits, k=200_000))
+    assert Tokenizer.train([f"{text}{encoded}, {text}"], 200).vocab == Tokenizer.train([f"{text}, {text}"], 200).vocab
+    chinese = Tokenizer.train(["\u4e2d\u56fd" * 200], 200)
+    assert chinese.unk_id not in chinese.ids("\u4e2d\u56fd" * 200), "each character is a word"
 
 
 def test_train_is_deterministic() -> None:

@@ -67,7 +67,7 @@ def test_all_classifier_has_equal_logits_in_transformers_and_is_served(trained: 
         torch.testing.assert_close(logits, theirs(**encoded).logits)
     assert theirs.config.id2label == {0: "NEGATIVE", 1: "POSITIVE"}
     settings = {"BERT_PRETRAINED": str(trained / "export" / "pretrained"), "BERT_SENTIMENT": str(directory)}
-    with service(settings) as client:
+    with service(**settings) as client:
         answer = client.post("/sentiment", json={"inputs": [SENTENCES[1]]})
         assert answer.status_code == httpx.codes.OK, answer.text
         scores = {entry["label"]: entry["score"] for entry in answer.json()["results"][0]["predictions"]}

@@ -93,7 +93,8 @@ def _route(
         else:
             yield f"{evaluated}/{name}" if is_held_out else "train", document, label
     if left_out:
-        logger.info("%s: left out %d documents that are held out or tested on as well", name, left_out)
+        also = "held out" if evaluated == "heldout" else "held out or tested on"
+        logger.info("%s: left out %d documents that are %s as well", name, left_out, also)
 
 
 # --- text to pretrain on -------------------------------------------------------------------------------------------

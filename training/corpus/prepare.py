@@ -111,8 +111,11 @@ def record_labelled(recipe: Recipe) -> None:
 def check_labelled_settings(recipe: Recipe) -> None:
     """Raise RunError if the run's classifier may have been trained on texts that the recipe evaluates it on: its
     sources, its split or their files have changed since. Sources of `finetune.test` may be left out."""
-    if (record := read_json(recipe.folder / TRAINED_ON)) is None:  # made by an earlier version of this program
-        return
+    if (record := read_json(recipe.folder / TRAINED_ON)) is None:
+        raise RunError(
+            f"{recipe.folder / TRAINED_ON} is missing, so nobody knows which texts {recipe.folder / 'sentiment'} was "
+            "trained on, and the texts to evaluate on may be among them: run finetune again"
+        )
     keys = ("train", "test", "labels", "dev_fraction")
     before, now = ({key: values[key] for key in keys} for values in (record["settings"], _labelled_settings(recipe)))
     if all(source in before["test"] for source in now["test"]):
@@ -129,9 +132,8 @@ def check_labelled_settings(recipe: Recipe) -> None:
 
 
 def trained_on_files_of(recipe: Recipe) -> bool:
-    """Whether the files of `finetune.train` are those that the run's classifier was trained on, as far as is known."""
-    if (record := read_json(recipe.folder / TRAINED_ON)) is None:
-        return True
+    """Whether the files of `finetune.train` are those that the run's classifier was trained on."""
+    record = read_json(recipe.folder / TRAINED_ON)
     files = file_hashes(recipe.finetune.train, recipe.data, recipe.folder / "file-hashes.json")
     return files.items() <= record["files"].items()
 

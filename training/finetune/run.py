@@ -13,6 +13,7 @@ from model.checkpoint import Checkpoint, load_checkpoint
 from model.errors import CheckpointError
 from model.heads import BertForSequenceClassification
 from model.tokenizer import Tokenizer
+from training.corpus.inputs import reading_of
 from training.corpus.prepare import prepare_labelled, record_labelled
 from training.corpus.reader import PreparedText, open_parts
 from training.errors import RunError
@@ -134,6 +135,9 @@ def starting_point(recipe: Recipe) -> tuple[Checkpoint, Recipe]:
         check_classes(start, config.label_names)
     if config.max_length > (positions := start.config.max_position_embeddings):
         raise RunError(f"finetune.max_length is {config.max_length}, but {folder} has {positions} positions")
+    takes_pairs = start.tokenizer.second_type_id < start.config.type_vocab_size
+    if not takes_pairs and any(reading_of(source) != "text" for source in config.train):
+        raise RunError(f'{folder} takes single texts only (its type_vocab_size is 1): set read = "text"')
     return start, recipe.model_copy(update={"finetune": config})
 
 
@@ -240,6 +244,9 @@ def _trainer(material: _Material, model: BertForSequenceClassification, seed: in
 
 def _keep_best(recipe: Recipe, tokenizer: Tokenizer, results: list[SeedResult], target: Path) -> None:
     best = best_seed(results)
+    if left_out := {result.seed for result in load_results(recipe)} - {result.seed for result in results}:
+        seeds = sorted({result.seed for result in results} | left_out)
+        logger.warning("seeds %s of an earlier run are left out; finetune.seeds=%s takes all", sorted(left_out), seeds)
     save_results(recipe, results)
     record_labelled(recipe)
     model = load_checkpoint(seed_folder(recipe, best.seed) / "model").model

@@ -26,14 +26,14 @@ BEFORE_DECAY = "before-decay.pt"
 network would have to be warmed up again."""
 
 HASHES = {
-    "initial_weights": "the network that it starts from has changed (under another name, fine-tuning needs "
-    "finetune.pretrained)",
+    "initial_weights": "the starting network has changed: its files, or its number of positions "
+    "(finetune.max_length, pretrain.examples.long_length); a run under a new name needs finetune.pretrained",
     "tokenizer": "the vocabulary has changed",
     "text": "the training text has changed",
     "texts": "the training texts have changed",
     "teacher": "the teacher has changed",
 }
-"""What differs where an identity has a hash."""
+"""What an error says of each key that is a hash."""
 
 logger = logging.getLogger(__name__)
 
@@ -101,7 +101,7 @@ class Checkpointer:
         write_tensors(file, contents)
         files = self._files()
         at = files.index(file)
-        # Later ones are of a shorter run that this one continues.
+        # Those with more steps are of the smaller budget that this run extends.
         for other in (*files[:at], *files[at + KEEP :], *self.folder.glob("state-*.part")):
             other.unlink()
 

@@ -34,8 +34,12 @@ class RunLog:
         """Append a line, and print it with `echo`."""
         place = {"step": state.step, "tokens": state.tokens, "minutes": round(state.seconds / 60, 3)}
         self.file.parent.mkdir(parents=True, exist_ok=True)
-        with self.file.open("a") as stream:
-            stream.write(json.dumps({"event": event, **place, **figures}) + "\n")
+        try:
+            with self.file.open("a") as stream:
+                stream.write(json.dumps({"event": event, **place, **figures}) + "\n")
+        except OSError as error:
+            error.filename = str(self.file)  # a full disk does not tell it
+            raise
         if echo:
             text = "  ".join(f"{name} {_short(value)}" for name, value in (place | dict(figures)).items())
             tqdm.write(f"{event:10s}  {text}")

@@ -123,7 +123,7 @@ class Trainer:
         Args:
             folder: of the log and the checkpoints.
             identity: see `Checkpointer.identity`; may be nested.
-            evaluate: gives figures for the log. All ranks call it, so that none waits for another; it may use no
+            evaluate: gives figures for the log. All ranks call it, so that none waits for another. It must not use a
                 collective.
             unigram_entropy: see `Advisor`.
 

@@ -70,7 +70,9 @@ def pretrain(recipe: Recipe) -> bool:
         passes = (recipe.pretrain.tokens or 0) / text.tokens
         logger.info("%s documents with %s tokens, read %.3g times", f"{text.documents:,}", f"{text.tokens:,}", passes)
         trainer = _trainer(recipe, loss, stream, tokenizer, dist)
-        if dist.is_main and not trainer.is_finished:
+        if dist.is_main and trainer.is_finished:
+            _warn_of_settings_without_effect(recipe)
+        elif dist.is_main:
             write_resolved(recipe, recipe.folder / "pretrain")
         finished = trainer.run()
         if finished and dist.is_main:
@@ -78,6 +80,14 @@ def pretrain(recipe: Recipe) -> bool:
             logger.info("network of %s in %s", checkpoint_size(target, loss.model), target)
             _log_verdict(trainer)
     return finished
+
+
+def _warn_of_settings_without_effect(recipe: Recipe) -> None:
+    """Of a finished run, in the settings that a continued one may change."""
+    earlier, now = read_json(recipe.folder / "pretrain" / "recipe.json"), recipe.pretrain.model_dump(mode="json")
+    for name in ("decay_fraction", "average_fraction", "warmup_fraction") if earlier else ():
+        if earlier["pretrain"].get(name, now[name]) != now[name]:
+            logger.warning("pretrain.%s has no effect on a finished run; give the run another name", name)
 
 
 def _log_verdict(trainer: Trainer) -> None:
@@ -189,11 +199,13 @@ def load_pretrained(folder: Path) -> tuple[BertForPreTraining, Checkpoint]:
     """Network and checkpoint of a directory with both pretraining heads.
 
     Raises:
-        RunError: it is another kind of checkpoint.
+        RunError: it is another kind of checkpoint, or takes no pairs.
     """
     checkpoint = load_checkpoint(folder)
     if not isinstance(checkpoint.model, BertForPreTraining) or checkpoint.model.next_sentence is None:
         raise RunError(f"{folder} is not a checkpoint with masked-LM and next-sentence heads")
+    if checkpoint.tokenizer.second_type_id >= checkpoint.config.type_vocab_size:
+        raise RunError(f"{folder} takes single texts only (its type_vocab_size is 1), and pretraining has pairs")
     return checkpoint.model, checkpoint
 
 

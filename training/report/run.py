@@ -13,7 +13,12 @@ from typing import Any
 from model.checkpoint import load_checkpoint
 from model.tokenizer import Tokenizer
 from training.corpus.inputs import reading_of
-from training.corpus.prepare import check_labelled_settings, prepare, trained_on_files_of
+from training.corpus.prepare import (
+    check_corpus_settings,
+    check_labelled_settings,
+    prepare,
+    trained_on_files_of,
+)
 from training.corpus.reader import PreparedText
 from training.errors import RunError
 from training.evaluate.classification import Answers, ClassificationReport, classify, load_classifier
@@ -135,6 +140,8 @@ def _pretraining(recipe: Recipe, network: Path, folder: Path) -> dict[str, Any]:
     """
     if not (recipe.corpus.sources or recipe.corpus.heldout):
         return {}
+    if folder == recipe.folder:
+        check_corpus_settings(recipe)
     model, checkpoint = load_pretrained(network)
     heldout = _heldout(recipe, folder, checkpoint.tokenizer)
     model = model.to(choose_device(recipe.device))

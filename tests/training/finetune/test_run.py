@@ -22,7 +22,7 @@ from tests.training.texts import BLAME, PRAISE, sentence
 from training.__main__ import main
 from training.corpus.reader import PreparedText
 from training.errors import RunError
-from training.finetune.run import EVALUATIONS, finetune
+from training.finetune.run import EVALUATIONS, finetune, starting_point
 from training.finetune.selection import best_seed, load_results, seed_folder
 from training.finetune.task import classifier_from
 from training.loop.log import RunLog
@@ -332,6 +332,26 @@ def test_finetune_max_length_above_the_positions_of_the_network_is_refused(
         finetune(make_recipe(f"finetune.pretrained={short}"))
 
 
+def test_finetune_on_pairs_from_a_network_of_one_token_type_is_refused(
+    make_recipe: MakeRecipe, save_pretrained: MakeCheckpoint
+) -> None:
+    recipe = make_recipe(f"finetune.pretrained={save_pretrained(type_vocab_size=1)}")
+    starting_point(recipe)
+    pairs = tuple(source.model_copy(update={"read": "pair"}) for source in recipe.finetune.train)
+    with pytest.raises(RunError, match=r"takes single texts only \(its type_vocab_size is 1\): set read = \"text\""):
+        starting_point(changed(recipe, train=pairs))
+
+
+def test_finetune_of_other_seeds_says_which_are_left_out(
+    make_recipe: MakeRecipe, caplog: pytest.LogCaptureFixture
+) -> None:
+    recipe = save_new_network(make_recipe("finetune.epochs=0.1", "finetune.seeds=[1, 2]"))
+    assert finetune(recipe)
+    assert "left out" not in caplog.text
+    assert finetune(changed(recipe, seeds=(1,)))
+    assert "seeds [2] of an earlier run are left out; finetune.seeds=[1, 2] takes all" in caplog.text
+
+
 def test_finetune_before_pretrain_names_the_command(make_recipe: MakeRecipe) -> None:
     with pytest.raises(RunError, match=r"pretrained is missing; run pretrain first, or name a checkpoint"):
         finetune(make_recipe())
@@ -347,7 +367,7 @@ def test_finetune_with_another_network_or_setting_is_another_run(
     save_new_network(recipe.model_copy(update={"seed": 2}))
     with pytest.raises(
         RunError,
-        match=r"network that it starts from has changed .*It began with \S*tiny\.toml data=.*\. Restore",
+        match=r"the starting network has changed: .*It began with \S*tiny\.toml data=.*\. Restore",
     ):
         finetune(recipe)
 

@@ -15,6 +15,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from model import BertForPreTraining, Tokenizer, load_checkpoint
+from tests.conftest import MakeCheckpoint
 from tests.training.commands import finish, occupied, start, until
 from tests.training.conftest import MakeRecipe
 from tests.training.one_cpu import one_cpu
@@ -111,6 +112,12 @@ def test_pretrain_again_after_the_end_changes_nothing(finished: Recipe, caplog: 
         r"stories: masked-LM loss \d\.\d\d on held-out text; word frequencies alone have \d\.\d\d", found
     )
     assert "stories: nothing is learned from context yet: raise the budget" in caplog.messages[-1]
+    assert "no effect" not in caplog.text
+    assert pretrain(
+        finished.model_copy(update={"pretrain": finished.pretrain.model_copy(update={"average_fraction": 0.5})})
+    )
+    assert "pretrain.average_fraction has no effect on a finished run; give the run another name" in caplog.text
+    assert same(weights(finished), before)
 
 
 def test_pretrain_stopped_and_killed_ends_with_the_same_weights(
@@ -267,6 +274,12 @@ def test_pretrain_start_with_too_few_positions_is_refused(make_recipe: MakeRecip
 def test_pretrain_start_without_next_sentence_head_is_refused(make_recipe: MakeRecipe, sentiment: Path) -> None:
     recipe = make_recipe(f"pretrain.start={sentiment}")
     with pytest.raises(RunError, match="is not a checkpoint with masked-LM and next-sentence heads"):
+        pretrain(recipe)
+
+
+def test_pretrain_start_of_one_token_type_is_refused(make_recipe: MakeRecipe, save_pretrained: MakeCheckpoint) -> None:
+    recipe = make_recipe(f"pretrain.start={save_pretrained(type_vocab_size=1)}")
+    with pytest.raises(RunError, match=r"takes single texts only .*, and pretraining has pairs"):
         pretrain(recipe)
 
 

@@ -15,7 +15,7 @@ from model import Tokenizer, load_checkpoint, save_checkpoint
 from tests.conftest import MakeCheckpoint
 from tests.training.conftest import MakeRecipe
 from tests.training.texts import review
-from training.corpus.prepare import prepare_labelled
+from training.corpus.prepare import prepare_labelled, record_labelled
 from training.errors import CorpusError, RunError
 from training.evaluate.classification import ClassificationReport
 from training.evaluate.pretraining import PretrainingReport
@@ -42,12 +42,16 @@ def changed(recipe: Recipe, **changes: object) -> Recipe:
 
 
 def save_models(recipe: Recipe, folder: Path, *names: str) -> None:
-    """Save checkpoints with new weights."""
+    """Save checkpoints with new weights; in the run's own folder with the record of a classifier's texts."""
     tokenizer = Tokenizer.load(recipe.folder / "tokenizer")
     network = new_model(recipe, tokenizer)
     models = {"pretrained": network, "sentiment": classifier_from(network, recipe.finetune, 1)}
     for name in names:
         save_checkpoint(folder / name, models[name], tokenizer)
+    if folder == recipe.folder and "sentiment" in names:
+        prepare_labelled(recipe, tokenizer)
+        (folder / "finetune").mkdir()
+        record_labelled(recipe)
 
 
 def figures_of(recipe: Recipe) -> dict[str, object]:
@@ -79,8 +83,8 @@ def test_evaluate_of_a_pretrained_network_alone(make_recipe: MakeRecipe, caplog:
 
 def test_evaluate_of_a_classifier_alone_and_its_plots(make_recipe: MakeRecipe) -> None:
     recipe = make_recipe()
-    save_models(recipe, recipe.folder, "sentiment")
     old = recipe.finetune.test[0].model_copy(update={"name": "old-test"})
+    save_models(changed(recipe, test=(*recipe.finetune.test, old)), recipe.folder, "sentiment")
     evaluate(changed(recipe, test=(old,)))
     text = evaluate(recipe)
     assert "masked-LM loss" not in text
@@ -113,11 +117,12 @@ def test_evaluate_weights_on_labelled_texts_alone(make_recipe: MakeRecipe, tmp_p
     assert "held-out" not in text
 
 
-def test_evaluate_of_a_classifier_with_other_labels_is_refused(make_recipe: MakeRecipe, sentiment: Path) -> None:
-    recipe = make_recipe("finetune.labels={0='BAD',1='GOOD'}")
-    (recipe.folder / "sentiment").symlink_to(sentiment)
+def test_evaluate_of_a_classifier_with_other_labels_is_refused(
+    make_recipe: MakeRecipe, sentiment: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "sentiment").symlink_to(sentiment)
     with pytest.raises(RunError, match=r"has the labels \['NEGATIVE', 'POSITIVE'\], but finetune.labels are"):
-        evaluate(recipe)
+        evaluate(make_recipe("finetune.labels={0='BAD',1='GOOD'}"), tmp_path)
 
 
 def test_evaluate_weights_that_fit_in_part_gives_their_figures_and_says_why_not_the_others(
@@ -216,6 +221,17 @@ def test_evaluate_on_texts_that_the_classifier_may_have_been_trained_on_is_refus
     own.write_text((recipe.data / "reviews.jsonl").read_text())
     with pytest.raises(RunError, match=r"\(the text has changed\), .*or delete .*/finetune and run finetune again"):
         evaluate(recipe)
+    shutil.rmtree(recipe.folder / "finetune")
+    with pytest.raises(RunError, match=r"labelled\.json is missing, so nobody knows which .*: run finetune again"):
+        evaluate(more_dev)
+
+
+def test_evaluate_of_other_heldout_text_than_prepared_is_refused(make_recipe: MakeRecipe) -> None:
+    recipe = make_recipe()
+    save_models(recipe, recipe.folder, "pretrained")
+    other = recipe.model_copy(update={"corpus": recipe.corpus.model_copy(update={"heldout_fraction": 0.5})})
+    with pytest.raises(CorpusError, match=r"made with other settings \(.*heldout_fraction.*\); run prepare again"):
+        evaluate(other)
 
 
 def test_evaluate_has_no_baselines_of_other_texts_than_the_classifiers(
