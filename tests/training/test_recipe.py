@@ -64,7 +64,7 @@ KEYS = {
     "finetune.max_length": "Tokens of a text, or of both texts of a pair, in training",
     "finetune.batch_tokens": "Tokens per optimizer step",
     "finetune.learning_rate": "Peak learning rate",
-    "finetune.augment_fraction": "Share of texts that get what users write and data sets lack",
+    "finetune.augment_fraction": "Share of texts that are changed to look like what users write",
     "export.folder": "Folder that gets `pretrained/` and `sentiment/`",
     "source.name": "Name in reports and folders",
     "source.path": "A file, a directory or a glob, relative to the recipe's `data`",
