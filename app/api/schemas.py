@@ -30,6 +30,10 @@ def _string_or_pair(value: object) -> str:
     return "pair" if isinstance(value, dict | TextPair) else "string"
 
 
+def _string_or_pair_or_many(value: object) -> str:
+    return "many" if isinstance(value, list) else _string_or_pair(value)
+
+
 class Strict(BaseModel):
     """A body or a part of one."""
 
@@ -41,14 +45,13 @@ def with_examples(*examples: dict[str, Any]) -> ConfigDict:
     return ConfigDict(json_schema_extra={"examples": list(examples)})
 
 
-OneOrMany = Annotated[
-    Annotated[T, Tag("one")] | Annotated[list[T], Field(min_length=1, fail_fast=True), Tag("many")],
-    Discriminator(_one_or_many),
-]
-TextOrPair = TypeAliasType(
-    "TextOrPair",
-    Annotated[Annotated[str, Tag("string")] | Annotated[TextPair, Tag("pair")], Discriminator(_string_or_pair)],
-)
+Many = Annotated[list[T], Field(min_length=1, fail_fast=True), Tag("many")]
+OneOrMany = Annotated[Annotated[T, Tag("one")] | Many[T], Discriminator(_one_or_many)]
+_Text = Annotated[str, Tag("string")]
+_Pair = Annotated[TextPair, Tag("pair")]
+TextOrPair = TypeAliasType("TextOrPair", Annotated[_Text | _Pair, Discriminator(_string_or_pair)])
+TextsOrPairs = Annotated[_Text | _Pair | Many[TextOrPair], Discriminator(_string_or_pair_or_many)]
+"""A flat union: of nested ones, generated clients choose the wrong branch."""
 Truncate = Annotated[
     StrictBool | None,
     Field(description="Cut an input that is longer than the model's limit instead of refusing it. Default: false."),
@@ -117,7 +120,7 @@ class SentimentRequest(Strict):
         {"inputs": ["A good film.", {"text": "Bad", "text_pair": "I did not like it."}], "parameters": {"top_k": 1}},
     )
 
-    inputs: OneOrMany[TextOrPair] = Field(title="SentimentInputs", description="One text or pair, or many.")
+    inputs: TextsOrPairs = Field(title="SentimentInputs", description="One text or pair, or many.")
     parameters: SentimentParameters | None = None
 
 
