@@ -35,7 +35,7 @@ from training.runtime.device import matmul_peak, synchronize
 
 def backend_of(preset: str, device: str, dtype: str, folder: Path) -> TorchBackend:
     """The backend with random weights of this shape."""
-    tokenizer = Tokenizer.train(texts.generated(2000), 1000, lowercase=True, min_frequency=1)
+    tokenizer = Tokenizer.train(texts.generated(2000), 1000)
     config = BertConfig.preset(preset, vocab_size=tokenizer.vocab_size)
     for name, kind in (("pretrained", BertForPreTraining), ("sentiment", BertForSequenceClassification)):
         network = kind(config)

@@ -26,7 +26,7 @@ def _make_random() -> Path:
     if not (_RANDOM / "sentiment" / "model.safetensors").exists():
         generator = torch.Generator().manual_seed(0)
         config = BertConfig.preset("mini", vocab_size=VOCABULARY)
-        tokenizer = Tokenizer.train(texts.generated(20_000), VOCABULARY, lowercase=True, min_frequency=2)
+        tokenizer = Tokenizer.train(texts.generated(20_000), VOCABULARY)
         for name, kind in (("pretrained", BertForPreTraining), ("sentiment", BertForSequenceClassification)):
             network = kind(config)
             network.initialise(generator)

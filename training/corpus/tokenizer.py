@@ -15,6 +15,7 @@ from typing import Any
 from tqdm import tqdm
 
 from model.tokenizer import Tokenizer
+from model.tokenizer_dir import MAX_WORD, SPECIAL_TOKENS
 from training.corpus.fingerprint import changes, check_unused, file_hashes, source_settings
 from training.errors import CorpusError
 from training.recipe import Recipe
@@ -116,6 +117,8 @@ def learn_tokenizer(recipe: Recipe) -> Tokenizer:
             f"tokenizer.lowercase also strips marks that tell letters of this text apart ({changed}): set it to false"
         )
     tokenizer = Tokenizer.train(texts, config.vocab_size, lowercase=config.lowercase)
+    if tokenizer.vocab_size == len(SPECIAL_TOKENS):
+        raise CorpusError(f"recipe {recipe.name}: corpus.sources have no word of at most {MAX_WORD} characters")
     if tokenizer.vocab_size < config.vocab_size:
         logger.warning(
             f"the text has only {tokenizer.vocab_size} pieces that occur twice, fewer than tokenizer.vocab_size "

@@ -101,8 +101,19 @@ def check_classes(checkpoint: Checkpoint, labels: Sequence[str]) -> None:
         raise RunError(f"{checkpoint.path} has the labels {found}, but finetune.labels are {labels}")
 
 
+def check_reading(checkpoint: Checkpoint, read: str) -> None:
+    """Raise RunError if texts are read as pairs, and the network has one token type."""
+    if read != "text" and checkpoint.tokenizer.second_type_id >= checkpoint.config.type_vocab_size:
+        raise RunError(f'{checkpoint.path} takes single texts only (its type_vocab_size is 1): set read = "text"')
+
+
 def classify(checkpoint: Checkpoint, documents: Sequence[Document], labels: Sequence[int], read: str) -> Answers:
-    """Answers to documents in memory, read as the service reads them: up to the network's positions."""
+    """Answers to documents in memory, read as the service reads them: up to the network's positions.
+
+    Raises:
+        RunError: see `check_reading`.
+    """
+    check_reading(checkpoint, read)
     model, tokenizer = checkpoint.model, checkpoint.tokenizer
     assert isinstance(model, BertForSequenceClassification)
     targets = np.eye(model.config.num_labels, dtype=np.float32)[list(labels)]

@@ -21,7 +21,7 @@ from training.corpus.prepare import prepare_labelled
 from training.corpus.reader import PreparedText
 from training.corpus.shards import ShardInput
 from training.errors import RunError
-from training.evaluate.classification import load_classifier, predict_classification
+from training.evaluate.classification import check_reading, load_classifier, predict_classification
 from training.examples.batches import Floats
 from training.examples.labelled import encode_texts
 from training.finetune.selection import seed_folder, seeds_of
@@ -160,6 +160,7 @@ def mean_probabilities(teachers: Sequence[Checkpoint], shard_input: ShardInput) 
     length = config.max_position_embeddings
     texts = encode_texts(documents, probabilities.copy(), shard_input.read, teachers[0].tokenizer, length)
     for teacher in teachers:
+        check_reading(teacher, shard_input.read)
         assert isinstance(teacher.model, BertForSequenceClassification)
         answers = predict_classification(teacher.model, texts)
         np.add.at(probabilities, answers.documents, answers.logits.softmax(1).numpy())

@@ -17,7 +17,7 @@ from training.corpus.inputs import reading_of
 from training.corpus.prepare import prepare_labelled, record_labelled
 from training.corpus.reader import PreparedText, open_parts
 from training.errors import RunError
-from training.evaluate.classification import check_classes, predict_classification
+from training.evaluate.classification import check_classes, check_reading, predict_classification
 from training.examples.labelled import LabelledStream, LabelledTexts, labelled_window
 from training.finetune.calibration import calibrate
 from training.finetune.distill import distilled_by, with_earlier_distill
@@ -89,6 +89,9 @@ def finetune(recipe: Recipe) -> bool:
         material = _Material(recipe, start, train, dev, teacher, dist)
         results = []
         earlier = {result.seed: result for result in load_results(recipe)}
+        if dist.is_main and (left_out := earlier.keys() - set(seeds_of(recipe))):
+            every = sorted({*earlier, *seeds_of(recipe)})
+            logger.warning("finished seeds %s are left out; finetune.seeds=%s chooses of all", sorted(left_out), every)
         for seed in seeds_of(recipe):
             result = _train(material, seed, earlier.get(seed))
             if result is None:
@@ -135,9 +138,8 @@ def starting_point(recipe: Recipe) -> tuple[Checkpoint, Recipe]:
         check_classes(start, config.label_names)
     if config.max_length > (positions := start.config.max_position_embeddings):
         raise RunError(f"finetune.max_length is {config.max_length}, but {folder} has {positions} positions")
-    takes_pairs = start.tokenizer.second_type_id < start.config.type_vocab_size
-    if not takes_pairs and any(reading_of(source) != "text" for source in config.train):
-        raise RunError(f'{folder} takes single texts only (its type_vocab_size is 1): set read = "text"')
+    for source in (*config.train, *config.test, *(recipe.distill.sources if recipe.distill else ())):
+        check_reading(start, reading_of(source))
     return start, recipe.model_copy(update={"finetune": config})
 
 
@@ -244,9 +246,6 @@ def _trainer(material: _Material, model: BertForSequenceClassification, seed: in
 
 def _keep_best(recipe: Recipe, tokenizer: Tokenizer, results: list[SeedResult], target: Path) -> None:
     best = best_seed(results)
-    if left_out := {result.seed for result in load_results(recipe)} - {result.seed for result in results}:
-        seeds = sorted({result.seed for result in results} | left_out)
-        logger.warning("seeds %s of an earlier run are left out; finetune.seeds=%s takes all", sorted(left_out), seeds)
     save_results(recipe, results)
     record_labelled(recipe)
     model = load_checkpoint(seed_folder(recipe, best.seed) / "model").model

@@ -85,7 +85,7 @@ def pretrain(recipe: Recipe) -> bool:
 def _warn_of_settings_without_effect(recipe: Recipe) -> None:
     """Of a finished run, in the settings that a continued one may change."""
     earlier, now = read_json(recipe.folder / "pretrain" / "recipe.json"), recipe.pretrain.model_dump(mode="json")
-    for name in ("decay_fraction", "average_fraction", "warmup_fraction") if earlier else ():
+    for name in ("tokens", "decay_fraction", "average_fraction", "warmup_fraction") if earlier else ():
         if earlier["pretrain"].get(name, now[name]) != now[name]:
             logger.warning("pretrain.%s has no effect on a finished run; give the run another name", name)
 

@@ -33,7 +33,7 @@ def files(source: SourceConfig, root: Path) -> list[Path]:
     """The files of a source in the order they are read; none if it is to come from the hub.
 
     Raises:
-        SourceError: a file does not exist.
+        SourceError: a file does not exist, or all tables are empty.
     """
     if source.path is None:
         return []
@@ -54,6 +54,8 @@ def files(source: SourceConfig, root: Path) -> list[Path]:
             )
         found = known
     if empty := [file for file in found if not file.stat().st_size and _is_table(file, source)]:
+        if len(empty) == len(found):
+            raise SourceError(f"{place}: all its tables are empty")
         log_once(f"{place}: {len(empty)} of {len(found)} tables are empty ({empty[0].name}) and are not read")
         found = [file for file in found if file not in empty]
     if not found and source.hub is None:

@@ -194,11 +194,10 @@ def _job(given: argparse.Namespace) -> file_job.FileJob:
         raise ValueError(
             f"{given.output} cannot be written: end it in .csv, .tsv or .jsonl, or in one of these and .gz"
         )
-    source, written = (
-        Path(stream if name == "-" else name)
-        for name, stream in ((given.file, "/dev/stdin"), (given.output, "/dev/stdout"))
-    )
-    if source.is_file() and written.exists() and written.samefile(source):
+    source = "/dev/stdin" if given.file == "-" else given.file
+    written = "/dev/stdout" if given.output == "-" else given.output
+    # Unlike pathlib's, these do not raise where a path may not be read; opening it does, with a message.
+    if os.path.isfile(source) and os.path.exists(written) and os.path.samefile(source, written):  # noqa: PTH110, PTH113, PTH121
         raise ValueError(f"the output is the file that is read ({given.file}): write to another one")
     named = None if given.output == "-" else tables.format_of(given.output)
     target = "jsonl" if given.json else named or form

@@ -122,6 +122,9 @@ def _quote(dialect: Dialect, delimiter: str, beginning: Sequence[str]) -> str:
         return '"' if dialect.quote is None else dialect.quote
     rows = [line.rstrip("\r\n").split("\t") for line in beginning if line.strip(" \r\n")]
     enclosed = re.compile(r'"(?:[^"]|"")*"')
+    if dialect.escape:
+        escape = re.escape(dialect.escape)
+        enclosed = re.compile(rf'"(?:[^"{escape}]|""|{escape}.)*"')
     stray = any(cell.startswith('"') and not enclosed.fullmatch(cell) for row in rows for cell in row)
     widths = {len(row) for row in rows}
     return "" if stray and len(widths) == 1 and widths != {1} else '"'

@@ -148,7 +148,7 @@ def _check_lines(file: File) -> None:
     delimiter = next((delimiter for delimiter, row in rows.items() if len(row) > 1 and LINE in row), None)
     if _is_json_object(first):
         what, form = "JSON lines", "jsonl"
-    elif re.match(rb"\s*\[\s*\{|\{\s*[\r\n]", file.start):
+    elif re.match(rb"\s*\[\s*\{\s*\"|\{\s*[\r\n]", file.start):
         what, form = "JSON", "jsonl"
     elif delimiter:
         what, form = f"a table with the column {LINE!r}", "tsv" if delimiter == "\t" else "csv"

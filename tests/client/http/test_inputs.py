@@ -64,6 +64,15 @@ def test_client_stream_answers_what_a_generator_gave_before_its_error() -> None:
     assert list(map(label, outcomes)) == ["good"] * 20
 
 
+def test_client_stream_that_is_left_does_not_close_what_it_reads(tmp_path: Path) -> None:
+    (tmp_path / "texts").write_text("good\n" * 100)
+    with serve() as echo, BertClient(echo.url, concurrency=1) as client, (tmp_path / "texts").open() as file:
+        stream = client.sentiment_stream(file)
+        next(stream)
+        stream.close()
+        assert next(file) == "good\n"
+
+
 async def test_async_client_stream_answers_what_a_generator_gave_before_its_error() -> None:
     async def texts() -> AsyncIterator[str]:
         for _ in range(20):

@@ -442,6 +442,11 @@ def test_dialect_escape_before_an_ordinary_character_is_text(read: Read) -> None
     assert [row.cells["text"] for row in rows] == ['AC\\DC said "no"\\nnot good', "Not\\ngood", "\\N", "a, b\\n"]
 
 
+def test_dialect_escape_in_a_tsv_does_not_make_its_quotation_marks_text(read: Read) -> None:
+    rows, _ = read('text\tn\n"say \\"x\\" now"\t1\nplain\t2\n', "a.tsv", dialect=Dialect(escape="\\"))
+    assert cells(rows) == [['say "x" now', "1"], ["plain", "2"]]
+
+
 def test_dialect_escape_is_named_where_it_is_needed(read: Read) -> None:
     rows, _ = read('id,text\n1,"He said \\"hi\\" to me, twice"\n2,good\n')
     assert rows[0].fault is not None

@@ -349,7 +349,9 @@ def test_finetune_of_other_seeds_says_which_are_left_out(
     assert finetune(recipe)
     assert "left out" not in caplog.text
     assert finetune(changed(recipe, seeds=(1,)))
-    assert "seeds [2] of an earlier run are left out; finetune.seeds=[1, 2] takes all" in caplog.text
+    assert "finished seeds [2] are left out; finetune.seeds=[1, 2] chooses of all" in caplog.text
+    assert finetune(changed(recipe, seeds=(3,)))
+    assert "finished seeds [1] are left out; finetune.seeds=[1, 3] chooses of all" in caplog.text
 
 
 def test_finetune_before_pretrain_names_the_command(make_recipe: MakeRecipe) -> None:

@@ -253,6 +253,9 @@ def test_empty_tables_among_others_are_not_read_and_counted(tmp_path: Path, capl
         write(tmp_path / f"part-{number}.csv", text)
     assert texts(tmp_path, "part-*.csv") == ["good", "bad"]
     assert caplog.messages == [f"{tmp_path}/part-*.csv: 1 of 3 tables are empty (part-1.csv) and are not read"]
+    write(tmp_path / "empty" / "a.csv", "")
+    with pytest.raises(SourceError, match="empty: all its tables are empty"):
+        read(tmp_path, "empty")
 
 
 def test_a_texts_domain_is_the_value_of_a_column(tmp_path: Path) -> None:
