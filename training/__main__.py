@@ -12,6 +12,7 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+import torch
 from tqdm.contrib.logging import logging_redirect_tqdm
 
 from model.errors import BertError
@@ -123,6 +124,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # like Ctrl-C, so that nothing is left half-written
     try:
         finished = _run(parsed, overrides, arguments)
+    except torch.OutOfMemoryError as error:
+        print(f"error: {error}\nlower micro_batch_tokens, and give the run another name", file=sys.stderr)
+        return 1
     except (BertError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1

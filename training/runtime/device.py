@@ -17,6 +17,10 @@ from model.inference.malloc import keep_freed_memory
 from training.errors import RunError
 from training.runtime.distributed import local_world_size
 
+MAX_SHAPES = 128
+"""Shapes of batches that a process may compile: torch's own limit of 8 ends a run in which the share of masked tokens
+changes."""
+
 
 def choose_device(name: str, local_rank: int = 0) -> torch.device:
     """The device with this name. `auto` is CUDA where there is one; each process of a node has its own GPU.
@@ -35,10 +39,10 @@ def choose_device(name: str, local_rank: int = 0) -> torch.device:
         raise RunError(f"device {name!r}: cuda:{index} is missing; PyTorch finds {count} CUDA devices")
     if device.index is not None and local_world_size() > 1:
         raise RunError(f"device {name!r} would be shared by all processes; with torchrun, use cuda")
-    if name != "cuda":
+    if device.type != "cuda":
         return device
-    torch.cuda.set_device(local_rank)
-    return torch.device("cuda", local_rank)
+    torch.cuda.set_device(index)  # what asks for no device, such as its precision, asks this one
+    return torch.device("cuda", index)
 
 
 def choose_precision(device: torch.device) -> torch.dtype:
@@ -114,7 +118,8 @@ def configure_process() -> None:
 
 
 def maybe_compile(module: nn.Module) -> None:
-    """Compile a module's whole forward pass on CUDA, in place: batches have one shape, so there is one graph. On a CPU
-    the oneDNN kernels are called without a compiler."""
+    """Compile a module's whole forward pass on CUDA, in place: all batches of a stage have one shape, or one for each
+    share of masked tokens. On a CPU the oneDNN kernels are called without a compiler."""
     if next(module.parameters()).device.type == "cuda":
+        torch._dynamo.config.recompile_limit = MAX_SHAPES
         module.compile(fullgraph=True, dynamic=False)

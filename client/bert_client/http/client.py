@@ -176,7 +176,7 @@ class BertClient(BaseClient[httpx.BaseTransport, Callable[[float], object]]):
 def _until_error(inputs: Iterable[T], errors: list[Exception]) -> Iterator[T]:
     """The inputs. An error of a generator ends them, and is kept until those before it are answered."""
     try:
-        for given in inputs:  # `yield from` would close the caller's generator or file when the stream is left
+        for given in inputs:  # noqa: UP028 (`yield from` would close the caller's file when the stream is left)
             yield given
     except Exception as error:
         errors.append(error)

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 import torch
 
@@ -47,7 +51,10 @@ def test_choose_device_refuses_one_gpu_for_several_processes_of_a_node(monkeypat
     with pytest.raises(RunError, match="device 'cuda:1' would be shared by all processes; with torchrun, use cuda"):
         choose_device("cuda:1")
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "1")
+    chosen: list[int] = []
+    monkeypatch.setattr(torch.cuda, "set_device", chosen.append)
     assert choose_device("cuda:1") == torch.device("cuda:1")
+    assert chosen == [1], "what asks for no device, such as its precision, asks this one"
 
 
 def test_choose_precision_needs_no_loss_scaling() -> None:
@@ -75,6 +82,30 @@ def test_configure_process_shares_the_cores_of_a_node(monkeypatch: pytest.Monkey
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
     configure_process()
     assert torch.get_num_threads() == 4
+
+
+class OnGpu(torch.nn.Module):
+    """A module that says it is on a GPU, and is traced instead of compiled."""
+
+    def parameters(self, recurse: bool = True) -> Iterator[Any]:
+        del recurse
+        yield SimpleNamespace(device=torch.device("cuda"))
+
+    def compile(self, *args: Any, **options: Any) -> None:
+        super().compile(*args, backend="eager", **options)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + 1
+
+
+def test_maybe_compile_takes_a_shape_for_each_share_of_masked_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+    import torch._dynamo
+
+    monkeypatch.setattr(torch._dynamo.config, "recompile_limit", torch._dynamo.config.recompile_limit)
+    module = OnGpu()
+    maybe_compile(module)
+    for size in range(2, 22):
+        assert len(module(torch.zeros(size))) == size
 
 
 def test_maybe_compile_leaves_a_module_on_a_cpu_alone() -> None:
