@@ -227,6 +227,10 @@ def _build(path: Path, config: BertConfig, named: Any) -> Model:
     layers = config.num_hidden_layers
     last, beyond = (f"bert.encoder.layer.{number}.output.dense.bias" for number in (layers - 1, layers))
     _take(tensors, (last,), (config.hidden_size,), file)  # checked before millions of layers are built
+    found = len({name.split(".")[3] for name in tensors if name.startswith("bert.encoder.layer.")})
+    if found < layers:
+        reason = f"num_hidden_layers is {layers}, but {file.name} has {found} layers"
+        raise CheckpointError(path / "config.json", reason)
     if beyond in tensors:
         reason = f"num_hidden_layers is {layers}, but {file.name} has more layers"
         raise CheckpointError(path / "config.json", reason)

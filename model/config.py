@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import re
 import reprlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -24,6 +25,9 @@ _PRESETS: dict[str, tuple[int, int]] = {  # name: (layers, hidden size); heads o
     "large": (24, 1024),
 }
 
+MAX_LABEL = 1000
+"""Characters: each answer repeats its labels."""
+_NO_TEXT = re.compile("[\x00-\x1f\x7f-\x9f\ud800-\udfff]")
 _SIZES = (
     "vocab_size",
     "hidden_size",
@@ -203,3 +207,7 @@ def _check_labels(id2label: Mapping[int, str]) -> None:
         raise ConfigError(f"id2label must number the labels from 0 without gaps, not {reprlib.repr(id2label)}")
     if not all(isinstance(label, str) for label in id2label.values()):
         raise ConfigError(f"id2label must map to strings, not {reprlib.repr(id2label)}")
+    for label in id2label.values():
+        if len(label) > MAX_LABEL or _NO_TEXT.search(label):
+            reason = f"at most {MAX_LABEL} characters, without control characters and halves of surrogate pairs"
+            raise ConfigError(f"id2label has {reprlib.repr(label)}; a label has {reason}")

@@ -5,6 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 
+def printable(text: str) -> str:
+    """A text with control characters as escapes: names in files of strangers could forge lines of a log."""
+    return "".join(letter if letter.isprintable() else ascii(letter)[1:-1] for letter in text)
+
+
 class BertError(Exception):
     """Base of all errors that `model` raises on purpose."""
 
@@ -17,7 +22,7 @@ class CheckpointError(BertError):
     """A checkpoint directory that cannot be read or written. The message names the file and the reason."""
 
     def __init__(self, path: Path | str, reason: str) -> None:
-        super().__init__(f"{path}: {reason}")
+        super().__init__(printable(f"{path}: {reason}"))
         self.path = Path(path)
         self.reason = reason
 

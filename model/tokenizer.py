@@ -23,6 +23,7 @@ from model.errors import (
     EmptyTextError,
     InvalidTextError,
     PairError,
+    TextError,
     TextTooLongError,
     UnknownTargetError,
 )
@@ -126,8 +127,10 @@ class Tokenizer:
             return cls(tokenizer_dir.read_tokenizer(file), segments=segments)
         except CheckpointError:
             raise
-        except Exception as error:  # `tokenizers` raises bare Exception
-            raise CheckpointError(file, f"is not a usable WordPiece tokenizer: {error}") from None
+        except BaseException as error:  # `tokenizers` raises bare Exception
+            if isinstance(error, Exception) or _is_panic(error):
+                raise CheckpointError(file, f"is not a usable WordPiece tokenizer: {error}") from None
+            raise
 
     @classmethod
     def from_vocab(cls, vocab: Sequence[str], *, lowercase: bool = True) -> Tokenizer:
@@ -282,6 +285,10 @@ class Tokenizer:
             return self._rust.encode(text, add_special_tokens=False)
         except TypeError:
             raise InvalidTextError from None
+        except BaseException as error:
+            if _is_panic(error):
+                raise TextError("the tokenizer of this checkpoint cannot read the text") from None
+            raise
 
     def _assemble(
         self,
@@ -359,6 +366,11 @@ def kept_ends(length: int, keep: int, truncation: str) -> tuple[int, int]:
 _LONG_WORD = re.compile(rf"(?<![^\W_])[^\W_\u3400-\u9fff\uf900-\ufaff]{{{tokenizer_dir.MAX_WORD + 1},}}")
 """A word that is [UNK] with any vocabulary, such as encoded bytes. Each Chinese character is a word of its own."""
 _MIN_ALPHABET = 1000
+
+
+def _is_panic(error: BaseException) -> bool:
+    """Whether `tokenizers` has met an error that it does not expect; its class can only be told by its name."""
+    return type(error).__name__ == "PanicException"
 
 
 def _alphabet(rust: _RustTokenizer, texts: Iterable[str], max_letters: int) -> list[str]:

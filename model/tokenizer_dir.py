@@ -30,6 +30,8 @@ logger = logging.getLogger(__name__)
 PAD, UNK, CLS, SEP, MASK = SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 MAX_WORD = 100
 """Characters of a word, between blanks and punctuation; a longer one is [UNK]."""
+_LONGEST = 1000
+"""Characters of a word that is split into pieces, and of a token."""
 SPECIAL_NAMES = {f"{token.strip('[]').lower()}_token": token for token in SPECIAL_TOKENS}
 
 # A BertTokenizer's settings with their defaults, and the normalizer's names for them.
@@ -155,6 +157,7 @@ def read_tokenizer(vocabulary: Path) -> RustTokenizer:
         rust = RustTokenizer.from_file(str(vocabulary))
         if not isinstance(rust.model, models.WordPiece):
             raise CheckpointError(vocabulary, f"is a {type(rust.model).__name__} tokenizer; BERT needs WordPiece")
+        _check_cost(vocabulary, rust)
         if is_bert and (part := _difference(rust)):
             keys = (
                 f'"tokenizer_class": "PreTrainedTokenizerFast", "model_input_names": {json.dumps(_INPUTS[has_types])}'
@@ -177,6 +180,23 @@ def read_tokenizer(vocabulary: Path) -> RustTokenizer:
         add_special_tokens(rust)  # checks the template that is replaced here
         rust.post_processor = _template(rust.get_vocab(), second_type=0)
     return rust
+
+
+def _check_cost(file: Path, rust: RustTokenizer) -> None:
+    """Raise CheckpointError if a short text can take long, or a token makes answers long: a checkpoint of strangers may
+    be made for that."""
+    parts = json.loads(rust.to_str())
+    waiting = [parts["normalizer"] or {}]
+    while waiting:
+        part = waiting.pop()
+        waiting += part.get("normalizers", [])
+        kind, replaced = part.get("type"), part.get("pattern", {}).get("String", "")
+        if kind in ("Prepend", "Precompiled") or (kind == "Replace" and len(part["content"]) > len(replaced)):
+            raise CheckpointError(file, f"has a normalizer {kind}, which can make texts longer; it is not supported")
+    if (longest := parts["model"]["max_input_chars_per_word"]) > _LONGEST:
+        raise CheckpointError(file, f"max_input_chars_per_word is {longest}, at most {_LONGEST} are supported")
+    if token := next((token for token in rust.get_vocab() if len(token) > _LONGEST), None):
+        raise CheckpointError(file, f"has a token of {len(token)} characters, at most {_LONGEST} are supported")
 
 
 def _check_settings(file: Path, config: Mapping[str, Any]) -> None:

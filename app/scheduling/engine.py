@@ -196,8 +196,10 @@ class Engine:
             def to_result(_: Input, query: Query, answer: Answer) -> LabelResult:
                 return results.label_result(labels, query, answer, top_k)
 
+            prediction_bytes = self._policy.prediction_bytes + max(map(len, labels))
+
             def result_bytes(_: Input, __: Query) -> int:
-                return len(labels[:top_k]) * self._policy.prediction_bytes
+                return len(labels[:top_k]) * prediction_bytes
 
             advice = "lower top_k, or send fewer texts"
             return await self._answer(

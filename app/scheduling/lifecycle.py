@@ -77,6 +77,7 @@ class Lifecycle:
             metrics=metrics,
             preferred_concurrent_batches=lambda: self.current.backend.preferred_concurrent_batches,
             on_failure=self._on_failure,
+            is_current=lambda encoder: encoder.owner is self.current,
         )
         self.current = LoadedBackend(make_backend())
         self.state = State.LOADING
@@ -245,6 +246,7 @@ class Lifecycle:
         killed, because the drain has a deadline."""
         while True:
             self.track_stall()
+            self.scheduler.use_free_processes()
             if self.state < State.DRAINING and self.is_hung:
                 await self.kill_hung_backend()
             await asyncio.sleep(WATCH_SECONDS)

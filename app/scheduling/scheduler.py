@@ -25,6 +25,8 @@ logger = logging.getLogger(__name__)
 
 MIN_TOKENS_TO_SPLIT = 256
 """Free processes do not share fewer tokens among them, because a forward pass has a cost of its own."""
+SLOW_BATCH_SECONDS = 1.0
+"""A batch that takes longer may hang; the processes beside it do not pause then."""
 
 
 @dataclass(slots=True, eq=False)
@@ -55,6 +57,7 @@ class Scheduler:
         metrics: Metrics,
         preferred_concurrent_batches: Callable[[], int] = lambda: 1,
         on_failure: Callable[[BaseException], None] = lambda _: None,
+        is_current: Callable[[Any], bool] = lambda _: True,
     ) -> None:
         """Prepare the queue; nothing is computed before `open`.
 
@@ -63,6 +66,7 @@ class Scheduler:
             preferred_concurrent_batches: how many batches may run now. If half a full batch waits, every free process
                 computes.
             on_failure: called once, before any request fails, when no further batch can succeed.
+            is_current: whether an encoder is one of the present backend's. A replaced one has processes of its own.
         """
         self.throughput = throughput
         self.max_queue_tokens = max_queue_tokens
@@ -75,6 +79,7 @@ class Scheduler:
         self._metrics = metrics
         self._preferred_concurrent_batches = preferred_concurrent_batches
         self._on_failure = on_failure
+        self._is_current = is_current
         self._processes = 0
         self._queue = FairQueue()
         self._load_by_size = LoadBySize()
@@ -228,6 +233,11 @@ class Scheduler:
 
     # Batches --------------------------------------------------------------------------------------------------
 
+    def use_free_processes(self) -> None:
+        """Called now and then: beside a batch that hangs, nothing else may start one."""
+        if self.computing_for > SLOW_BATCH_SECONDS:
+            self._dispatch_soon()
+
     def _dispatch_soon(self) -> None:
         """Start batches after the callbacks that are due now: requests that arrived together share a batch."""
         if not self._dispatch_is_due:
@@ -246,7 +256,8 @@ class Scheduler:
             batch = [pending for pending in batch if pending.request.deadline.at > running.began]
             if not batch:
                 continue
-            self._running.add(running)
+            if self._is_current(batch[0].request.encoder):
+                self._running.add(running)
             for pending in batch:
                 pending.request.started = min(pending.request.started, running.began)
             task = asyncio.create_task(self._compute(batch, running))
@@ -254,10 +265,10 @@ class Scheduler:
             task.add_done_callback(self._tasks.discard)
 
     def _free_slots(self) -> int:
-        """Batches that may start now: one per free process if half a full batch waits, else only up to
-        `preferred_concurrent_batches`, which leaves a core to HTTP."""
+        """Batches that may start now: one per free process if half a full batch waits, or while a batch takes
+        unusually long, else only up to `preferred_concurrent_batches`, which leaves a core to HTTP."""
         free = self._processes - len(self._running)
-        if 2 * self._queue.tokens >= self.throughput.batch_tokens:
+        if 2 * self._queue.tokens >= self.throughput.batch_tokens or self.computing_for > SLOW_BATCH_SECONDS:
             return free
         return min(self._preferred_concurrent_batches() - len(self._running), free)
 
@@ -290,6 +301,8 @@ class Scheduler:
 
     async def _run_isolated(self, batch: list[Pending], running: Running) -> list[Answer | Exception]:
         """Answers of a batch; if it fails, of its halves, so that only the failing item gets the error."""
+        if all(pending.request.future is None for pending in batch):  # these requests have ended
+            return [errors.InferenceError()] * len(batch)
         tokens = sum(pending.tokens for pending in batch)
         try:
             answers = list(await self._run(batch[0].request.encoder, [pending.item for pending in batch]))

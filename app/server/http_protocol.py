@@ -28,12 +28,14 @@ MIN_WRITTEN_BYTES = 64 * 1024
 """Bytes of an answer that must be written within the request timeout: the caller has to read."""
 MIN_TIMEOUT_SECONDS = 1.0
 """A shorter request timeout bounds the request, not the time to send its head or to read the answer."""
-MAX_PIPELINED = 1000
+MAX_HEADERS = 200
+"""Of a request: an empty one takes a hundred times its bytes in memory."""
+MAX_PIPELINED = 100
 """Requests of one connection that may wait for the answers to earlier ones."""
 
 _REJECTIONS = {
     400: "not a valid HTTP/1.1 request: check method, headers and chunks (this port speaks plain HTTP, not TLS)",
-    431: "the request line and the headers exceed 64 KiB; send fewer or shorter headers",
+    431: "the request line and the headers exceed 64 KiB, or 200 headers; send fewer or shorter ones",
 }
 
 _REFUSED_CYCLE: Any = SimpleNamespace(response_started=True, response_complete=True, message_event=asyncio.Event())
@@ -45,7 +47,7 @@ class BoundedProtocol(HttpToolsProtocol):
 
     The connection is closed if
 
-    - a head is larger than `MAX_HEAD_BYTES`, or takes longer than the request timeout;
+    - a head is larger than `MAX_HEAD_BYTES` or `MAX_HEADERS`, or takes longer than the request timeout;
     - the rest of a body takes longer than that, after its request was answered;
     - less than `MIN_WRITTEN_BYTES` of an answer can be written within that time, because the caller does not read;
     - more than `MAX_PIPELINED` requests wait for earlier ones.
@@ -121,8 +123,8 @@ class BoundedProtocol(HttpToolsProtocol):
             self._keep_alive()  # uvicorn stopped the timer at the first byte, but no request began
 
     def send_400_response(self, msg: str) -> None:  # noqa: ARG002 (uvicorn's message is not used)
-        """Called by uvicorn for bytes that are no HTTP."""
-        self._reject(400)
+        """Called by uvicorn for bytes that are no HTTP, and after an error of `on_header`."""
+        self._reject(431 if self._in_head and len(self.headers) >= MAX_HEADERS else 400)
 
     def pause_writing(self) -> None:
         """The caller reads its answer more slowly than it is written."""
@@ -150,6 +152,8 @@ class BoundedProtocol(HttpToolsProtocol):
     def on_header(self, name: bytes, value: bytes) -> None:
         """Of the head; trailers are dropped, because there may be any number of them."""
         if self._in_head:
+            if len(self.headers) >= MAX_HEADERS:
+                raise ValueError("too many headers")
             super().on_header(name, value)
 
     def on_headers_complete(self) -> None:

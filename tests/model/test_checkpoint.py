@@ -24,7 +24,7 @@ from model import (
     load_checkpoint,
     save_checkpoint,
 )
-from model.errors import CheckpointError, PairError
+from model.errors import CheckpointError, PairError, printable
 from tests.model.reference import (
     VOCAB,
     Sequences,
@@ -336,7 +336,7 @@ def refusal(directory: Path | str) -> CheckpointError:
         load_checkpoint(directory)
     lines = traceback.format_exception(caught.value)
     assert sum(line.startswith("Traceback") for line in lines) == 1, "".join(lines)
-    assert str(caught.value) == f"{caught.value.path}: {caught.value.reason}"
+    assert str(caught.value) == printable(f"{caught.value.path}: {caught.value.reason}")
     return caught.value
 
 
@@ -372,6 +372,11 @@ def tensor(name: str, value: Tensor | None) -> Damage:
             tensors[name] = value
 
     return lambda path: edit_tensors(path, change)
+
+
+def last_layer_alone(path: Path) -> None:
+    edit_tensors(path, lambda t: t.update({"bert.encoder.layer.499.output.dense.bias": torch.zeros(16)}))
+    edit_config(path, num_hidden_layers=500)
 
 
 def only_pickle(path: Path) -> None:
@@ -455,6 +460,11 @@ DAMAGES: dict[str, tuple[Damage, str, str]] = {
         config(num_hidden_layers=9_999_999),
         "model.safetensors",
         "tensor bert.encoder.layer.9999998.output.dense.bias is missing; found: bert.embeddings",
+    ),
+    "a last layer without those before it": (
+        last_layer_alone,
+        "config.json",
+        "num_hidden_layers is 500, but model.safetensors has 3 layers",
     ),
     "more layers than configured": (config(num_hidden_layers=1), "config.json", "model.safetensors has more layers"),
     "another shape": (

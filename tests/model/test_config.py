@@ -146,6 +146,9 @@ def test_config_number_must_be_finite_and_not_negative(name: str, value: object)
         BertConfig.from_dict({name: value})
 
 
+LONG = ("a" * 1001, "a\nb", "\x1b[31m", "\ud800")
+
+
 @pytest.mark.parametrize(
     ("values", "message"),
     [
@@ -161,6 +164,10 @@ def test_config_number_must_be_finite_and_not_negative(name: str, value: object)
         ({"id2label": {"0": None, "x": None}}, "id2label must map numbers to names"),
         ({"id2label": ["a", "b"]}, "id2label must map numbers to names"),
         ({"id2label": 2}, "id2label must map numbers to names"),
+        *(
+            ({"id2label": {"0": label, "1": "b"}}, "a label has at most 1000 characters, without control")
+            for label in LONG
+        ),
         ({"num_labels": 0}, "num_labels must be a positive integer"),
         ({"num_labels": "3"}, "num_labels must be a positive integer"),
         ({"num_labels": 10**12}, "num_labels must be a positive integer"),

@@ -289,7 +289,39 @@ def template(
     return values
 
 
+def generic(**values: Any) -> Files:
+    fast = {"tokenizer_class": "PreTrainedTokenizerFast"}
+    return {"tokenizer.json": tokenizer_json() | values, "tokenizer_config.json": fast}
+
+
+LONGER = {"type": "Replace", "pattern": {"String": "x"}, "content": "xx"}
+
 REFUSED: dict[str, tuple[Files, str, str]] = {
+    "a normalizer that makes texts longer": (
+        generic(normalizer={"type": "Sequence", "normalizers": [{"type": "Lowercase"}, LONGER]}),
+        "tokenizer.json",
+        "has a normalizer Replace, which can make texts longer",
+    ),
+    "a normalizer by a regular expression": (
+        generic(normalizer=LONGER | {"pattern": {"Regex": "(x+x+)+y"}}),
+        "tokenizer.json",
+        "has a normalizer Replace",
+    ),
+    "longer words": (
+        generic(model=tokenizer_json()["model"] | {"max_input_chars_per_word": 10**9}),
+        "tokenizer.json",
+        "max_input_chars_per_word is 1000000000, at most 1000 are supported",
+    ),
+    "a long token": (
+        generic(model=tokenizer_json()["model"] | {"vocab": tokenizer_json()["model"]["vocab"] | {"x" * 2000: X}}),
+        "tokenizer.json",
+        "has a token of 2000 characters, at most 1000 are supported",
+    ),
+    "a template with a token that is missing": (
+        generic(post_processor=template() | {"special_tokens": {}}),
+        "tokenizer.json",
+        "is not a usable WordPiece tokenizer",
+    ),
     "another class": (
         {"vocab.txt": VOCAB_TXT, "tokenizer_config.json": {"tokenizer_class": "BertJapaneseTokenizer"}},
         "tokenizer_config.json",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
 from typing_extensions import TypeAliasType
 
 from app.api.schemas import (
@@ -27,6 +27,8 @@ from bert_client.wire import FillMaskResult, LabelPrediction, LabelResult, Token
 TAG = {"name": "Hugging Face clients", "description": "The same tasks in the shapes of Hugging Face's clients."}
 
 # The clients omit fields or send null, and older ones add `options`.
+Ignored = Annotated[dict[str, Any] | None, AfterValidator(lambda _: None)]
+"""Dropped, since it would take memory while the request waits: up to 50 MB for a body of 2 MB."""
 
 
 class HuggingFaceFillMaskParameters(FillMaskParameters):
@@ -41,7 +43,7 @@ class HuggingFaceFillMaskRequest(FillMaskRequest):
     model_config = with_examples({"inputs": "The movie was [MASK].", "parameters": {"top_k": 3}})
 
     parameters: HuggingFaceFillMaskParameters | None = None
-    options: dict[str, Any] | None = Field(None, description="Ignored.")
+    options: Ignored = Field(None, description="Ignored.")
 
 
 class HuggingFaceClassificationParameters(SentimentParameters):
@@ -61,7 +63,7 @@ class HuggingFaceClassificationRequest(SentimentRequest):
     model_config = with_examples({"inputs": "The movie was good."})
 
     parameters: HuggingFaceClassificationParameters | None = None
-    options: dict[str, Any] | None = Field(None, description="Ignored.")
+    options: Ignored = Field(None, description="Ignored.")
 
 
 HuggingFaceTokens = TypeAliasType(

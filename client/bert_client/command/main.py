@@ -105,8 +105,13 @@ def run(arguments: Sequence[str], environ: Mapping[str, str]) -> int:
 
 
 def _fail(message: str, code: int) -> int:
-    print(f"bert: {message}", file=sys.stderr)
+    print(f"bert: {_printable(message)}", file=sys.stderr)
     return code
+
+
+def _printable(text: str) -> str:
+    """Without control characters: a service could send those of the terminal."""
+    return "".join(letter if letter.isprintable() else ascii(letter)[1:-1] for letter in text)
 
 
 def _sleep_with_notice(url: str) -> Callable[[float], None]:
@@ -156,9 +161,9 @@ def _answer_texts(client: BertClient, given: argparse.Namespace) -> int:
 def _lines(result: FillMaskResult | LabelResult) -> list[str]:
     """A result for people."""
     if isinstance(result, LabelResult):
-        return [f"{entry.score:8.4f}  {entry.label}" for entry in result.predictions]
+        return [f"{entry.score:8.4f}  {_printable(entry.label)}" for entry in result.predictions]
     entries = [entry for mask in result.masks for entry in mask.predictions]
-    return [f"{entry.score:8.4f}  {entry.token_str:<16}  {entry.sequence}" for entry in entries]
+    return [f"{entry.score:8.4f}  {_printable(entry.token_str):<16}  {entry.sequence}" for entry in entries]
 
 
 def _check_arguments(given: argparse.Namespace) -> None:

@@ -25,6 +25,10 @@ COMPRESSION_SUFFIXES = (".gz", ".xz", ".bz2", ".zst")
 READ_ERRORS = (OSError, EOFError, lzma.LZMAError, zlib.error)
 """What reading raises if the disk or the contents of a compressed file are damaged."""
 
+MAX_LINE = 2**27
+"""Characters of a line, so that a small compressed file does not fill the memory."""
+_MAX_LAYERS = 3
+
 Progress = Callable[[int], object]
 """Called with each number of bytes that were read from a file, before decompression."""
 
@@ -120,7 +124,10 @@ def open_file(name: str, progress: Progress | None = None) -> Iterator[File]:
         try:
             status = os.fstat(raw.fileno())
             head, content = raw.peek(1), cast("BinaryIO", raw)
+            layers = 0
             while decompressed := _decompressed(content, head, shown):
+                if (layers := layers + 1) > _MAX_LAYERS:
+                    raise TableError(f"{shown}: is compressed more than {_MAX_LAYERS} times; decompress it first")
                 content = decompressed
                 head = cast("Any", content).peek(1)
         except READ_ERRORS as error:
@@ -144,7 +151,9 @@ def text_lines(file: File, encoding: str, longest: int = -1) -> Iterator[str]:
     text = io.TextIOWrapper(file.content, encoding, errors, newline="")
     number, last = 0, ""
     try:
-        for line in iter(partial(text.readline, longest), ""):
+        for line in iter(partial(text.readline, longest if longest > 0 else MAX_LINE), ""):
+            if longest < 0 and len(line) == MAX_LINE:
+                raise TableError(f"{file.name}: a line after line {number} has more than {MAX_LINE:,} characters")
             if line == "\r\n" and last.endswith("\r"):  # "\r\r\n": text mode on Windows has written "\r\n"
                 continue
             number += not last or last.endswith(("\n", "\r"))
@@ -246,15 +255,17 @@ class _DecompressedFile(io.RawIOBase):
 
     def readinto(self, buffer: Any) -> int:
         while not self._out:
-            data, limited = b"", hasattr(self._stream, "needs_input")  # zstandard cannot limit the output
+            # zstandard cannot limit the output; a kilobyte becomes 32 MB at most.
+            data, limited = b"", hasattr(self._stream, "needs_input")
+            size = 2**14 if limited else 2**10
             if self._stream.eof:
                 data = self._stream.unused_data.lstrip(b"\0")  # padding
-                while not data and (more := self._raw.read(2**14)):
+                while not data and (more := self._raw.read(size)):
                     data = more.lstrip(b"\0")
                 if not data:
                     return 0
                 self._stream = self._start()
-            elif (not limited or self._stream.needs_input) and not (data := self._raw.read(2**14)):
+            elif (not limited or self._stream.needs_input) and not (data := self._raw.read(size)):
                 raise EOFError("the file ends within a frame")
             try:
                 self._out = memoryview(self._stream.decompress(data, *[2**16] * limited))

@@ -16,6 +16,7 @@ import csv
 import itertools
 import json
 import re
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
@@ -267,7 +268,8 @@ def _header(
         return tuple(map(str, range(1, count + 1))) if count > 1 else (LINE,), [*blank, first]
     if fault := first.fault or text_fault("".join(first.cells), encoding):
         raise TableError(f"{file.name}, line {first.number}: in the header, {fault}")
-    numbers = [f"column {n}" if str(n) in first.cells else str(n) for n in range(1, len(first.cells) + 1)]
+    given = set(first.cells)
+    numbers = [f"column {n}" if str(n) in given else str(n) for n in range(1, len(first.cells) + 1)]
     names = tuple(name or number for name, number in zip(first.cells, numbers, strict=True))
     _check_names(file, names)
     return names, []
@@ -275,7 +277,8 @@ def _header(
 
 def _check_names(file: File, names: Sequence[str]) -> None:
     """Raise TableError if two columns have the same name."""
-    if duplicate := next((name for name in names if names.count(name) > 1), None):
+    counts = Counter(names)
+    if duplicate := next((name for name in names if counts[name] > 1), None):
         raise TableError(f"{file.name}: two columns are called {duplicate!r}; rename one")
 
 

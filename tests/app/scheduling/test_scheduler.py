@@ -21,7 +21,7 @@ from app.errors import (
     UnavailableError,
 )
 from app.scheduling.deadline import Deadline
-from app.scheduling.scheduler import Scheduler
+from app.scheduling.scheduler import SLOW_BATCH_SECONDS, Scheduler
 from app.scheduling.throughput import Throughput, ThroughputPolicy
 
 PATIENCE = 30
@@ -86,6 +86,7 @@ async def running(
     queue: int = 1000,
     processes: int = 1,
     max_concurrent: Callable[[], int] | None = None,
+    is_current: Callable[[str], bool] = lambda _: True,
     on_failure: Callable[[BaseException], None] = lambda _: None,
 ) -> AsyncIterator[Scheduler]:
     scheduler = Scheduler(
@@ -95,6 +96,7 @@ async def running(
         metrics=Counts(),
         preferred_concurrent_batches=max_concurrent or (lambda: processes),
         on_failure=on_failure,
+        is_current=is_current,
     )
     scheduler.open(processes)
     try:
@@ -272,6 +274,49 @@ async def test_scheduler_cancelled_request_is_never_computed(computer: Computer)
         assert await first == [0]
         assert await third == [4]
     assert computer.batches == [("a", [0]), ("a", [2])]
+
+
+async def test_scheduler_halves_no_batch_whose_requests_have_ended(computer: Computer) -> None:
+    computer.fault = lambda _: OutOfMemoryError()
+    computer.gate.clear()
+    async with running(computer) as scheduler:
+        asked = await start(scheduler, *range(8))
+        await computer.has_entered()
+        asked.cancel()
+        await asyncio.wait([asked])
+        computer.gate.set()
+        await until(lambda: not scheduler._running)
+    assert len(computer.batches) == 1
+
+
+async def test_scheduler_beside_a_batch_that_hangs_every_process_computes(computer: Computer) -> None:
+    async with running(computer, processes=2, max_concurrent=lambda: 1) as scheduler:
+        computer.gate.clear()
+        hanging = await start(scheduler, 1)
+        await computer.has_entered()
+        waiting = await start(scheduler, 2)
+        scheduler.use_free_processes()
+        await asyncio.sleep(0.01)
+        assert len(computer.batches) == 1
+        (batch,) = scheduler._running
+        batch.began -= SLOW_BATCH_SECONDS
+        scheduler.use_free_processes()
+        await computer.has_entered()
+        computer.gate.set()
+        assert await asyncio.gather(hanging, waiting) == [[2], [4]]
+
+
+async def test_scheduler_batches_of_a_replaced_backend_take_no_process_of_the_new_one(computer: Computer) -> None:
+    async with running(computer, is_current=lambda encoder: encoder == "new") as scheduler:
+        computer.gate.clear()
+        old = [await start(scheduler, n, encoder="old") for n in (1, 2)]
+        await computer.has_entered()
+        await computer.has_entered()
+        new = await start(scheduler, 3, encoder="new")
+        await computer.has_entered()
+        assert ("new", [3]) in computer.batches
+        computer.gate.set()
+        assert await asyncio.gather(*old, new) == [[2], [4], [6]]
 
 
 async def test_scheduler_deadline_that_has_passed_is_refused_at_once(computer: Computer) -> None:

@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from bert_client.tables import FORMATS, LINE, Dialect, Row, TableError, format_of, open_table
+from bert_client.tables import FORMATS, LINE, Dialect, Row, TableError, files, format_of, open_table
 
 Read = Callable[..., tuple[list[Row], list[str]]]
 
@@ -136,6 +136,26 @@ def test_row_of_parquet_has_text_that_is_not_marked_as_such(tmp_path: Path) -> N
         parquet.write_table(pa.table({"text": column}), tmp_path / "a.parquet")
         with open_table(tmp_path / "a.parquet") as table:
             assert [row.cells["text"] for row in table.rows] == ["good film.", None, b"\xff" * 10]
+
+
+def test_header_of_many_columns_is_read(read: Read) -> None:
+    rows, _ = read("text" + "," * 50_000 + "\n" + "good" + "," * 50_000 + "\n")
+    assert rows[0].cells["text"] == "good"
+
+
+def test_open_table_compressed_again_and_again_is_an_error(read: Read) -> None:
+    content = b"text\ngood\n"
+    for _ in range(3):
+        content = gzip.compress(content)
+    assert cells(read(content, "a.csv")[0]) == [["good"]]
+    with pytest.raises(TableError, match="is compressed more than 3 times"):
+        read(gzip.compress(content), "a.csv")
+
+
+def test_row_of_a_line_without_end_is_an_error(read: Read, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(files, "MAX_LINE", 100)
+    with pytest.raises(TableError, match="a line after line 2 has more than 100 characters"):
+        read("text\ngood\n" + "x" * 200 + "\n")
 
 
 def test_header_of_parquet_needs_different_names(tmp_path: Path) -> None:

@@ -8,7 +8,11 @@ from typing import Any
 import pytest
 from pydantic import TypeAdapter
 
-from app.api.protocols.hugging_face import HuggingFaceTokens
+from app.api.protocols.hugging_face import (
+    HuggingFaceClassificationRequest,
+    HuggingFaceFillMaskRequest,
+    HuggingFaceTokens,
+)
 
 
 async def post(serve: Any, path: str, body: Any) -> Any:
@@ -59,6 +63,12 @@ async def test_hf_classification_nests_a_single_text(serve: Any) -> None:
 )
 async def test_hf_classification_accepts_what_clients_add(serve: Any, extra: dict[str, Any]) -> None:
     assert len((await post(serve, "/hf/text-classification", {"inputs": "good"} | extra))[0]) == 2
+
+
+def test_hf_options_are_dropped() -> None:
+    body = b'{"inputs": "good", "options": {"a": [{}, {}]}}'
+    for schema in (HuggingFaceFillMaskRequest, HuggingFaceClassificationRequest):
+        assert schema.model_validate_json(body).options is None
 
 
 @pytest.mark.parametrize(
