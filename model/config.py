@@ -210,4 +210,4 @@ def _check_labels(id2label: Mapping[int, str]) -> None:
     for label in id2label.values():
         if len(label) > MAX_LABEL or _NO_TEXT.search(label):
             reason = f"at most {MAX_LABEL} characters, without control characters and halves of surrogate pairs"
-            raise ConfigError(f"id2label has {reprlib.repr(label)}; a label has {reason}")
+            raise ConfigError(f"id2label has {reprlib.repr(label)}; a label has {reason}: correct it")

@@ -23,7 +23,6 @@ from model.errors import (
     EmptyTextError,
     InvalidTextError,
     PairError,
-    TextError,
     TextTooLongError,
     UnknownTargetError,
 )
@@ -207,7 +206,7 @@ class Tokenizer:
             raise UnknownTargetError(word, []) from None
         if exact is not None:
             return int(exact)
-        pieces = self._rust.encode(word, add_special_tokens=False)
+        pieces = self._tokenize_piece(word, spans=True)
         if len(pieces.ids) != 1 or pieces.ids[0] == self.unk_id:
             raise UnknownTargetError(word, pieces.tokens)
         return int(pieces.ids[0])
@@ -287,7 +286,7 @@ class Tokenizer:
             raise InvalidTextError from None
         except BaseException as error:
             if _is_panic(error):
-                raise TextError("the tokenizer of this checkpoint cannot read the text") from None
+                raise RuntimeError(f"the tokenizer of this checkpoint fails: {error}") from None
             raise
 
     def _assemble(

@@ -157,7 +157,7 @@ def read_tokenizer(vocabulary: Path) -> RustTokenizer:
         rust = RustTokenizer.from_file(str(vocabulary))
         if not isinstance(rust.model, models.WordPiece):
             raise CheckpointError(vocabulary, f"is a {type(rust.model).__name__} tokenizer; BERT needs WordPiece")
-        _check_cost(vocabulary, rust)
+        _check_cost(vocabulary, json.loads(rust.to_str()))
         if is_bert and (part := _difference(rust)):
             keys = (
                 f'"tokenizer_class": "PreTrainedTokenizerFast", "model_input_names": {json.dumps(_INPUTS[has_types])}'
@@ -179,24 +179,25 @@ def read_tokenizer(vocabulary: Path) -> RustTokenizer:
     if not has_types:
         add_special_tokens(rust)  # checks the template that is replaced here
         rust.post_processor = _template(rust.get_vocab(), second_type=0)
+    if token := next((token for token in rust.get_vocab() if len(token) > _LONGEST), None):  # answers repeat it
+        raise CheckpointError(vocabulary, f"has a token of {len(token)} characters, at most {_LONGEST} are supported")
     return rust
 
 
-def _check_cost(file: Path, rust: RustTokenizer) -> None:
-    """Raise CheckpointError if a short text can take long, or a token makes answers long: a checkpoint of strangers may
-    be made for that."""
-    parts = json.loads(rust.to_str())
-    waiting = [parts["normalizer"] or {}]
+def _check_cost(file: Path, parts: Mapping[str, Any]) -> None:
+    """Raise CheckpointError if a short text can take long: a checkpoint of strangers may be made for that."""
+    waiting = [parts["normalizer"] or {}, parts["pre_tokenizer"] or {}]
     while waiting:
         part = waiting.pop()
-        waiting += part.get("normalizers", [])
-        kind, replaced = part.get("type"), part.get("pattern", {}).get("String", "")
-        if kind in ("Prepend", "Precompiled") or (kind == "Replace" and len(part["content"]) > len(replaced)):
+        waiting += part.get("normalizers", []) + part.get("pretokenizers", [])
+        kind, pattern = part.get("type"), part.get("pattern") or {}
+        if "Regex" in pattern:
+            raise CheckpointError(file, f"has a regular expression ({kind}), which can take long; it is not supported")
+        longer = kind == "Replace" and len(part["content"]) > len(pattern["String"])
+        if longer or kind in ("Prepend", "Precompiled"):
             raise CheckpointError(file, f"has a normalizer {kind}, which can make texts longer; it is not supported")
     if (longest := parts["model"]["max_input_chars_per_word"]) > _LONGEST:
         raise CheckpointError(file, f"max_input_chars_per_word is {longest}, at most {_LONGEST} are supported")
-    if token := next((token for token in rust.get_vocab() if len(token) > _LONGEST), None):
-        raise CheckpointError(file, f"has a token of {len(token)} characters, at most {_LONGEST} are supported")
 
 
 def _check_settings(file: Path, config: Mapping[str, Any]) -> None:

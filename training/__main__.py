@@ -125,7 +125,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         finished = _run(parsed, overrides, arguments)
     except torch.OutOfMemoryError as error:
-        print(f"error: {error}\nlower micro_batch_tokens, and give the run another name", file=sys.stderr)
+        advice = "\nlower micro_batch_tokens, and give the run another name" * (parsed.command in (*PARALLEL, "all"))
+        print(f"error: {error}{advice}", file=sys.stderr)
         return 1
     except (BertError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)

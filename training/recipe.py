@@ -318,6 +318,7 @@ class FinetuneConfig(_Strict):
     def _valid_labels_and_seeds(self) -> FinetuneConfig:
         if len(self.label_names) < 2:
             raise ValueError("labels must name two labels or more")
+        BertConfig(id2label=dict(enumerate(self.label_names)))  # raises ConfigError
         if len(set(self.seeds)) < len(self.seeds):
             raise ValueError("seeds must differ: each has its own folder")
         if len(self.seeds) > 1 and not self.dev_fraction:

@@ -36,7 +36,7 @@ PROBLEM_TYPES: dict[type[Exception] | int, ProblemType] = {
     400: ProblemType(400, "bad_request", "Not a valid HTTP/1.1 request"),
     404: ProblemType(404, "not_found", "Not found"),
     405: ProblemType(405, "method_not_allowed", "Method not allowed"),
-    431: ProblemType(431, "request_header_fields_too_large", "The request line and the headers exceed 64 KiB"),
+    431: ProblemType(431, "request_header_fields_too_large", "The request line and the headers are too large"),
     errors.NotJSONError: ProblemType(400, "not_json", "The body is not JSON"),
     errors.HostNotAllowedError: ProblemType(400, "host_not_allowed", "Host not allowed"),
     errors.UnauthorizedError: ProblemType(401, "unauthorized", "Missing or invalid API key"),

@@ -196,7 +196,7 @@ class Engine:
             def to_result(_: Input, query: Query, answer: Answer) -> LabelResult:
                 return results.label_result(labels, query, answer, top_k)
 
-            prediction_bytes = self._policy.prediction_bytes + max(map(len, labels))
+            prediction_bytes = self._policy.prediction_bytes + max(len(label.encode()) for label in labels)
 
             def result_bytes(_: Input, __: Query) -> int:
                 return len(labels[:top_k]) * prediction_bytes

@@ -10,7 +10,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable, Hashable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
@@ -81,6 +81,8 @@ class Scheduler:
         self._on_failure = on_failure
         self._is_current = is_current
         self._processes = 0
+        self._replaced = asyncio.Semaphore()
+        """Processes of the backend that was replaced last"""
         self._queue = FairQueue()
         self._load_by_size = LoadBySize()
         self._unanswered: set[QueuedRequest] = set()
@@ -107,6 +109,7 @@ class Scheduler:
     def open(self, processes: int) -> None:
         """A backend was loaded: compute up to `processes` batches at the same time. Batches of the backend that it
         replaces run in other processes, so they count no longer."""
+        self._replaced = asyncio.Semaphore(max(1, self._processes))
         self._processes = processes
         self._running.clear()
         self._dispatch_soon()
@@ -274,7 +277,8 @@ class Scheduler:
 
     async def _compute(self, batch: list[Pending], running: Running) -> None:
         try:
-            answers = await self._run_isolated(batch, running)
+            async with nullcontext() if running in self._running else self._replaced:
+                answers = await self._run_isolated(batch, running)
             if running in self._running:  # else another backend has been loaded since
                 self._record(batch, answers, running)
             self._running.discard(running)

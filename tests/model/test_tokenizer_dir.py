@@ -305,7 +305,24 @@ REFUSED: dict[str, tuple[Files, str, str]] = {
     "a normalizer by a regular expression": (
         generic(normalizer=LONGER | {"pattern": {"Regex": "(x+x+)+y"}}),
         "tokenizer.json",
-        "has a normalizer Replace",
+        r"has a regular expression \(Replace\), which can take long",
+    ),
+    "a pre-tokenizer by a regular expression": (
+        generic(
+            pre_tokenizer={
+                "type": "Sequence",
+                "pretokenizers": [
+                    {"type": "Split", "pattern": {"Regex": "(x+x+)+y"}, "behavior": "Removed", "invert": False}
+                ],
+            }
+        ),
+        "tokenizer.json",
+        r"has a regular expression \(Split\)",
+    ),
+    "a long line of vocab.txt": (
+        {"vocab.txt": VOCAB_TXT + "x" * 2000 + "\n"},
+        "vocab.txt",
+        "has a token of 2000 characters",
     ),
     "longer words": (
         generic(model=tokenizer_json()["model"] | {"max_input_chars_per_word": 10**9}),

@@ -8,6 +8,7 @@ import importlib.metadata
 import io
 import json
 import os
+import re
 import signal
 import sys
 import time
@@ -23,6 +24,8 @@ from bert_client.http.base import DEFAULT_URL, without_userinfo
 from bert_client.http.client import BertClient
 from bert_client.http.retry import RetryPolicy
 from bert_client.results import FillMaskResult, LabelResult
+
+_CONTROLS = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]")
 
 REFUSED, UNREACHABLE, INTERRUPTED = 1, 3, 130
 
@@ -110,8 +113,8 @@ def _fail(message: str, code: int) -> int:
 
 
 def _printable(text: str) -> str:
-    """Without control characters: a service could send those of the terminal."""
-    return "".join(letter if letter.isprintable() else ascii(letter)[1:-1] for letter in text)
+    """With control characters as escapes of JSON: a service could send those of the terminal."""
+    return _CONTROLS.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
 
 
 def _sleep_with_notice(url: str) -> Callable[[float], None]:
@@ -150,7 +153,7 @@ def _answer_texts(client: BertClient, given: argparse.Namespace) -> int:
             code = _fail(f"{place}{result.at(None)}", REFUSED)
             continue
         if given.json:
-            print(json.dumps(asdict(result), ensure_ascii=False))
+            print(_printable(json.dumps(asdict(result), ensure_ascii=False)))
             continue
         if len(inputs) > 1:
             print(text)
@@ -163,7 +166,7 @@ def _lines(result: FillMaskResult | LabelResult) -> list[str]:
     if isinstance(result, LabelResult):
         return [f"{entry.score:8.4f}  {_printable(entry.label)}" for entry in result.predictions]
     entries = [entry for mask in result.masks for entry in mask.predictions]
-    return [f"{entry.score:8.4f}  {_printable(entry.token_str):<16}  {entry.sequence}" for entry in entries]
+    return [f"{entry.score:8.4f}  {_printable(entry.token_str):<16}  {_printable(entry.sequence)}" for entry in entries]
 
 
 def _check_arguments(given: argparse.Namespace) -> None:

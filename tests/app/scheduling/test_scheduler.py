@@ -309,14 +309,16 @@ async def test_scheduler_beside_a_batch_that_hangs_every_process_computes(comput
 async def test_scheduler_batches_of_a_replaced_backend_take_no_process_of_the_new_one(computer: Computer) -> None:
     async with running(computer, is_current=lambda encoder: encoder == "new") as scheduler:
         computer.gate.clear()
-        old = [await start(scheduler, n, encoder="old") for n in (1, 2)]
+        first = await start(scheduler, 1, encoder="old")
         await computer.has_entered()
+        left, last = await start(scheduler, 2, encoder="old"), await start(scheduler, 3, encoder="old", tokens=100)
+        new = await start(scheduler, 4, encoder="new")
         await computer.has_entered()
-        new = await start(scheduler, 3, encoder="new")
-        await computer.has_entered()
-        assert ("new", [3]) in computer.batches
+        assert computer.batches == [("old", [1]), ("new", [4])]
+        left.cancel()
         computer.gate.set()
-        assert await asyncio.gather(*old, new) == [[2], [4], [6]]
+        assert await asyncio.gather(first, last, new) == [[2], [6], [8]]
+    assert [items for _, items in computer.batches] == [[1], [4], [3]]
 
 
 async def test_scheduler_deadline_that_has_passed_is_refused_at_once(computer: Computer) -> None:
