@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections import defaultdict, deque
+from collections import OrderedDict, defaultdict, deque
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 
@@ -50,7 +50,11 @@ class QueuedRequest:
         self.waiting.extend(Pending(self, i, *pair) for i, pair in enumerate(zip(items, tokens, strict=True)))
 
 
-def take_batch(waiting: deque[QueuedRequest], max_tokens: int) -> list[Pending]:
+Waiting = OrderedDict[QueuedRequest, None]
+"""Requests with items that wait, in order; any of them can be removed at once."""
+
+
+def take_batch(waiting: Waiting, max_tokens: int) -> list[Pending]:
     """Take items off `waiting` up to `max_tokens`, one from each request in turn.
 
     A request that gave an item goes to the back if it has more, so a request of 512 inputs delays a single input by
@@ -60,18 +64,16 @@ def take_batch(waiting: deque[QueuedRequest], max_tokens: int) -> list[Pending]:
     batch: list[Pending] = []
     room = max_tokens
     while waiting:
-        request = waiting[0]
-        if not request.waiting:  # withdrawn
-            waiting.popleft()
-            continue
+        request = next(iter(waiting))
         if batch and request.waiting[0].tokens > room:
             break
         pending = request.waiting.popleft()
         room -= pending.tokens
         batch.append(pending)
-        waiting.popleft()
         if request.waiting:
-            waiting.append(request)
+            waiting.move_to_end(request)
+        else:
+            del waiting[request]
     return batch
 
 
@@ -81,11 +83,11 @@ class FairQueue:
     def __init__(self) -> None:
         self.tokens = 0
         """Tokens of all waiting items."""
-        self._by_encoder: dict[Hashable, deque[QueuedRequest]] = {}
+        self._by_encoder: dict[Hashable, Waiting] = {}
 
     def push(self, request: QueuedRequest) -> None:
         """Add a request at the back."""
-        self._by_encoder.setdefault(request.encoder, deque()).append(request)
+        self._by_encoder.setdefault(request.encoder, OrderedDict())[request] = None
         self.tokens += sum(pending.tokens for pending in request.waiting)
 
     def take(self, max_tokens: int) -> list[Pending]:
@@ -101,9 +103,11 @@ class FairQueue:
         return []
 
     def withdraw(self, request: QueuedRequest) -> None:
-        """Remove a request's waiting items."""
+        """Remove a request and its waiting items."""
         self.tokens -= sum(pending.tokens for pending in request.waiting)
         request.waiting.clear()
+        if waiting := self._by_encoder.get(request.encoder):
+            waiting.pop(request, None)
 
 
 class LoadBySize:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections import deque
+from collections import OrderedDict
 from collections.abc import Sequence
 
 from hypothesis import given
 from hypothesis import strategies as st
 
 from app.scheduling.deadline import Deadline
-from app.scheduling.fair_queue import FairQueue, LoadBySize, QueuedRequest, take_batch
+from app.scheduling.fair_queue import FairQueue, LoadBySize, QueuedRequest, Waiting, take_batch
 
 FAR = Deadline(1e12)  # no test meets it
 
@@ -23,8 +23,8 @@ def request_of(tokens: Sequence[int], encoder: str = "a", number: int = 0) -> Qu
     return request
 
 
-def waiting_of(requests: Sequence[Sequence[int]]) -> deque[QueuedRequest]:
-    return deque(request_of(tokens, number=number) for number, tokens in enumerate(requests))
+def waiting_of(requests: Sequence[Sequence[int]]) -> Waiting:
+    return OrderedDict.fromkeys(request_of(tokens, number=number) for number, tokens in enumerate(requests))
 
 
 def batches_of(requests: Sequence[Sequence[int]], max_tokens: int) -> list[list[tuple[int, int]]]:
@@ -67,9 +67,9 @@ def test_take_batch_takes_no_second_item_of_a_request_before_one_of_each(
 def test_take_batch_serves_a_single_request_behind_512_inputs() -> None:
     waiting = waiting_of([[10] * 512])
     take_batch(waiting, 100)
-    waiting += waiting_of([[10]])
+    waiting |= waiting_of([[10]])
     batch = take_batch(waiting, 100)
-    assert waiting[0].tokens == 5120  # only the large one is left
+    assert [request.tokens for request in waiting] == [5120]  # only the large one is left
     assert len({id(pending.request) for pending in batch}) == 2
 
 
@@ -77,13 +77,6 @@ def test_take_batch_lets_no_item_overtake_a_large_one_at_the_front() -> None:
     waiting = waiting_of([[90], [90], [5]])
     assert [p.tokens for p in take_batch(waiting, 100)] == [90]
     assert [p.tokens for p in take_batch(waiting, 100)] == [90, 5]
-
-
-def test_take_batch_passes_over_withdrawn_jobs() -> None:
-    waiting = waiting_of([[1], [1]])
-    waiting[0].waiting.clear()
-    assert [p.item for p in take_batch(waiting, 10)] == [(1, 0)]
-    assert not waiting
 
 
 def test_fair_queue_encoders_take_turns_and_do_not_mix() -> None:
@@ -105,7 +98,17 @@ def test_fair_queue_withdraw_removes_what_waits() -> None:
     queue.withdraw(request)
     queue.withdraw(request)
     assert queue.tokens == 0
+    assert not queue._by_encoder["a"], "a batch that hangs keeps no requests that have ended"
     assert queue.take(100) == []
+
+
+def test_fair_queue_passes_over_withdrawn_requests() -> None:
+    queue = FairQueue()
+    first, second = request_of([1]), request_of([1], number=1)
+    queue.push(first)
+    queue.push(second)
+    queue.withdraw(first)
+    assert [pending.item for pending in queue.take(10)] == [(1, 0)]
 
 
 def test_load_ahead_of_a_small_job_is_a_few_items_of_a_large_one() -> None:
