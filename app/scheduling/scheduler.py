@@ -237,7 +237,7 @@ class Scheduler:
     # Batches --------------------------------------------------------------------------------------------------
 
     def use_free_processes(self) -> None:
-        """Called now and then: beside a batch that hangs, nothing else may start one."""
+        """To be called now and then: while a batch hangs, no end of a batch lets others start."""
         if self.computing_for > SLOW_BATCH_SECONDS:
             self._dispatch_soon()
 
