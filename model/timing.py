@@ -1,4 +1,4 @@
-"""Seconds that alternatives take, compared beside whatever else the machine does."""
+"""The time that alternatives take, on a machine that may do other work too."""
 
 from __future__ import annotations
 

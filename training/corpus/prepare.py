@@ -113,9 +113,9 @@ def check_labelled_settings(recipe: Recipe) -> None:
     sources, its split or their files have changed since. Sources of `finetune.test` may be left out."""
     if (record := read_json(recipe.folder / TRAINED_ON)) is None:
         raise RunError(
-            f"{recipe.folder / TRAINED_ON} is missing, so nobody knows which texts {recipe.folder / 'sentiment'} was "
-            "trained on, and the texts to evaluate on may be among them: run finetune again; put a classifier of "
-            "another run into a folder of its own, and name that with --weights"
+            f"{recipe.folder / TRAINED_ON} is missing, so {recipe.folder / 'sentiment'} may have been trained on the "
+            "texts to evaluate on: run finetune again; put a classifier of another run into a folder of its own, and "
+            "name that with --weights"
         )
     keys = ("train", "test", "labels", "dev_fraction")
     before, now = ({key: values[key] for key in keys} for values in (record["settings"], _labelled_settings(recipe)))
