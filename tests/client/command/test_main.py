@@ -520,6 +520,14 @@ def test_bert_does_not_read_what_it_writes_to_standard_output(url: str, tmp_path
     assert "the output is the file that is read" in done.stderr
 
 
+@pytest.mark.parametrize("form", [[], ["--json"]])
+def test_bert_prints_no_control_characters_of_a_service(bert: Bert, form: list[str]) -> None:
+    with serve() as echo:  # its label is the text
+        code, output, _ = bert("sentiment", "a\x1b[2J\x9b\u202eb", "--url", echo.url, *form)
+    assert (code, output.count("\\u001b[2J\\u009b\\u202eb")) == (0, 1)
+    assert not set("\x1b\x9b\u202e") & set(output)
+
+
 def test_bert_text_that_is_not_in_the_encoding_of_the_terminal_is_misuse(bert: Bert) -> None:
     code, _, complaint = bert("sentiment", "good", os.fsdecode(b"caf\xe9"))
     assert code == 2
