@@ -8,12 +8,15 @@ Server and load generator share the processor.
 from __future__ import annotations
 
 import argparse
+import math
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
+
+import torch
 
 from benchmarks import checkpoints, load, offline, results, texts, wrk
 from benchmarks.load import Report
@@ -75,7 +78,8 @@ def rows(asked: Sequence[Scenario], reports: Sequence[dict[str, list[Report]]]) 
         own = [by_name.get(name, []) for by_name in reports]
         cells: list[float | str | None] = []
         for scenario, runs in zip(asked, own, strict=True):
-            cells += [median(map(figure, runs)) if runs else None for figure in scenario.figures.values()]
+            figures = (median(map(figure, runs)) if runs else None for figure in scenario.figures.values())
+            cells += [None if figure is None or math.isnan(figure) else figure for figure in figures]
         speeds = [[run.throughput for run in runs] for runs in (next(iter(reports[0].values())), under_load)]
         errors = sum(n for runs in own for run in runs for status, n in run.statuses.items() if status != "200")
         made[name] = [*cells, results.ratio(*speeds), errors]
@@ -136,8 +140,8 @@ def main() -> None:
             limits.append(ceiling(score, sentences[:1024]))
     columns = {f"{s.name}: {figure}": ",.1f" if "ms" in figure else ",.0f" for s in asked for figure in s.figures}
     notes = f"Load by {'wrk' if use_wrk else 'benchmarks.load'} on the same cores, {options.rounds} rounds of "
-    notes += f"{options.seconds:g} s; peers in {options.dtype}. Without HTTP, the backend of bert-serve in "
-    notes += f"{options.dtype} does {median(limits):,.0f} sentences/s."
+    notes += f"{options.seconds:g} s; peers in {options.dtype}. Without HTTP, one process of bert-serve with "
+    notes += f"{torch.get_num_threads()} threads does {median(limits):,.0f} sentences/s in {options.dtype}."
     columns |= {"first row ÷ this row, 64 × 1": "", "errors": ",.0f"}
     results.publish(results.result(columns, rows(asked, reports), notes, ("transformers", "litserve")), options.json)
 
