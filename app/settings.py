@@ -134,7 +134,8 @@ class Settings(BaseModel):
     max_upload_bytes: int = Field(
         32 * 1024 * 1024,
         ge=1,
-        description="bytes of all bodies over 64 KiB that are being received; a request beyond that gets 429",
+        description="bytes of all bodies over 64 KiB that are being received, one without Content-Length counted as "
+        "`BERT_MAX_BODY_BYTES`; a request beyond that gets 429",
     )
     request_timeout_ms: int = Field(
         30_000,

@@ -1,7 +1,9 @@
-"""What a device serves at best: `python -m benchmarks.ceiling`. Texts of equal length through the service's own
-backend, in batches of growing size, with random weights; beside it the encoder alone, whose batch lies ready on
-the device, and on a GPU small batches by captured graphs, copied there each time. The share of the matmul peak
-counts what the answers need: in the last layer `[CLS]` only.
+"""The highest throughput of a device: `python -m benchmarks.ceiling`.
+
+Texts of equal length go through the service's own backend, in batches of growing size, with random weights. Beside it,
+the encoder alone computes the same batches, which are on the device already. On a GPU, captured CUDA graphs compute
+them too; then each batch is copied to the GPU every time, and large ones run without a graph. The share of the matmul
+peak counts only what the answers need: in the last layer `[CLS]` only.
 """
 
 from __future__ import annotations

@@ -246,7 +246,7 @@ unpacked() { # FILE FOLDER: a compressed archive; the machine may lack xz
 shutil.copyfileobj(lzma.open(sys.argv[1]), sys.stdout.buffer, 1 << 20)' "$1" | tar -x -C "$2"
 }
 
-stand_ins() { # RUN FOLDER: empty files of the size and time of the texts, which `finetune` compares with what it knows
+stand_ins() { # RUN FOLDER: files of zeros with the size and time of the texts, which `finetune` compares with its record
     "$PYTHON" -c 'import json, os, pathlib, sys
 for name, (size, changed, _) in json.loads(pathlib.Path(sys.argv[1], "file-hashes.json").read_text()).items():
     file = pathlib.Path(sys.argv[2], name)

@@ -3,7 +3,7 @@
 Closed loop: each of N connections sends its next request when the last is answered. Open loop (`--rate`):
 requests come at random times (Poisson) whether or not the service keeps up, and a latency counts from the
 moment the request was meant to be sent, so a stalled service cannot hide its queue (coordinated omission).
-HTTP/1.1 with keep-alive on bare asyncio protocols: on a shared machine the client may cost little.
+HTTP/1.1 with keep-alive on bare asyncio protocols, because a client that shares the machine must cost little.
 """
 
 from __future__ import annotations
@@ -160,7 +160,7 @@ class _Run:
             self.free(connection)
 
     def free(self, connection: Connection) -> None:
-        """What a connection does next: an arrival that waits, else nothing."""
+        """Send the oldest waiting request on this connection, or leave it idle."""
         if self.backlog:
             self.ask(connection, self.backlog.popleft())
         else:

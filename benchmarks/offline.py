@@ -192,7 +192,7 @@ def with_openvino(peer: Peer, dtype: str) -> Forward:
         "INFERENCE_PRECISION_HINT": {"bfloat16": "bf16", "float32": "f32", "int8": native}[dtype],
         "INFERENCE_NUM_THREADS": peer.threads,
         "PERFORMANCE_HINT": "LATENCY",
-        "ENABLE_CPU_PINNING": False,  # all processes to the same core
+        "ENABLE_CPU_PINNING": False,  # it would pin all processes to the same core
     }
     file = peer.file("int8.xml", quantize) if dtype == "int8" else peer.onnx()
     compiled = openvino.Core().compile_model(file, "CPU", settings)

@@ -1,7 +1,7 @@
-"""Ten times more than the service can do: `python -m benchmarks.overload`.
+"""The service at ten times its capacity: `python -m benchmarks.overload`.
 
-Its capacity, by a closed loop, and then requests at random times at a multiple of that, in turns. What is
-accepted should be answered in time, as much of it as without the overload, and the memory should not grow. Load
+A closed loop measures the capacity; in turns with it, requests come at random times at a multiple of that (`--factor`).
+Accepted requests should be answered in time, as many as without the overload, and memory should not grow. Load
 generator and server share the processor, so requests carry many sentences: sending them costs little.
 """
 
@@ -52,7 +52,7 @@ def main() -> None:
         common = {"inputs": options.inputs, "warm_up": _WARM_UP, "deadline": options.deadline_ms / 1e3}
         calm = [load.measure(server.url, bodies, seconds=8, connections=8, **common)]
         rate = options.factor * calm[0].throughput / options.inputs
-        load.measure(server.url, bodies, seconds=4, rate=rate, **common)  # memory that overload needs at all
+        load.measure(server.url, bodies, seconds=4, rate=rate, **common)  # the first overload takes memory that stays
         before, used, busy = resident(server), 0.0, []
         for _ in range(options.rounds):
             began = time.process_time()

@@ -115,7 +115,7 @@ def main() -> None:
     parser.add_argument("--checkpoints", type=Path, help="folder with pretrained/ and sentiment/")
     parser.add_argument("--texts", type=Path, help="JSON Lines file of reviews; else sentences are generated")
     parser.add_argument("--dtype", default=offline.native_dtypes()[-1], choices=["bfloat16", "float32"])
-    parser.add_argument("--only", nargs="+", help="names of peers, as far as they tell them apart")
+    parser.add_argument("--only", nargs="+", help="peers to measure, by the beginning of their names")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--seconds", type=float, default=6, help="of one measurement")
     parser.add_argument("--client", choices=["auto", "wrk", "python"], default="auto", help="auto: wrk if installed")

@@ -1,8 +1,8 @@
-"""A long time under callers of all kinds: `python -m benchmarks.soak --minutes 30`.
+"""A long run with valid, invalid and abandoned requests: `python -m benchmarks.soak --minutes 30`.
 
-First the capacity, by a closed loop; then requests come at random times at 70% of it. One in a hundred is
-garbage. Beside them, one for each hundred is sent by a caller that hangs up before the answer. Good requests
-should get 200, garbage 400 or 422, and the memory should not grow. Ends with 1 if that is not so.
+A closed loop measures the capacity; then requests come at random times at 70% of it (`--load`). One in a hundred
+(`--share`) is garbage, and callers who hang up before the answer send as many more. The exit status is 1 if a status is
+not 200, 400 or 422, if a request is left in the queue, or if memory grows by more than 5%.
 """
 
 from __future__ import annotations

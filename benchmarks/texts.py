@@ -1,4 +1,4 @@
-"""Sentences to measure with: made here, the same in every run, or real ones from a folder of reviews."""
+"""Sentences to measure with: generated, the same in every run, or real ones from a JSON Lines file of reviews."""
 
 from __future__ import annotations
 

@@ -162,7 +162,8 @@ def from_hugging_face(model: Model, tensors: Mapping[str, Tensor], file: Path) -
     """The state dict of `model`, from tensors under Hugging Face's names.
 
     Raises:
-        CheckpointError: a tensor is missing, or has another shape than the configuration implies.
+        CheckpointError: a tensor is missing, is not of floating point, has values that are not finite, or has another
+            shape than the configuration implies.
     """
     state: dict[str, Tensor] = {}
     for name, own in model.state_dict().items():

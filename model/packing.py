@@ -117,7 +117,8 @@ class PackedBatch:
             outputs: ascending output positions within each sequence; all positions by default.
 
         Raises:
-            ValueError: an empty sequence, no sequence, or arguments whose lengths differ.
+            ValueError: an empty sequence, no sequence, token types for another number of tokens, or output positions
+                that `with_outputs` refuses.
         """
         lengths = [len(ids) for ids in input_ids]
         if not lengths or not all(lengths):

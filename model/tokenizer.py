@@ -104,7 +104,8 @@ class Tokenizer:
         and `_` belongs to a word."""
         self._by_word = self._is_plain and all("[" in token.content for token in added)
         """Whether a text without "[" may be split into words."""
-        # Of a copy, because a cycle would outlive a reload: `gc.freeze` keeps the collector from it.
+        # `WordIds` keeps a method of the tokenizer. It is that of a copy, because a reference back to `self` would be a
+        # cycle, which is never collected after `gc.freeze` and so would keep a replaced tokenizer in memory.
         self._words = copy.copy(self).word_ids("I", _CACHED_WORDS) if self._by_word else None
         self.pad_id, self.unk_id, self.cls_id, self.sep_id, self.mask_id = map(self.token_id, SPECIAL_TOKENS)
         self.special_ids = frozenset(map(self.token_id, SPECIAL_TOKENS))

@@ -93,8 +93,8 @@ class SourceConfig(_Strict):
     """How to read text in Penn Treebank tokens, such as SST-2's `it is n't`: `kept` as it is, `joined` as people
     write it (`it isn't`), `both` as two texts where the words differ."""
     lines: Literal["paragraph", "wrapped", "sentence"] = "paragraph"
-    """What a line of plain text is: a `paragraph`, a `sentence`, or a part of a paragraph that is `wrapped` to a
-    width. A blank line always ends a document."""
+    """What a line of a text is: a `paragraph`, a `sentence`, or a part of a paragraph that is `wrapped` to a width. In
+    plain text without labels, a blank line ends a document."""
     limit: Positive | None = None
     """Documents to read at most."""
     by: str | None = None
@@ -287,8 +287,8 @@ class FinetuneConfig(_Strict):
     seeds: tuple[Seed, ...] = ()
     """Train once with each seed and keep the best on dev. If empty, once with the recipe's `seed`."""
     dev_fraction: Share = 0.05
-    """Share of each source's texts, or of its groups, that is never trained on. It serves to choose the seed and the
-    temperature."""
+    """Share of each source's texts, or of its groups, that `finetune` does not train on. It serves to choose the seed
+    and the temperature."""
     epochs: Annotated[float, Field(gt=0)] = 2.0
     """Passes over the texts; cannot be raised for a finished run."""
     max_length: Annotated[Whole, Field(ge=8)] = 256

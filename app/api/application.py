@@ -36,8 +36,8 @@ def create_app(settings: Settings, backend: Backend | None = None, *, serves_whi
     """Make the ASGI app. Its lifespan loads the weights, and raises if they cannot be loaded.
 
     Args:
-        serves_while_loading: Whether the lifespan begins before the models are loaded; requests get 503 until then,
-            and `lifecycle.failure` says why a load failed.
+        serves_while_loading: Whether start-up ends before the models are loaded. Then requests get 503 until they are,
+            and a failed load raises nothing: `lifecycle.failure` has the reason.
     """
     metrics = Metrics()
     lifecycle = Lifecycle(lambda: backend or _process_pool(settings), settings, metrics)

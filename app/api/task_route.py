@@ -46,8 +46,8 @@ _PARTS = 16
 _MIN_PART_BYTES = 256 * 1024
 _MAX_FIELD_ERRORS = 100
 """More are counted instead of listed: listing ten thousand takes too long."""
-_MAX_PLACES = 512
-"""Inputs among which one that is half of a character is looked for."""
+_MAX_SEARCHED_INPUTS = 512
+"""Inputs that are searched for half of a surrogate pair, so that the error names the first one that has it."""
 _MAX_FIELD_NAME = 100
 """Characters of an unknown field's name in an error."""
 _PAIR = '{"text": …, "text_pair": …}'
@@ -229,7 +229,7 @@ def _raise_not_json(body: bytes, error: ValueError) -> NoReturn:
         pass
     if _has_half_character(given):
         inputs = given.get("inputs") if isinstance(given, dict) else None
-        first = inputs[:_MAX_PLACES] if isinstance(inputs, list) else []
+        first = inputs[:_MAX_SEARCHED_INPUTS] if isinstance(inputs, list) else []
         index = [i for i, one in enumerate(first) if _has_half_character(one)][:1]
         raise errors.InvalidInputError(
             InvalidTextError(), ("inputs", *index) if _has_half_character(inputs) else ()

@@ -73,7 +73,7 @@ class BertService:
         """When Ray last asked for the load, and how many tokens had been computed by then."""
 
     def __serve_build_asgi_app__(self) -> FastAPI:
-        """The app; its lifespan ends once the models answer."""
+        """The app; its start-up ends once the models answer."""
         app = create_app(self._settings)
         self._lifecycle: Lifecycle = app.state.lifecycle
         return app

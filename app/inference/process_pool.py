@@ -30,7 +30,7 @@ _BUSY_FRACTION, _BUSY_CHECK_SECONDS = 0.5, 0.25
 _BLOCKED_SIGNALS = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}
 """Signals to the whole process group concern the HTTP process, which needs the others while it drains."""
 _EXIT_SECONDS = 5.0
-"""Time in which a process ends that has closed its connection, and one that was killed."""
+"""Seconds to wait for the end of a process that has closed its connection, and again after killing it."""
 _KILLED = (
     "the inference process was killed by signal 9, probably by the operating system because memory ran out; raise the "
     "memory limit of the container, or set a lower BERT_THREADS (one process for each) or BERT_MAX_BATCH_TOKENS"
@@ -125,7 +125,7 @@ class ProcessPool:
 
     @property
     def preferred_concurrent_batches(self) -> int:
-        """See `Backend.preferred_concurrent_batches`: one batch fewer while the HTTP process needs a core."""
+        """See `Backend.preferred_concurrent_batches`: one batch fewer while the HTTP process is busy."""
         now = time.monotonic()
         if now - self._busy_checked > _BUSY_CHECK_SECONDS:
             used = time.process_time()

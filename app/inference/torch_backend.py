@@ -50,24 +50,25 @@ class ComputePolicy:
     max_gpu_tokens: int = 16_384
     """Tokens of a batch beyond which a GPU computes no faster."""
     max_cpu_tokens: int = 2048
-    """The same on a CPU, where oneDNN makes a kernel for each number of rows at its first use: the service makes
-    those for up to so many rows when it starts."""
+    """The same on a CPU. oneDNN makes a kernel for each number of rows at its first use, so start-up makes those of up
+    to this many rows."""
     max_cpu_tokens_alone: int = 512
-    """The same for a batch that takes all threads."""
+    """Tokens up to which start-up makes the kernels of a text that is computed with all threads."""
     warm_up_seconds: float = 5.0
     """Time for making kernels at the start; the rest are made when they are needed."""
     min_seconds_for_all_threads: float = 0.004
     """Seconds that a batch takes with one thread, from which on several threads are faster."""
     min_int8_speedup: float = 1.2
-    """The log recommends int8 if a linear layer is at least so many times as fast; the rest of the network is not."""
+    """The log recommends int8 if a linear layer is at least this many times as fast: the rest of the network gains
+    nothing."""
     masks_per_projection: int = 512
     """Masks that are projected onto the vocabulary together: 512 rows of 30,522 float32 are 60 MB."""
     speed_text_tokens: int = 32
-    """Of the measurement at the start: tokens of a text."""
+    """Tokens of each text in the measurement of speed at start-up."""
     speed_batches: tuple[int, ...] = (8, 8, 32, 32, 64, 64, 128, 128)
-    """Texts of each batch."""
+    """Texts of each batch of this measurement."""
     speed_seconds: float = 0.25
-    """Time within which the last batch begins."""
+    """Seconds after which this measurement begins no further batch."""
 
 
 POLICY = ComputePolicy()

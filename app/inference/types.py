@@ -40,7 +40,7 @@ class Query:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """Probabilities, one row per mask, highest first; or one row over the labels, in the order of their ids."""
+    """Scores: one row per mask, highest first; or one row over the labels, in the order of their ids."""
 
     scores: list[list[float]]
     token_ids: list[list[int]] = field(default_factory=list)
@@ -103,7 +103,7 @@ class Backend(Protocol):
 
         Raises:
             CheckpointError: a directory cannot be served; the message names it.
-            SettingsError: the device does not exist.
+            SettingsError: the device does not exist, or does not compute in this precision.
             BackendDiedError: a process ended while it was loading.
         """
 

@@ -48,8 +48,8 @@ class EnginePolicy:
     """Inputs with fewer together are tokenized on the event loop, in 10 us for a sentence: handing them to a thread
     would cost the loop as much."""
     long_text_characters: int = 65_536
-    """Longer texts exceed the limit of any model, so all tasks truncate or refuse them. Tokenizing them is slow, so
-    they use a thread that others do not wait for."""
+    """Tokenizing longer texts is slow, so they use a thread that others do not wait for. They exceed the limit of any
+    model: all tasks truncate or refuse them, and only `/tokenize` answers them whole."""
     inline_answer_bytes: int = 200 * 1024
     """Larger answers are put together in a thread."""
     max_answer_bytes: int = 32 * 1024 * 1024
@@ -108,7 +108,7 @@ class Engine:
         self.scheduler = lifecycle.scheduler
 
     def check_backlog(self, body_bytes: int, deadline: Deadline) -> None:
-        """Raise QueueFullError, DeadlineExceededError or UnavailableError if a request of so many bytes has no
+        """Raise QueueFullError, DeadlineUnreachableError or UnavailableError if a request of so many bytes has no
         chance."""
         policy = self._policy
         tokens = min(body_bytes // policy.bytes_per_token, policy.max_assumed_tokens, self._settings.max_queue_tokens)
@@ -241,8 +241,7 @@ class Engine:
         advice: str,
         held: ExitStack | None,
     ) -> Reply[Result]:
-        """Everything between a parsed request and its results; ends it at its deadline, as `task_route` does while
-        the body arrives.
+        """Turn the inputs of a parsed request into its results, or raise DeadlineExceededError at its deadline.
 
         Without an encoder, nothing is computed after tokenization. `advice`: how to get a smaller answer. `held`: what
         is reserved until the caller has the answer.
@@ -312,9 +311,9 @@ class Engine:
             began = time.monotonic()
             try:
                 queries = work(check_cancelled)
-            except InvalidInputError:  # of a text that is too long, at its end; of others perhaps before it
-                speed = (time.monotonic() - began) / size
-                self._seconds_per_long_character = max(self._seconds_per_long_character, speed)
+            except InvalidInputError:  # perhaps before the last text was tokenized, so this is a lower bound
+                seconds_each = (time.monotonic() - began) / size
+                self._seconds_per_long_character = max(self._seconds_per_long_character, seconds_each)
                 raise
             self._seconds_per_long_character = (time.monotonic() - began) / size
             return queries
@@ -326,7 +325,7 @@ class Engine:
             self._long_characters -= size
 
     async def _in_thread(self, threads: ThreadPoolExecutor, work: Callable[[CheckCancelled], Result]) -> Result:
-        """What `work` returns. The function that it gets ends it once the request has ended."""
+        """Run `work` in a thread. Its argument is a function that raises once the request has ended."""
         ended = threading.Event()
 
         def check_cancelled() -> None:

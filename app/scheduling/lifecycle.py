@@ -218,7 +218,8 @@ class Lifecycle:
             return [UnavailableError("reloading", retry_after=1) for _ in queries]
 
     def _close_if_unused(self, owner: LoadedBackend) -> None:
-        """Every request has a deadline, so a replaced backend that hangs is closed within the request timeout."""
+        """Close a replaced backend once no request relies on it. Every request has a deadline, so one that hangs is
+        closed within the request timeout."""
         if owner is not self.current and not owner.requests:
             owner.is_closing = True
             task = asyncio.create_task(owner.backend.aclose())

@@ -24,7 +24,7 @@ from app.scheduling.throughput import Throughput
 logger = logging.getLogger(__name__)
 
 MIN_TOKENS_TO_SPLIT = 256
-"""Free processes do not share fewer tokens among them, because a forward pass has a cost of its own."""
+"""Tokens that a process may take at least, however many others are free: a forward pass has a fixed cost."""
 SLOW_BATCH_SECONDS = 1.0
 """A batch that takes longer may hang; the processes beside it do not pause then."""
 
@@ -131,8 +131,8 @@ class Scheduler:
 
     @contextmanager
     def reserve(self, tokens: Sequence[int], deadline: Deadline) -> Iterator[QueuedRequest]:
-        """Hold room in the queue for a request that is being tokenized, of so many estimated tokens in each item. More
-        than the whole queue counts as that; `answer` decides with the true number.
+        """Hold room in the queue for a request that is being tokenized, given the estimated tokens of each item. The
+        estimate counts as the whole queue at most; `answer` checks the true number.
 
         Raises:
             QueueFullError: the request does not fit now, or the server's deadline cannot be met.
@@ -237,7 +237,8 @@ class Scheduler:
     # Batches --------------------------------------------------------------------------------------------------
 
     def use_free_processes(self) -> None:
-        """To be called now and then: while a batch hangs, no end of a batch lets others start."""
+        """Start waiting items while a batch is slow. To be called often, because otherwise they start only when a
+        request arrives or a batch ends."""
         if self.computing_for > SLOW_BATCH_SECONDS:
             self._dispatch_soon()
 

@@ -123,7 +123,7 @@ class DrainingServer(uvicorn.Server):
         return True
 
     def _has_answered_503_long_enough(self) -> bool:
-        """At once if the models never loaded."""
+        """Whether the service has been broken for `_BROKEN_SECONDS`; true at once if the models never loaded."""
         now = time.monotonic()
         self._broken_since = self._broken_since or now
         return not self.lifecycle.has_loaded or now - self._broken_since > _BROKEN_SECONDS

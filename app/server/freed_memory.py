@@ -19,8 +19,9 @@ class FreedMemory:
     keeps a gigabyte may be killed by its memory limit at the next burst or reload."""
 
     def __init__(self) -> None:
-        self._least = resident_bytes()
-        """The least memory that was seen, in bytes."""
+        self._baseline = resident_bytes()
+        """Memory in bytes from which growth is measured: that of the start, or after `give_back`.
+        `give_back_after_growth` never raises it."""
         self._next_look = 0.0
 
     def give_back_after_growth(self) -> None:
@@ -28,16 +29,16 @@ class FreedMemory:
         if (now := time.monotonic()) < self._next_look:
             return
         self._next_look = now + _PAUSE_SECONDS
-        least = self._least
-        if resident_bytes() > least + _GROWTH_BYTES:
+        baseline = self._baseline
+        if resident_bytes() > baseline + _GROWTH_BYTES:
             self.give_back()
-            self._least = min(self._least, least)  # what is in use now may be freed before the next look
+            self._baseline = min(self._baseline, baseline)  # what is in use now may be freed before the next look
 
     def give_back(self) -> None:
         """Give all freed memory back. Other C libraries have no `malloc_trim`."""
         with suppress(AttributeError):
             ctypes.CDLL(None).malloc_trim(0)
-        self._least = resident_bytes()
+        self._baseline = resident_bytes()
 
 
 def resident_bytes() -> int:

@@ -29,7 +29,8 @@ class ProblemError(BertServiceError):
 
     Attributes:
         status: HTTP status.
-        code: Kind of problem, such as `queue_full`; `no_problem_document` for a refusal by a proxy.
+        code: Kind of problem, such as `queue_full`; `no_problem_document` for a refusal by a proxy;
+            `unexpected_answer` (status 200) for an input of a list or stream whose answer is not the service's.
         detail: A sentence for people.
         request_id: Of the request, in the service's log.
         errors: Faults that have a place in the request.
@@ -75,7 +76,7 @@ class InvalidInputError(ProblemError):
 
 
 class TooBusyError(ProblemError):
-    """The queue was full at every attempt."""
+    """The queue was full, or too many bytes were being received or sent, at every attempt."""
 
 
 class UnavailableError(ProblemError):

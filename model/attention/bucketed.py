@@ -15,9 +15,10 @@ from model.attention.cpu_inference import attend, padded_length
 from model.attention.length_buckets import length_buckets
 from model.packing import SequenceBounds
 
-# Torch's CPU kernel in 16 bits, as measured. It takes 16 keys at a time and the rest one by one, with another
-# exponential function. It multiplies by the values in blocks whose size depends on the number of keys: above
-# 128, or with AMX at 80 and 112. It sums for a single query in another order than for several.
+# What changes the order of sums in torch's CPU kernel in 16 bits, as measured:
+# - It takes 16 keys at a time and the rest one by one, with another exponential function.
+# - Above 128 keys, or with AMX at 80 and 112, the number of keys decides in which blocks values are summed.
+# - A single query is summed in another order than several.
 _SUMS_DEPEND_ON_LENGTH_ABOVE = 128
 _MIN_QUERIES = 2
 

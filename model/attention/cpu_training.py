@@ -20,7 +20,7 @@ class MatmulAttention(Attention):
 
     One gather lays all heads of all sequences out for the products and one brings the results back; their
     gradients are gathers or copies too. Shapes are rounded up to a few, because oneDNN compiles a kernel for
-    each new one (0.4 to 1 ms, half a megabyte). Inference of single texts uses `BucketedAttention` instead.
+    each new one (0.4 to 1 ms, half a megabyte). Inference uses `BucketedAttention` instead.
     """
 
     def __init__(self, queries: SequenceBounds, keys: SequenceBounds) -> None:

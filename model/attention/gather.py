@@ -10,10 +10,10 @@ def gather_rows(rows: Tensor, index: Tensor, inverse: Tensor | None = None) -> T
     """`rows[index]`: (rows, ...) -> (len(index), ...).
 
     Args:
-        rows: where each row is used at most once; further copies of a row are padding.
-        index: the row of each output, (outputs,).
-        inverse: the output at which each row is used, (rows,); other outputs are padding and pass no gradient
-            back. Without it, each row occurs at most once in `index`.
+        rows: (rows, ...)
+        index: the row of each output, (outputs,). Without `inverse`, no row may occur twice.
+        inverse: the one output of each row that passes a gradient back, (rows,). Further outputs with the same row are
+            padding.
     """
     if not (torch.is_grad_enabled() and rows.requires_grad):
         return rows.index_select(0, index)

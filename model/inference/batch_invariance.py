@@ -26,7 +26,7 @@ _Product = tuple[float, ...]
 MAX_CHUNK_ROWS = 2048
 
 _PROBE_SIZES = (8, 40, 64, 128, 256, 704, 1536, 2048)
-"""Tried first: where all of them sum alike, all sizes do, and no others need to be tried."""
+"""Tried first: if these sum in one order, all sizes are taken to do so, and no others are tried."""
 
 _MIN_COSTED_ROWS = 192
 """Batches of fewer rows count as so many when sizes are compared, because they take little time in any case."""

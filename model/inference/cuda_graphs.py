@@ -58,7 +58,7 @@ class GraphedEncoder:
         return self.encoder(batch.to(self.device, non_blocking=True)) if graph is None else graph(batch)
 
     def graph_for(self, batch: PackedBatch) -> Graph | None:
-        """The smallest graph that holds the batch and a token of padding."""
+        """The smallest graph that holds the batch and one more token, for the dummy sequence that has spare outputs."""
         if batch.outputs is None:
             return None
         rows = max(len(batch.cu_seqlens) - 1, len(batch.outputs.index))
@@ -82,7 +82,7 @@ class GraphedEncoder:
             lengths = [min(graph.layout.tokens // part, positions) for part in (2, 4)]
             batch = PackedBatch.pack([[i % 7 for i in range(n)] for n in lengths], outputs=[[0], [0, 1]])
             expected = self.encoder(batch.to(self.device))
-            # Rounding of 16 bits: 0.02, also where products of other numbers of rows have other kernels.
+            # In 16 bits rounding alone gives 0.02: a graph's products have other numbers of rows, so other kernels.
             if not (graph(batch) - expected).norm() < 0.1 * expected.norm():
                 raise RuntimeError(f"the graph of {graph.layout.tokens} tokens computes other numbers")
 

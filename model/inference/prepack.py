@@ -36,8 +36,8 @@ _TOLERANCE = {torch.bfloat16: 3e-2, torch.float32: 1e-4}
 class PrepackedLinear(nn.Module):
     """`activation(x @ weight.T + bias)` in one oneDNN kernel.
 
-    In bfloat16 the result for a row is bit-identical for any number of rows and for all of the given numbers of
-    threads (`model.inference.batch_invariance`).
+    In bfloat16, a row's result is bit-identical for any number of rows, and for all given numbers of threads, as far as
+    `model.inference.batch_invariance.find_chunk_sizes` finds numbers of rows that sum in one order.
     """
 
     weight: Tensor

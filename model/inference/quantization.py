@@ -1,14 +1,17 @@
 """Linear layers in 8-bit integers, for an encoder that only serves on a CPU.
 
-A weight has a scale per output channel and an activation one per row ("vector-wise quantization", Dettmers et al.
-2022, section 2.1, https://arxiv.org/abs/2208.07339). Weights are quantized when a checkpoint is loaded, activations in
-each call. Activations reach further above 0 than below it, or the reverse, so each layer has the zero point that fits
-its inputs. Of what a norm gives, a few channels reach far beyond the others: channels above the median are divided,
-and their weights multiplied by the same factor ("SmoothQuant", Xiao et al. 2023, section 4,
-https://arxiv.org/abs/2211.10438). Zero points and factors are found when a checkpoint is loaded. A row's scale follows
-from the row alone, and sums of integers have no rounding, so a row's product is the same to the last bit in any batch.
-Norms, heads and what the last layer computes for output positions alone stay in float32. So does attention, except
-that longer texts attend in bfloat16 where the processor multiplies that faster.
+- Scales: weights have one per output channel, activations one per row ("vector-wise quantization", Dettmers et
+  al. 2022, section 2.1, https://arxiv.org/abs/2208.07339). Weights are quantized when a checkpoint is loaded,
+  activations in each call.
+- Zero points: activations reach further above 0 than below it, or the reverse, so each layer has the zero point that
+  fits its inputs. It is found when a checkpoint is loaded, as are the factors below.
+- Factors: a few channels of a norm's output reach far beyond the others. Channels above the median are divided by a
+  factor, and their weights multiplied by it ("SmoothQuant", Xiao et al. 2023, section 4,
+  https://arxiv.org/abs/2211.10438).
+- Batch invariance: a row's scale follows from the row alone, and sums of integers have no rounding, so a row's product
+  is the same to the last bit in any batch.
+- Float32: norms, heads, attention, and what the last layer computes only for output positions. Longer texts attend in
+  bfloat16 if the processor multiplies that faster.
 
 The product is oneDNN's, of unsigned activations and signed weights. `torch._int_mm` is a plain loop without VNNI, and
 `quantized::linear_dynamic` has one scale for the whole batch (experiments/LOG.md).
@@ -34,7 +37,7 @@ _MAX_ACTIVATION = 255
 """The product takes unsigned activations."""
 _CENTER = 128
 """The zero point of activations that reach as far above 0 as below it."""
-_LOOK_TEXTS, _LOOK_TOKENS = 8, 64
+_SAMPLE_TEXTS, _SAMPLE_TOKENS = 8, 64
 """Texts of random words that the network reads to find `InputQuantization`, and the tokens of each."""
 _WEIGHT_LIMITS = (127, 64)
 """Largest magnitudes of quantized weights. Without VNNI, processors add pairs of products in 16 bits, which holds
@@ -161,15 +164,16 @@ def quantize_encoder(encoder: BertEncoder) -> None:
 
 @torch.inference_mode()
 def find_input_quantization(encoder: BertEncoder) -> dict[nn.Module, InputQuantization]:
-    """For each linear layer, what fits its inputs for random words: which channels reach how far depends little on the
-    words (Kovaleva et al. 2021, https://arxiv.org/abs/2105.06990).
+    """For each linear layer, the zero point and factors that fit its inputs, from a forward pass over random words.
 
-    A channel of a norm that reaches further than the median one is multiplied by `sqrt(median / reach)`. The zero point
-    is that with which the steps are smallest (mean square over the rows).
+    Random words are enough, because the range of each channel depends little on the words (Kovaleva et al. 2021,
+    https://arxiv.org/abs/2105.06990). A channel of a norm's output whose largest magnitude, its reach, is above the
+    median is multiplied by `sqrt(median / reach)`. The zero point is the one with the smallest steps (mean square over
+    the rows).
     """
     found: dict[nn.Module, InputQuantization] = {}
 
-    def look(linear: nn.Module, inputs: tuple[Tensor, ...], *, normed: bool = False) -> None:
+    def record(linear: nn.Module, inputs: tuple[Tensor, ...], *, normed: bool = False) -> None:
         x, factors = inputs[0], None
         if normed:
             reach = x.abs().amax(0).clamp_min_(_SMALLEST)  # (in_features,)
@@ -178,17 +182,17 @@ def find_input_quantization(encoder: BertEncoder) -> dict[nn.Module, InputQuanti
         steps = _row_scales(x, torch.arange(1, _MAX_ACTIVATION))  # (rows, zero points)
         found[linear] = InputQuantization(1 + int(steps.square().mean(0).argmin()), factors)
 
-    def look_at_layer(layer: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+    def record_layer(layer: nn.Module, inputs: tuple[Tensor, ...]) -> None:
         assert isinstance(layer, BertLayer)
-        look(layer.query_key_value, inputs, normed=True)  # which the last layer does not call as a whole
+        record(layer.query_key_value, inputs, normed=True)  # the last layer does not call it as a whole
 
     layers = [layer for layer in encoder.layers if isinstance(layer, BertLayer)]
-    hooks = [layer.register_forward_pre_hook(look_at_layer) for layer in layers]
+    hooks = [layer.register_forward_pre_hook(record_layer) for layer in layers]
     for layer in layers:
-        hooks.append(layer.intermediate.register_forward_pre_hook(partial(look, normed=True)))
-        hooks += [linear.register_forward_pre_hook(look) for linear in (layer.attention_output, layer.output)]
+        hooks.append(layer.intermediate.register_forward_pre_hook(partial(record, normed=True)))
+        hooks += [linear.register_forward_pre_hook(record) for linear in (layer.attention_output, layer.output)]
     config, generator = encoder.config, torch.Generator().manual_seed(0)
-    size = (_LOOK_TEXTS, min(_LOOK_TOKENS, config.max_position_embeddings))
+    size = (_SAMPLE_TEXTS, min(_SAMPLE_TOKENS, config.max_position_embeddings))
     try:
         encoder(PackedBatch.pack(torch.randint(config.vocab_size, size, generator=generator).tolist()))
     finally:
@@ -250,8 +254,8 @@ def _pack(weight: Tensor) -> Tensor:
 def _multiply(x: Tensor, zero_point: int, weight: Tensor, scales: Tensor, weight_zero_points: Tensor) -> Tensor:
     """uint8 (rows, in_features) -> float32 (rows, out_features): sums times the scales of the weights.
 
-    A sum that still contains the zero point is exact up to 2^24. With AMX, a larger one is rounded to float32 before
-    the zero point's part is subtracted. That takes over 500 inputs that are nearly all extreme.
+    With AMX, a sum becomes float32 before the zero point's part is subtracted, so it is exact up to 2^24. To exceed
+    that, a row needs more than 500 inputs, nearly all of them extreme.
     """
     out: Tensor = torch.ops.onednn.qlinear_pointwise(
         x, 1.0, zero_point, weight, scales, weight_zero_points, None, 1.0, 0, torch.float32, "none", [], ""

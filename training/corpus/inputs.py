@@ -229,7 +229,8 @@ def _plan(source: SourceConfig, recipe: Recipe, tested: set[int], in_dev: set[in
 
 
 def _chosen(routed: Iterable[Routed], shares: Shares, trained: Counter[int], augmented: float) -> Iterator[Routed]:
-    """Dev texts as they are; of those to train on the shares that are kept, some augmented, their labels counted."""
+    """Dev texts unchanged. Of the texts to train on, `shares` of each domain and label are kept, some of them are
+    augmented, and their labels are counted in `trained`."""
     for part, document, label in routed:
         key = text_hash(document.text)
         if part != "train":

@@ -92,8 +92,8 @@ def evaluate_pretraining(
     *,
     count: int,
 ) -> dict[str, PretrainingReport]:
-    """Evaluate on the first `count` examples of each held-out text. Nothing is masked where the question is whether a
-    sentence follows, as callers of next-sentence mask nothing."""
+    """Evaluate on the first `count` examples of each held-out text. Next sentence is judged without masks, because
+    callers of next-sentence mask nothing."""
     reports = {}
     for name, text in heldout.items():
         examples = heldout_examples(text.window(), tokenizer, config, count)

@@ -30,7 +30,7 @@ class BatchShape:
     tokens: int
     """N: tokens, dummy sequences included."""
     sequences: int
-    """S: one more than the examples of a batch, at most."""
+    """S: rows for [CLS] outputs. The loader puts at most S - 1 examples into a batch."""
     masked: int = 0
     """Room for so many masked positions."""
     max_seqlen: int = 512

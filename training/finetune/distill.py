@@ -79,8 +79,8 @@ def distill(recipe: Recipe, tokenizer: Tokenizer) -> None:
 
 
 def with_earlier_distill(recipe: Recipe) -> Recipe:
-    """The recipe with the `[distill]` of an earlier `distill` of this run, if it has none itself, or with the overrides
-    of that."""
+    """The recipe with the `[distill]` of this run's earlier `distill`. If it has a `[distill]` itself, it gets only the
+    keys that the command line of that `distill` changed, unless the command line changes them again."""
     folder = recipe.folder / "distill"
     earlier = read_resolved(folder)
     if earlier is None or earlier.distill is None:

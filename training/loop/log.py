@@ -38,7 +38,7 @@ class RunLog:
             with self.file.open("a") as stream:
                 stream.write(json.dumps({"event": event, **place, **figures}) + "\n")
         except OSError as error:
-            error.filename = str(self.file)  # a full disk does not tell it
+            error.filename = str(self.file)  # the error of a full disk names no file
             raise
         if echo:
             text = "  ".join(f"{name} {_short(value)}" for name, value in (place | dict(figures)).items())

@@ -2,7 +2,7 @@
 
 A post-layer-norm BERT first learns word frequencies and then stays on a plateau until some head attends to
 neighbouring words; a short run can spend its whole budget there. Starting with heads that already do (in the spirit of
-mimetic initialisation, Trockman & Kolter 2023, https://arxiv.org/abs/2305.09828) skips the plateau. The result is an
+mimetic initialisation, Trockman & Kolter 2023, https://arxiv.org/abs/2305.09828) shortens the plateau. The result is an
 ordinary checkpoint: only the initial values differ. experiments/LOG.md has the measurements.
 """
 

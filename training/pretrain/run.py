@@ -83,7 +83,7 @@ def pretrain(recipe: Recipe) -> bool:
 
 
 def _warn_of_settings_without_effect(recipe: Recipe) -> None:
-    """Of a finished run, in the settings that a continued one may change."""
+    """Warn if the recipe of a finished run has changed in settings that only a continued run would use."""
     earlier, now = read_json(recipe.folder / "pretrain" / "recipe.json"), recipe.pretrain.model_dump(mode="json")
     for name in ("tokens", "decay_fraction", "average_fraction", "warmup_fraction") if earlier else ():
         if earlier["pretrain"].get(name, now[name]) != now[name]:

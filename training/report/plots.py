@@ -48,9 +48,11 @@ def _losses(line: Mapping[str, Any]) -> dict[str, float]:
 def plot_confusion(counts: Sequence[Sequence[int]], labels: Sequence[str], file: Path) -> None:
     """True labels down, answers across, as shares of the true label with counts written in."""
     figure, axes = _axes("answer", "true label")
+    side = min(len(labels), 50) / 2  # inches
+    figure.set_size_inches(max(6, 3 + side), max(4, 2 + side))
     shares = [[count / max(1, sum(row)) for count in row] for row in counts]
     axes.imshow(shares, cmap="Blues", vmin=0, vmax=1)
-    axes.set_xticks(range(len(labels)), labels)
+    axes.set_xticks(range(len(labels)), labels, rotation=90 if len(labels) > 4 else 0)
     axes.set_yticks(range(len(labels)), labels)
     for i, row in enumerate(counts):
         for j, count in enumerate(row):

@@ -16,8 +16,8 @@ from torch import nn
 from training.errors import RunError
 
 TIMEOUT = timedelta(minutes=5)
-"""A collective that takes longer fails on all ranks: a node died. What one rank does alone is shorter: all ranks
-evaluate, and rank 0 only writes the checkpoints."""
+"""A collective that takes longer fails on all ranks, because a node has died. Nothing that one rank does alone takes as
+long: only rank 0 writes checkpoints, but all ranks evaluate."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,7 +29,7 @@ def write_json(file: Path, values: Any) -> None:
     try:
         part.write_text(json.dumps(values, indent=1) + "\n", encoding="utf-8")
     except OSError as error:
-        error.filename = str(file)  # a full disk does not tell it
+        error.filename = str(file)  # the error of a full disk names no file
         raise
     part.replace(file)
 

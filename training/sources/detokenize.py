@@ -16,7 +16,7 @@ from collections.abc import Callable
 import numpy as np
 
 _WORDS = re.compile(r"\w+|[^\w\s]")
-"""What that tokenizer takes for words, about: white space beside a mark makes no difference to it."""
+"""Roughly the words of a tokenizer for BERT, which ignores white space beside punctuation."""
 _OPENING = re.compile(r"(?<![^\s(\[{—-])['\"]")
 """Quotation marks that begin a word."""
 _CLOSING = str.maketrans("'\"", "’”")

@@ -14,7 +14,7 @@ from training.recipe import SourceConfig, source_name
 from training.sources.detokenize import differ, joined
 from training.sources.files import files, format_of_file
 from training.sources.hub import hub_place, hub_rows
-from training.sources.plain_text import clean, fasttext_line, plain_texts, read_lines, tidy, wikitext_texts
+from training.sources.plain_text import clean, fasttext_line, plain_texts, read_lines, tidy, unwrapped, wikitext_texts
 from training.sources.tables import Row, columns_of, in_recipe, label_value, log_once, read_rows, text_value
 
 FIRST_ROWS = 1000
@@ -74,7 +74,7 @@ class _SourceReader:
 
     def __init__(self, source: SourceConfig) -> None:
         self._source = source
-        self._tidy = clean if source.label is None else tidy
+        self._is_wrapped = source.lines == "wrapped"
         self._remedy = f"; set text, label, group or by of the source {source_name(source)}"
         self._others = (source.label, source.group, source.by)
         self._missing = list(columns_of(source))
@@ -130,10 +130,10 @@ class _SourceReader:
         if form == "wikitext":
             return _of_texts(wikitext_texts(lines), str(file))
         if self._source.label is None:
-            return _of_texts(plain_texts(lines, " " if self._source.lines == "wrapped" else "\n"), str(file))
+            return _of_texts(plain_texts(lines, " " if self._is_wrapped else "\n"), str(file))
         if self._source.label == "folder":
             self._rows += 1
-            text = tidy("".join(lines))
+            text = self._tidy("".join(lines))
             if not text:
                 self._skip(str(file))
             return _of_texts(filter(None, [text]), str(file), file.parent.name)
@@ -203,6 +203,11 @@ class _SourceReader:
             return None
         label, group, domain = (name and label_value(cells.get(name)) for name in self._others)
         return Document(tuple(fields), label, group, domain, place)
+
+    def _tidy(self, text: str) -> str:
+        """A row's text, or that of a file which is one text."""
+        text = clean(text) if self._source.label is None else tidy(text)
+        return unwrapped(text) if self._is_wrapped else text
 
     def _skip(self, place: str) -> None:
         self._skipped += 1

@@ -18,7 +18,7 @@ TABLES = ("csv", "jsonl", "parquet", "tsv")
 """Formats with columns."""
 
 _WIKITEXT_SUFFIXES = (".tokens", ".raw")
-"""WikiText itself ships so."""
+"""Of the files in which WikiText is published."""
 
 
 def size(sources: Sequence[SourceConfig], root: Path) -> int | None:

@@ -19,6 +19,8 @@ _BREAK = re.compile(r"(?:<br\s*/?>\s*)+", re.IGNORECASE)
 _SURROGATE = re.compile("[\ud800-\udfff]")
 _HEADING = re.compile(r"\s*(=(?: ?=)*) (.*\S) (=(?: ?=)*)\s*")
 _LABEL = re.compile(rf"(?<!\S){FASTTEXT_LABEL}(\S+)\s*")
+_NEWLINE = re.compile(r"[ \t]*\n[ \t]*")
+_BLANK_LINE = re.compile(r"[ \t]*\n\s*\n[ \t]*")
 _JOINER = re.compile(r" @([-.,])@ ")
 
 
@@ -75,6 +77,11 @@ def tidy(text: str) -> str:
     except UnicodeEncodeError:  # JSON can spell what no file can hold
         text = _SURROGATE.sub("\ufffd", text)
     return text.replace("\r\n", "\n").replace("\r", "\n").strip()
+
+
+def unwrapped(text: str) -> str:
+    """The text with a line for each paragraph: blank lines end one, other newlines become spaces."""
+    return "\n".join(_NEWLINE.sub(" ", paragraph) for paragraph in _BLANK_LINE.split(text))
 
 
 def _wikitext_paragraphs(lines: Iterable[str]) -> Iterator[str | None]:

@@ -97,7 +97,7 @@ class BaseClient(Generic[Transport, Sleep]):
         except OSError as error:  # files that the environment names cannot be read or written
             raise ConnectionFailedError(f"{url}: {tls_variables()} cannot be used: {error}") from error
         except (ImportError, ValueError, httpx.InvalidURL) as error:
-            if not self._proxy:  # the program is ending
+            if not self._proxy:  # such as an import while the interpreter shuts down
                 raise ConnectionFailedError(f"{url}: no connection can be opened: {error}") from error
             raise ConnectionFailedError(f"{url}: the proxy in {self._proxy[0]} cannot be used: {error}") from error
         return client(transport=chosen, **self._http_options)

@@ -142,7 +142,7 @@ class BertClient(BaseClient[httpx.BaseTransport, Callable[[float], object]]):
         return future
 
     def _run(self, flow: Flow[T], ended: threading.Event | None = None) -> T:
-        """Perform the steps of a flow; none after the event, which says that its result is not wanted any more."""
+        """Perform the steps of a flow. Raises CancelledError once `ended` is set: its result is no longer wanted."""
         outcome: Outcome = None
         while True:
             try:

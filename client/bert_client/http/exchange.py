@@ -32,10 +32,11 @@ _ERRORS: dict[int, type[ProblemError]] = {
 _STATUSES_WITHOUT_ANSWER = frozenset({200, 403, 405, 406, 418, 451, 504})
 """A firewall refuses the words of an input (200 with a page, 4xx), or an input is too slow (504)."""
 _STATUSES_OF_AN_INPUT = _STATUSES_WITHOUT_ANSWER | {400, 413}
-"""One input may be the reason. It may also be not JSON, or too large."""
+"""One input may be the reason: as above, or because the service cannot read it (400) or it is too large (413)."""
 
 _STATUSES_OF_A_CLOSED_PATH = frozenset({403, 404})
-"""A proxy does not let `/info` through. If the address is wrong, the inputs get the same answer."""
+"""Answers to `/info` if a proxy does not let it through; the client then assumes `CAUTIOUS_LIMITS`. If instead the
+address is wrong, the requests with inputs fail too."""
 
 _NOT_TLS = ("WRONG_VERSION_NUMBER", "record layer failure")
 """In OpenSSL's messages, if the answer is not TLS."""

@@ -12,9 +12,9 @@ _RETRIED_STATUSES = frozenset({408, 429, 502, 503, 520, 521, 522, 523, 524, 530}
 """The service is busy or away; from 520 on, Cloudflare says so."""
 _RETRIED_ERRORS = (httpx.NetworkError, httpx.RemoteProtocolError, httpx.TimeoutException)
 SLOW_SECONDS = 5.0
-"""A proxy that waits so long before it gives 504 may wait for a slow answer; before, for a connection."""
+"""A proxy's 504 after this time may mean that the answer is slow. An earlier one means that it got no connection."""
 SLOW_ATTEMPTS = 3
-"""After so many 504 of that kind, the input is too slow."""
+"""After this many slow 504, the input counts as too slow and is not sent again."""
 CERTIFICATE_REFUSED = "CERTIFICATE_VERIFY_FAILED"
 """In OpenSSL's messages. No other attempt would end otherwise."""
 
@@ -26,8 +26,8 @@ class RetryPolicy:
     attempts: int = 5
     """Of one request, the first included."""
     deadline: float = 120.0
-    """Seconds after the first attempt until which a request is repeated, or halved if it was too slow. In a list that
-    travels in several requests, they are counted from the last answer."""
+    """Seconds after the first attempt until which a request is repeated, or halved if it was too slow. The parts of a
+    divided request are repeated until so many seconds after the last answer."""
     first_pause: float = 0.25
     """Seconds. Each pause is twice the one before it."""
     longest_pause: float = 10.0

@@ -20,14 +20,14 @@ LINE_END = re.compile(r"\r\n|\r|\n")
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """A row of a table, before it is known how many cells rows have."""
+    """A row as `csv` reads it, not yet compared with the columns of the table."""
 
     number: int
     """The line in which it begins, from 1."""
     cells: list[str]
-    """A blank line has none."""
+    """Empty for a blank line."""
     lines: int
-    """How many it has."""
+    """Number of lines of the file that it takes up."""
     fault: str | None = None
 
 

@@ -19,7 +19,7 @@ _SPELLED = {"\\t": "\t", "tab": "\t"}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Dialect:
-    """How a table is written. A value that is None is detected.
+    """How a table is written.
 
     Raises:
         ValueError: a value cannot be one of a table.
@@ -29,13 +29,14 @@ class Dialect:
     """Whether the first row names the columns; or the names, for a table without a header. Otherwise its columns are
     named by their numbers, from 1."""
     delimiter: str | None = None
-    """One character."""
+    """One character. None: detected."""
     quote: str | None = None
-    """The character around a cell that holds delimiters or line ends; `""` if a quotation mark is only text."""
+    """The character around a cell that holds delimiters or line ends; `""` if a quotation mark is only text. None: `"`,
+    or detected if the delimiter is a tab."""
     escape: str | None = None
-    """A character before a quotation mark or delimiter that is only text, such as a backslash."""
+    """A character before a quotation mark or delimiter that is only text, such as a backslash. None: there is none."""
     encoding: str | None = None
-    """Such as `windows-1252`; a byte order mark goes before it."""
+    """Such as `windows-1252`. None: UTF-8. A byte order mark takes precedence."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "delimiter", _SPELLED.get(self.delimiter or "", self.delimiter))

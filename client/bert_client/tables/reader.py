@@ -342,7 +342,8 @@ def _advice(table: Table) -> str:
 
 
 def _is_data(columns: Sequence[str]) -> bool:
-    """Whether a header looks like a row: a name is a number or a sentence. Of a table without one, it does not."""
+    """Whether a header looks like a row, because some name is a number or a sentence. The numbers that stand for the
+    names in a table without a header do not count."""
     return list(columns) != [str(number) for number, _ in enumerate(columns, 1)] and any(
         name.replace(".", "", 1).replace("-", "", 1).isdecimal() or name.count(" ") > 2 or len(name) > 60
         for name in columns

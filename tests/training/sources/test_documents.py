@@ -20,6 +20,17 @@ from training.sources.documents import FIRST_ROWS, documents
 # --- formats
 
 
+def test_wrapped_lines_of_a_row_or_of_a_labelled_file_are_joined_to_paragraphs(tmp_path: Path) -> None:
+    mail = "Dear all,\r\nwe meet \n at noon.\n \n\nYours,\nAnn"
+    write(tmp_path / "a.jsonl", jsonl([{"text": mail, "label": "1"}]))
+    joined = "Dear all, we meet at noon.\nYours, Ann"
+    assert texts(tmp_path, "a.jsonl", lines="wrapped") == [joined]
+    assert texts(tmp_path, "a.jsonl", lines="wrapped", label="label") == [joined]
+    assert texts(tmp_path, "a.jsonl") == ["Dear all,\nwe meet \n at noon.\n \n\nYours,\nAnn"]
+    write(tmp_path / "mail" / "meeting" / "1.txt", mail)
+    assert texts(tmp_path, "mail/*/*.txt", lines="wrapped", label="folder") == [joined]
+
+
 @pytest.mark.parametrize(
     ("name", "content"),
     [
