@@ -24,7 +24,7 @@ def config() -> TelemetryConfig:
         metrics=False,  # they are in /metrics
         logs=False,  # they would carry callers' texts
         operation_spans=False,
-        exclude=lambda scope: scope["path"].startswith(("/health/", "/metrics")),  # polled every few seconds
+        exclude=lambda scope: scope["path"].startswith(("/health/", "/v2/health/", "/metrics")),  # polled often
     )
 
 

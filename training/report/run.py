@@ -7,6 +7,7 @@ import statistics
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +36,9 @@ from training.runtime.files import write_json
 
 EXAMPLES = 2000
 """Held-out examples per source."""
+
+WEAKEST_LABELS = 20
+"""Most rows of a table of labels."""
 
 MIN_OF_EACH_LABEL = 50
 """Texts of each label that a domain needs to count as the worst one."""
@@ -108,7 +112,7 @@ def evaluate(recipe: Recipe, weights: Path | None = None) -> str:
     folder.mkdir(parents=True, exist_ok=True)
     file = folder / "report.md"
     notes = [f"**{name} is not evaluated: {reason}.**\n" for name, reason in reasons.items()]
-    text = "\n".join([*text_of.values(), *notes])
+    text = "\n".join([*text_of.values(), *label_tables(report), *notes])
     plots = "\n".join(f"![{file.stem}]({file.name})" for file in _plot(recipe, folder, report))
     file.write_text(f"{text}\n## Plots\n\n{plots}\n", encoding="utf-8")
     # Last, because it names the weights of all of it.
@@ -315,6 +319,24 @@ def _seed_table(seeds: Mapping[int, Mapping[str, float]]) -> str:
     columns = zip(*(figures.values() for figures in seeds.values()), strict=True)
     means = [f"{statistics.mean(column):.4f} ± {statistics.stdev(column):.4f}" for column in columns]
     return _table(["seed", *next(iter(seeds.values()))], *rows, ["mean", *means])
+
+
+def label_tables(report: Report) -> list[str]:
+    """A table for each test set with over two labels: precision, recall and F1 of its labels, the lowest F1 first."""
+    if len(report.labels) <= 2:
+        return []
+    found = []
+    for name, source in report.classification.items():
+        counts = source.figures.confusion
+        rows: list[tuple[float, list[str]]] = []
+        for label, row, column in zip(report.labels, counts, zip(*counts, strict=True), strict=True):
+            true, answered, right = sum(row), sum(column), row[len(rows)]
+            precision, recall = (right / texts if texts else None for texts in (answered, true))
+            f1 = 2 * right / (true + answered) if true + answered else None
+            rows.append((2.0 if f1 is None else f1, [label, f"{true:,}", *_cells((precision, recall, f1), 3)]))
+        weakest = [cells for _, cells in sorted(rows, key=itemgetter(0))[:WEAKEST_LABELS]]
+        found.append(_table((f"{name}: label", "texts", "precision", "recall", "F1"), *weakest))
+    return found
 
 
 def _plot(recipe: Recipe, folder: Path, report: Report) -> list[Path]:

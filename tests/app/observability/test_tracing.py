@@ -97,6 +97,7 @@ def test_requests_become_spans_with_their_stages(collector: Collector, checkpoin
     with running(environ) as process:
         process.until_ready()
         with httpx.Client(base_url=process.url, timeout=PATIENCE) as client:
+            client.get("/v2/health/live").raise_for_status()
             client.post("/sentiment?a=secret", json={"inputs": "a secret"}, headers=sent).raise_for_status()
             assert client.post("/hf/fill-mask", json={"inputs": "none"}).status_code == 422
             assert client.post("/fill-mask", content=b"x", headers={"Content-Type": "text/plain"}).is_error

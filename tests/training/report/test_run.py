@@ -26,7 +26,7 @@ from training.loop.checkpoint import weights_hash
 from training.pretrain.run import new_model
 from training.recipe import CorpusConfig, Recipe, SourceConfig
 from training.report.baselines import BASELINES, Figures
-from training.report.run import Report, SourceReport, evaluate, tables
+from training.report.run import Report, SourceReport, evaluate, label_tables, tables
 
 PRETRAINING = PretrainingReport(10, 100, 3.0, 0.4, 6.0, 0.1, None, None, {})
 CLASSES = ClassificationReport(10, 0.9, 0.0949, 0.88, 0.5, 0.3, 0.02, 0.01, [[5, 0], [1, 4]], [])
@@ -318,6 +318,18 @@ def test_tables_say_where_a_classifier_is_useless() -> None:
     assert "reviews: answers POSITIVE to each text: raise finetune.epochs" in found
     assert "reviews: a bag of words is better (0.950 against 0.900)" in found
     assert "**" not in text_of(Report({}, {"reviews": TEST}, ["NEGATIVE", "POSITIVE"]))
+
+
+def test_label_tables_begin_with_the_weakest_label() -> None:
+    topics = replace(TEST, figures=replace(CLASSES, confusion=[[8, 2, 0, 0], [1, 9, 0, 0], [3, 1, 0, 0], [0, 0, 0, 0]]))
+    (table,) = label_tables(Report({}, {"mail": topics}, ["bill", "order", "other", "unused"]))
+    assert table.splitlines()[2:] == [
+        "| other | 4 | – | 0.000 | 0.000 |",
+        "| bill | 10 | 0.667 | 0.800 | 0.727 |",
+        "| order | 10 | 0.750 | 0.900 | 0.818 |",
+        "| unused | 0 | – | – | – |",
+    ]
+    assert label_tables(Report({}, {"reviews": TEST}, ["NEGATIVE", "POSITIVE"])) == []
 
 
 def test_tables_do_not_call_a_classifier_constant_on_a_test_set_of_one_label() -> None:
