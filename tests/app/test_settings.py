@@ -42,6 +42,7 @@ finally:
     command = [sys.executable, "-c", script, "--port", "none"]
     ended = subprocess.run(command, capture_output=True, text=True, check=False)
     assert ended.stderr.startswith("bert-serve: BERT_PORT=none: ")
+    assert "Traceback" not in ended.stderr
 
 
 def test_wrong_setting_is_a_json_line_if_asked_for() -> None:

@@ -25,8 +25,8 @@ class Echo(ThreadingHTTPServer):
 
     request_queue_size = 64
 
-    def __init__(self, refuse: Refuse = lambda _: None) -> None:
-        super().__init__(("127.0.0.1", 0), Handler)
+    def __init__(self, refuse: Refuse = lambda _: None, port: int = 0) -> None:
+        super().__init__(("127.0.0.1", port), Handler)
         self.refuse = refuse
         self.paths: list[str] = []
         """Targets of all requests. A client that uses this server as its proxy sends the whole address."""
@@ -74,9 +74,9 @@ class Handler(BaseHTTPRequestHandler):
 
 
 @contextmanager
-def serve(refuse: Refuse = lambda _: None) -> Iterator[Echo]:
+def serve(refuse: Refuse = lambda _: None, port: int = 0) -> Iterator[Echo]:
     """Serve until the end of the block."""
-    with Echo(refuse) as server:
+    with Echo(refuse, port) as server:
         threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05}).start()
         try:
             yield server

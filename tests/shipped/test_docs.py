@@ -46,3 +46,6 @@ def test_command_line_is_answered(
     with Path("reviews.csv").open("w", newline="") as file:
         csv.writer(file).writerows([["text"], ["I loved it."], ["It broke."]])
     assert cli.run(shlex.split(command)[1:], {"BERT_URL": str(shipped.base_url)}) == 0
+    for made in Path.cwd().glob("scored*.csv"):
+        with made.open(newline="") as file:
+            assert [row["error"] for row in csv.DictReader(file)] == ["", ""]

@@ -27,12 +27,16 @@ SENTENCES = ("The old sailor found a green boat.", "It was brilliant.")
 def trained(recipe_file: Path, data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The run folder of `python -m training all`, from text to exported directories."""
     run = tmp_path_factory.mktemp("all")
+    train_all(run, recipe_file, data)
+    return run / "tiny"
+
+
+def train_all(run: Path, recipe_file: Path, data: Path) -> None:
     places = ["--data", str(data), f"run={run}"]
     changes = ["pretrain.tokens=5120", "adapt.tokens=512", "finetune.epochs=0.5"]
     status, out, errors = finish(start("all", str(recipe_file), *places, *changes))
     assert status == 0, errors
     assert "| stories |" in out
-    return run / "tiny"
 
 
 # --- all -----------------------------------------------------------------------------------------------------------
@@ -92,6 +96,16 @@ def test_all_writes_cards_without_broken_links(trained: Path) -> None:
         pictures = re.findall(r"\]\((\S+\.png)\)", card)
         assert pictures
         assert all((folder / file).is_file() for file in pictures)
+
+
+def test_all_repeated_trains_nothing_again(trained: Path, recipe_file: Path, data: Path) -> None:
+    def made() -> dict[Path, bytes]:
+        return {file: file.read_bytes() for name in ("log.jsonl", "*.safetensors") for file in trained.rglob(name)}
+
+    before = made()
+    train_all(trained.parent, recipe_file, data)
+    assert len(before) >= 8
+    assert made() == before
 
 
 def test_all_adapts_where_the_recipe_says_so(trained: Path) -> None:
@@ -297,4 +311,6 @@ def test_command_line_full_disk_while_logging_is_one_clear_line(
     (recipe.folder / "pretrain").mkdir()
     (recipe.folder / "pretrain" / "log.jsonl").symlink_to("/dev/full")
     assert main(["pretrain", str(recipe_file), f"data={recipe.data}", f"run={recipe.run}"]) == 1
-    assert "error: " in capsys.readouterr().err
+    (line,) = [line for line in capsys.readouterr().err.splitlines() if "error: " in line]
+    assert "No space left on device" in line
+    assert "log.jsonl" in line

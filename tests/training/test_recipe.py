@@ -12,88 +12,13 @@ from training.recipe import RECIPES, load_recipe, read_resolved, recipe_keys, so
 SHIPPED = sorted(file.stem for file in RECIPES.glob("*.toml"))
 
 MAX_KEYS = 69
-
-KEYS = {
-    "name": "Name of the run and of its folder",
-    "description": "First paragraph of the model cards",
-    "limits": "Weaknesses with examples, for the model cards",
-    "seed": "Seed of weights, masks, pairs, order and dropout",
-    "data": "Folder that relative source paths start from",
-    "run": "Folder of all runs",
-    "device": "`cpu`, `cuda`, `cuda:1`",
-    "micro_batch_tokens": "Tokens per forward pass of a process",
-    "checkpoint_minutes": "Minutes between checkpoints",
-    "tensorboard": "Write TensorBoard event files beside the logs",
-    "tokenizer.vocab_size": "Entries of the vocabulary, special tokens included",
-    "tokenizer.lowercase": "Lower-case the text and strip accents",
-    "corpus.sources": "Text to pretrain on",
-    "corpus.heldout": "Documents to evaluate on",
-    "corpus.heldout_fraction": "Share of documents to hold out",
-    "model.preset": "Published shape",
-    "model.hidden_size": "Width, instead of the preset's",
-    "model.num_hidden_layers": "Layers, instead of the preset's",
-    "pretrain.start": "Checkpoint directory to start from",
-    "pretrain.tokens": "Budget in tokens",
-    "pretrain.minutes": "Budget in minutes instead",
-    "pretrain.batch_tokens": "Tokens per optimizer step, over all processes",
-    "pretrain.learning_rate": "Peak learning rate",
-    "pretrain.warmup_fraction": "Share of the budget, at its beginning, in which the learning rate rises",
-    "pretrain.decay_fraction": "Share of the budget, at its end, in which the learning rate falls linearly to 0",
-    "pretrain.average_fraction": "Share of the budget, at its end, over which weights are averaged",
-    "pretrain.dropout": "Dropout of hidden states",
-    "pretrain.examples.short_length": "Tokens of a full example, special tokens included",
-    "pretrain.examples.long_length": "Tokens of a full long example",
-    "pretrain.examples.long_fraction": "Share of the tokens that are in long examples",
-    "pretrain.examples.mask_fraction": "Share of tokens to predict at the beginning of the run",
-    "pretrain.examples.final_mask_fraction": "Share of tokens to predict at the end of the run",
-    "pretrain.examples.single_fraction": "Share of examples that are one segment",
-    "pretrain.examples.random_fraction": "Share of pairs whose second segment comes from another document",
-    "adapt": "If absent, fine-tuning starts from the pretrained network",
-    "adapt.tokens": "Budget in tokens",
-    "distill": "If absent, fine-tuning learns from labels only",
-    "distill.teacher": "Checkpoint directory of a classifier with the labels of `finetune.labels`",
-    "distill.sources": "Texts without labels that the teachers label too",
-    "distill.weight": "Weight of the teachers' mean probabilities beside the true label",
-    "finetune.train": "Labelled sources to train on",
-    "finetune.test": "Labelled sources for the report",
-    "finetune.pretrained": "Checkpoint directory to start from: pretrained, or a classifier of the same labels",
-    "finetune.labels": "Label of the model for each value of the label column",
-    "finetune.seeds": "Train once with each seed and keep the best on dev",
-    "finetune.dev_fraction": "Share of each source's texts, or of its groups, that is never trained on",
-    "finetune.epochs": "Passes over the texts",
-    "finetune.max_length": "Tokens of a text, or of both texts of a pair, in training",
-    "finetune.batch_tokens": "Tokens per optimizer step",
-    "finetune.learning_rate": "Peak learning rate",
-    "finetune.augment_fraction": "Share of texts that are changed to look like what users write",
-    "export.folder": "Folder that gets `pretrained/` and `sentiment/`",
-    "source.name": "Name in reports and folders",
-    "source.path": "A file, a directory or a glob, relative to the recipe's `data`",
-    "source.hub": "A data set of the Hugging Face hub, `owner/name` or `owner/name:config`",
-    "source.split": "Split of the hub data set",
-    "source.format": "`auto` detects the format of each file from its suffix and first bytes",
-    "source.table": "How CSV and TSV files are written, where that is not detected",
-    "source.text": "Columns that hold the text, such as a review's title and body",
-    "source.read": "How a classifier reads several text columns",
-    "source.label": "Column that holds the label",
-    "source.group": "Column such as film or author",
-    "source.escaped_newlines": "Read a backslash followed by `n` as a newline",
-    "source.treebank": "How to read text in Penn Treebank tokens",
-    "source.lines": "What a line of plain text is",
-    "source.limit": "Documents to read at most",
-    "source.by": "Column with the domain of a text",
-    "source.balance": "Limit for frequent labels",
-    "source.note": "Licence and citation, for the model card",
-}
-"""Every key and the reason why it exists: the beginning of its docstring. A key that serves one experiment does not
-belong here."""
+"""A key that serves one experiment does not belong into a recipe."""
 
 
-def test_recipe_keys_are_these_few() -> None:
+def test_recipe_keys_are_few_and_explained() -> None:
     found = dict(recipe_keys())
-    assert list(found) == list(KEYS)
-    assert len(KEYS) <= MAX_KEYS
-    for key, reason in KEYS.items():
-        assert " ".join((found[key].description or "").split()).startswith(reason), key
+    assert len(found) <= MAX_KEYS
+    assert all(field.description for field in found.values())
 
 
 @pytest.mark.parametrize("name", SHIPPED)

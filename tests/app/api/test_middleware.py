@@ -155,7 +155,6 @@ async def test_preflight_is_not_counted_as_a_task_request(serve: Any) -> None:
     }
     async with serve(cors_origins="https://example.org") as service:
         assert (await service.client.options("/sentiment", headers=asks)).status_code == 200
-        assert 'task="sentiment",status="200"' not in (await service.client.get("/metrics")).text
         assert "bert_requests_total{" not in (await service.client.get("/metrics")).text
 
 
@@ -252,13 +251,6 @@ async def test_task_paths_are_the_same_for_routes_and_admission(serve: Any) -> N
         paths = {route.path: route for route in service.app.routes if isinstance(route, TaskRoute)}
         assert service.app.state.tasks == paths
     assert len(paths) == 10
-
-
-async def test_missing_key_can_be_read_by_an_allowed_origin(serve: Any) -> None:
-    async with serve(cors_origins="https://example.org", api_keys="0123456789abcdef") as service:
-        refused = await service.client.post("/sentiment", json={}, headers={"Origin": "https://example.org"})
-    assert refused.status_code == 401
-    assert refused.headers["access-control-allow-origin"] == "https://example.org"
 
 
 @pytest.mark.parametrize("path", ["/health/ready", "/info", "/metrics", "/", "/docs"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gzip
+import threading
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from app.api import task_route
 from app.api.task_route import cancel_on_disconnect
 from app.errors import CallerGoneError
 
@@ -172,8 +174,18 @@ async def test_unknown_parameter_is_refused_with_the_known_ones(
 
 
 @pytest.mark.parametrize("path", ["/fill-mask", "/hf/fill-mask"])
-async def test_large_answer_is_written_beside_the_event_loop(serve: Any, path: str) -> None:
+async def test_large_answer_is_written_beside_the_event_loop(
+    serve: Any, path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """In the same bytes as a small one."""
+    threads: list[threading.Thread] = []
+
+    def to_json(*given: Any) -> bytes:
+        threads.append(threading.current_thread())
+        return task_route_to_json(*given)
+
+    task_route_to_json = task_route.to_json
+    monkeypatch.setattr(task_route, "to_json", to_json)
     asked = {"inputs": ["x" * 900 + " [MASK] [MASK]", "b [MASK]"], "parameters": {"top_k": 70}}
     async with serve() as service:
         small = await service.client.post(path, json=asked)
@@ -182,6 +194,7 @@ async def test_large_answer_is_written_beside_the_event_loop(serve: Any, path: s
     assert small.status_code == 200
     assert len(small.content) > 100_000
     assert large.content == small.content
+    assert [thread is threading.main_thread() for thread in threads] == [True, False]
 
 
 @pytest.mark.parametrize("value", ["0", "-5", "1.5", "soon", "", "1e3"])
@@ -376,6 +389,10 @@ async def test_keys_are_read_from_a_file(serve: Any, tmp_path: Path) -> None:
 
 
 async def test_health_needs_no_key(serve: Any) -> None:
+    paths = (
+        *("/health/live", "/health/ready", "/info", "/metrics", "/v2", "/v2/health/live", "/v2/health/ready"),
+        *("/v2/models/sentiment", "/v2/models/sentiment/ready"),
+    )
     async with serve(**KEYS) as service:
-        answers = [await service.client.get(path) for path in ("/health/live", "/health/ready", "/info", "/metrics")]
-    assert [answer.status_code for answer in answers] == [200] * 4
+        answers = {path: (await service.client.get(path)).status_code for path in paths}
+    assert answers == dict.fromkeys(paths, 200)

@@ -107,18 +107,24 @@ def buffered() -> dict[str, str]:
     return {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
 
 
-def test_bert_file_says_that_it_waits_for_the_service() -> None:
+def test_bert_file_waits_for_an_absent_service_and_says_so() -> None:
     with socket.create_server(("127.0.0.1", 0)) as nobody:
-        host = f"127.0.0.1:{nobody.getsockname()[1]}"
+        port = nobody.getsockname()[1]
+    host = f"127.0.0.1:{port}"
     program = "from bert_client.command.main import main; main()"
     command = [sys.executable, "-c", program, "sentiment", "--file", "-", "--url", f"http://user:secret@{host}"]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+    pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
+    with subprocess.Popen(command, text=True, **pipes) as process:
         assert process.stdin is not None
+        assert process.stdout is not None
         assert process.stderr is not None
         process.stdin.write("hello\n")
         process.stdin.close()
         try:
             assert process.stderr.readline() == f"http://{host} is busy or away; trying again for 10 minutes\n"
+            with serve(port=port):
+                assert process.stdout.read().endswith("\nhello\thello\t1\tfalse\t\n")
+                assert process.wait(timeout=120) == 0
         finally:
             process.kill()
 
@@ -429,7 +435,8 @@ def test_bert_late_fault_costs_its_row_only(bert: Bert, tmp_path: Path) -> None:
     source, target = tmp_path / "big.csv", tmp_path / "scored.csv"
     source.write_text("id,text\n" + "1,good\n" * 2000 + '2,"open quote\n3,good\n4,short,long\n5,good\n')
     code, _, complaints = bert("sentiment", "--file", str(source), "--output", str(target))
-    assert (code, complaints.split(", ")[:2]) == (0, ["2", "004 rows"]) or complaints.startswith("2,004 rows, 2 with")
+    assert code == 0
+    assert complaints.startswith("2,004 rows, 2 with")
     rows = list(csv.DictReader(io.StringIO(target.read_text())))
     assert [row["id"] for row in rows[-4:]] == ["2", "3", "4", "5"]
     assert [bool(row["error"]) for row in rows[-4:]] == [True, False, True, False]

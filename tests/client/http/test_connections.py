@@ -13,6 +13,7 @@ import subprocess
 import sys
 import warnings
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -68,6 +69,12 @@ def unclosed_connections_allowed() -> Iterator[None]:
         yield
         globals()["client"] = None
         gc.collect()
+
+
+def test_client_answers_right_in_threads(echo: Echo) -> None:
+    texts = [f"text {n}" for n in range(400)]
+    with BertClient(echo.url) as asked, ThreadPoolExecutor(16) as threads:
+        assert [label(result) for result in threads.map(asked.sentiment, texts)] == texts
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="has no fork")

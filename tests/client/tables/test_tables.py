@@ -541,7 +541,7 @@ def test_table_column_by_number_gives_a_warning_where_the_header_is_a_row(
 ) -> None:
     (tmp_path / "a.csv").write_text(ZHANG)
     with open_table(tmp_path / "a.csv", dialect=Dialect(header=header)) as table:
-        assert [table.column(address) for address in ("1", "2", "3")] != []
+        assert {table.column(address) for address in ("1", "2", "3")} <= {*(table.columns or ())}
         assert [warning.partition("; ")[0].endswith("the header looks like a row") for warning in table.warnings] == (
             [True] * warned
         )

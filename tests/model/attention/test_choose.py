@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from model.attention import cpu_inference
+from model.attention import choose
 from model.attention.bucketed import BucketedAttention
 from model.attention.choose import attention_for
 from model.attention.cpu_training import MatmulAttention
@@ -25,18 +25,19 @@ def test_attention_for_bounds_without_lengths_pads_on_the_device(dtype: torch.dt
     assert isinstance(attention_for(bounds, bounds, CPU, dtype, 4, 64), PaddedAttention)
 
 
+@pytest.mark.parametrize("is_faster", [True, False])
 @torch.no_grad()
-def test_attention_uses_matmuls_where_they_are_faster_and_every_token_is_a_query() -> None:
+def test_attention_uses_matmuls_where_they_are_faster_and_every_token_is_a_query(
+    monkeypatch: pytest.MonkeyPatch, is_faster: bool
+) -> None:
+    monkeypatch.setattr(choose, "is_faster", lambda *_: is_faster)
     bounds, outputs = SequenceBounds.of([100, 8]), SequenceBounds.of([1, 1])
-    fast, fast_if_long = (
-        torch.bfloat16 if cpu_inference.is_faster(torch.bfloat16, 4, 64, dtype) else None
-        for dtype in (torch.bfloat16, torch.float32)
-    )
+    fast = torch.bfloat16 if is_faster else None
     for queries, dtype, long_in_bfloat16, expected in (
         (bounds, torch.bfloat16, False, {fast}),
         (outputs, torch.bfloat16, False, {None}),
         (bounds, torch.float32, False, {None}),
-        (bounds, torch.float32, True, {fast_if_long, None}),
+        (bounds, torch.float32, True, {fast, None}),
         (outputs, torch.float32, True, {None}),
     ):
         options = {"batch_invariant": True, "long_in_bfloat16": long_in_bfloat16}

@@ -279,13 +279,3 @@ def test_unlabelled_texts_are_in_train_unless_they_are_in_test_or_dev(tmp_path: 
     assert unlabelled[0] == "new"
     assert "Tested" not in unlabelled
     assert not set(unlabelled) & set(texts(dev))
-
-
-@pytest.mark.parametrize("text", ["Größe: überaus schön", "ÉTÉ À LA MER", "Отличный фильм", "αγαπημένος"])
-def test_text_hash_ignores_case_in_every_alphabet(text: str) -> None:
-    assert len({text_hash(case) for case in (text, text.upper(), text.lower())}) == 1
-
-
-@pytest.mark.parametrize("text", ["It isn't \"fine\", it's great", "it isn't ``fine'', it's great"])
-def test_text_hash_ignores_the_style_of_quotation_marks(text: str) -> None:
-    assert text_hash(text) == text_hash("It isn’t “fine”, it’s great")

@@ -167,7 +167,9 @@ def test_export_of_the_models_that_exist(make_recipe: MakeRecipe, caplog: pytest
     recipe = make_recipe()
     with pytest.raises(RunError, match="run pretrain or finetune first"):
         export(recipe)
-    assert export(save_new_network(recipe)) == [recipe.folder / "export" / "pretrained"]
+    written = export(save_new_network(recipe))
+    assert written == [recipe.folder / "export" / "pretrained"]
+    assert {tensor.dtype for tensor in load_file(written[0] / "model.safetensors").values()} == {torch.float16}
     assert "has no sentiment model yet; it is left out" in caplog.text
 
 
@@ -175,7 +177,7 @@ def test_export_ends_with_sizes_and_the_command_to_serve(run: Recipe, caplog: py
     caplog.set_level(logging.INFO)
     written = export(run)
     assert written == [run.folder / "export" / name for name in ("pretrained", "sentiment")]
-    assert [line.startswith(f"{path}: ") for path, line in zip(written, caplog.messages[-3:-1], strict=True)]
+    assert all(line.startswith(f"{path}: ") for path, line in zip(written, caplog.messages[-3:-1], strict=True))
     assert all(line.endswith(" MB)") for line in caplog.messages[-3:-1])
     settings = " ".join(f"BERT_{path.name.upper()}={path}" for path in written)
     assert caplog.messages[-1] == f"next: {settings} bert-serve"

@@ -23,12 +23,6 @@ def test_run_log_lines_are_read_back(tmp_path: Path) -> None:
     assert list(log) == [{"event": "train", "step": 3, "tokens": 30, "minutes": 1.0, "loss": 1.5}]
 
 
-def test_run_log_without_a_file_is_empty(tmp_path: Path) -> None:
-    log = RunLog(tmp_path / "log.jsonl")
-    log.rewind(3)
-    assert list(log) == []
-
-
 def test_run_log_rewind_makes_the_folder_where_another_node_has_written_until_now(tmp_path: Path) -> None:
     log = RunLog(tmp_path / "seed-1" / "log.jsonl")
     log.rewind(3)

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 import torch
 
-from model.inference.cpu_features import bfloat16_is_fast
 from training.errors import RunError
 from training.runtime import device
 from training.runtime.device import (
@@ -57,8 +56,12 @@ def test_choose_device_refuses_one_gpu_for_several_processes_of_a_node(monkeypat
     assert chosen == [1], "what asks for no device, such as its precision, asks this one"
 
 
-def test_choose_precision_needs_no_loss_scaling() -> None:
-    assert choose_precision(torch.device("cpu")) == (torch.bfloat16 if bfloat16_is_fast() else torch.float32)
+@pytest.mark.parametrize(("is_fast", "expected"), [(True, torch.bfloat16), (False, torch.float32)])
+def test_choose_precision_needs_no_loss_scaling(
+    monkeypatch: pytest.MonkeyPatch, is_fast: bool, expected: torch.dtype
+) -> None:
+    monkeypatch.setattr(device, "bfloat16_is_fast", lambda: is_fast)
+    assert choose_precision(torch.device("cpu")) == expected
 
 
 @pytest.mark.parametrize("precision", [torch.float32, torch.bfloat16])

@@ -36,9 +36,3 @@ def test_source_config_table_is_a_dialect() -> None:
 def test_source_config_table_mistake_is_named(table: str, message: str) -> None:
     with pytest.raises(RecipeError, match=message):
         load_recipe("quick", [f'corpus.sources=[{{path="a.csv",table={table}}}]'])
-
-
-@pytest.mark.parametrize(("read", "columns"), [("pair", ["a"]), ("both", ["a", "b", "c"])])
-def test_source_config_pairs_need_two_columns(read: str, columns: list[str]) -> None:
-    with pytest.raises(ValueError, match=f"read = '{read}' needs two text columns, not {len(columns)}"):
-        SourceConfig.model_validate({"path": "a.csv", "read": read, "text": columns})

@@ -23,9 +23,11 @@ async def test_liveness_and_readiness_differ_while_loading(serve: Any, backend: 
         assert (ready.json()["code"], ready.headers["retry-after"]) == ("loading", "1")
         task = await service.client.post("/sentiment", json={"inputs": "good"})
         assert (task.status_code, task.json()["code"]) == (503, "loading")
+        assert await service.metric("bert_ready") == 0
         backend.may_load.set()
         await service.settled()
         assert (await service.client.get("/health/ready")).json() == {"status": "ready"}
+        assert await service.metric("bert_ready") == 1
 
 
 async def test_health_is_red_after_an_inference_process_died(serve: Any, backend: Any) -> None:
@@ -37,6 +39,7 @@ async def test_health_is_red_after_an_inference_process_died(serve: Any, backend
             answer = await service.client.get(path)
             assert (answer.status_code, answer.json()["code"]) == (503, "broken")
         assert isinstance(service.engine.lifecycle.failure, BackendDiedError)
+        assert await service.metric("bert_ready") == 0
 
 
 async def test_ready_is_red_while_a_batch_does_not_end(serve: Any, backend: Any) -> None:
@@ -49,6 +52,7 @@ async def test_ready_is_red_while_a_batch_does_not_end(serve: Any, backend: Any)
         service.engine.lifecycle._stall_seconds = 0.0
         live, ready = await service.client.get("/health/live"), await service.client.get("/health/ready")
         assert (live.status_code, ready.status_code, ready.json()["code"]) == (200, 503, "stalled")
+        assert await service.metric("bert_ready") == 0
         backend.gate.set()
         for _ in range(1000):
             ready = await service.client.get("/health/ready")
@@ -121,11 +125,6 @@ async def test_metrics_can_be_switched_off(serve: Any) -> None:
     async with serve(metrics="off") as service:
         assert (await service.client.get("/metrics")).status_code == 404
         assert "/metrics" not in (await service.client.get("/openapi.json")).json()["paths"]
-
-
-async def test_metrics_require_no_key_by_default(serve: Any) -> None:
-    async with serve(api_keys="the-key") as service:
-        assert (await service.client.get("/metrics")).status_code == 200
 
 
 def test_unavailable_error_names_the_status() -> None:

@@ -19,7 +19,8 @@ async def test_pages_link_to_existing_files_of_this_host_only(serve: Any, path: 
         links = re.findall(r'(?:src|href)="([^"]+)"', page.text)
         answers = [await service.client.get("/" + link) for link in links]
     assert page.headers["content-type"].startswith("text/html")
-    assert "default-src 'self'" in page.headers["content-security-policy"]
+    policy = page.headers["content-security-policy"].split("; ")
+    assert {"default-src 'self'", "frame-ancestors 'none'"} <= {*policy}
     assert not re.findall(r"(?:https?:)?//\S+", page.text)
     assert not [link for link in links if link.startswith("/")], "absolute links break behind a path prefix"
     assert {answer.status_code for answer in answers} == {200}

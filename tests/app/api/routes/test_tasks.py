@@ -70,6 +70,19 @@ async def test_fill_mask_refuses_a_long_text_with_both_lengths_unless_truncated(
     assert cut.json()["results"][0]["tokens"] == 64
 
 
+@pytest.mark.parametrize(("truncation", "kept"), [("head", {"good"}), ("head_tail", {"good", "bad"})])
+async def test_sentiment_cuts_a_text_where_the_checkpoint_says(
+    serve: Any, backend: Any, truncation: str, kept: set[str]
+) -> None:
+    model = backend.models["sentiment"]
+    backend.models["sentiment"] = replace(model, config=replace(model.config, truncation=truncation))
+    async with serve() as service:
+        asked = {"inputs": "good " * 100 + "bad " * 100, "parameters": {"truncate": True}}
+        answer = await service.client.post("/sentiment", json=asked)
+    assert answer.json()["results"][0]["truncated"]
+    assert {*map(model.tokenizer.token, backend.batches[0][0].encoding.input_ids)} == {"[CLS]", "[SEP]", *kept}
+
+
 async def test_fill_mask_refuses_a_mask_lost_by_truncation(serve: Any) -> None:
     asked = {"inputs": "[MASK] " + "a " * 100 + "[MASK]", "parameters": {"truncate": True}}
     async with serve() as service:
