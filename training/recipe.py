@@ -36,7 +36,7 @@ def _no_boolean(value: Any) -> Any:
 Whole = Annotated[int, BeforeValidator(_no_boolean)]
 """An integer; pydantic takes `true` for 1."""
 Positive = Annotated[Whole, Field(gt=0)]
-Seed = Annotated[Whole, Field(ge=0, lt=2**63)]
+Seed = Annotated[Whole, Field(ge=0, lt=2**32)]
 Columns = Annotated[
     tuple[str, ...], BeforeValidator(lambda value: (value,) if isinstance(value, (str, int)) else value)
 ]

@@ -81,14 +81,14 @@ def _route(
 
     Args:
         held_out: Hashes of the texts and groups that are not trained on.
-        tested: Hashes of the texts that are not held out either.
+        tested: Hashes of the texts and groups that are not held out either.
     """
     name, left_out = source_name(source), 0
     for document, label in found:
         text, group = hashes(document)
         is_held_out = group < threshold
-        is_leak = text in tested if is_held_out else text in held_out or group in held_out
-        if is_leak:
+        elsewhere = tested if is_held_out else held_out
+        if text in elsewhere or group in elsewhere:
             left_out += 1
         else:
             yield f"{evaluated}/{name}" if is_held_out else "train", document, label
@@ -135,7 +135,7 @@ def pretraining_inputs(recipe: Recipe) -> Iterator[ShardInput]:
 def labelled_inputs(recipe: Recipe) -> Iterator[ShardInput]:
     """The shards of `labelled/`: parts `train` and `dev/<source>`.
 
-    Texts of `finetune.test` are left out of both, texts and groups of any dev part out of `train`. The texts of
+    Texts and groups of `finetune.test` are left out of both, those of any dev part out of `train`. The texts of
     `distill.sources` are in `train`, without a label.
 
     Raises:
@@ -144,7 +144,7 @@ def labelled_inputs(recipe: Recipe) -> Iterator[ShardInput]:
     """
     config, cutter = recipe.finetune, _Cutter(has_labels=True)
     read_test = (labelled(source, recipe, cutter.progress) for source in config.test)
-    tested = {text_hash(document.text) for document, _ in itertools.chain.from_iterable(read_test)}
+    tested = {value for document, _ in itertools.chain.from_iterable(read_test) for value in hashes(document)}
     in_dev: set[int] = set()
     plans = [(source, *_plan(source, recipe, tested, in_dev)) for source in config.train]
     held_out, trained = tested | in_dev, Counter[int]()
@@ -201,7 +201,7 @@ def _plan(source: SourceConfig, recipe: Recipe, tested: set[int], in_dev: set[in
     dev = contradictions = 0
     for document, label in labelled(source, recipe):
         text, group = hashes(document)
-        if text in tested:
+        if text in tested or group in tested:
             continue
         if len(first_labels) < REMEMBERED_TEXTS:
             contradictions += first_labels.setdefault(text, label) != label

@@ -107,14 +107,16 @@ def _portable_recipe(recipe: Recipe) -> Recipe:
     """The recipe without the folders of one machine."""
     parts = (override.partition("=") for override in recipe.overrides if not override.startswith(_LOCAL_KEYS))
     values = json.loads(
-        recipe.model_dump_json(), object_hook=lambda table: {key: _portable(value, key) for key, value in table.items()}
+        recipe.model_dump_json(), object_hook=lambda table: {key: _portable(key, value) for key, value in table.items()}
     )
-    return Recipe(**values | {"overrides": [f"{key}={_portable(value)}" for key, _, value in parts]})
+    overrides = [f"{key}={_portable(key.rpartition('.')[2], value)}" for key, _, value in parts]
+    return Recipe(**values | {"overrides": overrides})
 
 
-def _portable(value: Any, key: str = "") -> Any:
+def _portable(key: str, value: Any) -> Any:
     """A path of one machine as `runs/<name>/pretrained`, or as the name of a file; anything else as it is."""
-    if not (isinstance(value, str) and Path(value).is_absolute()):
+    is_file, is_network = key in ("path", "loaded"), key in ("start", "pretrained", "teacher")
+    if not (isinstance(value, str) and Path(value).is_absolute() and (is_file or is_network)):
         return value
     path = Path(value)
-    return path.name if key in ("path", "loaded") else str(Path("runs", *path.parts[-2:]))
+    return path.name if is_file else str(Path("runs", *path.parts[-2:]))

@@ -48,9 +48,12 @@ def export(recipe: Recipe) -> list[Path]:
 
 
 def check_targets(recipe: Recipe) -> None:
-    """Raise RunError if a directory to export to holds other files than a checkpoint's."""
+    """Raise RunError if a directory to export to holds other files than a checkpoint's, or is one of the run's own."""
     for name in NAMES:
-        check_target(_target(recipe, name))
+        target = _target(recipe, name)
+        if target.resolve() == (recipe.folder / name).resolve():
+            raise RunError(f"export.folder is {recipe.folder}, whose networks later stages start from; name another")
+        check_target(target)
 
 
 def _target(recipe: Recipe, name: str) -> Path:

@@ -169,7 +169,7 @@ def _train(material: _Material, seed: int, earlier: SeedResult | None) -> SeedRe
             f"finetune.batch_tokens ({config.batch_tokens}) or more finetune.epochs ({config.epochs:g})"
         )
     if dist.is_main and not was_finished:
-        save_results(recipe, [])  # they are of earlier weights
+        save_results(recipe, [result for result in load_results(recipe) if result.seed != seed])  # of earlier weights
         write_resolved(recipe, folder)
     if not trainer.run():
         return None

@@ -16,6 +16,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from tqdm import tqdm
@@ -143,8 +144,9 @@ class Trainer:
         self.checkpointer = Checkpointer(folder, flatten(identity), config.budget_tokens, parts, dist)
         self.log = RunLog(folder / "log.jsonl", tensorboard=config.tensorboard and dist.is_main)
         resumed = self.checkpointer.resume()
-        if resumed and dist.is_main:
-            self.log.rewind(resumed.step)
+        # Without a checkpoint, a log is that of a run which was killed before its first one.
+        if dist.is_main and (resumed or self.log.file.is_file()):
+            self.log.rewind(resumed.step if resumed else -1)
         self.state = resumed or TrainState(warmup_tokens=round(config.warmup_fraction * config.budget_tokens))
         self.schedule = Schedule(config.budget_tokens, self.state.warmup_tokens, config.decay_fraction)
         self.advisor = Advisor(unigram_entropy, any(line["event"] == LEFT_PLATEAU for line in self.log))
@@ -214,7 +216,8 @@ class Trainer:
         """Seed for this rank's micro-batch `i` of the step. It depends on the micro-batch's number in the run, so
         dropout is the same after a resume and on any number of ranks."""
         number = self.state.micro_batches + i * self.dist.world_size + self.dist.rank
-        return (self.config.seed * 2**32 + number) % 2**63
+        # 32 bits, because torch's generator for CPUs ignores the others.
+        return int(np.random.SeedSequence((self.config.seed, number)).generate_state(1)[0])
 
     def _backward(self, batch: Any, micro_batches: int) -> Tensor:
         """Add the gradients of one of a rank's `micro_batches`; (metrics, 2) its metrics."""

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from model.checkpoint import load_checkpoint
 from model.tokenizer import Tokenizer
-from training.corpus.prepare import prepare
+from training.corpus.prepare import check_corpus_settings, prepare
 from training.corpus.tokenizer import make_tokenizer
 from training.errors import CorpusError, RunError
 from training.loop.checkpoint import weights_hash
@@ -15,6 +15,7 @@ from training.pretrain.run import pretrain
 from training.recipe import CorpusConfig, Recipe, write_resolved
 from training.runtime.files import read_json, write_json
 from training.runtime.lock import ranks_in_turn
+from training.sources.tables import log_once
 
 RATE_FACTOR = 1 / 3
 """Of the pretraining's learning rate: a higher one forgets what was learned."""
@@ -62,6 +63,11 @@ def adapted(recipe: Recipe) -> Path | None:
     if not start.is_dir() or read_json(folder / "started-from.json") != weights_hash(load_checkpoint(start).model):
         logger.warning("%s was adapted from another network than %s and is not used; delete it", folder, start)
         return None
+    if recipe.adapt is not None:
+        try:
+            check_corpus_settings(_stage(recipe, start))
+        except CorpusError:
+            log_once(f"{folder} was adapted to other texts than finetune.train; delete it to adapt again")
     return folder / "pretrained"
 
 
@@ -80,8 +86,10 @@ def _stage(recipe: Recipe, start: Path) -> Recipe:
         "minutes": None,
         "learning_rate": RATE_FACTOR * recipe.pretrain.learning_rate,
     }
-    # Without a label column, a `<br />` in the text is read as a line break.
-    sources = tuple(source.model_copy(update={"label": None}) for source in recipe.finetune.train)
+    # Without a label column, a `<br />` in the text is read as a line break. With "folder", a file is one text.
+    labels = ({"label": source.label if source.label == "folder" else None} for source in recipe.finetune.train)
+    pairs = zip(recipe.finetune.train, labels, strict=True)
+    sources = tuple(source.model_copy(update=label) for source, label in pairs)
     fraction = recipe.corpus.heldout_fraction or CorpusConfig().heldout_fraction  # a part must be held out
     corpus = CorpusConfig(sources=sources, heldout_fraction=fraction)
     return recipe.inside("adapt", corpus=corpus, pretrain=recipe.pretrain.model_copy(update=changes))

@@ -131,7 +131,10 @@ def read_test(recipe: Recipe) -> dict[str, Labelled]:
     source is read as one text and as a pair, those with both texts are there once more, under the name with `PAIR`."""
     test: dict[str, Labelled] = defaultdict(list)
     for source in recipe.finetune.test:
-        _add(test, source_name(source), list(labelled(source, recipe)), reading_of(source))
+        if not (part := list(labelled(source, recipe))):
+            logger.warning("%s is not evaluated: finetune.labels leaves out all of its texts", source_name(source))
+            continue
+        _add(test, source_name(source), part, reading_of(source))
     if recipe.finetune.test or not recipe.finetune.train:
         return dict(test)
     for shard_input in labelled_inputs(recipe):

@@ -47,6 +47,7 @@ def _losses(line: Mapping[str, Any]) -> dict[str, float]:
 
 def plot_confusion(counts: Sequence[Sequence[int]], labels: Sequence[str], file: Path) -> None:
     """True labels down, answers across, as shares of the true label with counts written in."""
+    labels = [label.replace("$", r"\$") for label in labels]  # else matplotlib reads mathematics between two of them
     figure, axes = _axes("answer", "true label")
     side = min(len(labels), 50) / 2  # inches
     figure.set_size_inches(max(6, 3 + side), max(4, 2 + side))

@@ -106,8 +106,7 @@ class _SourceReader:
             yield document
             if count == self._source.limit:
                 break
-        else:
-            self._check_columns()
+        self._check_columns()
         if not count:
             first = f" (the first row is {self._first_skipped})" if self._first_skipped else ""
             raise SourceError(f"{place}: holds no text; fill it, or take it out of the source{first}")
@@ -123,6 +122,8 @@ class _SourceReader:
         form, table = format_of_file(file, self._source)
         if table:
             return self._of_rows(read_rows(file, table, self._source, progress), str(file), form)
+        if self._source.group or self._source.by:
+            raise SourceError(f"{file}: has no column for group or by; leave them out, or write the texts as CSV")
         numbered = read_lines(file, self._source.table.encoding, progress)
         if form == "fasttext":
             return self._of_fasttext(numbered, file)

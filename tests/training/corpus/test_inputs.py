@@ -279,3 +279,11 @@ def test_unlabelled_texts_are_in_train_unless_they_are_in_test_or_dev(tmp_path: 
     assert unlabelled[0] == "new"
     assert "Tested" not in unlabelled
     assert not set(unlabelled) & set(texts(dev))
+
+
+def test_groups_of_test_texts_are_neither_trained_on_nor_in_dev(tmp_path: Path) -> None:
+    rows = [{"text": f"{i} good", "label": i % 2, "film": f"film {i % 10}"} for i in range(200)]
+    source = write(tmp_path, rows, group="film")
+    test = write(tmp_path, [{"text": "unseen", "label": 1, "film": "Film 3"}], name="test", group="film")
+    train, dev = train_and_dev(recipe_of(tmp_path, source, test=(test,), dev_fraction=0.3))
+    assert {document.group for document, _ in (*train, *dev)} == {f"film {i}" for i in range(10) if i != 3}

@@ -16,6 +16,7 @@ from model import Tokenizer, load_checkpoint, save_checkpoint
 from tests.training.commands import occupied
 from tests.training.conftest import MakeRecipe
 from training.errors import RunError
+from training.export.model_card import _portable_recipe
 from training.export.run import export
 from training.finetune.run import finetune
 from training.finetune.selection import SeedResult, best_seed, load_results, save_results, seed_folder
@@ -192,6 +193,14 @@ def test_export_folder_says_where_to(run: Recipe, recipe_file: Path, tmp_path: P
     assert export(recipe) == [tmp_path / "weights" / name for name in ("pretrained", "sentiment")]
 
 
+def test_export_into_the_runs_own_folder_is_refused(run: Recipe, recipe_file: Path) -> None:
+    before = (run.folder / "pretrained" / "model.safetensors").read_bytes()
+    recipe = load_recipe(str(recipe_file), [*run.overrides, f"export.folder={run.folder}"])
+    with pytest.raises(RunError, match="whose networks later stages start from; name another"):
+        export(recipe)
+    assert (run.folder / "pretrained" / "model.safetensors").read_bytes() == before
+
+
 def test_export_writes_nothing_if_one_directory_has_other_files(run: Recipe) -> None:
     foreign = run.folder / "export" / "sentiment" / "notes.txt"
     foreign.parent.mkdir(parents=True)
@@ -283,3 +292,13 @@ def test_card_names_no_folder_of_this_machine(make_recipe: MakeRecipe, trained: 
         assert str(trained.run) not in text
         assert str(recipe.run) not in text
         assert str(tmp_path) not in text
+
+
+def test_card_keeps_labels_that_look_like_paths() -> None:
+    labels = {"0": "/r/news", "1": "/r/funny"}
+    recipe = load_recipe("quick", ["finetune.pretrained=/srv/a/pretrained"])
+    recipe = recipe.model_copy(update={"finetune": recipe.finetune.model_copy(update={"labels": labels})})
+    portable = _portable_recipe(recipe)
+    assert portable.finetune.labels == labels
+    assert portable.finetune.pretrained == Path("runs/a/pretrained")
+    assert portable.overrides == ("finetune.pretrained=runs/a/pretrained",)

@@ -191,6 +191,21 @@ def known_peak(monkeypatch: pytest.MonkeyPatch) -> None:
 # --- a run
 
 
+def test_trainer_seed_decides_which_units_are_dropped(tmp_path: Path) -> None:
+    first, second = (trainer(tmp_path / str(seed), Regression(dropout=0.5), steps=4, seed=seed) for seed in (1, 2))
+    second.loss.model.load_state_dict(first.loss.model.state_dict())
+    assert first.run()
+    assert second.run()
+    assert weight_of(first.loss) != weight_of(second.loss)  # type: ignore[arg-type]
+
+
+def test_trainer_log_of_a_run_killed_before_its_first_checkpoint_is_dropped(tmp_path: Path) -> None:
+    (tmp_path / "log.jsonl").write_text('{"event": "left_plateau", "step": 30}\n{"event": "train", "step": 31}\n')
+    assert trainer(tmp_path, Regression()).run()
+    assert [line["step"] for line in lines(tmp_path, "train")] == list(range(1, STEPS + 1))
+    assert not lines(tmp_path, "left_plateau")
+
+
 def test_trainer_learns_until_its_budget_is_spent(whole: tuple[Trainer, Path]) -> None:
     done, folder = whole
     assert (done.state.step, done.state.tokens, done.state.micro_batches) == (STEPS, STEPS * STEP, 2 * STEPS)

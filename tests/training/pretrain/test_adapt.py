@@ -16,7 +16,7 @@ from training.errors import RecipeError, RunError
 from training.export.run import export
 from training.finetune.run import finetune, starting_point
 from training.loop.log import RunLog
-from training.pretrain.adapt import adapt, adapted
+from training.pretrain.adapt import _stage, adapt, adapted
 from training.pretrain.run import new_model
 from training.recipe import Recipe, load_recipe, read_resolved
 
@@ -114,6 +114,21 @@ def test_adapted_network_of_another_pretrained_network_is_not_used(
     assert "was adapted from another network" in caplog.text
     assert "is not used; delete it" in caplog.text
     assert starting_point(recipe)[0].path == recipe.folder / "pretrained"
+
+
+def test_adapted_network_of_other_texts_is_used_with_a_warning(run: Recipe, caplog: pytest.LogCaptureFixture) -> None:
+    assert adapted(run)
+    assert not caplog.messages
+    finetune = run.finetune.model_copy(update={"train": run.finetune.train[:1] * 2})
+    assert adapted(run.model_copy(update={"finetune": finetune}))
+    assert "was adapted to other texts than finetune.train; delete it to adapt again" in caplog.text
+
+
+def test_adapt_reads_a_labelled_file_as_one_text(run: Recipe) -> None:
+    source = run.finetune.train[0].model_copy(update={"label": "folder"})
+    finetune = run.finetune.model_copy(update={"train": (source,)})
+    stage = _stage(run.model_copy(update={"finetune": finetune}), run.folder / "pretrained")
+    assert [each.label for each in stage.corpus.sources] == ["folder"]
 
 
 def test_adapt_after_another_pretraining_deletes_nothing(recipe: Recipe, recipe_file: str) -> None:

@@ -159,6 +159,20 @@ def test_evaluate_of_heldout_text_in_another_vocabulary_is_refused(make_recipe: 
         evaluate(recipe)
 
 
+def test_evaluate_leaves_out_a_test_source_without_a_label_of_the_recipe(
+    make_recipe: MakeRecipe, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "hidden.jsonl").write_text('{"text": "good", "label": -1}\n')
+    hidden = SourceConfig(path=str(tmp_path / "hidden.jsonl"), label="label")
+    recipe = make_recipe()
+    recipe = changed(recipe, test=(*recipe.finetune.test, hidden), labels=recipe.finetune.labels | {"-1": ""})
+    save_models(recipe, recipe.folder, "sentiment")
+    text = evaluate(recipe)
+    assert "| reviews | 20 |" in text
+    assert "hidden is not evaluated: finetune.labels leaves out all of its texts" in caplog.text
+    assert "hidden" not in text
+
+
 def test_evaluate_without_a_test_source_reports_on_dev_and_says_so(
     make_recipe: MakeRecipe, caplog: pytest.LogCaptureFixture
 ) -> None:

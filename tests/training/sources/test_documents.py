@@ -368,6 +368,19 @@ def test_limit_counts_documents_of_all_files(tmp_path: Path) -> None:
     assert texts(tmp_path, "*.txt", limit=4) == ["a", "b", "c", "a"]
 
 
+def test_limit_does_not_hide_a_mistyped_column(tmp_path: Path) -> None:
+    write(tmp_path / "a.jsonl", jsonl(ROWS))
+    with pytest.raises(SourceError, match=r"line 1: no column 'tittle'; there are "):
+        texts(tmp_path, "a.jsonl", limit=2, group="tittle")
+
+
+def test_group_is_refused_where_there_are_no_columns(tmp_path: Path) -> None:
+    write(tmp_path / "a.txt", "__label__1 good\n")
+    for settings in ({"format": "fasttext"}, {"label": None}):
+        with pytest.raises(SourceError, match=r"a\.txt: has no column for group or by; leave them out"):
+            texts(tmp_path, "a.txt", group="film", **settings)
+
+
 def test_limit_does_not_hide_skipped_rows_and_warnings(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     rows = 'id,text,stars\n1,ok,5\n2,,5\n3,"Five stars!,5\n4,ok,3\n5,27",4\n6,ok,1\n7,ok,1\n'
     write(tmp_path / "a.csv", rows)
