@@ -93,7 +93,7 @@ def add_special_tokens(rust: RustTokenizer) -> None:
 
 def _check_made(of: str, made: Encoding, rust: RustTokenizer, tokens: list[str], types: list[int]) -> None:
     ids = [rust.token_to_id(token) for token in tokens]
-    if (made.tokens, made.ids, made.type_ids) != (tokens, ids, types):
+    if (made.ids, made.type_ids) != (ids, types):
         raise ValueError(
             f"it makes {' '.join(made.tokens)} of {of} (ids {made.ids}, token types {made.type_ids}), "
             f"not {' '.join(tokens)} (ids {ids}, token types {types}); correct its post_processor"
@@ -158,12 +158,8 @@ def read_tokenizer(vocabulary: Path) -> RustTokenizer:
         if not isinstance(rust.model, models.WordPiece):
             raise CheckpointError(vocabulary, f"is a {type(rust.model).__name__} tokenizer; BERT needs WordPiece")
         _check_cost(vocabulary, json.loads(rust.to_str()))
-        if is_bert and (part := _difference(rust)):
-            keys = (
-                f'"tokenizer_class": "PreTrainedTokenizerFast", "model_input_names": {json.dumps(_INPUTS[has_types])}'
-            )
-            reason = f"its {part} is not that of the tokenizer_class {class_name}; to keep it, write {keys}"
-            raise CheckpointError(vocabulary, f"{reason} into {names[0]}")
+        if is_bert:
+            _check_is_bert(vocabulary, rust, class_name, has_types)
         own, vocab = rust.get_added_tokens_decoder(), rust.get_vocab(with_added_tokens=False)
     else:
         _check_no_byte_order_mark(vocabulary)
@@ -176,6 +172,8 @@ def read_tokenizer(vocabulary: Path) -> RustTokenizer:
     made = {token.content for token in rust.get_added_tokens_decoder().values()}
     rust.add_tokens([token for content, token in special.items() if content not in made])
     _check_same(rust, {vocabulary: own, files[2] if added else files[0]: other})
+    if is_bert and rust.post_processor is None and {CLS, SEP} <= rust.get_vocab().keys():  # as added tokens
+        rust.post_processor = _template(rust.get_vocab())
     if not has_types:
         add_special_tokens(rust)  # checks the template that is replaced here
         rust.post_processor = _template(rust.get_vocab(), second_type=0)
@@ -198,6 +196,30 @@ def _check_cost(file: Path, parts: Mapping[str, Any]) -> None:
             raise CheckpointError(file, f"has a normalizer {kind}, which can make texts longer; it is not supported")
     if (longest := parts["model"]["max_input_chars_per_word"]) > _LONGEST:
         raise CheckpointError(file, f"max_input_chars_per_word is {longest}, at most {_LONGEST} are supported")
+
+
+def _check_is_bert(file: Path, rust: RustTokenizer, class_name: str, has_types: bool) -> None:
+    """Raise CheckpointError if the file has other parts than a BertTokenizer, which only `transformers` 4 uses. Log a
+    warning if a pair's token types differ."""
+    part = _difference(rust)
+    first, second = rust.token_to_id(CLS), rust.token_to_id(SEP)
+    if part is None and has_types and first is not None and second is not None:
+        rust.no_padding()
+        rust.no_truncation()
+        words = rust.encode("a", add_special_tokens=False).ids
+        text, pair = rust.encode("a"), rust.encode("a", "a")
+        if (text.ids, pair.ids) != ([first, *words, second], [first, *words, second, *words, second]):
+            part = "post_processor"
+        elif pair.type_ids[-1] == 0:
+            logger.warning(
+                "%s: by its post_processor, which only transformers 4 uses, both texts of a pair have token type 0; "
+                "here the second has type 1, as in transformers 5",
+                file,
+            )
+    if part:
+        keys = f'"tokenizer_class": "PreTrainedTokenizerFast", "model_input_names": {json.dumps(_INPUTS[has_types])}'
+        reason = f"its {part} is not that of the tokenizer_class {class_name}; to keep it, write {keys}"
+        raise CheckpointError(file, f"{reason} into tokenizer_config.json")
 
 
 def _check_settings(file: Path, config: Mapping[str, Any]) -> None:

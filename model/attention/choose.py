@@ -41,7 +41,7 @@ def attention_for(
         return MatmulAttention(queries, keys)
     half = device.type == "cpu" and dtype.itemsize == 2
     matmuls = None
-    if queries is keys and half and is_faster(dtype, heads, head_dim):
+    if queries is keys and half and is_faster(dtype, heads, head_dim, dtype):
         matmuls = Matmuls(dtype)
     elif queries is keys and long_in_bfloat16 and is_faster(torch.bfloat16, heads, head_dim, dtype):
         matmuls = Matmuls(torch.bfloat16, above=LONG_TOKENS)

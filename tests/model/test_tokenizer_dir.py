@@ -90,6 +90,16 @@ SAME: dict[str, Files] = {
         "vocab.txt": "\n".join(reversed(WORDS)),
     },
     "vocab.txt": {"vocab.txt": VOCAB_TXT},
+    "vocab.txt without [CLS] and [SEP], which are added": {
+        "vocab.txt": "\n".join(word for word in WORDS if word not in ("[CLS]", "[SEP]")),
+        "tokenizer_config.json": {
+            "added_tokens_decoder": {str(X - 2): special("[CLS]"), str(X - 1): special("[SEP]")},
+        },
+    },
+    "[MASK] with normalized true": {
+        "vocab.txt": VOCAB_TXT,
+        "special_tokens_map.json": {"mask_token": special("[MASK]", normalized=True)},
+    },
     "vocab.txt with settings": {
         "vocab.txt": VOCAB_TXT,
         "tokenizer_config.json": {
@@ -250,6 +260,16 @@ def test_read_tokenizer_warns_where_the_versions_of_transformers_give_other_toke
     assert [bool(re.search(warning, message)) for message in caplog.messages] == ([] if names else [True])
 
 
+def test_read_tokenizer_warns_of_a_post_processor_with_one_token_type(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    one_type = template(pair="[CLS] $A [SEP] $B [SEP]")
+    tokenizer = Tokenizer.load(write(tmp_path, {"tokenizer.json": tokenizer_json() | {"post_processor": one_type}}))
+    assert tokenizer.second_type_id == 1
+    (message,) = caplog.messages
+    assert "both texts of a pair have token type 0; here the second has type 1, as in transformers 5" in message
+
+
 def test_read_tokenizer_empty_lines_at_the_end_are_not_tokens(tmp_path: Path) -> None:
     settings = {"extra_special_tokens": ["<x>"]}
     tokenizer = Tokenizer.load(write(tmp_path, {"vocab.txt": VOCAB_TXT + "\n\n"}))
@@ -297,6 +317,16 @@ def generic(**values: Any) -> Files:
 LONGER = {"type": "Replace", "pattern": {"String": "x"}, "content": "xx"}
 
 REFUSED: dict[str, tuple[Files, str, str]] = {
+    "a BertTokenizer without a post-processor": (
+        {"tokenizer.json": tokenizer_json() | {"post_processor": None}},
+        "tokenizer.json",
+        "its post_processor is not that of the tokenizer_class BertTokenizer; to keep it, write",
+    ),
+    "a BertTokenizer with the post-processor of RoBERTa": (
+        {"tokenizer.json": tokenizer_json() | {"post_processor": ROBERTA}},
+        "tokenizer.json",
+        "its post_processor is not that of the tokenizer_class BertTokenizer; to keep it, write",
+    ),
     "a normalizer that makes texts longer": (
         generic(normalizer={"type": "Sequence", "normalizers": [{"type": "Lowercase"}, LONGER]}),
         "tokenizer.json",
