@@ -89,7 +89,7 @@ def create_app(settings: Settings, backend: Backend | None = None, *, serves_whi
             allow_methods=["GET", "HEAD", "POST"],
             allow_headers=["*"],  # Hugging Face's client sends User-Agent, tracers send traceparent
             allow_private_network="*" not in settings.cors_origins,  # Chrome asks before it calls a local address
-            expose_headers=["X-Request-ID", "Server-Timing", "Retry-After"],
+            expose_headers=["X-Request-ID", "Server-Timing", "Retry-After", "Inference-Header-Content-Length"],
         )
     app.add_middleware(RequestContextMiddleware)  # outermost
     return app

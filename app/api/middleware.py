@@ -41,7 +41,7 @@ class RequestContextMiddleware:
             scope = dict(scope, method="GET")
         request_id = scope["request_id"] = request_id_of(scope["headers"])
         tracing.note_request(request_id, scope["query_string"])
-        route = scope["task_route"] = state.tasks.get(scope["path"]) if method == "POST" else None
+        route = scope["task_route"] = state.tasks.get(_path_in_app(scope)) if method == "POST" else None
         task = None if route is None else route.task
         scope["logged"] = {} if task is None else {"task": str(task)}
 
@@ -108,3 +108,10 @@ def _address(scope: Scope) -> str:
         return f"{ip_address(host.partition('%')[0])}:{port}"  # without the zone, which is arbitrary text
     except ValueError:
         return "-"
+
+
+def _path_in_app(scope: Scope) -> str:
+    """The path without the prefix under which the app is mounted."""
+    path: str = scope["path"]
+    root = scope.get("root_path", "").rstrip("/")
+    return path[len(root) :] if path.startswith(f"{root}/") else path

@@ -238,7 +238,10 @@ def _raise_not_json(body: bytes, error: ValueError) -> NoReturn:
 
 
 def _has_half_character(value: Any) -> bool:
-    return re.search("[\ud800-\udfff]", json.dumps(value, ensure_ascii=False)) is not None
+    try:
+        return re.search("[\ud800-\udfff]", json.dumps(value, ensure_ascii=False)) is not None
+    except RecursionError:  # `json.loads` takes a little more nesting
+        return False
 
 
 def _raise_invalid(error: ValidationError, schema: type[BaseModel]) -> NoReturn:

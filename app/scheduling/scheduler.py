@@ -329,9 +329,11 @@ class Scheduler:
         return [answer for half in halves for answer in await self._run_isolated(half, running)]
 
     def _deliver(self, batch: list[Pending], answers: Sequence[Answer | Exception]) -> None:
-        tokens = sum(pending.tokens for pending in batch)
-        self.computed_tokens += tokens
-        self._metrics.batch(len(batch), tokens)
+        answered = (one for one, answer in zip(batch, answers, strict=True) if not isinstance(answer, Exception))
+        computed = [pending.tokens for pending in answered]
+        if computed:
+            self.computed_tokens += sum(computed)
+            self._metrics.batch(len(computed), sum(computed))
         for pending, answer in zip(batch, answers, strict=True):
             request = pending.request
             if isinstance(answer, Exception):

@@ -85,7 +85,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self._cycle_transport = SimpleNamespace(
             write=transport.write, is_closing=self._is_closing, close=self._close_when_answered
         )
-        self._start_read_timeout()
+        self._keep_alive()  # a proxy may open a connection before it has a request for it
 
     def connection_lost(self, exc: Exception | None) -> None:
         """See `asyncio.Protocol`."""

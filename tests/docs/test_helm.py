@@ -124,6 +124,8 @@ def test_values_reach_the_pods(render: Render) -> None:
         (("replicas=many",), "want integer"),
         (("keda.enabled=true", "env.BERT_METRICS=key"), "KEDA sends no API key"),
         (("keda.enabled=true", "env.BERT_METRICS=false"), "KEDA sends no API key"),
+        (("podMonitor.enabled=true", "env.BERT_METRICS=key"), "set podMonitor.keySecret"),
+        (("preStopSeconds=0",), "minimum"),
         (("env.BERT_DRAIN_SECONDS=60",), "set terminationGracePeriodSeconds"),
         (("env.BERT_PORT=9000",), "invalid propertyName 'BERT_PORT'"),
         (("env.BERT_API_KEYS=a",), "set keysSecret"),

@@ -6,6 +6,7 @@ import asyncio
 import logging
 from typing import Any
 
+import httpx
 import pytest
 
 from app.api.middleware import _address
@@ -145,6 +146,14 @@ async def test_requests_are_counted_by_task_and_status(serve: Any) -> None:
         await service.client.post("/sentiment", json={})
         assert await service.metric('bert_requests_total{status="200",task="sentiment"}') == 1
         assert await service.metric('bert_requests_total{status="422",task="sentiment"}') == 1
+
+
+async def test_task_requests_are_counted_under_a_root_path(serve: Any) -> None:
+    async with serve() as service:
+        transport = httpx.ASGITransport(service.app, root_path="/bert")
+        async with httpx.AsyncClient(transport=transport, base_url="http://t") as mounted:
+            assert (await mounted.post("/bert/sentiment", json={"inputs": "good"})).status_code == 200
+        assert await service.metric('bert_requests_total{status="200",task="sentiment"}') == 1
 
 
 async def test_preflight_is_not_counted_as_a_task_request(serve: Any) -> None:

@@ -197,6 +197,14 @@ async def test_large_answer_is_written_beside_the_event_loop(
     assert [thread is threading.main_thread() for thread in threads] == [True, False]
 
 
+async def test_nesting_of_any_depth_is_400(serve: Any) -> None:
+    async with serve() as service:
+        for depth in range(900, 1000):
+            body = b'{"inputs": %s}' % (b"[" * depth + b"]" * depth)
+            answer = await service.client.post("/sentiment", content=body, headers={"Content-Type": "application/json"})
+            assert (answer.status_code, answer.json()["code"]) == (400, "not_json"), depth
+
+
 @pytest.mark.parametrize("value", ["0", "-5", "1.5", "soon", "", "1e3"])
 async def test_timeout_that_is_not_a_positive_number_is_refused(serve: Any, value: str) -> None:
     async with serve() as service:

@@ -472,6 +472,18 @@ async def test_idle_connection_is_closed_after_the_keep_alive_seconds(start_serv
         writer.close()
 
 
+async def test_connection_without_a_request_yet_is_an_idle_one(start_server: StartServer) -> None:
+    async with start_server(keep_alive_seconds=2, request_timeout_ms=1000) as served, asyncio.timeout(PATIENCE):
+        reader, writer = await asyncio.open_connection("127.0.0.1", served.port)
+        await asyncio.sleep(1.5)  # longer than the time for a head
+        writer.write(b"GET /health/live HTTP/1.1\r\nHost: x\r\n\r\n")
+        assert (await reader.readuntil(b"}")).startswith(b"HTTP/1.1 200")
+        unused, other = await asyncio.open_connection("127.0.0.1", served.port)
+        assert await unused.read() == b""  # it was closed
+        other.close()
+        writer.close()
+
+
 @pytest.mark.parametrize("late", [b"{}", b"\r\n"], ids=["a body after its answer", "an empty line"])
 async def test_bytes_that_begin_no_request_do_not_keep_a_connection(start_server: StartServer, late: bytes) -> None:
     async with start_server(keep_alive_seconds=1) as served, asyncio.timeout(PATIENCE):
