@@ -86,10 +86,11 @@ def _stage(recipe: Recipe, start: Path) -> Recipe:
         "minutes": None,
         "learning_rate": RATE_FACTOR * recipe.pretrain.learning_rate,
     }
-    # Without a label column, a `<br />` in the text is read as a line break. With "folder", a file is one text.
-    labels = ({"label": source.label if source.label == "folder" else None} for source in recipe.finetune.train)
-    pairs = zip(recipe.finetune.train, labels, strict=True)
-    sources = tuple(source.model_copy(update=label) for source, label in pairs)
+    # Without a label column, a `<br />` in the text is read as a line break. With "folder", a file stays one text.
+    sources = tuple(
+        source if source.label == "folder" else source.model_copy(update={"label": None})
+        for source in recipe.finetune.train
+    )
     fraction = recipe.corpus.heldout_fraction or CorpusConfig().heldout_fraction  # a part must be held out
     corpus = CorpusConfig(sources=sources, heldout_fraction=fraction)
     return recipe.inside("adapt", corpus=corpus, pretrain=recipe.pretrain.model_copy(update=changes))

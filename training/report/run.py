@@ -329,8 +329,8 @@ def label_tables(report: Report) -> list[str]:
     for name, source in report.classification.items():
         counts = source.figures.confusion
         rows: list[tuple[float, list[str]]] = []
-        for label, row, column in zip(report.labels, counts, zip(*counts, strict=True), strict=True):
-            true, answered, right = sum(row), sum(column), row[len(rows)]
+        for i, (label, row, column) in enumerate(zip(report.labels, counts, zip(*counts, strict=True), strict=True)):
+            true, answered, right = sum(row), sum(column), row[i]
             precision, recall = (right / texts if texts else None for texts in (answered, true))
             f1 = 2 * right / (true + answered) if true + answered else None
             rows.append((2.0 if f1 is None else f1, [label, f"{true:,}", *_cells((precision, recall, f1), 3)]))
