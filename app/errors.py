@@ -123,8 +123,22 @@ class UnavailableError(ServiceError):
 class InferenceError(ServiceError):
     """The model failed on an input. Its request fails; other requests of the batch do not."""
 
+    loc: Loc = ()
+    """The path of the input, if it is known."""
+
     def __init__(self, reason: str = "the model failed on this input; the operator's log has more") -> None:
         super().__init__(reason)
+
+
+class ProcessDiedError(InferenceError):
+    """The inference process ended while it computed a batch. Another takes its place, but all requests of the batch
+    fail: an input of one of them may be the reason, and would end the next process too."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "the inference process ended while it computed this request; do not repeat it as it is: send its inputs "
+            "one by one"
+        )
 
 
 class OutOfMemoryError(Exception):
@@ -132,7 +146,7 @@ class OutOfMemoryError(Exception):
 
 
 class BackendDiedError(Exception):
-    """An inference process ended or hangs, so no further batch can succeed."""
+    """The inference processes have ended and cannot be replaced, so no further batch can succeed."""
 
 
 class SettingsError(Exception):

@@ -53,7 +53,7 @@ PROBLEM_TYPES: dict[type[Exception] | int, ProblemType] = {
     errors.QueueFullError: ProblemType(429, "queue_full", "Queue full"),
     errors.TooManyBytesError: ProblemType(429, "too_many_bytes", "Too many bytes are being received or sent"),
     errors.CallerGoneError: ProblemType(499, "caller_gone", "The caller closed the connection"),
-    errors.InferenceError: ProblemType(500, "inference_failed", "The model failed on this input"),
+    errors.InferenceError: ProblemType(500, "inference_failed", "Inference failed"),
     errors.UnavailableError: ProblemType(503, "unavailable", "Service unavailable"),
     errors.DeadlineExceededError: ProblemType(504, "deadline_exceeded", "Deadline exceeded"),
     errors.DeadlineUnreachableError: ProblemType(504, "deadline_unreachable", "The deadline cannot be met"),
@@ -126,7 +126,7 @@ def _detail(error: Exception, problem: ProblemType) -> str:
 def _field_errors(error: Exception) -> list[errors.FieldError]:
     if isinstance(error, errors.InvalidRequestError):
         return error.errors
-    if isinstance(error, errors.InvalidInputError):
+    if isinstance(error, errors.InvalidInputError) or (isinstance(error, errors.InferenceError) and error.loc):
         return [errors.FieldError(str(error), error.loc)]
     return []
 

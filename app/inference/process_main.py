@@ -1,8 +1,9 @@
-"""What runs in the inference processes: load once, fork, then answer one batch after the other.
+"""What runs in the inference processes: load the weights once, then answer one batch after the other.
 
-The first process loads the weights and forks the others, which share its memory. On a CPU under Linux there is
-one process per core, because threads that share a forward pass wait for each other at each operation, and for
-any thread that lost its core to HTTP.
+On a CPU under Linux there is one inference process per core, because threads that share a forward pass wait for each
+other at each operation, and for any thread that lost its core to HTTP. They are forks of a fork server, a process that
+loads the weights, computes no batch, and forks again when one of them has ended. The forks share its memory. A GPU's
+context does not survive a fork, so there the process that loads also computes.
 """
 
 from __future__ import annotations
@@ -17,12 +18,13 @@ import signal
 import socket
 import sys
 import threading
+import time
 import traceback
-from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from multiprocessing.context import ForkProcess
 from typing import TYPE_CHECKING, Any
 
+from app.errors import BackendDiedError
 from app.inference.types import Answer, BackendConfig, BackendInfo, Query, Task
 from model.tokenizer import Encoding
 
@@ -33,8 +35,15 @@ logger = logging.getLogger(__name__)
 
 HEADER_BYTES = 8
 """Each message is a pickle after its length in so many bytes."""
+NUMBER_BYTES = 4
+"""With a connection, the fork server receives the number of its inference process in so many bytes."""
 PICKLABLE_PACKAGES = frozenset({"app", "model", "builtins"})
 """Packages whose errors the HTTP process can import without loading torch."""
+KILLED = (
+    "the inference process was killed by signal 9, probably by the operating system because memory ran out; raise the "
+    "memory limit of the container, or set a lower BERT_THREADS (one process for each) or BERT_MAX_BATCH_TOKENS"
+)
+
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 
@@ -54,68 +63,105 @@ def _unpack(task: str, ids: list[int], types: list[int], *asked: Any) -> Query:
     return Query(Task(task), Encoding(ids, types, [], truncated=False), *asked)
 
 
-def run_first_process(sockets: list[socket.socket], config: BackendConfig) -> None:
-    """Load the weights, fork a process for each further socket that is needed, and serve on the first socket."""
+def explain_exit(code: int | None) -> str:
+    """Why an inference process ended, by its exit code; negative for a signal."""
+    if code == -signal.SIGKILL:
+        return KILLED
+    how = f"exit code {code}" if code is None or code >= 0 else f"signal {-code}"
+    return f"the inference process ended with {how}; the log may have the reason"
+
+
+def run_fork_server(control: socket.socket, config: BackendConfig) -> None:
+    """Load the weights, send what was loaded through `control`, and serve each connection that comes through it: in a
+    fork, or, where forks cannot compute, in this process."""
     threading.Thread(target=_end_with_parent, name="parent", daemon=True).start()
     if config.logs is not None:
         logging.config.dictConfig(config.logs)
     try:
         from app.inference.torch_backend import TorchBackend
 
-        backend = TorchBackend(config, one_process_per_thread=sys.platform == "linux")
-        with suppress(BrokenPipeError, ConnectionResetError):  # the HTTP process has ended
-            loaded = _load_and_fork(backend, sockets)
-            sockets[0].sendall(frame(loaded))
+        forks = sys.platform == "linux"
+        backend = TorchBackend(config, one_process_per_thread=forks)
+        # Loading starts OpenMP's threads, which belong to the thread that computed. They end with it, so that forks can
+        # start their own. A process that does not fork goes on in that thread, because it has chosen the GPU.
+        with ThreadPoolExecutor(1, "inference") as loader, suppress(BrokenPipeError, ConnectionResetError):
+            loaded = loader.submit(_load, backend).result()
+            control.sendall(frame(loaded))
             if not isinstance(loaded, Exception):
-                _serve(backend, sockets[0])
+                if forks and loaded.device == "cpu":
+                    loader.shutdown()
+                    _fork_on_request(backend, control)
+                else:
+                    connection, number = _receive(control)
+                    loader.submit(_serve, backend, connection, number).result()
     except Exception:
         logger.critical("the inference process cannot go on", exc_info=True)
     finally:
         os._exit(1)  # without waiting for the forks, which end with this process
 
 
-def _load_and_fork(
-    backend: TorchBackend, sockets: Sequence[socket.socket]
-) -> tuple[BackendInfo, list[int]] | Exception:
-    """The first process's message once all processes can compute: what is loaded, and the ids of the forks."""
+def _load(backend: TorchBackend) -> BackendInfo | Exception:
     try:
         backend.load()
-        gc.collect()
-        gc.freeze()
-        context = multiprocessing.get_context("fork")
-        numbers = range(1, backend.info.processes)
-        forked = [context.Process(target=_run_fork, args=(backend, sockets, n), daemon=True) for n in numbers]
-        for process in forked:
-            process.start()
-        for process in forked:
-            threading.Thread(target=_end_with_fork, args=(process,), name="watcher", daemon=True).start()
-        for other in sockets[1 : backend.info.processes]:  # the forks have them; the HTTP process closes the rest
-            other.close()
-        backend.warm_up_alone()
     except Exception as error:
         return make_picklable(error)
-    return backend.info, [process.pid for process in forked if process.pid is not None]
+    gc.collect()
+    gc.freeze()
+    return backend.info
 
 
-def _run_fork(backend: TorchBackend, sockets: Sequence[socket.socket], number: int) -> None:
-    """Serve in a fork, which the kernel kills when the first process ends.
-
-    A fork must compute with one thread: OpenMP's other threads exist in the first process only.
-    """
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL))
-    first = multiprocessing.parent_process()
-    assert first is not None
-    if os.getppid() != first.pid:  # the first process ended before prctl
-        return
-    for i, other in enumerate(sockets):
-        if i != number:
-            other.close()
-    with suppress(BrokenPipeError, ConnectionResetError):
-        _serve(backend, sockets[number])
+def _receive(control: socket.socket) -> tuple[socket.socket, int]:
+    """A connection to the HTTP process, and the number of the inference process that serves it. Raises
+    ConnectionResetError: the HTTP process has ended."""
+    number, files, _, _ = socket.recv_fds(control, NUMBER_BYTES, 1)
+    if not files:
+        raise ConnectionResetError
+    return socket.socket(fileno=files[0]), int.from_bytes(number, "little")
 
 
-def _serve(backend: TorchBackend, connection: socket.socket) -> None:
-    """Answer batches until the HTTP process closes the connection."""
+def _fork_on_request(backend: TorchBackend, control: socket.socket) -> None:
+    """Fork an inference process for each connection that the HTTP process sends, until it closes `control`."""
+    signal.signal(signal.SIGCHLD, _log_ended_forks)
+    while True:
+        connection, number = _receive(control)
+        with connection:
+            server = os.getpid()
+            try:
+                is_fork = os.fork() == 0
+            except OSError as error:  # too many processes, or no memory
+                connection.sendall(frame(make_picklable(error)))
+                continue
+            if is_fork:
+                control.close()
+                _run_fork(backend, connection, number, server)
+
+
+def _run_fork(backend: TorchBackend, connection: socket.socket, number: int, server: int) -> None:
+    """Serve in a fork, which the kernel kills when the fork server ends. Does not return."""
+    try:
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL))
+        if os.getppid() == server:  # else it ended before prctl
+            with suppress(BrokenPipeError, ConnectionResetError):
+                _serve(backend, connection, number)
+    except Exception:
+        logger.critical("the inference process cannot go on", exc_info=True)
+    finally:
+        os._exit(1)
+
+
+def _log_ended_forks(*_: object) -> None:
+    """Handles SIGCHLD in the fork server."""
+    with suppress(ChildProcessError):
+        while (ended := os.waitpid(-1, os.WNOHANG))[0]:
+            logger.error("process %d: %s", ended[0], explain_exit(os.waitstatus_to_exitcode(ended[1])))
+
+
+def _serve(backend: TorchBackend, connection: socket.socket, number: int) -> None:
+    """Send the process id once this process can compute, then answer batches until the connection is closed."""
+    if number == 0:
+        backend.warm_up_alone()
+    connection.sendall(frame(os.getpid()))
     with connection.makefile("rb") as stream:
         while header := stream.read(HEADER_BYTES):
             encoder, packed, alone = pickle.loads(stream.read(int.from_bytes(header, "little")))  # noqa: S301 (our own)
@@ -123,21 +169,17 @@ def _serve(backend: TorchBackend, connection: socket.socket) -> None:
 
 
 def _answer(backend: TorchBackend, encoder: str, packed: list[tuple[Any, ...]], alone: bool) -> Any:
-    """(scores, token ids) or an error for each query; or the one error of the batch."""
+    """The seconds that a batch took, and for each query (scores, token ids) or its error; or the error of the batch."""
+    began = time.perf_counter()
     try:
         answers = backend.run(encoder, [_unpack(*row) for row in packed], alone=alone)
+    except BackendDiedError:
+        logger.critical("this process can compute no further batch, and ends", exc_info=True)
+        os._exit(1)
     except Exception as error:
         return make_picklable(error)
-    return [(given.scores, given.token_ids) if isinstance(given, Answer) else given for given in answers]
-
-
-def _end_with_fork(process: ForkProcess) -> None:
-    """In a thread of the first process: end it when a fork ends, so that the HTTP process notices."""
-    process.join()
-    logger.critical("a forked inference process ended with exit code %s", process.exitcode)
-    if process.exitcode == -signal.SIGKILL:  # end in the same way, which the HTTP process explains
-        os.kill(os.getpid(), signal.SIGKILL)
-    os._exit(1)
+    rows = [(given.scores, given.token_ids) if isinstance(given, Answer) else given for given in answers]
+    return time.perf_counter() - began, rows
 
 
 def _end_with_parent() -> None:

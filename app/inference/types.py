@@ -98,8 +98,14 @@ class Backend(Protocol):
     def preferred_concurrent_batches(self) -> int:
         """How many batches to compute at the same time, unless much waits: at most `processes`."""
 
+    @property
+    def is_ready(self) -> bool:
+        """Whether a process runs. False before loading, and while the weights are loaded again because the process that
+        holds them has ended."""
+
     async def load(self, on_death: Callable[[BackendDiedError], None]) -> None:
-        """Read the weights and compute something with each model. `on_death` is called if a process ends later.
+        """Read the weights and compute something with each model. `on_death` is called if processes end later and
+        cannot be replaced.
 
         Raises:
             CheckpointError: a directory cannot be served; the message names it.
@@ -112,8 +118,12 @@ class Backend(Protocol):
 
         Raises:
             OutOfMemoryError: fewer queries may fit.
+            ProcessDiedError: the process ended during this batch. Another one is started.
             BackendDiedError: no further batch can succeed.
         """
+
+    def kill_hung(self, seconds: float) -> None:
+        """Kill the processes that have computed their batch for longer than this, which raises ProcessDiedError."""
 
     async def aclose(self) -> None:
         """Kill the processes; batches that are being computed raise BackendDiedError."""

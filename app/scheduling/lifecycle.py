@@ -27,6 +27,8 @@ MAX_RELOAD_SECONDS = 600.0
 """Timeout of a reload. Hung batches are not killed during a reload."""
 WATCH_SECONDS = 0.1
 """Pause between two looks at the state."""
+KILL_GRACE_SECONDS = 5.0
+"""Seconds in which a process that was killed ends, unless the system cannot end it."""
 MAX_TICK_SECONDS = 1.0
 """Seconds that count per look, at most: a longer gap means that this process itself was suspended."""
 
@@ -46,7 +48,7 @@ class State(IntEnum):
 
 
 _STATUSES: tuple[Status, ...] = ("loading", "ready", "draining", "draining", "draining", "broken")
-"""What callers are told in each `State`. A ready service may also be stalled."""
+"""What callers are told in each `State`. A ready service may also be stalled, or load its weights again."""
 
 
 @dataclass(eq=False, slots=True)
@@ -91,6 +93,8 @@ class Lifecycle:
         self._metrics = metrics
         self._stall_seconds = max(settings.request_timeout_ms / 1000, MIN_STALL_SECONDS)
         self._stalled_for = 0.0
+        self._killed_at: float | None = None
+        """When the processes of stalled batches were killed."""
         self._last_look = time.monotonic()
         self._reload_lock = asyncio.Lock()
         self._reloading_backend: Backend | None = None
@@ -100,6 +104,8 @@ class Lifecycle:
     @property
     def status(self) -> Status:
         """The state in one word, for callers."""
+        if self.state is State.READY and not self.current.backend.is_ready:
+            return "loading"
         is_stalled = self.state is State.READY and self.scheduler.computing_for > self._stall_seconds
         return "stalled" if is_stalled else _STATUSES[self.state]
 
@@ -227,7 +233,7 @@ class Lifecycle:
             task.add_done_callback(self._tasks.discard)
 
     def _on_death(self, owner: LoadedBackend, error: BackendDiedError) -> None:
-        """A process ended, perhaps while no batch was computed."""
+        """Processes ended and cannot be replaced, perhaps while no batch was computed."""
         if owner is self.current:
             self.scheduler.fail(error)
 
@@ -243,13 +249,13 @@ class Lifecycle:
             logger.critical("no further batch can succeed: %s", error, exc_info=trace)
 
     async def _watch(self) -> None:
-        """Log a batch that stalls and kill a backend that hangs, until this is cancelled. While draining nothing is
+        """Log a batch that stalls, and kill its process if it hangs, until this is cancelled. While draining nothing is
         killed, because the drain has a deadline."""
         while True:
             self.track_stall()
             self.scheduler.use_free_processes()
             if self.state < State.DRAINING and self.is_hung:
-                await self.kill_hung_backend()
+                self.kill_hung_processes()
             await asyncio.sleep(WATCH_SECONDS)
 
     @property
@@ -257,13 +263,17 @@ class Lifecycle:
         """Whether a batch has run for twice the stall limit. False during a reload, which replaces the backend."""
         return self._reloading_backend is None and self._stalled_for > self._stall_seconds
 
-    async def kill_hung_backend(self) -> None:
-        """Kill the inference processes because a batch does not end: the service is broken then."""
-        logger.error("batch timed out; killing the inference process")
-        seconds = 2 * self._stall_seconds
-        message = f"the inference process was killed because a batch took more than {seconds:g} s; restart the service"
-        self.scheduler.fail(BackendDiedError(message))
-        await self.current.backend.aclose()
+    def kill_hung_processes(self) -> None:
+        """Kill the processes whose batch does not end; their backend replaces them. The service is broken if the system
+        cannot end them."""
+        if self._killed_at is None:
+            logger.error("batch timed out; killing its inference process")
+            self._killed_at = time.monotonic()
+            self.current.backend.kill_hung(self._stall_seconds)
+        elif time.monotonic() - self._killed_at > KILL_GRACE_SECONDS:
+            self.scheduler.fail(
+                BackendDiedError("an inference process hangs and cannot be killed; restart the service")
+            )
 
     def track_stall(self) -> None:
         """Measure for how long a batch has stalled, which `is_hung` looks at, and log its beginning and end."""
@@ -279,9 +289,9 @@ class Lifecycle:
                 )
             self._stalled_for += passed
         elif self._stalled_for:
-            if status == "ready":
+            if self.state is State.READY:
                 logger.info("no longer stalled")
-            self._stalled_for = 0.0
+            self._stalled_for, self._killed_at = 0.0, None
 
     async def aclose(self, patience: float) -> None:
         """End: wait up to `patience` seconds for running batches, then kill the processes."""

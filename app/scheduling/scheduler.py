@@ -317,6 +317,9 @@ class Scheduler:
             return answers
         except errors.BackendDiedError:
             raise
+        except errors.ProcessDiedError:  # halves would end further processes
+            logger.error("a batch of %d inputs, %d tokens, ended its inference process", len(batch), tokens)
+            return [errors.ProcessDiedError() for _ in batch]
         except errors.OutOfMemoryError:
             running.lacked_memory = True
         except Exception:
@@ -337,6 +340,8 @@ class Scheduler:
         for pending, answer in zip(batch, answers, strict=True):
             request = pending.request
             if isinstance(answer, Exception):
+                if isinstance(answer, errors.InferenceError) and not isinstance(answer, errors.ProcessDiedError):
+                    answer.loc = ("inputs", pending.index)
                 self._fail(request, answer)
                 continue
             request.answers[pending.index] = answer

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from app.errors import BackendDiedError
+from app.errors import BackendDiedError, ProcessDiedError
 from app.inference.torch_backend import TorchBackend
 from app.inference.types import Answer, BackendConfig, BackendInfo, Query, ServedModel, Task
 
@@ -25,6 +25,8 @@ class FakeBackend:
     load_error: BaseException | None = None
     preferred_concurrent_batches: int = 1
     closed: bool = False
+    is_ready: bool = True
+    killed_hung: bool = False
     batches: list[list[Query]] = field(default_factory=list)
     gate: threading.Event = field(default_factory=threading.Event)
     may_load: threading.Event = field(default_factory=threading.Event)
@@ -50,6 +52,9 @@ class FakeBackend:
                 raise error
         return [_answer(query) for query in queries]
 
+    def kill_hung(self, seconds: float) -> None:
+        self.killed_hung = True
+
     async def aclose(self) -> None:
         self.closed = True
 
@@ -62,6 +67,9 @@ class FakeBackend:
         end = time.monotonic() + PATIENCE
         while not event.is_set():
             assert time.monotonic() < end
+            if self.killed_hung:
+                self.killed_hung = False
+                raise ProcessDiedError
             if self.closed:
                 raise BackendDiedError("killed")
             await asyncio.sleep(0.002)
@@ -73,6 +81,7 @@ class ThreadBackend:
     def __init__(self, config: BackendConfig) -> None:
         self._backend = TorchBackend(config)
         self.preferred_concurrent_batches = 1
+        self.is_ready = True
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._backend, name)
@@ -82,6 +91,9 @@ class ThreadBackend:
 
     async def run(self, encoder: str, queries: Sequence[Query]) -> list[Answer | Exception]:
         return await asyncio.to_thread(self._backend.run, encoder, queries)
+
+    def kill_hung(self, seconds: float) -> None:
+        pass
 
     async def aclose(self) -> None:
         pass

@@ -76,7 +76,7 @@ class Process:
         return self.process.stdout.readline()
 
     def inference_process(self, other_than: int = 0) -> int:
-        """The id of the first process that computes, as soon as there is one."""
+        """The id of the process that loads the weights, as soon as there is one."""
         end = time.monotonic() + PATIENCE
         while time.monotonic() < end:
             for number in children(self.process.pid):
@@ -86,10 +86,13 @@ class Process:
             time.sleep(0.05)
         raise AssertionError("no inference process was found")
 
+    def forks(self) -> list[int]:
+        """Those that it has forked, which compute; in the order in which they were started."""
+        return sorted(children(self.inference_process()))
+
     def inference_processes(self) -> list[int]:
-        """The first one and those that it has forked."""
-        first = self.inference_process()
-        return [first, *children(first)]
+        """All of them."""
+        return [self.inference_process(), *self.forks()]
 
     def end(self) -> tuple[int, str]:
         """Exit code and output."""

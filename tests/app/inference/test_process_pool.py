@@ -16,7 +16,8 @@ import pytest
 import pytest_asyncio
 import torch
 
-from app.errors import BackendDiedError, SettingsError
+from app.errors import BackendDiedError, ProcessDiedError, SettingsError
+from app.inference.fork_server import InferenceProcess
 from app.inference.process_pool import ProcessPool
 from app.inference.torch_backend import TorchBackend
 from app.inference.types import Answer, BackendConfig, Query, Task
@@ -72,16 +73,16 @@ async def loaded(pretrained: Path, sentiment: Path, threads: int) -> AsyncIterat
     await pool.aclose()
 
 
-def pid_of(backend: ProcessPool) -> int:
-    assert backend._process is not None
-    assert backend._process.pid is not None
-    return backend._process.pid
+def server_of(backend: ProcessPool) -> int:
+    """The fork server."""
+    assert backend._server is not None
+    assert backend._server._process.pid is not None
+    return backend._server._process.pid
 
 
-def fork_of(backend: ProcessPool) -> int:
-    """The process that the first one has forked."""
-    (found,) = children(pid_of(backend))
-    return found
+def pids_of(backend: ProcessPool) -> list[int]:
+    """The processes that compute, in the order of their numbers."""
+    return [process.pid for _, process in sorted(backend._processes.items())]
 
 
 async def until(condition: Callable[[], bool]) -> None:
@@ -149,44 +150,111 @@ async def test_process_pool_names_checkpoint_and_device_that_cannot_be_used(pret
     await absent.aclose()
 
 
+@pytest.mark.parametrize("victim", [0, 1])
+async def test_process_pool_process_that_ends_fails_its_batch_and_is_replaced(
+    victim: int, own_pair: ProcessPool, tokenizer: Tokenizer
+) -> None:
+    query = sentiment_query(tokenizer)
+    server, pids = server_of(own_pair), pids_of(own_pair)
+    for pid in pids:
+        os.kill(pid, signal.SIGSTOP)
+    asked = [asyncio.create_task(own_pair.run("sentiment", [query])) for _ in range(5)]
+    await until(lambda: not own_pair._free)
+    os.kill(pids[victim], signal.SIGKILL)
+    with pytest.raises(ProcessDiedError, match="one by one"):
+        await asked[victim]
+    await until(lambda: len(pids_of(own_pair)) == 2 and pids_of(own_pair)[victim] != pids[victim])
+    os.kill(pids[1 - victim], signal.SIGCONT)
+    answers = await asyncio.gather(*asked, return_exceptions=True)
+    assert [isinstance(answer, list) for answer in answers] == [i != victim for i in range(5)]
+    assert server_of(own_pair) == server
+    assert sorted(children(server)) == sorted(pids_of(own_pair))
+
+
+async def test_process_pool_idle_process_that_ends_fails_no_batch(own_pair: ProcessPool, tokenizer: Tokenizer) -> None:
+    pids = pids_of(own_pair)
+    os.kill(pids[0], signal.SIGKILL)
+    await until(lambda: len(pids_of(own_pair)) == 2 and pids_of(own_pair)[0] != pids[0])
+    both = await asyncio.gather(*(own_pair.run("sentiment", [sentiment_query(tokenizer)]) for _ in range(2)))
+    assert [len(answers) for answers in both] == [1, 1]
+
+
 @pytest.mark.parametrize("threads", [1, 2])
-async def test_process_pool_death_is_told(
+async def test_process_pool_loads_again_when_the_fork_server_ends(
     threads: int, pretrained: Path, sentiment: Path, tokenizer: Tokenizer
 ) -> None:
+    async with loaded(pretrained, sentiment, threads) as pool:
+        first = server_of(pool)
+        os.kill(first, signal.SIGKILL)
+        await until(lambda: not pool.is_ready)
+        asked = asyncio.create_task(pool.run("sentiment", [sentiment_query(tokenizer)]))
+        assert len(await asked) == 1
+        assert server_of(pool) != first
+        await until(lambda: len(pids_of(pool)) == threads)
+        assert len(pool._deaths) == 1
+
+
+async def test_process_pool_ends_when_processes_end_over_and_over(
+    pretrained: Path, sentiment: Path, tokenizer: Tokenizer
+) -> None:
     told: list[BackendDiedError] = []
-    backend = pool_of(pretrained, sentiment, threads=threads)
-    await backend.load(told.append)
-    os.kill(pid_of(backend), signal.SIGKILL)
-    await until(lambda: bool(told))
-    assert "memory ran out" in str(told[0])
-    with pytest.raises(BackendDiedError, match="BERT_MAX_BATCH_TOKENS"):
-        await backend.run("sentiment", [sentiment_query(tokenizer)])
-    await backend.aclose()
+    pool = pool_of(pretrained, sentiment, threads=2)
+    await pool.load(told.append)
+    for _ in range(3):
+        assert not told
+        before = pids_of(pool)
+        os.kill(before[0], signal.SIGKILL)
+        await until(lambda: bool(told) or (len(pids_of(pool)) == 2 and pids_of(pool) != before))  # noqa: B023
+    assert "inference processes ended 3 times within 60 s" in str(told[0])
+    with pytest.raises(BackendDiedError, match="3 times"):
+        await pool.run("sentiment", [sentiment_query(tokenizer)])
+    await pool.aclose()
     assert len(told) == 1
 
 
-async def test_process_pool_death_during_a_batch_fails_it(own_pair: ProcessPool, tokenizer: Tokenizer) -> None:
-    os.kill(pid_of(own_pair), signal.SIGSTOP)
+async def test_process_pool_ends_if_other_checkpoints_are_there_when_it_loads_again(
+    save_sentiment: Any, pretrained: Path, tmp_path: Path
+) -> None:
+    link = tmp_path / "current"
+    link.symlink_to(save_sentiment("before"))
+    told: list[BackendDiedError] = []
+    pool = pool_of(pretrained, link)
+    await pool.load(told.append)
+    link.unlink()
+    link.symlink_to(save_sentiment("after", id2label={0: "a", 1: "b", 2: "c"}))
+    os.kill(server_of(pool), signal.SIGKILL)
+    await until(lambda: bool(told))
+    assert "the checkpoints have changed" in str(told[0])
+    await pool.aclose()
+
+
+async def test_process_pool_kills_a_process_that_hangs(own_pair: ProcessPool, tokenizer: Tokenizer) -> None:
+    pids = pids_of(own_pair)
+    os.kill(pids[0], signal.SIGSTOP)
     asked = asyncio.create_task(own_pair.run("sentiment", [sentiment_query(tokenizer)]))
-    await asyncio.sleep(0.05)
-    os.kill(pid_of(own_pair), signal.SIGKILL)
-    with pytest.raises(BackendDiedError, match="signal 9"):
+    await until(lambda: 0 not in own_pair._free)
+    own_pair.kill_hung(PATIENCE)
+    assert not asked.done()
+    own_pair.kill_hung(0)
+    with pytest.raises(ProcessDiedError):
         await asked
+    await until(lambda: len(pids_of(own_pair)) == 2)
+    assert pids_of(own_pair)[1] == pids[1]
 
 
 async def test_process_pool_hung_process_does_not_block_the_event_loop(
     own_pair: ProcessPool, tokenizer: Tokenizer
 ) -> None:
     """Also if it hangs before it has read a request that is larger than the connection's buffers."""
-    os.kill(pid_of(own_pair), signal.SIGSTOP)
+    pids = pids_of(own_pair)
+    os.kill(pids[0], signal.SIGSTOP)
     asked = asyncio.create_task(own_pair.run("sentiment", [sentiment_query(tokenizer, "good " * 60)] * 20_000))
-    began = time.monotonic()
-    await asyncio.sleep(0.05)
+    await until(lambda: 0 not in own_pair._free)
     other = await own_pair.run("sentiment", [sentiment_query(tokenizer)])
     assert len(other) == 1
-    assert time.monotonic() - began < PATIENCE / 2
-    os.kill(pid_of(own_pair), signal.SIGKILL)
-    with pytest.raises(BackendDiedError):
+    assert not asked.done()
+    os.kill(pids[0], signal.SIGKILL)
+    with pytest.raises(ProcessDiedError):
         await asked
 
 
@@ -194,11 +262,23 @@ async def test_process_pool_closing_ends_the_processes_without_an_alarm(pretrain
     alarms: list[object] = []
     backend = pool_of(pretrained, sentiment, threads=2)
     await backend.load(alarms.append)
-    pids = pid_of(backend), fork_of(backend)
+    pids = [server_of(backend), *pids_of(backend)]
     await backend.aclose()
     for pid in pids:
         await until_gone(pid)
     assert not alarms
+
+
+async def test_process_pool_closing_fails_what_is_computed_and_what_waits(
+    own_pair: ProcessPool, tokenizer: Tokenizer
+) -> None:
+    for pid in pids_of(own_pair):
+        os.kill(pid, signal.SIGSTOP)
+    asked = [asyncio.create_task(own_pair.run("sentiment", [sentiment_query(tokenizer)])) for _ in range(4)]
+    await until(lambda: not own_pair._free)
+    await own_pair.aclose()
+    answers = await asyncio.gather(*asked, return_exceptions=True)
+    assert [type(answer) for answer in answers] == [BackendDiedError] * 4
 
 
 async def test_process_pool_closing_at_any_moment_of_loading_ends_it(pretrained: Path, sentiment: Path) -> None:
@@ -213,11 +293,11 @@ async def test_process_pool_closing_at_any_moment_of_loading_ends_it(pretrained:
             await backend.load(ignore)
 
 
-async def test_process_pool_closing_just_after_the_fork_ends_both(pretrained: Path, sentiment: Path) -> None:
+async def test_process_pool_closing_just_after_the_fork_ends_all(pretrained: Path, sentiment: Path) -> None:
     backend = pool_of(pretrained, sentiment, threads=2)
     loading = asyncio.create_task(backend.load(ignore))
-    await until(lambda: backend._process is not None and bool(children(pid_of(backend))))
-    pids = pid_of(backend), *children(pid_of(backend))
+    await until(lambda: backend._server is not None and bool(children(server_of(backend))))
+    pids = server_of(backend), *children(server_of(backend))
     await backend.aclose()
     for pid in pids:
         await until_gone(pid)
@@ -240,7 +320,6 @@ async def test_process_pool_fork_that_fails_is_told(pretrained: Path, sentiment:
     backend = pool_of(pretrained, sentiment, threads=2, logs=logs)
     with pytest.raises(BlockingIOError, match="no room for another process"):
         await backend.load(ignore)
-    await until_gone(pid_of(backend))
     await backend.aclose()
 
 
@@ -251,19 +330,26 @@ class NotLinux:
         sys.platform = "darwin"
 
 
-async def test_process_pool_of_one_process_with_several_threads_lives(
-    pretrained: Path, sentiment: Path, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+async def test_process_pool_that_does_not_fork_computes_in_the_process_that_loads(
+    pretrained: Path, sentiment: Path, tokenizer: Tokenizer
 ) -> None:
-    """Connections that it does not need are closed by the parent, which is not taken for its death."""
-    monkeypatch.setattr("app.inference.process_pool._EXIT_SECONDS", 0.1)
     logs = {"version": 1, "filters": {"first": {"()": f"{__name__}.NotLinux"}}}
     told: list[BackendDiedError] = []
     backend = pool_of(pretrained, sentiment, threads=4, logs=logs)
     await backend.load(told.append)
     assert (backend.info.processes, backend.info.threads) == (1, 4)
-    await asyncio.sleep(0.5)
-    assert len(await backend.run("sentiment", [sentiment_query(tokenizer)])) == 1
+    first = server_of(backend)
+    assert pids_of(backend) == [first]
+    os.kill(first, signal.SIGSTOP)
+    asked = [asyncio.create_task(backend.run("sentiment", [sentiment_query(tokenizer)])) for _ in range(2)]
+    await until(lambda: not backend._free)
+    os.kill(first, signal.SIGKILL)
+    with pytest.raises(ProcessDiedError):
+        await asked[0]
+    assert len(await asked[1]) == 1
+    assert pids_of(backend) == [server_of(backend)] != [first]
     assert not told
+    assert len(backend._deaths) == 1
     await backend.aclose()
 
 
@@ -283,15 +369,19 @@ async def test_process_pool_that_cannot_start_a_process_says_so_and_closes(
 async def test_process_pool_cancelled_batch_does_not_answer_the_next(
     own_pair: ProcessPool, tokenizer: Tokenizer
 ) -> None:
-    for number in (pid_of(own_pair), fork_of(own_pair)):
-        os.kill(number, signal.SIGSTOP)
-    cancelled = asyncio.create_task(own_pair.run("sentiment", [sentiment_query(tokenizer, "bad")] * 3))
-    await asyncio.sleep(0.02)
-    cancelled.cancel()
-    await asyncio.wait([cancelled])
-    for number in (pid_of(own_pair), fork_of(own_pair)):
-        os.kill(number, signal.SIGCONT)
+    for pid in pids_of(own_pair):
+        os.kill(pid, signal.SIGSTOP)
+    cancelled = [
+        asyncio.create_task(own_pair.run("sentiment", [sentiment_query(tokenizer, "bad")] * 3)) for _ in range(2)
+    ]
+    await until(lambda: not own_pair._free)
+    for task in cancelled:
+        task.cancel()
+    await asyncio.wait(cancelled)
+    for pid in pids_of(own_pair):
+        os.kill(pid, signal.SIGCONT)
     assert len(await own_pair.run("sentiment", [sentiment_query(tokenizer)])) == 1
+    await until(lambda: len(own_pair._free) == 2)
 
 
 async def test_process_pool_two_processes_answer_at_the_same_time_and_alike(
@@ -301,9 +391,9 @@ async def test_process_pool_two_processes_answer_at_the_same_time_and_alike(
         [sentiment_query(tokenizer, "a good film" + " and great" * (i % 5)) for i in range(n)] for n in range(1, 40)
     ]
     first = [await pair.run("sentiment", batch) for batch in batches]
-    assert await pair._free.get() == 0  # from here on, the other one
+    pair._free.remove(0)  # from here on, the other one
     other = [await pair.run("sentiment", batch) for batch in batches]
-    pair._free.put_nowait(0)
+    pair._free.add(0)
     both = await asyncio.gather(*(pair.run("sentiment", batch) for batch in batches))
     for one, two, three in zip(first, other, both, strict=True):
         assert scores(one) == pytest.approx(scores(two), abs=1e-6)
@@ -314,29 +404,22 @@ def scores(answers: Sequence[Answer | Exception]) -> list[float]:
     return [answer.scores[0][0] for answer in answers if isinstance(answer, Answer)]
 
 
-async def test_process_pool_fork_shares_memory(own_pair: ProcessPool, tokenizer: Tokenizer) -> None:
-    assert await own_pair._free.get() == 0
+async def test_process_pool_forks_share_memory(own_pair: ProcessPool, tokenizer: Tokenizer) -> None:
+    own_pair._free.remove(0)
     await own_pair.run("sentiment", [sentiment_query(tokenizer)])
-    table = Path(f"/proc/{fork_of(own_pair)}/smaps_rollup").read_text()  # noqa: ASYNC240 (a moment)
+    table = Path(f"/proc/{pids_of(own_pair)[1]}/smaps_rollup").read_text()  # noqa: ASYNC240 (a moment)
     size = {line.split(":")[0]: int(line.split()[1]) for line in table.splitlines()[1:]}
     assert size["Private_Dirty"] + size["Private_Clean"] < size["Rss"] / 4
 
 
-async def test_process_pool_death_of_a_fork_ends_all(pretrained: Path, sentiment: Path) -> None:
-    told: list[BackendDiedError] = []
-    backend = pool_of(pretrained, sentiment, threads=2)
-    await backend.load(told.append)
-    os.kill(fork_of(backend), signal.SIGKILL)
-    await until(lambda: bool(told))
-    assert "memory ran out" in str(told[0])
-    await until_gone(pid_of(backend))
-    await backend.aclose()
-
-
-async def test_process_pool_fork_ends_with_the_first_process(own_pair: ProcessPool) -> None:
-    other = fork_of(own_pair)
-    os.kill(pid_of(own_pair), signal.SIGKILL)
-    await until_gone(other)
+async def test_process_pool_lone_text_is_computed_with_all_threads(own_pair: ProcessPool, tokenizer: Tokenizer) -> None:
+    """OpenMP's threads are not forked: process 0 starts its own."""
+    (pid, _) = pids_of(own_pair)
+    assert len(list(Path(f"/proc/{pid}/task").iterdir())) > 1  # noqa: ASYNC240 (a moment)
+    long = sentiment_query(tokenizer, "good " * 60)
+    assert scores(await own_pair.run("sentiment", [long])) == pytest.approx(
+        scores(await own_pair.run("sentiment", [long, long]))[:1], abs=1e-5
+    )
 
 
 async def test_process_pool_runs_one_batch_fewer_while_this_process_is_busy(pair: ProcessPool) -> None:
@@ -346,19 +429,19 @@ async def test_process_pool_runs_one_batch_fewer_while_this_process_is_busy(pair
     assert pair.preferred_concurrent_batches == 2
 
 
-async def test_process_pool_only_a_lone_text_in_the_first_process_may_take_all_threads(
+async def test_process_pool_only_a_lone_text_in_process_0_may_take_all_threads(
     pair: ProcessPool, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A fork never does: OpenMP's threads are not forked."""
+    """While no other batch is computed."""
     query = sentiment_query(tokenizer)
     sent: list[tuple[int, bool]] = []
-    exchange = pair._exchange
+    ask = InferenceProcess.ask
 
-    async def spy(number: int, request: Any) -> Any:
-        sent.append((number, request[2]))
-        return await exchange(number, request)
+    async def spy(process: InferenceProcess, request: Any) -> Any:
+        sent.append((pids_of(pair).index(process.pid), request[2]))
+        return await ask(process, request)
 
-    monkeypatch.setattr(pair, "_exchange", spy)
+    monkeypatch.setattr(InferenceProcess, "ask", spy)
     await pair.run("sentiment", [query])
     await pair.run("sentiment", [query, query])
     await asyncio.gather(pair.run("sentiment", [query]), pair.run("sentiment", [query]))

@@ -20,6 +20,7 @@ from app.errors import (
     DeadlineUnreachableError,
     InferenceError,
     InvalidInputError,
+    ProcessDiedError,
     QueueFullError,
     TaskNotServedError,
     TooLargeError,
@@ -455,19 +456,39 @@ async def test_reload_that_does_not_end_is_given_up(backend: Any, monkeypatch: p
     await engine.close()
 
 
-async def test_hung_backend_is_seen_and_killed(
+async def test_process_of_a_batch_that_hangs_is_killed_and_the_service_goes_on(
     backend: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr("app.scheduling.lifecycle.MIN_STALL_SECONDS", 0.1)
+    caplog.set_level(logging.INFO)
     engine = await started([backend], request_timeout_ms=100)
     backend.gate.clear()
     asked = asyncio.create_task(engine.labels(Task.SENTIMENT, ["a"], deadline=Deadline.after(0.1)))
     await backend.has_entered()
-    await until(lambda: backend.closed)
-    # The log keeps what came before: "stalled" may last no longer than one look at the status.
-    assert next(record.message.split(":")[0] for record in caplog.records) == "stalled"
-    assert engine.lifecycle.status == "broken"
+    waiting = asyncio.create_task(engine.labels(Task.SENTIMENT, ["b"], deadline=soon()))
+    await until(lambda: "batch timed out; killing its inference process" in caplog.messages)
     assert isinstance((await asyncio.gather(asked, return_exceptions=True))[0], DeadlineExceededError)
+    await backend.has_entered()
+    backend.gate.set()
+    assert (await waiting).results
+    await until(lambda: engine.lifecycle.status == "ready")
+    await until(lambda: "no longer stalled" in caplog.messages)
+    assert not backend.closed
+    await engine.close()
+
+
+async def test_service_whose_hung_process_cannot_be_killed_is_broken(
+    backend: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("app.scheduling.lifecycle.MIN_STALL_SECONDS", 0.1)
+    monkeypatch.setattr("app.scheduling.lifecycle.KILL_GRACE_SECONDS", 0.2)
+    monkeypatch.setattr(type(backend), "kill_hung", lambda *_: None)
+    engine = await started([backend], request_timeout_ms=100)
+    backend.gate.clear()
+    asked = asyncio.create_task(engine.labels(Task.SENTIMENT, ["a"], deadline=Deadline.after(0.1)))
+    await until(lambda: engine.lifecycle.status == "broken")
+    assert "cannot be killed" in str(engine.lifecycle.failure)
+    await asyncio.gather(asked, return_exceptions=True)
     await engine.close()
 
 
@@ -505,6 +526,23 @@ async def test_backend_that_dies_during_a_batch_breaks_the_service(backend: Any)
         with pytest.raises(UnavailableError, match="broken"):
             await engine.labels(Task.SENTIMENT, ["a"], deadline=soon())
         assert engine.lifecycle.status == "broken"
+
+
+async def test_process_that_dies_fails_its_batch_only(backend: Any) -> None:
+    async with running(backend) as engine:
+        backend.fault = lambda query: ProcessDiedError() if len(query.encoding) > 3 else None
+        with pytest.raises(ProcessDiedError, match="one by one"):
+            await engine.labels(Task.SENTIMENT, ["a", "a film"], deadline=soon())
+        assert (await engine.labels(Task.SENTIMENT, ["a"], deadline=soon())).results
+        assert engine.lifecycle.status == "ready"
+        assert len(backend.batches) == 2  # halves of the batch that failed would end further processes
+
+
+async def test_status_is_loading_while_no_process_runs(backend: Any) -> None:
+    async with running(backend) as engine:
+        backend.is_ready = False
+        assert engine.lifecycle.status == "loading"
+        assert (await engine.labels(Task.SENTIMENT, ["a"], deadline=soon())).results  # it waits for a process
 
 
 async def test_failed_load_breaks_the_service(backend: Any) -> None:

@@ -16,6 +16,7 @@ from app.errors import (
     DeadlineExceededError,
     InferenceError,
     OutOfMemoryError,
+    ProcessDiedError,
     QueueFullError,
     TooLargeError,
     UnavailableError,
@@ -576,6 +577,20 @@ async def test_scheduler_dead_backend_fails_its_requests(computer: Computer) -> 
         with pytest.raises(UnavailableError):
             await ask(scheduler, 3)
         computer.fault = lambda _: None
+
+
+async def test_scheduler_dead_process_fails_its_batch_and_what_waits_goes_on(computer: Computer) -> None:
+    computer.gate.clear()
+    async with running(computer, batch=20) as scheduler:
+        tasks = [await start(scheduler, 0, 1)]
+        await computer.has_entered()
+        tasks.append(await start(scheduler, 2))
+        computer.fault = lambda items: ProcessDiedError() if 0 in items else None
+        computer.gate.set()
+        failed, answered = await asyncio.gather(*tasks, return_exceptions=True)
+        assert isinstance(failed, ProcessDiedError)
+        assert not isinstance(answered, BaseException)
+        assert scheduler.fatal_error is None
 
 
 async def test_scheduler_failure_is_told_before_its_requests_fail(computer: Computer) -> None:

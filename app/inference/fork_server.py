@@ -1,0 +1,205 @@
+"""The fork server and its inference processes, as the HTTP process sees them."""
+
+from __future__ import annotations
+
+import asyncio
+import multiprocessing
+import os
+import pickle
+import signal
+import socket
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from multiprocessing import resource_tracker
+from multiprocessing.context import SpawnProcess
+from multiprocessing.util import Finalize
+from typing import Any
+
+from app.errors import BackendDiedError, ProcessDiedError
+from app.inference.process_main import HEADER_BYTES, NUMBER_BYTES, explain_exit, frame, run_fork_server
+from app.inference.types import BackendConfig, BackendInfo
+
+_BLOCKED_SIGNALS = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}
+"""Signals to the whole process group concern the HTTP process, which needs the others while it drains."""
+EXIT_SECONDS = 5.0
+"""Seconds to wait for the end of a process that has closed its connection, and again after killing it."""
+
+
+class ForkServer:
+    """The spawned process that loads the weights; see `app.inference.process_main`."""
+
+    def __init__(self, config: BackendConfig) -> None:
+        """Start the process. Raises BackendDiedError: the system has no room for it."""
+        try:
+            self._process, self._control = _spawn(config)
+        except OSError as error:
+            raise BackendDiedError(
+                f"no inference process can be started ({error.strerror}): raise the limit of open files (ulimit -n), "
+                "of processes or of memory"
+            ) from error
+        self._forks: list[int] = []
+        self._exit_reason: asyncio.Task[str] | None = None
+        Finalize(self, self._process.kill, exitpriority=1)  # at exit, multiprocessing waits for its processes
+
+    async def load(self) -> BackendInfo:
+        """What the process has loaded, once it has.
+
+        Raises:
+            BackendDiedError: it ended while it was loading.
+            Exception: what loading raised.
+        """
+        reader, writer = await asyncio.open_connection(sock=self._control.dup())
+        try:
+            loaded = await _receive(reader)
+        except (EOFError, ConnectionError):
+            raise BackendDiedError(await self.exit_reason()) from None
+        finally:
+            writer.close()
+        info: BackendInfo = _checked(loaded)
+        return info
+
+    async def start_process(self, number: int) -> InferenceProcess:
+        """The inference process with this number, once it can compute.
+
+        Raises:
+            ProcessDiedError: it ended before, or the fork server did.
+            OSError: the system has no room for it.
+        """
+        ours, theirs = socket.socketpair()
+        with theirs:
+            process = InferenceProcess(*await asyncio.open_connection(sock=ours))
+            with suppress(OSError):  # the fork server has ended, and `start` meets the end of the connection
+                socket.send_fds(self._control, [number.to_bytes(NUMBER_BYTES, "little")], [theirs.fileno()])
+        try:
+            await process.start()
+        except BaseException:
+            process.close()
+            raise
+        self._forks.append(process.pid)
+        return process
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether the process has ended. Its forks end with it, perhaps a moment earlier."""
+        return not self._process.is_alive()
+
+    def kill(self) -> None:
+        """Kill the process and its forks."""
+        self._process.kill()
+
+    async def exit_reason(self) -> str:
+        """Why the process ended, once it has."""
+        if self._exit_reason is None:
+            self._exit_reason = asyncio.create_task(asyncio.to_thread(self._join))
+        return await asyncio.shield(self._exit_reason)
+
+    def _join(self) -> str:
+        """In a thread, because it may take a moment."""
+        self._process.join(EXIT_SECONDS)
+        self._control.close()
+        if self._process.is_alive():
+            self._process.kill()
+            self._process.join(EXIT_SECONDS)
+            return "the inference process closed its connection and was killed"
+        until = time.monotonic() + EXIT_SECONDS
+        with suppress(ChildProcessError):  # the forks are children of this process if it is process 1 of a container
+            for fork in self._forks:
+                while not os.waitpid(fork, os.WNOHANG)[0] and time.monotonic() < until:
+                    time.sleep(0.01)
+        return explain_exit(self._process.exitcode)
+
+
+class InferenceProcess:
+    """An inference process: one request at a time, and its reply."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.pid = 0
+        self.computing_since: float | None = None
+        """`time.monotonic()` when the request was sent whose reply has not come yet."""
+        self._reader = reader
+        self._writer = writer
+        self._reply: asyncio.Future[Any] | None = None
+
+    async def start(self) -> None:
+        """Wait until the process can compute. Raises ProcessDiedError, or why it cannot be forked."""
+        try:
+            self.pid = _checked(await _receive(self._reader))
+        except (EOFError, ConnectionError):
+            raise ProcessDiedError from None
+
+    async def ask(self, request: Any) -> Any:
+        """Send a request, and wait for the reply.
+
+        Raises:
+            ProcessDiedError: the process ended first.
+            Exception: what the process raised.
+        """
+        if self._writer.is_closing():  # uvloop raises RuntimeError at a write
+            raise ProcessDiedError
+        reply = self._reply = asyncio.get_running_loop().create_future()
+        self.computing_since = time.monotonic()
+        self._writer.write(frame(request))
+        try:
+            return _checked(await reply)
+        finally:  # break the cycle reply -> exception -> traceback -> this frame
+            del reply
+
+    async def run(self, on_reply: Callable[[], None]) -> None:
+        """Hand the replies over until the process ends. `on_reply` is called after each: the process is free."""
+        with suppress(EOFError, ConnectionError):
+            while True:
+                reply = await _receive(self._reader)
+                self._end_request(reply)
+                on_reply()
+        self._end_request(ProcessDiedError())
+        self.close()
+
+    def kill(self) -> None:
+        """Kill the process."""
+        with suppress(ProcessLookupError):
+            os.kill(self.pid, signal.SIGKILL)
+
+    def close(self) -> None:
+        """Close the connection: the process ends after its batch."""
+        self._writer.close()
+
+    def _end_request(self, reply: Any) -> None:
+        """Give the reply, or an error in its place, to the caller of `ask`, unless that was cancelled."""
+        waiting, self._reply, self.computing_since = self._reply, None, None
+        if waiting is not None and not waiting.done():
+            waiting.set_result(reply)
+
+
+def _spawn(config: BackendConfig) -> tuple[SpawnProcess, socket.socket]:
+    """The process, and our end of the connection to it."""
+    ours, theirs = socket.socketpair()
+    context = multiprocessing.get_context("spawn")  # CUDA does not survive a fork
+    process = context.Process(target=run_fork_server, args=(theirs, config), name="inference")
+    resource_tracker.ensure_running()  # before the mask, because starting it unblocks signals
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, _BLOCKED_SIGNALS)  # inherited by the process
+    try:
+        process.start()
+    except OSError:
+        ours.close()
+        raise
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        theirs.close()
+    return process, ours
+
+
+async def _receive(reader: asyncio.StreamReader) -> Any:
+    """The next message of a process. Raises EOFError or ConnectionError: the connection has ended."""
+    header = await reader.readexactly(HEADER_BYTES)
+    return pickle.loads(await reader.readexactly(int.from_bytes(header, "little")))  # noqa: S301 (our own process)
+
+
+def _checked(reply: Any) -> Any:
+    """The reply. Raises it if it is an error."""
+    if isinstance(reply, Exception):
+        try:
+            raise reply
+        finally:
+            del reply  # its traceback holds this frame: a cycle
+    return reply
