@@ -13,7 +13,7 @@ from app.api.application import create_app
 from app.inference.types import BackendConfig
 from app.settings import Settings
 from model.errors import CheckpointError
-from tests.app.backends import PATIENCE, ThreadBackend
+from tests.app.backends import ThreadBackend
 
 TASKS = ["/fill-mask", "/next-sentence", "/sentiment", "/hf/fill-mask", "/hf/text-classification"]
 TASKS += ["/predict", "/tokenize", "/v2/models/fill-mask/infer"]
