@@ -23,6 +23,7 @@ from app.api.schemas import MAX_TOP_K, Parameters, Strict, given, with_examples
 from app.api.task_route import TaskRequest, TaskRoute, check_inputs, parse
 from app.errors import InvalidInputError, InvalidRequestError, Loc, TaskNotServedError, UnavailableError
 from app.inference.types import Task
+from app.scheduling.deadline import Deadline
 from app.scheduling.engine import Reply
 from app.scheduling.tokenization import Input, TextPair
 from bert_client.wire import LabelPrediction, TokenPrediction
@@ -43,9 +44,13 @@ INPUTS = {
 """Tensors of each model. `text_pair` is optional for sentiment."""
 
 
+_NO_EFFECT = Field(None, exclude=True, description="No effect.")
+
+
 class InputParameters(Strict):
     """Parameters of an input tensor."""
 
+    content_type: Literal["str"] | None = _NO_EFFECT
     binary_data_size: StrictInt | None = Field(None, ge=0, description="Bytes of the tensor, after the JSON.")
 
 
@@ -54,7 +59,9 @@ class InputTensor(Strict):
 
     name: str
     datatype: Literal["BYTES"]
-    shape: list[StrictInt] = Field(min_length=1, max_length=1, description="The number of texts.")
+    shape: list[StrictInt] = Field(
+        min_length=1, max_length=8, description="The number of texts; further sizes are 1."
+    )
     data: list[str] | None = Field(None, fail_fast=True)
     parameters: InputParameters | None = None
 
@@ -76,7 +83,17 @@ class InferParameters(Parameters):
     """Parameters of a request."""
 
     top_k: StrictInt | None = Field(None, ge=1, le=MAX_TOP_K, description="Words (default: 5) or labels (all).")
-    binary_data_output: StrictBool | None = Field(None, description="Send all outputs as bytes after the JSON.")
+    binary_data_output: StrictBool | None = Field(
+        None, exclude=True, description="Send all outputs as bytes after the JSON."
+    )
+    timeout: StrictInt | None = Field(
+        None, ge=0, exclude=True, description="Deadline in microseconds from the complete request on; 0: the server's."
+    )
+    priority: StrictInt | None = _NO_EFFECT
+    sequence_id: StrictInt | str | None = _NO_EFFECT
+    sequence_start: StrictBool | None = _NO_EFFECT
+    sequence_end: StrictBool | None = _NO_EFFECT
+    content_type: Literal["str"] | None = _NO_EFFECT
 
 
 class InferRequest(Strict):
@@ -124,7 +141,7 @@ def _parse(body: bytes, request: TaskRequest) -> InferRequest:
     asked = parse(InferRequest, body[:end], len(body))  # the schema bounds the tensors
     tensors = []
     for i, tensor in enumerate(asked.inputs):
-        (count,), size = tensor.shape, tensor.parameters and tensor.parameters.binary_data_size
+        count, size = _count(tensor.shape, i), tensor.parameters and tensor.parameters.binary_data_size
         check_inputs(count, request.settings.max_client_batch)
         if (size is None) is (tensor.data is None):
             raise _invalid("needs either data or the parameter binary_data_size", "inputs", i)
@@ -136,11 +153,19 @@ def _parse(body: bytes, request: TaskRequest) -> InferRequest:
             )
         texts = _texts(body[start:end], count, ("inputs", i)) if tensor.data is None else tensor.data
         if len(texts) != count or not count:
-            raise _invalid(f"is [{count}]: give the number of texts in the data, at least 1", "inputs", i, "shape")
+            raise _invalid(f"is {tensor.shape}: give the number of texts in the data, at least 1", "inputs", i, "shape")
         tensors.append(tensor.model_copy(update={"data": texts}))
     if end < len(body):
         raise _invalid(f"{len(body) - end} bytes after the JSON belong to no input", "inputs")
     return asked.model_copy(update={"inputs": tensors})
+
+
+def _count(shape: list[int], index: int) -> int:
+    """Texts in a tensor: the product of its sizes, of which only one may differ from 1."""
+    sizes = [size for size in shape if size != 1] or [1]
+    if len(sizes) > 1:
+        raise _invalid(f"is {shape}: give the number of texts as [n] or [n, 1]", "inputs", index, "shape")
+    return sizes[0]
 
 
 def _texts(raw: bytes, count: int, loc: Loc) -> list[str]:
@@ -180,7 +205,6 @@ async def _ask(task: Task, body: InferRequest, request: TaskRequest) -> tuple[Re
     """The predictions for each text."""
     columns = _columns(body, task)
     texts, parameters = columns["text"], given(body.parameters)
-    parameters.pop("binary_data_output", None)
     if task is Task.FILL_MASK:
         for i, text in enumerate(texts):
             if (masks := text.count(MASK)) > 1:
@@ -192,6 +216,13 @@ async def _ask(task: Task, body: InferRequest, request: TaskRequest) -> tuple[Re
         inputs = [TextPair(*pair) for pair in zip(texts, columns["text_pair"], strict=True)]
     reply = await request.labels(task, inputs, **parameters)
     return reply, [result.predictions for result in reply.results]
+
+
+def _shorten_deadline(request: TaskRequest, microseconds: int) -> None:
+    """A deadline for the rest of the request, if it is sooner than the one that the request has."""
+    longest = request.settings.request_timeout_ms * 1000
+    own = Deadline.after(min(microseconds, longest) / 1e6, from_client=True)
+    request.deadline = min(request.deadline, own, key=lambda deadline: deadline.at)
 
 
 def _outputs(task: Task) -> list[str]:
@@ -211,6 +242,8 @@ def _route(task: Task) -> TaskRoute:
                 raise _invalid(f"the outputs of this model are {', '.join(names)}", "outputs", i, "name")
             if output.parameters and output.parameters.binary_data is not None:
                 is_binary[output.name] = output.parameters.binary_data
+        if timeout := body.parameters and body.parameters.timeout:
+            _shorten_deadline(request, timeout)
         try:
             reply, rows = await _ask(task, body, request)
         except InvalidInputError as error:

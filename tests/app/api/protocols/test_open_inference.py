@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from typing import Any
+from unittest.mock import patch
 
 import httpx
 import numpy as np
@@ -25,9 +26,10 @@ def client(url: str) -> Iterator[triton.InferenceServerClient]:
         yield client
 
 
-def texts(name: str, *values: str, binary: bool = True) -> triton.InferInput:
-    made = triton.InferInput(name, [len(values)], "BYTES")
-    made.set_data_from_numpy(np.array([value.encode() for value in values], dtype=np.object_), binary_data=binary)
+def texts(name: str, *values: str, binary: bool = True, shape: tuple[int, ...] = (-1,)) -> triton.InferInput:
+    array = np.array([value.encode() for value in values], dtype=np.object_).reshape(shape)
+    made = triton.InferInput(name, list(array.shape), "BYTES")
+    made.set_data_from_numpy(array, binary_data=binary)
     return made
 
 
@@ -82,6 +84,56 @@ def test_triton_client_infers(client: Any, sent_in_binary: bool, answered_in_bin
     assert scores == [[0.5, pytest.approx(1 / 3)]] * 2
 
 
+@pytest.mark.parametrize("shape", [(2, 1), (1, 2), (2, 1, 1)])
+@pytest.mark.parametrize("binary", [True, False])
+def test_triton_client_sends_texts_in_several_dimensions(client: Any, shape: tuple[int, ...], binary: bool) -> None:
+    inputs = [texts(name, "good", "bad", binary=binary, shape=shape) for name in ("text", "text_pair")]
+    result = client.infer("sentiment", inputs)
+    assert result.as_numpy("score").tolist() == [[0.75, 0.25]] * 2
+
+
+def test_triton_client_sends_parameters_without_effect(client: Any) -> None:
+    sequences: list[dict[str, Any]] = [
+        {"sequence_id": 7, "sequence_start": True, "sequence_end": False},
+        {"sequence_id": "talk", "sequence_end": True},
+        {},
+    ]
+    for sequence in sequences:
+        result = client.infer("sentiment", [texts("text", "good")], priority=3, timeout=0, **sequence)
+        assert result.as_numpy("score").tolist() == [[0.75, 0.25]]
+
+
+async def test_infer_takes_the_body_of_mlservers_client(serve: Any) -> None:
+    """`mlserver.codecs.StringCodec` sets the content type and a shape of two dimensions."""
+    content_type = {"content_type": "str"}
+    body = tensor(data=["good", "bad"], shape=[2, 1], parameters=content_type) | {"parameters": content_type}
+    answer = await post(serve, body)
+    assert (answer.status_code, answer.json()["outputs"][1]["shape"]) == (200, [2, 2])
+
+
+def test_triton_client_timeout_is_a_deadline_in_microseconds(client: Any, backend: Any) -> None:
+    """The service's own deadline is 30 seconds, after which this client gives up."""
+    backend.gate.clear()
+    try:
+        with pytest.raises(InferenceServerException, match="deadline") as late:
+            client.infer("sentiment", [texts("text", "good")], timeout=50_000)
+    finally:
+        backend.gate.set()
+    assert late.value.status() == "504"
+
+
+async def test_infer_timeout_can_only_shorten_the_deadline(serve: Any) -> None:
+    """Of 20 and 100 seconds, and of none: the service's deadline is 30 seconds."""
+    async with serve() as service:
+        with patch.object(service.engine, "labels", wraps=service.engine.labels) as labels:
+            for timeout in (20_000_000, 100_000_000, 2**64, 0, None):
+                body = tensor(data=["good"]) | {"parameters": {"timeout": timeout}}
+                answer = await service.client.post("/v2/models/sentiment/infer", json=body)
+                assert answer.status_code == 200
+    used = [call.kwargs["deadline"].from_client for call in labels.call_args_list]
+    assert used == [True, False, False, False, False]
+
+
 @pytest.mark.parametrize(
     ("model", "inputs", "more", "message"),
     [
@@ -93,7 +145,8 @@ def test_triton_client_infers(client: Any, sent_in_binary: bool, answered_in_bin
         ("sentiment", [("text", "a"), ("text", "b")], {}, "each once"),
         ("sentiment", [("text", "a")], {"parameters": {"topk": 1}}, "did you mean top_k"),
         ("sentiment", [("text", "a")], {"parameters": {"top_k": 0}}, "greater than or equal to 1"),
-        ("sentiment", [("text", "a")], {"timeout": 5}, "known are truncate, top_k, binary_data_output"),
+        ("sentiment", [("text", "a")], {"parameters": {"x": 5}}, "known are truncate, top_k, binary_data_output"),
+        ("sentiment", [("text", "a")], {"timeout": -1}, "greater than or equal to 0"),
         ("sentiment", [("text", "a")], {"outputs": [triton.InferRequestedOutput("words")]}, "are label, score"),
         (
             "sentiment",
@@ -144,7 +197,10 @@ GOOD = b"\4\0\0\0good"
         (tensor(), b"", "needs either data or the parameter binary_data_size"),
         (tensor(8, data=["good"]), GOOD, "needs either data or the parameter binary_data_size"),
         (tensor(data=["good"], datatype="FP32"), b"", "inputs.0.datatype"),
-        (tensor(data=["good"], shape=[1, 1]), b"", "inputs.0.shape"),
+        (tensor(data=["good"], shape=[]), b"", "inputs.0.shape"),
+        (tensor(data=["good"] * 4, shape=[2, 2]), b"", "is [2, 2]: give the number of texts as [n] or [n, 1]"),
+        (tensor(data=["good"], shape=[1] * 9), b"", "inputs.0.shape"),
+        (tensor(data=["good"], parameters={"content_type": "base64"}), b"", "inputs.0.parameters.content_type"),
         (tensor(data=[5]), b"", "inputs.0.data.0"),
         (tensor(data=["a", ""], count=2), b"", "the text is empty"),
     ],
