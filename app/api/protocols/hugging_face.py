@@ -11,6 +11,7 @@ from app.api.schemas import (
     ALSO_TRUNCATION,
     FillMaskParameters,
     FillMaskRequest,
+    Parameters,
     SentimentParameters,
     SentimentRequest,
     Truncate,
@@ -29,12 +30,18 @@ TAG = {"name": "Hugging Face clients", "description": "The same tasks in the sha
 # The clients omit fields or send null, and older ones add `options`.
 Ignored = Annotated[dict[str, Any] | None, AfterValidator(lambda _: None)]
 """Dropped, since it would take memory while the request waits: up to 50 MB for a body of 2 MB."""
+TruncateByDefault = Annotated[
+    Truncate,
+    ALSO_TRUNCATION,
+    Field(description="Cut an input that is longer than the model's limit instead of refusing it. Default: true."),
+]
+"""`InferenceClient` has no parameter for it, and cannot split a review."""
 
 
 class HuggingFaceFillMaskParameters(FillMaskParameters):
     """Parameters of fill-mask."""
 
-    truncate: Annotated[Truncate, ALSO_TRUNCATION] = None
+    truncate: TruncateByDefault = None
 
 
 class HuggingFaceFillMaskRequest(FillMaskRequest):
@@ -49,7 +56,7 @@ class HuggingFaceFillMaskRequest(FillMaskRequest):
 class HuggingFaceClassificationParameters(SentimentParameters):
     """Parameters of text-classification."""
 
-    truncate: Annotated[Truncate, ALSO_TRUNCATION] = None
+    truncate: TruncateByDefault = None
     function_to_apply: Literal["softmax", "sigmoid", "none"] | None = Field(
         None,
         description="`none` for logits, or what the loaded checkpoint computes its scores with; another function is "
@@ -74,7 +81,7 @@ HuggingFaceTokens = TypeAliasType(
 
 async def fill_mask(body: HuggingFaceFillMaskRequest, request: TaskRequest) -> tuple[Reply[FillMaskResult], Any]:
     """The predictions for the one mask of one text. Several masks and several texts add a level of lists each."""
-    reply = await request.fill_mask(as_list(body.inputs), **given(body.parameters))
+    reply = await request.fill_mask(as_list(body.inputs), **_given(body.parameters))
     rows = [[mask.predictions for mask in result.masks] for result in reply.results]
     shapes: list[Any] = [row[0] if len(row) == 1 else row for row in rows]
     return reply, shapes if isinstance(body.inputs, list) else shapes[0]
@@ -84,13 +91,17 @@ async def text_classification(
     body: HuggingFaceClassificationRequest, request: TaskRequest
 ) -> tuple[Reply[LabelResult], Any]:
     """One list of labels per text, highest score first; also for a single text, because the clients read that."""
-    parameters = given(body.parameters)
+    parameters = _given(body.parameters)
     function = parameters.pop("function_to_apply", None)
     if function not in (None, "none"):
         _check_function(request.engine, function)
     parameters["raw_scores"] = function == "none"
     reply = await request.labels(Task.SENTIMENT, as_list(body.inputs), **parameters)
     return reply, [result.predictions for result in reply.results]
+
+
+def _given(parameters: Parameters | None) -> dict[str, Any]:
+    return {"truncate": True} | given(parameters)
 
 
 def _check_function(engine: Engine, asked: str) -> None:

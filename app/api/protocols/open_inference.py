@@ -59,9 +59,7 @@ class InputTensor(Strict):
 
     name: str
     datatype: Literal["BYTES"]
-    shape: list[StrictInt] = Field(
-        min_length=1, max_length=8, description="The number of texts; further sizes are 1."
-    )
+    shape: list[StrictInt] = Field(min_length=1, max_length=8, description="The number of texts; further sizes are 1.")
     data: list[str] | None = Field(None, fail_fast=True)
     parameters: InputParameters | None = None
 

@@ -164,21 +164,22 @@ async def test_real_hugging_face_client_reads_the_answers(service: Process) -> N
     from huggingface_hub import InferenceClient
     from huggingface_hub.errors import HfHubHTTPError
 
-    def ask() -> tuple[Any, Any, Any, Any]:
+    def ask() -> tuple[Any, Any, Any, Any, Any]:
         masks = InferenceClient(model=service.url + "/hf/fill-mask", token="x")
         labels = InferenceClient(model=service.url + "/hf/text-classification", token="x")
         with pytest.raises(HfHubHTTPError) as refused:
             masks.fill_mask("no mask here")
         return (
             masks.fill_mask("The film was [MASK]."),
+            masks.fill_mask("The film was [MASK]. " + "It was good. " * 400, top_k=2),
             masks.fill_mask("The film was [MASK].", targets=["good", "bad"], top_k=1),
-            labels.text_classification("The film was good."),
+            labels.text_classification("The film was good. " * 400),  # more tokens than any BERT reads
             refused.value,
         )
 
-    filled, targeted, labelled, error = await asyncio.to_thread(ask)
+    filled, cut, targeted, labelled, error = await asyncio.to_thread(ask)
     assert [entry.sequence for entry in filled] == [f"The film was {e.token_str}.".replace(" ##", "") for e in filled]
-    assert len(filled) == 5
+    assert (len(filled), len(cut)) == (5, 2)
     assert targeted[0].token_str in ("good", "bad")
     assert len(targeted) == 1
     assert {entry.label for entry in labelled} == {"POSITIVE", "NEGATIVE"}

@@ -65,6 +65,22 @@ async def test_hf_classification_accepts_what_clients_add(serve: Any, extra: dic
     assert len((await post(serve, "/hf/text-classification", {"inputs": "good"} | extra))[0]) == 2
 
 
+@pytest.mark.parametrize("name", ["truncate", "truncation"])
+@pytest.mark.parametrize("path", ["/hf/fill-mask", "/hf/text-classification"])
+async def test_hf_truncates_unless_told_otherwise(serve: Any, backend: Any, path: str, name: str) -> None:
+    """The fake models take 64 tokens."""
+    text = "a [MASK]" + " film" * 99
+    async with serve() as service:
+        answers = [
+            await service.client.post(path, json={"inputs": text} | parameters)
+            for parameters in ({}, {"parameters": {"top_k": 1}}, {"parameters": {name: None}})
+        ]
+        refused = await service.client.post(path, json={"inputs": text, "parameters": {name: False}})
+    assert [answer.status_code for answer in answers] == [200, 200, 200]
+    assert [len(query.encoding) for (query,) in backend.batches] == [64, 64, 64]
+    assert (refused.status_code, refused.json()["code"]) == (422, "text_too_long")
+
+
 def test_hf_options_are_dropped() -> None:
     body = b'{"inputs": "good", "options": {"a": [{}, {}]}}'
     for schema in (HuggingFaceFillMaskRequest, HuggingFaceClassificationRequest):
