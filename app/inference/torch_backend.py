@@ -6,12 +6,14 @@ The only file of `app` that imports torch.
 from __future__ import annotations
 
 import copy
+import hashlib
 import logging
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 from torch import Tensor, nn
@@ -313,7 +315,17 @@ def _describe(checkpoint: Checkpoint) -> ServedModel:
     else:
         tasks = (Task.FILL_MASK,) if network.next_sentence is None else (Task.FILL_MASK, Task.NEXT_SENTENCE)
     parameters = sum(parameter.numel() for parameter in network.parameters())
-    return ServedModel(checkpoint.path.resolve().name, tasks, checkpoint.config, checkpoint.tokenizer, parameters)
+    path = checkpoint.path.resolve()
+    return ServedModel(path.name, tasks, checkpoint.config, checkpoint.tokenizer, parameters, _sha256_of_weights(path))
+
+
+def _sha256_of_weights(directory: Path) -> str:
+    """SHA-256 of `model.safetensors`, or else of all `*.safetensors` in the order of their names."""
+    single, digest = directory / "model.safetensors", hashlib.sha256()
+    for path in [single] if single.exists() else sorted(directory.glob("*.safetensors")):
+        with path.open("rb") as file:
+            hashlib.file_digest(file, lambda: digest)
+    return digest.hexdigest()
 
 
 def _place(network: Network, device: str, dtype: str, threads: tuple[int, ...]) -> Network:

@@ -56,6 +56,8 @@ class ServedModel:
     config: BertConfig
     tokenizer: Tokenizer
     parameters: int
+    sha256: str
+    """Hash of the weight files, in hexadecimal."""
 
 
 @dataclass(frozen=True, slots=True)

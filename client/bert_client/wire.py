@@ -134,6 +134,9 @@ class ModelInfo(_Documented):
     """Of sentiment, in the order of their ids."""
     problem_type: str | None
     """Of sentiment, as `config.json` has it: what the scores are."""
+    sha256: str
+    """SHA-256 of the file `model.safetensors`; if the weights are in several files, of `*.safetensors` in the order of
+    their names, one after another."""
 
 
 @dataclass(frozen=True, slots=True)

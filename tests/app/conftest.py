@@ -40,8 +40,8 @@ def backend(tokenizer: Tokenizer) -> FakeBackend:
     both = (Task.FILL_MASK, Task.NEXT_SENTENCE)
     fake = FakeBackend(
         {
-            "pretrained": ServedModel("fake-pretrained", both, config, tokenizer, 1),
-            "sentiment": ServedModel("fake-sentiment", (Task.SENTIMENT,), config, tokenizer, 1),
+            "pretrained": ServedModel("fake-pretrained", both, config, tokenizer, 1, "00"),
+            "sentiment": ServedModel("fake-sentiment", (Task.SENTIMENT,), config, tokenizer, 1, "ff"),
         }
     )
     fake.gate.set()

@@ -37,6 +37,7 @@ _INFO = {
             "max_tokens": 512,
             "labels": ["NEGATIVE", "POSITIVE"],
             "problem_type": "single_label_classification",
+            "sha256": "803b8a0bd3c345c20aef1dc4f5af10890535781c03bdf47a50f72a85430e4809",
         },
     ],
     "limits": {
@@ -133,4 +134,5 @@ def _model(served: ServedModel) -> ModelInfo:
         max_tokens=served.config.max_position_embeddings,
         labels=served.config.labels if Task.SENTIMENT in served.tasks else None,
         problem_type=served.config.problem_type if Task.SENTIMENT in served.tasks else None,
+        sha256=served.sha256,
     )

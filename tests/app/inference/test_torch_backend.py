@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 from dataclasses import replace
@@ -14,6 +16,7 @@ from unittest.mock import Mock
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from app.errors import BackendDiedError, OutOfMemoryError, SettingsError
 from app.inference import torch_backend
@@ -197,8 +200,6 @@ def test_answer_that_is_no_number_is_an_error_of_its_input_only(
 
 
 def test_checkpoint_that_computes_no_numbers_is_refused(save_pretrained: Any, sentiment: Path) -> None:
-    from safetensors.torch import load_file, save_file
-
     directory = save_pretrained()
     tensors = load_file(directory / "model.safetensors")
     tensors["bert.embeddings.LayerNorm.weight"].fill_(float("nan"))
@@ -211,6 +212,21 @@ def test_masked_lm_without_next_sentence_head_serves_one_task(save_pretrained: A
     backend = TorchBackend(BackendConfig(save_pretrained(next_sentence=False), sentiment, device="cpu"))
     backend.load()
     assert backend.info.models["pretrained"].tasks == (Task.FILL_MASK,)
+
+
+def test_weights_in_several_files_have_one_hash(tmp_path: Path, pretrained: Path, sentiment: Path) -> None:
+    directory = Path(shutil.copytree(sentiment, tmp_path / "shards"))
+    tensors = load_file(directory / "model.safetensors")
+    (directory / "model.safetensors").unlink()
+    files = [directory / f"model-0000{number}-of-00002.safetensors" for number in (1, 2)]
+    shards = {name: files[i % 2].name for i, name in enumerate(tensors)}
+    for file in files:
+        save_file({name: tensor for name, tensor in tensors.items() if shards[name] == file.name}, file)
+    (directory / "model.safetensors.index.json").write_text(json.dumps({"weight_map": shards}))
+    backend = TorchBackend(BackendConfig(pretrained, directory, device="cpu"))
+    backend.load()
+    expected = hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()
+    assert backend.info.models["sentiment"].sha256 == expected
 
 
 def test_swapped_directories_are_named(pretrained: Path, sentiment: Path) -> None:

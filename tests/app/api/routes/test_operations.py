@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 from dataclasses import replace
 from typing import Any
 
@@ -81,6 +82,8 @@ async def test_info_has_models_device_and_limits(serve: Any, pretrained: Any, se
     assert (second["layers"], second["hidden_size"], second["vocab_size"]) == (2, 32, 76)
     assert second["labels"] == ["NEGATIVE", "POSITIVE"]
     assert first["problem_type"] is second["problem_type"] is None
+    files = [directory / "model.safetensors" for directory in (pretrained, sentiment)]
+    assert [first["sha256"], second["sha256"]] == [hashlib.sha256(file.read_bytes()).hexdigest() for file in files]
     assert str(pretrained) not in str(info)
 
 
