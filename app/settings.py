@@ -91,8 +91,9 @@ def _keys(given: Sequence[str], message: str) -> tuple[str, ...]:
     number but without its text."""
     keys = {number: line.strip() for number, line in enumerate(given, 1) if line.strip()}
     for number, key in keys.items():
-        if (found := re.search(r"^#|[\s,]", key)) or not key.isprintable():
+        if (found := re.search(r"^[#\"']|[\s,]|[\"']$", key)) or not key.isprintable():
             what = {"#": "is a comment", ",": "has a comma", "": "has a character that cannot be seen"}
+            what |= dict.fromkeys("\"'", "begins or ends with a quotation mark")  # a shell drops it, Docker does not
             raise ValueError(message.format(number, what.get(found[0] if found else "", "has white space")))
     return tuple(keys.values())
 

@@ -228,6 +228,10 @@ def test_api_keys_without_a_key_are_an_error_that_says_what_to_do(value: str) ->
         ("alpha,zqx y", "key 2 has white space"),
         ("alpha,zqx\u200b0", "key 2 has a character that cannot be seen"),
         ("alpha,zqx\x000", "key 2 has a character that cannot be seen"),
+        ('"zqx"', "key 1 begins or ends with a quotation mark: keys only, with commas between them"),
+        ('"zqx,alpha"', "key 1 begins or ends with a quotation mark"),
+        ("alpha,zqx'", "key 2 begins or ends with a quotation mark"),
+        ("'zqx'", "key 1 begins or ends with a quotation mark"),
     ],
 )
 def test_api_keys_that_no_caller_can_mean_are_an_error(value: str, message: str) -> None:
@@ -264,6 +268,7 @@ def test_api_keys_are_read_from_a_file(tmp_path: Path) -> None:
         (b"one\n\n# of the website\ntwo", "line 3 is a comment: keys only, one per line"),
         (b"one # of the website", "line 1 has white space"),
         (b"one\ntw\x0bo", "line 2 has white space"),
+        (b"one\n\"two\"", "line 2 begins or ends with a quotation mark: keys only, one per line"),
     ],
 )
 def test_api_keys_file_without_keys_is_an_error(tmp_path: Path, content: bytes | None, message: str) -> None:
