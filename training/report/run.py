@@ -261,7 +261,8 @@ def _verdicts(report: Report) -> list[str]:
 
 def _table(*rows: Sequence[str]) -> str:
     """A Markdown table whose first row is its head."""
-    head, *body = (f"| {' | '.join(row)} |\n" for row in rows)
+    escaped = ([cell.replace("|", r"\|") for cell in row] for row in rows)
+    head, *body = (f"| {' | '.join(row)} |\n" for row in escaped)
     return "".join([head, "|---" * len(rows[0]) + "|\n", *body])
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import random
+import re
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -344,6 +345,16 @@ def test_label_tables_begin_with_the_weakest_label() -> None:
         "| unused | 0 | – | – | – |",
     ]
     assert label_tables(Report({}, {"reviews": TEST}, ["NEGATIVE", "POSITIVE"])) == []
+
+
+def test_tables_vertical_bars_of_names_end_no_cell() -> None:
+    test = replace(TEST, figures=replace(CLASSES, confusion=[[1, 0, 0], [0, 1, 0], [0, 0, 1]]))
+    report = Report({"a|b": PRETRAINING}, {"c|d": test}, ["x|y", "z", "|"], seeds={1: {"c|d": 0.1}, 2: {"c|d": 0.2}})
+    found = [part for text in tables(report).values() for part in text.split("\n\n")]
+    for table in (*found, *label_tables(report)):
+        cells = [len(re.findall(r"(?<!\\)\|", line)) for line in table.strip().splitlines()]
+        assert len(set(cells)) == 1, table
+    assert r"| x\|y | 1 |" in label_tables(report)[0]
 
 
 def test_tables_do_not_call_a_classifier_constant_on_a_test_set_of_one_label() -> None:
