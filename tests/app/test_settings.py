@@ -268,7 +268,7 @@ def test_api_keys_are_read_from_a_file(tmp_path: Path) -> None:
         (b"one\n\n# of the website\ntwo", "line 3 is a comment: keys only, one per line"),
         (b"one # of the website", "line 1 has white space"),
         (b"one\ntw\x0bo", "line 2 has white space"),
-        (b"one\n\"two\"", "line 2 begins or ends with a quotation mark: keys only, one per line"),
+        (b'one\n"two"', "line 2 begins or ends with a quotation mark: keys only, one per line"),
     ],
 )
 def test_api_keys_file_without_keys_is_an_error(tmp_path: Path, content: bytes | None, message: str) -> None:

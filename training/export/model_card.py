@@ -47,17 +47,19 @@ def write_card(recipe: Recipe, name: str, target: Path, weights: Mapping[str, st
         if trained.adapt:
             adapted = f", adapted on {trained.adapt.tokens:,} tokens of the texts to fine-tune on"
     notes = {source_name(source): source.note for source in described}
+    arguments = shlex.join([trained.loaded or trained.name, *trained.overrides])
     card = _TEMPLATE.read_text(encoding="utf-8").format(
         task=task,
         title=title,
         description=trained.description,
-        command=shlex.join([trained.loaded or trained.name, *trained.overrides]),
+        command=f"python -m training all {arguments}",
         start=(f"`{start}`" if start else default_start) + adapted,
         teachers=_teachers_line(trained, recipe.folder) if name == "sentiment" else "",
         run=_run_line(run),
         resolved=RESOLVED,
         data="\n".join(_source_line(source, notes.get(source_name(source), source.note)) for source in sources),
-        figures=_figures(recipe, name, target, weights),
+        figures=_figures(recipe, name, target, weights)
+        or f"Not evaluated: run `python -m training evaluate {arguments}`.",
         limits="\n".join(["## Limits", "", *(f"- {line}" for line in trained.limits)] if trained.limits else []),
     )
     (target / "README.md").write_text(card.rstrip() + "\n", encoding="utf-8")
@@ -66,10 +68,10 @@ def write_card(recipe: Recipe, name: str, target: Path, weights: Mapping[str, st
 
 
 def _figures(recipe: Recipe, name: str, target: Path, weights: Mapping[str, str]) -> str:
-    """The model's tables in the run's report, and its plots, if it is about these weights."""
+    """The model's tables in the run's report, and its plots; empty if the report is not about these weights."""
     report = read_json(recipe.folder / "report.json") or {}
     if report.get("weights", {}).get(name) != weights[name] or name not in report.get("tables", {}):
-        return "Not evaluated: run `python -m training evaluate`."
+        return ""
     plots = [file for pattern in _PLOTS[name] for file in sorted(recipe.folder.glob(pattern))]
     for file in plots:
         shutil.copy(file, target)
@@ -106,17 +108,35 @@ def _source_line(source: SourceConfig, note: str) -> str:
 def _portable_recipe(recipe: Recipe) -> Recipe:
     """The recipe without the folders of one machine."""
     parts = (override.partition("=") for override in recipe.overrides if not override.startswith(_LOCAL_KEYS))
-    values = json.loads(
-        recipe.model_dump_json(), object_hook=lambda table: {key: _portable(key, value) for key, value in table.items()}
-    )
-    overrides = [f"{key}={_portable(key.rpartition('.')[2], value)}" for key, _, value in parts]
+    renamed: dict[str, str] = {}
+
+    def rename(table: dict[str, Any]) -> dict[str, Any]:
+        for key, value in table.items():
+            if isinstance(value, str) and (path := _portable(key, value, recipe)) != value:
+                renamed[value] = table[key] = path
+        return table
+
+    values = json.loads(recipe.model_dump_json(), object_hook=rename)
+    overrides = []
+    for key, _, value in parts:  # a value may be a path, a quoted one, or a table that has one
+        for path in sorted(renamed, key=len, reverse=True):
+            value = value.replace(path, renamed[path])
+        overrides.append(f"{key}={value}")
     return Recipe(**values | {"overrides": overrides})
 
 
-def _portable(key: str, value: Any) -> Any:
-    """A path of one machine as `runs/<name>/pretrained`, or as the name of a file; anything else as it is."""
-    is_file, is_network = key in ("path", "loaded"), key in ("start", "pretrained", "teacher")
-    if not (isinstance(value, str) and Path(value).is_absolute() and (is_file or is_network)):
+def _portable(key: str, value: str, recipe: Recipe) -> str:
+    """A path relative to the folder that the command is run in, if runs are in `runs` there; any other value as it is.
+
+    Text is relative to the folder of data. A checkpoint outside of the folder of runs keeps the end of its path.
+    """
+    is_network = key in ("start", "pretrained", "teacher")
+    if not (is_network or key in ("path", "loaded")):
         return value
-    path = Path(value)
-    return path.name if is_file else str(Path("runs", *path.parts[-2:]))
+    folder = (recipe.run if is_network else recipe.data if key == "path" else Path()).absolute()
+    path = (folder if key == "path" else Path().absolute()) / value
+    if path.is_relative_to(folder):
+        return str(Path("runs" if is_network else "", path.relative_to(folder)))
+    if not Path(value).is_absolute():
+        return value
+    return str(Path("runs", *path.parts[-2:])) if is_network and path.name in _PLOTS else path.name

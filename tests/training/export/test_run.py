@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import re
+import shlex
 import shutil
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from safetensors.torch import load_file
 from model import Tokenizer, load_checkpoint, save_checkpoint
 from tests.training.commands import occupied
 from tests.training.conftest import MakeRecipe
+from training.__main__ import main
 from training.errors import RunError
 from training.export.model_card import _portable_recipe
 from training.export.run import export
@@ -261,7 +263,7 @@ def test_card_has_no_figures_of_other_weights(run: Recipe) -> None:
     save_new_network(run.model_copy(update={"seed": 9}))
     (target, _) = export(run)
     card = (target / "README.md").read_text()
-    assert "Not evaluated: run `python -m training evaluate`" in card
+    assert "Not evaluated: run `python -m training evaluate tiny.toml pretrain.tokens=2560 " in card
     assert "| stories |" not in card
     assert not list(target.glob("*.png"))
 
@@ -302,3 +304,50 @@ def test_card_keeps_labels_that_look_like_paths() -> None:
     assert portable.finetune.labels == labels
     assert portable.finetune.pretrained == Path("runs/a/pretrained")
     assert portable.overrides == ("finetune.pretrained=runs/a/pretrained",)
+
+
+@pytest.mark.parametrize(
+    ("override", "expected"),
+    [
+        ("finetune.pretrained=/else where/mine/first/pretrained", "finetune.pretrained=runs/first/pretrained"),
+        ("finetune.pretrained='/else where/mine/first/pretrained'", "finetune.pretrained='runs/first/pretrained'"),
+        ("pretrain.start=/else where/mine/first/export/pretrained", "pretrain.start=runs/first/export/pretrained"),
+        ("finetune.pretrained=/models/bert-base-uncased", "finetune.pretrained=bert-base-uncased"),
+        ("finetune.pretrained=bert-base-uncased", "finetune.pretrained=bert-base-uncased"),
+        (
+            "finetune.test=[{path='/my texts/shop/a.jsonl', label='label'}]",
+            "finetune.test=[{path='shop/a.jsonl', label='label'}]",
+        ),
+        ("finetune.test=[{path='/b.jsonl', label='label'}]", "finetune.test=[{path='b.jsonl', label='label'}]"),
+    ],
+)
+def test_card_command_has_no_paths_of_one_machine(override: str, expected: str) -> None:
+    recipe = load_recipe("quick", ["run=/else where/mine", "data=/my texts", override])
+    assert _portable_recipe(recipe).overrides == (expected,)
+
+
+@pytest.mark.parametrize("place", ["else where/mine", "runs"])
+def test_card_command_runs(
+    recipe_file: Path, data: Path, trained: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str
+) -> None:
+    """In a folder with the recipe, the texts and, in `runs`, the network that it starts from."""
+    folders = []
+    for name in ("here", "there"):
+        folder = Path(shutil.copytree(data, tmp_path / name))
+        (folder / "my recipes").mkdir()
+        shutil.copy(recipe_file, folder / "my recipes" / "own one.toml")
+        folders.append(folder)
+    here, there = folders
+    for runs in (here / place, there / "runs"):
+        shutil.copytree(trained.folder / "pretrained", runs / "first" / "pretrained")
+    monkeypatch.chdir(here)
+    start = here / place / "first" / "pretrained"
+    arguments = [f"run={here / place}", f"finetune.pretrained={start}", "finetune.epochs=0.1"]
+    recipe = load_recipe(str(here / "my recipes" / "own one.toml"), arguments)
+    assert finetune(recipe)
+    (target,) = export(recipe)
+    (command,) = re.findall(r"^    (python -m training all .*)$", (target / "README.md").read_text(), re.MULTILINE)
+    assert str(tmp_path) not in command
+    monkeypatch.chdir(there)
+    assert main(shlex.split(command)[3:]) == 0
+    assert (there / "runs" / "tiny" / "export" / "sentiment" / "README.md").is_file()
