@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import fcntl
 import logging
+import os
+import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from training.errors import RunError
@@ -44,11 +46,20 @@ def check_idle(run: Path) -> None:
 
 @contextmanager
 def ranks_in_turn(folder: Path) -> Iterator[None]:
-    """Let the ranks of a node enter one after another: the first makes the files, and the others find them."""
+    """Let the ranks of a node enter one after another: the first makes the files, and the others find them.
+
+    In a folder without locks they wait for a lock among the node's temporary files.
+    """
     if world_size() == 1:
         yield
         return
     folder.mkdir(parents=True, exist_ok=True)
-    with (folder / "turn").open("w") as file:
-        fcntl.lockf(file, fcntl.LOCK_EX)
+    with (folder / "turn").open("w") as file, ExitStack() as stack:
+        try:
+            fcntl.lockf(file, fcntl.LOCK_EX)
+        except OSError as error:
+            logger.warning("cannot lock %s (%s): do not start several nodes in it at the same time", folder, error)
+            agent = f"bert-train-{os.getuid()}-{os.getppid()}"  # the process of torchrun that started these ranks
+            local = stack.enter_context(Path(tempfile.gettempdir(), agent).open("a"))
+            fcntl.lockf(local, fcntl.LOCK_EX)
         yield
