@@ -116,6 +116,14 @@ def test_values_reach_the_pods(render: Render) -> None:
     assert pod["nodeSelector"] == {"disk": "ssd"}
 
 
+def test_limits_are_the_requests_too_unless_these_are_given(render: Render) -> None:
+    """Kubernetes takes the limits for missing requests, and refuses requests above the limits."""
+    limits = ("resources.limits.cpu=1", "resources.limits.memory=1Gi")
+    assert container_of(render(*limits))["resources"] == {"limits": {"cpu": 1, "memory": "1Gi"}}
+    given = container_of(render(*limits, "resources.requests.memory=800Mi"))["resources"]
+    assert given["requests"] == {"memory": "800Mi"}
+
+
 @pytest.mark.parametrize(
     ("values", "reason"),
     [
