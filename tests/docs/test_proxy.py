@@ -24,7 +24,7 @@ from tests.app.process import running, wait_until
 from tests.docs import blocks
 
 (PROXY,) = [block.text for block in blocks.of("nginx")]
-REPLICAS = (Path(__file__).parents[2] / "deploy" / "nginx" / "replicas.conf").read_text()
+REPLICAS = (Path(__file__).parents[2] / "deploy" / "nginx" / "replicas.conf.template").read_text()
 PATIENCE = 30
 
 
@@ -59,6 +59,17 @@ def test_replicas_have_the_name_and_port_that_compose_gives_them() -> None:
     assert value(REPLICAS, "proxy_pass") == f"http://$replicas:{Settings().port}"
     assert services["nginx"]["ports"] == [f"${{PORT:-8000}}:{value(REPLICAS, 'listen')}"]
     assert "ports" not in services["bert-replica"]  # several cannot have the same port of the machine
+
+
+def test_resolver_of_the_replicas_is_the_containers() -> None:
+    """nginx's image has a script that puts it into templates: Docker's and Podman's DNS servers differ."""
+    service = yaml.safe_load((Path(__file__).parents[2] / "docker-compose.yml").read_text())["services"]["nginx"]
+    assert service["environment"] == {"NGINX_ENTRYPOINT_LOCAL_RESOLVERS": "1"}
+    assert value(REPLICAS, "resolver").split()[0] == "${NGINX_LOCAL_RESOLVERS}"
+    assert re.findall(r"\$\{?[A-Z]\w*", REPLICAS) == ["${NGINX_LOCAL_RESOLVERS"]  # else the image replaces more
+    (mounted,) = service["volumes"]
+    assert mounted.split(":")[1:] == ["/etc/nginx/templates/default.conf.template", "ro"]
+    assert any(place.startswith("/etc/nginx/conf.d:") for place in service["tmpfs"])  # the rest is read-only
 
 
 def free_port() -> int:
@@ -183,7 +194,7 @@ def test_replicas_that_come_and_go_leave_no_request_unanswered(
     environ = {"BERT_PRETRAINED": str(pretrained), "BERT_THREADS": "1"}
     with closing(dns.socket), running(environ | {"BERT_SENTIMENT": str(save_sentiment("first"))}) as first:
         first.until_ready()
-        block = REPLICAS.replace("127.0.0.11 valid=5s", f"127.0.0.1:{dns.port} valid=1s ipv6=off")
+        block = REPLICAS.replace("${NGINX_LOCAL_RESOLVERS} valid=5s", f"127.0.0.1:{dns.port} valid=1s ipv6=off")
         block = block.replace("listen 8080", f"listen 127.0.0.1:{port}").replace(":8000", f":{first.port}")
         block = block.replace("proxy_connect_timeout 2s", "proxy_connect_timeout 200ms")
         place = {"BERT_HOST": "127.0.0.2", "BERT_PORT": str(first.port)}
