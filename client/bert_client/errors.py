@@ -31,6 +31,7 @@ class ProblemError(BertServiceError):
         status: HTTP status.
         code: Kind of problem, such as `queue_full`; `no_problem_document` for a refusal by a proxy;
             `unexpected_answer` (status 200) for an input of a list or stream whose answer is not the service's.
+            If a request has several invalid inputs, all their errors have the code of the first.
         detail: A sentence for people.
         request_id: Of the request, in the service's log.
         errors: Faults that have a place in the request.
@@ -52,9 +53,19 @@ class ProblemError(BertServiceError):
 
     @property
     def input_index(self) -> int | None:
-        """Index of the input at fault, if it is known."""
-        loc = self.errors[0].loc if self.errors else ()
-        return loc[1] if len(loc) > 1 and loc[0] == "inputs" and isinstance(loc[1], int) else None
+        """Index of the first input at fault, if it is known."""
+        return _input_index(self.errors[0]) if self.errors else None
+
+    def by_input(self) -> dict[int, ProblemError]:
+        """An error for each input at fault that is known, by its index."""
+        faults: dict[int, list[FieldProblem]] = {}
+        for fault in self.errors:
+            if (index := _input_index(fault)) is not None:
+                faults.setdefault(index, []).append(fault)
+        return {
+            index: type(self)(self.status, self.code, own[0].message, self.request_id, tuple(own))
+            for index, own in faults.items()
+        }
 
     def at(self, index: int | None) -> ProblemError:
         """The same problem, for the input at another index; None for an input that is not in a list."""
@@ -85,6 +96,11 @@ class UnavailableError(ProblemError):
 
 class DeadlineExceededError(ProblemError):
     """The answer took too long."""
+
+
+def _input_index(fault: FieldProblem) -> int | None:
+    loc = fault.loc
+    return loc[1] if len(loc) > 1 and loc[0] == "inputs" and isinstance(loc[1], int) else None
 
 
 def _moved(loc: list[str | int], index: int | None) -> list[str | int]:

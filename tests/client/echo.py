@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
-Refuse = Callable[[list[Any]], int | None]
+Refuse = Callable[[list[Any]], int | dict[str, Any] | None]
 
 LIMITS = {
     "max_batch_tokens": 4096,
@@ -20,14 +20,28 @@ LIMITS = {
 }
 
 
+def problem_document(status: int, code: str, detail: str, errors: dict[int, str]) -> dict[str, Any]:
+    """A problem that names inputs: `errors` has a message for each, by its index."""
+    faults = [{"message": message, "loc": ["inputs", index]} for index, message in errors.items()]
+    return {"status": status, "code": code, "detail": detail, "request_id": "r1", "errors": faults}
+
+
+def invalid_inputs(errors: dict[int, str], named: int = 100) -> dict[str, Any] | None:
+    """The service's refusal of a request with invalid inputs, the first `named` of which it names; None without any."""
+    shown = dict(list(errors.items())[:named])
+    return problem_document(422, "no_mask", next(iter(shown.values())), shown) if shown else None
+
+
 class Echo(ThreadingHTTPServer):
-    """Answers each request, or refuses it with the status that `refuse` returns, in the manner of a firewall."""
+    """Answers each request, or refuses it with what `refuse` returns: a status, in the manner of a firewall, or a
+    problem document."""
 
     request_queue_size = 64
 
     def __init__(self, refuse: Refuse = lambda _: None, port: int = 0) -> None:
         super().__init__(("127.0.0.1", port), Handler)
         self.refuse = refuse
+        self.limits = dict(LIMITS)
         self.paths: list[str] = []
         """Targets of all requests. A client that uses this server as its proxy sends the whole address."""
 
@@ -46,13 +60,16 @@ class Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         self.server.paths.append(self.path)
-        self.answer(200, json.dumps({"status": "ready", "limits": LIMITS}))
+        self.answer(200, json.dumps({"status": "ready", "limits": self.server.limits}))
 
     def do_POST(self) -> None:
         self.server.paths.append(self.path)
         inputs = json.loads(self.rfile.read(int(self.headers["Content-Length"])))["inputs"]
-        if status := self.server.refuse(inputs):
-            self.answer(status, "<html>refused</html>")
+        if refusal := self.server.refuse(inputs):
+            if isinstance(refusal, dict):
+                self.answer(refusal["status"], json.dumps(refusal))
+            else:
+                self.answer(refusal, "<html>refused</html>")
             return
         labels = [one if isinstance(one, str) else f"{one['text']}|{one['text_pair']}" for one in inputs]
         results = [{"predictions": [{"label": label, "score": 1}], "tokens": 3, "truncated": False} for label in labels]
@@ -60,7 +77,8 @@ class Handler(BaseHTTPRequestHandler):
 
     def do_CONNECT(self) -> None:
         self.server.paths.append(self.path)
-        self.answer(self.server.refuse([]) or 405, "<html>refused</html>")
+        status = self.server.refuse([])
+        self.answer(status if isinstance(status, int) else 405, "<html>refused</html>")
 
     def answer(self, status: int, content: str) -> None:
         body = content.encode()

@@ -160,7 +160,7 @@ class Exchange:
                         raise
                 if problem.status != 504:
                     last_answer = self.clock()
-                outcomes |= {group[i]: problem.at(chunk.first + group[i]) for i in failed}
+                outcomes |= {group[i]: fault.at(chunk.first + group[i]) for i, fault in failed.items()}
                 groups += [[group[i] for i in indices] for indices in rest]
             else:
                 last_answer = self.clock()
@@ -205,27 +205,27 @@ def result_or_raise(outcome: T | ProblemError) -> T:
     return outcome
 
 
-def isolate(error: ProblemError, inputs: Sequence[bytes]) -> tuple[list[int], list[list[int]]]:
-    """Indices of the inputs that cannot be answered, and groups of indices in which to ask for the others again.
+def isolate(error: ProblemError, inputs: Sequence[bytes]) -> tuple[dict[int, ProblemError], list[list[int]]]:
+    """Errors of the inputs that cannot be answered, by index, and groups of indices in which to ask for the others
+    again.
 
-    If the service names an input, that one and its equals cannot be answered. If it only says that some input is at
+    If the service names inputs, these and their equals cannot be answered. If it only says that some input is at
     fault, the request is halved until that input is alone.
 
     Raises:
         ProblemError: no input is at fault.
     """
     indices = range(len(inputs))
-    named = error.input_index
-    if error.status == 422 and named is not None and named < len(inputs):
-        failed = [i for i in indices if inputs[i] == inputs[named]]
-        rest = [i for i in indices if inputs[i] != inputs[named]]
-        return failed, [rest] if rest else []
+    faults = {inputs[i]: fault for i, fault in error.by_input().items() if i < len(inputs)}
+    if faults:
+        rest = [i for i in indices if inputs[i] not in faults]
+        return {i: faults[inputs[i]] for i in indices if inputs[i] in faults}, [rest] if rest else []
     if error.status not in _STATUSES_OF_AN_INPUT and error.code != "inference_failed":
         raise error
     if len(inputs) > 1:
         middle = len(inputs) // 2
-        return [], [list(indices[:middle]), list(indices[middle:])]
-    return [0], []
+        return {}, [list(indices[:middle]), list(indices[middle:])]
+    return {0: error}, []
 
 
 def problem_of(response: httpx.Response, note: str = "") -> ProblemError:

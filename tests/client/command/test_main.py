@@ -23,7 +23,7 @@ import pytest
 
 from bert_client.command.file_job import FIRST_ROWS
 from bert_client.command.main import run
-from tests.client.echo import serve
+from tests.client.echo import invalid_inputs, serve
 
 ROOT = Path(__file__).parents[3]
 Bert = Callable[..., tuple[int, str, str]]
@@ -830,6 +830,19 @@ def test_bert_rows_that_are_broken_cost_no_request(bert: Bert, tmp_path: Path) -
     rows = list(csv.DictReader(target.read_text().splitlines()))
     assert [row["label"] for row in rows] == ["good", "", "bad"] * 10
     assert len(echo.paths) == 1 + 4  # /info, and 30 rows in requests of 8
+
+
+def test_bert_file_of_invalid_rows_costs_few_requests(bert: Bert, tmp_path: Path) -> None:
+    source, target = tmp_path / "a.txt", tmp_path / "scored.tsv"
+    texts = [f"text {n}" for n in range(3000)]
+    source.write_text("\n".join(texts))
+    with serve(lambda inputs: invalid_inputs({i: f"{one}: no mask" for i, one in enumerate(inputs)})) as echo:
+        echo.limits |= {"max_client_batch": 512, "max_batch_tokens": 65536, "max_queue_tokens": 1_000_000}
+        code, _, complaints = bert("sentiment", "--file", str(source), "--output", str(target), "--url", echo.url)
+    assert (code, complaints.partition(" error")[0]) == (0, "3,000 rows, 3,000 with an")
+    rows = csv.DictReader(target.read_text().splitlines(), delimiter="\t")
+    assert [row["error"] for row in rows] == [f"{text}: no mask" for text in texts]
+    assert len(echo.paths) == 1 + 5 * 6 + 5  # /info; five requests of 512 texts, and one of 440
 
 
 def test_bert_job_that_is_refused_midway_goes_on(bert: Bert, tmp_path: Path) -> None:

@@ -26,9 +26,10 @@ from bert_client import (
     ProblemError,
     RetryPolicy,
     TooBusyError,
+    TooLargeError,
     UnauthorizedError,
 )
-from tests.client.echo import serve
+from tests.client.echo import problem_document, serve
 
 SMALL = {"max_client_batch": 3}
 INFO = {
@@ -297,6 +298,38 @@ def test_client_stream_ends_with_an_error_that_is_no_fault_of_an_input() -> None
         with pytest.raises(ProblemError) as raised:
             next(stream)
     assert raised.value.status == 500
+
+
+async def test_client_divides_a_request_whose_answer_is_too_large() -> None:
+    """The service refuses answers above 8 MB before it computes them."""
+
+    def answer(request: httpx.Request, inputs: list[str]) -> httpx.Response:
+        body = problem_document(413, "too_large", "the answer has over 8 MB; send fewer inputs", {})
+        is_too_large = len(inputs) > 1 or inputs == ["alone too large"]
+        return httpx.Response(413, json=body) if is_too_large else ok(request, inputs)
+
+    texts = ["a", "b", "c", "alone too large", "d"]
+    with BertClient(transport=Fake(answer).transport) as client:
+        assert [label(result) for result in client.sentiment(texts[:3])] == ["a", "b", "c"]
+        outcomes = list(client.sentiment_stream(texts))
+        with pytest.raises(TooLargeError, match="input 3: the answer has over 8 MB"):
+            client.sentiment(texts)
+    async with AsyncBertClient(transport=Fake(answer).transport) as asynchronous:
+        streamed = [outcome async for outcome in asynchronous.sentiment_stream(texts)]
+    for found in (outcomes, streamed):
+        assert isinstance(found[3], TooLargeError)
+        assert [label(outcome) for outcome in found[:3] + found[4:]] == ["a", "b", "c", "d"]
+
+
+def test_client_repeats_a_request_beyond_the_limit_of_connections() -> None:
+    body = problem_document(503, "too_many_connections", "too many connections", {})
+    refusals = iter([httpx.Response(503, json=body, headers={"Retry-After": "3"})])
+    fake = Fake(lambda request, inputs: next(refusals, None) or ok(request, inputs))
+    pauses: list[float] = []
+    with BertClient(transport=fake.transport, sleep=pauses.append) as client:
+        assert label(client.sentiment("a")) == "a"
+    assert len(pauses) == 1
+    assert pauses[0] >= 3
 
 
 def test_client_stream_that_is_closed_repeats_no_request() -> None:

@@ -23,6 +23,7 @@ from bert_client import (
 from bert_client.http import calls
 from bert_client.http.calls import Chunk
 from bert_client.http.exchange import Exchange, FailureCounter, Outcome, Send
+from tests.client.echo import invalid_inputs, problem_document
 
 Answer = Callable[[list[str]], Outcome]
 PAGE = httpx.Response(200, text="<html>refused</html>", request=httpx.Request("POST", "http://bert.example"))
@@ -131,6 +132,57 @@ def test_answer_named_input_and_its_equals_get_the_error() -> None:
         ["inputs", 103],
     ]
     assert isinstance(outcomes[1], InvalidInputError)
+
+
+def of_document(document: dict[str, Any]) -> httpx.Response:
+    return httpx.Response(document["status"], json=document)
+
+
+def refuse_wrong(inputs: list[str], named: int = 100) -> httpx.Response:
+    document = invalid_inputs({i: f"{one!r} is wrong" for i, one in enumerate(inputs) if "wrong" in one}, named)
+    return of_document(document) if document else ok(inputs)
+
+
+def test_answer_all_named_inputs_leave_the_request_at_once_each_with_its_message() -> None:
+    outcomes, steps = ask(["wrong 1", "a", "wrong 2", "wrong 1", "b"], refuse_wrong, first=100)
+    assert steps == [["wrong 1", "a", "wrong 2", "wrong 1", "b"], ["a", "b"]]
+    assert labels(outcomes) == ["no_mask", "a", "no_mask", "no_mask", "b"]
+    assert [str(outcomes[i]) for i in (0, 2, 3)] == [
+        "input 100: 'wrong 1' is wrong (422 no_mask)",
+        "input 102: 'wrong 2' is wrong (422 no_mask)",
+        "input 103: 'wrong 1' is wrong (422 no_mask)",
+    ]
+    assert [len(outcomes[i].errors) for i in (0, 2, 3)] == [1, 1, 1]
+
+
+def test_answer_named_input_has_all_its_faults() -> None:
+    faults = [{"message": f"the {field} is empty", "loc": ["inputs", 1, field]} for field in ("text", "text_pair")]
+    document = problem_document(422, "invalid_request", "the text is empty", {}) | {"errors": faults}
+    outcomes, _ = ask(["a", "wrong"], lambda inputs: of_document(document) if inputs[1:] else ok(inputs), first=7)
+    assert outcomes[0].predictions[0].label == "a"
+    assert [(fault.message, fault.loc) for fault in outcomes[1].errors] == [
+        ("the text is empty", ["inputs", 8, "text"]),
+        ("the text_pair is empty", ["inputs", 8, "text_pair"]),
+    ]
+
+
+@pytest.mark.parametrize(("named", "requests"), [(100, 6), (1, 512)])
+def test_answer_inputs_that_are_all_wrong_cost_as_few_requests_as_the_service_allows(named: int, requests: int) -> None:
+    """Version 0.2 of the service names only the first."""
+    texts = [f"wrong {n}" for n in range(512)]
+    outcomes, steps = ask(texts, lambda inputs: refuse_wrong(inputs, named))
+    assert [outcome.detail for outcome in outcomes] == [f"{text!r} is wrong" for text in texts]
+    assert len(steps) == requests
+
+
+def test_answer_input_that_cannot_be_computed_costs_no_other() -> None:
+    def answer(inputs: list[str]) -> httpx.Response:
+        errors = {inputs.index("b"): "the model failed on this input"} if "b" in inputs else {}
+        return of_document(problem_document(500, "inference_failed", "failed", errors)) if errors else ok(inputs)
+
+    outcomes, steps = ask(list("abcb"), answer)
+    assert labels(outcomes) == ["a", "inference_failed", "c", "inference_failed"]
+    assert steps == [list("abcb"), list("ac")]
 
 
 def test_answer_input_that_cannot_be_sent_costs_no_other() -> None:
