@@ -56,6 +56,12 @@ class ProblemError(BertServiceError):
         """Index of the first input at fault, if it is known."""
         return _input_index(self.errors[0]) if self.errors else None
 
+    @property
+    def ended_process(self) -> bool:
+        """Whether the inference process ended while it computed the request. Some text of this request, or of another
+        in the same batch, may end it again, so the client does not repeat the request."""
+        return self.status == 500 and self.code == "inference_failed" and not self.errors
+
     def by_input(self) -> dict[int, ProblemError]:
         """An error for each input at fault that is known, by its index."""
         faults: dict[int, list[FieldProblem]] = {}
@@ -68,7 +74,10 @@ class ProblemError(BertServiceError):
         }
 
     def at(self, index: int | None) -> ProblemError:
-        """The same problem, for the input at another index; None for an input that is not in a list."""
+        """The same problem, for the input at another index; None for an input that is not in a list. One that is not
+        known to be of a single input (`ended_process`) stays as it is."""
+        if self.ended_process:
+            return self
         faults = self.errors or (FieldProblem(self.detail, ["inputs"]),)
         moved = tuple(FieldProblem(fault.message, _moved(fault.loc, index)) for fault in faults)
         return type(self)(self.status, self.code, faults[0].message, self.request_id, moved)

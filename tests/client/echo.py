@@ -32,6 +32,11 @@ def invalid_inputs(errors: dict[int, str], named: int = 100) -> dict[str, Any] |
     return problem_document(422, "no_mask", next(iter(shown.values())), shown) if shown else None
 
 
+def process_ended(detail: str = "the inference process ended") -> dict[str, Any]:
+    """The service's refusal of a request whose batch ended the inference process."""
+    return problem_document(500, "inference_failed", detail, {})
+
+
 class Echo(ThreadingHTTPServer):
     """Answers each request, or refuses it with what `refuse` returns: a status, in the manner of a firewall, or a
     problem document."""

@@ -7,11 +7,12 @@ import sys
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
-from typing import Any
+from time import sleep
+from typing import Any, TextIO
 
 from bert_client.command.output import RowWriter, open_output
 from bert_client.command.progress import Progress
-from bert_client.errors import ProblemError
+from bert_client.errors import BertServiceError, ProblemError
 from bert_client.results import FillMaskResult, LabelResult
 from bert_client.tables import Dialect, Row, Table, TableError, open_table
 
@@ -23,6 +24,14 @@ LABEL_COLUMNS = ("label", "score", "truncated", "error")
 MASK_COLUMNS = ("words", "scores", "truncated", "error")
 FIRST_ROWS = 100
 """JSON lines have no header: so many rows tell the columns."""
+
+PROCESS_ENDED = "the inference process ended during the request of this row"
+"""The error of such a row. At the end of the job, the rows with this error are sent again."""
+RESEND_PAUSE_SECONDS = 60.0
+"""Before the first row that is sent again, and after each that ends the process again: the service itself ends after
+three such ends within a minute."""
+MAX_CONSECUTIVE_ENDS = 3
+"""After so many consecutive rows that end the process again, the rest is not sent."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +89,17 @@ def run(job: FileJob, ask: Ask) -> None:
         names = {name: _free_name(job.prefix + name, columns) for name in job.new_columns}
         writer = RowWriter(job.target_format, (*columns, *names.values()) if columns else ())
         inputs = itertools.chain(first, rows)
+
+        def written(cells: dict[str, Any], new: dict[str, Any]) -> str:
+            answer = {names[name]: _joined(new.get(name), job.target_format) for name in names}
+            if new["error"] is not None:  # it may have cells of its own where answers are written
+                answer |= cells | {names["error"]: new["error"]}
+            return writer.row(cells | answer)
+
+        def ask_again(cells: dict[str, Any]) -> dict[str, Any]:
+            ((_, new),) = answer_rows([Row(0, cells)], read, ask, one_is_enough=job.takes_half_pairs)
+            return new
+
         output.begin(writer.header(), list(names.values()), (writer.note_left_out(row.cells) for row in inputs))
         progress.begin(output.rows, output.failed)
         progress.warn(table.warnings)
@@ -87,10 +107,7 @@ def run(job: FileJob, ask: Ask) -> None:
             checked = (check_row(row, read, names.values(), one_is_enough=job.takes_half_pairs) for row in inputs)
             for row, new in answer_rows(checked, read, ask, one_is_enough=job.takes_half_pairs):
                 failed = new["error"] is not None
-                answer = {names[name]: _joined(new.get(name), job.target_format) for name in names}
-                if failed:  # it may have cells of its own where answers are written
-                    answer |= row.cells | {names["error"]: new["error"]}
-                output.add(row.cells, writer.row(row.cells | answer), failed=failed)
+                output.add(row.cells, written(row.cells, new), failed=failed)
                 progress.count(failed=failed)
                 progress.warn(table.warnings)
         finally:
@@ -98,10 +115,68 @@ def run(job: FileJob, ask: Ask) -> None:
             progress.warn(table.warnings)
         if errors:
             raise errors[0]
+        if progress.failed:
+            resender = Resender(ask_again, sys.stderr)
+
+            def revised_line(cells: dict[str, Any]) -> str | None:
+                new = resender.new_cells(cells) if cells.get(names["error"]) == PROCESS_ENDED else None
+                return None if new is None else written(cells, new)
+
+            output.revise(job.target_format, PROCESS_ENDED, revised_line)
+            resender.summarize()
+            progress.failed -= resender.answered
     if writer.left_out:
         left_out = ", ".join(map(repr, sorted(writer.left_out)))
         sys.stderr.write(f"not written, as the first rows have no such column: {left_out}\n")
     progress.summarize()
+
+
+class Resender:
+    """Asks once more, one by one, for the rows whose request ended the inference process.
+
+    It stops after `MAX_CONSECUTIVE_ENDS`, and at an error of the service that is not the row's. The rows that are left
+    keep their error, so the job ends whatever the service does.
+
+    Args:
+        ask_row: Gives the new cells of a row.
+    """
+
+    def __init__(self, ask_row: Callable[[dict[str, Any]], dict[str, Any]], stderr: TextIO) -> None:
+        self._ask_row = ask_row
+        self._stderr = stderr
+        self._must_pause = True
+        self._consecutive_ends = 0
+        self._stop_reason: str | None = None
+        self.rows = 0
+        """Rows with the error, sent or not."""
+        self.answered = 0
+
+    def new_cells(self, cells: dict[str, Any]) -> dict[str, Any] | None:
+        """The new cells of a row, or None if it is not sent or has the same error again."""
+        self.rows += 1
+        if self._stop_reason is not None:
+            return None
+        if self.rows == 1:
+            self._stderr.write("sending again, one by one, the rows whose request ended the inference process\n")
+        if self._must_pause:
+            sleep(RESEND_PAUSE_SECONDS)
+        try:
+            new = self._ask_row(cells)
+        except BertServiceError as error:
+            self._stop_reason = repr(str(error))  # escapes control characters
+            return None
+        self._must_pause = new["error"] == PROCESS_ENDED
+        self._consecutive_ends = self._consecutive_ends + 1 if self._must_pause else 0
+        if self._consecutive_ends == MAX_CONSECUTIVE_ENDS:
+            self._stop_reason = f"{MAX_CONSECUTIVE_ENDS} consecutive rows ended the process again"
+        self.answered += new["error"] is None
+        return None if self._must_pause else new
+
+    def summarize(self) -> None:
+        """Write how many rows have an answer now, and why it stopped."""
+        if self.rows:
+            reason = f"; stopped: {self._stop_reason}" if self._stop_reason else ""
+            self._stderr.write(f"{self.answered:,} of {self.rows:,} such rows have an answer now{reason}\n")
 
 
 def check_row(row: Row, read: Collection[str], new: Collection[str], *, one_is_enough: bool = False) -> Row:
@@ -145,7 +220,7 @@ def answer_rows(
 def new_cells(outcome: Result | ProblemError) -> dict[str, Any]:
     """The cells that an answer adds to its row."""
     if isinstance(outcome, ProblemError):
-        return {"error": outcome.detail}
+        return {"error": PROCESS_ENDED if outcome.ended_process else outcome.detail}
     common = {"truncated": outcome.truncated, "error": None}
     if isinstance(outcome, FillMaskResult):
         best = [mask.predictions[0] for mask in outcome.masks]

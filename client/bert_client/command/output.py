@@ -14,7 +14,7 @@ import re
 import sys
 import threading
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -24,6 +24,8 @@ from bert_client.tables import TableError, format_of
 from bert_client.tables.files import COMPRESSION_SUFFIXES
 
 FORMATS = ("csv", "tsv", "jsonl")
+RevisedLine = Callable[[dict[str, Any]], str | None]
+"""Makes the new line of a row from its cells, or None to keep the old one."""
 SAVE_SECONDS = 2.0
 """A job that is killed loses the answers of this time at most, also while it waits for the service."""
 SAVE_CHARACTERS = 2**20
@@ -90,6 +92,26 @@ class RowWriter:
         self._line = line.removesuffix("\r\n") + "\n"
 
 
+def written_rows(lines: Iterable[str], form: str) -> Iterator[tuple[str, dict[str, Any]]]:
+    """The rows that a `RowWriter` has written, each as it is in the file and as cells. A header has no cells."""
+    if form == "jsonl":
+        for line in lines:
+            yield line, json.loads(line)
+        return
+    read: list[str] = []
+
+    def noted() -> Iterator[str]:
+        for line in lines:
+            read.append(line)
+            yield line
+
+    columns: list[str] = []
+    for record in csv.reader(noted(), delimiter="," if form == "csv" else "\t"):
+        yield "".join(read), dict(zip(columns, record, strict=True)) if columns else {}
+        columns = columns or record
+        read.clear()
+
+
 def _cell(value: Any) -> Any:
     return _json(value) if isinstance(value, dict | list | bool) else value
 
@@ -125,6 +147,9 @@ class Stream:
         """Write the line of an input."""
         self._stream.write(line)
 
+    def revise(self, form: str, marker: str, revised_line: RevisedLine) -> None:
+        """Do nothing: what is written cannot be changed."""
+
 
 class PartialFile:
     """Lines that a thread saves every few seconds, with a note beside them: how many there are, and a hash of their
@@ -144,6 +169,9 @@ class PartialFile:
         self._file = file
         self._path = path
         self._new_note = path.with_name(f"{path.name}.json.new")
+        self._revised = path.with_name(f"{path.name}.revised")
+        self.complete = path
+        """The file with the rows, once all are written."""
         self._is_compressed = path.name.lower().endswith(".gz.partial")
         self._stderr = stderr
         note = {"options": json.loads(json.dumps(options)), "rows": 0, "failed": 0, "bytes": 0}
@@ -218,6 +246,26 @@ class PartialFile:
             if self._waiting_size > SAVE_CHARACTERS:
                 self._save()
 
+    def revise(self, form: str, marker: str, revised_line: RevisedLine) -> None:
+        """Replace lines that hold a marker, when all are added.
+
+        The new lines are in another file than those before, so an interrupt loses the new ones only.
+
+        Args:
+            form: One of `FORMATS`.
+        """
+        self.close()
+        with self._open_text(self._path, "rt") as file:
+            if not any(marker in line for line in file):
+                return
+        with self._open_text(self._path, "rt") as file, self._open_text(self._revised, "wt") as revised:
+            for line, cells in written_rows(file, form):
+                new = revised_line(cells) if marker in line else None
+                revised.write(line if new is None else new)
+        with self._revised.open("ab") as written:
+            _flush(written)
+        self.complete = self._revised
+
     def close(self) -> None:
         """Write all lines that wait, and the header if there are none."""
         self._end_saver()
@@ -226,6 +274,7 @@ class PartialFile:
     def keep(self) -> None:
         """After an error or an interrupt, keep the rows that are answered. Without any, delete the file."""
         self._end_saver()
+        self._revised.unlink(missing_ok=True)
         with suppress(OSError):
             self._save()
         if rows := self._state.note["rows"]:
@@ -234,6 +283,11 @@ class PartialFile:
             return
         for file in (self._path, note_path(self._path), self._new_note):
             file.unlink(missing_ok=True)
+
+    def _open_text(self, path: Path, mode: str) -> TextIO:
+        opened: Callable[..., Any] = gzip.open if self._is_compressed else open
+        file: TextIO = opened(path, mode, encoding="utf-8", errors=_ERRORS, newline="")
+        return file
 
     def _beginning(self, size: int) -> bytes:
         opened = gzip.open if self._is_compressed else open
@@ -342,7 +396,9 @@ def open_output(name: str, options: Mapping[str, Any], stderr: TextIO) -> Iterat
         except BaseException:
             output.keep()
             raise
-    partial.replace(path)
+    output.complete.replace(path)
+    if output.complete != partial:
+        partial.unlink()
     note_path(partial).unlink(missing_ok=True)
 
 

@@ -75,7 +75,8 @@ class Wait:
 
 @dataclass(slots=True)
 class FailureCounter:
-    """Counts the inputs in a row that got no answer from the service, over all requests of a list or stream."""
+    """Counts the inputs in a row that got no answer from the service, over all requests of a list or stream. A request
+    that ended the inference process counts as one."""
 
     limit: int = 20
     """So many are not the fault of the inputs: the error is raised."""
@@ -154,7 +155,7 @@ class Exchange:
                 if problem.status == 504 and self.clock() - start >= self.policy.deadline:
                     raise
                 failed, rest = isolate(problem, inputs)
-                if failed and problem.status in _STATUSES_WITHOUT_ANSWER:
+                if failed and (problem.status in _STATUSES_WITHOUT_ANSWER or problem.ended_process):
                     failures.count += 1
                     if failures.count >= failures.limit:
                         raise
@@ -210,7 +211,8 @@ def isolate(error: ProblemError, inputs: Sequence[bytes]) -> tuple[dict[int, Pro
     again.
 
     If the service names inputs, these and their equals cannot be answered. If it only says that some input is at
-    fault, the request is halved until that input is alone.
+    fault, the request is halved until that input is alone. A request that ended the inference process is not repeated,
+    because its parts could end it again: all its inputs get the error.
 
     Raises:
         ProblemError: no input is at fault.
@@ -220,7 +222,9 @@ def isolate(error: ProblemError, inputs: Sequence[bytes]) -> tuple[dict[int, Pro
     if faults:
         rest = [i for i in indices if inputs[i] not in faults]
         return {i: faults[inputs[i]] for i in indices if inputs[i] in faults}, [rest] if rest else []
-    if error.status not in _STATUSES_OF_AN_INPUT and error.code != "inference_failed":
+    if error.ended_process:
+        return dict.fromkeys(indices, error), []
+    if error.status not in _STATUSES_OF_AN_INPUT:
         raise error
     if len(inputs) > 1:
         middle = len(inputs) // 2

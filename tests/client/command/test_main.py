@@ -21,9 +21,10 @@ from pathlib import Path
 
 import pytest
 
-from bert_client.command.file_job import FIRST_ROWS
+from bert_client.command import file_job
+from bert_client.command.file_job import FIRST_ROWS, PROCESS_ENDED
 from bert_client.command.main import run
-from tests.client.echo import invalid_inputs, serve
+from tests.client.echo import invalid_inputs, process_ended, serve
 
 ROOT = Path(__file__).parents[3]
 Bert = Callable[..., tuple[int, str, str]]
@@ -858,6 +859,129 @@ def test_bert_job_that_is_refused_midway_goes_on(bert: Bert, tmp_path: Path) -> 
     assert len(echo.paths) == 1 + 6
     rows = list(csv.DictReader(target.read_text().splitlines(), delimiter="\t"))
     assert [(row["text"], row["label"]) for row in rows] == [(f"text {n}", f"text {n}") for n in range(100)]
+
+
+@pytest.fixture
+def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """The pauses before rows that are sent again, none of which is waited for."""
+    found: list[float] = []
+    monkeypatch.setattr(file_job, "sleep", found.append)
+    return found
+
+
+Rows = list[tuple[str, str, str]]
+
+
+def scored_rows(target: Path) -> Rows:
+    """Text, label and error of each row."""
+    content = gzip.decompress(target.read_bytes()) if target.suffix == ".gz" else target.read_bytes()
+    if ".jsonl" in target.name:
+        rows = [json.loads(line) for line in content.splitlines()]
+    else:
+        rows = list(csv.DictReader(io.StringIO(content.decode(), newline="")))
+    return [(row["text"], row["label"] or "", row["error"] or "") for row in rows]
+
+
+@pytest.mark.parametrize("name", ["scored.csv", "scored.csv.gz", "scored.jsonl"])
+def test_bert_rows_whose_request_ended_the_process_are_sent_again_one_by_one(
+    bert: Bert, tmp_path: Path, pauses: list[float], name: str
+) -> None:
+    source, target = tmp_path / "a.txt", tmp_path / name
+    texts = [f"text {n}" for n in range(30)]
+    texts[11] = "poison"
+    texts[20] = ""
+    source.write_text("\n".join(texts))
+    with serve(lambda inputs: process_ended() if "poison" in inputs else None) as echo:
+        command = ("sentiment", "--file", str(source), "--output", str(target), "--url", echo.url)
+        code, _, complaints = bert(*command)
+    assert code == 0
+    assert complaints.splitlines()[:2] == [
+        "sending again, one by one, the rows whose request ended the inference process",
+        "7 of 8 such rows have an answer now",
+    ]
+    assert complaints.splitlines()[2].startswith("30 rows, 1 with an error")
+    expected = [(text, text, "") for text in texts]
+    expected[11] = ("poison", "", PROCESS_ENDED)
+    assert scored_rows(target) == expected
+    assert len(echo.paths) == 1 + 4 + 8  # /info, 30 rows in requests of 8, and 8 rows one by one
+    assert pauses == [file_job.RESEND_PAUSE_SECONDS] * 2
+    assert sorted(file.name for file in tmp_path.iterdir()) == sorted(["a.txt", name])
+
+
+def test_bert_pairs_whose_request_ended_the_process_are_sent_again_as_they_were(
+    bert: Bert, tmp_path: Path, pauses: list[float]
+) -> None:
+    source, target = tmp_path / "a.csv", tmp_path / "scored.csv"
+    source.write_text('text,body,error\n"a, ""b""\nc",d,own\n,e,own\n')
+    command = ("sentiment", "--file", str(source), "--output", str(target), "--pair-column", "body")
+    with serve(lambda inputs: process_ended() if len(inputs) > 1 else None) as echo:
+        assert bert(*command, "--url", echo.url)[0] == 0
+    rows = list(csv.DictReader(io.StringIO(target.read_text(), newline="")))
+    assert [(row["label"], row["error"], row["predicted_error"]) for row in rows] == [
+        ('a, "b"\nc|d', "own", ""),
+        ("e", "own", ""),
+    ]
+    assert len(pauses) == 1
+
+
+def test_bert_job_that_is_interrupted_while_it_sends_rows_again_does_so_when_it_goes_on(
+    bert: Bert, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source, target = tmp_path / "a.txt", tmp_path / "scored.csv"
+    texts = [f"text {n}" for n in range(20)]
+    source.write_text("\n".join(texts))
+    command = ("sentiment", "--file", str(source), "--output", str(target))
+
+    def interrupt(_: float) -> None:
+        raise KeyboardInterrupt
+
+    with serve(lambda inputs: process_ended() if "text 3" in inputs and inputs[1:] else None) as echo:
+        monkeypatch.setattr(file_job, "sleep", interrupt)
+        code, _, complaints = bert(*command, "--url", echo.url)
+        assert (code, "20 rows are kept in" in complaints) == (130, True)
+        monkeypatch.setattr(file_job, "sleep", lambda _: None)
+        code, _, complaints = bert(*command, "--url", echo.url)
+    assert (code, "8 of 8 such rows have an answer now" in complaints) == (0, True)
+    assert scored_rows(target) == [(text, text, "") for text in texts]
+
+
+def test_bert_sends_no_more_rows_again_after_three_that_ended_the_process(
+    bert: Bert, tmp_path: Path, pauses: list[float]
+) -> None:
+    source, target = tmp_path / "a.txt", tmp_path / "scored.csv"
+    source.write_text("\n".join(f"text {n}" for n in range(16)))
+    with serve(lambda inputs: process_ended() if {"text 8", "text 9", "text 10"} & {*inputs} else None) as echo:
+        code, _, complaints = bert("sentiment", "--file", str(source), "--output", str(target), "--url", echo.url)
+    assert (code, len(echo.paths)) == (0, 1 + 2 + 3)
+    assert "0 of 8 such rows have an answer now; stopped: 3 consecutive rows ended the process again" in complaints
+    assert [error for _, _, error in scored_rows(target)] == [""] * 8 + [PROCESS_ENDED] * 8
+    assert len(pauses) == 3
+
+
+def test_bert_rows_keep_their_error_if_the_service_is_away_when_they_are_sent_again(
+    bert: Bert, tmp_path: Path, pauses: list[float]
+) -> None:
+    source, target = tmp_path / "a.txt", tmp_path / "scored.csv"
+    source.write_text("\n".join(f"text {n}" for n in range(16)))
+
+    def refuse(inputs: list[str]) -> int | dict[str, object] | None:
+        if "text 8" in inputs:
+            return process_ended()
+        return 500 if len(inputs) == 1 else None
+
+    with serve(refuse) as echo:
+        code, _, complaints = bert("sentiment", "--file", str(source), "--output", str(target), "--url", echo.url)
+    assert (code, len(echo.paths)) == (0, 1 + 2 + 2)
+    assert "0 of 8 such rows have an answer now; stopped: 'the answer was 500" in complaints
+    assert [error for _, _, error in scored_rows(target)] == [""] * 8 + [PROCESS_ENDED] * 8
+
+
+def test_bert_rows_on_standard_output_keep_the_error_of_a_process_that_ended(bert: Bert, tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("poison\n")
+    with serve(lambda _: process_ended()) as echo:
+        code, output, _ = bert("sentiment", "--file", str(tmp_path / "a.txt"), "--url", echo.url)
+    assert (code, output.splitlines()[1:]) == (0, [f"poison\t\t\t\t{PROCESS_ENDED}"])
+    assert len(echo.paths) == 2
 
 
 def test_bert_columns_that_an_earlier_run_left_out_are_named(bert: Bert, tmp_path: Path) -> None:

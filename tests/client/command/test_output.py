@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from bert_client.command import output
-from bert_client.command.output import RowWriter, has_output_suffix, open_output
+from bert_client.command.output import RevisedLine, RowWriter, has_output_suffix, open_output, written_rows
 from bert_client.tables import TableError
 
 ROWS = [{"text": text} for text in ("good", "bad\nfilm", "é", "so so")]
@@ -32,6 +32,7 @@ def job(
     rows: list[dict[str, str]] = ROWS,
     stop_after: int | None = None,
     error: BaseException | None = None,
+    revised_line: RevisedLine | None = None,
     **options: Any,
 ) -> tuple[list[str], str]:
     """Write rows that are not yet there. The texts that were asked, and the messages."""
@@ -46,6 +47,8 @@ def job(
                     raise error or StoppedError
                 asked.append(cells["text"])
                 target.add(cells, writer.row({**cells, "label": "A"}), failed=cells["text"] == "é")
+            if revised_line:
+                target.revise("csv", "o", revised_line)
     except (StoppedError, KeyboardInterrupt):
         pass
     return asked, stderr.getvalue()
@@ -79,6 +82,16 @@ def test_row_writer_row_is_read_back_as_one(form: str, text: str) -> None:
     written = writer.header() + "".join(writer.row({"text": cell, "label": "A"}) for cell in (text, "next"))
     read = csv.DictReader(io.StringIO(written, newline=""), delimiter="," if form == "csv" else "\t")
     assert [row["text"] for row in read] == [text, "next"]
+
+
+@pytest.mark.parametrize("form", ["csv", "tsv", "jsonl"])
+def test_written_rows_are_the_lines_and_cells_of_the_row_writer(form: str) -> None:
+    rows = [{"text": text, "label": "A"} for text in ("one\rtwo", 'a "b",\n\n\tc', "\x85\u2028", "", "x" * 200_000)]
+    writer = RowWriter(form, ("text", "label"))
+    lines = [writer.header(), *map(writer.row, rows)][form == "jsonl" :]
+    read = list(written_rows(io.StringIO("".join(lines), newline=""), form))
+    assert [line for line, _ in read] == lines
+    assert [cells for _, cells in read if cells] == rows
 
 
 def test_row_writer_columns_that_a_table_cannot_have_are_named() -> None:
@@ -230,6 +243,34 @@ def test_output_interrupt_within_a_save_loses_nothing(
     monkeypatch.setattr(owner, step, interrupted)
     asked, _ = job(tmp_path / "out.csv")
     assert asked + job(tmp_path / "out.csv")[0] == [row["text"] for row in ROWS]
+    assert (tmp_path / "out.csv").read_text() == 'text,label\ngood,A\n"bad\nfilm",A\né,A\nso so,A\n'
+
+
+@pytest.mark.parametrize("name", ["out.csv", "out.csv.gz"])
+def test_output_lines_with_a_marker_are_revised(tmp_path: Path, name: str) -> None:
+    path, seen = tmp_path / name, list[dict[str, Any]]()
+
+    def revised_line(cells: dict[str, Any]) -> str | None:
+        seen.append(cells)
+        return "new,B\n" if cells["text"] == "so so" else None
+
+    job(path, revised_line=revised_line)
+    content = path.read_bytes()
+    written = (gzip.decompress(content) if name.endswith("gz") else content).decode()
+    assert written == 'text,label\ngood,A\n"bad\nfilm",A\né,A\nnew,B\n'
+    assert seen == [{"text": "good", "label": "A"}, {"text": "so so", "label": "A"}]
+    assert names(tmp_path) == [name]
+
+
+def test_output_interrupt_within_a_revision_keeps_the_rows_before_it(tmp_path: Path) -> None:
+    def revised_line(cells: dict[str, Any]) -> str | None:
+        if cells["text"] == "so so":
+            raise KeyboardInterrupt
+        return "new,B\n"
+
+    assert "4 rows are kept in" in job(tmp_path / "out.csv", revised_line=revised_line)[1]
+    assert names(tmp_path) == ["out.csv.partial", "out.csv.partial.json"]
+    assert job(tmp_path / "out.csv")[0] == []
     assert (tmp_path / "out.csv").read_text() == 'text,label\ngood,A\n"bad\nfilm",A\né,A\nso so,A\n'
 
 

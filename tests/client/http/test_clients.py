@@ -29,7 +29,7 @@ from bert_client import (
     TooLargeError,
     UnauthorizedError,
 )
-from tests.client.echo import problem_document, serve
+from tests.client.echo import problem_document, process_ended, serve
 
 SMALL = {"max_client_batch": 3}
 INFO = {
@@ -319,6 +319,25 @@ async def test_client_divides_a_request_whose_answer_is_too_large() -> None:
     for found in (outcomes, streamed):
         assert isinstance(found[3], TooLargeError)
         assert [label(outcome) for outcome in found[:3] + found[4:]] == ["a", "b", "c", "d"]
+
+
+async def test_client_does_not_repeat_a_request_that_ended_the_inference_process() -> None:
+    fake = Fake(
+        lambda request, inputs: httpx.Response(500, json=process_ended()) if "b" in inputs else ok(request, inputs)
+    )
+    with BertClient(transport=fake.transport) as client:
+        outcomes = list(client.sentiment_stream(["a", "b", "c", "d"]))
+        assert len(fake.requests) == 2
+        for given in (["a", "b"], "b"):
+            with pytest.raises(ProblemError, match=r"^the inference process ended \(500 inference_failed\)$"):
+                client.sentiment(given)  # type: ignore[call-overload]
+        assert len(fake.requests) == 4
+    async with AsyncBertClient(transport=fake.transport) as asynchronous:
+        streamed = [outcome async for outcome in asynchronous.sentiment_stream(["a", "b", "c", "d"])]
+    assert len(fake.requests) == 6
+    for found in (outcomes, streamed):
+        assert [isinstance(outcome, ProblemError) and outcome.ended_process for outcome in found[:2]] == [True, True]
+        assert [label(outcome) for outcome in found[2:]] == ["c", "d"]
 
 
 def test_client_repeats_a_request_beyond_the_limit_of_connections() -> None:

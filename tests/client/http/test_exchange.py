@@ -23,7 +23,7 @@ from bert_client import (
 from bert_client.http import calls
 from bert_client.http.calls import Chunk
 from bert_client.http.exchange import Exchange, FailureCounter, Outcome, Send
-from tests.client.echo import invalid_inputs, problem_document
+from tests.client.echo import invalid_inputs, problem_document, process_ended
 
 Answer = Callable[[list[str]], Outcome]
 PAGE = httpx.Response(200, text="<html>refused</html>", request=httpx.Request("POST", "http://bert.example"))
@@ -185,6 +185,27 @@ def test_answer_input_that_cannot_be_computed_costs_no_other() -> None:
     assert steps == [list("abcb"), list("ac")]
 
 
+def test_answer_request_that_ended_the_inference_process_is_not_repeated() -> None:
+    """All its inputs get the error, which names none of them. What has left the request keeps its own."""
+
+    def answer(inputs: list[str]) -> httpx.Response:
+        return of_document(process_ended()) if inputs == ["a", "b"] else refuse_wrong(inputs)
+
+    outcomes, steps = ask(["a", "wrong", None, "b"], answer, first=7)
+    assert steps == [["a", "wrong", "b"], ["a", "b"]]
+    assert labels(outcomes) == ["inference_failed", "no_mask", "invalid_input", "inference_failed"]
+    assert [outcome.ended_process for outcome in outcomes] == [True, False, False, True]
+    assert [outcome.input_index for outcome in outcomes] == [None, 8, 9, None]
+
+
+def test_failure_counter_raises_after_requests_in_a_row_that_ended_the_process() -> None:
+    failures = FailureCounter(limit=3)
+    for reply in (process_ended(), process_ended(), None, process_ended(), process_ended()):
+        ask(["a", "b"], lambda inputs, reply=reply: of_document(reply) if reply else ok(inputs), failures=failures)  # type: ignore[misc]
+    with pytest.raises(ProblemError, match="the inference process ended"):
+        ask(["a", "b"], lambda _: of_document(process_ended()), failures=failures)
+
+
 def test_answer_input_that_cannot_be_sent_costs_no_other() -> None:
     outcomes, steps = ask(["a", None, "b", 5], ok, first=100)
     assert labels(outcomes) == ["a", "invalid_input", "b", "invalid_input"]
@@ -229,7 +250,7 @@ def test_answer_request_is_not_repeated_if_all_inputs_are_wrong() -> None:
 
 @pytest.mark.parametrize(
     ("status", "code"),
-    [(400, "not_json"), (403, "forbidden"), (406, "x"), (413, "too_large"), (500, "inference_failed")],
+    [(400, "not_json"), (403, "forbidden"), (406, "x"), (413, "too_large")],
 )
 def test_answer_unnamed_input_at_fault_is_found_by_halves(status: int, code: str) -> None:
     outcomes, _ = ask(list("abcdefg"), lambda inputs: problem(status, code) if "e" in inputs else ok(inputs), first=7)
