@@ -12,7 +12,7 @@ from typing import Any, Generic, TypeVar
 import httpx
 
 from bert_client.errors import ConnectionFailedError
-from bert_client.http.environment import find_proxy, tls_variables
+from bert_client.http.environment import check_certificates, find_proxy, tls_fault
 from bert_client.http.exchange import Exchange
 from bert_client.http.retry import RetryPolicy
 
@@ -93,9 +93,11 @@ class BaseClient(Generic[Transport, Sleep]):
         try:
             if self._proxy:
                 _check_address(httpx.URL(self._proxy[1]))
+            if url.scheme == "https" and not self._transport:
+                check_certificates()
             chosen = self._transport or transport(verify=url.scheme == "https", proxy=self._proxy and self._proxy[1])
         except OSError as error:  # files that the environment names cannot be read or written
-            raise ConnectionFailedError(f"{url}: {tls_variables()} cannot be used: {error}") from error
+            raise ConnectionFailedError(f"{url}: {tls_fault(error)}") from error
         except (ImportError, ValueError, httpx.InvalidURL) as error:
             if not self._proxy:  # such as an import while the interpreter shuts down
                 raise ConnectionFailedError(f"{url}: no connection can be opened: {error}") from error

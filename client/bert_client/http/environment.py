@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import ipaddress
 import os
 import urllib.request
+from pathlib import Path
 
 import httpx
 
@@ -26,9 +28,35 @@ def find_proxy(url: httpx.URL) -> tuple[str, str] | None:
     return variable, found if "://" in found else f"http://{found}"
 
 
-def tls_variables() -> str:
-    """The variables that name files for TLS and are set, for messages."""
-    return ", ".join(name for name in ("SSL_CERT_FILE", "SSL_CERT_DIR", "SSLKEYLOGFILE") if os.environ.get(name))
+_CERTIFICATES = {
+    "SSL_CERT_FILE": "a readable file of PEM certificates",
+    "SSL_CERT_DIR": "a directory of PEM certificates, prepared by `openssl rehash`",
+}
+"""Variables that name the trusted certificates, in httpx's order of precedence, and what they should name."""
+
+
+def trusted_certificates() -> tuple[str, str] | None:
+    """The variable that names the trusted certificates, and its value."""
+    return next(((name, value) for name in _CERTIFICATES if (value := os.environ.get(name))), None)
+
+
+def check_certificates() -> None:
+    """Raise OSError if `SSL_CERT_DIR` names the trusted certificates and has none: OpenSSL ignores what is missing."""
+    variable, value = trusted_certificates() or ("", "")
+    if variable == "SSL_CERT_DIR" and not any(any(Path(path).glob("*")) for path in value.split(os.pathsep)):
+        next(Path(value).iterdir(), None)  # raises the reason, unless the directory is empty
+        raise OSError(errno.ENOENT, "the directory is empty", value)
+
+
+def tls_fault(error: OSError) -> str:
+    """Which file of the environment cannot be used for TLS, why, and what to do."""
+    key_log = os.environ.get("SSLKEYLOGFILE")
+    if key_log and error.filename == key_log:
+        return f"SSLKEYLOGFILE={key_log} cannot be written ({error.strerror}); name another file, or unset it"
+    if named := trusted_certificates():
+        variable, value = named
+        return f"{variable}={value} cannot be used ({error.strerror}); name {_CERTIFICATES[variable]}, or unset it"
+    return f"the trusted certificates cannot be read ({error})"
 
 
 def is_loopback(host: str) -> bool:

@@ -15,7 +15,7 @@ import httpx
 from bert_client import errors
 from bert_client.errors import ConnectionFailedError, ProblemError, UnexpectedAnswerError
 from bert_client.http.calls import CAUTIOUS_LIMITS, Call, Chunk, RequestLimits, encode, read_limits
-from bert_client.http.environment import tls_variables
+from bert_client.http.environment import trusted_certificates
 from bert_client.http.retry import CERTIFICATE_REFUSED, SLOW_ATTEMPTS, SLOW_SECONDS, RetryPolicy, pause_before_retry
 from bert_client.wire import FieldProblem
 
@@ -188,8 +188,8 @@ class Exchange:
                 raise problem_of(reply, self._through_proxy())
             else:
                 message = f"{self.base_url}: {str(reply) or type(reply).__name__}{self._through_proxy()}"
-                if CERTIFICATE_REFUSED in message and (variables := tls_variables()):
-                    message += f"; the trusted certificates are those of {variables}"
+                if CERTIFICATE_REFUSED in message and (named := trusted_certificates()):
+                    message += f"; the trusted certificates are those of {'='.join(named)}"
                 if any(reason in message for reason in _NOT_TLS):
                     message += f"; the {'service' if self.base_url.startswith('https') else 'proxy'} speaks http://"
                 raise ConnectionFailedError(message) from reply

@@ -6,6 +6,7 @@ import asyncio
 import gc
 import importlib.util
 import multiprocessing
+import os
 import pickle
 import shutil
 import ssl
@@ -288,21 +289,52 @@ def test_client_refusal_by_a_proxy_names_its_variable(monkeypatch: pytest.Monkey
             asked.sentiment("a")
 
 
-@pytest.mark.parametrize("content", [None, "no certificate"])
-def test_client_certificates_that_cannot_be_read_are_named(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, content: str | None
+@pytest.mark.parametrize(
+    ("variable", "name", "reason"),
+    [
+        ("SSL_CERT_FILE", "missing", "No such file or directory"),
+        ("SSL_CERT_FILE", "directory", "Is a directory"),
+        ("SSL_CERT_FILE", "empty", "no certificate or crl found"),
+        ("SSL_CERT_FILE", "text", "no certificate or crl found"),
+        ("SSL_CERT_FILE", "broken", "PEM lib"),
+        ("SSL_CERT_DIR", "missing", "No such file or directory"),
+        ("SSL_CERT_DIR", "text", "Not a directory"),
+        ("SSL_CERT_DIR", "directory", "the directory is empty"),
+    ],
+)
+def test_client_certificates_that_cannot_be_used_are_named(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, variable: str, name: str, reason: str
 ) -> None:
-    if content is not None:
-        (tmp_path / "ca.pem").write_text(content)
-    monkeypatch.delenv("SSLKEYLOGFILE", raising=False)
+    (tmp_path / "directory").mkdir()
+    for file, content in (("empty", ""), ("text", "no certificate"), ("broken", "-----BEGIN CERTIFICATE-----\nab\n")):
+        (tmp_path / file).write_text(content)
+    monkeypatch.setenv("SSLKEYLOGFILE", str(tmp_path / "keys"))
+    monkeypatch.setenv(variable, str(tmp_path / name))
+    with BertClient("https://bert.example") as asked, pytest.raises(ConnectionFailedError) as raised:
+        asked.sentiment("a")
+    before, _, after = str(raised.value).partition(reason)
+    assert before.startswith(f"https://bert.example: {variable}={tmp_path / name} cannot be used (")
+    assert "PEM certificates" in after
+    assert after.endswith(", or unset it")
+
+
+@pytest.mark.skipif(sys.platform == "win32" or os.geteuid() == 0, reason="every file can be read")
+def test_client_certificates_that_may_not_be_read_are_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "ca.pem").touch(mode=0)
     monkeypatch.setenv("SSL_CERT_FILE", str(tmp_path / "ca.pem"))
-    with BertClient("https://bert.example") as asked, pytest.raises(BertServiceError, match="SSL_CERT_FILE"):
+    with (
+        BertClient("https://bert.example") as asked,
+        pytest.raises(ConnectionFailedError, match=r"SSL_CERT_FILE=.*/ca\.pem cannot be used \(Permission denied"),
+    ):
         asked.sentiment("a")
 
 
 def test_client_key_log_file_that_cannot_be_written_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("SSLKEYLOGFILE", str(tmp_path / "none" / "keys"))
-    with BertClient("https://bert.example") as asked, pytest.raises(BertServiceError, match="SSLKEYLOGFILE cannot"):
+    with (
+        BertClient("https://bert.example") as asked,
+        pytest.raises(BertServiceError, match=r"SSLKEYLOGFILE=.*/none/keys cannot be written \(No such file"),
+    ):
         asked.sentiment("a")
 
 
@@ -343,7 +375,7 @@ def test_client_certificate_that_is_not_trusted_names_the_variable_at_once(
         url = f"https://localhost:{echo.server_port}"
         with (
             BertClient(url, sleep=pauses.append) as asked,
-            pytest.raises(BertServiceError, match="are those of SSL_CERT_FILE"),
+            pytest.raises(BertServiceError, match=f"are those of SSL_CERT_FILE={certifi.where()}"),
         ):
             asked.sentiment("a")
     assert pauses == []
