@@ -88,7 +88,7 @@ class UnauthorizedError(ProblemError):
 
 
 class TooLargeError(ProblemError):
-    """The request has more inputs or bytes than the service accepts."""
+    """The request has more inputs or bytes, or would have a larger answer, than the service allows."""
 
 
 class InvalidInputError(ProblemError):
@@ -100,7 +100,7 @@ class TooBusyError(ProblemError):
 
 
 class UnavailableError(ProblemError):
-    """The service was loading, draining or broken at every attempt."""
+    """The service was loading, draining or broken, or had too many connections, at every attempt."""
 
 
 class DeadlineExceededError(ProblemError):
