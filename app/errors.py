@@ -120,6 +120,14 @@ class UnavailableError(ServiceError):
         self.retry_after = retry_after
 
 
+class TooManyConnectionsError(UnavailableError):
+    """The connection of the request is one more than the limit."""
+
+    def __init__(self) -> None:
+        super().__init__("too_many_connections", retry_after=1)
+        self.args = ("too many connections are open; close those that you do not use, and try again",)
+
+
 class InferenceError(ServiceError):
     """The model failed on an input. Its request fails; other requests of the batch do not."""
 

@@ -132,6 +132,11 @@ class Settings(BaseModel):
     )
     max_client_batch: int = Field(512, ge=1, le=65_536, description="inputs in one request")
     max_body_bytes: int = Field(2 * 1024 * 1024, ge=1, description="bytes in one request body")
+    max_connections: int = Field(
+        4096,
+        ge=1,
+        description="open connections, fewer if the limit of open files is low; tasks on further ones get 503",
+    )
     max_upload_bytes: int = Field(
         32 * 1024 * 1024,
         ge=1,

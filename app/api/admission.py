@@ -55,6 +55,7 @@ def admit(request: Request, *, binary: bool = False) -> None:
 
     Raises:
         UnauthorizedError: the API key is missing or invalid.
+        TooManyConnectionsError: the connection is one more than the limit.
         UnavailableError: the service is loading, draining or broken.
         InvalidRequestError: `X-Request-Timeout-Ms` is not a whole number above 0.
         UnsupportedMediaTypeError: the body is not declared as JSON, or is compressed.
@@ -64,6 +65,8 @@ def admit(request: Request, *, binary: bool = False) -> None:
         DeadlineUnreachableError: the deadline that the caller asked for cannot be met.
     """
     check_key(request)
+    if request.scope.get("is_surplus"):
+        raise errors.TooManyConnectionsError
     engine: Engine = request.app.state.engine
     settings: Settings = request.app.state.settings
     engine.lifecycle.check_open()

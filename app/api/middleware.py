@@ -26,7 +26,8 @@ def logs_requests() -> bool:
 
 
 class RequestContextMiddleware:
-    """Sets the request id, checks the host, counts, times and logs requests, and closes connections while draining."""
+    """Sets the request id, checks the host, and counts, times and logs requests. Closes connections while draining, and
+    those above their limit."""
 
     def __init__(self, app: ASGIApp) -> None:
         self.app = app
@@ -49,7 +50,8 @@ class RequestContextMiddleware:
             if message["type"] == "http.response.start":
                 headers = MutableHeaders(scope=message)
                 headers["X-Request-ID"] = request_id
-                if state.lifecycle.status == "draining" and not scope.get("pipeline"):  # no pipelined request waits
+                closes = state.lifecycle.status == "draining" or scope.get("is_surplus")
+                if closes and not scope.get("pipeline"):  # no pipelined request waits
                     headers["Connection"] = "close"
                 scope["status"] = scope.get("rejected_with", message["status"])  # the HTTP protocol may have answered
             try:

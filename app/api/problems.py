@@ -59,7 +59,7 @@ PROBLEM_TYPES: dict[type[Exception] | int, ProblemType] = {
     errors.DeadlineUnreachableError: ProblemType(504, "deadline_unreachable", "The deadline cannot be met"),
 }
 
-UNAVAILABLE_CODES = ("loading", "reloading", "stalled", "draining", "stopped", "broken")
+UNAVAILABLE_CODES = ("loading", "reloading", "stalled", "draining", "stopped", "broken", "too_many_connections")
 """What takes the place of the code `unavailable`."""
 
 

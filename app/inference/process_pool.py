@@ -191,4 +191,4 @@ class ProcessPool:
 
 def _identity(info: BackendInfo) -> dict[str, tuple[Any, ...]]:
     """What inputs are tokenized with, and what computes them."""
-    return {name: (served.config, served.tokenizer.to_json()) for name, served in info.models.items()}
+    return {name: (served.sha256, served.config, served.tokenizer.to_json()) for name, served in info.models.items()}

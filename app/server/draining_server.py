@@ -13,7 +13,6 @@ from types import FrameType
 import uvicorn
 
 from app.scheduling.lifecycle import Lifecycle, State
-from app.server import file_limits
 from app.server.freed_memory import FreedMemory
 
 logger = logging.getLogger(__name__)
@@ -23,8 +22,6 @@ _GC_THRESHOLD = 10_000
 because each collection looks at every request that waits."""
 _BROKEN_SECONDS = 5.0
 """Seconds to keep answering 503 before exiting: Docker restarts exited containers, not unhealthy ones."""
-_NEAR_FILE_LIMIT = 0.9
-"""Share of the open-file limit at which a warning is logged; above the limit, connections fail without one."""
 
 
 class DrainingServer(uvicorn.Server):
@@ -40,13 +37,12 @@ class DrainingServer(uvicorn.Server):
         self.lifecycle = lifecycle
         self._drain_seconds = drain_seconds
         self._drain_until: float | None = None
+        self._signal = ""
+        """The signal that ends the service."""
         self._tick_saw_signal = False
         self._accepted: set[asyncio.Task[None]] = set()
         """While draining: the requests that are still answered."""
         self._broken_since: float | None = None
-        self._own_files = 0
-        """Open files besides connections, counted once the models are loaded."""
-        self._near_file_limit = False
         self._freed_memory = FreedMemory()
         self._reload_requested = asyncio.Event()
         self._reloading: asyncio.Task[None] | None = None
@@ -61,7 +57,6 @@ class DrainingServer(uvicorn.Server):
         """Reload after each signal. Signals that come during a reload are one more reload, because the files may have
         changed since it began."""
         await self.lifecycle.startup_finished.wait()
-        self._own_files = file_limits.open_files() - len(self.server_state.connections)
         _freeze_objects()
         gc.set_threshold(_GC_THRESHOLD)
         while True:
@@ -88,7 +83,7 @@ class DrainingServer(uvicorn.Server):
 
     async def on_tick(self, counter: int) -> bool:
         """Called every 0.1 s. Returns whether the server ends."""
-        self._count_connections()
+        self.config.app.state.metrics.connections(len(self.server_state.connections))  # type: ignore[union-attr]
         self._freed_memory.give_back_after_growth()
         if self.lifecycle.failure is not None and self._has_answered_503_long_enough():
             _keep_uvicorn_quiet()
@@ -133,21 +128,6 @@ class DrainingServer(uvicorn.Server):
         return not all(task.done() for task in self._accepted) or any(
             connection.transport.get_write_buffer_size() for connection in self.server_state.connections
         )
-
-    def _count_connections(self) -> None:
-        """Update the metric, and warn once when connections and own files near the limit of open files."""
-        count, limit = len(self.server_state.connections), file_limits.limit()
-        self.config.app.state.metrics.connections(count)  # type: ignore[union-attr]
-        is_near = limit is not None and count + self._own_files > _NEAR_FILE_LIMIT * limit
-        if is_near and not self._near_file_limit:
-            logger.warning(
-                "%d connections and %d files of the service are open, of at most %s: raise the limit (ulimit -n, or "
-                "nofile in Docker), or connections will fail",
-                count,
-                self._own_files,
-                limit,
-            )
-        self._near_file_limit = is_near
 
 
 def _freeze_objects() -> None:

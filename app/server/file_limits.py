@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import resource
 from contextlib import suppress
-from pathlib import Path
 
 _ENOUGH_FILES = 65_536
+_OWN_FILES = 128
+"""Room for log, weights, listening sockets, and connections to the inference processes, also during a reload."""
 
 
 def raise_limit() -> None:
@@ -18,14 +19,8 @@ def raise_limit() -> None:
             resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
-def open_files() -> int:
-    """Open files of this process, connections and pipes included; 0 if the system does not list them."""
-    with suppress(OSError):
-        return len(list(Path("/dev/fd").iterdir()))
-    return 0
-
-
-def limit() -> int | None:
-    """The soft limit of open files; None if unlimited."""
+def max_connections(wanted: int, spare: int) -> int:
+    """How many connections may be open, so that the soft limit of open files has room for `spare` more and for the
+    service's own files. At least 1."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    return None if soft == resource.RLIM_INFINITY else soft
+    return wanted if soft == resource.RLIM_INFINITY else max(min(wanted, soft - _OWN_FILES - spare), 1)

@@ -19,6 +19,7 @@ from app.api.middleware import logs_requests
 from app.api.problems import problem_response
 from app.observability import tracing
 from app.observability.request_ids import request_id_of
+from app.server import file_limits
 from app.server.h2c_upgrade import RAW_BODY_HEADERS, UpgradeFilter
 
 logger = logging.getLogger(__name__)
@@ -32,6 +33,11 @@ MAX_HEADERS = 200
 """Of a request: an empty one takes a hundred times its bytes in memory."""
 MAX_PIPELINED = 100
 """Requests of one connection that may wait for the answers to earlier ones."""
+
+SPARE_CONNECTIONS = 64
+"""Above the limit, for health and metrics. A connection beyond them is closed at once."""
+MAX_IDLE_SURPLUS_SECONDS = 5
+"""Seconds until an idle connection above the limit is closed."""
 
 _REJECTIONS = {
     400: "not a valid HTTP/1.1 request: check method, headers and chunks (this port speaks plain HTTP, not TLS)",
@@ -50,9 +56,11 @@ class BoundedProtocol(HttpToolsProtocol):
     - a head is larger than `MAX_HEAD_BYTES` or `MAX_HEADERS`, or takes longer than the request timeout;
     - the rest of a body takes longer than that, after its request was answered;
     - less than `MIN_WRITTEN_BYTES` of an answer can be written within that time, because the caller does not read;
-    - more than `MAX_PIPELINED` requests wait for earlier ones.
+    - more than `MAX_PIPELINED` requests wait for earlier ones;
+    - it is more than `SPARE_CONNECTIONS` above the limit of connections.
 
-    The request's own deadline bounds a body that the app reads (`app.api.task_route`).
+    On a connection above the limit, the app refuses tasks, and the connection closes after its first answer. The
+    request's own deadline bounds a body that the app reads (`app.api.task_route`).
     """
 
     def __init__(self, config: uvicorn.Config, *args: Any, **kwargs: Any) -> None:
@@ -61,6 +69,9 @@ class BoundedProtocol(HttpToolsProtocol):
         self._app_sees_refusals = logs_requests() or tracing.enabled()
         timeout_ms: int = self._app.state.settings.request_timeout_ms
         self._timeout = max(timeout_ms / 1000, MIN_TIMEOUT_SECONDS)
+        self._max_connections = file_limits.max_connections(self._app.state.settings.max_connections, SPARE_CONNECTIONS)
+        self._is_surplus = False
+        """Whether it is one more connection than the limit."""
         self._read_timer: asyncio.TimerHandle | None = None
         self._write_timer: asyncio.TimerHandle | None = None
         self._running_cycle: RequestResponseCycle | None = None
@@ -82,6 +93,13 @@ class BoundedProtocol(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """See `asyncio.Protocol`."""
         super().connection_made(transport)
+        surplus = len(self.connections) - self._max_connections
+        if surplus > SPARE_CONNECTIONS:
+            transport.abort()
+            return
+        self._is_surplus = surplus > 0
+        if self._is_surplus:
+            self.timeout_keep_alive = min(self.timeout_keep_alive, MAX_IDLE_SURPLUS_SECONDS)
         self._cycle_transport = SimpleNamespace(
             write=transport.write, is_closing=self._is_closing, close=self._close_when_answered
         )
@@ -97,6 +115,8 @@ class BoundedProtocol(HttpToolsProtocol):
             self._running_cycle.disconnected = True
             self._running_cycle.message_event.set()
         super().connection_lost(exc)
+        # Break the reference cycles: after `gc.freeze()`, which a reload calls, they would never be collected.
+        self.cycle = self._running_cycle = self._cycle_transport = None  # type: ignore[assignment]
 
     def data_received(self, data: bytes) -> None:
         """See `asyncio.Protocol`."""
@@ -168,6 +188,7 @@ class BoundedProtocol(HttpToolsProtocol):
         if response is None:
             self._unset_keepalive_if_required()  # set if an earlier request of the same packet was refused
             self.scope["pipeline"] = self.pipeline  # type: ignore[typeddict-unknown-key]
+            self.scope["is_surplus"] = self._is_surplus  # type: ignore[typeddict-unknown-key]
             super().on_headers_complete()
             self.cycle.transport = self._cycle_transport
             return
@@ -233,6 +254,7 @@ class BoundedProtocol(HttpToolsProtocol):
         """Whether this request can be answered here, before the app sees it."""
         return (
             not self._app_sees_refusals
+            and not self._is_surplus
             and self.parser.get_method() == b"POST"
             and self.parser.get_http_version() == "1.1"
             and self.parser.should_keep_alive()

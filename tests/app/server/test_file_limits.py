@@ -6,7 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-from app.server import file_limits
+import pytest
+
 from tests.app.process import PATIENCE
 
 ROOT = Path(__file__).parents[3]
@@ -19,12 +20,13 @@ def run(shell: str, script: str) -> str:
 
 
 def test_limit_is_raised_to_what_the_machine_allows() -> None:
-    script = "from app.server import file_limits; file_limits.raise_limit(); print(file_limits.limit())"
+    script = (
+        "from app.server import file_limits; file_limits.raise_limit(); print(file_limits.max_connections(65536, 0))"
+    )
     assert 64 < int(run("ulimit -S -n 64;", script)) <= 65_536
 
 
-def test_open_files_counts_each() -> None:
-    before = file_limits.open_files()
-    with Path(__file__).open():
-        assert file_limits.open_files() == before + 1
-    assert file_limits.open_files() == before
+@pytest.mark.parametrize(("wanted", "allowed"), [(100, 100), (4096, 1024 - 128 - 64)])
+def test_connections_leave_room_for_other_files(wanted: int, allowed: int) -> None:
+    script = f"from app.server import file_limits; print(file_limits.max_connections({wanted}, 64))"
+    assert int(run("ulimit -n 1024;", script)) == allowed

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import http.client
 import json
 import logging
@@ -11,6 +12,7 @@ import signal
 import socket
 import struct
 import time
+import weakref
 from collections.abc import Iterator
 from contextlib import closing, suppress
 from pathlib import Path
@@ -564,6 +566,87 @@ async def test_answer_that_is_being_read_when_sigterm_comes_arrives_whole(start_
         received = head + await asyncio.to_thread(rest_of, connection)
         await served.end()
     assert len(received.partition(b"\r\n\r\n")[2]) == length
+
+
+async def ask_on_new_connection(port: int, head: bytes, body: bytes = b"") -> bytes:
+    """All that is received until the server closes."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    with suppress(ConnectionError):
+        writer.write(head + b"Content-Length: %d\r\n\r\n" % len(body) + body)
+        async with asyncio.timeout(PATIENCE):
+            received = await reader.read()
+        writer.close()
+        return received
+    return b""
+
+
+async def test_tasks_on_connections_above_the_limit_are_refused(
+    start_server: StartServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("app.server.http_protocol.SPARE_CONNECTIONS", 2)
+    async with start_server(max_connections=3) as served:
+        await served.client.aclose()
+        await served.until(lambda: not served.server.server_state.connections)
+        kept = [await asyncio.open_connection("127.0.0.1", served.port) for _ in range(3)]
+        await served.until(lambda: len(served.server.server_state.connections) == 3)
+        refused = await ask_on_new_connection(served.port, HEAD, BODY)
+        assert refused.startswith(b"HTTP/1.1 503 ")
+        assert b'"code":"too_many_connections"' in refused
+        assert b"\r\nretry-after: 1\r\n" in refused.lower()
+        for path in (b"/health/live", b"/health/ready", b"/metrics", b"/v2/health/live"):
+            answer = await ask_on_new_connection(served.port, b"GET %s HTTP/1.1\r\nHost: x\r\n" % path)
+            assert answer.startswith(b"HTTP/1.1 200 "), path
+        reader, writer = kept[0]  # those that were there go on
+        writer.write(HEAD + b"Content-Length: %d\r\n\r\n" % len(BODY) + BODY)
+        assert (await reader.readline()).startswith(b"HTTP/1.1 200 ")
+        spare = [await asyncio.open_connection("127.0.0.1", served.port) for _ in range(2)]
+        await served.until(lambda: len(served.server.server_state.connections) == 5)
+        assert await ask_on_new_connection(served.port, b"GET /health/live HTTP/1.1\r\nHost: x\r\n") == b""
+        for _, writer in [*kept, *spare]:
+            writer.close()
+        await served.until(lambda: not served.server.server_state.connections)
+        head = HEAD + b"Connection: close\r\n"
+        assert (await ask_on_new_connection(served.port, head, BODY)).startswith(b"HTTP/1.1 200 ")
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        b"",
+        HEAD + b"Content-Length: 17\r\n\r\n" + BODY,
+        HEAD + b"Content-Length: 18\r\n\r\n" + BODY,
+        b"nonsense\r\n\r\n",
+    ],
+    ids=["idle", "a request", "half a request", "nonsense"],
+)
+@pytest.mark.parametrize("is_answered", [True, False])
+async def test_closed_connection_is_in_no_reference_cycle(
+    start_server: StartServer, backend: Any, sent: bytes, is_answered: bool
+) -> None:
+    """Otherwise it is never freed if it was open at a reload, which freezes all objects."""
+    async with start_server() as served:
+        connections = served.server.server_state.connections
+        await served.client.aclose()
+        await served.until(lambda: not connections)
+        if not is_answered:
+            backend.gate.clear()
+        reader, writer = await asyncio.open_connection("127.0.0.1", served.port)
+        writer.write(sent)
+        await served.until(lambda: connections)
+        if is_answered and sent.endswith(BODY):
+            with suppress(TimeoutError):
+                await asyncio.wait_for(reader.readline(), 0.1)
+        elif sent.endswith(BODY):
+            await asyncio.sleep(0.05)
+        (connection,) = map(weakref.ref, connections)
+        gc.collect()
+        gc.disable()
+        try:
+            writer.transport.abort()
+            await served.until(lambda: connection() is None)
+        finally:
+            gc.enable()
+        backend.gate.set()
 
 
 async def test_connection_that_rests_between_requests_is_kept(service: Process) -> None:
