@@ -58,16 +58,35 @@ class PairError(TextError):
 
 
 class TextTooLongError(TextError):
-    """More tokens than the model has positions."""
+    """More tokens than the model has positions, or more characters than are tokenized."""
 
-    def __init__(self, tokens: int, limit: int, option: str = "parameters.truncate") -> None:
-        """`option`: of the request, that lets a text be truncated."""
+    def __init__(
+        self,
+        length: int,
+        limit: int,
+        *,
+        unit: str = "tokens",
+        at_least: bool = False,
+        option: str = "parameters.truncate",
+    ) -> None:
+        """Make the error.
+
+        Args:
+            length, limit: number of tokens or characters (`unit`) of the text, and how many it may have.
+            at_least: `length` is a lower bound, because only a part of the text was tokenized.
+            option: of the request, that lets a text be truncated.
+        """
+        included = " (special tokens included)" if unit == "tokens" else ""
         super().__init__(
-            f"the input has {tokens} tokens, the model takes at most {limit} "
-            f"(special tokens included); shorten it or set {option} to true"
+            f"the input has {'at least ' * at_least}{length} {unit}, the model takes at most {limit}{included}; "
+            f"shorten it or set {option} to true"
         )
-        self.tokens = tokens
-        self.limit = limit
+        self.length, self.limit = length, limit
+        self._unit, self._at_least = unit, at_least
+
+    def with_option(self, option: str) -> TextTooLongError:
+        """The same error for a request whose option has another name."""
+        return TextTooLongError(self.length, self.limit, unit=self._unit, at_least=self._at_least, option=option)
 
 
 class NoMaskError(TextError):

@@ -8,8 +8,8 @@ import re
 from array import array
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 from itertools import accumulate, chain, pairwise
 from pathlib import Path
 
@@ -26,8 +26,12 @@ from model.errors import (
     TextTooLongError,
     UnknownTargetError,
 )
-from model.tokenizer_dir import SPECIAL_TOKENS, UNK
+from model.tokenizer_dir import MASK, SPECIAL_TOKENS, UNK
 from model.word_ids import WordIds
+
+MAX_CHARACTERS_PER_TOKEN = 250
+"""Longer texts than this number times the model's limit are cut before they are tokenized, which bounds the time. A
+text has 4 to 5 characters per token; of longer ones, nearly all are truncated anyway."""
 
 _PIECE_CHARACTERS = 16_384
 """Longer texts are tokenized in pieces, because `tokenizers.Encoding` takes some 400 bytes per token."""
@@ -221,9 +225,11 @@ class Tokenizer:
         truncate: bool = False,
         truncation: str = "head",
         spans: bool = True,
-        check_cancelled: Callable[[], None] = lambda: None,
     ) -> Encoding:
         """Token ids of one text or of a pair, with special tokens.
+
+        With `max_length`, a text of more than `MAX_CHARACTERS_PER_TOKEN * max_length` characters is cut to that many
+        before it is tokenized, as `truncation` says, and is too long unless `truncate` is true.
 
         Args:
             text, text_pair: the texts.
@@ -231,7 +237,6 @@ class Tokenizer:
             truncate: cut a text that is too long. A pair loses tokens of the longer text first.
             truncation: what to keep of each text: "head", its beginning, "tail", its end, or "head_tail", both ends.
             spans: also compute `Encoding.spans`. Without them, a text takes a third of the time or less.
-            check_cancelled: called between the pieces of a very long text; an exception from it ends the work.
 
         Raises:
             EmptyTextError: a text has no tokens.
@@ -242,37 +247,57 @@ class Tokenizer:
         if text_pair is not None and self.second_type_id >= self.segments:
             raise PairError("the model takes single texts, not pairs (its type_vocab_size is 1)")
         texts = [text] if text_pair is None else [text, text_pair]
-        halves = [self._tokenize(half, spans, check_cancelled) for half in texts]
-        for half, given, name in zip(halves, texts, ("text", "text_pair"), strict=False):
-            if not len(half):
-                raise EmptyTextError(given, name if text_pair is not None else None)
+        if max_length is not None and max(map(len, texts)) > MAX_CHARACTERS_PER_TOKEN * max_length:
+            return self._encode_ends(texts, max_length, truncate, truncation, spans)
+        halves = [self._tokenize(half, spans) for half in texts]
+        _check_tokens(halves, texts)
         total = sum(map(len, halves)) + len(halves) + 1
         if max_length is not None and total > max_length and not (truncate and max_length > 2 * len(halves)):
             raise TextTooLongError(total, max_length)
         return self._assemble(halves, max_length, truncation, spans)
 
-    def _tokenize(
-        self, text: str, spans: bool, check_cancelled: Callable[[], None]
-    ) -> tokenizers.Encoding | _PartsEncoding:
+    def _encode_ends(
+        self, texts: Sequence[str], max_length: int, truncate: bool, truncation: str, spans: bool
+    ) -> Encoding:
+        """`encode` for texts of which one has too many characters to be tokenized whole."""
+        most = MAX_CHARACTERS_PER_TOKEN * max_length
+        kept = [_kept_characters(text, most, truncation) for text in texts]
+        halves = [self._tokenize_parts(text, parts, spans) for text, parts in zip(texts, kept, strict=True)]
+        if truncate and max_length > 2 * len(halves):
+            _check_tokens(halves, texts)
+            encoding = self._assemble(halves, max_length, truncation, spans)
+            masks_cut = sum(
+                text.count(MASK) - sum(text.count(MASK, start, stop) for start, stop in parts)
+                for text, parts in zip(texts, kept, strict=True)
+            )
+            return replace(encoding, truncated=True, masks_lost=encoding.masks_lost + masks_cut)
+        total = sum(map(len, halves)) + len(halves) + 1
+        if total > max_length:
+            raise TextTooLongError(total, max_length, at_least=True)
+        raise TextTooLongError(max(map(len, texts)), most, unit="characters")
+
+    def _tokenize(self, text: str, spans: bool) -> tokenizers.Encoding | _PartsEncoding:
         """Tokens without special tokens."""
         if self._words is not None and not spans and len(text) <= _LOOKED_UP_CHARACTERS and "[" not in text:
             ids = self._words.of_familiar_text(text, _NEW_WORDS)
             if ids is not None:
                 return _PartsEncoding(ids)
-        return self._tokenize_in_pieces(text, spans, check_cancelled)
+        return self._tokenize_in_pieces(text, spans)
 
-    def _tokenize_in_pieces(
-        self, text: str, spans: bool, check_cancelled: Callable[[], None] = lambda: None
-    ) -> tokenizers.Encoding | _PartsEncoding:
+    def _tokenize_in_pieces(self, text: str, spans: bool) -> tokenizers.Encoding | _PartsEncoding:
         if len(text) <= _PIECE_CHARACTERS or not self._in_pieces:
             return self._tokenize_piece(text, spans)
-        whole, start = _PartsEncoding(), 0
-        while start < len(text):
-            found = _PIECE_END.search(text, start + _PIECE_CHARACTERS)
-            end = found.end() if found else len(text)
-            whole.add(self._tokenize_piece(text[start:end], spans), start, spans)
-            start = end
-            check_cancelled()
+        return self._tokenize_parts(text, [(0, len(text))], spans)
+
+    def _tokenize_parts(self, text: str, parts: Sequence[tuple[int, int]], spans: bool) -> _PartsEncoding:
+        """Tokens of the parts of a text with these starts and stops."""
+        whole = _PartsEncoding()
+        for start, stop in parts:
+            while start < stop:
+                found = _PIECE_END.search(text, start + _PIECE_CHARACTERS, stop) if self._in_pieces else None
+                end = found.end() if found else stop
+                whole.add(self._tokenize_piece(text[start:end], spans), start, spans)
+                start = end
         return whole
 
     def _tokenize_piece(self, text: str, spans: bool) -> tokenizers.Encoding:
@@ -361,6 +386,23 @@ def kept_ends(length: int, keep: int, truncation: str) -> tuple[int, int]:
         return length, length
     tail = {"head": 0, "head_tail": keep // 2, "tail": keep}[truncation]
     return keep - tail, length - tail
+
+
+def _kept_characters(text: str, most: int, truncation: str) -> list[tuple[int, int]]:
+    """Starts and stops of the parts of a text to keep: at most `most` characters, cut at a blank if there is one near."""
+    head, tail = kept_ends(len(text), most, truncation)
+    if head == len(text):
+        return [(0, head)]
+    blank = text.rfind(" ", max(head - tokenizer_dir.MAX_WORD, 0), head)
+    head = head if blank < 0 else blank
+    return [(0, head), (max(tail, text.find(" ", tail, tail + tokenizer_dir.MAX_WORD)), len(text))]
+
+
+def _check_tokens(halves: Sequence[tokenizers.Encoding | _PartsEncoding], texts: Sequence[str]) -> None:
+    """Raise EmptyTextError if a text has no tokens."""
+    for half, text, name in zip(halves, texts, ("text", "text_pair"), strict=False):
+        if not len(half):
+            raise EmptyTextError(text, name if len(texts) > 1 else None)
 
 
 _LONG_WORD = re.compile(rf"(?<![^\W_])[^\W_\u3400-\u9fff\uf900-\ufaff]{{{tokenizer_dir.MAX_WORD + 1},}}")

@@ -15,7 +15,7 @@ from typing import Generic, TypeVar
 
 from pydantic_core import to_json
 
-from app.errors import DeadlineExceededError, InvalidInputError, TooLargeError
+from app.errors import DeadlineExceededError, TooLargeError
 from app.inference.types import Answer, Query, ServedModel, Task
 from app.observability.metrics import Metrics
 from app.scheduling import results
@@ -47,9 +47,6 @@ class EnginePolicy:
     inline_characters: int = 8192
     """Inputs with fewer together are tokenized on the event loop, in 10 us for a sentence: handing them to a thread
     would cost the loop as much."""
-    long_text_characters: int = 65_536
-    """Tokenizing longer texts is slow, so they use a thread that others do not wait for. They exceed the limit of any
-    model: all tasks truncate or refuse them, and only `/tokenize` answers them whole."""
     inline_answer_bytes: int = 200 * 1024
     """Larger answers are put together in a thread."""
     max_answer_bytes: int = 32 * 1024 * 1024
@@ -96,11 +93,6 @@ class Engine:
         self._settings = settings
         self._metrics = metrics
         self._threads = ThreadPoolExecutor(max_workers=2, thread_name_prefix="tokenize")
-        self._long_text_thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="tokenize-long")
-        self._long_characters = 0
-        """Of the texts that this thread tokenizes, or that wait for it."""
-        self._seconds_per_long_character = 0.0
-        """Time to tokenize a character of the last long text."""
         self._answers = ByteBudget(
             policy.max_answers_bytes, metrics, free=policy.inline_answer_bytes, what="bytes of answers are being sent"
         )
@@ -118,8 +110,7 @@ class Engine:
     async def close(self) -> None:
         """End after the running batches; waiting requests get an error."""
         await self.lifecycle.aclose(self._policy.close_patience)
-        for threads in (self._threads, self._long_text_thread):
-            threads.shutdown(wait=False, cancel_futures=True)
+        self._threads.shutdown(wait=False, cancel_futures=True)
 
     # Tasks ----------------------------------------------------------------------------------------------------
 
@@ -138,13 +129,12 @@ class Engine:
             ids = target_ids(served, targets or ())
             wanted = min(top_k or len(ids), len(ids)) if ids else top_k or DEFAULT_TOP_K
 
-            def to_query(text: Input, check_cancelled: CheckCancelled) -> Query:
+            def to_query(text: Input) -> Query:
                 encoding = served.tokenizer.encode(
                     str(text),
                     max_length=served.config.max_position_embeddings,
                     truncate=truncate,
                     truncation=served.config.truncation,
-                    check_cancelled=check_cancelled,
                 )
                 return mask_query(served, encoding, wanted, ids)
 
@@ -180,7 +170,7 @@ class Engine:
         with self.lifecycle.encoder_for(task) as (encoder, served):
             labels = results.NEXT_SENTENCE_LABELS if task is Task.NEXT_SENTENCE else served.config.labels
 
-            def to_query(given: Input, check_cancelled: CheckCancelled) -> Query:
+            def to_query(given: Input) -> Query:
                 text, text_pair = (given, None) if isinstance(given, str) else (given.text, given.text_pair)
                 encoding = served.tokenizer.encode(
                     text,
@@ -189,7 +179,6 @@ class Engine:
                     truncate=truncate,
                     truncation=truncation or served.config.truncation,
                     spans=False,
-                    check_cancelled=check_cancelled,
                 )
                 return Query(task, encoding, raw_scores=raw_scores)
 
@@ -215,8 +204,8 @@ class Engine:
         """
         with self.lifecycle.encoder_for(Task.SENTIMENT) as (_, served):
 
-            def to_query(text: Input, check_cancelled: CheckCancelled) -> Query:
-                return Query(Task.SENTIMENT, served.tokenizer.encode(str(text), check_cancelled=check_cancelled))
+            def to_query(text: Input) -> Query:
+                return Query(Task.SENTIMENT, served.tokenizer.encode(str(text)))
 
             def to_result(text: Input, query: Query, _: Answer) -> list[TextToken]:
                 return results.text_tokens(str(text), query.encoding, served.tokenizer)
@@ -252,7 +241,7 @@ class Engine:
         with ExitStack() as own, self.scheduler.reserve(estimates, deadline) as queued:
             try:
                 async with asyncio.timeout(deadline.remaining):
-                    queries = await self._tokenize(inputs, to_query, deadline)
+                    queries = await self._tokenize(inputs, to_query)
                     tokens = [len(query.encoding) for query in queries]
                     size = sum(map(result_bytes, inputs, queries))
                     if size > (most := self._policy.max_answer_bytes):
@@ -273,7 +262,7 @@ class Engine:
                         return made
 
                     if is_large := size > self._policy.inline_answer_bytes:
-                        found = await self._in_thread(self._threads, to_results)
+                        found = await self._in_thread(to_results)
                     else:
                         found = to_results(lambda: None)
             except TimeoutError:
@@ -291,40 +280,14 @@ class Engine:
         }
         return Reply(served.name, found, sum(tokens), stages, is_large)
 
-    async def _tokenize(self, inputs: Sequence[Input], to_query: ToQuery, deadline: Deadline) -> list[Query]:
-        """Inputs into queries: on the event loop if that is quick, otherwise in a thread.
-
-        Raises:
-            QueueFullError, DeadlineUnreachableError: long texts that wait take longer than the deadline allows.
-        """
-        sizes = [characters(given) for given in inputs]
-        size, work = sum(sizes), partial(to_queries, inputs, to_query)
-        if size <= self._policy.inline_characters:
+    async def _tokenize(self, inputs: Sequence[Input], to_query: ToQuery) -> list[Query]:
+        """Inputs into queries: on the event loop if that is quick, otherwise in a thread."""
+        work = partial(to_queries, inputs, to_query)
+        if sum(map(characters, inputs)) <= self._policy.inline_characters:
             return work(lambda: None)
-        if max(sizes) <= self._policy.long_text_characters:
-            return await self._in_thread(self._threads, work)
-        seconds = self._long_characters * self._seconds_per_long_character
-        if seconds > deadline.remaining:
-            self.scheduler.refuse_as_late(math.ceil(seconds), deadline)
+        return await self._in_thread(work)
 
-        def timed_work(check_cancelled: CheckCancelled) -> list[Query]:
-            began = time.monotonic()
-            try:
-                queries = work(check_cancelled)
-            except InvalidInputError:  # perhaps before the last text was tokenized, so this is a lower bound
-                seconds_each = (time.monotonic() - began) / size
-                self._seconds_per_long_character = max(self._seconds_per_long_character, seconds_each)
-                raise
-            self._seconds_per_long_character = (time.monotonic() - began) / size
-            return queries
-
-        self._long_characters += size
-        try:
-            return await self._in_thread(self._long_text_thread, timed_work)
-        finally:
-            self._long_characters -= size
-
-    async def _in_thread(self, threads: ThreadPoolExecutor, work: Callable[[CheckCancelled], Result]) -> Result:
+    async def _in_thread(self, work: Callable[[CheckCancelled], Result]) -> Result:
         """Run `work` in a thread. Its argument is a function that raises once the request has ended."""
         ended = threading.Event()
 
@@ -333,6 +296,6 @@ class Engine:
                 raise CancelledError
 
         try:
-            return await asyncio.get_running_loop().run_in_executor(threads, work, check_cancelled)
+            return await asyncio.get_running_loop().run_in_executor(self._threads, work, check_cancelled)
         finally:
             ended.set()

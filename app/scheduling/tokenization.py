@@ -26,7 +26,7 @@ class TextPair:
 Input = str | TextPair
 CheckCancelled = Callable[[], None]
 """Called between the parts of long work; raises once the request has ended."""
-ToQuery = Callable[[Input, CheckCancelled], Query]
+ToQuery = Callable[[Input], Query]
 """Tokenizes an input, for one task with its parameters."""
 
 _CHARACTERS_PER_TOKEN = 4
@@ -81,7 +81,7 @@ def to_queries(inputs: Sequence[Input], to_query: ToQuery, check_cancelled: Chec
     queries = []
     for i, given in enumerate(inputs):
         try:
-            queries.append(to_query(given, check_cancelled))
+            queries.append(to_query(given))
             check_cancelled()
         except TextError as error:
             half: Loc = (error.half,) if isinstance(error, EmptyTextError) and error.half else ()

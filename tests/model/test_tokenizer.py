@@ -4,8 +4,6 @@ import gc
 import json
 import random
 import string
-import subprocess
-import sys
 import tracemalloc
 import weakref
 from collections.abc import Sequence
@@ -111,7 +109,7 @@ def test_encode_word_by_word_gives_the_ids_of_the_whole_text(text: str, lowercas
     tokenizer = Tokenizer.from_vocab(VOCAB, lowercase=lowercase)
     assert tokenizer._words is not None
     whole = tokenizer._tokenize_in_pieces(text, spans=False).ids
-    assert tokenizer._tokenize(text, False, lambda: None).ids.tolist() == whole
+    assert tokenizer._tokenize(text, spans=False).ids.tolist() == whole
 
 
 def test_encode_text_of_many_new_words_equals_the_text_with_spans(words: Tokenizer) -> None:
@@ -255,14 +253,51 @@ def test_encode_megabyte_of_one_word_is_one_unknown_token(words: Tokenizer) -> N
     assert encoding.spans[1] == (0, 1_000_000)
 
 
-def test_encode_very_long_text_is_counted_and_truncated(words: Tokenizer) -> None:
-    text = "the movie was great ! " * 20_000
-    with pytest.raises(TextTooLongError) as caught:
-        words.encode(text, max_length=512)
-    assert (caught.value.tokens, caught.value.limit) == (100_002, 512)
-    encoding = words.encode(text, max_length=512, truncate=True)
-    assert len(encoding) == len(encoding.spans) == 512
-    assert encoding.truncated
+@pytest.mark.parametrize("truncation", ["head", "tail", "head_tail"])
+def test_encode_text_over_the_character_limit_equals_the_whole_text_truncated(
+    words: Tokenizer, truncation: str
+) -> None:
+    text = "é walls [MASK] the " * 1000
+    whole = words.encode(text)
+    cut = words.encode(text, max_length=42, truncate=True, truncation=truncation)
+    head, tail = kept_ends(len(whole) - 2, 40, truncation)
+    assert cut.spans[1:-1] == whole.spans[1 : 1 + head] + whole.spans[1 + tail : -1]
+    assert cut.input_ids[1:-1] == whole.input_ids[1 : 1 + head] + whole.input_ids[1 + tail : -1]
+    assert cut.masks_lost == 1000 - cut.input_ids.count(words.mask_id)
+    assert cut.truncated
+
+
+@pytest.mark.parametrize(
+    ("truncation", "text"),
+    [
+        ("head", "the " * 625 + LONE),
+        ("tail", LONE + " the" * 625),
+        ("head_tail", "the " * 312 + LONE + " the" * 313),
+    ],
+)
+def test_encode_does_not_tokenize_what_is_over_the_character_limit(
+    words: Tokenizer, truncation: str, text: str
+) -> None:
+    for texts in ([text], [text, "the"], ["the", text]):
+        encoding = words.encode(*texts, max_length=10, truncate=True, truncation=truncation)
+        assert (len(encoding), encoding.truncated) == (10, True)
+
+
+def test_encode_text_over_the_character_limit_is_cut_at_a_blank(words: Tokenizer) -> None:
+    text = " " * 1240 + "movie movie movie" + " " * 1240
+    for truncation, start in (("head", 1240), ("tail", 1252)):  # 1,250 characters end in the second word
+        encoding = words.encode(text, max_length=5, truncate=True, truncation=truncation)
+        assert encoding.spans[1:-1] == [(start, start + 5)]
+
+
+def test_encode_text_over_the_character_limit_is_too_long(words: Tokenizer) -> None:
+    with pytest.raises(TextTooLongError, match="has at least 627 tokens, the model takes at most 10 "):
+        words.encode("the " * 1000, max_length=10)
+    with pytest.raises(TextTooLongError, match="has 2503 characters, the model takes at most 2500;"):
+        words.encode("the" + " " * 2500, max_length=10)
+    assert len(words.encode("the" + " " * 2497, max_length=10)) == 3
+    with pytest.raises(EmptyTextError):
+        words.encode(" " * 2500 + "the", max_length=10, truncate=True)
 
 
 def test_encode_very_long_text_takes_memory_for_what_it_keeps(words: Tokenizer) -> None:
@@ -290,36 +325,10 @@ _LONG = {
 @pytest.mark.parametrize("text", _LONG.values(), ids=_LONG)
 @pytest.mark.parametrize("spans", [True, False])
 def test_encode_very_long_text_in_pieces_equals_the_whole(words: Tokenizer, text: str, spans: bool) -> None:
-    calls: list[int] = []
     kept = {"max_length": 512, "truncate": True, "truncation": "head_tail", "spans": spans}
-    found = words.encode(text, **kept, check_cancelled=lambda: calls.append(1))
+    found = words.encode(text, **kept)
     assert found == reading_it_whole(words).encode(text, **kept)
     assert words.ids(text) == reading_it_whole(words).ids(text)
-    assert len(calls) >= (1 if text == _LONG["one word"] else 3)
-
-
-def test_encode_very_long_text_can_be_cancelled(words: Tokenizer) -> None:
-    def enough() -> None:
-        raise InterruptedError
-
-    with pytest.raises(InterruptedError):
-        words.encode("!" * 2**21, check_cancelled=enough)
-
-
-def test_encode_two_megabytes_of_marks_take_little_memory(words: Tokenizer, tmp_path: Path) -> None:
-    words.save(tmp_path)
-    script = (
-        "import resource, sys; from model import Tokenizer; from model.errors import TextTooLongError\n"
-        "words = Tokenizer.load(sys.argv[1]); words.encode('the ' * 9000)\n"
-        "before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss\n"
-        "try: words.encode('!' * 2**21, max_length=512)\n"
-        "except TextTooLongError as error: print(error.tokens)\n"
-        "print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)\n"
-    )
-    command = [sys.executable, "-c", script, str(tmp_path)]
-    tokens, kib = subprocess.run(command, check=True, capture_output=True, text=True).stdout.split()
-    assert int(tokens) == 2**21 + 2
-    assert int(kib) < 100 * 1024
 
 
 def test_encode_very_long_text_is_not_split_at_underscores_beside_whole_words(words: Tokenizer) -> None:

@@ -103,7 +103,7 @@ async def predict(body: PredictRequest, request: TaskRequest) -> tuple[Reply[Lab
         )
     except InvalidInputError as error:
         if isinstance(error.error, TextTooLongError):
-            error = InvalidInputError(TextTooLongError(error.error.tokens, error.error.limit, "truncate"), error.loc)
+            error = InvalidInputError(error.error.with_option("truncate"), error.loc)
         _, row, *half = error.loc
         error.loc = ("inputs", *([row] if is_batch else []), *(["text", "text_pair"].index(str(name)) for name in half))
         raise error from None

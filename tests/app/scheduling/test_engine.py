@@ -17,7 +17,6 @@ from pydantic_core import to_json
 from app.errors import (
     BackendDiedError,
     DeadlineExceededError,
-    DeadlineUnreachableError,
     InferenceError,
     InvalidInputError,
     ProcessDiedError,
@@ -33,8 +32,8 @@ from app.scheduling.engine import Engine, EnginePolicy
 from app.scheduling.lifecycle import Lifecycle, State
 from app.scheduling.tokenization import TextPair
 from app.settings import Settings
-from model import Tokenizer
 from model.errors import EmptyTextError, NoMaskError, TextTooLongError, UnknownTargetError
+from model.tokenizer import Encoding
 
 PATIENCE = 30
 
@@ -192,58 +191,23 @@ async def test_long_text_is_not_taken_for_many_when_bulk_waits(backend: Any) -> 
         await bulk
 
 
-async def test_others_do_not_wait_behind_giant_texts(backend: Any) -> None:
-    held = threading.Event()
-    async with running(backend) as engine:
-        busy = engine._long_text_thread.submit(held.wait, PATIENCE)
-        giant = asyncio.create_task(engine.labels(Task.SENTIMENT, ["!" * 200_000], deadline=soon(), truncate=True))
-        await engine.labels(Task.SENTIMENT, ["a " * 5000], deadline=soon(), truncate=True)
-        assert not giant.done()
-        held.set()
-        assert (await giant).results[0].truncated
-        assert busy.result()
+async def test_texts_are_not_tokenized_after_the_deadline(backend: Any) -> None:
+    """The check is between the texts of a request."""
+    tokenizer, held, tokenized = backend.models["sentiment"].tokenizer, threading.Event(), []
 
+    class Held:
+        def encode(self, *texts: str, **options: Any) -> Encoding:
+            held.wait(PATIENCE)
+            tokenized.append(texts)
+            return tokenizer.encode(*texts, **options)
 
-async def test_giant_text_behind_others_is_refused_at_once_if_it_would_be_late(backend: Any) -> None:
-    held, giant = threading.Event(), "!" * 200_000
-    async with running(backend) as engine:
-        with pytest.raises(InvalidInputError):
-            await engine.labels(Task.SENTIMENT, [giant], deadline=soon())
-        measured = engine._seconds_per_long_character
-        assert 0 < measured < 1e-4
-        with pytest.raises(InvalidInputError):
-            await engine.labels(Task.SENTIMENT, ["", giant], deadline=soon())
-        assert engine._seconds_per_long_character >= measured
-        busy = engine._long_text_thread.submit(held.wait, PATIENCE)
-        waiting = asyncio.create_task(engine.labels(Task.SENTIMENT, [giant], deadline=soon(), truncate=True))
-        await asyncio.sleep(0)
-        engine._seconds_per_long_character = 10 / len(giant)
-        with pytest.raises(QueueFullError, match="take longer than this request's deadline allows; try again in 10 s"):
-            await engine.labels(Task.SENTIMENT, [giant], deadline=Deadline.after(5), truncate=True)
-        deadline = Deadline.after(5, from_client=True)
-        with pytest.raises(DeadlineUnreachableError):
-            await engine.labels(Task.SENTIMENT, [giant], deadline=deadline, truncate=True)
-        patient = asyncio.create_task(engine.labels(Task.SENTIMENT, [giant], deadline=soon(), truncate=True))
-        held.set()
-        assert all(reply.results[0].truncated for reply in (await waiting, await patient))
-        assert busy.result()
-        assert engine._long_characters == 0
-
-
-async def test_giant_text_is_not_read_on_when_nobody_waits(backend: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    pieces, read = [], Tokenizer._tokenize_piece
-
-    def count(self: Tokenizer, text: str, spans: bool) -> Any:
-        pieces.append(len(text))
-        return read(self, text, spans)
-
-    monkeypatch.setattr(Tokenizer, "_tokenize_piece", count)
+    backend.models["sentiment"] = replace(backend.models["sentiment"], tokenizer=Held())
     async with running(backend) as engine:
         with pytest.raises(DeadlineExceededError):
-            await engine.labels(Task.SENTIMENT, ["!" * 20_000_000], deadline=Deadline.after(0.1), truncate=True)
-        await engine.labels(Task.SENTIMENT, ["!" * 200_000], deadline=soon(), truncate=True)
-    assert len(backend.batches) == 1
-    assert sum(pieces) < 15_000_000
+            await engine.labels(Task.SENTIMENT, ["a " * 5000] * 3, deadline=Deadline.after(0.1), truncate=True)
+        held.set()
+        engine._threads.shutdown(wait=True)
+    assert len(tokenized) == 1
 
 
 async def test_deadline_bounds_the_making_of_a_large_answer(backend: Any) -> None:
