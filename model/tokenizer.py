@@ -389,7 +389,7 @@ def kept_ends(length: int, keep: int, truncation: str) -> tuple[int, int]:
 
 
 def _kept_characters(text: str, most: int, truncation: str) -> list[tuple[int, int]]:
-    """Starts and stops of the parts of a text to keep: at most `most` characters, cut at a blank if there is one near."""
+    """Starts and stops of the parts of a text to keep: at most `most` characters, cut at a blank if one is near."""
     head, tail = kept_ends(len(text), most, truncation)
     if head == len(text):
         return [(0, head)]

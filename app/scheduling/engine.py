@@ -200,8 +200,18 @@ class Engine:
     ) -> Reply[list[TextToken]]:
         """The tokens of whole texts, as the sentiment model reads them. Raises errors of `app.errors`.
 
-        `held`: see `labels`.
+        Texts whose answer might exceed `EnginePolicy.max_answer_bytes`, because each character may be a token, are
+        refused before they are tokenized. `held`: see `labels`.
         """
+        tokens, most = (
+            sum(len(text) + 2 for text in texts),
+            self._policy.max_answer_bytes // self._policy.prediction_bytes,
+        )
+        if tokens > most:
+            raise TooLargeError(
+                f"the texts may have {tokens} tokens, one for each character, a request may have {most}; "
+                "send fewer or shorter texts"
+            )
         with self.lifecycle.encoder_for(Task.SENTIMENT) as (_, served):
 
             def to_query(text: Input) -> Query:
@@ -232,12 +242,12 @@ class Engine:
     ) -> Reply[Result]:
         """Turn the inputs of a parsed request into its results, or raise DeadlineExceededError at its deadline.
 
-        Without an encoder, nothing is computed after tokenization. `advice`: how to get a smaller answer. `held`: what
-        is reserved until the caller has the answer.
+        Without an encoder, nothing is computed after tokenization, so nothing is reserved in the queue. `advice`: how
+        to get a smaller answer. `held`: what is reserved until the caller has the answer.
         """
         began = time.monotonic()
         max_length = served.config.max_position_embeddings
-        estimates = [estimated_tokens(given, max_length) for given in inputs]
+        estimates = [estimated_tokens(given, max_length) if encoder else 0 for given in inputs]
         with ExitStack() as own, self.scheduler.reserve(estimates, deadline) as queued:
             try:
                 async with asyncio.timeout(deadline.remaining):

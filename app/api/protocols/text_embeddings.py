@@ -76,7 +76,7 @@ class TokenizeRequest(Strict):
 
     model_config = with_examples({"inputs": "The movie was good.", "add_special_tokens": False})
 
-    inputs: OneOrMany[str] = Field(title="TokenizeInputs", description="One text or many, of any length.")
+    inputs: OneOrMany[str] = Field(title="TokenizeInputs", description="One text or many.")
     add_special_tokens: StrictBool | None = Field(None, description="Include `[CLS]` and `[SEP]`. Default: true.")
     prompt_name: SkipJsonSchema[None] = None  # the model has no prompts; generators know no field that is only null
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from dataclasses import replace
 from typing import Any
 
@@ -118,9 +119,29 @@ async def test_tokenize_reads_whole_texts_and_computes_nothing(serve: Any, backe
 async def test_tokenize_answer_is_bounded(serve: Any) -> None:
     async with serve() as service:
         service.engine._policy = replace(service.engine._policy, max_answer_bytes=10_000)
-        answer = await service.client.post("/tokenize", json={"inputs": "good " * 5000})
-    assert (answer.status_code, answer.json()["code"]) == (413, "too_large")
-    assert answer.json()["detail"].endswith("; send fewer or shorter texts")
+        fitting, refused = [
+            await service.client.post("/tokenize", json={"inputs": ["!" * 48, "!" * last]}) for last in (48, 49)
+        ]
+    assert [len(tokens) for tokens in fitting.json()] == [50, 50]
+    assert (refused.status_code, refused.json()["code"]) == (413, "too_large")
+    assert refused.json()["detail"] == (
+        "the texts may have 101 tokens, one for each character, a request may have 100; send fewer or shorter texts"
+    )
+
+
+async def test_tokenize_reserves_nothing_in_the_queue(serve: Any) -> None:
+    async with serve(max_queue_tokens=64) as service:
+        held = threading.Event()
+        busy = [service.engine._threads.submit(held.wait, 30) for _ in range(2)]
+        while not all(work.running() for work in busy):  # noqa: ASYNC110 (an event only for tests)
+            await asyncio.sleep(0.002)
+        asked = asyncio.create_task(service.client.post("/tokenize", json={"inputs": "good " * 2000}))
+        while service.engine._threads._work_queue.empty():  # noqa: ASYNC110 (an event only for tests)
+            await asyncio.sleep(0.002)
+        other = await service.client.post("/sentiment", json={"inputs": "good " * 50})
+        held.set()
+        assert all(work.result() for work in busy)
+        assert (other.status_code, (await asked).status_code) == (200, 200)
 
 
 async def test_tokenize_is_refused_while_the_queue_is_full(serve: Any, backend: Any) -> None:
