@@ -136,7 +136,7 @@ def _parse(body: bytes, request: TaskRequest) -> InferRequest:
     if not (given.isascii() and given.isdecimal() and len(given) < 20 and int(given) <= len(body)):
         raise _invalid(f"must be the bytes of the JSON, at most {len(body)}", "header", _HEADER_LENGTH)
     end = int(given)
-    asked = parse(InferRequest, body[:end], len(body))  # the schema bounds the tensors
+    asked = parse(InferRequest, body[:end], max(request.settings.max_client_batch, _MAX_TENSORS))
     tensors = []
     for i, tensor in enumerate(asked.inputs):
         count, size = _count(tensor.shape, i), tensor.parameters and tensor.parameters.binary_data_size
