@@ -41,9 +41,6 @@ from model.errors import InvalidTextError
 T = TypeVar("T")
 Schema = TypeVar("Schema", bound=BaseModel)
 
-_PARTS = 16
-"""Parts in which a large answer is sent."""
-_MIN_PART_BYTES = 256 * 1024
 _MAX_FIELD_ERRORS = 100
 """More are counted instead of listed: listing ten thousand takes too long."""
 _MAX_SEARCHED_INPUTS = 512
@@ -158,19 +155,16 @@ class TaskRoute(APIRoute):
             is_large, response = reply.is_large, await _respond(request, self.task, reply, answer)
             del reply, answer
             if is_large:
-                await _send_in_parts(response, send)
+                await _send_until_read(response, send)
             else:
                 await response(scope, receive, send)
 
 
-async def _send_in_parts(response: Response, send: Send) -> None:
-    """Send an answer in parts. The server waits before each until the caller has read most of the part before, so this
-    ends when the caller has nearly all of it."""
+async def _send_until_read(response: Response, send: Send) -> None:
+    """Send an answer. The server waits before the last message, which is empty, until the caller has read nearly all of
+    the one before."""
     await send({"type": "http.response.start", "status": response.status_code, "headers": response.raw_headers})
-    size = max(len(response.body) // _PARTS, _MIN_PART_BYTES)
-    for at in range(0, len(response.body), size):
-        part = bytes(response.body[at : at + size])
-        await send({"type": "http.response.body", "body": part, "more_body": True})
+    await send({"type": "http.response.body", "body": response.body, "more_body": True})
     await send({"type": "http.response.body", "body": b""})
 
 

@@ -49,7 +49,7 @@ class EnginePolicy:
     would cost the loop as much."""
     inline_answer_bytes: int = 200 * 1024
     """Larger answers are put together in a thread."""
-    max_answer_bytes: int = 32 * 1024 * 1024
+    max_answer_bytes: int = 8 * 1024 * 1024
     """A text with 510 masks and 100 predictions each would be repeated 51,000 times."""
     max_answers_bytes: int = 128 * 1024 * 1024
     """Of all larger answers together that are being made or sent. In memory they take about three times as much."""

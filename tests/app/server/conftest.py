@@ -15,8 +15,10 @@ from typing import Any
 import httpx
 import pytest
 import uvicorn
+from fastapi import FastAPI
 
 from app.api.application import create_app
+from app.scheduling.engine import Engine
 from app.scheduling.lifecycle import Lifecycle
 from app.server.draining_server import DrainingServer
 from app.server.http_protocol import BoundedProtocol
@@ -29,10 +31,16 @@ PATIENCE = 30
 class Served:
     """A server that runs, and a client of it."""
 
+    app: FastAPI
     server: DrainingServer
     port: int
     client: httpx.AsyncClient
     serving: asyncio.Task[None]
+
+    @property
+    def engine(self) -> Engine:
+        engine: Engine = self.app.state.engine
+        return engine
 
     @property
     def lifecycle(self) -> Lifecycle:
@@ -93,7 +101,7 @@ def start_server(backend: Any) -> StartServer:
             async with httpx.AsyncClient(
                 base_url=f"http://127.0.0.1:{port}", timeout=PATIENCE, limits=limits
             ) as client:
-                served = Served(server, port, client, serving)
+                served = Served(app, server, port, client, serving)
                 try:
                     await served.until(
                         lambda: server.started and (server.lifecycle.has_loaded or not backend.may_load.is_set())
