@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 Loc = tuple[str | int, ...]
+
+MAX_FAULTS = 100
+"""Invalid inputs or fields that an error names; listing ten thousand takes too long."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,12 +56,16 @@ class InvalidRequestError(ServiceError):
 
 
 class InvalidInputError(ServiceError):
-    """A text cannot be answered. `error` is a `model.errors.TextError`, `loc` the path of the text."""
+    """Texts cannot be answered. Message, status and code are those of the first."""
 
-    def __init__(self, error: Exception, loc: Loc) -> None:
-        super().__init__(str(error))
-        self.error = error
-        self.loc = loc
+    def __init__(self, faults: list[tuple[Exception, Loc]]) -> None:
+        """`faults`: of each text, the `model.errors.TextError` and the path."""
+        super().__init__(str(faults[0][0]))
+        self.faults = faults
+
+    def relocate(self, to: Callable[[Loc], Loc]) -> None:
+        """Change the paths, for a request of another shape."""
+        self.faults = [(error, to(loc)) for error, loc in self.faults]
 
 
 class TooLargeError(ServiceError):

@@ -17,7 +17,7 @@ from app import errors
 from app.api import problems
 from app.settings import Settings
 from bert_client.wire import Problem
-from model.errors import TextTooLongError
+from model.errors import EmptyTextError, TextTooLongError
 
 _EXAMPLE_ID = "5d3e8f02c61ba794"
 _EXAMPLES: dict[int, errors.ServiceError] = {
@@ -26,7 +26,9 @@ _EXAMPLES: dict[int, errors.ServiceError] = {
     404: errors.TaskNotServedError("the loaded checkpoint has no head for next-sentence; GET /info lists the tasks"),
     413: errors.TooLargeError("the request has 600 inputs, one may carry 512; send several requests"),
     415: errors.UnsupportedMediaTypeError("send JSON with the header Content-Type: application/json"),
-    422: errors.InvalidInputError(TextTooLongError(614, limit=512), ("inputs", 3)),
+    422: errors.InvalidInputError(
+        [(TextTooLongError(614, limit=512), ("inputs", 3)), (EmptyTextError(""), ("inputs", 7))]
+    ),
     429: errors.QueueFullError(retry_after=2),
     500: errors.InferenceError(),
     503: errors.UnavailableError("loading"),

@@ -66,7 +66,7 @@ UNAVAILABLE_CODES = ("loading", "reloading", "stalled", "draining", "stopped", "
 def problem_type(error: Exception) -> ProblemType:
     """The type of an error; an internal error unless it was raised on purpose."""
     if isinstance(error, errors.InvalidInputError):
-        return problem_type(error.error)
+        return problem_type(error.faults[0][0])
     if isinstance(error, errors.UnavailableError):
         return replace(PROBLEM_TYPES[errors.UnavailableError], code=error.status)
     if isinstance(error, HTTPException):
@@ -126,7 +126,9 @@ def _detail(error: Exception, problem: ProblemType) -> str:
 def _field_errors(error: Exception) -> list[errors.FieldError]:
     if isinstance(error, errors.InvalidRequestError):
         return error.errors
-    if isinstance(error, errors.InvalidInputError) or (isinstance(error, errors.InferenceError) and error.loc):
+    if isinstance(error, errors.InvalidInputError):
+        return [errors.FieldError(str(fault), loc) for fault, loc in error.faults]
+    if isinstance(error, errors.InferenceError) and error.loc:
         return [errors.FieldError(str(error), error.loc)]
     return []
 

@@ -8,9 +8,23 @@ from __future__ import annotations
 
 from typing import Annotated, Any, TypeVar
 
-from pydantic import AliasChoices, BaseModel, ConfigDict, Discriminator, Field, StrictBool, StrictInt, Tag
+from pydantic import (
+    AliasChoices,
+    BaseModel,
+    ConfigDict,
+    Discriminator,
+    Field,
+    StrictBool,
+    StrictInt,
+    Tag,
+    ValidationError,
+    ValidatorFunctionWrapHandler,
+    WrapValidator,
+)
+from pydantic_core import InitErrorDetails
 from typing_extensions import TypeAliasType
 
+from app.errors import MAX_FAULTS
 from app.scheduling.tokenization import TextPair
 
 MAX_TOP_K = 100
@@ -45,7 +59,36 @@ def with_examples(*examples: dict[str, Any]) -> ConfigDict:
     return ConfigDict(json_schema_extra={"examples": list(examples)})
 
 
-Many = Annotated[list[T], Field(min_length=1, fail_fast=True), Tag("many")]
+def _name_invalid_items(items: Any, validate: ValidatorFunctionWrapHandler) -> Any:
+    """Validate a list with `fail_fast`, and go on behind the first invalid item, up to MAX_FAULTS of them. Without
+    `fail_fast`, naming 65,536 items takes 0.2 s."""
+    faults: list[InitErrorDetails] = []
+    start = 0
+    while len(faults) < MAX_FAULTS and (not start or start < len(items)):
+        try:
+            valid = validate(items[start:] if start else items)
+        except ValidationError as error:
+            details = error.errors(include_url=False)
+            if not details[0]["loc"]:  # the fault is the list's own, such as a wrong type
+                raise
+            index = start
+            for detail in details:
+                index = start + int(detail["loc"][0])
+                loc = (index, *detail["loc"][1:])
+                faults.append(
+                    {"type": detail["type"], "loc": loc, "input": detail["input"], "ctx": detail.get("ctx", {})}
+                )
+            start = index + 1
+        else:
+            if not faults:
+                return valid
+            break
+    raise ValidationError.from_exception_data("items", faults)
+
+
+Items = Annotated[list[T], Field(fail_fast=True), WrapValidator(_name_invalid_items)]
+"""A list whose errors name up to MAX_FAULTS invalid items."""
+Many = Annotated[Items[T], Field(min_length=1), Tag("many")]
 OneOrMany = Annotated[Annotated[T, Tag("one")] | Many[T], Discriminator(_one_or_many)]
 _Text = Annotated[str, Tag("string")]
 _Pair = Annotated[TextPair, Tag("pair")]

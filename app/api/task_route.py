@@ -10,10 +10,10 @@ import asyncio
 import codecs
 import difflib
 import json
-import re
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import fields
+from itertools import islice
 from typing import Any, NoReturn, TypeVar, get_args
 
 from fastapi import Request, Response
@@ -41,10 +41,6 @@ from model.errors import InvalidTextError
 T = TypeVar("T")
 Schema = TypeVar("Schema", bound=BaseModel)
 
-_MAX_FIELD_ERRORS = 100
-"""More are counted instead of listed: listing ten thousand takes too long."""
-_MAX_SEARCHED_INPUTS = 512
-"""Inputs that are searched for half of a surrogate pair, so that the error names the first one that has it."""
 _VALUES_PER_INPUT, _OTHER_VALUES = 4, 1000
 """JSON values that a body may have, for each input that a request may carry and beside them: making the objects of
 650,000 empty lists blocks the event loop for 100 ms."""
@@ -148,8 +144,8 @@ class TaskRoute(APIRoute):
             try:
                 reply, answer = await cancel_on_disconnect(receive, self.endpoint(body, request))
             except errors.InvalidInputError as error:
-                if error.loc[0] == "inputs" and not isinstance(getattr(body, "inputs", []), list):
-                    error.loc = ("inputs", *error.loc[2:])  # the caller sent one input, not a list
+                if error.faults[0][1][0] == "inputs" and not isinstance(getattr(body, "inputs", []), list):
+                    error.relocate(lambda loc: ("inputs", *loc[2:]))  # the caller sent one input, not a list
                 raise
             scope["logged"] |= {"inputs": len(reply.results), "tokens": reply.tokens}
             is_large, response = reply.is_large, await _respond(request, self.task, reply, answer)
@@ -242,7 +238,7 @@ def _separators(body: bytes) -> int:
 
 
 def _raise_not_json(body: bytes, error: ValueError) -> NoReturn:
-    """Raise why a body cannot be parsed. Python's `json` accepts half of a surrogate pair, and so tells its place."""
+    """Raise why a body cannot be parsed. Python's `json` accepts halves of surrogate pairs, so it finds them."""
     reason, given = f"Invalid JSON: {error}" if body.strip() else "the body is empty; send JSON", None
     try:
         given = json.loads(body.decode("utf-8", "surrogatepass"))
@@ -252,26 +248,27 @@ def _raise_not_json(body: bytes, error: ValueError) -> NoReturn:
         pass
     if _has_half_character(given):
         inputs = given.get("inputs") if isinstance(given, dict) else None
-        first = inputs[:_MAX_SEARCHED_INPUTS] if isinstance(inputs, list) else []
-        index = [i for i, one in enumerate(first) if _has_half_character(one)][:1]
-        raise errors.InvalidInputError(
-            InvalidTextError(), ("inputs", *index) if _has_half_character(inputs) else ()
-        ) from None
+        items = enumerate(inputs) if isinstance(inputs, list) else ()
+        having = islice((i for i, one in items if _has_half_character(one)), errors.MAX_FAULTS)
+        places: list[errors.Loc] = [("inputs", i) for i in having]
+        places = places or [("inputs",) if _has_half_character(inputs) else ()]
+        raise errors.InvalidInputError([(InvalidTextError(), loc) for loc in places]) from None
     raise errors.NotJSONError(reason) from None
 
 
 def _has_half_character(value: Any) -> bool:
     try:
-        return re.search("[\ud800-\udfff]", json.dumps(value, ensure_ascii=False)) is not None
+        (value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)).encode()
+    except UnicodeEncodeError:
+        return True
     except RecursionError:  # `json.loads` takes a little more nesting
-        return False
+        pass
+    return False
 
 
 def _raise_invalid(error: ValidationError, schema: type[BaseModel]) -> NoReturn:
-    if error.error_count() > _MAX_FIELD_ERRORS:
-        message = f"{error.error_count()} fields are invalid; send one input to see how"
-        raise errors.InvalidRequestError.at(message) from None
     details = error.errors(include_url=False, include_input=False, include_context=False)  # keeps texts out of logs
+    details = details[: errors.MAX_FAULTS]
     raise errors.InvalidRequestError([errors.FieldError(_message(d, schema), _loc(d)) for d in details]) from None
 
 

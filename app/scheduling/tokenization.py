@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from app.errors import InvalidInputError, Loc
+from app.errors import MAX_FAULTS, InvalidInputError, Loc
 from app.inference.types import Query, ServedModel, Task
 from model.errors import EmptyTextError, NoMaskError, TextError
 from model.tokenizer import Encoding
@@ -68,7 +68,7 @@ def target_ids(served: ServedModel, targets: Sequence[str]) -> tuple[int, ...]:
         try:
             ids[served.tokenizer.target_id(word)] = None
         except TextError as error:
-            raise InvalidInputError(error, ("parameters", "targets", i)) from error
+            raise InvalidInputError([(error, ("parameters", "targets", i))]) from error
     return tuple(ids)
 
 
@@ -76,14 +76,20 @@ def to_queries(inputs: Sequence[Input], to_query: ToQuery, check_cancelled: Chec
     """Queries of all inputs.
 
     Raises:
-        InvalidInputError: names the first input that has no answer.
+        InvalidInputError: names the inputs that have no answer, up to MAX_FAULTS.
     """
-    queries = []
+    queries: list[Query] = []
+    faults: list[tuple[Exception, Loc]] = []
     for i, given in enumerate(inputs):
         try:
             queries.append(to_query(given))
-            check_cancelled()
         except TextError as error:
             half: Loc = (error.half,) if isinstance(error, EmptyTextError) and error.half else ()
-            raise InvalidInputError(error, ("inputs", i, *half)) from error
+            # Without the traceback, which has this frame and so `faults`: a cycle would outlive `gc.freeze`.
+            faults.append((error.with_traceback(None), ("inputs", i, *half)))
+            if len(faults) == MAX_FAULTS:
+                break
+        check_cancelled()
+    if faults:
+        raise InvalidInputError(faults)
     return queries

@@ -19,9 +19,17 @@ from typing_extensions import TypeAliasType, TypedDict
 
 from app.api import openapi
 from app.api.routes import operations
-from app.api.schemas import MAX_TOP_K, Parameters, Strict, given, with_examples
+from app.api.schemas import MAX_TOP_K, Items, Parameters, Strict, given, with_examples
 from app.api.task_route import TaskRequest, TaskRoute, check_inputs, parse
-from app.errors import InvalidInputError, InvalidRequestError, Loc, TaskNotServedError, UnavailableError
+from app.errors import (
+    MAX_FAULTS,
+    FieldError,
+    InvalidInputError,
+    InvalidRequestError,
+    Loc,
+    TaskNotServedError,
+    UnavailableError,
+)
 from app.inference.types import Task
 from app.scheduling.deadline import Deadline
 from app.scheduling.engine import Reply
@@ -60,7 +68,7 @@ class InputTensor(Strict):
     name: str
     datatype: Literal["BYTES"]
     shape: list[StrictInt] = Field(min_length=1, max_length=8, description="The number of texts; further sizes are 1.")
-    data: list[str] | None = Field(None, fail_fast=True)
+    data: Items[str] | None = None
     parameters: InputParameters | None = None
 
 
@@ -204,9 +212,14 @@ async def _ask(task: Task, body: InferRequest, request: TaskRequest) -> tuple[Re
     columns = _columns(body, task)
     texts, parameters = columns["text"], given(body.parameters)
     if task is Task.FILL_MASK:
-        for i, text in enumerate(texts):
-            if (masks := text.count(MASK)) > 1:
-                raise _invalid(f"text {i} has {masks} masks, this model takes one; see /fill-mask", "inputs", 0)
+        masks = ((i, text.count(MASK)) for i, text in enumerate(texts))
+        several = [
+            FieldError(f"text {i} has {count} masks, this model takes one; see /fill-mask", ("inputs", 0, "data", i))
+            for i, count in masks
+            if count > 1
+        ]
+        if several:
+            raise InvalidRequestError(several[:MAX_FAULTS])
         filled = await request.fill_mask(texts, **parameters)
         return filled, [result.masks[0].predictions for result in filled.results]
     inputs: Sequence[Input] = texts
@@ -246,8 +259,7 @@ def _route(task: Task) -> TaskRoute:
             reply, rows = await _ask(task, body, request)
         except InvalidInputError as error:
             tensors = [tensor.name for tensor in body.inputs]
-            half = str(error.loc[2]) if error.loc[2:] else "text"
-            error.loc = ("inputs", tensors.index(half), "data", error.loc[1])
+            error.relocate(lambda loc: ("inputs", tensors.index(str((*loc, "text")[2])), "data", loc[1]))
             raise
         return reply, _response(task, body.id, rows, is_binary)
 

@@ -8,9 +8,9 @@ from pydantic import BeforeValidator, Discriminator, Field, StrictBool, Tag
 from pydantic.json_schema import SkipJsonSchema
 from typing_extensions import TypeAliasType
 
-from app.api.schemas import ALSO_TRUNCATION, OneOrMany, Strict, Truncate, as_list, with_examples
+from app.api.schemas import ALSO_TRUNCATION, Items, OneOrMany, Strict, Truncate, as_list, with_examples
 from app.api.task_route import TaskRequest, TaskRoute, check_inputs, parse
-from app.errors import InvalidInputError
+from app.errors import InvalidInputError, Loc
 from app.inference.types import Task
 from app.scheduling.engine import Reply
 from app.scheduling.tokenization import TextPair
@@ -41,7 +41,7 @@ PredictInputs = TypeAliasType(
     Annotated[
         Annotated[str, Tag("string")]
         | Annotated[TextList, Tag("pair")]
-        | Annotated[list[TextList], Field(min_length=1, fail_fast=True), Tag("many")],
+        | Annotated[Items[TextList], Field(min_length=1), Tag("many")],
         Discriminator(
             _kind,
             custom_error_type="inputs",
@@ -102,13 +102,17 @@ async def predict(body: PredictRequest, request: TaskRequest) -> tuple[Reply[Lab
             raw_scores=bool(body.raw_scores),
         )
     except InvalidInputError as error:
-        if isinstance(error.error, TextTooLongError):
-            error = InvalidInputError(error.error.with_option("truncate"), error.loc)
-        _, row, *half = error.loc
-        error.loc = ("inputs", *([row] if is_batch else []), *(["text", "text_pair"].index(str(name)) for name in half))
-        raise error from None
+        raise InvalidInputError([_own_fault(fault, loc, is_batch) for fault, loc in error.faults]) from None
     predictions = [result.predictions for result in reply.results]
     return reply, predictions if is_batch else predictions[0]
+
+
+def _own_fault(fault: Exception, loc: Loc, is_batch: bool) -> tuple[Exception, Loc]:
+    """A fault with the option and the path that this request has."""
+    if isinstance(fault, TextTooLongError):
+        fault = fault.with_option("truncate")
+    _, row, *half = loc
+    return fault, ("inputs", *([row] if is_batch else []), *(["text", "text_pair"].index(str(name)) for name in half))
 
 
 async def tokenize(body: TokenizeRequest, request: TaskRequest) -> tuple[Reply[list[TextToken]], Any]:

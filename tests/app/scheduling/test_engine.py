@@ -113,8 +113,9 @@ async def test_text_without_an_answer_is_named(
     async with running(backend) as engine:
         with pytest.raises(InvalidInputError) as raised:
             await engine.fill_mask(["[MASK]", text], deadline=soon(), **options)
-    assert raised.value.loc == ("inputs", 1)
-    assert isinstance(raised.value.error, expected)
+    ((error, loc),) = raised.value.faults
+    assert loc == ("inputs", 1)
+    assert isinstance(error, expected)
     assert backend.batches == []
 
 
@@ -122,8 +123,37 @@ async def test_unknown_target_is_named(backend: Any) -> None:
     async with running(backend) as engine:
         with pytest.raises(InvalidInputError, match="xyzzy") as raised:
             await engine.fill_mask(["[MASK]"], deadline=soon(), targets=["good", "xyzzy"])
-    assert raised.value.loc == ("parameters", "targets", 1)
-    assert isinstance(raised.value.error, UnknownTargetError)
+    ((error, loc),) = raised.value.faults
+    assert loc == ("parameters", "targets", 1)
+    assert isinstance(error, UnknownTargetError)
+
+
+@pytest.mark.parametrize("characters", [1, 10_000], ids=["on the event loop", "in a thread"])
+async def test_texts_without_an_answer_are_all_named(backend: Any, characters: int) -> None:
+    texts = ["", "[MASK] " + " " * characters, "a film", "a " * 100 + "[MASK]"]
+    async with running(backend) as engine:
+        with pytest.raises(InvalidInputError) as raised:
+            await engine.fill_mask(texts, deadline=soon())
+    found = [(type(error), loc) for error, loc in raised.value.faults]
+    assert found == [(EmptyTextError, ("inputs", 0)), (NoMaskError, ("inputs", 2)), (TextTooLongError, ("inputs", 3))]
+    assert str(raised.value) == "the text is empty"
+    assert backend.batches == []
+
+
+async def test_tokenization_ends_after_a_hundred_texts_without_an_answer(backend: Any) -> None:
+    tokenizer, encoded = backend.models["sentiment"].tokenizer, []
+
+    class Counting:
+        def encode(self, text: str, *others: Any, **options: Any) -> Encoding:
+            encoded.append(text)
+            return tokenizer.encode(text, *others, **options)
+
+    backend.models["sentiment"] = replace(backend.models["sentiment"], tokenizer=Counting())
+    async with running(backend) as engine:
+        with pytest.raises(InvalidInputError) as raised:
+            await engine.labels(Task.SENTIMENT, [""] * 300, deadline=soon())
+    assert [loc for _, loc in raised.value.faults] == [("inputs", i) for i in range(100)]
+    assert len(encoded) == 100
 
 
 @pytest.mark.parametrize(("top_k", "expected"), [(None, 6), (2, 2), (50, 6)])

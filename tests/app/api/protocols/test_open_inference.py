@@ -228,11 +228,19 @@ async def test_infer_bounds_the_inputs(serve: Any) -> None:
     assert (answer.status_code, answer.json()["code"]) == (413, "too_large")
 
 
-async def test_infer_locates_the_text_without_an_answer(serve: Any) -> None:
-    head = tensor(data=["a", "b"], count=2)
-    head["inputs"].append(tensor(data=["a", ""], count=2, name="text_pair")["inputs"][0])
+async def test_infer_locates_the_texts_without_an_answer(serve: Any) -> None:
+    head = tensor(data=["a", "b", ""], count=3)
+    head["inputs"].append(tensor(data=["a", "", "a"], count=3, name="text_pair")["inputs"][0])
     answer = await post(serve, head)
-    assert (answer.json()["code"], answer.json()["errors"][0]["loc"]) == ("empty_text", ["inputs", 1, "data", 1])
+    locs = [fault["loc"] for fault in answer.json()["errors"]]
+    assert (answer.json()["code"], locs) == ("empty_text", [["inputs", 1, "data", 1], ["inputs", 0, "data", 2]])
+
+
+async def test_infer_names_all_texts_with_several_masks(serve: Any) -> None:
+    texts = ["[MASK] [MASK]", "a [MASK]", "[MASK] a [MASK]"]
+    async with serve() as service:
+        answer = await service.client.post("/v2/models/fill-mask/infer", json=tensor(data=texts, count=3))
+    assert [fault["loc"] for fault in answer.json()["errors"]] == [["inputs", 0, "data", 0], ["inputs", 0, "data", 2]]
 
 
 @pytest.mark.parametrize("media_type", [None, "", "application/octet-stream", "application/json", "text/plain"])

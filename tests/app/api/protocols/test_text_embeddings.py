@@ -92,6 +92,14 @@ async def test_predict_raw_scores_are_logits(serve: Any, pretrained: Any, sentim
     assert odds / (1 + odds) == pytest.approx(scores[0]["score"], abs=1e-6)
 
 
+async def test_predict_names_all_invalid_inputs(serve: Any) -> None:
+    async with serve() as service:
+        answer = await service.client.post("/predict", json={"inputs": [[""], ["good"], ["good", ""], ["a " * 100]]})
+    faults = answer.json()["errors"]
+    assert [fault["loc"] for fault in faults] == [["inputs", 0], ["inputs", 2, 1], ["inputs", 3]]
+    assert faults[2]["message"].endswith("set truncate to true")
+
+
 async def test_tokenize_has_the_places_of_tokens_in_characters(serve: Any) -> None:
     text = "Gööd [MASK] walls"
     async with serve() as service:
