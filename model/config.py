@@ -8,6 +8,7 @@ import re
 import reprlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, Literal
 
 from model.errors import ConfigError
@@ -42,7 +43,7 @@ _MAX_SIZE = 2**24
 _MAX_LABELS = 2**16
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class BertConfig:
     """Shape and hyperparameters of one BERT, validated at construction.
 
@@ -118,7 +119,7 @@ class BertConfig:
         """Number of classes of a sequence-classification head."""
         return len(self.id2label)
 
-    @property
+    @cached_property
     def labels(self) -> list[str]:
         """Label names in the order of the logits."""
         return [self.id2label[i] for i in range(self.num_labels)]

@@ -249,6 +249,7 @@ def _mask_answers(logits: Tensor, queries: Sequence[Query]) -> list[Answer | Exc
     normaliser = logits.logsumexp(-1, keepdim=True)  # (masks, 1)
     longest = max((query.top_k for query in queries if not query.targets), default=0)
     top_logits, top_ids = logits.topk(min(longest, logits.shape[-1]))  # (masks, longest)
+    target_scores = _target_scores(logits, normaliser, queries) if any(query.targets for query in queries) else []
     finite = normaliser.isfinite().flatten().tolist()
     top_scores, top_tokens = (top_logits - normaliser).exp().tolist(), top_ids.tolist()
     answers: list[Answer | Exception] = []
@@ -259,19 +260,26 @@ def _mask_answers(logits: Tensor, queries: Sequence[Query]) -> list[Answer | Exc
         if not all(finite[rows]):
             answers.append(InferenceError(_NOT_FINITE))
         elif query.targets:
-            answers.append(_target_answer(logits[rows], normaliser[rows], query))
+            answers.append(_target_answer(target_scores[rows], query))
         else:
             k = query.top_k
             answers.append(Answer([row[:k] for row in top_scores[rows]], [row[:k] for row in top_tokens[rows]]))
     return answers
 
 
-def _target_answer(logits: Tensor, normaliser: Tensor, query: Query) -> Answer:
-    targets = torch.tensor(query.targets, device=logits.device)
-    scores = (logits[:, targets] - normaliser).exp()  # (masks, targets)
-    scores, order = scores.sort(stable=True, dim=-1, descending=True)
-    k = query.top_k
-    return Answer(scores[:, :k].tolist(), targets[order][:, :k].tolist())
+def _target_scores(logits: Tensor, normaliser: Tensor, queries: Sequence[Query]) -> list[list[float]]:
+    """Probabilities of each query's targets at each mask, followed by those of padding."""
+    most = max(len(query.targets) for query in queries)
+    padded = [[*query.targets, *[0] * (most - len(query.targets))] for query in queries for _ in query.masks]
+    targets = torch.tensor(padded, device=logits.device)  # (masks, most)
+    scores: list[list[float]] = (logits.gather(1, targets) - normaliser).exp().tolist()
+    return scores
+
+
+def _target_answer(scores: list[list[float]], query: Query) -> Answer:
+    """The targets with the highest of these scores at each mask; of equal ones, those that the caller names first."""
+    ranked = [sorted(zip(row, query.targets, strict=False), key=lambda pair: -pair[0])[: query.top_k] for row in scores]
+    return Answer([[score for score, _ in row] for row in ranked], [[target for _, target in row] for row in ranked])
 
 
 def _class_answer(row: list[float]) -> Answer | Exception:

@@ -19,12 +19,10 @@ from model.packing import OutputPositions, PackedBatch, SequenceBounds
 
 logger = logging.getLogger(__name__)
 
-GRAPH_TOKENS = (
-    *(32, 64, 128, 256, 512),
-    *(768, 1024, 1536, 2048, 3072, 4096, 6144, 8192, 12_288, 16_384),
-)
-"""Tokens of each graph. From 512 on there are two sizes per octave: kernels rather than launches take the time
-there, so padding is not free. Larger batches run without a graph."""
+GRAPH_TOKENS = (32, 64, 128, 256, 544, 768, *(512 * texts + 32 for texts in (2, 3, 4, 6, 8, 12, 16, 24, 32)))
+"""Tokens of each graph. Above 512 there are two sizes per octave: kernels rather than launches take the time there, so
+padding is not free. They hold 1, 2, 3, 4, ... 32 texts of 512 tokens, and 32 tokens more because dummy sequences need
+one. Larger batches run without a graph."""
 
 Replay = Callable[[], None]
 Capture = Callable[[Callable[[], Tensor]], tuple[Tensor, Replay]]
@@ -58,12 +56,11 @@ class GraphedEncoder:
         return self.encoder(batch.to(self.device, non_blocking=True)) if graph is None else graph(batch)
 
     def graph_for(self, batch: PackedBatch) -> Graph | None:
-        """The smallest graph that holds the batch and one more token, for the dummy sequence that has spare outputs."""
+        """The smallest graph that holds the batch."""
         if batch.outputs is None:
             return None
         rows = max(len(batch.cu_seqlens) - 1, len(batch.outputs.index))
-        fitting = (g for g in self.graphs if batch.total_tokens < g.layout.tokens and rows <= g.layout.outputs)
-        return next(fitting, None)
+        return next((graph for graph in self.graphs if graph.layout.holds(batch.total_tokens, rows)), None)
 
     def _capture(self, sizes: Sequence[int], capture: Capture) -> list[Graph]:
         """Graphs by size. The largest is recorded first: the others fit in the memory that it used."""
@@ -111,6 +108,11 @@ class Layout:
     def sections(self) -> list[int]:
         """Numbers of values of the buffer's parts"""
         return [self.tokens] * 3 + [self.outputs] + [self.capacity + 1] * 2
+
+    def holds(self, tokens: int, rows: int) -> bool:
+        """Whether there is room for so many tokens, one more for the dummy sequence that has the spare outputs, and so
+        many sequences or output positions."""
+        return tokens < self.tokens and rows <= self.outputs
 
     def write(self, buffer: Tensor, batch: PackedBatch) -> None:
         """Fill the buffer, on the host, with a batch and dummy sequences."""

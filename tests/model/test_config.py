@@ -198,3 +198,10 @@ def test_config_error_shortens_a_long_value() -> None:
 def test_config_replace_validates_again() -> None:
     with pytest.raises(ConfigError, match="not divisible"):
         BertConfig().replace(num_attention_heads=7)
+
+
+def test_config_labels_are_made_once() -> None:
+    config = BertConfig(id2label={1: "POSITIVE", 0: "NEGATIVE"})
+    assert config.labels == ["NEGATIVE", "POSITIVE"]
+    assert config.labels is config.labels
+    assert config.replace(id2label={0: "A"}).labels == ["A"]

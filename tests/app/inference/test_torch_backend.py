@@ -98,6 +98,32 @@ def test_targets_keep_their_probability_in_the_whole_vocabulary(loaded: TorchBac
         assert score == pytest.approx(probabilities[token_id], abs=1e-6)
 
 
+def test_targets_of_one_batch_may_differ_in_number(loaded: TorchBackend, tokenizer: Tokenizer) -> None:
+    ids = tuple(map(tokenizer.token_id, ("good", "bad", "film", "movie")))
+    kinds = ((2, ids[:2]), (5, ()), (4, ids), (1, ids[1:]))
+    queries = [masked(tokenizer, "[MASK] a [MASK]", top_k, targets) for top_k, targets in kinds]
+    together = answered(loaded, "pretrained", queries)
+    assert [[len(row) for row in answer.token_ids] for answer in together] == [[n, n] for n in (2, 5, 4, 1)]
+    for query, answer in zip(queries, together, strict=True):
+        (alone,) = answered(loaded, "pretrained", [query])
+        assert answer.token_ids == alone.token_ids
+        assert answer.scores == [pytest.approx(row, abs=1e-6) for row in alone.scores]
+
+
+def test_mask_answers_reads_the_device_as_often_for_many_queries(
+    tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reads, to_list = [], torch.Tensor.tolist
+    monkeypatch.setattr(torch.Tensor, "tolist", lambda tensor: (reads.append(1), to_list(tensor))[1])
+    query = masked(tokenizer, "[MASK]", 2, (6, 7))
+    counts = []
+    for number in (1, 8):
+        torch_backend._mask_answers(torch.zeros(number, 10), [query] * number)
+        counts.append(len(reads))
+        reads.clear()
+    assert counts[0] == counts[1]
+
+
 def test_many_masks_are_projected_in_pieces(
     loaded: TorchBackend, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:

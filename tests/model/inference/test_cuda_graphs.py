@@ -12,7 +12,7 @@ from torch import Tensor
 
 from model import BertForPreTraining, PackedBatch
 from model.bert import BertEncoder
-from model.inference.cuda_graphs import GraphedEncoder, Layout, Replay
+from model.inference.cuda_graphs import GRAPH_TOKENS, GraphedEncoder, Layout, Replay
 from tests.conftest import tiny_config
 
 SIZES = (32, 64, 128, 512)
@@ -103,7 +103,28 @@ def test_graphed_encoder_leaves_out_graphs_that_need_too_much_memory(
     assert "no memory for a CUDA graph of 512 tokens" in caplog.text
 
 
-@pytest.mark.parametrize("tokens", [32, 256, 16_384])
+@pytest.mark.parametrize(
+    ("lengths", "expected"),
+    [
+        ([31], 32),
+        ([32], 64),
+        ([255], 256),
+        ([512], 544),
+        ([512] * 2, 1056),
+        ([512] * 3, 1568),
+        ([512] * 16, 8224),
+        ([512] * 32, 16_416),
+        ([16] * 33, 544),
+        ([15] * 35, 768),
+        ([512] * 32 + [32], None),
+    ],
+)
+def test_layout_of_the_smallest_size_that_holds_a_batch(lengths: list[int], expected: int | None) -> None:
+    layouts = (Layout(size, 512) for size in GRAPH_TOKENS)
+    assert next((one.tokens for one in layouts if one.holds(sum(lengths), len(lengths))), None) == expected
+
+
+@pytest.mark.parametrize("tokens", [32, 256, 16_416])
 @pytest.mark.parametrize("max_seqlen", [16, 512])
 def test_layout_covers_all_tokens_and_outputs(tokens: int, max_seqlen: int) -> None:
     """The kernel leaves rows of no sequence unwritten, and a sequence longer than the bound is an error."""
@@ -146,10 +167,10 @@ def test_captured_graphs_equal_the_encoder() -> None:
         pytest.skip("no CUDA device: no graph was captured")
     encoder = encoder_on("cuda", torch.bfloat16, positions=512)
     graphed = GraphedEncoder(encoder)
-    assert len(graphed.graphs) == 15
+    assert len(graphed.graphs) == len(GRAPH_TOKENS)
     rng = random.Random(0)
-    for max_tokens in (1, 31, 60, 120, 511, 1500, 3000) * 8:
-        batch = random_batch(rng, max_tokens, longest=512)
+    full = [PackedBatch.pack([[5] * 512] * texts, outputs=[[0]] * texts) for texts in (1, 2, 16, 32)]
+    for batch in [*full, *(random_batch(rng, n, longest=512) for n in (1, 31, 60, 120, 511, 1500, 3000) * 8)]:
         assert graphed.graph_for(batch) is not None
         expected = encoder(batch.to("cuda"))
         torch.testing.assert_close(graphed(batch), expected, atol=3e-2, rtol=3e-2)
