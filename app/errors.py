@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 Loc = tuple[str | int, ...]
@@ -55,17 +55,24 @@ class InvalidRequestError(ServiceError):
         return cls([FieldError(message, loc)])
 
 
-class InvalidInputError(ServiceError):
-    """Texts cannot be answered. Message, status and code are those of the first."""
+class InputError(ServiceError):
+    """Inputs have no answer. `faults`: of each, the error and the path; empty if they are not known."""
 
-    def __init__(self, faults: list[tuple[Exception, Loc]]) -> None:
-        """`faults`: of each text, the `model.errors.TextError` and the path."""
-        super().__init__(str(faults[0][0]))
+    def __init__(self, message: str, faults: Sequence[tuple[Exception, Loc]] = ()) -> None:
+        super().__init__(message)
         self.faults = faults
 
     def relocate(self, to: Callable[[Loc], Loc]) -> None:
         """Change the paths, for a request of another shape."""
-        self.faults = [(error, to(loc)) for error, loc in self.faults]
+        self.faults = [(reason, to(loc)) for reason, loc in self.faults]
+
+
+class InvalidInputError(InputError):
+    """Texts cannot be answered. Message, status and code are those of the first."""
+
+    def __init__(self, faults: Sequence[tuple[Exception, Loc]]) -> None:
+        """`faults`: of each text, the `model.errors.TextError` and the path."""
+        super().__init__(str(faults[0][0]), faults)
 
 
 class TooLargeError(ServiceError):
@@ -136,11 +143,8 @@ class TooManyConnectionsError(UnavailableError):
         self.args = ("too many connections are open; close those that you do not use, and try again",)
 
 
-class InferenceError(ServiceError):
+class InferenceError(InputError):
     """The model failed on an input. Its request fails; other requests of the batch do not."""
-
-    loc: Loc = ()
-    """The path of the input, if it is known."""
 
     def __init__(self, reason: str = "the model failed on this input; the operator's log has more") -> None:
         super().__init__(reason)

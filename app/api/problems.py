@@ -126,10 +126,8 @@ def _detail(error: Exception, problem: ProblemType) -> str:
 def _field_errors(error: Exception) -> list[errors.FieldError]:
     if isinstance(error, errors.InvalidRequestError):
         return error.errors
-    if isinstance(error, errors.InvalidInputError):
+    if isinstance(error, errors.InputError):
         return [errors.FieldError(str(fault), loc) for fault, loc in error.faults]
-    if isinstance(error, errors.InferenceError) and error.loc:
-        return [errors.FieldError(str(error), error.loc)]
     return []
 
 

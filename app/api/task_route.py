@@ -143,9 +143,9 @@ class TaskRoute(APIRoute):
             body = self._parser(await _read(request), request)
             try:
                 reply, answer = await cancel_on_disconnect(receive, self.endpoint(body, request))
-            except errors.InvalidInputError as error:
-                if error.faults[0][1][0] == "inputs" and not isinstance(getattr(body, "inputs", []), list):
-                    error.relocate(lambda loc: ("inputs", *loc[2:]))  # the caller sent one input, not a list
+            except errors.InputError as error:
+                if not isinstance(getattr(body, "inputs", []), list):  # the caller sent one input
+                    error.relocate(lambda loc: ("inputs", *loc[2:]) if loc[0] == "inputs" else loc)
                 raise
             scope["logged"] |= {"inputs": len(reply.results), "tokens": reply.tokens}
             is_large, response = reply.is_large, await _respond(request, self.task, reply, answer)

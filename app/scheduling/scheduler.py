@@ -341,7 +341,7 @@ class Scheduler:
             request = pending.request
             if isinstance(answer, Exception):
                 if isinstance(answer, errors.InferenceError) and not isinstance(answer, errors.ProcessDiedError):
-                    answer.loc = ("inputs", pending.index)
+                    answer.faults = [(errors.InferenceError(str(answer)), ("inputs", pending.index))]
                 self._fail(request, answer)
                 continue
             request.answers[pending.index] = answer

@@ -41,7 +41,11 @@ def errors() -> str:
     }
     rows |= {
         (INTERNAL_ERROR.status, f"`{INTERNAL_ERROR.code}`", INTERNAL_ERROR.title),
-        (503, "`loading`, `reloading`, `stalled`, `draining`, `broken`, `stopped` or `too_many_connections`", "Service unavailable"),
+        (
+            503,
+            "`loading`, `reloading`, `stalled`, `draining`, `broken`, `stopped` or `too_many_connections`",
+            "Service unavailable",
+        ),
     }
     return _table(("status", "code", "meaning"), sorted(rows))
 

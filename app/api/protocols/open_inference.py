@@ -24,7 +24,7 @@ from app.api.task_route import TaskRequest, TaskRoute, check_inputs, parse
 from app.errors import (
     MAX_FAULTS,
     FieldError,
-    InvalidInputError,
+    InputError,
     InvalidRequestError,
     Loc,
     TaskNotServedError,
@@ -257,7 +257,7 @@ def _route(task: Task) -> TaskRoute:
             _shorten_deadline(request, timeout)
         try:
             reply, rows = await _ask(task, body, request)
-        except InvalidInputError as error:
+        except InputError as error:
             tensors = [tensor.name for tensor in body.inputs]
             error.relocate(lambda loc: ("inputs", tensors.index(str((*loc, "text")[2])), "data", loc[1]))
             raise

@@ -10,7 +10,7 @@ from typing_extensions import TypeAliasType
 
 from app.api.schemas import ALSO_TRUNCATION, Items, OneOrMany, Strict, Truncate, as_list, with_examples
 from app.api.task_route import TaskRequest, TaskRoute, check_inputs, parse
-from app.errors import InvalidInputError, Loc
+from app.errors import InferenceError, InvalidInputError, Loc
 from app.inference.types import Task
 from app.scheduling.engine import Reply
 from app.scheduling.tokenization import TextPair
@@ -103,6 +103,9 @@ async def predict(body: PredictRequest, request: TaskRequest) -> tuple[Reply[Lab
         )
     except InvalidInputError as error:
         raise InvalidInputError([_own_fault(fault, loc, is_batch) for fault, loc in error.faults]) from None
+    except InferenceError as error:
+        error.relocate(lambda loc: loc if is_batch else ("inputs",))
+        raise
     predictions = [result.predictions for result in reply.results]
     return reply, predictions if is_batch else predictions[0]
 

@@ -15,6 +15,7 @@ import pytest
 from app.api import task_route
 from app.api.task_route import cancel_on_disconnect
 from app.errors import CallerGoneError
+from model import Tokenizer
 
 GOOD = {"inputs": "good"}
 JSON = {"Content-Type": "application/json"}
@@ -404,3 +405,28 @@ async def test_health_needs_no_key(serve: Any) -> None:
     async with serve(**KEYS) as service:
         answers = {path: (await service.client.get(path)).status_code for path in paths}
     assert answers == dict.fromkeys(paths, 200)
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "loc"),
+    [
+        ("/sentiment", {"inputs": ["good", "bad", "good"]}, ["inputs", 1]),
+        ("/sentiment", {"inputs": "bad"}, ["inputs"]),
+        ("/predict", {"inputs": [["good"], ["bad"]]}, ["inputs", 1]),
+        ("/predict", {"inputs": ["bad", "good"]}, ["inputs"]),
+        (
+            "/v2/models/sentiment/infer",
+            {"inputs": [{"name": "text", "datatype": "BYTES", "shape": [2], "data": ["good", "bad"]}]},
+            ["inputs", 0, "data", 1],
+        ),
+    ],
+)
+async def test_input_that_cannot_be_computed_is_named(
+    serve: Any, backend: Any, tokenizer: Tokenizer, path: str, body: Any, loc: list[Any]
+) -> None:
+    bad = tokenizer.encode("bad").input_ids[1]
+    backend.fault = lambda query: ValueError() if bad in query.encoding.input_ids else None
+    async with serve() as service:
+        answer = await service.client.post(path, json=body)
+    assert (answer.status_code, answer.json()["code"]) == (500, "inference_failed")
+    assert [problem["loc"] for problem in answer.json()["errors"]] == [loc]
