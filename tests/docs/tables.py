@@ -13,7 +13,7 @@ import yaml
 from prometheus_client.metrics_core import Metric
 from pydantic.fields import FieldInfo
 
-from app.api.problems import INTERNAL_ERROR, PROBLEM_TYPES
+from app.api.problems import INTERNAL_ERROR, PROBLEM_TYPES, UNAVAILABLE_CODES
 from app.observability.metrics import Metrics
 from app.settings import PREFIX, Settings
 from benchmarks import results
@@ -41,11 +41,7 @@ def errors() -> str:
     }
     rows |= {
         (INTERNAL_ERROR.status, f"`{INTERNAL_ERROR.code}`", INTERNAL_ERROR.title),
-        (
-            503,
-            "`loading`, `reloading`, `stalled`, `draining`, `broken`, `stopped` or `too_many_connections`",
-            "Service unavailable",
-        ),
+        (503, ", ".join(f"`{code}`" for code in UNAVAILABLE_CODES), "Service unavailable"),
     }
     return _table(("status", "code", "meaning"), sorted(rows))
 
