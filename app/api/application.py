@@ -45,6 +45,8 @@ def create_app(settings: Settings, backend: Backend | None = None, *, serves_whi
     metrics.read_tokens_per_second(lambda: engine.scheduler.throughput.tokens_per_second)
     metrics.read_queue_requests(lambda: engine.scheduler.unanswered_requests)
     metrics.read_queue_tokens(lambda: engine.scheduler.queued_tokens)
+    metrics.read_event_loop_lag(lambda: lifecycle.event_loop_lag)
+    metrics.inference_time.read = lambda: lifecycle.current.backend.process_seconds()
     metrics.read_ready(lambda: lifecycle.status == "ready")
 
     @asynccontextmanager

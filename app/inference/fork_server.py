@@ -115,6 +115,10 @@ class InferenceProcess:
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.pid = 0
+        self.ready_at = 0.0
+        """`time.monotonic()` when it could compute."""
+        self.computed_seconds = 0.0
+        """Of all batches."""
         self.computing_since: float | None = None
         """`time.monotonic()` when the request was sent whose reply has not come yet."""
         self._reader = reader
@@ -127,6 +131,7 @@ class InferenceProcess:
             self.pid = _checked(await _receive(self._reader))
         except (EOFError, ConnectionError):
             raise ProcessDiedError from None
+        self.ready_at = time.monotonic()
 
     async def ask(self, request: Any) -> Any:
         """Send a request, and wait for the reply.

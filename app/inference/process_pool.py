@@ -11,14 +11,14 @@ import asyncio
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
 from app.errors import BackendDiedError, ProcessDiedError
 from app.inference.fork_server import ForkServer, InferenceProcess
 from app.inference.process_main import pack
-from app.inference.types import Answer, BackendConfig, BackendInfo, Query
+from app.inference.types import Answer, BackendConfig, BackendInfo, BatchResult, Query
 
 logger = logging.getLogger(__name__)
 
@@ -70,7 +70,7 @@ class ProcessPool:
         self._server = ForkServer(self._config)
         return self._server, await self._server.load()
 
-    async def run(self, encoder: str, queries: Sequence[Query]) -> Sequence[Answer | Exception]:
+    async def run(self, encoder: str, queries: Sequence[Query]) -> BatchResult:
         """See `Backend.run`."""
         while not self._free and self._error is None:
             self._changed.clear()
@@ -81,12 +81,14 @@ class ProcessPool:
         alone = number == 0 and len(queries) == 1 and len(self._free) == self.info.processes
         self._free.remove(number)
         try:
-            _, rows = await self._processes[number].ask((encoder, [pack(query) for query in queries], alone))
+            process = self._processes[number]
+            seconds, rows = await process.ask((encoder, [pack(query) for query in queries], alone))
         except ProcessDiedError:
             if self._error is not None:
                 raise BackendDiedError(str(self._error)) from None
             raise
-        return [row if isinstance(row, Exception) else Answer(*row) for row in rows]
+        process.computed_seconds += seconds
+        return BatchResult([row if isinstance(row, Exception) else Answer(*row) for row in rows], seconds)
 
     async def aclose(self) -> None:
         """See `Backend.aclose`."""
@@ -107,6 +109,14 @@ class ProcessPool:
         for process in self._processes.values():
             if process.computing_since is not None and process.computing_since < until:
                 process.kill()
+
+    def process_seconds(self) -> Mapping[int, tuple[float, float]]:
+        """See `Backend.process_seconds`."""
+        now = time.monotonic()
+        return {
+            number: (process.computed_seconds, now - process.ready_at - process.computed_seconds)
+            for number, process in self._processes.items()
+        }
 
     @property
     def is_ready(self) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
@@ -45,6 +45,16 @@ class Answer:
     scores: list[list[float]]
     token_ids: list[list[int]] = field(default_factory=list)
     """Fill-mask: the token that each score belongs to."""
+
+
+@dataclass(frozen=True, slots=True)
+class BatchResult:
+    """What a batch has given."""
+
+    answers: Sequence[Answer | Exception]
+    """In the order of the queries."""
+    seconds: float
+    """That the inference process took, without the delays of the event loop."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +115,9 @@ class Backend(Protocol):
         """Whether a process runs. False before loading, and while the weights are loaded again because the process that
         holds them has ended."""
 
+    def process_seconds(self) -> Mapping[int, tuple[float, float]]:
+        """Of each process by its number: the seconds that it has computed, and waited for a batch."""
+
     async def load(self, on_death: Callable[[BackendDiedError], None]) -> None:
         """Read the weights and compute something with each model. `on_death` is called if processes end later and
         cannot be replaced.
@@ -115,8 +128,8 @@ class Backend(Protocol):
             BackendDiedError: a process ended while it was loading.
         """
 
-    async def run(self, encoder: str, queries: Sequence[Query]) -> Sequence[Answer | Exception]:
-        """Answers in the order of the queries, from one forward pass.
+    async def run(self, encoder: str, queries: Sequence[Query]) -> BatchResult:
+        """The answers from one forward pass.
 
         Raises:
             OutOfMemoryError: fewer queries may fit.

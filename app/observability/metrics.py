@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import cache, partial
 
 from prometheus_client import (
@@ -14,6 +14,8 @@ from prometheus_client import (
     disable_created_metrics,
     generate_latest,
 )
+from prometheus_client.core import CounterMetricFamily, Metric
+from prometheus_client.registry import Collector
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -22,10 +24,30 @@ _COUNTS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
 _TOKENS = (16, 64, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768)
 
 
+class _InferenceTime(Collector):
+    """What each inference process does with its time."""
+
+    read: Callable[[], Mapping[int, tuple[float, float]]] = dict
+    """Of each process by its number: the seconds that it has computed, and waited."""
+
+    def collect(self) -> Iterator[Metric]:
+        """See `prometheus_client.registry.Collector`."""
+        seconds = CounterMetricFamily(
+            "bert_inference_seconds",
+            "Time of each inference process: computing a batch, or waiting for one.",
+            labels=["process", "state"],
+        )
+        for process, times in self.read().items():
+            for state, value in zip(("computing", "waiting"), times, strict=True):
+                seconds.add_metric([str(process), state], value)
+        yield seconds
+
+
 class Metrics:
     """Counters, gauges and histograms. `read_…` takes the function that gives a gauge's value at each collection."""
 
     def __init__(self) -> None:
+        self.inference_time = _InferenceTime()
         disable_created_metrics()  # type: ignore[no-untyped-call]  # else each counter has a second series, its start time
         self.registry = registry = CollectorRegistry()
         counter, gauge = partial(Counter, registry=registry), partial(Gauge, registry=registry)
@@ -76,6 +98,12 @@ class Metrics:
             "Tokens per second that the service computes at full load, as measured; 0 while it is loading.",
         ).set_function
         self.connections = gauge("bert_connections", "Open connections.").set
+        self.read_event_loop_lag = gauge(
+            "bert_event_loop_lag_seconds",
+            "Mean time of the last seconds that the HTTP process was late, because it had other things to do: where it "
+            "is the limit, this grows instead of the queue.",
+        ).set_function
+        registry.register(self.inference_time)
         gauge("bert_start_time_seconds", "When the service started, in seconds since 1970.").set_to_current_time()
         self.read_ready = gauge(
             "bert_ready", "1 if the service can answer: loaded, alive, and neither stalled nor draining."

@@ -103,7 +103,7 @@ class Engine:
         """Raise QueueFullError, DeadlineUnreachableError or UnavailableError if a request of so many bytes has no
         chance."""
         policy = self._policy
-        tokens = min(body_bytes // policy.bytes_per_token, policy.max_assumed_tokens, self._settings.max_queue_tokens)
+        tokens = min(body_bytes // policy.bytes_per_token, policy.max_assumed_tokens, self.scheduler.max_queue_tokens)
         inputs = min(max(body_bytes // policy.bytes_per_input, 1), policy.max_assumed_inputs)
         self.scheduler.check_capacity(tokens, inputs, deadline, headroom=policy.admission_headroom)
 

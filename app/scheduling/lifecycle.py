@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 
 from app.errors import BackendDiedError, SettingsError, TaskNotServedError, UnavailableError
-from app.inference.types import Answer, Backend, BackendInfo, Query, ServedModel, Task
+from app.inference.types import Backend, BackendInfo, BatchResult, Query, ServedModel, Task
 from app.observability.metrics import Metrics
 from app.scheduling.scheduler import Scheduler
 from app.scheduling.throughput import Throughput
@@ -29,6 +29,8 @@ WATCH_SECONDS = 0.1
 """Pause between two looks at the state."""
 KILL_GRACE_SECONDS = 5.0
 """Seconds in which a process that was killed ends, unless the system cannot end it."""
+LAG_WEIGHT = 0.02
+"""Of one look in the mean lag of the event loop, which so is the mean of some five seconds."""
 MAX_TICK_SECONDS = 1.0
 """Seconds that count per look, at most: a longer gap means that this process itself was suspended."""
 
@@ -75,7 +77,6 @@ class Lifecycle:
         self.scheduler = Scheduler(
             self._run,
             throughput=Throughput(fixed_batch_tokens=settings.max_batch_tokens),
-            max_queue_tokens=settings.max_queue_tokens,
             metrics=metrics,
             preferred_concurrent_batches=lambda: self.current.backend.preferred_concurrent_batches,
             on_failure=self._on_failure,
@@ -89,7 +90,10 @@ class Lifecycle:
         """Whether the models have been loaded."""
         self.startup_finished = asyncio.Event()
         """Set once the models are loaded, or cannot be."""
+        self.event_loop_lag = 0.0
+        """Mean seconds by which the event loop is late: how long a ready callback waits for those before it."""
         self._make_backend = make_backend
+        self._settings = settings
         self._metrics = metrics
         self._stall_seconds = max(settings.request_timeout_ms / 1000, MIN_STALL_SECONDS)
         self._stalled_for = 0.0
@@ -188,8 +192,10 @@ class Lifecycle:
             return True
 
     def _open(self, info: BackendInfo) -> None:
-        self.scheduler.throughput.set(info.tokens_per_second, info.processes, info.max_useful_tokens)
-        self.scheduler.open(info.processes)
+        throughput, settings = self.scheduler.throughput, self._settings
+        throughput.set(info.tokens_per_second, info.processes, info.max_useful_tokens)
+        derived = throughput.policy.queue_tokens(info.tokens_per_second, settings.request_timeout_ms / 1000)
+        self.scheduler.open(info.processes, settings.max_queue_tokens or derived)
 
     @contextmanager
     def encoder_for(self, task: Task) -> Iterator[tuple[LoadedEncoder, ServedModel]]:
@@ -212,7 +218,7 @@ class Lifecycle:
             owner.requests -= 1
             self._close_if_unused(owner)
 
-    async def _run(self, encoder: LoadedEncoder, queries: Sequence[Query]) -> Sequence[Answer | Exception]:
+    async def _run(self, encoder: LoadedEncoder, queries: Sequence[Query]) -> BatchResult:
         """Compute a batch; see `Backend.run`."""
         try:
             return await encoder.owner.backend.run(encoder.name, queries)
@@ -221,7 +227,7 @@ class Lifecycle:
                 raise
             if not encoder.owner.is_closing:  # its end is expected while we close it
                 logger.warning("a replaced backend ended before it had answered: %s", error)
-            return [UnavailableError("reloading", retry_after=1) for _ in queries]
+            return BatchResult([UnavailableError("reloading", retry_after=1) for _ in queries], 0.0)
 
     def _close_if_unused(self, owner: LoadedBackend) -> None:
         """Close a replaced backend once no request relies on it. Every request has a deadline, so one that hangs is
@@ -249,14 +255,16 @@ class Lifecycle:
             logger.critical("no further batch can succeed: %s", error, exc_info=trace)
 
     async def _watch(self) -> None:
-        """Log a batch that stalls, and kill its process if it hangs, until this is cancelled. While draining nothing is
-        killed, because the drain has a deadline."""
+        """Log a batch that stalls, kill its process if it hangs, and measure the lag of the event loop, until this is
+        cancelled. While draining nothing is killed, because the drain has a deadline."""
         while True:
             self.track_stall()
             self.scheduler.use_free_processes()
             if self.state < State.DRAINING and self.is_hung:
                 self.kill_hung_processes()
+            due = time.monotonic() + WATCH_SECONDS
             await asyncio.sleep(WATCH_SECONDS)
+            self.event_loop_lag += LAG_WEIGHT * (time.monotonic() - due - self.event_loop_lag)
 
     @property
     def is_hung(self) -> bool:

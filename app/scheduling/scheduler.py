@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any, NoReturn
 
 from app import errors
-from app.inference.types import Answer, Query
+from app.inference.types import Answer, BatchResult, Query
 from app.observability.metrics import Metrics
 from app.scheduling.deadline import Deadline
 from app.scheduling.fair_queue import FairQueue, LoadBySize, Pending, QueuedRequest
@@ -34,8 +34,11 @@ class Running:
     """A batch that is being computed."""
 
     began: float
+    """When it was sent to the backend; of a batch that failed and is halved, when the present part was."""
     concurrent: int
     """Batches that were being computed when it began, itself included."""
+    seconds: float = 0.0
+    """That the inference process took for it."""
     lacked_memory: bool = False
     fitting_tokens: int = 0
     """Tokens of the largest part that fitted into memory; 0 if none did."""
@@ -50,10 +53,9 @@ class Scheduler:
 
     def __init__(
         self,
-        run: Callable[[Any, list[Query]], Awaitable[Sequence[Answer | Exception]]],
+        run: Callable[[Any, list[Query]], Awaitable[BatchResult]],
         *,
         throughput: Throughput,
-        max_queue_tokens: int,
         metrics: Metrics,
         preferred_concurrent_batches: Callable[[], int] = lambda: 1,
         on_failure: Callable[[BaseException], None] = lambda _: None,
@@ -62,14 +64,14 @@ class Scheduler:
         """Prepare the queue; nothing is computed before `open`.
 
         Args:
-            max_queue_tokens: tokens that may wait ahead of a request, its own included.
             preferred_concurrent_batches: how many batches may run now. If half a full batch waits, every free process
                 computes.
             on_failure: called once, before any request fails, when no further batch can succeed.
             is_current: whether an encoder is one of the present backend's. A replaced one has processes of its own.
         """
         self.throughput = throughput
-        self.max_queue_tokens = max_queue_tokens
+        self.max_queue_tokens = 0
+        """Tokens that may wait ahead of a request, its own included."""
         self.reserved_tokens = 0
         """Estimated tokens of requests that are being tokenized; they count as queued."""
         self.computed_tokens = 0
@@ -106,9 +108,10 @@ class Scheduler:
         now = time.monotonic()
         return max((now - batch.began for batch in self._running), default=0.0)
 
-    def open(self, processes: int) -> None:
-        """A backend was loaded: compute up to `processes` batches at the same time. Batches of the backend that it
-        replaces run in other processes, so they count no longer."""
+    def open(self, processes: int, max_queue_tokens: int) -> None:
+        """A backend was loaded: compute up to `processes` batches at the same time, and queue up to so many tokens.
+        Batches of the backend that it replaces run in other processes, so they count no longer."""
+        self.max_queue_tokens = max_queue_tokens
         self._replaced = asyncio.Semaphore(max(1, self._processes))
         self._processes = processes
         self._running.clear()
@@ -298,7 +301,7 @@ class Scheduler:
         tokens = sum(pending.tokens for pending in batch)
         if not any(isinstance(answer, Exception) for answer in answers):
             concurrent = max(running.concurrent, len(self._running))
-            self.throughput.record_batch(tokens, time.monotonic() - running.began, concurrent)
+            self.throughput.record_batch(tokens, running.seconds, concurrent)
         if running.lacked_memory:
             if running.fitting_tokens:  # else smaller batches would not help
                 self.throughput.record_out_of_memory(running.fitting_tokens)
@@ -310,7 +313,10 @@ class Scheduler:
             return [errors.InferenceError()] * len(batch)
         tokens = sum(pending.tokens for pending in batch)
         try:
-            answers = list(await self._run(batch[0].request.encoder, [pending.item for pending in batch]))
+            running.began = time.monotonic()
+            result = await self._run(batch[0].request.encoder, [pending.item for pending in batch])
+            running.seconds += result.seconds
+            answers = list(result.answers)
             if len(answers) != len(batch):
                 raise RuntimeError(f"{len(answers)} answers to {len(batch)} items")
             running.fitting_tokens = max(running.fitting_tokens, tokens)

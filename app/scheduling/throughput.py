@@ -27,6 +27,19 @@ class ThroughputPolicy:
     max_queue_fraction: float = 0.6
     """Fraction of the time until its deadline that a request may wait in the queue, because the speed may fall."""
 
+    min_queue_tokens: int = 262_144
+    """Lower bound of the queue: 512 texts of 512 tokens."""
+    max_queue_tokens: int = 8_000_000
+    """Upper bound of the queue, because a waiting token takes some 50 bytes."""
+
+    def queue_tokens(self, tokens_per_second: float, timeout: float) -> int:
+        """Tokens that may wait: those that are computed within `timeout` seconds, the server's deadline.
+
+        >>> ThroughputPolicy().queue_tokens(52_000, timeout=30)
+        1560000
+        """
+        return max(min(int(tokens_per_second * timeout), self.max_queue_tokens), self.min_queue_tokens)
+
     def batch_tokens(self, tokens_per_second: float, max_useful_tokens: int) -> int:
         """Tokens of a batch. `tokens_per_second` is the measured speed of one process, 0 if it is not known yet.
 
@@ -55,7 +68,7 @@ class Throughput:
         self._max_useful_tokens = 0
         self._samples = 0
         self._fixed_batch_tokens = fixed_batch_tokens
-        self._policy = policy
+        self.policy = policy
         self._memory_limit = math.inf
         """Tokens of a batch that memory had room for, after a larger batch had none."""
         self._since_out_of_memory = 0
@@ -77,14 +90,14 @@ class Throughput:
         is_faster = 0 < self.tokens_per_second < speed * concurrent
         if 2 * tokens < self.batch_tokens and not is_faster:
             return
-        weight = 1 / self._policy.averaged_batches if self.tokens_per_second else 1.0
+        weight = 1 / self.policy.averaged_batches if self.tokens_per_second else 1.0
         if is_faster or concurrent >= self._processes or not self.tokens_per_second:
             self.tokens_per_second += weight * (speed * concurrent - self.tokens_per_second)
         if concurrent > 1 or self._processes == 1:  # alone, a text may have had the threads of all processes
             self._per_process += weight * (speed - self._per_process)
         self._samples += 1
         self._since_out_of_memory += 1
-        if self._since_out_of_memory % self._policy.oom_recovery_batches == 0:
+        if self._since_out_of_memory % self.policy.oom_recovery_batches == 0:
             self._memory_limit *= 2
         self._update_batch_tokens()
 
@@ -95,16 +108,16 @@ class Throughput:
         self._since_out_of_memory = 0
 
     def _update_batch_tokens(self) -> None:
-        wanted = self._fixed_batch_tokens or self._policy.batch_tokens(self._per_process, self._max_useful_tokens)
+        wanted = self._fixed_batch_tokens or self.policy.batch_tokens(self._per_process, self._max_useful_tokens)
         self.batch_tokens = int(min(wanted, self._memory_limit))
 
     def max_backlog(self, seconds: float) -> float:
         """Tokens of unanswered requests, at most, so that a request with so many seconds left is answered in time."""
         if not self.tokens_per_second:
             return math.inf
-        trusted = self._samples >= self._policy.averaged_batches
-        speed = self.tokens_per_second * (1 if trusted else self._policy.uncalibrated_speed_factor)
-        return speed * self._policy.max_queue_fraction * max(seconds, 0.0)
+        trusted = self._samples >= self.policy.averaged_batches
+        speed = self.tokens_per_second * (1 if trusted else self.policy.uncalibrated_speed_factor)
+        return speed * self.policy.max_queue_fraction * max(seconds, 0.0)
 
     def seconds_for(self, tokens: int) -> int:
         """Whole seconds, from 1 to 60, until so many tokens are computed."""

@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from app.errors import BackendDiedError, ProcessDiedError
 from app.inference.torch_backend import TorchBackend
-from app.inference.types import Answer, BackendConfig, BackendInfo, Query, ServedModel, Task
+from app.inference.types import Answer, BackendConfig, BackendInfo, BatchResult, Query, ServedModel, Task
 
 PATIENCE = 30  # seconds; only a hung test waits so long
 
@@ -43,17 +43,21 @@ class FakeBackend:
         if self.load_error is not None:
             raise self.load_error
 
-    async def run(self, encoder: str, queries: Sequence[Query]) -> list[Answer | Exception]:
+    async def run(self, encoder: str, queries: Sequence[Query]) -> BatchResult:
+        began = time.monotonic()
         self.batches.append(list(queries))
         self.entered.release()
         await self._wait(self.gate)
         for query in queries:
             if (error := self.fault(query)) is not None:
                 raise error
-        return [_answer(query) for query in queries]
+        return BatchResult([_answer(query) for query in queries], time.monotonic() - began)
 
     def kill_hung(self, seconds: float) -> None:
         self.killed_hung = True
+
+    def process_seconds(self) -> Mapping[int, tuple[float, float]]:
+        return {0: (1.5, 2.5)}
 
     async def aclose(self) -> None:
         self.closed = True
@@ -89,11 +93,15 @@ class ThreadBackend:
     async def load(self, on_death: Callable[[BackendDiedError], None]) -> None:
         await asyncio.to_thread(self._backend.load)
 
-    async def run(self, encoder: str, queries: Sequence[Query]) -> list[Answer | Exception]:
-        return await asyncio.to_thread(self._backend.run, encoder, queries)
+    async def run(self, encoder: str, queries: Sequence[Query]) -> BatchResult:
+        began = time.monotonic()
+        return BatchResult(await asyncio.to_thread(self._backend.run, encoder, queries), time.monotonic() - began)
 
     def kill_hung(self, seconds: float) -> None:
         pass
+
+    def process_seconds(self) -> Mapping[int, tuple[float, float]]:
+        return {}
 
     async def aclose(self) -> None:
         pass

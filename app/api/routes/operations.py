@@ -42,7 +42,7 @@ _INFO = {
     ],
     "limits": {
         "max_batch_tokens": 2048,
-        "max_queue_tokens": 262144,
+        "max_queue_tokens": 1560000,
         "max_client_batch": 512,
         "max_body_bytes": 2097152,
         "request_timeout_ms": 30000,
@@ -101,7 +101,7 @@ async def info(request: Request) -> Info:
         models=[_model(served) for served in backend.models.values()],
         limits=Limits(
             max_batch_tokens=throughput.batch_tokens,
-            max_queue_tokens=settings.max_queue_tokens,
+            max_queue_tokens=lifecycle.scheduler.max_queue_tokens,
             max_client_batch=settings.max_client_batch,
             max_body_bytes=settings.max_body_bytes,
             request_timeout_ms=settings.request_timeout_ms,

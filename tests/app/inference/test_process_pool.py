@@ -7,7 +7,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ from app.errors import BackendDiedError, ProcessDiedError, SettingsError
 from app.inference.fork_server import InferenceProcess
 from app.inference.process_pool import ProcessPool
 from app.inference.torch_backend import TorchBackend
-from app.inference.types import Answer, BackendConfig, Query, Task
+from app.inference.types import Answer, BackendConfig, BatchResult, Query, Task
 from model import Tokenizer
 from model.errors import CheckpointError
 from tests.app.process import PATIENCE, children
@@ -111,7 +111,7 @@ async def test_process_pool_answers_as_the_models_in_this_process_do(
         Query(Task.NEXT_SENTENCE, tokenizer.encode("a film", "it was good")),
         Query(Task.FILL_MASK, text, (mask,), 2, (5, 6)),
     ]
-    assert await backend.run("pretrained", queries) == here.run("pretrained", queries)
+    assert (await backend.run("pretrained", queries)).answers == here.run("pretrained", queries)
     assert set(backend.info.models) == set(here.info.models)
     assert backend.info.models["pretrained"].config == here.info.models["pretrained"].config
     assert backend.info.models["pretrained"].tokenizer.encode("a good film") == tokenizer.encode("a good film")
@@ -123,7 +123,7 @@ async def test_process_pool_answers_as_the_models_in_this_process_do(
 async def test_process_pool_large_batch_and_large_answer_arrive_whole(pair: ProcessPool, tokenizer: Tokenizer) -> None:
     text = tokenizer.encode("a [MASK]")
     query = Query(Task.FILL_MASK, text, (text.input_ids.index(tokenizer.mask_id),), 50)
-    answers = await pair.run("pretrained", [query] * 2000)
+    answers = (await pair.run("pretrained", [query] * 2000)).answers
     assert len(answers) == 2000
     assert all(isinstance(answer, Answer) and len(answer.scores[0]) == 50 for answer in answers)
 
@@ -135,7 +135,7 @@ async def test_process_pool_batch_that_fails_leaves_the_process_alive(
     with pytest.raises(KeyError, match="no such encoder") as raised:
         await backend.run("no such encoder", [query])
     assert "in _compute" in "".join(raised.value.__notes__)  # where it happened, for the log
-    assert len(await backend.run("sentiment", [query])) == 1
+    assert len((await backend.run("sentiment", [query])).answers) == 1
 
 
 async def test_process_pool_names_checkpoint_and_device_that_cannot_be_used(pretrained: Path, tmp_path: Path) -> None:
@@ -166,7 +166,7 @@ async def test_process_pool_process_that_ends_fails_its_batch_and_is_replaced(
     await until(lambda: len(pids_of(own_pair)) == 2 and pids_of(own_pair)[victim] != pids[victim])
     os.kill(pids[1 - victim], signal.SIGCONT)
     answers = await asyncio.gather(*asked, return_exceptions=True)
-    assert [isinstance(answer, list) for answer in answers] == [i != victim for i in range(5)]
+    assert [isinstance(answer, BatchResult) for answer in answers] == [i != victim for i in range(5)]
     assert server_of(own_pair) == server
     assert sorted(children(server)) == sorted(pids_of(own_pair))
 
@@ -176,7 +176,7 @@ async def test_process_pool_idle_process_that_ends_fails_no_batch(own_pair: Proc
     os.kill(pids[0], signal.SIGKILL)
     await until(lambda: len(pids_of(own_pair)) == 2 and pids_of(own_pair)[0] != pids[0])
     both = await asyncio.gather(*(own_pair.run("sentiment", [sentiment_query(tokenizer)]) for _ in range(2)))
-    assert [len(answers) for answers in both] == [1, 1]
+    assert [len(result.answers) for result in both] == [1, 1]
 
 
 @pytest.mark.parametrize("threads", [1, 2])
@@ -188,7 +188,7 @@ async def test_process_pool_loads_again_when_the_fork_server_ends(
         os.kill(first, signal.SIGKILL)
         await until(lambda: not pool.is_ready)
         asked = asyncio.create_task(pool.run("sentiment", [sentiment_query(tokenizer)]))
-        assert len(await asked) == 1
+        assert len((await asked).answers) == 1
         assert server_of(pool) != first
         await until(lambda: len(pids_of(pool)) == threads)
         assert len(pool._deaths) == 1
@@ -251,7 +251,7 @@ async def test_process_pool_hung_process_does_not_block_the_event_loop(
     asked = asyncio.create_task(own_pair.run("sentiment", [sentiment_query(tokenizer, "good " * 60)] * 20_000))
     await until(lambda: 0 not in own_pair._free)
     other = await own_pair.run("sentiment", [sentiment_query(tokenizer)])
-    assert len(other) == 1
+    assert len(other.answers) == 1
     assert not asked.done()
     os.kill(pids[0], signal.SIGKILL)
     with pytest.raises(ProcessDiedError):
@@ -346,7 +346,7 @@ async def test_process_pool_that_does_not_fork_computes_in_the_process_that_load
     os.kill(first, signal.SIGKILL)
     with pytest.raises(ProcessDiedError):
         await asked[0]
-    assert len(await asked[1]) == 1
+    assert len((await asked[1]).answers) == 1
     assert pids_of(backend) == [server_of(backend)] != [first]
     assert not told
     assert len(backend._deaths) == 1
@@ -380,7 +380,7 @@ async def test_process_pool_cancelled_batch_does_not_answer_the_next(
     await asyncio.wait(cancelled)
     for pid in pids_of(own_pair):
         os.kill(pid, signal.SIGCONT)
-    assert len(await own_pair.run("sentiment", [sentiment_query(tokenizer)])) == 1
+    assert len((await own_pair.run("sentiment", [sentiment_query(tokenizer)])).answers) == 1
     await until(lambda: len(own_pair._free) == 2)
 
 
@@ -400,8 +400,8 @@ async def test_process_pool_two_processes_answer_at_the_same_time_and_alike(
         assert scores(one) == pytest.approx(scores(three), abs=1e-6)
 
 
-def scores(answers: Sequence[Answer | Exception]) -> list[float]:
-    return [answer.scores[0][0] for answer in answers if isinstance(answer, Answer)]
+def scores(result: BatchResult) -> list[float]:
+    return [answer.scores[0][0] for answer in result.answers if isinstance(answer, Answer)]
 
 
 async def test_process_pool_forks_share_memory(own_pair: ProcessPool, tokenizer: Tokenizer) -> None:
@@ -452,6 +452,27 @@ async def test_logits_and_scores_of_one_batch_are_not_mixed_up(pair: ProcessPool
     name, served = next((n, model) for n, model in pair.info.models.items() if Task.SENTIMENT in model.tasks)
     encoding = served.tokenizer.encode("good")
     queries = [Query(Task.SENTIMENT, encoding, raw_scores=raw) for raw in (True, False, True)]
-    logits, scores, again = [answer.scores[0] for answer in await pair.run(name, queries) if isinstance(answer, Answer)]
+    answers = (await pair.run(name, queries)).answers
+    logits, scores, again = [answer.scores[0] for answer in answers if isinstance(answer, Answer)]
     assert scores == pytest.approx(torch.tensor(logits).softmax(-1).tolist())
     assert logits == again != scores
+
+
+async def test_process_pool_tells_how_long_each_process_computes(own_pair: ProcessPool, tokenizer: Tokenizer) -> None:
+    before = own_pair.process_seconds()
+    assert [computed for computed, _ in before.values()] == [0.0, 0.0]
+    results = [await own_pair.run("sentiment", [sentiment_query(tokenizer)]) for _ in range(3)]
+    after = own_pair.process_seconds()
+    assert after[0][0] == pytest.approx(sum(result.seconds for result in results))
+    assert after[1][0] == 0
+    assert after[1][1] > before[1][1] > 0
+    assert min(result.seconds for result in results) > 0
+
+
+async def test_process_pool_seconds_of_a_batch_are_the_processs_own(
+    own_pair: ProcessPool, tokenizer: Tokenizer
+) -> None:
+    asked = asyncio.create_task(own_pair.run("sentiment", [sentiment_query(tokenizer)]))
+    await until(lambda: 0 not in own_pair._free)
+    time.sleep(1)  # noqa: ASYNC251 (the event loop is busy)
+    assert (await asked).seconds < 0.9

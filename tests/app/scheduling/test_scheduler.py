@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import time
 import weakref
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -21,6 +22,7 @@ from app.errors import (
     TooLargeError,
     UnavailableError,
 )
+from app.inference.types import BatchResult
 from app.scheduling.deadline import Deadline
 from app.scheduling.scheduler import SLOW_BATCH_SECONDS, Scheduler
 from app.scheduling.throughput import Throughput, ThroughputPolicy
@@ -56,7 +58,8 @@ class Computer:
     entered: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(0))
     fault: Callable[[list[int]], BaseException | None] = lambda _: None
 
-    async def run(self, encoder: str, items: list[int]) -> list[int | Exception]:
+    async def run(self, encoder: str, items: list[int]) -> BatchResult:
+        began = time.monotonic()
         self.batches.append((encoder, list(items)))
         self.entered.release()
         await self.gate.wait()
@@ -65,7 +68,7 @@ class Computer:
                 raise error
             finally:
                 del error  # its traceback holds this frame: a cycle
-        return [2 * item for item in items]
+        return BatchResult([2 * item for item in items], time.monotonic() - began)  # type: ignore[misc]
 
     async def has_entered(self) -> None:
         async with asyncio.timeout(PATIENCE):
@@ -93,13 +96,12 @@ async def running(
     scheduler = Scheduler(
         computer.run,
         throughput=Throughput(ThroughputPolicy(max_queue_fraction=1.0), fixed_batch_tokens=batch),
-        max_queue_tokens=queue,
         metrics=Counts(),
         preferred_concurrent_batches=max_concurrent or (lambda: processes),
         on_failure=on_failure,
         is_current=is_current,
     )
-    scheduler.open(processes)
+    scheduler.open(processes, queue)
     try:
         yield scheduler
     finally:
@@ -199,8 +201,8 @@ async def test_scheduler_request_whose_item_fails_leaves_the_queue(computer: Com
 
 async def test_scheduler_exception_in_place_of_an_answer_reaches_only_its_caller() -> None:
     class Picky(Computer):
-        async def run(self, encoder: str, items: list[int]) -> list[int | Exception]:
-            return [InferenceError("odd") if item % 2 else item for item in items]
+        async def run(self, encoder: str, items: list[int]) -> BatchResult:
+            return BatchResult([InferenceError("odd") if item % 2 else item for item in items], 0.0)  # type: ignore[misc]
 
     async with running(Picky()) as scheduler:
         good, bad = await asyncio.gather(ask(scheduler, 2), ask(scheduler, 3), return_exceptions=True)
@@ -210,8 +212,8 @@ async def test_scheduler_exception_in_place_of_an_answer_reaches_only_its_caller
 
 async def test_scheduler_wrong_number_of_answers_is_an_error() -> None:
     class Forgetful(Computer):
-        async def run(self, encoder: str, items: list[int]) -> list[int | Exception]:
-            return []
+        async def run(self, encoder: str, items: list[int]) -> BatchResult:
+            return BatchResult([], 0.0)
 
     async with running(Forgetful()) as scheduler:
         with pytest.raises(InferenceError):
@@ -245,7 +247,7 @@ async def test_scheduler_batch_of_the_backend_before_is_not_measured(computer: C
         computer.gate.clear()
         old = await start(scheduler, 1, tokens=100)
         await computer.has_entered()
-        scheduler.open(1)
+        scheduler.open(1, 1000)
         computer.gate.set()
         assert await old == [2]
         assert scheduler.throughput.tokens_per_second == 1e-6
@@ -484,6 +486,31 @@ async def test_scheduler_tells_how_long_the_running_batch_takes(computer: Comput
         assert scheduler.computing_for == 0
 
 
+async def test_scheduler_watches_each_part_of_a_batch_that_is_halved() -> None:
+    class Failing(Computer):
+        async def run(self, encoder: str, items: list[int]) -> BatchResult:
+            self.entered.release()
+            await self.gate.wait()
+            self.gate.clear()
+            if len(items) > 1:
+                raise ValueError
+            return BatchResult(items, 0.0)  # type: ignore[arg-type]
+
+    computer = Failing()
+    async with running(computer) as scheduler:
+        asked = await start(scheduler, 1, 2)
+        for _ in range(3):
+            await computer.has_entered()
+            await asyncio.sleep(0.02)
+            assert scheduler.computing_for >= 0.02
+            computer.gate.set()
+            before = time.monotonic()
+            await until(lambda: not computer.gate.is_set())
+            await asyncio.sleep(0)
+            assert scheduler.computing_for <= time.monotonic() - before
+        assert await asked == [1, 2]
+
+
 async def test_scheduler_free_processes_share_what_waits(computer: Computer) -> None:
     async with running(computer, batch=10_000, processes=3, max_concurrent=lambda: 2) as scheduler:
         computer.gate.clear()
@@ -610,11 +637,11 @@ async def test_scheduler_dead_process_fails_requests_of_another_that_still_compu
     hold = asyncio.Event()
 
     class Two(Computer):
-        async def run(self, encoder: str, items: list[int]) -> list[int | Exception]:
+        async def run(self, encoder: str, items: list[int]) -> BatchResult:
             self.entered.release()
             if items == [1]:
                 await hold.wait()
-                return [2]
+                return BatchResult([2], 0.0)  # type: ignore[list-item]
             await self.gate.wait()
             raise BackendDiedError
 
