@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import socket
 import subprocess
 import sys
 import time
@@ -12,15 +11,15 @@ from collections.abc import Iterator
 import httpx
 import pytest
 
+from tests.ports import free_port
+
 START_SECONDS = 120
 
 
 @pytest.fixture(scope="session")
 def shipped() -> Iterator[httpx.Client]:
     """A client of a `bert-serve` process with every default but the port."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     environment = {name: value for name, value in os.environ.items() if not name.startswith("BERT_")}
     command = [sys.executable, "-m", "app", "--host", "127.0.0.1", "--port", str(port)]
     with subprocess.Popen(command, env=environment) as server:

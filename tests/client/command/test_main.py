@@ -9,15 +9,16 @@ import io
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import threading
 import time
 import zipfile
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -25,10 +26,13 @@ from bert_client.command import file_job
 from bert_client.command.file_job import FIRST_ROWS, PROCESS_ENDED
 from bert_client.command.main import run
 from tests.client.echo import invalid_inputs, process_ended, serve
+from tests.ports import free_port
 
 ROOT = Path(__file__).parents[3]
 Bert = Callable[..., tuple[int, str, str]]
-PATIENCE = 30  # seconds; less than a client waits for an answer
+PATIENCE = 120  # seconds; other jobs may hold the processor
+TIMEOUT = 600
+"""Seconds that a client waits for an answer: longer than a test waits for the client."""
 
 # Nothing may be imported but the standard library, `bert_client`, and httpx with what it needs.
 LIGHT = """
@@ -109,8 +113,7 @@ def buffered() -> dict[str, str]:
 
 
 def test_bert_file_waits_for_an_absent_service_and_says_so() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as nobody:
-        port = nobody.getsockname()[1]
+    port = free_port()
     host = f"127.0.0.1:{port}"
     program = "from bert_client.command.main import main; main()"
     command = [sys.executable, "-c", program, "sentiment", "--file", "-", "--url", f"http://user:secret@{host}"]
@@ -664,7 +667,7 @@ def test_bert_impossible_argument_is_misuse(bert: Bert, arguments: tuple[str, st
 @pytest.fixture
 def holding() -> Iterator[Holding]:
     service = Holding()
-    threading.Thread(target=service.serve_forever).start()
+    threading.Thread(target=service.serve_forever, kwargs={"poll_interval": 0.05}).start()
     try:
         yield service
     finally:
@@ -683,15 +686,38 @@ main()
 """
 
 
+def until_it_waits(holding: Holding, process: subprocess.Popen[Any]) -> None:
+    """Until the service holds a request, and no thread of the client has run between two looks.
+
+    Before that, its main thread may be in `Thread.start`, where a signal can end as a RuntimeError of Python's own.
+    """
+    assert holding.entered.wait(PATIENCE)
+    until, before = time.monotonic() + PATIENCE, None
+    while (now := threads_of(process)) != before or any(state != "S" for state, _ in now):
+        assert time.monotonic() < until
+        before = now
+        time.sleep(0.02)
+
+
+def threads_of(process: subprocess.Popen[Any]) -> list[tuple[str, str]]:
+    """The state of each thread, and how often it has waited, as Linux tells."""
+    found = []
+    for status in sorted(Path(f"/proc/{process.pid}/task").glob("*/status")):
+        with suppress(FileNotFoundError, ProcessLookupError):  # the thread has ended
+            values = dict(line.split(":\t", 1) for line in status.read_text().splitlines())
+            found.append((values["State"][0], values["voluntary_ctxt_switches"]))
+    return found
+
+
 @pytest.mark.parametrize("end", [signal.SIGTERM, signal.SIGHUP])
 def test_bert_signal_leaves_no_half_file(holding: Holding, tmp_path: Path, end: signal.Signals) -> None:
     (tmp_path / "texts.txt").write_text("hold\n")
     url = f"http://127.0.0.1:{holding.server_port}"
-    command = [sys.executable, "-c", _INTERRUPTIBLE, "sentiment", "--url", url]
+    command = [sys.executable, "-c", _INTERRUPTIBLE, "sentiment", "--url", url, "--timeout", str(TIMEOUT)]
     command += ["--file", str(tmp_path / "texts.txt"), "--output", str(tmp_path / "scored.tsv")]
     with subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE) as process:
         try:
-            assert holding.entered.wait(PATIENCE)
+            until_it_waits(holding, process)
             process.send_signal(end)
             process.wait(PATIENCE)
         finally:
@@ -704,11 +730,22 @@ def test_bert_signal_leaves_no_half_file(holding: Holding, tmp_path: Path, end: 
 def test_bert_answers_before_a_signal_are_printed(holding: Holding, tmp_path: Path, end: signal.Signals) -> None:
     (tmp_path / "texts.txt").write_text("good\n" * 3 + "hold\n")
     url = f"http://127.0.0.1:{holding.server_port}"
-    command = [sys.executable, "-c", _INTERRUPTIBLE, "sentiment", "--url", url, "--concurrency", "1"]
+    command = [
+        sys.executable,
+        "-c",
+        _INTERRUPTIBLE,
+        "sentiment",
+        "--url",
+        url,
+        "--concurrency",
+        "1",
+        "--timeout",
+        str(TIMEOUT),
+    ]
     command += ["--file", str(tmp_path / "texts.txt")]
     with subprocess.Popen(command, cwd=ROOT, env=buffered(), stdout=subprocess.PIPE, text=True) as process:
         try:
-            assert holding.entered.wait(PATIENCE)
+            until_it_waits(holding, process)
             process.send_signal(end)
             assert process.communicate(timeout=PATIENCE)[0].count("good") == 3
         finally:
@@ -721,12 +758,12 @@ def test_client_interrupt_does_not_wait_for_answers(holding: Holding) -> None:
 import signal, sys
 signal.signal(signal.SIGINT, signal.default_int_handler)
 from bert_client import BertClient
-BertClient(sys.argv[1]).sentiment(["hold"] * 3000)
+BertClient(sys.argv[1], timeout=float(sys.argv[2])).sentiment(["hold"] * 3000)
 """
-    command = [sys.executable, "-c", program, f"http://127.0.0.1:{holding.server_port}"]
+    command = [sys.executable, "-c", program, f"http://127.0.0.1:{holding.server_port}", str(TIMEOUT)]
     with subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True) as process:
         try:
-            assert holding.entered.wait(PATIENCE)
+            until_it_waits(holding, process)
             process.send_signal(signal.SIGINT)
             assert process.communicate(timeout=PATIENCE)[1].splitlines()[-1] == "KeyboardInterrupt"
         finally:
@@ -741,16 +778,28 @@ def test_bert_does_not_wait_for_answers_when_it_ends_early(
     rows = [{"text": text, "more": "x" * 100_000} for text in ("good", "good", "hold", "good")]
     (tmp_path / "texts.jsonl").write_text("\n".join(map(json.dumps, rows)))
     url = f"http://127.0.0.1:{holding.server_port}"
-    command = [sys.executable, "-c", _INTERRUPTIBLE, "sentiment", "--url", url, "--concurrency", "3"]
+    command = [
+        sys.executable,
+        "-c",
+        _INTERRUPTIBLE,
+        "sentiment",
+        "--url",
+        url,
+        "--concurrency",
+        "3",
+        "--timeout",
+        str(TIMEOUT),
+    ]
     command += ["--file", str(tmp_path / "texts.jsonl")]
     reader, writer = os.pipe()
     with subprocess.Popen(
         command, cwd=ROOT, stdout=subprocess.DEVNULL if end == "interrupt" else writer, stderr=subprocess.PIPE
     ) as process:
         os.close(writer)
-        entered = holding.entered.wait(PATIENCE)
-        os.close(reader)
-        assert entered
+        try:
+            until_it_waits(holding, process)
+        finally:
+            os.close(reader)
         if end == "interrupt":
             process.send_signal(signal.SIGINT)
         try:
