@@ -4,12 +4,19 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
+from importlib import import_module
 from importlib.metadata import PackageNotFoundError, distribution
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+
+# Before torch is imported, also by processes that tests start: threads that wait for each other would spin, on cores
+# that other tests need.
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+
 import torch
 
 from model import BertConfig, BertForPreTraining, BertForSequenceClassification, Tokenizer, save_checkpoint
@@ -36,6 +43,22 @@ try:
 except PackageNotFoundError:  # a checkout that is not installed: processes that tests start need it as well
     client = str(Path(__file__).parents[1] / "client")
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [client, os.environ.get("PYTHONPATH")]))
+
+
+@pytest.fixture(scope="session", autouse=True)
+def one_root_certificate(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """httpx loads 140 root certificates for each client, in 40 ms, and no test needs them: it finds one."""
+    if find_spec("certifi") is None:  # as above
+        yield
+        return
+    certifi = import_module("certifi")
+    first, end, _ = certifi.contents().partition("-----END CERTIFICATE-----\n")
+    file = tmp_path_factory.mktemp("certificates") / "root.pem"
+    file.write_text(first + end)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(certifi, "where", lambda: str(file))
+        yield
+
 
 MakeCheckpoint = Callable[..., Path]
 

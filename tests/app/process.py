@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -14,7 +13,11 @@ from pathlib import Path
 
 import httpx
 
+from tests.ports import free_port
+
 PATIENCE = 120  # seconds; other jobs may hold the processor
+WITHOUT_TORCH = {"PYTHONPATH": f"{Path(__file__).parent / 'without_torch'}:{os.environ.get('PYTHONPATH', '')}"}
+"""The environment of a service whose models need not compute: it starts with a third of the processor time."""
 
 
 def wait_until(condition: Callable[[], object]) -> None:
@@ -30,9 +33,7 @@ class Process:
 
     def __init__(self, arguments: list[str], environ: dict[str, str], script: str | None = None) -> None:
         """`script`: Python to run instead of `-m app`; it finds host and port in the environment."""
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            self.port = probe.getsockname()[1]
+        self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         place = {"BERT_HOST": "127.0.0.1", "BERT_PORT": str(self.port)}
         command = ["-m", "app", *arguments] if script is None else ["-c", script]

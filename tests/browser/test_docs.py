@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tests.app.process import running
+from tests.app.process import WITHOUT_TORCH, running
 from tests.browser.conftest import PATIENCE, OpenPage
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ def test_docs_without_the_document_say_so(open_page: OpenPage) -> None:
 
 def test_pages_behind_the_key_open_with_it_as_password(browser: Browser, pretrained: Path, sentiment: Path) -> None:
     checkpoints = {"BERT_PRETRAINED": str(pretrained), "BERT_SENTIMENT": str(sentiment)}
-    with running(checkpoints | {"BERT_DOCS": "key", "BERT_API_KEYS": "the-key"}) as service:
+    with running(checkpoints | WITHOUT_TORCH | {"BERT_DOCS": "key", "BERT_API_KEYS": "the-key"}) as service:
         service.until_ready()
         typed = {"username": "anybody", "password": "the-key"}
         context = browser.new_context(base_url=service.url, http_credentials=typed)

@@ -20,8 +20,9 @@ import pytest
 import yaml
 
 from app.settings import Settings
-from tests.app.process import running, wait_until
+from tests.app.process import WITHOUT_TORCH, running, wait_until
 from tests.docs import blocks
+from tests.ports import free_port
 
 (PROXY,) = [block.text for block in blocks.of("nginx")]
 REPLICAS = (Path(__file__).parents[2] / "deploy" / "nginx" / "replicas.conf.template").read_text()
@@ -72,13 +73,6 @@ def test_resolver_of_the_replicas_is_the_containers() -> None:
     assert any(place.startswith("/etc/nginx/conf.d:") for place in service["tmpfs"])  # the rest is read-only
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
-
-
 @contextmanager
 def nginx(folder: Path, port: int, servers: str) -> Iterator[None]:
     """nginx with these `server` blocks, until the context ends."""
@@ -110,7 +104,8 @@ def proxied(tmp_path_factory: pytest.TempPathFactory, pretrained: Path, sentimen
     files = ["-keyout", "privkey.pem", "-out", "fullchain.pem"]
     command = [openssl, "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "1", *subject, *files]
     subprocess.run(command, cwd=folder, check=True, capture_output=True, timeout=PATIENCE)
-    with running({"BERT_PRETRAINED": str(pretrained), "BERT_SENTIMENT": str(sentiment)}) as service:
+    checkpoints = {"BERT_PRETRAINED": str(pretrained), "BERT_SENTIMENT": str(sentiment)}
+    with running(checkpoints | WITHOUT_TORCH) as service:
         service.until_ready()
         port = free_port()
         block = PROXY.replace("127.0.0.1:8000", f"127.0.0.1:{service.port}")
@@ -191,7 +186,7 @@ def test_replicas_that_come_and_go_leave_no_request_unanswered(
 ) -> None:
     """Each answer names the checkpoint, and so the replica."""
     dns, port = DNS(), free_port()
-    environ = {"BERT_PRETRAINED": str(pretrained), "BERT_THREADS": "1"}
+    environ = WITHOUT_TORCH | {"BERT_PRETRAINED": str(pretrained), "BERT_THREADS": "1"}
     with closing(dns.socket), running(environ | {"BERT_SENTIMENT": str(save_sentiment("first"))}) as first:
         first.until_ready()
         block = REPLICAS.replace("${NGINX_LOCAL_RESOLVERS} valid=5s", f"127.0.0.1:{dns.port} valid=1s ipv6=off")

@@ -186,7 +186,7 @@ def receive(connection: socket.socket, answers: int) -> bytes:
     ("url", "then", "statuses"),
     [
         ({"max_upload_bytes": 100_000}, "disconnect", []),
-        ({"max_upload_bytes": 100_000, "request_timeout_ms": 2000}, "stall", [b"504"]),
+        ({"max_upload_bytes": 100_000, "request_timeout_ms": 3000}, "stall", [b"504"]),
         ({"max_upload_bytes": 100_000}, "complete", [b"400"]),
         ({"max_upload_bytes": 100_000}, "break", [b"400"]),
     ],

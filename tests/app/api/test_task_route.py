@@ -223,7 +223,7 @@ async def test_timeout_may_have_spaces_around_it_and_be_longer_than_the_limit(se
 
 @pytest.mark.parametrize("own", [True, False])
 async def test_request_that_expires_in_the_queue_is_not_computed(serve: Any, backend: Any, own: bool) -> None:
-    settings, headers = ({}, {"X-Request-Timeout-Ms": "30"}) if own else ({"request_timeout_ms": 300}, {})
+    settings, headers = ({}, {"X-Request-Timeout-Ms": "30"}) if own else ({"request_timeout_ms": 1000}, {})
     async with serve(**settings) as service:
         backend.gate.clear()
         first = asyncio.create_task(service.client.post("/sentiment", json=GOOD))

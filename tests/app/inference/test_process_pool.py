@@ -23,7 +23,7 @@ from app.inference.torch_backend import TorchBackend
 from app.inference.types import Answer, BackendConfig, BatchResult, Query, Task
 from model import Tokenizer
 from model.errors import CheckpointError
-from tests.app.process import PATIENCE, children
+from tests.app.process import PATIENCE, WITHOUT_TORCH, children
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -58,8 +58,14 @@ def backend(request: pytest.FixtureRequest, single: ProcessPool, pair: ProcessPo
     return single if request.param == 1 else pair
 
 
+@pytest.fixture
+def without_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Processes start faster, for tests that need no scores."""
+    monkeypatch.setenv("PYTHONPATH", WITHOUT_TORCH["PYTHONPATH"])
+
+
 @pytest_asyncio.fixture(loop_scope="module")
-async def own_pair(pretrained: Path, sentiment: Path) -> AsyncIterator[ProcessPool]:
+async def own_pair(without_torch: None, pretrained: Path, sentiment: Path) -> AsyncIterator[ProcessPool]:
     """Of two processes, for one test."""
     async with loaded(pretrained, sentiment, threads=2) as pool:
         yield pool
@@ -180,6 +186,7 @@ async def test_process_pool_idle_process_that_ends_fails_no_batch(own_pair: Proc
 
 
 @pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.usefixtures("without_torch")
 async def test_process_pool_loads_again_when_the_fork_server_ends(
     threads: int, pretrained: Path, sentiment: Path, tokenizer: Tokenizer
 ) -> None:
@@ -258,6 +265,7 @@ async def test_process_pool_hung_process_does_not_block_the_event_loop(
         await asked
 
 
+@pytest.mark.usefixtures("without_torch")
 async def test_process_pool_closing_ends_the_processes_without_an_alarm(pretrained: Path, sentiment: Path) -> None:
     alarms: list[object] = []
     backend = pool_of(pretrained, sentiment, threads=2)
@@ -281,6 +289,7 @@ async def test_process_pool_closing_fails_what_is_computed_and_what_waits(
     assert [type(answer) for answer in answers] == [BackendDiedError] * 4
 
 
+@pytest.mark.usefixtures("without_torch")
 async def test_process_pool_closing_at_any_moment_of_loading_ends_it(pretrained: Path, sentiment: Path) -> None:
     for pause in (0.0, 0.01, 0.05, 0.3):
         backend = pool_of(pretrained, sentiment)
@@ -293,6 +302,7 @@ async def test_process_pool_closing_at_any_moment_of_loading_ends_it(pretrained:
             await backend.load(ignore)
 
 
+@pytest.mark.usefixtures("without_torch")
 async def test_process_pool_closing_just_after_the_fork_ends_all(pretrained: Path, sentiment: Path) -> None:
     backend = pool_of(pretrained, sentiment, threads=2)
     loading = asyncio.create_task(backend.load(ignore))
@@ -315,6 +325,7 @@ class NoFork:
         raise BlockingIOError(11, "no room for another process")
 
 
+@pytest.mark.usefixtures("without_torch")
 async def test_process_pool_fork_that_fails_is_told(pretrained: Path, sentiment: Path) -> None:
     logs = {"version": 1, "filters": {"first": {"()": f"{__name__}.NoFork"}}}
     backend = pool_of(pretrained, sentiment, threads=2, logs=logs)
@@ -330,6 +341,7 @@ class NotLinux:
         sys.platform = "darwin"
 
 
+@pytest.mark.usefixtures("without_torch")
 async def test_process_pool_that_does_not_fork_computes_in_the_process_that_loads(
     pretrained: Path, sentiment: Path, tokenizer: Tokenizer
 ) -> None:
@@ -404,21 +416,22 @@ def scores(result: BatchResult) -> list[float]:
     return [answer.scores[0][0] for answer in result.answers if isinstance(answer, Answer)]
 
 
-async def test_process_pool_forks_share_memory(own_pair: ProcessPool, tokenizer: Tokenizer) -> None:
-    own_pair._free.remove(0)
-    await own_pair.run("sentiment", [sentiment_query(tokenizer)])
-    table = Path(f"/proc/{pids_of(own_pair)[1]}/smaps_rollup").read_text()  # noqa: ASYNC240 (a moment)
+async def test_process_pool_forks_share_memory(pair: ProcessPool, tokenizer: Tokenizer) -> None:
+    pair._free.remove(0)
+    await pair.run("sentiment", [sentiment_query(tokenizer)])
+    pair._free.add(0)
+    table = Path(f"/proc/{pids_of(pair)[1]}/smaps_rollup").read_text()  # noqa: ASYNC240 (a moment)
     size = {line.split(":")[0]: int(line.split()[1]) for line in table.splitlines()[1:]}
     assert size["Private_Dirty"] + size["Private_Clean"] < size["Rss"] / 4
 
 
-async def test_process_pool_lone_text_is_computed_with_all_threads(own_pair: ProcessPool, tokenizer: Tokenizer) -> None:
+async def test_process_pool_lone_text_is_computed_with_all_threads(pair: ProcessPool, tokenizer: Tokenizer) -> None:
     """OpenMP's threads are not forked: process 0 starts its own."""
-    (pid, _) = pids_of(own_pair)
+    (pid, _) = pids_of(pair)
     assert len(list(Path(f"/proc/{pid}/task").iterdir())) > 1  # noqa: ASYNC240 (a moment)
     long = sentiment_query(tokenizer, "good " * 60)
-    assert scores(await own_pair.run("sentiment", [long])) == pytest.approx(
-        scores(await own_pair.run("sentiment", [long, long]))[:1], abs=1e-5
+    assert scores(await pair.run("sentiment", [long])) == pytest.approx(
+        scores(await pair.run("sentiment", [long, long]))[:1], abs=1e-5
     )
 
 

@@ -21,7 +21,7 @@ from opentelemetry.proto.trace.v1.trace_pb2 import Span
 from app.api.application import create_app
 from app.api.auth import announce
 from app.settings import Settings
-from tests.app.process import PATIENCE, running
+from tests.app.process import PATIENCE, WITHOUT_TORCH, running
 
 TRACE_ID, CALLER = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
 
@@ -65,7 +65,7 @@ class Handler(BaseHTTPRequestHandler):
 @pytest.fixture
 def collector() -> Iterator[Collector]:
     with Collector() as made:
-        thread = threading.Thread(target=made.serve_forever)
+        thread = threading.Thread(target=made.serve_forever, kwargs={"poll_interval": 0.05})
         thread.start()
         yield made
         made.shutdown()
@@ -92,9 +92,9 @@ async def lifespan_of(app: FastAPI) -> None:
 
 
 def test_requests_become_spans_with_their_stages(collector: Collector, checkpoints: dict[str, str]) -> None:
-    environ = checkpoints | {"OTEL_EXPORTER_OTLP_ENDPOINT": collector.url, "OTEL_SERVICE_NAME": "tested"}
+    collecting = {"OTEL_EXPORTER_OTLP_ENDPOINT": collector.url, "OTEL_SERVICE_NAME": "tested"}
     sent = {"traceparent": f"00-{TRACE_ID}-{CALLER}-01", "X-Request-ID": "order-1"}
-    with running(environ) as process:
+    with running(checkpoints | WITHOUT_TORCH | collecting) as process:
         process.until_ready()
         with httpx.Client(base_url=process.url, timeout=PATIENCE) as client:
             client.get("/v2/health/live").raise_for_status()
@@ -132,7 +132,7 @@ def test_requests_become_spans_with_their_stages(collector: Collector, checkpoin
 
 def test_unreachable_collector_does_not_affect_answers(checkpoints: dict[str, str]) -> None:
     away = {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:9", "OTEL_EXPORTER_OTLP_TIMEOUT": "1"}
-    with running(checkpoints | away) as process:
+    with running(checkpoints | WITHOUT_TORCH | away) as process:
         process.until_ready()
         assert httpx.post(f"{process.url}/sentiment", json={"inputs": "good"}, timeout=PATIENCE).status_code == 200
         process.process.send_signal(signal.SIGTERM)

@@ -20,7 +20,7 @@ import uvicorn
 from app.api.application import create_app
 from app.server.draining_server import DrainingServer
 from app.settings import Settings
-from tests.app.process import PATIENCE, Process, running, wait_until
+from tests.app.process import PATIENCE, WITHOUT_TORCH, Process, running, wait_until
 from tests.app.server.conftest import StartServer
 
 JSON_HEAD = b"POST /sentiment HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: 17\r\n\r\n"
@@ -229,12 +229,18 @@ class Reloadable:
 
 
 @pytest.fixture(scope="module")
+def light(checkpoints: dict[str, str]) -> dict[str, str]:
+    """The environment of a service that starts fast: these tests need no scores."""
+    return checkpoints | WITHOUT_TORCH
+
+
+@pytest.fixture(scope="module")
 def reloadable(
-    checkpoints: dict[str, str], save_sentiment: Any, tmp_path_factory: pytest.TempPathFactory
+    light: dict[str, str], save_sentiment: Any, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Reloadable]:
     link = tmp_path_factory.mktemp("links") / "current"
     link.symlink_to(save_sentiment("old"))
-    with running(checkpoints | {"BERT_SENTIMENT": str(link), "BERT_DTYPE": "float32"}) as process:
+    with running(light | {"BERT_SENTIMENT": str(link), "BERT_DTYPE": "float32"}) as process:
         process.until_ready()
         yield Reloadable(process, link)
 
@@ -252,6 +258,7 @@ async def test_sighup_swaps_the_checkpoints_without_dropping_a_request(
                 body, served = answer.json(), answer.status_code == 200
                 label = body["results"][0]["predictions"][0]["label"] if served else answer.text
                 seen.append((answer.status_code, body.get("model", ""), label))
+                await asyncio.sleep(0.01)
 
     async def until_seen(more: int) -> None:
         before = len(seen)
@@ -277,17 +284,18 @@ async def test_sighup_swaps_the_checkpoints_without_dropping_a_request(
 
 
 def test_reload_from_weights_that_were_truncated_in_place_does_no_harm(
-    reloadable: Reloadable, save_sentiment: Any
+    checkpoints: dict[str, str], save_sentiment: Any
 ) -> None:
     """Tensors may be mapped from the file: the served ones must not be."""
     directory = save_sentiment("overwritten")
-    reloadable.point_to(directory)
-    reloadable.reload("ok")
-    before = reloadable.process.ask().json()
-    (directory / "model.safetensors").write_bytes(b"")
-    reloadable.reload("failed")
-    assert reloadable.process.ask().json() == before
-    assert httpx.get(reloadable.process.url + "/health/ready").status_code == 200
+    settings = {"BERT_SENTIMENT": str(directory), "BERT_DTYPE": "float32", "BERT_THREADS": "1"}
+    with running(checkpoints | settings) as process:
+        process.until_ready()
+        before = process.ask().json()
+        (directory / "model.safetensors").write_bytes(b"")
+        Reloadable(process, directory).reload("failed")
+        assert process.ask().json() == before
+        assert httpx.get(process.url + "/health/ready").status_code == 200
 
 
 def test_reload_whose_process_dies_leaves_the_old_one_serving(reloadable: Reloadable, save_sentiment: Any) -> None:
@@ -332,8 +340,8 @@ serve()
 """
 
 
-def test_reload_freezes_what_stays_and_frees_what_is_replaced(checkpoints: dict[str, str]) -> None:
-    with running(checkpoints, script=COUNTED) as process:
+def test_reload_freezes_what_stays_and_frees_what_is_replaced(light: dict[str, str]) -> None:
+    with running(light, script=COUNTED) as process:
         process.until_ready()
         assert process.ask().status_code == 200
         process.send(signal.SIGHUP)
@@ -347,8 +355,8 @@ def test_reload_freezes_what_stays_and_frees_what_is_replaced(checkpoints: dict[
     assert (found[2], found[3]) == ("1", "1")
 
 
-def test_reload_mends_a_service_that_hangs(checkpoints: dict[str, str]) -> None:
-    with running(checkpoints | {"BERT_REQUEST_TIMEOUT_MS": "1000"}) as process:
+def test_reload_mends_a_service_that_hangs(light: dict[str, str]) -> None:
+    with running(light | {"BERT_REQUEST_TIMEOUT_MS": "1000"}) as process:
         process.until_ready()
         hanging = process.inference_processes()
         for inference in hanging:
@@ -361,8 +369,8 @@ def test_reload_mends_a_service_that_hangs(checkpoints: dict[str, str]) -> None:
         assert httpx.get(process.url + "/health/ready").status_code == 200
 
 
-def test_sigterm_during_a_reload_does_not_wait_for_it(checkpoints: dict[str, str]) -> None:
-    with running(checkpoints) as process:
+def test_sigterm_during_a_reload_does_not_wait_for_it(light: dict[str, str]) -> None:
+    with running(light) as process:
         process.until_ready()
         first = process.inference_process()
         process.send(signal.SIGHUP)
@@ -375,8 +383,8 @@ def test_sigterm_during_a_reload_does_not_wait_for_it(checkpoints: dict[str, str
     assert not Path(f"/proc/{second}").exists()
 
 
-def test_inference_process_that_is_killed_fails_its_batch_and_the_service_goes_on(checkpoints: dict[str, str]) -> None:
-    with running(checkpoints | {"BERT_THREADS": "2", "BERT_MAX_BATCH_TOKENS": "60"}) as process:
+def test_inference_process_that_is_killed_fails_its_batch_and_the_service_goes_on(light: dict[str, str]) -> None:
+    with running(light | {"BERT_THREADS": "2", "BERT_MAX_BATCH_TOKENS": "60"}) as process:
         process.until_ready()
         forks = process.forks()
         for fork in forks:
@@ -403,11 +411,11 @@ def test_inference_process_that_is_killed_fails_its_batch_and_the_service_goes_o
     assert "was killed by signal 9, probably by the operating system because memory ran out" in output
 
 
-def test_inference_processes_that_die_over_and_over_end_the_service(checkpoints: dict[str, str]) -> None:
+def test_inference_processes_that_die_over_and_over_end_the_service(light: dict[str, str]) -> None:
     """Docker restarts a container only if its process ends."""
     script = "from app import __main__; from app.server import draining_server\n"
     script += "draining_server._BROKEN_SECONDS = 1.0; __main__.serve()"
-    with running(checkpoints | {"BERT_THREADS": "1"}, script=script) as process:
+    with running(light | {"BERT_THREADS": "1"}, script=script) as process:
         process.until_ready()
         for _ in range(2):
             (fork,) = process.forks()
@@ -423,10 +431,10 @@ def test_inference_processes_that_die_over_and_over_end_the_service(checkpoints:
     assert "inference processes ended 3 times within 60 s" in output.splitlines()[-1]
 
 
-def test_inference_process_that_hangs_is_replaced(checkpoints: dict[str, str]) -> None:
+def test_inference_process_that_hangs_is_replaced(light: dict[str, str]) -> None:
     script = "from app import __main__; from app.scheduling import lifecycle\n"
     script += "lifecycle.MIN_STALL_SECONDS = 4.0; __main__.serve()"
-    environ = checkpoints | {"BERT_THREADS": "1", "BERT_REQUEST_TIMEOUT_MS": "1000"}
+    environ = light | {"BERT_THREADS": "1", "BERT_REQUEST_TIMEOUT_MS": "1000"}
     with running(environ, script=script) as process:
         process.until_ready()
         (fork,) = process.forks()
@@ -444,8 +452,8 @@ def test_inference_process_that_hangs_is_replaced(checkpoints: dict[str, str]) -
 
 
 @pytest.mark.parametrize("loading", [True, False], ids=["loading", "ready"])
-def test_inference_processes_end_with_the_server_that_is_killed(checkpoints: dict[str, str], loading: bool) -> None:
-    with running(checkpoints) as process:
+def test_inference_processes_end_with_the_server_that_is_killed(light: dict[str, str], loading: bool) -> None:
+    with running(light) as process:
         if not loading:
             process.until_ready()
         computing = process.inference_processes()
@@ -454,8 +462,8 @@ def test_inference_processes_end_with_the_server_that_is_killed(checkpoints: dic
 
 
 @pytest.mark.parametrize("hangs", [False, True])
-def test_sigterm_while_the_inference_process_loads_exits_with_0(checkpoints: dict[str, str], hangs: bool) -> None:
-    with running(checkpoints) as process:
+def test_sigterm_while_the_inference_process_loads_exits_with_0(light: dict[str, str], hangs: bool) -> None:
+    with running(light) as process:
         inference = process.inference_process()
         if hangs:
             os.kill(inference, signal.SIGSTOP)
@@ -469,8 +477,8 @@ def test_sigterm_while_the_inference_process_loads_exits_with_0(checkpoints: dic
     assert not Path(f"/proc/{inference}").exists()
 
 
-def test_second_ctrl_c_ends_a_service_whose_batch_hangs(checkpoints: dict[str, str]) -> None:
-    with running(checkpoints | {"BERT_DRAIN_SECONDS": "300"}) as process:
+def test_second_ctrl_c_ends_a_service_whose_batch_hangs(light: dict[str, str]) -> None:
+    with running(light | {"BERT_DRAIN_SECONDS": "300"}) as process:
         process.until_ready()
         inference = process.inference_process()
         for fork in process.forks():
@@ -489,14 +497,14 @@ def test_second_ctrl_c_ends_a_service_whose_batch_hangs(checkpoints: dict[str, s
 
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="asks Linux which signals are handled")
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_signal_in_the_first_second_exits_with_0(checkpoints: dict[str, str], number: signal.Signals) -> None:
+def test_signal_in_the_first_second_exits_with_0(light: dict[str, str], number: signal.Signals) -> None:
     """The first process of a container gets only the signals that it handles."""
 
     def is_handled() -> bool:
         found = re.search(r"SigCgt:\s+([0-9a-f]+)", status.read_text())
         return found is not None and bool(int(found[1], 16) >> (signal.SIGTERM - 1) & 1)
 
-    with running(checkpoints) as process:
+    with running(light) as process:
         status = Path(f"/proc/{process.process.pid}/status")
         wait_until(is_handled)
         process.send(number)
@@ -524,9 +532,9 @@ def test_sighup_in_the_first_second_is_ignored() -> None:
     assert (code, "BERT_PORT=none: " in output) == (1, True), output
 
 
-def test_ctrl_c_of_a_terminal_exits_with_0(checkpoints: dict[str, str]) -> None:
+def test_ctrl_c_of_a_terminal_exits_with_0(light: dict[str, str]) -> None:
     """It reaches all processes of the terminal."""
-    with running(checkpoints) as process:
+    with running(light) as process:
         inference = process.inference_process()
         process.send(signal.SIGINT)
         os.kill(inference, signal.SIGINT)

@@ -13,7 +13,7 @@ import socket
 import struct
 import time
 import weakref
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
@@ -21,17 +21,36 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.app.process import PATIENCE, Process, running
+from app.scheduling.engine import Engine, EnginePolicy
+from app.server import http_protocol
+from tests.app.process import PATIENCE, WITHOUT_TORCH, Process, running
 from tests.app.server.conftest import Served, StartServer
 
 HEAD = b"POST /sentiment HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
 
 
-@pytest.fixture(scope="module")
-def service(checkpoints: dict[str, str]) -> Iterator[Process]:
-    with running(checkpoints | {"BERT_REQUEST_TIMEOUT_MS": "1000"}) as process:
-        process.until_ready()
-        yield process
+@pytest.fixture
+async def hasty(start_server: StartServer, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Served]:
+    """A server whose timeouts all end after 0.2 s."""
+    monkeypatch.setattr(http_protocol, "MIN_TIMEOUT_SECONDS", 0.2)
+    async with start_server(request_timeout_ms=200) as served:
+        yield served
+
+
+@pytest.fixture
+def hasty_connections(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
+    """Sets the seconds in which a head must come and some of an answer must be read, but not the time of a request."""
+
+    def limit(seconds: float) -> None:
+        init = http_protocol.BoundedProtocol.__init__
+
+        def limited(protocol: http_protocol.BoundedProtocol, *arguments: Any, **options: Any) -> None:
+            init(protocol, *arguments, **options)
+            protocol._timeout = seconds
+
+        monkeypatch.setattr(http_protocol.BoundedProtocol, "__init__", limited)
+
+    return limit
 
 
 async def trickle(port: int, begin: bytes, drop: bytes) -> bytes:
@@ -56,11 +75,11 @@ async def trickle(port: int, begin: bytes, drop: bytes) -> bytes:
 
 @pytest.mark.parametrize(
     ("begin", "drop"),
-    [(b"", b""), (HEAD, b""), (HEAD + b"X-A: ", b"a"), (HEAD, b"X-A: a\r\n")],
-    ids=["silence", "half a head", "letter by letter", "line by line"],
+    [(HEAD, b""), (HEAD + b"X-A: ", b"a"), (HEAD, b"X-A: a\r\n")],
+    ids=["half a head", "letter by letter", "line by line"],
 )
-async def test_head_that_does_not_end_is_cut_off(service: Process, begin: bytes, drop: bytes) -> None:
-    assert await trickle(service.port, begin, drop) == b""
+async def test_head_that_does_not_end_is_cut_off(hasty: Served, begin: bytes, drop: bytes) -> None:
+    assert await trickle(hasty.port, begin, drop) == b""
 
 
 def exchange(port: int, *parts: bytes) -> bytes:
@@ -252,7 +271,7 @@ def test_broken_body_is_not_counted_as_a_caller_who_left(service: Process) -> No
 
 
 def test_what_is_no_request_is_logged_at_debug_with_address_and_request_id(checkpoints: dict[str, str]) -> None:
-    with running(checkpoints | {"BERT_LOG_LEVEL": "debug"}) as process:
+    with running(checkpoints | WITHOUT_TORCH | {"BERT_LOG_LEVEL": "debug"}) as process:
         process.until_ready()
         answer = problem(exchange(process.port, b"hello\r\n\r\n"))
         broken = problem(exchange(process.port, HEAD + b"Transfer-Encoding: chunked\r\n\r\n", b"zz\r\n"))
@@ -319,10 +338,13 @@ async def test_nothing_is_written_after_the_last_answer(
     assert [record for record in caplog.records if record.levelno >= logging.ERROR] == []
 
 
-async def test_last_answer_may_be_read_slowly(start_server: StartServer) -> None:
+async def test_last_answer_may_be_read_slowly(
+    start_server: StartServer, hasty_connections: Callable[[float], None]
+) -> None:
+    hasty_connections(2.0)
     body = b'{"inputs": "%s"}' % (b"!" * 80_000)
     asked = b"POST /tokenize HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n"
-    async with start_server(request_timeout_ms=2000) as served:
+    async with start_server() as served:
         reader, writer = await asyncio.open_connection("127.0.0.1", served.port, limit=2**16)
         writer.write(asked % len(body) + body + b"\x00\x00\r\n\r\n")
         received = b""
@@ -336,7 +358,9 @@ async def test_last_answer_may_be_read_slowly(start_server: StartServer) -> None
     assert len(json.loads(answer)[0]) == 80_002
 
 
-async def test_large_answers_that_are_not_read_are_bounded(start_server: StartServer) -> None:
+async def test_large_answers_that_are_not_read_are_bounded(
+    start_server: StartServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
     body = b'{"inputs": "%s"}' % (b"!" * 80_000)  # the answer is estimated at 8 MB
     head = b"POST /tokenize HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n"
 
@@ -346,10 +370,10 @@ async def test_large_answers_that_are_not_read_are_bounded(start_server: StartSe
         async with asyncio.timeout(PATIENCE):
             return (await reader.readline()).split()[1], writer
 
-    async with start_server(request_timeout_ms=60_000) as served:
-        served.engine._answers._limit = 25_000_000
-        answers = [await ask(served) for _ in range(5)]
-        assert [status for status, _ in answers] == [b"200"] * 3 + [b"429"] * 2
+    monkeypatch.setattr(Engine.__init__, "__defaults__", (EnginePolicy(max_answers_bytes=17 * 2**20),))
+    async with start_server(request_timeout_ms=600_000) as served:
+        answers = [await ask(served) for _ in range(4)]
+        assert [status for status, _ in answers] == [b"200"] * 2 + [b"429"] * 2
         small = await served.client.post("/sentiment", json={"inputs": "good"})
         refused = await served.client.post("/tokenize", content=body, headers={"Content-Type": "application/json"})
         assert (small.status_code, refused.json()["code"]) == (200, "too_many_bytes")
@@ -358,6 +382,7 @@ async def test_large_answers_that_are_not_read_are_bounded(start_server: StartSe
             writer.transport.abort()
         async with asyncio.timeout(PATIENCE):
             while refused.status_code == 429:
+                await asyncio.sleep(0.05)
                 refused = await served.client.post(
                     "/tokenize", content=body, headers={"Content-Type": "application/json"}
                 )
@@ -388,16 +413,18 @@ async def test_caller_who_hangs_up_on_many_requests_is_no_error(
     assert [record for record in caplog.records if record.levelno >= logging.ERROR] == []
 
 
-async def test_trailers_are_not_kept(service: Process) -> None:
+def test_trailers_are_not_kept(service: Process) -> None:
     def resident() -> int:
         status = Path(f"/proc/{service.process.pid}/status").read_text()
         return int(re.search(r"VmRSS:\s+(\d+)", status)[1])  # type: ignore[index]
 
     before = resident()
-    head = HEAD + b"Transfer-Encoding: chunked\r\n\r\n%x\r\n%s\r\n0\r\n" % (len(BODY), BODY)
-    received = await trickle(service.port, head, b"a:\r\n" * 100_000)
-    assert not received or received.startswith((b"HTTP/1.1 504", b"HTTP/1.1 200"))
-    assert resident() - before < 30_000  # kB
+    head = HEAD + b"Connection: close\r\nTransfer-Encoding: chunked\r\n\r\n"
+    with socket.create_connection(("127.0.0.1", service.port), timeout=PATIENCE) as connection:
+        connection.sendall(head + b"%x\r\n%s\r\n0\r\n" % (len(BODY), BODY) + b"a:\r\n" * 500_000)
+        assert resident() - before < 30_000  # kB; all trailers would take three times as much
+        connection.sendall(b"\r\n")
+        assert rest_of(connection).startswith(b"HTTP/1.1 200")
 
 
 def test_head_is_not_too_large_for_what_follows_it(service: Process) -> None:
@@ -439,51 +466,59 @@ async def test_endless_head_is_refused(service: Process) -> None:
     assert received.startswith(b"HTTP/1.1 431") or not received
 
 
-async def test_second_head_on_a_connection_is_bounded_too(service: Process) -> None:
+async def test_second_head_on_a_connection_is_bounded_too(hasty: Served) -> None:
     first = b"GET /health/live HTTP/1.1\r\nHost: x\r\n\r\n"
-    received = await trickle(service.port, first + HEAD + b"X-A: ", b"a")
+    received = await trickle(hasty.port, first + HEAD + b"X-A: ", b"a")
     assert received.startswith(b"HTTP/1.1 200")
 
 
-async def test_body_that_does_not_end_is_answered_and_then_cut_off(service: Process) -> None:
-    received = await trickle(service.port, HEAD + b"Content-Length: 100000\r\n\r\n", b" ")
+async def test_body_that_does_not_end_is_answered_and_then_cut_off(hasty: Served) -> None:
+    received = await trickle(hasty.port, HEAD + b"Content-Length: 100000\r\n\r\n", b" ")
     assert received.startswith(b"HTTP/1.1 504")
 
 
-async def test_body_that_nobody_asked_for_is_cut_off(service: Process) -> None:
-    received = await trickle(service.port, b"GET /nowhere HTTP/1.1\r\nHost: x\r\nContent-Length: 100000\r\n\r\n", b" ")
+async def test_body_that_nobody_asked_for_is_cut_off(hasty: Served) -> None:
+    received = await trickle(hasty.port, b"GET /nowhere HTTP/1.1\r\nHost: x\r\nContent-Length: 100000\r\n\r\n", b" ")
     assert received.startswith(b"HTTP/1.1 404")
 
 
-async def test_many_slow_callers_do_not_keep_others_out(service: Process) -> None:
-    slow = [asyncio.create_task(trickle(service.port, HEAD, b"X-A: a\r\n")) for _ in range(100)]
-    async with httpx.AsyncClient(base_url=service.url, timeout=PATIENCE) as client:
-        assert (await client.get("/health/ready")).status_code == 200
+async def test_many_slow_callers_do_not_keep_others_out(hasty: Served) -> None:
+    slow = [asyncio.create_task(trickle(hasty.port, HEAD, b"X-A: a\r\n")) for _ in range(100)]
+    assert (await hasty.client.get("/health/ready")).status_code == 200
     assert set(await asyncio.gather(*slow)) == {b""}
 
 
 async def test_idle_connection_is_closed_after_the_keep_alive_seconds(start_server: StartServer) -> None:
-    async with start_server(keep_alive_seconds=1) as served, asyncio.timeout(PATIENCE):
+    async with start_server(keep_alive_seconds=60) as served, asyncio.timeout(PATIENCE):
         reader, writer = await asyncio.open_connection("127.0.0.1", served.port)
-        for pause in (0.5, 0):
+        timers = []
+        for _ in range(2):
             writer.write(b"GET /health/live HTTP/1.1\r\nHost: x\r\n\r\n")
             assert (await reader.readuntil(b"}")).startswith(b"HTTP/1.1 200")
-            await asyncio.sleep(pause)  # shorter: the connection is used again
-        began = time.monotonic()
+            (connection,) = (one for one in served.server.server_state.connections if one.cycle)
+            timers.append(connection.timeout_keep_alive_task)
+        first, second = timers
+        assert first.cancelled()
+        assert first.when() < second.when()
+        assert connection.timeout_keep_alive == 60
+        second._run()
         assert await reader.read() == b""  # it was closed
-        assert time.monotonic() - began > 0.9
         writer.close()
 
 
-async def test_connection_without_a_request_yet_is_an_idle_one(start_server: StartServer) -> None:
-    async with start_server(keep_alive_seconds=2, request_timeout_ms=1000) as served, asyncio.timeout(PATIENCE):
-        reader, writer = await asyncio.open_connection("127.0.0.1", served.port)
-        await asyncio.sleep(1.5)  # longer than the time for a head
+async def test_connection_without_a_request_yet_is_an_idle_one(hasty: Served) -> None:
+    async with asyncio.timeout(PATIENCE):
+        reader, writer = await asyncio.open_connection("127.0.0.1", hasty.port)
+        await asyncio.sleep(0.5)  # longer than the time for a head
         writer.write(b"GET /health/live HTTP/1.1\r\nHost: x\r\n\r\n")
         assert (await reader.readuntil(b"}")).startswith(b"HTTP/1.1 200")
-        unused, other = await asyncio.open_connection("127.0.0.1", served.port)
-        assert await unused.read() == b""  # it was closed
-        other.close()
+        writer.close()
+
+
+async def test_connection_without_any_request_is_closed_after_the_keep_alive_seconds(start_server: StartServer) -> None:
+    async with start_server(keep_alive_seconds=1) as served, asyncio.timeout(PATIENCE):
+        reader, writer = await asyncio.open_connection("127.0.0.1", served.port)
+        assert await reader.read() == b""  # it was closed
         writer.close()
 
 
@@ -527,16 +562,22 @@ def rest_of(connection: socket.socket) -> bytes:
     return received
 
 
-async def test_answer_that_nobody_reads_is_not_kept(start_server: StartServer) -> None:
-    async with start_server(request_timeout_ms=3000) as served:
+async def test_answer_that_nobody_reads_is_not_kept(
+    start_server: StartServer, hasty_connections: Callable[[float], None]
+) -> None:
+    hasty_connections(1.0)
+    async with start_server() as served:
         connection, head, length = await asyncio.to_thread(ask_for_much, served.port)
         await served.until(lambda: states(connection)[0][0] != "01")
         assert len(head + await asyncio.to_thread(rest_of, connection)) < length
 
 
-async def test_end_of_an_unread_answer_is_not_kept_if_the_connection_closes(start_server: StartServer) -> None:
+async def test_end_of_an_unread_answer_is_not_kept_if_the_connection_closes(
+    start_server: StartServer, hasty_connections: Callable[[float], None]
+) -> None:
     """The kernel takes nearly all of it, and the rest is too little for the transport to pause writing."""
-    async with start_server(request_timeout_ms=3000) as served:
+    hasty_connections(2.0)
+    async with start_server() as served:
         connection, head, length = await asyncio.to_thread(ask_for_much, served.port)
         with connection:
             await asyncio.sleep(0.5)
@@ -650,13 +691,13 @@ async def test_closed_connection_is_in_no_reference_cycle(
         backend.gate.set()
 
 
-async def test_connection_that_rests_between_requests_is_kept(service: Process) -> None:
-    reader, writer = await asyncio.open_connection("127.0.0.1", service.port)
+async def test_connection_that_rests_between_requests_is_kept(hasty: Served) -> None:
+    reader, writer = await asyncio.open_connection("127.0.0.1", hasty.port)
     for _ in range(2):
         writer.write(b"GET /health/live HTTP/1.1\r\nHost: x\r\n\r\n")
         async with asyncio.timeout(PATIENCE):
             assert (await reader.readuntil(b'"}')).startswith(b"HTTP/1.1 200")
-        await asyncio.sleep(1.5)  # longer than a head may take
+        await asyncio.sleep(0.5)  # longer than a head may take
     writer.close()
     await writer.wait_closed()
 

@@ -18,7 +18,7 @@ import httpx
 import pytest
 
 from app.server import main
-from tests.app.process import PATIENCE, Process, running
+from tests.app.process import PATIENCE, WITHOUT_TORCH, Process, running
 from tests.app.server.conftest import StartServer
 
 JSON_HEAD = b"POST /sentiment HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
@@ -243,7 +243,7 @@ def test_start_on_a_taken_port_ends_with_an_exit_code_and_one_line(
 
 
 def test_start_whose_inference_process_is_killed_ends_with_an_exit_code(checkpoints: dict[str, str]) -> None:
-    with running(checkpoints) as process:
+    with running(checkpoints | WITHOUT_TORCH) as process:
         os.kill(process.inference_process(), signal.SIGKILL)
         code, output = process.end()
     assert code == 3, output
@@ -284,7 +284,7 @@ def test_start_without_a_usable_torch_logs_json_if_asked_to(checkpoints: dict[st
 
 @pytest.mark.skipif(not socket.has_ipv6, reason="there is no IPv6")
 def test_host_of_two_colons_listens_on_ipv4_and_ipv6_and_sigterm_exits_with_0(checkpoints: dict[str, str]) -> None:
-    with running(checkpoints | {"BERT_HOST": "::"}) as process:
+    with running(checkpoints | WITHOUT_TORCH | {"BERT_HOST": "::"}) as process:
         process.until_ready()  # by 127.0.0.1
         assert httpx.get(f"http://[::1]:{process.port}/health/live").status_code == 200
         process.send(signal.SIGTERM)
@@ -299,7 +299,7 @@ def test_host_of_two_colons_listens_on_ipv4_and_ipv6_and_sigterm_exits_with_0(ch
 
 def test_service_whose_standard_streams_are_closed_exits_with_0(checkpoints: dict[str, str]) -> None:
     script = "import os, sys; os.closerange(0, 3); os.execv(sys.executable, [sys.executable, '-m', 'app'])"
-    with running(checkpoints, script=script) as process:
+    with running(checkpoints | WITHOUT_TORCH, script=script) as process:
         process.until_ready()
         process.send(signal.SIGTERM)
         code, _ = process.end()

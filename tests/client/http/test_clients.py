@@ -202,15 +202,16 @@ class Late(BaseHTTPRequestHandler):
 @pytest.fixture
 def late_url() -> Iterator[str]:
     with ThreadingHTTPServer(("127.0.0.1", 0), Late) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
+        threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()
         yield f"http://127.0.0.1:{server.server_port}"
         server.shutdown()
 
 
 async def test_client_waits_for_a_late_504(late_url: str) -> None:
-    with BertClient(late_url, timeout=0.2) as client, pytest.raises(DeadlineExceededError):
+    once = RetryPolicy(attempts=1)
+    with BertClient(late_url, timeout=0.2, retry=once) as client, pytest.raises(DeadlineExceededError):
         await asyncio.to_thread(client.sentiment, "good")
-    async with AsyncBertClient(late_url, timeout=0.2) as client:
+    async with AsyncBertClient(late_url, timeout=0.2, retry=once) as client:
         with pytest.raises(DeadlineExceededError):
             await client.sentiment("good")
 

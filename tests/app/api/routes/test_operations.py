@@ -43,8 +43,11 @@ async def test_health_is_red_after_an_inference_process_died(serve: Any, backend
         assert await service.metric("bert_ready") == 0
 
 
-async def test_ready_is_red_while_a_batch_does_not_end(serve: Any, backend: Any) -> None:
-    async with serve(request_timeout_ms=50) as service:
+async def test_ready_is_red_while_a_batch_does_not_end(
+    serve: Any, backend: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("app.scheduling.lifecycle.WATCH_SECONDS", 3600)  # nothing kills it
+    async with serve(request_timeout_ms=500) as service:
         backend.gate.clear()
         stranded = await service.client.post("/sentiment", json={"inputs": "good"})
         assert stranded.status_code == 504
