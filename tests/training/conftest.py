@@ -101,6 +101,14 @@ def make_recipe(make_recipe_in: MakeRecipe, tmp_path: Path) -> MakeRecipe:
     return partial(make_recipe_in, tmp_path / "run")
 
 
+@pytest.fixture(scope="session", autouse=True)
+def one_cpu_for_training() -> Iterator[None]:
+    """Commands that run in this process use one thread too; see `one_thread`."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("training.runtime.device.available_cpus", lambda: 1)
+        yield
+
+
 @pytest.fixture(autouse=True)
 def one_thread() -> Iterator[None]:
     """One torch thread, because small tensors are fastest on one and other tests may run beside."""

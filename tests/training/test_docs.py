@@ -9,7 +9,6 @@ import random
 import re
 import shlex
 import shutil
-import socket
 import subprocess
 import sys
 import time
@@ -22,6 +21,7 @@ import pytest
 
 from tests.conftest import MakeCheckpoint
 from tests.docs.blocks import DOCS, blocks
+from tests.ports import free_port
 from tests.training import fields
 from tests.training.commands import ENVIRONMENT, PATIENCE, ROOT
 from tests.training.texts import review, sentence, story
@@ -54,6 +54,7 @@ SMALL_BUDGETS = {
     "adapt.tokens=2_000_000": "adapt.tokens=2048",
     "pretrain.batch_tokens=8192": "pretrain.tokens=4096",
     "pretrain.batch_tokens=65_536": "pretrain.tokens=4096",
+    "--nproc-per-node 2": "--nproc-per-node 1",
     "--nproc-per-node 8": "--nproc-per-node 1",
 }
 """Replacements that make the page's commands run in seconds."""
@@ -112,20 +113,6 @@ def _replaced(text: str, replacements: dict[str, str]) -> str:
     return text
 
 
-@contextmanager
-def one_core() -> Iterator[None]:
-    """Let this thread use one core, because threads of small matrix products wait for each other."""
-    if not hasattr(os, "sched_setaffinity"):
-        yield
-        return
-    before = os.sched_getaffinity(0)
-    os.sched_setaffinity(0, {max(before)})
-    try:
-        yield
-    finally:
-        os.sched_setaffinity(0, before)
-
-
 def test_commands_of_the_page_run(workplace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(workplace)
     assert all(any(old in command for command in COMMANDS) for old in SMALL_BUDGETS)
@@ -154,8 +141,7 @@ def run_training(command: str) -> None:
     """Run `python -m training ...` in this process."""
     words = shlex.split(small(command))
     assert words[:3] == ["python", "-m", "training"]
-    with one_core():
-        assert main(words[3:]) == 0, command
+    assert main(words[3:]) == 0, command
 
 
 def small(command: str) -> str:
@@ -197,13 +183,6 @@ def environment(workplace: Path, **more: str) -> dict[str, str]:
     path = os.pathsep.join([str(workplace / "bin"), os.environ["PATH"]])
     sources = os.pathsep.join([str(ROOT), str(ROOT / "client")])
     return ENVIRONMENT | {"PATH": path, "PYTHONPATH": sources} | more
-
-
-def free_port() -> int:
-    with socket.socket() as free:
-        free.bind(("localhost", 0))
-        port: int = free.getsockname()[1]
-    return port
 
 
 @contextmanager

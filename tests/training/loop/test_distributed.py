@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 
+from tests.ports import free_port
 from tests.training.commands import finish, start, until
 from tests.training.conftest import MakeRecipe
 from tests.training.one_cpu import one_cpu
@@ -26,7 +26,6 @@ SETTINGS = (
 """24 steps of eight micro-batches, so that each lane is used several times before and after a restart."""
 
 EVERY_STEP = "checkpoint_minutes=1e-9"
-TORCHRUN = ("-m", "torch.distributed.run", "--nproc-per-node")
 
 
 @pytest.fixture(scope="module")
@@ -57,22 +56,15 @@ def arguments(recipe: Recipe, file: Path, *overrides: str) -> list[str]:
     return ["pretrain", str(file), f"data={recipe.data}", f"run={recipe.run}", *SETTINGS, *overrides]
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
-
-
-def start_ranks(commands: list[list[str]]) -> list[subprocess.Popen[str]]:
-    """Ranks on two nodes, as `torchrun` starts them."""
-    port = str(free_port())
-    nodes = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "1", "LOCAL_RANK": "0"}
-    nodes |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+def start_ranks(commands: list[list[str]], per_node: int = 1) -> list[subprocess.Popen[str]]:
+    """Ranks with the variables that `torchrun` sets, without its own process, which loads torch too."""
+    world = {"WORLD_SIZE": str(len(commands)), "LOCAL_WORLD_SIZE": str(per_node)}
+    world |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
     ranks = []
     for rank, command in enumerate(commands):
         with one_cpu(rank):
-            ranks.append(start(*command, environment=nodes | {"RANK": str(rank)}))
+            place = {"RANK": str(rank), "LOCAL_RANK": str(rank % per_node)}
+            ranks.append(start(*command, environment=world | place))
     return ranks
 
 
@@ -80,10 +72,8 @@ def test_two_ranks_of_one_node_have_the_curve_of_one_process(
     make_recipe: MakeRecipe, recipe_file: Path, alone: Recipe
 ) -> None:
     recipe = make_recipe(*SETTINGS)
-    status, _, errors = finish(
-        start(*arguments(recipe, recipe_file), launcher=(*TORCHRUN, "2", "--master-port", str(free_port())))
-    )
-    assert status == 0, errors
+    outcomes = [finish(rank) for rank in start_ranks([arguments(recipe, recipe_file)] * 2, per_node=2)]
+    assert [status for status, _, _ in outcomes] == [0, 0], outcomes
     assert_same_curve(recipe, alone)
     assert (recipe.folder / "pretrained" / "model.safetensors").is_file()
 
@@ -110,18 +100,18 @@ def test_two_nodes_killed_and_restarted_have_the_curve_of_one_process(
     assert not (nodes[1].folder / "pretrain" / "log.jsonl").exists()
 
 
-@pytest.mark.parametrize("difference", ["recipe", "text"])
 def test_ranks_with_another_recipe_or_text_stop_with_an_error(
-    make_recipe_in: MakeRecipe, recipe_file: Path, tmp_path: Path, difference: str
+    make_recipe_in: MakeRecipe, recipe_file: Path, tmp_path: Path
 ) -> None:
-    nodes = [make_recipe_in(tmp_path / name, *SETTINGS) for name in ("node-0", "node-1")]
-    commands = [arguments(node, recipe_file) for node in nodes]
-    if difference == "recipe":
-        commands[1].append("pretrain.dropout=0.2")
-    else:
-        manifest = nodes[1].folder / "corpus" / "train" / "manifest.json"
-        manifest.write_text(manifest.read_text().replace('"text_crc32": ', '"text_crc32": 1'))
-    for status, _, errors in map(finish, start_ranks(commands)):
+    """Rank 1 has another recipe than rank 0, and rank 2 another text."""
+    nodes = [make_recipe_in(tmp_path / name, *SETTINGS) for name in ("node-0", "node-1", "node-2")]
+    commands = [arguments(node, recipe_file, "pretrain.batch_tokens=1536") for node in nodes]
+    commands[1].append("pretrain.dropout=0.2")
+    manifest = nodes[2].folder / "corpus" / "train" / "manifest.json"
+    manifest.write_text(manifest.read_text().replace('"text_crc32": ', '"text_crc32": 1'))
+    outcomes = [finish(rank) for rank in start_ranks(commands)]
+    for rank, other in enumerate((1, 0, 0)):  # the first that differs
+        status, _, errors = outcomes[rank]
         assert status == 1, errors
-        assert "has another recipe, text or vocabulary than rank" in errors
+        assert f"rank {other} has another recipe, text or vocabulary than rank {rank}" in errors
         assert "Traceback" not in errors
