@@ -13,7 +13,7 @@ from app.errors import BackendDiedError, ProcessDiedError
 from app.inference.torch_backend import TorchBackend
 from app.inference.types import Answer, BackendConfig, BackendInfo, BatchResult, Query, ServedModel, Task
 
-PATIENCE = 30  # seconds; only a hung test waits so long
+PATIENCE = 120  # seconds; only a hung test waits so long
 
 
 @dataclass(eq=False)

@@ -50,7 +50,7 @@ class Process:
         end = time.monotonic() + PATIENCE
         while time.monotonic() < end and self.process.poll() is None:
             try:
-                if httpx.get(self.url + "/health/ready").status_code == 200:
+                if self.get("/health/ready").status_code == 200:
                     return
             except httpx.TransportError:
                 pass
@@ -58,13 +58,17 @@ class Process:
         self.process.kill()
         raise AssertionError(self.process.communicate()[0])
 
+    def get(self, path: str) -> httpx.Response:
+        """The answer of a path."""
+        return httpx.get(self.url + path, timeout=PATIENCE)
+
     def ask(self, inputs: object = "good") -> httpx.Response:
         """An answer of /sentiment."""
         return httpx.post(self.url + "/sentiment", json={"inputs": inputs}, timeout=PATIENCE)
 
     def metric(self, name: str) -> float:
         """The value of one line of /metrics; `name` includes the labels."""
-        lines = httpx.get(self.url + "/metrics", timeout=PATIENCE).text.splitlines()
+        lines = self.get("/metrics").text.splitlines()
         return float(next(line.rsplit(" ", 1)[1] for line in lines if line.startswith(name + " ")))
 
     def send(self, number: signal.Signals) -> None:

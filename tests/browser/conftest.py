@@ -15,7 +15,7 @@ from tests.app.process import running
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
 
-PATIENCE = 30_000  # ms; other jobs may hold the processor
+PATIENCE = 120_000  # ms; other jobs may hold the processor
 
 OpenPage = Callable[..., "Page"]
 

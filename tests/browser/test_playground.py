@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.browser.conftest import OpenPage
+from tests.browser.conftest import PATIENCE, OpenPage
 
 if TYPE_CHECKING:
     from playwright.sync_api import Page, Request, Route
@@ -29,6 +31,14 @@ def asked(page: Page) -> list[Request]:
     requests: list[Request] = []
     page.on("request", lambda request: requests.append(request) if request.method == "POST" else None)
     return requests
+
+
+def until(page: Page, condition: Callable[[], object]) -> None:
+    """Wait for a condition while the page goes on."""
+    end = time.monotonic() + PATIENCE / 1000
+    while not condition():
+        assert time.monotonic() < end
+        page.wait_for_timeout(20)
 
 
 def write(page: Page, label: str, text: str) -> None:
@@ -125,7 +135,7 @@ def test_gauge_stands_where_the_score_is(open_page: OpenPage) -> None:
     answered(page)
     percent = int(page.locator("#sentiment .verdict strong").inner_text().split()[0])
     label = page.locator("#sentiment .verdict").inner_text().split()[-1]
-    page.wait_for_timeout(300)  # the needle glides
+    page.wait_for_function("document.querySelector('.needle').getAnimations().length === 0")  # the needle glides
     gauge, needle = page.locator(".gauge").bounding_box(), page.locator(".needle").bounding_box()
     assert gauge
     assert needle
@@ -241,12 +251,18 @@ def test_only_the_last_of_many_keystrokes_is_asked_about(open_page: OpenPage) ->
     page = open_page("/#next-sentence")
     answered(page)
     requests = asked(page)
-    page.get_by_label("A text that may follow it").focus()
-    page.keyboard.press("Control+a")
-    page.keyboard.type("it was a good film and i loved it")
-    page.wait_for_timeout(500)
+    text = "it was a good film and i loved it"
+    page.get_by_label("A text that may follow it").evaluate(
+        """(field, text) => {
+            for (const end of text.split("").keys()) {
+                field.value = text.slice(0, end + 1);
+                field.dispatchEvent(new Event("input", { bubbles: true }));
+            }
+        }""",
+        text,
+    )
+    until(page, lambda: requests and requests[-1].post_data_json["inputs"]["text_pair"] == text)
     answered(page)
-    assert requests[-1].post_data_json["inputs"]["text_pair"] == "it was a good film and i loved it"
     assert len(requests) <= 3
 
 
@@ -256,9 +272,9 @@ def test_late_answer_to_an_old_question_is_not_shown(open_page: OpenPage) -> Non
     held: list[Route] = []
     page.route("**/next-sentence", lambda route: held.append(route), times=1)
     page.get_by_label("A text", exact=True).fill("first")
-    page.wait_for_timeout(500)
-    page.get_by_label("A text", exact=True).fill("second")
-    page.wait_for_timeout(500)
+    until(page, lambda: held)
+    with page.expect_response("**/next-sentence"):
+        page.get_by_label("A text", exact=True).fill("second")
     shown = answered(page)
     held[0].fulfill(json={"results": [{"predictions": [{"label": "IS_NEXT", "score": 1}], "tokens": 9999}]})
     page.wait_for_timeout(200)

@@ -26,7 +26,7 @@ from tests.ports import free_port
 
 (PROXY,) = [block.text for block in blocks.of("nginx")]
 REPLICAS = (Path(__file__).parents[2] / "deploy" / "nginx" / "replicas.conf.template").read_text()
-PATIENCE = 30
+PATIENCE = 120
 
 
 def value(configuration: str, directive: str) -> str:
@@ -112,7 +112,7 @@ def proxied(tmp_path_factory: pytest.TempPathFactory, pretrained: Path, sentimen
         block = block.replace("listen 443 ssl", f"listen 127.0.0.1:{port} ssl").replace("/etc/nginx/tls", str(folder))
         with nginx(folder, port, block):
             trusted = ssl.create_default_context(cafile=folder / "fullchain.pem")
-            with httpx.Client(base_url=f"https://127.0.0.1:{port}", verify=trusted) as client:
+            with httpx.Client(base_url=f"https://127.0.0.1:{port}", verify=trusted, timeout=PATIENCE) as client:
                 yield client
 
 

@@ -166,7 +166,7 @@ def assert_answered(call: str, port: int) -> None:
     curl, flag, body, url = shlex.split(call)
     assert (curl, flag) == ("curl", "--json")
     address = "http://" + url.replace("localhost:8000", f"localhost:{port}")
-    response = httpx.post(address, json=json.loads(body))
+    response = httpx.post(address, json=json.loads(body), timeout=PATIENCE)
     assert response.status_code == 200, response.text
     assert len(response.json()["results"]) == len(json.loads(body)["inputs"])
 
@@ -205,6 +205,6 @@ def served(workplace: Path, command: str) -> Iterator[int]:
 
 def _is_ready(port: int) -> bool:
     try:
-        return httpx.get(f"http://localhost:{port}/health/ready").status_code == 200
+        return httpx.get(f"http://localhost:{port}/health/ready", timeout=PATIENCE).status_code == 200
     except httpx.TransportError:
         return False

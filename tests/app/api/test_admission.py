@@ -6,6 +6,7 @@ import re
 import socket
 import threading
 import time
+from functools import partial
 from typing import Any
 
 import httpx
@@ -98,7 +99,7 @@ POST = JSON_POST + b"Content-Length: "
 def test_refusal_keeps_the_connection_open(url: str, backend: Any) -> None:
     backend.gate.clear()
     waiting = [
-        threading.Thread(target=httpx.post, args=[url + "/sentiment"], kwargs={"json": {"inputs": inputs}})
+        threading.Thread(target=partial(httpx.post, url + "/sentiment", json={"inputs": inputs}, timeout=PATIENCE))
         for inputs in ("a", "a " * 13)
     ]
     for i, thread in enumerate(waiting):

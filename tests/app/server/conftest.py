@@ -24,7 +24,7 @@ from app.server.draining_server import DrainingServer
 from app.server.http_protocol import BoundedProtocol
 from app.settings import Settings
 
-PATIENCE = 30
+PATIENCE = 120
 
 
 @dataclass
@@ -94,6 +94,7 @@ def start_server(backend: Any) -> StartServer:
         )
         server = DrainingServer(config, app.state.lifecycle, checked.drain_seconds)
         thresholds = gc.get_threshold()
+        gc.freeze()  # the server collects garbage, which takes long among the objects of all tests
         limits = httpx.Limits(max_connections=200)
         with socket.create_server(("127.0.0.1", 0)) as listening:
             port = listening.getsockname()[1]

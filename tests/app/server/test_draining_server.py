@@ -295,7 +295,7 @@ def test_reload_from_weights_that_were_truncated_in_place_does_no_harm(
         (directory / "model.safetensors").write_bytes(b"")
         Reloadable(process, directory).reload("failed")
         assert process.ask().json() == before
-        assert httpx.get(process.url + "/health/ready").status_code == 200
+        assert process.get("/health/ready").status_code == 200
 
 
 def test_reload_whose_process_dies_leaves_the_old_one_serving(reloadable: Reloadable, save_sentiment: Any) -> None:
@@ -366,7 +366,7 @@ def test_reload_mends_a_service_that_hangs(light: dict[str, str]) -> None:
         process.send(signal.SIGHUP)
         wait_until(lambda: process.ask(asked).status_code == 200)
         wait_until(lambda: not any(Path(f"/proc/{inference}").exists() for inference in hanging))
-        assert httpx.get(process.url + "/health/ready").status_code == 200
+        assert process.get("/health/ready").status_code == 200
 
 
 def test_sigterm_during_a_reload_does_not_wait_for_it(light: dict[str, str]) -> None:
@@ -403,7 +403,7 @@ def test_inference_process_that_is_killed_fails_its_batch_and_the_service_goes_o
         assert {(problem["status"], problem["code"]) for problem in failed} == {(500, "inference_failed")}
         assert 0 < len(failed) < 80
         wait_until(lambda: len(process.forks()) == 2)
-        assert httpx.get(process.url + "/health/live").status_code == 200
+        assert process.get("/health/live").status_code == 200
         assert process.ask().status_code == 200
         process.send(signal.SIGTERM)
         code, output = process.end()
@@ -423,7 +423,7 @@ def test_inference_processes_that_die_over_and_over_end_the_service(light: dict[
             wait_until(lambda: process.forks() not in ([], [fork]))  # noqa: B023
             assert process.ask().status_code == 200
         os.kill(*process.forks(), signal.SIGKILL)
-        wait_until(lambda: httpx.get(process.url + "/health/live").status_code == 503)
+        wait_until(lambda: process.get("/health/live").status_code == 503)
         answer = process.ask()
         code, output = process.end()
     assert (answer.status_code, answer.json()["code"]) == (503, "broken")
@@ -440,9 +440,9 @@ def test_inference_process_that_hangs_is_replaced(light: dict[str, str]) -> None
         (fork,) = process.forks()
         os.kill(fork, signal.SIGSTOP)
         assert process.ask().status_code == 504
-        wait_until(lambda: httpx.get(process.url + "/health/ready").status_code == 503)
-        assert httpx.get(process.url + "/health/live").status_code == 200
-        wait_until(lambda: httpx.get(process.url + "/health/ready").status_code == 200)
+        wait_until(lambda: process.get("/health/ready").status_code == 503)
+        assert process.get("/health/live").status_code == 200
+        wait_until(lambda: process.get("/health/ready").status_code == 200)
         wait_until(lambda: process.ask().status_code == 200)
         process.send(signal.SIGTERM)
         code, output = process.end()
@@ -469,7 +469,7 @@ def test_sigterm_while_the_inference_process_loads_exits_with_0(light: dict[str,
             os.kill(inference, signal.SIGSTOP)
         while "listening on" not in (line := process.line()):
             assert line
-        assert httpx.get(process.url + "/health/live", timeout=PATIENCE).status_code == 200
+        assert process.get("/health/live").status_code == 200
         process.send(signal.SIGTERM)
         code, output = process.end()
     assert code == 0, output
@@ -486,7 +486,7 @@ def test_second_ctrl_c_ends_a_service_whose_batch_hangs(light: dict[str, str]) -
         with pytest.raises(httpx.ReadTimeout):
             httpx.post(process.url + "/sentiment", json=GOOD, timeout=1)
         process.send(signal.SIGINT)
-        wait_until(lambda: httpx.get(process.url + "/health/ready").json().get("code") == "draining")
+        wait_until(lambda: process.get("/health/ready").json().get("code") == "draining")
         process.send(signal.SIGINT)
         began = time.monotonic()
         _, output = process.end()

@@ -18,7 +18,6 @@ from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 
 from app.scheduling.engine import Engine, EnginePolicy
@@ -217,7 +216,7 @@ def test_broken_body_costs_those_before_it_nothing(service: Process) -> None:
 
 def test_broken_body_is_answered_under_its_own_id_and_counted_as_that(service: Process) -> None:
     def count(status: int) -> float:
-        text = httpx.get(service.url + "/metrics").text
+        text = service.get("/metrics").text
         found = re.search(rf'bert_requests_total{{status="{status}",task="sentiment"}} ([\d.]+)', text)
         return float(found[1]) if found else 0.0
 
@@ -261,7 +260,7 @@ def test_two_hosts_are_refused(service: Process) -> None:
 
 def test_broken_body_is_not_counted_as_a_caller_who_left(service: Process) -> None:
     def cancelled() -> str:
-        text = httpx.get(f"http://127.0.0.1:{service.port}/metrics").text
+        text = service.get("/metrics").text
         return re.search(r"^bert_requests_cancelled_total .*$", text, re.MULTILINE)[0]  # type: ignore[index]
 
     before = cancelled()

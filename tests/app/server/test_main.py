@@ -286,7 +286,7 @@ def test_start_without_a_usable_torch_logs_json_if_asked_to(checkpoints: dict[st
 def test_host_of_two_colons_listens_on_ipv4_and_ipv6_and_sigterm_exits_with_0(checkpoints: dict[str, str]) -> None:
     with running(checkpoints | WITHOUT_TORCH | {"BERT_HOST": "::"}) as process:
         process.until_ready()  # by 127.0.0.1
-        assert httpx.get(f"http://[::1]:{process.port}/health/live").status_code == 200
+        assert httpx.get(f"http://[::1]:{process.port}/health/live", timeout=PATIENCE).status_code == 200
         process.send(signal.SIGTERM)
         code, output = process.end()
     assert code == 0, output
