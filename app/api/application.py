@@ -41,7 +41,7 @@ def create_app(settings: Settings, backend: Backend | None = None, *, serves_whi
     """
     metrics = Metrics()
     lifecycle = Lifecycle(lambda: backend or _process_pool(settings), settings, metrics)
-    engine = Engine(lifecycle, settings, metrics)
+    engine = Engine(lifecycle, metrics)
     metrics.read_tokens_per_second(lambda: engine.scheduler.throughput.tokens_per_second)
     metrics.read_queue_requests(lambda: engine.scheduler.unanswered_requests)
     metrics.read_queue_tokens(lambda: engine.scheduler.queued_tokens)

@@ -28,22 +28,27 @@ from app.settings import Settings
 QUEUED_SECONDS = "queued_seconds"
 """Metric that a replica reports to Ray's autoscaler: seconds that its waiting work takes at its measured speed."""
 BUSY = "busy"
-"""Another one: tokens that it computed per second, as a share of its measured speed."""
+"""Another one: the share of time in which its inference processes compute."""
+LAG = "lag"
+"""Another one: seconds by which its event loop is late. It grows instead of the queue where HTTP is the limit."""
 TARGET_QUEUED_SECONDS = 0.25
 """Seconds of waiting work per replica that the autoscaler aims at: two to three batches."""
 TARGET_BUSY = 0.7
-"""Share of its speed that a replica should use at most. Next to nothing waits below that (see
+"""Share of time in which the processes of a replica should compute at most. Next to nothing waits below that (see
 benchmarks/cluster/replicas.py), so waiting work alone would take replicas away until requests wait."""
+TARGET_LAG = 0.02
+"""Seconds by which the event loop of a replica should be late at most."""
 
 
 def by_queued_work(context: AutoscalingContext) -> tuple[float, dict[str, Any]]:
-    """Ray's autoscaling policy: as many replicas as bring each to at most `TARGET_QUEUED_SECONDS` and `TARGET_BUSY`.
+    """Ray's autoscaling policy: as many replicas as bring each to at most `TARGET_QUEUED_SECONDS`, `TARGET_BUSY` and
+    `TARGET_LAG`.
 
     Ray applies the delays, factors and bounds of `autoscaling_config`.
     """
     reported = context.aggregated_metrics or {}
-    waiting, busy = (sum((reported.get(name) or {}).values()) for name in (QUEUED_SECONDS, BUSY))
-    return max(waiting / TARGET_QUEUED_SECONDS, busy / TARGET_BUSY), {}
+    targets = {QUEUED_SECONDS: TARGET_QUEUED_SECONDS, BUSY: TARGET_BUSY, LAG: TARGET_LAG}
+    return max(sum((reported.get(name) or {}).values()) / target for name, target in targets.items()), {}
 
 
 @serve.deployment(
@@ -69,8 +74,8 @@ class BertService:
         self._settings = settings.model_copy(update={"threads": settings.threads or max(int(assigned), 1)})
         self._user_config: Any = None
         self._is_configured = False
-        self._seen = (time.monotonic(), 0)
-        """When Ray last asked for the load, and how many tokens had been computed by then."""
+        self._seen = (time.monotonic(), 0.0)
+        """When Ray last asked for the load, and how many seconds the processes had computed by then."""
 
     def __serve_build_asgi_app__(self) -> FastAPI:
         """The app; its start-up ends once the models answer."""
@@ -93,14 +98,16 @@ class BertService:
         self._user_config, self._is_configured = user_config, True
 
     async def record_autoscaling_stats(self) -> dict[str, float]:
-        """Seconds of waiting work, and how busy the replica was since the last call."""
-        scheduler = self._lifecycle.scheduler
+        """Seconds of waiting work, how busy the replica was since the last call, and the lag of its event loop."""
+        scheduler, backend = self._lifecycle.scheduler, self._lifecycle.current.backend
         speed = scheduler.throughput.tokens_per_second
-        (since, before), self._seen = self._seen, (time.monotonic(), scheduler.computed_tokens)
-        seconds, tokens = self._seen[0] - since, self._seen[1] - before
+        now = time.monotonic(), sum(computing for computing, _ in backend.process_seconds().values())
+        (since, before), self._seen = self._seen, now
+        seconds, computed = self._seen[0] - since, self._seen[1] - before  # less than 0 after a process was replaced
         if not (speed and seconds > 0):
-            return {QUEUED_SECONDS: 0.0, BUSY: 0.0}
-        return {QUEUED_SECONDS: scheduler.queued_tokens / speed, BUSY: tokens / seconds / speed}
+            return {QUEUED_SECONDS: 0.0, BUSY: 0.0, LAG: 0.0}
+        busy = max(computed / seconds / backend.info.processes, 0.0)
+        return {QUEUED_SECONDS: scheduler.queued_tokens / speed, BUSY: busy, LAG: self._lifecycle.event_loop_lag}
 
 
 app = BertService.bind()  # type: ignore[attr-defined]  # the decorators make it a Deployment

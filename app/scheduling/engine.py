@@ -32,7 +32,6 @@ from app.scheduling.tokenization import (
     target_ids,
     to_queries,
 )
-from app.settings import Settings
 from bert_client.wire import FillMaskResult, LabelResult, TextToken
 
 Result = TypeVar("Result")
@@ -86,11 +85,8 @@ class Reply(Generic[Result]):
 class Engine:
     """Answers the tasks and `/tokenize`. Every method runs on the event loop."""
 
-    def __init__(
-        self, lifecycle: Lifecycle, settings: Settings, metrics: Metrics, policy: EnginePolicy = EnginePolicy()
-    ) -> None:
+    def __init__(self, lifecycle: Lifecycle, metrics: Metrics, policy: EnginePolicy = EnginePolicy()) -> None:
         self._policy = policy
-        self._settings = settings
         self._metrics = metrics
         self._threads = ThreadPoolExecutor(max_workers=2, thread_name_prefix="tokenize")
         self._answers = ByteBudget(

@@ -74,8 +74,6 @@ class Scheduler:
         """Tokens that may wait ahead of a request, its own included."""
         self.reserved_tokens = 0
         """Estimated tokens of requests that are being tokenized; they count as queued."""
-        self.computed_tokens = 0
-        """Tokens of all batches so far."""
         self.fatal_error: BaseException | None = None
         self._run = run
         self._metrics = metrics
@@ -341,7 +339,6 @@ class Scheduler:
         answered = (one for one, answer in zip(batch, answers, strict=True) if not isinstance(answer, Exception))
         computed = [pending.tokens for pending in answered]
         if computed:
-            self.computed_tokens += sum(computed)
             self._metrics.batch(len(computed), sum(computed))
         for pending, answer in zip(batch, answers, strict=True):
             request = pending.request

@@ -104,6 +104,10 @@ def run(arguments: Sequence[str], environ: Mapping[str, str]) -> int:
         return _fail(str(error), REFUSED)
     except KeyboardInterrupt:
         return INTERRUPTED
+    except RuntimeError as error:  # a signal within `Thread.start` makes Python release a lock that is not held
+        if not isinstance(error.__context__, KeyboardInterrupt):
+            raise
+        return INTERRUPTED
     return code
 
 

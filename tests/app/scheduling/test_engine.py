@@ -40,7 +40,7 @@ PATIENCE = 30
 
 def engine_of(make_backend: Callable[[], Any], policy: EnginePolicy | None = None, **given: object) -> Engine:
     settings, metrics = Settings.model_validate(given), Metrics()
-    return Engine(Lifecycle(make_backend, settings, metrics), settings, metrics, policy or EnginePolicy())
+    return Engine(Lifecycle(make_backend, settings, metrics), metrics, policy or EnginePolicy())
 
 
 @asynccontextmanager

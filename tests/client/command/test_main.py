@@ -753,6 +753,20 @@ def test_bert_answers_before_a_signal_are_printed(holding: Holding, tmp_path: Pa
     assert process.returncode == 130
 
 
+def test_bert_signal_while_a_thread_starts_is_an_interrupt(
+    bert: Bert, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def start(thread: threading.Thread) -> None:
+        try:
+            raise KeyboardInterrupt
+        finally:
+            threading.Lock().release()  # as `threading.Condition.wait` may do then
+
+    (tmp_path / "texts.txt").write_text("good\n")
+    monkeypatch.setattr(threading.Thread, "start", start)
+    assert bert("sentiment", "--file", str(tmp_path / "texts.txt"))[0] == 130
+
+
 def test_client_interrupt_does_not_wait_for_answers(holding: Holding) -> None:
     program = """
 import signal, sys
