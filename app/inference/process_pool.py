@@ -56,13 +56,17 @@ class ProcessPool:
     async def load(self, on_death: Callable[[BackendDiedError], None]) -> None:
         """See `Backend.load`. The processes are started here."""
         server, self.info = await self._start_server()
-        try:
-            started = await asyncio.gather(*map(server.start_process, range(self.info.processes)))
-        except ProcessDiedError:
-            raise BackendDiedError(await server.exit_reason()) from None
-        self._on_death = on_death
-        self._keepers = [asyncio.create_task(self._keep_running(*one)) for one in enumerate(started)]
+        for number in range(self.info.processes):
+            try:
+                process = await server.start_process(number)
+            except ProcessDiedError:
+                raise BackendDiedError(await server.exit_reason()) from None
+            self._processes[number] = process
+            self._keepers.append(asyncio.create_task(self._keep_running(number, process)))
         await asyncio.sleep(0)  # until they have counted their processes as free
+        if self._error is not None:
+            raise BackendDiedError(str(self._error))
+        self._on_death = on_death
 
     async def _start_server(self) -> tuple[ForkServer, BackendInfo]:
         if self._error is not None:

@@ -309,8 +309,8 @@ def test_parse_messages_use_json_types(body: Any, message: str) -> None:
         ),
         (
             open_inference.InferRequest,
-            [{"name": "text", "datatype": "BYTES", "shape": [1, 1]}],
-            "Input should have at most 1 item, not 2",
+            [{"name": "text", "datatype": "BYTES", "shape": [1] * 9}],
+            "Input should have at most 8 items, not 9",
         ),
     ],
 )

@@ -306,7 +306,7 @@ def test_finetune_takes_the_teachers_of_the_last_distill(make_recipe: MakeRecipe
     assert (resolved.distill.teacher, resolved.distill.weight) == (teacher, 0.9)
     *_, target = export(recipe)
     card = (target / "README.md").read_text()
-    assert "It learned from the labels of `runs/seed-3/model` too, with the weight 0.9." in card
+    assert "It learned from the labels of `runs/tiny/teachers/finetune/seed-3/model` too, with the weight 0.9." in card
 
 
 def test_labels_of_two_teachers_are_not_mixed(
