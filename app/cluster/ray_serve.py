@@ -36,7 +36,7 @@ TARGET_QUEUED_SECONDS = 0.25
 TARGET_BUSY = 0.7
 """Share of time in which the processes of a replica should compute at most. Next to nothing waits below that (see
 benchmarks/cluster/replicas.py), so waiting work alone would take replicas away until requests wait."""
-TARGET_LAG = 0.02
+TARGET_LAG = 0.005
 """Seconds by which the event loop of a replica should be late at most."""
 
 

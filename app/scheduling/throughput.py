@@ -30,7 +30,7 @@ class ThroughputPolicy:
     min_queue_tokens: int = 262_144
     """Lower bound of the queue: 512 texts of 512 tokens."""
     max_queue_tokens: int = 8_000_000
-    """Upper bound of the queue, because a waiting token takes some 50 bytes."""
+    """Upper bound of the queue, because a waiting token takes 80 bytes, or 170 of fill-mask."""
 
     def queue_tokens(self, tokens_per_second: float, timeout: float) -> int:
         """Tokens that may wait: those that are computed within `timeout` seconds, the server's deadline.

@@ -207,14 +207,14 @@ def test_keda_asks_the_pods_for_gauges_that_exist(render: Render) -> None:
         assert trigger["name"] in spec["advanced"]["scalingModifiers"]["formula"]
         assert all(isinstance(value, str) for value in asked.values())
     assert [trigger["metadata"]["aggregationType"] for trigger in spec["triggers"]] == ["sum", "average", "sum"]
-    assert spec["advanced"]["scalingModifiers"]["formula"] == "max(speed > 0 ? waiting / speed : 0, lag * 0.25 / 0.02)"
+    assert spec["advanced"]["scalingModifiers"]["formula"] == "max(speed > 0 ? waiting / speed : 0, lag * 0.25 / 0.005)"
 
 
 def test_prometheus_is_asked_for_the_same_gauges(render: Render) -> None:
     spec = render(*PROMETHEUS)["ScaledObject"]["spec"]
     asked = [re.findall(r"bert_\w+", trigger["metadata"]["query"]) for trigger in spec["triggers"]]
     assert "scalingModifiers" not in spec["advanced"]
-    assert [trigger["metadata"]["threshold"] for trigger in spec["triggers"]] == ["0.25", "0.7", "0.02"]
+    assert [trigger["metadata"]["threshold"] for trigger in spec["triggers"]] == ["0.25", "0.7", "0.005"]
     metrics = Metrics()
     metrics.inference_time.read = lambda: {0: (1.0, 1.0)}
     rendered = metrics.render().decode()
