@@ -138,7 +138,7 @@ class ProcessPool:
         return max(self.info.processes - self._http_is_busy, 1)
 
     async def _keep_running(self, number: int, process: InferenceProcess) -> None:
-        """Hand the replies of a process over, and replace it when it ends, as long as there is hope."""
+        """Hand the replies of a process over, and replace it when it ends, until the pool ends."""
 
         def on_reply() -> None:
             self._free.add(number)

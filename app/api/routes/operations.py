@@ -67,7 +67,7 @@ def _lifecycle(request: Request) -> Lifecycle:
     responses=document.ok_response({"status": "alive"}) | document.refusals(503),
 )
 async def live(request: Request) -> Health:
-    """503 once an inference process is dead."""
+    """503 once inference processes have ended and cannot be replaced."""
     if (status := _lifecycle(request).status) == "broken":
         raise UnavailableError(status)
     return Health("alive")
