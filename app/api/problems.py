@@ -118,7 +118,7 @@ def _detail(error: Exception, problem: ProblemType) -> str:
         return "internal error; the log has it with this request id"
     if isinstance(error, HTTPException):
         if error.status_code == 404:
-            return "no such path; the tasks are POST /fill-mask, /next-sentence and /sentiment"
+            return "no such path; the tasks are POST /fill-mask, /next-sentence, /sentiment and /classify"
         return f"use {_headers(error)['Allow']}" if error.status_code == 405 else error.detail
     return str(error)
 

@@ -60,8 +60,16 @@ ROUTES = [
         "/sentiment",
         sentiment,
         task=Task.SENTIMENT,
-        summary="Classify texts",
+        summary="Judge the sentiment of texts",
         response=LabelResponse,
         example=_labels("sentiment", POSITIVE=0.98, NEGATIVE=0.02),
+    ),
+    TaskRoute(  # the same for other labels, such as topics
+        "/classify",
+        sentiment,
+        task=Task.SENTIMENT,
+        summary="Classify texts",
+        response=LabelResponse,
+        example=_labels("topics", sports=0.91, politics=0.09),
     ),
 ]

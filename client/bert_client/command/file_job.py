@@ -63,7 +63,7 @@ class FileJob:
     @property
     def takes_half_pairs(self) -> bool:
         """Whether a pair of which one text is empty is answered as one text: a review may lack a title or a body."""
-        return len(self.columns) == 2 and self.question["task"] == "sentiment"
+        return len(self.columns) == 2 and self.question["task"] in ("sentiment", "classify")
 
 
 def run(job: FileJob, ask: Ask) -> None:

@@ -240,8 +240,9 @@ def _parser(environ: Mapping[str, str]) -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--version", action=_Version, nargs=0, help="print the version")
+    _add_service(parser, environ.get("BERT_URL") or DEFAULT_URL, environ.get("BERT_API_KEY"))
     tasks = parser.add_subparsers(dest="task", required=True, metavar="TASK")
-    common = _common(environ)
+    common = _common()
 
     def add(name: str, summary: str, texts: str, *options: str) -> argparse.ArgumentParser:
         task: argparse.ArgumentParser = tasks.add_parser(name, help=summary, description=summary, parents=[common])
@@ -255,16 +256,20 @@ def _parser(environ: Mapping[str, str]) -> argparse.ArgumentParser:
     task.add_argument("--targets", nargs="+", metavar="WORD", help="score these words only")
     task = add("next-sentence", "does the second text follow the first?", "two texts")
     task.add_argument("--pair-column", default="text_pair", metavar="NAME", help="column of second texts [text_pair]")
-    task = add("sentiment", "are texts positive or negative?", "a text", "top_k")
-    task.add_argument("--pair-column", metavar="NAME", help="column of the body, if --column is the title")
+    for name, summary in {"sentiment": "are texts positive or negative?", "classify": "which label fits?"}.items():
+        task = add(name, summary, "a text", "top_k")
+        task.add_argument("--pair-column", metavar="NAME", help="column of the body, if --column is the title")
     return parser
 
 
-def _common(environ: Mapping[str, str]) -> argparse.ArgumentParser:
+def _add_service(parser: argparse.ArgumentParser, url: str | None, key: str | None) -> None:
+    parser.add_argument("--url", default=url, help=f"URL of the service [BERT_URL, {DEFAULT_URL}]")
+    parser.add_argument("--api-key", default=key, metavar="KEY", help="API key [BERT_API_KEY]")
+
+
+def _common() -> argparse.ArgumentParser:
     common = argparse.ArgumentParser(add_help=False)
-    url = environ.get("BERT_URL") or DEFAULT_URL
-    common.add_argument("--url", default=url, help=f"URL of the service [BERT_URL, {DEFAULT_URL}]")
-    common.add_argument("--api-key", default=environ.get("BERT_API_KEY"), metavar="KEY", help="API key [BERT_API_KEY]")
+    _add_service(common, argparse.SUPPRESS, argparse.SUPPRESS)  # they may also stand before the task
     common.add_argument("--json", action="store_true", help="print JSON, one answer per line")
     common.add_argument("--truncate", action="store_true", help="cut texts that are too long")
     common.add_argument("--timeout", type=float, default=60.0, metavar="SECONDS", help="seconds for one request [60]")

@@ -95,6 +95,9 @@ class AsyncBertClient(BaseClient[httpx.AsyncBaseTransport, Callable[[float], Awa
         """Like `sentiment`, for any number of texts or pairs."""
         return self._stream(calls.sentiment(**options), inputs)
 
+    classify, classify_stream = sentiment, sentiment_stream
+    """The same for labels of any kind, such as topics."""
+
     async def _answer(self, call: Call[T], inputs: Any) -> Any:
         if not calls.is_one_input(inputs, takes_pairs=call.takes_pairs):
             return [result_or_raise(outcome) async for outcome in self._stream(call, inputs)]

@@ -99,6 +99,9 @@ class BertClient(BaseClient[httpx.BaseTransport, Callable[[float], object]]):
         """Like `sentiment`, for any number of texts or pairs."""
         return self._stream(calls.sentiment(**options), inputs)
 
+    classify, classify_stream = sentiment, sentiment_stream
+    """The same for labels of any kind, such as topics."""
+
     def _answer(self, call: Call[T], inputs: Any) -> Any:
         if not calls.is_one_input(inputs, takes_pairs=call.takes_pairs):
             return [result_or_raise(outcome) for outcome in self._stream(call, inputs)]

@@ -45,7 +45,7 @@ def test_document_equals_docs_openapi_json(document: Any) -> None:
 
 def test_document_has_the_known_operation_ids(document: Any) -> None:
     assert {operation["operationId"] for _, operation in operations(document)} == {
-        *("fill_mask", "next_sentence", "sentiment", "hf_fill_mask", "hf_text_classification"),
+        *("fill_mask", "next_sentence", "sentiment", "classify", "hf_fill_mask", "hf_text_classification"),
         *("predict", "tokenize", "v2_server", "v2_live", "v2_ready", "v2_metadata", "v2_model_ready"),
         *("v2_models_fill_mask_infer", "v2_models_next_sentence_infer", "v2_models_sentiment_infer"),
         *("health_live", "health_ready", "info", "metrics"),
@@ -103,7 +103,7 @@ def test_document_marks_operations_that_require_a_key(document: Any) -> None:
     assert locked["components"]["securitySchemes"]["apiKey"]["scheme"] == "bearer"
     asking = {path for path, operation in operations(locked) if operation.get("security") == [{"apiKey": []}]}
     assert asking == {
-        *("/fill-mask", "/next-sentence", "/sentiment", "/hf/fill-mask", "/hf/text-classification"),
+        *("/fill-mask", "/next-sentence", "/sentiment", "/classify", "/hf/fill-mask", "/hf/text-classification"),
         *("/predict", "/tokenize", *(f"/v2/models/{task}/infer" for task in Task)),
     }
     assert "secret" not in json.dumps(locked)

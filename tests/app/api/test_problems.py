@@ -87,7 +87,7 @@ def test_problem_of_a_temporary_error_has_retry_after(error: Exception) -> None:
 @pytest.mark.parametrize(
     ("error", "detail"),
     [
-        (HTTPException(404), "no such path; the tasks are POST /fill-mask, /next-sentence and /sentiment"),
+        (HTTPException(404), "no such path; the tasks are POST /fill-mask, /next-sentence, /sentiment and /classify"),
         (HTTPException(405, headers={"Allow": "POST"}), "use POST"),
         (HTTPException(405, headers={"Allow": "GET"}), "use GET, HEAD"),
         (HTTPException(431, "too long"), "too long"),

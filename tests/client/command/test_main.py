@@ -753,6 +753,24 @@ def test_bert_answers_before_a_signal_are_printed(holding: Holding, tmp_path: Pa
     assert process.returncode == 130
 
 
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("classify", "good"),
+        ("classify", "good", "--url", "{url}", "--api-key", "k"),
+        ("--url", "{url}", "--api-key", "k", "classify", "good"),
+    ],
+    ids=["by the environment", "after the task", "before the task"],
+)
+def test_bert_classify_is_sentiment_and_the_url_stands_on_either_side(
+    capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...]
+) -> None:
+    with serve() as echo:
+        environ = {"BERT_URL": echo.url if "--url" not in arguments else "http://127.0.0.1:1"}
+        assert run([argument.format(url=echo.url) for argument in arguments], environ) == 0
+    assert "good" in capsys.readouterr().out
+
+
 def test_bert_signal_while_a_thread_starts_is_an_interrupt(
     bert: Bert, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

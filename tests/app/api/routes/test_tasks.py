@@ -101,6 +101,18 @@ async def test_fill_mask_keeps_any_script_in_the_sequence(serve: Any) -> None:
 PAIR = {"text": "a film", "text_pair": "it was good"}
 
 
+async def test_classify_is_sentiment_under_another_name(serve: Any) -> None:
+    body = {"inputs": ["good", {"text": "a film", "text_pair": "bad"}], "parameters": {"top_k": 1}}
+    async with serve() as service:
+        classified = await service.client.post("/classify", json=body)
+        judged = await service.client.post("/sentiment", json=body)
+        refused = await service.client.post("/classify", json={"inputs": [""]})
+        assert await service.metric('bert_requests_total{status="200",task="sentiment"}') == 2
+    assert classified.status_code == 200
+    assert classified.json() == judged.json()
+    assert (refused.status_code, refused.json()["code"]) == (422, "empty_text")
+
+
 async def test_next_sentence_sorts_labels_by_score(serve: Any) -> None:
     async with serve() as service:
         body = (await service.client.post("/next-sentence", json={"inputs": PAIR})).json()
