@@ -264,7 +264,7 @@ async def test_task_paths_are_the_same_for_routes_and_admission(serve: Any) -> N
     async with serve() as service:
         paths = {route.path: route for route in service.app.routes if isinstance(route, TaskRoute)}
         assert service.app.state.tasks == paths
-    assert len(paths) == 10
+    assert len(paths) == 11
 
 
 @pytest.mark.parametrize("path", ["/health/ready", "/info", "/metrics", "/", "/docs"])

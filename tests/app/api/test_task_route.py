@@ -359,7 +359,7 @@ async def test_tasks_require_a_key(serve: Any) -> None:
     async with serve(**KEYS) as service:
         answers = [await service.client.post(path, json={}) for path in service.app.state.tasks]
     assert {answer.status_code for answer in answers} == {401}
-    assert len(answers) == 10
+    assert len(answers) == 11
     answer = answers[0]
     assert answer.headers["www-authenticate"] == "Bearer"
 
