@@ -45,7 +45,7 @@ _VALUES_PER_INPUT, _OTHER_VALUES = 4, 1000
 """JSON values that a body may have, for each input that a request may carry and beside them: making the objects of
 650,000 empty lists blocks the event loop for 100 ms."""
 _UNCOUNTED_BYTES = 64 * 1024
-"""A smaller body is parsed in 4 ms, whatever it has."""
+"""A smaller body is parsed in 4 ms at most, so its values are not counted."""
 _NOT_SEPARATORS = bytes(set(range(256)) - set(b",[{"))
 _MAX_FIELD_NAME = 100
 """Characters of an unknown field's name in an error."""

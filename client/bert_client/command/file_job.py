@@ -135,7 +135,7 @@ class Resender:
     """Asks once more, one by one, for the rows whose request ended the inference process.
 
     It stops after `MAX_CONSECUTIVE_ENDS`, and at an error of the service that is not the row's. The rows that are left
-    keep their error, so the job ends whatever the service does.
+    keep their error, so the job always ends.
 
     Args:
         ask_row: Gives the new cells of a row.
