@@ -278,8 +278,8 @@ class FinetuneConfig(_Strict):
     test: tuple[SourceConfig, ...] = ()
     """Labelled sources for the report. `finetune` leaves out their texts; `pretrain` and `adapt` do not."""
     pretrained: Path | None = None
-    """Checkpoint directory to start from: pretrained, or a classifier of the same labels. If absent, this run's own
-    network."""
+    """Checkpoint directory to start from: pretrained, or a classifier, whose last layer is kept if it has the same
+    labels. If absent, this run's own network."""
     labels: dict[str, str] = {"0": "NEGATIVE", "1": "POSITIVE"}
     """Label of the model for each value of the label column; booleans are `true` and `false`; the value `1.0` matches
     the key `1`. Several values may have one label, and `""` leaves a value out: `{ 1 = "BAD", 2 = "BAD", 3 = "", 4 =
@@ -289,15 +289,24 @@ class FinetuneConfig(_Strict):
     dev_fraction: Share = 0.05
     """Share of each source's texts, or of its groups, that `finetune` does not train on. It serves to choose the seed
     and the temperature."""
-    epochs: Annotated[float, Field(gt=0)] = 2.0
-    """Passes over the texts; cannot be raised for a finished run."""
+    epochs: Annotated[float, Field(gt=0)] | None = None
+    """Passes over the texts. If absent, chosen by their tokens: few texts need many passes."""
+    minutes: Annotated[float, Field(gt=0)] | None = None
+    """Budget in minutes for all seeds: the first steps are timed, and where fewer passes than `epochs` fit, there are
+    fewer."""
     max_length: Annotated[Whole, Field(ge=8)] = 256
     """Tokens of a text, or of both texts of a pair, in training: the beginning and the end are kept. Dev and test texts
     are read up to the network's positions."""
-    batch_tokens: Positive = 4096
-    """Tokens per optimizer step, as in `pretrain.batch_tokens`."""
-    learning_rate: Annotated[float, Field(gt=0)] = 2e-4
-    """Peak learning rate."""
+    batch_tokens: Positive | None = None
+    """Tokens per optimizer step, as in `pretrain.batch_tokens`. If absent, chosen by the tokens of the texts."""
+    learning_rate: Annotated[float, Field(gt=0)] | None = None
+    """Peak learning rate. If absent, it belongs to `batch_tokens`."""
+    embedding_factor: Annotated[float, Field(gt=0)] | None = None
+    """Learning rate of the embeddings, in rates of the other weights. If absent, 10 where `learning_rate` is absent, so
+    that words of the texts' field are learned soon; else 1."""
+    bag_weight: Share | None = None
+    """Weight of the probabilities of a bag of words beside the true label: each text is labelled by one that has not
+    read it. If absent, 0.5 for up to 20,000 texts, else 0. Not used with `[distill]`."""
     augment_fraction: Share = 0.1
     """Share of texts that are changed to look like what users write: typographic marks, contractions, capitals."""
 
@@ -396,7 +405,7 @@ class Recipe(_Strict):
 
     def micro_tokens(self, stage: PretrainConfig | FinetuneConfig) -> int:
         """Tokens per forward pass of a process in a stage."""
-        return min(self.micro_batch_tokens, stage.batch_tokens)
+        return min(self.micro_batch_tokens, stage.batch_tokens or self.micro_batch_tokens)
 
     @model_validator(mode="after")
     def _valid_batches(self) -> Recipe:
@@ -407,7 +416,8 @@ class Recipe(_Strict):
         for stage, longest, config in stages:
             if stage == "pretrain" and not (self.corpus.sources or self.adapt):
                 continue
-            batch, micro = config.batch_tokens, self.micro_tokens(config)
+            micro = self.micro_tokens(config)
+            batch = config.batch_tokens or micro
             key = "micro_batch_tokens" if micro == self.micro_batch_tokens else f"{stage}.batch_tokens"
             if micro % BUCKET_TOKENS:
                 raise ValueError(f"{key} must be a multiple of {BUCKET_TOKENS}, not {micro}")

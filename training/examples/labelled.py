@@ -76,12 +76,6 @@ class LabelledTexts:
         ids = np.concatenate(parts).astype(np.int64)
         return LabelledExample(ids, np.concatenate(types).astype(np.int64), self.targets[document])
 
-    def num_tokens(self) -> int:
-        """Tokens of one pass over all documents."""
-        text = self.text
-        ends = text.sentence_starts[text.document_starts]
-        return int(np.minimum(np.diff(ends) + 3, self.max_length).sum())
-
     def batches(self, most: int | None = None) -> Iterator[tuple[list[int], ClassificationBatch]]:
         """All documents in all their readings, or at most so many, evenly spaced; those of similar length together:
         documents and batch."""
@@ -140,6 +134,17 @@ def labelled_window(
     return LabelledTexts(window, targets, read, tokenizer, max_length)
 
 
+def epoch_tokens(text: PreparedText, max_length: int) -> int:
+    """Tokens of one pass over prepared labelled text."""
+    return sum(num_tokens(text.window(numbers), max_length) for numbers in text.shuffled_windows(0, 0))
+
+
+def num_tokens(text: Text, max_length: int) -> int:
+    """Tokens of one pass over all documents, special tokens included; a few too many for single texts."""
+    ends = text.sentence_starts[text.document_starts]
+    return int(np.minimum(np.diff(ends) + 3, max_length).sum())
+
+
 class _ShuffledTexts:
     """The documents of a window in shuffled order, each in one of its readings."""
 
@@ -174,8 +179,7 @@ class LabelledStream:
     micro_batch_tokens: int
 
     def __post_init__(self) -> None:
-        windows = self.text.shuffled_windows(self.seed, 0)
-        self.tokens = sum(self._texts(numbers).num_tokens() for numbers in windows)
+        self.tokens = epoch_tokens(self.text, self.max_length)
         """Tokens of one epoch."""
 
     @property

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +17,11 @@ from training.corpus.inputs import reading_of
 from training.corpus.prepare import prepare_labelled, record_labelled
 from training.corpus.reader import PreparedText, open_parts
 from training.errors import RunError
-from training.evaluate.classification import check_classes, check_reading, predict_classification
-from training.examples.labelled import LabelledStream, LabelledTexts, labelled_window
+from training.evaluate.classification import check_reading, predict_classification
+from training.examples.labelled import LabelledStream, LabelledTexts, epoch_tokens, labelled_window
 from training.finetune.calibration import calibrate
 from training.finetune.distill import distilled_by, with_earlier_distill
+from training.finetune.plan import planned
 from training.finetune.selection import (
     SeedResult,
     best_seed,
@@ -32,12 +33,13 @@ from training.finetune.selection import (
 )
 from training.finetune.task import ClassificationLoss, classifier_from
 from training.loop.checkpoint import TrainState, weights_hash
-from training.loop.trainer import TrainConfig, Trainer
+from training.loop.trainer import TrainConfig, Trainer, measure_speed
 from training.pretrain.adapt import adapted, pretrained_folder
 from training.recipe import Recipe, with_earlier, write_resolved
 from training.runtime.checkpoint_dir import check_target, checkpoint_size, write_checkpoint_dir
 from training.runtime.device import choose_device, maybe_compile
-from training.runtime.distributed import DistContext, distributed
+from training.runtime.distributed import DistContext, distributed, world_size
+from training.runtime.files import read_json, write_json
 from training.runtime.lock import ranks_in_turn, run_lock
 
 WARMUP_FRACTION = 0.1
@@ -49,8 +51,14 @@ EVALUATIONS, EVALUATED_TEXTS = 4, 1000
 FEW_STEPS = 100
 """Fewer steps hardly move a network."""
 
-_MAY_CHANGE = {"train", "test", "pretrained", "seeds"}
-"""Settings that are not part of a run's identity: texts and first weights have their own hashes."""
+BUDGET_SHARE = 0.85
+"""Share of a budget in minutes that steps get; evaluations and checkpoints take the rest."""
+
+SPEED_SECONDS = 3.0
+
+_MAY_CHANGE = {"train", "test", "pretrained", "seeds", "epochs", "minutes", "bag_weight"}
+"""Settings that are not part of a run's identity: texts and first weights have their own hashes, a larger budget
+continues a run, and the teacher's weight is part of the identity under its own name."""
 
 logger = logging.getLogger(__name__)
 
@@ -66,6 +74,8 @@ class _Material:
     """By name of the source."""
     teacher: str | None
     """Fingerprint of the teachers."""
+    teacher_weight: float
+    """Weight of their probabilities beside the true label."""
     dist: DistContext
 
 
@@ -84,9 +94,18 @@ def finetune(recipe: Recipe) -> bool:
     teacher = distilled_by(recipe)
     with ranks_in_turn(recipe.folder):
         folder = prepare_labelled(recipe, start.tokenizer, keep_earlier=teacher is not None)
+        train = PreparedText.open(folder / "train")
+        tokens = epoch_tokens(train, recipe.finetune.max_length)
+        recipe = planned(recipe, train.documents, tokens, world_size())
+        if recipe.distill is None and recipe.finetune.bag_weight:
+            from training.finetune.bag_teacher import label_out_of_fold  # a machine with a GPU may lack scikit-learn
+
+            teacher = label_out_of_fold(folder / "train", len(recipe.finetune.label_names))
     with distributed() as dist, run_lock(recipe.folder / "finetune" / f"rank-{dist.rank}"):
-        train, dev = PreparedText.open(folder / "train"), open_dev(recipe, start)
-        material = _Material(recipe, start, train, dev, teacher, dist)
+        weight = recipe.distill.weight if recipe.distill else recipe.finetune.bag_weight or 0.0
+        dev = open_dev(recipe, start)
+        material = _Material(recipe, start, train, dev, teacher, weight if teacher else 0.0, dist)
+        material = _with_budget(material, tokens)
         results = []
         earlier = {result.seed: result for result in load_results(recipe)}
         if dist.is_main and (left_out := earlier.keys() - set(seeds_of(recipe))):
@@ -135,7 +154,8 @@ def starting_point(recipe: Recipe) -> tuple[Checkpoint, Recipe]:
         raise RunError(f"finetune.pretrained: {error}" if folder == config.pretrained else str(error)) from error
     if isinstance(start.model, BertForSequenceClassification):
         config = config.in_order_of(start.config.labels)
-        check_classes(start, config.label_names)
+        if config.label_names != start.config.labels:
+            logger.info("it has other labels (%s), so its last layer is new", ", ".join(start.config.labels[:5]))
     if config.max_length > (positions := start.config.max_position_embeddings):
         raise RunError(f"finetune.max_length is {config.max_length}, but {folder} has {positions} positions")
     for source in (*config.train, *config.test, *(recipe.distill.sources if recipe.distill else ())):
@@ -159,14 +179,14 @@ def _train(material: _Material, seed: int, earlier: SeedResult | None) -> SeedRe
     """
     recipe, start, dist = material.recipe, material.start, material.dist
     folder = seed_folder(recipe, seed)
-    model = classifier_from(start.model, recipe.finetune, seed).to(choose_device(recipe.device, dist.local_rank))
-    trainer = _trainer(material, model, seed, folder)
+    loss, stream = _loss_and_stream(material, seed)
+    model, trainer = loss.model, _trainer(material, loss, stream, seed, folder)
     was_finished = trainer.is_finished
     if not was_finished and trainer.config.steps < FEW_STEPS:
         config = recipe.finetune
         logger.warning(
-            f"only {trainer.config.steps} steps: stop, and repeat it under another name with a lower "
-            f"finetune.batch_tokens ({config.batch_tokens}) or more finetune.epochs ({config.epochs:g})"
+            f"only {trainer.config.steps} steps of {config.batch_tokens} tokens hardly move a network: stop, and "
+            "repeat it under another name with more time, or without finetune.batch_tokens and finetune.epochs"
         )
     if dist.is_main and not was_finished:
         save_results(recipe, [result for result in load_results(recipe) if result.seed != seed])  # of earlier weights
@@ -190,21 +210,67 @@ def _train(material: _Material, seed: int, earlier: SeedResult | None) -> SeedRe
     return SeedResult(seed, *mean_score({name: each.report() for name, each in answers.items()}))
 
 
-def _trainer(material: _Material, model: BertForSequenceClassification, seed: int, folder: Path) -> Trainer:
-    """The trainer, at the step where an earlier run stopped."""
+def _loss_and_stream(material: _Material, seed: int) -> tuple[ClassificationLoss, LabelledStream]:
+    """The loss of a new model, and its examples."""
     recipe, config = material.recipe, material.recipe.finetune
     stream = LabelledStream(
         material.train,
         material.start.tokenizer,
         len(config.label_names),
         max_length=config.max_length,
-        teacher_weight=recipe.distill.weight if recipe.distill else None,
+        teacher_weight=material.teacher_weight if material.teacher else None,
         seed=seed,
         micro_batch_tokens=recipe.micro_tokens(config),
     )
-    logger.info("%s texts with %s tokens per epoch", f"{stream.text.documents:,}", f"{stream.tokens:,}")
-    loss = ClassificationLoss(model, stream.texts_per_batch)
+    model = classifier_from(material.start.model, config, seed)
+    loss = ClassificationLoss(model.to(choose_device(recipe.device, material.dist.local_rank)), stream.texts_per_batch)
     maybe_compile(loss)
+    return loss, stream
+
+
+def _with_budget(material: _Material, tokens: int) -> _Material:
+    """With the epochs that fit into the budget in minutes, if there is one. What will be done, and how long it takes,
+    is logged. The speed is measured once and remembered, so that a run goes on with the epochs that it began with.
+
+    Args:
+        tokens: of one epoch.
+    """
+    recipe, config, dist = material.recipe, material.recipe.finetune, material.dist
+    assert config.epochs
+    assert config.batch_tokens
+    file = recipe.folder / "finetune" / "speed.json"
+    speed = read_json(file)
+    if speed is None:
+        loss, stream = _loss_and_stream(material, recipe.seed)
+        own = config.batch_tokens // stream.micro_batch_tokens // dist.world_size
+        speed = round(measure_speed(loss, stream, max(1, own), SPEED_SECONDS) * dist.world_size)
+    speed = dist.all_gather(speed)[0]
+    if dist.is_main:
+        write_json(file, speed)
+    seeds, epochs = len(seeds_of(recipe)), config.epochs
+    if config.minutes:
+        epochs = min(epochs, BUDGET_SHARE * 60 * config.minutes * speed / tokens / seeds)
+    minutes = seeds * epochs * tokens / speed / 60 / BUDGET_SHARE
+    steps = max(1, round(epochs * tokens / config.batch_tokens))
+    logger.info(
+        f"{material.train.documents:,} texts with {tokens:,} tokens, read {epochs:.3g} times"
+        f"{f' by each of {seeds} seeds' * (seeds > 1)}: {steps:,} steps of {config.batch_tokens:,} tokens, about "
+        f"{minutes:.1f} minutes at {speed:,} tokens a second"
+    )
+    if epochs < config.epochs:
+        logger.warning(
+            f"{config.epochs:.3g} passes would be better, and take {minutes * config.epochs / epochs:.1f} minutes"
+        )
+    changed = recipe.model_copy(update={"finetune": config.model_copy(update={"epochs": epochs})})
+    return replace(material, recipe=changed)
+
+
+def _trainer(material: _Material, loss: ClassificationLoss, stream: LabelledStream, seed: int, folder: Path) -> Trainer:
+    """The trainer, at the step where an earlier run stopped."""
+    recipe, config, model = material.recipe, material.recipe.finetune, loss.model
+    assert config.epochs
+    assert config.batch_tokens
+    assert config.learning_rate
 
     def evaluate(_state: TrainState) -> dict[str, Any]:
         answers = {name: predict_classification(model, dev, EVALUATED_TEXTS) for name, dev in material.dev.items()}
@@ -218,6 +284,7 @@ def _trainer(material: _Material, model: BertForSequenceClassification, seed: in
         batch_tokens=config.batch_tokens,
         micro_batch_tokens=stream.micro_batch_tokens,
         learning_rate=config.learning_rate,
+        embedding_factor=config.embedding_factor or 1.0,
         warmup_fraction=WARMUP_FRACTION,
         seed=seed,
         checkpoint_minutes=recipe.checkpoint_minutes,
@@ -235,7 +302,7 @@ def _trainer(material: _Material, model: BertForSequenceClassification, seed: in
             "micro_batch_tokens": stream.micro_batch_tokens,
             "finetune": config.model_dump(mode="json", exclude=_MAY_CHANGE),
             "teacher": material.teacher,
-            "teacher_weight": stream.teacher_weight or 0.0,
+            "teacher_weight": material.teacher_weight,
             "texts": material.train.checksum,
             "initial_weights": weights_hash(material.start.model),
         },

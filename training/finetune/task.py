@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from model.checkpoint import Model
-from model.heads import BertForSequenceClassification
+from model.heads import BertForSequenceClassification, Pooler
 from training.examples.batches import ClassificationBatch
 from training.examples.labelled import TRUNCATION
 from training.loop.flops import classification_flops
@@ -19,7 +19,8 @@ DROPOUT = 0.1
 
 
 def classifier_from(start: Model, config: FinetuneConfig, seed: int) -> BertForSequenceClassification:
-    """The pretrained encoder and pooler under a new classifier layer; or a classifier as it is, to train further."""
+    """The pretrained encoder and pooler under a new last layer; or a classifier of the same labels as it is, to train
+    further."""
     shape = start.config.replace(
         hidden_dropout_prob=DROPOUT,
         attention_probs_dropout_prob=0.0,
@@ -29,11 +30,15 @@ def classifier_from(start: Model, config: FinetuneConfig, seed: int) -> BertForS
     model = BertForSequenceClassification(shape)
     model.initialise(torch.Generator().manual_seed(seed))
     if isinstance(start, BertForSequenceClassification):
-        model.load_state_dict(start.state_dict())
-        return model.train()
+        if start.config.labels == config.label_names:
+            model.load_state_dict(start.state_dict())
+            return model.train()
+        pooler: Pooler | None = start.pooler
+    else:
+        pooler = start.next_sentence.pooler if start.next_sentence else None
     model.encoder.load_state_dict(start.encoder.state_dict())
-    if start.next_sentence is not None:
-        model.pooler.load_state_dict(start.next_sentence.pooler.state_dict())
+    if pooler is not None:
+        model.pooler.load_state_dict(pooler.state_dict())
     return model.train()
 
 

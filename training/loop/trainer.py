@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import signal
+import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
@@ -80,6 +81,8 @@ class TrainConfig:
     """Share of the budget in which it falls."""
     average_fraction: float = 0.0
     """Share of the budget in which weights are averaged."""
+    embedding_factor: float = 1.0
+    """Rate of the embeddings, in rates of the other weights."""
     seed: int = 1
     checkpoint_minutes: float = 5.0
     tensorboard: bool = False
@@ -139,7 +142,7 @@ class Trainer:
         self.loss, self.stream, self.config, self.evaluate, self.dist = loss, stream, config, evaluate, dist
         self.device = next(loss.model.parameters()).device
         self.average = WeightAverage(loss.model)
-        self.optimizer = make_optimizer(loss.model, config.learning_rate)
+        self.optimizer = make_optimizer(loss.model, config.learning_rate, config.embedding_factor)
         parts = {"model": loss.model, "optimizer": self.optimizer, "average": self.average}
         self.checkpointer = Checkpointer(folder, flatten(identity), config.budget_tokens, parts, dist)
         self.log = RunLog(folder / "log.jsonl", tensorboard=config.tensorboard and dist.is_main)
@@ -193,7 +196,7 @@ class Trainer:
         config, state = self.config, self.state
         rate = config.learning_rate * self.schedule.factor(state.tokens + config.batch_tokens / 2)
         for group in self.optimizer.param_groups:
-            group["lr"] = rate
+            group["lr"] = rate * group.get("factor", 1.0)  # runs of version 0.2 have none
         own = config.micro_batches // self.dist.world_size
         metrics, flops = torch.zeros(len(self.loss.metric_names), 2, device=self.device), 0
         for i in range(own):
@@ -334,18 +337,27 @@ class Trainer:
                 signal.signal(number, handler)
 
 
-def measure_speed(loss: TrainingLoss, stream: ExampleStream, seconds: float = 10.0) -> float:
-    """Tokens per second of one process, timed over forward and backward passes that change no weight."""
+def measure_speed(loss: TrainingLoss, stream: ExampleStream, micro_batches: int = 1, seconds: float = 10.0) -> float:
+    """Tokens per second of one process, timed over steps with a rate of 0, which change no weight.
+
+    Args:
+        micro_batches: of this process, in a step.
+    """
     device = next(loss.parameters()).device
     batch = next(iter(MicroBatches(stream, total=1))).batch.to(device)
+    optimizer = make_optimizer(loss.model, 0.0)
     times: list[float] = []
     ends = time.perf_counter() + seconds
     while len(times) < 4 or time.perf_counter() < ends:
         began = time.perf_counter()
-        with autocast(loss, choose_precision(device)):
-            value, _ = loss(batch)
-        value.backward()
+        for _ in range(micro_batches):
+            with autocast(loss, choose_precision(device)):
+                value, _ = loss(batch)
+            value.backward()
+        nn.utils.clip_grad_norm_(loss.model.parameters(), CLIP_NORM)
+        optimizer.step()
+        loss.zero_grad()
         synchronize(device)
         times.append(time.perf_counter() - began)
-    loss.zero_grad()
-    return batch.tokens / min(times)  # the first passes compile, and other programs may slow down some
+    # The first steps compile.
+    return micro_batches * batch.tokens / statistics.median(times[2:])

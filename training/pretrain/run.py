@@ -113,7 +113,7 @@ def _resolve_budget(recipe: Recipe, loss: PretrainingLoss, stream: PretrainingSt
     known = read_json(file)
     if known is None or known["minutes"] != minutes:
         # At most a tenth of the budget is spent on timing.
-        speed = measure_speed(loss, stream, min(10.0, 6 * minutes)) * dist.world_size
+        speed = measure_speed(loss, stream, seconds=min(10.0, 6 * minutes)) * dist.world_size
         tokens = max(recipe.pretrain.batch_tokens, round(speed * 60 * minutes * BUDGET_SHARE))
         known = {"minutes": minutes, "tokens": tokens, "tokens_per_second": round(speed)}
     known = dist.all_gather(known)[0]

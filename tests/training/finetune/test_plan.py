@@ -1,0 +1,47 @@
+"""What fine-tuning chooses by the texts."""
+
+from __future__ import annotations
+
+import pytest
+
+from training.finetune.plan import PlanPolicy, planned
+from training.recipe import Recipe
+
+POLICY = PlanPolicy()
+
+
+def plan(tokens: int, texts: int = 1000, world_size: int = 1, **changes: object) -> Recipe:
+    recipe = Recipe(name="mine", finetune=changes)
+    return planned(recipe, texts, tokens, world_size)
+
+
+@pytest.mark.parametrize("tokens", [1, 10_000, 160_000, 3_000_000, 10**9])
+def test_planned_steps_are_many_for_small_tables_and_large_for_large_ones(tokens: int) -> None:
+    config = plan(tokens).finetune
+    assert POLICY.min_epochs <= config.epochs <= POLICY.max_epochs
+    assert POLICY.min_batch_tokens <= config.batch_tokens <= POLICY.max_batch_tokens
+    few = plan(tokens // 2 + 1).finetune
+    assert few.epochs >= config.epochs
+    assert few.batch_tokens <= config.batch_tokens
+    assert few.learning_rate <= config.learning_rate
+
+
+def test_planned_keeps_what_the_recipe_names() -> None:
+    named = {"epochs": 0.3, "batch_tokens": 4096, "learning_rate": 1e-3, "bag_weight": 0.25}
+    config = plan(1_000_000, **named).finetune
+    assert {name: getattr(config, name) for name in named} == named
+    assert config.embedding_factor == 1
+
+
+def test_planned_bag_of_words_is_a_teacher_of_few_texts_only() -> None:
+    assert plan(10_000, texts=POLICY.max_bag_texts).finetune.bag_weight == POLICY.bag_weight
+    assert plan(10_000, texts=POLICY.max_bag_texts + 1).finetune.bag_weight == 0
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 8])
+@pytest.mark.parametrize("tokens", [1000, 10**6, 10**8])
+def test_planned_steps_can_be_shared_by_the_processes(world_size: int, tokens: int) -> None:
+    recipe = plan(tokens, world_size=world_size, max_length=512)
+    micro = recipe.micro_tokens(recipe.finetune)
+    assert micro >= 512
+    assert recipe.finetune.batch_tokens % (micro * world_size) == 0

@@ -1,0 +1,91 @@
+"""Soft labels from a bag of words, written beside the prepared texts as `distill` writes those of networks.
+
+A bag learns from a few hundred texts which words speak for a label, where a network needs thousands. Each text is
+labelled by a bag that has not read it (stacked generalisation, Wolpert 1992): to the texts that it has learned from, a
+bag answers with their labels.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import warnings
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from sklearn.feature_extraction.text import TfidfVectorizer
+from sklearn.linear_model import LogisticRegression
+from sklearn.model_selection import StratifiedKFold
+from sklearn.multiclass import OneVsRestClassifier
+
+from training.corpus.reader import PreparedText
+from training.examples.batches import Floats
+from training.examples.pairs import Ints
+from training.finetune.distill import COLUMN, RECORD
+from training.runtime.files import read_json, write_json
+
+FOLDS = 5
+
+STRENGTHS = (10.0, 100.0)
+"""Inverse regularisation of the logistic regressions: the one with the lower loss on texts not read is used."""
+
+MAX_FEATURES = 400_000
+
+logger = logging.getLogger(__name__)
+
+
+def label_out_of_fold(folder: Path, num_labels: int) -> str | None:
+    """Write the probabilities of the bags for the texts of `labelled/train`, unless they are there.
+
+    Returns:
+        Fingerprint of what was written; None if all labels but one have fewer than `FOLDS` texts.
+    """
+    text = PreparedText.open(folder)
+    key = f"bag of words {text.checksum}"
+    columns = [folder / shard.name / f"{COLUMN}.npy" for shard in text.shards]
+    if read_json(folder / RECORD) == key and all(column.is_file() for column in columns):
+        return key
+    window = text.window(range(len(text.shards)))
+    labels = window.column("labels")
+    assert labels is not None
+    if np.sort(np.bincount(labels, minlength=2))[-2] < FOLDS:  # some fold would learn from one label
+        return None
+    starts = window.sentence_starts[window.document_starts].tolist()
+    documents = [window.tokens(first, end) for first, end in itertools.pairwise(starts)]
+    logger.info("labelling %s texts by bags of words that have not read them", f"{len(documents):,}")
+    probabilities = _out_of_fold(documents, labels.astype(np.int64), num_labels, text.vocab_size)
+    (folder / RECORD).unlink(missing_ok=True)
+    ends = np.cumsum([shard.documents for shard in text.shards])
+    for column, rows in zip(columns, np.split(probabilities, ends[:-1]), strict=True):
+        np.save(column, rows)
+    write_json(folder / RECORD, key)
+    return key
+
+
+def _out_of_fold(documents: list[Any], labels: Ints, num_labels: int, vocab_size: int) -> Floats:
+    """(documents, labels) probabilities."""
+
+    def pieces_and_pairs(ids: Any) -> list[int]:
+        ids = ids.astype(np.int64)
+        return [*ids.tolist(), *(vocab_size + vocab_size * ids[:-1] + ids[1:]).tolist()]
+
+    # The weights of words need no labels, so all folds share them.
+    features = TfidfVectorizer(analyzer=pieces_and_pairs, sublinear_tf=True, max_features=MAX_FEATURES)
+    rows = features.fit_transform(documents)
+    folds = StratifiedKFold(FOLDS, shuffle=True, random_state=0)
+    found = []
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # a rare label is not in each fold, and a bag need not have converged
+        for strength in STRENGTHS:
+            probabilities: Floats = np.zeros((len(labels), num_labels), np.float32)
+            for read, unread in folds.split(rows, labels):
+                regression = LogisticRegression(C=strength, solver="liblinear", dual=True, max_iter=300)
+                bag = OneVsRestClassifier(regression).fit(rows[read], labels[read])
+                probabilities[np.ix_(unread, bag.classes_)] = bag.predict_proba(rows[unread])
+            loss = -np.log(np.maximum(probabilities[np.arange(len(labels)), labels], 1e-9)).mean()
+            found.append((float(loss), probabilities))
+    loss, best = min(found, key=lambda pair: pair[0])
+    accuracy = float((best.argmax(1) == labels).mean())
+    logger.info("bag of words: accuracy %.4f, loss %.3f on texts that it has not read", accuracy, loss)
+    return best

@@ -1,0 +1,69 @@
+"""Settings of fine-tuning that a recipe leaves out, chosen by the texts: measured on tables of 100 to 40,000 texts
+(experiments/LOG.md, 2026-11-28).
+
+A small table needs many small steps: 1,000 texts in steps of 4,096 tokens are 57 steps in two epochs, which hardly move
+a network.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from training.recipe import BUCKET_TOKENS, Recipe
+
+
+@dataclass(frozen=True, slots=True)
+class PlanPolicy:
+    """How long and how fast a classifier is trained."""
+
+    tokens: int = 1_500_000
+    """Tokens of a run, as far as the bounds of the epochs allow."""
+    min_epochs: float = 2.0
+    max_epochs: float = 10.0
+    steps: int = 3000
+    """Steps of a run, as far as the bounds of a step allow."""
+    min_batch_tokens: int = 512
+    max_batch_tokens: int = 4096
+    learning_rate: float = 2e-4
+    """Peak rate with steps of `min_batch_tokens`. It grows with the fourth root of a step's tokens: 3e-4 was best at
+    4,096 and 5e-4 at 32,768."""
+    embedding_factor: float = 10.0
+    bag_weight: float = 0.5
+    max_bag_texts: int = 20_000
+    """A bag of words is no teacher of more texts: the network has enough of its own, and fitting takes minutes."""
+
+
+def planned(recipe: Recipe, texts: int, tokens: int, world_size: int = 1, policy: PlanPolicy = PlanPolicy()) -> Recipe:
+    """The recipe with values for all settings of `[finetune]` that depend on the texts.
+
+    Args:
+        tokens: of one epoch.
+        world_size: processes that share a step.
+    """
+    config = recipe.finetune
+    epochs = config.epochs or min(policy.max_epochs, max(policy.min_epochs, policy.tokens / tokens))
+    micro, batch = recipe.micro_batch_tokens, config.batch_tokens
+    if batch is None:
+        wanted = min(policy.max_batch_tokens, max(policy.min_batch_tokens, epochs * tokens / policy.steps))
+        each = _round_up(max(wanted / world_size, config.max_length), BUCKET_TOKENS)  # of a process
+        each = each if each < micro else _round_up(each, micro)
+        micro, batch = min(micro, each), each * world_size
+    changes = {
+        "epochs": epochs,
+        "batch_tokens": batch,
+        "learning_rate": config.learning_rate or policy.learning_rate * (batch / policy.min_batch_tokens) ** 0.25,
+        "embedding_factor": config.embedding_factor or (1.0 if config.learning_rate else policy.embedding_factor),
+        "bag_weight": _bag_weight(recipe, texts, policy),
+    }
+    return recipe.model_copy(update={"micro_batch_tokens": micro, "finetune": config.model_copy(update=changes)})
+
+
+def _bag_weight(recipe: Recipe, texts: int, policy: PlanPolicy) -> float:
+    if recipe.distill is not None:
+        return 0.0
+    chosen = recipe.finetune.bag_weight
+    return chosen if chosen is not None else policy.bag_weight * (texts <= policy.max_bag_texts)
+
+
+def _round_up(number: float, step: int) -> int:
+    return -(-int(number) // step) * step
