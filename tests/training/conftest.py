@@ -62,6 +62,7 @@ epochs = 2
 batch_tokens = 256
 max_length = 48
 dev_fraction = 0.2
+bag_weight = 0
 train = [{ name = "reviews", path = "reviews.jsonl", label = "label" }]
 test = [{ name = "reviews", path = "test.jsonl", label = "label" }]
 """
@@ -106,6 +107,7 @@ def one_cpu_for_training() -> Iterator[None]:
     """Commands that run in this process use one thread too; see `one_thread`."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("training.runtime.device.available_cpus", lambda: 1)
+        patch.setattr("training.finetune.run.SPEED_SECONDS", 0.0)  # four steps tell enough of a tiny network
         yield
 
 

@@ -1,0 +1,49 @@
+"""The network that a classifier of a table starts from: one of the two that ship."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import warnings
+from pathlib import Path
+
+import numpy as np
+from sklearn.linear_model import LogisticRegression
+from sklearn.model_selection import cross_val_score
+
+import model
+from model.checkpoint import load_checkpoint
+from training.corpus.inputs import reading_of
+from training.evaluate.classification import classify
+from training.recipe import Recipe
+from training.runtime.device import choose_device
+from training.sources.labels import labelled
+
+PRETRAINED, SENTIMENT = (Path(model.__file__).parent / "weights" / name for name in ("pretrained", "sentiment"))
+
+TRIED_TEXTS = 400
+"""Texts that the shipped classifier reads in a few seconds."""
+
+MIN_TOLD = 0.15
+"""Share of the errors of always answering the most frequent label that its answers must avoid: none with topics,
+0.4 with five numbers of stars, 0.85 with opinions."""
+
+logger = logging.getLogger(__name__)
+
+
+def choose_start(recipe: Recipe) -> Path:
+    """The shipped classifier if its answers tell the labels of the table, else the shipped pretrained network."""
+    read = reading_of(recipe.finetune.train[0])
+    first = list(itertools.islice(labelled(recipe.finetune.train[0], recipe), 10 * TRIED_TEXTS))
+    documents, labels = zip(*first[:: -(-len(first) // TRIED_TEXTS)], strict=True)  # a file may be sorted by labels
+    checkpoint = load_checkpoint(SENTIMENT)
+    checkpoint.model.to(choose_device(recipe.device))
+    logits = classify(checkpoint, documents, [0] * len(documents), "pair" if read == "both" else read).logits
+    opinion = (logits[:, 1] - logits[:, 0]).numpy()[:, None]
+    guess = np.bincount(labels).max() / len(labels)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # a rare label is not in each fold
+        told = float(cross_val_score(LogisticRegression(), opinion, labels, cv=3).mean())
+    share = (told - guess) / max(1 - guess, 1e-9)
+    logger.info("the shipped classifier's answers tell %.0f%% of the labels, guessing %.0f%%", 100 * told, 100 * guess)
+    return SENTIMENT if share >= MIN_TOLD else PRETRAINED
