@@ -7,6 +7,7 @@ import logging
 from collections import Counter, defaultdict
 from collections.abc import Container, Iterable, Iterator
 from dataclasses import dataclass, field, replace
+from enum import Enum, auto
 from functools import partial
 
 import numpy as np
@@ -19,6 +20,7 @@ from training.sources.detokenize import capitals, contractions, typographic
 from training.sources.documents import Document, documents
 from training.sources.labels import labelled
 from training.sources.split import hashes, held_out_below, text_hash
+from training.sources.tables import log_once
 
 SHARD_CHARACTERS = 8_000_000
 """Text of a shard. A worker needs a few times this in memory, for a corpus of any size."""
@@ -26,11 +28,8 @@ SHARD_CHARACTERS = 8_000_000
 FEW_DEV_TEXTS = 100
 """Below this, one standard error of an accuracy of 0.9 is above 0.03."""
 
-MANY_CONTRADICTIONS = 0.01
-"""Share of a source's texts."""
-
 REMEMBERED_TEXTS = 1_000_000
-"""The first texts of a source, whose labels are compared: in at most 200 MB."""
+"""The first texts of `finetune.train`, which are compared with all others: in at most 200 MB."""
 
 logger = logging.getLogger(__name__)
 
@@ -135,8 +134,9 @@ def pretraining_inputs(recipe: Recipe) -> Iterator[ShardInput]:
 def labelled_inputs(recipe: Recipe) -> Iterator[ShardInput]:
     """The shards of `labelled/`: parts `train` and `dev/<source>`.
 
-    Texts and groups of `finetune.test` are left out of both, those of any dev part out of `train`. The texts of
-    `distill.sources` are in `train`, without a label.
+    Texts and groups of `finetune.test` are left out of both, those of any dev part out of `train`. A text that occurs
+    several times is in `train` once, and not at all if its labels differ. The texts of `distill.sources` are in
+    `train`, without a label.
 
     Raises:
         SourceError: a source has no label column, or a label is missing or unknown.
@@ -146,12 +146,14 @@ def labelled_inputs(recipe: Recipe) -> Iterator[ShardInput]:
     read_test = (labelled(source, recipe, cutter.progress) for source in config.test)
     tested = {value for document, _ in itertools.chain.from_iterable(read_test) for value in hashes(document)}
     in_dev: set[int] = set()
-    plans = [(source, *_plan(source, recipe, tested, in_dev)) for source in config.train]
+    texts = _Texts()
+    plans = [(source, *_plan(source, recipe, tested, in_dev, texts)) for source in config.train]
     held_out, trained = tested | in_dev, Counter[int]()
 
     for source, threshold, shares in plans:
         routed = _route(labelled(source, recipe, cutter.progress), source, "dev", threshold, held_out, tested)
-        chosen = _chosen(routed, shares, trained, config.augment_fraction)
+        once = texts.once(routed, source)
+        chosen = _chosen(once, shares, trained, config.augment_fraction)
         yield from cutter.cut(chosen, source, reading_of(source))
     for source in recipe.distill.sources if recipe.distill else ():
         unlabelled = documents(source, recipe.data, cutter.progress, recipe.hub_cache)
@@ -178,8 +180,8 @@ def _check_all_labels_occur(recipe: Recipe, found: Container[int]) -> None:
     if missing := [name for i, name in enumerate(recipe.finetune.label_names) if i not in found]:
         raise RunError(
             f"finetune.train has no text labelled {', '.join(missing)}: is a file sorted by its labels and cut by "
-            "`limit`, are all its texts in finetune.test or in dev (finetune.dev_fraction), or has finetune.labels one "
-            "label too many?"
+            "`limit`, are all its texts in finetune.test or in dev (finetune.dev_fraction), do they all occur with "
+            "another label too, or has finetune.labels one label too many?"
         )
 
 
@@ -188,37 +190,96 @@ def reading_of(source: SourceConfig) -> str:
     return source.read or ("pair" if len(source.text) == 2 else "text")
 
 
+class _Seen(Enum):
+    """What is known of a text beside its label."""
+
+    CONTRADICTED = auto()
+    """It occurs with different labels."""
+    TRAINED = auto()
+    """It is in `train` already."""
+
+
+class _Texts:
+    """Labels of the texts of `finetune.train`, to leave out repetitions and contradictions. After the first
+    `REMEMBERED_TEXTS`, no more are remembered."""
+
+    def __init__(self) -> None:
+        self._known: dict[int, int | _Seen] = {}
+
+    def add(self, text: int, label: int) -> tuple[bool, bool]:
+        """Remember the label of a text in the first pass.
+
+        Args:
+            text: Its hash.
+
+        Returns:
+            Whether the text has occurred before, and whether it now has a different label for the first time.
+        """
+        before = self._known.get(text)
+        if before is None:
+            if len(self._known) < REMEMBERED_TEXTS:
+                self._known[text] = label
+            return False, False
+        contradicts = before not in (label, _Seen.CONTRADICTED)
+        if contradicts:
+            self._known[text] = _Seen.CONTRADICTED
+        return True, contradicts
+
+    def once(self, routed: Iterable[Routed], source: SourceConfig) -> Iterator[Routed]:
+        """The documents of the second pass without the repetitions and contradictions in `train`.
+        `treebank = "both"` repeats texts on purpose: in another spelling."""
+        repetitions = 0
+        for part, document, label in routed:
+            if part == "train":
+                text = text_hash(document.text)
+                known = self._known.get(text)
+                if known is _Seen.CONTRADICTED:
+                    continue
+                if known is _Seen.TRAINED and source.treebank != "both":
+                    repetitions += 1
+                    continue
+                if known is not None:
+                    self._known[text] = _Seen.TRAINED
+            yield part, document, label
+        if repetitions:
+            logger.info("%s: left out %d texts that occur before with the same label", source_name(source), repetitions)
+
+
 Shares = dict[tuple[str | None, int], float]
 """Share of the training texts to keep, by domain and label; see `SourceConfig.balance`."""
 
 
-def _plan(source: SourceConfig, recipe: Recipe, tested: set[int], in_dev: set[int]) -> tuple[int, Shares]:
-    """First pass over a source: the threshold of its split and the shares that balance it. Adds the texts and
-    groups of its dev part to `in_dev`."""
+def _plan(
+    source: SourceConfig, recipe: Recipe, tested: set[int], in_dev: set[int], texts: _Texts
+) -> tuple[int, Shares]:
+    """First pass over a source: the threshold of its split and the shares that balance it. Adds its texts to `texts`,
+    and the texts and groups of its dev part to `in_dev`."""
     threshold = held_out_below((document for document, _ in labelled(source, recipe)), recipe.finetune.dev_fraction)
     counts: Counter[tuple[str | None, int]] = Counter()
-    first_labels: dict[int, int] = {}
     dev = contradictions = 0
+    example: Document | None = None
     for document, label in labelled(source, recipe):
         text, group = hashes(document)
         if text in tested or group in tested:
             continue
-        if len(first_labels) < REMEMBERED_TEXTS:
-            contradictions += first_labels.setdefault(text, label) != label
+        is_repeated, contradicts = texts.add(text, label)
+        if contradicts:
+            contradictions += 1
+            example = example or document
         if group < threshold:
             in_dev |= {text, group}
             dev += 1
-        else:
+        elif not is_repeated or source.treebank == "both":
             counts[document.domain, label] += 1
     if recipe.finetune.dev_fraction and dev < FEW_DEV_TEXTS:
         logger.warning(
             f"{source_name(source)}: only {dev} of {dev + counts.total()} texts are in dev, too few to choose weights "
             "or a temperature reliably; raise finetune.dev_fraction, or label more texts"
         )
-    if contradictions > MANY_CONTRADICTIONS * len(first_labels):
-        logger.warning(
-            f"{source_name(source)}: {contradictions} texts occur before with another label; correct the labels, or "
-            "leave these texts out"
+    if example is not None:
+        log_once(
+            f"{source_name(source)}: {contradictions} texts occur with different labels and are not trained on; "
+            f"correct the labels, such as that of {example.text[:60]!r} ({example.place})"
         )
     if source.balance is None:
         return threshold, {}

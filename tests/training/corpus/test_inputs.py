@@ -222,12 +222,40 @@ def test_both_spellings_of_a_text_are_in_one_part(tmp_path: Path) -> None:
         assert set(Counter(text_hash(text) for text in texts(part)).values()) == {2}
 
 
-def test_texts_with_two_labels_are_warned_of(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_repeated_text_is_trained_on_once_and_may_be_in_dev_as_often_as_it_occurs(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
     rows = alphabet()
-    parts(recipe_of(tmp_path, write(tmp_path, rows + rows)))
-    assert "another label" not in caplog.text
-    parts(recipe_of(tmp_path, write(tmp_path, rows + [row | {"label": 1 - row["label"]} for row in rows])))
-    assert "texts: 26 texts occur before with another label; correct the labels" in caplog.text
+    loud = [row | {"text": row["text"].upper() + "!"} for row in rows]
+    sources = write(tmp_path, [*rows, *rows], "twice"), write(tmp_path, loud, "loud")
+    train, _ = train_and_dev(recipe_of(tmp_path, *sources))
+    assert texts(train) == [row["text"] for row in rows]
+    for name in ("twice", "loud"):
+        assert f"{name}: left out 26 texts that occur before with the same label" in caplog.messages
+    train, dev = train_and_dev(recipe_of(tmp_path, *sources, dev_fraction=0.3))
+    assert 3 * len(train) + len(dev) == 78
+
+
+def test_text_with_different_labels_is_told_and_not_trained_on(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    rows = alphabet()
+    others = [{"text": "A good!", "label": 1}, {"text": "a good", "label": 1}, {"text": "b good", "label": 0}]
+    train, _ = train_and_dev(recipe_of(tmp_path, write(tmp_path, rows + others)))
+    assert texts(train) == [row["text"] for row in rows[2:]]
+    place = tmp_path / "texts.jsonl"
+    assert (
+        "texts: 2 texts occur with different labels and are not trained on; correct the labels, such as that of "
+        f"'A good!' ({place}, line 27)"
+    ) in caplog.messages
+
+
+def test_repetitions_are_remembered_up_to_a_number_of_texts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("training.corpus.inputs.REMEMBERED_TEXTS", 20)
+    rows = alphabet()
+    train, _ = train_and_dev(recipe_of(tmp_path, write(tmp_path, rows + rows)))
+    assert len(train) == 32
 
 
 def test_dev_of_few_texts_is_warned_of(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
