@@ -286,6 +286,9 @@ class FinetuneConfig(_Strict):
     "GOOD" }`."""
     seeds: tuple[Seed, ...] = ()
     """Train once with each seed and keep the best on dev. If empty, once with the recipe's `seed`."""
+    test_fraction: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    """Share of each source's texts, or of its groups, to hold out for the report if there is no `test`. They are
+    neither trained on nor in dev."""
     dev_fraction: Share = 0.05
     """Share of each source's texts, or of its groups, that `finetune` does not train on. It serves to choose the seed
     and the temperature."""
@@ -315,6 +318,11 @@ class FinetuneConfig(_Strict):
         """The model's labels in the order of the logits."""
         return [name for name in dict.fromkeys(self.labels.values()) if name]
 
+    @property
+    def tested(self) -> tuple[SourceConfig, ...]:
+        """Sources with texts for the report only: those of `test`, or of `train` if a part of them is held out."""
+        return self.test or (self.train if self.test_fraction else ())
+
     def in_order_of(self, names: Sequence[str]) -> FinetuneConfig:
         """The same labels in the order of a classifier; unchanged if the classifier has others."""
         if list(names) == self.label_names or sorted(names) != sorted(self.label_names):
@@ -332,6 +340,8 @@ class FinetuneConfig(_Strict):
             raise ValueError("seeds must differ: each has its own folder")
         if len(self.seeds) > 1 and not self.dev_fraction:
             raise ValueError("to choose among several seeds, dev_fraction must be above 0")
+        if self.dev_fraction + self.test_fraction >= 1:
+            raise ValueError("dev_fraction and test_fraction leave no text to train on")
         return self
 
 

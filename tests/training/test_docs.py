@@ -30,7 +30,7 @@ from training.__main__ import main
 PAGE = DOCS / "training.md"
 TEXT = PAGE.read_text(encoding="utf-8")
 COMMANDS = [command for block in blocks(PAGE) if block.language == "sh" for command in block.commands()]
-MAX_LINES = 250
+MAX_LINES = 280
 
 SMALL_RECIPE = {
     'name = "mine"': 'name = "mine"\nmicro_batch_tokens = 512',

@@ -11,7 +11,7 @@ from training.recipe import RECIPES, load_recipe, read_resolved, recipe_keys, so
 
 SHIPPED = sorted(file.stem for file in RECIPES.glob("*.toml"))
 
-MAX_KEYS = 69
+MAX_KEYS = 70
 """A key that serves one experiment does not belong into a recipe."""
 
 
@@ -124,6 +124,7 @@ def test_unknown_key_names_the_key_that_may_be_meant(recipe_file: Path, override
         ("seed=9223372036854775808", "seed: .*less than"),
         ("finetune.seeds=[-3]", r"finetune\.seeds\.0: .*greater than or equal to 0"),
         ("finetune.seeds=[1,2,1]", "seeds must differ"),
+        ("finetune.test_fraction=0.8", "dev_fraction and test_fraction leave no text to train on"),
     ],
 )
 def test_invalid_value_names_its_key(recipe_file: Path, override: str, message: str) -> None:

@@ -12,6 +12,7 @@ from functools import partial
 
 import numpy as np
 
+from bert_client.tables.files import Progress
 from training.corpus.encode import NO_LABEL
 from training.corpus.shards import ShardInput
 from training.errors import RunError
@@ -19,7 +20,7 @@ from training.recipe import Recipe, SourceConfig, source_name
 from training.sources.detokenize import capitals, contractions, typographic
 from training.sources.documents import Document, documents
 from training.sources.labels import labelled
-from training.sources.split import hashes, held_out_below, text_hash
+from training.sources.split import hashes, held_out_below, held_out_from, text_hash
 from training.sources.tables import log_once
 
 SHARD_CHARACTERS = 8_000_000
@@ -134,7 +135,7 @@ def pretraining_inputs(recipe: Recipe) -> Iterator[ShardInput]:
 def labelled_inputs(recipe: Recipe) -> Iterator[ShardInput]:
     """The shards of `labelled/`: parts `train` and `dev/<source>`.
 
-    Texts and groups of `finetune.test` are left out of both, those of any dev part out of `train`. A text that occurs
+    Texts and groups of `report_texts` are left out of both, those of any dev part out of `train`. A text that occurs
     several times is in `train` once, and not at all if its labels differ. The texts of `distill.sources` are in
     `train`, without a label.
 
@@ -143,8 +144,7 @@ def labelled_inputs(recipe: Recipe) -> Iterator[ShardInput]:
         RunError: no text of some label is left to train on.
     """
     config, cutter = recipe.finetune, _Cutter(has_labels=True)
-    read_test = (labelled(source, recipe, cutter.progress) for source in config.test)
-    tested = {value for document, _ in itertools.chain.from_iterable(read_test) for value in hashes(document)}
+    tested = {value for _, document, _ in report_texts(recipe, cutter.progress) for value in hashes(document)}
     in_dev: set[int] = set()
     texts = _Texts()
     plans = [(source, *_plan(source, recipe, tested, in_dev, texts)) for source in config.train]
@@ -160,6 +160,26 @@ def labelled_inputs(recipe: Recipe) -> Iterator[ShardInput]:
         routed = _route(((document, NO_LABEL) for document in unlabelled), source, "dev", 0, held_out)
         yield from cutter.cut(routed, source, reading_of(source))
     _check_all_labels_occur(recipe, trained)
+
+
+def report_texts(recipe: Recipe, progress: Progress | None = None) -> Iterator[tuple[SourceConfig, Document, int]]:
+    """The texts for the report with their labels: all of `finetune.test`; without it, the part of `finetune.train` that
+    `finetune.test_fraction` holds out.
+
+    Args:
+        progress: Called with the bytes that are read of `finetune.test`.
+
+    Raises:
+        SourceError: as `labelled_inputs`.
+    """
+    config = recipe.finetune
+    for source in config.tested:
+        first = 0
+        if not config.test:
+            first = held_out_from((document for document, _ in labelled(source, recipe)), config.test_fraction)
+        for document, label in labelled(source, recipe, progress if config.test else None):
+            if hashes(document)[1] >= first:
+                yield source, document, label
 
 
 def check_labels(recipe: Recipe) -> None:
@@ -180,8 +200,9 @@ def _check_all_labels_occur(recipe: Recipe, found: Container[int]) -> None:
     if missing := [name for i, name in enumerate(recipe.finetune.label_names) if i not in found]:
         raise RunError(
             f"finetune.train has no text labelled {', '.join(missing)}: is a file sorted by its labels and cut by "
-            "`limit`, are all its texts in finetune.test or in dev (finetune.dev_fraction), do they all occur with "
-            "another label too, or has finetune.labels one label too many?"
+            "`limit`, are all its texts in finetune.test, held out (finetune.test_fraction) or in dev "
+            "(finetune.dev_fraction), do they all occur with another label too, or has finetune.labels one label too "
+            "many?"
         )
 
 

@@ -117,8 +117,9 @@ def check_labelled_settings(recipe: Recipe) -> None:
             "texts to evaluate on: run finetune again; put a classifier of another run into a folder of its own, and "
             "name that with --weights"
         )
-    keys = ("train", "test", "labels", "dev_fraction")
-    before, now = ({key: values[key] for key in keys} for values in (record["settings"], _labelled_settings(recipe)))
+    keys = ("train", "test", "labels", "dev_fraction", "test_fraction")
+    settings = (record["settings"], _labelled_settings(recipe))
+    before, now = ({key: values.get(key, 0) for key in keys} for values in settings)
     if all(source in before["test"] for source in now["test"]):
         now["test"] = before["test"]
     evaluated = recipe.finetune.test or recipe.finetune.train
@@ -142,6 +143,8 @@ def trained_on_files_of(recipe: Recipe) -> bool:
 def _labelled_settings(recipe: Recipe) -> dict[str, Any]:
     config = recipe.finetune
     settings = config.model_dump(mode="json", include={"train", "test", "labels", "dev_fraction", "augment_fraction"})
+    if config.test_fraction and not config.test:  # only then: texts prepared before keep their fingerprint
+        settings["test_fraction"] = config.test_fraction
     return settings | {"train": source_settings(config.train), "test": source_settings(config.test)}
 
 

@@ -20,12 +20,11 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import Normalizer
 
 from training.corpus.encode import NO_LABEL
-from training.corpus.inputs import labelled_inputs, reading_of
+from training.corpus.inputs import labelled_inputs, reading_of, report_texts
 from training.evaluate.classification import balanced_accuracy
 from training.recipe import Recipe, source_name
 from training.runtime.files import read_json, write_json
 from training.sources.documents import Document
-from training.sources.labels import labelled
 
 MAX_TEXTS = 400_000
 """Texts that a bag learns from, drawn evenly: 360,000 take 5 GB of memory."""
@@ -127,15 +126,21 @@ def _fit(words: Any, classifier: Callable[[float], Any], train: Labelled, dev: L
 
 
 def read_test(recipe: Recipe) -> dict[str, Labelled]:
-    """The labelled documents of each test source; without any, the dev texts of each source of `finetune.train`. If a
-    source is read as one text and as a pair, those with both texts are there once more, under the name with `PAIR`."""
+    """The labelled documents for the report by their source (`report_texts`); without any, the dev texts of each source
+    of `finetune.train`. If a source is read as one text and as a pair, those with both texts are there once more, under
+    the name with `PAIR`."""
     test: dict[str, Labelled] = defaultdict(list)
-    for source in recipe.finetune.test:
-        if not (part := list(labelled(source, recipe))):
-            logger.warning("%s is not evaluated: finetune.labels leaves out all of its texts", source_name(source))
-            continue
-        _add(test, source_name(source), part, reading_of(source))
-    if recipe.finetune.test or not recipe.finetune.train:
+    config = recipe.finetune
+    parts: dict[str, Labelled] = {source_name(source): [] for source in config.tested}
+    for source, document, label in report_texts(recipe):
+        parts[source_name(source)].append((document, label))
+    for source in config.tested:
+        if part := parts[source_name(source)]:
+            _add(test, source_name(source), part, reading_of(source))
+        else:
+            reason = "finetune.labels leaves out all of its texts" if config.test else "it has only one group"
+            logger.warning("%s is not evaluated: %s", source_name(source), reason)
+    if config.tested or not config.train:
         return dict(test)
     for shard_input in labelled_inputs(recipe):
         if shard_input.part != "train" and shard_input.labels is not None:

@@ -181,9 +181,10 @@ def _classification(recipe: Recipe, classifier: Path, folder: Path) -> dict[str,
     test = read_test(recipe)
     if not any(test.values()):
         logger.warning("there is nothing to evaluate the classifier on: give finetune.test, or a finetune.dev_fraction")
-    elif not recipe.finetune.test:
+    elif not recipe.finetune.tested:
         logger.warning(
-            "the recipe has no finetune.test: figures are those of dev, which chose the seed and the temperature"
+            "the recipe has no finetune.test or finetune.test_fraction: figures are those of dev, which chose the seed "
+            "and the temperature"
         )
     results = load_results(recipe) if is_own else []
     seeds = {each.seed: _seed_figures(recipe, each, test) for each in results if len(results) > 1}
@@ -206,9 +207,9 @@ def _test_reports(recipe: Recipe, folder: Path, test: Mapping[str, Labelled]) ->
     checkpoint = load_classifier(folder, recipe.finetune.label_names)
     checkpoint.model.to(choose_device(recipe.device))
     reports = {}
-    for source in recipe.finetune.test or recipe.finetune.train:
+    for source in recipe.finetune.tested or recipe.finetune.train:
         name, read = source_name(source), reading_of(source)
-        name += DEV * (not recipe.finetune.test)
+        name += DEV * (not recipe.finetune.tested)
         readings = {name: "text", name + PAIR: "pair"} if read == "both" else {name: read}
         for title in filter(test.__contains__, readings):
             documents, labels = zip(*test[title], strict=True)

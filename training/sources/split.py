@@ -39,10 +39,19 @@ def hashes(document: Document) -> tuple[int, int]:
 def held_out_below(documents: Iterable[Document], fraction: float) -> int:
     """The limit below which a group's hash is held out: about `fraction` of the groups of a source, at least one and
     never all. A source of one group is trained on. Reads documents only until both parts have one."""
+    return _limit((hashes(document)[1] for document in documents), fraction)
+
+
+def held_out_from(documents: Iterable[Document], fraction: float) -> int:
+    """The limit from which on a group's hash is held out, as `held_out_below` from the other end: both parts have no
+    group in common if there are three groups and the fractions are less than 1 together."""
+    return 2**64 - _limit((2**64 - 1 - hashes(document)[1] for document in documents), fraction)
+
+
+def _limit(groups: Iterable[int], fraction: float) -> int:
     limit = int(fraction * 2**64)
     lowest, highest = 2**64, -1
-    for document in documents if limit else ():
-        _, value = hashes(document)
+    for value in groups if limit else ():
         lowest, highest = min(lowest, value), max(highest, value)
         if lowest < limit <= highest:
             return limit

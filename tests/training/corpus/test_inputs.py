@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from training.corpus.encode import NO_LABEL
-from training.corpus.inputs import check_labels, labelled_inputs, reading_of
+from training.corpus.inputs import check_labels, labelled_inputs, reading_of, report_texts
 from training.errors import RunError, SourceError
 from training.recipe import Recipe, SourceConfig
 from training.sources.documents import Document
@@ -114,7 +114,7 @@ def test_check_labels_finds_a_label_whose_texts_are_all_in_test_or_in_dev(tmp_pa
     rows = [{"text": f"film {i}", "label": i % 2, "film": in_dev if i % 2 else in_train} for i in range(8)]
     source = write(tmp_path, rows)
     check_labels(recipe_of(tmp_path, source))
-    message = "has no text labelled POSITIVE: .* are all its texts in finetune.test or in dev"
+    message = "has no text labelled POSITIVE: .* are all its texts in finetune.test, held out .* or in dev"
     with pytest.raises(RunError, match=message):
         check_labels(recipe_of(tmp_path, source, test=(write(tmp_path, rows[1::2], name="test"),)))
     with pytest.raises(RunError, match=message):
@@ -212,6 +212,30 @@ def test_split_is_the_same_in_every_run_and_beside_other_texts(tmp_path: Path) -
     _, fewer = train_and_dev(recipe_of(tmp_path, write(tmp_path, rows[10:]), dev_fraction=0.3))
     assert texts(first) == texts(again)
     assert texts(fewer) == [text for text in texts(first) if len(text.split()) > 10]
+
+
+def test_report_texts_are_apart_from_train_and_dev_with_their_groups_and_repetitions(tmp_path: Path) -> None:
+    rows = [{"text": f"{c} good {i}", "label": i % 2, "film": c} for c in ascii_lowercase for i in range(2)]
+    source = write(tmp_path, rows, group="film")
+    loud = write(tmp_path, [row | {"text": row["text"].upper(), "film": None} for row in rows], "loud", group="film")
+    recipe = recipe_of(tmp_path, source, loud, dev_fraction=0.2, test_fraction=0.3)
+    tested = [document for _, document, _ in report_texts(recipe)]
+    train, dev = train_and_dev(recipe)
+    assert min(len(tested), len(train), len(dev)) > 4
+    found = [{text_hash(text) for text in part} for part in ([d.text for d in tested], texts(train), texts(dev))]
+    assert len(set.union(*found)) == sum(map(len, found)) == 52
+    films = {document.group for document in tested if document.group}
+    assert not films & {document.group for document, _ in (*train, *dev)}
+    _, dev_alone = train_and_dev(recipe_of(tmp_path, source, dev_fraction=0.2))
+    _, dev_beside = train_and_dev(recipe_of(tmp_path, source, dev_fraction=0.2, test_fraction=0.3))
+    assert dev_alone == dev_beside
+
+
+def test_report_texts_are_those_of_test_sources_if_there_are_any(tmp_path: Path) -> None:
+    test = write(tmp_path, [{"text": "good", "label": 1}], name="test")
+    recipe = recipe_of(tmp_path, write(tmp_path, alphabet()), test=(test,), test_fraction=0.5)
+    assert [(source.path, document.text) for source, document, _ in report_texts(recipe)] == [("test.jsonl", "good")]
+    assert len(train_and_dev(recipe)[0]) == 26
 
 
 def test_both_spellings_of_a_text_are_in_one_part(tmp_path: Path) -> None:

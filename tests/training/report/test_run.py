@@ -16,6 +16,7 @@ from model import Tokenizer, load_checkpoint, save_checkpoint
 from tests.conftest import MakeCheckpoint
 from tests.training.conftest import MakeRecipe
 from tests.training.texts import review
+from training.corpus.inputs import report_texts
 from training.corpus.prepare import prepare_labelled, record_labelled
 from training.errors import CorpusError, RunError
 from training.evaluate.classification import ClassificationReport
@@ -180,8 +181,22 @@ def test_evaluate_without_a_test_source_reports_on_dev_and_says_so(
     recipe = changed(make_recipe(), test=())
     save_models(recipe, recipe.folder, "sentiment")
     assert "| reviews (dev) | " in evaluate(recipe)
-    assert "the recipe has no finetune.test: figures are those of dev" in caplog.text
+    assert "the recipe has no finetune.test or finetune.test_fraction: figures are those of dev" in caplog.text
     assert (recipe.folder / "confusion-reviews-dev.png").is_file()
+
+
+def test_evaluate_without_a_test_source_reports_on_the_part_that_is_held_out(
+    make_recipe: MakeRecipe, caplog: pytest.LogCaptureFixture
+) -> None:
+    recipe = changed(make_recipe(), test=(), test_fraction=0.25)
+    save_models(recipe, recipe.folder, "sentiment")
+    tested = sum(1 for _ in report_texts(recipe))
+    assert 10 <= tested <= 30
+    assert f"| reviews | {tested} |" in evaluate(recipe)
+    assert "no finetune.test" not in caplog.text
+    for other in (changed(recipe, test_fraction=0.5), changed(recipe, test_fraction=0.0)):
+        with pytest.raises(RunError, match=r"finetune\.test_fraction was 0\.25, is 0"):
+            evaluate(other)
 
 
 def test_evaluate_weights_prepares_heldout_text_only_and_reuses_the_baselines(

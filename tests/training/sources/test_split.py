@@ -8,7 +8,7 @@ from string import ascii_lowercase
 import pytest
 
 from training.sources.documents import Document
-from training.sources.split import hashes, held_out_below, text_hash
+from training.sources.split import hashes, held_out_below, held_out_from, text_hash
 
 
 def document(text: str, group: str | None = None) -> Document:
@@ -53,6 +53,18 @@ def test_held_out_below_holds_out_about_its_share(fraction: float) -> None:
     found = [document(str(number)) for number in range(3000)]
     limit = held_out_below(found, fraction)
     assert abs(sum(held_out(found, limit)) / len(found) - fraction) < 0.05
+
+
+@pytest.mark.parametrize(("below", "above"), [(0.05, 0.2), (0.4, 0.5), (1e-9, 1e-9)])
+@pytest.mark.parametrize("count", [3, 26, 2000])
+def test_held_out_from_and_below_have_no_group_in_common(below: float, above: float, count: int) -> None:
+    found = [document("text", str(number)) for number in range(count)]
+    first, limit = held_out_from(found, above), held_out_below(found, below)
+    parts = [(hashes(each)[1] >= first, hashes(each)[1] < limit) for each in found]
+    assert (True, True) not in parts
+    assert {(True, False), (False, True)} <= set(parts)
+    if count == 2000:
+        assert (sum(tested for tested, _ in parts) / count) == pytest.approx(above, abs=0.05)
 
 
 @pytest.mark.parametrize("fraction", [1e-9, 0.5, 1 - 1e-9])
