@@ -350,6 +350,8 @@ class ExportConfig(_Strict):
 
     folder: Path | None = None
     """Folder that gets `pretrained/` and `sentiment/`. If absent, `export` in the run's folder."""
+    classifier: Path | None = None
+    """Directory that gets the classifier. If absent, `sentiment` in `export.folder`."""
 
 
 class Recipe(_Strict):

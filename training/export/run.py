@@ -24,7 +24,7 @@ logger = logging.getLogger(__name__)
 
 
 def export(recipe: Recipe) -> list[Path]:
-    """Write the run's models to `export.folder`.
+    """Write the run's models to `export.folder` and `export.classifier`.
 
     Raises:
         RunError: the run has no model; or a directory does not hold what was written, or holds other files.
@@ -34,7 +34,8 @@ def export(recipe: Recipe) -> list[Path]:
     if not made:
         raise RunError(f"{recipe.folder} has no trained model; run pretrain or finetune first")
     for name in set(NAMES).difference(made):
-        logger.warning("%s has no %s model yet; it is left out", recipe.folder, name)
+        if name == "sentiment" or recipe.finetune.pretrained is None:  # else this run pretrains nothing
+            logger.warning("%s has no %s model yet; it is left out", recipe.folder, name)
     sources = {name: load_checkpoint(recipe.folder / name) for name in made}
     weights = {name: weights_hash(source.model) for name, source in sources.items()}
     targets = {name: _target(recipe, name) for name in made}
@@ -49,12 +50,16 @@ def export(recipe: Recipe) -> list[Path]:
 
 def check_targets(recipe: Recipe) -> None:
     """Raise RunError if a directory to export to holds other files than a checkpoint's, or is one of the run's own."""
+    own = {(recipe.folder / name).resolve() for name in NAMES}
     for name in NAMES:
         target = _target(recipe, name)
-        if target.resolve() == (recipe.folder / name).resolve():
-            raise RunError(f"export.folder is {recipe.folder}, whose networks later stages start from; name another")
+        if target.resolve() in own:
+            key = "classifier" if name == "sentiment" and recipe.export.classifier else "folder"
+            raise RunError(f"export.{key} is in {recipe.folder}, whose networks later stages start from; name another")
         check_target(target)
 
 
 def _target(recipe: Recipe, name: str) -> Path:
+    if name == "sentiment" and recipe.export.classifier:
+        return recipe.export.classifier
     return (recipe.export.folder or recipe.folder / "export") / name

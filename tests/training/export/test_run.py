@@ -195,10 +195,19 @@ def test_export_folder_says_where_to(run: Recipe, recipe_file: Path, tmp_path: P
     assert export(recipe) == [tmp_path / "weights" / name for name in ("pretrained", "sentiment")]
 
 
-def test_export_into_the_runs_own_folder_is_refused(run: Recipe, recipe_file: Path) -> None:
+def test_export_classifier_says_where_the_classifier_goes(run: Recipe, recipe_file: Path, tmp_path: Path) -> None:
+    target = tmp_path / "my model [2]"
+    recipe = load_recipe(str(recipe_file), [*run.overrides, f"export.classifier={target}"])
+    assert export(recipe) == [run.folder / "export" / "pretrained", target]
+    assert load_checkpoint(target).config.labels == ["NEGATIVE", "POSITIVE"]
+
+
+@pytest.mark.parametrize("key", ["folder=", "classifier=pretrained", "classifier=sentiment"])
+def test_export_into_the_runs_own_folder_is_refused(run: Recipe, recipe_file: Path, key: str) -> None:
     before = (run.folder / "pretrained" / "model.safetensors").read_bytes()
-    recipe = load_recipe(str(recipe_file), [*run.overrides, f"export.folder={run.folder}"])
-    with pytest.raises(RunError, match="whose networks later stages start from; name another"):
+    name, _, path = key.partition("=")
+    recipe = load_recipe(str(recipe_file), [*run.overrides, f"export.{name}={run.folder / path}"])
+    with pytest.raises(RunError, match=rf"export\.{name} is in .*, whose networks later stages start from; name anoth"):
         export(recipe)
     assert (run.folder / "pretrained" / "model.safetensors").read_bytes() == before
 
