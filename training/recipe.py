@@ -357,7 +357,7 @@ class ExportConfig(_Strict):
 class Recipe(_Strict):
     """Everything a run depends on besides the data and the machine."""
 
-    name: Annotated[str, Field(pattern=r"^[\w-][\w.-]*$")]
+    name: Annotated[str, Field(pattern=r"^[^./\\\p{Cc}][^/\\\p{Cc}]*$")]
     """Name of the run and of its folder."""
     description: str = ""
     """First paragraph of the model cards."""

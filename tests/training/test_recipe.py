@@ -238,7 +238,12 @@ def test_recipe_batch_below_the_micro_batch_is_one_forward_pass(recipe_file: Pat
         load_recipe(str(recipe_file), ["pretrain.batch_tokens=200"])
 
 
-@pytest.mark.parametrize("name", ["../x/y", ".hidden", "a/b", ""])
+@pytest.mark.parametrize("name", ["mine-2", "Müller & Söhne (final) [3]", "~", " 2024"])
+def test_recipe_name_may_be_any_name_of_a_folder(recipe_file: Path, name: str) -> None:
+    assert load_recipe(str(recipe_file), [f'name="{name}"']).folder == Path("runs", name)
+
+
+@pytest.mark.parametrize("name", ["../x/y", "..", ".hidden", "a/b", "", r"a\\b", r"a\nb", r"a\n", "/"])
 def test_recipe_name_outside_the_folder_of_runs_is_refused(recipe_file: Path, name: str) -> None:
     with pytest.raises(RecipeError, match="name: String should match pattern"):
         load_recipe(str(recipe_file), [f'name="{name}"'])

@@ -82,6 +82,8 @@ def format_of_file(file: Path, source: SourceConfig) -> tuple[str, str | None]:
         with open_file(str(file)) as opened:
             if opened.is_parquet:
                 table, form = "parquet", "wikitext" if form == "wikitext" else "parquet"
+            elif form is None:
+                opened.check_kind(markup=True)  # an Excel workbook is better saved as CSV than renamed
     if form is None:
         known = ", ".join(FORMATS)
         raise SourceError(f"{file}: unknown suffix; rename it, or set the source's `format` to one of {known}")

@@ -56,9 +56,9 @@ def in_recipe(message: str) -> str:
 
 
 def label_value(value: Any) -> str | None:
-    """A cell as a label or group; None if there is none.
+    """A cell as a label or group, without blanks around it; None if there is none.
 
-    >>> label_value(1.0), label_value(True), label_value("pos"), label_value(float("nan"))
+    >>> label_value(1.0), label_value(True), label_value(" pos "), label_value(float("nan"))
     ('1', 'true', 'pos', None)
     """
     if _is_missing(value):
@@ -67,7 +67,7 @@ def label_value(value: Any) -> str | None:
         return str(value).lower()
     if isinstance(value, float) and value.is_integer():  # pandas writes 1 as 1.0 if another row has no label
         return str(int(value))
-    return str(value)
+    return str(value).strip() or None
 
 
 def text_value(value: Any) -> str | None:

@@ -44,6 +44,20 @@ def test_globs_choose_files(tmp_path: Path) -> None:
     assert texts(Path("elsewhere"), str(tmp_path / "y.txt")) == ["y.txt"]
 
 
+def test_file_whose_name_looks_like_a_glob_is_read(tmp_path: Path) -> None:
+    write(tmp_path / "a[1]*.txt", "first")
+    write(tmp_path / "a1.txt", "second")
+    write(tmp_path / "Bücher [2]" / "a 1.txt", "third")
+    assert texts(tmp_path, "a[1]*.txt") == ["first"]
+    assert texts(tmp_path, "Bücher [2]") == ["third"]
+
+
+def test_file_of_another_kind_says_what_to_do_with_it(tmp_path: Path) -> None:
+    write(tmp_path / "reviews.xlsx", b"PK\x03\x04\x14\0\6\0[Content_Types].xml xl/workbook.xml")
+    with pytest.raises(SourceError, match=r"reviews\.xlsx: is an Excel workbook \(xlsx\); save the sheet as CSV"):
+        texts(tmp_path, "reviews.xlsx")
+
+
 def test_a_place_without_files_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     with pytest.raises(SourceError, match=r"empty: the directory holds no file of a known suffix"):

@@ -27,7 +27,7 @@ def test_labelled_merges_values_and_leaves_some_out(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("value", "spelled"),
-    [(1, "1"), (1.0, "1"), ("1", "1"), (True, "true"), (0.5, "0.5"), ("pos", "pos"), (0, "0")],
+    [(1, "1"), (1.0, "1"), ("1", "1"), (True, "true"), (0.5, "0.5"), ("pos", "pos"), (" pos\t", "pos"), (0, "0")],
 )
 def test_labelled_compares_values_as_a_recipe_spells_them(tmp_path: Path, value: Any, spelled: str) -> None:
     assert labels_of(tmp_path, {spelled: "A", "other": "B"}, value) == [0]
@@ -40,7 +40,7 @@ def test_labelled_value_of_a_csv_that_pandas_wrote_as_a_float_is_the_integer(tmp
         labels_of(tmp_path, {"1": "A", "2": "B"}, "1.5")
 
 
-@pytest.mark.parametrize("missing", [None, "", float("nan")])
+@pytest.mark.parametrize("missing", [None, "", " ", float("nan")])
 def test_labelled_missing_label_is_an_error_unless_it_is_left_out(tmp_path: Path, missing: Any) -> None:
     message = r'a\.jsonl, line 1: has no label; fill it, remove the row, or leave .*"" = ""'
     with pytest.raises(SourceError, match=message):
