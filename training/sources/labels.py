@@ -27,13 +27,19 @@ def labelled(source: SourceConfig, recipe: Recipe, progress: Progress | None = N
     index = {name: number for number, name in enumerate(recipe.finetune.label_names)}
     for document in documents(source, recipe.data, progress, recipe.hub_cache):
         value = document.label or ""
-        if value not in labels and (whole := _WHOLE_FLOAT.fullmatch(value)):
-            value = whole[1]
+        if value not in labels:
+            value = canonical(value)
         label = labels.get(value)
         if label is None:
             raise _unknown_label(document, labels)
         if label:
             yield document, index[label]
+
+
+def canonical(value: str) -> str:
+    """A label with whole numbers as `1`, not as `1.0`."""
+    whole = _WHOLE_FLOAT.fullmatch(value)
+    return whole[1] if whole else value
 
 
 def _unknown_label(document: Document, labels: Mapping[str, str]) -> SourceError:

@@ -25,13 +25,14 @@ def columns_of(source: SourceConfig) -> tuple[str, ...]:
 
 
 def read_rows(file: Path, form: str | None, source: SourceConfig, progress: Progress | None) -> Iterator[Row]:
-    """Rows in order, their cells by the names that the recipe uses, which may be numbers.
+    """Rows in order, their cells by the names that the recipe uses, which may be numbers. All cells, if the source
+    names no column.
 
     Raises:
         TableError: the file cannot be read, its header lacks a column, or a row is broken.
     """
     asked = columns_of(source)
-    with open_table(file, format=form, dialect=source.table, columns=asked, progress=progress) as table:
+    with open_table(file, format=form, dialect=source.table, columns=asked or None, progress=progress) as table:
         place = f"{file}, {'row' if table.format == 'parquet' else 'line'}"
         renamed = {address: name for address in asked if (name := table.column(address)) != address}
         try:

@@ -1,0 +1,150 @@
+"""Which columns of a table hold the texts and the labels.
+
+A column is chosen if it is the only one that fits: by its name, else by its values. Otherwise an error lists the
+columns with examples and says what to add to the command line.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Callable, Iterator, Sequence
+
+from training.classify.columns import MAX_VALUES, Column, TableSurvey
+from training.classify.values import REGRESSION, SINGLE, are_quantities
+from training.errors import SourceError
+
+_TEXT_NAMES = {
+    *("text", "texts", "review", "comment", "content", "body", "message", "sentence", "utterance", "document"),
+    *("tweet", "query", "question", "feedback", "description"),
+}
+_LABEL_NAMES = {
+    *("label", "labels", "class", "category", "categories", "sentiment", "topic", "topics", "intent", "target"),
+    *("tag", "tags", "rating", "stars", "polarity"),
+}
+_EXAMPLES, _EXAMPLE_CHARACTERS = 3, 24
+
+
+def choose_columns(table: TableSurvey, text: str | None, label: str | None) -> tuple[tuple[str, ...], str]:
+    """The text columns and the label column.
+
+    Args:
+        text: The option `--text`: names or numbers of columns, separated by commas.
+        label: The option `--label`.
+
+    Raises:
+        SourceError: a column is missing or does not fit, or several fit; the message lists all columns.
+    """
+    asked = _asked(table, text, label)
+    label_column = _named(table, asked, [label])[0] if label is not None else None
+    if text is not None:
+        is_name = any(column.name == text for column in table.columns)  # a column's name may have a comma
+        texts = _named(table, asked, [text] if is_name else text.split(","))
+    else:
+        others = [column for column in table.columns if column is not label_column]
+        texts = [_only(asked, others, "text", _TEXT_NAMES, lambda column: column.is_text)]
+    if label_column is None:
+        asked = _asked(table, ",".join(column.name for column in texts), None)
+        others = [column for column in table.columns if column not in texts]
+        label_column = _only(asked, others, "label", _LABEL_NAMES, lambda column: column.is_label)
+    if label_column in texts:
+        raise asked(f"the column {label_column.name!r} cannot be text and label")
+    return tuple(column.name for column in texts), label_column.name
+
+
+def find_columns(table: TableSurvey, names: Sequence[str]) -> list[str]:
+    """The columns of another table with these names. Raises SourceError if one is missing."""
+    return [column.name for column in _named(table, _asked(table, ",".join(names[:-1]), names[-1]), names)]
+
+
+def check_label_column(table: TableSurvey, texts: Sequence[str], label: str) -> None:
+    """Raise SourceError if the values of a column are no labels: they occur about once each, or are quantities."""
+    column = next(column for column in table.columns if column.name == label)
+    asked = _asked(table, ",".join(texts), None)
+    if are_quantities(column.values):
+        error = asked(f"the column {label!r} holds {_count(column)} different numbers, which look like no labels")
+        raise SourceError(
+            f"{error}\nor, for a model that predicts the number, add: finetune.problem_type={REGRESSION}"
+            f"\nor, if each number is a label, add: finetune.problem_type={SINGLE}"
+        )
+    if column.is_unique and not column.is_label:
+        raise asked(
+            f"the column {label!r} has {_count(column)} different values in {column.rows:,} rows, but each label needs "
+            "several texts"
+        )
+
+
+Asked = Callable[[str], SourceError]
+"""Makes the error that lists the columns, from what is wrong."""
+
+
+def _asked(table: TableSurvey, text: str | None, label: str | None) -> Asked:
+    def error(problem: str) -> SourceError:
+        return SourceError(f"{table.name}: {problem}. Its columns:\n{_listing(table)}\n{_advice(table, text, label)}")
+
+    return error
+
+
+def _named(table: TableSurvey, asked: Asked, names: Sequence[str]) -> list[Column]:
+    """The columns with these names, but for case and blanks around them; or numbers."""
+    found = []
+    for name in names:
+        exact = [column for column in table.columns if column.name == name]
+        alike = [column for column in table.columns if _plain(column.name) == _plain(name)]
+        number = int(name) if name.isdecimal() and table.source.table.header is True else 0
+        numbered = table.columns[number - 1 : number] if number else ()
+        if not (chosen := [*exact, *alike, *numbered]):
+            raise asked(f"it has no column {name!r}")
+        found.append(chosen[0])
+    return found
+
+
+def _only(
+    asked: Asked, columns: Sequence[Column], what: str, names: set[str], fits: Callable[[Column], bool]
+) -> Column:
+    """The only column that has one of the names, else the only one that fits."""
+    named = [column for column in columns if _plain(column.name) in names]
+    fitting = [column for column in columns if fits(column)]
+    both = [column for column in named if column in fitting]
+    best = both or (named if not fitting else fitting if not named else [])
+    if len(best) == 1:
+        return best[0]
+    several = ", ".join(dict.fromkeys(repr(column.name) for column in [*named, *fitting]))
+    raise asked(f"several columns may hold the {what}: {several}" if several else f"no column looks like the {what}")
+
+
+def _plain(name: str) -> str:
+    return name.strip().casefold()
+
+
+def _listing(table: TableSurvey) -> str:
+    """A line for each column: its name, number of different values, and examples."""
+    shown = [column for column in table.columns if column.rows]
+    rows = [("column", "values", "such as")]
+    rows += [(column.name, _count(column), " · ".join(_examples(column))) for column in shown]
+    wide, narrow = (max(len(row[i]) for row in rows) for i in (0, 1))
+    return "\n".join(f"  {name:<{wide}}  {count:>{narrow}}  {examples}" for name, count, examples in rows)
+
+
+def _count(column: Column) -> str:
+    """The number of different values."""
+    return f"over {MAX_VALUES:,}" if column.has_more else f"{len(column.values):,}"
+
+
+def _examples(column: Column) -> Iterator[str]:
+    for value, count in list(column.values.items())[:_EXAMPLES]:
+        line = " ".join(value.split())
+        short = line if len(line) <= _EXAMPLE_CHARACTERS else f"{line[:_EXAMPLE_CHARACTERS].rstrip()}…"
+        yield short if column.is_unique else f"{short} ({count:,})"
+
+
+def _advice(table: TableSurvey, text: str | None, label: str | None) -> str:
+    """The options to add: what was given, else what fits, else a placeholder."""
+    texts = [column.name for column in table.columns if column.is_text]
+    labels = [column.name for column in table.columns if column.is_label]
+    labels.sort(key=lambda name: _plain(name) not in _LABEL_NAMES)
+    known = {column.name for column in table.columns}
+    if text is None or not {name.strip() for name in text.split(",")} <= known:
+        text = ",".join(texts[:2]) or "COLUMN"
+    if label not in known or label in text.split(","):
+        label = next(iter(labels), "COLUMN")
+    return f"add: --text {shlex.quote(text)} --label {shlex.quote(label)}"

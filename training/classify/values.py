@@ -1,0 +1,119 @@
+"""Values of a label column: combinations of labels, numbers, spellings of one label."""
+
+from __future__ import annotations
+
+import json
+import math
+import unicodedata
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+
+from training.sources.labels import canonical
+from training.sources.tables import label_value
+
+SINGLE, MULTI, REGRESSION = "single_label_classification", "multi_label_classification", "regression"
+"""Values of `finetune.problem_type`."""
+
+SEPARATORS = (";", "|", ",")
+MAX_LABELS = 200
+"""Different values of a column that is taken for the labels unasked."""
+MAX_NUMBERS = 20
+"""Different whole numbers that are taken for labels, such as stars, and not for a quantity."""
+_LABEL_CHARACTERS = 40
+
+LIST = "list"
+"""How a cell is split that is a list, in place of a separator."""
+
+
+def split(value: str, separator: str | None) -> list[str]:
+    """The labels in a value of a column, as a recipe spells them.
+
+    Args:
+        separator: A character; `LIST` for a list as JSON; None if the whole value is the label.
+    """
+    if separator is None:
+        return [canonical(value)]
+    items = json.loads(value) if separator == LIST and value.startswith("[") else value.split(separator)
+    return [canonical(label) for item in items if (label := label_value(item)) is not None]
+
+
+def separator_of(values: Iterable[str]) -> str | None:
+    """The character that splits values into fewer labels than there are values, most of which recur in other values;
+    None if there is none.
+
+    >>> separator_of(["price", "service", "price; service"]), separator_of(["Food, Drink", "Home, Garden"])
+    (';', None)
+    """
+    values = list(values)
+    found = {}
+    for separator in SEPARATORS:
+        cells = [set(split(value, separator)) for value in values]
+        parts = Counter(part for cell in cells for part in cell)
+        recurring = sum(count > 1 for count in parts.values())
+        is_decimal_comma = separator == "," and all(part.isdecimal() for part in parts)
+        if (
+            any(len(cell) > 1 for cell in cells)
+            and len(parts) < len(values)
+            and recurring >= 0.8 * len(parts)
+            and max(map(len, parts)) <= _LABEL_CHARACTERS
+            and not is_decimal_comma
+        ):
+            found[separator] = len(parts)
+    return min(found, key=found.__getitem__, default=None)
+
+
+def are_labels(values: Mapping[str, int], *, has_more: bool, has_lists: bool) -> bool:
+    """Whether values look like labels: few short ones that recur, or combinations of such.
+
+    Args:
+        values: How often each occurs.
+        has_more: There are further values.
+        has_lists: Some are lists as JSON.
+    """
+    if has_lists:
+        parts = Counter(part for value in values for part in split(value, LIST))
+        return 2 <= len(parts) <= MAX_LABELS and len(parts) < sum(parts.values())
+    if separator_of(values):
+        return True
+    rows = sum(values.values())
+    is_few = not has_more and 2 <= len(values) <= MAX_LABELS and 5 * len(values) <= rows
+    return is_few and sum(map(len, values)) <= _LABEL_CHARACTERS * len(values)
+
+
+def are_quantities(values: Iterable[str]) -> bool:
+    """Whether all values are numbers, and too many or too fine to be labels.
+
+    >>> are_quantities(["1", "2", "3.0"]), are_quantities(["1.5", "2"]), are_quantities(map(str, range(100)))
+    (False, True, True)
+    """
+    numbers = {_number(value) for value in values}
+    if None in numbers:
+        return False
+    return len(numbers) > MAX_NUMBERS or any(number % 1 for number in numbers if number is not None)
+
+
+def spellings(counts: Mapping[str, int]) -> list[list[str]]:
+    """Values that differ only by case, by blanks, or by the form of their Unicode characters: groups of two or more,
+    the most frequent first.
+
+    >>> spellings({"Good": 5, "good": 9, "bad": 3, "b ad": 1, "fine": 7})
+    [['good', 'Good'], ['bad', 'b ad']]
+    """
+    groups: dict[str, list[str]] = defaultdict(list)
+    for value in sorted(counts, key=lambda value: -counts[value]):
+        groups["".join(unicodedata.normalize("NFKC", value).casefold().split())].append(value)
+    return [group for group in groups.values() if len(group) > 1]
+
+
+def natural_order(value: str) -> tuple[float, str]:
+    """Key that sorts numbers by size, before words in alphabetical order."""
+    number = _number(value)
+    return (math.inf, value.casefold()) if number is None else (number, value)
+
+
+def _number(value: str) -> float | None:
+    with suppress(ValueError):
+        if math.isfinite(number := float(value)):
+            return number
+    return None
