@@ -30,7 +30,7 @@ def sentiment(page: Page) -> None:
     page.goto("/#sentiment")
     page.reload()
     page.locator("#influence:visible").wait_for()
-    page.wait_for_timeout(500)  # the needle glides
+    page.wait_for_timeout(500)  # the answer fades in
 
 
 def docs(page: Page) -> None:

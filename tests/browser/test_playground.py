@@ -131,53 +131,75 @@ def test_everything_can_be_done_by_keyboard(open_page: OpenPage) -> None:
 
 
 def test_gauge_stands_where_the_score_is(open_page: OpenPage) -> None:
-    page = open_page("/#sentiment")
+    page = open_page("/#next-sentence")
     answered(page)
-    percent = int(page.locator("#sentiment .verdict strong").inner_text().split()[0])
-    label = page.locator("#sentiment .verdict").inner_text().split()[-1]
+    percent = int(page.locator("#next-sentence .verdict strong").inner_text().split()[0])
     page.wait_for_function("document.querySelector('.needle').getAnimations().length === 0")  # the needle glides
     gauge, needle = page.locator(".gauge").bounding_box(), page.locator(".needle").bounding_box()
     assert gauge
     assert needle
     position = (needle["x"] + needle["width"] / 2 - gauge["x"]) / gauge["width"]
-    assert position == pytest.approx((percent if label == "POSITIVE" else 100 - percent) / 100, abs=0.01)
+    assert position == pytest.approx(percent / 100, abs=0.01)
 
 
-def test_playground_regression_is_drawn_as_a_number(open_page: OpenPage) -> None:
-    def rate(route: Route) -> None:
-        inputs = route.request.post_data_json["inputs"]
-        scores = [4.21 if "[MASK]" not in text else 3.0 for text in ([inputs] if isinstance(inputs, str) else inputs)]
-        results = [{"predictions": [{"label": "STARS", "score": s}], "tokens": 3, "truncated": False} for s in scores]
-        route.fulfill(json={"model": "stars", "results": results})
+def serve_labels(page: Page, scores: dict[str, float], problem_type: str | None = None) -> None:
+    """Answers of a classifier with these labels; what masks a word lowers the first score by 0.1."""
 
-    page = open_page("/info")
-    page.route("**/sentiment", rate)
-    page.goto("/#sentiment")
-    page.get_by_text("4.21").wait_for()
-    assert page.locator("#sentiment output").inner_text().split() == ["4.21", "STARS"]
-    page.locator("#influence .hint", has_text="+1.21").wait_for()
-
-
-def test_playground_regression_of_several_outputs_is_drawn_as_numbers(open_page: OpenPage) -> None:
     def tell(route: Route) -> None:
-        answer = route.fetch()
-        told = answer.json()
-        told["models"][-1]["problem_type"] = "regression"
-        page.locator("#sentiment .gauge, #sentiment output .row").first.wait_for()  # the first answer is there before
-        route.fulfill(response=answer, json=told)
+        told = route.fetch().json()
+        told["models"][-1] |= {"labels": sorted(scores), "problem_type": problem_type}
+        route.fulfill(json=told)
 
-    def rate(route: Route) -> None:
-        predictions = [{"label": "STARS", "score": 4.21}, {"label": "LENGTH", "score": -0.5}]
-        result = {"predictions": predictions, "tokens": 3, "truncated": False}
+    def classify(route: Route) -> None:
         inputs = route.request.post_data_json["inputs"]
-        route.fulfill(json={"model": "stars", "results": [result] * (1 if isinstance(inputs, str) else len(inputs))})
+        results = []
+        for text in [inputs] if isinstance(inputs, str) else inputs:
+            lowered = [score - 0.1 * (i == 0 and "[MASK]" in text) for i, score in enumerate(scores.values())]
+            predictions = [{"label": label, "score": score} for label, score in zip(scores, lowered, strict=True)]
+            results.append({"predictions": predictions, "tokens": 3, "truncated": False})
+        route.fulfill(json={"model": "other", "results": results})
 
-    page = open_page("/docs")
     page.route("**/info", tell)
-    page.route("**/sentiment", rate)
+    page.route("**/classify", classify)
     page.goto("/#sentiment")
+
+
+def test_playground_shows_the_best_of_many_labels(open_page: OpenPage) -> None:
+    page = open_page("/docs")
+    serve_labels(page, {"TRAVEL & TRANSPORT": 0.62} | {f"TOPIC_{i}": 0.02 - i / 1000 for i in range(20)})
+    page.locator("#influence .hint", has_text="+0.10").wait_for()
+    rows = page.locator("#sentiment output .row").all_inner_texts()
+    assert len(rows) == 10
+    assert rows[0].split("\n") == ["TRAVEL & TRANSPORT", "62 %"]
+    assert page.get_by_text("11 more with lower scores").is_visible()
+    assert page.get_by_role("tab").all_inner_texts() == ["Fill a mask", "Next sentence", "Classify"]
+    assert page.get_by_label("A text", exact=True).last.input_value().startswith("The match ended")
+    assert "/classify" in page.locator("#curl").inner_text()
+    assert "bert.classify(" in page.locator("#python").inner_text()
+    assert "opinion" not in page.locator("main").inner_text().lower()
+
+
+def test_playground_shows_a_regression_as_numbers(open_page: OpenPage) -> None:
+    page = open_page("/docs")
+    serve_labels(page, {"STARS": 4.21, "LENGTH": -0.5}, "regression")
     page.get_by_text("4.21").wait_for()
     assert page.locator("#sentiment output").inner_text().split() == ["4.21", "STARS", "-0.50", "LENGTH"]
+    page.locator("#influence .hint", has_text="+0.10").wait_for()
+
+
+def test_playground_learns_of_labels_late(open_page: OpenPage) -> None:
+    def loading(route: Route) -> None:
+        route.fulfill(json=route.fetch().json() | {"models": [], "status": "loading"})
+
+    page = open_page("/docs")
+    page.route("**/info", loading)
+    page.goto("/#sentiment")
+    answered(page)
+    assert page.get_by_role("tab", name="Sentiment").is_visible()
+    page.get_by_label("An opinion").fill("My own text.")
+    serve_labels(page, {"SPORT": 1.9, "TRAVEL": 1.2}, "regression")
+    page.get_by_text("1.90").wait_for()
+    assert page.locator("#opinion").input_value() == "My own text."
 
 
 def test_words_are_weighed_in_one_request(open_page: OpenPage) -> None:
@@ -243,7 +265,7 @@ def test_answer_stands_where_the_weighing_is_refused(open_page: OpenPage) -> Non
     with page.expect_response(lambda response: response.status == 429):
         write(page, "An opinion", "i loved the film!")
     assert "tokens" in answered(page)
-    assert page.locator("#sentiment .gauge").is_visible()
+    assert page.locator("#sentiment .row").first.is_visible()
     assert not page.locator("#influence").is_visible()
 
 

@@ -4,6 +4,7 @@ import { access, ask, curl, info, parameters, python } from "./service.js";
 
 const MASK = "[MASK]";
 const MOST_BUTTONS = 2000; // a button for each word of a book takes seconds and much memory
+const MOST_LABELS = 10; // of several hundred, the others have scores near 0
 const PAUSE = 250; // milliseconds after the last keystroke before a request is sent
 const WAIT = 1000; // milliseconds of a request before the page says that it waits
 
@@ -32,7 +33,7 @@ function marked(text, make) {
 
 // A row of a ranking: name, bar and share. A button if it has the action `act`.
 function bar(name, share, longest, act) {
-  const label = element("span", { className: "name" }, name);
+  const label = element("span", { className: "name", title: name }, name);
   const track = element("span", { className: "bar" });
   track.style.setProperty("--share", share / longest);
   const row = element(act ? "button" : "div", { className: "row" }, label, track, element("span", {}, percent(share)));
@@ -47,6 +48,28 @@ function gauge(left, right, share, verdict) {
   const ends = element("p", { className: "ends" }, element("span", {}, left), element("span", {}, right));
   return [element("p", { className: "verdict" }, verdict), element("div", { className: "gauge" }, needle), ends];
 }
+
+// How the panel of the classifier speaks, by its labels.
+const OPINIONS = {
+  task: "sentiment",
+  tab: "Sentiment",
+  field: "An opinion",
+  examples: [
+    ["The plot is thin, but the actors are wonderful and I loved every minute of it."],
+    ["It broke after two days and nobody answers my letters."],
+    ["Not bad at all, though a little long."],
+  ],
+};
+const TEXTS = {
+  task: "classify",
+  tab: "Classify",
+  field: "A text",
+  examples: [
+    ["The match ended in a draw after a late goal."],
+    ["Which train do I take from the airport to the city?"],
+    ["The new phone has a larger screen, and its battery lasts two days."],
+  ],
+};
 
 const panels = {
   "fill-mask": {
@@ -124,42 +147,42 @@ const panels = {
 
   sentiment: {
     fields: ["opinion"],
-    examples: [
-      ["The plot is thin, but the actors are wonderful and I loved every minute of it."],
-      ["It broke after two days and nobody answers my letters."],
-      ["Not bad at all, though a little long."],
-    ],
+    ...OPINIONS,
+    isRegression: false, // its scores are numbers, not shares
     inputs: ([text]) => text,
-    python: ([text]) => python("sentiment", text),
+    python: ([text]) => python(panels.sentiment.task, text),
+
+    // The panel speaks of opinions if the classifier has the labels of the shipped one, else of texts.
+    adopt({ labels, problem_type }) {
+      const { task, isRegression, examples } = this;
+      Object.assign(this, labels.toSorted().join() === "NEGATIVE,POSITIVE" ? OPINIONS : TEXTS);
+      this.isRegression = problem_type === "regression";
+      if (this.task === task && this.isRegression === isRegression) return;
+      $("#tab-sentiment").textContent = this.tab;
+      $("[for=opinion]").textContent = this.field;
+      if (examples.flat().includes($("#opinion").value)) fill("sentiment", this.examples[0]);
+      if (current === "sentiment") changed(0);
+    },
 
     show({ predictions }, output) {
       $("#influence").hidden = true;
-      if (predictions.length === 1 || isRegression) {
-        const lines = predictions.map(({ label, score }) =>
-          element("p", { className: "verdict" }, element("strong", {}, score.toFixed(2)), ` ${label}`),
-        );
-        output.replaceChildren(...lines);
-        return;
-      }
-      if (predictions.length !== 2) {
-        const rows = predictions.map(({ label, score }) => bar(label, score, 1));
-        output.replaceChildren(element("ol", {}, ...rows));
-        return;
-      }
-      const right = predictions.find(({ label }) => /pos/i.test(label)) ?? predictions[0];
-      const left = predictions.find((prediction) => prediction !== right);
-      const verdict = element("span", {}, element("strong", {}, percent(predictions[0].score)), ` ${predictions[0].label}`);
-      output.replaceChildren(...gauge(left.label, right.label, right.score, verdict));
+      const number = ({ label, score }) =>
+        element("li", {}, element("p", { className: "verdict" }, element("strong", {}, score.toFixed(2)), ` ${label}`));
+      const share = ({ label, score }) => bar(label, score, 1);
+      const rows = predictions.slice(0, MOST_LABELS).map(this.isRegression ? number : share);
+      const others = predictions.length - rows.length;
+      const rest = others ? [element("p", { className: "hint" }, `${others} more with lower scores`)] : [];
+      output.replaceChildren(element("ol", {}, ...rows), ...rest);
     },
 
     // Occlusion: a word's influence is how much the score falls when the word is masked.
     async after([text], { predictions }, signal) {
       const weighed = words(text).slice(0, mostWords);
       if (!weighed.length) return;
-      const label = (predictions.find((p) => /pos/i.test(p.label)) ?? predictions[0]).label;
+      const label = (predictions.find((p) => /^positive$/i.test(p.label)) ?? predictions[0]).label;
       const score = (result) => result.predictions.find((p) => p.label === label).score;
       const hidden = weighed.map((word) => spliced(text, word, MASK));
-      const { results } = await ask("sentiment", hidden, signal);
+      const { results } = await ask(this.task, hidden, signal);
       const shifts = results.map((result, index) => [weighed[index], score({ predictions }) - score(result)]);
       this.colour(text, label, shifts);
     },
@@ -191,25 +214,29 @@ const panels = {
 };
 
 let mostWords = 100; // masked one at a time
-let isRegression = false; // its scores are numbers, not shares
 let current = "fill-mask";
 let pending = new AbortController();
 let timer;
 let statusTimer;
 
 const busy = (state) => $("main").setAttribute("aria-busy", state);
+const task = () => panels[current].task ?? current;
 const values = () => panels[current].fields.map((id) => $(`#${id}`).value);
 
 function put(name, texts) {
-  panels[name].fields.forEach((id, index) => ($(`#${id}`).value = texts[index]));
+  fill(name, texts);
   if (name === current) changed(0);
+}
+
+function fill(name, texts) {
+  panels[name].fields.forEach((id, index) => ($(`#${id}`).value = texts[index]));
 }
 
 function changed(pause = PAUSE) {
   const panel = panels[current];
   panel.draw?.(values());
   const inputs = panel.inputs(values());
-  $("#curl").textContent = curl(current, inputs);
+  $("#curl").textContent = curl(task(), inputs);
   $("#python").textContent = panel.python(values());
   later(pause);
 }
@@ -228,7 +255,7 @@ async function run() {
   if (missing) return fail(missing, output);
   const waiting = setTimeout(wait, WAIT, output);
   try {
-    const answer = await ask(current, panel.inputs(texts), signal).finally(() => clearTimeout(waiting));
+    const answer = await ask(task(), panel.inputs(texts), signal).finally(() => clearTimeout(waiting));
     say("");
     leaveAccess();
     panel.show(answer.results[0], output);
@@ -330,9 +357,8 @@ async function introduce() {
   try {
     const { status, models, device, dtype, limits } = await info();
     mostWords = Math.min(mostWords, limits.max_client_batch);
-    const wasRegression = isRegression;
-    isRegression = models.some(({ problem_type }) => problem_type === "regression");
-    if (isRegression !== wasRegression) changed(0); // an answer may have been drawn before
+    const classifier = models.find(({ labels }) => labels);
+    if (classifier) panels.sentiment.adopt(classifier); // there is none while the service loads
     const sizes = models.map(({ name, parameters }) => `${name} ${compact.format(parameters)}`);
     $("#status").textContent = [status, ...sizes, `${device} ${dtype}`].join(" · ");
     if (status !== "ready") introduceAgain(1000);
@@ -349,7 +375,7 @@ function introduceAgain(pause) {
 
 for (const [name, panel] of Object.entries(panels)) {
   let shown = 0;
-  put(name, panel.examples[0]);
+  fill(name, panel.examples[0]);
   for (const id of panel.fields) {
     $(`#${id}`).addEventListener("input", () => {
       panel.typed?.();
@@ -376,5 +402,5 @@ $("#cut").addEventListener("change", ({ target }) => {
 });
 for (const button of document.querySelectorAll("[data-copy]")) button.addEventListener("click", copy);
 addEventListener("hashchange", () => open(location.hash.slice(1)));
+await introduce(); // says how to draw the first answer
 open(location.hash.slice(1));
-introduce();
