@@ -23,7 +23,7 @@ CHECKED = {
     "json",
     "mermaid",
     "nginx",  # tests/docs/test_proxy.py
-    "python",  # tests/shipped/test_docs.py
+    "python",  # tests/shipped/test_docs.py, tests/training/test_docs.py
     "sh",
     "text",  # below a Python block
     "toml",

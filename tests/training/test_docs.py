@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import ast
+import contextlib
 import csv
+import io
 import json
 import os
 import random
@@ -13,7 +16,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import httpx
@@ -29,6 +31,7 @@ from training.__main__ import main
 
 PAGE = DOCS / "training.md"
 TEXT = PAGE.read_text(encoding="utf-8")
+(PROGRAM,) = [block.text for block in blocks(PAGE) if block.language == "python"]
 COMMANDS = [command for block in blocks(PAGE) if block.language == "sh" for command in block.commands()]
 MAX_LINES = 280
 
@@ -123,6 +126,7 @@ def test_commands_of_the_page_run(workplace: Path, monkeypatch: pytest.MonkeyPat
     call, *distributed = COMMANDS[serve + 1 :]
     with served(workplace, COMMANDS[serve]) as port:
         assert_answered(call, port)
+    assert_program_answers()
     agents = []
     for command in distributed:
         if "--nnodes" in command:
@@ -171,6 +175,17 @@ def assert_answered(call: str, port: int) -> None:
     assert len(response.json()["results"]) == len(json.loads(body)["inputs"])
 
 
+def assert_program_answers() -> None:
+    """Run the page's program in this process: it prints labels with the scores of two inputs, and five words."""
+    output = io.StringIO()
+    with contextlib.redirect_stdout(output):
+        exec(PROGRAM, {})
+    *rows, words = map(ast.literal_eval, output.getvalue().splitlines())
+    assert [list(row) for row in rows] == [["NEGATIVE", "POSITIVE"]] * 2
+    assert [sum(row.values()) for row in rows] == pytest.approx([1, 1])
+    assert len(words) == 5
+
+
 def missing_files(runs: Path) -> list[str]:
     """Files and folders of the page's table that no run has made."""
     rows = re.findall(r"^\| (`.+?) \|", TEXT.partition("## Files of a run")[2].partition("\n## ")[0], re.MULTILINE)
@@ -185,7 +200,7 @@ def environment(workplace: Path, **more: str) -> dict[str, str]:
     return ENVIRONMENT | {"PATH": path, "PYTHONPATH": sources} | more
 
 
-@contextmanager
+@contextlib.contextmanager
 def served(workplace: Path, command: str) -> Iterator[int]:
     """The page's server on a free port, ready."""
     port = free_port()
