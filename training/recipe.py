@@ -70,10 +70,12 @@ class SourceConfig(_Strict):
     if no file is there."""
     split: str = "train"
     """Split of the hub data set."""
-    format: Literal["auto", "jsonl", "csv", "tsv", "parquet", "text", "wikitext", "fasttext"] = "auto"
+    format: Literal["auto", "jsonl", "csv", "tsv", "parquet", "text", "document", "wikitext", "fasttext"] = "auto"
     """`auto` detects the format of each file from its suffix and first bytes; in a directory, it reads only files of
-    known suffixes. `wikitext`: lines like ` = Title = ` begin a document. `fasttext`: one text per line, after its
-    label (`__label__2 Great film`)."""
+    known suffixes. Tables have a text in each row: `csv` (.csv), `tsv` (.tsv, .tab), `jsonl` (.jsonl, .ndjson, .json),
+    `parquet` (.parquet, .pq). `text` (.txt, .text, .md, .markdown): plain text; without a label, a blank line ends a
+    document. `document`: plain text, each file is one document. `wikitext` (.tokens, .raw): lines like ` = Title = `
+    begin a document. `fasttext`: one text per line, after its label (`__label__2 Great film`)."""
     table: Dialect = Dialect()
     """How CSV and TSV files are written, where that is not detected: `header` (true, false, or the columns' names),
     `delimiter`, `quote`, `escape`; `encoding` is for any text."""
@@ -93,8 +95,7 @@ class SourceConfig(_Strict):
     """How to read text in Penn Treebank tokens, such as SST-2's `it is n't`: `kept` as it is, `joined` as people
     write it (`it isn't`), `both` as two texts where the words differ."""
     lines: Literal["paragraph", "wrapped", "sentence"] = "paragraph"
-    """What a line of a text is: a `paragraph`, a `sentence`, or a part of a paragraph that is `wrapped` to a width. In
-    plain text without labels, a blank line ends a document."""
+    """What a line of a text is: a `paragraph`, a `sentence`, or a part of a paragraph that is `wrapped` to a width."""
     limit: Positive | None = None
     """Documents to read at most."""
     by: str | None = None

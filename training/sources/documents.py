@@ -14,11 +14,23 @@ from training.recipe import SourceConfig, source_name
 from training.sources.detokenize import differ, joined
 from training.sources.files import files, format_of_file
 from training.sources.hub import hub_place, hub_rows
-from training.sources.plain_text import clean, fasttext_line, plain_texts, read_lines, tidy, unwrapped, wikitext_texts
+from training.sources.plain_text import (
+    clean,
+    fasttext_line,
+    plain_texts,
+    read_lines,
+    tidy,
+    unwrapped,
+    whole_texts,
+    wikitext_texts,
+)
 from training.sources.tables import Row, columns_of, in_recipe, label_value, log_once, read_rows, text_value
 
 FIRST_ROWS = 1000
 """Rows of a source of which one must have each column: JSON lines may leave out what is null."""
+
+MANY_FILES, SHORT_DOCUMENT = 20, 300
+"""Documents of so many files of plain text with fewer characters on average are likely to be paragraphs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +93,8 @@ class _SourceReader:
         """Columns that no row has had so far, in the order of the recipe."""
         self._first: Row | None = None
         self._rows = 0
+        self._plain_files = 0
+        """Files whose documents end at blank lines."""
         self._skipped = 0
         self._first_skipped = ""
         """The place of the first row that was skipped, and why."""
@@ -101,8 +115,9 @@ class _SourceReader:
             raise SourceError(f"{said}{self._remedy * ('no column' in said)}") from error
 
     def _limited(self, found: Iterable[Document], place: str) -> Iterator[Document]:
-        count = 0
+        count = characters = 0
         for count, document in enumerate(found, 1):
+            characters += sum(map(len, document.fields))
             yield document
             if count == self._source.limit:
                 break
@@ -114,6 +129,12 @@ class _SourceReader:
             log_once(
                 f"{source_name(self._source)}: {self._skipped:,} of {self._rows:,} rows have no text and are skipped "
                 f"(the first is {self._first_skipped})"
+            )
+        if self._plain_files >= MANY_FILES and characters < SHORT_DOCUMENT * count:
+            log_once(
+                f"{source_name(self._source)}: the {count:,} documents of {self._plain_files:,} files have "
+                f"{characters // count} characters on average, because a blank line ends a document; if each file is "
+                'one, set `format` of the source to "document"'
             )
 
     # --- a file ----------------------------------------------------------------------------------------------
@@ -130,19 +151,26 @@ class _SourceReader:
         lines = (line for _, line in numbered)
         if form == "wikitext":
             return _of_texts(wikitext_texts(lines), str(file))
-        if self._source.label is None:
-            return _of_texts(plain_texts(lines, " " if self._is_wrapped else "\n"), str(file))
         if self._source.label == "folder":
-            self._rows += 1
-            text = self._tidy("".join(lines))
-            if not text:
-                self._skip(str(file))
-            return _of_texts(filter(None, [text]), str(file), file.parent.name)
+            return self._of_whole(lines, file, file.parent.name)
+        if self._source.label is None and form == "document":
+            return self._of_whole(lines, file)
+        if self._source.label is None:
+            self._plain_files += 1
+            return _of_texts(plain_texts(lines, " " if self._is_wrapped else "\n"), str(file))
         raise SourceError(
             f"{file}: plain text has no column for the label; if each file is one text and its folder names the "
             "label, set the source's `label` to \"folder\"; if its labels are fastText's, set `format` to "
             '"fasttext"; else write the texts as CSV or JSONL'
         )
+
+    def _of_whole(self, lines: Iterable[str], file: Path, label: str | None = None) -> Iterator[Document]:
+        self._rows += 1
+        text = ""
+        for text in filter(None, map(self._tidy, whole_texts(lines))):
+            yield Document((text,), label, place=str(file))
+        if not text:
+            self._skip(str(file))
 
     def _of_fasttext(self, numbered: Iterable[tuple[int, str]], file: Path) -> Iterator[Document]:
         for number, line in numbered:
@@ -215,5 +243,5 @@ class _SourceReader:
         self._first_skipped = self._first_skipped or place
 
 
-def _of_texts(texts: Iterable[str], place: str, label: str | None = None) -> Iterator[Document]:
-    return (Document((text,), label, place=place) for text in texts)
+def _of_texts(texts: Iterable[str], place: str) -> Iterator[Document]:
+    return (Document((text,), place=place) for text in texts)

@@ -13,12 +13,13 @@ from training.errors import SourceError
 from training.recipe import SourceConfig
 from training.sources.tables import log_once
 
-FORMATS = ("csv", "fasttext", "jsonl", "parquet", "text", "tsv", "wikitext")
+FORMATS = ("csv", "document", "fasttext", "jsonl", "parquet", "text", "tsv", "wikitext")
 TABLES = ("csv", "jsonl", "parquet", "tsv")
 """Formats with columns."""
 
 _WIKITEXT_SUFFIXES = (".tokens", ".raw")
 """Of the files in which WikiText is published."""
+_MARKDOWN_SUFFIXES = (".md", ".markdown")
 
 
 def size(sources: Sequence[SourceConfig], root: Path) -> int | None:
@@ -46,10 +47,12 @@ def files(source: SourceConfig, root: Path) -> list[Path]:
     found = [file for file in sorted(map(Path, names)) if file.is_file()]
     if is_folder and source.format == "auto":
         known = [file for file in found if _format_of_suffix(file)]
+        if any(_is_table(file, source) for file in known):  # Markdown beside tables describes them
+            known = [file for file in known if _inner_suffix(file) not in _MARKDOWN_SUFFIXES]
         if known and len(known) < len(found):
             suffixes = ", ".join(sorted({file.suffix or "none" for file in set(found).difference(known)})[:5])
             log_once(
-                f"{place}: {len(found) - len(known)} of {len(found)} files have unknown suffixes ({suffixes}) and are "
+                f"{place}: {len(found) - len(known)} of {len(found)} files have other suffixes ({suffixes}) and are "
                 "not read; set the source's `format`, or rename them"
             )
         found = known
@@ -95,8 +98,12 @@ def _is_table(file: Path, source: SourceConfig) -> bool:
 
 
 def _format_of_suffix(file: Path) -> str | None:
-    inner = file.with_suffix("") if file.suffix.lower() in COMPRESSION_SUFFIXES else file
-    if inner.suffix.lower() in _WIKITEXT_SUFFIXES:
+    if _inner_suffix(file) in _WIKITEXT_SUFFIXES:
         return "wikitext"
-    found = format_of(str(file))
+    found = "lines" if _inner_suffix(file) in _MARKDOWN_SUFFIXES else format_of(str(file))
     return "text" if found == "lines" else found
+
+
+def _inner_suffix(file: Path) -> str:
+    """The suffix of the file, or before the one of a compression."""
+    return (file.with_suffix("") if file.suffix.lower() in COMPRESSION_SUFFIXES else file).suffix.lower()

@@ -11,7 +11,7 @@ from bert_client.tables import TableError
 from bert_client.tables.files import Progress, open_file, text_fault, text_lines
 
 MAX_CHARACTERS = 4_000_000
-"""A longer stretch of plain text without a blank line is read as several documents, to bound memory."""
+"""A longer document of plain text is read as several, to bound memory."""
 
 FASTTEXT_LABEL = "__label__"
 
@@ -44,6 +44,11 @@ def read_lines(file: Path, encoding: str | None = None, progress: Progress | Non
 def plain_texts(lines: Iterable[str], separator: str = "\n") -> Iterator[str]:
     """The texts between blank lines."""
     return _joined((clean(line) or None for line in lines), separator)
+
+
+def whole_texts(lines: Iterable[str]) -> Iterator[str]:
+    """All lines as one text, as they are; as several texts if there are very many."""
+    return _joined(lines, "")
 
 
 def wikitext_texts(lines: Iterable[str]) -> Iterator[str]:

@@ -462,7 +462,7 @@ def test_documents_are_streamed_not_collected(tmp_path: Path) -> None:
         (
             "a.docx",
             "x",
-            r"a\.docx: unknown suffix; .* one of csv, fasttext, jsonl, parquet, text, tsv, wikitext",
+            r"a\.docx: unknown suffix; .* one of csv, document, fasttext, jsonl, parquet, text, tsv, wikitext",
         ),
     ],
 )

@@ -18,8 +18,16 @@ def test_directory_is_read_in_the_order_of_its_names_without_strangers(
     for name in ("b.txt", "a/z.jsonl", "README.md", ".hidden.txt", "b.txt.part"):
         write(tmp_path / "data" / name, jsonl([{"text": name}]) if name.endswith("jsonl") else name)
     assert texts(tmp_path, "data") == ["a/z.jsonl", "b.txt"]
-    message = f"{tmp_path / 'data'}: 2 of 4 files have unknown suffixes (.md, .part) and are not read; set"
+    message = f"{tmp_path / 'data'}: 2 of 4 files have other suffixes (.md, .part) and are not read; set"
     assert [record.message.startswith(message) for record in caplog.records] == [True]
+
+
+def test_markdown_of_a_directory_is_read_unless_there_are_tables(tmp_path: Path) -> None:
+    for name in ("notes.md", "deep/more.markdown"):
+        write(tmp_path / "data" / name, name)
+    assert texts(tmp_path, "data") == ["deep/more.markdown", "notes.md"]
+    write(tmp_path / "data" / "reviews.csv", "text\ngood\n")
+    assert texts(tmp_path, "data") == ["good"]
 
 
 def test_hidden_folders_of_a_directory_are_passed_over(tmp_path: Path) -> None:
@@ -73,6 +81,8 @@ def test_a_place_without_files_is_an_error(tmp_path: Path) -> None:
         ("a.pq", ("parquet", "parquet")),
         ("a.tab", ("tsv", "tsv")),
         ("a.text.gz", ("text", None)),
+        ("README.MD", ("text", None)),
+        ("a.markdown.xz", ("text", None)),
         ("wiki.train.tokens", ("wikitext", None)),
     ],
 )

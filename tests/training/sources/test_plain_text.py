@@ -18,6 +18,24 @@ def test_a_blank_line_ends_a_document_of_plain_text(tmp_path: Path) -> None:
     assert texts(tmp_path, "a.txt", lines="wrapped")[0] == "One line and another."
 
 
+def test_each_file_is_a_document_if_the_source_says_so(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    write(tmp_path / "a.md", "# One\n\nA line<br>\nand another.\r\n \r\nSecond.\n")
+    write(tmp_path / "b.txt", "\n")
+    assert texts(tmp_path, "*", format="document") == ["# One\n\nA line\nand another.\n \nSecond."]
+    assert texts(tmp_path, "*", format="document", lines="wrapped") == ["# One\nA line and another.\nSecond."]
+    assert "source: 1 of 2 rows have no text and are skipped" in caplog.text
+
+
+def test_short_documents_of_many_files_are_hinted_at(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    for number in range(20):
+        write(tmp_path / "texts" / f"{number}.txt", f"A title\n\nA paragraph {number}.\n")
+    assert len(texts(tmp_path, "texts")) == 40
+    assert "texts: the 40 documents of 20 files have 10 characters on average" in caplog.text
+    caplog.clear()
+    assert len(texts(tmp_path, "texts", format="document")) == 20
+    assert caplog.messages == []
+
+
 def test_plain_text_without_an_end_is_cut_to_bound_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(plain_text, "MAX_CHARACTERS", 50)
     write(tmp_path / "lines.txt", "twenty characters...\n" * 10)
@@ -26,6 +44,8 @@ def test_plain_text_without_an_end_is_cut_to_bound_memory(tmp_path: Path, monkey
     found = texts(tmp_path, "line.txt")
     assert len(found) > 1
     assert "".join(found).replace("\n", "") == "ä" * 100
+    write(tmp_path / "document.txt", "twenty characters...\n\n" * 10)
+    assert [len(text) for text in texts(tmp_path, "document.txt", format="document")] == [64, 64, 64, 20]
 
 
 @pytest.mark.parametrize(("name", "settings"), [("wiki.train.tokens", {}), ("a.txt", {"format": "wikitext"})])
