@@ -1,4 +1,5 @@
-"""python -m training COMMAND RECIPE [--data FOLDER] [key=value ...]"""
+"""python -m training COMMAND RECIPE [--data FOLDER] [key=value ...]
+python -m training classify TABLE --output FOLDER [key=value ...]"""
 
 from __future__ import annotations
 
@@ -16,6 +17,8 @@ import torch
 from tqdm.contrib.logging import logging_redirect_tqdm
 
 from model.errors import BertError
+from training.classify.arguments import add_arguments
+from training.classify.command import plan
 from training.corpus.inputs import check_labels
 from training.corpus.prepare import prepare
 from training.corpus.reader import PreparedText
@@ -80,6 +83,16 @@ def _all(recipe: Recipe) -> bool:
     return all(COMMANDS[name][0](recipe) is not False for name in _stages(recipe))
 
 
+def _classify(parsed: argparse.Namespace, overrides: list[str], arguments: Sequence[str]) -> bool:
+    planned = plan(parsed, overrides, arguments)
+    print(planned.summary, flush=True)
+    with logging_redirect_tqdm():
+        finished = _all(planned.recipe)
+    if finished:
+        print(f"to serve it: BERT_SENTIMENT={shlex.quote(str(planned.model))} bert-serve")
+    return finished
+
+
 def _stages(recipe: Recipe) -> list[str]:
     """The commands of `all`, in order."""
     is_pretrained = recipe.finetune.pretrained and (recipe.finetune.train or not recipe.corpus.sources)
@@ -125,7 +138,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         finished = _run(parsed, overrides, arguments)
     except torch.OutOfMemoryError as error:
-        advice = "\nlower micro_batch_tokens, and give the run another name" * (parsed.command in (*PARALLEL, "all"))
+        is_training = parsed.command in (*PARALLEL, "all", "classify")
+        advice = "\nlower micro_batch_tokens, and give the run another name" * is_training
         print(f"error: {error}{advice}", file=sys.stderr)
         return 1
     except (BertError, OSError) as error:
@@ -152,6 +166,8 @@ def _parser() -> argparse.ArgumentParser:
     }
     parsers["evaluate"].add_argument("--weights", type=Path, help="folder of exported checkpoints to evaluate instead")
     parsers["inspect"].add_argument("--examples", type=int, default=5, help="how many to print")
+    summary = "train a classifier on a table of texts and labels, without writing a recipe"
+    add_arguments(commands.add_parser("classify", help=summary, description=summary, epilog=overrides))
     summary = "time a training step beside the same step of transformers"
     commands.add_parser("bench", help=summary, add_help=False)  # it parses its own arguments
     return parser
@@ -164,6 +180,8 @@ def _run(parsed: argparse.Namespace, overrides: list[str], arguments: Sequence[s
     configure_process()
     if parsed.command == "bench":
         return _bench(overrides)
+    if parsed.command == "classify":
+        return _classify(parsed, overrides, arguments)
     places = [f"data={parsed.data}"] if parsed.data else []
     boards = ["tensorboard=true"] if parsed.tensorboard else []
     recipe = load_recipe(parsed.recipe, [*places, *boards, *overrides])

@@ -9,7 +9,7 @@ import difflib
 import re
 import tomllib
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
 
@@ -476,12 +476,24 @@ def load_recipe(name: str, overrides: Sequence[str] = ()) -> Recipe:
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise RecipeError(f"{file}: {error}") from error
     for override in overrides:
-        _apply(values, override)
+        apply_override(values, override)
+    return parse_recipe(values | {"loaded": name, "overrides": tuple(overrides)}, str(file))
+
+
+def parse_recipe(values: Mapping[str, Any], place: str) -> Recipe:
+    """A recipe from its tables.
+
+    Args:
+        place: Where they stand, for messages.
+
+    Raises:
+        RecipeError: names the place and the key.
+    """
     try:
-        return Recipe(**(values | {"loaded": name, "overrides": tuple(overrides)}))
+        return Recipe(**values)
     except ValidationError as error:
         lines = (": ".join(filter(None, (".".join(map(str, e["loc"])), _message(e)))) for e in error.errors())
-        raise RecipeError(f"{file}: " + "; ".join(lines)) from error
+        raise RecipeError(f"{place}: " + "; ".join(lines)) from error
 
 
 def recipe_keys(table: type[BaseModel] = Recipe, prefix: str = "") -> Iterator[tuple[str, FieldInfo]]:
@@ -563,7 +575,7 @@ def with_earlier(recipe: Recipe, folder: Path, *tables: str) -> Recipe:
     return recipe.model_copy(update=changes | {"overrides": tuple(overrides)})
 
 
-def _apply(values: dict[str, Any], override: str) -> None:
+def apply_override(values: dict[str, Any], override: str) -> None:
     """`pretrain.minutes=5` into nested tables; the value is TOML, else a string; keys of strings and paths always
     get a string: `name=2024`."""
     key, separator, text = override.partition("=")

@@ -1,0 +1,219 @@
+"""`classify`: tables as people have them, the output folder, and one run from a table to a served model."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from model import load_checkpoint
+from tests.conftest import MakeCheckpoint
+from tests.training.classify.tables import only, planned, reviews, surveyed, write_csv, written
+from tests.training.commands import occupied
+from training.__main__ import main
+from training.corpus.inputs import labelled_inputs, report_texts
+from training.errors import RecipeError, RunError, SourceError
+from training.recipe import Recipe, load_recipe
+
+REVIEWS = only(reviews(), "body", "sentiment")
+
+
+def texts_of(recipe: Recipe) -> Counter[str]:
+    """Number of texts in each part, as training reads them."""
+    counts = Counter({shard.part.partition("/")[0]: len(shard.documents) for shard in labelled_inputs(recipe)})
+    counts["test"] = sum(1 for _ in report_texts(recipe))
+    return counts
+
+
+# --- tables --------------------------------------------------------------------------------------------------------
+
+
+def test_spreadsheet_is_read_as_it_is_exported(tmp_path: Path) -> None:
+    """A byte order mark, semicolons, line ends of Windows, line breaks in cells and empty columns at the end."""
+    rows = [
+        {"Text": f"{row['body']};\nSchön, {i}", "Kategorie": row["sentiment"], "": "", " ": ""}
+        for i, row in enumerate(reviews())
+    ]
+    table = write_csv(tmp_path / "export.csv", rows, "utf-8-sig", delimiter=";")
+    plan = planned(table, tmp_path / "out")
+    assert "60 texts (column Text; labels: column Kategorie)" in plan.summary
+    assert sum(texts_of(plan.recipe).values()) == 60
+
+
+def test_spreadsheet_in_another_encoding_says_what_to_add(tmp_path: Path) -> None:
+    rows = [row | {"body": f"Schön: {row['body']}"} for row in REVIEWS]
+    table = write_csv(tmp_path / "export.csv", rows, "windows-1252", delimiter=";")
+    message = r"export\.csv, line 2: byte 0xf6 is not UTF-8: state the encoding .* such as windows-1252.*--encoding"
+    with pytest.raises(SourceError, match=message):
+        planned(table, tmp_path / "out")
+    plan = planned(table, tmp_path / "out", "--encoding", "windows-1252")
+    assert written(plan)["finetune"]["train"][0]["table"] == {"encoding": "windows-1252"}
+    assert sum(texts_of(plan.recipe).values()) == 60
+
+
+def test_workbook_is_to_be_saved_as_csv(tmp_path: Path) -> None:
+    (tmp_path / "reviews.xlsx").write_bytes(b"PK\x03\x04\x14\0\6\0[Content_Types].xml xl/workbook.xml")
+    with pytest.raises(SourceError, match=r"is an Excel workbook \(xlsx\); save the sheet as CSV"):
+        planned(tmp_path / "reviews.xlsx", tmp_path / "out")
+
+
+def test_folder_of_folders_and_lines_of_fasttext_need_no_columns(tmp_path: Path) -> None:
+    lines = []
+    for i, row in enumerate(reviews()):
+        file = tmp_path / "classes" / row["sentiment"] / f"{i}.txt"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(row["body"])
+        lines.append(f"__label__{row['sentiment']} {row['body']}\n")
+    (tmp_path / "lines.txt").write_text("".join(lines))
+    for name in ("classes", "lines.txt"):
+        plan = planned(tmp_path / name, tmp_path / f"out {name}")
+        assert "labels: negative (30), positive (30)" in plan.summary
+        assert sum(texts_of(plan.recipe).values()) == 60
+    (tmp_path / "plain.txt").write_text("A text.\n")
+    with pytest.raises(SourceError, match=r"is plain text, which has no labels; if it holds a table, add --format csv"):
+        planned(tmp_path / "plain.txt", tmp_path / "out")
+
+
+def test_test_table_needs_the_columns_of_the_table(tmp_path: Path) -> None:
+    table = write_csv(tmp_path / "train.csv", REVIEWS)
+    test = write_csv(tmp_path / "test.csv", [{"text": "x", "sentiment": "positive"}])
+    with pytest.raises(SourceError, match=r"test\.csv: it has no column 'body'\. Its columns:"):
+        planned(table, tmp_path / "out", "--test", str(test))
+
+
+# --- the recipe ----------------------------------------------------------------------------------------------------
+
+
+def test_recipe_works_from_any_folder_with_any_characters_in_paths(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_csv(tmp_path / "Kunden [2024]" / "Übersicht (neu) [1].csv", REVIEWS)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path / "Kunden [2024]")
+    for table, output in (
+        ("Übersicht (neu) [1].csv", "mein Modell [1]"),
+        ("~/Kunden [2024]/Übersicht (neu) [1].csv", "~/zu Hause"),
+        ("../Kunden [2024]/Übersicht (neu) [1].csv", str(tmp_path / "overall")),
+    ):
+        plan = planned(table, output)
+        with monkeypatch.context() as patch:
+            patch.chdir("/")
+            recipe = load_recipe(str(plan.recipe.folder / "recipe.toml"))
+            assert recipe.folder == plan.recipe.folder
+            assert recipe.export.classifier == recipe.folder / "model"
+            assert sum(texts_of(recipe).values()) == 60
+    assert plan.model == tmp_path / "overall" / "model"
+    assert planned("Übersicht (neu) [1].csv", "mein Modell [1]").model == Path("mein Modell [1]", "model")
+
+
+def test_recipe_has_the_overrides_and_no_more_than_it_needs(tmp_path: Path) -> None:
+    rows = [row | {"film": f"film {i % 12}"} for i, row in enumerate(REVIEWS)]
+    table = write_csv(tmp_path / "reviews.csv", rows)
+    arguments = ("--text", "body", "--label", "sentiment", "seed=7", "source.group=film", "finetune.epochs=3")
+    values = written(planned(table, tmp_path / "out", *arguments))
+    assert values["seed"] == 7
+    assert set(values["finetune"]) == {"pretrained", "test_fraction", "epochs", "labels", "train"}
+    source = {"path": "reviews.csv", "text": ["body"], "label": "sentiment", "group": "film"}
+    assert values["finetune"]["train"] == [source]
+    assert (values["data"], values["finetune"]["test_fraction"]) == (str(tmp_path), 0.2)
+    assert Path(values["finetune"]["pretrained"]).joinpath("config.json").is_file()
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("name=other", "classify chooses name itself"),
+        ("source.text=body", "state it with --text"),
+        ("finetune.epoch=3", r"finetune\.epoch: no such key; did you mean finetune\.epochs\?"),
+        ("source.grup=film", r"did you mean source\.group\?"),
+        ("seed", "not of the form key=value"),
+    ],
+)
+def test_override_that_makes_no_sense_is_refused_before_the_table_is_read(
+    tmp_path: Path, override: str, message: str
+) -> None:
+    with pytest.raises(RecipeError, match=message):
+        planned(tmp_path / "nothing.csv", tmp_path / "out", override)
+
+
+def test_large_tables_hold_out_about_two_thousand_texts(tmp_path: Path) -> None:
+    rows = [{"text": f"a text like the one with number {i}", "label": "ab"[i % 2]} for i in range(40_000)]
+    assert surveyed(write_csv(tmp_path / "large.csv", rows)).test_fraction == 0.05
+
+
+# --- the output folder ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["out", "out/file.txt", ".out"])
+def test_output_with_something_else_in_it_is_refused_before_the_table_is_read(tmp_path: Path, name: str) -> None:
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "file.txt").write_text("mine")
+    with pytest.raises(RunError, match="name another --output"):
+        planned(tmp_path / "nothing.csv", tmp_path / name)
+    assert [path.name for path in tmp_path.rglob("*")] == ["out", "file.txt"]
+
+
+def test_output_of_another_table_or_of_other_texts_is_refused_once_something_is_trained(tmp_path: Path) -> None:
+    table, output = write_csv(tmp_path / "reviews.csv", reviews()), tmp_path / "out"
+    first = ("--text", "body", "--label", "stars")
+    planned(table, output, *first)
+    plan = planned(table, output, "--text", "body", "--label", "sentiment")
+    assert written(plan)["finetune"]["train"][0]["label"] == "sentiment", "nothing was trained yet"
+    (output / "finetune").mkdir()
+    with pytest.raises(RunError, match=r"another table or of other settings \(finetune\.labels\.1, .*or delete "):
+        planned(table, output, *first)
+    recipe = planned(table, output, "--text", "body", "--label", "sentiment").recipe
+    assert recipe == plan.recipe
+    (output / "labelled").mkdir()
+    (output / "labelled" / "fingerprint.json").write_text(json.dumps({"files": {"reviews.csv": "other"}}))
+    with pytest.raises(RunError, match="the table has changed since"):
+        planned(table, output, "--text", "body", "--label", "sentiment")
+
+
+def test_output_of_a_process_that_prepares_texts_is_refused(tmp_path: Path) -> None:
+    table, output = write_csv(tmp_path / "reviews.csv", REVIEWS), tmp_path / "out"
+    with occupied(output), pytest.raises(RunError, match="another process works in"):
+        planned(table, output)
+    planned(table, output)
+
+
+# --- from a table to a model ---------------------------------------------------------------------------------------
+
+
+def test_classify_trains_evaluates_exports_and_repeats(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    save_pretrained: MakeCheckpoint,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    write_csv(tmp_path / "my reviews.csv", only(reviews(), "title", "body", "sentiment"))
+    start = save_pretrained(max_position_embeddings=48)
+    network = [f"finetune.pretrained={start}", "finetune.max_length=48", "finetune.epochs=1"]
+    command = ["classify", "my reviews.csv", "--text", "title,body", "--output", "my model", *network]
+    assert main(command) == 0
+    first = capsys.readouterr().out
+    assert first.startswith("my reviews.csv: 60 texts (columns title, body; labels: column sentiment)\n")
+    assert "| my-reviews | " in first
+    assert "| my-reviews (pair) | " in first
+    assert first.endswith("to serve it: BERT_SENTIMENT='my model/model' bert-serve\n")
+    assert load_checkpoint(Path("my model", "model")).config.labels == ["negative", "positive"]
+    assert {"recipe.toml", "report.json", "report.md"} <= {path.name for path in Path("my model").iterdir()}
+    card = Path("my model", "model", "README.md").read_text()
+    assert str(tmp_path) not in card
+
+    weights = Path("my model", "model", "model.safetensors").read_bytes()
+    monkeypatch.chdir("/")
+    assert main(["all", str(tmp_path / "my model" / "recipe.toml")]) == 0
+    assert "| my-reviews | " in capsys.readouterr().out
+    monkeypatch.chdir(tmp_path)
+    assert main(command) == 0
+    again = capsys.readouterr().out
+    assert "this classifier was trained before: its report is made again\n" in again
+    assert again.endswith(first[first.index("| test set |") :])
+    assert Path("my model", "model", "model.safetensors").read_bytes() == weights
+    line = Path("my model", "recipe.toml").read_text().splitlines()[0]
+    assert line == f"# Written by: python -m training {shlex.join(command)}"

@@ -1,0 +1,99 @@
+"""The command line of `classify`: its options, and the overrides of the recipe."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from bert_client.tables import Dialect, TableError
+from training.errors import RecipeError, SourceError
+from training.recipe import SourceConfig, apply_override, parse_recipe
+from training.sources.files import FORMATS
+from training.sources.tables import in_recipe
+
+_CHOSEN = ("name.", "run.", "data.", "export.", "finetune.train.", "finetune.test.", "source.path.", "source.hub.")
+_OPTIONS = {"source.text": "--text", "source.label": "--label", "source.format": "--format"}
+"""Keys that `classify` writes itself, and those that have an option."""
+
+_KEYS = {
+    "the source's `table` states it": "--encoding, --delimiter, --quote, --escape or --no-header states it",
+    "the source's `format` states it": "--format states it",
+    "set the source's `format`": "add --format",
+    "set `format`": "add --format",
+}
+"""How messages about a source call a key, and its option."""
+
+Values = dict[str, Any]
+"""A recipe, or a table of it, as TOML gives it."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of `classify`. Those of a table's dialect have the names that `bert` gives them."""
+    add = parser.add_argument
+    add("table", metavar="TABLE", help="CSV, TSV, JSONL, Parquet or fastText file; or a folder with a folder per label")
+    add("--text", metavar="COLUMNS", help="columns with the text, such as title,body [the one that fits]")
+    add("--label", metavar="COLUMN", help="column with the label [the one that fits]")
+    add("--output", metavar="FOLDER", required=True, help="folder for the model, the report and the recipe")
+    add("--test", metavar="TABLE", help="table with the same columns for the report [a part of TABLE]")
+    add("--minutes", type=float, metavar="N", help="minutes to train [by the number of texts]")
+    formats = ["auto", *(form for form in FORMATS if form != "wikitext")]
+    add("--format", choices=formats, default="auto", help="format of the table [by its name and first bytes]")
+    add("--delimiter", metavar="CHARACTER", help="character between cells [detected]")
+    add("--no-header", action="store_true", help="the first row is data: columns have numbers")
+    add("--quote", metavar="CHARACTER", help='quotation mark around cells; "" for none ["]')
+    add("--escape", metavar="CHARACTER", help="character before marks that are only text, such as \\ [none]")
+    add("--encoding", metavar="NAME", help="encoding of the text [UTF-8, or by its byte order mark]")
+
+
+def absolute(path: str) -> Path:
+    """The path from the root. A `~` in quotation marks, which the shell leaves, is the home folder."""
+    return Path(os.path.abspath(path if os.path.exists(path) else os.path.expanduser(path)))  # noqa: PTH100, PTH110, PTH111
+
+
+def stated_values(overrides: Sequence[str]) -> dict[str, Any]:
+    """The overrides as tables; `source` and `finetune` are always there.
+
+    Raises:
+        RecipeError: one of them is not of the form key=value, or is for `classify` to choose.
+    """
+    values: dict[str, Any] = {"source": {}, "finetune": {}}
+    for override in overrides:
+        key = override.partition("=")[0]
+        if option := _OPTIONS.get(key):
+            raise RecipeError(f"{override}: state it with {option}")
+        if f"{key}.".startswith(_CHOSEN):
+            raise RecipeError(f"{override}: classify chooses {key} itself; leave it out, or write a recipe")
+        apply_override(values, override)
+    if pretrained := values["finetune"].get("pretrained"):
+        values["finetune"]["pretrained"] = str(absolute(pretrained))
+    return values
+
+
+def source_of(given: argparse.Namespace, stated: Values, path: Path) -> SourceConfig:
+    """A table as a source, without its columns. Raises RecipeError if an override makes no sense."""
+    try:
+        dialect = Dialect(
+            header=not given.no_header,
+            delimiter=given.delimiter,
+            quote=given.quote,
+            escape=given.escape,
+            encoding=given.encoding,
+        )
+    except ValueError as error:
+        raise RecipeError(str(error)) from error
+    source = {"path": str(path), "format": given.format, "table": dialect} | stated["source"]
+    finetune = {key: value for key, value in stated["finetune"].items() if key not in ("labels", "problem_type")}
+    others = {key: value for key, value in stated.items() if key != "source"}
+    recipe = parse_recipe(others | {"name": "classify", "finetune": finetune | {"train": [source]}}, "command line")
+    return recipe.finetune.train[0]
+
+
+def as_options(error: SourceError | TableError) -> str:
+    """The message of an error about a source of a recipe, with the options of `classify`."""
+    message = str(error) if isinstance(error, SourceError) else in_recipe(str(error))
+    for key, option in _KEYS.items():
+        message = message.replace(key, option)
+    return message

@@ -1,0 +1,230 @@
+"""`classify`: a table of texts and labels to the recipe of a classifier.
+
+1. `columns` and `choice`: the columns, and which of them hold the texts and the labels.
+2. `values` and `labels`: the values of the label column, and what is left out.
+3. `output`: the recipe in the output folder. The commands of `all` do the rest.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from textwrap import wrap
+
+import model
+from bert_client.tables import TableError
+from training.classify.arguments import Values, absolute, as_options, source_of, stated_values
+from training.classify.choice import check_label_column, choose_columns, find_columns
+from training.classify.columns import TableSurvey, survey_table
+from training.classify.labels import MIN_TEXTS, LabelCounts, Labels, count_labels, name_labels, used
+from training.classify.output import MODEL, check_output, write_recipe
+from training.classify.values import LIST, MULTI, REGRESSION, SINGLE, separator_of
+from training.errors import SourceError
+from training.finetune.selection import load_results
+from training.recipe import FinetuneConfig, Recipe, SourceConfig, parse_recipe
+
+PRETRAINED = Path(model.__file__).parent / "weights" / "pretrained"
+"""The network that ships."""
+
+TEST_FRACTION, MAX_TESTED = 0.2, 2000
+"""Share of the texts that is held out for the report without --test, and about how many these are at most: with 2,000,
+the standard error of an accuracy of 0.9 is 0.007."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What `classify` is going to do."""
+
+    recipe: Recipe
+    summary: str
+    """For the user, before the work begins."""
+    model: Path
+    """Where the checkpoint will be."""
+
+
+@dataclass(frozen=True, slots=True)
+class Survey:
+    """What the tables tell."""
+
+    train: SourceConfig
+    test: SourceConfig | None
+    problem: str | None
+    """Value of `finetune.problem_type`; None for the default."""
+    separator: str | None
+    """How a value of the label column is split, see `training.classify.values.split`."""
+    counts: LabelCounts
+    tested: LabelCounts
+    """Of the test table; empty without one."""
+    dev_fraction: float
+    test_fraction: float
+
+
+def plan(given: argparse.Namespace, overrides: Sequence[str], arguments: Sequence[str]) -> Plan:
+    """Read the table, and write the recipe into the output folder.
+
+    Args:
+        overrides: Of the recipe; `source.KEY=value` is for the table.
+        arguments: The command line, for the first line of the recipe.
+
+    Raises:
+        SourceError: the table, its columns or its labels cannot be used; says what to do.
+        RunError: the output folder holds something else.
+        RecipeError: an override makes no sense.
+    """
+    output = absolute(given.output)
+    check_output(output)
+    stated = stated_values(overrides)
+    try:
+        found = survey(given, stated)
+        labels = _labels(given, stated, found)
+    except (SourceError, TableError) as error:
+        raise SourceError(as_options(error)) from error
+    values = _recipe(given, stated, found, labels, output)
+    parse_recipe(values, "the recipe of classify")  # a mistake is found before anything is written
+    recipe = write_recipe(output, values, f"python -m training {shlex.join(arguments)}")
+    here = Path.cwd()
+    shown = output.relative_to(here) if output.is_relative_to(here) else output
+    lines = [*_summary(given, stated, found, labels)]
+    if load_results(recipe):
+        lines.append("this classifier was trained before: its report is made again")
+    return Plan(recipe, "\n".join(lines), shown / MODEL)
+
+
+def survey(given: argparse.Namespace, stated: Values) -> Survey:
+    """Read the tables.
+
+    Args:
+        stated: Overrides as tables, with `source` and `finetune`.
+
+    Raises:
+        SourceError, TableError: as `plan`.
+    """
+    table = survey_table(source_of(given, stated, absolute(given.table)), given.table)
+    train = _with_columns(given, table)
+    problem, separator = _problem(table, train, stated)
+    counts = count_labels(train, separator)
+    test, tested = None, LabelCounts()
+    if given.test:
+        test = _like(train, survey_table(source_of(given, stated, absolute(given.test)), given.test))
+        tested = count_labels(test, separator)
+    fraction = 0.0 if test else round(min(TEST_FRACTION, MAX_TESTED / max(1, counts.texts)), 4)
+    finetune = {"dev_fraction": FinetuneConfig().dev_fraction, "test_fraction": fraction} | stated["finetune"]
+    fractions = finetune["dev_fraction"], finetune["test_fraction"]
+    return Survey(train, test, problem, separator, counts, tested, *fractions)
+
+
+def _labels(given: argparse.Namespace, stated: Values, found: Survey) -> Labels:
+    if found.problem == REGRESSION:
+        return Labels({}, [])
+    named, fractions = stated["finetune"].get("labels", {}), (found.dev_fraction, found.test_fraction)
+    return name_labels(found.counts, found.tested, named, fractions, given.table)
+
+
+def _recipe(given: argparse.Namespace, stated: Values, found: Survey, labels: Labels, output: Path) -> Values:
+    """The tables of the recipe. The paths of texts start from the folder of the table."""
+    data = absolute(given.table).parent
+    finetune: Values = {"pretrained": str(PRETRAINED), "test_fraction": found.test_fraction}
+    if found.problem:
+        finetune["problem_type"] = found.problem
+    if given.minutes is not None:
+        finetune["minutes"] = given.minutes
+    finetune |= stated["finetune"]
+    finetune |= {"labels": labels.names} if labels.names else {}
+    sources = {"train": found.train, "test": found.test}
+    finetune |= {key: [_values(source, found.separator, data)] for key, source in sources.items() if source}
+    chosen = {
+        "name": output.name,
+        "description": f"Classifier of {Path(given.table).name}.",
+        "run": str(output.parent),
+        "data": str(data),
+    }
+    others = {key: value for key, value in stated.items() if key not in ("source", "finetune")}
+    return chosen | others | {"export": {"classifier": str(output / MODEL)}, "finetune": finetune}
+
+
+# --- what the table tells ------------------------------------------------------------------------------------------
+
+
+def _with_columns(given: argparse.Namespace, table: TableSurvey) -> SourceConfig:
+    """The source with its columns. Raises SourceError if they are in doubt, or the table is tiny."""
+    if not table.columns:
+        return table.source
+    if table.rows < 2 * MIN_TEXTS:
+        raise SourceError(
+            f"{table.name}: has {table.rows} rows, but a classifier needs two labels with {MIN_TEXTS} texts each at "
+            "least, better with hundreds"
+        )
+    texts, label = choose_columns(table, given.text, given.label)
+    read = table.source.read or ("both" if len(texts) == 2 else None)
+    return table.source.model_copy(update={"text": texts, "label": label, "read": read})
+
+
+def _like(train: SourceConfig, test: TableSurvey) -> SourceConfig:
+    """The source of the test table: the columns of the same names."""
+    if not test.columns or train.label is None:
+        return test.source
+    *texts, label = find_columns(test, [*train.text, train.label])
+    return test.source.model_copy(update={"text": tuple(texts), "label": label, "read": train.read})
+
+
+def _problem(table: TableSurvey, source: SourceConfig, stated: Values) -> tuple[str | None, str | None]:
+    """The problem type if it is not the usual one, and how a value of the label column is split.
+
+    Raises:
+        SourceError: the values are no labels; says how to state what they are.
+    """
+    problem, separator = stated["finetune"].get("problem_type"), stated["source"].get("separator")
+    column = next((column for column in table.columns if column.name == source.label), None)
+    if column is None or problem in (SINGLE, REGRESSION):
+        return problem, separator
+    separator = separator or (LIST if column.lists else separator_of(column.values))
+    if separator or problem:
+        return MULTI, separator
+    if "labels" in stated["finetune"]:  # the user says that they are labels
+        return None, None
+    check_label_column(table, source.text, column.name)
+    return None, None
+
+
+def _values(source: SourceConfig, separator: str | None, data: Path) -> Values:
+    """A source as a table of the recipe: what differs from the defaults.
+
+    Args:
+        data: The recipe's folder of texts.
+    """
+    values = source.model_dump(mode="json", exclude_defaults=True)
+    path = Path(source.path or "")
+    values["path"] = str(path.relative_to(data)) if path.is_relative_to(data) else str(path)
+    if "table" in values:
+        default = SourceConfig(path="").model_dump(mode="json")["table"]
+        values["table"] = {key: value for key, value in values["table"].items() if value != default[key]}
+    if separator not in (None, LIST):
+        values["separator"] = separator
+    return values
+
+
+# --- what is said before the work begins ---------------------------------------------------------------------------
+
+
+def _summary(given: argparse.Namespace, stated: Values, found: Survey, labels: Labels) -> Iterator[str]:
+    """What was found, what was decided, and what will be done. An estimate of the time is best added here."""
+    counts, source = found.counts, found.train
+    columns = f" (column{'s' * (len(source.text) > 1)} {', '.join(source.text)}; labels: column {source.label})"
+    columns = ", labelled by their folders" if source.label == "folder" else columns
+    columns = " of fastText" if source.format == "fasttext" else columns
+    yield f"{given.table}: {counts.texts:,} texts{columns}"
+    if labels.names:
+        yield from wrap(f"labels: {used(counts, labels.names)}", 100)
+    yield from labels.notes
+    if found.problem == MULTI and "problem_type" not in stated["finetune"]:
+        how, advice = "are lists", ""
+        if found.separator != LIST:
+            how = f"hold labels that are separated by {found.separator!r}"
+            advice = f"; if each cell is one label, add finetune.problem_type={SINGLE}"
+        yield f"a text may have several labels, because the cells {how}{advice}"
+    dev, test = (round(share * counts.texts) for share in (found.dev_fraction, found.test_fraction))
+    held_out = found.tested.texts or test
+    yield f"about {counts.texts - dev - test:,} texts to train on, {dev:,} for dev, {held_out:,} for the report"
