@@ -306,11 +306,12 @@ class FinetuneConfig(_Strict):
     learning_rate: Annotated[float, Field(gt=0)] | None = None
     """Peak learning rate. If absent, it belongs to `batch_tokens`."""
     embedding_factor: Annotated[float, Field(gt=0)] | None = None
-    """Learning rate of the embeddings, in rates of the other weights. If absent, 10 where `learning_rate` is absent, so
-    that words of the texts' field are learned soon; else 1."""
+    """Learning rate of the embeddings, in rates of the other weights. If absent, 10, so that words of the texts' field are
+    learned soon; but 1 with a `learning_rate` or if `pretrained` is a classifier."""
     bag_weight: Share | None = None
     """Weight of the probabilities of a bag of words beside the true label: each text is labelled by one that has not
-    read it. If absent, 0.5 for up to 20,000 texts, else 0. Not used with `[distill]`."""
+    read it. If absent, 0.5 for up to 20,000 texts, and 0 for more or if `pretrained` is a classifier. Not used with
+    `[distill]`."""
     augment_fraction: Share = 0.1
     """Share of texts that are changed to look like what users write: typographic marks, contractions, capitals."""
 

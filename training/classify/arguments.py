@@ -38,7 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--label", metavar="COLUMN", help="column with the label [the one that fits]")
     add("--output", metavar="FOLDER", required=True, help="folder for the model, the report and the recipe")
     add("--test", metavar="TABLE", help="table with the same columns for the report [a part of TABLE]")
-    add("--minutes", type=float, metavar="N", help="minutes to train [by the number of texts]")
+    add("--minutes", type=float, metavar="N", help="minutes for the whole command, about [by the number of texts]")
     formats = ["auto", *(form for form in FORMATS if form != "wikitext")]
     add("--format", choices=formats, default="auto", help="format of the table [by its name and first bytes]")
     add("--delimiter", metavar="CHARACTER", help="character between cells [detected]")

@@ -50,9 +50,10 @@ def write_recipe(output: Path, values: Mapping[str, Any], command: str) -> Recip
         raise RunError(f"{output}: the name of a file or folder is not UTF-8; rename it") from error
     with run_lock(output):
         different = list(_differences(_read(file), values)) if file.exists() else ["all"]
-        if different and (output / "finetune").exists():
+        others = [key for key in different if key != "finetune.minutes"]  # a larger budget trains further
+        if others and (output / "finetune").exists():
             raise RunError(
-                f"{output} has a classifier of another table or of other settings ({', '.join(different[:3])}): name "
+                f"{output} has a classifier of another table or of other settings ({', '.join(others[:3])}): name "
                 f"another --output, or delete {output}"
             )
         if different:

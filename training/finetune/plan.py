@@ -33,11 +33,21 @@ class PlanPolicy:
     """A bag of words is no teacher of more texts: the network has enough of its own, and fitting takes minutes."""
 
 
-def planned(recipe: Recipe, texts: int, tokens: int, world_size: int = 1, policy: PlanPolicy = PlanPolicy()) -> Recipe:
+def planned(
+    recipe: Recipe,
+    texts: int,
+    tokens: int,
+    *,
+    from_classifier: bool = False,
+    world_size: int = 1,
+    policy: PlanPolicy = PlanPolicy(),
+) -> Recipe:
     """The recipe with values for all settings of `[finetune]` that depend on the texts.
 
     Args:
         tokens: of one epoch.
+        from_classifier: whether the network to start from is a classifier. It needs to learn less: neither a bag of
+            words nor fast embeddings help it.
         world_size: processes that share a step.
     """
     config = recipe.finetune
@@ -48,21 +58,17 @@ def planned(recipe: Recipe, texts: int, tokens: int, world_size: int = 1, policy
         each = _round_up(max(wanted / world_size, config.max_length), BUCKET_TOKENS)  # of a process
         each = each if each < micro else _round_up(each, micro)
         micro, batch = min(micro, each), each * world_size
+    is_given = config.learning_rate is not None
+    bag_weight = policy.bag_weight * (texts <= policy.max_bag_texts and not from_classifier)
     changes = {
         "epochs": epochs,
         "batch_tokens": batch,
         "learning_rate": config.learning_rate or policy.learning_rate * (batch / policy.min_batch_tokens) ** 0.25,
-        "embedding_factor": config.embedding_factor or (1.0 if config.learning_rate else policy.embedding_factor),
-        "bag_weight": _bag_weight(recipe, texts, policy),
+        "embedding_factor": config.embedding_factor
+        or (1.0 if is_given or from_classifier else policy.embedding_factor),
+        "bag_weight": 0.0 if recipe.distill else config.bag_weight if config.bag_weight is not None else bag_weight,
     }
     return recipe.model_copy(update={"micro_batch_tokens": micro, "finetune": config.model_copy(update=changes)})
-
-
-def _bag_weight(recipe: Recipe, texts: int, policy: PlanPolicy) -> float:
-    if recipe.distill is not None:
-        return 0.0
-    chosen = recipe.finetune.bag_weight
-    return chosen if chosen is not None else policy.bag_weight * (texts <= policy.max_bag_texts)
 
 
 def _round_up(number: float, step: int) -> int:

@@ -96,7 +96,8 @@ def finetune(recipe: Recipe) -> bool:
         folder = prepare_labelled(recipe, start.tokenizer, keep_earlier=teacher is not None)
         train = PreparedText.open(folder / "train")
         tokens = epoch_tokens(train, recipe.finetune.max_length)
-        recipe = planned(recipe, train.documents, tokens, world_size())
+        is_classifier = isinstance(start.model, BertForSequenceClassification)
+        recipe = planned(recipe, train.documents, tokens, from_classifier=is_classifier, world_size=world_size())
         if recipe.distill is None and recipe.finetune.bag_weight:
             from training.finetune.bag_teacher import label_out_of_fold  # a machine with a GPU may lack scikit-learn
 

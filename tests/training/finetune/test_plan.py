@@ -12,7 +12,7 @@ POLICY = PlanPolicy()
 
 def plan(tokens: int, texts: int = 1000, world_size: int = 1, **changes: object) -> Recipe:
     recipe = Recipe(name="mine", finetune=changes)
-    return planned(recipe, texts, tokens, world_size)
+    return planned(recipe, texts, tokens, world_size=world_size)
 
 
 @pytest.mark.parametrize("tokens", [1, 10_000, 160_000, 3_000_000, 10**9])
@@ -36,6 +36,11 @@ def test_planned_keeps_what_the_recipe_names() -> None:
 def test_planned_bag_of_words_is_a_teacher_of_few_texts_only() -> None:
     assert plan(10_000, texts=POLICY.max_bag_texts).finetune.bag_weight == POLICY.bag_weight
     assert plan(10_000, texts=POLICY.max_bag_texts + 1).finetune.bag_weight == 0
+
+
+def test_planned_bag_of_words_is_no_teacher_of_a_classifier() -> None:
+    config = planned(Recipe(name="mine"), 1000, 100_000, from_classifier=True).finetune
+    assert (config.bag_weight, config.embedding_factor) == (0, 1)
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 8])
