@@ -306,7 +306,7 @@ class FinetuneConfig(_Strict):
     learning_rate: Annotated[float, Field(gt=0)] | None = None
     """Peak learning rate. If absent, it belongs to `batch_tokens`."""
     embedding_factor: Annotated[float, Field(gt=0)] | None = None
-    """Learning rate of the embeddings, in rates of the other weights. If absent, 10, so that words of the texts' field are
+    """Learning rate of the embeddings, in rates of the other weights. If absent, 10, so that words of the field are
     learned soon; but 1 with a `learning_rate` or if `pretrained` is a classifier."""
     bag_weight: Share | None = None
     """Weight of the probabilities of a bag of words beside the true label: each text is labelled by one that has not
