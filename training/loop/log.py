@@ -30,8 +30,8 @@ class RunLog:
                 raise RunError("tensorboard is not installed: pip install tensorboard") from error
             self._board = SummaryWriter(file.with_name("tensorboard"))
 
-    def write(self, event: str, state: TrainState, figures: Mapping[str, Any], *, echo: bool = True) -> None:
-        """Append a line, and print it with `echo`."""
+    def write(self, event: str, state: TrainState, figures: Mapping[str, Any]) -> None:
+        """Append a line."""
         place = {"step": state.step, "tokens": state.tokens, "minutes": round(state.seconds / 60, 3)}
         self.file.parent.mkdir(parents=True, exist_ok=True)
         try:
@@ -40,9 +40,6 @@ class RunLog:
         except OSError as error:
             error.filename = str(self.file)  # the error of a full disk names no file
             raise
-        if echo:
-            text = "  ".join(f"{name} {_short(value)}" for name, value in (place | dict(figures)).items())
-            tqdm.write(f"{event:10s}  {text}")
         if self._board is not None:
             for name, value in flatten(figures, "/").items():
                 add = self._board.add_text if isinstance(value, str) else self._board.add_scalar
@@ -68,6 +65,23 @@ class RunLog:
                 continue
 
 
+def print_line(event: str, progress: str, figures: Mapping[str, Any]) -> None:
+    """Print figures beside a progress bar. Of figures of several sources and their means, the means are printed."""
+    means = {name: value for name, value in figures.items() if not isinstance(value, Mapping)}
+    text = "  ".join(f"{name} {_short(value)}" for name, value in (means or figures).items())
+    tqdm.write(f"{event:10s}  {progress}  {text}")
+
+
+def time_left(seconds: float) -> str:
+    """A time in hours or minutes.
+
+    >>> time_left(130), time_left(3700)
+    ('2:10 min', '1:01 h')
+    """
+    unit, whole = ("h", seconds / 60) if seconds >= 3600 else ("min", seconds)
+    return f"{int(whole) // 60}:{int(whole) % 60:02d} {unit}"
+
+
 def flatten(values: Mapping[str, Any], separator: str = ".") -> dict[str, Any]:
     """Nested mappings as one, with joined keys.
 
@@ -84,4 +98,6 @@ def flatten(values: Mapping[str, Any], separator: str = ".") -> dict[str, Any]:
 
 
 def _short(value: Any) -> str:
+    if isinstance(value, Mapping):
+        return f"({', '.join(f'{name} {_short(inner)}' for name, inner in value.items())})"
     return f"{value:.4g}" if isinstance(value, float) else str(value)

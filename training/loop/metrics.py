@@ -58,11 +58,39 @@ class MetricWindow:
             sums: `sums()`, added up over the ranks.
         """
         seconds = max(state.seconds - self._seconds, 1e-9)
-        pairs = zip(self.names, sums[::2], sums[1::2], strict=True)
-        figures = {name: total / count for name, total, count in pairs if count}
+        figures = _means(self.names, sums)
         figures["gradient_norm"] = torch.stack(self._norms).mean().item()
         figures["learning_rate"] = self.learning_rate
         figures["tokens_per_second"] = (state.tokens - self._tokens) / seconds
         if self.peak_flops:
             figures["matmul_utilisation"] = self.flops / seconds / self.peak_flops
         return figures
+
+
+class PrintedMetrics:
+    """What the console gets: the metrics of all lines of the log since the last printed line."""
+
+    def __init__(self, names: Sequence[str], state: TrainState) -> None:
+        self._names = names
+        self._start_again(state)
+
+    def add(self, sums: Sequence[float]) -> None:
+        """Add a line of the log by its `MetricWindow.sums()`, added up over the ranks."""
+        self._sums = [total + more for total, more in zip(self._sums, sums, strict=True)]
+
+    def take(self, state: TrainState) -> dict[str, float]:
+        """Means, and tokens per second, since the last call."""
+        tokens, seconds = state.tokens - self._tokens, max(state.seconds - self._seconds, 1e-9)
+        figures = _means(self._names, self._sums) | {"tokens_per_second": tokens / seconds}
+        self._start_again(state)
+        return figures
+
+    def _start_again(self, state: TrainState) -> None:
+        self._tokens, self._seconds = state.tokens, state.seconds
+        self._sums = [0.0] * 2 * len(self._names)
+
+
+def _means(names: Sequence[str], sums: Sequence[float]) -> dict[str, float]:
+    """Means of metrics by their sums and counts, without those that no example has."""
+    triples = zip(names, sums[::2], sums[1::2], strict=True)
+    return {name: total / count for name, total, count in triples if count}

@@ -26,8 +26,8 @@ from training.errors import RunError
 from training.examples.loader import ExampleStream, MicroBatch, MicroBatches, iterate_batches
 from training.loop.advice import LEFT_PLATEAU, Advisor
 from training.loop.checkpoint import Checkpointer, TrainState
-from training.loop.log import RunLog, flatten
-from training.loop.metrics import MetricWindow
+from training.loop.log import RunLog, flatten, print_line, time_left
+from training.loop.metrics import MetricWindow, PrintedMetrics
 from training.loop.optimizer import make_optimizer
 from training.loop.schedule import Schedule
 from training.loop.weight_average import WeightAverage
@@ -155,6 +155,8 @@ class Trainer:
         self.advisor = Advisor(unigram_entropy, any(line["event"] == LEFT_PLATEAU for line in self.log))
         self._synchronized_loss = dist.wrap(loss)
         self._window = MetricWindow(loss.metric_names, self.state)
+        self._printed = PrintedMetrics(loss.metric_names, self.state)
+        self._began = time.monotonic(), self.state.step
         self._saved_seconds, self._stop_signal = self.state.seconds, 0
 
     @property
@@ -178,6 +180,7 @@ class Trainer:
 
     def _train(self) -> None:
         state, config = self.state, self.config
+        self._began = time.monotonic(), state.step
         total = config.steps * config.micro_batches
         micro_batches = MicroBatches(self.stream, total, state.micro_batches, dict(state.lanes), self.dist)
         batches = iterate_batches(micro_batches, self.device)
@@ -280,16 +283,30 @@ class Trainer:
 
     def _log(self) -> None:
         window = self._window
-        figures = window.summary(self.state, self.dist.all_reduce_scalars(window.sums()))
+        sums = self.dist.all_reduce_scalars(window.sums())
+        figures = window.summary(self.state, sums)
+        self._printed.add(sums)
         self._window = MetricWindow(window.names, self.state, window.peak_flops)
         if self.dist.is_main:
-            self.log.write("train", self.state, figures, echo=self._is_echoed())
+            self.log.write("train", self.state, figures)
+            if self._is_printed():
+                print_line("train", self._progress(), self._printed.take(self.state))
             for event, text in self.advisor.look(figures, self.state.step / self.config.steps):
-                self.log.write(event, self.state, {"text": text}, echo=False)
+                self.log.write(event, self.state, {"text": text})
                 logger.warning("%s", text)
 
-    def _is_echoed(self) -> bool:
-        """Whether the console gets this step's line of the log."""
+    def _progress(self) -> str:
+        """Share of the run that is done, and the time that the rest takes at the speed since this process began,
+        evaluations and checkpoints included."""
+        step, steps = self.state.step, self.config.steps
+        if self.is_finished:
+            return "100%"
+        began, first = self._began
+        left = (time.monotonic() - began) / (step - first) * (steps - step)
+        return f"{100 * step // steps}%, {time_left(left)} left"
+
+    def _is_printed(self) -> bool:
+        """Whether the console gets a line after this step."""
         lines = -(-self.config.steps // self.config.log_steps)
         every = self.config.log_steps * -(-lines // CONSOLE_LINES)
         return self.state.step % every == 0 or self.is_finished or bool(self._stop_signal)
@@ -302,6 +319,7 @@ class Trainer:
         self.average.swap()
         if self.dist.is_main:
             self.log.write("evaluation", self.state, figures)
+            print_line("evaluation", self._progress(), figures)
 
     def _measure_machine(self) -> None:
         precision = choose_precision(self.device)

@@ -83,7 +83,7 @@ def test_two_nodes_killed_and_restarted_have_the_curve_of_one_process(
 ) -> None:
     nodes = [make_recipe_in(tmp_path / name, *SETTINGS) for name in ("node-0", "node-1")]
     ranks = start_ranks([arguments(node, recipe_file, EVERY_STEP) for node in nodes])
-    until(ranks[0], "step 12 ")
+    until(ranks[0], " 50%, ")
     os.killpg(ranks[1].pid, signal.SIGKILL)
     finish(ranks[1])
     status, _, errors = finish(ranks[0])

@@ -241,10 +241,21 @@ def test_trainer_refuses_ranks_that_cannot_share_a_step(tmp_path: Path) -> None:
         trainer(tmp_path, Regression(), dist=DistContext(world_size=3))
 
 
-def test_trainer_prints_a_few_lines_and_logs_all(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    trainer(tmp_path, Regression()).run()
-    assert capsys.readouterr().out.count("train  ") == 20
-    assert len(lines(tmp_path, "train")) == STEPS
+def test_trainer_prints_means_of_a_few_parts_of_the_run_and_logs_all(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    trainer(tmp_path, Regression(), steps=200, evaluate=lambda _: {"dev": {"loss": 1.0}, "dev_loss": 0.25}).run()
+    logged = [line["loss"] for line in lines(tmp_path, "train")]
+    assert len(logged) == 100
+    printed = capsys.readouterr().out.splitlines()
+    evaluations = [line.split("  ", 1)[1].split() for line in printed if line.startswith("evaluation")]
+    assert [words[0] for words in evaluations] == ["25%,", "50%,", "75%,", "100%"]
+    assert evaluations[0][2:] == ["min", "left", "dev_loss", "0.25"]
+    words = [line.split() for line in printed if line.startswith("train")]
+    assert [line[1].rstrip(",") for line in words] == [f"{share}%" for share in range(5, 101, 5)]
+    losses = [float(line[line.index("loss") + 1]) for line in words]
+    assert losses == pytest.approx([sum(logged[i : i + 5]) / 5 for i in range(0, 100, 5)], rel=1e-3)
+    assert "gradient_norm" not in printed[0]
 
 
 def test_measure_speed_changes_no_weight_and_leaves_no_gradient() -> None:
