@@ -76,7 +76,7 @@ def plan(given: argparse.Namespace, overrides: Sequence[str], arguments: Sequenc
         RecipeError: an override makes no sense.
     """
     output = absolute(given.output)
-    check_output(output)
+    check_output(output, absolute(given.table))
     stated = stated_values(overrides)
     try:
         found = survey(given, stated)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import tomllib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -19,9 +20,11 @@ MODEL = "model"
 """Directory of the checkpoint."""
 
 
-def check_output(output: Path) -> None:
-    """Raise RunError if the folder has other files than those of an earlier `classify`, or if its name begins with a
-    dot, which no name of a run does."""
+def check_output(output: Path, table: Path) -> None:
+    """Raise RunError if the folder has other files than those of an earlier `classify`, if it is in the folder of the
+    texts, or if its name begins with a dot, which no name of a run does."""
+    if table in (output, *output.parents):
+        raise RunError(f"{output} is in {table}, where it would be read as text: name another --output")
     if output.is_dir():
         names = sorted({path.name for path in output.iterdir()} - {"lock"})
         if names and RECIPE not in names:
@@ -43,6 +46,7 @@ def write_recipe(output: Path, values: Mapping[str, Any], command: str) -> Recip
         RunError: a classifier of another recipe or of other texts is there, or another process works in the folder.
     """
     file = output / RECIPE
+    command = re.sub(r"[\x00-\x1f\x7f]", " ", command)  # a line break would end the comment
     text = f"# Written by: {command}\n# The same again: python -m training all {RECIPE}\n\n{toml.document(values)}"
     try:
         content = text.encode()

@@ -112,7 +112,7 @@ def test_recipe_works_from_any_folder_with_any_characters_in_paths(
 def test_recipe_has_the_overrides_and_no_more_than_it_needs(tmp_path: Path) -> None:
     rows = [row | {"film": f"film {i % 12}"} for i, row in enumerate(REVIEWS)]
     table = write_csv(tmp_path / "reviews.csv", rows)
-    arguments = ("--text", "body", "--label", "sentiment", "seed=7", "source.group=film", "finetune.epochs=3")
+    arguments = ("--text", "body", "--label", "sentiment", "seed=7", "source.group=film", "finetune.epochs=\n3")
     values = written(planned(table, tmp_path / "out", *arguments))
     assert values["seed"] == 7
     assert set(values["finetune"]) == {"pretrained", "test_fraction", "epochs", "labels", "train"}
@@ -153,6 +153,8 @@ def test_output_with_something_else_in_it_is_refused_before_the_table_is_read(tm
     (tmp_path / "out" / "file.txt").write_text("mine")
     with pytest.raises(RunError, match="name another --output"):
         planned(tmp_path / "nothing.csv", tmp_path / name)
+    with pytest.raises(RunError, match="where it would be read as text: name another --output"):
+        planned(tmp_path, tmp_path / "out" / "new")
     assert [path.name for path in tmp_path.rglob("*")] == ["out", "file.txt"]
 
 
