@@ -94,7 +94,7 @@ def _route(
             yield f"{evaluated}/{name}" if is_held_out else "train", document, label
     if left_out:
         also = "held out" if evaluated == "heldout" else "held out or tested on"
-        logger.info("%s: left out %d documents that are %s as well", name, left_out, also)
+        logger.info("%s: %s documents are %s, and not trained on", name, f"{left_out:,}", also)
 
 
 # --- text to pretrain on -------------------------------------------------------------------------------------------
@@ -293,7 +293,7 @@ def _plan(
         elif not is_repeated or source.treebank == "both":
             counts[document.domain, label] += 1
     if recipe.finetune.dev_fraction and dev < FEW_DEV_TEXTS:
-        logger.warning(
+        log_once(
             f"{source_name(source)}: only {dev} of {dev + counts.total()} texts are in dev, too few to choose weights "
             "or a temperature reliably; raise finetune.dev_fraction, or label more texts"
         )

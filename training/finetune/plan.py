@@ -19,7 +19,9 @@ class PlanPolicy:
     tokens: int = 1_500_000
     """Tokens of a run, as far as the bounds of the epochs allow."""
     min_epochs: float = 2.0
-    max_epochs: float = 10.0
+    max_epochs: float = 20.0
+    min_steps: int = 200
+    """Fewer hardly move a network; a table of few short texts is read more often than `max_epochs`."""
     steps: int = 3000
     """Steps of a run, as far as the bounds of a step allow."""
     min_batch_tokens: int = 512
@@ -51,7 +53,8 @@ def planned(
         world_size: processes that share a step.
     """
     config = recipe.finetune
-    epochs = config.epochs or min(policy.max_epochs, max(policy.min_epochs, policy.tokens / tokens))
+    most = max(policy.max_epochs, policy.min_steps * policy.min_batch_tokens / tokens)
+    epochs = config.epochs or min(most, max(policy.min_epochs, policy.tokens / tokens))
     micro, batch = recipe.micro_batch_tokens, config.batch_tokens
     if batch is None:
         wanted = min(policy.max_batch_tokens, max(policy.min_batch_tokens, epochs * tokens / policy.steps))

@@ -184,10 +184,9 @@ def _train(material: _Material, seed: int, earlier: SeedResult | None) -> SeedRe
     model, trainer = loss.model, _trainer(material, loss, stream, seed, folder)
     was_finished = trainer.is_finished
     if not was_finished and trainer.config.steps < FEW_STEPS:
-        config = recipe.finetune
         logger.warning(
-            f"only {trainer.config.steps} steps of {config.batch_tokens} tokens hardly move a network: stop, and "
-            "repeat it under another name with more time, or without finetune.batch_tokens and finetune.epochs"
+            f"only {trainer.config.steps} steps of {recipe.finetune.batch_tokens} tokens hardly move a network: stop, "
+            "and repeat it under another name with more time, or without finetune.batch_tokens and finetune.epochs"
         )
     if dist.is_main and not was_finished:
         save_results(recipe, [result for result in load_results(recipe) if result.seed != seed])  # of earlier weights
