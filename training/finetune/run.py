@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +32,7 @@ from training.finetune.selection import (
     seeds_of,
 )
 from training.finetune.task import ClassificationLoss, classifier_from
-from training.loop.checkpoint import TrainState, weights_hash
+from training.loop.checkpoint import FINISHED, TrainState, close_run, reopen_run, weights_hash
 from training.loop.trainer import TrainConfig, Trainer, measure_speed
 from training.pretrain.adapt import adapted, pretrained_folder
 from training.recipe import Recipe, with_earlier, write_resolved
@@ -113,10 +113,12 @@ def finetune(recipe: Recipe) -> bool:
             every = sorted({*earlier, *seeds_of(recipe)})
             logger.warning("finished seeds %s are left out; finetune.seeds=%s chooses of all", sorted(left_out), every)
         for seed in seeds_of(recipe):
-            result = _train(material, seed, earlier.get(seed))
+            result = _train(material, seed, dist.all_gather(_finished(recipe, seed))[0])
             if result is None:
                 return False
             results.append(result)
+            if dist.is_main:
+                close_run(seed_folder(recipe, seed), result=asdict(result))
         if dist.is_main:
             _keep_best(recipe, start.tokenizer, results, target)
     return True
@@ -171,6 +173,17 @@ def open_dev(recipe: Recipe, start: Checkpoint) -> dict[str, LabelledTexts]:
     return {name: labelled_window(part.window(), start.tokenizer, labels, positions) for name, part in parts.items()}
 
 
+def _finished(recipe: Recipe, seed: int) -> SeedResult | None:
+    """The result of a seed that has finished, and whose model is there."""
+    folder = seed_folder(recipe, seed)
+    if not (folder / "model").is_dir():
+        reopen_run(folder)
+        return None
+    if record := read_json(folder / FINISHED):
+        return SeedResult(**record["result"])
+    return next((result for result in load_results(recipe) if result.seed == seed), None)
+
+
 def _train(material: _Material, seed: int, earlier: SeedResult | None) -> SeedResult | None:
     """One run, from where it stopped; its model goes into `model/` in its folder. None if it was stopped.
 
@@ -193,7 +206,7 @@ def _train(material: _Material, seed: int, earlier: SeedResult | None) -> SeedRe
         write_resolved(recipe, folder)
     if not trainer.run():
         return None
-    if earlier and was_finished and (folder / "model").is_dir():
+    if earlier and was_finished:
         return earlier
     answers = {name: predict_classification(model, texts) for name, texts in material.dev.items()}
     said = {label for each in answers.values() for label in each.logits.argmax(1).tolist()}

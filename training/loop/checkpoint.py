@@ -16,7 +16,7 @@ from torch import nn
 from training.errors import RunError
 from training.examples.loader import Position
 from training.runtime.distributed import DistContext
-from training.runtime.files import read_json, write_tensors
+from training.runtime.files import read_json, write_json, write_tensors
 
 KEEP = 2
 """Checkpoints to keep. The older one is used if the newest cannot be read."""
@@ -24,6 +24,9 @@ KEEP = 2
 BEFORE_DECAY = "before-decay.pt"
 """The state when the learning rate begins to fall: a run with a larger budget continues from here, because a decayed
 network would have to be warmed up again."""
+
+FINISHED = "finished.json"
+"""The record of a finished run, which has no states any more: its identity, budget and progress."""
 
 HASHES = {
     "initial_weights": "the starting network has changed: its files, or its number of positions "
@@ -99,11 +102,30 @@ class Checkpointer:
             return
         file = self.folder / f"state-{state.step:09d}.pt"
         write_tensors(file, contents)
-        files = self._files()
+        files = _files(self.folder)
         at = files.index(file)
         # Those with more steps are of the smaller budget that this run extends.
         for other in (*files[:at], *files[at + KEEP :], *self.folder.glob("state-*.part")):
             other.unlink()
+        reopen_run(self.folder)
+
+    def finished(self) -> TrainState | None:
+        """The progress of a run that `close_run` has closed, as rank 0 finds it; None if there is none, or if a larger
+        budget continues it.
+
+        Raises:
+            RunError: the run has other settings, vocabulary or text.
+        """
+        record = self.dist.all_gather(read_json(self.folder / FINISHED))[0]
+        if record is None:
+            return None
+        self.dist.check_equal(self.identity)
+        self._check(record["identity"])
+        if self.budget_tokens <= record["budget_tokens"]:
+            return TrainState(**record["state"])
+        if not any(self.dist.all_gather((self.folder / BEFORE_DECAY).is_file())):
+            logger.info("the budget is larger than that of the finished run: training starts again")
+        return None
 
     def resume(self) -> TrainState | None:
         """Load the checkpoint to continue from, on all ranks; None without one.
@@ -132,17 +154,17 @@ class Checkpointer:
         return state
 
     def _find(self) -> dict[str, Any] | None:
-        newest = next(filter(None, map(_read, self._files())), None)
+        newest = next(filter(None, map(_read, _files(self.folder))), None)
         file = self.folder / BEFORE_DECAY
-        if newest is None or self.budget_tokens <= newest["budget_tokens"] or not file.is_file():
+        if not file.is_file() or (newest and self.budget_tokens <= newest["budget_tokens"]):
             return newest
-        if not newest.get("has_decayed", True):  # the file is of an earlier, smaller budget
+        if newest and not newest.get("has_decayed", True):  # the file is of an earlier, smaller budget
             return newest
         before = _read(file)
-        if before is None or newest["state"]["step"] <= before["state"]["step"]:
+        if before is None or (newest and newest["state"]["step"] <= before["state"]["step"]):
             return newest
         self._check(before["identity"])
-        logger.info("the budget is larger than before: continuing from the state before the learning rate fell")
+        logger.info("continuing from the state before the learning rate fell")
         return before
 
     def _check(self, found: Mapping[str, Any]) -> None:
@@ -157,8 +179,31 @@ class Checkpointer:
             "the folder to start again, or give this run another name"
         )
 
-    def _files(self) -> list[Path]:
-        return sorted(self.folder.glob("state-*.pt"), reverse=True)
+
+def close_run(folder: Path, **more: Any) -> None:
+    """Replace the states of a finished run, whose weights are elsewhere by now, by a record of it with `more` in it. A
+    larger budget continues from `BEFORE_DECAY`; if the learning rate has not fallen, it needs the newest state, which
+    is kept then."""
+    files = _files(folder)
+    newest = _read(files[0]) if files else None
+    if newest is None:
+        return
+    has_decayed = newest.get("has_decayed", True)
+    if has_decayed:
+        record = {name: newest[name] for name in ("identity", "budget_tokens")}
+        write_json(folder / FINISHED, record | {"state": newest["state"] | {"lanes": {}}} | more)
+    for file in files if has_decayed else files[1:]:
+        file.unlink()
+
+
+def reopen_run(folder: Path) -> None:
+    """Forget that a run has finished: it goes on, or its weights are gone."""
+    (folder / FINISHED).unlink(missing_ok=True)
+
+
+def _files(folder: Path) -> list[Path]:
+    """States, the newest first."""
+    return sorted(folder.glob("state-*.pt"), reverse=True)
 
 
 def weights_hash(model: nn.Module) -> str:

@@ -72,6 +72,7 @@ class PrintedMetrics:
 
     def __init__(self, names: Sequence[str], state: TrainState) -> None:
         self._names = names
+        self._sums: list[float] = []
         self._start_again(state)
 
     def add(self, sums: Sequence[float]) -> None:

@@ -146,7 +146,10 @@ class Trainer:
         parts = {"model": loss.model, "optimizer": self.optimizer, "average": self.average}
         self.checkpointer = Checkpointer(folder, flatten(identity), config.budget_tokens, parts, dist)
         self.log = RunLog(folder / "log.jsonl", tensorboard=config.tensorboard and dist.is_main)
-        resumed = self.checkpointer.resume()
+        finished = self.checkpointer.finished()
+        self.has_weights = finished is None
+        """Whether the model has the weights of the run. They are elsewhere after `close_run`."""
+        resumed = finished or self.checkpointer.resume()
         # Without a checkpoint, a log is that of a run which was killed before its first one.
         if dist.is_main and (resumed or self.log.file.is_file()):
             self.log.rewind(resumed.step if resumed else -1)

@@ -19,7 +19,7 @@ from training.errors import CorpusError, RunError
 from training.evaluate.pretraining import evaluate_pretraining
 from training.examples.masking import Vocabulary
 from training.examples.pretraining import PretrainingStream
-from training.loop.checkpoint import TrainState, weights_hash
+from training.loop.checkpoint import TrainState, close_run, reopen_run, weights_hash
 from training.loop.trainer import TrainConfig, Trainer, measure_speed
 from training.pretrain.init import mimetic_attention_init, zero_residual
 from training.pretrain.task import PretrainingLoss
@@ -69,6 +69,8 @@ def pretrain(recipe: Recipe) -> bool:
         recipe = _resolve_budget(recipe, loss, stream, dist)
         passes = (recipe.pretrain.tokens or 0) / text.tokens
         logger.info("%s documents with %s tokens, read %.3g times", f"{text.documents:,}", f"{text.tokens:,}", passes)
+        if not target.is_dir():
+            reopen_run(recipe.folder / "pretrain")
         trainer = _trainer(recipe, loss, stream, tokenizer, dist)
         if dist.is_main and trainer.is_finished:
             _warn_of_settings_without_effect(recipe)
@@ -76,7 +78,9 @@ def pretrain(recipe: Recipe) -> bool:
             write_resolved(recipe, recipe.folder / "pretrain")
         finished = trainer.run()
         if finished and dist.is_main:
-            write_checkpoint_dir(target, loss.model.cpu(), tokenizer, torch.float32)
+            if trainer.has_weights:
+                write_checkpoint_dir(target, loss.model.cpu(), tokenizer, torch.float32)
+            close_run(recipe.folder / "pretrain")
             logger.info("network of %s in %s", checkpoint_size(target, loss.model), target)
             _log_verdict(trainer)
     return finished

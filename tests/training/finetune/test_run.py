@@ -6,6 +6,7 @@ import json
 import logging
 import random
 import re
+import shutil
 import signal
 from pathlib import Path
 
@@ -22,7 +23,7 @@ from tests.training.texts import BLAME, PRAISE, sentence
 from training.__main__ import main
 from training.corpus.reader import PreparedText
 from training.errors import RunError
-from training.finetune.run import EVALUATIONS, finetune, starting_point
+from training.finetune.run import BUDGET_SHARE, EVALUATIONS, finetune, starting_point
 from training.finetune.selection import best_seed, load_results, seed_folder
 from training.finetune.task import classifier_from
 from training.loop.log import RunLog
@@ -136,16 +137,21 @@ def test_finetune_keeps_the_last_weights_of_each_seed(finished: Recipe) -> None:
         *_, last = looks = [line for line in RunLog(folder / "log.jsonl") if line["event"] == "evaluation"]
         assert len(looks) == EVALUATIONS
         assert (result.dev_accuracy, result.dev_loss) == (last["dev_accuracy"], last["dev_loss"])
-        state = torch.load(max(folder.glob("state-*.pt")), weights_only=True)
-        ratio = state["model"]["classifier.weight"] / weights(folder / "model")["classifier.weight"]
-        assert torch.allclose(ratio, ratio.mean()), "the temperature"
 
 
-def test_finetune_keeps_no_state_to_continue_from(finished: Recipe) -> None:
-    """Its rate falls from the warm-up on, and its epochs cannot be raised."""
-    states = sorted(file.name.partition("-")[0] for file in seed_folder(finished, 1).glob("*.pt"))
-    assert states
-    assert set(states) == {"state"}
+def test_finetune_keeps_each_seeds_model_once(finished: Recipe) -> None:
+    for seed in (1, 2):
+        kept = {path.name for path in seed_folder(finished, seed).iterdir()}
+        assert kept == {"finished.json", "log.jsonl", "model", "recipe.json"}
+
+
+def test_finetune_trains_again_where_its_model_is_gone(make_recipe: MakeRecipe, finished: Recipe) -> None:
+    recipe = save_new_network(make_recipe("finetune.seeds=[1, 2]"))
+    shutil.copytree(finished.folder / "finetune", recipe.folder / "finetune")
+    shutil.rmtree(seed_folder(recipe, 2) / "model")
+    assert finetune(recipe)
+    assert load_results(recipe) == load_results(finished)
+    assert same(seed_folder(recipe, 2) / "model", seed_folder(finished, 2) / "model")
 
 
 def test_finetune_keeps_the_best_of_several_seeds(finished: Recipe) -> None:
@@ -279,16 +285,29 @@ def test_classifier_continues_with_its_labels_in_its_own_order(make_recipe: Make
     assert "| reviews | 20 |" in evaluate(recipe)
 
 
-def test_finetune_with_more_epochs_is_refused_before_anything_is_said(
-    make_recipe: MakeRecipe, caplog: pytest.LogCaptureFixture
-) -> None:
-    caplog.set_level(logging.INFO)
+def test_finetune_with_more_epochs_starts_again(make_recipe: MakeRecipe, caplog: pytest.LogCaptureFixture) -> None:
     recipe = save_new_network(make_recipe("finetune.epochs=0.5"))
     assert finetune(recipe)
-    assert "steps: stop, and repeat it under another name with a lower finetune.batch_tokens (256)" in caplog.text
-    with pytest.raises(RunError, match=r"finetune\.epochs was 0\.5, is 1"):
-        finetune(changed(recipe, epochs=1))
-    assert "continuing from" not in caplog.text
+    assert "only 4 steps of 256 tokens hardly move a network" in caplog.text
+    before = weights(recipe.folder / "sentiment")
+    assert finetune(changed(recipe, epochs=1))
+    after = weights(recipe.folder / "sentiment")
+    assert not torch.equal(before["classifier.weight"], after["classifier.weight"])
+    log = RunLog(seed_folder(recipe, 1) / "log.jsonl")
+    assert [line["step"] for line in log if line["event"] == "train"] == list(range(1, 8))
+
+
+def test_finetune_reads_texts_less_often_for_a_budget_in_minutes(
+    make_recipe: MakeRecipe, caplog: pytest.LogCaptureFixture
+) -> None:
+    recipe = save_new_network(make_recipe("finetune.epochs=4", "finetune.minutes=1e-3"))
+    (recipe.folder / "finetune").mkdir()
+    (recipe.folder / "finetune" / "speed.json").write_text("20000")  # tokens a second
+    assert finetune(recipe)
+    assert "4 passes would be better, and take" in caplog.text
+    resolved = read_resolved(seed_folder(recipe, 1))
+    assert resolved is not None
+    assert resolved.finetune.epochs == pytest.approx(20000 * 60e-3 * BUDGET_SHARE / 1852, rel=0.2)
 
 
 def test_finetune_says_that_a_classifier_gives_one_answer(

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from training.errors import RunError
-from training.loop.checkpoint import BEFORE_DECAY, Checkpointer, TrainState, weights_hash
+from training.loop.checkpoint import BEFORE_DECAY, FINISHED, Checkpointer, TrainState, close_run, weights_hash
 from training.loop.weight_average import WeightAverage
 from training.runtime.distributed import DistContext
 
@@ -123,6 +123,16 @@ def test_checkpointer_of_another_recipe_names_every_key_that_differs(tmp_path: P
         resumed_step(tmp_path, **{"pretrain.batch_tokens": 64, "seed": 2})
 
 
+def test_checkpointer_of_a_closed_run_compares_its_identity(tmp_path: Path) -> None:
+    save(tmp_path, 1)
+    close_run(tmp_path)
+    state = checkpointer(tmp_path, trained(0)).finished()
+    assert state is not None
+    assert state.step == 1
+    with pytest.raises(RunError, match=r"belongs to another run: seed was 1, is 2\."):
+        checkpointer(tmp_path, trained(0), seed=2).finished()
+
+
 def test_checkpointer_names_a_key_that_only_one_run_has(tmp_path: Path) -> None:
     save(tmp_path, 1)
     with pytest.raises(RunError, match=r"teacher_weight was None, is 0\.5"):
@@ -151,6 +161,23 @@ def test_checkpointer_continues_before_the_decay_with_a_larger_budget_only(
     save(tmp_path, 5, before_decay=True)
     save(tmp_path, 10)
     assert resumed_step(tmp_path, budget) == step
+
+
+def test_closed_run_keeps_its_newest_state_where_the_rate_has_not_fallen(tmp_path: Path) -> None:
+    for step in (5, 8):
+        save(tmp_path, step, has_decayed=False)
+    close_run(tmp_path)
+    assert [file.name for file in tmp_path.iterdir()] == ["state-000000008.pt"]
+
+
+def test_closed_run_that_goes_on_is_not_finished(tmp_path: Path) -> None:
+    save(tmp_path, 5, before_decay=True)
+    save(tmp_path, 10)
+    close_run(tmp_path)
+    assert checkpointer(tmp_path, trained(0), budget=200).finished() is None
+    assert resumed_step(tmp_path, 200) == 5
+    save(tmp_path, 6, budget=200)
+    assert not (tmp_path / FINISHED).exists()
 
 
 def test_checkpointer_that_has_not_begun_to_decay_continues_from_its_newest_state(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from training.errors import RunError
 from training.examples.batches import BatchShape
 from training.loop import trainer as trainer_module
-from training.loop.checkpoint import BEFORE_DECAY
+from training.loop.checkpoint import BEFORE_DECAY, FINISHED, close_run
 from training.loop.log import RunLog
 from training.loop.trainer import AVERAGE_EVERY, TrainConfig, Trainer, TrainingLoss, measure_speed
 from training.runtime.distributed import DistContext
@@ -332,6 +332,22 @@ def test_trainer_finished_and_started_again_does_no_step(tmp_path: Path) -> None
     assert lines(tmp_path) == before
 
 
+def test_trainer_of_a_closed_run_has_finished_without_its_weights(tmp_path: Path) -> None:
+    settings: dict[str, Any] = {"steps": 5, "keep_before_decay": False}
+    done = trainer(tmp_path, Regression(), **settings)
+    assert done.run()
+    assert done.has_weights
+    close_run(tmp_path)
+    assert not list(tmp_path.glob("*.pt"))
+    before, task = lines(tmp_path), Regression()
+    again = trainer(tmp_path, task, **settings)
+    assert again.run()
+    assert (again.has_weights, task.seen, again.state.tokens) == (False, 0, done.state.tokens)
+    assert lines(tmp_path) == before
+    larger = trainer(tmp_path, Regression(), **(settings | {"steps": 6}))
+    assert larger.state.step == 0, "it starts again"
+
+
 def test_trainer_stopped_in_its_last_step_is_evaluated_once_when_started_again(tmp_path: Path) -> None:
     tasks = Regression(on_batch=at_step(4, send(signal.SIGTERM))), Regression(), Regression()
     settings: dict[str, Any] = {"steps": 5, "evaluations": 1, "evaluate": lambda state: {"at": state.step}}
@@ -363,6 +379,8 @@ def test_trainer_with_a_larger_budget_equals_a_run_that_had_it_from_the_start(
         continued = trainer(one, Regression(0.2), steps=budget, decay_fraction=decay, warmup_fraction=3 / steps)
         assert continued.run()
         assert continued.schedule.warmup_tokens == warmup, "the warm-up is that of the first budget"
+        close_run(one)
+        assert {file.name for file in one.iterdir()} == {BEFORE_DECAY, FINISHED, "log.jsonl"}
     whole = trainer(other, Regression(0.2), steps=more, decay_fraction=decay, warmup_fraction=3 / more)
     assert whole.run()
     assert lines(one, "train") == lines(other, "train")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import re
+import shutil
 import signal
 from pathlib import Path
 from typing import Any
@@ -159,16 +160,17 @@ def test_pretrain_in_the_folder_of_a_running_process_is_refused(make_recipe: Mak
         pretrain(recipe)
 
 
-def test_pretrain_with_a_truncated_checkpoint_continues_from_the_one_before(
+def test_pretrain_whose_network_is_gone_makes_it_again_from_the_state_that_it_keeps(
     make_recipe: MakeRecipe, caplog: pytest.LogCaptureFixture
 ) -> None:
-    recipe = make_recipe(EVERY_STEP, "pretrain.tokens=2560")
+    caplog.set_level(logging.INFO)
+    recipe = make_recipe("pretrain.tokens=2560")
     assert pretrain(recipe)
+    assert [file.name for file in (recipe.folder / "pretrain").glob("*.pt")] == ["before-decay.pt"]
     before = weights(recipe)
-    newest = max((recipe.folder / "pretrain").glob("state-*.pt"))
-    os.truncate(newest, newest.stat().st_size // 2)
+    shutil.rmtree(recipe.folder / "pretrained")
     assert pretrain(recipe)
-    assert "trying the checkpoint before" in caplog.text
+    assert "resuming at step 7" in caplog.text
     assert same(weights(recipe), before)
 
 
