@@ -14,10 +14,10 @@ import numpy as np
 from training.corpus.encode import NO_LABEL
 from training.corpus.shards import ShardInput
 from training.errors import RunError
-from training.recipe import Recipe, SourceConfig, source_name
+from training.recipe import REGRESSION, Recipe, SourceConfig, source_name
 from training.sources.detokenize import capitals, contractions, typographic
 from training.sources.documents import Document, documents
-from training.sources.labels import labelled
+from training.sources.labels import Target, labelled
 from training.sources.split import hashes, held_out_below, text_hash
 
 SHARD_CHARACTERS = 8_000_000
@@ -34,8 +34,8 @@ REMEMBERED_TEXTS = 1_000_000
 
 logger = logging.getLogger(__name__)
 
-Routed = tuple[str, Document, int]
-"""A part (`train`, `dev/<source>` or `heldout/<source>`), a document of it, and the index of its label."""
+Routed = tuple[str, Document, Target]
+"""A part (`train`, `dev/<source>` or `heldout/<source>`), a document of it, and its target."""
 
 
 @dataclass(slots=True)
@@ -51,7 +51,7 @@ class _Cutter:
         self.bytes_read += count
 
     def cut(self, routed: Iterable[Routed], source: SourceConfig, read: str) -> Iterator[ShardInput]:
-        waiting: dict[str, list[tuple[Document, int]]] = defaultdict(list)
+        waiting: dict[str, list[tuple[Document, Target]]] = defaultdict(list)
         sizes: Counter[str] = Counter()
         for part, document, label in routed:
             waiting[part].append((document, label))
@@ -62,7 +62,7 @@ class _Cutter:
         for part, items in waiting.items():
             yield self._shard(part, items, source, read)
 
-    def _shard(self, part: str, items: list[tuple[Document, int]], source: SourceConfig, read: str) -> ShardInput:
+    def _shard(self, part: str, items: list[tuple[Document, Target]], source: SourceConfig, read: str) -> ShardInput:
         number = next(self.numbers[part])
         found = [document for document, _ in items]
         labels = [label for _, label in items] if self.has_labels else None
@@ -70,7 +70,7 @@ class _Cutter:
 
 
 def _route(
-    found: Iterable[tuple[Document, int]],
+    found: Iterable[tuple[Document, Target]],
     source: SourceConfig,
     evaluated: str,
     threshold: int,
@@ -147,7 +147,7 @@ def labelled_inputs(recipe: Recipe) -> Iterator[ShardInput]:
     tested = {value for document, _ in itertools.chain.from_iterable(read_test) for value in hashes(document)}
     in_dev: set[int] = set()
     plans = [(source, *_plan(source, recipe, tested, in_dev)) for source in config.train]
-    held_out, trained = tested | in_dev, Counter[int]()
+    held_out, trained = tested | in_dev, Counter[Target]()
 
     for source, threshold, shares in plans:
         routed = _route(labelled(source, recipe, cutter.progress), source, "dev", threshold, held_out, tested)
@@ -157,7 +157,8 @@ def labelled_inputs(recipe: Recipe) -> Iterator[ShardInput]:
         unlabelled = documents(source, recipe.data, cutter.progress, recipe.hub_cache)
         routed = _route(((document, NO_LABEL) for document in unlabelled), source, "dev", 0, held_out)
         yield from cutter.cut(routed, source, reading_of(source))
-    _check_all_labels_occur(recipe, trained)
+    if fault := _lacking(recipe, trained):
+        raise RunError(fault)
 
 
 def check_labels(recipe: Recipe) -> None:
@@ -166,21 +167,31 @@ def check_labels(recipe: Recipe) -> None:
     Raises:
         SourceError, RunError: as `labelled_inputs`.
     """
-    missing = set(range(len(recipe.finetune.label_names)))
+    found: set[Target] = set()
     for shard_input in labelled_inputs(recipe.model_copy(update={"distill": None})):
         if shard_input.part == "train":
-            missing.difference_update(shard_input.labels or ())
-        if not missing:  # every value of the label columns has been read before the first shard
+            found.update(shard_input.labels or ())
+        if not _lacking(recipe, found):  # every value of the label columns has been read before the first shard
             return
 
 
-def _check_all_labels_occur(recipe: Recipe, found: Container[int]) -> None:
-    if missing := [name for i, name in enumerate(recipe.finetune.label_names) if i not in found]:
-        raise RunError(
+def _lacking(recipe: Recipe, found: Iterable[Target]) -> str:
+    """What texts with these targets lack to train on; "" if they lack nothing."""
+    targets, names = set(found), recipe.finetune.label_names
+    if recipe.finetune.problem_type == REGRESSION:
+        return f"finetune.train has one {names[0]} for all texts: numbers must differ" if len(targets) < 2 else ""
+    occurring = {i for target in targets for i in _labels_of(target)}
+    if missing := [name for i, name in enumerate(names) if i not in occurring]:
+        return (
             f"finetune.train has no text labelled {', '.join(missing)}: is a file sorted by its labels and cut by "
             "`limit`, are all its texts in finetune.test or in dev (finetune.dev_fraction), or has finetune.labels one "
             "label too many?"
         )
+    return ""
+
+
+def _labels_of(target: Target) -> list[int]:
+    return [target] if isinstance(target, int) else [i for i, value in enumerate(target) if value]
 
 
 def reading_of(source: SourceConfig) -> str:
@@ -188,7 +199,7 @@ def reading_of(source: SourceConfig) -> str:
     return source.read or ("pair" if len(source.text) == 2 else "text")
 
 
-Shares = dict[tuple[str | None, int], float]
+Shares = dict[tuple[str | None, Target], float]
 """Share of the training texts to keep, by domain and label; see `SourceConfig.balance`."""
 
 
@@ -196,8 +207,8 @@ def _plan(source: SourceConfig, recipe: Recipe, tested: set[int], in_dev: set[in
     """First pass over a source: the threshold of its split and the shares that balance it. Adds the texts and
     groups of its dev part to `in_dev`."""
     threshold = held_out_below((document for document, _ in labelled(source, recipe)), recipe.finetune.dev_fraction)
-    counts: Counter[tuple[str | None, int]] = Counter()
-    first_labels: dict[int, int] = {}
+    counts: Counter[tuple[str | None, Target]] = Counter()
+    first_labels: dict[int, Target] = {}
     dev = contradictions = 0
     for document, label in labelled(source, recipe):
         text, group = hashes(document)
@@ -228,7 +239,7 @@ def _plan(source: SourceConfig, recipe: Recipe, tested: set[int], in_dev: set[in
     return threshold, {key: min(1.0, source.balance * rarest[key[0]] / count) for key, count in counts.items()}
 
 
-def _chosen(routed: Iterable[Routed], shares: Shares, trained: Counter[int], augmented: float) -> Iterator[Routed]:
+def _chosen(routed: Iterable[Routed], shares: Shares, trained: Counter[Target], augmented: float) -> Iterator[Routed]:
     """Dev texts unchanged. Of the texts to train on, `shares` of each domain and label are kept, some of them are
     augmented, and their labels are counted in `trained`."""
     for part, document, label in routed:
