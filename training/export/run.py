@@ -12,13 +12,14 @@ from model.checkpoint import load_checkpoint
 from training.errors import RunError
 from training.export.model_card import write_card
 from training.loop.checkpoint import weights_hash
-from training.recipe import Recipe
+from training.recipe import REGRESSION, Recipe
 from training.runtime.checkpoint_dir import check_target, checkpoint_size, write_checkpoint_dir
 
 NAMES = ("pretrained", "sentiment")
 
 DTYPE = torch.float16
-"""Precision of exported weights: half the size, and no answer of the shipped models changes with it."""
+"""Precision of exported weights: half the size, and no answer of the shipped models changes with it. Those of a
+regression stay in float32, because float16 does not hold the number 100,000, or the years around 2000."""
 
 logger = logging.getLogger(__name__)
 
@@ -39,7 +40,8 @@ def export(recipe: Recipe) -> list[Path]:
     weights = {name: weights_hash(source.model) for name, source in sources.items()}
     targets = {name: _target(recipe, name) for name in made}
     for name, target in targets.items():
-        write_checkpoint_dir(target, sources[name].model, sources[name].tokenizer, DTYPE)
+        dtype = torch.float32 if sources[name].config.problem_type == REGRESSION else DTYPE
+        write_checkpoint_dir(target, sources[name].model, sources[name].tokenizer, dtype)
         write_card(recipe, name, target, weights)
         logger.info("%s: %s", target, checkpoint_size(target, sources[name].model))
     settings = " ".join(f"BERT_{name.upper()}={shlex.quote(str(target))}" for name, target in targets.items())

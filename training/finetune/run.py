@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +34,8 @@ from training.finetune.task import ClassificationLoss, classifier_from
 from training.loop.checkpoint import TrainState, weights_hash
 from training.loop.trainer import TrainConfig, Trainer
 from training.pretrain.adapt import adapted, pretrained_folder
+from training.problems.base import Problem
+from training.problems.choose import PROBLEMS, problem_of
 from training.recipe import Recipe, with_earlier, write_resolved
 from training.runtime.checkpoint_dir import check_target, checkpoint_size, write_checkpoint_dir
 from training.runtime.device import choose_device, maybe_compile
@@ -49,8 +51,8 @@ EVALUATIONS, EVALUATED_TEXTS = 4, 1000
 FEW_STEPS = 100
 """Fewer steps hardly move a network."""
 
-_MAY_CHANGE = {"train", "test", "pretrained", "seeds"}
-"""Settings that are not part of a run's identity: texts and first weights have their own hashes."""
+_MAY_CHANGE = {"train", "test", "pretrained", "seeds", "problem_type"}
+"""Settings that are not part of a run's identity: texts with their targets and first weights have their own hashes."""
 
 logger = logging.getLogger(__name__)
 
@@ -64,6 +66,8 @@ class _Material:
     train: PreparedText
     dev: dict[str, LabelledTexts]
     """By name of the source."""
+    problem: Problem
+    """Fitted to the texts to train on."""
     teacher: str | None
     """Fingerprint of the teachers."""
     dist: DistContext
@@ -86,7 +90,10 @@ def finetune(recipe: Recipe) -> bool:
         folder = prepare_labelled(recipe, start.tokenizer, keep_earlier=teacher is not None)
     with distributed() as dist, run_lock(recipe.folder / "finetune" / f"rank-{dist.rank}"):
         train, dev = PreparedText.open(folder / "train"), open_dev(recipe, start)
-        material = _Material(recipe, start, train, dev, teacher, dist)
+        labels = train.column("labels")
+        assert labels is not None
+        problem = problem_of(recipe.finetune.problem_type, recipe.finetune.label_names).fitted(labels)
+        material = _Material(recipe, start, train, dev, problem, teacher, dist)
         results = []
         earlier = {result.seed: result for result in load_results(recipe)}
         if dist.is_main and (left_out := earlier.keys() - set(seeds_of(recipe))):
@@ -135,7 +142,7 @@ def starting_point(recipe: Recipe) -> tuple[Checkpoint, Recipe]:
         raise RunError(f"finetune.pretrained: {error}" if folder == config.pretrained else str(error)) from error
     if isinstance(start.model, BertForSequenceClassification):
         config = config.in_order_of(start.config.labels)
-        check_classes(start, config.label_names)
+        check_classes(start, config)
     if config.max_length > (positions := start.config.max_position_embeddings):
         raise RunError(f"finetune.max_length is {config.max_length}, but {folder} has {positions} positions")
     for source in (*config.train, *config.test, *(recipe.distill.sources if recipe.distill else ())):
@@ -145,9 +152,9 @@ def starting_point(recipe: Recipe) -> tuple[Checkpoint, Recipe]:
 
 def open_dev(recipe: Recipe, start: Checkpoint) -> dict[str, LabelledTexts]:
     """The dev texts by the name of their source, read as the service reads them: up to the network's positions."""
-    labels, positions = len(recipe.finetune.label_names), start.config.max_position_embeddings
+    outputs, positions = len(recipe.finetune.label_names), start.config.max_position_embeddings
     parts = open_parts(recipe.folder / "labelled" / "dev")
-    return {name: labelled_window(part.window(), start.tokenizer, labels, positions) for name, part in parts.items()}
+    return {name: labelled_window(part.window(), start.tokenizer, outputs, positions) for name, part in parts.items()}
 
 
 def _train(material: _Material, seed: int, earlier: SeedResult | None) -> SeedResult | None:
@@ -160,6 +167,8 @@ def _train(material: _Material, seed: int, earlier: SeedResult | None) -> SeedRe
     recipe, start, dist = material.recipe, material.start, material.dist
     folder = seed_folder(recipe, seed)
     model = classifier_from(start.model, recipe.finetune, seed).to(choose_device(recipe.device, dist.local_rank))
+    if isinstance(start.model, BertForSequenceClassification):
+        material.problem.unfold(model)
     trainer = _trainer(material, model, seed, folder)
     was_finished = trainer.is_finished
     if not was_finished and trainer.config.steps < FEW_STEPS:
@@ -175,19 +184,20 @@ def _train(material: _Material, seed: int, earlier: SeedResult | None) -> SeedRe
         return None
     if earlier and was_finished and (folder / "model").is_dir():
         return earlier
+    material.problem.fold(model)
     answers = {name: predict_classification(model, texts) for name, texts in material.dev.items()}
-    said = {label for each in answers.values() for label in each.logits.argmax(1).tolist()}
-    true = {label for each in answers.values() for label in each.labels.tolist()}
+    said = {word for each in answers.values() for word in each.problem.words(each.scores)}
+    true = {word for each in answers.values() for word in each.problem.words(each.targets)}
     if len(said) == 1 < len(true):
-        label = recipe.finetune.label_names[said.pop()]
-        logger.warning(f"it answers {label} to every dev text: delete {folder} and repeat with more finetune.epochs")
+        word = said.pop()
+        logger.warning(f"it answers {word} to every dev text: delete {folder} and repeat with more finetune.epochs")
     temperature = calibrate(model, answers)
     if dist.is_main:
         trainer.log.write("calibration", trainer.state, {"temperature": temperature})
         write_checkpoint_dir(folder / "model", model.cpu(), start.tokenizer, torch.float32)
     if not answers:
         return SeedResult(seed, None, None)
-    return SeedResult(seed, *mean_score({name: each.report() for name, each in answers.items()}))
+    return SeedResult(seed, *mean_score(answers))
 
 
 def _trainer(material: _Material, model: BertForSequenceClassification, seed: int, folder: Path) -> Trainer:
@@ -203,15 +213,17 @@ def _trainer(material: _Material, model: BertForSequenceClassification, seed: in
         micro_batch_tokens=recipe.micro_tokens(config),
     )
     logger.info("%s texts with %s tokens per epoch", f"{stream.text.documents:,}", f"{stream.tokens:,}")
-    loss = ClassificationLoss(model, stream.texts_per_batch)
+    loss = ClassificationLoss(material.problem, model, stream.texts_per_batch)
     maybe_compile(loss)
 
     def evaluate(_state: TrainState) -> dict[str, Any]:
-        answers = {name: predict_classification(model, dev, EVALUATED_TEXTS) for name, dev in material.dev.items()}
-        reports = {name: each.report() for name, each in answers.items()}
-        accuracy, loss = mean_score(reports)
-        figures = {name: report.summary() for name, report in reports.items()}
-        return figures | {"dev_accuracy": accuracy, "dev_loss": loss}
+        answers = {
+            name: replace(predict_classification(model, dev, EVALUATED_TEXTS), problem=material.problem)
+            for name, dev in material.dev.items()
+        }
+        score, loss = mean_score(answers)
+        figures = {name: each.summary() for name, each in answers.items()}
+        return figures | {"dev_score": score, "dev_loss": loss}
 
     settings = TrainConfig(
         budget_tokens=max(config.batch_tokens, round(config.epochs * stream.tokens)),
@@ -250,6 +262,7 @@ def _keep_best(recipe: Recipe, tokenizer: Tokenizer, results: list[SeedResult], 
     record_labelled(recipe)
     model = load_checkpoint(seed_folder(recipe, best.seed) / "model").model
     write_checkpoint_dir(target, model, tokenizer, torch.float32)
-    if best.dev_accuracy is not None:
-        logger.info("kept seed %d: balanced accuracy on dev %.4f", best.seed, best.dev_accuracy)
+    if best.dev_score is not None:
+        figure = PROBLEMS[recipe.finetune.problem_type].chosen.replace("_", " ")
+        logger.info("kept seed %d: %s on dev %.4f", best.seed, figure, abs(best.dev_score))
     logger.info("classifier of %s in %s", checkpoint_size(target, model), target)
