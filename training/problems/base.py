@@ -55,6 +55,8 @@ class Problem(ABC):
     """What `fit` is over a bag of words."""
     wrong_title: ClassVar[str] = "Surest wrong answers"
     """What `wrongness` ranks."""
+    wrong_name: ClassVar[str] = "score"
+    """What `wrongness` is."""
 
     def fitted(self, labels: NDArray[Any]) -> Self:
         """The problem as the network is trained on it.

@@ -33,6 +33,7 @@ class Regression(Problem):
     constant = "mean"
     bag = "TF-IDF + ridge regression"
     wrong_title = "Largest errors"
+    wrong_name = "error"
 
     def fitted(self, labels: NDArray[Any]) -> Regression:
         return replace(self, offset=float(labels.mean(dtype=np.float64)), scale=float(labels.std(dtype=np.float64)))

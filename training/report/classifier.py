@@ -18,6 +18,12 @@ from training.report.baselines import Labelled, targets_of
 OURS = "this model"
 """Name of the evaluated model in a table."""
 
+NOISE = 2.0
+"""Standard errors: a difference of fewer may be chance."""
+
+SHOWN_WRONG, SHOWN_CHARACTERS = 10, 200
+"""Wrong answers that a report shows, and of each the first characters of the text."""
+
 MIN_OF_EACH_LABEL = 50
 """Texts of each label that a domain needs to count as the worst one."""
 
@@ -36,6 +42,38 @@ class Figure:
         if math.isnan(estimate.value):
             return cls(None, None)
         return cls(estimate.value, estimate.standard_error)
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """`Problem.compared` of this model and of the bag of words, on the same texts."""
+
+    ours: float
+    bag: float
+    gain: float
+    """How much better this model is."""
+    standard_error: float
+    """Of the gain, from paired answers."""
+
+    @property
+    def is_noise(self) -> bool:
+        """Whether the gain may be chance."""
+        return abs(self.gain) <= NOISE * self.standard_error
+
+
+@dataclass(frozen=True, slots=True)
+class WrongAnswer:
+    """A text that is answered wrong."""
+
+    text: str
+    """Its first characters."""
+    place: str
+    """Where it stands, such as `reviews.csv, line 7`."""
+    label: str
+    """What is right."""
+    answer: str
+    score: float
+    """`Problem.wrongness`"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +104,7 @@ class ClassifierReport:
     texts: int
     figures: dict[str, dict[str, Figure]]
     """By model, `OURS` first, and by name."""
+    against_bag: Comparison | None
     labels: dict[str, LabelRow]
     calibration_error: float | None
     """Mean gap between confidence and accuracy (Guo et al. 2017), 15 bins of equal width."""
@@ -74,6 +113,8 @@ class ClassifierReport:
     domains: Domains | None
     only_answer: str | None
     """What the model answers to every text, if texts differ in what is right."""
+    wrong: list[WrongAnswer]
+    """The most wrong answers, in this order."""
     confusion: list[list[int]] | None
     """Rows: true label; columns: answer."""
     reliability: list[Bin]
@@ -89,12 +130,14 @@ def report_on(problem: Problem, scores: Mapping[str, Tensor], part: Labelled) ->
     ours = scores[OURS]
     constant = problem.constant_of(targets).expand(len(targets), -1)
     models = {**scores, f"always the {problem.constant}": constant}
+    figures = {name: problem.figures(each, targets) for name, each in models.items()}
     decisions = problem.decisions(ours, targets)
     bins = reliability(*decisions) if decisions else []
     answers, right = (set(problem.words(each)) for each in (ours, targets))
     return ClassifierReport(
         texts=len(part),
-        figures={name: _written(problem.figures(each, targets)) for name, each in models.items()},
+        figures={name: {key: Figure.of(each) for key, each in found.items()} for name, found in figures.items()},
+        against_bag=_against_bag(problem, figures),
         labels={
             name: LabelRow(label.texts, *map(Figure.of, (label.precision, label.recall, label.f1)))
             for name, label in problem.label_figures(ours, targets).items()
@@ -103,13 +146,35 @@ def report_on(problem: Problem, scores: Mapping[str, Tensor], part: Labelled) ->
         calibration_error_by_chance=calibration_error_by_chance(bins) if bins else None,
         domains=_domains(problem, scores, targets, part),
         only_answer=answers.pop() if len(answers) == 1 < len(right) else None,
+        wrong=_wrong(problem, ours, targets, part),
         confusion=problem.confusion(ours, targets),
         reliability=bins,
     )
 
 
-def _written(estimates: Mapping[str, Estimate]) -> dict[str, Figure]:
-    return {name: Figure.of(estimate) for name, estimate in estimates.items()}
+def _against_bag(problem: Problem, figures: Mapping[str, Mapping[str, Estimate]]) -> Comparison | None:
+    """None without a bag, or if the texts do not define the figure."""
+    if problem.bag not in figures:
+        return None
+    ours, bag = (figures[name][problem.compared] for name in (OURS, problem.bag))
+    gain = bag - ours if problem.lower_is_better else ours - bag
+    return None if math.isnan(gain.value) else Comparison(ours.value, bag.value, gain.value, gain.standard_error)
+
+
+def _wrong(problem: Problem, scores: Tensor, targets: Tensor, part: Labelled) -> list[WrongAnswer]:
+    wrongness = problem.wrongness(scores, targets)
+    answers, labels = problem.words(scores), problem.words(targets)
+    order = wrongness.argsort(descending=True, stable=True)[:SHOWN_WRONG].tolist()
+    return [
+        WrongAnswer(_beginning(document.text), document.place, labels[i], answers[i], wrongness[i].item())
+        for i, document in ((i, part[i][0]) for i in order)
+        if wrongness[i]
+    ]
+
+
+def _beginning(text: str) -> str:
+    line = " ".join(text.split())
+    return line if len(line) <= SHOWN_CHARACTERS else f"{line[:SHOWN_CHARACTERS]}…"
 
 
 def _domains(problem: Problem, scores: Mapping[str, Tensor], targets: Tensor, part: Labelled) -> Domains | None:

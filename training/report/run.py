@@ -31,7 +31,7 @@ from training.recipe import Recipe, source_name
 from training.report.baselines import DEV, PAIR, Labelled, evaluate_bag, read_test
 from training.report.classifier import OURS, report_on
 from training.report.plots import plot_confusion, plot_losses, plot_reliability
-from training.report.tables import Report, tables, title_of
+from training.report.tables import Report, tables, title_of, wrong_answers
 from training.runtime.device import choose_device
 from training.runtime.files import write_json
 
@@ -76,7 +76,8 @@ def evaluate(recipe: Recipe, weights: Path | None = None) -> str:
     folder.mkdir(parents=True, exist_ok=True)
     file = folder / "report.md"
     notes = [f"**{name} is not evaluated: {reason}.**\n" for name, reason in reasons.items()]
-    text = "\n".join([*text_of.values(), *notes])
+    classifier, network = (text_of.get(name, "") for name in ("sentiment", "pretrained"))
+    text = "\n".join(filter(None, [classifier, wrong_answers(report), network, *notes]))
     plots = "\n".join(f"![{file.stem}]({file.name})" for file in _plot(recipe, folder, report))
     file.write_text(f"{text}\n## Plots\n\n{plots}\n", encoding="utf-8")
     # Last, because it names the weights of all of it.
@@ -153,14 +154,18 @@ def _classification(recipe: Recipe, classifier: Path, folder: Path) -> dict[str,
     seeds = {each.seed: _seed_figures(recipe, each, test) for each in results if len(results) > 1}
     problem, answers = _problem(recipe), _answers(recipe, classifier, test)
     bag = evaluate_bag(recipe, problem, test) if test and train else {}
-    scores = {
-        name: {OURS: each.scores} | ({problem.bag: bag[name]} if name in bag else {}) for name, each in answers.items()
+    models = {
+        OURS: {name: each.scores for name, each in answers.items()},
+        problem.bag: bag,
+    }
+    reports = {
+        name: report_on(problem, {model: found[name] for model, found in models.items() if name in found}, test[name])
+        for name in answers
     }
     return {
-        "classification": {name: report_on(problem, models, test[name]) for name, models in scores.items()},
+        "classification": reports,
+        "problem_type": recipe.finetune.problem_type,
         "labels": list(problem.names),
-        "chosen": problem.chosen,
-        "compared": problem.compared,
         "seeds": seeds,
     }
 

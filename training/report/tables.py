@@ -8,7 +8,10 @@ from dataclasses import dataclass, field
 from math import inf, sqrt
 
 from training.evaluate.pretraining import PretrainingReport
-from training.report.classifier import OURS, ClassifierReport, Figure, LabelRow
+from training.problems.base import Problem
+from training.problems.choose import problem_of
+from training.report.baselines import PAIR
+from training.report.classifier import OURS, ClassifierReport, Comparison, Figure, LabelRow
 
 WEAKEST_LABELS = 20
 """Most rows of a test set in the table of labels."""
@@ -22,17 +25,19 @@ class Report:
     """By name of the held-out source."""
     classification: dict[str, ClassifierReport] = field(default_factory=dict)
     """By name of the test source; with `PAIR` for those of its texts that are also read as pairs."""
+    problem_type: str | None = None
     labels: list[str] = field(default_factory=list)
-    chosen: str = ""
-    """`Problem.chosen`"""
-    compared: str = ""
-    """`Problem.compared`"""
     seeds: dict[int, dict[str, float]] = field(default_factory=dict)
-    """`compared` of each seed by test source, after `chosen` on dev, where there are several seeds."""
+    """`Problem.compared` of each seed by test source, after `Problem.chosen` on dev, where there are several seeds."""
     weights: dict[str, str] = field(default_factory=dict)
     """Hashes of the evaluated weights, by name of the model."""
     not_evaluated: dict[str, str] = field(default_factory=dict)
     """Why a model is not evaluated, by its name."""
+
+    @property
+    def problem(self) -> Problem:
+        """What the classifier's outputs mean."""
+        return problem_of(self.problem_type, self.labels)
 
 
 def tables(report: Report) -> dict[str, str]:
@@ -47,13 +52,43 @@ def tables(report: Report) -> dict[str, str]:
     return found
 
 
+def wrong_answers(report: Report) -> str:
+    """The most wrong answers of each test set. No part of `tables`, because cards are published and texts may be
+    private."""
+    problem, found = report.problem, []
+    for name, test in report.classification.items():
+        if test.wrong and not name.endswith(PAIR):  # the same texts are there as single ones
+            lines = [
+                f"{number}. {each.place}: {each.label}, answered {each.answer} ({problem.wrong_name} "
+                f"{_number(each.score)})\n   `{each.text.replace('`', chr(39))}`\n"
+                for number, each in enumerate(test.wrong, 1)
+            ]
+            found.append("".join([f"{problem.wrong_title}, {name}:\n\n", *lines]))
+    return "\n".join(found)
+
+
 def _verdicts(report: Report) -> list[str]:
-    """A sentence for each test set on which the classifier is useless."""
-    return [
-        f"**{name}: answers {test.only_answer} to each text: raise finetune.epochs.**\n"
-        for name, test in report.classification.items()
-        if test.only_answer is not None
-    ]
+    """Sentences for each test set: is the classifier useless, is it better than a bag of words? Faults come first."""
+    found = []
+    for name, test in report.classification.items():
+        if test.only_answer is not None:
+            found.append(f"**{name}: answers {test.only_answer} to each text: raise finetune.epochs.**\n")
+        if test.against_bag is not None:
+            found.append(_verdict(name, title_of(report.problem.compared), test.against_bag))
+    return sorted(found, key=lambda sentence: not sentence.startswith("**"))
+
+
+def _verdict(name: str, figure: str, found: Comparison) -> str:
+    difference = _cell(Figure(abs(found.gain), found.standard_error))
+    figures = f"{figure} {_number(found.ours)}, of the bag {_number(found.bag)}; the difference is {difference}"
+    if found.is_noise:
+        return f"{name}: neither better nor worse than a bag of words, within the noise: {figures}.\n"
+    if found.gain > 0:
+        return f"{name}: better than a bag of words: {figures}.\n"
+    return (
+        f"**{name}: a bag of words is better: {figures}. More labelled texts help most, then more time to train "
+        "(finetune.epochs).**\n"
+    )
 
 
 def _classification_table(report: Report) -> str:
@@ -82,10 +117,8 @@ def _domain_sentences(report: Report) -> list[str]:
     for name, test in report.classification.items():
         if test.domains is not None:
             means = ", ".join(f"{_cell(figure)} of {model}" for model, figure in test.domains.means.items())
-            sentences.append(
-                f"{name}: mean {title_of(report.chosen)} over domains {means}; worst domain {test.domains.worst}, "
-                f"{_cell(test.domains.worst_figure)}.\n"
-            )
+            worst = f"worst domain {test.domains.worst}, {_cell(test.domains.worst_figure)}"
+            sentences.append(f"{name}: mean {title_of(report.problem.chosen)} over domains {means}; {worst}.\n")
     return sentences
 
 

@@ -43,6 +43,41 @@ def test_report_has_each_model_beside_the_constant_answer() -> None:
     assert made.only_answer is None
 
 
+def test_report_compares_paired_answers_with_the_bag() -> None:
+    texts = part(*[0, 1] * 8)
+    right, wrong = torch.eye(2)[[0, 1] * 8], torch.eye(2)[[1, 0]]
+    ours, bag = torch.cat([wrong, right[2:]]), torch.cat([wrong, wrong, right[4:]])
+    found = report(ONE, ours, texts, **{ONE.bag: bag}).against_bag
+    assert found is not None
+    assert (found.ours, found.bag, found.gain) == (0.875, 0.75, 0.125)
+    assert found.standard_error == pytest.approx((0.125 * 0.875 / 16) ** 0.5), "of answers that differ on two texts"
+    assert found.is_noise
+    equal = report(ONE, ours, texts, **{ONE.bag: ours}).against_bag
+    assert equal is not None
+    assert equal.is_noise
+    assert report(ONE, ours, texts).against_bag is None
+
+
+def test_report_of_numbers_gains_by_smaller_errors() -> None:
+    texts = part(*[(1.0,), (4.0,)] * 8)
+    near = torch.tensor([[1.5], [4.5]]).repeat(8, 1)
+    found = report(NUMBER, near, texts, **{NUMBER.bag: near + 1}).against_bag
+    assert found is not None
+    assert (found.gain, found.is_noise) == (1, False)
+
+
+def test_report_shows_the_surest_wrong_answers_with_their_places() -> None:
+    texts: Labelled = [
+        (Document((f"so  {word}\n" + "x" * 300,), place=f"a.csv, line {n}"), 0) for n, word in enumerate("abc")
+    ]
+    scores = torch.tensor([[0.4, 0.6], [0.9, 0.1], [0.2, 0.8]])
+    first, second = report(ONE, scores, texts).wrong
+    assert (first.place, first.label, first.answer) == ("a.csv, line 2", "a", "b")
+    assert first.score == pytest.approx(0.8)
+    assert first.text == "so c " + "x" * 195 + "…"
+    assert second.place == "a.csv, line 0"
+
+
 def test_report_of_one_answer_to_all_texts_names_it() -> None:
     assert report(ONE, torch.eye(2)[[1, 1]], part(0, 1)).only_answer == "b"
     assert report(ONE, torch.eye(2)[[1, 1]], part(1, 1)).only_answer is None, "it may be right"

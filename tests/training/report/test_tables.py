@@ -5,14 +5,16 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 
+import pytest
 import torch
 
 from tests.training.texts import squeezed
 from training.evaluate.pretraining import PretrainingReport
 from training.problems.single_label import SingleLabel
 from training.report import classifier
-from training.report.classifier import OURS, ClassifierReport, Domains, Figure
-from training.report.tables import Report, tables
+from training.report.baselines import Labelled
+from training.report.classifier import OURS, ClassifierReport, Comparison, Domains, Figure, WrongAnswer
+from training.report.tables import Report, tables, wrong_answers
 from training.sources.documents import Document
 
 PRETRAINING = PretrainingReport(10, 100, 3.0, 0.4, 6.0, 0.1, None, None, {})
@@ -24,14 +26,13 @@ def answered(names: tuple[str, ...], *rows: tuple[int, ...], bag: bool = False) 
     counts = [(true, answer) for true, row in enumerate(rows) for answer, count in enumerate(row) for _ in range(count)]
     scores = torch.eye(len(names))[[answer for _, answer in counts]] * 0.6
     models = {OURS: scores} | ({BAG: scores} if bag else {})
-    return classifier.report_on(
-        SingleLabel(names), models, [(Document((f"text {i}",)), true) for i, (true, _) in enumerate(counts)]
-    )
+    texts: Labelled = [(Document((f"text {i}",)), true) for i, (true, _) in enumerate(counts)]
+    return classifier.report_on(SingleLabel(names), models, texts)
 
 
 def report(test: ClassifierReport | None = None, name: str = "reviews", **changes: object) -> Report:
     test = test or answered(("NEGATIVE", "POSITIVE"), (5, 0), (1, 4), bag=True)
-    made = Report({"tweets": PRETRAINING}, {name: test}, chosen="balanced_accuracy", compared="accuracy")
+    made = Report({"tweets": PRETRAINING}, {name: test}, labels=["NEGATIVE", "POSITIVE"])
     return replace(made, **changes)
 
 
@@ -49,6 +50,48 @@ def test_tables_say_where_a_classifier_is_useless() -> None:
     constant = answered(("NEGATIVE", "POSITIVE"), (0, 5), (0, 5))
     assert "**reviews: answers POSITIVE to each text: raise finetune.epochs.**" in text_of(report(constant))
     assert "to each text" not in text_of(report(answered(("NEGATIVE", "POSITIVE"), (0, 0), (0, 5))))
+
+
+@pytest.mark.parametrize(
+    ("found", "verdict"),
+    [
+        (
+            Comparison(0.9, 0.95, -0.05, 0.02),
+            "**reviews: a bag of words is better: accuracy 0.9000, of the bag 0.9500; ",
+        ),
+        (Comparison(0.9, 0.95, -0.05, 0.03), "reviews: neither better nor worse than a bag of words, within the noise"),
+        (
+            Comparison(0.95, 0.9, 0.05, 0.02),
+            "reviews: better than a bag of words: accuracy 0.9500, of the bag 0.9000; ",
+        ),
+    ],
+)
+def test_tables_begin_with_the_comparison_with_a_bag_of_words(found: Comparison, verdict: str) -> None:
+    test = replace(report().classification["reviews"], against_bag=found)
+    first, *others = text_of(report(test)).splitlines()
+    assert first.startswith(verdict)
+    assert f"the difference is 0.0500 ± {found.standard_error:.4f}" in first
+    assert ("More labelled texts help most" in first) == first.startswith("**")
+    assert not any("bag of words" in line for line in others)
+
+
+def test_tables_begin_with_faults() -> None:
+    good = report().classification["reviews"]
+    bad = replace(good, against_bag=Comparison(0.5, 0.9, -0.4, 0.01))
+    assert text_of(report(classification={"good": good, "bad": bad})).startswith("**bad: a bag of words is better")
+
+
+def test_wrong_answers_are_listed_and_in_no_table() -> None:
+    wrong = WrongAnswer("Not `bad`.", "a.csv, line 7", "POSITIVE", "NEGATIVE", 0.98765)
+    test = replace(report().classification["reviews"], wrong=[wrong])
+    made = report(classification={"reviews": test, "reviews (pair)": test})
+    assert wrong_answers(made).splitlines() == [
+        "Surest wrong answers, reviews:",
+        "",
+        "1. a.csv, line 7: POSITIVE, answered NEGATIVE (score 0.9877)",
+        "   `Not 'bad'.`",
+    ]
+    assert "Not" not in text_of(made)
 
 
 def test_tables_have_each_model_with_errors_beside_a_trivial_guess() -> None:
