@@ -412,6 +412,10 @@ class Recipe(_Strict):
         made._hub_cache = self.hub_cache
         return made
 
+    def exported(self, name: str) -> Path:
+        """Where `export` writes the model `pretrained` or `sentiment`."""
+        return (self.export.folder or self.folder / "export") / name
+
     @property
     def positions(self) -> int:
         """Positions of a network that this recipe makes."""

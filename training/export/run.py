@@ -38,7 +38,7 @@ def export(recipe: Recipe) -> list[Path]:
         logger.warning("%s has no %s model yet; it is left out", recipe.folder, name)
     sources = {name: load_checkpoint(recipe.folder / name) for name in made}
     weights = {name: weights_hash(source.model) for name, source in sources.items()}
-    targets = {name: _target(recipe, name) for name in made}
+    targets = {name: recipe.exported(name) for name in made}
     for name, target in targets.items():
         dtype = torch.float32 if sources[name].config.problem_type == REGRESSION else DTYPE
         write_checkpoint_dir(target, sources[name].model, sources[name].tokenizer, dtype)
@@ -52,11 +52,7 @@ def export(recipe: Recipe) -> list[Path]:
 def check_targets(recipe: Recipe) -> None:
     """Raise RunError if a directory to export to holds other files than a checkpoint's, or is one of the run's own."""
     for name in NAMES:
-        target = _target(recipe, name)
+        target = recipe.exported(name)
         if target.resolve() == (recipe.folder / name).resolve():
             raise RunError(f"export.folder is {recipe.folder}, whose networks later stages start from; name another")
         check_target(target)
-
-
-def _target(recipe: Recipe, name: str) -> Path:
-    return (recipe.export.folder or recipe.folder / "export") / name

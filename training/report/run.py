@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import logging
+import shlex
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from model.checkpoint import load_checkpoint
+from torch import Tensor
+
+from model.checkpoint import Checkpoint, load_checkpoint
 from model.tokenizer import Tokenizer
 from training.corpus.inputs import reading_of
 from training.corpus.prepare import (
@@ -27,7 +30,7 @@ from training.loop.log import RunLog
 from training.pretrain.run import load_pretrained, open_heldout
 from training.problems.base import Problem
 from training.problems.choose import problem_of
-from training.recipe import Recipe, source_name
+from training.recipe import SINGLE_LABEL, Recipe, source_name
 from training.report.baselines import DEV, PAIR, Labelled, evaluate_bag, read_test
 from training.report.classifier import OURS, report_on
 from training.report.plots import plot_confusion, plot_losses, plot_reliability
@@ -37,6 +40,9 @@ from training.runtime.files import write_json
 
 EXAMPLES = 2000
 """Held-out examples per source."""
+
+SHIPPED = Path(__file__).parents[2] / "model" / "weights" / "sentiment"
+"""The shipped classifier, beside `model` in a checkout and in a wheel."""
 
 logger = logging.getLogger(__name__)
 
@@ -78,12 +84,20 @@ def evaluate(recipe: Recipe, weights: Path | None = None) -> str:
     notes = [f"**{name} is not evaluated: {reason}.**\n" for name, reason in reasons.items()]
     classifier, network = (text_of.get(name, "") for name in ("sentiment", "pretrained"))
     text = "\n".join(filter(None, [classifier, wrong_answers(report), network, *notes]))
+    serve = _serve_line(recipe, models) if report.classification else ""
     plots = "\n".join(f"![{file.stem}]({file.name})" for file in _plot(recipe, folder, report))
-    file.write_text(f"{text}\n## Plots\n\n{plots}\n", encoding="utf-8")
+    file.write_text(f"{text}\n## Plots\n\n{plots}\n{serve}", encoding="utf-8")
     # Last, because it names the weights of all of it.
     write_json(file.with_suffix(".json"), asdict(report) | {"tables": text_of})
     logger.info("report in %s", file)
-    return text
+    return f"{text}{serve}"
+
+
+def _serve_line(recipe: Recipe, models: Path) -> str:
+    """The command that serves the classifier: as exported, or as it is if it is not the run's own."""
+    is_own = models.resolve() == recipe.folder.resolve()
+    folder = recipe.exported("sentiment") if is_own else models / "sentiment"
+    return f"\nTo serve it{' after `export`' * is_own}:\n\n    BERT_SENTIMENT={shlex.quote(str(folder))} bert-serve\n"
 
 
 def _models_in(folder: Path) -> list[str]:
@@ -157,6 +171,7 @@ def _classification(recipe: Recipe, classifier: Path, folder: Path) -> dict[str,
     models = {
         OURS: {name: each.scores for name, each in answers.items()},
         problem.bag: bag,
+        "the shipped classifier": _shipped(recipe, classifier, test),
     }
     reports = {
         name: report_on(problem, {model: found[name] for model, found in models.items() if name in found}, test[name])
@@ -179,7 +194,25 @@ def _seed_figures(recipe: Recipe, result: SeedResult, test: Mapping[str, Labelle
 
 def _answers(recipe: Recipe, folder: Path, test: Mapping[str, Labelled]) -> dict[str, Answers]:
     """What the classifier in a folder answers, by test source and reading."""
-    checkpoint = load_classifier(folder, recipe.finetune)
+    return _answers_of(recipe, load_classifier(folder, recipe.finetune), test)
+
+
+def _shipped(recipe: Recipe, evaluated: Path, test: Mapping[str, Labelled]) -> dict[str, Tensor]:
+    """(texts, labels) scores of the shipped classifier by test source and reading, if it has the recipe's labels in any
+    spelling. None if it is what is evaluated."""
+    if not SHIPPED.is_dir() or SHIPPED.resolve() == evaluated.resolve():
+        return {}
+    shipped = load_checkpoint(SHIPPED)
+    theirs = [name.lower() for name in shipped.config.labels]
+    names = [name.lower() for name in recipe.finetune.label_names]
+    if recipe.finetune.problem_type != SINGLE_LABEL or sorted(names) != sorted(theirs):
+        return {}
+    order = [theirs.index(name) for name in names]
+    return {name: each.scores[:, order] for name, each in _answers_of(recipe, shipped, test).items()}
+
+
+def _answers_of(recipe: Recipe, checkpoint: Checkpoint, test: Mapping[str, Labelled]) -> dict[str, Answers]:
+    """What a classifier answers, by test source and reading."""
     checkpoint.model.to(choose_device(recipe.device))
     answers = {}
     for source in recipe.finetune.test or recipe.finetune.train:

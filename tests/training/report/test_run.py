@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from model import Tokenizer, load_checkpoint, save_checkpoint
+from model import BertForSequenceClassification, Tokenizer, load_checkpoint, save_checkpoint
 from tests.conftest import MakeCheckpoint
 from tests.training.conftest import MakeRecipe
 from tests.training.texts import review, squeezed
@@ -22,6 +22,7 @@ from training.finetune.task import classifier_from
 from training.loop.checkpoint import weights_hash
 from training.pretrain.run import new_model
 from training.recipe import CorpusConfig, Recipe, SourceConfig
+from training.report import run as report_module
 from training.report.run import evaluate
 
 
@@ -83,8 +84,11 @@ def test_evaluate_of_a_classifier_alone_and_its_plots(make_recipe: MakeRecipe) -
     assert "| reviews | 20 |" in text
     plots = sorted(file.name for file in recipe.folder.glob("*.png"))
     assert plots == ["confusion-reviews.png", "reliability-reviews.png"], "those of an earlier report are deleted"
-    report = (recipe.folder / "report.md").read_text()
-    assert squeezed(report).startswith(text)
+    report = squeezed((recipe.folder / "report.md").read_text())
+    body, serve = text.split("\nTo serve it after `export`:\n\n")
+    assert report.startswith(body)
+    assert report.endswith(serve)
+    assert serve == f" BERT_SENTIMENT={recipe.folder / 'export' / 'sentiment'} bert-serve\n"
     assert all(f"]({name})" in report for name in plots)
 
 
@@ -200,6 +204,28 @@ def test_evaluate_weights_of_a_folder_without_models_names_one_that_has(
         evaluate(recipe, tmp_path / "pretrained")
 
 
+def test_evaluate_has_the_shipped_classifier_beside_it_where_its_labels_fit(
+    make_recipe: MakeRecipe, sentiment: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(report_module, "SHIPPED", sentiment)
+    shipped = load_checkpoint(sentiment)
+    assert isinstance(shipped.model, BertForSequenceClassification)
+    turned = BertForSequenceClassification(shipped.config.replace(id2label={0: "Positive", 1: "negative"}))
+    turned.load_state_dict(shipped.model.state_dict())
+    for parameter in (turned.classifier.weight, turned.classifier.bias):
+        parameter.data = parameter.data.flip(0)
+    save_checkpoint(tmp_path / "sentiment", turned, shipped.tokenizer)
+    text = evaluate_squeezed(make_recipe("finetune.labels={1='Positive',0='negative'}"), tmp_path)
+    figures = {row[2]: row[3:] for row in (line.split(" | ") for line in text.splitlines() if "| 20 |" in line)}
+    assert figures["the shipped classifier"] == figures["this model"], "the same answers under other names"
+
+
+def test_evaluate_has_no_shipped_classifier_of_other_labels(make_recipe: MakeRecipe, tmp_path: Path) -> None:
+    recipe = make_recipe("finetune.labels={0='BAD',1='GOOD'}")
+    save_models(recipe, tmp_path, "sentiment")
+    assert "the shipped classifier" not in evaluate(recipe, tmp_path)
+
+
 # --- what the classifier was trained on ---------------------------------------------------------------------------
 
 
@@ -305,6 +331,6 @@ def test_evaluate_of_domains_and_readings_and_seeds(make_recipe: MakeRecipe, tmp
         assert f"| {name} | {texts} |" in text, "only texts with a title are pairs"
         assert f"{name}: mean balanced accuracy over domains 0." in text
     assert "worst domain book, 0." in text, "the other has too few texts to be the worst"
-    assert text.count(" of TF-IDF + logistic regression; worst domain") == 2
+    assert text.count(" of TF-IDF + logistic regression,") == 2
     assert "| mean | 0.5000 ± 0.0000 |" in text
     assert (recipe.folder / "confusion-shops-pair.png").is_file()
