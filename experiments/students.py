@@ -13,9 +13,17 @@ from __future__ import annotations
 import logging
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
+from sklearn.base import BaseEstimator, TransformerMixin
+from sklearn.feature_extraction.text import CountVectorizer
+from sklearn.linear_model import LogisticRegression
+from sklearn.multiclass import OneVsRestClassifier
+from sklearn.naive_bayes import MultinomialNB
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import Normalizer
 
 from model.checkpoint import load_checkpoint
 from model.heads import BertForPreTraining
@@ -29,7 +37,7 @@ from training.loop.checkpoint import weights_hash
 from training.pretrain import adapt
 from training.pretrain.run import load_pretrained
 from training.recipe import Recipe, load_recipe
-from training.report.baselines import fit_naive_bayes
+from training.report.baselines import WORD, Labelled
 from training.runtime.checkpoint_dir import write_checkpoint_dir
 from training.runtime.device import choose_device, configure_process
 from training.runtime.files import read_json, write_json
@@ -89,7 +97,7 @@ def naive_bayes(recipe: Recipe) -> dict[int, np.ndarray]:
                 for document, label in zip(shard.documents, shard.labels or (), strict=True)
                 if fold_of[str(document.group)] != fold
             ]
-            bag = fit_naive_bayes(train, [])
+            bag = fit_naive_bayes(train)
             for number, shard in shards.items():
                 probabilities = bag.predict_proba([document.text for document in shard.documents])
                 is_unlabelled = shard.source != "imdb"
@@ -99,6 +107,29 @@ def naive_bayes(recipe: Recipe) -> dict[int, np.ndarray]:
         np.savez_compressed(part, allow_pickle=False, **{str(number): each for number, each in found.items()})
         part.replace(file)
     return {int(number): each for number, each in np.load(file).items()}
+
+
+def fit_naive_bayes(train: Labelled) -> Any:
+    """Logistic regressions over naive Bayes log-count ratios of words, pairs and triples (Wang & Manning 2012,
+    https://aclanthology.org/P12-2018); a scikit-learn pipeline."""
+    words = CountVectorizer(ngram_range=(1, 3), token_pattern=WORD, binary=True, min_df=2, dtype=np.float32)
+    classifier = make_pipeline(LogCountRatio(), Normalizer(), LogisticRegression(C=10, max_iter=1000))
+    texts, labels = [document.text for document, _ in train], [label for _, label in train]
+    return make_pipeline(words, OneVsRestClassifier(classifier)).fit(texts, labels)
+
+
+class LogCountRatio(BaseEstimator, TransformerMixin):
+    """Multiplies each feature by the log of how much more often it occurs in texts of a label than in others."""
+
+    def fit(self, features: Any, labels: Any) -> LogCountRatio:
+        """Learn the ratios, with one added to each count: features (texts, words), labels (texts,) 0 or 1."""
+        others, ours = MultinomialNB(alpha=1).fit(features, labels).feature_log_prob_
+        self.ratio_ = ours - others
+        return self
+
+    def transform(self, features: Any) -> Any:
+        """(texts, words) -> (texts, words)"""
+        return features.multiply(self.ratio_[None]).tocsr()
 
 
 def stacked(recipe: Recipe) -> Path:
@@ -121,7 +152,7 @@ def stacked(recipe: Recipe) -> Path:
 
 def label(recipe: Recipe, folders: list[Path], bayes: dict[int, np.ndarray]) -> None:
     """Write what the teachers say beside the student's texts, unless it is there."""
-    teachers = [load_classifier(folder, recipe.finetune.label_names) for folder in folders]
+    teachers = [load_classifier(folder, recipe.finetune) for folder in folders]
     folder = recipe.folder / "labelled" / "train"
     record, said_by = folder / "said-by.json", [weights_hash(teacher.model) for teacher in teachers]
     for teacher in teachers:

@@ -87,10 +87,7 @@ def _classify(parsed: argparse.Namespace, overrides: list[str], arguments: Seque
     planned = plan(parsed, overrides, arguments)
     print(planned.summary, flush=True)
     with logging_redirect_tqdm():
-        finished = _all(planned.recipe)
-    if finished:
-        print(f"to serve it: BERT_SENTIMENT={shlex.quote(str(planned.model))} bert-serve")
-    return finished
+        return _all(planned.recipe)
 
 
 def _stages(recipe: Recipe) -> list[str]:

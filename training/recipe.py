@@ -11,7 +11,7 @@ import tomllib
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Any, Final, Literal, get_args
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator, with_config
 from pydantic.fields import FieldInfo
@@ -22,6 +22,11 @@ from model.config import BertConfig
 from training.errors import RecipeError
 
 RECIPES = Path(__file__).parent / "recipes"
+
+SINGLE_LABEL: Final = "single_label_classification"
+MULTI_LABEL: Final = "multi_label_classification"
+REGRESSION: Final = "regression"
+"""Problem types, in the words of `transformers`."""
 
 Share = Annotated[float, Field(ge=0, le=1)]
 PositiveShare = Annotated[float, Field(gt=0, le=1)]
@@ -87,6 +92,9 @@ class SourceConfig(_Strict):
     label: str | None = None
     """Column that holds the label. The word `folder` instead of a column: each file is one text, labelled by the name
     of its folder."""
+    separator: Annotated[str, Field(min_length=1)] | None = None
+    """What stands between several labels in a cell, such as `";"`; for `multi_label_classification`. Blanks around each
+    label do not count. A list, in JSON or Parquet, needs no separator."""
     group: str | None = None
     """Column such as film or author: texts with the same value are all trained on or all held out."""
     escaped_newlines: bool = False
@@ -281,10 +289,12 @@ class FinetuneConfig(_Strict):
     pretrained: Path | None = None
     """Checkpoint directory to start from: pretrained, or a classifier, whose last layer is kept if it has the same
     labels. If absent, this run's own network."""
+    problem_type: Literal["single_label_classification", "multi_label_classification", "regression"] = SINGLE_LABEL
+    """What the label column holds: one label, any number of labels (also none), or a number."""
     labels: dict[str, str] = {"0": "NEGATIVE", "1": "POSITIVE"}
     """Label of the model for each value of the label column; booleans are `true` and `false`; the value `1.0` matches
     the key `1`. Several values may have one label, and `""` leaves a value out: `{ 1 = "BAD", 2 = "BAD", 3 = "", 4 =
-    "GOOD" }`."""
+    "GOOD" }`. A regression has none."""
     seeds: tuple[Seed, ...] = ()
     """Train once with each seed and keep the best on dev. If empty, once with the recipe's `seed`."""
     test_fraction: Annotated[float, Field(ge=0, lt=1)] = 0.0
@@ -317,7 +327,9 @@ class FinetuneConfig(_Strict):
 
     @property
     def label_names(self) -> list[str]:
-        """The model's labels in the order of the logits."""
+        """The model's labels in the order of the logits. A regression has the name of its column."""
+        if self.problem_type == REGRESSION:
+            return [next((source.label for source in (*self.train, *self.test) if source.label), "number")]
         return [name for name in dict.fromkeys(self.labels.values()) if name]
 
     @property
@@ -335,8 +347,10 @@ class FinetuneConfig(_Strict):
 
     @model_validator(mode="after")
     def _valid_labels_and_seeds(self) -> FinetuneConfig:
-        if len(self.label_names) < 2:
+        if self.problem_type == SINGLE_LABEL and len(self.label_names) < 2:
             raise ValueError("labels must name two labels or more")
+        if not self.label_names:
+            raise ValueError("labels must name a label or more")
         BertConfig(id2label=dict(enumerate(self.label_names)))  # raises ConfigError
         if len(set(self.seeds)) < len(self.seeds):
             raise ValueError("seeds must differ: each has its own folder")
@@ -344,6 +358,15 @@ class FinetuneConfig(_Strict):
             raise ValueError("to choose among several seeds, dev_fraction must be above 0")
         if self.dev_fraction + self.test_fraction >= 1:
             raise ValueError("dev_fraction and test_fraction leave no text to train on")
+        return self
+
+    @model_validator(mode="after")
+    def _valid_problem_type(self) -> FinetuneConfig:
+        for source in (*self.train, *self.test):
+            if source.separator and self.problem_type != MULTI_LABEL:
+                raise ValueError(f"a source with a separator needs problem_type = {MULTI_LABEL!r}")
+            if source.balance and self.problem_type != SINGLE_LABEL:
+                raise ValueError(f"balance needs one label per text, and problem_type is {self.problem_type!r}")
         return self
 
 
@@ -412,6 +435,12 @@ class Recipe(_Strict):
         made._hub_cache = self.hub_cache
         return made
 
+    def exported(self, name: str) -> Path:
+        """Where `export` writes the model `pretrained` or `sentiment`."""
+        if name == "sentiment" and self.export.classifier:
+            return self.export.classifier
+        return (self.export.folder or self.folder / "export") / name
+
     @property
     def positions(self) -> int:
         """Positions of a network that this recipe makes."""
@@ -439,6 +468,12 @@ class Recipe(_Strict):
                 raise ValueError(f"{stage}: an example has up to {longest} tokens, more than {key} ({micro})")
             if batch % micro:
                 raise ValueError(f"{stage}.batch_tokens ({batch}) must be a multiple of micro_batch_tokens ({micro})")
+        return self
+
+    @model_validator(mode="after")
+    def _valid_distill(self) -> Recipe:
+        if self.distill and self.finetune.problem_type != SINGLE_LABEL:
+            raise ValueError(f"distill needs one label per text, and problem_type is {self.finetune.problem_type!r}")
         return self
 
     @model_validator(mode="after")

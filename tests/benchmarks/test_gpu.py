@@ -66,11 +66,11 @@ def test_gpu_script_from_texts_to_checkpoints_that_come_back_in_parts(data: Path
     done = run(DATA=data, WORK=work, REHEARSE="short", OVERRIDES=" ".join(SECONDS))
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     result = work / "here" / "gpu"
-    assert (result / "report.md").read_text().startswith("| held-out text |")
+    assert "| held-out text " in (result / "report.md").read_text()
     for name in ("pretrained", "sentiment"):
         checkpoint = load_checkpoint(result / "export" / name)
         assert checkpoint.config.num_hidden_layers == 2
-    assert "naive Bayes" in (result / "report.md").read_text()
+    assert "TF-IDF" in (result / "report.md").read_text()
     # a finished stage is skipped; a damaged part is refused
     there = {"WORK": work / "there", "OUT": work / "out", "OVERRIDES": " ".join(SECONDS)}
     again = run("receive", "trial", "pretrain", "finetune", **there)

@@ -25,6 +25,7 @@ from training.finetune.task import ClassificationLoss
 from training.loop.optimizer import make_optimizer
 from training.loop.weight_average import WeightAverage
 from training.pretrain.task import PretrainingLoss
+from training.problems.single_label import SingleLabel
 from training.runtime.device import autocast, choose_precision, evaluating
 
 CONFIG = BertConfig(
@@ -59,7 +60,7 @@ def classification_batch(lengths: tuple[int, ...]) -> ClassificationBatch:
 LOSSES = {
     "pretraining": (lambda: PretrainingLoss(BertForPreTraining(CONFIG)), pretraining_batch),
     "classification": (
-        lambda: ClassificationLoss(BertForSequenceClassification(CONFIG), 10.0),
+        lambda: ClassificationLoss(SingleLabel(("a", "b")), BertForSequenceClassification(CONFIG), 10.0),
         classification_batch,
     ),
 }

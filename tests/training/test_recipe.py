@@ -11,7 +11,7 @@ from training.recipe import RECIPES, load_recipe, read_resolved, recipe_keys, so
 
 SHIPPED = sorted(file.stem for file in RECIPES.glob("*.toml"))
 
-MAX_KEYS = 75
+MAX_KEYS = 77
 """A key that serves one experiment does not belong into a recipe."""
 
 
@@ -109,6 +109,10 @@ def test_unknown_key_names_the_key_that_may_be_meant(recipe_file: Path, override
         ("finetune.labels={1.0='BAD'}", r"finetune\.labels\.1: give a string; a value with a dot has quotation marks"),
         ('finetune.labels={"0"="BAD"}', "labels must name two labels or more"),
         ('finetune.labels={"0"="BAD","1"="BAD","2"=""}', "labels must name two labels or more"),
+        (
+            'finetune.train=[{path="a.csv",separator=";"}]',
+            "a source with a separator needs problem_type = 'multi_label",
+        ),
         ("pretrain.tokens.much=1", "tokens is not a table"),
         ("corpus.sources=[{}]", "needs a path or a data set of the hub"),
         (
@@ -274,3 +278,15 @@ def test_recipe_that_is_not_utf_8_names_the_file(tmp_path: Path) -> None:
 def test_unknown_recipe_lists_the_shipped_ones() -> None:
     with pytest.raises(RecipeError, match="quick"):
         load_recipe("unknown")
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("distill.weight=0.5", "distill needs one label per text, and problem_type is 'regression'"),
+        ('finetune.train=[{path="a.csv",balance=2}]', "balance needs one label per text, and problem_type is 'regres"),
+    ],
+)
+def test_recipe_of_a_regression_refuses_what_needs_labels(recipe_file: Path, override: str, message: str) -> None:
+    with pytest.raises(RecipeError, match=message):
+        load_recipe(str(recipe_file), ["finetune.problem_type=regression", override])

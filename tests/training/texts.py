@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 from collections.abc import Sequence
 
 import numpy as np
@@ -71,3 +72,8 @@ def random_text(tokenizer: Tokenizer, documents: int = 30, sentences: int = 8) -
             for _ in range(documents)
         ]
     )
+
+
+def squeezed(markdown: str) -> str:
+    """Markdown without what aligns the columns of its tables."""
+    return re.sub(" +", " ", markdown)

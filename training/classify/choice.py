@@ -10,8 +10,9 @@ import shlex
 from collections.abc import Callable, Iterator, Sequence
 
 from training.classify.columns import MAX_VALUES, Column, TableSurvey
-from training.classify.values import REGRESSION, SINGLE, are_quantities
+from training.classify.values import are_quantities
 from training.errors import SourceError
+from training.recipe import REGRESSION, SINGLE_LABEL
 
 _TEXT_NAMES = {
     *("text", "texts", "review", "comment", "content", "body", "message", "sentence", "utterance", "document"),
@@ -64,7 +65,7 @@ def check_label_column(table: TableSurvey, texts: Sequence[str], label: str) -> 
         error = asked(f"the column {label!r} holds {_count(column)} different numbers, which look like no labels")
         raise SourceError(
             f"{error}\nor, for a model that predicts the number, add: finetune.problem_type={REGRESSION}"
-            f"\nor, if each number is a label, add: finetune.problem_type={SINGLE}"
+            f"\nor, if each number is a label, add: finetune.problem_type={SINGLE_LABEL}"
         )
     if column.is_unique and not column.is_label:
         raise asked(

@@ -21,10 +21,10 @@ from training.classify.columns import TableSurvey, survey_table
 from training.classify.labels import MIN_TEXTS, LabelCounts, Labels, count_labels, name_labels, used
 from training.classify.output import MODEL, check_output, write_recipe
 from training.classify.start import PRETRAINED, choose_start
-from training.classify.values import LIST, MULTI, REGRESSION, SINGLE, separator_of
+from training.classify.values import LIST, separator_of
 from training.errors import SourceError
 from training.finetune.selection import load_results
-from training.recipe import FinetuneConfig, Recipe, SourceConfig, parse_recipe
+from training.recipe import MULTI_LABEL, REGRESSION, SINGLE_LABEL, FinetuneConfig, Recipe, SourceConfig, parse_recipe
 
 TEST_FRACTION, MAX_TESTED = 0.2, 2000
 """Share of the texts that is held out for the report without --test, and about how many these are at most: with 2,000,
@@ -42,8 +42,6 @@ class Plan:
     recipe: Recipe
     summary: str
     """For the user, before the work begins."""
-    model: Path
-    """Where the checkpoint will be."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,15 +83,13 @@ def plan(given: argparse.Namespace, overrides: Sequence[str], arguments: Sequenc
         raise SourceError(as_options(error)) from error
     values = _recipe(given, stated, found, labels, output)
     recipe = parse_recipe(values, "the recipe of classify")  # a mistake is found before anything is written
-    if "pretrained" not in stated["finetune"] and found.problem in (None, SINGLE):
+    if "pretrained" not in stated["finetune"] and found.problem in (None, SINGLE_LABEL):
         values["finetune"]["pretrained"] = str(choose_start(recipe))
     recipe = write_recipe(output, values, f"python -m training {shlex.join(arguments)}")
-    here = Path.cwd()
-    shown = output.relative_to(here) if output.is_relative_to(here) else output
     lines = [*_summary(given, stated, found, labels)]
     if load_results(recipe):
         lines.append("this classifier was trained before: its report is made again")
-    return Plan(recipe, "\n".join(lines), shown / MODEL)
+    return Plan(recipe, "\n".join(lines))
 
 
 def survey(given: argparse.Namespace, stated: Values) -> Survey:
@@ -181,11 +177,11 @@ def _problem(table: TableSurvey, source: SourceConfig, stated: Values) -> tuple[
     """
     problem, separator = stated["finetune"].get("problem_type"), stated["source"].get("separator")
     column = next((column for column in table.columns if column.name == source.label), None)
-    if column is None or problem in (SINGLE, REGRESSION):
+    if column is None or problem in (SINGLE_LABEL, REGRESSION):
         return problem, separator
     separator = separator or (LIST if column.lists else separator_of(column.values))
     if separator or problem:
-        return MULTI, separator
+        return MULTI_LABEL, separator
     if "labels" in stated["finetune"]:  # the user says that they are labels
         return None, None
     check_label_column(table, source.text, column.name)
@@ -222,11 +218,11 @@ def _summary(given: argparse.Namespace, stated: Values, found: Survey, labels: L
     if labels.names:
         yield from wrap(f"labels: {used(counts, labels.names)}", 100)
     yield from labels.notes
-    if found.problem == MULTI and "problem_type" not in stated["finetune"]:
+    if found.problem == MULTI_LABEL and "problem_type" not in stated["finetune"]:
         how, advice = "are lists", ""
         if found.separator != LIST:
             how = f"hold labels that are separated by {found.separator!r}"
-            advice = f"; if each cell is one label, add finetune.problem_type={SINGLE}"
+            advice = f"; if each cell is one label, add finetune.problem_type={SINGLE_LABEL}"
         yield f"a text may have several labels, because the cells {how}{advice}"
     dev, test = (round(share * counts.texts) for share in (found.dev_fraction, found.test_fraction))
     held_out = found.tested.texts or test

@@ -70,7 +70,9 @@ def _rows(source: SourceConfig) -> Iterator[tuple[str, str | None, str | None]]:
         _, table = format_of_file(file, source)
         if table is None:
             alone = source.model_copy(update={"path": str(file)})
-            yield from ((document.text, document.label, None) for document in documents(alone, Path()))
+            for document in documents(alone, Path()):
+                label = document.label
+                yield document.text, json.dumps(label) if isinstance(label, tuple) else label, None
             continue
         for _, cells in read_rows(file, table, source, None):
             text = "\n".join((text_value(cells.get(name)) or "").strip() for name in source.text).strip()

@@ -12,9 +12,6 @@ from contextlib import suppress
 from training.sources.labels import canonical
 from training.sources.tables import label_value
 
-SINGLE, MULTI, REGRESSION = "single_label_classification", "multi_label_classification", "regression"
-"""Values of `finetune.problem_type`."""
-
 SEPARATORS = (";", "|", ",")
 MAX_LABELS = 200
 """Different values of a column that is taken for the labels unasked."""

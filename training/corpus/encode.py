@@ -6,6 +6,7 @@ import itertools
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,6 +14,7 @@ from numpy.typing import NDArray
 from model.tokenizer import Tokenizer
 from training.corpus.sentences import split_sentences
 from training.sources.documents import Document
+from training.sources.labels import Target
 
 MAX_SENTENCE_TOKENS = 125
 """A longer sentence is cut: an example of 128 tokens has no room for more, so its middle would never be seen."""
@@ -38,8 +40,8 @@ class EncodedShard:
     """(sentences + 1,) where each sentence starts in `tokens`. In labelled text a sentence is a text column."""
     document_starts: NDArray[np.int32]
     """(documents + 1,) where each document starts in `sentence_starts`."""
-    labels: NDArray[np.int16] | None = None
-    """(documents,) index of the label, `NO_LABEL` without one; None for pretraining text."""
+    labels: NDArray[Any] | None = None
+    """See `label_column`; None for pretraining text."""
     unknown_sentences: int = 0
     """Sentences that are mostly [UNK]: dropped from pretraining text, kept in labelled text."""
     cut_sentences: int = 0
@@ -81,14 +83,13 @@ class ShardEncoder:
             cut_sentences=len(cut),
         )
 
-    def encode_labelled(self, documents: Sequence[Document], labels: Sequence[int]) -> EncodedShard:
+    def encode_labelled(self, documents: Sequence[Document], labels: Sequence[Target]) -> EncodedShard:
         """Labelled text: each text column is one sentence, empty ones included, so all documents are kept."""
         tokens, lengths = self._ids([field for document in documents for field in document.fields])
         columns = np.array([len(document.fields) for document in documents], np.int64)
         unknown = int(self._mostly_unknown(tokens, lengths).sum())
-        return EncodedShard(
-            tokens, _starts(lengths), _starts(columns), np.array(labels, np.int16), unknown_sentences=unknown
-        )
+        column = label_column(labels)
+        return EncodedShard(tokens, _starts(lengths), _starts(columns), column, unknown_sentences=unknown)
 
     def _mostly_unknown(self, tokens: NDArray[np.unsignedinteger], lengths: Counts) -> NDArray[np.bool_]:
         """(sentences,) which ones are mostly [UNK]."""
@@ -105,6 +106,25 @@ class ShardEncoder:
             ids = [array(self.dtype.char, self._tokenizer.ids(each)).tobytes() for each in sentences]
         tokens = np.frombuffer(b"".join(ids), self.dtype)
         return tokens, np.array([len(sentence) for sentence in ids], np.int64) // self.dtype.itemsize
+
+
+def label_column(labels: Sequence[Target]) -> NDArray[Any]:
+    """(documents,) int16 index of the one label, `NO_LABEL` without one; else (documents, outputs) float32."""
+    column = np.array(labels)
+    return column.astype(np.int16 if column.ndim == 1 else np.float32)
+
+
+def target_rows(column: NDArray[Any], outputs: int) -> NDArray[np.float32]:
+    """(documents, outputs) what a perfect model would answer, NaN without a label.
+
+    >>> target_rows(label_column([1, NO_LABEL]), 2).tolist()
+    [[0.0, 1.0], [nan, nan]]
+    """
+    if column.ndim == 2:
+        return column
+    rows = np.eye(outputs, dtype=np.float32)[column]
+    rows[column == NO_LABEL] = np.nan
+    return rows
 
 
 def even_parts(continues: NDArray[np.bool_]) -> list[int]:

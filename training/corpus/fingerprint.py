@@ -26,7 +26,12 @@ def tokenizer_hash(tokenizer: Tokenizer) -> str:
 
 def source_settings(sources: Iterable[SourceConfig]) -> list[dict[str, Any]]:
     """The settings of sources that the prepared text depends on."""
-    return [source.model_dump(mode="json", exclude={"note"}) for source in sources]
+    return [source.model_dump(mode="json", exclude={"note"} | _without_effect(source)) for source in sources]
+
+
+def _without_effect(source: SourceConfig) -> set[str]:
+    """Keys that earlier versions did not have, so that text that they prepared is not prepared again."""
+    return set() if source.separator else {"separator"}
 
 
 def file_hashes(sources: Iterable[SourceConfig], root: Path, cache: Path) -> dict[str, str]:

@@ -16,10 +16,10 @@ from bert_client.tables.files import Progress
 from training.corpus.encode import NO_LABEL
 from training.corpus.shards import ShardInput
 from training.errors import RunError
-from training.recipe import Recipe, SourceConfig, source_name
+from training.recipe import REGRESSION, Recipe, SourceConfig, source_name
 from training.sources.detokenize import capitals, contractions, typographic
 from training.sources.documents import Document, documents
-from training.sources.labels import labelled
+from training.sources.labels import Target, labelled
 from training.sources.split import hashes, held_out_below, held_out_from, text_hash
 from training.sources.tables import log_once
 
@@ -34,8 +34,8 @@ REMEMBERED_TEXTS = 1_000_000
 
 logger = logging.getLogger(__name__)
 
-Routed = tuple[str, Document, int]
-"""A part (`train`, `dev/<source>` or `heldout/<source>`), a document of it, and the index of its label."""
+Routed = tuple[str, Document, Target]
+"""A part (`train`, `dev/<source>` or `heldout/<source>`), a document of it, and its target."""
 
 
 @dataclass(slots=True)
@@ -51,7 +51,7 @@ class _Cutter:
         self.bytes_read += count
 
     def cut(self, routed: Iterable[Routed], source: SourceConfig, read: str) -> Iterator[ShardInput]:
-        waiting: dict[str, list[tuple[Document, int]]] = defaultdict(list)
+        waiting: dict[str, list[tuple[Document, Target]]] = defaultdict(list)
         sizes: Counter[str] = Counter()
         for part, document, label in routed:
             waiting[part].append((document, label))
@@ -62,7 +62,7 @@ class _Cutter:
         for part, items in waiting.items():
             yield self._shard(part, items, source, read)
 
-    def _shard(self, part: str, items: list[tuple[Document, int]], source: SourceConfig, read: str) -> ShardInput:
+    def _shard(self, part: str, items: list[tuple[Document, Target]], source: SourceConfig, read: str) -> ShardInput:
         number = next(self.numbers[part])
         found = [document for document, _ in items]
         labels = [label for _, label in items] if self.has_labels else None
@@ -70,7 +70,7 @@ class _Cutter:
 
 
 def _route(
-    found: Iterable[tuple[Document, int]],
+    found: Iterable[tuple[Document, Target]],
     source: SourceConfig,
     evaluated: str,
     threshold: int,
@@ -148,7 +148,7 @@ def labelled_inputs(recipe: Recipe) -> Iterator[ShardInput]:
     in_dev: set[int] = set()
     texts = _Texts()
     plans = [(source, *_plan(source, recipe, tested, in_dev, texts)) for source in config.train]
-    held_out, trained = tested | in_dev, Counter[int]()
+    held_out, trained = tested | in_dev, Counter[Target]()
 
     for source, threshold, shares in plans:
         routed = _route(labelled(source, recipe, cutter.progress), source, "dev", threshold, held_out, tested)
@@ -159,10 +159,11 @@ def labelled_inputs(recipe: Recipe) -> Iterator[ShardInput]:
         unlabelled = documents(source, recipe.data, cutter.progress, recipe.hub_cache)
         routed = _route(((document, NO_LABEL) for document in unlabelled), source, "dev", 0, held_out)
         yield from cutter.cut(routed, source, reading_of(source))
-    _check_all_labels_occur(recipe, trained)
+    if fault := _lacking(recipe, trained):
+        raise RunError(fault)
 
 
-def report_texts(recipe: Recipe, progress: Progress | None = None) -> Iterator[tuple[SourceConfig, Document, int]]:
+def report_texts(recipe: Recipe, progress: Progress | None = None) -> Iterator[tuple[SourceConfig, Document, Target]]:
     """The texts for the report with their labels: all of `finetune.test`; without it, the part of `finetune.train` that
     `finetune.test_fraction` holds out.
 
@@ -188,22 +189,32 @@ def check_labels(recipe: Recipe) -> None:
     Raises:
         SourceError, RunError: as `labelled_inputs`.
     """
-    missing = set(range(len(recipe.finetune.label_names)))
+    found: set[Target] = set()
     for shard_input in labelled_inputs(recipe.model_copy(update={"distill": None})):
         if shard_input.part == "train":
-            missing.difference_update(shard_input.labels or ())
-        if not missing:  # every value of the label columns has been read before the first shard
+            found.update(shard_input.labels or ())
+        if not _lacking(recipe, found):  # every value of the label columns has been read before the first shard
             return
 
 
-def _check_all_labels_occur(recipe: Recipe, found: Container[int]) -> None:
-    if missing := [name for i, name in enumerate(recipe.finetune.label_names) if i not in found]:
-        raise RunError(
+def _lacking(recipe: Recipe, found: Iterable[Target]) -> str:
+    """What texts with these targets lack to train on; "" if they lack nothing."""
+    targets, names = set(found), recipe.finetune.label_names
+    if recipe.finetune.problem_type == REGRESSION:
+        return f"finetune.train has one {names[0]} for all texts: numbers must differ" if len(targets) < 2 else ""
+    occurring = {i for target in targets for i in _labels_of(target)}
+    if missing := [name for i, name in enumerate(names) if i not in occurring]:
+        return (
             f"finetune.train has no text labelled {', '.join(missing)}: is a file sorted by its labels and cut by "
             "`limit`, are all its texts in finetune.test, held out (finetune.test_fraction) or in dev "
             "(finetune.dev_fraction), do they all occur with another label too, or has finetune.labels one label too "
             "many?"
         )
+    return ""
+
+
+def _labels_of(target: Target) -> list[int]:
+    return [target] if isinstance(target, int) else [i for i, value in enumerate(target) if value]
 
 
 def reading_of(source: SourceConfig) -> str:
@@ -225,9 +236,9 @@ class _Texts:
     `REMEMBERED_TEXTS`, no more are remembered."""
 
     def __init__(self) -> None:
-        self._known: dict[int, int | _Seen] = {}
+        self._known: dict[int, Target | _Seen] = {}
 
-    def add(self, text: int, label: int) -> tuple[bool, bool]:
+    def add(self, text: int, label: Target) -> tuple[bool, bool]:
         """Remember the label of a text in the first pass.
 
         Args:
@@ -266,7 +277,7 @@ class _Texts:
             logger.info("%s: left out %d texts that occur before with the same label", source_name(source), repetitions)
 
 
-Shares = dict[tuple[str | None, int], float]
+Shares = dict[tuple[str | None, Target], float]
 """Share of the training texts to keep, by domain and label; see `SourceConfig.balance`."""
 
 
@@ -276,7 +287,7 @@ def _plan(
     """First pass over a source: the threshold of its split and the shares that balance it. Adds its texts to `texts`,
     and the texts and groups of its dev part to `in_dev`."""
     threshold = held_out_below((document for document, _ in labelled(source, recipe)), recipe.finetune.dev_fraction)
-    counts: Counter[tuple[str | None, int]] = Counter()
+    counts: Counter[tuple[str | None, Target]] = Counter()
     dev = contradictions = 0
     example: Document | None = None
     for document, label in labelled(source, recipe):
@@ -310,7 +321,7 @@ def _plan(
     return threshold, {key: min(1.0, source.balance * rarest[key[0]] / count) for key, count in counts.items()}
 
 
-def _chosen(routed: Iterable[Routed], shares: Shares, trained: Counter[int], augmented: float) -> Iterator[Routed]:
+def _chosen(routed: Iterable[Routed], shares: Shares, trained: Counter[Target], augmented: float) -> Iterator[Routed]:
     """Dev texts unchanged. Of the texts to train on, `shares` of each domain and label are kept, some of them are
     augmented, and their labels are counted in `trained`."""
     for part, document, label in routed:

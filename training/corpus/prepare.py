@@ -35,7 +35,7 @@ from training.corpus.inputs import labelled_inputs, pretraining_inputs
 from training.corpus.reader import FORMAT, PreparedText, count_tokens
 from training.corpus.shards import Shard, ShardInput
 from training.errors import CorpusError, RunError
-from training.recipe import Recipe, SourceConfig
+from training.recipe import SINGLE_LABEL, Recipe, SourceConfig
 from training.runtime.files import read_json, reason, write_json
 from training.runtime.lock import check_idle, run_lock
 from training.sources.documents import documents
@@ -145,6 +145,8 @@ def _labelled_settings(recipe: Recipe) -> dict[str, Any]:
     settings = config.model_dump(mode="json", include={"train", "test", "labels", "dev_fraction", "augment_fraction"})
     if config.test_fraction and not config.test:  # only then: texts prepared before keep their fingerprint
         settings["test_fraction"] = config.test_fraction
+    if config.problem_type != SINGLE_LABEL:  # only then: texts prepared before keep their fingerprint
+        settings["problem_type"] = config.problem_type
     return settings | {"train": source_settings(config.train), "test": source_settings(config.test)}
 
 

@@ -52,10 +52,7 @@ class TextWindow:
 
     def column(self, name: str) -> NDArray[Any] | None:
         """A column of all documents, such as `labels`: (documents, ...); None unless every shard has it."""
-        files = [self._folder / shard.name / f"{name}.npy" for shard in self.shards]
-        if not all(file.is_file() for file in files):
-            return None
-        return np.concatenate([np.load(file) for file in files])
+        return _column(self._folder, self.shards, name)
 
     def _joined(self, name: str, offsets: Sequence[int]) -> Offsets:
         """The starts of all shards as one array, counted from the beginning of the window."""
@@ -113,6 +110,10 @@ class PreparedText:
         """Equal for equal text in the same order."""
         return f"{zlib.crc32(repr([shard.text_crc32 for shard in self.shards]).encode()):08x}"
 
+    def column(self, name: str) -> NDArray[Any] | None:
+        """See `TextWindow.column`."""
+        return _column(self.folder, self.shards, name)
+
     def token_counts(self) -> NDArray[np.int64]:
         """(vocab_size,) how often each token occurs; reads the whole text."""
         return count_tokens(self.folder, self.shards, self.vocab_size)
@@ -121,6 +122,13 @@ class PreparedText:
         """Raise CorpusError if these ids were made with another vocabulary."""
         if tokenizer_hash(tokenizer) != self.tokenizer_hash:
             raise CorpusError(f"{self.folder}: made with another tokenizer; run prepare again")
+
+
+def _column(folder: Path, shards: Sequence[Shard], name: str) -> NDArray[Any] | None:
+    files = [folder / shard.name / f"{name}.npy" for shard in shards]
+    if not all(file.is_file() for file in files):
+        return None
+    return np.concatenate([np.load(file) for file in files])
 
 
 def open_parts(folder: Path) -> dict[str, PreparedText]:

@@ -4,7 +4,8 @@
     tokens.npy         (tokens,) uint16, or uint32 for a vocabulary over 65,536
     sentences.npy      (sentences + 1,) int32: where each sentence starts, in tokens of the shard
     documents.npy      (documents + 1,) int32: where each document starts, in sentences of the shard
-    labels.npy         (documents,) int16: index of the label, -1 without one; labelled text only
+    labels.npy         (documents,) int16: index of the label, -1 without one; or, of several labels or numbers,
+                       (documents, outputs) float32; labelled text only
     target_probs.npy   (documents, labels) float32: a teacher's probabilities; written by `distill`
     shard.json         counts and checksums
 
@@ -28,6 +29,7 @@ from training.corpus.encode import EncodedShard, ShardEncoder
 from training.errors import CorpusError
 from training.runtime.files import read_json, write_json
 from training.sources.documents import Document
+from training.sources.labels import Target
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,8 +42,8 @@ class ShardInput:
     """Number of the shard in its part, from 0."""
     source: str
     documents: list[Document]
-    labels: list[int] | None
-    """Index of each document's label, -1 without one; None for pretraining text."""
+    labels: list[Target] | None
+    """Of each document, -1 without one; None for pretraining text."""
     read: str
     """How documents are read: `lines` (each line is a sentence) or `paragraphs` in pretraining text; `text`, `pair` or
     `both` in labelled text."""

@@ -1,4 +1,4 @@
-"""How good a classifier is on labelled texts, and how honest its confidence."""
+"""What a classifier answers to labelled texts, and how honest its confidence is."""
 
 from __future__ import annotations
 
@@ -9,15 +9,20 @@ from pathlib import Path
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from model.checkpoint import Checkpoint, load_checkpoint
 from model.heads import BertForSequenceClassification
+from training.corpus.encode import label_column, target_rows
 from training.errors import RunError
 from training.examples.labelled import LabelledTexts, encode_texts
+from training.problems.base import Problem
+from training.problems.choose import problem_of
+from training.problems.estimates import Estimate
+from training.recipe import SINGLE_LABEL, FinetuneConfig
 from training.runtime.device import evaluating
 from training.sources.documents import Document
+from training.sources.labels import Target
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,70 +40,64 @@ class Bin:
 
 
 @dataclass(frozen=True, slots=True)
-class ClassificationReport:
-    """Figures of a classifier on one labelled source."""
-
-    examples: int
-    accuracy: float
-    standard_error: float
-    """Of the accuracy."""
-    balanced_accuracy: float
-    """Mean of the recalls of the labels that occur."""
-    majority_accuracy: float
-    """Accuracy of always answering the most frequent label."""
-    loss: float
-    """Mean cross-entropy in nats."""
-    expected_calibration_error: float
-    """Mean gap between confidence and accuracy (Guo et al. 2017), 15 bins of equal width."""
-    calibration_error_by_chance: float
-    """The same for a perfectly calibrated model on as few texts."""
-    confusion: list[list[int]]
-    """Rows: true label; columns: answer."""
-    reliability: list[Bin]
-    """The 15 bins, from unsure to sure."""
-
-    def summary(self) -> dict[str, float]:
-        """Figures for a line of the log."""
-        names = ("accuracy", "balanced_accuracy", "loss", "expected_calibration_error")
-        return {name: round(getattr(self, name), 4) for name in names}
-
-
-@dataclass(frozen=True, slots=True)
 class Answers:
     """What a classifier says to many texts."""
 
+    problem: Problem
     logits: Tensor
-    """(answers, labels) float32 on the CPU."""
-    labels: Tensor
-    """(answers,) true labels."""
+    """(answers, outputs) float32 on the CPU."""
+    targets: Tensor
+    """(answers, outputs) what is right."""
     documents: list[int]
     """Document of each answer, ascending: one that is read as text and as a pair has two answers."""
 
-    def report(self) -> ClassificationReport:
-        """Figures of these answers."""
-        return classification_report(self.logits, self.labels)
+    @property
+    def scores(self) -> Tensor:
+        """(answers, outputs) what the service answers."""
+        return self.problem.scores(self.logits)
+
+    @property
+    def loss(self) -> float:
+        """Mean loss of the texts."""
+        return self.problem.losses(self.logits, self.targets).mean().item()
+
+    def figures(self) -> dict[str, Estimate]:
+        """How good the answers are."""
+        return self.problem.figures(self.scores, self.targets)
+
+    def reliability(self) -> list[Bin]:
+        """15 bins, from unsure to sure; none if scores are no probabilities."""
+        decisions = self.problem.decisions(self.scores, self.targets)
+        return reliability(*decisions) if decisions else []
+
+    def summary(self) -> dict[str, float]:
+        """Figures for a line of the log."""
+        figures = {name: figure.value for name, figure in self.figures().items()} | {"loss": self.loss}
+        if bins := self.reliability():
+            figures["expected_calibration_error"] = expected_calibration_error(bins)
+        return {name: round(value, 4) for name, value in figures.items() if not math.isnan(value)}
 
 
-def load_classifier(folder: Path, labels: Sequence[str]) -> Checkpoint:
+def load_classifier(folder: Path, config: FinetuneConfig) -> Checkpoint:
     """The classifier in a folder.
 
     Raises:
-        RunError: it is not a classifier, or has other labels.
+        RunError: it is not a classifier, or of another problem type, or has other labels.
     """
     checkpoint = load_checkpoint(folder)
     if not isinstance(checkpoint.model, BertForSequenceClassification):
         raise RunError(f"{folder} is not a classifier")
-    check_classes(checkpoint, labels)
+    check_classes(checkpoint, config)
     return checkpoint
 
 
-def check_classes(checkpoint: Checkpoint, labels: Sequence[str]) -> None:
-    """Raise RunError if a classifier has other labels, or does not choose one of them."""
-    found = checkpoint.config.labels
-    if checkpoint.config.problem_type not in (None, "single_label_classification"):
-        raise RunError(f"{checkpoint.path} is for {checkpoint.config.problem_type}; training chooses one of the labels")
-    if found != labels:
-        raise RunError(f"{checkpoint.path} has the labels {found}, but finetune.labels are {labels}")
+def check_classes(checkpoint: Checkpoint, config: FinetuneConfig) -> None:
+    """Raise RunError if a classifier is of another problem type, or has other labels."""
+    found, kind = checkpoint.config.labels, checkpoint.config.problem_type or SINGLE_LABEL
+    if kind != config.problem_type:
+        raise RunError(f"{checkpoint.path} is for {kind}, but finetune.problem_type is {config.problem_type}")
+    if found != config.label_names:
+        raise RunError(f"{checkpoint.path} has the labels {found}, but finetune.labels are {config.label_names}")
 
 
 def check_reading(checkpoint: Checkpoint, read: str) -> None:
@@ -107,7 +106,7 @@ def check_reading(checkpoint: Checkpoint, read: str) -> None:
         raise RunError(f'{checkpoint.path} takes single texts only (its type_vocab_size is 1): set read = "text"')
 
 
-def classify(checkpoint: Checkpoint, documents: Sequence[Document], labels: Sequence[int], read: str) -> Answers:
+def classify(checkpoint: Checkpoint, documents: Sequence[Document], labels: Sequence[Target], read: str) -> Answers:
     """Answers to documents in memory, read as the service reads them: up to the network's positions.
 
     Raises:
@@ -116,7 +115,7 @@ def classify(checkpoint: Checkpoint, documents: Sequence[Document], labels: Sequ
     check_reading(checkpoint, read)
     model, tokenizer = checkpoint.model, checkpoint.tokenizer
     assert isinstance(model, BertForSequenceClassification)
-    targets = np.eye(model.config.num_labels, dtype=np.float32)[list(labels)]
+    targets = target_rows(label_column(labels), model.config.num_labels)
     texts = encode_texts(documents, targets, read, tokenizer, model.config.max_position_embeddings)
     return predict_classification(model, texts)
 
@@ -124,44 +123,21 @@ def classify(checkpoint: Checkpoint, documents: Sequence[Document], labels: Sequ
 def predict_classification(
     model: BertForSequenceClassification, texts: LabelledTexts, most: int | None = None
 ) -> Answers:
-    """Answers to all documents in all their readings, or to at most `most` documents, evenly spaced."""
+    """Answers to all documents in all their readings, or to at most `most` documents, evenly spaced. As in the service,
+    heads compute in float32."""
     device = next(model.parameters()).device
     documents: list[int] = []
-    logits, labels = [], []
+    logits, targets = [], []
     with evaluating(model):
         for chosen, batch in texts.batches(most):
             documents += chosen
-            logits.append(model(batch.to(device).packed).float().cpu())
-            labels.append(batch.labels)
+            hidden = model.encoder(batch.to(device).packed)  # (texts, hidden)
+            with torch.autocast(device.type, enabled=False):
+                logits.append(model.classifier(model.pooler(hidden.float())).cpu())
+            targets.append(batch.targets)
     order = torch.tensor(documents).argsort(stable=True)
-    return Answers(torch.cat(logits)[order], torch.cat(labels)[order], sorted(documents))
-
-
-def classification_report(logits: Tensor, labels: Tensor) -> ClassificationReport:
-    """Figures of logits (texts, labels) against true labels (texts,)."""
-    count = logits.shape[1]
-    confidence, answer = logits.softmax(1).max(1)
-    confusion = (labels * count + answer).bincount(minlength=count**2).view(count, count)
-    bins = reliability(confidence, answer == labels)
-    accuracy = (answer == labels).double().mean().item()
-    return ClassificationReport(
-        examples=len(labels),
-        accuracy=accuracy,
-        standard_error=math.sqrt(accuracy * (1 - accuracy) / len(labels)),
-        balanced_accuracy=balanced_accuracy(answer, labels),
-        majority_accuracy=confusion.sum(1).max().item() / len(labels),
-        loss=F.cross_entropy(logits, labels).item(),
-        expected_calibration_error=expected_calibration_error(bins),
-        calibration_error_by_chance=calibration_error_by_chance(bins),
-        confusion=confusion.tolist(),
-        reliability=bins,
-    )
-
-
-def balanced_accuracy(answers: Tensor, labels: Tensor) -> float:
-    """Mean of the recalls of the labels that occur; both arguments are (texts,)."""
-    recalls = [(answers[labels == label] == label).double().mean().item() for label in labels.unique()]
-    return sum(recalls) / len(recalls)
+    problem = problem_of(model.config.problem_type, model.config.labels)
+    return Answers(problem, torch.cat(logits)[order], torch.cat(targets)[order], sorted(documents))
 
 
 def reliability(confidence: Tensor, right: Tensor, bins: int = 15) -> list[Bin]:

@@ -92,7 +92,7 @@ class LabelledExample:
     token_type_ids: Ints
     """(length,)"""
     target: Floats
-    """(labels,) probability of each label."""
+    """(outputs,) see `training.examples.labelled.LabelledTexts.targets`"""
 
     def __len__(self) -> int:
         return len(self.input_ids)
@@ -103,12 +103,7 @@ class ClassificationBatch(_Batch):
     """A packed batch whose outputs are each text's [CLS]."""
 
     targets: Tensor
-    """(S, labels) probability of each label; rows without a text are 0."""
-
-    @property
-    def labels(self) -> Tensor:
-        """(S,) most probable label of each text."""
-        return self.targets.argmax(1)
+    """(S, outputs) see `training.examples.labelled.LabelledTexts.targets`; NaN without a text, too."""
 
 
 def collate_pretraining(examples: Sequence[Example], shape: BatchShape | None = None) -> PretrainingBatch:
@@ -142,7 +137,7 @@ def collate_classification(examples: Sequence[LabelledExample], shape: BatchShap
     shape = shape or BatchShape(sum(map(len, examples)), len(examples), max_seqlen=len(examples[0]))
     packed = _pack(examples, [np.zeros(1, np.int64)] * len(examples), shape)
     targets = np.stack([example.target for example in examples])
-    spare = np.zeros((shape.sequences - len(examples), targets.shape[1]), np.float32)
+    spare = np.full((shape.sequences - len(examples), targets.shape[1]), np.nan, np.float32)
     return ClassificationBatch(packed, torch.from_numpy(np.concatenate([targets, spare])))
 
 

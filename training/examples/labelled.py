@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from model.tokenizer import Tokenizer, kept_ends, truncate_longest_first
-from training.corpus.encode import NO_LABEL, EncodedShard, ShardEncoder
+from training.corpus.encode import NO_LABEL, EncodedShard, ShardEncoder, target_rows
 from training.corpus.reader import PreparedText, TextWindow
 from training.errors import CorpusError
 from training.examples.batches import BatchShape, ClassificationBatch, Floats, LabelledExample, collate_classification
@@ -44,7 +44,8 @@ class LabelledTexts:
 
     text: Text
     targets: Floats
-    """(documents, labels) probability of each label."""
+    """(documents, outputs) what a perfect model would answer: the probability of each label, or the number. NaN without
+    a label."""
     read: Sequence[str]
     """How each document is read: `text`, `pair` or `both`."""
     tokenizer: Tokenizer
@@ -111,7 +112,7 @@ def encode_texts(
 
 
 def labelled_window(
-    window: TextWindow, tokenizer: Tokenizer, num_labels: int, max_length: int, teacher_weight: float | None = None
+    window: TextWindow, tokenizer: Tokenizer, outputs: int, max_length: int, teacher_weight: float | None = None
 ) -> LabelledTexts:
     """The documents of a window of prepared labelled text. With a teacher, targets are a mixture of the true label and
     `teacher_weight` of its probabilities.
@@ -121,15 +122,13 @@ def labelled_window(
     """
     labels = window.column("labels")
     assert labels is not None
-    targets = np.zeros((len(labels), num_labels), np.float32)
-    known = np.flatnonzero(labels >= 0)
-    targets[known, labels[known]] = 1
+    targets = target_rows(labels, outputs)
     if teacher_weight is not None:
         probabilities = window.column("target_probs")
         if probabilities is None:
             raise CorpusError("some of the prepared texts have no labels of the teacher; run distill again")
-        weight = np.where(labels >= 0, teacher_weight, 1.0)[:, None]
-        targets = ((1 - weight) * targets + weight * probabilities).astype(np.float32)
+        mixed = (1 - teacher_weight) * targets + teacher_weight * probabilities
+        targets = np.where(np.isnan(targets), probabilities, mixed).astype(np.float32)
     read = [shard.read for shard in window.shards for _ in range(shard.documents)]
     return LabelledTexts(window, targets, read, tokenizer, max_length)
 
@@ -171,7 +170,7 @@ class LabelledStream:
 
     text: PreparedText
     tokenizer: Tokenizer
-    num_labels: int
+    outputs: int
     max_length: int
     teacher_weight: float | None
     """None without a teacher."""
@@ -208,4 +207,4 @@ class LabelledStream:
 
     def _texts(self, numbers: list[int]) -> LabelledTexts:
         window = self.text.window(numbers)
-        return labelled_window(window, self.tokenizer, self.num_labels, self.max_length, self.teacher_weight)
+        return labelled_window(window, self.tokenizer, self.outputs, self.max_length, self.teacher_weight)

@@ -11,6 +11,7 @@ from typing import Any
 
 from training.finetune.selection import chosen_folder, seeds_of
 from training.loop.log import RunLog
+from training.problems.choose import PROBLEMS
 from training.recipe import RESOLVED, Recipe, SourceConfig, read_resolved, source_name
 from training.runtime.files import read_json, write_json
 
@@ -40,7 +41,8 @@ def write_card(recipe: Recipe, name: str, target: Path, weights: Mapping[str, st
         start, default_start = trained.pretrain.start, "random weights"
         sources, described = trained.corpus.sources, recipe.corpus.sources
     else:
-        task, title = "text-classification", f"BERT classifier: {', '.join(trained.finetune.label_names)}"
+        kind = PROBLEMS[trained.finetune.problem_type].kind
+        task, title = "text-classification", f"BERT {kind}: {', '.join(trained.finetune.label_names)}"
         start, default_start = trained.finetune.pretrained, "this run's network"
         sources = trained.finetune.train + (trained.distill.sources if trained.distill else ())
         described = recipe.finetune.train + (recipe.distill.sources if recipe.distill else ())

@@ -12,13 +12,14 @@ from model.checkpoint import load_checkpoint
 from training.errors import RunError
 from training.export.model_card import write_card
 from training.loop.checkpoint import weights_hash
-from training.recipe import Recipe
+from training.recipe import REGRESSION, Recipe
 from training.runtime.checkpoint_dir import check_target, checkpoint_size, write_checkpoint_dir
 
 NAMES = ("pretrained", "sentiment")
 
 DTYPE = torch.float16
-"""Precision of exported weights: half the size, and no answer of the shipped models changes with it."""
+"""Precision of exported weights: half the size, and no answer of the shipped models changes with it. Those of a
+regression stay in float32, because float16 does not hold the number 100,000, or the years around 2000."""
 
 logger = logging.getLogger(__name__)
 
@@ -38,12 +39,15 @@ def export(recipe: Recipe) -> list[Path]:
             logger.warning("%s has no %s model yet; it is left out", recipe.folder, name)
     sources = {name: load_checkpoint(recipe.folder / name) for name in made}
     weights = {name: weights_hash(source.model) for name, source in sources.items()}
-    targets = {name: _target(recipe, name) for name in made}
+    targets = {name: recipe.exported(name) for name in made}
     for name, target in targets.items():
-        write_checkpoint_dir(target, sources[name].model, sources[name].tokenizer, DTYPE)
+        dtype = torch.float32 if sources[name].config.problem_type == REGRESSION else DTYPE
+        write_checkpoint_dir(target, sources[name].model, sources[name].tokenizer, dtype)
         write_card(recipe, name, target, weights)
         logger.info("%s: %s", target, checkpoint_size(target, sources[name].model))
-    settings = " ".join(f"BERT_{name.upper()}={shlex.quote(str(target))}" for name, target in targets.items())
+    here = Path.cwd()
+    shown = {name: t.relative_to(here) if t.is_relative_to(here) else t for name, t in targets.items()}
+    settings = " ".join(f"BERT_{name.upper()}={shlex.quote(str(target))}" for name, target in shown.items())
     logger.info("next: %s bert-serve", settings)
     return list(targets.values())
 
@@ -52,14 +56,8 @@ def check_targets(recipe: Recipe) -> None:
     """Raise RunError if a directory to export to holds other files than a checkpoint's, or is one of the run's own."""
     own = {(recipe.folder / name).resolve() for name in NAMES}
     for name in NAMES:
-        target = _target(recipe, name)
+        target = recipe.exported(name)
         if target.resolve() in own:
             key = "classifier" if name == "sentiment" and recipe.export.classifier else "folder"
             raise RunError(f"export.{key} is in {recipe.folder}, whose networks later stages start from; name another")
         check_target(target)
-
-
-def _target(recipe: Recipe, name: str) -> Path:
-    if name == "sentiment" and recipe.export.classifier:
-        return recipe.export.classifier
-    return (recipe.export.folder or recipe.folder / "export") / name

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
+from dataclasses import replace
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 
 from model.heads import BertForSequenceClassification
-from training.evaluate.classification import Answers, classification_report
+from training.evaluate.classification import Answers, expected_calibration_error
 from training.finetune.selection import source_weights
 
 MIN_RIGHT_AND_WRONG = 5
@@ -27,8 +27,8 @@ logger = logging.getLogger(__name__)
 
 def calibrate(model: BertForSequenceClassification, answers: Mapping[str, Answers]) -> float:
     """Divide the logits by the temperature with the lowest loss on dev. It is written into the last layer's weights, so
-    whatever loads them has calibrated scores. Nothing is changed if dev is too small or the temperature would raise the
-    calibration error.
+    whatever loads them has calibrated scores. Nothing is changed if dev is too small, the temperature would raise the
+    calibration error, or scores are no probabilities.
 
     Args:
         answers: of the model to each source of dev.
@@ -36,17 +36,18 @@ def calibrate(model: BertForSequenceClassification, answers: Mapping[str, Answer
     Returns:
         The temperature; 1 if nothing is changed.
     """
-    if not answers:
+    found = [a.problem.decisions(a.scores, a.targets) for a in answers.values()]
+    decisions = [is_right for decided in found if decided for is_right in decided[1].tolist()]
+    if not decisions:
         return 1.0
-    right = sum(int((a.logits.argmax(1) == a.labels).sum()) for a in answers.values())
-    texts = sum(len(a.labels) for a in answers.values())
-    if min(right, texts - right) < MIN_RIGHT_AND_WRONG:
+    right = sum(decisions)
+    if min(right, len(decisions) - right) < MIN_RIGHT_AND_WRONG:
         logger.warning(
-            f"scores are not calibrated: {right} of {texts} answers on dev are right, and at least "
+            f"scores are not calibrated: {right} of {len(decisions)} answers on dev are right, and at least "
             f"{MIN_RIGHT_AND_WRONG} must be right and as many wrong; raise finetune.dev_fraction, or label more texts"
         )
         return 1.0
-    weights = source_weights((len(a.labels) for a in answers.values()), MAX_SOURCE_TEXTS)
+    weights = source_weights((len(a.targets) for a in answers.values()), MAX_SOURCE_TEXTS)
     temperature = _best_temperature(answers, weights)
     before, after = (_calibration_error(answers, weights, t) for t in (1.0, temperature))
     if after >= before:
@@ -61,13 +62,15 @@ def calibrate(model: BertForSequenceClassification, answers: Mapping[str, Answer
 
 def _best_temperature(answers: Mapping[str, Answers], weights: list[int]) -> float:
     def loss(temperature: float) -> float:
-        losses = [F.cross_entropy(a.logits / temperature, a.labels).item() for a in answers.values()]
-        return float(np.average(losses, weights=weights))
+        return float(np.average([_at(temperature, a).loss for a in answers.values()], weights=weights))
 
     return min(TEMPERATURES, key=loss)
 
 
 def _calibration_error(answers: Mapping[str, Answers], weights: list[int], temperature: float) -> float:
-    reports = (classification_report(a.logits / temperature, a.labels) for a in answers.values())
-    errors = [report.expected_calibration_error for report in reports]
+    errors = [expected_calibration_error(_at(temperature, a).reliability()) for a in answers.values()]
     return float(np.average(errors, weights=weights))
+
+
+def _at(temperature: float, answers: Answers) -> Answers:
+    return replace(answers, logits=answers.logits / temperature)

@@ -128,12 +128,12 @@ def load_teachers(recipe: Recipe, seeds: Iterable[int]) -> list[Checkpoint]:
             "run's own seeds, distill.weight=0.5"
         )
     if recipe.distill.teacher:
-        return [load_classifier(recipe.distill.teacher, recipe.finetune.label_names)]
+        return [load_classifier(recipe.distill.teacher, recipe.finetune)]
     run = teachers_recipe(recipe)
     folders = [seed_folder(run, seed) / "model" for seed in seeds]
     if missing := next((folder for folder in folders if not folder.is_dir()), None):
         raise RunError(f"{missing} is missing; run distill first")
-    return [load_classifier(folder, recipe.finetune.label_names) for folder in folders]
+    return [load_classifier(folder, recipe.finetune) for folder in folders]
 
 
 def teachers_recipe(recipe: Recipe) -> Recipe:

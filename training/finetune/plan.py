@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from training.recipe import BUCKET_TOKENS, Recipe
+from training.recipe import BUCKET_TOKENS, SINGLE_LABEL, Recipe
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +62,8 @@ def planned(
         each = each if each < micro else _round_up(each, micro)
         micro, batch = min(micro, each), each * world_size
     is_given = config.learning_rate is not None
-    bag_weight = policy.bag_weight * (texts <= policy.max_bag_texts and not from_classifier)
+    is_taught = texts <= policy.max_bag_texts and not from_classifier and config.problem_type == SINGLE_LABEL
+    bag_weight = policy.bag_weight * is_taught
     changes = {
         "epochs": epochs,
         "batch_tokens": batch,

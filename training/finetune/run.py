@@ -31,10 +31,12 @@ from training.finetune.selection import (
     seed_folder,
     seeds_of,
 )
-from training.finetune.task import ClassificationLoss, classifier_from
+from training.finetune.task import ClassificationLoss, classifier_from, keeps_last_layer
 from training.loop.checkpoint import FINISHED, TrainState, close_run, reopen_run, weights_hash
 from training.loop.trainer import TrainConfig, Trainer, measure_speed
 from training.pretrain.adapt import adapted, pretrained_folder
+from training.problems.base import Problem
+from training.problems.choose import PROBLEMS, problem_of
 from training.recipe import Recipe, with_earlier, write_resolved
 from training.runtime.checkpoint_dir import check_target, checkpoint_size, write_checkpoint_dir
 from training.runtime.device import choose_device, maybe_compile
@@ -56,9 +58,9 @@ BUDGET_SHARE = 0.85
 
 SPEED_SECONDS = 3.0
 
-_MAY_CHANGE = {"train", "test", "pretrained", "seeds", "epochs", "minutes", "bag_weight"}
-"""Settings that are not part of a run's identity: texts and first weights have their own hashes, a larger budget
-continues a run, and the teacher's weight is part of the identity under its own name."""
+_MAY_CHANGE = {"train", "test", "pretrained", "seeds", "problem_type", "epochs", "minutes", "bag_weight"}
+"""Settings that are not part of a run's identity: texts with their targets and first weights have their own hashes, a
+larger budget continues a run, and the teacher's weight is part of the identity under its own name."""
 
 logger = logging.getLogger(__name__)
 
@@ -72,6 +74,8 @@ class _Material:
     train: PreparedText
     dev: dict[str, LabelledTexts]
     """By name of the source."""
+    problem: Problem
+    """Fitted to the texts to train on."""
     teacher: str | None
     """Fingerprint of the teachers."""
     teacher_weight: float
@@ -98,14 +102,16 @@ def finetune(recipe: Recipe) -> bool:
         tokens = epoch_tokens(train, recipe.finetune.max_length)
         is_classifier = isinstance(start.model, BertForSequenceClassification)
         recipe = planned(recipe, train.documents, tokens, from_classifier=is_classifier, world_size=world_size())
-        if recipe.distill is None and recipe.finetune.bag_weight:
+        if recipe.finetune.bag_weight:
             from training.finetune.bag_teacher import label_out_of_fold  # a machine with a GPU may lack scikit-learn
 
             teacher = label_out_of_fold(folder / "train", len(recipe.finetune.label_names))
     with distributed() as dist, run_lock(recipe.folder / "finetune" / f"rank-{dist.rank}"):
         weight = recipe.distill.weight if recipe.distill else recipe.finetune.bag_weight or 0.0
-        dev = open_dev(recipe, start)
-        material = _Material(recipe, start, train, dev, teacher, weight if teacher else 0.0, dist)
+        dev, labels = open_dev(recipe, start), train.column("labels")
+        assert labels is not None
+        problem = problem_of(recipe.finetune.problem_type, recipe.finetune.label_names).fitted(labels)
+        material = _Material(recipe, start, train, dev, problem, teacher, weight if teacher else 0.0, dist)
         material = _with_budget(material, tokens)
         results = []
         earlier = {result.seed: result for result in load_results(recipe)}
@@ -157,7 +163,7 @@ def starting_point(recipe: Recipe) -> tuple[Checkpoint, Recipe]:
         raise RunError(f"finetune.pretrained: {error}" if folder == config.pretrained else str(error)) from error
     if isinstance(start.model, BertForSequenceClassification):
         config = config.in_order_of(start.config.labels)
-        if config.label_names != start.config.labels:
+        if not keeps_last_layer(start.model, config):
             logger.info("it has other labels (%s), so its last layer is new", ", ".join(start.config.labels[:5]))
     if config.max_length > (positions := start.config.max_position_embeddings):
         raise RunError(f"finetune.max_length is {config.max_length}, but {folder} has {positions} positions")
@@ -168,9 +174,9 @@ def starting_point(recipe: Recipe) -> tuple[Checkpoint, Recipe]:
 
 def open_dev(recipe: Recipe, start: Checkpoint) -> dict[str, LabelledTexts]:
     """The dev texts by the name of their source, read as the service reads them: up to the network's positions."""
-    labels, positions = len(recipe.finetune.label_names), start.config.max_position_embeddings
+    outputs, positions = len(recipe.finetune.label_names), start.config.max_position_embeddings
     parts = open_parts(recipe.folder / "labelled" / "dev")
-    return {name: labelled_window(part.window(), start.tokenizer, labels, positions) for name, part in parts.items()}
+    return {name: labelled_window(part.window(), start.tokenizer, outputs, positions) for name, part in parts.items()}
 
 
 def _finished(recipe: Recipe, seed: int) -> SeedResult | None:
@@ -208,19 +214,20 @@ def _train(material: _Material, seed: int, earlier: SeedResult | None) -> SeedRe
         return None
     if earlier and was_finished:
         return earlier
+    material.problem.fold(model)
     answers = {name: predict_classification(model, texts) for name, texts in material.dev.items()}
-    said = {label for each in answers.values() for label in each.logits.argmax(1).tolist()}
-    true = {label for each in answers.values() for label in each.labels.tolist()}
+    said = {word for each in answers.values() for word in each.problem.words(each.scores)}
+    true = {word for each in answers.values() for word in each.problem.words(each.targets)}
     if len(said) == 1 < len(true):
-        label = recipe.finetune.label_names[said.pop()]
-        logger.warning(f"it answers {label} to every dev text: delete {folder} and repeat with more finetune.epochs")
+        word = said.pop()
+        logger.warning(f"it answers {word} to every dev text: delete {folder} and repeat with more finetune.epochs")
     temperature = calibrate(model, answers)
     if dist.is_main:
         trainer.log.write("calibration", trainer.state, {"temperature": temperature})
         write_checkpoint_dir(folder / "model", model.cpu(), start.tokenizer, torch.float32)
     if not answers:
         return SeedResult(seed, None, None)
-    return SeedResult(seed, *mean_score({name: each.report() for name, each in answers.items()}))
+    return SeedResult(seed, *mean_score(answers))
 
 
 def _loss_and_stream(material: _Material, seed: int) -> tuple[ClassificationLoss, LabelledStream]:
@@ -236,7 +243,10 @@ def _loss_and_stream(material: _Material, seed: int) -> tuple[ClassificationLoss
         micro_batch_tokens=recipe.micro_tokens(config),
     )
     model = classifier_from(material.start.model, config, seed)
-    loss = ClassificationLoss(model.to(choose_device(recipe.device, material.dist.local_rank)), stream.texts_per_batch)
+    if keeps_last_layer(material.start.model, config):
+        material.problem.unfold(model)
+    model = model.to(choose_device(recipe.device, material.dist.local_rank))
+    loss = ClassificationLoss(material.problem, model, stream.texts_per_batch)
     maybe_compile(loss)
     return loss, stream
 
@@ -286,11 +296,13 @@ def _trainer(material: _Material, loss: ClassificationLoss, stream: LabelledStre
     assert config.learning_rate
 
     def evaluate(_state: TrainState) -> dict[str, Any]:
-        answers = {name: predict_classification(model, dev, EVALUATED_TEXTS) for name, dev in material.dev.items()}
-        reports = {name: each.report() for name, each in answers.items()}
-        accuracy, loss = mean_score(reports)
-        figures = {name: report.summary() for name, report in reports.items()}
-        return figures | {"dev_accuracy": accuracy, "dev_loss": loss}
+        answers = {
+            name: replace(predict_classification(model, dev, EVALUATED_TEXTS), problem=material.problem)
+            for name, dev in material.dev.items()
+        }
+        score, loss = mean_score(answers)
+        figures = {name: each.summary() for name, each in answers.items()}
+        return figures | {"dev_score": score, "dev_loss": loss}
 
     settings = TrainConfig(
         budget_tokens=max(config.batch_tokens, round(config.epochs * stream.tokens)),
@@ -330,6 +342,7 @@ def _keep_best(recipe: Recipe, tokenizer: Tokenizer, results: list[SeedResult], 
     record_labelled(recipe)
     model = load_checkpoint(seed_folder(recipe, best.seed) / "model").model
     write_checkpoint_dir(target, model, tokenizer, torch.float32)
-    if best.dev_accuracy is not None:
-        logger.info("kept seed %d: balanced accuracy on dev %.4f", best.seed, best.dev_accuracy)
+    if best.dev_score is not None:
+        figure = PROBLEMS[recipe.finetune.problem_type].chosen.replace("_", " ")
+        logger.info("kept seed %d: %s on dev %.4f", best.seed, figure, abs(best.dev_score))
     logger.info("classifier of %s in %s", checkpoint_size(target, model), target)

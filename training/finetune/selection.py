@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from training.evaluate.classification import ClassificationReport
+from training.evaluate.classification import Answers
 from training.recipe import Recipe
 from training.runtime.files import read_json, write_json
 
@@ -16,12 +16,12 @@ FULL_WEIGHT_TEXTS = 200
 """Dev texts from which a source has as much weight as any other: a single text would else outvote a thousand."""
 
 
-def mean_score(reports: Mapping[str, ClassificationReport]) -> tuple[float, float]:
-    """Balanced accuracy and loss, as weighted means over dev sources; see `source_weights`."""
-    weights = source_weights(report.examples for report in reports.values())
-    figures = [(report.balanced_accuracy, report.loss) for report in reports.values()]
-    accuracy, loss = np.average(figures, axis=0, weights=weights).tolist()
-    return accuracy, loss
+def mean_score(answers: Mapping[str, Answers]) -> tuple[float, float]:
+    """`Problem.merit` and the loss, as weighted means over dev sources; see `source_weights`."""
+    weights = source_weights(len(each.targets) for each in answers.values())
+    figures = [(each.problem.merit(each.figures()[each.problem.chosen]), each.loss) for each in answers.values()]
+    score, loss = np.average(figures, axis=0, weights=weights).tolist()
+    return score, loss
 
 
 def source_weights(texts: Iterable[int], limit: int = FULL_WEIGHT_TEXTS) -> list[int]:
@@ -38,8 +38,8 @@ class SeedResult:
     """Figures of one seed's weights on dev; None without a dev part."""
 
     seed: int
-    dev_accuracy: float | None
-    """Balanced accuracy, mean over the dev sources."""
+    dev_score: float | None
+    """`Problem.merit`, mean over the dev sources: higher is better."""
     dev_loss: float | None
 
 
@@ -54,8 +54,8 @@ def seed_folder(recipe: Recipe, seed: int) -> Path:
 
 
 def best_seed(results: Sequence[SeedResult]) -> SeedResult:
-    """The most accurate on dev, then the one with the lowest loss, then the first."""
-    return max(results, key=lambda r: (r.dev_accuracy or 0.0, -(r.dev_loss or 0.0)))
+    """The one with the best score on dev, then with the lowest loss, then the first."""
+    return max(results, key=lambda r: (r.dev_score or 0.0, -(r.dev_loss or 0.0)))
 
 
 def save_results(recipe: Recipe, results: Sequence[SeedResult]) -> None:
@@ -65,7 +65,9 @@ def save_results(recipe: Recipe, results: Sequence[SeedResult]) -> None:
 
 def load_results(recipe: Recipe) -> list[SeedResult]:
     """Results of the last finished fine-tuning; empty without one."""
-    return [SeedResult(**row) for row in read_json(recipe.folder / "finetune" / "results.json") or []]
+    rows = read_json(recipe.folder / "finetune" / "results.json") or []
+    scores = [row.get("dev_score", row.get("dev_accuracy")) for row in rows]  # as 0.2 called it
+    return [SeedResult(row["seed"], score, row["dev_loss"]) for row, score in zip(rows, scores, strict=True)]
 
 
 def chosen_folder(recipe: Recipe) -> Path:

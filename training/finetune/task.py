@@ -1,9 +1,8 @@
-"""What a step of fine-tuning computes: cross-entropy of texts, on top of a pretrained encoder."""
+"""What a step of fine-tuning computes: the loss of texts, on top of a pretrained encoder."""
 
 from __future__ import annotations
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from model.checkpoint import Model
@@ -12,7 +11,8 @@ from training.examples.batches import ClassificationBatch
 from training.examples.labelled import TRUNCATION
 from training.loop.flops import classification_flops
 from training.loop.trainer import TrainingLoss
-from training.recipe import FinetuneConfig
+from training.problems.base import Problem
+from training.recipe import SINGLE_LABEL, FinetuneConfig
 
 DROPOUT = 0.1
 """Of hidden states (Devlin et al. 2018, appendix A.3). Attention has none, which keeps the variable-length kernel."""
@@ -25,15 +25,17 @@ def classifier_from(start: Model, config: FinetuneConfig, seed: int) -> BertForS
         hidden_dropout_prob=DROPOUT,
         attention_probs_dropout_prob=0.0,
         id2label=dict(enumerate(config.label_names)),
+        problem_type=config.problem_type,
         truncation=TRUNCATION,
     )
     model = BertForSequenceClassification(shape)
     model.initialise(torch.Generator().manual_seed(seed))
+    if keeps_last_layer(start, config):
+        model.load_state_dict(start.state_dict())
+        return model.train()
+    pooler: Pooler | None
     if isinstance(start, BertForSequenceClassification):
-        if start.config.labels == config.label_names:
-            model.load_state_dict(start.state_dict())
-            return model.train()
-        pooler: Pooler | None = start.pooler
+        pooler = start.pooler
     else:
         pooler = start.next_sentence.pooler if start.next_sentence else None
     model.encoder.load_state_dict(start.encoder.state_dict())
@@ -42,26 +44,36 @@ def classifier_from(start: Model, config: FinetuneConfig, seed: int) -> BertForS
     return model.train()
 
 
+def keeps_last_layer(start: Model, config: FinetuneConfig) -> bool:
+    """Whether the network to start from is a classifier of the same labels and problem type."""
+    if not isinstance(start, BertForSequenceClassification):
+        return False
+    found = start.config.labels, start.config.problem_type or SINGLE_LABEL
+    return found == (config.label_names, config.problem_type)
+
+
 class ClassificationLoss(TrainingLoss):
-    """Cross-entropy of a micro-batch against label probabilities. Its denominator is the mean number of texts in a
-    micro-batch, so every text has the same weight, beside neighbours of any length."""
+    """Loss of a micro-batch of texts. Its denominator is the mean number of texts in a micro-batch, so every text has
+    the same weight, beside neighbours of any length."""
 
     model: BertForSequenceClassification
-    metric_names = ("loss", "accuracy")
 
-    def __init__(self, model: BertForSequenceClassification, texts_per_batch: float) -> None:
+    def __init__(self, problem: Problem, model: BertForSequenceClassification, texts_per_batch: float) -> None:
         super().__init__()
+        self.metric_names = ("loss", problem.metric)
+        self.problem = problem
         self.model = model
         self.texts_per_batch = texts_per_batch
 
     def forward(self, batch: ClassificationBatch) -> tuple[Tensor, Tensor]:
-        """() loss in nats, and (2, 2) sum and count of loss and accuracy."""
-        logits = self.model(batch.packed).float()  # (sequences, labels)
-        total = F.cross_entropy(logits, batch.targets, reduction="sum")
-        is_text = batch.targets.sum(1) > 0
+        """() loss, and (2, 2) sum and count of the loss and of `Problem.metric_of`."""
+        logits = self.model(batch.packed).float()  # (sequences, outputs)
+        is_text = ~batch.targets[:, 0].isnan()
+        targets = batch.targets.nan_to_num()
+        total = (self.problem.losses(logits, targets) * is_text).sum()
+        metric = (self.problem.metric_of(logits, targets) * is_text).sum().float()
         texts = is_text.sum().float()
-        right = ((logits.argmax(1) == batch.labels) & is_text).sum().float()
-        return total / self.texts_per_batch, torch.stack([total, texts, right, texts]).detach().view(2, 2)
+        return total / self.texts_per_batch, torch.stack([total, texts, metric, texts]).detach().view(2, 2)
 
     def flops(self, batch: ClassificationBatch) -> int:
         """See `TrainingLoss.flops`."""

@@ -72,8 +72,8 @@ class PrintedMetrics:
 
     def __init__(self, names: Sequence[str], state: TrainState) -> None:
         self._names = names
-        self._sums: list[float] = []
-        self._start_again(state)
+        self._sums = [0.0] * 2 * len(names)
+        self._tokens, self._seconds = state.tokens, state.seconds
 
     def add(self, sums: Sequence[float]) -> None:
         """Add a line of the log by its `MetricWindow.sums()`, added up over the ranks."""
@@ -83,12 +83,9 @@ class PrintedMetrics:
         """Means, and tokens per second, since the last call."""
         tokens, seconds = state.tokens - self._tokens, max(state.seconds - self._seconds, 1e-9)
         figures = _means(self._names, self._sums) | {"tokens_per_second": tokens / seconds}
-        self._start_again(state)
-        return figures
-
-    def _start_again(self, state: TrainState) -> None:
+        self._sums = [0.0] * len(self._sums)
         self._tokens, self._seconds = state.tokens, state.seconds
-        self._sums = [0.0] * 2 * len(self._names)
+        return figures
 
 
 def _means(names: Sequence[str], sums: Sequence[float]) -> dict[str, float]:

@@ -1,40 +1,35 @@
-"""What bags of words score on the same labelled text: the figures that a classifier has to beat."""
+"""What a bag of words scores on the same labelled text: the figures that a classifier has to beat."""
 
 from __future__ import annotations
 
 import hashlib
 import logging
-import statistics
+import zipfile
 from collections import defaultdict
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 
 import numpy as np
 import torch
-from sklearn.base import BaseEstimator, TransformerMixin
-from sklearn.feature_extraction.text import CountVectorizer, TfidfVectorizer
-from sklearn.linear_model import LogisticRegression
-from sklearn.multiclass import OneVsRestClassifier
-from sklearn.naive_bayes import MultinomialNB
-from sklearn.pipeline import make_pipeline
-from sklearn.preprocessing import Normalizer
+from sklearn.feature_extraction.text import TfidfVectorizer
+from torch import Tensor
 
-from training.corpus.encode import NO_LABEL
+from training.corpus.encode import NO_LABEL, label_column, target_rows
 from training.corpus.inputs import labelled_inputs, reading_of, report_texts
-from training.evaluate.classification import balanced_accuracy
+from training.problems.base import Floats, Problem
 from training.recipe import Recipe, source_name
-from training.runtime.files import read_json, write_json
 from training.sources.documents import Document
+from training.sources.labels import Target
 
 MAX_TEXTS = 400_000
 """Texts that a bag learns from, drawn evenly: 360,000 take 5 GB of memory."""
 
 STRENGTHS = (1.0, 10.0, 100.0)
-"""Inverse regularisation of the logistic regressions; dev chooses."""
+"""Inverse regularisation of the linear models; dev chooses."""
 
 _UNSPACED = r"[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff]"
-"""A letter of a script without spaces: its own token, so that pairs and triples stand for words."""
-_WORD = rf"(?u){_UNSPACED}|(?:(?!{_UNSPACED})[\w'\u0300-\u036f\u0591-\u05c7\u064b-\u065f\u0900-\u0dff])+|[!?]"
+"""A letter of a script without spaces: its own token, so that pairs stand for words."""
+WORD = rf"(?u){_UNSPACED}|(?:(?!{_UNSPACED})[\w'\u0300-\u036f\u0591-\u05c7\u064b-\u065f\u0900-\u0dff])+|[!?]"
 """A token of a bag: a word with its accents and vowel signs, or a mark that tells opinions apart."""
 
 DEV = " (dev)"
@@ -45,84 +40,56 @@ PAIR = " (pair)"
 
 logger = logging.getLogger(__name__)
 
-Labelled = list[tuple[Document, int]]
+Labelled = list[tuple[Document, Target]]
 
 
-Figures = dict[str, float]
-"""`accuracy` and `balanced_accuracy` of one baseline on one test set; the latter is the mean over its domains."""
-
-
-def evaluate_baselines(recipe: Recipe, test: Mapping[str, Labelled]) -> dict[str, dict[str, Figures]]:
-    """Figures by name of the baseline and of the test set. Those of the same texts are read from `baselines.json`."""
+def evaluate_bag(recipe: Recipe, problem: Problem, test: Mapping[str, Labelled]) -> dict[str, Tensor]:
+    """(texts, outputs) scores of a bag of words by name of the test set; none if there is nothing to learn. Those for
+    the same texts are read from `bag.npz`."""
     train, dev = _parts(recipe)
-    file, key = recipe.folder / "baselines.json", _key(("train", train), ("dev", dev), *test.items())
-    known = read_json(file) or {}
-    if known.get("key") == key:
-        return known["figures"]
-    figures: dict[str, dict[str, Figures]] = {}
-    for title, fit in BASELINES.items():
-        logger.info("%s on %d texts", title, len(train))
+    file, key = recipe.folder / "bag.npz", _key(("train", train), ("dev", dev), *test.items())
+    scores = _known(file, key)
+    if scores is None:
+        logger.info("%s on %d texts", problem.bag, len(train))
         try:
-            bag = fit(train, dev)
+            bag = fit_bag(problem, train, dev)
         except ValueError as error:  # no word occurs often enough, or all labels are equal
-            logger.warning("the report has no %s: %s", title, error)
-            continue
-        figures[title] = {name: _figures(bag, part) for name, part in test.items()}
-    write_json(file, {"key": key, "figures": figures})
-    return figures
+            logger.warning("the report has no %s: %s", problem.bag, error)
+            return {}
+        scores = {name: bag(texts_of(part)) for name, part in test.items()}
+        part_file = file.with_suffix(".part.npz")
+        np.savez(part_file, allow_pickle=False, **{f"{key}/{name}": each for name, each in scores.items()})
+        part_file.replace(file)
+    return {name: torch.from_numpy(each) for name, each in scores.items()}
 
 
-def fit_tfidf(train: Labelled, dev: Labelled) -> Any:
-    """TF-IDF of words and word pairs under a logistic regression; a scikit-learn pipeline.
+def fit_bag(problem: Problem, train: Labelled, dev: Labelled) -> Callable[[Sequence[str]], Floats]:
+    """A linear model over TF-IDF of words and word pairs: texts to scores (texts, outputs).
 
     Raises:
         ValueError: there is nothing to learn.
     """
     words = TfidfVectorizer(
-        ngram_range=(1, 2), token_pattern=_WORD, max_features=400_000, sublinear_tf=True, dtype=np.float32
+        ngram_range=(1, 2), token_pattern=WORD, max_features=400_000, sublinear_tf=True, dtype=np.float32
     )
-    return _fit(words, lambda strength: LogisticRegression(C=strength, max_iter=1000), train, dev)
+    features, targets = words.fit_transform(texts_of(train)), targets_of(problem, train)
+    bags = [problem.fit(features, targets, strength) for strength in (STRENGTHS if dev else STRENGTHS[1:2])]
+    if len(bags) == 1:
+        return lambda texts: bags[0](words.transform(texts))
+    held_out, wanted = words.transform(texts_of(dev)), torch.from_numpy(targets_of(problem, dev))
+    figures = [problem.figures(torch.from_numpy(bag(held_out)), wanted)[problem.compared] for bag in bags]
+    best = bags[int(np.argmax([problem.merit(figure) for figure in figures]))]
+    return lambda texts: best(words.transform(texts))
 
 
-def fit_naive_bayes(train: Labelled, dev: Labelled) -> Any:
-    """Logistic regressions over naive Bayes log-count ratios of words, pairs and triples (Wang & Manning 2012,
-    https://aclanthology.org/P12-2018); a scikit-learn pipeline.
-
-    Raises:
-        ValueError: there is nothing to learn.
-    """
-    words = CountVectorizer(ngram_range=(1, 3), token_pattern=_WORD, binary=True, min_df=2, dtype=np.float32)
-
-    def classifier(strength: float) -> Any:
-        regression = LogisticRegression(C=strength, max_iter=1000)
-        return OneVsRestClassifier(make_pipeline(LogCountRatio(), Normalizer(), regression))
-
-    return _fit(words, classifier, train, dev)
+def texts_of(part: Labelled) -> list[str]:
+    """The text of each document."""
+    return [document.text for document, _ in part]
 
 
-BASELINES = {"TF-IDF + logistic regression": fit_tfidf, "naive Bayes (1-3-grams)": fit_naive_bayes}
-
-
-class LogCountRatio(BaseEstimator, TransformerMixin):  # type: ignore[misc]
-    """Multiplies each feature by the log of how much more often it occurs in texts of a label than in others."""
-
-    def fit(self, features: Any, labels: Any) -> LogCountRatio:
-        """Learn the ratios, with one added to each count: features (texts, words), labels (texts,) 0 or 1."""
-        others, ours = MultinomialNB(alpha=1).fit(features, labels).feature_log_prob_
-        self.ratio_ = ours - others
-        return self
-
-    def transform(self, features: Any) -> Any:
-        """(texts, words) -> (texts, words)"""
-        return features.multiply(self.ratio_[None]).tocsr()
-
-
-def _fit(words: Any, classifier: Callable[[float], Any], train: Labelled, dev: Labelled) -> Any:
-    texts, labels = _columns(train)
-    features = words.fit_transform(texts)
-    fitted = [classifier(strength).fit(features, labels) for strength in (STRENGTHS if dev else STRENGTHS[1:2])]
-    bags = [make_pipeline(words, each) for each in fitted]
-    return max(bags, key=lambda bag: bag.score(*_columns(dev))) if dev else bags[0]
+def targets_of(problem: Problem, part: Labelled) -> Floats:
+    """(texts, outputs) the targets of labelled documents."""
+    return target_rows(label_column([target for _, target in part]), len(problem.names))
 
 
 def read_test(recipe: Recipe) -> dict[str, Labelled]:
@@ -156,18 +123,6 @@ def _add(test: dict[str, Labelled], name: str, part: Labelled, read: str) -> Non
         test[name + PAIR] += pairs
 
 
-def balanced_by_domain(answers: torch.Tensor, part: Labelled) -> tuple[float, dict[str, float]]:
-    """Balanced accuracy in each domain that has two labels or more, after their mean, which is 0 without any; "" is the
-    domain of texts without one."""
-    labels = torch.tensor([label for _, label in part])
-    domains: dict[str, list[int]] = defaultdict(list)
-    for i, (document, _) in enumerate(part):
-        domains[document.domain or ""].append(i)
-    mixed = {name: rows for name, rows in domains.items() if len(labels[rows].unique()) > 1}
-    scores = {name: balanced_accuracy(answers[rows], labels[rows]) for name, rows in mixed.items()}
-    return statistics.fmean(scores.values()) if scores else 0.0, scores
-
-
 def _parts(recipe: Recipe) -> tuple[Labelled, Labelled]:
     """Training and dev documents that have a label."""
     train: Labelled = []
@@ -180,15 +135,14 @@ def _parts(recipe: Recipe) -> tuple[Labelled, Labelled]:
     return [train[i] for i in chosen], dev
 
 
-def _columns(part: Labelled) -> tuple[list[str], list[int]]:
-    return [document.text for document, _ in part], [label for _, label in part]
-
-
-def _figures(bag: Any, part: Labelled) -> Figures:
-    texts, labels = _columns(part)
-    answers = torch.from_numpy(bag.predict(texts))
-    accuracy = (answers == torch.tensor(labels)).double().mean().item()
-    return {"accuracy": accuracy, "balanced_accuracy": balanced_by_domain(answers, part)[0]}
+def _known(file: Path, key: str) -> dict[str, Floats] | None:
+    """The scores in the file if they are for the texts of the key."""
+    try:
+        with np.load(file) as arrays:
+            found = {name.partition("/"): arrays[name] for name in arrays.files}
+    except (OSError, ValueError, zipfile.BadZipFile):
+        return None
+    return {name: scores for (for_key, _, name), scores in found.items() if for_key == key} or None
 
 
 def _key(*parts: tuple[str, Labelled]) -> str:
@@ -196,5 +150,5 @@ def _key(*parts: tuple[str, Labelled]) -> str:
     for name, part in parts:
         digest.update(repr((name, len(part))).encode())
         for document, label in part:
-            digest.update(repr((document.text, document.domain, label)).encode())
+            digest.update(repr((document.text, label)).encode())
     return digest.hexdigest()

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import logging
-import statistics
-from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
-from operator import itemgetter
+import shlex
+from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from model.checkpoint import load_checkpoint
+from torch import Tensor
+
+from model.checkpoint import Checkpoint, load_checkpoint
 from model.tokenizer import Tokenizer
 from training.corpus.inputs import reading_of
 from training.corpus.prepare import (
@@ -22,59 +22,29 @@ from training.corpus.prepare import (
 )
 from training.corpus.reader import PreparedText
 from training.errors import RunError
-from training.evaluate.classification import Answers, ClassificationReport, classify, load_classifier
-from training.evaluate.pretraining import PretrainingReport, evaluate_pretraining
+from training.evaluate.classification import Answers, classify, load_classifier
+from training.evaluate.pretraining import evaluate_pretraining
 from training.finetune.selection import SeedResult, chosen_folder, load_results, seed_folder
 from training.loop.checkpoint import weights_hash
 from training.loop.log import RunLog
 from training.pretrain.run import load_pretrained, open_heldout
-from training.recipe import Recipe, source_name
-from training.report.baselines import DEV, PAIR, Figures, Labelled, balanced_by_domain, evaluate_baselines, read_test
+from training.problems.base import Problem
+from training.problems.choose import problem_of
+from training.recipe import SINGLE_LABEL, Recipe, source_name
+from training.report.baselines import DEV, PAIR, Labelled, evaluate_bag, read_test
+from training.report.classifier import OURS, report_on
 from training.report.plots import plot_confusion, plot_losses, plot_reliability
+from training.report.tables import Report, tables, title_of, wrong_answers
 from training.runtime.device import choose_device
 from training.runtime.files import write_json
 
 EXAMPLES = 2000
 """Held-out examples per source."""
 
-WEAKEST_LABELS = 20
-"""Most rows of a table of labels."""
-
-MIN_OF_EACH_LABEL = 50
-"""Texts of each label that a domain needs to count as the worst one."""
+SHIPPED = Path(__file__).parents[2] / "model" / "weights" / "sentiment"
+"""The shipped classifier, beside `model` in a checkout and in a wheel."""
 
 logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class SourceReport:
-    """Figures of the classifier on one test source in one reading."""
-
-    figures: ClassificationReport
-    mean_balanced_accuracy: float
-    """Over the domains of the source; the balanced accuracy without domains."""
-    worst_domain: str | None
-    """With at least `MIN_OF_EACH_LABEL` texts of each label."""
-    worst_balanced_accuracy: float | None
-
-
-@dataclass(frozen=True, slots=True)
-class Report:
-    """What is known of a run's models; empty where a model does not exist."""
-
-    pretraining: dict[str, PretrainingReport] = field(default_factory=dict)
-    """By name of the held-out source."""
-    classification: dict[str, SourceReport] = field(default_factory=dict)
-    """By name of the test source; with `PAIR` for those of its texts that are also read as pairs."""
-    labels: list[str] = field(default_factory=list)
-    baselines: dict[str, dict[str, Figures]] = field(default_factory=dict)
-    """By name of the baseline and of the test source."""
-    seeds: dict[int, dict[str, float]] = field(default_factory=dict)
-    """Accuracies of each seed by test source, after the balanced accuracy on dev, where there are several seeds."""
-    weights: dict[str, str] = field(default_factory=dict)
-    """Hashes of the evaluated weights, by name of the model."""
-    not_evaluated: dict[str, str] = field(default_factory=dict)
-    """Why a model is not evaluated, by its name."""
 
 
 def evaluate(recipe: Recipe, weights: Path | None = None) -> str:
@@ -112,13 +82,22 @@ def evaluate(recipe: Recipe, weights: Path | None = None) -> str:
     folder.mkdir(parents=True, exist_ok=True)
     file = folder / "report.md"
     notes = [f"**{name} is not evaluated: {reason}.**\n" for name, reason in reasons.items()]
-    text = "\n".join([*text_of.values(), *label_tables(report), *notes])
+    classifier, network = (text_of.get(name, "") for name in ("sentiment", "pretrained"))
+    text = "\n".join(filter(None, [classifier, wrong_answers(report), network, *notes]))
+    serve = _serve_line(recipe, models) if report.classification else ""
     plots = "\n".join(f"![{file.stem}]({file.name})" for file in _plot(recipe, folder, report))
-    file.write_text(f"{text}\n## Plots\n\n{plots}\n", encoding="utf-8")
+    file.write_text(f"{text}\n## Plots\n\n{plots}\n{serve}", encoding="utf-8")
     # Last, because it names the weights of all of it.
     write_json(file.with_suffix(".json"), asdict(report) | {"tables": text_of})
     logger.info("report in %s", file)
-    return text
+    return f"{text}{serve}"
+
+
+def _serve_line(recipe: Recipe, models: Path) -> str:
+    """The command that serves the classifier: as exported, or as it is if it is not the run's own."""
+    is_own = models.resolve() == recipe.folder.resolve()
+    folder = recipe.exported("sentiment") if is_own else models / "sentiment"
+    return f"\nTo serve it{' after `export`' * is_own}:\n\n    BERT_SENTIMENT={shlex.quote(str(folder))} bert-serve\n"
 
 
 def _models_in(folder: Path) -> list[str]:
@@ -188,25 +167,55 @@ def _classification(recipe: Recipe, classifier: Path, folder: Path) -> dict[str,
         )
     results = load_results(recipe) if is_own else []
     seeds = {each.seed: _seed_figures(recipe, each, test) for each in results if len(results) > 1}
+    problem, answers = _problem(recipe), _answers(recipe, classifier, test)
+    bag = evaluate_bag(recipe, problem, test) if test and train else {}
+    models = {
+        OURS: {name: each.scores for name, each in answers.items()},
+        problem.bag: bag,
+        "the shipped classifier": _shipped(recipe, classifier, test),
+    }
+    reports = {
+        name: report_on(problem, {model: found[name] for model, found in models.items() if name in found}, test[name])
+        for name in answers
+    }
     return {
-        "classification": _test_reports(recipe, classifier, test),
-        "labels": recipe.finetune.label_names,
-        "baselines": evaluate_baselines(recipe, test) if test and train else {},
+        "classification": reports,
+        "problem_type": recipe.finetune.problem_type,
+        "labels": list(problem.names),
         "seeds": seeds,
     }
 
 
 def _seed_figures(recipe: Recipe, result: SeedResult, test: Mapping[str, Labelled]) -> dict[str, float]:
-    reports = _test_reports(recipe, seed_folder(recipe, result.seed) / "model", test)
-    on_test = {name: report.figures.accuracy for name, report in reports.items()}
-    return {"balanced accuracy on dev": result.dev_accuracy or 0.0} | on_test
+    answers = _answers(recipe, seed_folder(recipe, result.seed) / "model", test)
+    problem = _problem(recipe)
+    on_test = {name: each.figures()[problem.compared].value for name, each in answers.items()}
+    return {f"{title_of(problem.chosen)} on dev": abs(result.dev_score or 0.0)} | on_test
 
 
-def _test_reports(recipe: Recipe, folder: Path, test: Mapping[str, Labelled]) -> dict[str, SourceReport]:
-    """Figures of the classifier in a folder, by test source and reading."""
-    checkpoint = load_classifier(folder, recipe.finetune.label_names)
+def _answers(recipe: Recipe, folder: Path, test: Mapping[str, Labelled]) -> dict[str, Answers]:
+    """What the classifier in a folder answers, by test source and reading."""
+    return _answers_of(recipe, load_classifier(folder, recipe.finetune), test)
+
+
+def _shipped(recipe: Recipe, evaluated: Path, test: Mapping[str, Labelled]) -> dict[str, Tensor]:
+    """(texts, labels) scores of the shipped classifier by test source and reading, if it has the recipe's labels in any
+    spelling. None if it is what is evaluated."""
+    if not SHIPPED.is_dir() or SHIPPED.resolve() == evaluated.resolve():
+        return {}
+    shipped = load_checkpoint(SHIPPED)
+    theirs = [name.lower() for name in shipped.config.labels]
+    names = [name.lower() for name in recipe.finetune.label_names]
+    if recipe.finetune.problem_type != SINGLE_LABEL or sorted(names) != sorted(theirs):
+        return {}
+    order = [theirs.index(name) for name in names]
+    return {name: each.scores[:, order] for name, each in _answers_of(recipe, shipped, test).items()}
+
+
+def _answers_of(recipe: Recipe, checkpoint: Checkpoint, test: Mapping[str, Labelled]) -> dict[str, Answers]:
+    """What a classifier answers, by test source and reading."""
     checkpoint.model.to(choose_device(recipe.device))
-    reports = {}
+    answers = {}
     for source in recipe.finetune.tested or recipe.finetune.train:
         name, read = source_name(source), reading_of(source)
         name += DEV * (not recipe.finetune.tested)
@@ -214,131 +223,15 @@ def _test_reports(recipe: Recipe, folder: Path, test: Mapping[str, Labelled]) ->
         for title in filter(test.__contains__, readings):
             documents, labels = zip(*test[title], strict=True)
             logger.info("evaluating on %s: %s texts", title, f"{len(documents):,}")
-            answers = classify(checkpoint, documents, labels, readings[title])
-            reports[title] = _test_report(answers, test[title])
-    return reports
+            answers[title] = classify(checkpoint, documents, labels, readings[title])
+    return answers
 
 
-def _test_report(answers: Answers, part: Labelled) -> SourceReport:
-    mean, scores = balanced_by_domain(answers.logits.argmax(1), part)
-    texts = Counter((document.domain, label) for document, label in part)
-    labels = range(answers.logits.shape[1])
-    large = [name for name in scores if name and all(texts[name, i] >= MIN_OF_EACH_LABEL for i in labels)]
-    worst = min(large, key=scores.__getitem__, default=None)
-    return SourceReport(answers.report(), mean, worst, scores[worst] if worst else None)
+def _problem(recipe: Recipe) -> Problem:
+    return problem_of(recipe.finetune.problem_type, recipe.finetune.label_names)
 
 
-# --- tables and plots ----------------------------------------------------------------------------------------------
-
-
-def tables(report: Report) -> dict[str, str]:
-    """The tables of each model as Markdown, by its name."""
-    found = {}
-    if report.pretraining:
-        found["pretrained"] = _pretraining_table(report.pretraining)
-    if report.classification:
-        parts = [_classification_table(report), *_domain_sentences(report), *_verdicts(report)]
-        found["sentiment"] = "\n".join([*parts, *([_seed_table(report.seeds)] if report.seeds else [])])
-    return found
-
-
-def _verdicts(report: Report) -> list[str]:
-    """A sentence for each test set on which the classifier is useless."""
-    sentences = []
-    for name, source in report.classification.items():
-        r = source.figures
-        true = [i for i, row in enumerate(r.confusion) if any(row)]
-        answered = [i for i, column in enumerate(zip(*r.confusion, strict=True)) if any(column)]
-        if len(answered) == 1 < len(true):
-            sentences.append(f"**{name}: answers {report.labels[answered[0]]} to each text: raise finetune.epochs.**\n")
-        bag = max((figures["accuracy"] for figures in _baselines(report, name).values()), default=0.0)
-        if bag > r.accuracy:
-            sentences.append(
-                f"**{name}: a bag of words is better ({bag:.3f} against {r.accuracy:.3f}): pretrain longer, or label "
-                "more texts.**\n"
-            )
-    return sentences
-
-
-def _table(*rows: Sequence[str]) -> str:
-    """A Markdown table whose first row is its head."""
-    escaped = ([cell.replace("|", r"\|") for cell in row] for row in rows)
-    head, *body = (f"| {' | '.join(row)} |\n" for row in escaped)
-    return "".join([head, "|---" * len(rows[0]) + "|\n", *body])
-
-
-def _cells(figures: Iterable[float | None], digits: int = 4) -> list[str]:
-    return ["–" if figure is None else f"{figure:.{digits}f}" for figure in figures]
-
-
-def _pretraining_table(reports: Mapping[str, PretrainingReport]) -> str:
-    head = (
-        *("held-out text", "examples", "masked-LM loss", "unigram entropy", "masked-LM accuracy"),
-        *("most frequent token", "next sentence, mixed", "next sentence, random documents", "guessing"),
-    )
-    rows = []
-    for name, r in reports.items():
-        words = (r.mlm_loss, r.unigram_entropy, r.mlm_accuracy, r.unigram_accuracy)
-        rows.append([name, f"{r.examples:,}", *_cells((*words, r.nsp_accuracy, r.nsp_accuracy_random, 0.5), 3)])
-    return _table(head, *rows)
-
-
-def _classification_table(report: Report) -> str:
-    head = (
-        *("test set", "texts", "accuracy ± standard error", "most frequent label", *report.baselines),
-        *("balanced accuracy", "calibration error", "if calibrated"),
-    )
-    rows = []
-    for name, source in report.classification.items():
-        r, bags = source.figures, [bag["accuracy"] for bag in _baselines(report, name).values()]
-        ours = (r.balanced_accuracy, r.expected_calibration_error, r.calibration_error_by_chance)
-        accuracy = f"{r.accuracy:.4f} ± {r.standard_error:.4f}"
-        rows.append([name, f"{r.examples:,}", accuracy, *_cells((r.majority_accuracy, *bags, *ours))])
-    return _table(head, *rows)
-
-
-def _baselines(report: Report, name: str) -> dict[str, Figures]:
-    """The baselines of a test source: they read a pair as one text."""
-    return {bag: rows[name] for bag, rows in report.baselines.items()}
-
-
-def _domain_sentences(report: Report) -> list[str]:
-    """A sentence for each test set with several domains."""
-    sentences = []
-    for name, r in report.classification.items():
-        if r.worst_domain is not None:
-            bags = [f"{bag} {row['balanced_accuracy']:.4f}" for bag, row in _baselines(report, name).items()]
-            sentences.append(
-                f"{name}: mean balanced accuracy over domains {r.mean_balanced_accuracy:.4f} ({', '.join(bags)}); "
-                f"worst domain {r.worst_domain}, {r.worst_balanced_accuracy:.4f}.\n"
-            )
-    return sentences
-
-
-def _seed_table(seeds: Mapping[int, Mapping[str, float]]) -> str:
-    """Accuracies of each seed, and the mean and sample standard deviation of each column."""
-    rows = [[str(seed), *_cells(figures.values())] for seed, figures in seeds.items()]
-    columns = zip(*(figures.values() for figures in seeds.values()), strict=True)
-    means = [f"{statistics.mean(column):.4f} ± {statistics.stdev(column):.4f}" for column in columns]
-    return _table(["seed", *next(iter(seeds.values()))], *rows, ["mean", *means])
-
-
-def label_tables(report: Report) -> list[str]:
-    """A table for each test set with over two labels: precision, recall and F1 of its labels, the lowest F1 first."""
-    if len(report.labels) <= 2:
-        return []
-    found = []
-    for name, source in report.classification.items():
-        counts = source.figures.confusion
-        rows: list[tuple[float, list[str]]] = []
-        for i, (label, row, column) in enumerate(zip(report.labels, counts, zip(*counts, strict=True), strict=True)):
-            true, answered, right = sum(row), sum(column), row[i]
-            precision, recall = (right / texts if texts else None for texts in (answered, true))
-            f1 = 2 * right / (true + answered) if true + answered else None
-            rows.append((2.0 if f1 is None else f1, [label, f"{true:,}", *_cells((precision, recall, f1), 3)]))
-        weakest = [cells for _, cells in sorted(rows, key=itemgetter(0))[:WEAKEST_LABELS]]
-        found.append(_table((f"{name}: label", "texts", "precision", "recall", "F1"), *weakest))
-    return found
+# --- plots ---------------------------------------------------------------------------------------------------------
 
 
 def _plot(recipe: Recipe, folder: Path, report: Report) -> list[Path]:
@@ -349,10 +242,12 @@ def _plot(recipe: Recipe, folder: Path, report: Report) -> list[Path]:
     written = _plot_losses(recipe) if folder == recipe.folder else []
     for name, test in report.classification.items():
         slug = name.replace(PAIR, "-pair").replace(DEV, "-dev")
-        confusion, reliability = folder / f"confusion-{slug}.png", folder / f"reliability-{slug}.png"
-        plot_confusion(test.figures.confusion, report.labels, confusion)
-        plot_reliability(test.figures.reliability, reliability)
-        written += [confusion, reliability]
+        if test.confusion is not None:
+            written.append(folder / f"confusion-{slug}.png")
+            plot_confusion(test.confusion, report.labels, written[-1])
+        if test.reliability:
+            written.append(folder / f"reliability-{slug}.png")
+            plot_reliability(test.reliability, written[-1])
     return written
 
 

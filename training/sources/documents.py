@@ -24,7 +24,16 @@ from training.sources.plain_text import (
     whole_texts,
     wikitext_texts,
 )
-from training.sources.tables import Row, columns_of, in_recipe, label_value, log_once, read_rows, text_value
+from training.sources.tables import (
+    Row,
+    columns_of,
+    in_recipe,
+    label_value,
+    labels_value,
+    log_once,
+    read_rows,
+    text_value,
+)
 
 FIRST_ROWS = 1000
 """Rows of a source of which one must have each column: JSON lines may leave out what is null."""
@@ -39,7 +48,8 @@ class Document:
 
     fields: tuple[str, ...]
     """The text columns, e.g. title and content."""
-    label: str | None = None
+    label: str | tuple[str, ...] | None = None
+    """A tuple where the row has a list, or the source has a separator."""
     group: str | None = None
     """Equal for documents that must not be split between train and dev."""
     domain: str | None = None
@@ -176,12 +186,10 @@ class _SourceReader:
         for number, line in numbered:
             labels, text = fasttext_line(line)
             place = f"{file}, line {number}"
-            if len(set(labels)) > 1:
-                raise SourceError(f"{place}: has the labels {', '.join(labels)}; a text has one")
             text = tidy(text)
             self._rows += bool(labels or text)  # blank lines are not counted
             if text:
-                yield Document((text,), labels[0] if labels else None, place=place)
+                yield Document((text,), labels[0] if len(set(labels)) == 1 else tuple(labels) or None, place=place)
             elif labels:
                 self._skip(place)
 
@@ -230,8 +238,9 @@ class _SourceReader:
         if reason or not any(fields):
             self._skip(f"{place}{reason}")
             return None
-        label, group, domain = (name and label_value(cells.get(name)) for name in self._others)
-        return Document(tuple(fields), label, group, domain, place)
+        label, group, domain = (name and cells.get(name) for name in self._others)
+        labels = labels_value(label, self._source.separator)
+        return Document(tuple(fields), labels, label_value(group), label_value(domain), place)
 
     def _tidy(self, text: str) -> str:
         """A row's text, or that of a file which is one text."""

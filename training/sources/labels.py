@@ -1,39 +1,84 @@
-"""Labelled documents, with the labels of a model for the values of a label column."""
+"""Labelled documents, with the target of a model for the value of a label column."""
 
 from __future__ import annotations
 
+import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
 from bert_client.tables.files import Progress
 from training.errors import SourceError
-from training.recipe import Recipe, SourceConfig, source_name
+from training.recipe import MULTI_LABEL, REGRESSION, SINGLE_LABEL, FinetuneConfig, Recipe, SourceConfig, source_name
 from training.sources.documents import Document, documents
+
+Target = int | tuple[float, ...]
+"""What the model is to answer: the index of the one label; or a number for each output, which for several labels is 1
+or 0."""
 
 _WHOLE_FLOAT = re.compile(r"(-?\d+)\.0+")
 """How pandas writes the label 1 into a CSV file if another row has no label."""
 
 
-def labelled(source: SourceConfig, recipe: Recipe, progress: Progress | None = None) -> Iterator[tuple[Document, int]]:
-    """The documents of a source with the index of their label among `finetune.label_names`. Those whose label
-    `finetune.labels` maps to "" are left out; its value "" stands for a missing label.
+def labelled(
+    source: SourceConfig, recipe: Recipe, progress: Progress | None = None
+) -> Iterator[tuple[Document, Target]]:
+    """The documents of a source with their targets, labels being numbered as in `finetune.label_names`. A text whose
+    one label `finetune.labels` maps to "" is left out; its value "" stands for a missing label.
 
     Raises:
-        SourceError: the source has no label column, or a label is missing or unknown; names the file and the line.
+        SourceError: the source has no label column, or a label is missing or unknown, or no number; names the file and
+            the line.
     """
     if source.label is None and source.format != "fasttext":
         raise SourceError(f"{source_name(source)}: fine-tuning needs the source's `label`, the column of labels")
-    labels = recipe.finetune.labels
-    index = {name: number for number, name in enumerate(recipe.finetune.label_names)}
+    target_of = _TARGETS[recipe.finetune.problem_type](recipe.finetune)
     for document in documents(source, recipe.data, progress, recipe.hub_cache):
-        value = document.label or ""
-        if value not in labels:
-            value = canonical(value)
-        label = labels.get(value)
-        if label is None:
-            raise _unknown_label(document, labels)
-        if label:
-            yield document, index[label]
+        target = target_of(document)
+        if target is not None:
+            yield document, target
+
+
+def _one_label(config: FinetuneConfig) -> Callable[[Document], int | None]:
+    index = {name: number for number, name in enumerate(config.label_names)}
+
+    def target(document: Document) -> int | None:
+        if isinstance(document.label, tuple):
+            raise SourceError(
+                f"{document.place}: has the labels {', '.join(document.label)}; a text has one, unless "
+                f"finetune.problem_type is {MULTI_LABEL}"
+            )
+        return index.get(_label(document.label or "", document, config.labels))
+
+    return target
+
+
+def _labels(config: FinetuneConfig) -> Callable[[Document], tuple[float, ...]]:
+    names = config.label_names
+
+    def target(document: Document) -> tuple[float, ...]:
+        found = document.label if isinstance(document.label, tuple) else (document.label or "",)
+        values = filter(None, map(str.strip, found))
+        labels = {_label(value, document, config.labels) for value in values}
+        return tuple(1.0 if name in labels else 0.0 for name in names)
+
+    return target
+
+
+def _number(_config: FinetuneConfig) -> Callable[[Document], tuple[float, ...]]:
+    def target(document: Document) -> tuple[float, ...]:
+        try:
+            number = float(document.label or "")  # type: ignore[arg-type]  # a list is an error, too
+        except (TypeError, ValueError):
+            number = math.nan
+        if not math.isfinite(number):
+            said = f"{document.label!r} is no number" if document.label else "has no number"
+            raise SourceError(f"{document.place}: {said}; write it as 1.5, or remove the row")
+        return (number,)
+
+    return target
+
+
+_TARGETS = {SINGLE_LABEL: _one_label, MULTI_LABEL: _labels, REGRESSION: _number}
 
 
 def canonical(value: str) -> str:
@@ -42,14 +87,19 @@ def canonical(value: str) -> str:
     return whole[1] if whole else value
 
 
-def _unknown_label(document: Document, labels: Mapping[str, str]) -> SourceError:
-    if document.label is None:
-        return SourceError(
+def _label(value: str, document: Document, labels: Mapping[str, str]) -> str:
+    """The model's label for a value of the column; "" if it is left out."""
+    if value not in labels:
+        value = canonical(value)
+    if (label := labels.get(value)) is not None:
+        return label
+    if not value:
+        raise SourceError(
             f"{document.place}: has no label; fill it, remove the row, or leave such rows out with the value "
             '"" = "" in finetune.labels'
         )
     known = ", ".join(repr(value) for value in labels if value)
-    return SourceError(
-        f"{document.place}: label {document.label!r} is not in finetune.labels ({known}); name every value of the "
+    raise SourceError(
+        f"{document.place}: label {value!r} is not in finetune.labels ({known}); name every value of the "
         'column there, and give those to leave out the label ""'
     )

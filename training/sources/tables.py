@@ -71,6 +71,18 @@ def label_value(value: Any) -> str | None:
     return str(value).strip() or None
 
 
+def labels_value(value: Any, separator: str | None = None) -> str | tuple[str, ...] | None:
+    """A cell as the labels of a text: a tuple if it is a list, or if a separator splits it.
+
+    >>> labels_value(1.0), labels_value(["new", 2]), labels_value("new; used", ";"), labels_value("", ";")
+    ('1', ('new', '2'), ('new', ' used'), None)
+    """
+    if isinstance(value, list):
+        return tuple(label_value(item) or "" for item in value)
+    text = label_value(value)
+    return tuple(text.split(separator)) if text and separator else text
+
+
 def text_value(value: Any) -> str | None:
     """A cell as text, empty for null and NaN; None if it is something else, such as a number.
 

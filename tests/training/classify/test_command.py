@@ -13,6 +13,7 @@ from model import load_checkpoint
 from tests.conftest import MakeCheckpoint
 from tests.training.classify.tables import only, planned, reviews, surveyed, write_csv, written
 from tests.training.commands import occupied
+from tests.training.texts import squeezed
 from training.__main__ import main
 from training.corpus.inputs import labelled_inputs, report_texts
 from training.errors import RecipeError, RunError, SourceError
@@ -105,8 +106,9 @@ def test_recipe_works_from_any_folder_with_any_characters_in_paths(
             assert recipe.folder == plan.recipe.folder
             assert recipe.export.classifier == recipe.folder / "model"
             assert sum(texts_of(recipe).values()) == 60
-    assert plan.model == tmp_path / "overall" / "model"
-    assert planned("Übersicht (neu) [1].csv", "mein Modell [1]").model == Path("mein Modell [1]", "model")
+    assert plan.recipe.exported("sentiment") == tmp_path / "overall" / "model"
+    here = planned("Übersicht (neu) [1].csv", "mein Modell [1]").recipe
+    assert here.exported("sentiment") == Path.cwd() / "mein Modell [1]" / "model"
 
 
 def test_recipe_has_the_overrides_and_no_more_than_it_needs(tmp_path: Path) -> None:
@@ -197,11 +199,11 @@ def test_classify_trains_evaluates_exports_and_repeats(
     network = [f"finetune.pretrained={start}", "finetune.max_length=48", "finetune.epochs=1"]
     command = ["classify", "my reviews.csv", "--text", "title,body", "--output", "my model", *network]
     assert main(command) == 0
-    first = capsys.readouterr().out
+    first = squeezed(capsys.readouterr().out)
     assert first.startswith("my reviews.csv: 60 texts (columns title, body; labels: column sentiment)\n")
     assert "| my-reviews | " in first
     assert "| my-reviews (pair) | " in first
-    assert first.endswith("to serve it: BERT_SENTIMENT='my model/model' bert-serve\n")
+    assert "my model/model' bert-serve\n" in first
     assert load_checkpoint(Path("my model", "model")).config.labels == ["negative", "positive"]
     assert {"recipe.toml", "report.json", "report.md"} <= {path.name for path in Path("my model").iterdir()}
     card = Path("my model", "model", "README.md").read_text()
@@ -210,10 +212,10 @@ def test_classify_trains_evaluates_exports_and_repeats(
     weights = Path("my model", "model", "model.safetensors").read_bytes()
     monkeypatch.chdir("/")
     assert main(["all", str(tmp_path / "my model" / "recipe.toml")]) == 0
-    assert "| my-reviews | " in capsys.readouterr().out
+    assert "| my-reviews | " in squeezed(capsys.readouterr().out)
     monkeypatch.chdir(tmp_path)
     assert main(command) == 0
-    again = capsys.readouterr().out
+    again = squeezed(capsys.readouterr().out)
     assert "this classifier was trained before: its report is made again\n" in again
     assert again.endswith(first[first.index("| test set |") :])
     assert Path("my model", "model", "model.safetensors").read_bytes() == weights

@@ -114,7 +114,6 @@ def test_collate_classification_keeps_targets_with_their_texts() -> None:
     batch = collate_classification(labelled([[2, 7, 3], [2, 8, 9, 3], [2, 3]]))
     assert batch.packed.lengths == (4, 3, 2)
     assert batch.targets.tolist() == [[0, 1, 0], [1, 0, 0], [0, 0, 1]]
-    assert batch.labels.tolist() == [1, 0, 2]
     assert batch.packed.outputs is not None
     assert (batch.packed.input_ids[batch.packed.outputs.index] == 2).all()
 
@@ -122,7 +121,8 @@ def test_collate_classification_keeps_targets_with_their_texts() -> None:
 def test_collate_classification_rows_without_a_text_have_no_target() -> None:
     batch = collate_classification(labelled([[2, 7, 3], [2, 8, 9, 3]]), BatchShape(128, 5, max_seqlen=8))
     assert batch.tokens == 128
-    assert batch.targets.tolist() == [[0, 1], [1, 0], [0, 0], [0, 0], [0, 0]]
+    assert batch.targets[:2].tolist() == [[0, 1], [1, 0]]
+    assert batch.targets[2:].isnan().all()
 
 
 @pytest.mark.parametrize("count", [1, 30, 100])

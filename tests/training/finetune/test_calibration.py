@@ -9,13 +9,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-import torch.nn.functional as F
 
 from model import BertForSequenceClassification, Tokenizer, load_checkpoint
-from training.evaluate.classification import predict_classification
+from training.evaluate.classification import Answers, expected_calibration_error, predict_classification
 from training.examples.labelled import LabelledTexts, encode_texts
 from training.finetune import calibration
 from training.finetune.calibration import calibrate
+from training.problems.choose import problem_of
 from training.sources.documents import Document
 
 WORDS = [
@@ -88,8 +88,8 @@ def test_calibrate_lowers_the_loss_and_the_calibration_error_and_changes_no_answ
     temperature = calibrate(model, {"dev": predict_classification(model, dev)})
     after = predict_classification(model, dev)
     assert temperature > 1.5
-    assert F.cross_entropy(after.logits, after.labels) < F.cross_entropy(before.logits, before.labels)
-    errors = [answers.report().expected_calibration_error for answers in (before, after)]
+    assert after.loss < before.loss
+    errors = [expected_calibration_error(answers.reliability()) for answers in (before, after)]
     assert errors[1] < 0.75 * errors[0]
     assert torch.equal(after.logits.argmax(1), before.logits.argmax(1))
     torch.testing.assert_close(after.logits * temperature, before.logits, rtol=0.02, atol=0.02)
@@ -103,9 +103,9 @@ def test_calibrate_never_raises_the_calibration_error(sentiment: Path, tokenizer
         assert isinstance(model, BertForSequenceClassification)
         model.classifier.weight.data *= 2
         dev = label(model, make_dev(tokenizer, 24, seed), wrong=6, seed=seed)
-        before = predict_classification(model, dev).report().expected_calibration_error
+        before = expected_calibration_error(predict_classification(model, dev).reliability())
         kept += calibrate(model, {"dev": predict_classification(model, dev)}) == 1
-        after = predict_classification(model, dev).report().expected_calibration_error
+        after = expected_calibration_error(predict_classification(model, dev).reliability())
         assert after <= before + 1e-6
     assert kept, "in one case the best temperature raises the error"
 
@@ -132,6 +132,21 @@ def test_calibrate_limits_the_weight_of_a_large_source(
             calibrate(model, {name: predict_classification(model, texts) for name, texts in parts.items()})
         )
     assert temperatures[0] == pytest.approx(temperatures[1])
+
+
+def test_calibrate_of_several_labels_counts_each_decision(model: BertForSequenceClassification) -> None:
+    targets = torch.tensor([[1.0, 0.0], [1.0, 1.0]]).repeat(20, 1)
+    logits = torch.tensor([[9.0, -9.0], [9.0, -9.0]]).repeat(20, 1)  # each second decision on the second label is wrong
+    several = Answers(problem_of("multi_label_classification", ["a", "b"]), logits, targets, list(range(40)))
+    assert calibrate(model, {"dev": several}) == pytest.approx(5)
+
+
+def test_calibrate_of_a_regression_changes_nothing(
+    model: BertForSequenceClassification, caplog: pytest.LogCaptureFixture
+) -> None:
+    numbers = Answers(problem_of("regression", ["stars"]), torch.zeros(9, 1), torch.ones(9, 1), list(range(9)))
+    assert calibrate(model, {"dev": numbers}) == 1
+    assert not caplog.messages
 
 
 class RepeatedText:

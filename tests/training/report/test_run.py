@@ -5,38 +5,26 @@ from __future__ import annotations
 import json
 import logging
 import random
-import re
 import shutil
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from model import Tokenizer, load_checkpoint, save_checkpoint
+from model import BertForSequenceClassification, Tokenizer, load_checkpoint, save_checkpoint
 from tests.conftest import MakeCheckpoint
 from tests.training.conftest import MakeRecipe
-from tests.training.texts import review
+from tests.training.texts import review, squeezed
 from training.corpus.inputs import report_texts
 from training.corpus.prepare import prepare_labelled, record_labelled
 from training.errors import CorpusError, RunError
-from training.evaluate.classification import ClassificationReport
-from training.evaluate.pretraining import PretrainingReport
 from training.finetune.run import finetune
 from training.finetune.selection import SeedResult, save_results, seed_folder
 from training.finetune.task import classifier_from
 from training.loop.checkpoint import weights_hash
 from training.pretrain.run import new_model
 from training.recipe import CorpusConfig, Recipe, SourceConfig
-from training.report.baselines import BASELINES, Figures
-from training.report.run import Report, SourceReport, evaluate, label_tables, tables
-
-PRETRAINING = PretrainingReport(10, 100, 3.0, 0.4, 6.0, 0.1, None, None, {})
-CLASSES = ClassificationReport(10, 0.9, 0.0949, 0.88, 0.5, 0.3, 0.02, 0.01, [[5, 0], [1, 4]], [])
-TEST = SourceReport(CLASSES, 0.88, None, None)
-
-
-def figures(accuracy: float, balanced_accuracy: float) -> Figures:
-    return {"accuracy": accuracy, "balanced_accuracy": balanced_accuracy}
+from training.report import run as report_module
+from training.report.run import evaluate
 
 
 def changed(recipe: Recipe, **changes: object) -> Recipe:
@@ -56,6 +44,10 @@ def save_models(recipe: Recipe, folder: Path, *names: str) -> None:
         record_labelled(recipe)
 
 
+def evaluate_squeezed(recipe: Recipe, weights: Path | None = None) -> str:
+    return squeezed(evaluate(recipe, weights))
+
+
 def figures_of(recipe: Recipe) -> dict[str, object]:
     figures: dict[str, object] = json.loads((recipe.folder / "report.json").read_text())
     return figures
@@ -73,7 +65,7 @@ def test_evaluate_of_a_pretrained_network_alone(make_recipe: MakeRecipe, caplog:
     caplog.set_level(logging.INFO)
     recipe = make_recipe()
     save_models(recipe, recipe.folder, "pretrained")
-    text = evaluate(recipe)
+    text = evaluate_squeezed(recipe)
     assert "| stories |" in text
     assert "test set" not in text
     figures = figures_of(recipe)
@@ -88,13 +80,16 @@ def test_evaluate_of_a_classifier_alone_and_its_plots(make_recipe: MakeRecipe) -
     old = recipe.finetune.test[0].model_copy(update={"name": "old-test"})
     save_models(changed(recipe, test=(*recipe.finetune.test, old)), recipe.folder, "sentiment")
     evaluate(changed(recipe, test=(old,)))
-    text = evaluate(recipe)
+    text = evaluate_squeezed(recipe)
     assert "masked-LM loss" not in text
     assert "| reviews | 20 |" in text
     plots = sorted(file.name for file in recipe.folder.glob("*.png"))
     assert plots == ["confusion-reviews.png", "reliability-reviews.png"], "those of an earlier report are deleted"
-    report = (recipe.folder / "report.md").read_text()
-    assert report.startswith(text)
+    report = squeezed((recipe.folder / "report.md").read_text())
+    body, serve = text.split("\nTo serve it after `export`:\n\n")
+    assert report.startswith(body)
+    assert report.endswith(serve)
+    assert serve == f" BERT_SENTIMENT={recipe.folder / 'export' / 'sentiment'} bert-serve\n"
     assert all(f"]({name})" in report for name in plots)
 
 
@@ -104,7 +99,7 @@ def test_evaluate_weights_of_another_folder_leaves_the_runs_report_alone(
     recipe = make_recipe()
     recipe = recipe.model_copy(update={"corpus": recipe.corpus.model_copy(update={"heldout": recipe.corpus.sources})})
     save_models(recipe, tmp_path, "pretrained", "sentiment")
-    text = evaluate(recipe, tmp_path)
+    text = evaluate_squeezed(recipe, tmp_path)
     assert "| stories |" in text
     assert "| reviews | 20 |" in text
     assert (recipe.folder / "evaluation" / "report.json").is_file()
@@ -114,7 +109,7 @@ def test_evaluate_weights_of_another_folder_leaves_the_runs_report_alone(
 def test_evaluate_weights_on_labelled_texts_alone(make_recipe: MakeRecipe, tmp_path: Path) -> None:
     recipe = make_recipe()
     save_models(recipe, tmp_path, "pretrained", "sentiment")
-    text = evaluate(recipe.model_copy(update={"corpus": CorpusConfig()}), tmp_path)
+    text = evaluate_squeezed(recipe.model_copy(update={"corpus": CorpusConfig()}), tmp_path)
     assert "| reviews | 20 |" in text
     assert "held-out" not in text
 
@@ -133,7 +128,7 @@ def test_evaluate_weights_that_fit_in_part_gives_their_figures_and_says_why_not_
     recipe = make_recipe("finetune.labels={0='BAD',1='GOOD'}")
     save_models(recipe, tmp_path, "pretrained")
     (tmp_path / "sentiment").symlink_to(sentiment)
-    text = evaluate(recipe, tmp_path)
+    text = evaluate_squeezed(recipe, tmp_path)
     assert "| stories |" in text
     reason = f"{tmp_path / 'sentiment'} has the labels ['NEGATIVE', 'POSITIVE'], but finetune.labels are"
     assert f"**sentiment is not evaluated: {reason} ['BAD', 'GOOD'].**" in text
@@ -169,7 +164,7 @@ def test_evaluate_leaves_out_a_test_source_without_a_label_of_the_recipe(
     recipe = make_recipe()
     recipe = changed(recipe, test=(*recipe.finetune.test, hidden), labels=recipe.finetune.labels | {"-1": ""})
     save_models(recipe, recipe.folder, "sentiment")
-    text = evaluate(recipe)
+    text = evaluate_squeezed(recipe)
     assert "| reviews | 20 |" in text
     assert "hidden is not evaluated: finetune.labels leaves out all of its texts" in caplog.text
     assert "hidden" not in text
@@ -180,7 +175,7 @@ def test_evaluate_without_a_test_source_reports_on_dev_and_says_so(
 ) -> None:
     recipe = changed(make_recipe(), test=())
     save_models(recipe, recipe.folder, "sentiment")
-    assert "| reviews (dev) | " in evaluate(recipe)
+    assert "| reviews (dev) | " in evaluate_squeezed(recipe)
     assert "the recipe has no finetune.test or finetune.test_fraction: figures are those of dev" in caplog.text
     assert (recipe.folder / "confusion-reviews-dev.png").is_file()
 
@@ -192,7 +187,7 @@ def test_evaluate_without_a_test_source_reports_on_the_part_that_is_held_out(
     save_models(recipe, recipe.folder, "sentiment")
     tested = sum(1 for _ in report_texts(recipe))
     assert 10 <= tested <= 30
-    assert f"| reviews | {tested} |" in evaluate(recipe)
+    assert f"| reviews | {tested} |" in evaluate_squeezed(recipe)
     assert "no finetune.test" not in caplog.text
     for other in (changed(recipe, test_fraction=0.5), changed(recipe, test_fraction=0.0)):
         with pytest.raises(RunError, match=r"finetune\.test_fraction was 0\.25, is 0"):
@@ -224,6 +219,28 @@ def test_evaluate_weights_of_a_folder_without_models_names_one_that_has(
         evaluate(recipe, tmp_path / "pretrained")
 
 
+def test_evaluate_has_the_shipped_classifier_beside_it_where_its_labels_fit(
+    make_recipe: MakeRecipe, sentiment: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(report_module, "SHIPPED", sentiment)
+    shipped = load_checkpoint(sentiment)
+    assert isinstance(shipped.model, BertForSequenceClassification)
+    turned = BertForSequenceClassification(shipped.config.replace(id2label={0: "Positive", 1: "negative"}))
+    turned.load_state_dict(shipped.model.state_dict())
+    for parameter in (turned.classifier.weight, turned.classifier.bias):
+        parameter.data = parameter.data.flip(0)
+    save_checkpoint(tmp_path / "sentiment", turned, shipped.tokenizer)
+    text = evaluate_squeezed(make_recipe("finetune.labels={1='Positive',0='negative'}"), tmp_path)
+    figures = {row[2]: row[3:] for row in (line.split(" | ") for line in text.splitlines() if "| 20 |" in line)}
+    assert figures["the shipped classifier"] == figures["this model"], "the same answers under other names"
+
+
+def test_evaluate_has_no_shipped_classifier_of_other_labels(make_recipe: MakeRecipe, tmp_path: Path) -> None:
+    recipe = make_recipe("finetune.labels={0='BAD',1='GOOD'}")
+    save_models(recipe, tmp_path, "sentiment")
+    assert "the shipped classifier" not in evaluate(recipe, tmp_path)
+
+
 # --- what the classifier was trained on ---------------------------------------------------------------------------
 
 
@@ -236,8 +253,8 @@ def test_evaluate_on_texts_that_the_classifier_may_have_been_trained_on_is_refus
     recipe = changed(recipe, test=(*recipe.finetune.test, SourceConfig(path=str(own), label="label")))
     save_models(recipe, recipe.folder, "pretrained")
     assert finetune(recipe)
-    assert "| reviews | 20 |" in evaluate(recipe)
-    assert "| own | 20 |" in evaluate(changed(recipe, test=recipe.finetune.test[1:])), "one test source less"
+    assert "| reviews | 20 |" in evaluate_squeezed(recipe)
+    assert "| own | 20 |" in evaluate_squeezed(changed(recipe, test=recipe.finetune.test[1:])), "one test source less"
     more_dev = changed(recipe, test=(), dev_fraction=0.5)
     with pytest.raises(RunError, match=r"finetune\.dev_fraction was 0\.2, is 0\.5\), so the texts"):
         evaluate(more_dev)
@@ -276,9 +293,9 @@ def test_evaluate_has_no_baselines_of_other_texts_than_the_classifiers(
     save_models(recipe, recipe.folder, "pretrained")
     assert finetune(recipe)
     shutil.rmtree(recipe.folder / "pretrained")
-    assert "TF-IDF" in evaluate(recipe)
+    assert "TF-IDF" in evaluate_squeezed(recipe)
     own.write_text("\n".join(own.read_text().splitlines()[::2]))
-    assert "TF-IDF" not in evaluate(recipe)
+    assert "TF-IDF" not in evaluate_squeezed(recipe)
     assert "no baselines: the files of finetune.train have changed" in caplog.text
 
 
@@ -297,7 +314,7 @@ def test_evaluate_weights_of_another_run_need_not_have_its_settings(make_recipe:
     save_models(recipe, recipe.folder, "pretrained")
     assert finetune(recipe)
     (tmp_path / "sentiment").symlink_to(recipe.folder / "sentiment")
-    assert "| reviews (dev) |" in evaluate(changed(recipe, test=(), dev_fraction=0.5), tmp_path)
+    assert "| reviews (dev) |" in evaluate_squeezed(changed(recipe, test=(), dev_fraction=0.5), tmp_path)
 
 
 # --- domains, readings, seeds --------------------------------------------------------------------------------------
@@ -324,93 +341,11 @@ def test_evaluate_of_domains_and_readings_and_seeds(make_recipe: MakeRecipe, tmp
         save_models(recipe, seed_folder(recipe, seed), "sentiment")
         (seed_folder(recipe, seed) / "sentiment").rename(seed_folder(recipe, seed) / "model")
     save_results(recipe, [SeedResult(seed, 0.5, 0.7) for seed in (1, 2)])
-    text = evaluate(recipe)
+    text = evaluate_squeezed(recipe)
     for name, texts in (("shops", 140), ("shops (pair)", 130)):
         assert f"| {name} | {texts} |" in text, "only texts with a title are pairs"
         assert f"{name}: mean balanced accuracy over domains 0." in text
     assert "worst domain book, 0." in text, "the other has too few texts to be the worst"
-    assert text.count("naive Bayes (1-3-grams) 0.") == 2
+    assert text.count(" of TF-IDF + logistic regression,") == 2
     assert "| mean | 0.5000 ± 0.0000 |" in text
     assert (recipe.folder / "confusion-shops-pair.png").is_file()
-
-
-# --- tables --------------------------------------------------------------------------------------------------------
-
-
-def text_of(report: Report) -> str:
-    return "\n".join(tables(report).values())
-
-
-def test_tables_say_where_a_classifier_is_useless() -> None:
-    bags = {"bag": {"reviews": figures(0.95, 0.95)}}
-    constant = replace(TEST, figures=replace(CLASSES, confusion=[[0, 5], [0, 5]]))
-    found = tables(Report({}, {"reviews": constant}, ["NEGATIVE", "POSITIVE"], bags))["sentiment"]
-    assert "reviews: answers POSITIVE to each text: raise finetune.epochs" in found
-    assert "reviews: a bag of words is better (0.950 against 0.900)" in found
-    assert "**" not in text_of(Report({}, {"reviews": TEST}, ["NEGATIVE", "POSITIVE"]))
-
-
-def test_label_tables_begin_with_the_weakest_label() -> None:
-    topics = replace(TEST, figures=replace(CLASSES, confusion=[[8, 2, 0, 0], [1, 9, 0, 0], [3, 1, 0, 0], [0, 0, 0, 0]]))
-    (table,) = label_tables(Report({}, {"mail": topics}, ["bill", "order", "other", "unused"]))
-    assert table.splitlines()[2:] == [
-        "| other | 4 | – | 0.000 | 0.000 |",
-        "| bill | 10 | 0.667 | 0.800 | 0.727 |",
-        "| order | 10 | 0.750 | 0.900 | 0.818 |",
-        "| unused | 0 | – | – | – |",
-    ]
-    assert label_tables(Report({}, {"reviews": TEST}, ["NEGATIVE", "POSITIVE"])) == []
-
-
-def test_tables_vertical_bars_of_names_end_no_cell() -> None:
-    test = replace(TEST, figures=replace(CLASSES, confusion=[[1, 0, 0], [0, 1, 0], [0, 0, 1]]))
-    report = Report({"a|b": PRETRAINING}, {"c|d": test}, ["x|y", "z", "|"], seeds={1: {"c|d": 0.1}, 2: {"c|d": 0.2}})
-    found = [part for text in tables(report).values() for part in text.split("\n\n")]
-    for table in (*found, *label_tables(report)):
-        cells = [len(re.findall(r"(?<!\\)\|", line)) for line in table.strip().splitlines()]
-        assert len(set(cells)) == 1, table
-    assert r"| x\|y | 1 |" in label_tables(report)[0]
-
-
-def test_tables_do_not_call_a_classifier_constant_on_a_test_set_of_one_label() -> None:
-    right = replace(TEST, figures=replace(CLASSES, confusion=[[0, 0], [0, 5]]))
-    assert "to each text" not in text_of(Report({}, {"reviews": right}, ["NEGATIVE", "POSITIVE"]))
-
-
-def test_tables_missing_figure_is_a_dash() -> None:
-    text = text_of(Report({"tweets": PRETRAINING}, {"reviews": TEST}, ["NEGATIVE", "POSITIVE"]))
-    assert "| tweets | 10 | 3.000 | 6.000 | 0.400 | 0.100 | – | – | 0.500 |" in text
-
-
-def test_tables_have_a_trivial_guess_beside_each_figure() -> None:
-    bags = {bag: {"reviews": figures(0.8, 0.79)} for bag in BASELINES}
-    text = text_of(Report({"tweets": PRETRAINING}, {"reviews": TEST}, [], bags))
-    for guess in (
-        "unigram entropy",
-        "most frequent token",
-        "guessing",
-        "most frequent label",
-        "TF-IDF",
-        "naive Bayes",
-        "if calibrated",
-    ):
-        assert guess in text
-    assert "| reviews | 10 | 0.9000 ± 0.0949 | 0.5000 | 0.8000 | 0.8000 | 0.8800 | 0.0200 | 0.0100 |" in text
-
-
-def test_tables_have_equal_numbers_of_columns() -> None:
-    seeds = {1: {"dev": 0.8, "reviews": 0.7}, 2: {"dev": 0.9, "reviews": 0.9}}
-    for bags in ({}, {"bag": {"reviews": figures(0.8, 0.8)}}):
-        text = text_of(Report({"tweets": PRETRAINING}, {"reviews": TEST}, [], bags, seeds=seeds))
-        for table in text.strip().split("\n\n"):
-            assert len({line.count("|") for line in table.splitlines()}) == 1, table
-    assert "| 2 | 0.9000 | 0.9000 |" in text
-    assert "| mean | 0.8500 ± 0.0707 | 0.8000 ± 0.1414 |" in text
-
-
-def test_tables_domain_line_has_the_same_mean_of_the_baselines() -> None:
-    test = replace(TEST, mean_balanced_accuracy=0.85, worst_domain="car", worst_balanced_accuracy=0.7)
-    bags = {"bag": {"reviews (pair)": figures(0.8, 0.75)}}
-    text = text_of(Report({}, {"reviews (pair)": test}, [], bags))
-    wanted = "reviews (pair): mean balanced accuracy over domains 0.8500 (bag 0.7500); worst domain car, 0.7000."
-    assert wanted in text

@@ -305,10 +305,9 @@ def test_fasttext_lines_without_text_are_skipped_and_counted(tmp_path: Path, cap
     assert f"a: 1 of 3 rows have no text and are skipped (the first is {tmp_path}/a.txt, line 3)" in caplog.text
 
 
-def test_fasttext_lines_with_several_labels_are_an_error(tmp_path: Path) -> None:
+def test_fasttext_lines_with_several_labels_have_them_all(tmp_path: Path) -> None:
     write(tmp_path / "a.txt", "__label__2 good\n__label__a __label__b bad\n")
-    with pytest.raises(SourceError, match=r"a\.txt, line 2: has the labels a, b; a text has one"):
-        read(tmp_path, "a.txt", format="fasttext")
+    assert [document.label for document in read(tmp_path, "a.txt", format="fasttext")] == ["2", ("a", "b")]
 
 
 @pytest.mark.parametrize("name", ["train-0.parquet", "train", "train.jsonl", "train.txt", "train.txt.gz"])

@@ -15,10 +15,12 @@ from training.sources.labels import labelled
 STARS = {"1": "NEGATIVE", "2": "NEGATIVE", "3": "", "4": "POSITIVE", "5": "POSITIVE"}
 
 
-def labels_of(folder: Path, labels: dict[str, str], *values: Any) -> list[int]:
+def labels_of(folder: Path, labels: dict[str, str], *values: Any, separator: str | None = None, **more: Any) -> Any:
+    """Targets of these values of the label column."""
     write(folder / "a.jsonl", jsonl([{"text": "text", "label": value} for value in values]))
-    recipe = Recipe(name="test", data=folder, finetune=FinetuneConfig(labels=labels))
-    return [index for _, index in labelled(SourceConfig(path="a.jsonl", label="label"), recipe)]
+    recipe = Recipe(name="test", data=folder, finetune=FinetuneConfig(labels=labels, **more))
+    source = SourceConfig(path="a.jsonl", label="label", separator=separator)
+    return [target for _, target in labelled(source, recipe)]
 
 
 def test_labelled_merges_values_and_leaves_some_out(tmp_path: Path) -> None:
@@ -56,7 +58,33 @@ def test_labelled_unknown_value_is_an_error(tmp_path: Path) -> None:
         labels_of(tmp_path, STARS, 6)
 
 
+def test_labelled_several_labels_of_a_text_that_may_have_one_are_an_error(tmp_path: Path) -> None:
+    with pytest.raises(SourceError, match=r"line 1: has the labels 1, 2; a text has one, unless finetune.problem_type"):
+        labels_of(tmp_path, STARS, [1, 2])
+
+
+def test_labelled_several_labels_are_numbers_for_each(tmp_path: Path) -> None:
+    labels = {"new": "NEW", "used": "USED", "second hand": "USED", "?": ""}
+    cells = [["used", "new"], "second hand ;used", " new ; ? ;", "", None, [], "?"]
+    found = labels_of(tmp_path, labels, *cells, separator=";", problem_type="multi_label_classification")
+    assert found == [(1, 1), (0, 1), (1, 0), (0, 0), (0, 0), (0, 0), (0, 0)]
+    with pytest.raises(SourceError, match=r"line 2: label 'old' is not in finetune.labels \('new', 'used'"):
+        labels_of(tmp_path, labels, "new", ["used", "old"], problem_type="multi_label_classification")
+
+
+def test_labelled_numbers_need_no_labels(tmp_path: Path) -> None:
+    assert labels_of(tmp_path, {}, 1, 2.5, "-3e2", problem_type="regression") == [(1,), (2.5,), (-300,)]
+    for value, message in (("good", "'good' is no number"), (None, "has no number"), ([1, 2], "is no number")):
+        with pytest.raises(SourceError, match=rf"a\.jsonl, line 2: .*{message}; write it as 1\.5"):
+            labels_of(tmp_path, {}, 1, value, problem_type="regression")
+
+
 def test_label_names_are_in_the_order_in_which_they_appear() -> None:
     assert FinetuneConfig(labels=STARS).label_names == ["NEGATIVE", "POSITIVE"]
     swapped = {"5": "GOOD", "1": "BAD", "4": "GOOD", "3": "", "2": "SO-SO"}
     assert FinetuneConfig(labels=swapped).label_names == ["GOOD", "BAD", "SO-SO"]
+
+
+def test_label_name_of_a_regression_is_that_of_its_column() -> None:
+    source = SourceConfig(path="a.jsonl", label="stars")
+    assert FinetuneConfig(train=(source,), problem_type="regression").label_names == ["stars"]

@@ -1,0 +1,123 @@
+"""Figures of a classifier on a test set, from hand-made scores."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+
+import pytest
+import torch
+from torch import Tensor
+
+from training.problems.base import Problem
+from training.problems.multi_label import MultiLabel
+from training.problems.regression import Regression
+from training.problems.single_label import SingleLabel
+from training.report import classifier
+from training.report.baselines import Labelled
+from training.report.classifier import OURS
+from training.sources.documents import Document
+from training.sources.labels import Target
+
+ONE, SEVERAL, NUMBER = SingleLabel(("a", "b")), MultiLabel(("a", "b")), Regression(("stars",))
+
+
+def part(*targets: Target, domains: str = "") -> Labelled:
+    """Texts with these targets; each letter of `domains` is the domain of a text, a blank stands for none."""
+    names = domains.ljust(len(targets))
+    return [(Document((f"text {i}",), domain=names[i].strip() or None), t) for i, t in enumerate(targets)]
+
+
+def report(problem: Problem, ours: Tensor, texts: Labelled, **others: Tensor) -> classifier.ClassifierReport:
+    return classifier.report_on(problem, {OURS: ours, **others}, texts)
+
+
+def test_report_has_each_model_beside_the_constant_answer() -> None:
+    texts = part(0, 1, 1, 1)
+    made = report(ONE, torch.eye(2)[[0, 0, 1, 1]], texts, bag=torch.eye(2)[[1, 0, 1, 1]])
+    accuracies = {name: figures["accuracy"].value for name, figures in made.figures.items()}
+    assert accuracies == {OURS: 0.75, "bag": 0.5, "always the most frequent label": 0.75}
+    assert made.figures[OURS]["accuracy"].standard_error == pytest.approx((0.75 * 0.25 / 4) ** 0.5)
+    assert (made.texts, made.confusion) == (4, [[1, 0], [1, 2]])
+    assert made.labels["b"].texts == 3
+    assert made.only_answer is None
+
+
+def test_report_compares_paired_answers_with_the_bag() -> None:
+    texts = part(*[0, 1] * 8)
+    right, wrong = torch.eye(2)[[0, 1] * 8], torch.eye(2)[[1, 0]]
+    ours, bag = torch.cat([wrong, right[2:]]), torch.cat([wrong, wrong, right[4:]])
+    found = report(ONE, ours, texts, **{ONE.bag: bag}).against_bag
+    assert found is not None
+    assert (found.ours, found.bag, found.gain) == (0.875, 0.75, 0.125)
+    assert found.standard_error == pytest.approx((0.125 * 0.875 / 16) ** 0.5), "of answers that differ on two texts"
+    assert found.is_noise
+    equal = report(ONE, ours, texts, **{ONE.bag: ours}).against_bag
+    assert equal is not None
+    assert equal.is_noise
+    assert report(ONE, ours, texts).against_bag is None
+
+
+def test_report_of_numbers_gains_by_smaller_errors() -> None:
+    texts = part(*[(1.0,), (4.0,)] * 8)
+    near = torch.tensor([[1.5], [4.5]]).repeat(8, 1)
+    found = report(NUMBER, near, texts, **{NUMBER.bag: near + 1}).against_bag
+    assert found is not None
+    assert (found.gain, found.is_noise) == (1, False)
+
+
+def test_report_shows_the_surest_wrong_answers_with_their_places() -> None:
+    texts: Labelled = [
+        (Document((f"so  {word}\n" + "x" * 300,), place=f"a.csv, line {n}"), 0) for n, word in enumerate("abc")
+    ]
+    scores = torch.tensor([[0.4, 0.6], [0.9, 0.1], [0.2, 0.8]])
+    first, second = report(ONE, scores, texts).wrong
+    assert (first.place, first.label, first.answer) == ("a.csv, line 2", "a", "b")
+    assert first.score == pytest.approx(0.8)
+    assert first.text == "so c " + "x" * 195 + "…"
+    assert second.place == "a.csv, line 0"
+
+
+def test_report_of_one_answer_to_all_texts_names_it() -> None:
+    assert report(ONE, torch.eye(2)[[1, 1]], part(0, 1)).only_answer == "b"
+    assert report(ONE, torch.eye(2)[[1, 1]], part(1, 1)).only_answer is None, "it may be right"
+
+
+def test_report_of_several_labels() -> None:
+    made = report(SEVERAL, torch.tensor([[0.9, 0.8], [0.4, 0.7]]), part((1.0, 1.0), (0.0, 0.0)))
+    assert made.figures[OURS]["all_labels_right"].value == 0.5
+    assert made.confusion is None
+    assert made.calibration_error is not None
+
+
+def test_report_of_numbers_has_no_labels_and_no_confidence() -> None:
+    made = report(NUMBER, torch.tensor([[1.5], [4.0]]), part((1.0,), (4.0,)))
+    assert made.figures[OURS]["mean_absolute_error"].value == 0.25
+    assert made.figures["always the mean"]["mean_absolute_error"].value == 1.5
+    assert made.figures["always the mean"]["correlation"].value is None
+    assert (made.labels, made.calibration_error, made.confusion, made.reliability) == ({}, None, None, [])
+    assert "NaN" not in json.dumps(asdict(made))
+
+
+def test_domains_weigh_alike_and_the_worst_has_enough_texts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(classifier, "MIN_OF_EACH_LABEL", 1)
+    texts = part(0, 0, 0, 1, 0, 1, 1, 1, domains="xxxxyyyz")
+    answers = torch.eye(2)[[0, 0, 0, 0, 0, 1, 1, 1]]  # the only 1 of the first domain is answered 0
+    found = report(ONE, answers, texts).domains
+    assert found is not None
+    assert found.means[OURS].value == 0.75, "the last has one label only"
+    assert (found.worst, found.worst_figure.value) == ("x", 0.5)
+    monkeypatch.setattr(classifier, "MIN_OF_EACH_LABEL", 2)
+    assert report(ONE, answers, texts).domains is None
+
+
+def test_domains_of_numbers_have_the_largest_error_as_the_worst(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(classifier, "MIN_OF_EACH_LABEL", 2)
+    texts = part((1.0,), (2.0,), (1.0,), (2.0,), domains="xxyy")
+    found = report(NUMBER, torch.tensor([[1.0], [2.0], [3.0], [4.0]]), texts).domains
+    assert found is not None
+    assert (found.worst, found.worst_figure.value, found.means[OURS].value) == ("y", 2, 1)
+
+
+def test_domains_of_texts_without_one() -> None:
+    assert report(ONE, torch.eye(2), part(0, 1)).domains is None

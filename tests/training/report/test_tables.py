@@ -1,0 +1,154 @@
+"""A report as Markdown."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+
+import pytest
+import torch
+
+from tests.training.texts import squeezed
+from training.evaluate.pretraining import PretrainingReport
+from training.problems.single_label import SingleLabel
+from training.report import classifier
+from training.report.baselines import Labelled
+from training.report.classifier import OURS, ClassifierReport, Comparison, Domains, Figure, WrongAnswer
+from training.report.tables import Report, tables, wrong_answers
+from training.sources.documents import Document
+
+PRETRAINING = PretrainingReport(10, 100, 3.0, 0.4, 6.0, 0.1, None, None, {})
+BAG = SingleLabel.bag
+
+
+def answered(names: tuple[str, ...], *rows: tuple[int, ...], bag: bool = False) -> ClassifierReport:
+    """The report of a confusion: a row for each true label with the numbers of its answers."""
+    counts = [(true, answer) for true, row in enumerate(rows) for answer, count in enumerate(row) for _ in range(count)]
+    scores = torch.eye(len(names))[[answer for _, answer in counts]] * 0.6
+    models = {OURS: scores} | ({BAG: scores} if bag else {})
+    texts: Labelled = [(Document((f"text {i}",)), true) for i, (true, _) in enumerate(counts)]
+    return classifier.report_on(SingleLabel(names), models, texts)
+
+
+def report(test: ClassifierReport | None = None, name: str = "reviews", **changes: object) -> Report:
+    test = test or answered(("NEGATIVE", "POSITIVE"), (5, 0), (1, 4), bag=True)
+    made = Report({"tweets": PRETRAINING}, {name: test}, labels=["NEGATIVE", "POSITIVE"])
+    return replace(made, **changes)
+
+
+def text_of(made: Report) -> str:
+    return "\n".join(tables(made).values())
+
+
+def table_of(made: Report, head: str) -> list[str]:
+    """The rows of the table whose first line begins with `head`, without what aligns them."""
+    (found,) = (table for table in text_of(made).split("\n\n") if squeezed(table).startswith(head))
+    return squeezed(found).strip().splitlines()[2:]
+
+
+def test_tables_say_where_a_classifier_is_useless() -> None:
+    constant = answered(("NEGATIVE", "POSITIVE"), (0, 5), (0, 5))
+    assert "**reviews: answers POSITIVE to each text: raise finetune.epochs.**" in text_of(report(constant))
+    assert "to each text" not in text_of(report(answered(("NEGATIVE", "POSITIVE"), (0, 0), (0, 5))))
+
+
+@pytest.mark.parametrize(
+    ("found", "verdict"),
+    [
+        (
+            Comparison(0.9, 0.95, -0.05, 0.02),
+            "**reviews: a bag of words is better: accuracy 0.9000, of the bag 0.9500; ",
+        ),
+        (Comparison(0.9, 0.95, -0.05, 0.03), "reviews: neither better nor worse than a bag of words, within the noise"),
+        (
+            Comparison(0.95, 0.9, 0.05, 0.02),
+            "reviews: better than a bag of words: accuracy 0.9500, of the bag 0.9000; ",
+        ),
+    ],
+)
+def test_tables_begin_with_the_comparison_with_a_bag_of_words(found: Comparison, verdict: str) -> None:
+    test = replace(report().classification["reviews"], against_bag=found)
+    first, *others = text_of(report(test)).splitlines()
+    assert first.startswith(verdict)
+    assert f"the difference is 0.0500 ± {found.standard_error:.4f}" in first
+    assert ("More labelled texts help most" in first) == first.startswith("**")
+    assert not any("bag of words" in line for line in others)
+
+
+def test_tables_begin_with_faults() -> None:
+    good = report().classification["reviews"]
+    bad = replace(good, against_bag=Comparison(0.5, 0.9, -0.4, 0.01))
+    assert text_of(report(classification={"good": good, "bad": bad})).startswith("**bad: a bag of words is better")
+
+
+def test_wrong_answers_are_listed_and_in_no_table() -> None:
+    wrong = WrongAnswer("Not `bad`.", "a.csv, line 7", "POSITIVE", "NEGATIVE", 0.98765)
+    test = replace(report().classification["reviews"], wrong=[wrong])
+    made = report(classification={"reviews": test, "reviews (pair)": test})
+    assert wrong_answers(made).splitlines() == [
+        "Surest wrong answers, reviews:",
+        "",
+        "1. a.csv, line 7: POSITIVE, answered NEGATIVE (score 0.9877)",
+        "   `Not 'bad'.`",
+    ]
+    assert "Not" not in text_of(made)
+
+
+def test_tables_have_each_model_with_errors_beside_a_trivial_guess() -> None:
+    row = "0.9000 ± 0.0949 | 0.9000 ± 0.0894 |"
+    assert table_of(report(), "| test set | texts | answers of | accuracy | balanced accuracy |") == [
+        f"| reviews | 10 | this model | {row}",
+        f"| reviews | 10 | {BAG} | {row}",
+        "| reviews | 10 | always the most frequent label | 0.5000 ± 0.1581 | 0.5000 ± 0.0000 |",
+    ]
+    text = text_of(report())
+    assert "reviews: calibration error 0." in text
+    for guess in ("unigram entropy", "most frequent token", "guessing"):
+        assert guess in text
+
+
+def test_tables_of_labels_begin_with_the_weakest_label() -> None:
+    names = ("bill", "order", "other", "unused")
+    topics = answered(names, (8, 2, 0, 0), (1, 9, 0, 0), (3, 1, 0, 0), (0, 0, 0, 0))
+    rows = table_of(report(topics, "mail"), "| test set | label | texts | precision | recall | F1 |")
+    figures = [re.sub(r" ± 0\.\d+", "", row) for row in rows]
+    assert figures == [
+        "| mail | other | 4 | – | 0.0000 | 0.0000 |",
+        "| mail | bill | 10 | 0.6667 | 0.8000 | 0.7273 |",
+        "| mail | order | 10 | 0.7500 | 0.9000 | 0.8182 |",
+        "| mail | unused | 0 | – | – | – |",
+    ]
+    assert rows[1].count(" ± 0.") == 3
+    assert len(table_of(report(), "| test set | label")) == 2, "of two labels, too"
+
+
+def test_tables_of_seeds_have_the_mean_with_its_standard_error() -> None:
+    seeds = {1: {"dev": 0.8, "reviews": 0.7}, 2: {"dev": 0.9, "reviews": 0.9}}
+    *_, second, mean = table_of(report(seeds=seeds), "| seed | dev | reviews |")
+    assert second == "| 2 | 0.9000 | 0.9000 |"
+    assert mean == "| mean | 0.8500 ± 0.0500 | 0.8000 ± 0.1000 |"
+
+
+def test_tables_domain_line_has_the_same_mean_of_the_other_models() -> None:
+    means = {OURS: Figure(0.85, 0.01), "bag": Figure(0.75, 0.02)}
+    test = replace(report().classification["reviews"], domains=Domains(means, "car", Figure(0.7, 0.05)))
+    assert (
+        "reviews (pair): mean balanced accuracy over domains 0.8500 ± 0.0100 of this model, 0.7500 ± 0.0200 of bag; "
+        "worst domain car, 0.7000 ± 0.0500."
+    ) in text_of(report(test, "reviews (pair)"))
+
+
+def test_tables_missing_figure_is_a_dash() -> None:
+    (row,) = table_of(report(), "| held-out text |")
+    assert row == "| tweets | 10 | 3.000 | 6.000 | 0.400 | 0.100 | – | – | 0.500 |"
+
+
+def test_tables_are_aligned_and_vertical_bars_of_names_end_no_cell() -> None:
+    test = answered(("x|y", "z", "|"), (1, 0, 0), (0, 1, 0), (0, 0, 1))
+    made = report(test, "c|d", pretraining={"a|b": PRETRAINING}, seeds={1: {"c|d": 0.1}, 2: {"c|d": 0.2}})
+    found = [part for part in text_of(made).split("\n\n") if part.lstrip().startswith("|")]
+    assert len(found) == 4
+    for table in found:
+        lines = table.strip().splitlines()
+        assert len({tuple(bar.start() for bar in re.finditer(r"(?<!\\)\|", line)) for line in lines}) == 1, table
+    assert r"| c\|d     | x\|y  | 1 " in text_of(made)

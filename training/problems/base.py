@@ -1,0 +1,166 @@
+"""What a classifier's outputs mean: the interface of the three problem types, in the words of `transformers`."""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, ClassVar, Self
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from model.heads import BertForSequenceClassification
+from training.problems.estimates import Estimate, ratio
+
+Floats = NDArray[np.float32]
+Bag = Callable[[Any], Floats]
+"""Features (texts, words) to scores (texts, outputs)."""
+
+
+@dataclass(frozen=True, slots=True)
+class LabelFigures:
+    """Figures of one label."""
+
+    texts: int
+    """Texts that have the label."""
+    precision: Estimate
+    recall: Estimate
+    f1: Estimate
+
+
+@dataclass(frozen=True)
+class Problem(ABC):
+    """One problem type with the names of its outputs. Logits, scores and targets are (texts, outputs). Scores are what
+    the service answers, and targets are the scores of a perfect answer."""
+
+    names: tuple[str, ...]
+
+    kind: ClassVar[str]
+    """What a model card calls the model."""
+    metric: ClassVar[str]
+    """Name of `metric_of` in the log of the training."""
+    chosen: ClassVar[str]
+    """The figure on dev that chooses among seeds."""
+    compared: ClassVar[str]
+    """The figure that is compared with that of a bag of words."""
+    lower_is_better: ClassVar[bool] = False
+    """Of these two figures."""
+    constant: ClassVar[str]
+    """What `constant_of` answers."""
+    bag: ClassVar[str] = "TF-IDF + logistic regression"
+    """What `fit` is over a bag of words."""
+    wrong_title: ClassVar[str] = "Surest wrong answers"
+    """What `wrongness` ranks."""
+    wrong_name: ClassVar[str] = "score"
+    """What `wrongness` is."""
+
+    def fitted(self, labels: NDArray[Any]) -> Self:
+        """The problem as the network is trained on it.
+
+        Args:
+            labels: column of the texts to train on; see `training.corpus.encode.label_column`.
+        """
+        del labels
+        return self
+
+    def fold(self, model: BertForSequenceClassification) -> None:
+        """Write what `fitted` has learned into the last layer, so that the model's own scores are right."""
+        del model
+
+    def unfold(self, model: BertForSequenceClassification) -> None:
+        """The reverse of `fold`, for a classifier that is trained further."""
+        del model
+
+    @abstractmethod
+    def losses(self, logits: Tensor, targets: Tensor) -> Tensor:
+        """(texts,) loss of each text."""
+
+    @abstractmethod
+    def metric_of(self, logits: Tensor, targets: Tensor) -> Tensor:
+        """(texts,) what the log shows beside the loss."""
+
+    @abstractmethod
+    def scores(self, logits: Tensor) -> Tensor:
+        """What the service answers for these logits."""
+
+    @abstractmethod
+    def words(self, scores: Tensor) -> list[str]:
+        """The answer to each text as a reader sees it."""
+
+    @abstractmethod
+    def figures(self, scores: Tensor, targets: Tensor) -> dict[str, Estimate]:
+        """How good the scores are."""
+
+    @abstractmethod
+    def constant_of(self, targets: Tensor) -> Tensor:
+        """(outputs,) scores of the best answer that is the same for every text."""
+
+    @abstractmethod
+    def wrongness(self, scores: Tensor, targets: Tensor) -> Tensor:
+        """(texts,) how wrong each answer is; 0 if it is right."""
+
+    @abstractmethod
+    def fit(self, features: Any, targets: Floats, strength: float) -> Bag:
+        """A linear model over a bag of words.
+
+        Args:
+            strength: inverse regularisation.
+
+        Raises:
+            ValueError: there is nothing to learn.
+        """
+
+    def rarest(self, targets: Tensor) -> int:
+        """Texts of the rarest label, or all texts: with few, figures are chance."""
+        return len(targets)
+
+    def merit(self, figure: Estimate) -> float:
+        """A `chosen` or `compared` figure as a number of which more is better; 0 where it is not defined."""
+        value = figure.value
+        return 0.0 if math.isnan(value) else -value if self.lower_is_better else value
+
+    def decisions(self, scores: Tensor, targets: Tensor) -> tuple[Tensor, Tensor] | None:
+        """(decisions,) confidence of each decision, and whether it is right; None if scores are no probabilities."""
+        del scores, targets
+        return None
+
+    def confusion(self, scores: Tensor, targets: Tensor) -> list[list[int]] | None:
+        """Texts by true label (rows) and answer (columns); None if an answer is not one label."""
+        del scores, targets
+        return None
+
+    def label_figures(self, scores: Tensor, targets: Tensor) -> dict[str, LabelFigures]:
+        """Figures of each label; none without labels."""
+        del scores, targets
+        return {}
+
+
+class LabelProblem(Problem):
+    """A problem whose outputs are labels, of which an answer picks some."""
+
+    @abstractmethod
+    def picked(self, scores: Tensor) -> Tensor:
+        """(texts, labels) which labels the answer has."""
+
+    def label_figures(self, scores: Tensor, targets: Tensor) -> dict[str, LabelFigures]:
+        """Precision, recall and F1 of each label."""
+        picked, true = self.picked(scores).T, self.picked(targets).T  # (labels, texts)
+        both = picked & true
+        return {
+            name: LabelFigures(int(t.sum()), ratio(b, p), ratio(b, t), f1(b, p, t))
+            for name, b, p, t in zip(self.names, both, picked, true, strict=True)
+        }
+
+
+def f1(both: Tensor, picked: Tensor, true: Tensor) -> Estimate:
+    """F1 of counts per text, each (texts,): labels that are right, answered and true."""
+    return ratio(2 * both.long(), picked.long() + true.long())
+
+
+def one_hot(index: Tensor, count: int) -> Tensor:
+    """(texts,) -> (texts, count) bool"""
+    return index[:, None] == torch.arange(count, device=index.device)

@@ -1,0 +1,201 @@
+"""Figures of a classifier on a test set, beside others that answered the same texts."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from training.evaluate.classification import Bin, calibration_error_by_chance, expected_calibration_error, reliability
+from training.problems.base import Problem
+from training.problems.estimates import Estimate
+from training.report.baselines import Labelled, targets_of
+
+OURS = "this model"
+"""Name of the evaluated model in a table."""
+
+NOISE = 2.0
+"""Standard errors: a difference of fewer may be chance."""
+
+SHOWN_WRONG, SHOWN_CHARACTERS = 10, 200
+"""Wrong answers that a report shows, and of each the first characters of the text."""
+
+MIN_OF_EACH_LABEL = 50
+"""Texts of each label that a domain needs to count as the worst one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """A figure as it is written down."""
+
+    value: float | None
+    """None if the texts do not define it."""
+    standard_error: float | None
+
+    @classmethod
+    def of(cls, estimate: Estimate) -> Figure:
+        """The figure of an estimate."""
+        if math.isnan(estimate.value):
+            return cls(None, None)
+        return cls(estimate.value, estimate.standard_error)
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """`Problem.compared` of this model and of the bag of words, on the same texts."""
+
+    ours: float
+    bag: float
+    gain: float
+    """How much better this model is."""
+    standard_error: float
+    """Of the gain, from paired answers."""
+
+    @property
+    def is_noise(self) -> bool:
+        """Whether the gain may be chance."""
+        return abs(self.gain) <= NOISE * self.standard_error
+
+
+@dataclass(frozen=True, slots=True)
+class WrongAnswer:
+    """A text that is answered wrong."""
+
+    text: str
+    """Its first characters."""
+    place: str
+    """Where it stands, such as `reviews.csv, line 7`."""
+    label: str
+    """What is right."""
+    answer: str
+    score: float
+    """`Problem.wrongness`"""
+
+
+@dataclass(frozen=True, slots=True)
+class LabelRow:
+    """Figures of one label."""
+
+    texts: int
+    precision: Figure
+    recall: Figure
+    f1: Figure
+
+
+@dataclass(frozen=True, slots=True)
+class Domains:
+    """`Problem.chosen` over the domains of a test set."""
+
+    means: dict[str, Figure]
+    """Mean over the domains, by model."""
+    worst: str
+    """The domain where this model is worst, of those with `MIN_OF_EACH_LABEL` texts of each label."""
+    worst_figure: Figure
+
+
+@dataclass(frozen=True, slots=True)
+class ClassifierReport:
+    """A model on one test set in one reading."""
+
+    texts: int
+    figures: dict[str, dict[str, Figure]]
+    """By model, `OURS` first, and by name."""
+    against_bag: Comparison | None
+    labels: dict[str, LabelRow]
+    calibration_error: float | None
+    """Mean gap between confidence and accuracy (Guo et al. 2017), 15 bins of equal width."""
+    calibration_error_by_chance: float | None
+    """The same for a perfectly calibrated model on as few texts."""
+    domains: Domains | None
+    only_answer: str | None
+    """What the model answers to every text, if texts differ in what is right."""
+    wrong: list[WrongAnswer]
+    """The most wrong answers, in this order."""
+    confusion: list[list[int]] | None
+    """Rows: true label; columns: answer."""
+    reliability: list[Bin]
+
+
+def report_on(problem: Problem, scores: Mapping[str, Tensor], part: Labelled) -> ClassifierReport:
+    """Figures on the texts of a test set.
+
+    Args:
+        scores: (texts, outputs) by model, `OURS` first.
+    """
+    targets = torch.from_numpy(targets_of(problem, part))
+    ours = scores[OURS]
+    constant = problem.constant_of(targets).expand(len(targets), -1)
+    models = {**scores, f"always the {problem.constant}": constant}
+    figures = {name: problem.figures(each, targets) for name, each in models.items()}
+    decisions = problem.decisions(ours, targets)
+    bins = reliability(*decisions) if decisions else []
+    answers, right = (set(problem.words(each)) for each in (ours, targets))
+    return ClassifierReport(
+        texts=len(part),
+        figures={name: {key: Figure.of(each) for key, each in found.items()} for name, found in figures.items()},
+        against_bag=_against_bag(problem, figures),
+        labels={
+            name: LabelRow(label.texts, *map(Figure.of, (label.precision, label.recall, label.f1)))
+            for name, label in problem.label_figures(ours, targets).items()
+        },
+        calibration_error=expected_calibration_error(bins) if bins else None,
+        calibration_error_by_chance=calibration_error_by_chance(bins) if bins else None,
+        domains=_domains(problem, scores, targets, part),
+        only_answer=answers.pop() if len(answers) == 1 < len(right) else None,
+        wrong=_wrong(problem, ours, targets, part),
+        confusion=problem.confusion(ours, targets),
+        reliability=bins,
+    )
+
+
+def _against_bag(problem: Problem, figures: Mapping[str, Mapping[str, Estimate]]) -> Comparison | None:
+    """None without a bag, or if the texts do not define the figure."""
+    if problem.bag not in figures:
+        return None
+    ours, bag = (figures[name][problem.compared] for name in (OURS, problem.bag))
+    gain = bag - ours if problem.lower_is_better else ours - bag
+    return None if math.isnan(gain.value) else Comparison(ours.value, bag.value, gain.value, gain.standard_error)
+
+
+def _wrong(problem: Problem, scores: Tensor, targets: Tensor, part: Labelled) -> list[WrongAnswer]:
+    wrongness = problem.wrongness(scores, targets)
+    answers, labels = problem.words(scores), problem.words(targets)
+    order = wrongness.argsort(descending=True, stable=True)[:SHOWN_WRONG].tolist()
+    return [
+        WrongAnswer(_beginning(document.text), document.place, labels[i], answers[i], wrongness[i].item())
+        for i, document in ((i, part[i][0]) for i in order)
+        if wrongness[i]
+    ]
+
+
+def _beginning(text: str) -> str:
+    line = " ".join(text.split())
+    return line if len(line) <= SHOWN_CHARACTERS else f"{line[:SHOWN_CHARACTERS]}…"
+
+
+def _domains(problem: Problem, scores: Mapping[str, Tensor], targets: Tensor, part: Labelled) -> Domains | None:
+    """None if no domain is large enough to be the worst."""
+    rows: dict[str, list[int]] = defaultdict(list)
+    for i, (document, _) in enumerate(part):
+        rows[document.domain or ""].append(i)
+    varied = {name: chosen for name, chosen in rows.items() if len(targets[chosen].unique(dim=0)) > 1}
+    found = {
+        model: {name: problem.figures(each[chosen], targets[chosen])[problem.chosen] for name, chosen in varied.items()}
+        for model, each in scores.items()
+    }
+    large = [name for name, chosen in varied.items() if name and problem.rarest(targets[chosen]) >= MIN_OF_EACH_LABEL]
+    if not large:
+        return None
+    worst = min(large, key=lambda name: problem.merit(found[OURS][name]))
+    means = {model: _mean(list(figures.values())) for model, figures in found.items()}
+    return Domains(means, worst, Figure.of(found[OURS][worst]))
+
+
+def _mean(figures: list[Estimate]) -> Figure:
+    """Mean of figures of different texts, whose errors are independent."""
+    errors = [figure.standard_error for figure in figures]
+    return Figure(sum(figure.value for figure in figures) / len(figures), math.hypot(*errors) / len(figures))

@@ -1,0 +1,191 @@
+"""A report as Markdown that a terminal shows as it is: the columns of its tables are aligned."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from math import inf, sqrt
+
+from training.evaluate.pretraining import PretrainingReport
+from training.problems.base import Problem
+from training.problems.choose import problem_of
+from training.report.baselines import PAIR
+from training.report.classifier import OURS, ClassifierReport, Comparison, Figure, LabelRow
+
+WEAKEST_LABELS = 20
+"""Most rows of a test set in the table of labels."""
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What is known of a run's models; empty where a model does not exist."""
+
+    pretraining: dict[str, PretrainingReport] = field(default_factory=dict)
+    """By name of the held-out source."""
+    classification: dict[str, ClassifierReport] = field(default_factory=dict)
+    """By name of the test source; with `PAIR` for those of its texts that are also read as pairs."""
+    problem_type: str | None = None
+    labels: list[str] = field(default_factory=list)
+    seeds: dict[int, dict[str, float]] = field(default_factory=dict)
+    """`Problem.compared` of each seed by test source, after `Problem.chosen` on dev, where there are several seeds."""
+    weights: dict[str, str] = field(default_factory=dict)
+    """Hashes of the evaluated weights, by name of the model."""
+    not_evaluated: dict[str, str] = field(default_factory=dict)
+    """Why a model is not evaluated, by its name."""
+
+    @property
+    def problem(self) -> Problem:
+        """What the classifier's outputs mean."""
+        return problem_of(self.problem_type, self.labels)
+
+
+def tables(report: Report) -> dict[str, str]:
+    """What is known of each model as Markdown, by its name."""
+    found = {}
+    if report.classification:
+        parts = [*_verdicts(report), _classification_table(report), *_calibration_sentences(report)]
+        parts += [*_domain_sentences(report), _label_table(report), _seed_table(report.seeds)]
+        found["sentiment"] = "\n".join(filter(None, parts))
+    if report.pretraining:
+        found["pretrained"] = _pretraining_table(report.pretraining)
+    return found
+
+
+def wrong_answers(report: Report) -> str:
+    """The most wrong answers of each test set. No part of `tables`, because cards are published and texts may be
+    private."""
+    problem, found = report.problem, []
+    for name, test in report.classification.items():
+        if test.wrong and not name.endswith(PAIR):  # the same texts are there as single ones
+            lines = [
+                f"{number}. {each.place}: {each.label}, answered {each.answer} ({problem.wrong_name} "
+                f"{_number(each.score)})\n   `{each.text.replace('`', chr(39))}`\n"
+                for number, each in enumerate(test.wrong, 1)
+            ]
+            found.append("".join([f"{problem.wrong_title}, {name}:\n\n", *lines]))
+    return "\n".join(found)
+
+
+def _verdicts(report: Report) -> list[str]:
+    """Sentences for each test set: is the classifier useless, is it better than a bag of words? Faults come first."""
+    found = []
+    for name, test in report.classification.items():
+        if test.only_answer is not None:
+            found.append(f"**{name}: answers {test.only_answer} to each text: raise finetune.epochs.**\n")
+        if test.against_bag is not None:
+            found.append(_verdict(name, title_of(report.problem.compared), test.against_bag))
+    return sorted(found, key=lambda sentence: not sentence.startswith("**"))
+
+
+def _verdict(name: str, figure: str, found: Comparison) -> str:
+    difference = _cell(Figure(abs(found.gain), found.standard_error))
+    figures = f"{figure} {_number(found.ours)}, of the bag {_number(found.bag)}; the difference is {difference}"
+    if found.is_noise:
+        return f"{name}: neither better nor worse than a bag of words, within the noise: {figures}.\n"
+    if found.gain > 0:
+        return f"{name}: better than a bag of words: {figures}.\n"
+    return (
+        f"**{name}: a bag of words is better: {figures}. More labelled texts help most, then more time to train "
+        "(finetune.epochs).**\n"
+    )
+
+
+def _classification_table(report: Report) -> str:
+    tests = report.classification
+    names = list(next(iter(tests.values())).figures[OURS])
+    rows = [
+        [name, f"{test.texts:,}", model, *(_cell(figures[figure]) for figure in names)]
+        for name, test in tests.items()
+        for model, figures in test.figures.items()
+    ]
+    return _table(["test set", "texts", "answers of", *map(title_of, names)], *rows)
+
+
+def _calibration_sentences(report: Report) -> list[str]:
+    return [
+        f"{name}: calibration error {test.calibration_error:.4f}; a perfectly calibrated model would show "
+        f"{test.calibration_error_by_chance:.4f} on as few texts.\n"
+        for name, test in report.classification.items()
+        if test.calibration_error is not None
+    ]
+
+
+def _domain_sentences(report: Report) -> list[str]:
+    """A sentence for each test set with several domains."""
+    sentences = []
+    for name, test in report.classification.items():
+        if test.domains is not None:
+            means = ", ".join(f"{_cell(figure)} of {model}" for model, figure in test.domains.means.items())
+            worst = f"worst domain {test.domains.worst}, {_cell(test.domains.worst_figure)}"
+            sentences.append(f"{name}: mean {title_of(report.problem.chosen)} over domains {means}; {worst}.\n")
+    return sentences
+
+
+def _label_table(report: Report) -> str:
+    """Precision, recall and F1 of the labels, in each test set the lowest F1 first."""
+
+    def f1(row: tuple[str, LabelRow]) -> float:
+        return inf if row[1].f1.value is None else row[1].f1.value
+
+    rows = [
+        [name, label, f"{row.texts:,}", *map(_cell, (row.precision, row.recall, row.f1))]
+        for name, test in report.classification.items()
+        for label, row in sorted(test.labels.items(), key=f1)[:WEAKEST_LABELS]
+    ]
+    return _table(["test set", "label", "texts", "precision", "recall", "F1"], *rows) if rows else ""
+
+
+def _seed_table(seeds: Mapping[int, Mapping[str, float]]) -> str:
+    """Figures of each seed, and the mean of each column with its standard error."""
+    if not seeds:
+        return ""
+    rows = [[str(seed), *map(_number, figures.values())] for seed, figures in seeds.items()]
+    columns = zip(*(figures.values() for figures in seeds.values()), strict=True)
+    means = [Figure(statistics.mean(each), statistics.stdev(each) / sqrt(len(each))) for each in columns]
+    return _table(["seed", *next(iter(seeds.values()))], *rows, ["mean", *map(_cell, means)])
+
+
+def _pretraining_table(reports: Mapping[str, PretrainingReport]) -> str:
+    head = (
+        *("held-out text", "examples", "masked-LM loss", "unigram entropy", "masked-LM accuracy"),
+        *("most frequent token", "next sentence, mixed", "next sentence, random documents", "guessing"),
+    )
+    rows = []
+    for name, r in reports.items():
+        words = (r.mlm_loss, r.unigram_entropy, r.mlm_accuracy, r.unigram_accuracy)
+        cells = ("–" if f is None else f"{f:.3f}" for f in (*words, r.nsp_accuracy, r.nsp_accuracy_random, 0.5))
+        rows.append([name, f"{r.examples:,}", *cells])
+    return _table(head, *rows)
+
+
+def _table(*rows: Sequence[str]) -> str:
+    """A Markdown table whose first row is its head."""
+    escaped = [[cell.replace("|", r"\|") for cell in row] for row in rows]
+    widths = [max(map(len, column)) for column in zip(*escaped, strict=True)]
+    head, *body = (_line(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in escaped)
+    return "".join([head, _line("-" * width for width in widths), *body])
+
+
+def _line(cells: Iterable[str]) -> str:
+    return f"| {' | '.join(cells)} |\n"
+
+
+def title_of(name: str) -> str:
+    """The name of a figure in a text.
+
+    >>> title_of("macro_f1")
+    'macro F1'
+    """
+    return name.replace("_", " ").replace("f1", "F1")
+
+
+def _cell(figure: Figure) -> str:
+    if figure.value is None or figure.standard_error is None:
+        return "–"
+    return f"{_number(figure.value)} ± {_number(figure.standard_error)}"
+
+
+def _number(value: float) -> str:
+    """Four digits after the point; of the numbers of a regression, five in all."""
+    return f"{value:.4f}" if abs(value) < 10 else f"{value:.5g}"
