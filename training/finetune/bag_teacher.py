@@ -15,14 +15,13 @@ from typing import Any
 
 import numpy as np
 from sklearn.feature_extraction.text import TfidfVectorizer
-from sklearn.linear_model import LogisticRegression
 from sklearn.model_selection import StratifiedKFold
-from sklearn.multiclass import OneVsRestClassifier
 
 from training.corpus.reader import PreparedText
 from training.examples.batches import Floats
 from training.examples.pairs import Ints
 from training.finetune.distill import COLUMN, RECORD
+from training.problems.base import Problem
 from training.runtime.files import read_json, write_json
 
 FOLDS = 5
@@ -35,7 +34,7 @@ MAX_FEATURES = 400_000
 logger = logging.getLogger(__name__)
 
 
-def label_out_of_fold(folder: Path, num_labels: int) -> str | None:
+def label_out_of_fold(folder: Path, problem: Problem) -> str | None:
     """Write the probabilities of the bags for the texts of `labelled/train`, unless they are there.
 
     Returns:
@@ -54,7 +53,7 @@ def label_out_of_fold(folder: Path, num_labels: int) -> str | None:
     starts = window.sentence_starts[window.document_starts].tolist()
     documents = [window.tokens(first, end) for first, end in itertools.pairwise(starts)]
     logger.info("labelling %s texts by bags of words that have not read them", f"{len(documents):,}")
-    probabilities = _out_of_fold(documents, labels.astype(np.int64), num_labels, text.vocab_size)
+    probabilities = _out_of_fold(documents, labels.astype(np.int64), problem, text.vocab_size)
     (folder / RECORD).unlink(missing_ok=True)
     ends = np.cumsum([shard.documents for shard in text.shards])
     for column, rows in zip(columns, np.split(probabilities, ends[:-1]), strict=True):
@@ -63,7 +62,7 @@ def label_out_of_fold(folder: Path, num_labels: int) -> str | None:
     return key
 
 
-def _out_of_fold(documents: list[Any], labels: Ints, num_labels: int, vocab_size: int) -> Floats:
+def _out_of_fold(documents: list[Any], labels: Ints, problem: Problem, vocab_size: int) -> Floats:
     """(documents, labels) probabilities."""
 
     def pieces_and_pairs(ids: Any) -> list[int]:
@@ -73,18 +72,17 @@ def _out_of_fold(documents: list[Any], labels: Ints, num_labels: int, vocab_size
     # The weights of words need no labels, so all folds share them.
     features = TfidfVectorizer(analyzer=pieces_and_pairs, sublinear_tf=True, max_features=MAX_FEATURES)
     rows = features.fit_transform(documents)
-    folds = StratifiedKFold(FOLDS, shuffle=True, random_state=0)
-    found = []
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # a rare label is not in each fold, and a bag need not have converged
-        for strength in STRENGTHS:
-            probabilities: Floats = np.zeros((len(labels), num_labels), np.float32)
-            for read, unread in folds.split(rows, labels):
-                regression = LogisticRegression(C=strength, solver="liblinear", dual=True, max_iter=300)
-                bag = OneVsRestClassifier(regression).fit(rows[read], labels[read])
-                probabilities[np.ix_(unread, bag.classes_)] = bag.predict_proba(rows[unread])
-            loss = -np.log(np.maximum(probabilities[np.arange(len(labels)), labels], 1e-9)).mean()
-            found.append((float(loss), probabilities))
+        warnings.simplefilter("ignore")  # a rare label is not in each fold
+        folds = list(StratifiedKFold(FOLDS, shuffle=True, random_state=0).split(rows, labels))
+    targets = np.eye(len(problem.names), dtype=np.float32)[labels]
+    found = []
+    for strength in STRENGTHS:
+        probabilities = np.zeros_like(targets)
+        for read, unread in folds:
+            probabilities[unread] = problem.fit(rows[read], targets[read], strength)(rows[unread])
+        loss = -np.log(np.maximum(probabilities[np.arange(len(labels)), labels], 1e-9)).mean()
+        found.append((float(loss), probabilities))
     loss, best = min(found, key=lambda pair: pair[0])
     accuracy = float((best.argmax(1) == labels).mean())
     logger.info("bag of words: accuracy %.4f, loss %.3f on texts that it has not read", accuracy, loss)

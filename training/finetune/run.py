@@ -102,16 +102,18 @@ def finetune(recipe: Recipe) -> bool:
         tokens = epoch_tokens(train, recipe.finetune.max_length)
         is_classifier = isinstance(start.model, BertForSequenceClassification)
         recipe = planned(recipe, train.documents, tokens, from_classifier=is_classifier, world_size=world_size())
+        problem = problem_of(recipe.finetune.problem_type, recipe.finetune.label_names)
         if recipe.finetune.bag_weight:
             from training.finetune.bag_teacher import label_out_of_fold  # a machine with a GPU may lack scikit-learn
 
-            teacher = label_out_of_fold(folder / "train", len(recipe.finetune.label_names))
+            teacher = label_out_of_fold(folder / "train", problem)
     with distributed() as dist, run_lock(recipe.folder / "finetune" / f"rank-{dist.rank}"):
         weight = recipe.distill.weight if recipe.distill else recipe.finetune.bag_weight or 0.0
         dev, labels = open_dev(recipe, start), train.column("labels")
         assert labels is not None
-        problem = problem_of(recipe.finetune.problem_type, recipe.finetune.label_names).fitted(labels)
-        material = _Material(recipe, start, train, dev, problem, teacher, weight if teacher else 0.0, dist)
+        material = _Material(
+            recipe, start, train, dev, problem.fitted(labels), teacher, weight if teacher else 0.0, dist
+        )
         material = _with_budget(material, tokens)
         results = []
         earlier = {result.seed: result for result in load_results(recipe)}
