@@ -58,7 +58,7 @@ def find_columns(table: TableSurvey, names: Sequence[str]) -> list[str]:
 
 
 def check_label_column(table: TableSurvey, texts: Sequence[str], label: str) -> None:
-    """Raise SourceError if the values of a column are no labels: they occur about once each, or are quantities."""
+    """Raise SourceError if a column does not hold labels: its values occur about once each, or are quantities."""
     column = next(column for column in table.columns if column.name == label)
     asked = _asked(table, ",".join(texts), None)
     if are_quantities(column.values):

@@ -17,7 +17,7 @@ from training.sources.plain_text import FASTTEXT_LABEL, read_lines
 from training.sources.tables import label_value, read_rows
 
 MAX_VALUES = 1000
-"""Different values of a column that are counted: more are no labels."""
+"""Different values of a column that are counted: a column with more does not hold labels."""
 
 
 @dataclass(frozen=True, slots=True)

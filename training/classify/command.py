@@ -173,7 +173,7 @@ def _problem(table: TableSurvey, source: SourceConfig, stated: Values) -> tuple[
     """The problem type if it is not the usual one, and how a value of the label column is split.
 
     Raises:
-        SourceError: the values are no labels; says how to state what they are.
+        SourceError: the column does not hold labels; says how to state what it holds.
     """
     problem, separator = stated["finetune"].get("problem_type"), stated["source"].get("separator")
     column = next((column for column in table.columns if column.name == source.label), None)

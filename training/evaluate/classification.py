@@ -66,7 +66,7 @@ class Answers:
         return self.problem.figures(self.scores, self.targets)
 
     def reliability(self) -> list[Bin]:
-        """15 bins, from unsure to sure; none if scores are no probabilities."""
+        """15 bins, from unsure to sure; none for a regression."""
         decisions = self.problem.decisions(self.scores, self.targets)
         return reliability(*decisions) if decisions else []
 

@@ -28,7 +28,7 @@ logger = logging.getLogger(__name__)
 def calibrate(model: BertForSequenceClassification, answers: Mapping[str, Answers]) -> float:
     """Divide the logits by the temperature with the lowest loss on dev. It is written into the last layer's weights, so
     whatever loads them has calibrated scores. Nothing is changed if dev is too small, the temperature would raise the
-    calibration error, or scores are no probabilities.
+    calibration error, or the problem is a regression.
 
     Args:
         answers: of the model to each source of dev.

@@ -255,7 +255,7 @@ def _loss_and_stream(material: _Material, seed: int) -> tuple[ClassificationLoss
 
 def _with_budget(material: _Material, tokens: int) -> _Material:
     """With the epochs that fit into the budget in minutes, if there is one. What will be done, and how long it takes,
-    is logged. The speed is measured once and remembered, so that a run goes on with the epochs that it began with.
+    is logged. The speed is measured once for a budget, so that a run goes on with the epochs that it began with.
 
     Args:
         tokens: of one epoch.
@@ -263,15 +263,17 @@ def _with_budget(material: _Material, tokens: int) -> _Material:
     recipe, config, dist = material.recipe, material.recipe.finetune, material.dist
     assert config.epochs
     assert config.batch_tokens
-    file = recipe.folder / "finetune" / "speed.json"
-    speed = read_json(file)
-    if speed is None:
+    file = recipe.folder / "finetune" / "budget.json"
+    known = read_json(file)
+    if known is None or known["minutes"] != config.minutes:
         loss, stream = _loss_and_stream(material, recipe.seed)
         own = config.batch_tokens // stream.micro_batch_tokens // dist.world_size
-        speed = round(measure_speed(loss, stream, max(1, own), SPEED_SECONDS) * dist.world_size)
-    speed = dist.all_gather(speed)[0]
+        measured = measure_speed(loss, stream, max(1, own), SPEED_SECONDS) * dist.world_size
+        known = {"minutes": config.minutes, "tokens_per_second": round(measured)}
+    known = dist.all_gather(known)[0]
     if dist.is_main:
-        write_json(file, speed)
+        write_json(file, known)
+    speed = known["tokens_per_second"]
     seeds, epochs = len(seeds_of(recipe)), config.epochs
     if config.minutes:
         epochs = min(epochs, BUDGET_SHARE * 60 * config.minutes * speed / tokens / seeds)

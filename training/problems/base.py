@@ -124,7 +124,7 @@ class Problem(ABC):
         return 0.0 if math.isnan(value) else -value if self.lower_is_better else value
 
     def decisions(self, scores: Tensor, targets: Tensor) -> tuple[Tensor, Tensor] | None:
-        """(decisions,) confidence of each decision, and whether it is right; None if scores are no probabilities."""
+        """(decisions,) confidence of each decision, and whether it is right; None for a regression."""
         del scores, targets
         return None
 

@@ -303,7 +303,7 @@ def test_finetune_reads_texts_less_often_for_a_budget_in_minutes(
 ) -> None:
     recipe = save_new_network(make_recipe("finetune.epochs=4", "finetune.minutes=1e-3"))
     (recipe.folder / "finetune").mkdir()
-    (recipe.folder / "finetune" / "speed.json").write_text("20000")  # tokens a second
+    (recipe.folder / "finetune" / "budget.json").write_text('{"minutes": 0.001, "tokens_per_second": 20000}')
     assert finetune(recipe)
     assert "4 passes would be better, and take" in caplog.text
     resolved = read_resolved(seed_folder(recipe, 1))
