@@ -109,7 +109,7 @@ def name_labels(
     every = counts.values + tested.values
     stated = {canonical(value): label for value, label in stated.items()}
     if unknown := [value for value in stated if value and value not in every]:
-        raise SourceError(f"finetune.labels names {unknown[0]!r}, which is no value; these are {listed(every, 20)}")
+        raise SourceError(f"finetune.labels names {unknown[0]!r}, but the column has the values {listed(every, 20)}")
     names = {value: stated.get(value, value) for value in sorted(every, key=natural_order)}
     _check_spellings(every, names, stated, name)
     notes = []

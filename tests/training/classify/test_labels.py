@@ -46,7 +46,7 @@ def test_labels_that_are_spelled_twice_are_asked_about_with_a_line_to_paste(tmp_
     assert merged == {"bad": "bad"} | dict.fromkeys(["Positive", "positive", "POSITIVE"], "Positive") | dict.fromkeys(
         ["so so", "So  So"], "so so"
     )
-    with pytest.raises(SourceError, match=r"labels names 'Bad', which is no value; these are Positive \(20\), bad"):
+    with pytest.raises(SourceError, match=r"labels names 'Bad', but the column has the values Positive \(20\), bad"):
         planned(table, tmp_path / "out", override.replace(" }", ', "Bad" = "bad" }'))
 
 
