@@ -207,7 +207,7 @@ def _train(material: _Material, seed: int, earlier: SeedResult | None) -> SeedRe
     if not was_finished and trainer.config.steps < FEW_STEPS:
         logger.warning(
             f"only {trainer.config.steps} steps of {recipe.finetune.batch_tokens} tokens hardly move a network: stop, "
-            "and repeat it under another name with more time, or without finetune.batch_tokens and finetune.epochs"
+            "and repeat it with more time (--minutes of classify, finetune.minutes or epochs of a recipe)"
         )
     if dist.is_main and not was_finished:
         save_results(recipe, [result for result in load_results(recipe) if result.seed != seed])  # of earlier weights
@@ -222,7 +222,10 @@ def _train(material: _Material, seed: int, earlier: SeedResult | None) -> SeedRe
     true = {word for each in answers.values() for word in each.problem.words(each.targets)}
     if len(said) == 1 < len(true):
         word = said.pop()
-        logger.warning(f"it answers {word} to every dev text: delete {folder} and repeat with more finetune.epochs")
+        logger.warning(
+            f"it answers {word} to every dev text: repeat with more time (--minutes of classify, finetune.minutes or "
+            "epochs of a recipe)"
+        )
     temperature = calibrate(model, answers)
     if dist.is_main:
         trainer.log.write("calibration", trainer.state, {"temperature": temperature})

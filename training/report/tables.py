@@ -72,7 +72,7 @@ def _verdicts(report: Report) -> list[str]:
     found = []
     for name, test in report.classification.items():
         if test.only_answer is not None:
-            found.append(f"**{name}: answers {test.only_answer} to each text: raise finetune.epochs.**\n")
+            found.append(f"**{name}: answers {test.only_answer} to each text: train longer.**\n")
         if test.against_bag is not None:
             found.append(_verdict(name, title_of(report.problem.compared), test.against_bag))
     return sorted(found, key=lambda sentence: not sentence.startswith("**"))
@@ -87,7 +87,7 @@ def _verdict(name: str, figure: str, found: Comparison) -> str:
         return f"{name}: better than a bag of words: {figures}.\n"
     return (
         f"**{name}: a bag of words is better: {figures}. More labelled texts help most, then more time to train "
-        "(finetune.epochs).**\n"
+        "(--minutes of classify, finetune.minutes or epochs of a recipe).**\n"
     )
 
 

@@ -48,7 +48,7 @@ def table_of(made: Report, head: str) -> list[str]:
 
 def test_tables_say_where_a_classifier_is_useless() -> None:
     constant = answered(("NEGATIVE", "POSITIVE"), (0, 5), (0, 5))
-    assert "**reviews: answers POSITIVE to each text: raise finetune.epochs.**" in text_of(report(constant))
+    assert "**reviews: answers POSITIVE to each text: train longer.**" in text_of(report(constant))
     assert "to each text" not in text_of(report(answered(("NEGATIVE", "POSITIVE"), (0, 0), (0, 5))))
 
 
