@@ -28,6 +28,9 @@ MULTI_LABEL: Final = "multi_label_classification"
 REGRESSION: Final = "regression"
 """Problem types, in the words of `transformers`."""
 
+CONTAINING: Final = "containing"
+"""See `SourceConfig.group`."""
+
 Share = Annotated[float, Field(ge=0, le=1)]
 PositiveShare = Annotated[float, Field(gt=0, le=1)]
 
@@ -96,7 +99,9 @@ class SourceConfig(_Strict):
     """What stands between several labels in a cell, such as `";"`; for `multi_label_classification`. Blanks around each
     label do not count. A list, in JSON or Parquet, needs no separator."""
     group: str | None = None
-    """Column such as film or author: texts with the same value are all trained on or all held out."""
+    """Column such as film or author: texts with the same value are all trained on or all held out. The word
+    `containing` instead of a column, for phrases such as those of SST-2: the group of a text is the longest text of the
+    source that contains it."""
     escaped_newlines: bool = False
     """Read a backslash followed by `n` as a newline, as in the data sets of Zhang et al. 2015 (Yahoo, Amazon, Yelp)."""
     treebank: Literal["kept", "joined", "both"] = "kept"

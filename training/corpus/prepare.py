@@ -33,7 +33,7 @@ from training.corpus.engines.local import make_shards
 from training.corpus.fingerprint import changes, check_unused, file_hashes, source_settings, tokenizer_hash
 from training.corpus.inputs import labelled_inputs, pretraining_inputs
 from training.corpus.reader import FORMAT, PreparedText, count_tokens
-from training.corpus.shards import Shard, ShardInput
+from training.corpus.shards import LABELLED_COLUMNS, Shard, ShardInput
 from training.errors import CorpusError, RunError
 from training.recipe import SINGLE_LABEL, Recipe, SourceConfig
 from training.runtime.files import read_json, reason, write_json
@@ -98,7 +98,7 @@ def prepare_labelled(recipe: Recipe, tokenizer: Tokenizer, *, keep_earlier: bool
     """
     unlabelled = recipe.distill.sources if recipe.distill else ()
     sources = (*recipe.finetune.train, *recipe.finetune.test, *unlabelled)
-    settings = _labelled_settings(recipe) | {"unlabelled": source_settings(unlabelled)}
+    settings = _labelled_settings(recipe) | {"unlabelled": source_settings(unlabelled), "columns": LABELLED_COLUMNS}
     inputs = labelled_inputs(recipe)
     return _prepare(recipe, tokenizer, "labelled", sources, settings, inputs, keep_earlier=keep_earlier)
 

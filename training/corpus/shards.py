@@ -6,6 +6,8 @@
     documents.npy      (documents + 1,) int32: where each document starts, in sentences of the shard
     labels.npy         (documents,) int16: index of the label, -1 without one; or, of several labels or numbers,
                        (documents, outputs) float32; labelled text only
+    domains.npy        (documents,) UTF-8 bytes: the domain (`SourceConfig.by`), empty without one; labelled text only
+    groups.npy         (documents,) uint64: hash of what must stay in one part; labelled text only
     target_probs.npy   (documents, labels) float32: a teacher's probabilities; written by `distill`
     shard.json         counts and checksums
 
@@ -30,6 +32,10 @@ from training.errors import CorpusError
 from training.runtime.files import read_json, write_json
 from training.sources.documents import Document
 from training.sources.labels import Target
+from training.sources.split import hashes
+
+LABELLED_COLUMNS = ("labels", "domains", "groups")
+"""Columns of all labelled text."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,8 +58,9 @@ class ShardInput:
 
     @property
     def crc32(self) -> int:
-        """Checksum of the texts, their columns and labels."""
-        checksum = zlib.crc32(repr((self.read, self.labels)).encode())
+        """Checksum of the texts, their columns, labels, groups and domains."""
+        columns = [(each.group, each.domain) for each in self.documents if each.group or each.domain]
+        checksum = zlib.crc32(repr((self.read, self.labels, *columns)).encode())
         for document in self.documents:
             for field in document.fields:
                 checksum = zlib.crc32(field.encode() + b"\0", checksum)
@@ -133,6 +140,9 @@ def _write(encoded: EncodedShard, corpus: Path, shard_input: ShardInput) -> Shar
     np.save(unfinished / "documents.npy", encoded.document_starts)
     if encoded.labels is not None:
         np.save(unfinished / "labels.npy", encoded.labels)
+        documents = shard_input.documents
+        np.save(unfinished / "domains.npy", np.array([(each.domain or "").encode() for each in documents]))
+        np.save(unfinished / "groups.npy", np.array([hashes(each)[1] for each in documents], np.uint64))
     contents = {file.name: file.read_bytes() for file in sorted(unfinished.iterdir())}
     shard = Shard(
         name=final.name,

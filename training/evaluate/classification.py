@@ -15,6 +15,7 @@ from model.checkpoint import Checkpoint, load_checkpoint
 from model.heads import BertForSequenceClassification
 from training.corpus.encode import label_column, target_rows
 from training.errors import RunError
+from training.evaluate.domains import rows_by_domain
 from training.examples.labelled import LabelledTexts, encode_texts
 from training.problems.base import Problem
 from training.problems.choose import problem_of
@@ -50,6 +51,8 @@ class Answers:
     """(answers, outputs) what is right."""
     documents: list[int]
     """Document of each answer, ascending: one that is read as text and as a pair has two answers."""
+    domains: Sequence[str] = ()
+    """Domain of each answer, "" without one; empty if no document has one."""
 
     @property
     def scores(self) -> Tensor:
@@ -60,6 +63,17 @@ class Answers:
     def loss(self) -> float:
         """Mean loss of the texts."""
         return self.problem.losses(self.logits, self.targets).mean().item()
+
+    def by_domain(self) -> dict[str, Answers]:
+        """The answers in each domain; all of them as one without domains, or if no domain's texts differ in what is
+        right."""
+        rows = rows_by_domain(self.domains, self.targets)
+        parts = {name: self._only(chosen) for name, chosen in rows.items()}
+        return parts or {"": self}
+
+    def _only(self, rows: list[int]) -> Answers:
+        documents, domains = [self.documents[i] for i in rows], [self.domains[i] for i in rows]
+        return Answers(self.problem, self.logits[rows], self.targets[rows], documents, domains)
 
     def figures(self) -> dict[str, Estimate]:
         """How good the answers are."""
@@ -137,7 +151,9 @@ def predict_classification(
             targets.append(batch.targets)
     order = torch.tensor(documents).argsort(stable=True)
     problem = problem_of(model.config.problem_type, model.config.labels)
-    return Answers(problem, torch.cat(logits)[order], torch.cat(targets)[order], sorted(documents))
+    documents.sort()
+    domains = [texts.domains[document] for document in documents] if len(texts.domains) else ()
+    return Answers(problem, torch.cat(logits)[order], torch.cat(targets)[order], documents, domains)
 
 
 def reliability(confidence: Tensor, right: Tensor, bins: int = 15) -> list[Bin]:

@@ -30,11 +30,11 @@ BATCH = 64
 
 @dataclass(frozen=True, slots=True)
 class PretrainingReport:
-    """Masked LM at 15%, and next sentence with nothing masked, on one held-out source."""
+    """Masked LM where 15% of the tokens are [MASK], and next sentence with nothing masked, on one held-out source."""
 
     examples: int
     masked: int
-    """Masked tokens."""
+    """Tokens that are [MASK]."""
     mlm_loss: float
     """Nats per masked token."""
     mlm_accuracy: float
@@ -72,7 +72,8 @@ class PretrainingAnswers:
 
 def heldout_examples(text: Text, tokenizer: Tokenizer, config: ExamplesConfig, count: int) -> list[Example]:
     """The first `count` examples of a held-out text. Only their length comes from the recipe, so that the figures of
-    all recipes with this `short_length` can be compared."""
+    all recipes with this `short_length` can be compared. All tokens to predict are [MASK], as callers write them: those
+    that training leaves visible would be counted as understood."""
     config = ExamplesConfig(
         short_length=config.short_length,
         long_fraction=0.0,
@@ -81,7 +82,7 @@ def heldout_examples(text: Text, tokenizer: Tokenizer, config: ExamplesConfig, c
         random_fraction=0.25,
     )
     pairs = MaskedPairs(text, Vocabulary.of(tokenizer), config, (EVALUATION_SEED, 0, 0))
-    return [pairs.make(i) for i in range(min(count, len(pairs)))]
+    return [pairs.make(i).only_masks(tokenizer.mask_id) for i in range(min(count, len(pairs)))]
 
 
 def evaluate_pretraining(

@@ -93,6 +93,8 @@ class LabelledExample:
     """(length,)"""
     target: Floats
     """(outputs,) see `training.examples.labelled.LabelledTexts.targets`"""
+    truth: Floats
+    """(outputs,) the same from the label only."""
 
     def __len__(self) -> int:
         return len(self.input_ids)
@@ -104,6 +106,8 @@ class ClassificationBatch(_Batch):
 
     targets: Tensor
     """(S, outputs) see `training.examples.labelled.LabelledTexts.targets`; NaN without a text, too."""
+    truth: Tensor
+    """(S, outputs) the same from the labels only."""
 
 
 def collate_pretraining(examples: Sequence[Example], shape: BatchShape | None = None) -> PretrainingBatch:
@@ -136,9 +140,10 @@ def collate_classification(examples: Sequence[LabelledExample], shape: BatchShap
     examples = sorted(examples, key=lambda example: -len(example))
     shape = shape or BatchShape(sum(map(len, examples)), len(examples), max_seqlen=len(examples[0]))
     packed = _pack(examples, [np.zeros(1, np.int64)] * len(examples), shape)
-    targets = np.stack([example.target for example in examples])
-    spare = np.full((shape.sequences - len(examples), targets.shape[1]), np.nan, np.float32)
-    return ClassificationBatch(packed, torch.from_numpy(np.concatenate([targets, spare])))
+    rows = np.stack([(example.target, example.truth) for example in examples], axis=1)  # (2, texts, outputs)
+    spare = np.full((2, shape.sequences - len(examples), rows.shape[2]), np.nan, np.float32)
+    targets, truth = torch.from_numpy(np.concatenate([rows, spare], axis=1))
+    return ClassificationBatch(packed, targets, truth)
 
 
 def _pack(examples: Sequence[Example | LabelledExample], outputs: Sequence[Ints], shape: BatchShape) -> PackedBatch:

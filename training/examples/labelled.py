@@ -44,13 +44,16 @@ class LabelledTexts:
 
     text: Text
     targets: Floats
-    """(documents, outputs) what a perfect model would answer: the probability of each label, or the number. NaN without
-    a label."""
+    """(documents, outputs) what to learn: the probability of each label, or the number. NaN without a label."""
     read: Sequence[str]
     """How each document is read: `text`, `pair` or `both`."""
     tokenizer: Tokenizer
     max_length: int
     """Tokens of an example, special tokens included."""
+    truth: Floats | None = None
+    """As `targets`, from labels only; None if targets are."""
+    domains: Sequence[str] = ()
+    """Domain of each document, "" without one; empty if none is known."""
 
     def __len__(self) -> int:
         return len(self.targets)
@@ -75,7 +78,8 @@ class LabelledTexts:
             parts.append(kept)
             types.append(np.full(len(kept), segment * self.tokenizer.second_type_id))
         ids = np.concatenate(parts).astype(np.int64)
-        return LabelledExample(ids, np.concatenate(types).astype(np.int64), self.targets[document])
+        truth = self.targets if self.truth is None else self.truth
+        return LabelledExample(ids, np.concatenate(types).astype(np.int64), self.targets[document], truth[document])
 
     def batches(self, most: int | None = None) -> Iterator[tuple[list[int], ClassificationBatch]]:
         """All documents in all their readings, or at most so many, evenly spaced; those of similar length together:
@@ -122,7 +126,7 @@ def labelled_window(
     """
     labels = window.column("labels")
     assert labels is not None
-    targets = target_rows(labels, outputs)
+    targets = truth = target_rows(labels, outputs)
     if teacher_weight is not None:
         probabilities = window.column("target_probs")
         if probabilities is None:
@@ -130,7 +134,9 @@ def labelled_window(
         mixed = (1 - teacher_weight) * targets + teacher_weight * probabilities
         targets = np.where(np.isnan(targets), probabilities, mixed).astype(np.float32)
     read = [shard.read for shard in window.shards for _ in range(shard.documents)]
-    return LabelledTexts(window, targets, read, tokenizer, max_length)
+    domains = window.column("domains")
+    names = [] if domains is None else [domain.decode() for domain in domains.tolist()]
+    return LabelledTexts(window, targets, read, tokenizer, max_length, truth, names)
 
 
 def epoch_tokens(text: PreparedText, max_length: int) -> int:

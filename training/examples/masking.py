@@ -48,9 +48,16 @@ class Example:
         return len(self.input_ids)
 
     def unmasked(self) -> Example:
-        """The same example with the original tokens."""
+        """The example with the original tokens."""
+        return self._with(self.masked_ids)
+
+    def only_masks(self, mask_id: int) -> Example:
+        """The example with [MASK] at all masked positions."""
+        return self._with(mask_id)
+
+    def _with(self, masked: Ints | int) -> Example:
         ids = self.input_ids.copy()
-        ids[self.masked_positions] = self.masked_ids
+        ids[self.masked_positions] = masked
         return replace(self, input_ids=ids)
 
 

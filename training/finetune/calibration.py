@@ -11,7 +11,6 @@ import torch
 
 from model.heads import BertForSequenceClassification
 from training.evaluate.classification import Answers, expected_calibration_error
-from training.finetune.selection import source_weights
 
 MIN_RIGHT_AND_WRONG = 5
 """Right and wrong answers on dev that a temperature needs: with none wrong, the lowest temperature always wins."""
@@ -47,7 +46,7 @@ def calibrate(model: BertForSequenceClassification, answers: Mapping[str, Answer
             f"{MIN_RIGHT_AND_WRONG} must be right and as many wrong; raise finetune.dev_fraction, or label more texts"
         )
         return 1.0
-    weights = source_weights((len(a.targets) for a in answers.values()), MAX_SOURCE_TEXTS)
+    weights = [min(len(a.targets), MAX_SOURCE_TEXTS) for a in answers.values()]
     temperature = _best_temperature(answers, weights)
     before, after = (_calibration_error(answers, weights, t) for t in (1.0, temperature))
     if after >= before:

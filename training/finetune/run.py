@@ -25,8 +25,8 @@ from training.finetune.plan import planned
 from training.finetune.selection import (
     SeedResult,
     best_seed,
+    dev_figures,
     load_results,
-    mean_score,
     save_results,
     seed_folder,
     seeds_of,
@@ -232,7 +232,7 @@ def _train(material: _Material, seed: int, earlier: SeedResult | None) -> SeedRe
         write_checkpoint_dir(folder / "model", model.cpu(), start.tokenizer, torch.float32)
     if not answers:
         return SeedResult(seed, None, None)
-    return SeedResult(seed, *mean_score(answers))
+    return SeedResult(seed, **dev_figures(answers))
 
 
 def _loss_and_stream(material: _Material, seed: int) -> tuple[ClassificationLoss, LabelledStream]:
@@ -307,9 +307,7 @@ def _trainer(material: _Material, loss: ClassificationLoss, stream: LabelledStre
             name: replace(predict_classification(model, dev, EVALUATED_TEXTS), problem=material.problem)
             for name, dev in material.dev.items()
         }
-        score, loss = mean_score(answers)
-        figures = {name: each.summary() for name, each in answers.items()}
-        return figures | {"dev_score": score, "dev_loss": loss}
+        return {name: each.summary() for name, each in answers.items()} | dev_figures(answers)
 
     settings = TrainConfig(
         budget_tokens=max(config.batch_tokens, round(config.epochs * stream.tokens)),
@@ -351,5 +349,6 @@ def _keep_best(recipe: Recipe, tokenizer: Tokenizer, results: list[SeedResult], 
     write_checkpoint_dir(target, model, tokenizer, torch.float32)
     if best.dev_score is not None:
         figure = PROBLEMS[recipe.finetune.problem_type].chosen.replace("_", " ")
-        logger.info("kept seed %d: %s on dev %.4f", best.seed, figure, abs(best.dev_score))
+        error = best.dev_error or 0.0
+        logger.info("kept seed %d: %s on dev %.4f ± %.4f", best.seed, figure, abs(best.dev_score), error)
     logger.info("classifier of %s in %s", checkpoint_size(target, model), target)

@@ -2,35 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-import numpy as np
-
 from training.evaluate.classification import Answers
+from training.evaluate.domains import large_parts, mean_of
 from training.recipe import Recipe
 from training.runtime.files import read_json, write_json
-
-FULL_WEIGHT_TEXTS = 200
-"""Dev texts from which a source has as much weight as any other: a single text would else outvote a thousand."""
-
-
-def mean_score(answers: Mapping[str, Answers]) -> tuple[float, float]:
-    """`Problem.merit` and the loss, as weighted means over dev sources; see `source_weights`."""
-    weights = source_weights(len(each.targets) for each in answers.values())
-    figures = [(each.problem.merit(each.figures()[each.problem.chosen]), each.loss) for each in answers.values()]
-    score, loss = np.average(figures, axis=0, weights=weights).tolist()
-    return score, loss
-
-
-def source_weights(texts: Iterable[int], limit: int = FULL_WEIGHT_TEXTS) -> list[int]:
-    """Weight of each dev source, by its number of texts.
-
-    >>> source_weights([1000, 500, 15])
-    [200, 200, 15]
-    """
-    return [min(count, limit) for count in texts]
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,8 +18,26 @@ class SeedResult:
 
     seed: int
     dev_score: float | None
-    """`Problem.merit`, mean over the dev sources: higher is better."""
+    """`Problem.merit` as a mean over domains (`dev_figures`): higher is better."""
     dev_loss: float | None
+    dev_error: float | None = None
+    """Standard error of the score; None in results of version 0.2."""
+
+
+def dev_figures(answers: Mapping[str, Answers]) -> dict[str, float]:
+    """`dev_score`, `dev_loss` and `dev_error`: means over the domains of all dev sources that have enough texts of each
+    label, or over all domains if none has. A source without domains is one.
+
+    Args:
+        answers: by source.
+    """
+    parts = {f"{name} {domain}": part for name, each in answers.items() for domain, part in each.by_domain().items()}
+    problem = next(iter(answers.values())).problem
+    chosen = large_parts(problem, {name: part.targets for name, part in parts.items()}) or list(parts)
+    estimates = [parts[name].figures()[problem.chosen] for name in chosen]
+    score = sum(map(problem.merit, estimates)) / len(chosen)
+    loss = sum(parts[name].loss for name in chosen) / len(chosen)
+    return {"dev_score": score, "dev_loss": loss, "dev_error": mean_of(estimates).standard_error or 0.0}
 
 
 def seeds_of(recipe: Recipe) -> tuple[int, ...]:
@@ -67,7 +64,10 @@ def load_results(recipe: Recipe) -> list[SeedResult]:
     """Results of the last finished fine-tuning; empty without one."""
     rows = read_json(recipe.folder / "finetune" / "results.json") or []
     scores = [row.get("dev_score", row.get("dev_accuracy")) for row in rows]  # as 0.2 called it
-    return [SeedResult(row["seed"], score, row["dev_loss"]) for row, score in zip(rows, scores, strict=True)]
+    return [
+        SeedResult(row["seed"], score, row["dev_loss"], row.get("dev_error"))
+        for row, score in zip(rows, scores, strict=True)
+    ]
 
 
 def chosen_folder(recipe: Recipe) -> Path:

@@ -66,14 +66,14 @@ class ClassificationLoss(TrainingLoss):
         self.texts_per_batch = texts_per_batch
 
     def forward(self, batch: ClassificationBatch) -> tuple[Tensor, Tensor]:
-        """() loss, and (2, 2) sum and count of the loss and of `Problem.metric_of`."""
+        """() loss, and (2, 2) sum and count of the loss and of `Problem.metric_of`: of the true labels, also where soft
+        labels are learned."""
         logits = self.model(batch.packed).float()  # (sequences, outputs)
-        is_text = ~batch.targets[:, 0].isnan()
-        targets = batch.targets.nan_to_num()
-        total = (self.problem.losses(logits, targets) * is_text).sum()
-        metric = (self.problem.metric_of(logits, targets) * is_text).sum().float()
-        texts = is_text.sum().float()
-        return total / self.texts_per_batch, torch.stack([total, texts, metric, texts]).detach().view(2, 2)
+        is_text, is_labelled = (~rows[:, 0].isnan() for rows in (batch.targets, batch.truth))
+        total = (self.problem.losses(logits, batch.targets.nan_to_num()) * is_text).sum()
+        metric = (self.problem.metric_of(logits, batch.truth.nan_to_num()) * is_labelled).sum()
+        sums = [total, is_text.sum(), metric, is_labelled.sum()]
+        return total / self.texts_per_batch, torch.stack([each.float() for each in sums]).detach().view(2, 2)
 
     def flops(self, batch: ClassificationBatch) -> int:
         """See `TrainingLoss.flops`."""

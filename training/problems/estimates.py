@@ -33,6 +33,22 @@ class Estimate:
         return Estimate(self.value - other.value, self.influences - other.influences)
 
 
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """A figure as it is written down."""
+
+    value: float | None
+    """None if the texts do not define it."""
+    standard_error: float | None
+
+    @classmethod
+    def of(cls, estimate: Estimate) -> Figure:
+        """The figure of an estimate."""
+        if math.isnan(estimate.value):
+            return cls(None, None)
+        return cls(estimate.value, estimate.standard_error)
+
+
 def mean(values: Tensor) -> Estimate:
     """Mean of a value per text, (texts,)."""
     values = values.double()

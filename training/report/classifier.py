@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -11,8 +10,9 @@ import torch
 from torch import Tensor
 
 from training.evaluate.classification import Bin, calibration_error_by_chance, expected_calibration_error, reliability
+from training.evaluate.domains import large_parts, mean_of, rows_by_domain
 from training.problems.base import Problem
-from training.problems.estimates import Estimate
+from training.problems.estimates import Estimate, Figure
 from training.report.baselines import Labelled, targets_of
 
 OURS = "this model"
@@ -23,25 +23,6 @@ NOISE = 2.0
 
 SHOWN_WRONG, SHOWN_CHARACTERS = 10, 200
 """Wrong answers that a report shows, and of each the first characters of the text."""
-
-MIN_OF_EACH_LABEL = 50
-"""Texts of each label that a domain needs to count as the worst one."""
-
-
-@dataclass(frozen=True, slots=True)
-class Figure:
-    """A figure as it is written down."""
-
-    value: float | None
-    """None if the texts do not define it."""
-    standard_error: float | None
-
-    @classmethod
-    def of(cls, estimate: Estimate) -> Figure:
-        """The figure of an estimate."""
-        if math.isnan(estimate.value):
-            return cls(None, None)
-        return cls(estimate.value, estimate.standard_error)
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,10 +71,15 @@ class LabelRow:
 class Domains:
     """`Problem.chosen` over the domains of a test set."""
 
+    count: int
     means: dict[str, Figure]
     """Mean over the domains, by model."""
+    large: int
+    """Domains with `MIN_OF_EACH_LABEL` texts of each label."""
+    large_means: dict[str, Figure]
+    """Mean over these, by model."""
     worst: str
-    """The domain where this model is worst, of those with `MIN_OF_EACH_LABEL` texts of each label."""
+    """The large domain where this model is worst."""
     worst_figure: Figure
 
 
@@ -178,24 +164,21 @@ def _beginning(text: str) -> str:
 
 
 def _domains(problem: Problem, scores: Mapping[str, Tensor], targets: Tensor, part: Labelled) -> Domains | None:
-    """None if no domain is large enough to be the worst."""
-    rows: dict[str, list[int]] = defaultdict(list)
-    for i, (document, _) in enumerate(part):
-        rows[document.domain or ""].append(i)
-    varied = {name: chosen for name, chosen in rows.items() if len(targets[chosen].unique(dim=0)) > 1}
+    """None without a large domain."""
+    rows = rows_by_domain([document.domain or "" for document, _ in part], targets)
     found = {
-        model: {name: problem.figures(each[chosen], targets[chosen])[problem.chosen] for name, chosen in varied.items()}
+        model: {name: problem.figures(each[chosen], targets[chosen])[problem.chosen] for name, chosen in rows.items()}
         for model, each in scores.items()
     }
-    large = [name for name, chosen in varied.items() if name and problem.rarest(targets[chosen]) >= MIN_OF_EACH_LABEL]
+    large = large_parts(problem, {name: targets[chosen] for name, chosen in rows.items() if name})
     if not large:
         return None
     worst = min(large, key=lambda name: problem.merit(found[OURS][name]))
-    means = {model: _mean(list(figures.values())) for model, figures in found.items()}
-    return Domains(means, worst, Figure.of(found[OURS][worst]))
-
-
-def _mean(figures: list[Estimate]) -> Figure:
-    """Mean of figures of different texts, whose errors are independent."""
-    errors = [figure.standard_error for figure in figures]
-    return Figure(sum(figure.value for figure in figures) / len(figures), math.hypot(*errors) / len(figures))
+    return Domains(
+        len(rows),
+        {model: mean_of(list(figures.values())) for model, figures in found.items()},
+        len(large),
+        {model: mean_of([figures[name] for name in large]) for model, figures in found.items()},
+        worst,
+        Figure.of(found[OURS][worst]),
+    )

@@ -30,6 +30,7 @@ from training.loop.log import RunLog
 from training.pretrain.run import load_pretrained, open_heldout
 from training.problems.base import Problem
 from training.problems.choose import problem_of
+from training.problems.estimates import Figure
 from training.recipe import SINGLE_LABEL, Recipe, source_name
 from training.report.baselines import DEV, PAIR, Labelled, evaluate_bag, read_test
 from training.report.classifier import OURS, report_on
@@ -186,11 +187,16 @@ def _classification(recipe: Recipe, classifier: Path, folder: Path) -> dict[str,
     }
 
 
-def _seed_figures(recipe: Recipe, result: SeedResult, test: Mapping[str, Labelled]) -> dict[str, float]:
-    answers = _answers(recipe, seed_folder(recipe, result.seed) / "model", test)
-    problem = _problem(recipe)
-    on_test = {name: each.figures()[problem.compared].value for name, each in answers.items()}
-    return {f"{title_of(problem.chosen)} on dev": abs(result.dev_score or 0.0)} | on_test
+def _seed_figures(recipe: Recipe, result: SeedResult, test: Mapping[str, Labelled]) -> dict[str, Figure]:
+    problem, answers = _problem(recipe), _answers(recipe, seed_folder(recipe, result.seed) / "model", test)
+    score = None if result.dev_score is None else abs(result.dev_score)
+    figures = {f"{title_of(problem.chosen)} on dev": Figure(score, result.dev_error)}
+    for name, each in answers.items():
+        found = report_on(problem, {OURS: each.scores}, test[name])
+        figures[name] = found.figures[OURS][problem.compared]
+        if found.domains:
+            figures[f"{name}, mean over {found.domains.large} domains"] = found.domains.large_means[OURS]
+    return figures
 
 
 def _answers(recipe: Recipe, folder: Path, test: Mapping[str, Labelled]) -> dict[str, Answers]:

@@ -7,11 +7,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import inf, sqrt
 
+from training.evaluate.domains import MIN_OF_EACH_LABEL
 from training.evaluate.pretraining import PretrainingReport
 from training.problems.base import Problem
 from training.problems.choose import problem_of
+from training.problems.estimates import Figure
 from training.report.baselines import PAIR
-from training.report.classifier import OURS, ClassifierReport, Comparison, Figure, LabelRow
+from training.report.classifier import OURS, ClassifierReport, Comparison, LabelRow
 
 WEAKEST_LABELS = 20
 """Most rows of a test set in the table of labels."""
@@ -27,8 +29,9 @@ class Report:
     """By name of the test source; with `PAIR` for those of its texts that are also read as pairs."""
     problem_type: str | None = None
     labels: list[str] = field(default_factory=list)
-    seeds: dict[int, dict[str, float]] = field(default_factory=dict)
-    """`Problem.compared` of each seed by test source, after `Problem.chosen` on dev, where there are several seeds."""
+    seeds: dict[int, dict[str, Figure]] = field(default_factory=dict)
+    """Figures of each seed by name, where there are several seeds: `Problem.chosen` on dev, then `Problem.compared` of
+    each test source and the mean of `Problem.chosen` over its large domains."""
     weights: dict[str, str] = field(default_factory=dict)
     """Hashes of the evaluated weights, by name of the model."""
     not_evaluated: dict[str, str] = field(default_factory=dict)
@@ -115,11 +118,18 @@ def _domain_sentences(report: Report) -> list[str]:
     """A sentence for each test set with several domains."""
     sentences = []
     for name, test in report.classification.items():
-        if test.domains is not None:
-            means = ", ".join(f"{_cell(figure)} of {model}" for model, figure in test.domains.means.items())
-            worst = f"worst domain {test.domains.worst}, {_cell(test.domains.worst_figure)}"
-            sentences.append(f"{name}: mean {title_of(report.problem.chosen)} over domains {means}; {worst}.\n")
+        if (found := test.domains) is not None:
+            parts = [f"mean {title_of(report.problem.chosen)} over {found.count} domains {_by_model(found.means)}"]
+            if found.large < found.count:
+                large = f"over the {found.large} with {MIN_OF_EACH_LABEL} texts of each label"
+                parts.append(f"{large} {_by_model(found.large_means)}")
+            parts.append(f"worst domain {found.worst}, {_cell(found.worst_figure)}")
+            sentences.append(f"{name}: {'; '.join(parts)}.\n")
     return sentences
+
+
+def _by_model(figures: Mapping[str, Figure]) -> str:
+    return ", ".join(f"{_cell(figure)} of {model}" for model, figure in figures.items())
 
 
 def _label_table(report: Report) -> str:
@@ -136,14 +146,20 @@ def _label_table(report: Report) -> str:
     return _table(["test set", "label", "texts", "precision", "recall", "F1"], *rows) if rows else ""
 
 
-def _seed_table(seeds: Mapping[int, Mapping[str, float]]) -> str:
+def _seed_table(seeds: Mapping[int, Mapping[str, Figure]]) -> str:
     """Figures of each seed, and the mean of each column with its standard error."""
     if not seeds:
         return ""
-    rows = [[str(seed), *map(_number, figures.values())] for seed, figures in seeds.items()]
+    rows = [[str(seed), *map(_cell, figures.values())] for seed, figures in seeds.items()]
     columns = zip(*(figures.values() for figures in seeds.values()), strict=True)
-    means = [Figure(statistics.mean(each), statistics.stdev(each) / sqrt(len(each))) for each in columns]
-    return _table(["seed", *next(iter(seeds.values()))], *rows, ["mean", *map(_cell, means)])
+    return _table(["seed", *next(iter(seeds.values()))], *rows, ["mean", *map(_mean_cell, columns)])
+
+
+def _mean_cell(figures: Sequence[Figure]) -> str:
+    values = [figure.value for figure in figures if figure.value is not None]
+    if len(values) < len(figures):
+        return "–"
+    return _cell(Figure(statistics.mean(values), statistics.stdev(values) / sqrt(len(values))))
 
 
 def _pretraining_table(reports: Mapping[str, PretrainingReport]) -> str:

@@ -10,10 +10,11 @@ from pathlib import Path
 from bert_client.tables import TableError
 from bert_client.tables.files import Progress
 from training.errors import SourceError
-from training.recipe import SourceConfig, source_name
+from training.recipe import CONTAINING, SourceConfig, source_name
 from training.sources.detokenize import differ, joined
 from training.sources.files import files, format_of_file
 from training.sources.hub import hub_place, hub_rows
+from training.sources.phrases import longest_containing
 from training.sources.plain_text import (
     clean,
     fasttext_line,
@@ -66,7 +67,8 @@ class Document:
 def documents(
     source: SourceConfig, root: Path, progress: Progress | None = None, hub_cache: Path | None = None
 ) -> Iterator[Document]:
-    """Stream the documents of a source; rows without text are left out, with a warning that counts them.
+    """Stream the documents of a source; rows without text are left out, with a warning that counts them. Only a source
+    whose `group` is `containing` is held in memory.
 
     Args:
         root: Folder that a relative path starts from.
@@ -76,13 +78,24 @@ def documents(
     Raises:
         SourceError: names the file, the line or row, and the remedy.
     """
-    found = _SourceReader(source).read(root, progress, hub_cache)
+    found = _grouped(source, root, progress, hub_cache)
     if source.treebank == "kept":
         return found
     if source.treebank == "joined":
         return map(_as_written, found)
-    again = ((kept, _as_written(kept)) for kept in _SourceReader(source).read(root, None, hub_cache))
+    again = ((kept, _as_written(kept)) for kept in _grouped(source, root, None, hub_cache))
     return itertools.chain(found, (written for kept, written in again if differ(kept.text, written.text)))
+
+
+def _grouped(source: SourceConfig, root: Path, progress: Progress | None, hub_cache: Path | None) -> Iterator[Document]:
+    """The documents with their groups."""
+    if source.group != CONTAINING:
+        yield from _SourceReader(source).read(root, progress, hub_cache)
+        return
+    reader = _SourceReader(source.model_copy(update={"group": None}))
+    found = list(reader.read(root, progress, hub_cache))
+    groups = longest_containing([document.text for document in found])
+    yield from (replace(document, group=group) for document, group in zip(found, groups, strict=True))
 
 
 def _as_written(document: Document) -> Document:

@@ -185,6 +185,19 @@ def test_groups_are_never_split(tmp_path: Path) -> None:
     assert 0 < len(dev) < len(train)
 
 
+@pytest.mark.parametrize("treebank", ["kept", "both"])
+def test_phrases_are_in_the_part_of_the_longest_text_that_contains_them(tmp_path: Path, treebank: str) -> None:
+    sentences = [f"{c} film is n't {c} good" for c in ascii_lowercase]
+    phrases = [sentence.rpartition(" ")[0] for sentence in sentences]
+    rows = [{"text": text, "label": i % 2} for i, text in enumerate(phrases + sentences)]
+    source = write(tmp_path, rows, group="containing", treebank=treebank)
+    train, dev = train_and_dev(recipe_of(tmp_path, source, dev_fraction=0.3))
+    assert len(train) + len(dev) == (104 if treebank == "both" else 52)
+    first_letters = [{text[0] for text in texts(part)} for part in (train, dev)]
+    assert all(first_letters)
+    assert not first_letters[0] & first_letters[1]
+
+
 def test_group_in_dev_of_a_small_source_is_not_trained_on_from_another(tmp_path: Path) -> None:
     big = [{"text": f"big {c}", "label": i % 2, "film": c} for i, c in enumerate(ascii_lowercase)]
     small = [row | {"text": f"small {row['film']}"} for row in big if text_hash(row["film"]) > 2**63][:2]

@@ -523,6 +523,20 @@ def test_prepare_warns_of_unknown_words(root: Path, caplog: pytest.LogCaptureFix
     assert "b: 1 sentences were dropped because most of their words are not in the vocabulary" in caplog.text
 
 
+def test_prepare_labelled_keeps_the_domain_and_the_group_of_each_text(tmp_path: Path) -> None:
+    shops = ["books", "", "é" * 3, "books"]
+    rows = [{"text": f"good {i}", "label": i % 2, "shop": shop, "film": i // 2} for i, shop in enumerate(shops)]
+    (tmp_path / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    source = SourceConfig(path="a.jsonl", label="label", by="shop", group="film")
+    config = FinetuneConfig(train=(source,), dev_fraction=0.0, augment_fraction=0.0)
+    made = prepare_labelled(Recipe(name="x", data=tmp_path, run=tmp_path, finetune=config), TOKENIZER)
+    domains, groups = (PreparedText.open(made / "train").column(name) for name in ("domains", "groups"))
+    assert domains is not None
+    assert [domain.decode() for domain in domains.tolist()] == shops
+    assert groups is not None
+    assert groups.tolist() == [text_hash(film) for film in "0011"]
+
+
 def test_prepare_labelled_warns_of_words_that_the_network_does_not_know(
     root: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

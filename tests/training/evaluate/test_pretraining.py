@@ -113,6 +113,11 @@ def test_evaluation_masks_fifteen_percent_whatever_training_masks(
     assert evaluate(model, tokenizer, text, config=other) == evaluate(model, tokenizer, text)
 
 
+def test_heldout_examples_have_a_mask_at_each_token_to_predict(tokenizer: Tokenizer) -> None:
+    examples = heldout_examples(random_text(tokenizer), tokenizer, CONFIG, 20)
+    assert {int(i) for each in examples for i in each.input_ids[each.masked_positions]} == {tokenizer.mask_id}
+
+
 def test_evaluation_of_pairs_masks_nothing(model: BertForPreTraining, tokenizer: Tokenizer) -> None:
     seen = []
     model.register_forward_pre_hook(lambda _, given: seen.append(tokenizer.mask_id in given[0].input_ids))

@@ -316,9 +316,7 @@ def test_finetune_says_that_a_classifier_gives_one_answer(
 ) -> None:
     recipe = save_new_network(make_recipe("finetune.epochs=0.1", "finetune.learning_rate=1e-9"))
     assert finetune(recipe)
-    assert re.search(
-        r"it answers (NEGATIVE|POSITIVE) to every dev text: delete \S+/seed-1 and repeat with", caplog.text
-    )
+    assert re.search(r"it answers (NEGATIVE|POSITIVE) to every dev text: repeat with more time", caplog.text)
 
 
 def test_finetune_does_not_call_a_classifier_constant_on_dev_texts_of_one_label(

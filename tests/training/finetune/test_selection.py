@@ -6,25 +6,53 @@ import pytest
 import torch
 
 from training.evaluate.classification import Answers
-from training.finetune.selection import SeedResult, best_seed, mean_score
+from training.finetune.selection import SeedResult, best_seed, dev_figures
 from training.problems.choose import problem_of
 
+EYE, PROBLEM = torch.eye(2), problem_of(None, ["a", "b"])
+RIGHT, WRONG = [0, 1], [1, 0]
 
-def test_mean_score_gives_a_source_of_few_texts_little_weight() -> None:
-    right, wrong = torch.tensor([[2.0, 0.0], [0.0, 2.0]]), torch.tensor([[0.0, 2.0], [2.0, 0.0]])
-    problem, targets = problem_of(None, ["a", "b"]), torch.eye(2)
+
+def answered(*domains: tuple[str, list[int], int]) -> Answers:
+    """Answers to as many texts of each label in each domain."""
+    logits = torch.cat([3 * EYE[answer].repeat(count, 1) for _, answer, count in domains])
+    targets = EYE.repeat(len(logits) // 2, 1)
+    names = [name for name, _, count in domains for _ in range(2 * count)]
+    return Answers(PROBLEM, logits, targets, list(range(len(logits))), names)
+
+
+def test_dev_figures_are_means_over_the_domains_with_enough_texts() -> None:
     answers = {
-        "large": Answers(problem, right.repeat(300, 1), targets.repeat(300, 1), list(range(600))),
-        "small": Answers(problem, wrong.repeat(5, 1), targets.repeat(5, 1), list(range(10))),
+        "reviews": answered(("", RIGHT, 60), ("x", WRONG, 60), ("y", WRONG, 5)),
+        "imdb": answered(("", RIGHT, 300)),
     }
-    score, loss = mean_score(answers)
-    assert score == pytest.approx(200 / 210)
-    assert loss > 0
+    figures = dev_figures(answers)
+    assert figures["dev_score"] == pytest.approx(2 / 3)
+    assert figures["dev_loss"] > 0
+    assert figures["dev_error"] == 0
 
 
-def test_mean_score_of_a_regression_is_higher_for_smaller_errors() -> None:
+def test_dev_figures_of_few_texts_are_means_over_all_domains() -> None:
+    figures = dev_figures({"reviews": answered(("x", RIGHT, 3), ("y", WRONG, 2))})
+    assert figures["dev_score"] == 0.5
+
+
+def test_dev_figures_have_the_standard_error_of_the_mean() -> None:
+    half = answered(("", RIGHT, 32), ("", WRONG, 32))
+    assert dev_figures({"one": half})["dev_error"] == pytest.approx(0.5 / 128**0.5)
+    assert dev_figures({"one": half, "other": half})["dev_error"] == pytest.approx(0.5 / 256**0.5)
+
+
+def test_dev_figures_without_two_labels_are_those_of_all_texts() -> None:
+    answers = Answers(PROBLEM, EYE[[0, 0]], EYE[[0, 0]], [0, 1], ["x", "y"])
+    assert dev_figures({"one": answers})["dev_score"] == 1
+
+
+def test_dev_figures_of_a_regression_are_higher_for_smaller_errors() -> None:
     problem, targets = problem_of("regression", ["stars"]), torch.tensor([[1.0], [5.0]])
-    near, far = (mean_score({"dev": Answers(problem, targets + error, targets, [0, 1])})[0] for error in (0.5, -2.0))
+    near, far = (
+        dev_figures({"dev": Answers(problem, targets + error, targets, [0, 1])})["dev_score"] for error in (0.5, -2.0)
+    )
     assert (near, far) == (-0.5, -2.0)
 
 

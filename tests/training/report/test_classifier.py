@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from training.evaluate import domains
 from training.problems.base import Problem
 from training.problems.multi_label import MultiLabel
 from training.problems.regression import Regression
@@ -22,9 +23,9 @@ from training.sources.labels import Target
 ONE, SEVERAL, NUMBER = SingleLabel(("a", "b")), MultiLabel(("a", "b")), Regression(("stars",))
 
 
-def part(*targets: Target, domains: str = "") -> Labelled:
-    """Texts with these targets; each letter of `domains` is the domain of a text, a blank stands for none."""
-    names = domains.ljust(len(targets))
+def part(*targets: Target, by: str = "") -> Labelled:
+    """Texts with these targets; each letter of `by` is the domain of a text, a blank stands for none."""
+    names = by.ljust(len(targets))
     return [(Document((f"text {i}",), domain=names[i].strip() or None), t) for i, t in enumerate(targets)]
 
 
@@ -100,20 +101,29 @@ def test_report_of_numbers_has_no_labels_and_no_confidence() -> None:
 
 
 def test_domains_weigh_alike_and_the_worst_has_enough_texts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(classifier, "MIN_OF_EACH_LABEL", 1)
-    texts = part(0, 0, 0, 1, 0, 1, 1, 1, domains="xxxxyyyz")
+    monkeypatch.setattr(domains, "MIN_OF_EACH_LABEL", 1)
+    texts = part(0, 0, 0, 1, 0, 1, 1, 1, by="xxxxyyyz")
     answers = torch.eye(2)[[0, 0, 0, 0, 0, 1, 1, 1]]  # the only 1 of the first domain is answered 0
     found = report(ONE, answers, texts).domains
     assert found is not None
-    assert found.means[OURS].value == 0.75, "the last has one label only"
+    assert (found.count, found.means[OURS].value) == (2, 0.75), "the last has one label only"
     assert (found.worst, found.worst_figure.value) == ("x", 0.5)
-    monkeypatch.setattr(classifier, "MIN_OF_EACH_LABEL", 2)
+    monkeypatch.setattr(domains, "MIN_OF_EACH_LABEL", 2)
     assert report(ONE, answers, texts).domains is None
 
 
+def test_domains_have_a_second_mean_over_those_with_enough_texts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(domains, "MIN_OF_EACH_LABEL", 2)
+    texts = part(0, 0, 1, 1, 0, 1, by="xxxxyy")
+    found = report(ONE, torch.eye(2)[[0, 0, 1, 1, 1, 0]], texts).domains
+    assert found is not None
+    assert (found.count, found.means[OURS].value) == (2, 0.5)
+    assert (found.large, found.large_means[OURS].value, found.worst) == (1, 1, "x")
+
+
 def test_domains_of_numbers_have_the_largest_error_as_the_worst(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(classifier, "MIN_OF_EACH_LABEL", 2)
-    texts = part((1.0,), (2.0,), (1.0,), (2.0,), domains="xxyy")
+    monkeypatch.setattr(domains, "MIN_OF_EACH_LABEL", 2)
+    texts = part((1.0,), (2.0,), (1.0,), (2.0,), by="xxyy")
     found = report(NUMBER, torch.tensor([[1.0], [2.0], [3.0], [4.0]]), texts).domains
     assert found is not None
     assert (found.worst, found.worst_figure.value, found.means[OURS].value) == ("y", 2, 1)

@@ -340,12 +340,15 @@ def test_evaluate_of_domains_and_readings_and_seeds(make_recipe: MakeRecipe, tmp
     for seed in (1, 2):
         save_models(recipe, seed_folder(recipe, seed), "sentiment")
         (seed_folder(recipe, seed) / "sentiment").rename(seed_folder(recipe, seed) / "model")
-    save_results(recipe, [SeedResult(seed, 0.5, 0.7) for seed in (1, 2)])
+    save_results(recipe, [SeedResult(seed, 0.5, 0.7, 0.02) for seed in (1, 2)])
     text = evaluate_squeezed(recipe)
     for name, texts in (("shops", 140), ("shops (pair)", 130)):
         assert f"| {name} | {texts} |" in text, "only texts with a title are pairs"
-        assert f"{name}: mean balanced accuracy over domains 0." in text
+        assert f"{name}: mean balanced accuracy over 2 domains 0." in text
     assert "worst domain book, 0." in text, "the other has too few texts to be the worst"
-    assert text.count(" of TF-IDF + logistic regression,") == 2
+    assert text.count("; over the 1 with 50 texts of each label 0.") == 2
+    assert text.count(" of TF-IDF + logistic regression,") == 4
+    assert "| seed | balanced accuracy on dev | shops | shops, mean over 1 domains | shops (pair) |" in text
+    assert "| 1 | 0.5000 ± 0.0200 | 0." in text
     assert "| mean | 0.5000 ± 0.0000 |" in text
     assert (recipe.folder / "confusion-shops-pair.png").is_file()

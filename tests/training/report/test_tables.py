@@ -10,10 +10,11 @@ import torch
 
 from tests.training.texts import squeezed
 from training.evaluate.pretraining import PretrainingReport
+from training.problems.estimates import Figure
 from training.problems.single_label import SingleLabel
 from training.report import classifier
 from training.report.baselines import Labelled
-from training.report.classifier import OURS, ClassifierReport, Comparison, Domains, Figure, WrongAnswer
+from training.report.classifier import OURS, ClassifierReport, Comparison, Domains, WrongAnswer
 from training.report.tables import Report, tables, wrong_answers
 from training.sources.documents import Document
 
@@ -123,19 +124,26 @@ def test_tables_of_labels_begin_with_the_weakest_label() -> None:
 
 
 def test_tables_of_seeds_have_the_mean_with_its_standard_error() -> None:
-    seeds = {1: {"dev": 0.8, "reviews": 0.7}, 2: {"dev": 0.9, "reviews": 0.9}}
+    seeds = {
+        1: {"dev": Figure(0.8, 0.1), "reviews": Figure(0.7, 0.1)},
+        2: {"dev": Figure(0.9, 0.1), "reviews": Figure(0.9, 0.2)},
+    }
     *_, second, mean = table_of(report(seeds=seeds), "| seed | dev | reviews |")
-    assert second == "| 2 | 0.9000 | 0.9000 |"
+    assert second == "| 2 | 0.9000 ± 0.1000 | 0.9000 ± 0.2000 |"
     assert mean == "| mean | 0.8500 ± 0.0500 | 0.8000 ± 0.1000 |"
 
 
 def test_tables_domain_line_has_the_same_mean_of_the_other_models() -> None:
     means = {OURS: Figure(0.85, 0.01), "bag": Figure(0.75, 0.02)}
-    test = replace(report().classification["reviews"], domains=Domains(means, "car", Figure(0.7, 0.05)))
+    large = {OURS: Figure(0.87, 0.01)}
+    found = Domains(34, means, 19, large, "car", Figure(0.7, 0.05))
+    test = replace(report().classification["reviews"], domains=found)
     assert (
-        "reviews (pair): mean balanced accuracy over domains 0.8500 ± 0.0100 of this model, 0.7500 ± 0.0200 of bag; "
-        "worst domain car, 0.7000 ± 0.0500."
+        "reviews (pair): mean balanced accuracy over 34 domains 0.8500 ± 0.0100 of this model, 0.7500 ± 0.0200 of bag; "
+        "over the 19 with 50 texts of each label 0.8700 ± 0.0100 of this model; worst domain car, 0.7000 ± 0.0500."
     ) in text_of(report(test, "reviews (pair)"))
+    test = replace(test, domains=replace(found, large=34))
+    assert "with 50 texts" not in text_of(report(test, "reviews (pair)")), "the same mean twice"
 
 
 def test_tables_missing_figure_is_a_dash() -> None:
@@ -145,7 +153,9 @@ def test_tables_missing_figure_is_a_dash() -> None:
 
 def test_tables_are_aligned_and_vertical_bars_of_names_end_no_cell() -> None:
     test = answered(("x|y", "z", "|"), (1, 0, 0), (0, 1, 0), (0, 0, 1))
-    made = report(test, "c|d", pretraining={"a|b": PRETRAINING}, seeds={1: {"c|d": 0.1}, 2: {"c|d": 0.2}})
+    made = report(
+        test, "c|d", pretraining={"a|b": PRETRAINING}, seeds={i: {"c|d": Figure(0.1 * i, 0.1)} for i in (1, 2)}
+    )
     found = [part for part in text_of(made).split("\n\n") if part.lstrip().startswith("|")]
     assert len(found) == 4
     for table in found:

@@ -1,0 +1,40 @@
+"""Means over the domains of texts: the shops, hosts or apps that they come from."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+
+from torch import Tensor
+
+from training.problems.base import Problem
+from training.problems.estimates import Estimate, Figure
+
+MIN_OF_EACH_LABEL = 50
+"""Texts of each label that a domain needs to be judged by itself: with fewer, its figure is mostly chance."""
+
+
+def rows_by_domain(domains: Sequence[str], targets: Tensor) -> dict[str, list[int]]:
+    """Numbers of the texts of each domain, without domains whose texts have one target only.
+
+    Args:
+        domains: of each text, "" without one.
+        targets: (texts, outputs)
+    """
+    rows: dict[str, list[int]] = defaultdict(list)
+    for number, domain in enumerate(domains):
+        rows[domain].append(number)
+    return {domain: chosen for domain, chosen in rows.items() if len(targets[chosen].unique(dim=0)) > 1}
+
+
+def large_parts(problem: Problem, targets: Mapping[str, Tensor]) -> list[str]:
+    """Names of the parts that have `MIN_OF_EACH_LABEL` texts of each label."""
+    return [name for name, each in targets.items() if problem.rarest(each) >= MIN_OF_EACH_LABEL]
+
+
+def mean_of(estimates: Sequence[Estimate]) -> Figure:
+    """Mean of figures of different texts, whose errors are independent."""
+    errors = [estimate.standard_error for estimate in estimates]
+    value = sum(estimate.value for estimate in estimates) / len(estimates)
+    return Figure(value, math.hypot(*errors) / len(estimates))
