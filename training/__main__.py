@@ -20,14 +20,14 @@ from model.errors import BertError
 from training.classify.arguments import add_arguments
 from training.classify.command import plan
 from training.corpus.inputs import check_labels
-from training.corpus.prepare import prepare
+from training.corpus.prepare import prepare, prepare_labelled
 from training.corpus.reader import PreparedText
 from training.corpus.tokenizer import make_tokenizer, open_tokenizer
-from training.errors import RunError
+from training.errors import MissingTextError, RunError
 from training.examples.inspect import inspect
 from training.export.run import check_targets, export
-from training.finetune.distill import distill, load_teachers, teachers_recipe, with_earlier_distill
-from training.finetune.run import finetune, starting_point
+from training.finetune.distill import distill, load_teachers, with_earlier_distill
+from training.finetune.run import finetune, starting_point, train_teachers
 from training.pretrain.adapt import adapt
 from training.pretrain.run import load_pretrained, pretrain
 from training.recipe import Recipe, load_recipe
@@ -41,11 +41,18 @@ STOPPED = 130
 
 
 def _prepare(recipe: Recipe) -> None:
-    folder = prepare(recipe, open_tokenizer(recipe))
-    if (folder / "train").is_dir():
-        text = PreparedText.open(folder / "train")
-        size = f"{text.documents:,} documents with {text.tokens:,} tokens"
-        logger.info(f"{size} in {folder}, unigram entropy {text.unigram_entropy:.2f} nats")
+    if not is_pretrained(recipe):
+        tokenizer = open_tokenizer(recipe)
+        folder = prepare(recipe, tokenizer)
+        if (folder / "train").is_dir():
+            text = PreparedText.open(folder / "train")
+            size = f"{text.documents:,} documents with {text.tokens:,} tokens"
+            logger.info(f"{size} in {folder}, unigram entropy {text.unigram_entropy:.2f} nats")
+    if recipe.finetune.train:
+        if recipe.finetune.pretrained:
+            start, recipe = starting_point(recipe.model_copy(update={"adapt": None}))
+            tokenizer = start.tokenizer
+        prepare_labelled(recipe, tokenizer)
 
 
 def _inspect(recipe: Recipe, examples: int) -> None:
@@ -55,9 +62,9 @@ def _inspect(recipe: Recipe, examples: int) -> None:
 def _distill(recipe: Recipe) -> bool:
     if recipe.distill is None:
         recipe = with_earlier_distill(recipe)
-    start, recipe = starting_point(recipe)
-    if recipe.distill and not recipe.distill.teacher and not finetune(teachers_recipe(recipe)):
+    if recipe.distill and not recipe.distill.teacher and not train_teachers(recipe):
         return False
+    start, recipe = starting_point(recipe)
     distill(recipe, start.tokenizer)
     return True
 
@@ -77,9 +84,13 @@ def _all(recipe: Recipe) -> bool:
         if recipe.adapt:
             load_pretrained(recipe.finetune.pretrained)
     if recipe.distill and recipe.distill.teacher:
-        load_teachers(recipe, ())
+        load_teachers(recipe)
     if recipe.finetune.train:
-        check_labels(recipe)
+        try:
+            check_labels(recipe)
+        except MissingTextError:
+            if not (recipe.folder / "labelled" / "manifest.json").is_file():  # else they were prepared elsewhere
+                raise
     return all(COMMANDS[name][0](recipe) is not False for name in _stages(recipe))
 
 
@@ -90,11 +101,15 @@ def _classify(parsed: argparse.Namespace, overrides: list[str], arguments: Seque
         return _all(planned.recipe)
 
 
+def is_pretrained(recipe: Recipe) -> bool:
+    """Whether the recipe begins with a network that exists."""
+    return bool(recipe.finetune.pretrained and (recipe.finetune.train or not recipe.corpus.sources))
+
+
 def _stages(recipe: Recipe) -> list[str]:
     """The commands of `all`, in order."""
-    is_pretrained = recipe.finetune.pretrained and (recipe.finetune.train or not recipe.corpus.sources)
     return [
-        *(() if is_pretrained else ("tokenizer", "prepare", "pretrain")),
+        *(("prepare",) if is_pretrained(recipe) else ("tokenizer", "prepare", "pretrain")),
         *(("adapt",) if recipe.adapt else ()),
         *(("distill",) if recipe.distill and recipe.finetune.train else ()),
         *(("finetune",) if recipe.finetune.train else ()),
@@ -104,7 +119,7 @@ def _stages(recipe: Recipe) -> list[str]:
 
 COMMANDS: dict[str, tuple[Callable[..., object], str]] = {
     "tokenizer": (make_tokenizer, "learn the vocabulary from the recipe's text"),
-    "prepare": (_prepare, "split the text into sentences and write their token ids"),
+    "prepare": (_prepare, "write the token ids of the text to pretrain on and of the labelled texts"),
     "pretrain": (pretrain, "train the network on masked words and next sentences"),
     "adapt": (adapt, "pretrain further on the classifier's texts; needs [adapt]"),
     "distill": (_distill, "let other classifiers label the texts; needs [distill]"),

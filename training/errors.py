@@ -3,6 +3,7 @@
 TrainingError
 ├── RecipeError      a recipe or an override that makes no sense
 ├── SourceError      text that cannot be read
+│   └── MissingTextError   text that is not here
 ├── CorpusError      a prepared corpus that is missing, broken or of another vocabulary
 └── RunError         a run that cannot go on or be resumed
 """
@@ -22,6 +23,10 @@ class RecipeError(TrainingError):
 
 class SourceError(TrainingError):
     """Text that cannot be read: names the file, and the row or column."""
+
+
+class MissingTextError(SourceError):
+    """Text that is not here. What was prepared from it can be used without it."""
 
 
 class CorpusError(TrainingError):

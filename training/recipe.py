@@ -272,16 +272,19 @@ class AdaptConfig(_Strict):
 
 
 class DistillConfig(_Strict):
-    """Soft labels from other classifiers (Hinton et al. 2015): `distill` writes their mean probabilities beside the
-    prepared texts, and fine-tuning learns from them."""
+    """Soft labels from other classifiers (Hinton et al. 2015): `distill` writes their probabilities beside the prepared
+    texts, and fine-tuning learns from them."""
 
     teacher: Path | None = None
-    """Checkpoint directory of a classifier with the labels of `finetune.labels`. If absent, `distill` first trains one
-    classifier per seed of `finetune.seeds` on the labels only, and these are the teachers."""
+    """Checkpoint directory of a classifier with the labels of `finetune.labels` and the vocabulary of the network. If
+    absent, `distill` first trains a classifier for each of `folds`."""
+    folds: Annotated[Whole, Field(ge=2)] = 3
+    """Parts of the texts. Each part is labelled by a teacher that has read the others only, because the labels of what
+    a teacher has read are the true ones again. Texts without a label get the mean of all teachers."""
     sources: tuple[SourceConfig, ...] = ()
     """Texts without labels that the teachers label too."""
     weight: Share = 0.5
-    """Weight of the teachers' mean probabilities beside the true label. Texts without a label have these only."""
+    """Weight of the teachers' probabilities beside the true label. Texts without a label have these only."""
 
 
 class FinetuneConfig(_Strict):

@@ -107,7 +107,7 @@ def one_cpu_for_training() -> Iterator[None]:
     """Commands that run in this process use one thread too; see `one_thread`."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("training.runtime.device.available_cpus", lambda: 1)
-        patch.setattr("training.finetune.run.SPEED_SECONDS", 0.0)  # four steps tell enough of a tiny network
+        patch.setattr("training.loop.trainer.TIMED_STEPS", 2)  # which tell enough of a tiny network
         yield
 
 

@@ -9,10 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from model.tokenizer import Tokenizer
-from training.errors import RunError
+from training.errors import MissingTextError, RunError
 from training.recipe import Recipe, SourceConfig
 from training.runtime.files import read_json, write_json
 from training.sources.files import files
+from training.sources.tables import log_once
 
 _NAMES = {"config": "tokenizer", "settings": "corpus", "sources": "corpus.sources", "finetune": "finetune"}
 _NAMES |= {"tokenizer": "the vocabulary", "files": "the text", "format": "the program's version"}
@@ -34,22 +35,36 @@ def _without_effect(source: SourceConfig) -> set[str]:
     return set() if source.separator else {"separator"}
 
 
-def file_hashes(sources: Iterable[SourceConfig], root: Path, cache: Path) -> dict[str, str]:
+def file_hashes(
+    sources: Iterable[SourceConfig], root: Path, cache: Path, record: Mapping[str, Any] | None = None
+) -> dict[str, str]:
     """SHA-256 of each file of some sources, by its path from the root. Data sets of the hub are not included.
 
     Args:
         cache: JSON file of known hashes; a file of the same size and modification time is not hashed again.
+        record: of what was made from the sources earlier. Where a source's files are not here, its hashes count.
+
+    Raises:
+        MissingTextError: files are not here, and there is no record.
     """
     known: dict[str, list[Any]] = read_json(cache) or {}
     found: dict[str, list[Any]] = {}
+    recorded: dict[str, str] = {}
     for source in sources:
-        for file in files(source, root):
+        try:
+            here = files(source, root)
+        except MissingTextError as error:
+            if record is None:
+                raise
+            log_once(f"{error}; what was prepared from it is used")
+            here, recorded = [], record["files"]
+        for file in here:
             name, stat = os.path.relpath(file, root), file.stat()
             unchanged = known.get(name, [])[:2] == [stat.st_size, stat.st_mtime_ns]
             found[name] = known[name] if unchanged else [stat.st_size, stat.st_mtime_ns, _sha256(file)]
     cache.parent.mkdir(parents=True, exist_ok=True)
     write_json(cache, known | found)
-    return {name: entry[2] for name, entry in found.items()}
+    return recorded | {name: entry[2] for name, entry in found.items()}
 
 
 def changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:

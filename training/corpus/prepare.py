@@ -34,7 +34,7 @@ from training.corpus.fingerprint import changes, check_unused, file_hashes, sour
 from training.corpus.inputs import labelled_inputs, pretraining_inputs
 from training.corpus.reader import FORMAT, PreparedText, count_tokens
 from training.corpus.shards import LABELLED_COLUMNS, Shard, ShardInput
-from training.errors import CorpusError, RunError
+from training.errors import CorpusError, MissingTextError, RunError
 from training.recipe import SINGLE_LABEL, Recipe, SourceConfig
 from training.runtime.files import read_json, reason, write_json
 from training.runtime.lock import check_idle, run_lock
@@ -123,7 +123,7 @@ def check_labelled_settings(recipe: Recipe) -> None:
     if all(source in before["test"] for source in now["test"]):
         now["test"] = before["test"]
     evaluated = recipe.finetune.test or recipe.finetune.train
-    files = file_hashes(evaluated, recipe.data, recipe.folder / "file-hashes.json")
+    files = file_hashes(evaluated, recipe.data, recipe.folder / "file-hashes.json", record)
     known = {name: record["files"].get(name) for name in files}
     if changed := changes({"finetune": before, "files": known}, {"finetune": now, "files": files}):
         raise RunError(
@@ -134,9 +134,12 @@ def check_labelled_settings(recipe: Recipe) -> None:
 
 
 def trained_on_files_of(recipe: Recipe) -> bool:
-    """Whether the files of `finetune.train` are those that the run's classifier was trained on."""
+    """Whether the files of `finetune.train` are here, and those that the run's classifier was trained on."""
     record = read_json(recipe.folder / TRAINED_ON)
-    files = file_hashes(recipe.finetune.train, recipe.data, recipe.folder / "file-hashes.json")
+    try:
+        files = file_hashes(recipe.finetune.train, recipe.data, recipe.folder / "file-hashes.json")
+    except MissingTextError:
+        return False
     return files.items() <= record["files"].items()
 
 
@@ -177,16 +180,17 @@ def _prepare(
     keep_earlier: bool = False,
 ) -> Path:
     folder = recipe.folder / name
+    complete = read_json(folder / "fingerprint.json") if _is_complete(folder) else None
     fingerprint = {
         "format": FORMAT,
         "sentencex": version("sentencex"),
         "tokenizer": tokenizer_hash(tokenizer),
         "settings": settings,
-        "files": file_hashes(sources, recipe.data, recipe.folder / "file-hashes.json"),
+        "files": file_hashes(sources, recipe.data, recipe.folder / "file-hashes.json", complete),
     }
     earlier = read_json(folder / "fingerprint.json")
     known = json.dumps(earlier) == json.dumps(fingerprint)  # the order of labels counts
-    if known and _is_complete(folder):
+    if known and complete:
         logger.info("%s: already prepared", folder)
         return folder
     if not known:

@@ -51,14 +51,15 @@ def make_tokenizer(recipe: Recipe) -> Path:
         RunError: another process works in the run's folder, or a checkpoint needs another vocabulary.
     """
     folder = recipe.folder / "tokenizer"
-    fingerprint = _fingerprint(recipe)
-    if read_json(folder / MADE_FROM) == fingerprint and (folder / "tokenizer.json").is_file():
+    earlier = read_json(folder / MADE_FROM)
+    fingerprint = _fingerprint(recipe, earlier)
+    if earlier == fingerprint and (folder / "tokenizer.json").is_file():
         logger.info("%s: already there", folder)
         return folder
     with run_lock(recipe.folder):
         if folder.is_dir():
             check_idle(recipe.folder)
-            changed = changes(read_json(folder / MADE_FROM) or {}, fingerprint)
+            changed = changes(earlier or {}, fingerprint)
             check_unused(recipe, changed)
             logger.warning("%s is made again: %s", folder, ", ".join(changed))
         folder.mkdir(parents=True, exist_ok=True)
@@ -86,13 +87,13 @@ def open_tokenizer(recipe: Recipe) -> Tokenizer:
     return Tokenizer.load(folder)
 
 
-def _fingerprint(recipe: Recipe) -> dict[str, Any]:
+def _fingerprint(recipe: Recipe, earlier: dict[str, Any] | None) -> dict[str, Any]:
     if recipe.pretrain.start is not None:
         return {"tokenizer": Tokenizer.load(recipe.pretrain.start).to_json()}
     return {
         "config": recipe.tokenizer.model_dump(mode="json"),
         "sources": source_settings(recipe.corpus.sources),
-        "files": file_hashes(recipe.corpus.sources, recipe.data, recipe.folder / "file-hashes.json"),
+        "files": file_hashes(recipe.corpus.sources, recipe.data, recipe.folder / "file-hashes.json", earlier),
     }
 
 

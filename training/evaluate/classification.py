@@ -13,6 +13,7 @@ from torch import Tensor
 
 from model.checkpoint import Checkpoint, load_checkpoint
 from model.heads import BertForSequenceClassification
+from model.packing import PackedBatch
 from training.corpus.encode import label_column, target_rows
 from training.errors import RunError
 from training.evaluate.domains import rows_by_domain
@@ -137,23 +138,29 @@ def classify(checkpoint: Checkpoint, documents: Sequence[Document], labels: Sequ
 def predict_classification(
     model: BertForSequenceClassification, texts: LabelledTexts, most: int | None = None
 ) -> Answers:
-    """Answers to all documents in all their readings, or to at most `most` documents, evenly spaced. As in the service,
-    heads compute in float32."""
+    """Answers to all documents in all their readings, or to at most `most` documents, evenly spaced."""
     device = next(model.parameters()).device
     documents: list[int] = []
     logits, targets = [], []
+    step = max(1, -(-len(texts) // most)) if most else 1
     with evaluating(model):
-        for chosen, batch in texts.batches(most):
+        for chosen, batch in texts.batches(range(0, len(texts), step)):
             documents += chosen
-            hidden = model.encoder(batch.to(device).packed)  # (texts, hidden)
-            with torch.autocast(device.type, enabled=False):
-                logits.append(model.classifier(model.pooler(hidden.float())).cpu())
+            logits.append(classifier_logits(model, batch.packed.to(device)).cpu())
             targets.append(batch.targets)
     order = torch.tensor(documents).argsort(stable=True)
     problem = problem_of(model.config.problem_type, model.config.labels)
     documents.sort()
     domains = [texts.domains[document] for document in documents] if len(texts.domains) else ()
     return Answers(problem, torch.cat(logits)[order], torch.cat(targets)[order], documents, domains)
+
+
+def classifier_logits(model: BertForSequenceClassification, packed: PackedBatch) -> Tensor:
+    """(sequences, outputs) logits of a packed batch in an evaluation. As in the service, heads compute in float32."""
+    hidden = model.encoder(packed)  # (sequences, hidden)
+    with torch.autocast(hidden.device.type, enabled=False):
+        logits: Tensor = model.classifier(model.pooler(hidden.float()))
+    return logits
 
 
 def reliability(confidence: Tensor, right: Tensor, bins: int = 15) -> list[Bin]:

@@ -39,6 +39,19 @@ class _InMemoryText:
 
 
 @dataclass(frozen=True, slots=True)
+class Fold:
+    """One of several parts of the texts. The texts of a group are in one part."""
+
+    number: int
+    """From 0."""
+    count: int
+
+    def holds(self, groups: NDArray[np.uint64]) -> NDArray[np.bool_]:
+        """(documents,) which documents are in this part, by the column `groups`."""
+        return groups % np.uint64(self.count) == self.number
+
+
+@dataclass(frozen=True, slots=True)
 class LabelledTexts:
     """Labelled documents, ready to become examples."""
 
@@ -81,23 +94,27 @@ class LabelledTexts:
         truth = self.targets if self.truth is None else self.truth
         return LabelledExample(ids, np.concatenate(types).astype(np.int64), self.targets[document], truth[document])
 
-    def batches(self, most: int | None = None) -> Iterator[tuple[list[int], ClassificationBatch]]:
-        """All documents in all their readings, or at most so many, evenly spaced; those of similar length together:
-        documents and batch."""
-        step = max(1, -(-len(self) // most)) if most else 1
+    def batches(
+        self, chosen: Sequence[int] | None = None, tokens: int = EVALUATION_TOKENS
+    ) -> Iterator[tuple[list[int], ClassificationBatch]]:
+        """Documents in all their readings, those of similar length together: documents and batch.
+
+        Args:
+            chosen: documents; all of them by default.
+            tokens: of a batch, at most, unless one example has more.
+        """
         examples = [
             (document, self.example(document, as_pair=as_pair))
-            for document in range(0, len(self), step)
+            for document in (range(len(self)) if chosen is None else chosen)
             for as_pair in self.readings(document)
         ]
         examples.sort(key=lambda item: -len(item[1]))
         at = 0
         while at < len(examples):
-            size = max(1, EVALUATION_TOKENS // len(examples[at][1]))
-            chosen = examples[at : at + size]
+            size = max(1, tokens // len(examples[at][1]))
+            batch = examples[at : at + size]
             at += size
-            batch = collate_classification([example for _, example in chosen])
-            yield [document for document, _ in chosen], batch
+            yield [document for document, _ in batch], collate_classification([example for _, example in batch])
 
     def _columns(self, document: int) -> list[Ints]:
         """Token ids of each text column; prepared labelled text stores a column as one sentence."""
@@ -139,24 +156,44 @@ def labelled_window(
     return LabelledTexts(window, targets, read, tokenizer, max_length, truth, names)
 
 
-def epoch_tokens(text: PreparedText, max_length: int) -> int:
-    """Tokens of one pass over prepared labelled text."""
-    return sum(num_tokens(text.window(numbers), max_length) for numbers in text.shuffled_windows(0, 0))
+def epoch_size(text: PreparedText, max_length: int, left_out: Fold | None = None) -> tuple[int, int]:
+    """Documents and tokens of one pass over prepared labelled text; see `document_lengths`.
+
+    Args:
+        left_out: documents that do not count.
+    """
+    documents = tokens = 0
+    for numbers in text.shuffled_windows(0, 0):
+        window = text.window(numbers)
+        lengths = document_lengths(window, max_length)[_kept(window, left_out)]
+        documents += len(lengths)
+        tokens += int(lengths.sum())
+    return documents, tokens
 
 
-def num_tokens(text: Text, max_length: int) -> int:
-    """Tokens of one pass over all documents, special tokens included; a few too many for single texts."""
+def document_lengths(text: Text, max_length: int) -> Ints:
+    """(documents,) tokens of each document, special tokens included; one too many for single texts."""
     ends = text.sentence_starts[text.document_starts]
-    return int(np.minimum(np.diff(ends) + 3, max_length).sum())
+    return np.minimum(np.diff(ends) + 3, max_length)
+
+
+def _kept(window: TextWindow, left_out: Fold | None) -> NDArray[np.bool_]:
+    """(documents,) which ones are trained on."""
+    if left_out is None:
+        return np.ones(len(window.document_starts) - 1, bool)
+    groups = window.column("groups")
+    assert groups is not None
+    return ~left_out.holds(groups)
 
 
 class _ShuffledTexts:
-    """The documents of a window in shuffled order, each in one of its readings."""
+    """Documents of a window in shuffled order, each in one of its readings."""
 
-    def __init__(self, texts: LabelledTexts, key: tuple[int, ...]) -> None:
+    def __init__(self, texts: LabelledTexts, kept: NDArray[np.bool_], key: tuple[int, ...]) -> None:
         self.texts = texts
         self.key = key
-        self._order = np.random.default_rng(key).permutation(len(texts))
+        order = np.random.default_rng(key).permutation(len(texts))
+        self._order = order[kept[order]]
 
     def __len__(self) -> int:
         return len(self._order)
@@ -182,22 +219,25 @@ class LabelledStream:
     """None without a teacher."""
     seed: int
     micro_batch_tokens: int
+    left_out: Fold | None = None
+    """Documents that are not trained on."""
 
     def __post_init__(self) -> None:
-        self.tokens = epoch_tokens(self.text, self.max_length)
-        """Tokens of one epoch."""
+        self.documents, self.tokens = epoch_size(self.text, self.max_length, self.left_out)
+        """Of one epoch."""
 
     @property
     def texts_per_batch(self) -> float:
         """Mean number of texts in a full micro-batch."""
-        return self.micro_batch_tokens * self.text.documents / self.tokens
+        return self.micro_batch_tokens * self.documents / self.tokens
 
     def num_windows(self) -> int:
         return len(self.text.shuffled_windows(self.seed, 0))
 
     def window(self, epoch: int, number: int) -> _ShuffledTexts:
-        texts = self._texts(self.text.shuffled_windows(self.seed, epoch)[number])
-        return _ShuffledTexts(texts, (self.seed, epoch, number))
+        window = self.text.window(self.text.shuffled_windows(self.seed, epoch)[number])
+        texts = labelled_window(window, self.tokenizer, self.outputs, self.max_length, self.teacher_weight)
+        return _ShuffledTexts(texts, _kept(window, self.left_out), (self.seed, epoch, number))
 
     def shape(self, progress: float) -> BatchShape:
         del progress
@@ -210,7 +250,3 @@ class LabelledStream:
 
     def collate(self, examples: Sequence[LabelledExample], shape: BatchShape) -> ClassificationBatch:
         return collate_classification(examples, shape)
-
-    def _texts(self, numbers: list[int]) -> LabelledTexts:
-        window = self.text.window(numbers)
-        return labelled_window(window, self.tokenizer, self.outputs, self.max_length, self.teacher_weight)

@@ -13,7 +13,7 @@ import multiprocessing
 import signal
 from collections.abc import Callable, Iterator, Sequence, Sized
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import torch
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
@@ -38,6 +38,8 @@ MIN_TOKENS_TO_CUT = 32
 _PRELOADED = ["training.examples.pretraining", "training.examples.labelled"]
 """The fork server imports these modules once, before it forks the workers: workers start one after another, and torch
 takes seconds to import."""
+
+T = TypeVar("T")
 
 Position = tuple[int, int, int]
 """(epoch, window, index) of the next example of a lane."""
@@ -155,14 +157,19 @@ class MicroBatches(IterableDataset[MicroBatch]):
 
 def iterate_batches(batches: MicroBatches, device: torch.device) -> Iterator[MicroBatch]:
     """The micro-batches. For a GPU, worker processes make them ahead."""
+    return made_ahead(batches, device, num_workers(batches.dist.world_size))
+
+
+def made_ahead(items: IterableDataset[T], device: torch.device, workers: int) -> Iterator[T]:
+    """The items of a data set. For a GPU, worker processes make them ahead and pin their memory (`pin_memory`)."""
     if device.type != "cuda":
-        return iter(batches)
+        return iter(items)
     context = multiprocessing.get_context("forkserver")  # a fork of a process with CUDA is unsafe
     context.set_forkserver_preload(_PRELOADED)
     loader = DataLoader(
-        batches,
+        items,
         batch_size=None,
-        num_workers=num_workers(batches.dist.world_size),
+        num_workers=workers,
         prefetch_factor=BATCHES_AHEAD,
         multiprocessing_context=context,
         worker_init_fn=_ignore_signals,

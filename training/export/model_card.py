@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from training.finetune.selection import chosen_folder, seeds_of
+from training.finetune.selection import chosen_folder
 from training.loop.log import RunLog
 from training.problems.choose import PROBLEMS
 from training.recipe import RESOLVED, Recipe, SourceConfig, read_resolved, source_name
@@ -56,7 +56,7 @@ def write_card(recipe: Recipe, name: str, target: Path, weights: Mapping[str, st
         description=trained.description,
         command=f"python -m training all {arguments}",
         start=(f"`{start}`" if start else default_start) + adapted,
-        teachers=_teachers_line(trained, recipe.folder) if name == "sentiment" else "",
+        teachers=_teachers_line(trained) if name == "sentiment" else "",
         run=_run_line(run),
         resolved=RESOLVED,
         data="\n".join(_source_line(source, notes.get(source_name(source), source.note)) for source in sources),
@@ -92,11 +92,10 @@ def _run_line(run: Path) -> str:
     return f"{last['step']:,} steps, {last['tokens']:,} tokens, {minutes}{where}."
 
 
-def _teachers_line(recipe: Recipe, folder: Path) -> str:
+def _teachers_line(recipe: Recipe) -> str:
     if recipe.distill is None:
         return ""
-    seeds = seeds_of(read_resolved(folder / "distill") or recipe)
-    own = f"classifiers with the seeds {', '.join(map(str, seeds))}"
+    own = f"{recipe.distill.folds} classifiers, each on the texts that it has not read,"
     teachers = f"`{recipe.distill.teacher}`" if recipe.distill.teacher else own
     return f" It learned from the labels of {teachers} too, with the weight {recipe.distill.weight:g}."
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -17,10 +19,10 @@ from training.corpus.inputs import reading_of
 from training.corpus.prepare import prepare_labelled, record_labelled
 from training.corpus.reader import PreparedText, open_parts
 from training.errors import RunError
-from training.evaluate.classification import check_reading, predict_classification
-from training.examples.labelled import LabelledStream, LabelledTexts, epoch_tokens, labelled_window
+from training.evaluate.classification import Answers, check_reading, predict_classification
+from training.examples.labelled import Fold, LabelledStream, LabelledTexts, epoch_size, labelled_window
 from training.finetune.calibration import calibrate
-from training.finetune.distill import distilled_by, with_earlier_distill
+from training.finetune.distill import distilled_by, fold_folders, with_earlier_distill
 from training.finetune.plan import planned
 from training.finetune.selection import (
     SeedResult,
@@ -32,8 +34,9 @@ from training.finetune.selection import (
     seeds_of,
 )
 from training.finetune.task import ClassificationLoss, classifier_from, keeps_last_layer
+from training.loop.budget import budget_record
 from training.loop.checkpoint import FINISHED, TrainState, close_run, reopen_run, weights_hash
-from training.loop.trainer import TrainConfig, Trainer, measure_speed
+from training.loop.trainer import TrainConfig, Trainer
 from training.pretrain.adapt import adapted, pretrained_folder
 from training.problems.base import Problem
 from training.problems.choose import PROBLEMS, problem_of
@@ -41,7 +44,7 @@ from training.recipe import Recipe, with_earlier, write_resolved
 from training.runtime.checkpoint_dir import check_target, checkpoint_size, write_checkpoint_dir
 from training.runtime.device import choose_device, maybe_compile
 from training.runtime.distributed import DistContext, distributed, world_size
-from training.runtime.files import read_json, write_json
+from training.runtime.files import read_json
 from training.runtime.lock import ranks_in_turn, run_lock
 
 WARMUP_FRACTION = 0.1
@@ -56,8 +59,6 @@ FEW_STEPS = 100
 BUDGET_SHARE = 0.85
 """Share of a budget in minutes that steps get; evaluations and checkpoints take the rest."""
 
-SPEED_SECONDS = 3.0
-
 _MAY_CHANGE = {"train", "test", "pretrained", "seeds", "problem_type", "epochs", "minutes", "bag_weight"}
 """Settings that are not part of a run's identity: texts with their targets and first weights have their own hashes, a
 larger budget continues a run, and the teacher's weight is part of the identity under its own name."""
@@ -66,8 +67,18 @@ logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
+class _Run:
+    """One training of the classifier."""
+
+    folder: Path
+    seed: int
+    left_out: Fold | None = None
+    """Texts that are not trained on."""
+
+
+@dataclass(frozen=True, slots=True)
 class _Material:
-    """What the runs of all seeds have in common."""
+    """What all runs have in common."""
 
     recipe: Recipe
     start: Checkpoint
@@ -81,6 +92,9 @@ class _Material:
     teacher_weight: float
     """Weight of their probabilities beside the true label."""
     dist: DistContext
+    folder: Path
+    """Of the runs and of the budget."""
+    runs: tuple[_Run, ...]
 
 
 def finetune(recipe: Recipe) -> bool:
@@ -95,41 +109,72 @@ def finetune(recipe: Recipe) -> bool:
     recipe = _with_earlier_stages(recipe, start.path)
     target = recipe.folder / "sentiment"
     check_target(target)
-    teacher = distilled_by(recipe)
-    with ranks_in_turn(recipe.folder):
-        folder = prepare_labelled(recipe, start.tokenizer, keep_earlier=teacher is not None)
-        train = PreparedText.open(folder / "train")
-        tokens = epoch_tokens(train, recipe.finetune.max_length)
-        is_classifier = isinstance(start.model, BertForSequenceClassification)
-        recipe = planned(recipe, train.documents, tokens, from_classifier=is_classifier, world_size=world_size())
-        problem = problem_of(recipe.finetune.problem_type, recipe.finetune.label_names)
-        if recipe.finetune.bag_weight:
-            from training.finetune.bag_teacher import label_out_of_fold  # a machine with a GPU may lack scikit-learn
-
-            teacher = label_out_of_fold(folder / "train", problem)
-    with distributed() as dist, run_lock(recipe.folder / "finetune" / f"rank-{dist.rank}"):
-        weight = recipe.distill.weight if recipe.distill else recipe.finetune.bag_weight or 0.0
-        dev, labels = open_dev(recipe, start), train.column("labels")
-        assert labels is not None
-        material = _Material(
-            recipe, start, train, dev, problem.fitted(labels), teacher, weight if teacher else 0.0, dist
-        )
-        material = _with_budget(material, tokens)
-        results = []
+    runs = [_Run(seed_folder(recipe, seed), seed) for seed in seeds_of(recipe)]
+    with _material(recipe, start, "finetune", runs, distilled_by(recipe)) as material:
+        recipe, dist = material.recipe, material.dist
         earlier = {result.seed: result for result in load_results(recipe)}
         if dist.is_main and (left_out := earlier.keys() - set(seeds_of(recipe))):
             every = sorted({*earlier, *seeds_of(recipe)})
             logger.warning("finished seeds %s are left out; finetune.seeds=%s chooses of all", sorted(left_out), every)
-        for seed in seeds_of(recipe):
-            result = _train(material, seed, dist.all_gather(_finished(recipe, seed))[0])
+        results = []
+        for run in material.runs:
+            known = dist.all_gather(_finished(run, earlier))[0]
+            if known is None and dist.is_main:  # its model will be another
+                save_results(recipe, [result for result in load_results(recipe) if result.seed != run.seed])
+            result = _train(material, run, known)
             if result is None:
                 return False
             results.append(result)
-            if dist.is_main:
-                close_run(seed_folder(recipe, seed), result=asdict(result))
         if dist.is_main:
             _keep_best(recipe, start.tokenizer, results, target)
     return True
+
+
+def train_teachers(recipe: Recipe) -> bool:
+    """Train a classifier for each of `distill.folds` parts of the texts, on the labels of the other parts, or continue
+    interrupted runs. True when finished.
+
+    Raises:
+        SourceError, RunError: as `finetune`.
+    """
+    start, recipe = starting_point(recipe)
+    assert recipe.distill is not None
+    folds = recipe.distill.folds
+    runs = [
+        _Run(folder, recipe.seed + number, Fold(number, folds)) for number, folder in enumerate(fold_folders(recipe))
+    ]
+    with _material(recipe, start, "teachers", runs, None) as material:
+        return all(_train(material, run, material.dist.all_gather(_finished(run, {}))[0]) for run in material.runs)
+
+
+@contextmanager
+def _material(
+    recipe: Recipe, start: Checkpoint, stage: str, runs: Sequence[_Run], teacher: str | None
+) -> Iterator[_Material]:
+    """The prepared texts, and the settings that belong to them; the stage's folder is locked meanwhile.
+
+    Args:
+        teacher: fingerprint of the teachers whose probabilities are learned.
+    """
+    with ranks_in_turn(recipe.folder):
+        folder = prepare_labelled(recipe, start.tokenizer, keep_earlier=teacher is not None)
+        train = PreparedText.open(folder / "train")
+        _, tokens = epoch_size(train, recipe.finetune.max_length)
+        is_classifier = isinstance(start.model, BertForSequenceClassification)
+        recipe = planned(recipe, train.documents, tokens, from_classifier=is_classifier, world_size=world_size())
+        problem = problem_of(recipe.finetune.problem_type, recipe.finetune.label_names)
+        weight = recipe.distill.weight if recipe.distill else recipe.finetune.bag_weight or 0.0
+        if recipe.finetune.bag_weight:
+            from training.finetune.bag_teacher import label_out_of_fold  # a machine with a GPU may lack scikit-learn
+
+            teacher = label_out_of_fold(folder / "train", problem)
+    with distributed() as dist, run_lock(recipe.folder / stage / f"rank-{dist.rank}"):
+        dev, labels = open_dev(recipe, start), train.column("labels")
+        assert labels is not None
+        problem = problem.fitted(labels)
+        weight = weight if teacher else 0.0
+        place = recipe.folder / stage
+        yield _with_budget(_Material(recipe, start, train, dev, problem, teacher, weight, dist, place, tuple(runs)))
 
 
 def _with_earlier_stages(recipe: Recipe, start: Path) -> Recipe:
@@ -181,18 +226,21 @@ def open_dev(recipe: Recipe, start: Checkpoint) -> dict[str, LabelledTexts]:
     return {name: labelled_window(part.window(), start.tokenizer, outputs, positions) for name, part in parts.items()}
 
 
-def _finished(recipe: Recipe, seed: int) -> SeedResult | None:
-    """The result of a seed that has finished, and whose model is there."""
-    folder = seed_folder(recipe, seed)
-    if not (folder / "model").is_dir():
-        reopen_run(folder)
+def _finished(run: _Run, earlier: Mapping[int, SeedResult]) -> SeedResult | None:
+    """The result of a run that has finished, and whose model is there.
+
+    Args:
+        earlier: results by seed, for runs of version 0.2.
+    """
+    if not (run.folder / "model").is_dir():
+        reopen_run(run.folder)
         return None
-    if record := read_json(folder / FINISHED):
+    if record := read_json(run.folder / FINISHED):
         return SeedResult(**record["result"])
-    return next((result for result in load_results(recipe) if result.seed == seed), None)
+    return earlier.get(run.seed)
 
 
-def _train(material: _Material, seed: int, earlier: SeedResult | None) -> SeedResult | None:
+def _train(material: _Material, run: _Run, earlier: SeedResult | None) -> SeedResult | None:
     """One run, from where it stopped; its model goes into `model/` in its folder. None if it was stopped.
 
     Args:
@@ -200,9 +248,8 @@ def _train(material: _Material, seed: int, earlier: SeedResult | None) -> SeedRe
             give another temperature, and with that the classifiers would be other teachers.
     """
     recipe, start, dist = material.recipe, material.start, material.dist
-    folder = seed_folder(recipe, seed)
-    loss, stream = _loss_and_stream(material, seed)
-    model, trainer = loss.model, _trainer(material, loss, stream, seed, folder)
+    loss, stream = _loss_and_stream(material, run)
+    model, trainer = loss.model, _trainer(material, loss, stream, run)
     was_finished = trainer.is_finished
     if not was_finished and trainer.config.steps < FEW_STEPS:
         logger.warning(
@@ -210,32 +257,35 @@ def _train(material: _Material, seed: int, earlier: SeedResult | None) -> SeedRe
             "and repeat it with more time (--minutes of classify, finetune.minutes or epochs of a recipe)"
         )
     if dist.is_main and not was_finished:
-        save_results(recipe, [result for result in load_results(recipe) if result.seed != seed])  # of earlier weights
-        write_resolved(recipe, folder)
+        write_resolved(recipe, run.folder)
     if not trainer.run():
         return None
-    if earlier and was_finished:
-        return earlier
-    material.problem.fold(model)
-    answers = {name: predict_classification(model, texts) for name, texts in material.dev.items()}
+    result = earlier
+    if result is None or not was_finished:
+        material.problem.fold(model)
+        answers = {name: predict_classification(model, texts) for name, texts in material.dev.items()}
+        _warn_of_one_answer(answers)
+        temperature = calibrate(model, answers)
+        if dist.is_main:
+            trainer.log.write("calibration", trainer.state, {"temperature": temperature})
+            write_checkpoint_dir(run.folder / "model", model.cpu(), start.tokenizer, torch.float32)
+        result = SeedResult(run.seed, **dev_figures(answers)) if answers else SeedResult(run.seed, None, None)
+    if dist.is_main:
+        close_run(run.folder, result=asdict(result))
+    return result
+
+
+def _warn_of_one_answer(answers: Mapping[str, Answers]) -> None:
     said = {word for each in answers.values() for word in each.problem.words(each.scores)}
     true = {word for each in answers.values() for word in each.problem.words(each.targets)}
     if len(said) == 1 < len(true):
-        word = said.pop()
         logger.warning(
-            f"it answers {word} to every dev text: repeat with more time (--minutes of classify, finetune.minutes or "
-            "epochs of a recipe)"
+            f"it answers {said.pop()} to every dev text: repeat with more time (--minutes of classify, "
+            "finetune.minutes or epochs of a recipe)"
         )
-    temperature = calibrate(model, answers)
-    if dist.is_main:
-        trainer.log.write("calibration", trainer.state, {"temperature": temperature})
-        write_checkpoint_dir(folder / "model", model.cpu(), start.tokenizer, torch.float32)
-    if not answers:
-        return SeedResult(seed, None, None)
-    return SeedResult(seed, **dev_figures(answers))
 
 
-def _loss_and_stream(material: _Material, seed: int) -> tuple[ClassificationLoss, LabelledStream]:
+def _loss_and_stream(material: _Material, run: _Run) -> tuple[ClassificationLoss, LabelledStream]:
     """The loss of a new model, and its examples."""
     recipe, config = material.recipe, material.recipe.finetune
     stream = LabelledStream(
@@ -244,10 +294,11 @@ def _loss_and_stream(material: _Material, seed: int) -> tuple[ClassificationLoss
         len(config.label_names),
         max_length=config.max_length,
         teacher_weight=material.teacher_weight if material.teacher else None,
-        seed=seed,
+        seed=run.seed,
         micro_batch_tokens=recipe.micro_tokens(config),
+        left_out=run.left_out,
     )
-    model = classifier_from(material.start.model, config, seed)
+    model = classifier_from(material.start.model, config, run.seed)
     if keeps_last_layer(material.start.model, config):
         material.problem.unfold(model)
     model = model.to(choose_device(recipe.device, material.dist.local_rank))
@@ -256,35 +307,24 @@ def _loss_and_stream(material: _Material, seed: int) -> tuple[ClassificationLoss
     return loss, stream
 
 
-def _with_budget(material: _Material, tokens: int) -> _Material:
+def _with_budget(material: _Material) -> _Material:
     """With the epochs that fit into the budget in minutes, if there is one. What will be done, and how long it takes,
-    is logged. The speed is measured once for a budget, so that a run goes on with the epochs that it began with.
-
-    Args:
-        tokens: of one epoch.
-    """
+    is logged. The speed is measured once for a budget, so that a run goes on with the epochs that it began with."""
     recipe, config, dist = material.recipe, material.recipe.finetune, material.dist
     assert config.epochs
     assert config.batch_tokens
-    file = recipe.folder / "finetune" / "budget.json"
-    known = read_json(file)
-    if known is None or known["minutes"] != config.minutes:
-        loss, stream = _loss_and_stream(material, recipe.seed)
-        own = config.batch_tokens // stream.micro_batch_tokens // dist.world_size
-        measured = measure_speed(loss, stream, max(1, own), SPEED_SECONDS) * dist.world_size
-        known = {"minutes": config.minutes, "tokens_per_second": round(measured)}
-    known = dist.all_gather(known)[0]
-    if dist.is_main:
-        write_json(file, known)
-    speed = known["tokens_per_second"]
-    seeds, epochs = len(seeds_of(recipe)), config.epochs
+    loss, stream = _loss_and_stream(material, material.runs[0])
+    own = config.batch_tokens // stream.micro_batch_tokens // dist.world_size
+    known = budget_record(material.folder / "budget.json", config.minutes, loss, stream, dist, max(1, own))
+    speed, tokens = known["tokens_per_second"], stream.tokens
+    runs, epochs = len(material.runs), config.epochs
     if config.minutes:
-        epochs = min(epochs, BUDGET_SHARE * 60 * config.minutes * speed / tokens / seeds)
-    minutes = seeds * epochs * tokens / speed / 60 / BUDGET_SHARE
+        epochs = min(epochs, BUDGET_SHARE * 60 * config.minutes * speed / tokens / runs)
+    minutes = runs * epochs * tokens / speed / 60 / BUDGET_SHARE
     steps = max(1, round(epochs * tokens / config.batch_tokens))
     logger.info(
-        f"{material.train.documents:,} texts with {tokens:,} tokens, read {epochs:.3g} times"
-        f"{f' by each of {seeds} seeds' * (seeds > 1)}: {steps:,} steps of {config.batch_tokens:,} tokens, about "
+        f"{stream.documents:,} texts with {tokens:,} tokens, read {epochs:.3g} times"
+        f"{f' by each of {runs} classifiers' * (runs > 1)}: {steps:,} steps of {config.batch_tokens:,} tokens, about "
         f"{minutes:.1f} minutes at {speed:,} tokens a second"
     )
     if epochs < config.epochs:
@@ -295,7 +335,7 @@ def _with_budget(material: _Material, tokens: int) -> _Material:
     return replace(material, recipe=changed)
 
 
-def _trainer(material: _Material, loss: ClassificationLoss, stream: LabelledStream, seed: int, folder: Path) -> Trainer:
+def _trainer(material: _Material, loss: ClassificationLoss, stream: LabelledStream, run: _Run) -> Trainer:
     """The trainer, at the step where an earlier run stopped."""
     recipe, config, model = material.recipe, material.recipe.finetune, loss.model
     assert config.epochs
@@ -316,7 +356,7 @@ def _trainer(material: _Material, loss: ClassificationLoss, stream: LabelledStre
         learning_rate=config.learning_rate,
         embedding_factor=config.embedding_factor or 1.0,
         warmup_fraction=WARMUP_FRACTION,
-        seed=seed,
+        seed=run.seed,
         checkpoint_minutes=recipe.checkpoint_minutes,
         tensorboard=recipe.tensorboard,
         evaluations=EVALUATIONS,
@@ -326,15 +366,16 @@ def _trainer(material: _Material, loss: ClassificationLoss, stream: LabelledStre
         loss,
         stream,
         settings,
-        folder,
+        run.folder,
         identity={
-            "seed": seed,
+            "seed": run.seed,
             "micro_batch_tokens": stream.micro_batch_tokens,
             "finetune": config.model_dump(mode="json", exclude=_MAY_CHANGE),
             "teacher": material.teacher,
             "teacher_weight": material.teacher_weight,
             "texts": material.train.checksum,
             "initial_weights": weights_hash(material.start.model),
+            **({"left_out": asdict(run.left_out)} if run.left_out else {}),  # runs of version 0.2 have none
         },
         evaluate=evaluate if material.dev else None,
         dist=material.dist,

@@ -7,8 +7,8 @@ runs this loop over its share of the micro-batches, and all ranks decide alike.
 from __future__ import annotations
 
 import logging
+import math
 import signal
-import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
@@ -42,6 +42,9 @@ CLIP_NORM = 1.0
 
 MAX_LOG_STEPS, MIN_LOG_LINES = 50, 100
 """Steps per line of the log; a short run has at least so many lines."""
+
+UNTIMED_STEPS, TIMED_STEPS = 2, 10
+"""Steps by which the speed is measured. The first ones compile kernels, and start the loader."""
 
 CONSOLE_LINES = 20
 """Lines of a run's training that the console gets at most; all are in `log.jsonl`."""
@@ -359,26 +362,31 @@ class Trainer:
 
 
 def measure_speed(loss: TrainingLoss, stream: ExampleStream, micro_batches: int = 1, seconds: float = 10.0) -> float:
-    """Tokens per second of one process, timed over steps with a rate of 0, which change no weight.
+    """Tokens per second of one process over whole steps, waiting for batches included. Their rate is 0, so they change
+    no weight.
 
     Args:
         micro_batches: of this process, in a step.
+        seconds: time limit, not counting the first two steps.
     """
     device = next(loss.parameters()).device
-    batch = next(iter(MicroBatches(stream, total=1))).batch.to(device)
+    batches = iterate_batches(MicroBatches(stream, total=1), device)
     optimizer = make_optimizer(loss.model, 0.0)
-    times: list[float] = []
-    ends = time.perf_counter() + seconds
-    while len(times) < 4 or time.perf_counter() < ends:
-        began = time.perf_counter()
+    began, ends, tokens = 0.0, math.inf, 0
+    for step in range(UNTIMED_STEPS + TIMED_STEPS):
+        if step == UNTIMED_STEPS:
+            began = time.perf_counter()
+            ends, tokens = began + seconds, 0
         for _ in range(micro_batches):
+            batch = next(batches).batch.to(device)
             with autocast(loss, choose_precision(device)):
                 value, _ = loss(batch)
             value.backward()
+            tokens += batch.tokens
         nn.utils.clip_grad_norm_(loss.model.parameters(), CLIP_NORM)
         optimizer.step()
         loss.zero_grad()
         synchronize(device)
-        times.append(time.perf_counter() - began)
-    # The first steps compile.
-    return micro_batches * batch.tokens / statistics.median(times[2:])
+        if time.perf_counter() > ends:
+            break
+    return tokens / (time.perf_counter() - began)

@@ -19,15 +19,16 @@ from training.errors import CorpusError, RunError
 from training.evaluate.pretraining import evaluate_pretraining
 from training.examples.masking import Vocabulary
 from training.examples.pretraining import PretrainingStream
+from training.loop.budget import budget_record
 from training.loop.checkpoint import TrainState, close_run, reopen_run, weights_hash
-from training.loop.trainer import TrainConfig, Trainer, measure_speed
+from training.loop.trainer import TrainConfig, Trainer
 from training.pretrain.init import mimetic_attention_init, zero_residual
 from training.pretrain.task import PretrainingLoss
 from training.recipe import Recipe, write_resolved
 from training.runtime.checkpoint_dir import check_target, checkpoint_size, write_checkpoint_dir
 from training.runtime.device import choose_device, maybe_compile
 from training.runtime.distributed import DistContext, distributed
-from training.runtime.files import read_json, write_json
+from training.runtime.files import read_json
 from training.runtime.lock import run_lock
 
 EVALUATION_EXAMPLES = 256
@@ -114,17 +115,11 @@ def _resolve_budget(recipe: Recipe, loss: PretrainingLoss, stream: PretrainingSt
     if minutes is None:
         return recipe
     file = recipe.folder / "pretrain" / "budget.json"
-    known = read_json(file)
-    if known is None or known["minutes"] != minutes:
-        # At most a tenth of the budget is spent on timing.
-        speed = measure_speed(loss, stream, seconds=min(10.0, 6 * minutes)) * dist.world_size
-        tokens = max(recipe.pretrain.batch_tokens, round(speed * 60 * minutes * BUDGET_SHARE))
-        known = {"minutes": minutes, "tokens": tokens, "tokens_per_second": round(speed)}
-    known = dist.all_gather(known)[0]
-    if dist.is_main:
-        write_json(file, known)
-    logger.info("%g minutes at %d tokens/s: %d tokens", minutes, known["tokens_per_second"], known["tokens"])
-    changes = {"tokens": known["tokens"], "minutes": None}
+    known = budget_record(file, minutes, loss, stream, dist)
+    speed = known["tokens_per_second"]
+    tokens = known.get("tokens") or max(recipe.pretrain.batch_tokens, round(speed * 60 * minutes * BUDGET_SHARE))
+    logger.info(f"{minutes:g} minutes at {speed:,} tokens a second: {tokens:,} tokens")
+    changes = {"tokens": tokens, "minutes": None}
     return recipe.model_copy(update={"pretrain": recipe.pretrain.model_copy(update=changes)})
 
 

@@ -21,7 +21,7 @@ from training.corpus.prepare import (
     trained_on_files_of,
 )
 from training.corpus.reader import PreparedText
-from training.errors import RunError
+from training.errors import MissingTextError, RunError
 from training.evaluate.classification import Answers, classify, load_classifier
 from training.evaluate.pretraining import evaluate_pretraining
 from training.finetune.selection import SeedResult, chosen_folder, load_results, seed_folder
@@ -75,7 +75,10 @@ def evaluate(recipe: Recipe, weights: Path | None = None) -> str:
             if not weights:
                 raise
             reasons[name] = str(error)
-    if reasons and not any(figures.values()):
+        except MissingTextError as error:
+            logger.warning("%s is not evaluated: %s; run evaluate where its test texts are", name, error)
+            reasons[name] = str(error)
+    if weights and reasons and not any(figures.values()):
         raise RunError("; ".join(reasons.values()))
     hashes = {name: weights_hash(load_checkpoint(models / name).model) for name in found if name not in reasons}
     report = Report(**figures, weights=hashes, not_evaluated=reasons)
@@ -156,7 +159,7 @@ def _classification(recipe: Recipe, classifier: Path, folder: Path) -> dict[str,
     if is_own:
         check_labelled_settings(recipe)
         if train and not trained_on_files_of(recipe):
-            logger.warning("no baselines: the files of finetune.train have changed since the classifier was trained")
+            logger.warning("no baselines: the files of finetune.train are not those that the classifier was trained on")
             train = ()
     test = read_test(recipe)
     if not any(test.values()):

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from bert_client.tables import format_of
 from bert_client.tables.files import COMPRESSION_SUFFIXES, open_file
-from training.errors import SourceError
+from training.errors import MissingTextError, SourceError
 from training.recipe import SourceConfig
 from training.sources.tables import log_once
 
@@ -34,7 +34,8 @@ def files(source: SourceConfig, root: Path) -> list[Path]:
     """The files of a source in the order they are read; none if it is to come from the hub.
 
     Raises:
-        SourceError: a file does not exist, or all tables are empty.
+        MissingTextError: a file does not exist.
+        SourceError: all tables are empty.
     """
     if source.path is None:
         return []
@@ -67,7 +68,7 @@ def files(source: SourceConfig, root: Path) -> list[Path]:
             reason = (
                 "the directory holds no file of a known suffix; set `format`, or rename the files to .txt or the like"
             )
-        raise SourceError(f"{place}: {reason}")
+        raise MissingTextError(f"{place}: {reason}")
     return found
 
 

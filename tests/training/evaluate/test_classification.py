@@ -70,6 +70,7 @@ def test_predict_classification_reads_documents_as_text_and_as_pair(sentiment: P
     assert sorted(answers.documents) == [0, 0, 1, 2, 2], "a pair with an empty text is one text"
     assert answers.targets.tolist() == targets[answers.documents].tolist()
 
+    assert predict_classification(model, texts, most=2).documents == [0, 0, 2, 2]
     pairs = predict_classification(model, dataclasses.replace(texts, read=["pair"] * 3))
     encoding = tokenizer.encode(*fields[2])
     batch = PackedBatch.pack([encoding.input_ids], [encoding.token_type_ids], outputs=[[0]])

@@ -16,7 +16,7 @@ from model.tokenizer import Tokenizer
 from tests.conftest import MakeCheckpoint
 from training.corpus.prepare import prepare_labelled
 from training.corpus.reader import PreparedText
-from training.examples.labelled import LabelledStream, LabelledTexts, encode_texts, labelled_window, num_tokens
+from training.examples.labelled import LabelledStream, LabelledTexts, document_lengths, encode_texts, labelled_window
 from training.examples.loader import LANES, MicroBatches
 from training.examples.masking import Vocabulary, mask
 from training.examples.pairs import Pair, PairKind
@@ -118,16 +118,16 @@ def test_batches_hold_every_text_once_in_each_of_its_readings(tokenizer: Tokeniz
     assert sorted(seen) == expected
 
 
-def test_batches_of_at_most_so_many_texts_are_evenly_spaced(tokenizer: Tokenizer) -> None:
+def test_batches_of_chosen_texts_have_at_most_a_number_of_tokens(tokenizer: Tokenizer) -> None:
     texts = labelled(tokenizer, *(("good " * (i + 1),) for i in range(10)))
-    found = {most: sorted(document for chosen, _ in texts.batches(most) for document in chosen) for most in (4, 10, 99)}
-    assert found == {4: [0, 3, 6, 9], 10: list(range(10)), 99: list(range(10))}
+    found = list(texts.batches([1, 2, 9], tokens=10))
+    assert [documents for documents, _ in found] == [[9], [2, 1]], "of 12, 5 and 4 tokens"
 
 
-def test_num_tokens_bounds_one_pass(tokenizer: Tokenizer) -> None:
+def test_document_lengths_bound_one_pass(tokenizer: Tokenizer) -> None:
     texts = labelled(tokenizer, *(("good " * n, "film " * (90 - n)) for n in range(1, 90)), read="pair")
     lengths = [len(texts.example(i, as_pair=True)) for i in range(len(texts))]
-    assert num_tokens(texts.text, texts.max_length) == sum(lengths)
+    assert document_lengths(texts.text, texts.max_length).tolist() == lengths
 
 
 def test_labelled_window_is_truncated_to_the_positions_of_a_network(

@@ -16,13 +16,14 @@ from model import BertForSequenceClassification, PackedBatch, Tokenizer, load_ch
 from tests.training.conftest import MakeRecipe
 from tests.training.texts import review
 from training.__main__ import STOPPED, main
+from training.corpus.prepare import prepare_labelled
 from training.corpus.reader import PreparedText
 from training.errors import CorpusError, RunError
 from training.evaluate.classification import predict_classification
-from training.examples.labelled import labelled_window
+from training.examples.labelled import Fold, LabelledStream, labelled_window
 from training.export.run import export
 from training.finetune.distill import distill
-from training.finetune.run import finetune, starting_point
+from training.finetune.run import finetune, starting_point, train_teachers
 from training.finetune.task import classifier_from
 from training.loop.trainer import Trainer
 from training.pretrain.run import new_model
@@ -227,7 +228,7 @@ def test_student_learns_from_the_teacher_where_labels_are_wrong(
 
 def test_distill_without_a_teacher_is_refused(make_recipe: MakeRecipe) -> None:
     with pytest.raises(
-        RunError, match=r"no \[distill\]: name a classifier, distill.teacher=\S+, or learn from this run's own seeds"
+        RunError, match=r"no \[distill\]: name a classifier, distill.teacher=\S+, or learn from this run's own teachers"
     ):
         run_distill(save_new_network(make_recipe()))
 
@@ -243,42 +244,72 @@ def test_distill_by_a_teacher_that_is_no_classifier_or_has_other_labels_is_refus
         run_distill(changed(distilled, labels={"0": "BAD", "1": "GOOD"}))
 
 
-SEEDS = ("finetune.seeds=[3,4]", "finetune.epochs=0.5")
+FOLDS = ("distill.folds=2", "finetune.epochs=0.5")
 
 
-def test_distill_without_a_teacher_trains_one_per_seed_and_writes_the_mean_of_their_probabilities(
+def test_distill_without_a_teacher_trains_one_per_fold_and_each_labels_what_it_has_not_read(
     make_recipe: MakeRecipe, recipe_file: Path
 ) -> None:
-    recipe = save_new_network(make_recipe(*SEEDS, "distill.weight=0.7"))
-    folders = [recipe.folder / "teachers" / "finetune" / f"seed-{seed}" / "model" for seed in (3, 4)]
-    with pytest.raises(RunError, match=f"{folders[0]} is missing; run distill first"):
+    unlabelled = 'distill.sources=[{name="more", path="test.jsonl"}]'
+    recipe = changed(save_new_network(make_recipe(*FOLDS, unlabelled)), test=())
+    folders = [recipe.folder / "teachers" / f"fold-{number}" for number in (0, 1)]
+    with pytest.raises(RunError, match=f"{folders[0] / 'model'} is missing; run distill first"):
         finetune(recipe)
-    arguments = [str(recipe_file), f"data={recipe.data}", f"run={recipe.run}", *SEEDS]
-    assert main(["distill", *arguments, "distill.weight=0.7"]) == 0
-    together = np.load(columns(recipe)[0])
+    assert train_teachers(recipe)
+    run_distill(recipe)
+    text = PreparedText.open(recipe.folder / "labelled" / "train")
+    together, groups, labels = (text.column(name) for name in ("target_probs", "groups", "labels"))
+    assert together is not None
+    assert groups is not None
+    assert labels is not None
     alone = []
     for folder in folders:
-        run_distill(set_distill(recipe, teacher=folder))
-        alone.append(np.load(columns(recipe)[0]))
+        run_distill(set_distill(recipe, teacher=folder / "model"))
+        alone.append(text.column("target_probs"))
     assert np.abs(alone[0] - alone[1]).max() > 1e-3
-    np.testing.assert_allclose(together, (alone[0] + alone[1]) / 2, atol=1e-6)
+    for number, is_unread in enumerate([groups % 2 == 0, groups % 2 == 1]):
+        chosen = is_unread & (labels >= 0)
+        assert chosen.any()
+        np.testing.assert_allclose(together[chosen], alone[number][chosen], atol=1e-6)
+    assert (labels == -1).any()
+    np.testing.assert_allclose(together[labels == -1], (alone[0] + alone[1])[labels == -1] / 2, atol=1e-6)
 
+
+def test_distill_is_repeated_and_continued_by_the_same_command(make_recipe: MakeRecipe, recipe_file: Path) -> None:
+    recipe = save_new_network(make_recipe(*FOLDS, "distill.weight=0.7"))
+    arguments = [str(recipe_file), f"data={recipe.data}", f"run={recipe.run}", *FOLDS]
+    assert main(["distill", *arguments, "distill.weight=0.7"]) == 0
+    made = np.load(columns(recipe)[0])
     assert main(["distill", *arguments, "distill.weight=0.7"]) == 0, "labels again"
-    np.testing.assert_array_equal(np.load(columns(recipe)[0]), together)
+    np.testing.assert_array_equal(np.load(columns(recipe)[0]), made)
     assert main(["finetune", *arguments]) == 0, "which need not repeat distill.weight"
-    resolved = read_resolved(recipe.folder / "finetune" / "seed-4")
+    resolved = read_resolved(recipe.folder / "finetune" / "seed-1")
     assert resolved is not None
     assert resolved.distill == recipe.distill
+
+
+def test_teacher_reads_only_the_other_folds(make_recipe: MakeRecipe) -> None:
+    recipe = save_new_network(make_recipe(*FOLDS))
+    tokenizer = Tokenizer.load(recipe.folder / "tokenizer")
+    text = PreparedText.open(prepare_labelled(recipe, tokenizer) / "train")
+    groups = text.column("groups")
+    assert groups is not None
+    for number in (0, 1):
+        stream = LabelledStream(text, tokenizer, 2, 48, None, 1, 256, left_out=Fold(number, 2))
+        window = stream.window(0, 0)
+        read = groups[window._order]
+        assert len(window) == stream.documents == (groups % 2 != number).sum()
+        assert (read % 2 != number).all()
 
 
 def test_distill_interrupted_among_the_teachers_says_so_and_continues(
     make_recipe: MakeRecipe, recipe_file: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     recipe = save_new_network(make_recipe())
-    arguments = ["distill", str(recipe_file), f"data={recipe.data}", f"run={recipe.run}", *SEEDS, "distill.weight=1"]
+    arguments = ["distill", str(recipe_file), f"data={recipe.data}", f"run={recipe.run}", *FOLDS, "distill.weight=1"]
     real = Trainer.run
     with monkeypatch.context() as patch:
-        patch.setattr(Trainer, "run", lambda self: self.config.seed == 3 and real(self))
+        patch.setattr(Trainer, "run", lambda self: self.config.seed == 1 and real(self))
         assert main(arguments) == STOPPED
     assert "stopped; to continue: python -m training distill" in capsys.readouterr().err
     assert not columns(recipe)
@@ -286,17 +317,28 @@ def test_distill_interrupted_among_the_teachers_says_so_and_continues(
     assert columns(recipe)
 
 
+def test_teacher_of_another_vocabulary_is_refused(recipe: Recipe, teacher: Path, tmp_path: Path) -> None:
+    loaded = load_checkpoint(teacher)
+    words = [*loaded.tokenizer.vocab[:-1], "zzz"]
+    save_checkpoint(tmp_path / "other", loaded.model, Tokenizer.from_vocab(words))
+    with pytest.raises(RunError, match="has another vocabulary than the network to fine-tune; a teacher reads"):
+        run_distill(set_distill(recipe, teacher=tmp_path / "other"))
+
+
 def test_finetune_takes_the_teachers_of_the_last_distill(make_recipe: MakeRecipe, recipe_file: Path) -> None:
     recipe = save_new_network(make_recipe("finetune.epochs=0.5"))
     file = recipe_file.with_name("distilled.toml")
     file.write_text(recipe_file.read_text() + "\n[distill]\nweight = 0.7\n")
     arguments = [str(file), f"data={recipe.data}", f"run={recipe.run}", "finetune.epochs=0.5"]
-    assert main(["distill", *arguments, "finetune.seeds=[3,4]"]) == 0
-    assert main(["finetune", *arguments]) == 0, "the teachers' seeds need not be repeated"
+    assert main(["distill", *arguments, "distill.folds=2"]) == 0
+    assert main(["finetune", *arguments]) == 0, "the folds need not be repeated"
     *_, target = export(recipe)
     card = (target / "README.md").read_text()
-    assert "It learned from the labels of classifiers with the seeds 3, 4 too, with the weight 0.7." in card
-    teacher = recipe.folder / "teachers" / "finetune" / "seed-3" / "model"
+    said = (
+        "It learned from the labels of 2 classifiers, each on the texts that it has not read, too, with the weight 0.7."
+    )
+    assert said in card
+    teacher = recipe.folder / "teachers" / "fold-0" / "model"
     assert main(["distill", *arguments, f"distill.teacher={teacher}", "distill.weight=0.9"]) == 0
     shutil.rmtree(recipe.folder / "finetune")
     assert main(["finetune", *arguments]) == 0, "nor the teacher"
@@ -306,7 +348,7 @@ def test_finetune_takes_the_teachers_of_the_last_distill(make_recipe: MakeRecipe
     assert (resolved.distill.teacher, resolved.distill.weight) == (teacher, 0.9)
     *_, target = export(recipe)
     card = (target / "README.md").read_text()
-    assert "It learned from the labels of `runs/tiny/teachers/finetune/seed-3/model` too, with the weight 0.9." in card
+    assert "It learned from the labels of `runs/tiny/teachers/fold-0/model` too, with the weight 0.9." in card
 
 
 def test_labels_of_two_teachers_are_not_mixed(
@@ -314,7 +356,7 @@ def test_labels_of_two_teachers_are_not_mixed(
 ) -> None:
     run_distill(recipe)
     with monkeypatch.context() as patch:
-        patch.setattr("training.finetune.distill.mean_probabilities", lambda *_: 1 / 0)
+        patch.setattr("training.finetune.distill._labelled", lambda *_: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             run_distill(set_distill(recipe, teacher=other_teacher))
     with pytest.raises(RunError, match="run distill first"):

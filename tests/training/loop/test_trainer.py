@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -264,6 +265,15 @@ def test_measure_speed_changes_no_weight_and_leaves_no_gradient() -> None:
     assert measure_speed(task, PointStream(), seconds=0.01) > 0
     assert weight_of(task) == before
     assert all(parameter.grad is None for parameter in task.model.parameters())
+
+
+def test_measure_speed_counts_the_wait_for_batches() -> None:
+    class SlowStream(PointStream):
+        def collate(self, examples: Sequence[Sequence[int]], shape: BatchShape) -> Points:
+            time.sleep(0.02)
+            return super().collate(examples, shape)
+
+    assert measure_speed(Regression(), SlowStream(), micro_batches=2) < MICRO_BATCH / 0.02
 
 
 # --- resumes
