@@ -296,7 +296,7 @@ def test_evaluate_has_no_baselines_of_other_texts_than_the_classifiers(
     assert "TF-IDF" in evaluate_squeezed(recipe)
     own.write_text("\n".join(own.read_text().splitlines()[::2]))
     assert "TF-IDF" not in evaluate_squeezed(recipe)
-    assert "no baselines: the files of finetune.train have changed" in caplog.text
+    assert "no baselines: the files of finetune.train are not those that" in caplog.text
 
 
 def test_evaluate_of_a_classifier_without_any_text_says_so(
