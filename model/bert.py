@@ -131,9 +131,11 @@ class BertLayer(nn.Module):
         else:
             context = attention.cross_attention(*self.project_outputs(hidden, output_index))  # (R, N, D)
             hidden = hidden.index_select(0, output_index)
-        hidden = self.attention_norm(hidden + self.dropout(self.attention_output(context.flatten(1))))
+        residual = hidden.dtype  # autocast gives norms in float32
+        hidden = self.attention_norm(hidden + self.dropout(self.attention_output(context.flatten(1)))).to(residual)
         inner = self.activation(self.intermediate(hidden))
-        return self.output_norm(hidden + self.dropout(self.output(inner)))
+        normed: Tensor = self.output_norm(hidden + self.dropout(self.output(inner)))
+        return normed.to(residual)
 
     def project_outputs(self, hidden: Tensor, output_index: Tensor) -> tuple[Tensor, Tensor]:
         """Queries at the output positions (R, N, D), keys and values of all tokens (T, 2, N, D)."""
@@ -153,6 +155,9 @@ class BertEncoder(nn.Module):
         self.config = config
         self.embeddings = BertEmbeddings(config)
         self.layers = nn.ModuleList(BertLayer(config) for _ in range(config.num_hidden_layers))
+        self.half_residual = False
+        """Whether the hidden states between layers are in the precision of linear layers: under autocast in 16 bits, in
+        place of 32. Norms compute in float32."""
         self.batch_invariant = False
         """Whether attention on a CPU must be batch invariant in float32 too; see `BucketedAttention`."""
         self.long_attention_in_bfloat16 = False
@@ -165,6 +170,8 @@ class BertEncoder(nn.Module):
         if batch.input_ids.device.type == "cpu" and batch.lengths is not None and not torch.is_grad_enabled():
             batch = batch.pad_to_bucket()  # batches to train on have the size of a bucket
         hidden = self.embeddings(batch)
+        if self.half_residual:
+            hidden = hidden.to(_compute_dtype(hidden))
         heads = self.config.num_attention_heads, self.config.head_dim
         kernel = (hidden.device, _compute_dtype(hidden), *heads, self.batch_invariant, self.long_attention_in_bfloat16)
         attention = attention_for(batch.sequences, batch.sequences, *kernel)

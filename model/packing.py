@@ -73,8 +73,8 @@ class OutputPositions:
     """The positions whose final hidden state is used; the last layer computes no others."""
 
     index: Tensor
-    """Row of each output position among the packed tokens, ascending: (num_outputs,) int64. Positions at the end
-    that only fill up the batch may name any row; `sequences.lengths` leaves them out."""
+    """Row of each output position among the packed tokens, ascending: (num_outputs,) int64 or int32. Positions at the
+    end that only fill up the batch may name any row; `sequences.lengths` leaves them out."""
     sequences: SequenceBounds
     """How many output positions each sequence has; a sequence may have none."""
 
@@ -93,11 +93,11 @@ class PackedBatch:
     """A batch of packed sequences."""
 
     input_ids: Tensor
-    """(total_tokens,) int64"""
+    """(total_tokens,) int64 or int32"""
     position_ids: Tensor
-    """Position of each token in its own sequence: (total_tokens,) int64"""
+    """Position of each token in its own sequence: (total_tokens,) int64 or int32"""
     token_type_ids: Tensor
-    """0 in the first segment, 1 in the second: (total_tokens,) int64"""
+    """0 in the first segment, 1 in the second: (total_tokens,) int64 or int32"""
     sequences: SequenceBounds
     outputs: OutputPositions | None = None
     """None: every position is an output."""

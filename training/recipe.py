@@ -410,6 +410,12 @@ class Recipe(_Strict):
     """`cpu`, `cuda`, `cuda:1`; `auto` takes a GPU where there is one."""
     micro_batch_tokens: Positive = 2048
     """Tokens per forward pass of a process, a multiple of 128. Lower it if memory runs out, raise it on a GPU."""
+    cuda_graphs: bool = False
+    """On a GPU, replay the kernels of a pass with one launch: for small networks, whose kernels end sooner than Python
+    launches the next. Not tried on a GPU yet."""
+    half_residual: bool = False
+    """Keep hidden states between layers in the 16 bits of the matrix products, which saves memory traffic. Not tried on
+    a GPU yet."""
     checkpoint_minutes: Annotated[float, Field(gt=0)] = 5.0
     """Minutes between checkpoints. A kill loses at most so much training."""
     tensorboard: bool = False

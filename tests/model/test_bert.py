@@ -268,3 +268,16 @@ def test_encoder_under_autocast_trains_float32_weights() -> None:
     gradients = [p.grad for p in model.parameters() if p.grad is not None]
     assert gradients
     assert all(grad.dtype == torch.float32 and grad.isfinite().all() for grad in gradients)
+
+
+def test_encoder_with_a_half_residual_is_nearly_the_same_under_autocast_and_the_same_without() -> None:
+    model = network().eval()
+    batch = PackedBatch.pack([[1, 2, 3], [4, 5]])
+    whole = model(batch)
+    with torch.autocast("cpu", torch.bfloat16):
+        before = model(batch)
+        model.encoder.half_residual = True
+        after = model(batch)
+    assert (before.dtype, after.dtype) == (torch.float32, torch.bfloat16)
+    torch.testing.assert_close(after.float(), before, rtol=0.05, atol=0.05)
+    assert torch.equal(model(batch), whole)

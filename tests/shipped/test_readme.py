@@ -66,13 +66,22 @@ def test_sentiment_figures_are_those_of_the_card(ours: str, theirs: str) -> None
     accuracy, error = map(float, card[2].split(" ± "))
     majority, *bags = map(float, card[3:6])
     assert row[1] == f"{accuracy:.3f} ± {error:.3f}"
-    assert list(map(float, row[2:])) == pytest.approx([*bags, majority], abs=0.00051)  # of four digits, three
+    assert list(map(float, row[3:])) == pytest.approx([*bags, majority], abs=0.00051)  # of four digits, three
+    (head,) = [cells for cells in rows(SENTIMENT) if cells[0] == "seed"]
+    seeds, seeds_error = map(float, only(SENTIMENT, "mean")[head.index(theirs)].split(" ± "))
+    assert row[2] == f"{seeds:.3f} ± {seeds_error:.3f}"
 
 
-def test_mean_over_sources_is_that_of_the_card() -> None:
-    told = re.search(r"(?s)balanced accuracies of the sources\sis (\S+) for one text .*?and (\S+) for title", README)
+def test_means_over_sources_are_those_of_the_card() -> None:
+    told = re.search(
+        r"(?s)balanced accuracy is (.*?) for one text \(TF-IDF (.*?)\);.*? is (.*?) for title .*?\((.*?)\)", README
+    )
     assert told is not None
-    assert list(told.groups()) == [f"{float(only(SENTIMENT, name)[6]):.3f}" for name in ("reviews", "reviews (pair)")]
+    large = [row for row in rows(SENTIMENT) if row[0] == "those with 50 texts of each label"]
+    cells = [figure for row in large for figure in row[2:]]
+    assert [list(map(float, found.split(" ± "))) for found in told.groups()] == [
+        pytest.approx(list(map(float, cell.split(" ± "))), abs=0.00051) for cell in cells
+    ]
 
 
 @pytest.mark.parametrize("source", ["Wikipedia", "Wikinews", "IMDB", "books"])

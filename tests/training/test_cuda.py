@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 
 import pytest
 import torch
@@ -32,14 +33,14 @@ pytestmark = [
 SHAPE = ("model.hidden_size=64", "device=cuda")
 
 
-def make_trainer(recipe: Recipe, *, compiled: bool) -> Trainer:
+def make_trainer(recipe: Recipe, *, compiled: bool, cuda_graphs: bool = False) -> Trainer:
     """A trainer as `pretrain` makes it, without evaluations."""
     tokenizer = Tokenizer.load(recipe.folder / "tokenizer")
     text = PreparedText.open(recipe.folder / "corpus" / "train")
     stream = PretrainingStream(text, Vocabulary.of(tokenizer), recipe.pretrain.examples, 1, recipe.micro_batch_tokens)
     loss = PretrainingLoss(new_model(recipe, tokenizer).to("cuda"))
     if compiled:
-        maybe_compile(loss)
+        maybe_compile(loss, cuda_graphs=cuda_graphs)
     config = TrainConfig(10**9, 512, recipe.micro_batch_tokens, 1e-3, 0.1)
     return Trainer(loss, stream, config, recipe.folder / "pretrain", identity={}, dist=DistContext())
 
@@ -59,6 +60,20 @@ def test_trainer_step_never_waits_for_the_gpu(make_recipe: MakeRecipe, compiled:
     trainer._window.check_finite(trainer.state.step)
 
 
+@pytest.mark.parametrize("change", ["cuda_graphs", "half_residual"])
+def test_trainer_with_a_switch_on_has_the_same_losses(make_recipe_in: MakeRecipe, tmp_path: Path, change: str) -> None:
+    losses = []
+    for on in (None, change):
+        recipe = make_recipe_in(tmp_path / str(on), *SHAPE)
+        trainer = make_trainer(recipe, compiled=True, cuda_graphs=on == "cuda_graphs")
+        trainer.loss.model.encoder.half_residual = on == "half_residual"
+        batches = iterate_batches(MicroBatches(trainer.stream, total=100), trainer.device)
+        for _ in range(8):
+            trainer._step(batches)
+        losses.append(trainer._window.summary(trainer.state, trainer._window.sums())["loss"])
+    assert losses[0] == pytest.approx(losses[1], rel=0.01)
+
+
 def test_pretrain_learns_and_continues_with_a_larger_budget(make_recipe: MakeRecipe) -> None:
     recipe = make_recipe(*SHAPE, "pretrain.learning_rate=0.01", "pretrain.tokens=51200")
     assert pretrain(recipe)
@@ -71,7 +86,7 @@ def test_pretrain_learns_and_continues_with_a_larger_budget(make_recipe: MakeRec
     assert list(log)[-1]["tokens"] == 64000
 
 
-def test_pretrain_changes_the_mask_rate_without_compiling_too_often(make_recipe: MakeRecipe) -> None:
+def test_pretrain_changes_the_mask_rate_within_one_shape(make_recipe: MakeRecipe) -> None:
     rates = ("pretrain.examples.mask_fraction=0.2", "pretrain.examples.final_mask_fraction=0.1")
     assert pretrain(make_recipe(*SHAPE, *rates))
 

@@ -146,7 +146,7 @@ def predict_classification(
     with evaluating(model):
         for chosen, batch in texts.batches(range(0, len(texts), step)):
             documents += chosen
-            logits.append(classifier_logits(model, batch.packed.to(device)).cpu())
+            logits.append(classifier_logits(model, batch.to(device).packed).cpu())
             targets.append(batch.targets)
     order = torch.tensor(documents).argsort(stable=True)
     problem = problem_of(model.config.problem_type, model.config.labels)

@@ -2,14 +2,14 @@
 
 Every training batch has exactly N tokens, at most S sequences and exactly R output positions, with lengths mixed. So
 the whole model compiles to one graph, memory is constant, and a CPU needs one kernel per product. Dummy sequences
-fill what the examples leave of the N tokens; spare output positions belong to the last sequence and have no label.
+fill what the examples leave of the N tokens; spare output positions belong to empty sequences and have no label.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields, replace
-from typing import Any, Self
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Self
 
 import numpy as np
 import torch
@@ -32,9 +32,11 @@ class BatchShape:
     sequences: int
     """S: rows for [CLS] outputs. The loader puts at most S - 1 examples into a batch."""
     masked: int = 0
-    """Room for so many masked positions."""
+    """M: room for masked positions."""
     max_seqlen: int = 512
     """Upper bound of a sequence's length."""
+    max_outputs: int = 1
+    """Upper bound of a sequence's output positions."""
 
     @property
     def outputs(self) -> int:
@@ -43,44 +45,87 @@ class BatchShape:
 
     @property
     def capacity(self) -> int:
-        """Room for so many sequences, dummy sequences of up to `max_seqlen` tokens included."""
-        return self.sequences + -(-self.tokens // self.max_seqlen)
+        """C: room for sequences: for examples, for dummy sequences of up to `max_seqlen` tokens, and for empty ones, to
+        which spare outputs belong."""
+        return self.sequences + -(-self.tokens // self.max_seqlen) + -(-self.masked // self.max_outputs)
 
 
 @dataclass(frozen=True, slots=True)
 class _Batch:
-    """What the batches of all stages have in common: all their fields move together."""
+    """What the batches of all stages have in common. All numbers are one tensor, so a worker hands over one, and a GPU
+    gets one copy; it is taken apart on the device, within the compiled graph."""
 
-    packed: PackedBatch
+    data: Tensor
+    """int32, 1-dimensional: the fields of `packed` and of the stage, end to end."""
+    shape: BatchShape
+    lengths: tuple[int, ...] | None
+    """Tokens of each sequence; None on a GPU, where kernels read `cu_seqlens`."""
+    output_lengths: tuple[int, ...] | None
+    """Output positions of each sequence. Spare ones belong to none, so that a CPU computes no attention for them."""
 
     @property
     def tokens(self) -> int:
         """Tokens of the batch, dummy sequences included."""
-        return self.packed.total_tokens
+        return self.shape.tokens
+
+    @property
+    def packed(self) -> PackedBatch:
+        """Tokens, their positions and types, and the output positions."""
+        shape = self.shape
+        tokens, bounds = shape.tokens, shape.capacity + 1
+        input_ids, positions, types, sequences, index, outputs, _ = self.data.split(
+            [tokens, tokens, tokens, bounds, shape.outputs, bounds, self.data.shape[0] - _packed_size(shape)]
+        )
+        return PackedBatch(
+            input_ids,
+            positions,
+            types,
+            SequenceBounds(self.lengths, sequences, shape.max_seqlen),
+            OutputPositions(index, SequenceBounds(self.output_lengths, outputs, shape.max_outputs)),
+        )
 
     def to(self, device: torch.device) -> Self:
-        return self._map(lambda value: value.to(device, non_blocking=True))
+        data = self.data.to(device, non_blocking=True)
+        if device.type == "cuda":
+            return replace(self, data=data, lengths=None, output_lengths=None)
+        return replace(self, data=data)
 
     def pin_memory(self) -> Self:
         """The batch in page-locked memory, from which a GPU copies without the host waiting."""
-        return self._map(lambda value: value.pin_memory())
+        return replace(self, data=self.data.pin_memory())
 
-    def _map(self, change: Callable[[Any], Any]) -> Self:
-        return replace(self, **{each.name: change(getattr(self, each.name)) for each in fields(self)})
+
+def _packed_size(shape: BatchShape) -> int:
+    return 3 * shape.tokens + 2 * (shape.capacity + 1) + shape.outputs
 
 
 @dataclass(frozen=True, slots=True)
 class PretrainingBatch(_Batch):
     """A packed batch whose outputs are each example's [CLS] and its masked positions."""
 
-    cls_rows: Tensor
-    """(S,) rows of [CLS] among the outputs."""
-    masked_rows: Tensor
-    """(masked,) rows of the masked positions among the outputs."""
-    masked_ids: Tensor
-    """(masked,) the token at each masked position, IGNORE_INDEX for spare ones."""
-    next_labels: Tensor
-    """(S,) IS_NEXT, NOT_NEXT or IGNORE_INDEX."""
+    @property
+    def cls_rows(self) -> Tensor:
+        """(S,) rows of [CLS] among the outputs."""
+        return self._fields()[0]
+
+    @property
+    def masked_rows(self) -> Tensor:
+        """(M,) rows of the masked positions among the outputs."""
+        return self._fields()[1]
+
+    @property
+    def masked_ids(self) -> Tensor:
+        """(M,) int64: the token at each masked position, IGNORE_INDEX for spare ones."""
+        return self._fields()[2].long()
+
+    @property
+    def next_labels(self) -> Tensor:
+        """(S,) int64: IS_NEXT, NOT_NEXT or IGNORE_INDEX."""
+        return self._fields()[3].long()
+
+    def _fields(self) -> Sequence[Tensor]:
+        sequences, masked = self.shape.sequences, self.shape.masked
+        return self.data[_packed_size(self.shape) :].split([sequences, masked, masked, sequences])
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,10 +149,19 @@ class LabelledExample:
 class ClassificationBatch(_Batch):
     """A packed batch whose outputs are each text's [CLS]."""
 
-    targets: Tensor
-    """(S, outputs) see `training.examples.labelled.LabelledTexts.targets`; NaN without a text, too."""
-    truth: Tensor
-    """(S, outputs) the same from the labels only."""
+    @property
+    def targets(self) -> Tensor:
+        """(S, outputs) see `training.examples.labelled.LabelledTexts.targets`; NaN without a text, too."""
+        return self._fields()[0]
+
+    @property
+    def truth(self) -> Tensor:
+        """(S, outputs) the same from the labels only."""
+        return self._fields()[1]
+
+    def _fields(self) -> Tensor:
+        """(2, S, outputs) float32"""
+        return self.data[_packed_size(self.shape) :].view(torch.float32).view(2, self.shape.sequences, -1)
 
 
 def collate_pretraining(examples: Sequence[Example], shape: BatchShape | None = None) -> PretrainingBatch:
@@ -116,22 +170,25 @@ def collate_pretraining(examples: Sequence[Example], shape: BatchShape | None = 
     examples = sorted(examples, key=lambda example: -len(example))
     masked = np.array([len(example.masked_ids) for example in examples])
     if shape is None:
-        longest = len(examples[0])
-        shape = BatchShape(sum(map(len, examples)), len(examples), int(masked.sum()), longest)
-    packed = _pack(examples, [np.append(0, example.masked_positions) for example in examples], shape)
+        outputs = 1 + int(masked.max())
+        shape = BatchShape(sum(map(len, examples)), len(examples), int(masked.sum()), len(examples[0]), outputs)
     cls_rows = np.cumsum(masked + 1) - masked - 1
     is_masked = np.ones(int(masked.sum()) + len(examples), dtype=bool)
     is_masked[cls_rows] = False
     spare_sequences = shape.sequences - len(examples)
     spare = np.arange(len(is_masked), shape.outputs)  # outputs without a label
-    ids = np.concatenate([example.masked_ids for example in examples])
-    labels = np.array([example.kind.label for example in examples])
     return PretrainingBatch(
-        packed=packed,
-        cls_rows=torch.from_numpy(np.concatenate([cls_rows, spare[:spare_sequences]])),
-        masked_rows=torch.from_numpy(np.concatenate([is_masked.nonzero()[0], spare[spare_sequences:]])),
-        masked_ids=torch.from_numpy(_padded(ids, shape.masked)),
-        next_labels=torch.from_numpy(_padded(labels, shape.sequences)),
+        *_pack(
+            examples,
+            [np.append(0, example.masked_positions) for example in examples],
+            shape,
+            [
+                np.concatenate([cls_rows, spare[:spare_sequences]]),
+                np.concatenate([is_masked.nonzero()[0], spare[spare_sequences:]]),
+                _padded(np.concatenate([example.masked_ids for example in examples]), shape.masked),
+                _padded(np.array([example.kind.label for example in examples]), shape.sequences),
+            ],
+        )
     )
 
 
@@ -139,49 +196,51 @@ def collate_classification(examples: Sequence[LabelledExample], shape: BatchShap
     """Pack texts, longest first. Without a shape, the batch is as large as its texts."""
     examples = sorted(examples, key=lambda example: -len(example))
     shape = shape or BatchShape(sum(map(len, examples)), len(examples), max_seqlen=len(examples[0]))
-    packed = _pack(examples, [np.zeros(1, np.int64)] * len(examples), shape)
-    rows = np.stack([(example.target, example.truth) for example in examples], axis=1)  # (2, texts, outputs)
-    spare = np.full((2, shape.sequences - len(examples), rows.shape[2]), np.nan, np.float32)
-    targets, truth = torch.from_numpy(np.concatenate([rows, spare], axis=1))
-    return ClassificationBatch(packed, targets, truth)
+    targets = np.full((2, shape.sequences, len(examples[0].target)), np.nan, np.float32)
+    for row, example in enumerate(examples):
+        targets[:, row] = example.target, example.truth
+    outputs = [np.zeros(1, np.int64)] * len(examples)
+    fields = targets.view(np.int32).ravel().astype(np.int64)  # the bits of the numbers
+    return ClassificationBatch(*_pack(examples, outputs, shape, [fields]))
 
 
-def _pack(examples: Sequence[Example | LabelledExample], outputs: Sequence[Ints], shape: BatchShape) -> PackedBatch:
-    """Lay examples end to end in a batch of constant shape.
+def _pack(
+    examples: Sequence[Example | LabelledExample], outputs: Sequence[Ints], shape: BatchShape, others: Sequence[Ints]
+) -> tuple[Tensor, BatchShape, tuple[int, ...], tuple[int, ...]]:
+    """The fields of a batch of constant shape, with the examples end to end.
 
     Args:
         outputs: ascending output positions of each example.
+        others: fields of the stage.
     """
     spare = shape.tokens - sum(map(len, examples))
     dummies = [np.zeros(min(shape.max_seqlen, spare - at), np.int64) for at in range(0, spare, shape.max_seqlen)]
     input_ids = [*(example.input_ids for example in examples), *dummies]
     token_type_ids = [*(example.token_type_ids for example in examples), *dummies]
-    outputs = [*outputs, *(dummy[:0] for dummy in dummies)]
     lengths = np.array([len(ids) for ids in input_ids])
     starts = np.cumsum(lengths) - lengths
     positions = np.arange(shape.tokens) - np.repeat(starts, lengths)
-    index = np.concatenate([rows + start for rows, start in zip(outputs, starts, strict=True)])
+    index = np.concatenate([rows + start for rows, start in zip(outputs, starts, strict=False)])
     index = np.concatenate([index, np.full(shape.outputs - len(index), starts[-1])])
-    bounds = SequenceBounds.of(lengths.tolist(), capacity=shape.capacity, max_seqlen=shape.max_seqlen)
-    return PackedBatch(
-        torch.from_numpy(np.concatenate(input_ids)),
-        torch.from_numpy(positions),
-        torch.from_numpy(np.concatenate(token_type_ids)),
-        bounds,
-        OutputPositions(torch.from_numpy(index), _output_bounds([len(rows) for rows in outputs], shape)),
-    )
+    counts = [*map(len, outputs), *([0] * len(dummies))]
+    fields = [*input_ids, positions, *token_type_ids, _starts(lengths, shape), index, _output_starts(counts, shape)]
+    data = np.concatenate([*fields, *others]).astype(np.int32)
+    return torch.from_numpy(data), shape, tuple(lengths.tolist()), tuple(counts)
 
 
-def _output_bounds(counts: Sequence[int], shape: BatchShape) -> SequenceBounds:
-    """Outputs of each sequence. On the device, spare outputs belong to the last sequence, because a GPU leaves outputs
-    of no sequence unwritten; on the host they belong to none, so a CPU computes no attention for them.
+def _starts(lengths: Ints, shape: BatchShape) -> Ints:
+    """(C + 1,) where each sequence begins, and the end: the missing sequences are empty."""
+    return np.append(0, np.pad(lengths, (0, shape.capacity - len(lengths))).cumsum())
 
-    `max_seqlen` is R in all batches: the model would be compiled again for another bound.
-    """
-    bounds = SequenceBounds.of(counts, capacity=shape.capacity, max_seqlen=shape.outputs)
-    cu_seqlens = bounds.cu_seqlens.clone()
-    cu_seqlens[len(counts) :] = shape.outputs
-    return replace(bounds, cu_seqlens=cu_seqlens)
+
+def _output_starts(counts: Sequence[int], shape: BatchShape) -> Ints:
+    """(C + 1,) where each sequence's outputs begin, and the end. Spare outputs belong to the missing sequences, at most
+    `max_outputs` to each: a GPU leaves outputs of no sequence unwritten, and starts blocks for the largest number in
+    each sequence (Dao-AILab/flash-attention#2521)."""
+    missing = shape.capacity - len(counts)
+    spare = shape.outputs - sum(counts)
+    each = [spare // missing + (i < spare % missing) for i in range(missing)]
+    return np.append(0, np.cumsum([*counts, *each]))
 
 
 def _padded(values: Ints, length: int) -> Ints:

@@ -225,6 +225,8 @@ class LabelledStream:
     def __post_init__(self) -> None:
         self.documents, self.tokens = epoch_size(self.text, self.max_length, self.left_out)
         """Of one epoch."""
+        sequences = int(2 * self.texts_per_batch) + 8
+        self.shape = BatchShape(self.micro_batch_tokens, sequences, max_seqlen=self.max_length)
 
     @property
     def texts_per_batch(self) -> float:
@@ -239,14 +241,9 @@ class LabelledStream:
         texts = labelled_window(window, self.tokenizer, self.outputs, self.max_length, self.teacher_weight)
         return _ShuffledTexts(texts, _kept(window, self.left_out), (self.seed, epoch, number))
 
-    def shape(self, progress: float) -> BatchShape:
-        del progress
-        sequences = int(2 * self.texts_per_batch) + 8
-        return BatchShape(self.micro_batch_tokens, sequences, max_seqlen=self.max_length)
-
     def num_masked(self, example: LabelledExample) -> int:
         del example
         return 0
 
-    def collate(self, examples: Sequence[LabelledExample], shape: BatchShape) -> ClassificationBatch:
-        return collate_classification(examples, shape)
+    def collate(self, examples: Sequence[LabelledExample]) -> ClassificationBatch:
+        return collate_classification(examples, self.shape)

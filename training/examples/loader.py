@@ -63,19 +63,18 @@ class WindowExamples(Protocol):
 class ExampleStream(Protocol):
     """All examples of a run, and how they become a micro-batch."""
 
+    shape: BatchShape
+    """Shape of all batches."""
+
     def num_windows(self) -> int: ...
 
     def window(self, epoch: int, number: int) -> WindowExamples: ...
-
-    def shape(self, progress: float) -> BatchShape:
-        """Shape of the batches at a point of the run."""
-        ...
 
     def num_masked(self, example: Any) -> int:
         """Number of masked positions of an example. A batch has room for `BatchShape.masked` of them."""
         ...
 
-    def collate(self, examples: Sequence[Any], shape: BatchShape) -> Any:
+    def collate(self, examples: Sequence[Any]) -> Any:
         """A batch: see `MicroBatch.batch`."""
         ...
 
@@ -124,7 +123,7 @@ class MicroBatches(IterableDataset[MicroBatch]):
     def _make(self, number: int, window_at: Callable[[int, int], WindowExamples]) -> MicroBatch:
         lane = number % LANES
         progress = min(1.0, number / self.total)
-        shape = self.stream.shape(progress)
+        shape = self.stream.shape
         position = self.positions.get(lane, (0, 0, lane))
         examples: list[Sized] = []
         left, masked = shape.tokens, 0
@@ -140,7 +139,7 @@ class MicroBatches(IterableDataset[MicroBatch]):
             left -= len(example)
             position = (*position[:2], position[2] + LANES)
         self.positions[lane] = position
-        return MicroBatch(self.stream.collate(examples, shape), lane, position)
+        return MicroBatch(self.stream.collate(examples), lane, position)
 
     def _next(
         self, position: Position, window_at: Callable[[int, int], WindowExamples]

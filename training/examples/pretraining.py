@@ -16,9 +16,6 @@ from training.examples.masking import Example, Vocabulary, mask
 from training.examples.pairs import PairSampler, Text
 from training.recipe import ExamplesConfig
 
-MASK_STEP = 0.025
-"""The share of masked tokens changes in such steps, because each share has its own batch shape."""
-
 SAMPLED = 256
 """Examples whose mean length sets the number of sequences that a batch has room for."""
 
@@ -67,7 +64,14 @@ class PretrainingStream:
             )
         lengths = [len(first.make(i)) for i in range(min(SAMPLED, len(first)))]
         mean = sum(lengths) / len(lengths)
-        self._sequences = int(1.5 * self.micro_batch_tokens / mean) + 8
+        share = max(mask_fraction_at(self.config, progress) for progress in (0, 1))
+        self.shape = BatchShape(
+            self.micro_batch_tokens,
+            sequences=int(1.5 * self.micro_batch_tokens / mean) + 8,
+            masked=max(1, round(self.micro_batch_tokens * share)),
+            max_seqlen=self.config.longest,
+            max_outputs=1 + max(1, math.ceil(self.config.longest * share)),
+        )
 
     def num_windows(self) -> int:
         return len(self.text.shuffled_windows(self.seed, 0))
@@ -76,27 +80,19 @@ class PretrainingStream:
         shards = self.text.shuffled_windows(self.seed, epoch)[number]
         return MaskedPairs(self.text.window(shards), self.vocabulary, self.config, (self.seed, epoch, number))
 
-    def shape(self, progress: float) -> BatchShape:
-        masked = max(1, round(self.micro_batch_tokens * mask_fraction_at(self.config, progress)))
-        return BatchShape(self.micro_batch_tokens, self._sequences, masked, self.config.longest)
-
     def num_masked(self, example: Example) -> int:
         return len(example.masked_ids)
 
-    def collate(self, examples: Sequence[Example], shape: BatchShape) -> PretrainingBatch:
-        return collate_pretraining(examples, shape)
+    def collate(self, examples: Sequence[Example]) -> PretrainingBatch:
+        return collate_pretraining(examples, self.shape)
 
 
 def mask_fraction_at(config: ExamplesConfig, progress: float) -> float:
     """Share of tokens to mask at a point of the run in [0, 1].
 
     >>> config = ExamplesConfig(mask_fraction=0.25, final_mask_fraction=0.15)
-    >>> [mask_fraction_at(config, progress) for progress in (0, 0.3, 0.6, 1)]
-    [0.25, 0.225, 0.175, 0.15]
+    >>> [round(mask_fraction_at(config, progress), 3) for progress in (0, 0.5, 1)]
+    [0.25, 0.2, 0.15]
     """
     first, last = config.mask_fraction, config.final_mask_fraction
-    if last is None or last == first:
-        return first
-    levels = math.ceil(round(abs(last - first) / MASK_STEP, 6))  # after the first; all take equal parts of the run
-    level = int(progress * (levels + 1))
-    return last if level >= levels else round(first + level * MASK_STEP * (1 if last > first else -1), 6)
+    return first if last is None else (1 - progress) * first + progress * last

@@ -229,7 +229,7 @@ def _labelled(
             continue
         model = models[reading.teacher]
         with evaluating(model):
-            scores = problem.scores(classifier_logits(model, reading.batch.packed.to(device))).cpu()
+            scores = problem.scores(classifier_logits(model, reading.batch.to(device).packed)).cpu()
         shape = text.shards[reading.shard].documents, len(problem.names) + 1
         total = sums.setdefault(reading.shard, np.zeros(shape, np.float32))
         np.add.at(total, list(reading.documents), torch.cat([scores, torch.ones(len(scores), 1)], 1).numpy())

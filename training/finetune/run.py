@@ -302,8 +302,9 @@ def _loss_and_stream(material: _Material, run: _Run) -> tuple[ClassificationLoss
     if keeps_last_layer(material.start.model, config):
         material.problem.unfold(model)
     model = model.to(choose_device(recipe.device, material.dist.local_rank))
+    model.encoder.half_residual = recipe.half_residual
     loss = ClassificationLoss(material.problem, model, stream.texts_per_batch)
-    maybe_compile(loss)
+    maybe_compile(loss, cuda_graphs=recipe.cuda_graphs)
     return loss, stream
 
 

@@ -14,26 +14,30 @@ from training.loop.checkpoint import TrainState
 
 class MetricWindow:
     """Metrics of the steps since the last line of the log: losses in nats, a gradient norm without a unit, tokens per
-    second over all ranks, and FLOP/s of this rank as a share of its peak."""
+    second over all ranks, the share of this rank's time in which it waited for batches (on a CPU, made them), and
+    FLOP/s of this rank as a share of its peak."""
 
     def __init__(self, names: Sequence[str], state: TrainState, peak_flops: float | None = None) -> None:
         self.names = names
         self.peak_flops = peak_flops
         self.flops = 0
+        self.waited = 0.0
         self.learning_rate = 0.0
         self._tokens, self._seconds = state.tokens, state.seconds
         self._metrics: list[Tensor] = []
         self._norms: list[Tensor] = []
 
-    def add(self, metrics: Tensor, norm: Tensor, flops: int, learning_rate: float) -> None:
+    def add(self, metrics: Tensor, norm: Tensor, flops: int, learning_rate: float, waited: float) -> None:
         """Add one step.
 
         Args:
             metrics: (names, 2) sum and count of each metric.
             norm: () norm of the gradient.
             flops: of the forward and backward passes of this rank.
+            waited: seconds for its batches.
         """
         self.flops += flops
+        self.waited += waited
         self.learning_rate = learning_rate
         self._metrics.append(metrics)
         self._norms.append(norm)
@@ -62,6 +66,7 @@ class MetricWindow:
         figures["gradient_norm"] = torch.stack(self._norms).mean().item()
         figures["learning_rate"] = self.learning_rate
         figures["tokens_per_second"] = (state.tokens - self._tokens) / seconds
+        figures["batch_wait"] = self.waited / seconds
         if self.peak_flops:
             figures["matmul_utilisation"] = self.flops / seconds / self.peak_flops
         return figures

@@ -207,9 +207,11 @@ class Trainer:
         for group in self.optimizer.param_groups:
             group["lr"] = rate * group.get("factor", 1.0)  # runs of version 0.2 have none
         own = config.micro_batches // self.dist.world_size
-        metrics, flops = torch.zeros(len(self.loss.metric_names), 2, device=self.device), 0
+        metrics, flops, waited = torch.zeros(len(self.loss.metric_names), 2, device=self.device), 0, 0.0
         for i in range(own):
+            began = time.perf_counter()
             micro = next(batches)
+            waited += time.perf_counter() - began
             state.lanes[micro.lane] = micro.position
             flops += self.loss.flops(micro.batch)
             torch.manual_seed(self._dropout_seed(i))
@@ -222,7 +224,7 @@ class Trainer:
         state.micro_batches += config.micro_batches
         state.tokens += config.batch_tokens
         self._update_average()
-        self._window.add(metrics, norm, flops, rate)
+        self._window.add(metrics, norm, flops, rate, waited)
 
     def _dropout_seed(self, i: int) -> int:
         """Seed for this rank's micro-batch `i` of the step. It depends on the micro-batch's number in the run, so

@@ -62,7 +62,8 @@ def pretrain(recipe: Recipe) -> bool:
     check_target(target)
     with distributed() as dist, run_lock(recipe.folder / "pretrain" / f"rank-{dist.rank}"):
         loss = PretrainingLoss(new_model(recipe, tokenizer).to(choose_device(recipe.device, dist.local_rank)))
-        maybe_compile(loss)
+        loss.model.encoder.half_residual = recipe.half_residual
+        maybe_compile(loss, cuda_graphs=recipe.cuda_graphs)
         examples = recipe.pretrain.examples
         stream = PretrainingStream(
             text, Vocabulary.of(tokenizer), examples, recipe.seed, recipe.micro_tokens(recipe.pretrain)

@@ -27,9 +27,9 @@ class PretrainingLoss(TrainingLoss):
         """() loss in nats, and (3, 2) sum and count of the total, masked-LM and next-sentence loss."""
         model = self.model
         assert model.next_sentence is not None
-        hidden = model(batch.packed)  # (outputs, hidden)
-        words = model.masked_lm(hidden.index_select(0, batch.masked_rows))  # (masked, vocab)
-        follows = model.next_sentence(hidden.index_select(0, batch.cls_rows))  # (sequences, 2)
+        hidden = model(batch.packed)  # (R, hidden)
+        words = model.masked_lm(hidden.index_select(0, batch.masked_rows))  # (M, vocab)
+        follows = model.next_sentence(hidden.index_select(0, batch.cls_rows))  # (S, 2)
         mlm, masked = _sum_and_count(words, batch.masked_ids)
         nsp, labelled = _sum_and_count(follows, batch.next_labels)
         loss = mlm / masked.clamp(min=1) + nsp / labelled.clamp(min=1)
@@ -38,7 +38,7 @@ class PretrainingLoss(TrainingLoss):
 
     def flops(self, batch: PretrainingBatch) -> int:
         """See `TrainingLoss.flops`."""
-        return pretraining_flops(self.model.config, batch.packed, len(batch.masked_ids))
+        return pretraining_flops(self.model.config, batch.packed, batch.shape.masked)
 
 
 def _sum_and_count(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:

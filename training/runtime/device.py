@@ -17,10 +17,6 @@ from model.inference.malloc import keep_freed_memory
 from training.errors import RunError
 from training.runtime.distributed import local_world_size
 
-MAX_SHAPES = 128
-"""Shapes of batches that a process may compile: torch's own limit of 8 ends a run in which the share of masked tokens
-changes."""
-
 
 def choose_device(name: str, local_rank: int = 0) -> torch.device:
     """The device with this name. `auto` is CUDA where there is one; each process of a node has its own GPU.
@@ -117,9 +113,12 @@ def configure_process() -> None:
     keep_freed_memory()
 
 
-def maybe_compile(module: nn.Module) -> None:
-    """Compile a module's whole forward pass on CUDA, in place: all batches of a stage have one shape, or one for each
-    share of masked tokens. On a CPU the oneDNN kernels are called without a compiler."""
+def maybe_compile(module: nn.Module, *, cuda_graphs: bool = False) -> None:
+    """Compile a module's whole forward pass on CUDA, in place: all batches of a stage have one shape. On a CPU the
+    oneDNN kernels are called without a compiler.
+
+    Args:
+        cuda_graphs: replay the kernels of a pass with one launch. Where torch cannot, it warns and launches each.
+    """
     if next(module.parameters()).device.type == "cuda":
-        torch._dynamo.config.recompile_limit = MAX_SHAPES
-        module.compile(fullgraph=True, dynamic=False)
+        module.compile(fullgraph=True, dynamic=False, mode="reduce-overhead" if cuda_graphs else None)

@@ -33,7 +33,7 @@ def output_ids(batch: PretrainingBatch) -> torch.Tensor:
     return batch.packed.input_ids[batch.packed.outputs.index]
 
 
-@pytest.mark.parametrize("shape", [None, BatchShape(384, 20, 80, max_seqlen=24)])
+@pytest.mark.parametrize("shape", [None, BatchShape(384, 20, 80, max_seqlen=24, max_outputs=5)])
 def test_collate_pretraining_outputs_are_cls_and_masks_of_every_example(
     tokenizer: Tokenizer, shape: BatchShape | None
 ) -> None:
@@ -51,7 +51,7 @@ def test_collate_pretraining_outputs_are_cls_and_masks_of_every_example(
 
 def test_collate_pretraining_spare_outputs_have_no_label(tokenizer: Tokenizer) -> None:
     examples = made(tokenizer)
-    batch = collate_pretraining(examples, BatchShape(384, 20, 80, max_seqlen=24))
+    batch = collate_pretraining(examples, BatchShape(384, 20, 80, max_seqlen=24, max_outputs=5))
     masked = sum(len(example.masked_ids) for example in examples)
     assert len(batch.cls_rows) == len(batch.next_labels) == 20
     assert len(batch.masked_rows) == len(batch.masked_ids) == 80
@@ -62,13 +62,13 @@ def test_collate_pretraining_spare_outputs_have_no_label(tokenizer: Tokenizer) -
 
 def test_collate_pretraining_dummy_sequences_fill_the_batch(tokenizer: Tokenizer) -> None:
     examples = made(tokenizer)
-    batch = collate_pretraining(examples, BatchShape(384, 20, 80, max_seqlen=24))
+    batch = collate_pretraining(examples, BatchShape(384, 20, 80, max_seqlen=24, max_outputs=5))
     real = sum(map(len, examples))
     assert batch.tokens == 384
     assert batch.packed.lengths is not None
     assert sum(batch.packed.lengths[len(examples) :]) == 384 - real
     assert max(batch.packed.lengths) <= batch.packed.sequences.max_seqlen == 24
-    assert len(batch.packed.cu_seqlens) == 20 + 384 // 24 + 1
+    assert len(batch.packed.cu_seqlens) == 20 + 384 // 24 + 80 // 5 + 1
     assert batch.packed.cu_seqlens[-1] == 384
     assert (batch.packed.input_ids[real:] == 0).all()
     assert int(batch.packed.position_ids.max()) < 24
@@ -76,7 +76,7 @@ def test_collate_pretraining_dummy_sequences_fill_the_batch(tokenizer: Tokenizer
 
 def test_collate_pretraining_full_batch_has_no_dummy_sequence(tokenizer: Tokenizer) -> None:
     examples = made(tokenizer)
-    batch = collate_pretraining(examples, BatchShape(sum(map(len, examples)), 20, 80, max_seqlen=24))
+    batch = collate_pretraining(examples, BatchShape(sum(map(len, examples)), 20, 80, max_seqlen=24, max_outputs=5))
     assert batch.packed.lengths == tuple(sorted(map(len, examples), reverse=True))
     assert (batch.next_labels[len(examples) :] == IGNORE_INDEX).all()
 
@@ -125,14 +125,21 @@ def test_collate_classification_rows_without_a_text_have_no_target() -> None:
     assert batch.targets[2:].isnan().all()
 
 
+@pytest.mark.parametrize("masked", [0, 20, 80, 700])
 @pytest.mark.parametrize("count", [1, 30, 100])
-def test_output_bounds_cover_the_spare_outputs(count: int) -> None:
+def test_output_bounds_cover_the_spare_outputs(count: int, masked: int) -> None:
     """Attention on a GPU leaves outputs beyond `max_seqlen` unwritten."""
-    batch = collate_classification(labelled([[2, 7, 8, 3]] * count), BatchShape(1024, 300, max_seqlen=16))
+    shape = BatchShape(1024, 300, masked, max_seqlen=16, max_outputs=3)
+    batch = collate_classification(labelled([[2, 7, 8, 3]] * count), shape)
     assert batch.packed.outputs is not None
-    bounds = batch.packed.outputs.sequences
-    assert int(bounds.cu_seqlens[-1]) == 300 == len(batch.packed.outputs.index)
-    assert int(bounds.cu_seqlens.diff().max()) <= bounds.max_seqlen
+    queries, keys = batch.packed.outputs.sequences, batch.packed.sequences
+    assert len(queries.cu_seqlens) == len(keys.cu_seqlens)
+    assert int(queries.cu_seqlens[-1]) == 300 + masked == len(batch.packed.outputs.index)
+    outputs, tokens = queries.cu_seqlens.diff(), keys.cu_seqlens.diff()
+    assert int(outputs.min()) >= 0
+    assert int(outputs.max()) <= queries.max_seqlen == 3
+    assert outputs[:count].tolist() == [1] * count
+    assert (outputs[count:][tokens[count:] > 0] == 0).all(), "spare outputs belong to empty sequences"
 
 
 def test_batch_moved_to_a_device_is_the_same(tokenizer: Tokenizer) -> None:

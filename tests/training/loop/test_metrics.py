@@ -14,26 +14,27 @@ def test_metric_window_summary_has_means_and_speed() -> None:
     window = MetricWindow(("loss", "accuracy"), TrainState(tokens=100, seconds=1.0), peak_flops=1000.0)
     for loss, norm in ((2.0, 3.0), (6.0, 5.0)):
         sums = torch.tensor([[loss, 2.0], [1.0, 4.0]])
-        window.add(sums, torch.tensor(norm), flops=500, learning_rate=0.1)
+        window.add(sums, torch.tensor(norm), flops=500, learning_rate=0.1, waited=0.25)
     assert window.summary(TrainState(tokens=300, seconds=3.0), window.sums()) == {
         "loss": 2.0,
         "accuracy": 0.25,
         "gradient_norm": 4.0,
         "learning_rate": 0.1,
         "tokens_per_second": 100.0,
+        "batch_wait": 0.25,
         "matmul_utilisation": 0.5,
     }
 
 
 def test_metric_window_without_a_peak_reports_no_utilisation() -> None:
     window = MetricWindow(("loss",), TrainState())
-    window.add(torch.ones(1, 2), torch.tensor(1.0), flops=500, learning_rate=0.1)
+    window.add(torch.ones(1, 2), torch.tensor(1.0), flops=500, learning_rate=0.1, waited=0.0)
     assert "matmul_utilisation" not in window.summary(TrainState(tokens=1, seconds=1), window.sums())
 
 
 def test_metric_window_leaves_out_a_metric_of_no_label() -> None:
     window = MetricWindow(("mlm_loss", "nsp_loss"), TrainState())
-    window.add(torch.tensor([[6.0, 2.0], [0.0, 0.0]]), torch.tensor(1.0), flops=0, learning_rate=0.1)
+    window.add(torch.tensor([[6.0, 2.0], [0.0, 0.0]]), torch.tensor(1.0), flops=0, learning_rate=0.1, waited=0.0)
     figures = window.summary(TrainState(), window.sums())
     assert figures["mlm_loss"] == 3
     assert "nsp_loss" not in figures, "0 would look like a loss that is as low as can be"
@@ -43,6 +44,6 @@ def test_metric_window_leaves_out_a_metric_of_no_label() -> None:
 def test_metric_window_finds_one_norm_that_is_not_finite(norm: str) -> None:
     window = MetricWindow(("loss",), TrainState())
     for value in (1.0, float(norm), 2.0):
-        window.add(torch.zeros(1, 2), torch.tensor(value), flops=0, learning_rate=0.1)
+        window.add(torch.zeros(1, 2), torch.tensor(value), flops=0, learning_rate=0.1, waited=0.0)
     with pytest.raises(RunError, match=f"the gradient's norm is {norm} by step 7: start again"):
         window.check_finite(7)

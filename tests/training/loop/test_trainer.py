@@ -50,6 +50,8 @@ class Points:
 class PointStream:
     """1,000 points per epoch; each counts as one token."""
 
+    shape = BatchShape(MICRO_BATCH, MICRO_BATCH + 1)
+
     class Window:
         def __init__(self, epoch: int) -> None:
             self.epoch = epoch
@@ -66,13 +68,10 @@ class PointStream:
     def window(self, epoch: int, number: int) -> PointStream.Window:
         return self.Window(epoch)
 
-    def shape(self, progress: float) -> BatchShape:
-        return BatchShape(MICRO_BATCH, MICRO_BATCH + 1)
-
     def num_masked(self, example: Sequence[int]) -> int:
         return 0
 
-    def collate(self, examples: Sequence[Sequence[int]], shape: BatchShape) -> Points:
+    def collate(self, examples: Sequence[Sequence[int]]) -> Points:
         assert len(examples) == MICRO_BATCH
         points = [torch.randn(4, generator=torch.Generator().manual_seed(seed)) for (seed,) in examples]
         inputs = torch.stack(points)
@@ -159,7 +158,7 @@ def kill() -> None:
 
 def lines(folder: Path, *events: str) -> list[dict[str, Any]]:
     """Lines of the log without what depends on the clock."""
-    clock = ("minutes", "tokens_per_second", "matmul_utilisation")
+    clock = ("minutes", "tokens_per_second", "batch_wait", "matmul_utilisation")
     kept = (line for line in RunLog(folder / "log.jsonl") if line["event"] in (events or ("train", "evaluation")))
     return [{key: value for key, value in line.items() if key not in clock} for line in kept]
 
@@ -269,9 +268,9 @@ def test_measure_speed_changes_no_weight_and_leaves_no_gradient() -> None:
 
 def test_measure_speed_counts_the_wait_for_batches() -> None:
     class SlowStream(PointStream):
-        def collate(self, examples: Sequence[Sequence[int]], shape: BatchShape) -> Points:
+        def collate(self, examples: Sequence[Sequence[int]]) -> Points:
             time.sleep(0.02)
-            return super().collate(examples, shape)
+            return super().collate(examples)
 
     assert measure_speed(Regression(), SlowStream(), micro_batches=2) < MICRO_BATCH / 0.02
 

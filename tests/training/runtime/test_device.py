@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -87,28 +86,13 @@ def test_configure_process_shares_the_cores_of_a_node(monkeypatch: pytest.Monkey
     assert torch.get_num_threads() == 4
 
 
-class OnGpu(torch.nn.Module):
-    """A module that says it is on a GPU, and is traced instead of compiled."""
-
-    def parameters(self, recurse: bool = True) -> Iterator[Any]:
-        del recurse
-        yield SimpleNamespace(device=torch.device("cuda"))
-
-    def compile(self, *args: Any, **options: Any) -> None:
-        super().compile(*args, backend="eager", **options)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return x + 1
-
-
-def test_maybe_compile_takes_a_shape_for_each_share_of_masked_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
-    import torch._dynamo
-
-    monkeypatch.setattr(torch._dynamo.config, "recompile_limit", torch._dynamo.config.recompile_limit)
-    module = OnGpu()
-    maybe_compile(module)
-    for size in range(2, 22):
-        assert len(module(torch.zeros(size))) == size
+@pytest.mark.parametrize(("cuda_graphs", "mode"), [(False, None), (True, "reduce-overhead")])
+def test_maybe_compile_on_a_gpu_makes_one_graph_of_one_shape(cuda_graphs: bool, mode: str | None) -> None:
+    asked: dict[str, Any] = {}
+    weight = SimpleNamespace(device=torch.device("cuda"))
+    module = SimpleNamespace(parameters=lambda: iter([weight]), compile=lambda **options: asked.update(options))
+    maybe_compile(module, cuda_graphs=cuda_graphs)  # type: ignore[arg-type]
+    assert asked == {"fullgraph": True, "dynamic": False, "mode": mode}
 
 
 def test_maybe_compile_leaves_a_module_on_a_cpu_alone() -> None:
