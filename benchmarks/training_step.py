@@ -156,9 +156,9 @@ def _fill(examples: Iterator[Example], tokens: int) -> list[Example]:
 def _pack(examples: Sequence[Example], tokens: int, length: int) -> PretrainingBatch:
     tokens = -(-tokens // BUCKET_TOKENS) * BUCKET_TOKENS
     masked = max(round(MASK_FRACTION * tokens), sum(len(example.masked_ids) for example in examples))
-    return collate_pretraining(
-        examples, BatchShape(tokens, 2 * tokens // length + 8, round_up_to_bucket(masked), length)
-    )
+    most = 1 + max(len(example.masked_ids) for example in examples)
+    shape = BatchShape(tokens, 2 * tokens // length + 8, round_up_to_bucket(masked), length, most)
+    return collate_pretraining(examples, shape)
 
 
 def _alternate(contestants: Sequence[Step], steps: int, device: torch.device) -> list[float]:

@@ -507,27 +507,62 @@ class Recipe(_Strict):
 
 # --- reading and writing -------------------------------------------------------------------------------------------
 
+_RENAMED = {"gpu": "shipped"}
+"""Recipes of version 0.2."""
+
 _OTHER_BUDGET = {"pretrain.minutes": "tokens", "pretrain.tokens": "minutes"}
 """An override of one budget replaces the other, because TOML has no value that unsets a key."""
 
 
 def load_recipe(name: str, overrides: Sequence[str] = ()) -> Recipe:
-    """Read a recipe by file name, or by the name of one that ships, and apply `key.sub=value` overrides.
+    """Read a recipe by file name, or by the name of one that ships, and apply `key.sub=value` overrides. What it does
+    not say is taken from the recipe that its key `from` names.
 
     Raises:
         RecipeError: names the file and the key.
     """
-    file = Path(name) if name.endswith(".toml") else RECIPES / f"{name}.toml"
+    values, file = _read(name, Path())
+    for override in overrides:
+        apply_override(values, override)
+    return parse_recipe(values | {"loaded": name, "overrides": tuple(overrides)}, str(file))
+
+
+def _read(name: str, folder: Path, above: tuple[Path, ...] = ()) -> tuple[dict[str, Any], Path]:
+    """The tables of a recipe, and its file.
+
+    Args:
+        folder: Where a relative path starts.
+        above: Files of the recipes that are taken from this one.
+    """
+    file = folder / name if name.endswith(".toml") else RECIPES / f"{name}.toml"
     if not file.is_file():
-        known = ", ".join(sorted(path.stem for path in RECIPES.glob("*.toml")))
-        raise RecipeError(f"{file}: no such recipe; the shipped ones are {known}")
+        known = sorted(path.relative_to(RECIPES).with_suffix("").as_posix() for path in RECIPES.rglob("*.toml"))
+        now = _RENAMED.get(name) or next((each for each in known if each.endswith(f"/{name}")), None)
+        hint = f"it is called {now} now" if now else f"the shipped ones are {', '.join(known)}"
+        raise RecipeError(f"{file}: no such recipe; {hint}")
     try:
         values = tomllib.loads(file.read_text(encoding="utf-8-sig"))  # some editors begin it with a mark
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise RecipeError(f"{file}: {error}") from error
-    for override in overrides:
-        apply_override(values, override)
-    return parse_recipe(values | {"loaded": name, "overrides": tuple(overrides)}, str(file))
+    base = values.pop("from", None)
+    if base is None:
+        return values, file
+    if not isinstance(base, str):
+        raise RecipeError(f"{file}: from: give the name of a recipe, or its file")
+    if file in above:
+        raise RecipeError(f"{file}: from: it is taken from itself")
+    return _merged(_read(base, file.parent, (*above, file))[0], values), file
+
+
+def _merged(base: dict[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
+    """Tables with the values of others in place of theirs. A budget replaces the other one."""
+    made = dict(base)
+    for key, value in values.items():
+        old = made.get(key)
+        made[key] = _merged(old, value) if isinstance(old, dict) and isinstance(value, dict) else value
+    if {"tokens", "minutes"} <= made.keys():
+        del made["minutes" if "tokens" in values else "tokens"]
+    return made
 
 
 def parse_recipe(values: Mapping[str, Any], place: str) -> Recipe:

@@ -11,7 +11,7 @@ HASHES = {row["name"]: row["sha256"] for row in ROW.finditer(PAGE.read_text(enco
 
 
 def test_page_has_every_file_of_the_recipe() -> None:
-    recipe = load_recipe("gpu")
+    recipe = load_recipe("english")
     read = (*recipe.corpus.sources, *recipe.corpus.heldout, *recipe.finetune.train, *recipe.finetune.test)
     assert set(HASHES) == {source.path for source in read}
 

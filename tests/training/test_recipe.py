@@ -9,7 +9,7 @@ import pytest
 from training.errors import RecipeError
 from training.recipe import RECIPES, load_recipe, read_resolved, recipe_keys, source_name, write_resolved
 
-SHIPPED = sorted(file.stem for file in RECIPES.glob("*.toml"))
+SHIPPED = sorted(file.relative_to(RECIPES).with_suffix("").as_posix() for file in RECIPES.rglob("*.toml"))
 
 MAX_KEYS = 80
 """A key that serves one experiment does not belong into a recipe."""
@@ -24,8 +24,44 @@ def test_recipe_keys_are_few_and_explained() -> None:
 @pytest.mark.parametrize("name", SHIPPED)
 def test_recipe_that_ships_is_valid_and_has_the_name_of_its_file(name: str) -> None:
     recipe = load_recipe(name)
-    assert recipe.name == name
+    assert recipe.name == name.rpartition("/")[2]
     assert recipe.description
+
+
+@pytest.mark.parametrize(
+    ("old", "now"), [("gpu", "shipped"), ("imdb", "examples/imdb"), ("wikitext", "examples/wikitext")]
+)
+def test_recipe_of_version_0_2_names_its_new_name(old: str, now: str) -> None:
+    with pytest.raises(RecipeError, match=f"no such recipe; it is called {now} now"):
+        load_recipe(old)
+
+
+def test_recipe_takes_what_it_does_not_say_from_another(tmp_path: Path) -> None:
+    (tmp_path / "base.toml").write_text(
+        'name = "base"\nseed = 7\n[pretrain]\ntokens = 9\nlearning_rate = 1e-3\n[finetune.labels]\n1 = "A"\n2 = "B"\n'
+    )
+    (tmp_path / "mine.toml").write_text(
+        'name = "mine"\nfrom = "base.toml"\n[pretrain]\nminutes = 2\n[finetune.labels]\n2 = "C"\n'
+    )
+    recipe = load_recipe(str(tmp_path / "mine.toml"), ["seed=8"])
+    assert (recipe.name, recipe.seed, recipe.pretrain.learning_rate) == ("mine", 8, 1e-3)
+    assert (recipe.pretrain.tokens, recipe.pretrain.minutes) == (None, 2), "one budget takes the place of the other"
+    assert recipe.finetune.labels == {"1": "A", "2": "C"}
+    assert load_recipe("cpu").corpus == load_recipe("english").corpus
+
+
+@pytest.mark.parametrize(
+    ("base", "message"),
+    [
+        ('"mine.toml"', "mine.toml: from: it is taken from itself"),
+        ('"none.toml"', "none.toml: no such recipe"),
+        ("7", "mine.toml: from: give the name of a recipe, or its file"),
+    ],
+)
+def test_recipe_from_a_wrong_recipe_is_an_error(tmp_path: Path, base: str, message: str) -> None:
+    (tmp_path / "mine.toml").write_text(f'name = "mine"\nfrom = {base}\n')
+    with pytest.raises(RecipeError, match=message):
+        load_recipe(str(tmp_path / "mine.toml"))
 
 
 def test_overrides_are_toml_values_in_nested_tables(recipe_file: Path) -> None:
