@@ -46,7 +46,7 @@ format: $(VENV)/.dev  ## mend what ruff can mend
 train: $(VENV)/.train  ## train both checkpoints from text; RECIPE=quick or a TOML file, DATA=../shared/data
 	@exec $(BIN)/python -m training all $(RECIPE) --data $(DATA) $(ARGS)
 
-evaluate: $(VENV)/.train  ## evaluate the shipped weights beside baselines; RECIPE=gpu, DATA=../shared/data
+evaluate: $(VENV)/.train  ## evaluate the shipped weights beside baselines; RECIPE=shipped, DATA=../shared/data
 	@exec $(BIN)/python -m training evaluate $(RECIPE) --weights model/weights --data $(DATA) $(ARGS)
 
 # The peers want other packages than ours, infinity even older ones: each has an environment of its own.
