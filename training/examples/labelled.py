@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -156,16 +157,19 @@ def labelled_window(
     return LabelledTexts(window, targets, read, tokenizer, max_length, truth, names)
 
 
-def epoch_size(text: PreparedText, max_length: int, left_out: Fold | None = None) -> tuple[int, int]:
+def epoch_size(
+    text: PreparedText, max_length: int, left_out: Fold | None = None, *, with_unlabelled: bool = False
+) -> tuple[int, int]:
     """Documents and tokens of one pass over prepared labelled text; see `document_lengths`.
 
     Args:
         left_out: documents that do not count.
+        with_unlabelled: whether those without a label count.
     """
     documents = tokens = 0
     for numbers in text.shuffled_windows(0, 0):
         window = text.window(numbers)
-        lengths = document_lengths(window, max_length)[_kept(window, left_out)]
+        lengths = document_lengths(window, max_length)[_kept(window, left_out, with_unlabelled)]
         documents += len(lengths)
         tokens += int(lengths.sum())
     return documents, tokens
@@ -177,13 +181,21 @@ def document_lengths(text: Text, max_length: int) -> Ints:
     return np.minimum(np.diff(ends) + 3, max_length)
 
 
-def _kept(window: TextWindow, left_out: Fold | None) -> NDArray[np.bool_]:
+def is_unlabelled(labels: NDArray[Any]) -> NDArray[np.bool_]:
+    """(documents,) which ones have no label, by the column `labels`."""
+    found: NDArray[np.bool_] = labels == NO_LABEL if labels.ndim == 1 else np.isnan(labels[:, 0])
+    return found
+
+
+def _kept(window: TextWindow, left_out: Fold | None, with_unlabelled: bool) -> NDArray[np.bool_]:
     """(documents,) which ones are trained on."""
-    if left_out is None:
-        return np.ones(len(window.document_starts) - 1, bool)
-    groups = window.column("groups")
-    assert groups is not None
-    return ~left_out.holds(groups)
+    labels, groups = window.column("labels"), window.column("groups")
+    assert labels is not None
+    kept = np.ones(len(labels), bool) if with_unlabelled else ~is_unlabelled(labels)
+    if left_out is not None:
+        assert groups is not None
+        kept &= ~left_out.holds(groups)
+    return kept
 
 
 class _ShuffledTexts:
@@ -223,7 +235,10 @@ class LabelledStream:
     """Documents that are not trained on."""
 
     def __post_init__(self) -> None:
-        self.documents, self.tokens = epoch_size(self.text, self.max_length, self.left_out)
+        self._with_unlabelled = self.teacher_weight is not None  # without a teacher, they teach nothing
+        self.documents, self.tokens = epoch_size(
+            self.text, self.max_length, self.left_out, with_unlabelled=self._with_unlabelled
+        )
         """Of one epoch."""
         sequences = int(2 * self.texts_per_batch) + 8
         self.shape = BatchShape(self.micro_batch_tokens, sequences, max_seqlen=self.max_length)
@@ -239,7 +254,7 @@ class LabelledStream:
     def window(self, epoch: int, number: int) -> _ShuffledTexts:
         window = self.text.window(self.text.shuffled_windows(self.seed, epoch)[number])
         texts = labelled_window(window, self.tokenizer, self.outputs, self.max_length, self.teacher_weight)
-        return _ShuffledTexts(texts, _kept(window, self.left_out), (self.seed, epoch, number))
+        return _ShuffledTexts(texts, _kept(window, self.left_out, self._with_unlabelled), (self.seed, epoch, number))
 
     def num_masked(self, example: LabelledExample) -> int:
         del example

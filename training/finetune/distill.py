@@ -19,13 +19,12 @@ from tqdm import tqdm
 from model.checkpoint import Checkpoint
 from model.heads import BertForSequenceClassification
 from model.tokenizer import Tokenizer
-from training.corpus.encode import NO_LABEL
 from training.corpus.prepare import prepare_labelled
 from training.corpus.reader import PreparedText
 from training.errors import RunError
 from training.evaluate.classification import check_reading, classifier_logits, load_classifier
 from training.examples.batches import ClassificationBatch, Floats
-from training.examples.labelled import Fold, labelled_window
+from training.examples.labelled import Fold, is_unlabelled, labelled_window
 from training.examples.loader import made_ahead, num_workers
 from training.loop.checkpoint import weights_hash
 from training.problems.choose import problem_of
@@ -191,9 +190,8 @@ class _Readings(IterableDataset[_Reading]):
             labels, groups = window.column("labels"), window.column("groups")
             assert labels is not None
             assert groups is not None
-            is_unlabelled = labels == NO_LABEL if labels.ndim == 1 else np.isnan(labels[:, 0])
             for teacher in range(self.teachers):
-                is_read = is_unlabelled | Fold(teacher, self.teachers).holds(groups)
+                is_read = is_unlabelled(labels) | Fold(teacher, self.teachers).holds(groups)
                 for documents, batch in texts.batches(is_read.nonzero()[0].tolist(), self.batch_tokens):
                     yield _Reading(shard, teacher, documents, batch)
             yield _Reading(shard)

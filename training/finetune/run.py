@@ -159,7 +159,7 @@ def _material(
     with ranks_in_turn(recipe.folder):
         folder = prepare_labelled(recipe, start.tokenizer, keep_earlier=teacher is not None)
         train = PreparedText.open(folder / "train")
-        _, tokens = epoch_size(train, recipe.finetune.max_length)
+        _, tokens = epoch_size(train, recipe.finetune.max_length, with_unlabelled=teacher is not None)
         is_classifier = isinstance(start.model, BertForSequenceClassification)
         recipe = planned(recipe, train.documents, tokens, from_classifier=is_classifier, world_size=world_size())
         problem = problem_of(recipe.finetune.problem_type, recipe.finetune.label_names)

@@ -288,18 +288,24 @@ def test_distill_is_repeated_and_continued_by_the_same_command(make_recipe: Make
     assert resolved.distill == recipe.distill
 
 
-def test_teacher_reads_only_the_other_folds(make_recipe: MakeRecipe) -> None:
-    recipe = save_new_network(make_recipe(*FOLDS))
+def test_teacher_reads_only_the_labelled_texts_of_the_other_folds(make_recipe: MakeRecipe) -> None:
+    recipe = save_new_network(make_recipe(*FOLDS, 'distill.sources=[{name="more", path="test.jsonl"}]'))
+    recipe = changed(recipe, test=())
     tokenizer = Tokenizer.load(recipe.folder / "tokenizer")
     text = PreparedText.open(prepare_labelled(recipe, tokenizer) / "train")
-    groups = text.column("groups")
+    groups, labels = text.column("groups"), text.column("labels")
     assert groups is not None
+    assert labels is not None
+    assert (labels == -1).any()
     for number in (0, 1):
         stream = LabelledStream(text, tokenizer, 2, 48, None, 1, 256, left_out=Fold(number, 2))
         window = stream.window(0, 0)
         read = groups[window._order]
-        assert len(window) == stream.documents == (groups % 2 != number).sum()
+        assert len(window) == stream.documents == ((groups % 2 != number) & (labels >= 0)).sum()
         assert (read % 2 != number).all()
+        assert (labels[window._order] >= 0).all()
+    student = LabelledStream(text, tokenizer, 2, 48, 0.5, 1, 256)
+    assert student.documents == text.documents
 
 
 def test_distill_interrupted_among_the_teachers_says_so_and_continues(
