@@ -47,7 +47,8 @@ def test_recipe_takes_what_it_does_not_say_from_another(tmp_path: Path) -> None:
     assert (recipe.name, recipe.seed, recipe.pretrain.learning_rate) == ("mine", 8, 1e-3)
     assert (recipe.pretrain.tokens, recipe.pretrain.minutes) == (None, 2), "one budget takes the place of the other"
     assert recipe.finetune.labels == {"1": "A", "2": "C"}
-    assert load_recipe("cpu").corpus == load_recipe("english").corpus
+    assert load_recipe("cpu").finetune.test == load_recipe("english").finetune.test
+    assert load_recipe("shipped").corpus == load_recipe("english").corpus
 
 
 @pytest.mark.parametrize(
