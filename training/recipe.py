@@ -328,8 +328,8 @@ class FinetuneConfig(_Strict):
     learned soon; but 1 with a `learning_rate` or if `pretrained` is a classifier."""
     bag_weight: Share | None = None
     """Weight of the probabilities of a bag of words beside the true label: each text is labelled by one that has not
-    read it. If absent, 0.5 for up to 20,000 texts, and 0 for more or if `pretrained` is a classifier. Not used with
-    `[distill]`."""
+    read it. If absent, 0.5 for up to 20,000 texts, and 0 for more or if `pretrained` is a classifier of the same
+    labels. Not used with `[distill]`."""
     augment_fraction: Share = 0.1
     """Share of texts that are changed to look like what users write: typographic marks, contractions, capitals."""
 

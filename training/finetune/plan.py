@@ -18,6 +18,8 @@ class PlanPolicy:
 
     tokens: int = 1_500_000
     """Tokens of a run, as far as the bounds of the epochs allow."""
+    classifier_tokens: int = 500_000
+    """The same for a network that is a classifier already: it learns its texts by heart sooner."""
     min_epochs: float = 2.0
     max_epochs: float = 20.0
     min_steps: int = 200
@@ -41,6 +43,7 @@ def planned(
     tokens: int,
     *,
     from_classifier: bool = False,
+    has_labels: bool = False,
     world_size: int = 1,
     policy: PlanPolicy = PlanPolicy(),
 ) -> Recipe:
@@ -48,13 +51,16 @@ def planned(
 
     Args:
         tokens: of one epoch.
-        from_classifier: whether the network to start from is a classifier. It needs to learn less: neither a bag of
-            words nor fast embeddings help it.
+        from_classifier: whether the network to start from is a classifier. It needs to learn less, and has no use for
+            fast embeddings.
+        has_labels: whether it has the recipe's labels, so that its last layer is kept. It knows more than a bag of
+            words.
         world_size: processes that share a step.
     """
     config = recipe.finetune
     most = max(policy.max_epochs, policy.min_steps * policy.min_batch_tokens / tokens)
-    epochs = config.epochs or min(most, max(policy.min_epochs, policy.tokens / tokens))
+    wanted_tokens = policy.classifier_tokens if from_classifier else policy.tokens
+    epochs = config.epochs or min(most, max(policy.min_epochs, wanted_tokens / tokens))
     micro, batch = recipe.micro_batch_tokens, config.batch_tokens
     if batch is None:
         wanted = min(policy.max_batch_tokens, max(policy.min_batch_tokens, epochs * tokens / policy.steps))
@@ -62,7 +68,7 @@ def planned(
         each = each if each < micro else _round_up(each, micro)
         micro, batch = min(micro, each), each * world_size
     is_given = config.learning_rate is not None
-    is_taught = texts <= policy.max_bag_texts and not from_classifier and config.problem_type == SINGLE_LABEL
+    is_taught = texts <= policy.max_bag_texts and not has_labels and config.problem_type == SINGLE_LABEL
     bag_weight = policy.bag_weight * is_taught
     changes = {
         "epochs": epochs,

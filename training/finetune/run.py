@@ -160,8 +160,14 @@ def _material(
         folder = prepare_labelled(recipe, start.tokenizer, keep_earlier=teacher is not None)
         train = PreparedText.open(folder / "train")
         _, tokens = epoch_size(train, recipe.finetune.max_length, with_unlabelled=teacher is not None)
-        is_classifier = isinstance(start.model, BertForSequenceClassification)
-        recipe = planned(recipe, train.documents, tokens, from_classifier=is_classifier, world_size=world_size())
+        recipe = planned(
+            recipe,
+            train.documents,
+            tokens,
+            from_classifier=isinstance(start.model, BertForSequenceClassification),
+            has_labels=keeps_last_layer(start.model, recipe.finetune),
+            world_size=world_size(),
+        )
         problem = problem_of(recipe.finetune.problem_type, recipe.finetune.label_names)
         weight = recipe.distill.weight if recipe.distill else recipe.finetune.bag_weight or 0.0
         if recipe.finetune.bag_weight:

@@ -39,9 +39,17 @@ def test_planned_bag_of_words_is_a_teacher_of_few_texts_only() -> None:
     assert plan(10_000, texts=POLICY.max_bag_texts + 1).finetune.bag_weight == 0
 
 
-def test_planned_bag_of_words_is_no_teacher_of_a_classifier() -> None:
-    config = planned(Recipe(name="mine"), 1000, 100_000, from_classifier=True).finetune
-    assert (config.bag_weight, config.embedding_factor) == (0, 1)
+def test_planned_bag_of_words_is_no_teacher_of_a_classifier_of_the_labels() -> None:
+    recipe = Recipe(name="mine")
+    others, same = (planned(recipe, 1000, 100_000, from_classifier=True, has_labels=has) for has in (False, True))
+    assert (others.finetune.bag_weight, others.finetune.embedding_factor) == (POLICY.bag_weight, 1)
+    assert (same.finetune.bag_weight, same.finetune.embedding_factor) == (0, 1)
+
+
+def test_planned_epochs_of_a_classifier_are_fewer() -> None:
+    found = planned(Recipe(name="mine"), 1000, 100_000, from_classifier=True).finetune.epochs
+    assert found == POLICY.classifier_tokens / 100_000
+    assert found < (plan(100_000).finetune.epochs or 0)
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 8])
