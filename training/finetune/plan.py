@@ -18,7 +18,7 @@ class PlanPolicy:
 
     tokens: int = 1_500_000
     """Tokens of a run, as far as the bounds of the epochs allow."""
-    classifier_tokens: int = 500_000
+    classifier_tokens: int = 250_000
     """The same for a network that is a classifier already: it learns its texts by heart sooner."""
     min_epochs: float = 2.0
     max_epochs: float = 20.0

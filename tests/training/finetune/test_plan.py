@@ -47,9 +47,9 @@ def test_planned_bag_of_words_is_no_teacher_of_a_classifier_of_the_labels() -> N
 
 
 def test_planned_epochs_of_a_classifier_are_fewer() -> None:
-    found = planned(Recipe(name="mine"), 1000, 100_000, from_classifier=True).finetune.epochs
-    assert found == POLICY.classifier_tokens / 100_000
-    assert found < (plan(100_000).finetune.epochs or 0)
+    found = planned(Recipe(name="mine"), 1000, 50_000, from_classifier=True).finetune.epochs
+    assert found == POLICY.classifier_tokens / 50_000
+    assert found < (plan(50_000).finetune.epochs or 0)
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 8])
