@@ -2,7 +2,7 @@
 
 import os
 
-# Read when torch is imported. OpenMP's threads wait for each other by spinning for milliseconds; two runs at a time on
-# two cores then do 158 tokens a second each in place of 3,600 (4,600 to 5,600 alone, with either).
+# Read when torch is imported. By default, OpenMP's threads spin for milliseconds while they wait for each other. Two
+# runs at a time on two cores did 158 tokens a second each that way, and 3,600 each with short spins (LOG.md).
 if "OMP_WAIT_POLICY" not in os.environ:
     os.environ.setdefault("GOMP_SPINCOUNT", "1000")

@@ -19,11 +19,10 @@ from tqdm.contrib.logging import logging_redirect_tqdm
 from model.errors import BertError
 from training.classify.arguments import add_arguments
 from training.classify.command import plan
-from training.corpus.inputs import check_labels
 from training.corpus.prepare import prepare, prepare_labelled
 from training.corpus.reader import PreparedText
 from training.corpus.tokenizer import make_tokenizer, open_tokenizer
-from training.errors import MissingTextError, RunError
+from training.errors import RunError
 from training.examples.inspect import inspect
 from training.export.run import check_targets, export
 from training.finetune.distill import distill, load_teachers, with_earlier_distill
@@ -41,18 +40,20 @@ STOPPED = 130
 
 
 def _prepare(recipe: Recipe) -> None:
-    if not is_pretrained(recipe):
-        tokenizer = open_tokenizer(recipe)
-        folder = prepare(recipe, tokenizer)
-        if (folder / "train").is_dir():
-            text = PreparedText.open(folder / "train")
-            size = f"{text.documents:,} documents with {text.tokens:,} tokens"
-            logger.info(f"{size} in {folder}, unigram entropy {text.unigram_entropy:.2f} nats")
+    """The labelled texts first: a wrong label is found before the large text is prepared."""
+    if _is_pretrained(recipe):
+        start, recipe = starting_point(recipe.model_copy(update={"adapt": None}))
+        if recipe.finetune.train:
+            prepare_labelled(recipe, start.tokenizer)
+        return
+    tokenizer = open_tokenizer(recipe)
     if recipe.finetune.train:
-        if recipe.finetune.pretrained:
-            start, recipe = starting_point(recipe.model_copy(update={"adapt": None}))
-            tokenizer = start.tokenizer
         prepare_labelled(recipe, tokenizer)
+    folder = prepare(recipe, tokenizer)
+    if (folder / "train").is_dir():
+        text = PreparedText.open(folder / "train")
+        size = f"{text.documents:,} documents with {text.tokens:,} tokens"
+        logger.info(f"{size} in {folder}, unigram entropy {text.unigram_entropy:.2f} nats")
 
 
 def _inspect(recipe: Recipe, examples: int) -> None:
@@ -85,12 +86,6 @@ def _all(recipe: Recipe) -> bool:
             load_pretrained(recipe.finetune.pretrained)
     if recipe.distill and recipe.distill.teacher:
         load_teachers(recipe)
-    if recipe.finetune.train:
-        try:
-            check_labels(recipe)
-        except MissingTextError:
-            if not (recipe.folder / "labelled" / "manifest.json").is_file():  # else they were prepared elsewhere
-                raise
     return all(COMMANDS[name][0](recipe) is not False for name in _stages(recipe))
 
 
@@ -101,15 +96,15 @@ def _classify(parsed: argparse.Namespace, overrides: list[str], arguments: Seque
         return _all(planned.recipe)
 
 
-def is_pretrained(recipe: Recipe) -> bool:
-    """Whether the recipe begins with a network that exists."""
+def _is_pretrained(recipe: Recipe) -> bool:
+    """Whether the recipe pretrains nothing: it fine-tunes a network that exists."""
     return bool(recipe.finetune.pretrained and (recipe.finetune.train or not recipe.corpus.sources))
 
 
 def _stages(recipe: Recipe) -> list[str]:
     """The commands of `all`, in order."""
     return [
-        *(("prepare",) if is_pretrained(recipe) else ("tokenizer", "prepare", "pretrain")),
+        *(("prepare",) if _is_pretrained(recipe) else ("tokenizer", "prepare", "pretrain")),
         *(("adapt",) if recipe.adapt else ()),
         *(("distill",) if recipe.distill and recipe.finetune.train else ()),
         *(("finetune",) if recipe.finetune.train else ()),

@@ -183,20 +183,6 @@ def report_texts(recipe: Recipe, progress: Progress | None = None) -> Iterator[t
                 yield source, document, label
 
 
-def check_labels(recipe: Recipe) -> None:
-    """Read and split the labelled text, so that a mistake is found before hours of training.
-
-    Raises:
-        SourceError, RunError: as `labelled_inputs`.
-    """
-    found: set[Target] = set()
-    for shard_input in labelled_inputs(recipe.model_copy(update={"distill": None})):
-        if shard_input.part == "train":
-            found.update(shard_input.labels or ())
-        if not _lacking(recipe, found):  # every value of the label columns has been read before the first shard
-            return
-
-
 def _lacking(recipe: Recipe, found: Iterable[Target]) -> str:
     """What texts with these targets lack to train on; "" if they lack nothing."""
     targets, names = set(found), recipe.finetune.label_names

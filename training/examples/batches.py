@@ -200,12 +200,14 @@ def collate_classification(examples: Sequence[LabelledExample], shape: BatchShap
     for row, example in enumerate(examples):
         targets[:, row] = example.target, example.truth
     outputs = [np.zeros(1, np.int64)] * len(examples)
-    fields = targets.view(np.int32).ravel().astype(np.int64)  # the bits of the numbers
-    return ClassificationBatch(*_pack(examples, outputs, shape, [fields]))
+    return ClassificationBatch(*_pack(examples, outputs, shape, [targets.view(np.int32).ravel()]))  # their bits
 
 
 def _pack(
-    examples: Sequence[Example | LabelledExample], outputs: Sequence[Ints], shape: BatchShape, others: Sequence[Ints]
+    examples: Sequence[Example | LabelledExample],
+    outputs: Sequence[Ints],
+    shape: BatchShape,
+    others: Sequence[NDArray[np.signedinteger]],
 ) -> tuple[Tensor, BatchShape, tuple[int, ...], tuple[int, ...]]:
     """The fields of a batch of constant shape, with the examples end to end.
 

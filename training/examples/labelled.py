@@ -152,9 +152,7 @@ def labelled_window(
         mixed = (1 - teacher_weight) * targets + teacher_weight * probabilities
         targets = np.where(np.isnan(targets), probabilities, mixed).astype(np.float32)
     read = [shard.read for shard in window.shards for _ in range(shard.documents)]
-    domains = window.column("domains")
-    names = [] if domains is None else [domain.decode() for domain in domains.tolist()]
-    return LabelledTexts(window, targets, read, tokenizer, max_length, truth, names)
+    return LabelledTexts(window, targets, read, tokenizer, max_length, truth)
 
 
 def epoch_size(

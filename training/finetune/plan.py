@@ -30,7 +30,7 @@ class PlanPolicy:
     max_batch_tokens: int = 4096
     learning_rate: float = 2e-4
     """Peak rate with steps of `min_batch_tokens`. It grows with the fourth root of a step's tokens, which
-    agrees with the recipes `shipped` (3e-4 at 4,096) and `gpu` (5e-4 at 32,768)."""
+    agrees with the recipes `cpu` (3e-4 at 4,096) and `shipped` (5e-4 at 32,768)."""
     embedding_factor: float = 10.0
     bag_weight: float = 0.5
     max_bag_texts: int = 20_000

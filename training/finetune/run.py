@@ -151,7 +151,7 @@ def train_teachers(recipe: Recipe) -> bool:
 def _material(
     recipe: Recipe, start: Checkpoint, stage: str, runs: Sequence[_Run], teacher: str | None
 ) -> Iterator[_Material]:
-    """The prepared texts, and the settings that belong to them; the stage's folder is locked meanwhile.
+    """Prepares the texts, plans the settings for them, and holds the lock of the stage's folder.
 
     Args:
         teacher: fingerprint of the teachers whose probabilities are learned.
@@ -228,8 +228,14 @@ def starting_point(recipe: Recipe) -> tuple[Checkpoint, Recipe]:
 def open_dev(recipe: Recipe, start: Checkpoint) -> dict[str, LabelledTexts]:
     """The dev texts by the name of their source, read as the service reads them: up to the network's positions."""
     outputs, positions = len(recipe.finetune.label_names), start.config.max_position_embeddings
-    parts = open_parts(recipe.folder / "labelled" / "dev")
-    return {name: labelled_window(part.window(), start.tokenizer, outputs, positions) for name, part in parts.items()}
+    found = {}
+    for name, part in open_parts(recipe.folder / "labelled" / "dev").items():
+        window = part.window()
+        domains = window.column("domains")
+        assert domains is not None
+        texts = labelled_window(window, start.tokenizer, outputs, positions)
+        found[name] = replace(texts, domains=[domain.decode() for domain in domains.tolist()])
+    return found
 
 
 def _finished(run: _Run, earlier: Mapping[int, SeedResult]) -> SeedResult | None:

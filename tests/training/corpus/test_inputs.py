@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from training.corpus.encode import NO_LABEL
-from training.corpus.inputs import check_labels, labelled_inputs, reading_of, report_texts
+from training.corpus.inputs import labelled_inputs, reading_of, report_texts
 from training.errors import RunError, SourceError
 from training.recipe import Recipe, SourceConfig
 from training.sources.documents import Document
@@ -100,25 +100,25 @@ def test_label_without_any_text_is_an_error(tmp_path: Path) -> None:
         parts(recipe_of(tmp_path, write(tmp_path, rows)))
 
 
-def test_check_labels_finds_a_wrong_label_of_a_test_source(tmp_path: Path) -> None:
+def test_wrong_label_of_a_test_source_names_its_row(tmp_path: Path) -> None:
     source = write(tmp_path, [{"text": "bad", "label": 0}, {"text": "fine", "label": 1}])
     test = write(tmp_path, [{"text": "good", "label": 1}, {"text": "so-so", "label": 2}], name="test")
     with pytest.raises(SourceError, match=r"test\.jsonl, line 2: label '2' is not in "):
-        check_labels(recipe_of(tmp_path, source, test=(test,)))
+        parts(recipe_of(tmp_path, source, test=(test,)))
     with pytest.raises(SourceError, match="test: fine-tuning needs the source's `label`"):
-        check_labels(recipe_of(tmp_path, source, test=(test.model_copy(update={"label": None}),)))
+        parts(recipe_of(tmp_path, source, test=(test.model_copy(update={"label": None}),)))
 
 
-def test_check_labels_finds_a_label_whose_texts_are_all_in_test_or_in_dev(tmp_path: Path) -> None:
+def test_label_whose_texts_are_all_in_test_or_in_dev_is_an_error(tmp_path: Path) -> None:
     in_dev, in_train = sorted("xy", key=text_hash)
     rows = [{"text": f"film {i}", "label": i % 2, "film": in_dev if i % 2 else in_train} for i in range(8)]
     source = write(tmp_path, rows)
-    check_labels(recipe_of(tmp_path, source))
+    parts(recipe_of(tmp_path, source))
     message = "has no text labelled POSITIVE: .* are all its texts in finetune.test, held out .* or in dev"
     with pytest.raises(RunError, match=message):
-        check_labels(recipe_of(tmp_path, source, test=(write(tmp_path, rows[1::2], name="test"),)))
+        parts(recipe_of(tmp_path, source, test=(write(tmp_path, rows[1::2], name="test"),)))
     with pytest.raises(RunError, match=message):
-        check_labels(recipe_of(tmp_path, write(tmp_path, rows, group="film"), dev_fraction=1e-9))
+        parts(recipe_of(tmp_path, write(tmp_path, rows, group="film"), dev_fraction=1e-9))
 
 
 def test_labelled_inputs_count_the_bytes_of_all_files_for_the_progress_bar(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from training.problems.choose import problem_of
 NONE = np.full(2, np.nan, np.float32)
 
 
-def test_accuracy_of_soft_labels_is_that_of_the_true_ones() -> None:
+def test_classification_loss_of_soft_labels_has_the_accuracy_of_the_true_ones() -> None:
     config = BertConfig(vocab_size=8, hidden_size=8, num_hidden_layers=1, num_attention_heads=1, intermediate_size=8)
     model = BertForSequenceClassification(config.replace(id2label={0: "a", 1: "b"})).eval()
     with torch.no_grad():
