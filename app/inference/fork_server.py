@@ -152,13 +152,15 @@ class InferenceProcess:
 
     async def run(self, on_reply: Callable[[], None]) -> None:
         """Hand the replies over until the process ends. `on_reply` is called after each: the process is free."""
-        with suppress(EOFError, ConnectionError):
-            while True:
-                reply = await _receive(self._reader)
-                self._end_request(reply)
-                on_reply()
-        self._end_request(ProcessDiedError())
-        self.close()
+        try:
+            with suppress(EOFError, ConnectionError):
+                while True:
+                    reply = await _receive(self._reader)
+                    self._end_request(reply)
+                    on_reply()
+        finally:  # also if this is cancelled before the connection's end is seen
+            self._end_request(ProcessDiedError())
+            self.close()
 
     def kill(self) -> None:
         """Kill the process."""

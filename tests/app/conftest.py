@@ -58,8 +58,9 @@ def checkpoints(pretrained: Path, sentiment: Path) -> dict[str, str]:
 
 @pytest.fixture(scope="session")
 def service(checkpoints: dict[str, str]) -> Iterator[Process]:
-    """A `bert-serve` process, for tests that leave it as it is."""
-    with running(checkpoints | {"BERT_THREADS": "2"}) as process:
+    """A `bert-serve` process, for tests that leave it as it is. Its deadline is far off, because a machine may stop for
+    a while."""
+    with running(checkpoints | {"BERT_THREADS": "2", "BERT_REQUEST_TIMEOUT_MS": "600000"}) as process:
         process.until_ready()
         yield process
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import socket
 import sys
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ from app.inference.types import Answer, BackendConfig, BatchResult, Query, Task
 from model import Tokenizer
 from model.errors import CheckpointError
 from tests.app.process import PATIENCE, WITHOUT_TORCH, children
+from tests.app.waiting import until
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -89,12 +91,6 @@ def server_of(backend: ProcessPool) -> int:
 def pids_of(backend: ProcessPool) -> list[int]:
     """The processes that compute, in the order of their numbers."""
     return [process.pid for _, process in sorted(backend._processes.items())]
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(PATIENCE):
-        while not condition():  # noqa: ASYNC110 (no event says so)
-            await asyncio.sleep(0.005)
 
 
 async def until_gone(pid: int) -> None:
@@ -287,6 +283,18 @@ async def test_process_pool_closing_fails_what_is_computed_and_what_waits(
     await own_pair.aclose()
     answers = await asyncio.gather(*asked, return_exceptions=True)
     assert [type(answer) for answer in answers] == [BackendDiedError] * 4
+
+
+async def test_process_that_is_no_longer_listened_to_fails_its_batch() -> None:
+    ours, theirs = socket.socketpair()
+    process = InferenceProcess(*await asyncio.open_connection(sock=ours))
+    listening = asyncio.create_task(process.run(lambda: None))
+    asked = asyncio.create_task(process.ask("anything"))
+    await asyncio.sleep(0)
+    listening.cancel()
+    with pytest.raises(ProcessDiedError):
+        await asked
+    theirs.close()
 
 
 @pytest.mark.usefixtures("without_torch")

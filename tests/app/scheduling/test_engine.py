@@ -34,6 +34,7 @@ from app.scheduling.tokenization import TextPair
 from app.settings import Settings
 from model.errors import EmptyTextError, NoMaskError, TextTooLongError, UnknownTargetError
 from model.tokenizer import Encoding
+from tests.app.waiting import until
 
 PATIENCE = 30
 
@@ -368,12 +369,6 @@ async def started(backends: Iterable[Any], **settings: object) -> Engine:
     async with asyncio.timeout(PATIENCE):
         await engine.lifecycle.startup_finished.wait()
     return engine
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(PATIENCE):
-        while not condition():  # noqa: ASYNC110 (no event says so)
-            await asyncio.sleep(0.002)
 
 
 async def test_reload_while_draining_is_refused(backend: Any) -> None:

@@ -26,6 +26,7 @@ from app.inference.types import BatchResult
 from app.scheduling.deadline import Deadline
 from app.scheduling.scheduler import SLOW_BATCH_SECONDS, Scheduler
 from app.scheduling.throughput import Throughput, ThroughputPolicy
+from tests.app.waiting import until
 
 PATIENCE = 30
 
@@ -129,12 +130,6 @@ async def start(
     task = asyncio.create_task(ask(scheduler, *items, encoder=encoder, tokens=tokens, seconds=seconds))
     await asyncio.sleep(0)
     return task
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(PATIENCE):
-        while not condition():  # noqa: ASYNC110 (no event says so)
-            await asyncio.sleep(0.002)
 
 
 def counts(scheduler: Scheduler) -> dict[str, int]:

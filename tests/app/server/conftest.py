@@ -23,6 +23,7 @@ from app.scheduling.lifecycle import Lifecycle
 from app.server.draining_server import DrainingServer
 from app.server.http_protocol import BoundedProtocol
 from app.settings import Settings
+from tests.app.waiting import until
 
 PATIENCE = 120
 
@@ -49,12 +50,6 @@ class Served:
     def send(self, number: signal.Signals) -> None:
         """Send this process a signal, which the server handles."""
         os.kill(os.getpid(), number)
-
-    async def until(self, condition: Callable[[], object]) -> None:
-        """Ask over and over until it is true."""
-        async with asyncio.timeout(PATIENCE):
-            while not condition():  # noqa: ASYNC110 (not all conditions have an event)
-                await asyncio.sleep(0.005)
 
     async def metric(self, name: str) -> float:
         lines = (await self.client.get("/metrics")).text.splitlines()
@@ -104,7 +99,7 @@ def start_server(backend: Any) -> StartServer:
             ) as client:
                 served = Served(app, server, port, client, serving)
                 try:
-                    await served.until(
+                    await until(
                         lambda: server.started and (server.lifecycle.has_loaded or not backend.may_load.is_set())
                     )
                     yield served

@@ -22,6 +22,7 @@ from app.server.draining_server import DrainingServer
 from app.settings import Settings
 from tests.app.process import PATIENCE, WITHOUT_TORCH, Process, running, wait_until
 from tests.app.server.conftest import StartServer
+from tests.app.waiting import until
 
 JSON_HEAD = b"POST /sentiment HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: 17\r\n\r\n"
 BODY = b'{"inputs":"good"}'
@@ -37,7 +38,7 @@ async def test_sigterm_answers_what_was_accepted(start_server: StartServer, back
         asked = [asyncio.create_task(served.client.post("/sentiment", json=GOOD)) for _ in range(50)]
         await served.until_queued(50)
         served.send(signal.SIGTERM)
-        await served.until(lambda: served.lifecycle.refusing)
+        await until(lambda: served.lifecycle.refusing)
         backend.gate.set()
         assert {answer.status_code for answer in await asyncio.gather(*asked)} == {200}
         await served.end()
@@ -53,7 +54,7 @@ async def test_sigterm_leaves_no_request_of_a_pipeline_without_an_answer(
         writer.write((JSON_HEAD + BODY) * 3)
         await served.until_queued(1)
         served.send(signal.SIGTERM)
-        await served.until(lambda: served.lifecycle.refusing)
+        await until(lambda: served.lifecycle.refusing)
         backend.gate.set()
         async with asyncio.timeout(PATIENCE):
             received = await reader.read()
@@ -89,7 +90,7 @@ async def test_port_answers_503_while_the_server_drains(start_server: StartServe
         await writer.drain()
         await served.client.get("/health/live")  # by now the head has been read
         served.send(signal.SIGTERM)
-        await served.until(lambda: served.lifecycle.refusing)
+        await until(lambda: served.lifecycle.refusing)
         ready = await served.client.get("/health/ready")
         late = await served.client.post("/sentiment", json=GOOD)
         assert (ready.status_code, ready.json()["code"], ready.headers["connection"]) == (503, "draining", "close")
@@ -107,7 +108,7 @@ async def test_sigterm_while_the_models_load_ends_the_server(start_server: Start
     backend.may_load.clear()
     async with start_server() as served:
         served.send(signal.SIGTERM)
-        await served.until(lambda: served.lifecycle.refusing)
+        await until(lambda: served.lifecycle.refusing)
         backend.may_load.set()
         await served.end()
 
@@ -125,18 +126,18 @@ async def test_ten_sighups_during_a_reload_are_one_more_reload(
 
         monkeypatch.setattr(served.lifecycle, "reload", reload)
         served.send(signal.SIGHUP)
-        await served.until(lambda: len(began) == 1)
+        await until(lambda: len(began) == 1)
         for _ in range(10):
             served.send(signal.SIGHUP)
             await asyncio.sleep(0.01)  # the loop sees each of them
         assert len(began) == 1
         began[0].set()  # the files may have changed since it began
-        await served.until(lambda: len(began) == 2)
+        await until(lambda: len(began) == 2)
         began[1].set()
         await asyncio.sleep(0.1)
         assert len(began) == 2
         served.send(signal.SIGHUP)
-        await served.until(lambda: len(began) == 3)
+        await until(lambda: len(began) == 3)
 
 
 async def test_sighup_while_the_models_load_is_a_reload_after_that(

@@ -24,6 +24,7 @@ from app.scheduling.engine import Engine, EnginePolicy
 from app.server import http_protocol
 from tests.app.process import PATIENCE, WITHOUT_TORCH, Process, running
 from tests.app.server.conftest import Served, StartServer
+from tests.app.waiting import until
 
 HEAD = b"POST /sentiment HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
 
@@ -567,7 +568,7 @@ async def test_answer_that_nobody_reads_is_not_kept(
     hasty_connections(1.0)
     async with start_server() as served:
         connection, head, length = await asyncio.to_thread(ask_for_much, served.port)
-        await served.until(lambda: states(connection)[0][0] != "01")
+        await until(lambda: states(connection)[0][0] != "01")
         assert len(head + await asyncio.to_thread(rest_of, connection)) < length
 
 
@@ -587,7 +588,7 @@ async def test_end_of_an_unread_answer_is_not_kept_if_the_connection_closes(
         )
         with connection:
             assert taken < length < taken + 60_000
-            await served.until(lambda: states(connection)[0][0] != "01")
+            await until(lambda: states(connection)[0][0] != "01")
 
 
 def states(connection: socket.socket) -> list[tuple[str, int]]:
@@ -627,9 +628,9 @@ async def test_tasks_on_connections_above_the_limit_are_refused(
     monkeypatch.setattr("app.server.http_protocol.SPARE_CONNECTIONS", 2)
     async with start_server(max_connections=3) as served:
         await served.client.aclose()
-        await served.until(lambda: not served.server.server_state.connections)
+        await until(lambda: not served.server.server_state.connections)
         kept = [await asyncio.open_connection("127.0.0.1", served.port) for _ in range(3)]
-        await served.until(lambda: len(served.server.server_state.connections) == 3)
+        await until(lambda: len(served.server.server_state.connections) == 3)
         refused = await ask_on_new_connection(served.port, HEAD, BODY)
         assert refused.startswith(b"HTTP/1.1 503 ")
         assert b'"code":"too_many_connections"' in refused
@@ -641,11 +642,11 @@ async def test_tasks_on_connections_above_the_limit_are_refused(
         writer.write(HEAD + b"Content-Length: %d\r\n\r\n" % len(BODY) + BODY)
         assert (await reader.readline()).startswith(b"HTTP/1.1 200 ")
         spare = [await asyncio.open_connection("127.0.0.1", served.port) for _ in range(2)]
-        await served.until(lambda: len(served.server.server_state.connections) == 5)
+        await until(lambda: len(served.server.server_state.connections) == 5)
         assert await ask_on_new_connection(served.port, b"GET /health/live HTTP/1.1\r\nHost: x\r\n") == b""
         for _, writer in [*kept, *spare]:
             writer.close()
-        await served.until(lambda: not served.server.server_state.connections)
+        await until(lambda: not served.server.server_state.connections)
         head = HEAD + b"Connection: close\r\n"
         assert (await ask_on_new_connection(served.port, head, BODY)).startswith(b"HTTP/1.1 200 ")
 
@@ -668,12 +669,12 @@ async def test_closed_connection_is_in_no_reference_cycle(
     async with start_server() as served:
         connections = served.server.server_state.connections
         await served.client.aclose()
-        await served.until(lambda: not connections)
+        await until(lambda: not connections)
         if not is_answered:
             backend.gate.clear()
         reader, writer = await asyncio.open_connection("127.0.0.1", served.port)
         writer.write(sent)
-        await served.until(lambda: connections)
+        await until(lambda: connections)
         if is_answered and sent.endswith(BODY):
             with suppress(TimeoutError):
                 await asyncio.wait_for(reader.readline(), 0.1)
@@ -684,7 +685,7 @@ async def test_closed_connection_is_in_no_reference_cycle(
         gc.disable()
         try:
             writer.transport.abort()
-            await served.until(lambda: connection() is None)
+            await until(lambda: connection() is None)
         finally:
             gc.enable()
         backend.gate.set()
