@@ -11,14 +11,16 @@ from __future__ import annotations
 import argparse
 import tempfile
 import time
+from array import array
 from collections.abc import Callable
 from pathlib import Path
 from statistics import median
 
 import torch
 
+from app.inference.frames import read_batch, write_batch
 from app.inference.torch_backend import TorchBackend
-from app.inference.types import BackendConfig, Query, Task
+from app.inference.types import BackendConfig, Kind, Part, Query, Task
 from benchmarks import texts
 from model import (
     BertConfig,
@@ -77,20 +79,22 @@ def main() -> None:
     device, dtype = torch.device(backend.info.device), getattr(torch, backend.info.dtype)
     encoder.to(device, dtype)
     graphed = GraphedEncoder(encoder) if device.type == "cuda" else None
-    lane = next(lane for lane, served in backend.info.models.items() if Task.SENTIMENT in served.tasks)
+    number = next(i for i, served in enumerate(backend.info.models.values()) if Task.SENTIMENT in served.tasks)
     peak = matmul_peak(device, dtype, 1.0)
     print(f"{options.preset}, texts of {length} tokens, {dtype} on {device}; peak {peak / 1e12:.1f} TFLOP/s")
     heads = ["batch", "texts/s served", "of peak", "encoder alone, texts/s", "of peak"]
     heads += ["by graphs, texts/s", "of peak"] if graphed else []
     print(f"| {' | '.join(heads)} |\n|{'---|' * len(heads)}")
-    ids = [backend.info.models[lane].tokenizer.cls_id] * length
-    query = Query(Task.SENTIMENT, Encoding(ids, [0] * length, [(0, 0)] * length, truncated=False))
+    ids = [list(backend.info.models.values())[number].tokenizer.cls_id] * length
+    encoding = Encoding(array("i", ids), length, [], truncated=False)
     for tokens in options.tokens:
         count = max(1, tokens // length)
         batch = PackedBatch.pack([ids] * count, outputs=[(0,)] * count)
         on_device = batch.to(device)
         flops = encoder_flops(encoder.config, batch) / count
-        works = [lambda n=count: backend.run(lane, [query] * n), lambda b=on_device: encoder(b)]
+        query = Query(Kind.PROBABILITIES, [encoding] * count)
+        frame = bytearray(write_batch(number, [Part(query, 0, count)]))
+        works = [lambda f=frame: backend.run(read_batch(f)), lambda b=on_device: encoder(b)]
         if graphed:
             works.append(lambda b=batch: graphed(b))
         cells = []

@@ -24,11 +24,22 @@ def directories(root: Path | None) -> tuple[Path, Path]:
 
 def _make_random() -> Path:
     if not (_RANDOM / "sentiment" / "model.safetensors").exists():
-        generator = torch.Generator().manual_seed(0)
-        config = BertConfig.preset("mini", vocab_size=VOCABULARY)
-        tokenizer = Tokenizer.train(texts.generated(20_000), VOCABULARY)
-        for name, kind in (("pretrained", BertForPreTraining), ("sentiment", BertForSequenceClassification)):
-            network = kind(config)
-            network.initialise(generator)
-            save_checkpoint(_RANDOM / name, network, tokenizer)
+        make_random(_RANDOM, num_hidden_layers=4, hidden_size=256)
     return _RANDOM
+
+
+def make_random(root: Path, num_hidden_layers: int, hidden_size: int) -> None:
+    """Write `pretrained` and `sentiment` of this shape, with random weights, into `root`."""
+    generator = torch.Generator().manual_seed(0)
+    tokenizer = Tokenizer.train(texts.generated(20_000), VOCABULARY)
+    config = BertConfig(
+        vocab_size=VOCABULARY,
+        num_hidden_layers=num_hidden_layers,
+        hidden_size=hidden_size,
+        num_attention_heads=max(1, hidden_size // 64),
+        intermediate_size=4 * hidden_size,
+    )
+    for name, kind in (("pretrained", BertForPreTraining), ("sentiment", BertForSequenceClassification)):
+        network = kind(config)
+        network.initialise(generator)
+        save_checkpoint(root / name, network, tokenizer)

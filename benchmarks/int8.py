@@ -11,6 +11,7 @@ import copy
 import json
 import lzma
 import random
+from array import array
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -130,7 +131,7 @@ def compare_masks(directory: Path, data: Path) -> str:
     encodings = [checkpoint.tokenizer.encode(*text, max_length=_MASKED_TOKENS, truncate=True) for text in texts]
     positions = [rng.randrange(1, len(encoding) - 1) for encoding in encodings]
     for encoding, position in zip(encodings, positions, strict=True):
-        encoding.input_ids[position] = checkpoint.tokenizer.mask_id
+        encoding.ids[position] = checkpoint.tokenizer.mask_id
     exact = checkpoint.model.eval()
     first, other = (logits(network, encodings, positions) for network in (exact, quantized(exact)))
     same = (first.argmax(1) == other.argmax(1)).double().mean()
@@ -150,7 +151,7 @@ def compare_outliers() -> str:
             layer.attention_norm.weight[chosen] *= OUTLIER_FACTOR
             layer.output_norm.weight[chosen] *= OUTLIER_FACTOR
     draws = [torch.randint(5, checkpoints.VOCABULARY, (64,), generator=generator).tolist() for _ in range(32)]
-    encodings = [Encoding(ids, [0] * 64, [], truncated=False) for ids in draws]
+    encodings = [Encoding(array("i", ids), 64, [], truncated=False) for ids in draws]
     exact, int8 = (logits(model, encodings, [0] * 32) for model in (network, quantized(network)))
     errors = (int8 - exact).norm(dim=1) / (exact - exact.mean(1, keepdim=True)).norm(dim=1)
     said = "Logits of a random network of 12 layers of 768 with outlier channels have a relative error of "

@@ -25,8 +25,9 @@ from typing import Any
 import numpy as np
 import torch
 
+from app.inference.frames import read_batch, write_batch
 from app.inference.torch_backend import TorchBackend
-from app.inference.types import BackendConfig, Query, Task
+from app.inference.types import BackendConfig, Kind, Part, Query, Task
 from benchmarks import checkpoints, results, texts
 from model import Encoding, PackedBatch, load_checkpoint
 from model.inference.cpu_features import available_cpus, has_native_bfloat16
@@ -57,8 +58,8 @@ def _backend(directories: tuple[Path, Path], dtype: str, threads: int) -> TorchB
 def ours(directories: tuple[Path, Path], dtype: str, *, sort: bool = True, threads: int = 0) -> Scorer:
     """The backend that serves, given its largest batches."""
     backend = _backend(directories, dtype, threads)
-    lane, served = next((key, m) for key, m in backend.info.models.items() if Task.SENTIMENT in m.tasks)
-    limit = served.config.max_position_embeddings
+    number, served = next((i, m) for i, m in enumerate(backend.info.models.values()) if Task.SENTIMENT in m.tasks)
+    limit, labels = served.config.max_position_embeddings, len(served.config.labels)
 
     def score(given: Sequence[str]) -> list[list[float]]:
         read = partial(served.tokenizer.encode, max_length=limit, truncate=True, spans=False)
@@ -66,11 +67,11 @@ def ours(directories: tuple[Path, Path], dtype: str, *, sort: bool = True, threa
         order = sorted(range(len(given)), key=lambda i: len(encodings[i])) if sort else range(len(given))
         scores: list[list[float]] = [[]] * len(given)
         for chunk in _by_tokens(order, encodings, backend.info.max_useful_tokens):
-            answers = backend.run(lane, [Query(Task.SENTIMENT, encodings[i]) for i in chunk])
-            for i, answer in zip(chunk, answers, strict=True):
-                if isinstance(answer, Exception):
-                    raise answer
-                scores[i] = answer.scores[0]
+            query = Query(Kind.PROBABILITIES, [encodings[i] for i in chunk], labels)
+            batch = read_batch(bytearray(write_batch(number, [Part(query, 0, len(chunk))])))
+            found = memoryview(backend.run(batch)).cast("f").tolist()
+            for at, i in enumerate(chunk):
+                scores[i] = found[at * labels : (at + 1) * labels]
         return scores
 
     return score

@@ -39,6 +39,8 @@ class Server:
     body: Body = _inputs
     lists: bool = True
     environ: dict[str, str] = field(default_factory=dict)
+    folder: Path = ROOT
+    """Where it is started."""
     port: int = 0
     process: subprocess.Popen[bytes] | None = None
     output: IO[bytes] | None = None
@@ -62,7 +64,7 @@ class Server:
         self.output = TemporaryFile()  # noqa: SIM115 (closed with the process)
         self.process = subprocess.Popen(
             [part.format(port=self.port) for part in self.command],
-            cwd=ROOT,
+            cwd=self.folder,
             env=os.environ | self.environ,
             stdout=self.output,
             stderr=subprocess.STDOUT,

@@ -13,9 +13,13 @@ from dataclasses import dataclass, replace
 from itertools import accumulate, chain
 from typing import Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F
+from numpy.typing import NDArray
 from torch import Tensor
+
+Ints = NDArray[np.int32]
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +61,13 @@ class SequenceBounds:
         missing = [0] * (capacity - len(lengths))
         offsets = torch.tensor([0, *accumulate([*lengths, *missing])], dtype=torch.int32)
         return cls(tuple(lengths), offsets, max_seqlen)
+
+    @classmethod
+    def of_array(cls, lengths: Ints) -> SequenceBounds:
+        """Bounds of sequences with these lengths, int32."""
+        offsets = np.zeros(len(lengths) + 1, np.int32)
+        lengths.cumsum(out=offsets[1:])
+        return cls(tuple(lengths.tolist()), torch.from_numpy(offsets), int(lengths.max()))
 
     def to(self, device: torch.device | str, non_blocking: bool = False) -> SequenceBounds:
         """Copy to a device. On a CUDA device `lengths` is None: kernels there read `cu_seqlens`."""
@@ -131,6 +142,30 @@ class PackedBatch:
         batch = cls(ids, positions, types, SequenceBounds.of(lengths))
         return batch if outputs is None else batch.with_outputs(outputs)
 
+    @classmethod
+    def from_arrays(cls, ids: Ints, lengths: Ints, seconds: Ints, outputs: Ints, output_counts: Ints) -> PackedBatch:
+        """Pack sequences that lie end to end already. The arrays are int32.
+
+        Args:
+            ids: (total_tokens,)
+            lengths: (sequences,) tokens of each, none of them 0.
+            seconds: (sequences,) index of its first token of the second type, or its length.
+            outputs: (num_outputs,) ascending output positions within each sequence.
+            output_counts: (sequences,) how many are of each sequence.
+        """
+        starts = starts_of(lengths)
+        rows = np.arange(len(ids), dtype=np.int32)
+        positions = rows - np.repeat(starts, lengths)
+        types = (positions >= np.repeat(seconds, lengths)).astype(np.int32)
+        index = outputs + np.repeat(starts, output_counts)
+        return cls(
+            torch.from_numpy(ids),
+            torch.from_numpy(positions),
+            torch.from_numpy(types),
+            SequenceBounds.of_array(lengths),
+            OutputPositions(torch.from_numpy(index), SequenceBounds.of_array(output_counts)),
+        )
+
     def with_outputs(self, positions: Sequence[Sequence[int]]) -> PackedBatch:
         """The same tokens with other output positions; see `pack`.
 
@@ -201,6 +236,26 @@ def round_up_to_bucket(number: int) -> int:
     """
     step = 8 if number <= 64 else 32 if number <= 256 else 64 if number <= 1024 else 128
     return -(-number // step) * step
+
+
+def ranges(starts: Ints, lengths: Ints) -> Ints:
+    """The numbers from each start on, so many as its length, end to end.
+
+    >>> ranges(np.array([5, 0]), np.array([2, 3])).tolist()
+    [5, 6, 0, 1, 2]
+    """
+    counted: Ints = np.arange(lengths.sum(), dtype=np.int32)
+    return counted + np.repeat(starts - starts_of(lengths), lengths)
+
+
+def starts_of(lengths: Ints) -> Ints:
+    """Where each of some sequences begins that lie end to end.
+
+    >>> starts_of(np.array([2, 3])).tolist()
+    [0, 2]
+    """
+    starts: Ints = lengths.cumsum(dtype=np.int32) - lengths
+    return starts
 
 
 def _concatenate(rows: Sequence[Sequence[int]]) -> Tensor:

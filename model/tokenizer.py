@@ -47,13 +47,14 @@ _PIECE_END = re.compile(r"[ \t\n\r!-/:-@\\^-`{-~\u3001\u3002\uff01\uff0c\uff1f]"
 """Characters after which neither a word nor a special token continues: a text may be split there."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Encoding:
     """Token ids of one text, `[CLS] a [SEP]`, or of a pair of texts, `[CLS] a [SEP] b [SEP]`."""
 
-    input_ids: list[int]
-    token_type_ids: list[int]
-    """0 up to and including the first [SEP], `Tokenizer.second_type_id` after it."""
+    ids: array[int]
+    """int32"""
+    second: int
+    """Index from which on the token type is 1: behind the first [SEP] of a pair, the number of tokens of a text."""
     spans: list[tuple[int, int]]
     """Start and end of each token in its own text, in characters; (0, 0) for [CLS] and [SEP]. Empty if
     `encode` was called with `spans=False`."""
@@ -62,15 +63,25 @@ class Encoding:
     """Number of [MASK] tokens that were truncated"""
 
     def __len__(self) -> int:
-        return len(self.input_ids)
+        return len(self.ids)
+
+    @property
+    def input_ids(self) -> list[int]:
+        """The token ids, as `transformers` names them."""
+        return self.ids.tolist()
+
+    @property
+    def token_type_ids(self) -> list[int]:
+        """The token types, as `transformers` names them."""
+        return [0] * self.second + [1] * (len(self) - self.second)
 
 
-class _PartsEncoding:
-    """The interface of `tokenizers.Encoding` for a text that was tokenized in parts, in 12 bytes per token."""
+class _Half:
+    """Tokens of one text, in 12 bytes each."""
 
     def __init__(self, ids: bytes = b"") -> None:
-        self.ids = array("I", ids)
-        self._starts, self._ends = array("I"), array("I")
+        self.ids = array("i", ids)
+        self._starts, self._ends = array("i"), array("i")
 
     def add(self, piece: tokenizers.Encoding, at: int, spans: bool) -> None:
         """Append a piece that begins at the text's character `at`."""
@@ -80,15 +91,9 @@ class _PartsEncoding:
             self._starts.extend(at + start for start, _ in offsets)
             self._ends.extend(at + end for _, end in offsets)
 
-    def __len__(self) -> int:
-        return len(self.ids)
-
-    @property
-    def offsets(self) -> list[tuple[int, int]]:
-        return list(zip(self._starts, self._ends, strict=True))
-
-    def token_to_chars(self, token: int) -> tuple[int, int]:
-        return self._starts[token], self._ends[token]
+    def spans(self, which: Iterable[int]) -> list[tuple[int, int]]:
+        """Start and end of these tokens."""
+        return [(self._starts[i], self._ends[i]) for i in which]
 
 
 class Tokenizer:
@@ -110,7 +115,7 @@ class Tokenizer:
         """Whether a text without "[" may be split into words."""
         # `WordIds` keeps a method of the tokenizer. It is that of a copy, because a reference back to `self` would be a
         # cycle, which is never collected after `gc.freeze` and so would keep a replaced tokenizer in memory.
-        self._words = copy.copy(self).word_ids("I", _CACHED_WORDS) if self._by_word else None
+        self._words = copy.copy(self).word_ids("i", _CACHED_WORDS) if self._by_word else None
         self.pad_id, self.unk_id, self.cls_id, self.sep_id, self.mask_id = map(self.token_id, SPECIAL_TOKENS)
         self.special_ids = frozenset(map(self.token_id, SPECIAL_TOKENS))
         self.segments = segments
@@ -251,10 +256,10 @@ class Tokenizer:
             return self._encode_ends(texts, max_length, truncate, truncation, spans)
         halves = [self._tokenize(half, spans) for half in texts]
         _check_tokens(halves, texts)
-        total = sum(map(len, halves)) + len(halves) + 1
+        total = _total(halves)
         if max_length is not None and total > max_length and not (truncate and max_length > 2 * len(halves)):
             raise TextTooLongError(total, max_length)
-        return self._assemble(halves, max_length, truncation, spans)
+        return self._assemble(halves, total, max_length, truncation, spans)
 
     def _encode_ends(
         self, texts: Sequence[str], max_length: int, truncate: bool, truncation: str, spans: bool
@@ -265,33 +270,27 @@ class Tokenizer:
         halves = [self._tokenize_parts(text, parts, spans) for text, parts in zip(texts, kept, strict=True)]
         if truncate and max_length > 2 * len(halves):
             _check_tokens(halves, texts)
-            encoding = self._assemble(halves, max_length, truncation, spans)
+            encoding = self._assemble(halves, _total(halves), max_length, truncation, spans)
             masks_cut = sum(
                 text.count(MASK) - sum(text.count(MASK, start, stop) for start, stop in parts)
                 for text, parts in zip(texts, kept, strict=True)
             )
             return replace(encoding, truncated=True, masks_lost=encoding.masks_lost + masks_cut)
-        total = sum(map(len, halves)) + len(halves) + 1
-        if total > max_length:
+        if (total := _total(halves)) > max_length:
             raise TextTooLongError(total, max_length, at_least=True)
         raise TextTooLongError(max(map(len, texts)), most, unit="characters")
 
-    def _tokenize(self, text: str, spans: bool) -> tokenizers.Encoding | _PartsEncoding:
+    def _tokenize(self, text: str, spans: bool) -> _Half:
         """Tokens without special tokens."""
         if self._words is not None and not spans and len(text) <= _LOOKED_UP_CHARACTERS and "[" not in text:
             ids = self._words.of_familiar_text(text, _NEW_WORDS)
             if ids is not None:
-                return _PartsEncoding(ids)
-        return self._tokenize_in_pieces(text, spans)
-
-    def _tokenize_in_pieces(self, text: str, spans: bool) -> tokenizers.Encoding | _PartsEncoding:
-        if len(text) <= _PIECE_CHARACTERS or not self._in_pieces:
-            return self._tokenize_piece(text, spans)
+                return _Half(ids)
         return self._tokenize_parts(text, [(0, len(text))], spans)
 
-    def _tokenize_parts(self, text: str, parts: Sequence[tuple[int, int]], spans: bool) -> _PartsEncoding:
-        """Tokens of the parts of a text with these starts and stops."""
-        whole = _PartsEncoding()
+    def _tokenize_parts(self, text: str, parts: Sequence[tuple[int, int]], spans: bool) -> _Half:
+        """Tokens of the parts of a text with these starts and stops; in pieces, if they are long."""
+        whole = _Half()
         for start, stop in parts:
             while start < stop:
                 found = _PIECE_END.search(text, start + _PIECE_CHARACTERS, stop) if self._in_pieces else None
@@ -316,39 +315,35 @@ class Tokenizer:
             raise
 
     def _assemble(
-        self,
-        halves: Sequence[tokenizers.Encoding | _PartsEncoding],
-        max_length: int | None,
-        truncation: str,
-        with_spans: bool,
+        self, halves: Sequence[_Half], total: int, max_length: int | None, truncation: str, with_spans: bool
     ) -> Encoding:
-        lengths = [len(half) for half in halves]
-        room = sum(lengths) if max_length is None else max_length - len(halves) - 1
-        keeps = truncate_longest_first(lengths, room)
-        ids, types, spans, masks_lost = [self.cls_id], [0], [(0, 0)], 0
-        for segment, (half, keep) in enumerate(zip(halves, keeps, strict=True)):
-            all_ids = half.ids  # builds a list at each access
-            if keep == len(half):
-                ids += all_ids
-                kept_spans = half.offsets if with_spans else []
+        lengths = keeps = [len(half.ids) for half in halves]
+        if max_length is not None and total > max_length:
+            keeps = truncate_longest_first(lengths, max_length - len(halves) - 1)
+        ids, spans, second, masks_lost = array("i", (self.cls_id,)), [(0, 0)], 0, 0
+        for half, length, keep in zip(halves, lengths, keeps, strict=True):
+            if keep == length:
+                ids += half.ids
             else:
-                head, tail = kept_ends(len(half), keep, truncation)
-                kept = [*all_ids[:head], *all_ids[tail:]]
+                head, tail = kept_ends(length, keep, truncation)
+                kept = half.ids[:head] + half.ids[tail:]
                 ids += kept
-                which = chain(range(head), range(tail, len(half))) if with_spans else ()
-                kept_spans = [half.token_to_chars(i) or (0, 0) for i in which]
-                masks_lost += all_ids.count(self.mask_id) - kept.count(self.mask_id)
+                masks_lost += half.ids.count(self.mask_id) - kept.count(self.mask_id)
+            if with_spans:
+                which = range(length) if keep == length else chain(range(head), range(tail, length))
+                spans += [*half.spans(which), (0, 0)]
             ids.append(self.sep_id)
-            spans += [*kept_spans, (0, 0)]
-            types += [segment * self.second_type_id] * (len(ids) - len(types))
-        return Encoding(ids, types, spans if with_spans else [], keeps != lengths, masks_lost)
+            second = second or len(ids)
+        has_types = len(halves) > 1 and self.second_type_id
+        second = second if has_types else len(ids)
+        return Encoding(ids, second, spans if with_spans else [], keeps != lengths, masks_lost)
 
     def ids(self, text: str) -> list[int]:
         """Ids of a text without [CLS] and [SEP]."""
         if self._by_word and text.isascii() and text.isalnum():  # one word
             word = text.lower() if self._rust.normalizer.lowercase else text
             return [token.id for token in self._rust.model.tokenize(word)]
-        return list(self._tokenize_in_pieces(text, spans=False).ids)
+        return self._tokenize_parts(text, [(0, len(text))], spans=False).ids.tolist()
 
     def word_ids(self, typecode: str, limit: int) -> WordIds | None:
         """Token ids by word; see `WordIds`. Of added tokens, only `[UNK]` and single words are recognised. None if this
@@ -398,11 +393,16 @@ def _kept_characters(text: str, most: int, truncation: str) -> list[tuple[int, i
     return [(0, head), (max(tail, text.find(" ", tail, tail + tokenizer_dir.MAX_WORD)), len(text))]
 
 
-def _check_tokens(halves: Sequence[tokenizers.Encoding | _PartsEncoding], texts: Sequence[str]) -> None:
+def _check_tokens(halves: Sequence[_Half], texts: Sequence[str]) -> None:
     """Raise EmptyTextError if a text has no tokens."""
     for half, text, name in zip(halves, texts, ("text", "text_pair"), strict=False):
-        if not len(half):
+        if not half.ids:
             raise EmptyTextError(text, name if len(texts) > 1 else None)
+
+
+def _total(halves: Sequence[_Half]) -> int:
+    """Tokens with [CLS] and [SEP]."""
+    return sum(len(half.ids) + 1 for half in halves) + 1
 
 
 _LONG_WORD = re.compile(rf"(?<![^\W_])[^\W_\u3400-\u9fff\uf900-\ufaff]{{{tokenizer_dir.MAX_WORD + 1},}}")

@@ -33,9 +33,9 @@ from app.observability import tracing
 from app.observability.metrics import Metrics
 from app.scheduling.deadline import Deadline
 from app.scheduling.engine import Engine, Reply
+from app.scheduling.results import FillMaskResult, LabelResult
 from app.scheduling.tokenization import Input, TextPair
 from app.settings import Settings
-from bert_client.wire import FillMaskResponse, FillMaskResult, LabelResult, Mask
 from model.errors import InvalidTextError
 
 T = TypeVar("T")
@@ -165,7 +165,7 @@ async def _send_until_read(response: Response, send: Send) -> None:
 
 
 async def _respond(request: TaskRequest, task: str, reply: Reply[Any], answer: Any) -> Response:
-    """Dataclasses as JSON, with the time of each stage in `Server-Timing`."""
+    """The answer as JSON, with the time of each stage in `Server-Timing`."""
     request.metrics.latency(task, reply.stages)
     tracing.note_stages(reply.stages)
     timing = ", ".join(f"{name};dur={seconds * 1000:.3f}" for name, seconds in reply.stages.items())
@@ -180,8 +180,8 @@ def _in_pieces(value: Any) -> Any:
     """The same JSON, made of generators: `to_json` lets the event loop run only while it calls Python."""
     if isinstance(value, list):
         return (_in_pieces(item) for item in value)
-    if isinstance(value, FillMaskResponse | FillMaskResult | Mask):
-        return {name: _in_pieces(getattr(value, name)) for name in value.__slots__}
+    if isinstance(value, dict):
+        return {name: _in_pieces(part) for name, part in value.items()}
     return value
 
 

@@ -133,8 +133,8 @@ class InferenceProcess:
             raise ProcessDiedError from None
         self.ready_at = time.monotonic()
 
-    async def ask(self, request: Any) -> Any:
-        """Send a request, and wait for the reply.
+    async def ask(self, batch: bytes) -> bytes:
+        """Send a batch, and wait for the answer; see `app.inference.frames`.
 
         Raises:
             ProcessDiedError: the process ended first.
@@ -144,9 +144,10 @@ class InferenceProcess:
             raise ProcessDiedError
         reply = self._reply = asyncio.get_running_loop().create_future()
         self.computing_since = time.monotonic()
-        self._writer.write(frame(request))
+        self._writer.write(frame(batch))
         try:
-            return _checked(await reply)
+            answer: bytes = _checked(await reply)
+            return answer
         finally:  # break the cycle reply -> exception -> traceback -> this frame
             del reply
 

@@ -25,8 +25,8 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from app.errors import BackendDiedError
-from app.inference.types import Answer, BackendConfig, BackendInfo, Query, Task
-from model.tokenizer import Encoding
+from app.inference.frames import read_batch, write_scores
+from app.inference.types import BackendConfig, BackendInfo
 
 if TYPE_CHECKING:
     from app.inference.torch_backend import TorchBackend
@@ -34,7 +34,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 HEADER_BYTES = 8
-"""Each message is a pickle after its length in so many bytes."""
+"""Each message follows its length in so many bytes. Batches are arrays (see `app.inference.frames`), all else is a
+pickle."""
 NUMBER_BYTES = 4
 """With a connection, the fork server receives the number of its inference process in so many bytes."""
 PICKLABLE_PACKAGES = frozenset({"app", "model", "builtins"})
@@ -47,20 +48,14 @@ KILLED = (
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 
-def frame(message: Any) -> bytes:
+def frame(body: bytes) -> bytes:
     """A message as it is sent."""
-    body = pickle.dumps(message, pickle.HIGHEST_PROTOCOL)
     return len(body).to_bytes(HEADER_BYTES, "little") + body
 
 
-def pack(query: Query) -> tuple[Any, ...]:
-    """The parts of a query that the model needs; the characters' positions stay in the HTTP process."""
-    encoding, asked = query.encoding, (query.masks, query.top_k, query.targets, query.raw_scores)
-    return str(query.task), encoding.input_ids, encoding.token_type_ids, *asked
-
-
-def _unpack(task: str, ids: list[int], types: list[int], *asked: Any) -> Query:
-    return Query(Task(task), Encoding(ids, types, [], truncated=False), *asked)
+def pickled(message: Any) -> bytes:
+    """What a process says, as it is sent."""
+    return frame(pickle.dumps(message, pickle.HIGHEST_PROTOCOL))
 
 
 def explain_exit(code: int | None) -> str:
@@ -86,7 +81,7 @@ def run_fork_server(control: socket.socket, config: BackendConfig) -> None:
         # start their own. A process that does not fork goes on in that thread, because it has chosen the GPU.
         with ThreadPoolExecutor(1, "inference") as loader, suppress(BrokenPipeError, ConnectionResetError):
             loaded = loader.submit(_load, backend).result()
-            control.sendall(frame(loaded))
+            control.sendall(pickled(loaded))
             if not isinstance(loaded, Exception):
                 if forks and loaded.device == "cpu":
                     loader.shutdown()
@@ -129,7 +124,7 @@ def _fork_on_request(backend: TorchBackend, control: socket.socket) -> None:
             try:
                 is_fork = os.fork() == 0
             except OSError as error:  # too many processes, or no memory
-                connection.sendall(frame(make_picklable(error)))
+                connection.sendall(pickled(make_picklable(error)))
                 continue
             if is_fork:
                 control.close()
@@ -161,25 +156,26 @@ def _serve(backend: TorchBackend, connection: socket.socket, number: int) -> Non
     """Send the process id once this process can compute, then answer batches until the connection is closed."""
     if number == 0:
         backend.warm_up_alone()
-    connection.sendall(frame(os.getpid()))
+    connection.sendall(pickled(os.getpid()))
     with connection.makefile("rb") as stream:
         while header := stream.read(HEADER_BYTES):
-            encoder, packed, alone = pickle.loads(stream.read(int.from_bytes(header, "little")))  # noqa: S301 (our own)
-            connection.sendall(frame(_answer(backend, encoder, packed, alone)))
+            batch = bytearray(int.from_bytes(header, "little"))
+            if stream.readinto(batch) < len(batch):
+                return
+            connection.sendall(pickled(_answer(backend, batch)))
 
 
-def _answer(backend: TorchBackend, encoder: str, packed: list[tuple[Any, ...]], alone: bool) -> Any:
-    """The seconds that a batch took, and for each query (scores, token ids) or its error; or the error of the batch."""
+def _answer(backend: TorchBackend, batch: bytearray) -> bytes | Exception:
+    """The answer to a batch, see `app.inference.frames`; or its error."""
     began = time.perf_counter()
     try:
-        answers = backend.run(encoder, [_unpack(*row) for row in packed], alone=alone)
+        scores = backend.run(read_batch(batch))
     except BackendDiedError:
         logger.critical("this process can compute no further batch, and ends", exc_info=True)
         os._exit(1)
     except Exception as error:
         return make_picklable(error)
-    rows = [(given.scores, given.token_ids) if isinstance(given, Answer) else given for given in answers]
-    return time.perf_counter() - began, rows
+    return write_scores(time.perf_counter() - began, scores)
 
 
 def _end_with_parent() -> None:

@@ -17,8 +17,8 @@ from typing import Any
 
 from app.errors import BackendDiedError, ProcessDiedError
 from app.inference.fork_server import ForkServer, InferenceProcess
-from app.inference.process_main import pack
-from app.inference.types import Answer, BackendConfig, BackendInfo, BatchResult, Query
+from app.inference.frames import read_scores, write_batch
+from app.inference.types import BackendConfig, BackendInfo, BatchResult, Part
 
 logger = logging.getLogger(__name__)
 
@@ -74,7 +74,7 @@ class ProcessPool:
         self._server = ForkServer(self._config)
         return self._server, await self._server.load()
 
-    async def run(self, encoder: str, queries: Sequence[Query]) -> BatchResult:
+    async def run(self, encoder: str, parts: Sequence[Part]) -> BatchResult:
         """See `Backend.run`."""
         while not self._free and self._error is None:
             self._changed.clear()
@@ -82,17 +82,19 @@ class ProcessPool:
         if self._error is not None:
             raise BackendDiedError(str(self._error))
         number = min(self._free)
-        alone = number == 0 and len(queries) == 1 and len(self._free) == self.info.processes
+        alone = number == 0 and sum(part.inputs for part in parts) == 1 and len(self._free) == self.info.processes
+        batch = write_batch(list(self.info.models).index(encoder), parts, alone=alone)
         self._free.remove(number)
         try:
             process = self._processes[number]
-            seconds, rows = await process.ask((encoder, [pack(query) for query in queries], alone))
+            answer = await process.ask(batch)
         except ProcessDiedError:
             if self._error is not None:
                 raise BackendDiedError(str(self._error)) from None
             raise
+        seconds, answers = read_scores(parts, answer)
         process.computed_seconds += seconds
-        return BatchResult([row if isinstance(row, Exception) else Answer(*row) for row in rows], seconds)
+        return BatchResult(answers, seconds)
 
     async def aclose(self) -> None:
         """See `Backend.aclose`."""

@@ -10,16 +10,20 @@ import hashlib
 import logging
 import math
 import time
+from array import array
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import accumulate
 from pathlib import Path
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
-from app.errors import BackendDiedError, InferenceError, OutOfMemoryError, SettingsError
-from app.inference.types import Answer, BackendConfig, BackendInfo, Query, ServedModel, Task
+from app.errors import BackendDiedError, OutOfMemoryError, SettingsError
+from app.inference.frames import Batch, PartOfBatch, read_batch, write_batch
+from app.inference.types import BackendConfig, BackendInfo, Kind, Part, Query, ServedModel, Task
 from model import (
     BertConfig,
     BertForPreTraining,
@@ -36,13 +40,11 @@ from model.inference.cuda_graphs import GraphedEncoder
 from model.inference.malloc import keep_freed_memory
 from model.inference.prepack import prepack, warm_up_attention, warm_up_linear
 from model.inference.quantization import linear_seconds, quantize_encoder
-from model.packing import round_up_to_bucket
+from model.packing import ranges, round_up_to_bucket, starts_of
 
 logger = logging.getLogger(__name__)
 
 Network = BertForPreTraining | BertForSequenceClassification
-
-_NOT_FINITE = "the model computed no finite number for this input; BERT_DTYPE=float32 may mend it"
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,10 +120,10 @@ class TorchBackend:
             if isinstance(network := self._networks[name], BertForPreTraining):
                 _drop_unused_rows(network.masked_lm.decoder, checkpoint.tokenizer.vocab)
             self._encoders[name] = _encoder_of(network)
-            self._check(name, served[name])
+            self._check(len(self._networks) - 1, name, served[name])
         if info.device == "cpu":
             self._warm_up(self._threads_each, POLICY.max_cpu_tokens)
-        speed = min(self._speed(name, model) for name, model in served.items())
+        speed = min(self._speed(number, model) for number, model in enumerate(served.values()))
         info.tokens_per_second = speed * info.processes
         info.models = served
 
@@ -132,40 +134,29 @@ class TorchBackend:
             shortest = info.tokens_per_second * POLICY.min_seconds_for_all_threads / info.processes
             self._warm_up(info.threads, POLICY.max_cpu_tokens_alone, int(shortest) + 1)
 
-    def run(self, name: str, queries: Sequence[Query], *, alone: bool = False) -> list[Answer | Exception]:
-        """Answers in the order of the queries, from one forward pass.
-
-        Args:
-            alone: it is one query, and no other batch is being computed, so it may take all threads, if it is long.
+    def run(self, batch: Batch) -> bytes:
+        """The scores of a batch from one forward pass; see `app.inference.frames`.
 
         Raises:
-            OutOfMemoryError: fewer queries may fit.
+            OutOfMemoryError: fewer inputs may fit.
             BackendDiedError: no further batch can succeed on this device.
         """
         info = self.info
         if info.processes > 1:
-            tokens = sum(len(query.encoding) for query in queries)
-            worth = tokens * info.processes > info.tokens_per_second * POLICY.min_seconds_for_all_threads
-            torch.set_num_threads(info.threads if alone and worth else self._threads_each)
-        order = sorted(range(len(queries)), key=lambda i: len(queries[i].encoding))  # neighbours pad alike
-        answers: list[Answer | Exception] = [InferenceError()] * len(queries)
+            worth = len(batch.ids) * info.processes > info.tokens_per_second * POLICY.min_seconds_for_all_threads
+            torch.set_num_threads(info.threads if batch.alone and worth else self._threads_each)
         with _torch_errors(), torch.inference_mode():
-            for i, answer in zip(order, self._compute(name, [queries[i] for i in order]), strict=True):
-                answers[i] = answer
-        return answers
+            return self._compute(batch).cpu().numpy().tobytes()
 
-    def _compute(self, name: str, queries: Sequence[Query]) -> list[Answer | Exception]:
-        ids = [query.encoding.input_ids for query in queries]
-        types = [query.encoding.token_type_ids for query in queries]
-        outputs = [query.masks or (0,) for query in queries]  # (0,): [CLS]
+    def _compute(self, batch: Batch) -> Tensor:
+        """The scores of all parts, one after another, as float32."""
+        name = list(self._networks)[batch.encoder]
         network = self._networks[name]
-        hidden = self._encoders[name](PackedBatch.pack(ids, types, outputs))
-        hidden = hidden.float()  # (num_outputs, hidden); heads compute in float32
+        packed, back = _packed(batch)
+        hidden = self._encoders[name](packed)[back.to(self.info.device)].float()  # (num_outputs, hidden)
         if isinstance(network, BertForSequenceClassification):
-            logits = network.classifier(network.pooler(hidden))
-            rows = zip(queries, logits.tolist(), network.scores(logits).tolist(), strict=True)
-            return [_class_answer(raw if query.raw_scores else row) for query, raw, row in rows]
-        return _pretraining_answers(network, hidden, queries)
+            return _class_scores(network, hidden, batch.parts)
+        return _pretraining_scores(network, hidden, batch)
 
     def _warm_up(self, threads: int, most: int, shortest: int = 1) -> None:
         """Compute batches of up to `most` tokens, of texts of at least `shortest` tokens, so that oneDNN makes its
@@ -185,107 +176,110 @@ class TorchBackend:
                     warm_up_linear(encoder, rows)
         torch.set_num_threads(self._threads_each)
 
-    def _speed(self, name: str, served: ServedModel) -> float:
+    def _speed(self, number: int, served: ServedModel) -> float:
         """Tokens per second of the best of some batches, which grow as long as there is time."""
         length = min(POLICY.speed_text_tokens, served.config.max_position_embeddings)
-        ids = [served.tokenizer.cls_id] * length
-        query = Query(served.tasks[-1], Encoding(ids, [0] * length, [(0, 0)] * length, truncated=False))
         best, began = 0.0, time.perf_counter()
         for count in POLICY.speed_batches:
             before = time.perf_counter()
             if before - began > POLICY.speed_seconds or count * length > self.info.max_useful_tokens:
                 break
-            self.run(name, [query] * count)
+            self.run(_trial(number, served.tasks[-1], [served.tokenizer.cls_id] * length, count))
             best = max(best, count * length / (time.perf_counter() - before))
         return best
 
-    def _check(self, name: str, served: ServedModel) -> None:
+    def _check(self, number: int, name: str, served: ServedModel) -> None:
         """One forward pass per task, so that a checkpoint that computes no numbers fails at the start."""
-        words = [served.tokenizer.cls_id, served.tokenizer.mask_id, served.tokenizer.sep_id]
-        encoding = Encoding(words, [0, 0, 0], [(0, 0)] * 3, truncated=False)
+        ids = [served.tokenizer.cls_id, served.tokenizer.mask_id, served.tokenizer.sep_id]
         for task in served.tasks:
-            masks, top_k = ((1,), 1) if task is Task.FILL_MASK else ((), 0)
-            (answer,) = self.run(name, [Query(task, encoding, masks, top_k)])
-            if isinstance(answer, Exception):
+            scores = self.run(_trial(number, task, ids))
+            if not all(map(math.isfinite, memoryview(scores).cast("f"))):
                 raise CheckpointError(
                     self._directories[name],
                     "its weights give no finite numbers; set BERT_DTYPE=float32, or name another checkpoint",
                 )
 
 
-def _pretraining_answers(
-    network: BertForPreTraining, hidden: Tensor, queries: Sequence[Query]
-) -> list[Answer | Exception]:
-    """hidden (num_outputs, hidden) holds each query's rows: its masks', or the one of [CLS]."""
-    rows = hidden.split([len(query.masks) or 1 for query in queries])
-    answers: dict[int, Answer | Exception] = {}
-    pairs = [i for i, query in enumerate(queries) if query.task is Task.NEXT_SENTENCE]
-    if pairs and network.next_sentence is not None:
-        scores = network.next_sentence(torch.cat([rows[i] for i in pairs])).softmax(-1).tolist()
-        answers |= zip(pairs, map(_class_answer, scores), strict=True)
-    texts = [i for i, query in enumerate(queries) if query.task is Task.FILL_MASK]
-    for chunk in _chunks(texts, [len(query.masks) for query in queries]):
-        logits = network.masked_lm(torch.cat([rows[i] for i in chunk]))  # (masks, vocab)
-        answers |= zip(chunk, _mask_answers(logits, [queries[i] for i in chunk]), strict=True)
-    return [answers[i] for i in range(len(queries))]
+def _trial(encoder: int, task: Task, ids: list[int], count: int = 1) -> Batch:
+    """A batch of equal texts whose second token is a mask."""
+    encodings = [Encoding(array("i", ids), len(ids), [], truncated=False)] * count
+    if task is Task.FILL_MASK:
+        query = Query(Kind.WORDS, encodings, masks=[(1,)] * count, top_k=1)
+    else:
+        query = Query(Kind.PROBABILITIES, encodings)
+    return read_batch(bytearray(write_batch(encoder, [Part(query, 0, count)])))
 
 
-def _chunks(indices: Sequence[int], sizes: Sequence[int]) -> Iterator[list[int]]:
-    """Consecutive indices whose sizes sum up to at most `POLICY.masks_per_projection`, or single larger ones."""
-    chunk: list[int] = []
-    masks = 0
-    for i in indices:
-        if chunk and masks + sizes[i] > POLICY.masks_per_projection:
-            yield chunk
-            chunk, masks = [], 0
-        chunk.append(i)
-        masks += sizes[i]
-    if chunk:
-        yield chunk
+def _packed(batch: Batch) -> tuple[PackedBatch, Tensor]:
+    """The batch with the shortest input first, because neighbours pad alike; and which of its outputs is which of the
+    batch's: (num_outputs,)."""
+    lengths, seconds, counts, positions, ids = (
+        np.frombuffer(part, np.int32)
+        for part in (batch.lengths, batch.seconds, batch.counts, batch.positions, batch.ids)
+    )
+    order = lengths.argsort(kind="stable")
+    tokens, outputs = (ranges(starts_of(sizes)[order], sizes[order]) for sizes in (lengths, counts))
+    packed = PackedBatch.from_arrays(ids[tokens], lengths[order], seconds[order], positions[outputs], counts[order])
+    return packed, torch.from_numpy(outputs.argsort())
 
 
-def _mask_answers(logits: Tensor, queries: Sequence[Query]) -> list[Answer | Exception]:
-    """Probabilities of the whole vocabulary for each query's masks: logits (masks of all queries, vocab)."""
-    normaliser = logits.logsumexp(-1, keepdim=True)  # (masks, 1)
-    longest = max((query.top_k for query in queries if not query.targets), default=0)
-    top_logits, top_ids = logits.topk(min(longest, logits.shape[-1]))  # (masks, longest)
-    target_scores = _target_scores(logits, normaliser, queries) if any(query.targets for query in queries) else []
-    finite = normaliser.isfinite().flatten().tolist()
-    top_scores, top_tokens = (top_logits - normaliser).exp().tolist(), top_ids.tolist()
-    answers: list[Answer | Exception] = []
+def _class_scores(network: BertForSequenceClassification, hidden: Tensor, parts: Sequence[PartOfBatch]) -> Tensor:
+    """A row for each input: hidden (inputs, hidden) -> (inputs, labels)."""
+    logits = network.classifier(network.pooler(hidden))
+    scores = network.scores(logits)
     first = 0
-    for query in queries:
-        rows = slice(first, first + len(query.masks))
-        first = rows.stop
-        if not all(finite[rows]):
-            answers.append(InferenceError(_NOT_FINITE))
-        elif query.targets:
-            answers.append(_target_answer(target_scores[rows], query))
-        else:
-            k = query.top_k
-            answers.append(Answer([row[:k] for row in top_scores[rows]], [row[:k] for row in top_tokens[rows]]))
-    return answers
-
-
-def _target_scores(logits: Tensor, normaliser: Tensor, queries: Sequence[Query]) -> list[list[float]]:
-    """Probabilities of each query's targets at each mask, followed by those of padding."""
-    most = max(len(query.targets) for query in queries)
-    padded = [[*query.targets, *[0] * (most - len(query.targets))] for query in queries for _ in query.masks]
-    targets = torch.tensor(padded, device=logits.device)  # (masks, most)
-    scores: list[list[float]] = (logits.gather(1, targets) - normaliser).exp().tolist()
+    for part in parts:
+        if part.kind is Kind.LOGITS:
+            scores[first : first + part.inputs] = logits[first : first + part.inputs]
+        first += part.inputs
     return scores
 
 
-def _target_answer(scores: list[list[float]], query: Query) -> Answer:
-    """The targets with the highest of these scores at each mask; of equal ones, those that the caller names first."""
-    ranked = [sorted(zip(row, query.targets, strict=False), key=lambda pair: -pair[0])[: query.top_k] for row in scores]
-    return Answer([[score for score, _ in row] for row in ranked], [[target for _, target in row] for row in ranked])
+def _pretraining_scores(network: BertForPreTraining, hidden: Tensor, batch: Batch) -> Tensor:
+    """hidden (num_outputs, hidden) holds each input's rows: its masks', or the one of [CLS]."""
+    edges = list(accumulate(batch.counts, initial=0))
+    found: dict[int, Tensor] = {}
+    masked: dict[int, tuple[PartOfBatch, Tensor]] = {}
+    first = 0
+    for number, part in enumerate(batch.parts):
+        rows = hidden[edges[first] : edges[first + part.inputs]]
+        first += part.inputs
+        if part.kind is Kind.WORDS:
+            masked[number] = (part, rows)
+        else:
+            assert network.next_sentence is not None
+            found[number] = network.next_sentence(rows).softmax(-1).flatten()
+    if masked:
+        found |= zip(masked, _words(network, list(masked.values())), strict=True)
+    return torch.cat([found[number] for number in range(len(batch.parts))])
 
 
-def _class_answer(row: list[float]) -> Answer | Exception:
-    if not all(map(math.isfinite, row)):
-        return InferenceError(_NOT_FINITE)
-    return Answer([row])
+def _words(network: BertForPreTraining, parts: Sequence[tuple[PartOfBatch, Tensor]]) -> list[Tensor]:
+    """For each part and the rows of its masks, (masks, hidden): the scores, then the token ids in the same bits. Masks
+    of all parts are projected onto the vocabulary together."""
+    scores: list[list[Tensor]] = [[] for _ in parts]
+    ids: list[list[Tensor]] = [[] for _ in parts]
+    longest = max((part.top_k for part, _ in parts if not part.targets), default=0)
+    edges = list(accumulate((len(rows) for _, rows in parts), initial=0))
+    for start, chunk in zip(
+        range(0, edges[-1], POLICY.masks_per_projection),
+        torch.cat([rows for _, rows in parts]).split(POLICY.masks_per_projection),
+        strict=True,
+    ):
+        logits = network.masked_lm(chunk)  # (masks, vocab)
+        normaliser = logits.logsumexp(-1, keepdim=True)  # (masks, 1)
+        normaliser[~normaliser.isfinite()] = math.nan
+        top, tokens = logits.topk(longest)  # (masks, longest)
+        for number, (part, _) in enumerate(parts):
+            own = slice(max(edges[number] - start, 0), max(edges[number + 1] - start, 0))
+            best, best_ids = top[own, : part.top_k], tokens[own, : part.top_k]
+            if part.targets:
+                targets = torch.tensor(part.targets.tolist(), device=logits.device)
+                best, places = logits[own][:, targets].sort(descending=True, stable=True)  # of equal ones the first
+                best, best_ids = best[:, : part.top_k], targets[places[:, : part.top_k]]
+            scores[number].append((best - normaliser[own]).exp().flatten())
+            ids[number].append(best_ids.flatten().to(torch.int32).view(torch.float32))
+    return [torch.cat([*own, *own_ids]) for own, own_ids in zip(scores, ids, strict=True)]
 
 
 @contextmanager

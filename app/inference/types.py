@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from enum import StrEnum
+from enum import IntEnum, StrEnum
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from app.errors import BackendDiedError
 from model.config import BertConfig
@@ -22,37 +23,68 @@ class Task(StrEnum):
     SENTIMENT = "sentiment"
 
 
-@dataclass(frozen=True, slots=True)
+class Kind(IntEnum):
+    """What is computed for an input."""
+
+    PROBABILITIES = 0
+    """Of the labels."""
+    LOGITS = 1
+    """Of the labels, as the model computes them."""
+    WORDS = 2
+    """The most probable words at each mask."""
+
+
+@dataclass(slots=True, eq=False)
 class Query:
-    """One input, tokenized, and what is asked about it."""
+    """The inputs of one request, tokenized, and what is asked about each of them."""
 
-    task: Task
-    encoding: Encoding
-    masks: tuple[int, ...] = ()
-    """Fill-mask: token indices of the masks, ascending."""
+    kind: Kind
+    encodings: list[Encoding]
+    labels: int = 0
+    """Number of labels; 0 of words."""
+    masks: list[tuple[int, ...]] = field(default_factory=list)
+    """Words: the token indices of the masks of each input, ascending."""
     top_k: int = 0
-    """Fill-mask: predictions per mask."""
+    """Words: predictions per mask."""
     targets: tuple[int, ...] = ()
-    """Fill-mask: the only token ids to score; empty for the whole vocabulary."""
-    raw_scores: bool = False
-    """Sentiment: answer with logits."""
+    """Words: the only token ids to score; empty for the whole vocabulary."""
+    lengths: array[int] = field(init=False)
+    """Tokens of each input."""
+
+    def __post_init__(self) -> None:
+        self.lengths = array("i", map(len, self.encodings))
 
 
-@dataclass(frozen=True, slots=True)
-class Answer:
-    """Scores: one row per mask, highest first; or one row over the labels, in the order of their ids."""
+class Part(NamedTuple):
+    """Inputs of a query, one after another."""
 
-    scores: list[list[float]]
-    token_ids: list[list[int]] = field(default_factory=list)
-    """Fill-mask: the token that each score belongs to."""
+    query: Query
+    start: int
+    stop: int
+
+    @property
+    def inputs(self) -> int:
+        """How many."""
+        return self.stop - self.start
+
+
+class Words(NamedTuple):
+    """The words for the masks of an input: for one mask after the other, `top_k` of them, highest score first."""
+
+    scores: list[float]
+    token_ids: list[int]
+
+
+Answer = list[float] | Words
+"""The answer to an input: a score for each label, in the order of their ids; or words."""
 
 
 @dataclass(frozen=True, slots=True)
 class BatchResult:
     """What a batch has given."""
 
-    answers: Sequence[Answer | Exception]
-    """In the order of the queries."""
+    answers: Sequence[Sequence[Answer | Exception]]
+    """For each part, in the order of its inputs."""
     seconds: float
     """That the inference process took, without the delays of the event loop."""
 
@@ -128,11 +160,11 @@ class Backend(Protocol):
             BackendDiedError: a process ended while it was loading.
         """
 
-    async def run(self, encoder: str, queries: Sequence[Query]) -> BatchResult:
+    async def run(self, encoder: str, parts: Sequence[Part]) -> BatchResult:
         """The answers from one forward pass.
 
         Raises:
-            OutOfMemoryError: fewer queries may fit.
+            OutOfMemoryError: fewer inputs may fit.
             ProcessDiedError: the process ended during this batch. Another one is started.
             BackendDiedError: no further batch can succeed.
         """

@@ -6,33 +6,34 @@ import asyncio
 import math
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import CancelledError, ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from pydantic_core import to_json
 
 from app.errors import DeadlineExceededError, TooLargeError
-from app.inference.types import Answer, Query, ServedModel, Task
+from app.inference.types import Answer, Kind, Query, ServedModel, Task
 from app.observability.metrics import Metrics
 from app.scheduling import results
 from app.scheduling.byte_budget import ByteBudget
 from app.scheduling.deadline import Deadline
 from app.scheduling.lifecycle import Lifecycle, LoadedEncoder
+from app.scheduling.results import FillMaskResult, LabelResult, TextToken
 from app.scheduling.tokenization import (
     CheckCancelled,
     Input,
-    ToQuery,
+    Tokenize,
     characters,
     estimated_tokens,
-    mask_query,
+    mask_positions,
     target_ids,
-    to_queries,
+    tokenized,
 )
-from bert_client.wire import FillMaskResult, LabelResult, TextToken
+from model.tokenizer import Encoding
 
 Result = TypeVar("Result")
 
@@ -82,6 +83,23 @@ class Reply(Generic[Result]):
     """Whether writing the answer would block the event loop."""
 
 
+@dataclass(frozen=True, slots=True)
+class Work(Generic[Result]):
+    """What one request asks, and how its numbers become its results."""
+
+    encoder: LoadedEncoder | None
+    """None if nothing is computed after tokenization, so that nothing is reserved in the queue."""
+    served: ServedModel
+    inputs: Sequence[Input]
+    tokenize: Tokenize
+    to_query: Callable[[list[Encoding]], Query]
+    to_results: Callable[[Query, Sequence[Answer]], Iterable[Result]]
+    answer_bytes: Callable[[], int]
+    """Of the answer, about; called when all inputs are tokenized."""
+    advice: str
+    """How to get a smaller answer."""
+
+
 class Engine:
     """Answers the tasks and `/tokenize`. Every method runs on the event loop."""
 
@@ -123,27 +141,39 @@ class Engine:
         """Words for each `[MASK]`. Raises errors of `app.errors`. `held`: see `labels`."""
         with self.lifecycle.encoder_for(Task.FILL_MASK) as (encoder, served):
             ids = target_ids(served, targets or ())
-            wanted = min(top_k or len(ids), len(ids)) if ids else top_k or DEFAULT_TOP_K
+            wanted = min(top_k or len(ids) or DEFAULT_TOP_K, len(ids) or served.tokenizer.vocab_size)
+            masks: list[tuple[int, ...]] = []
 
-            def to_query(text: Input) -> Query:
+            def tokenize(text: Input) -> Encoding:
                 encoding = served.tokenizer.encode(
                     str(text),
                     max_length=served.config.max_position_embeddings,
                     truncate=truncate,
                     truncation=served.config.truncation,
                 )
-                return mask_query(served, encoding, wanted, ids)
+                masks.append(mask_positions(served, encoding))
+                return encoding
 
-            def to_result(text: Input, query: Query, answer: Answer) -> FillMaskResult:
-                return results.fill_mask_result(str(text), query, answer, served.tokenizer)
-
-            def result_bytes(text: Input, query: Query) -> int:
-                """The text is repeated for each prediction."""
-                return (len(to_json(text)) + self._policy.prediction_bytes) * len(query.masks) * wanted
-
-            advice = "lower top_k, or send fewer masks or fewer or shorter texts"
             return await self._answer(
-                encoder, served, inputs, to_query, to_result, deadline, result_bytes, advice, held
+                Work(
+                    encoder,
+                    served,
+                    inputs,
+                    tokenize,
+                    lambda encodings: Query(Kind.WORDS, encodings, masks=masks, top_k=wanted, targets=ids),
+                    lambda query, answers: results.fill_mask_results(inputs, query, answers, served.tokenizer),
+                    # The text is repeated for each prediction.
+                    lambda: (
+                        wanted
+                        * sum(
+                            (len(to_json(text)) + self._policy.prediction_bytes) * len(own)
+                            for text, own in zip(inputs, masks, strict=True)
+                        )
+                    ),
+                    "lower top_k, or send fewer masks or fewer or shorter texts",
+                ),
+                deadline,
+                held,
             )
 
     async def labels(
@@ -165,30 +195,28 @@ class Engine:
         """
         with self.lifecycle.encoder_for(task) as (encoder, served):
             labels = results.NEXT_SENTENCE_LABELS if task is Task.NEXT_SENTENCE else served.config.labels
+            kind = Kind.LOGITS if raw_scores else Kind.PROBABILITIES
+            encode, most = served.tokenizer.encode, served.config.max_position_embeddings
+            kept = truncation or served.config.truncation
 
-            def to_query(given: Input) -> Query:
+            def tokenize(given: Input) -> Encoding:
                 text, text_pair = (given, None) if isinstance(given, str) else (given.text, given.text_pair)
-                encoding = served.tokenizer.encode(
-                    text,
-                    text_pair,
-                    max_length=served.config.max_position_embeddings,
-                    truncate=truncate,
-                    truncation=truncation or served.config.truncation,
-                    spans=False,
-                )
-                return Query(task, encoding, raw_scores=raw_scores)
-
-            def to_result(_: Input, query: Query, answer: Answer) -> LabelResult:
-                return results.label_result(labels, query, answer, top_k)
+                return encode(text, text_pair, max_length=most, truncate=truncate, truncation=kept, spans=False)
 
             prediction_bytes = self._policy.prediction_bytes + max(len(label.encode()) for label in labels)
-
-            def result_bytes(_: Input, __: Query) -> int:
-                return len(labels[:top_k]) * prediction_bytes
-
-            advice = "lower top_k, or send fewer texts"
             return await self._answer(
-                encoder, served, inputs, to_query, to_result, deadline, result_bytes, advice, held
+                Work(
+                    encoder,
+                    served,
+                    inputs,
+                    tokenize,
+                    lambda encodings: Query(kind, encodings, len(labels)),
+                    lambda query, answers: results.label_results(labels, query, answers, top_k),
+                    lambda: len(inputs) * len(labels[:top_k]) * prediction_bytes,
+                    "lower top_k, or send fewer texts",
+                ),
+                deadline,
+                held,
             )
 
     async def tokenize(
@@ -210,67 +238,61 @@ class Engine:
             )
         with self.lifecycle.encoder_for(Task.SENTIMENT) as (_, served):
 
-            def to_query(text: Input) -> Query:
-                return Query(Task.SENTIMENT, served.tokenizer.encode(str(text)))
+            def to_results(query: Query, _: Sequence[Answer]) -> Iterator[list[TextToken]]:
+                for text, encoding in zip(texts, query.encodings, strict=True):
+                    yield results.text_tokens(text, encoding, served.tokenizer)
 
-            def to_result(text: Input, query: Query, _: Answer) -> list[TextToken]:
-                return results.text_tokens(str(text), query.encoding, served.tokenizer)
-
-            def result_bytes(_: Input, query: Query) -> int:
-                return len(query.encoding) * self._policy.prediction_bytes
-
-            advice = "send fewer or shorter texts"
-            return await self._answer(None, served, texts, to_query, to_result, deadline, result_bytes, advice, held)
+            return await self._answer(
+                Work(
+                    None,
+                    served,
+                    texts,
+                    lambda text: served.tokenizer.encode(str(text)),
+                    lambda encodings: Query(Kind.PROBABILITIES, encodings),
+                    to_results,
+                    lambda: tokens * self._policy.prediction_bytes,
+                    "send fewer or shorter texts",
+                ),
+                deadline,
+                held,
+            )
 
     # Request path ---------------------------------------------------------------------------------------------
 
-    async def _answer(
-        self,
-        encoder: LoadedEncoder | None,
-        served: ServedModel,
-        inputs: Sequence[Input],
-        to_query: ToQuery,
-        to_result: Callable[[Input, Query, Answer], Result],
-        deadline: Deadline,
-        result_bytes: Callable[[Input, Query], int],
-        advice: str,
-        held: ExitStack | None,
-    ) -> Reply[Result]:
+    async def _answer(self, work: Work[Result], deadline: Deadline, held: ExitStack | None) -> Reply[Result]:
         """Turn the inputs of a parsed request into its results, or raise DeadlineExceededError at its deadline.
 
-        Without an encoder, nothing is computed after tokenization, so nothing is reserved in the queue. `advice`: how
-        to get a smaller answer. `held`: what is reserved until the caller has the answer.
+        `held`: what is reserved until the caller has the answer.
         """
         began = time.monotonic()
+        encoder, served = work.encoder, work.served
         max_length = served.config.max_position_embeddings
-        estimates = [estimated_tokens(given, max_length) if encoder else 0 for given in inputs]
+        estimates = [estimated_tokens(given, max_length) if encoder else 0 for given in work.inputs]
         with ExitStack() as own, self.scheduler.reserve(estimates, deadline) as queued:
             try:
                 async with asyncio.timeout(deadline.remaining):
-                    queries = await self._tokenize(inputs, to_query)
-                    tokens = [len(query.encoding) for query in queries]
-                    size = sum(map(result_bytes, inputs, queries))
-                    if size > (most := self._policy.max_answer_bytes):
-                        raise TooLargeError(f"the answer would have {size} bytes, more than {most}; {advice}")
+                    query = work.to_query(await self._tokenize(work))
+                    if (size := work.answer_bytes()) > (most := self._policy.max_answer_bytes):
+                        raise TooLargeError(f"the answer would have {size} bytes, more than {most}; {work.advice}")
                     (held or own).enter_context(self._answers.reserve(size))
                     if encoder is None:
                         queued.started = time.monotonic()
-                        answers = [Answer([])] * len(queries)
+                        answers: list[Answer] = []
                     else:
-                        answers = await self.scheduler.answer(queued, encoder, queries, tokens)
+                        answers = await self.scheduler.answer(queued, encoder, query)
                     done = time.monotonic()
 
                     def to_results(check_cancelled: CheckCancelled) -> list[Result]:
                         made = []
-                        for row in zip(inputs, queries, answers, strict=True):
-                            made.append(to_result(*row))
+                        for result in work.to_results(query, answers):
+                            made.append(result)
                             check_cancelled()
                         return made
 
                     if is_large := size > self._policy.inline_answer_bytes:
                         found = await self._in_thread(to_results)
                     else:
-                        found = to_results(lambda: None)
+                        found = list(work.to_results(query, answers))
             except TimeoutError:
                 self._metrics.expired()
                 raise DeadlineExceededError from None
@@ -284,14 +306,13 @@ class Engine:
             "queue": queued.started - submitted,
             "inference": done - queued.started,
         }
-        return Reply(served.name, found, sum(tokens), stages, is_large)
+        return Reply(served.name, found, sum(query.lengths), stages, is_large)
 
-    async def _tokenize(self, inputs: Sequence[Input], to_query: ToQuery) -> list[Query]:
-        """Inputs into queries: on the event loop if that is quick, otherwise in a thread."""
-        work = partial(to_queries, inputs, to_query)
-        if sum(map(characters, inputs)) <= self._policy.inline_characters:
-            return work(lambda: None)
-        return await self._in_thread(work)
+    async def _tokenize(self, work: Work[Any]) -> list[Encoding]:
+        """The inputs tokenized: on the event loop if that is quick, otherwise in a thread."""
+        if sum(map(characters, work.inputs)) <= self._policy.inline_characters:
+            return tokenized(work.inputs, work.tokenize, lambda: None)
+        return await self._in_thread(partial(tokenized, work.inputs, work.tokenize))
 
     async def _in_thread(self, work: Callable[[CheckCancelled], Result]) -> Result:
         """Run `work` in a thread. Its argument is a function that raises once the request has ended."""

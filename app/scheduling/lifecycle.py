@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 
 from app.errors import BackendDiedError, SettingsError, TaskNotServedError, UnavailableError
-from app.inference.types import Backend, BackendInfo, BatchResult, Query, ServedModel, Task
+from app.inference.types import Backend, BackendInfo, BatchResult, Part, ServedModel, Task
 from app.observability.metrics import Metrics
 from app.scheduling.scheduler import Scheduler
 from app.scheduling.throughput import Throughput
@@ -218,16 +218,16 @@ class Lifecycle:
             owner.requests -= 1
             self._close_if_unused(owner)
 
-    async def _run(self, encoder: LoadedEncoder, queries: Sequence[Query]) -> BatchResult:
+    async def _run(self, encoder: LoadedEncoder, parts: Sequence[Part]) -> BatchResult:
         """Compute a batch; see `Backend.run`."""
         try:
-            return await encoder.owner.backend.run(encoder.name, queries)
+            return await encoder.owner.backend.run(encoder.name, parts)
         except BackendDiedError as error:
             if encoder.owner is self.current:
                 raise
             if not encoder.owner.is_closing:  # its end is expected while we close it
                 logger.warning("a replaced backend ended before it had answered: %s", error)
-            return BatchResult([UnavailableError("reloading", retry_after=1) for _ in queries], 0.0)
+            return BatchResult([[UnavailableError("reloading", retry_after=1)] * part.inputs for part in parts], 0.0)
 
     def _close_if_unused(self, owner: LoadedBackend) -> None:
         """Close a replaced backend once no request relies on it. Every request has a deadline, so one that hangs is

@@ -1,7 +1,7 @@
 """Dynamic batching on the event loop.
 
 A batch starts the moment a process is free: without a timer and without polling. What has arrived by then shares a
-forward pass; an idle service starts at once. An item is one tokenized input; tensors are elsewhere.
+forward pass; an idle service starts at once. Tensors are elsewhere.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from dataclasses import dataclass
 from typing import Any, NoReturn
 
 from app import errors
-from app.inference.types import Answer, BatchResult, Query
+from app.inference.types import Answer, BatchResult, Part, Query
 from app.observability.metrics import Metrics
 from app.scheduling.deadline import Deadline
-from app.scheduling.fair_queue import FairQueue, LoadBySize, Pending, QueuedRequest
+from app.scheduling.fair_queue import FairQueue, LoadBySize, QueuedRequest, Run
 from app.scheduling.throughput import Throughput
 
 logger = logging.getLogger(__name__)
@@ -27,6 +27,12 @@ MIN_TOKENS_TO_SPLIT = 256
 """Tokens that a process may take at least, however many others are free: a forward pass has a fixed cost."""
 SLOW_BATCH_SECONDS = 1.0
 """A batch that takes longer may hang; the processes beside it do not pause then."""
+
+
+Answers = Sequence[Sequence[Answer | Exception]]
+"""Of each run of a batch, in the order of its inputs."""
+Fault = tuple[int, Exception]
+"""The index of an answer in its run, and the error in its place."""
 
 
 @dataclass(slots=True, eq=False)
@@ -47,13 +53,13 @@ class Running:
 class Scheduler:
     """The queue, and the batches that are being computed. All methods run on the event loop.
 
-    `run(encoder, items)` computes a batch: one answer per item, or in its place the exception that only this item
-    gets. If it raises, the batch is halved until the failing item is alone.
+    `run(encoder, parts)` computes a batch: one answer per input, or in its place the exception that only this input
+    gets. If it raises, the batch is halved until the failing input is alone.
     """
 
     def __init__(
         self,
-        run: Callable[[Any, list[Query]], Awaitable[BatchResult]],
+        run: Callable[[Any, list[Part]], Awaitable[BatchResult]],
         *,
         throughput: Throughput,
         metrics: Metrics,
@@ -160,25 +166,22 @@ class Scheduler:
             self.reserved_tokens -= request.tokens
         request.tokens = request.largest_item_tokens = 0
 
-    async def answer(
-        self, request: QueuedRequest, encoder: Hashable, items: Sequence[Query], tokens: Sequence[int]
-    ) -> list[Answer]:
-        """Turn a reservation into items of the queue, and wait for their answers in the order of the items.
+    async def answer(self, request: QueuedRequest, encoder: Hashable, query: Query) -> list[Answer]:
+        """Turn a reservation into inputs of the queue, and wait for their answers in the order of the inputs.
 
         Cancelling this removes what still waits.
 
         Raises:
             TooLargeError: the request would not fit into an empty queue.
             QueueFullError, DeadlineExceededError, UnavailableError: see `reserve`.
-            InferenceError: an item failed.
+            InferenceError: an input failed.
         """
         self._release(request)
         request.submitted = time.monotonic()
-        self.check_capacity(sum(tokens), len(items), request.deadline)
-        request.tokens, request.largest_item_tokens = sum(tokens), max(tokens)
+        self.check_capacity(sum(query.lengths), request.items, request.deadline)
+        request.fill(encoder, query)
         self._load_by_size.add(request)
         future = request.future = asyncio.get_running_loop().create_future()
-        request.fill(encoder, items, tokens)
         self._queue.push(request)
         self._unanswered.add(request)
         self._dispatch_soon()
@@ -258,13 +261,13 @@ class Scheduler:
             if not batch:
                 return
             running = Running(time.monotonic(), len(self._running) + 1)
-            batch = [pending for pending in batch if pending.request.deadline.at > running.began]
+            batch = [run for run in batch if run.request.deadline.at > running.began]
             if not batch:
                 continue
             if self._is_current(batch[0].request.encoder):
                 self._running.add(running)
-            for pending in batch:
-                pending.request.started = min(pending.request.started, running.began)
+            for run in batch:
+                run.request.started = min(run.request.started, running.began)
             task = asyncio.create_task(self._compute(batch, running))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
@@ -277,27 +280,28 @@ class Scheduler:
             return free
         return min(self._preferred_concurrent_batches() - len(self._running), free)
 
-    async def _compute(self, batch: list[Pending], running: Running) -> None:
+    async def _compute(self, batch: list[Run], running: Running) -> None:
         try:
             async with nullcontext() if running in self._running else self._replaced:
                 answers = await self._run_isolated(batch, running)
+            faults = list(map(_fault, answers))
             if running in self._running:  # else another backend has been loaded since
-                self._record(batch, answers, running)
+                self._record(batch, running, failed=any(faults))
             self._running.discard(running)
-            for pending, answer in zip(batch, answers, strict=True):
-                if isinstance(answer, Exception):
-                    self._queue.withdraw(pending.request)  # the request has failed as a whole
+            for run, fault in zip(batch, faults, strict=True):
+                if fault:
+                    self._queue.withdraw(run.request)  # the request has failed as a whole
             self._dispatch()
-            self._deliver(batch, answers)
+            self._deliver(batch, answers, faults)
         except Exception as error:
             self.fail(error)
         finally:
             self._running.discard(running)
 
-    def _record(self, batch: list[Pending], answers: Sequence[Answer | Exception], running: Running) -> None:
+    def _record(self, batch: list[Run], running: Running, *, failed: bool) -> None:
         """What a batch has shown of the backend's speed and memory."""
-        tokens = sum(pending.tokens for pending in batch)
-        if not any(isinstance(answer, Exception) for answer in answers):
+        tokens = sum(run.tokens for run in batch)
+        if not failed:
             concurrent = max(running.concurrent, len(self._running))
             self.throughput.record_batch(tokens, running.seconds, concurrent)
         if running.lacked_memory:
@@ -305,50 +309,56 @@ class Scheduler:
                 self.throughput.record_out_of_memory(running.fitting_tokens)
             logger.warning("out of memory at %d tokens; batches are now %d", tokens, self.throughput.batch_tokens)
 
-    async def _run_isolated(self, batch: list[Pending], running: Running) -> list[Answer | Exception]:
-        """Answers of a batch; if it fails, of its halves, so that only the failing item gets the error."""
-        if all(pending.request.future is None for pending in batch):  # these requests have ended
-            return [errors.InferenceError()] * len(batch)
-        tokens = sum(pending.tokens for pending in batch)
+    async def _run_isolated(self, batch: list[Run], running: Running) -> Answers:
+        """The answers to each run of a batch; if it fails, to those of its halves, so that only the failing input gets
+        the error."""
+        if all(run.request.future is None for run in batch):  # these requests have ended
+            return [[errors.InferenceError()] * run.items for run in batch]
+        items, tokens = sum(run.items for run in batch), sum(run.tokens for run in batch)
         try:
             running.began = time.monotonic()
-            result = await self._run(batch[0].request.encoder, [pending.item for pending in batch])
+            result = await self._run(batch[0].request.encoder, [run.part for run in batch])
             running.seconds += result.seconds
-            answers = list(result.answers)
-            if len(answers) != len(batch):
-                raise RuntimeError(f"{len(answers)} answers to {len(batch)} items")
+            if [len(own) for own in result.answers] != [run.items for run in batch]:
+                raise RuntimeError(f"{sum(map(len, result.answers))} answers to {items} inputs")
             running.fitting_tokens = max(running.fitting_tokens, tokens)
-            return answers
+            return result.answers
         except errors.BackendDiedError:
             raise
         except errors.ProcessDiedError:  # halves would end further processes
-            logger.error("a batch of %d inputs, %d tokens, ended its inference process", len(batch), tokens)
-            return [errors.ProcessDiedError() for _ in batch]
+            logger.error("a batch of %d inputs, %d tokens, ended its inference process", items, tokens)
+            return [[errors.ProcessDiedError() for _ in range(run.items)] for run in batch]
         except errors.OutOfMemoryError:
             running.lacked_memory = True
         except Exception:
-            if len(batch) == 1:
+            if items == 1:
                 logger.exception("inference failed on one input of %d tokens", tokens)
-        if len(batch) == 1:
-            return [errors.InferenceError()]
-        middle = len(batch) // 2
-        halves = batch[:middle], batch[middle:]
-        return [answer for half in halves for answer in await self._run_isolated(half, running)]
+        if items == 1:
+            return [[errors.InferenceError()]]
+        if len(batch) > 1:
+            middle = len(batch) // 2
+            first = await self._run_isolated(batch[:middle], running)
+            return [*first, *await self._run_isolated(batch[middle:], running)]
+        (run,) = batch
+        middle = (run.start + run.stop) // 2
+        (first_half,) = await self._run_isolated([run._replace(stop=middle)], running)
+        (second_half,) = await self._run_isolated([run._replace(start=middle)], running)
+        return [[*first_half, *second_half]]
 
-    def _deliver(self, batch: list[Pending], answers: Sequence[Answer | Exception]) -> None:
-        answered = (one for one, answer in zip(batch, answers, strict=True) if not isinstance(answer, Exception))
-        computed = [pending.tokens for pending in answered]
+    def _deliver(self, batch: list[Run], answers: Answers, faults: Sequence[Fault | None]) -> None:
+        computed = [run for run, fault in zip(batch, faults, strict=True) if fault is None]
         if computed:
-            self._metrics.batch(len(computed), sum(computed))
-        for pending, answer in zip(batch, answers, strict=True):
-            request = pending.request
-            if isinstance(answer, Exception):
-                if isinstance(answer, errors.InferenceError) and not isinstance(answer, errors.ProcessDiedError):
-                    answer.faults = [(errors.InferenceError(str(answer)), ("inputs", pending.index))]
-                self._fail(request, answer)
+            self._metrics.batch(sum(run.items for run in computed), sum(run.tokens for run in computed))
+        for run, own, fault in zip(batch, answers, faults, strict=True):
+            request = run.request
+            if fault is not None:
+                index, error = fault
+                if isinstance(error, errors.InferenceError) and not isinstance(error, errors.ProcessDiedError):
+                    error.faults = [(errors.InferenceError(str(error)), ("inputs", run.start + index))]
+                self._fail(request, error)
                 continue
-            request.answers[pending.index] = answer
-            request.unanswered -= 1
+            request.answers[run.start : run.stop] = own  # type: ignore[assignment]  # none is an error
+            request.unanswered -= run.items
             if not request.unanswered and request.future is not None and not request.future.done():
                 request.future.set_result(None)
 
@@ -360,3 +370,8 @@ class Scheduler:
         for request in list(self._unanswered):
             self._queue.withdraw(request)
             self._fail(request, errors.UnavailableError(status))
+
+
+def _fault(answers: Sequence[Answer | Exception]) -> Fault | None:
+    """The first error among the answers to a run."""
+    return next(((i, answer) for i, answer in enumerate(answers) if isinstance(answer, Exception)), None)

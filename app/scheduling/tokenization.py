@@ -1,4 +1,4 @@
-"""Inputs of callers into queries of a model."""
+"""Inputs of callers into token ids."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from app.errors import MAX_FAULTS, InvalidInputError, Loc
-from app.inference.types import Query, ServedModel, Task
+from app.inference.types import ServedModel
 from model.errors import EmptyTextError, NoMaskError, TextError
 from model.tokenizer import Encoding
 
@@ -26,7 +26,7 @@ class TextPair:
 Input = str | TextPair
 CheckCancelled = Callable[[], None]
 """Called between the parts of long work; raises once the request has ended."""
-ToQuery = Callable[[Input], Query]
+Tokenize = Callable[[Input], Encoding]
 """Tokenizes an input, for one task with its parameters."""
 
 _CHARACTERS_PER_TOKEN = 4
@@ -43,18 +43,18 @@ def estimated_tokens(given: Input, max_length: int) -> int:
     return min(characters(given) // _CHARACTERS_PER_TOKEN, max_length)
 
 
-def mask_query(served: ServedModel, encoding: Encoding, top_k: int, targets: tuple[int, ...]) -> Query:
-    """A query for the words at the masks of a text.
+def mask_positions(served: ServedModel, encoding: Encoding) -> tuple[int, ...]:
+    """Token indices of the masks of a text.
 
     Raises:
         NoMaskError: the text has no mask, or truncation removed one.
     """
     if encoding.masks_lost:
         raise NoMaskError("a [MASK] lies beyond the model's limit and was lost by truncation; shorten the text")
-    masks = tuple(i for i, token_id in enumerate(encoding.input_ids) if token_id == served.tokenizer.mask_id)
+    masks = tuple(i for i, token_id in enumerate(encoding.ids) if token_id == served.tokenizer.mask_id)
     if not masks:
         raise NoMaskError("the text holds no [MASK]: write the mask so, in capitals")
-    return Query(Task.FILL_MASK, encoding, masks, top_k, targets)
+    return masks
 
 
 def target_ids(served: ServedModel, targets: Sequence[str]) -> tuple[int, ...]:
@@ -72,17 +72,17 @@ def target_ids(served: ServedModel, targets: Sequence[str]) -> tuple[int, ...]:
     return tuple(ids)
 
 
-def to_queries(inputs: Sequence[Input], to_query: ToQuery, check_cancelled: CheckCancelled) -> list[Query]:
-    """Queries of all inputs.
+def tokenized(inputs: Sequence[Input], tokenize: Tokenize, check_cancelled: CheckCancelled) -> list[Encoding]:
+    """All inputs tokenized.
 
     Raises:
         InvalidInputError: names the inputs that have no answer, up to MAX_FAULTS.
     """
-    queries: list[Query] = []
+    encodings: list[Encoding] = []
     faults: list[tuple[Exception, Loc]] = []
     for i, given in enumerate(inputs):
         try:
-            queries.append(to_query(given))
+            encodings.append(tokenize(given))
         except TextError as error:
             half: Loc = (error.half,) if isinstance(error, EmptyTextError) and error.half else ()
             # Without the traceback, which has this frame and so `faults`: a cycle would outlive `gc.freeze`.
@@ -92,4 +92,4 @@ def to_queries(inputs: Sequence[Input], to_query: ToQuery, check_cancelled: Chec
         check_cancelled()
     if faults:
         raise InvalidInputError(faults)
-    return queries
+    return encodings

@@ -7,27 +7,45 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from app.errors import BackendDiedError, ProcessDiedError
+from app.inference.frames import read_batch, read_scores, write_batch, write_scores
 from app.inference.torch_backend import TorchBackend
-from app.inference.types import Answer, BackendConfig, BackendInfo, BatchResult, Query, ServedModel, Task
+from app.inference.types import Answer, BackendConfig, BackendInfo, BatchResult, Kind, Part, ServedModel, Words
+from model import Encoding
 
 PATIENCE = 120  # seconds; only a hung test waits so long
 
 
+class Asked(NamedTuple):
+    """An input of a batch."""
+
+    kind: Kind
+    encoding: Encoding
+
+
+def computed(
+    backend: TorchBackend, encoder: str, parts: Sequence[Part]
+) -> tuple[float, list[list[Answer | Exception]]]:
+    """The seconds and the answers of a batch, by the way that it takes to an inference process and back."""
+    began = time.perf_counter()
+    batch = read_batch(bytearray(write_batch(list(backend.info.models).index(encoder), parts)))
+    return read_scores(parts, write_scores(time.perf_counter() - began, backend.run(batch)))
+
+
 @dataclass(eq=False)
 class FakeBackend:
-    """Answers at once while `gate` is open. `fault` says what happens to a query."""
+    """Answers at once while `gate` is open. `fault` says what happens to an input."""
 
     models: dict[str, ServedModel]
-    fault: Callable[[Query], BaseException | None] = lambda _: None
+    fault: Callable[[Asked], BaseException | None] = lambda _: None
     load_error: BaseException | None = None
     preferred_concurrent_batches: int = 1
     closed: bool = False
     is_ready: bool = True
     killed_hung: bool = False
-    batches: list[list[Query]] = field(default_factory=list)
+    batches: list[list[Asked]] = field(default_factory=list)
     gate: threading.Event = field(default_factory=threading.Event)
     may_load: threading.Event = field(default_factory=threading.Event)
     entered: threading.Semaphore = field(default_factory=lambda: threading.Semaphore(0))
@@ -43,15 +61,18 @@ class FakeBackend:
         if self.load_error is not None:
             raise self.load_error
 
-    async def run(self, encoder: str, queries: Sequence[Query]) -> BatchResult:
+    async def run(self, encoder: str, parts: Sequence[Part]) -> BatchResult:
         began = time.monotonic()
-        self.batches.append(list(queries))
+        batch = [
+            Asked(query.kind, encoding) for query, start, stop in parts for encoding in query.encodings[start:stop]
+        ]
+        self.batches.append(batch)
         self.entered.release()
         await self._wait(self.gate)
-        for query in queries:
-            if (error := self.fault(query)) is not None:
+        for asked in batch:
+            if (error := self.fault(asked)) is not None:
                 raise error
-        return BatchResult([_answer(query) for query in queries], time.monotonic() - began)
+        return BatchResult([_answers(part) for part in parts], time.monotonic() - began)
 
     def kill_hung(self, seconds: float) -> None:
         self.killed_hung = True
@@ -93,9 +114,9 @@ class ThreadBackend:
     async def load(self, on_death: Callable[[BackendDiedError], None]) -> None:
         await asyncio.to_thread(self._backend.load)
 
-    async def run(self, encoder: str, queries: Sequence[Query]) -> BatchResult:
-        began = time.monotonic()
-        return BatchResult(await asyncio.to_thread(self._backend.run, encoder, queries), time.monotonic() - began)
+    async def run(self, encoder: str, parts: Sequence[Part]) -> BatchResult:
+        seconds, answers = await asyncio.to_thread(computed, self._backend, encoder, parts)
+        return BatchResult(answers, seconds)
 
     def kill_hung(self, seconds: float) -> None:
         pass
@@ -107,9 +128,10 @@ class ThreadBackend:
         pass
 
 
-def _answer(query: Query) -> Answer:
-    if query.task is not Task.FILL_MASK:
-        return Answer([[0.25, 0.75]])
+def _answers(part: Part) -> list[Answer | Exception]:
+    query = part.query
+    if query.kind is not Kind.WORDS:
+        return [[0.25, 0.75] for _ in range(part.inputs)]
     chosen = list(query.targets or range(5, 76))[: query.top_k]
-    row = [1 / (rank + 2) for rank in range(len(chosen))]
-    return Answer([row] * len(query.masks), [chosen] * len(query.masks))
+    scores = [1 / (rank + 2) for rank in range(len(chosen))]
+    return [Words(scores * len(masks), chosen * len(masks)) for masks in query.masks[part.start : part.stop]]

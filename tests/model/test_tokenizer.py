@@ -108,7 +108,7 @@ def test_encode_without_spans_changes_nothing_else(words: Tokenizer, text: str, 
 def test_encode_word_by_word_gives_the_ids_of_the_whole_text(text: str, lowercase: bool) -> None:
     tokenizer = Tokenizer.from_vocab(VOCAB, lowercase=lowercase)
     assert tokenizer._words is not None
-    whole = tokenizer._tokenize_in_pieces(text, spans=False).ids
+    whole = tokenizer._tokenize_parts(text, [(0, len(text))], spans=False).ids.tolist()
     assert tokenizer._tokenize(text, spans=False).ids.tolist() == whole
 
 

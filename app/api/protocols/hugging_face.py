@@ -23,7 +23,7 @@ from app.api.task_route import TaskRequest, TaskRoute
 from app.errors import InvalidRequestError
 from app.inference.types import Task
 from app.scheduling.engine import Engine, Reply
-from bert_client.wire import FillMaskResult, LabelPrediction, LabelResult, TokenPrediction
+from app.scheduling.results import FillMaskResult, LabelPrediction, LabelResult, TokenPrediction
 
 TAG = {"name": "Hugging Face clients", "description": "The same tasks in the shapes of Hugging Face's clients."}
 
@@ -82,7 +82,7 @@ HuggingFaceTokens = TypeAliasType(
 async def fill_mask(body: HuggingFaceFillMaskRequest, request: TaskRequest) -> tuple[Reply[FillMaskResult], Any]:
     """The predictions for the one mask of one text. Several masks and several texts add a level of lists each."""
     reply = await request.fill_mask(as_list(body.inputs), **_given(body.parameters))
-    rows = [[mask.predictions for mask in result.masks] for result in reply.results]
+    rows = [[mask["predictions"] for mask in result["masks"]] for result in reply.results]
     shapes: list[Any] = [row[0] if len(row) == 1 else row for row in rows]
     return reply, shapes if isinstance(body.inputs, list) else shapes[0]
 
@@ -97,7 +97,7 @@ async def text_classification(
         _check_function(request.engine, function)
     parameters["raw_scores"] = function == "none"
     reply = await request.labels(Task.SENTIMENT, as_list(body.inputs), **parameters)
-    return reply, [result.predictions for result in reply.results]
+    return reply, [result["predictions"] for result in reply.results]
 
 
 def _given(parameters: Parameters | None) -> dict[str, Any]:

@@ -34,7 +34,6 @@ from app.inference.types import Task
 from app.scheduling.deadline import Deadline
 from app.scheduling.engine import Reply
 from app.scheduling.tokenization import Input, TextPair
-from bert_client.wire import LabelPrediction, TokenPrediction
 from model.tokenizer_dir import MASK
 
 TAG = {"name": "Open Inference Protocol", "description": "The same tasks in version 2 of the protocol."}
@@ -204,7 +203,8 @@ def _columns(body: InferRequest, task: Task) -> dict[str, list[str]]:
     return columns
 
 
-Rows = Sequence[Sequence[LabelPrediction | TokenPrediction]]
+Rows = Sequence[Sequence[Any]]
+"""Of each text, its predictions."""
 
 
 async def _ask(task: Task, body: InferRequest, request: TaskRequest) -> tuple[Reply[Any], Rows]:
@@ -221,12 +221,12 @@ async def _ask(task: Task, body: InferRequest, request: TaskRequest) -> tuple[Re
         if several:
             raise InvalidRequestError(several[:MAX_FAULTS])
         filled = await request.fill_mask(texts, **parameters)
-        return filled, [result.masks[0].predictions for result in filled.results]
+        return filled, [result["masks"][0]["predictions"] for result in filled.results]
     inputs: Sequence[Input] = texts
     if "text_pair" in columns:
         inputs = [TextPair(*pair) for pair in zip(texts, columns["text_pair"], strict=True)]
     reply = await request.labels(task, inputs, **parameters)
-    return reply, [result.predictions for result in reply.results]
+    return reply, [result["predictions"] for result in reply.results]
 
 
 def _shorten_deadline(request: TaskRequest, microseconds: int) -> None:
@@ -284,7 +284,7 @@ def _response(task: Task, request_id: str | None, rows: Rows, is_binary: dict[st
     """The outputs in the order of `is_binary`, as JSON or as bytes after it."""
     outputs, tail = [], b""
     for name, binary in is_binary.items():
-        values = [getattr(prediction, name) for prediction in chain.from_iterable(rows)]
+        values = [prediction[name] for prediction in chain.from_iterable(rows)]
         output: dict[str, Any] = {**_tensor(name, len(rows), len(rows[0]))}
         if binary:
             raw = _raw(values)

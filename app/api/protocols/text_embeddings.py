@@ -13,8 +13,8 @@ from app.api.task_route import TaskRequest, TaskRoute, check_inputs, parse
 from app.errors import InferenceError, InvalidInputError, Loc
 from app.inference.types import Task
 from app.scheduling.engine import Reply
+from app.scheduling.results import LabelPrediction, LabelResult, TextToken
 from app.scheduling.tokenization import TextPair
-from bert_client.wire import LabelPrediction, LabelResult, TextToken
 from model.errors import TextTooLongError
 
 TAG = {"name": "text-embeddings-inference", "description": "Classification and tokens in its shapes."}
@@ -106,7 +106,7 @@ async def predict(body: PredictRequest, request: TaskRequest) -> tuple[Reply[Lab
     except InferenceError as error:
         error.relocate(lambda loc: loc if is_batch else ("inputs",))
         raise
-    predictions = [result.predictions for result in reply.results]
+    predictions = [result["predictions"] for result in reply.results]
     return reply, predictions if is_batch else predictions[0]
 
 

@@ -6,26 +6,26 @@ from app.api.schemas import FillMaskRequest, NextSentenceRequest, SentimentReque
 from app.api.task_route import TaskRequest, TaskRoute
 from app.inference.types import Task
 from app.scheduling.engine import Reply
-from bert_client.wire import FillMaskResponse, FillMaskResult, LabelResponse, LabelResult
+from app.scheduling.results import FillMaskResponse, FillMaskResult, LabelResponse, LabelResult
 
 
 async def fill_mask(body: FillMaskRequest, request: TaskRequest) -> tuple[Reply[FillMaskResult], FillMaskResponse]:
     """The most probable words for each `[MASK]`, with their probability over the whole vocabulary."""
     reply = await request.fill_mask(as_list(body.inputs), **given(body.parameters))
-    return reply, FillMaskResponse(reply.model, reply.results)
+    return reply, {"model": reply.model, "results": reply.results}
 
 
 async def next_sentence(body: NextSentenceRequest, request: TaskRequest) -> tuple[Reply[LabelResult], LabelResponse]:
     """The probability that `text_pair` directly follows `text`."""
     pairs = as_list(body.inputs)
     reply = await request.labels(Task.NEXT_SENTENCE, pairs, **given(body.parameters))
-    return reply, LabelResponse(reply.model, reply.results)
+    return reply, {"model": reply.model, "results": reply.results}
 
 
 async def sentiment(body: SentimentRequest, request: TaskRequest) -> tuple[Reply[LabelResult], LabelResponse]:
     """The labels of the loaded classifier with their probabilities."""
     reply = await request.labels(Task.SENTIMENT, as_list(body.inputs), **given(body.parameters))
-    return reply, LabelResponse(reply.model, reply.results)
+    return reply, {"model": reply.model, "results": reply.results}
 
 
 _PREDICTION = {"score": 0.21, "token": 1523, "token_str": "good", "sequence": "The movie was good and I loved it."}

@@ -425,7 +425,7 @@ async def test_input_that_cannot_be_computed_is_named(
     serve: Any, backend: Any, tokenizer: Tokenizer, path: str, body: Any, loc: list[Any]
 ) -> None:
     bad = tokenizer.encode("bad").input_ids[1]
-    backend.fault = lambda query: ValueError() if bad in query.encoding.input_ids else None
+    backend.fault = lambda asked: ValueError() if bad in asked.encoding.ids else None
     async with serve() as service:
         answer = await service.client.post(path, json=body)
     assert (answer.status_code, answer.json()["code"]) == (500, "inference_failed")

@@ -19,11 +19,13 @@ import torch
 
 from app.errors import BackendDiedError, ProcessDiedError, SettingsError
 from app.inference.fork_server import InferenceProcess
+from app.inference.frames import read_batch
 from app.inference.process_pool import ProcessPool
 from app.inference.torch_backend import TorchBackend
-from app.inference.types import Answer, BackendConfig, BatchResult, Query, Task
+from app.inference.types import BackendConfig, BatchResult, Kind, Part, Query, Task, Words
 from model import Tokenizer
 from model.errors import CheckpointError
+from tests.app.backends import computed
 from tests.app.process import PATIENCE, WITHOUT_TORCH, children
 from tests.app.waiting import until
 
@@ -97,8 +99,8 @@ async def until_gone(pid: int) -> None:
     await until(lambda: not Path(f"/proc/{pid}").exists())
 
 
-def sentiment_query(tokenizer: Tokenizer, text: str = "good") -> Query:
-    return Query(Task.SENTIMENT, tokenizer.encode(text))
+def sentiment_part(tokenizer: Tokenizer, text: str = "good") -> Part:
+    return Part(Query(Kind.PROBABILITIES, [tokenizer.encode(text, spans=False)], labels=2), 0, 1)
 
 
 async def test_process_pool_answers_as_the_models_in_this_process_do(
@@ -108,12 +110,13 @@ async def test_process_pool_answers_as_the_models_in_this_process_do(
     here.load()
     text = tokenizer.encode("a good [MASK]")
     mask = text.input_ids.index(tokenizer.mask_id)
-    queries = [
-        Query(Task.FILL_MASK, text, (mask,), 3),
-        Query(Task.NEXT_SENTENCE, tokenizer.encode("a film", "it was good")),
-        Query(Task.FILL_MASK, text, (mask,), 2, (5, 6)),
+    pair = Query(Kind.PROBABILITIES, [tokenizer.encode("a film", "it was good")], labels=2)
+    parts = [
+        Part(Query(Kind.WORDS, [text], masks=[(mask,)], top_k=3), 0, 1),
+        Part(pair, 0, 1),
+        Part(Query(Kind.WORDS, [text], masks=[(mask,)], top_k=2, targets=(5, 6)), 0, 1),
     ]
-    assert (await backend.run("pretrained", queries)).answers == here.run("pretrained", queries)
+    assert (await backend.run("pretrained", parts)).answers == computed(here, "pretrained", parts)[1]
     assert set(backend.info.models) == set(here.info.models)
     assert backend.info.models["pretrained"].config == here.info.models["pretrained"].config
     assert backend.info.models["pretrained"].tokenizer.encode("a good film") == tokenizer.encode("a good film")
@@ -124,20 +127,22 @@ async def test_process_pool_answers_as_the_models_in_this_process_do(
 
 async def test_process_pool_large_batch_and_large_answer_arrive_whole(pair: ProcessPool, tokenizer: Tokenizer) -> None:
     text = tokenizer.encode("a [MASK]")
-    query = Query(Task.FILL_MASK, text, (text.input_ids.index(tokenizer.mask_id),), 50)
-    answers = (await pair.run("pretrained", [query] * 2000)).answers
+    masks = [(text.ids.index(tokenizer.mask_id),)] * 2000
+    query = Query(Kind.WORDS, [text] * 2000, masks=masks, top_k=50)
+    ((*answers,),) = (await pair.run("pretrained", [Part(query, 0, 2000)])).answers
     assert len(answers) == 2000
-    assert all(isinstance(answer, Answer) and len(answer.scores[0]) == 50 for answer in answers)
+    assert all(isinstance(answer, Words) and len(answer.scores) == 50 for answer in answers)
 
 
 async def test_process_pool_batch_that_fails_leaves_the_process_alive(
     backend: ProcessPool, tokenizer: Tokenizer
 ) -> None:
-    query = sentiment_query(tokenizer)
-    with pytest.raises(KeyError, match="no such encoder") as raised:
-        await backend.run("no such encoder", [query])
+    part, bad = sentiment_part(tokenizer), sentiment_part(tokenizer)
+    bad.query.encodings[0].ids[1] = 1_000_000
+    with pytest.raises(IndexError) as raised:
+        await backend.run("sentiment", [part, bad])
     assert "in _compute" in "".join(raised.value.__notes__)  # where it happened, for the log
-    assert len((await backend.run("sentiment", [query])).answers) == 1
+    assert len((await backend.run("sentiment", [part])).answers) == 1
 
 
 async def test_process_pool_names_checkpoint_and_device_that_cannot_be_used(pretrained: Path, tmp_path: Path) -> None:
@@ -156,7 +161,7 @@ async def test_process_pool_names_checkpoint_and_device_that_cannot_be_used(pret
 async def test_process_pool_process_that_ends_fails_its_batch_and_is_replaced(
     victim: int, own_pair: ProcessPool, tokenizer: Tokenizer
 ) -> None:
-    query = sentiment_query(tokenizer)
+    query = sentiment_part(tokenizer)
     server, pids = server_of(own_pair), pids_of(own_pair)
     for pid in pids:
         os.kill(pid, signal.SIGSTOP)
@@ -177,7 +182,7 @@ async def test_process_pool_idle_process_that_ends_fails_no_batch(own_pair: Proc
     pids = pids_of(own_pair)
     os.kill(pids[0], signal.SIGKILL)
     await until(lambda: len(pids_of(own_pair)) == 2 and pids_of(own_pair)[0] != pids[0])
-    both = await asyncio.gather(*(own_pair.run("sentiment", [sentiment_query(tokenizer)]) for _ in range(2)))
+    both = await asyncio.gather(*(own_pair.run("sentiment", [sentiment_part(tokenizer)]) for _ in range(2)))
     assert [len(result.answers) for result in both] == [1, 1]
 
 
@@ -190,7 +195,7 @@ async def test_process_pool_loads_again_when_the_fork_server_ends(
         first = server_of(pool)
         os.kill(first, signal.SIGKILL)
         await until(lambda: not pool.is_ready)
-        asked = asyncio.create_task(pool.run("sentiment", [sentiment_query(tokenizer)]))
+        asked = asyncio.create_task(pool.run("sentiment", [sentiment_part(tokenizer)]))
         assert len((await asked).answers) == 1
         assert server_of(pool) != first
         await until(lambda: len(pids_of(pool)) == threads)
@@ -210,7 +215,7 @@ async def test_process_pool_ends_when_processes_end_over_and_over(
         await until(lambda: bool(told) or (len(pids_of(pool)) == 2 and pids_of(pool) != before))  # noqa: B023
     assert "inference processes ended 3 times within 60 s" in str(told[0])
     with pytest.raises(BackendDiedError, match="3 times"):
-        await pool.run("sentiment", [sentiment_query(tokenizer)])
+        await pool.run("sentiment", [sentiment_part(tokenizer)])
     await pool.aclose()
     assert len(told) == 1
 
@@ -234,7 +239,7 @@ async def test_process_pool_ends_if_other_checkpoints_are_there_when_it_loads_ag
 async def test_process_pool_kills_a_process_that_hangs(own_pair: ProcessPool, tokenizer: Tokenizer) -> None:
     pids = pids_of(own_pair)
     os.kill(pids[0], signal.SIGSTOP)
-    asked = asyncio.create_task(own_pair.run("sentiment", [sentiment_query(tokenizer)]))
+    asked = asyncio.create_task(own_pair.run("sentiment", [sentiment_part(tokenizer)]))
     await until(lambda: 0 not in own_pair._free)
     own_pair.kill_hung(PATIENCE)
     assert not asked.done()
@@ -251,9 +256,9 @@ async def test_process_pool_hung_process_does_not_block_the_event_loop(
     """Also if it hangs before it has read a request that is larger than the connection's buffers."""
     pids = pids_of(own_pair)
     os.kill(pids[0], signal.SIGSTOP)
-    asked = asyncio.create_task(own_pair.run("sentiment", [sentiment_query(tokenizer, "good " * 60)] * 20_000))
+    asked = asyncio.create_task(own_pair.run("sentiment", [sentiment_part(tokenizer, "good " * 60)] * 20_000))
     await until(lambda: 0 not in own_pair._free)
-    other = await own_pair.run("sentiment", [sentiment_query(tokenizer)])
+    other = await own_pair.run("sentiment", [sentiment_part(tokenizer)])
     assert len(other.answers) == 1
     assert not asked.done()
     os.kill(pids[0], signal.SIGKILL)
@@ -278,7 +283,7 @@ async def test_process_pool_closing_fails_what_is_computed_and_what_waits(
 ) -> None:
     for pid in pids_of(own_pair):
         os.kill(pid, signal.SIGSTOP)
-    asked = [asyncio.create_task(own_pair.run("sentiment", [sentiment_query(tokenizer)])) for _ in range(4)]
+    asked = [asyncio.create_task(own_pair.run("sentiment", [sentiment_part(tokenizer)])) for _ in range(4)]
     await until(lambda: not own_pair._free)
     await own_pair.aclose()
     answers = await asyncio.gather(*asked, return_exceptions=True)
@@ -289,7 +294,7 @@ async def test_process_that_is_no_longer_listened_to_fails_its_batch() -> None:
     ours, theirs = socket.socketpair()
     process = InferenceProcess(*await asyncio.open_connection(sock=ours))
     listening = asyncio.create_task(process.run(lambda: None))
-    asked = asyncio.create_task(process.ask("anything"))
+    asked = asyncio.create_task(process.ask(b"anything"))
     await asyncio.sleep(0)
     listening.cancel()
     with pytest.raises(ProcessDiedError):
@@ -361,7 +366,7 @@ async def test_process_pool_that_does_not_fork_computes_in_the_process_that_load
     first = server_of(backend)
     assert pids_of(backend) == [first]
     os.kill(first, signal.SIGSTOP)
-    asked = [asyncio.create_task(backend.run("sentiment", [sentiment_query(tokenizer)])) for _ in range(2)]
+    asked = [asyncio.create_task(backend.run("sentiment", [sentiment_part(tokenizer)])) for _ in range(2)]
     await until(lambda: not backend._free)
     os.kill(first, signal.SIGKILL)
     with pytest.raises(ProcessDiedError):
@@ -392,7 +397,7 @@ async def test_process_pool_cancelled_batch_does_not_answer_the_next(
     for pid in pids_of(own_pair):
         os.kill(pid, signal.SIGSTOP)
     cancelled = [
-        asyncio.create_task(own_pair.run("sentiment", [sentiment_query(tokenizer, "bad")] * 3)) for _ in range(2)
+        asyncio.create_task(own_pair.run("sentiment", [sentiment_part(tokenizer, "bad")] * 3)) for _ in range(2)
     ]
     await until(lambda: not own_pair._free)
     for task in cancelled:
@@ -400,7 +405,7 @@ async def test_process_pool_cancelled_batch_does_not_answer_the_next(
     await asyncio.wait(cancelled)
     for pid in pids_of(own_pair):
         os.kill(pid, signal.SIGCONT)
-    assert len((await own_pair.run("sentiment", [sentiment_query(tokenizer)])).answers) == 1
+    assert len((await own_pair.run("sentiment", [sentiment_part(tokenizer)])).answers) == 1
     await until(lambda: len(own_pair._free) == 2)
 
 
@@ -408,7 +413,7 @@ async def test_process_pool_two_processes_answer_at_the_same_time_and_alike(
     pair: ProcessPool, tokenizer: Tokenizer
 ) -> None:
     batches = [
-        [sentiment_query(tokenizer, "a good film" + " and great" * (i % 5)) for i in range(n)] for n in range(1, 40)
+        [sentiment_part(tokenizer, "a good film" + " and great" * (i % 5)) for i in range(n)] for n in range(1, 40)
     ]
     first = [await pair.run("sentiment", batch) for batch in batches]
     pair._free.remove(0)  # from here on, the other one
@@ -421,12 +426,12 @@ async def test_process_pool_two_processes_answer_at_the_same_time_and_alike(
 
 
 def scores(result: BatchResult) -> list[float]:
-    return [answer.scores[0][0] for answer in result.answers if isinstance(answer, Answer)]
+    return [answer[0] for (answer,) in result.answers if isinstance(answer, list)]
 
 
 async def test_process_pool_forks_share_memory(pair: ProcessPool, tokenizer: Tokenizer) -> None:
     pair._free.remove(0)
-    await pair.run("sentiment", [sentiment_query(tokenizer)])
+    await pair.run("sentiment", [sentiment_part(tokenizer)])
     pair._free.add(0)
     table = Path(f"/proc/{pids_of(pair)[1]}/smaps_rollup").read_text()  # noqa: ASYNC240 (a moment)
     size = {line.split(":")[0]: int(line.split()[1]) for line in table.splitlines()[1:]}
@@ -437,7 +442,7 @@ async def test_process_pool_lone_text_is_computed_with_all_threads(pair: Process
     """OpenMP's threads are not forked: process 0 starts its own."""
     (pid, _) = pids_of(pair)
     assert len(list(Path(f"/proc/{pid}/task").iterdir())) > 1  # noqa: ASYNC240 (a moment)
-    long = sentiment_query(tokenizer, "good " * 60)
+    long = sentiment_part(tokenizer, "good " * 60)
     assert scores(await pair.run("sentiment", [long])) == pytest.approx(
         scores(await pair.run("sentiment", [long, long]))[:1], abs=1e-5
     )
@@ -454,13 +459,13 @@ async def test_process_pool_only_a_lone_text_in_process_0_may_take_all_threads(
     pair: ProcessPool, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """While no other batch is computed."""
-    query = sentiment_query(tokenizer)
+    query = sentiment_part(tokenizer)
     sent: list[tuple[int, bool]] = []
     ask = InferenceProcess.ask
 
-    async def spy(process: InferenceProcess, request: Any) -> Any:
-        sent.append((pids_of(pair).index(process.pid), request[2]))
-        return await ask(process, request)
+    async def spy(process: InferenceProcess, batch: bytes) -> bytes:
+        sent.append((pids_of(pair).index(process.pid), read_batch(batch).alone))
+        return await ask(process, batch)
 
     monkeypatch.setattr(InferenceProcess, "ask", spy)
     await pair.run("sentiment", [query])
@@ -472,9 +477,9 @@ async def test_process_pool_only_a_lone_text_in_process_0_may_take_all_threads(
 async def test_logits_and_scores_of_one_batch_are_not_mixed_up(pair: ProcessPool) -> None:
     name, served = next((n, model) for n, model in pair.info.models.items() if Task.SENTIMENT in model.tasks)
     encoding = served.tokenizer.encode("good")
-    queries = [Query(Task.SENTIMENT, encoding, raw_scores=raw) for raw in (True, False, True)]
-    answers = (await pair.run(name, queries)).answers
-    logits, scores, again = [answer.scores[0] for answer in answers if isinstance(answer, Answer)]
+    kinds = (Kind.LOGITS, Kind.PROBABILITIES, Kind.LOGITS)
+    result = await pair.run(name, [Part(Query(kind, [encoding], labels=2), 0, 1) for kind in kinds])
+    logits, scores, again = [answer for (answer,) in result.answers if isinstance(answer, list)]
     assert scores == pytest.approx(torch.tensor(logits).softmax(-1).tolist())
     assert logits == again != scores
 
@@ -482,7 +487,7 @@ async def test_logits_and_scores_of_one_batch_are_not_mixed_up(pair: ProcessPool
 async def test_process_pool_tells_how_long_each_process_computes(own_pair: ProcessPool, tokenizer: Tokenizer) -> None:
     before = own_pair.process_seconds()
     assert [computed for computed, _ in before.values()] == [0.0, 0.0]
-    results = [await own_pair.run("sentiment", [sentiment_query(tokenizer)]) for _ in range(3)]
+    results = [await own_pair.run("sentiment", [sentiment_part(tokenizer)]) for _ in range(3)]
     after = own_pair.process_seconds()
     assert after[0][0] == pytest.approx(sum(result.seconds for result in results))
     assert after[1][0] == 0
@@ -495,7 +500,7 @@ async def test_process_pool_seconds_of_a_batch_are_the_processs_own(
 ) -> None:
     first = pids_of(own_pair)[0]
     os.kill(first, signal.SIGSTOP)
-    asked = asyncio.create_task(own_pair.run("sentiment", [sentiment_query(tokenizer)]))
+    asked = asyncio.create_task(own_pair.run("sentiment", [sentiment_part(tokenizer)]))
     await until(lambda: 0 not in own_pair._free)
     os.kill(first, signal.SIGCONT)
     time.sleep(2)  # noqa: ASYNC251 (the event loop is busy, or the system is)

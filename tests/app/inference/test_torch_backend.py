@@ -20,13 +20,15 @@ from safetensors.torch import load_file, save_file
 
 from app.errors import BackendDiedError, OutOfMemoryError, SettingsError
 from app.inference import torch_backend
+from app.inference.frames import read_batch, write_batch
 from app.inference.torch_backend import TorchBackend, _torch_errors
-from app.inference.types import Answer, BackendConfig, Query, Task
+from app.inference.types import BackendConfig, Kind, Part, Query, Task, Words
 from model import BertForPreTraining, PackedBatch, Tokenizer, load_checkpoint, save_checkpoint
 from model.errors import CheckpointError
 from model.inference import quantization
 from model.inference.quantization import QuantizedLinear
 from model.packing import round_up_to_bucket
+from tests.app.backends import computed
 
 TEXTS = [
     "[MASK]",
@@ -45,26 +47,48 @@ def loaded(pretrained: Path, sentiment: Path) -> TorchBackend:
 
 def masked(tokenizer: Tokenizer, text: str, top_k: int = 5, targets: tuple[int, ...] = ()) -> Query:
     encoding = tokenizer.encode(text)
-    masks = tuple(i for i, token_id in enumerate(encoding.input_ids) if token_id == tokenizer.mask_id)
-    return Query(Task.FILL_MASK, encoding, masks, top_k, targets)
+    masks = tuple(i for i, token_id in enumerate(encoding.ids) if token_id == tokenizer.mask_id)
+    return Query(Kind.WORDS, [encoding], masks=[masks], top_k=top_k, targets=targets)
 
 
-def answered(backend: TorchBackend, lane: str, queries: list[Query]) -> list[Answer]:
-    answers = backend.run(lane, queries)
-    assert all(isinstance(answer, Answer) for answer in answers)
-    return [answer for answer in answers if isinstance(answer, Answer)]
+def pair_of(tokenizer: Tokenizer, first: str, second: str) -> Query:
+    return Query(Kind.PROBABILITIES, [tokenizer.encode(first, second)], labels=2)
+
+
+def answered(backend: TorchBackend, encoder: str, queries: list[Query]) -> list[list[float] | Words]:
+    """The answers to queries of one input each, in one batch."""
+    _, answers = computed(backend, encoder, [Part(query, 0, 1) for query in queries])
+    assert not any(isinstance(answer, Exception) for (answer,) in answers)
+    return [answer for (answer,) in answers]  # type: ignore[misc]
+
+
+def words(backend: TorchBackend, queries: list[Query]) -> list[Words]:
+    """The words for the masks of queries of one input each, in one batch."""
+    return [answer for answer in answered(backend, "pretrained", queries) if isinstance(answer, Words)]
 
 
 def test_batch_answers_as_single_queries_do(loaded: TorchBackend, tokenizer: Tokenizer) -> None:
     queries = [masked(tokenizer, text) for text in TEXTS]
-    pair = Query(Task.NEXT_SENTENCE, tokenizer.encode("a film", "it was good"))
-    queries.insert(2, pair)
+    queries.insert(2, pair_of(tokenizer, "a film", "it was good"))
     together = answered(loaded, "pretrained", queries)
     alone = [answered(loaded, "pretrained", [query])[0] for query in queries]
     for one, other in zip(together, alone, strict=True):
-        assert one.token_ids == other.token_ids
-        for row, expected in zip(one.scores, other.scores, strict=True):
-            assert row == pytest.approx(expected, abs=1e-5)
+        if isinstance(one, Words) and isinstance(other, Words):
+            assert one.token_ids == other.token_ids
+            assert one.scores == pytest.approx(other.scores, abs=1e-5)
+        else:
+            assert one == pytest.approx(other, abs=1e-5)
+
+
+def test_parts_of_a_batch_get_their_own_answers(loaded: TorchBackend, tokenizer: Tokenizer) -> None:
+    """Inputs of unequal lengths, of which the batch holds only some."""
+    texts = ["a film", "the movie was good and bad", "film"]
+    query = Query(Kind.PROBABILITIES, [tokenizer.encode(text, "so") for text in texts], labels=2)
+    mask = masked(tokenizer, TEXTS[1])
+    _, (first, second, third) = computed(loaded, "pretrained", [Part(query, 2, 3), Part(mask, 0, 1), Part(query, 0, 2)])
+    alone = [answered(loaded, "pretrained", [pair_of(tokenizer, text, "so")])[0] for text in texts]
+    assert [*third, *first] == [pytest.approx(answer, abs=1e-5) for answer in alone]
+    assert isinstance(second[0], Words)
 
 
 def test_mixed_tasks_of_one_encoder_cost_one_forward_pass(
@@ -72,29 +96,26 @@ def test_mixed_tasks_of_one_encoder_cost_one_forward_pass(
 ) -> None:
     encoder = Mock(side_effect=loaded._encoders["pretrained"])
     monkeypatch.setitem(loaded._encoders, "pretrained", encoder)
-    pair = Query(Task.NEXT_SENTENCE, tokenizer.encode("a", "b"))
-    loaded.run("pretrained", [masked(tokenizer, TEXTS[1]), pair, masked(tokenizer, TEXTS[2])])
+    pair = pair_of(tokenizer, "a", "b")
+    answered(loaded, "pretrained", [masked(tokenizer, TEXTS[1]), pair, masked(tokenizer, TEXTS[2])])
     assert encoder.call_count == 1
 
 
 def test_scores_are_probabilities_of_the_whole_vocabulary(loaded: TorchBackend, tokenizer: Tokenizer) -> None:
-    (answer,) = answered(loaded, "pretrained", [masked(tokenizer, TEXTS[1], top_k=100)])
-    assert len(answer.scores[0]) == tokenizer.vocab_size
-    assert sum(answer.scores[0]) == pytest.approx(1, abs=1e-5)
-    assert answer.scores[0] == sorted(answer.scores[0], reverse=True)
+    (answer,) = words(loaded, [masked(tokenizer, TEXTS[1], top_k=tokenizer.vocab_size)])
+    assert sum(answer.scores) == pytest.approx(1, abs=1e-5)
+    assert answer.scores == sorted(answer.scores, reverse=True)
 
 
 def test_targets_keep_their_probability_in_the_whole_vocabulary(loaded: TorchBackend, tokenizer: Tokenizer) -> None:
     good, bad = tokenizer.token_id("good"), tokenizer.token_id("bad")
-    whole, chosen = answered(
-        loaded,
-        "pretrained",
-        [masked(tokenizer, TEXTS[1], top_k=100), masked(tokenizer, TEXTS[1], 2, (bad, good))],
+    whole, chosen = words(
+        loaded, [masked(tokenizer, TEXTS[1], tokenizer.vocab_size), masked(tokenizer, TEXTS[1], 2, (bad, good))]
     )
-    probabilities = dict(zip(whole.token_ids[0], whole.scores[0], strict=True))
-    assert set(chosen.token_ids[0]) == {good, bad}
-    assert chosen.scores[0] == sorted(chosen.scores[0], reverse=True)
-    for token_id, score in zip(chosen.token_ids[0], chosen.scores[0], strict=True):
+    probabilities = dict(zip(whole.token_ids, whole.scores, strict=True))
+    assert set(chosen.token_ids) == {good, bad}
+    assert chosen.scores == sorted(chosen.scores, reverse=True)
+    for token_id, score in zip(chosen.token_ids, chosen.scores, strict=True):
         assert score == pytest.approx(probabilities[token_id], abs=1e-6)
 
 
@@ -102,36 +123,39 @@ def test_targets_of_one_batch_may_differ_in_number(loaded: TorchBackend, tokeniz
     ids = tuple(map(tokenizer.token_id, ("good", "bad", "film", "movie")))
     kinds = ((2, ids[:2]), (5, ()), (4, ids), (1, ids[1:]))
     queries = [masked(tokenizer, "[MASK] a [MASK]", top_k, targets) for top_k, targets in kinds]
-    together = answered(loaded, "pretrained", queries)
-    assert [[len(row) for row in answer.token_ids] for answer in together] == [[n, n] for n in (2, 5, 4, 1)]
+    together = words(loaded, queries)
+    assert [len(answer.token_ids) for answer in together] == [4, 10, 8, 2]
     for query, answer in zip(queries, together, strict=True):
-        (alone,) = answered(loaded, "pretrained", [query])
+        (alone,) = words(loaded, [query])
         assert answer.token_ids == alone.token_ids
-        assert answer.scores == [pytest.approx(row, abs=1e-6) for row in alone.scores]
+        assert answer.scores == pytest.approx(alone.scores, abs=1e-6)
 
 
-def test_mask_answers_reads_the_device_as_often_for_many_queries(
-    tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+def test_scores_of_a_batch_are_read_from_the_device_once(
+    loaded: TorchBackend, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    reads, to_list = [], torch.Tensor.tolist
-    monkeypatch.setattr(torch.Tensor, "tolist", lambda tensor: (reads.append(1), to_list(tensor))[1])
-    query = masked(tokenizer, "[MASK]", 2, (6, 7))
-    counts = []
-    for number in (1, 8):
-        torch_backend._mask_answers(torch.zeros(number, 10), [query] * number)
-        counts.append(len(reads))
-        reads.clear()
-    assert counts[0] == counts[1]
+    reads = Mock(side_effect=torch.Tensor.cpu)
+    monkeypatch.setattr(torch.Tensor, "cpu", lambda tensor: reads(tensor))
+    for name in ("tolist", "item", "__bool__"):
+        monkeypatch.setattr(torch.Tensor, name, Mock(side_effect=AssertionError))
+    queries = [masked(tokenizer, "[MASK]", 2, (6, 7)), masked(tokenizer, "a [MASK]"), pair_of(tokenizer, "a", "b")]
+    batch = read_batch(bytearray(write_batch(0, [Part(query, 0, 1) for query in queries])))
+    hidden = torch.zeros(len(batch.positions), loaded.info.models["pretrained"].config.hidden_size)
+    monkeypatch.setitem(loaded._encoders, "pretrained", lambda _: hidden)
+    loaded.run(batch)
+    assert reads.call_count == 1
 
 
 def test_many_masks_are_projected_in_pieces(
     loaded: TorchBackend, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    queries = [masked(tokenizer, "[MASK] " * n) for n in (3, 5, 1, 4)]
-    whole = answered(loaded, "pretrained", queries)
+    good = (tokenizer.token_id("good"),)
+    queries = [masked(tokenizer, "[MASK] " * n, 1, good if n > 3 else ()) for n in (3, 5, 1, 4)]
+    whole = words(loaded, queries)
     monkeypatch.setattr(torch_backend, "POLICY", replace(torch_backend.POLICY, masks_per_projection=4))
-    pieces = answered(loaded, "pretrained", queries)
+    pieces = words(loaded, queries)
     assert [answer.token_ids for answer in pieces] == [answer.token_ids for answer in whole]
+    assert [answer.scores for answer in pieces] == [pytest.approx(answer.scores, abs=1e-6) for answer in whole]
 
 
 def test_next_sentence_follows_the_models_own_logits(
@@ -144,8 +168,8 @@ def test_next_sentence_follows_the_models_own_logits(
     with torch.inference_mode():
         batch = PackedBatch.pack([encoding.input_ids], [encoding.token_type_ids], [[0]])
         expected = network.next_sentence(network(batch)).softmax(-1)[0].tolist()
-    (answer,) = answered(loaded, "pretrained", [Query(Task.NEXT_SENTENCE, encoding)])
-    assert answer.scores[0] == pytest.approx(expected, abs=1e-5)
+    (answer,) = answered(loaded, "pretrained", [pair_of(tokenizer, "a film", "it was good")])
+    assert answer == pytest.approx(expected, abs=1e-5)
 
 
 def test_bfloat16_gives_nearly_the_same_scores(
@@ -154,8 +178,8 @@ def test_bfloat16_gives_nearly_the_same_scores(
     half = TorchBackend(BackendConfig(pretrained, sentiment, device="cpu", dtype="bfloat16"))
     half.load()
     queries = [masked(tokenizer, text, 3) for text in TEXTS]
-    for one, other in zip(answered(half, "pretrained", queries), answered(loaded, "pretrained", queries), strict=True):
-        assert one.scores[0] == pytest.approx(other.scores[0], abs=0.03)
+    for one, other in zip(words(half, queries), words(loaded, queries), strict=True):
+        assert one.scores == pytest.approx(other.scores, abs=0.03)
 
 
 def test_int8_gives_nearly_the_same_scores_and_the_same_in_any_batch(
@@ -169,12 +193,12 @@ def test_int8_gives_nearly_the_same_scores_and_the_same_in_any_batch(
     linears = [part for part in backend._networks["pretrained"].modules() if isinstance(part, QuantizedLinear)]
     assert len(linears) == 5  # four in the first layer; keys and values in the second and last
     queries = [masked(tokenizer, text, 3) for text in TEXTS]
-    together = answered(backend, "pretrained", queries)
-    for one, other in zip(together, answered(loaded, "pretrained", queries), strict=True):
-        assert one.scores[0] == pytest.approx(other.scores[0], abs=0.03)
+    together = words(backend, queries)
+    for one, other in zip(together, words(loaded, queries), strict=True):
+        assert one.scores == pytest.approx(other.scores, abs=0.03)
     for query, answer in zip(queries, together, strict=True):
-        (alone,) = answered(backend, "pretrained", [query])
-        assert alone.scores[0] == pytest.approx(answer.scores[0], abs=1e-6)  # the heads compute in float32
+        (alone,) = words(backend, [query])
+        assert alone.scores == pytest.approx(answer.scores, abs=1e-6)  # the heads compute in float32
 
 
 @pytest.mark.parametrize(("in_int8", "recommended"), [(1e-3, True), (2.9e-3, False)])
@@ -220,8 +244,9 @@ def test_answer_that_is_no_number_is_an_error_of_its_input_only(
     network = backend._networks["pretrained"]
     with torch.no_grad():
         network.encoder.embeddings.word_embeddings.weight[tokenizer.token_id("bad")] = float("nan")
-    good, bad = backend.run("pretrained", [masked(tokenizer, "good [MASK]"), masked(tokenizer, "bad [MASK]")])
-    assert isinstance(good, Answer)
+    queries = [masked(tokenizer, "good [MASK]"), masked(tokenizer, "bad [MASK]")]
+    _, ((good,), (bad,)) = computed(backend, "pretrained", [Part(query, 0, 1) for query in queries])
+    assert isinstance(good, Words)
     assert isinstance(bad, Exception)
 
 
@@ -293,11 +318,11 @@ def test_label_scores_follow_the_problem_type(
     backend = TorchBackend(BackendConfig(pretrained, directory, device="cpu", dtype="float32", threads=1))
     backend.load()
     encoding = tokenizer.encode("the film was good")
-    (answer,) = answered(backend, "sentiment", [Query(Task.SENTIMENT, encoding)])
+    (answer,) = answered(backend, "sentiment", [Query(Kind.PROBABILITIES, [encoding], labels)])
     network = load_checkpoint(directory).model
     with torch.no_grad():
         logits = network(PackedBatch.pack([encoding.input_ids], [encoding.token_type_ids], [(0,)]))
-    assert answer.scores[0] == pytest.approx(function(logits)[0].tolist(), abs=1e-5)
+    assert answer == pytest.approx(function(logits)[0].tolist(), abs=1e-5)
 
 
 def test_output_rows_beyond_the_vocabulary_take_no_probability(
@@ -312,14 +337,14 @@ def test_output_rows_beyond_the_vocabulary_take_no_probability(
     save_checkpoint(padded, network, tokenizer)
     backend = TorchBackend(BackendConfig(padded, sentiment, device="cpu", dtype="float32", threads=1))
     backend.load()
-    query = masked(tokenizer, TEXTS[1], top_k=100)
-    (answer,) = answered(backend, "pretrained", [query])
-    assert sorted(answer.token_ids[0]) == list(range(size))
-    assert sum(answer.scores[0]) == pytest.approx(1, abs=1e-5)
-    batch = PackedBatch.pack([query.encoding.input_ids], [query.encoding.token_type_ids], [query.masks])
+    query = masked(tokenizer, TEXTS[1], top_k=size)
+    (answer,) = words(backend, [query])
+    assert sorted(answer.token_ids) == list(range(size))
+    assert sum(answer.scores) == pytest.approx(1, abs=1e-5)
+    batch = PackedBatch.pack([query.encodings[0].input_ids], outputs=query.masks)
     with torch.no_grad():
         expected = network.masked_lm(network(batch))[0, :size].softmax(-1)
-    assert answer.scores[0] == pytest.approx(expected[answer.token_ids[0]].tolist(), abs=1e-5)
+    assert answer.scores == pytest.approx(expected[answer.token_ids].tolist(), abs=1e-5)
 
 
 def test_output_row_of_an_id_without_token_takes_no_probability(
@@ -333,9 +358,9 @@ def test_output_row_of_an_id_without_token_takes_no_probability(
     (directory / "vocab.txt").write_text("\n".join(lines), encoding="utf-8")
     backend = TorchBackend(BackendConfig(directory, sentiment, device="cpu", dtype="float32", threads=1))
     backend.load()
-    (answer,) = answered(backend, "pretrained", [masked(tokenizer, TEXTS[1], top_k=size + 1)])
-    assert sorted(answer.token_ids[0]) == [*range(size - 1), size, size + 1]
-    assert sum(answer.scores[0]) == pytest.approx(1, abs=1e-5)
+    (answer,) = words(backend, [masked(tokenizer, TEXTS[1], top_k=size + 1)])
+    assert sorted(answer.token_ids) == [*range(size - 1), size, size + 1]
+    assert sum(answer.scores) == pytest.approx(1, abs=1e-5)
 
 
 def test_absent_device_is_named(pretrained: Path, sentiment: Path) -> None:
@@ -367,21 +392,21 @@ def test_cuda_answers_as_the_cpu_does(
     backend = TorchBackend(BackendConfig(pretrained, sentiment, device="cuda", dtype="float32"))
     backend.load()
     queries = [masked(tokenizer, text) for text in TEXTS]
-    for one, other in zip(
-        answered(backend, "pretrained", queries), answered(loaded, "pretrained", queries), strict=True
-    ):
-        assert one.scores[0] == pytest.approx(other.scores[0], abs=1e-3)
+    for one, other in zip(words(backend, queries), words(loaded, queries), strict=True):
+        assert one.scores == pytest.approx(other.scores, abs=1e-3)
 
 
 # Prints what oneDNN says (ONEDNN_VERBOSE) while single texts and small batches of new lengths are computed.
 NEW_SIZES = """
 import random, sys
+from array import array
 from dataclasses import replace
 from pathlib import Path
 from app.inference import torch_backend as backends
 from app.errors import BackendDiedError, OutOfMemoryError
 from app.inference.torch_backend import TorchBackend
-from app.inference.types import BackendConfig, Query, Task
+from app.inference.frames import read_batch, write_batch
+from app.inference.types import BackendConfig, Kind, Part, Query
 from model import Encoding
 
 backends.POLICY = replace(backends.POLICY, warm_up_seconds=float(sys.argv[3]))  # a busy machine may take its time
@@ -391,9 +416,9 @@ print("loaded", flush=True)
 rng = random.Random(0)
 for size in [1] * 60 + [rng.randint(2, 30) for _ in range(40)]:
     lengths = [rng.randint(3, min(64, 500 // size)) for _ in range(size)]
-    encodings = [Encoding([5] * n, [0] * n, [(0, 0)] * n, truncated=False) for n in lengths]
-    for lane, task in (("sentiment", Task.SENTIMENT), ("pretrained", Task.NEXT_SENTENCE)):
-        backend.run(lane, [Query(task, encoding) for encoding in encodings])
+    query = Query(Kind.PROBABILITIES, [Encoding(array("i", [5] * n), n, [], truncated=False) for n in lengths])
+    for encoder in (0, 1):
+        backend.run(read_batch(bytearray(write_batch(encoder, [Part(query, 0, size)]))))
 print("answered", flush=True)
 """
 
@@ -416,10 +441,10 @@ def test_once_loaded_no_small_batch_waits_for_a_kernel_to_be_made(pretrained: Pa
 
 def test_filled_batch_answers_as_single_queries_do(loaded: TorchBackend, tokenizer: Tokenizer) -> None:
     queries = [masked(tokenizer, text) for text in TEXTS] * 5
-    tokens = sum(len(query.encoding) for query in queries)
+    tokens = sum(sum(query.lengths) for query in queries)
     assert tokens != round_up_to_bucket(tokens)
-    singles = [answered(loaded, "pretrained", [query])[0] for query in queries]
-    for single, together in zip(singles, answered(loaded, "pretrained", queries), strict=True):
+    singles = [words(loaded, [query])[0] for query in queries]
+    for single, together in zip(singles, words(loaded, queries), strict=True):
         torch.testing.assert_close(torch.tensor(single.scores), torch.tensor(together.scores), atol=1e-5, rtol=0)
 
 
@@ -431,7 +456,7 @@ def test_lone_text_takes_all_threads_if_it_is_worth_it_and_gets_the_same_answer(
     backend = TorchBackend(
         BackendConfig(pretrained, sentiment, device="cpu", dtype=dtype, threads=2), one_process_per_thread=True
     )
-    query = Query(Task.SENTIMENT, tokenizer.encode("a good film and great"))
+    part = Part(Query(Kind.PROBABILITIES, [tokenizer.encode("a good film and great")], labels=2), 0, 1)
     try:
         backend.load()
         backend.warm_up_alone()
@@ -439,10 +464,9 @@ def test_lone_text_takes_all_threads_if_it_is_worth_it_and_gets_the_same_answer(
         answers = []
         for speed, alone, threads in ((1e9, True, 1), (1.0, False, 1), (1.0, True, 2)):
             backend.info.tokens_per_second = speed
-            (answer,) = backend.run("sentiment", [query], alone=alone)
+            scores = backend.run(read_batch(bytearray(write_batch(1, [part], alone=alone))))
             assert torch.get_num_threads() == threads
-            assert isinstance(answer, Answer)
-            answers.append(answer.scores[0])
+            answers.append(memoryview(scores).cast("f").tolist())
         assert answers[1] == answers[0]
         assert answers[2] == pytest.approx(answers[0], abs=1e-5)
     finally:

@@ -25,7 +25,7 @@ from app.errors import (
     TooLargeError,
     UnavailableError,
 )
-from app.inference.types import Task
+from app.inference.types import Kind, Task
 from app.observability.metrics import Metrics
 from app.scheduling.deadline import Deadline
 from app.scheduling.engine import Engine, EnginePolicy
@@ -84,18 +84,15 @@ async def test_tasks_of_one_encoder_share_a_forward_pass(backend: Any) -> None:
         backend.gate.set()
         await asyncio.gather(first, *others)
     assert len(backend.batches) == 3
-    tasks = [[query.task for query in batch] for batch in backend.batches]
-    assert sorted(tasks[1:], key=len) == [
-        [Task.SENTIMENT],
-        [Task.FILL_MASK, Task.NEXT_SENTENCE, Task.FILL_MASK],
-    ]
+    kinds = [[asked.kind for asked in batch] for batch in backend.batches]
+    assert sorted(kinds[1:], key=len) == [[Kind.PROBABILITIES], [Kind.WORDS, Kind.PROBABILITIES, Kind.WORDS]]
 
 
 async def test_results_keep_the_order_of_the_inputs(backend: Any) -> None:
     texts = ["[MASK] a", "b [MASK] c", "d e [MASK] f"]
     async with running(backend, max_batch_tokens=1) as engine:
         reply = await engine.fill_mask(texts, deadline=soon(), top_k=1)
-    assert [result.masks[0].position for result in reply.results] == [1, 2, 3]
+    assert [result["masks"][0]["position"] for result in reply.results] == [1, 2, 3]
     assert reply.model == "fake-pretrained"
 
 
@@ -162,7 +159,7 @@ async def test_targets_are_all_answered_unless_top_k_says_less(backend: Any, top
     words = ["good", "bad", "great", "boring", "film", "movie"]
     async with running(backend) as engine:
         reply = await engine.fill_mask(["[MASK]"], deadline=soon(), targets=words, top_k=top_k)
-    assert len(reply.results[0].masks[0].predictions) == expected
+    assert len(reply.results[0]["masks"][0]["predictions"]) == expected
 
 
 async def test_answer_is_no_larger_than_its_targets(backend: Any) -> None:
@@ -171,13 +168,13 @@ async def test_answer_is_no_larger_than_its_targets(backend: Any) -> None:
         reply = await engine.fill_mask(texts, deadline=soon(), targets=["good", "bad"], top_k=100)
         with pytest.raises(TooLargeError):
             await engine.fill_mask(texts, deadline=soon(), top_k=100)
-    assert [len(result.masks[0].predictions) for result in reply.results] == [2] * 512
+    assert [len(result["masks"][0]["predictions"]) for result in reply.results] == [2] * 512
 
 
 async def test_targets_that_are_one_token_count_once(backend: Any) -> None:
     async with running(backend) as engine:
         reply = await engine.fill_mask(["[MASK]"], deadline=soon(), targets=["good", "Good", "GOOD", "bad"])
-    assert [p.token_str for p in reply.results[0].masks[0].predictions] == ["good", "bad"]
+    assert [p["token_str"] for p in reply.results[0]["masks"][0]["predictions"]] == ["good", "bad"]
 
 
 async def test_long_texts_are_tokenized_like_short_ones(backend: Any) -> None:
@@ -185,7 +182,7 @@ async def test_long_texts_are_tokenized_like_short_ones(backend: Any) -> None:
     async with running(backend) as engine:
         reply = await engine.labels(Task.SENTIMENT, [text, "a"], deadline=soon(), truncate=True)
         assert engine.scheduler.reserved_tokens == 0
-    assert [(result.tokens, result.truncated) for result in reply.results] == [(64, True), (3, False)]
+    assert [(result["tokens"], result["truncated"]) for result in reply.results] == [(64, True), (3, False)]
 
 
 async def test_room_is_held_while_a_text_is_tokenized(backend: Any) -> None:
@@ -256,8 +253,8 @@ async def test_many_predictions_are_put_together_in_the_order_of_the_inputs(back
     texts = [f"{'a ' * i}[MASK]" for i in range(40)]
     async with running(backend) as engine:
         reply = await engine.fill_mask(texts, deadline=soon(), top_k=50)
-    assert [result.masks[0].position for result in reply.results] == list(range(1, 41))
-    assert all(len(result.masks[0].predictions) == 50 for result in reply.results)
+    assert [result["masks"][0]["position"] for result in reply.results] == list(range(1, 41))
+    assert all(len(result["masks"][0]["predictions"]) == 50 for result in reply.results)
 
 
 async def test_answer_beyond_all_measure_is_refused_before_compute(backend: Any) -> None:
@@ -310,7 +307,7 @@ async def test_one_bad_input_does_not_fail_the_neighbours(backend: Any) -> None:
             for text in ("good", "a a a", "bad")
         ]
         await queued(engine, 4)
-        backend.fault = lambda query: ValueError() if len(query.encoding) == 5 else None
+        backend.fault = lambda asked: ValueError() if len(asked.encoding) == 5 else None
         backend.gate.set()
         await first
         good, guilty, bad = await asyncio.gather(*tasks, return_exceptions=True)
@@ -519,7 +516,7 @@ async def test_backend_that_dies_during_a_batch_breaks_the_service(backend: Any)
 
 async def test_process_that_dies_fails_its_batch_only(backend: Any) -> None:
     async with running(backend) as engine:
-        backend.fault = lambda query: ProcessDiedError() if len(query.encoding) > 3 else None
+        backend.fault = lambda asked: ProcessDiedError() if len(asked.encoding) > 3 else None
         with pytest.raises(ProcessDiedError, match="one by one"):
             await engine.labels(Task.SENTIMENT, ["a", "a film"], deadline=soon())
         assert (await engine.labels(Task.SENTIMENT, ["a"], deadline=soon())).results

@@ -1,92 +1,115 @@
-"""Which input is served next: pure decisions."""
+"""Which inputs are served next: pure decisions."""
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from array import array
 from collections.abc import Sequence
 
 from hypothesis import given
 from hypothesis import strategies as st
 
+from app.inference.types import Kind, Query
 from app.scheduling.deadline import Deadline
-from app.scheduling.fair_queue import FairQueue, LoadBySize, QueuedRequest, Waiting, take_batch
+from app.scheduling.fair_queue import FairQueue, LoadBySize, QueuedRequest, Run, Waiting
+from model import Encoding
 
 FAR = Deadline(1e12)  # no test meets it
 
 Requests = st.lists(st.lists(st.integers(1, 40), min_size=1, max_size=6), min_size=1, max_size=8)
 
 
-def request_of(tokens: Sequence[int], encoder: str = "a", number: int = 0) -> QueuedRequest:
-    """A filled request; an item is (number, index)."""
+def request_of(tokens: Sequence[int], encoder: str = "a") -> QueuedRequest:
     request = QueuedRequest(len(tokens), sum(tokens), max(tokens), FAR)
-    request.fill(encoder, [(number, i) for i in range(len(tokens))], tokens)
+    encodings = [Encoding(array("i", [5] * length), length, [], truncated=False) for length in tokens]
+    request.fill(encoder, Query(Kind.PROBABILITIES, encodings, 2))
     return request
 
 
-def waiting_of(requests: Sequence[Sequence[int]]) -> Waiting:
-    return OrderedDict.fromkeys(request_of(tokens, number=number) for number, tokens in enumerate(requests))
+def waiting_of(requests: Sequence[QueuedRequest]) -> Waiting:
+    waiting = Waiting()
+    for request in requests:
+        waiting.push(request)
+    return waiting
 
 
-def batches_of(requests: Sequence[Sequence[int]], max_tokens: int) -> list[list[tuple[int, int]]]:
+def items_of(batch: Sequence[Run], requests: Sequence[QueuedRequest]) -> list[tuple[int, int]]:
+    """Its inputs: the numbers of the request and of the input."""
+    return [(requests.index(run.request), i) for run in batch for i in range(run.start, run.stop)]
+
+
+def batches_of(sizes: Sequence[Sequence[int]], max_tokens: int) -> list[list[tuple[int, int]]]:
+    requests = list(map(request_of, sizes))
     waiting = waiting_of(requests)
     batches = []
     while waiting:
-        batches.append([pending.item for pending in take_batch(waiting, max_tokens)])
+        batches.append(items_of(waiting.take(max_tokens), requests))
     return batches
 
 
 @given(Requests, st.integers(1, 100))
-def test_take_batch_takes_every_item_exactly_once(requests: list[list[int]], max_tokens: int) -> None:
+def test_take_takes_every_input_exactly_once(requests: list[list[int]], max_tokens: int) -> None:
     taken = [item for batch in batches_of(requests, max_tokens) for item in batch]
     assert sorted(taken) == [(r, i) for r, tokens in enumerate(requests) for i in range(len(tokens))]
 
 
 @given(Requests, st.integers(1, 100))
-def test_take_batch_exceeds_its_tokens_only_with_a_single_item(requests: list[list[int]], max_tokens: int) -> None:
+def test_take_exceeds_its_tokens_only_with_a_single_input(requests: list[list[int]], max_tokens: int) -> None:
     for batch in batches_of(requests, max_tokens):
         assert batch
         assert len(batch) == 1 or sum(requests[r][i] for r, i in batch) <= max_tokens
 
 
 @given(Requests, st.integers(1, 100))
-def test_take_batch_keeps_the_order_of_one_request(requests: list[list[int]], max_tokens: int) -> None:
+def test_take_keeps_the_order_of_one_request(requests: list[list[int]], max_tokens: int) -> None:
     taken = [item for batch in batches_of(requests, max_tokens) for item in batch]
     for r in range(len(requests)):
         own = [i for request, i in taken if request == r]
         assert own == sorted(own)
 
 
-@given(Requests, st.integers(1, 100))
-def test_take_batch_takes_no_second_item_of_a_request_before_one_of_each(
-    requests: list[list[int]], max_tokens: int
-) -> None:
-    taken = [r for batch in batches_of(requests, max_tokens) for r, _ in batch]
-    assert taken[: len(requests)] == list(range(len(requests)))
+@given(Requests)
+def test_sizes_take_turns_by_the_number_of_their_requests(requests: list[list[int]]) -> None:
+    """After a round, each size has given as many inputs as it has requests."""
+    sizes = [len(tokens).bit_length() for tokens in requests]
+    if len(set(sizes)) == 1:
+        return
+    (taken,) = batches_of(requests, 10_000)
+    round_of = [sizes[r] for r, _ in taken[: len(requests)]]
+    assert sorted(round_of) == sorted(sizes)
 
 
-def test_take_batch_serves_a_single_request_behind_512_inputs() -> None:
-    waiting = waiting_of([[10] * 512])
-    take_batch(waiting, 100)
-    waiting |= waiting_of([[10]])
-    batch = take_batch(waiting, 100)
-    assert [request.tokens for request in waiting] == [5120]  # only the large one is left
-    assert len({id(pending.request) for pending in batch}) == 2
+def test_single_request_behind_512_inputs_is_in_the_next_batch() -> None:
+    large, single = request_of([10] * 512), request_of([10])
+    waiting = waiting_of([large])
+    waiting.take(100)
+    waiting.push(single)
+    assert {run.request for run in waiting.take(100)} == {large, single}
+    assert large.taken == 10 + 9
 
 
-def test_take_batch_lets_no_item_overtake_a_large_one_at_the_front() -> None:
-    waiting = waiting_of([[90], [90], [5]])
-    assert [p.tokens for p in take_batch(waiting, 100)] == [90]
-    assert [p.tokens for p in take_batch(waiting, 100)] == [90, 5]
+def test_requests_of_one_size_end_one_after_another() -> None:
+    """If each gave an input in turn, all would end with the last batch, and then nothing would be there to compute."""
+    requests = [request_of([10] * 8) for _ in range(4)]
+    waiting = waiting_of(requests)
+    ended = []
+    while waiting:
+        waiting.take(100)
+        ended.append(sum(request.taken == 8 for request in requests))
+    assert ended == [1, 2, 3, 4]
+
+
+def test_no_input_overtakes_a_large_one_at_the_front() -> None:
+    assert batches_of([[90], [90], [5]], 100) == [[(0, 0)], [(1, 0), (2, 0)]]
 
 
 def test_fair_queue_encoders_take_turns_and_do_not_mix() -> None:
     queue = FairQueue()
-    queue.push(request_of([10, 10], "a", 1))
-    queue.push(request_of([10], "b", 2))
-    queue.push(request_of([10], "a", 3))
+    requests = [request_of([10, 10], "a"), request_of([10], "b"), request_of([10], "a")]
+    for request in requests:
+        queue.push(request)
     assert queue.tokens == 40
-    taken = [[pending.item for pending in queue.take(20)] for _ in range(4)]
-    assert taken == [[(1, 0), (3, 0)], [(2, 0)], [(1, 1)], []]
+    taken = [items_of(queue.take(20), requests) for _ in range(4)]
+    assert taken == [[(0, 0), (2, 0)], [(1, 0)], [(0, 1)], []]
     assert queue.tokens == 0
 
 
@@ -104,11 +127,11 @@ def test_fair_queue_withdraw_removes_what_waits() -> None:
 
 def test_fair_queue_passes_over_withdrawn_requests() -> None:
     queue = FairQueue()
-    first, second = request_of([1]), request_of([1], number=1)
+    first, second = request_of([1]), request_of([1])
     queue.push(first)
     queue.push(second)
     queue.withdraw(first)
-    assert [pending.item for pending in queue.take(10)] == [(1, 0)]
+    assert queue.take(10) == [Run(second, 0, 1)]
 
 
 def test_load_ahead_of_a_small_job_is_a_few_items_of_a_large_one() -> None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from app.inference.types import Answer, Query, Task
-from app.scheduling.results import fill, fill_mask_result, label_result
+from app.inference.types import Kind, Query, Words
+from app.scheduling.results import fill, fill_mask_results, label_results
 from model import Tokenizer
 
 
@@ -31,18 +31,19 @@ def test_each_mask_is_replaced_alone(tokenizer: Tokenizer) -> None:
     encoding = tokenizer.encode(text)
     masks = tuple(i for i, token_id in enumerate(encoding.input_ids) if token_id == tokenizer.mask_id)
     good = tokenizer.token_id("good")
-    query = Query(Task.FILL_MASK, encoding, masks, 1)
-    result = fill_mask_result(text, query, Answer([[0.5], [0.25]], [[good], [good]]), tokenizer)
-    assert [mask.predictions[0].sequence for mask in result.masks] == [
+    query = Query(Kind.WORDS, [encoding], masks=[masks], top_k=1)
+    (result,) = fill_mask_results([text], query, [Words([0.5, 0.25], [good, good])], tokenizer)
+    assert [mask["predictions"][0]["sequence"] for mask in result["masks"]] == [
         "Äh 😀 good  WAS [MASK]",
         "Äh 😀 [MASK]  WAS good",
     ]
-    assert [mask.position for mask in result.masks] == list(masks)
-    assert result.tokens == len(encoding)
+    assert [mask["position"] for mask in result["masks"]] == list(masks)
+    assert result["tokens"] == len(encoding)
 
 
 def test_labels_come_likeliest_first(tokenizer: Tokenizer) -> None:
-    query = Query(Task.SENTIMENT, tokenizer.encode("good"))
-    result = label_result(["NEGATIVE", "POSITIVE"], query, Answer([[0.1, 0.9]]))
-    assert [(p.label, p.score) for p in result.predictions] == [("POSITIVE", 0.9), ("NEGATIVE", 0.1)]
-    assert len(label_result(["NEGATIVE", "POSITIVE"], query, Answer([[0.1, 0.9]]), 1).predictions) == 1
+    query = Query(Kind.PROBABILITIES, [tokenizer.encode("good")], 2)
+    (result,) = label_results(["NEGATIVE", "POSITIVE"], query, [[0.1, 0.9]])
+    assert [tuple(p.values()) for p in result["predictions"]] == [("POSITIVE", 0.9), ("NEGATIVE", 0.1)]
+    (result,) = label_results(["NEGATIVE", "POSITIVE"], query, [[0.1, 0.9]], 1)
+    assert len(result["predictions"]) == 1

@@ -6,9 +6,10 @@ import asyncio
 import gc
 import time
 import weakref
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from itertools import islice
 
 import pytest
 
@@ -22,7 +23,7 @@ from app.errors import (
     TooLargeError,
     UnavailableError,
 )
-from app.inference.types import BatchResult
+from app.inference.types import BatchResult, Part
 from app.scheduling.deadline import Deadline
 from app.scheduling.scheduler import SLOW_BATCH_SECONDS, Scheduler
 from app.scheduling.throughput import Throughput, ThroughputPolicy
@@ -50,6 +51,25 @@ class Counts:
         self._add("expired")
 
 
+@dataclass(eq=False)
+class Numbers:
+    """The inputs of a request: numbers."""
+
+    items: Sequence[int]
+    lengths: Sequence[int]
+
+
+def numbers_of(parts: Sequence[Part]) -> list[int]:
+    """The inputs of a batch."""
+    return [item for query, start, stop in parts for item in query.items[start:stop]]  # type: ignore[attr-defined]
+
+
+def result_of(parts: Sequence[Part], answers: Sequence[object], seconds: float = 0.0) -> BatchResult:
+    """Answers to the inputs of a batch."""
+    rest = iter(answers)
+    return BatchResult([list(islice(rest, part.inputs)) for part in parts], seconds)  # type: ignore[misc]
+
+
 @dataclass
 class Computer:
     """Doubles numbers; a test may close its gate or make items fail."""
@@ -59,8 +79,8 @@ class Computer:
     entered: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(0))
     fault: Callable[[list[int]], BaseException | None] = lambda _: None
 
-    async def run(self, encoder: str, items: list[int]) -> BatchResult:
-        began = time.monotonic()
+    async def run(self, encoder: str, parts: Sequence[Part]) -> BatchResult:
+        began, items = time.monotonic(), numbers_of(parts)
         self.batches.append((encoder, list(items)))
         self.entered.release()
         await self.gate.wait()
@@ -69,7 +89,7 @@ class Computer:
                 raise error
             finally:
                 del error  # its traceback holds this frame: a cycle
-        return BatchResult([2 * item for item in items], time.monotonic() - began)  # type: ignore[misc]
+        return result_of(parts, [2 * item for item in items], time.monotonic() - began)
 
     async def has_entered(self) -> None:
         async with asyncio.timeout(PATIENCE):
@@ -120,7 +140,7 @@ async def ask(
 ) -> list[int]:
     sizes = [tokens] * len(items)
     with scheduler.reserve(sizes, Deadline.after(seconds, from_client=own)) as request:
-        return await scheduler.answer(request, encoder, items, sizes)
+        return await scheduler.answer(request, encoder, Numbers(items, sizes))  # type: ignore[arg-type, return-value]
 
 
 async def start(
@@ -196,8 +216,9 @@ async def test_scheduler_request_whose_item_fails_leaves_the_queue(computer: Com
 
 async def test_scheduler_exception_in_place_of_an_answer_reaches_only_its_caller() -> None:
     class Picky(Computer):
-        async def run(self, encoder: str, items: list[int]) -> BatchResult:
-            return BatchResult([InferenceError("odd") if item % 2 else item for item in items], 0.0)  # type: ignore[misc]
+        async def run(self, encoder: str, parts: Sequence[Part]) -> BatchResult:
+            items = numbers_of(parts)
+            return result_of(parts, [InferenceError("odd") if item % 2 else item for item in items])
 
     async with running(Picky()) as scheduler:
         good, bad = await asyncio.gather(ask(scheduler, 2), ask(scheduler, 3), return_exceptions=True)
@@ -207,7 +228,7 @@ async def test_scheduler_exception_in_place_of_an_answer_reaches_only_its_caller
 
 async def test_scheduler_wrong_number_of_answers_is_an_error() -> None:
     class Forgetful(Computer):
-        async def run(self, encoder: str, items: list[int]) -> BatchResult:
+        async def run(self, encoder: str, parts: Sequence[Part]) -> BatchResult:
             return BatchResult([], 0.0)
 
     async with running(Forgetful()) as scheduler:
@@ -368,7 +389,7 @@ async def test_scheduler_reservation_counts_as_queued_until_it_is_released(compu
         scheduler.check_capacity(50, 1, deadline)
         with scheduler.reserve([10], deadline) as request:  # an estimate that was too low
             with pytest.raises(TooLargeError):
-                await scheduler.answer(request, "a", [1], [51])
+                await scheduler.answer(request, "a", Numbers([1], [51]))  # type: ignore[arg-type]
             assert scheduler.reserved_tokens == 0
         assert await ask(scheduler, 1, tokens=50) == [2]
 
@@ -428,8 +449,8 @@ async def test_scheduler_large_request_does_not_keep_out_small_ones(computer: Co
         with pytest.raises(QueueFullError):
             await ask(scheduler, 7, seconds=45)  # one turn of the large one and three of the small ones
         with pytest.raises(QueueFullError):
-            await ask(scheduler, *range(50), seconds=1000)  # 50 turns of the large one, and its own 50
-        middle = await start(scheduler, *range(50), seconds=1100)
+            await ask(scheduler, *range(50), seconds=1000)  # some 50 turns of the large one, and its own 50
+        middle = await start(scheduler, *range(50), seconds=1200)
         computer.gate.set()
         assert await asyncio.gather(*small) == [[0], [2], [4]]
         assert [len(answers) for answers in await asyncio.gather(large, middle)] == [100, 50]
@@ -483,13 +504,14 @@ async def test_scheduler_tells_how_long_the_running_batch_takes(computer: Comput
 
 async def test_scheduler_watches_each_part_of_a_batch_that_is_halved() -> None:
     class Failing(Computer):
-        async def run(self, encoder: str, items: list[int]) -> BatchResult:
+        async def run(self, encoder: str, parts: Sequence[Part]) -> BatchResult:
+            items = numbers_of(parts)
             self.entered.release()
             await self.gate.wait()
             self.gate.clear()
             if len(items) > 1:
                 raise ValueError
-            return BatchResult(items, 0.0)  # type: ignore[arg-type]
+            return result_of(parts, items)
 
     computer = Failing()
     async with running(computer) as scheduler:
@@ -578,7 +600,7 @@ async def test_scheduler_tells_how_much_waits(computer: Computer) -> None:
 async def test_scheduler_request_beyond_the_whole_queue_is_told_so(computer: Computer) -> None:
     async with running(computer, queue=50) as scheduler:
         with scheduler.reserve([60], Deadline.after(PATIENCE)) as request, pytest.raises(TooLargeError):
-            await scheduler.answer(request, "a", [1], [60])
+            await scheduler.answer(request, "a", Numbers([1], [60]))  # type: ignore[arg-type]
 
 
 async def test_scheduler_dead_backend_fails_its_requests(computer: Computer) -> None:
@@ -632,11 +654,12 @@ async def test_scheduler_dead_process_fails_requests_of_another_that_still_compu
     hold = asyncio.Event()
 
     class Two(Computer):
-        async def run(self, encoder: str, items: list[int]) -> BatchResult:
+        async def run(self, encoder: str, parts: Sequence[Part]) -> BatchResult:
+            items = numbers_of(parts)
             self.entered.release()
             if items == [1]:
                 await hold.wait()
-                return BatchResult([2], 0.0)  # type: ignore[list-item]
+                return result_of(parts, [2])
             await self.gate.wait()
             raise BackendDiedError
 
@@ -688,7 +711,7 @@ async def test_scheduler_failed_request_is_in_no_reference_cycle(
         encoder = Encoder()
         with scheduler.reserve([10], Deadline.after(PATIENCE)) as request:
             try:
-                await scheduler.answer(request, encoder, [1], [10])
+                await scheduler.answer(request, encoder, Numbers([1], [10]))  # type: ignore[arg-type]
             except InferenceError:
                 return weakref.ref(encoder)
         raise AssertionError

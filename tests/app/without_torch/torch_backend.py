@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from array import array
+from itertools import accumulate
 from pathlib import Path
 
-from app.inference.types import Answer, BackendConfig, BackendInfo, Query, ServedModel, Task
+from app.inference.frames import Batch
+from app.inference.types import BackendConfig, BackendInfo, Kind, ServedModel, Task
 from model import BertConfig, Tokenizer
 from model.errors import CheckpointError
 
@@ -27,9 +29,20 @@ class TorchBackend:
     def warm_up_alone(self) -> None:
         pass
 
-    def run(self, name: str, queries: Sequence[Query], *, alone: bool = False) -> list[Answer | Exception]:
-        labels = len(self.info.models[name].config.labels)
-        return [_answer(query, labels) for query in queries]
+    def run(self, batch: Batch) -> bytes:
+        labels = 2 if batch.encoder == 0 else len(self.info.models["sentiment"].config.labels)
+        ends = list(accumulate(batch.counts, initial=0))
+        scores, first = b"", 0
+        for part in batch.parts:
+            masks = ends[first + part.inputs] - ends[first]
+            first += part.inputs
+            if part.kind is Kind.WORDS:
+                chosen = (part.targets.tolist() or list(range(part.top_k)))[: part.top_k]
+                row = [1 / (rank + 2) for rank in range(len(chosen))]
+                scores += array("f", row * masks).tobytes() + array("i", chosen * masks).tobytes()
+            else:
+                scores += array("f", [1 / labels] * labels * part.inputs).tobytes()
+        return scores
 
 
 def _served(name: str, directory: Path) -> ServedModel:
@@ -38,11 +51,3 @@ def _served(name: str, directory: Path) -> ServedModel:
         raise CheckpointError(file, "is missing")
     config = BertConfig.from_dict(json.loads(file.read_text()))
     return ServedModel(directory.resolve().name, TASKS[name], config, Tokenizer.load(directory), 1, "0" * 64)
-
-
-def _answer(query: Query, labels: int) -> Answer:
-    if query.task is not Task.FILL_MASK:
-        return Answer([[1 / labels] * labels])
-    chosen = list(query.targets or range(query.top_k))
-    row = [1 / (rank + 2) for rank in range(len(chosen))]
-    return Answer([row] * len(query.masks), [chosen] * len(query.masks))

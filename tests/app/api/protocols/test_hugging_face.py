@@ -13,6 +13,7 @@ from app.api.protocols.hugging_face import (
     HuggingFaceFillMaskRequest,
     HuggingFaceTokens,
 )
+from app.inference.types import Kind
 
 
 async def post(serve: Any, path: str, body: Any) -> Any:
@@ -120,7 +121,7 @@ async def test_function_to_apply_is_refused_unless_the_checkpoint_computes_it(
 
 async def test_hf_logits_are_asked_of_the_backend(serve: Any, backend: Any) -> None:
     await post(serve, "/hf/text-classification", {"inputs": "good", "parameters": {"function_to_apply": "none"}})
-    assert [query.raw_scores for (query,) in backend.batches] == [True]
+    assert [asked.kind for (asked,) in backend.batches] == [Kind.LOGITS]
 
 
 async def test_hf_errors_have_the_field_that_the_clients_read(serve: Any) -> None:

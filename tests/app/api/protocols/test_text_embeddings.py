@@ -33,7 +33,7 @@ async def test_predict_reads_a_text_a_pair_or_a_batch(
     assert answer.status_code == 200, answer.text
     assert answer.json() == predictions
     tokenizer = backend.models["sentiment"].tokenizer
-    own = ["".join(map(tokenizer.token, q.encoding.input_ids)) for batch in backend.batches for q in batch]
+    own = ["".join(map(tokenizer.token, q.encoding.ids)) for batch in backend.batches for q in batch]
     assert [text.removeprefix("[CLS]").removesuffix("[SEP]").replace("[SEP]", "|") for text in own] == read
 
 
@@ -77,7 +77,7 @@ async def test_predict_cuts_the_end_that_is_asked_for(
     assert (answer.status_code, refused.status_code) == (200, 422)
     assert "set truncate to true" in refused.json()["detail"]
     tokenizer = backend.models["sentiment"].tokenizer
-    assert {*map(tokenizer.token, backend.batches[0][0].encoding.input_ids)} == {"[CLS]", kept, "[SEP]"}
+    assert {*map(tokenizer.token, backend.batches[0][0].encoding.ids)} == {"[CLS]", kept, "[SEP]"}
 
 
 async def test_predict_raw_scores_are_logits(serve: Any, pretrained: Any, sentiment: Any) -> None:

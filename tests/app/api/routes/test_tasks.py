@@ -80,7 +80,7 @@ async def test_sentiment_cuts_a_text_where_the_checkpoint_says(
         asked = {"inputs": "good " * 100 + "bad " * 100, "parameters": {"truncate": True}}
         answer = await service.client.post("/sentiment", json=asked)
     assert answer.json()["results"][0]["truncated"]
-    assert {*map(model.tokenizer.token, backend.batches[0][0].encoding.input_ids)} == {"[CLS]", "[SEP]", *kept}
+    assert {*map(model.tokenizer.token, backend.batches[0][0].encoding.ids)} == {"[CLS]", "[SEP]", *kept}
 
 
 async def test_fill_mask_refuses_a_mask_lost_by_truncation(serve: Any) -> None:
