@@ -1,21 +1,13 @@
-"""Admission: what is checked in the head of a task request, before its body is read.
-
-In an overload most requests are refused, so refusing has to be cheap: the HTTP protocol asks `admit_or_refuse`, which
-answers without the app. `TaskRoute` calls `admit` for all other requests, for instance those that are traced, or that a
-page of another origin sends: their refusals have to pass through the middleware.
-"""
+"""Admission: what is checked in the head of a task request, before its body is read."""
 
 from __future__ import annotations
 
-import time
+from collections.abc import Collection, Mapping
 
-from fastapi import FastAPI, Request, Response
-from starlette.types import Scope
+from fastapi import Request
 
 from app import errors
 from app.api.auth import check_key
-from app.api.problems import problem_response
-from app.observability.request_ids import request_id_of
 from app.scheduling.deadline import Deadline
 from app.scheduling.engine import Engine
 from app.settings import Settings
@@ -24,28 +16,6 @@ BUFFERED_BYTES = 64 * 1024
 """Uvicorn buffers this much of any body, so a body of this size needs no reservation."""
 _MAX_TIMEOUT_DIGITS = 12
 """Further digits of a timeout are ignored: Python refuses to parse thousands of them."""
-
-
-def admit_or_refuse(app: FastAPI, target: bytes, scope: Scope) -> Response | None:
-    """Decide about `POST target` by its head: the refusal; or None, if `admit` accepted it or the app has to decide."""
-    started = time.perf_counter()
-    state = app.state
-    route = state.tasks.get(str(target, "latin-1"))
-    settings: Settings = state.settings
-    if route is None or state.lifecycle.status != "ready" or settings.allowed_hosts:  # the middleware checks the host
-        return None
-    if settings.cors_origins and any(name == b"origin" for name, _ in scope["headers"]):  # for CORS
-        return None
-    scope["app"] = app
-    try:
-        admit(Request(scope), binary=route.binary)
-    except errors.ServiceError as error:
-        response = problem_response(error, request_id_of(scope["headers"]))
-        state.metrics.answered(route.task, response.status_code, time.perf_counter() - started)
-        return response
-    except Exception:  # the app meets the same error, logs it and answers
-        return None
-    return None
 
 
 def admit(request: Request, *, binary: bool = False) -> None:
@@ -65,23 +35,24 @@ def admit(request: Request, *, binary: bool = False) -> None:
         DeadlineUnreachableError: the deadline that the caller asked for cannot be met.
     """
     check_key(request)
-    if request.scope.get("is_surplus"):
+    scope, state = request.scope, request.app.state
+    if scope.get("is_surplus"):
         raise errors.TooManyConnectionsError
-    engine: Engine = request.app.state.engine
-    settings: Settings = request.app.state.settings
+    engine: Engine = state.engine
+    settings: Settings = state.settings
     engine.lifecycle.check_open()
-    deadline = _deadline(request, settings.request_timeout_ms / 1000)
-    _check_media_type(request, binary=binary)
-    declared = _declared_bytes(request, settings.max_body_bytes)
+    headers = {name: str(value, "latin-1") for name, value in reversed(scope["headers"])}  # of several, the first
+    deadline = _deadline(headers.get(b"x-request-timeout-ms"), settings.request_timeout_ms / 1000)
+    _check_media_type(headers, settings.cors_origins, binary=binary)
+    declared = _declared_bytes(headers.get(b"content-length", ""), settings.max_body_bytes)
     body_bytes = settings.max_body_bytes if declared is None else declared
-    request.app.state.uploads.check(body_bytes)
+    state.uploads.check(body_bytes)
     engine.check_backlog(declared or 0, deadline)
-    request.scope["deadline"], request.scope["body_bytes"] = deadline, body_bytes
+    scope["deadline"], scope["body_bytes"] = deadline, body_bytes
 
 
-def _deadline(request: Request, limit: float) -> Deadline:
+def _deadline(given: str | None, limit: float) -> Deadline:
     """The server's deadline, `limit` seconds from now, or the caller's own if that is sooner."""
-    given = request.headers.get("x-request-timeout-ms")
     if given is None:
         return Deadline.after(limit)
     given = given.strip().lstrip("0")
@@ -92,32 +63,31 @@ def _deadline(request: Request, limit: float) -> Deadline:
     return Deadline.after(seconds, from_client=True) if seconds < limit else Deadline.after(limit)
 
 
-def _check_media_type(request: Request, *, binary: bool) -> None:
+def _check_media_type(headers: Mapping[bytes, str], origins: Collection[str], *, binary: bool) -> None:
     """Accept uncompressed JSON only, or also `binary` bodies.
 
     Browsers send a body without a media type to other sites without a preflight, so a missing type is refused, or
     accepted from allowed origins only.
     """
-    for name, plain in (("Content-Encoding", "identity"), ("Transfer-Encoding", "chunked")):
-        if request.headers.get(name, plain).strip().lower() != plain:
-            raise errors.UnsupportedMediaTypeError(f"send the body uncompressed, with {name}: {plain} or without it")
-    media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-    if binary and media_type in ("", "application/octet-stream"):
-        origin, allowed = request.headers.get("origin"), request.app.state.settings.cors_origins
-        if origin is None or origin in allowed or "*" in allowed:
-            return
+    for name, plain in ((b"content-encoding", "identity"), (b"transfer-encoding", "chunked")):
+        if name in headers and headers[name].strip().lower() != plain:
+            raise errors.UnsupportedMediaTypeError(
+                f"send the body uncompressed, with {name.decode().title()}: {plain} or without it"
+            )
+    media_type = headers.get(b"content-type", "").partition(";")[0].strip().lower()
+    if media_type == "application/json" or (media_type.startswith("application/") and media_type.endswith("+json")):
+        return
+    if not binary or media_type not in ("", "application/octet-stream"):
+        raise errors.UnsupportedMediaTypeError("send JSON with the header Content-Type: application/json")
+    origin = headers.get(b"origin")
+    if not (origin is None or origin in origins or "*" in origins):
         raise errors.UnsupportedMediaTypeError(
             "send JSON with the header Content-Type: application/json, or list this origin in BERT_CORS_ORIGINS"
         )
-    if media_type != "application/json" and not (
-        media_type.startswith("application/") and media_type.endswith("+json")
-    ):
-        raise errors.UnsupportedMediaTypeError("send JSON with the header Content-Type: application/json")
 
 
-def _declared_bytes(request: Request, limit: int) -> int | None:
+def _declared_bytes(given: str, limit: int) -> int | None:
     """The `Content-Length`; None if there is none. Raises TooLargeError: it exceeds the limit."""
-    given = request.headers.get("content-length", "")
     declared = int(given.lstrip("0") or "0") if given.isdecimal() else None
     if declared is not None and declared > limit:
         raise errors.TooLargeError(f"the body has {declared} bytes, the limit is {limit}; send fewer or shorter inputs")

@@ -10,7 +10,6 @@ from ipaddress import ip_address
 from urllib.parse import urlsplit
 
 from fastapi import Request
-from starlette.datastructures import Headers
 from starlette.types import Scope
 
 from app.errors import HostNotAllowedError, UnauthorizedError
@@ -37,7 +36,7 @@ def check_host(scope: Scope, allowed: Collection[str]) -> None:
     Raises:
         HostNotAllowedError: there is none or more than one, or no allowed name matches.
     """
-    given = Headers(scope=scope).getlist("host")
+    given = [str(value, "latin-1") for name, value in scope["headers"] if name == b"host"]
     if not given and scope["http_version"] == "1.1":
         raise HostNotAllowedError("HTTP/1.1 requires the header Host")
     if len(given) > 1:

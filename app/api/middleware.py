@@ -8,7 +8,6 @@ import time
 from ipaddress import ip_address
 from urllib.parse import quote
 
-from starlette.datastructures import MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from app.api import problems
@@ -41,18 +40,19 @@ class RequestContextMiddleware:
         if method == "HEAD":  # the server leaves the body out
             scope = dict(scope, method="GET")
         request_id = scope["request_id"] = request_id_of(scope["headers"])
-        tracing.note_request(request_id, scope["query_string"])
+        tracing.note_request(state.traced, request_id, scope["query_string"])
         route = scope["task_route"] = state.tasks.get(_path_in_app(scope)) if method == "POST" else None
         task = None if route is None else route.task
         scope["logged"] = {} if task is None else {"task": str(task)}
 
         async def send_with_context(message: Message) -> None:
             if message["type"] == "http.response.start":
-                headers = MutableHeaders(scope=message)
-                headers["X-Request-ID"] = request_id
-                closes = state.lifecycle.status == "draining" or scope.get("is_surplus")
+                headers = [header for header in message.get("headers", ()) if header[0] != b"x-request-id"]
+                headers.append((b"x-request-id", request_id.encode()))
+                closes = state.lifecycle.is_draining or scope.get("is_surplus")
                 if closes and not scope.get("pipeline"):  # no pipelined request waits
-                    headers["Connection"] = "close"
+                    headers.append((b"connection", b"close"))
+                message["headers"] = headers
                 scope["status"] = scope.get("rejected_with", message["status"])  # the HTTP protocol may have answered
             try:
                 await send(message)
@@ -81,7 +81,7 @@ class AnswerMiddleware:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         route = scope.get("task_route")
         # With traces, FastAPI's router has to run: it names the span.
-        app = self.app if route is None or tracing.enabled() else route.answer
+        app = self.app if route is None or scope["app"].state.traced else route.answer
         try:
             await app(scope, receive, send)
         except Exception as error:

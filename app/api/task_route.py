@@ -20,7 +20,6 @@ from fastapi import Request, Response
 from fastapi.routing import APIRoute
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails, from_json, to_json
-from starlette.requests import ClientDisconnect
 from starlette.types import Receive, Scope, Send
 
 from app import errors
@@ -47,6 +46,8 @@ _VALUES_PER_INPUT, _OTHER_VALUES = 4, 1000
 _UNCOUNTED_BYTES = 64 * 1024
 """A smaller body is parsed in 4 ms at most, so its values are not counted."""
 _NOT_SEPARATORS = bytes(set(range(256)) - set(b",[{"))
+_UNWATCHED_SECONDS = 0.05
+"""Of an answer, before its caller's connection is watched."""
 _MAX_FIELD_NAME = 100
 """Characters of an unknown field's name in an error."""
 _PAIR = '{"text": …, "text_pair": …}'
@@ -65,8 +66,10 @@ _MESSAGES = {
 class TaskRequest(Request):
     """A request that was admitted to a task."""
 
-    def __init__(self, scope: Scope, receive: Receive) -> None:
+    def __init__(self, scope: Scope, receive: Receive, *, binary: bool) -> None:
+        """Admit a request; see `admit`, also for what it raises."""
         super().__init__(scope, receive)
+        admit(self, binary=binary)
         state = self.app.state
         self.engine: Engine = state.engine
         self.metrics: Metrics = state.metrics
@@ -136,9 +139,7 @@ class TaskRoute(APIRoute):
 
     async def answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request; an ASGI app. Raises errors of `app.errors`."""
-        if "deadline" not in scope:  # the HTTP protocol may have called `admit`
-            admit(Request(scope), binary=self.binary)
-        request = TaskRequest(scope, receive)
+        request = TaskRequest(scope, receive, binary=self.binary)
         with request.held:
             body = self._parser(await _read(request), request)
             try:
@@ -167,7 +168,7 @@ async def _send_until_read(response: Response, send: Send) -> None:
 async def _respond(request: TaskRequest, task: str, reply: Reply[Any], answer: Any) -> Response:
     """The answer as JSON, with the time of each stage in `Server-Timing`."""
     request.metrics.latency(task, reply.stages)
-    tracing.note_stages(reply.stages)
+    tracing.note_stages(request.app.state.traced, reply.stages)
     timing = ", ".join(f"{name};dur={seconds * 1000:.3f}" for name, seconds in reply.stages.items())
     if not isinstance(answer, Response):
         body = await asyncio.to_thread(to_json, _in_pieces(answer)) if reply.is_large else to_json(answer)
@@ -317,51 +318,59 @@ def _loc(detail: ErrorDetails) -> errors.Loc:
 
 
 async def cancel_on_disconnect(receive: Receive, answer: Awaitable[T]) -> T:
-    """Await an answer, and cancel it if the caller disconnects first. The body must have been read before.
+    """Await an answer, and cancel it if the caller disconnects first. The body must have been read before. An answer
+    that comes at once is not watched, because that would take as long as tokenizing a sentence.
 
     Raises:
         CallerGoneError: the caller disconnected.
     """
     task = asyncio.current_task()
+    assert task is not None
     gone = False
+    watchers: list[asyncio.Task[None]] = []
 
     async def watch() -> None:
         nonlocal gone
         while (await receive())["type"] != "http.disconnect":
             pass
         gone = True
-        if task is not None:
-            task.cancel()
+        task.cancel()
 
-    watcher = asyncio.create_task(watch())
+    loop = asyncio.get_running_loop()
+    timer = loop.call_later(_UNWATCHED_SECONDS, lambda: watchers.append(loop.create_task(watch())))
     try:
         return await answer
     except asyncio.CancelledError:
-        if gone and task is not None and task.uncancel() == 0:
+        if gone and task.uncancel() == 0:
             raise errors.CallerGoneError("the caller closed the connection") from None
         raise
     finally:
-        watcher.cancel()
+        timer.cancel()
+        for watcher in watchers:
+            watcher.cancel()
 
 
 async def _read(request: TaskRequest) -> bytes:
     """The body. Reading ends with an error once the body exceeds the limit, or at the deadline."""
-    try:
-        with request.app.state.uploads.reserve(request.scope["body_bytes"]):
+    limit, parts, size, more = request.settings.max_body_bytes, list[bytes](), 0, True
+    with request.app.state.uploads.reserve(request.scope["body_bytes"]):
+        try:
             async with asyncio.timeout(request.deadline.remaining):
-                limit, body = request.settings.max_body_bytes, bytearray()
-                async for part in request.stream():
-                    body += part
-                    if len(body) > limit:
-                        message = f"the body has more than {limit} bytes; send fewer or shorter inputs"
-                        raise errors.TooLargeError(message)
-                return bytes(body)
-    except ClientDisconnect:
-        if "rejected_with" not in request.scope:  # else the connection was closed because its bytes are no HTTP
-            request.metrics.cancelled()
-        raise errors.CallerGoneError("the caller closed the connection") from None
-    except TimeoutError:
-        request.metrics.expired()
-        raise errors.DeadlineExceededError(
-            "the body did not arrive before the deadline; send a smaller one, or allow more time"
-        ) from None
+                while more:
+                    message = await request.receive()
+                    if message["type"] == "http.disconnect":
+                        if "rejected_with" not in request.scope:  # else it is closed because its bytes are no HTTP
+                            request.metrics.cancelled()
+                        raise errors.CallerGoneError("the caller closed the connection")
+                    parts.append(message.get("body", b""))
+                    size, more = size + len(parts[-1]), message.get("more_body", False)
+                    if size > limit:
+                        raise errors.TooLargeError(
+                            f"the body has more than {limit} bytes; send fewer or shorter inputs"
+                        )
+        except TimeoutError:
+            request.metrics.expired()
+            raise errors.DeadlineExceededError(
+                "the body did not arrive before the deadline; send a smaller one, or allow more time"
+            ) from None
+    return b"".join(parts)

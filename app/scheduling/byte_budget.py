@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 from app.errors import TooManyBytesError
 from app.observability.metrics import Metrics
@@ -36,13 +36,15 @@ class ByteBudget:
             self._metrics.refused()
             raise TooManyBytesError(self._what)
 
-    @contextmanager
-    def reserve(self, size: int) -> Iterator[None]:
-        """Hold `size` bytes for the block. Raises what `check` raises."""
+    def reserve(self, size: int) -> AbstractContextManager[None]:
+        """Hold `size` bytes for a block. Raises what `check` raises."""
         self.check(size)
-        held = size if size > self._free else 0
-        self.reserved += held
+        return self._held(size) if size > self._free else nullcontext()
+
+    @contextmanager
+    def _held(self, size: int) -> Iterator[None]:
+        self.reserved += size
         try:
             yield
         finally:
-            self.reserved -= held
+            self.reserved -= size

@@ -6,7 +6,7 @@ import time
 from dataclasses import dataclass
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Deadline:
     """A point in time."""
 

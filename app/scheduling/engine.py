@@ -69,7 +69,7 @@ class EnginePolicy:
     """Seconds that running batches have when the service closes."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Reply(Generic[Result]):
     """Results in the order of the inputs, and the name of the model that computed them."""
 
@@ -83,7 +83,7 @@ class Reply(Generic[Result]):
     """Whether writing the answer would block the event loop."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Work(Generic[Result]):
     """What one request asks, and how its numbers become its results."""
 

@@ -114,6 +114,11 @@ class Lifecycle:
         return "stalled" if is_stalled else _STATUSES[self.state]
 
     @property
+    def is_draining(self) -> bool:
+        """Whether the end has been announced, so that connections close after their answers."""
+        return State.READY < self.state < State.BROKEN
+
+    @property
     def refusing(self) -> bool:
         """Whether new requests are refused."""
         return self.state >= State.REFUSING

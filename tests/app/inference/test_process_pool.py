@@ -95,6 +95,12 @@ def pids_of(backend: ProcessPool) -> list[int]:
     return [process.pid for _, process in sorted(backend._processes.items())]
 
 
+async def stop(pid: int) -> None:
+    """Stop a process. The signal takes a moment to reach all its threads."""
+    os.kill(pid, signal.SIGSTOP)
+    await until(lambda: all("State:\tT" in file.read_text() for file in Path(f"/proc/{pid}/task").glob("*/status")))
+
+
 async def until_gone(pid: int) -> None:
     await until(lambda: not Path(f"/proc/{pid}").exists())
 
@@ -164,7 +170,7 @@ async def test_process_pool_process_that_ends_fails_its_batch_and_is_replaced(
     query = sentiment_part(tokenizer)
     server, pids = server_of(own_pair), pids_of(own_pair)
     for pid in pids:
-        os.kill(pid, signal.SIGSTOP)
+        await stop(pid)
     asked = [asyncio.create_task(own_pair.run("sentiment", [query])) for _ in range(5)]
     await until(lambda: not own_pair._free)
     os.kill(pids[victim], signal.SIGKILL)
@@ -238,7 +244,7 @@ async def test_process_pool_ends_if_other_checkpoints_are_there_when_it_loads_ag
 
 async def test_process_pool_kills_a_process_that_hangs(own_pair: ProcessPool, tokenizer: Tokenizer) -> None:
     pids = pids_of(own_pair)
-    os.kill(pids[0], signal.SIGSTOP)
+    await stop(pids[0])
     asked = asyncio.create_task(own_pair.run("sentiment", [sentiment_part(tokenizer)]))
     await until(lambda: 0 not in own_pair._free)
     own_pair.kill_hung(PATIENCE)
@@ -255,7 +261,7 @@ async def test_process_pool_hung_process_does_not_block_the_event_loop(
 ) -> None:
     """Also if it hangs before it has read a request that is larger than the connection's buffers."""
     pids = pids_of(own_pair)
-    os.kill(pids[0], signal.SIGSTOP)
+    await stop(pids[0])
     asked = asyncio.create_task(own_pair.run("sentiment", [sentiment_part(tokenizer, "good " * 60)] * 20_000))
     await until(lambda: 0 not in own_pair._free)
     other = await own_pair.run("sentiment", [sentiment_part(tokenizer)])
@@ -282,7 +288,7 @@ async def test_process_pool_closing_fails_what_is_computed_and_what_waits(
     own_pair: ProcessPool, tokenizer: Tokenizer
 ) -> None:
     for pid in pids_of(own_pair):
-        os.kill(pid, signal.SIGSTOP)
+        await stop(pid)
     asked = [asyncio.create_task(own_pair.run("sentiment", [sentiment_part(tokenizer)])) for _ in range(4)]
     await until(lambda: not own_pair._free)
     await own_pair.aclose()
@@ -365,7 +371,7 @@ async def test_process_pool_that_does_not_fork_computes_in_the_process_that_load
     assert (backend.info.processes, backend.info.threads) == (1, 4)
     first = server_of(backend)
     assert pids_of(backend) == [first]
-    os.kill(first, signal.SIGSTOP)
+    await stop(first)
     asked = [asyncio.create_task(backend.run("sentiment", [sentiment_part(tokenizer)])) for _ in range(2)]
     await until(lambda: not backend._free)
     os.kill(first, signal.SIGKILL)
@@ -395,7 +401,7 @@ async def test_process_pool_cancelled_batch_does_not_answer_the_next(
     own_pair: ProcessPool, tokenizer: Tokenizer
 ) -> None:
     for pid in pids_of(own_pair):
-        os.kill(pid, signal.SIGSTOP)
+        await stop(pid)
     cancelled = [
         asyncio.create_task(own_pair.run("sentiment", [sentiment_part(tokenizer, "bad")] * 3)) for _ in range(2)
     ]
@@ -499,7 +505,7 @@ async def test_process_pool_seconds_of_a_batch_are_the_processs_own(
     own_pair: ProcessPool, tokenizer: Tokenizer
 ) -> None:
     first = pids_of(own_pair)[0]
-    os.kill(first, signal.SIGSTOP)
+    await stop(first)
     asked = asyncio.create_task(own_pair.run("sentiment", [sentiment_part(tokenizer)]))
     await until(lambda: 0 not in own_pair._free)
     os.kill(first, signal.SIGCONT)
