@@ -1,13 +1,23 @@
-"""Admission: what is checked in the head of a task request, before its body is read."""
+"""Admission: what is checked in the head of a task request, before its body is read.
+
+In an overload most requests are refused, so refusing has to be cheap: the HTTP protocol asks `admit_or_refuse`, which
+answers without the app. `TaskRoute` calls `admit` for all other requests, for instance those that are traced, or that a
+page of another origin sends: their refusals have to pass through the middleware. Without `admit_or_refuse`, some 7%
+fewer requests are answered in time at ten times the load.
+"""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Collection, Mapping
 
-from fastapi import Request
+from fastapi import FastAPI, Request, Response
+from starlette.types import Scope
 
 from app import errors
 from app.api.auth import check_key
+from app.api.problems import problem_response
+from app.observability.request_ids import request_id_of
 from app.scheduling.deadline import Deadline
 from app.scheduling.engine import Engine
 from app.settings import Settings
@@ -16,6 +26,28 @@ BUFFERED_BYTES = 64 * 1024
 """Uvicorn buffers this much of any body, so a body of this size needs no reservation."""
 _MAX_TIMEOUT_DIGITS = 12
 """Further digits of a timeout are ignored: Python refuses to parse thousands of them."""
+
+
+def admit_or_refuse(app: FastAPI, target: bytes, scope: Scope) -> Response | None:
+    """Decide about `POST target` by its head: the refusal; or None, if `admit` accepted it or the app has to decide."""
+    started = time.perf_counter()
+    state = app.state
+    route = state.tasks.get(str(target, "latin-1"))
+    settings: Settings = state.settings
+    if route is None or state.lifecycle.status != "ready" or settings.allowed_hosts:  # the middleware checks the host
+        return None
+    if settings.cors_origins and any(name == b"origin" for name, _ in scope["headers"]):  # for CORS
+        return None
+    scope["app"] = app
+    try:
+        admit(Request(scope), binary=route.binary)
+    except errors.ServiceError as error:
+        response = problem_response(error, request_id_of(scope["headers"]))
+        state.metrics.answered(route.task, response.status_code, time.perf_counter() - started)
+        return response
+    except Exception:  # the app meets the same error, logs it and answers
+        return None
+    return None
 
 
 def admit(request: Request, *, binary: bool = False) -> None:

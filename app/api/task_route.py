@@ -69,7 +69,8 @@ class TaskRequest(Request):
     def __init__(self, scope: Scope, receive: Receive, *, binary: bool) -> None:
         """Admit a request; see `admit`, also for what it raises."""
         super().__init__(scope, receive)
-        admit(self, binary=binary)
+        if "deadline" not in scope:  # the HTTP protocol may have called it
+            admit(self, binary=binary)
         state = self.app.state
         self.engine: Engine = state.engine
         self.metrics: Metrics = state.metrics

@@ -9,6 +9,7 @@ import pickle
 import signal
 import socket
 import time
+from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from multiprocessing import resource_tracker
@@ -111,7 +112,7 @@ class ForkServer:
 
 
 class InferenceProcess:
-    """An inference process: one request at a time, and its reply."""
+    """An inference process, which answers batches in the order in which they are sent."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.pid = 0
@@ -120,10 +121,10 @@ class InferenceProcess:
         self.computed_seconds = 0.0
         """Of all batches."""
         self.computing_since: float | None = None
-        """`time.monotonic()` when the request was sent whose reply has not come yet."""
+        """`time.monotonic()` when the process got the batch that it computes."""
         self._reader = reader
         self._writer = writer
-        self._reply: asyncio.Future[Any] | None = None
+        self._replies: deque[asyncio.Future[Any]] = deque()
 
     async def start(self) -> None:
         """Wait until the process can compute. Raises ProcessDiedError, or why it cannot be forked."""
@@ -142,8 +143,9 @@ class InferenceProcess:
         """
         if self._writer.is_closing():  # uvloop raises RuntimeError at a write
             raise ProcessDiedError
-        reply = self._reply = asyncio.get_running_loop().create_future()
-        self.computing_since = time.monotonic()
+        reply = asyncio.get_running_loop().create_future()
+        self._replies.append(reply)
+        self.computing_since = self.computing_since or time.monotonic()
         self._writer.write(frame(batch))
         try:
             answer: bytes = _checked(await reply)
@@ -156,11 +158,11 @@ class InferenceProcess:
         try:
             with suppress(EOFError, ConnectionError):
                 while True:
-                    reply = await _receive(self._reader)
-                    self._end_request(reply)
+                    self._settle(await _receive(self._reader))
                     on_reply()
         finally:  # also if this is cancelled before the connection's end is seen
-            self._end_request(ProcessDiedError())
+            while self._replies:
+                self._settle(ProcessDiedError())
             self.close()
 
     def kill(self) -> None:
@@ -172,10 +174,11 @@ class InferenceProcess:
         """Close the connection: the process ends after its batch."""
         self._writer.close()
 
-    def _end_request(self, reply: Any) -> None:
-        """Give the reply, or an error in its place, to the caller of `ask`, unless that was cancelled."""
-        waiting, self._reply, self.computing_since = self._reply, None, None
-        if waiting is not None and not waiting.done():
+    def _settle(self, reply: Any) -> None:
+        """Give the reply, or an error in its place, to the oldest caller of `ask`, unless that was cancelled."""
+        waiting = self._replies.popleft()
+        self.computing_since = time.monotonic() if self._replies else None
+        if not waiting.done():
             waiting.set_result(reply)
 
 

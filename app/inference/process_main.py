@@ -14,15 +14,19 @@ import logging.config
 import multiprocessing
 import os
 import pickle
+import select
 import signal
 import socket
 import sys
 import threading
 import time
 import traceback
+from collections import deque
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from app.errors import BackendDiedError
 from app.inference.frames import read_batch, write_scores
@@ -32,6 +36,8 @@ if TYPE_CHECKING:
     from app.inference.torch_backend import TorchBackend
 
 logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 HEADER_BYTES = 8
 """Each message follows its length in so many bytes. Batches are arrays (see `app.inference.frames`), all else is a
@@ -153,29 +159,68 @@ def _log_ended_forks(*_: object) -> None:
 
 
 def _serve(backend: TorchBackend, connection: socket.socket, number: int) -> None:
-    """Send the process id once this process can compute, then answer batches until the connection is closed."""
+    """Send the process id once this process can compute, then answer batches until the connection is closed.
+
+    A device may have several batches in flight: while it computes one, the next is launched, and then the older one is
+    waited for.
+    """
     if number == 0:
         backend.warm_up_alone()
     connection.sendall(pickled(os.getpid()))
-    with connection.makefile("rb") as stream:
-        while header := stream.read(HEADER_BYTES):
-            batch = bytearray(int.from_bytes(header, "little"))
-            if stream.readinto(batch) < len(batch):
-                return
-            connection.sendall(pickled(_answer(backend, batch)))
+    launched: deque[_Launched] = deque()
+    done_at = 0.0
+    while True:
+        if launched and (len(launched) == backend.info.in_flight or not _has_arrived(connection)):
+            oldest = launched.popleft()
+            answer = _answered(partial(backend.collect, oldest.batch), oldest.error)
+            began, done_at = max(oldest.at, done_at), time.perf_counter()
+            connection.sendall(
+                pickled(answer if isinstance(answer, Exception) else write_scores(done_at - began, answer))
+            )
+            continue
+        header = connection.recv(HEADER_BYTES, socket.MSG_WAITALL)
+        frame = bytearray(int.from_bytes(header, "little"))
+        if not header or connection.recv_into(frame, flags=socket.MSG_WAITALL) < len(frame):
+            return
+        at = time.perf_counter()
+        batch = _answered(partial(backend.launch, read_batch(frame)))
+        launched.append(_Launched(at, None, batch) if isinstance(batch, Exception) else _Launched(at, batch, None))
 
 
-def _answer(backend: TorchBackend, batch: bytearray) -> bytes | Exception:
-    """The answer to a batch, see `app.inference.frames`; or its error."""
-    began = time.perf_counter()
+class _Launched(NamedTuple):
+    """A batch that is being computed, or why it is not."""
+
+    at: float
+    """`time.perf_counter()`"""
+    batch: Any
+    error: Exception | None
+
+
+def _received(connection: socket.socket, size: int) -> bytearray:
+    """The next bytes; none if the connection has ended."""
+    data, at = bytearray(size), 0
+    while at < size:
+        received = connection.recv_into(memoryview(data)[at:])
+        if not received:
+            return bytearray()
+        at += received
+    return data
+
+
+def _has_arrived(connection: socket.socket) -> bool:
+    """Whether another batch has, or the end of the connection."""
+    return bool(select.select([connection], [], [], 0)[0])
+
+
+def _answered(work: Callable[[], T], error: Exception | None = None) -> T | Exception:
+    """What `work` gives, or its error; `error` at once if there is one."""
     try:
-        scores = backend.run(read_batch(batch))
+        return error or work()
     except BackendDiedError:
         logger.critical("this process can compute no further batch, and ends", exc_info=True)
         os._exit(1)
-    except Exception as error:
-        return make_picklable(error)
-    return write_scores(time.perf_counter() - began, scores)
+    except Exception as raised:
+        return make_picklable(raised)
 
 
 def _end_with_parent() -> None:

@@ -39,8 +39,8 @@ class ProcessPool:
         self._server: ForkServer | None = None
         self._processes: dict[int, InferenceProcess] = {}
         """Those that run, by their numbers; only process 0 can use all threads."""
-        self._free: set[int] = set()
-        """Numbers of those without a batch."""
+        self._free: list[int] = []
+        """Numbers of those that can take a batch, as often as they can take one."""
         self._changed = asyncio.Event()
         """Set when a process becomes free, and when the pool ends."""
         self._keepers: list[asyncio.Task[None]] = []
@@ -137,21 +137,22 @@ class ProcessPool:
             used = time.process_time()
             self._http_is_busy = used - self._busy_time > _BUSY_FRACTION * (now - self._busy_checked)
             self._busy_checked, self._busy_time = now, used
-        return max(self.info.processes - self._http_is_busy, 1)
+        return max(self.info.processes - self._http_is_busy, 1) * self.info.in_flight
 
     async def _keep_running(self, number: int, process: InferenceProcess) -> None:
         """Hand the replies of a process over, and replace it when it ends, until the pool ends."""
 
         def on_reply() -> None:
-            self._free.add(number)
+            self._free.append(number)
             self._changed.set()
 
         try:
             while True:
                 server, self._processes[number] = self._server, process
-                on_reply()
+                for _ in range(self.info.in_flight):
+                    on_reply()
                 await process.run(on_reply)
-                self._free.discard(number)
+                self._free = [other for other in self._free if other != number]
                 del self._processes[number]
                 process = await self._replace(number, server)
         except BackendDiedError as error:

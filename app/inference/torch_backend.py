@@ -16,6 +16,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -78,6 +79,14 @@ class ComputePolicy:
 POLICY = ComputePolicy()
 
 
+class Launched(NamedTuple):
+    """A batch on its way through the device."""
+
+    scores: Tensor
+    """On the host; on a GPU, not valid before `copied`."""
+    copied: torch.cuda.Event | None
+
+
 class TorchBackend:
     """Our own models on one device, within an inference process; `ProcessPool` is the `Backend` of the service."""
 
@@ -104,6 +113,8 @@ class TorchBackend:
             keep_freed_memory()
             info.max_useful_tokens = POLICY.max_cpu_tokens
             info.processes = info.threads if self._one_process_per_thread else 1
+        else:
+            info.in_flight = 2
         self._threads_each = info.threads // info.processes
         torch.set_num_threads(self._threads_each)
         if (index := torch.device(info.device).index) is not None:
@@ -134,8 +145,8 @@ class TorchBackend:
             shortest = info.tokens_per_second * POLICY.min_seconds_for_all_threads / info.processes
             self._warm_up(info.threads, POLICY.max_cpu_tokens_alone, int(shortest) + 1)
 
-    def run(self, batch: Batch) -> bytes:
-        """The scores of a batch from one forward pass; see `app.inference.frames`.
+    def launch(self, batch: Batch) -> Launched:
+        """Begin to compute a batch; a CPU computes it at once.
 
         Raises:
             OutOfMemoryError: fewer inputs may fit.
@@ -146,14 +157,34 @@ class TorchBackend:
             worth = len(batch.ids) * info.processes > info.tokens_per_second * POLICY.min_seconds_for_all_threads
             torch.set_num_threads(info.threads if batch.alone and worth else self._threads_each)
         with _torch_errors(), torch.inference_mode():
-            return self._compute(batch).cpu().numpy().tobytes()
+            scores = self._compute(batch)
+            if not scores.is_cuda:
+                return Launched(scores, None)
+            host = torch.empty(scores.shape, dtype=scores.dtype, pin_memory=True).copy_(scores, non_blocking=True)
+            copied = torch.cuda.Event()
+            copied.record()
+            return Launched(host, copied)
+
+    def collect(self, launched: Launched) -> bytes:
+        """The scores of a batch, once it is computed; see `app.inference.frames`. Raises what `launch` raises."""
+        with _torch_errors():
+            if launched.copied is not None:
+                launched.copied.synchronize()
+            return launched.scores.numpy().tobytes()
+
+    def run(self, batch: Batch) -> bytes:
+        """The scores of a batch from one forward pass. Raises what `launch` raises."""
+        return self.collect(self.launch(batch))
 
     def _compute(self, batch: Batch) -> Tensor:
         """The scores of all parts, one after another, as float32."""
         name = list(self._networks)[batch.encoder]
         network = self._networks[name]
         packed, back = _packed(batch)
-        hidden = self._encoders[name](packed)[back.to(self.info.device)].float()  # (num_outputs, hidden)
+        hidden = self._encoders[name](packed)
+        if hidden.is_cuda:
+            back = back.pin_memory().to(hidden.device, non_blocking=True)
+        hidden = hidden[back].float()  # (num_outputs, hidden)
         if isinstance(network, BertForSequenceClassification):
             return _class_scores(network, hidden, batch.parts)
         return _pretraining_scores(network, hidden, batch)
@@ -268,7 +299,7 @@ def _words(network: BertForPreTraining, parts: Sequence[tuple[PartOfBatch, Tenso
     ):
         logits = network.masked_lm(chunk)  # (masks, vocab)
         normaliser = logits.logsumexp(-1, keepdim=True)  # (masks, 1)
-        normaliser[~normaliser.isfinite()] = math.nan
+        normaliser = normaliser.masked_fill(~normaliser.isfinite(), math.nan)
         top, tokens = logits.topk(longest)  # (masks, longest)
         for number, (part, _) in enumerate(parts):
             own = slice(max(edges[number] - start, 0), max(edges[number + 1] - start, 0))

@@ -125,7 +125,9 @@ class BackendInfo:
     models: dict[str, ServedModel] = field(default_factory=dict)
     """By the name of the encoder, which `Backend.run` takes."""
     processes: int = 1
-    """Batches that may be computed at the same time."""
+    """That compute batches at the same time."""
+    in_flight: int = 1
+    """Batches that a process takes at a time: while a GPU computes one, the next is made ready."""
     max_useful_tokens: int = 0
     """Tokens of a batch; a larger one is computed no faster per token."""
     tokens_per_second: float = 0.0

@@ -200,7 +200,7 @@ class Lifecycle:
         throughput, settings = self.scheduler.throughput, self._settings
         throughput.set(info.tokens_per_second, info.processes, info.max_useful_tokens)
         derived = throughput.policy.queue_tokens(info.tokens_per_second, settings.request_timeout_ms / 1000)
-        self.scheduler.open(info.processes, settings.max_queue_tokens or derived)
+        self.scheduler.open(info.processes * info.in_flight, settings.max_queue_tokens or derived)
 
     @contextmanager
     def encoder_for(self, task: Task) -> Iterator[tuple[LoadedEncoder, ServedModel]]:

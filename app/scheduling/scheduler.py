@@ -113,7 +113,7 @@ class Scheduler:
         return max((now - batch.began for batch in self._running), default=0.0)
 
     def open(self, processes: int, max_queue_tokens: int) -> None:
-        """A backend was loaded: compute up to `processes` batches at the same time, and queue up to so many tokens.
+        """A backend was loaded: give it up to `processes` batches at the same time, and queue up to so many tokens.
         Batches of the backend that it replaces run in other processes, so they count no longer."""
         self.max_queue_tokens = max_queue_tokens
         self._replaced = asyncio.Semaphore(max(1, self._processes))

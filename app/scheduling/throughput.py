@@ -85,7 +85,9 @@ class Throughput:
         self._update_batch_tokens()
 
     def record_batch(self, tokens: int, seconds: float, concurrent: int) -> None:
-        """A batch took so long while `concurrent` batches were computed, itself included."""
+        """A batch took so long while `concurrent` batches were computed, itself included. Of several that a process has
+        in flight, it computes one."""
+        concurrent = min(concurrent, self._processes)
         speed = tokens / max(seconds, 1e-6)
         is_faster = 0 < self.tokens_per_second < speed * concurrent
         if 2 * tokens < self.batch_tokens and not is_faster:

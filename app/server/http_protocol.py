@@ -1,5 +1,5 @@
-"""uvicorn's httptools protocol plus read and write timeouts, limits on the head and on pipelined requests, and problem
-documents for bytes that are no HTTP request."""
+"""uvicorn's httptools protocol plus read and write timeouts, limits on the head and on pipelined requests, early
+refusals, and problem documents for bytes that are no HTTP request."""
 
 from __future__ import annotations
 
@@ -10,15 +10,17 @@ from types import SimpleNamespace
 from typing import Any
 
 import uvicorn
-from fastapi import Response
+from fastapi import FastAPI, Response
 from starlette.exceptions import HTTPException
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
+from app.api.admission import admit_or_refuse
+from app.api.middleware import logs_requests
 from app.api.problems import problem_response
+from app.observability import tracing
 from app.observability.request_ids import request_id_of
 from app.server import file_limits
 from app.server.h2c_upgrade import RAW_BODY_HEADERS, UpgradeFilter
-from app.settings import Settings
 
 logger = logging.getLogger(__name__)
 
@@ -42,6 +44,9 @@ _REJECTIONS = {
     431: "the request line and the headers exceed 64 KiB, or 200 headers; send fewer or shorter ones",
 }
 
+_REFUSED_CYCLE: Any = SimpleNamespace(response_started=True, response_complete=True, message_event=asyncio.Event())
+"""Takes the place of uvicorn's cycle if a request was answered without the app."""
+
 
 class BoundedProtocol(HttpToolsProtocol):
     """Bounds what one connection can hold, because uvicorn has no such timeouts (uvicorn issue 157).
@@ -60,9 +65,11 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def __init__(self, config: uvicorn.Config, *args: Any, **kwargs: Any) -> None:
         super().__init__(config, *args, **kwargs)
-        settings: Settings = config.app.state.settings  # type: ignore[union-attr]
-        self._timeout = max(settings.request_timeout_ms / 1000, MIN_TIMEOUT_SECONDS)
-        self._max_connections = file_limits.max_connections(settings.max_connections, SPARE_CONNECTIONS)
+        self._app: FastAPI = config.app  # type: ignore[assignment]
+        self._app_sees_refusals = logs_requests() or tracing.enabled()
+        timeout_ms: int = self._app.state.settings.request_timeout_ms
+        self._timeout = max(timeout_ms / 1000, MIN_TIMEOUT_SECONDS)
+        self._max_connections = file_limits.max_connections(self._app.state.settings.max_connections, SPARE_CONNECTIONS)
         self._is_surplus = False
         """Whether it is one more connection than the limit."""
         self._read_timer: asyncio.TimerHandle | None = None
@@ -177,10 +184,17 @@ class BoundedProtocol(HttpToolsProtocol):
         if len(self.pipeline) >= MAX_PIPELINED:
             self._close_at_once()
             return
-        self.scope["pipeline"] = self.pipeline  # type: ignore[typeddict-unknown-key]
-        self.scope["is_surplus"] = self._is_surplus  # type: ignore[typeddict-unknown-key]
-        super().on_headers_complete()
-        self.cycle.transport = self._cycle_transport
+        response = admit_or_refuse(self._app, self.url, self.scope) if self._can_refuse() else None  # type: ignore[arg-type]
+        if response is None:
+            self._unset_keepalive_if_required()  # set if an earlier request of the same packet was refused
+            self.scope["pipeline"] = self.pipeline  # type: ignore[typeddict-unknown-key]
+            self.scope["is_surplus"] = self._is_surplus  # type: ignore[typeddict-unknown-key]
+            super().on_headers_complete()
+            self.cycle.transport = self._cycle_transport
+            return
+        self.cycle = _REFUSED_CYCLE
+        self._write(response)
+        self.on_response_complete()
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
         self._running_cycle = cycle
@@ -235,6 +249,19 @@ class BoundedProtocol(HttpToolsProtocol):
         headers = (*self.server_state.default_headers, *response.raw_headers)
         head = b"".join(b"%s: %s\r\n" % header for header in headers)
         self.transport.write(STATUS_LINE[response.status_code] + head + b"\r\n" + bytes(response.body))
+
+    def _can_refuse(self) -> bool:
+        """Whether this request can be answered here, before the app sees it."""
+        return (
+            not self._app_sees_refusals
+            and not self._is_surplus
+            and self.parser.get_method() == b"POST"
+            and self.parser.get_http_version() == "1.1"
+            and self.parser.should_keep_alive()
+            and (self.cycle is None or self.cycle.response_complete)
+            and self.timeout_keep_alive_task is None  # one per packet: thousands would block the event loop
+            and not self.flow.write_paused
+        )
 
     def _is_idle(self) -> bool:
         """Whether all requests are answered and none has begun."""

@@ -1,4 +1,4 @@
-"""Requests that are refused by their head, on a real port."""
+"""Requests that are refused by their head, on a real port, where the protocol can answer without the app."""
 
 from __future__ import annotations
 
@@ -11,7 +11,10 @@ from typing import Any
 
 import httpx
 import pytest
+from fastapi import Response
+from starlette.types import Receive, Scope, Send
 
+from app.api.middleware import RequestContextMiddleware
 from tests.app.conftest import PATIENCE
 
 JSON = {"Content-Type": "application/json"}
@@ -33,24 +36,54 @@ REFUSED: dict[str, tuple[dict[str, str], bytes, int]] = {
 }
 
 
+def told(answer: httpx.Response) -> tuple[int, dict[str, str], dict[str, Any]]:
+    """Status, headers and body, but for what is never twice the same."""
+    headers = {name: value for name, value in answer.headers.items() if name not in ("date", "x-request-id")}
+    body = answer.json()
+    assert answer.headers["date"]
+    assert answer.headers["x-request-id"] == body.pop("request_id")
+    return answer.status_code, headers, body
+
+
 @guarded
 @pytest.mark.parametrize(("headers", "content", "status"), REFUSED.values(), ids=REFUSED)
-def test_refusal_is_a_problem_and_is_counted(url: str, headers: dict[str, str], content: bytes, status: int) -> None:
+def test_refusal_is_the_same_with_and_without_the_app(
+    url: str, headers: dict[str, str], content: bytes, status: int
+) -> None:
     with httpx.Client(base_url=url, timeout=PATIENCE) as client:
-        answer = client.post("/sentiment", headers=headers, content=content)
-        assert answer.status_code == answer.json()["status"] == status
-        assert answer.headers["x-request-id"] == answer.json()["request_id"]
+        without, with_app = (
+            client.post(target, headers=headers, content=content) for target in ("/sentiment", "/sentiment?way=long")
+        )
+        assert without.status_code == status
+        assert told(without) == told(with_app)
         assert client.post("/sentiment", headers=KEY, json={"inputs": "good"}).status_code == 200
         counted = client.get("/metrics").text
     labels = f'{{status="{status}",task="sentiment"}}'
-    assert f"bert_requests_total{labels} 1.0" in counted
-    assert f"bert_request_duration_seconds_count{labels} 1.0" in counted
+    assert f"bert_requests_total{labels} 2.0" in counted
+    assert f"bert_request_duration_seconds_count{labels} 2.0" in counted
 
 
 @guarded
 def test_refusal_has_the_callers_request_id(url: str) -> None:
     answer = httpx.post(url + "/sentiment", headers={"X-Request-ID": "order-1"}, timeout=PATIENCE)
     assert (answer.status_code, answer.headers["x-request-id"]) == (401, "order-1")
+
+
+@with_browsers
+def test_refusal_leaves_only_undecided_requests_to_the_app(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def see(_: RequestContextMiddleware, scope: Scope, receive: Receive, send: Send) -> None:
+        await Response(status_code=418)(scope, receive, send)
+
+    with httpx.Client(base_url=url, timeout=PATIENCE) as client:
+        monkeypatch.setattr(RequestContextMiddleware, "__call__", see)
+        assert client.post("/sentiment").status_code == 401
+        assert client.post("/hf/fill-mask").status_code == 401
+        assert client.post("/sentiment", headers=KEY).status_code == 418
+        assert client.post("/sentiment?a=b").status_code == 418
+        assert client.post("/sentiment/").status_code == 418
+        assert client.get("/sentiment").status_code == 418
+        assert client.post("/sentiment", headers=BROWSER).status_code == 418
+        assert client.post("/sentiment", headers={"Connection": "close"}).status_code == 418
 
 
 @with_browsers
@@ -93,7 +126,26 @@ def test_refusal_of_an_invalid_chunked_body_is_sent_once(url: str) -> None:
         received = b""
         while part := connection.recv(1 << 16):
             received += part
-    assert re.findall(rb"HTTP/1.1 (\d+)", received) == [b"400"]
+    assert re.findall(rb"HTTP/1.1 (\d+)", received) == [b"401"]
+
+
+@guarded
+def test_refusal_without_the_app_is_limited_to_one_request_per_packet(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen = []
+
+    async def see(_: RequestContextMiddleware, scope: Scope, receive: Receive, send: Send) -> None:
+        seen.append(scope)
+        await Response(status_code=418)(scope, receive, send)
+
+    monkeypatch.setattr(RequestContextMiddleware, "__call__", see)
+    with socket.create_connection(("127.0.0.1", int(url.rsplit(":", 1)[1])), timeout=PATIENCE) as connection:
+        connection.sendall((POST + b"0\r\n\r\n") * 10)
+        received = b""
+        while len(statuses := re.findall(rb"HTTP/1.1 (\d+)", received)) < 10:
+            received += connection.recv(1 << 16)
+    assert statuses == [b"401"] + [b"418"] * 9  # each in a task of its own
 
 
 @pytest.mark.parametrize("url", [GUARDED | {"request_timeout_ms": 1000}], indirect=True)

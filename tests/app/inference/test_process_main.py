@@ -1,37 +1,76 @@
-"""What the inference process sends to the process that serves."""
+"""The loop of an inference process, with a device of the test."""
 
 from __future__ import annotations
 
+import os
 import pickle
-from pathlib import Path
+import socket
+import threading
+from array import array
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
-import torch
 
-from app.errors import BackendDiedError, InferenceError, OutOfMemoryError
-from app.inference.process_main import make_picklable
-from model.errors import CheckpointError
+from app.errors import OutOfMemoryError
+from app.inference.frames import Batch, read_scores, write_batch
+from app.inference.process_main import HEADER_BYTES, _serve, frame
+from app.inference.types import Kind, Part, Query
+from model import Encoding
 
 
-class UnpicklableError(Exception):
-    """Wants two arguments, and keeps one."""
+@dataclass
+class Device:
+    """Scores a batch with its number of tokens, and writes down what it does."""
 
-    def __init__(self, reason: str, number: int) -> None:
-        super().__init__(f"{reason} {number}")
+    info: Any
+    done: list[str] = field(default_factory=list)
+
+    def warm_up_alone(self) -> None:
+        pass
+
+    def launch(self, batch: Batch) -> int:
+        self.done.append(f"launch {len(batch.ids)}")
+        if len(batch.ids) == 13:
+            raise OutOfMemoryError
+        return len(batch.ids)
+
+    def collect(self, launched: int) -> bytes:
+        self.done.append(f"collect {launched}")
+        return array("f", [launched]).tobytes()
+
+
+def part_of(tokens: int) -> Part:
+    return Part(Query(Kind.PROBABILITIES, [Encoding(array("i", [5] * tokens), tokens, [], truncated=False)], 1), 0, 1)
+
+
+def reply(connection: socket.socket) -> Any:
+    size = int.from_bytes(connection.recv(HEADER_BYTES, socket.MSG_WAITALL), "little")
+    return pickle.loads(connection.recv(size, socket.MSG_WAITALL))
 
 
 @pytest.mark.parametrize(
-    ("error", "kind"),
+    ("in_flight", "order"),
     [
-        (OutOfMemoryError("no room"), OutOfMemoryError),
-        (BackendDiedError("device fault"), BackendDiedError),
-        (InferenceError("not finite"), InferenceError),
-        (CheckpointError(Path("weights"), "is missing"), CheckpointError),
-        (UnpicklableError("fault", 7), RuntimeError),
-        (torch.OutOfMemoryError("no room for the weights"), RuntimeError),  # to know it is to load torch
+        (1, ["launch 3", "collect 3", "launch 13", "launch 5", "collect 5"]),
+        (2, ["launch 3", "launch 13", "collect 3", "launch 5", "collect 5"]),
     ],
 )
-def test_errors_arrive_as_what_they_are_or_at_least_in_words(error: Exception, kind: type[Exception]) -> None:
-    arrived = pickle.loads(pickle.dumps(make_picklable(error)))
-    assert type(arrived) is kind
-    assert str(error) in str(arrived)
+def test_next_batch_is_launched_while_a_device_computes(in_flight: int, order: list[str]) -> None:
+    device = Device(SimpleNamespace(in_flight=in_flight))
+    ours, theirs = socket.socketpair()
+    parts = [part_of(tokens) for tokens in (3, 13, 5)]
+    with ours:
+        for part in parts:
+            ours.sendall(frame(write_batch(0, [part])))
+        serving = threading.Thread(target=_serve, args=(device, theirs, 0))
+        serving.start()
+        assert reply(ours) == os.getpid()
+        first, failed, last = (reply(ours) for _ in parts)
+    serving.join()
+    theirs.close()
+    assert device.done == order
+    assert read_scores(parts[:1], first)[1] == [[[3.0]]]
+    assert isinstance(failed, OutOfMemoryError), "the error of one batch is its own"
+    assert read_scores(parts[2:], last)[1] == [[[5.0]]]

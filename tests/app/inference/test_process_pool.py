@@ -20,6 +20,7 @@ import torch
 from app.errors import BackendDiedError, ProcessDiedError, SettingsError
 from app.inference.fork_server import InferenceProcess
 from app.inference.frames import read_batch
+from app.inference.process_main import pickled
 from app.inference.process_pool import ProcessPool
 from app.inference.torch_backend import TorchBackend
 from app.inference.types import BackendConfig, BatchResult, Kind, Part, Query, Task, Words
@@ -424,7 +425,7 @@ async def test_process_pool_two_processes_answer_at_the_same_time_and_alike(
     first = [await pair.run("sentiment", batch) for batch in batches]
     pair._free.remove(0)  # from here on, the other one
     other = [await pair.run("sentiment", batch) for batch in batches]
-    pair._free.add(0)
+    pair._free.append(0)
     both = await asyncio.gather(*(pair.run("sentiment", batch) for batch in batches))
     for one, two, three in zip(first, other, both, strict=True):
         assert scores(one) == pytest.approx(scores(two), abs=1e-6)
@@ -438,7 +439,7 @@ def scores(result: BatchResult) -> list[float]:
 async def test_process_pool_forks_share_memory(pair: ProcessPool, tokenizer: Tokenizer) -> None:
     pair._free.remove(0)
     await pair.run("sentiment", [sentiment_part(tokenizer)])
-    pair._free.add(0)
+    pair._free.append(0)
     table = Path(f"/proc/{pids_of(pair)[1]}/smaps_rollup").read_text()  # noqa: ASYNC240 (a moment)
     size = {line.split(":")[0]: int(line.split()[1]) for line in table.splitlines()[1:]}
     assert size["Private_Dirty"] + size["Private_Clean"] < size["Rss"] / 4
@@ -511,3 +512,25 @@ async def test_process_pool_seconds_of_a_batch_are_the_processs_own(
     os.kill(first, signal.SIGCONT)
     time.sleep(2)  # noqa: ASYNC251 (the event loop is busy, or the system is)
     assert (await asked).seconds < 2
+
+
+async def test_process_with_two_batches_in_flight_answers_in_their_order() -> None:
+    ours, theirs = socket.socketpair()
+    process = InferenceProcess(*await asyncio.open_connection(sock=ours))
+    freed: list[int] = []
+    listening = asyncio.create_task(process.run(lambda: freed.append(1)))
+    first, second, third = (asyncio.create_task(process.ask(b"a batch")) for _ in range(3))
+    await asyncio.sleep(0)
+    since = process.computing_since
+    theirs.sendall(pickled(b"one") + pickled(ValueError("two")))
+    assert await first == b"one"
+    with pytest.raises(ValueError, match="two"):
+        await second
+    assert process.computing_since is not None
+    assert since is not None
+    assert process.computing_since > since, "the third is computed only since then"
+    theirs.close()
+    with pytest.raises(ProcessDiedError):
+        await third
+    await listening
+    assert len(freed) == 2

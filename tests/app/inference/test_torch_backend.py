@@ -134,8 +134,8 @@ def test_targets_of_one_batch_may_differ_in_number(loaded: TorchBackend, tokeniz
 def test_scores_of_a_batch_are_read_from_the_device_once(
     loaded: TorchBackend, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    reads = Mock(side_effect=torch.Tensor.cpu)
-    monkeypatch.setattr(torch.Tensor, "cpu", lambda tensor: reads(tensor))
+    reads = Mock(side_effect=torch.Tensor.numpy)
+    monkeypatch.setattr(torch.Tensor, "numpy", lambda tensor: reads(tensor))
     for name in ("tolist", "item", "__bool__"):
         monkeypatch.setattr(torch.Tensor, name, Mock(side_effect=AssertionError))
     queries = [masked(tokenizer, "[MASK]", 2, (6, 7)), masked(tokenizer, "a [MASK]"), pair_of(tokenizer, "a", "b")]

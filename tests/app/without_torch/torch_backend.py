@@ -29,7 +29,7 @@ class TorchBackend:
     def warm_up_alone(self) -> None:
         pass
 
-    def run(self, batch: Batch) -> bytes:
+    def launch(self, batch: Batch) -> bytes:
         labels = 2 if batch.encoder == 0 else len(self.info.models["sentiment"].config.labels)
         ends = list(accumulate(batch.counts, initial=0))
         scores, first = b"", 0
@@ -42,6 +42,9 @@ class TorchBackend:
                 scores += array("f", row * masks).tobytes() + array("i", chosen * masks).tobytes()
             else:
                 scores += array("f", [1 / labels] * labels * part.inputs).tobytes()
+        return scores
+
+    def collect(self, scores: bytes) -> bytes:
         return scores
 
 
