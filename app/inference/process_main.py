@@ -51,6 +51,8 @@ KILLED = (
     "memory limit of the container, or set a lower BERT_THREADS (one process for each) or BERT_MAX_BATCH_TOKENS"
 )
 
+_NICE = 5
+"""The HTTP process comes first: while it waits for a core, requests wait that could fill a batch."""
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 
@@ -141,6 +143,7 @@ def _run_fork(backend: TorchBackend, connection: socket.socket, number: int, ser
     """Serve in a fork, which the kernel kills when the fork server ends. Does not return."""
     try:
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        os.nice(_NICE)
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL))
         if os.getppid() == server:  # else it ended before prctl
             with suppress(BrokenPipeError, ConnectionResetError):

@@ -26,8 +26,6 @@ MAX_DEATHS, DEATH_WINDOW_SECONDS = 3, 60.0
 """So many ends of processes within so many seconds are not the fault of single texts: no process is started again."""
 _RESTART_PAUSE_SECONDS = 0.1
 """After a process that ended before it could compute. Forks may end a moment before their fork server does."""
-_BUSY_FRACTION, _BUSY_CHECK_SECONDS = 0.5, 0.25
-"""Fraction of a core from which on the HTTP process counts as busy, and how often that is looked at."""
 
 
 class ProcessPool:
@@ -50,8 +48,6 @@ class ProcessPool:
         self._error: BackendDiedError | None = None
         """Why no batch can be computed any more."""
         self._on_death: Callable[[BackendDiedError], None] = lambda _: None
-        self._busy_checked, self._busy_time = time.monotonic(), time.process_time()
-        self._http_is_busy = False
 
     async def load(self, on_death: Callable[[BackendDiedError], None]) -> None:
         """See `Backend.load`. The processes are started here."""
@@ -128,16 +124,6 @@ class ProcessPool:
     def is_ready(self) -> bool:
         """See `Backend.is_ready`."""
         return bool(self._processes)
-
-    @property
-    def preferred_concurrent_batches(self) -> int:
-        """See `Backend.preferred_concurrent_batches`: one batch fewer while the HTTP process is busy."""
-        now = time.monotonic()
-        if now - self._busy_checked > _BUSY_CHECK_SECONDS:
-            used = time.process_time()
-            self._http_is_busy = used - self._busy_time > _BUSY_FRACTION * (now - self._busy_checked)
-            self._busy_checked, self._busy_time = now, used
-        return max(self.info.processes - self._http_is_busy, 1) * self.info.in_flight
 
     async def _keep_running(self, number: int, process: InferenceProcess) -> None:
         """Hand the replies of a process over, and replace it when it ends, until the pool ends."""

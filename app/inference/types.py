@@ -141,10 +141,6 @@ class Backend(Protocol):
     """Complete once `load` is done."""
 
     @property
-    def preferred_concurrent_batches(self) -> int:
-        """How many batches to compute at the same time, unless much waits: at most `processes`."""
-
-    @property
     def is_ready(self) -> bool:
         """Whether a process runs. False before loading, and while the weights are loaded again because the process that
         holds them has ended."""

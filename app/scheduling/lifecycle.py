@@ -78,7 +78,6 @@ class Lifecycle:
             self._run,
             throughput=Throughput(fixed_batch_tokens=settings.max_batch_tokens),
             metrics=metrics,
-            preferred_concurrent_batches=lambda: self.current.backend.preferred_concurrent_batches,
             on_failure=self._on_failure,
             is_current=lambda encoder: encoder.owner is self.current,
         )
@@ -264,7 +263,6 @@ class Lifecycle:
         cancelled. While draining nothing is killed, because the drain has a deadline."""
         while True:
             self.track_stall()
-            self.scheduler.use_free_processes()
             if self.state < State.DRAINING and self.is_hung:
                 self.kill_hung_processes()
             due = time.monotonic() + WATCH_SECONDS

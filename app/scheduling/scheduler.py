@@ -25,8 +25,6 @@ logger = logging.getLogger(__name__)
 
 MIN_TOKENS_TO_SPLIT = 256
 """Tokens that a process may take at least, however many others are free: a forward pass has a fixed cost."""
-SLOW_BATCH_SECONDS = 1.0
-"""A batch that takes longer may hang; the processes beside it do not pause then."""
 
 
 Answers = Sequence[Sequence[Answer | Exception]]
@@ -63,15 +61,12 @@ class Scheduler:
         *,
         throughput: Throughput,
         metrics: Metrics,
-        preferred_concurrent_batches: Callable[[], int] = lambda: 1,
         on_failure: Callable[[BaseException], None] = lambda _: None,
         is_current: Callable[[Any], bool] = lambda _: True,
     ) -> None:
         """Prepare the queue; nothing is computed before `open`.
 
         Args:
-            preferred_concurrent_batches: how many batches may run now. If half a full batch waits, every free process
-                computes.
             on_failure: called once, before any request fails, when no further batch can succeed.
             is_current: whether an encoder is one of the present backend's. A replaced one has processes of its own.
         """
@@ -83,7 +78,6 @@ class Scheduler:
         self.fatal_error: BaseException | None = None
         self._run = run
         self._metrics = metrics
-        self._preferred_concurrent_batches = preferred_concurrent_batches
         self._on_failure = on_failure
         self._is_current = is_current
         self._processes = 0
@@ -240,12 +234,6 @@ class Scheduler:
 
     # Batches --------------------------------------------------------------------------------------------------
 
-    def use_free_processes(self) -> None:
-        """Start waiting items while a batch is slow. To be called often, because otherwise they start only when a
-        request arrives or a batch ends."""
-        if self.computing_for > SLOW_BATCH_SECONDS:
-            self._dispatch_soon()
-
     def _dispatch_soon(self) -> None:
         """Start batches after the callbacks that are due now: requests that arrived together share a batch."""
         if not self._dispatch_is_due:
@@ -254,7 +242,7 @@ class Scheduler:
 
     def _dispatch(self) -> None:
         self._dispatch_is_due = False
-        while self.fatal_error is None and (slots := self._free_slots()) > 0:
+        while self.fatal_error is None and (slots := self._processes - len(self._running)) > 0:
             # No more than a share of what waits, if several processes are free for it.
             share = max(self._queue.tokens // slots, MIN_TOKENS_TO_SPLIT)
             batch = self._queue.take(min(self.throughput.batch_tokens, share))
@@ -271,14 +259,6 @@ class Scheduler:
             task = asyncio.create_task(self._compute(batch, running))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
-
-    def _free_slots(self) -> int:
-        """Batches that may start now: one per free process if half a full batch waits, or while a batch takes
-        unusually long, else only up to `preferred_concurrent_batches`, which leaves a core to HTTP."""
-        free = self._processes - len(self._running)
-        if 2 * self._queue.tokens >= self.throughput.batch_tokens or self.computing_for > SLOW_BATCH_SECONDS:
-            return free
-        return min(self._preferred_concurrent_batches() - len(self._running), free)
 
     async def _compute(self, batch: list[Run], running: Running) -> None:
         try:

@@ -41,7 +41,6 @@ class FakeBackend:
     models: dict[str, ServedModel]
     fault: Callable[[Asked], BaseException | None] = lambda _: None
     load_error: BaseException | None = None
-    preferred_concurrent_batches: int = 1
     closed: bool = False
     is_ready: bool = True
     killed_hung: bool = False
@@ -105,7 +104,6 @@ class ThreadBackend:
 
     def __init__(self, config: BackendConfig) -> None:
         self._backend = TorchBackend(config)
-        self.preferred_concurrent_batches = 1
         self.is_ready = True
 
     def __getattr__(self, name: str) -> Any:

@@ -455,11 +455,9 @@ async def test_process_pool_lone_text_is_computed_with_all_threads(pair: Process
     )
 
 
-async def test_process_pool_runs_one_batch_fewer_while_this_process_is_busy(pair: ProcessPool) -> None:
-    pair._busy_checked, pair._busy_time = time.monotonic() - 1.0, time.process_time() - 0.6
-    assert pair.preferred_concurrent_batches == 1
-    pair._busy_checked, pair._busy_time = time.monotonic() - 1.0, time.process_time() - 0.4
-    assert pair.preferred_concurrent_batches == 2
+async def test_process_pool_processes_give_way_to_this_one(pair: ProcessPool) -> None:
+    nice = os.getpriority(os.PRIO_PROCESS, 0)
+    assert [os.getpriority(os.PRIO_PROCESS, pid) for pid in pids_of(pair)] == [min(nice + 5, 19)] * 2
 
 
 async def test_process_pool_only_a_lone_text_in_process_0_may_take_all_threads(

@@ -25,7 +25,7 @@ from app.errors import (
 )
 from app.inference.types import BatchResult, Part
 from app.scheduling.deadline import Deadline
-from app.scheduling.scheduler import SLOW_BATCH_SECONDS, Scheduler
+from app.scheduling.scheduler import Scheduler
 from app.scheduling.throughput import Throughput, ThroughputPolicy
 from tests.app.waiting import until
 
@@ -110,7 +110,6 @@ async def running(
     batch: int = 100,
     queue: int = 1000,
     processes: int = 1,
-    max_concurrent: Callable[[], int] | None = None,
     is_current: Callable[[str], bool] = lambda _: True,
     on_failure: Callable[[BaseException], None] = lambda _: None,
 ) -> AsyncIterator[Scheduler]:
@@ -118,7 +117,6 @@ async def running(
         computer.run,
         throughput=Throughput(ThroughputPolicy(max_queue_fraction=1.0), fixed_batch_tokens=batch),
         metrics=Counts(),
-        preferred_concurrent_batches=max_concurrent or (lambda: processes),
         on_failure=on_failure,
         is_current=is_current,
     )
@@ -306,23 +304,6 @@ async def test_scheduler_halves_no_batch_whose_requests_have_ended(computer: Com
         computer.gate.set()
         await until(lambda: not scheduler._running)
     assert len(computer.batches) == 1
-
-
-async def test_scheduler_beside_a_batch_that_hangs_every_process_computes(computer: Computer) -> None:
-    async with running(computer, processes=2, max_concurrent=lambda: 1) as scheduler:
-        computer.gate.clear()
-        hanging = await start(scheduler, 1)
-        await computer.has_entered()
-        waiting = await start(scheduler, 2)
-        scheduler.use_free_processes()
-        await asyncio.sleep(0.01)
-        assert len(computer.batches) == 1
-        (batch,) = scheduler._running
-        batch.began -= SLOW_BATCH_SECONDS
-        scheduler.use_free_processes()
-        await computer.has_entered()
-        computer.gate.set()
-        assert await asyncio.gather(hanging, waiting) == [[2], [4]]
 
 
 async def test_scheduler_batches_of_a_replaced_backend_take_no_process_of_the_new_one(computer: Computer) -> None:
@@ -529,7 +510,7 @@ async def test_scheduler_watches_each_part_of_a_batch_that_is_halved() -> None:
 
 
 async def test_scheduler_free_processes_share_what_waits(computer: Computer) -> None:
-    async with running(computer, batch=10_000, processes=3, max_concurrent=lambda: 2) as scheduler:
+    async with running(computer, batch=10_000, processes=2) as scheduler:
         computer.gate.clear()
         asked = await start(scheduler, *range(100))
         for _ in range(2):
@@ -543,23 +524,6 @@ async def test_scheduler_does_not_split_what_is_small(computer: Computer) -> Non
     async with running(computer, batch=10_000, processes=2) as scheduler:
         await ask(scheduler, *range(25))
         assert [len(items) for _, items in computer.batches] == [25]
-
-
-async def test_scheduler_runs_no_more_batches_than_it_should(computer: Computer) -> None:
-    most = 1
-    async with running(computer, processes=2, max_concurrent=lambda: most) as scheduler:
-        computer.gate.clear()
-        asked = [await start(scheduler, 1)]
-        await computer.has_entered()
-        asked.append(await start(scheduler, 2))
-        await asyncio.sleep(0.05)
-        assert len(computer.batches) == 1
-        most = 2
-        asked.append(await start(scheduler, 3))
-        await computer.has_entered()
-        assert computer.batches[1] == ("a", [2, 3])
-        computer.gate.set()
-        assert await asyncio.gather(*asked) == [[2], [4], [6]]
 
 
 async def test_scheduler_records_how_many_batches_ran_together(computer: Computer) -> None:
