@@ -50,7 +50,7 @@ def test_every_container_is_locked_down_and_limited(name: str) -> None:
     assert service["restart"]
 
 
-@pytest.mark.parametrize("name", ["bert", "bert-replica", "bert-cuda"])
+@pytest.mark.parametrize("name", ["bert", "bert-replica", "bert-cuda", "bert-cuda-replica"])
 def test_stop_waits_longer_than_the_service_drains(name: str) -> None:
     assert int(SERVICES[name]["stop_grace_period"].removesuffix("s")) > Settings().drain_seconds + 5
 

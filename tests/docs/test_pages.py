@@ -141,7 +141,7 @@ def test_compose_profiles_are_those_of_the_table() -> None:
     rows = re.findall(r"^\| `(docker compose .*?)`", PAGES["deployment.md"], re.MULTILINE)
     for command in rows:
         commands.check(command)
-    assert set(re.findall(r"--profile (\w+)", " ".join(rows))) == profiles
+    assert set(re.findall(r"--profile ([\w-]+)", " ".join(rows))) == profiles
 
 
 def test_log_line_has_the_fields_of_the_example() -> None:

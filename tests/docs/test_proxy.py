@@ -59,7 +59,9 @@ def test_replicas_have_the_name_and_port_that_compose_gives_them() -> None:
     assert value(REPLICAS, r"set \$replicas") in services
     assert value(REPLICAS, "proxy_pass") == f"http://$replicas:{Settings().port}"
     assert services["nginx"]["ports"] == [f"${{PORT:-8000}}:{value(REPLICAS, 'listen')}"]
-    assert "ports" not in services["bert-replica"]  # several cannot have the same port of the machine
+    assert value(REPLICAS, r"set \$replicas") in services["bert-cuda-replica"]["networks"]["default"]["aliases"]
+    assert services["nginx"]["depends_on"].keys() == {"bert-replica", "bert-cuda-replica"}
+    assert not {"ports"} & (services["bert-replica"].keys() | services["bert-cuda-replica"].keys())  # several cannot have the same port of the machine
 
 
 def test_resolver_of_the_replicas_is_the_containers() -> None:
