@@ -11,8 +11,9 @@ import pytest
 import torch
 
 from app.inference.torch_backend import TorchBackend
-from app.inference.types import Answer, BackendConfig, Query, Task
+from app.inference.types import BackendConfig, Kind, Part, Query
 from model import BertForSequenceClassification, PackedBatch, load_checkpoint
+from tests.app.backends import computed
 from tests.training.conftest import MakeRecipe
 from tests.training.finetune.test_run import save_new_network
 from tests.training.texts import BLAME, OBJECTS, PRAISE, sentence
@@ -61,10 +62,11 @@ def served(folder: Path, pretrained: Path, text: str) -> list[float]:
         BackendConfig(pretrained, folder / "export" / "sentiment", device="cpu", dtype="float32", threads=1)
     )
     backend.load()
-    encoding = backend.info.models["sentiment"].tokenizer.encode(text)
-    (answer,) = backend.run("sentiment", [Query(Task.SENTIMENT, encoding)])
-    assert isinstance(answer, Answer)
-    return answer.scores[0]
+    model = backend.info.models["sentiment"]
+    query = Query(Kind.PROBABILITIES, [model.tokenizer.encode(text)], len(model.config.labels))
+    _, ((answer,),) = computed(backend, "sentiment", [Part(query, 0, 1)])
+    assert isinstance(answer, list)
+    return answer
 
 
 def logits(folder: Path, text: str) -> torch.Tensor:
