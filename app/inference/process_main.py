@@ -177,13 +177,12 @@ def _serve(backend: TorchBackend, connection: socket.socket, number: int) -> Non
             oldest = launched.popleft()
             answer = _answered(partial(backend.collect, oldest.batch), oldest.error)
             began, done_at = max(oldest.at, done_at), time.perf_counter()
-            connection.sendall(
-                pickled(answer if isinstance(answer, Exception) else write_scores(done_at - began, answer))
-            )
+            if not isinstance(answer, Exception):
+                answer = write_scores(done_at - began, answer)
+            connection.sendall(pickled(answer))
             continue
-        header = connection.recv(HEADER_BYTES, socket.MSG_WAITALL)
-        frame = bytearray(int.from_bytes(header, "little"))
-        if not header or connection.recv_into(frame, flags=socket.MSG_WAITALL) < len(frame):
+        frame = _received(connection, int.from_bytes(_received(connection, HEADER_BYTES), "little"))
+        if not frame:
             return
         at = time.perf_counter()
         batch = _answered(partial(backend.launch, read_batch(frame)))
@@ -200,7 +199,7 @@ class _Launched(NamedTuple):
 
 
 def _received(connection: socket.socket, size: int) -> bytearray:
-    """The next bytes; none if the connection has ended."""
+    """The next bytes; none if the connection has ended. A process that is stopped meanwhile gets a part of them."""
     data, at = bytearray(size), 0
     while at < size:
         received = connection.recv_into(memoryview(data)[at:])
