@@ -199,7 +199,8 @@ class _Launched(NamedTuple):
 
 
 def _received(connection: socket.socket, size: int) -> bytearray:
-    """The next bytes; none if the connection has ended. A process that is stopped meanwhile gets a part of them."""
+    """The next `size` bytes; none if the connection has ended. In a loop, because a process that SIGSTOP has stopped
+    gets only some of them from one call."""
     data, at = bytearray(size), 0
     while at < size:
         received = connection.recv_into(memoryview(data)[at:])

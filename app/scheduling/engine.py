@@ -94,8 +94,8 @@ class Work(Generic[Result]):
     tokenize: Tokenize
     to_query: Callable[[list[Encoding]], Query]
     to_results: Callable[[Query, Sequence[Answer]], Iterable[Result]]
-    answer_bytes: Callable[[], int]
-    """Of the answer, about; called when all inputs are tokenized."""
+    answer_bytes: Callable[[Query], int]
+    """Of the answer, about."""
     advice: str
     """How to get a smaller answer."""
 
@@ -163,7 +163,7 @@ class Engine:
                     lambda encodings: Query(Kind.WORDS, encodings, masks=masks, top_k=wanted, targets=ids),
                     lambda query, answers: results.fill_mask_results(inputs, query, answers, served.tokenizer),
                     # The text is repeated for each prediction.
-                    lambda: (
+                    lambda _: (
                         wanted
                         * sum(
                             (len(to_json(text)) + self._policy.prediction_bytes) * len(own)
@@ -212,7 +212,7 @@ class Engine:
                     tokenize,
                     lambda encodings: Query(kind, encodings, len(labels)),
                     lambda query, answers: results.label_results(labels, query, answers, top_k),
-                    lambda: len(inputs) * len(labels[:top_k]) * prediction_bytes,
+                    lambda _: len(inputs) * len(labels[:top_k]) * prediction_bytes,
                     "lower top_k, or send fewer texts",
                 ),
                 deadline,
@@ -250,7 +250,7 @@ class Engine:
                     lambda text: served.tokenizer.encode(str(text)),
                     lambda encodings: Query(Kind.PROBABILITIES, encodings),
                     to_results,
-                    lambda: tokens * self._policy.prediction_bytes,
+                    lambda query: sum(query.lengths) * self._policy.prediction_bytes,
                     "send fewer or shorter texts",
                 ),
                 deadline,
@@ -272,7 +272,7 @@ class Engine:
             try:
                 async with asyncio.timeout(deadline.remaining):
                     query = work.to_query(await self._tokenize(work))
-                    if (size := work.answer_bytes()) > (most := self._policy.max_answer_bytes):
+                    if (size := work.answer_bytes(query)) > (most := self._policy.max_answer_bytes):
                         raise TooLargeError(f"the answer would have {size} bytes, more than {most}; {work.advice}")
                     (held or own).enter_context(self._answers.reserve(size))
                     if encoder is None:

@@ -1,7 +1,5 @@
-"""Bodies of answers, which the service writes and the client reads.
-
-They are plain dataclasses, because the service has made them from valid values.
-"""
+"""Bodies of answers, as the client reads them. Of the operations and of errors, the service writes them too; those of
+tasks it has in `app.scheduling.results`."""
 
 from __future__ import annotations
 
@@ -49,22 +47,6 @@ class LabelPrediction:
 
 
 @dataclass(frozen=True, slots=True)
-class TextToken(_Documented):
-    """A token of a text."""
-
-    id: int
-    """Its number in the vocabulary."""
-    text: str
-    """The part of the text that it stands for; of `[CLS]` and `[SEP]`, their names."""
-    special: bool
-    """Whether it was added to the text."""
-    start: int | None
-    """Index of its first character in the text; null if it was added."""
-    stop: int | None
-    """Index after its last character; null if it was added."""
-
-
-@dataclass(frozen=True, slots=True)
 class FillMaskResult(_Documented):
     """The answer to a text."""
 
@@ -86,24 +68,6 @@ class LabelResult(_Documented):
     """Tokens that the model has read, special tokens included."""
     truncated: bool
     """Whether the text was cut to the model's limit."""
-
-
-@dataclass(frozen=True, slots=True)
-class FillMaskResponse(_Documented):
-    """One result per input, in the order of the inputs."""
-
-    model: str
-    """The checkpoint that answered."""
-    results: list[FillMaskResult]
-
-
-@dataclass(frozen=True, slots=True)
-class LabelResponse(_Documented):
-    """One result per input, in the order of the inputs."""
-
-    model: str
-    """The checkpoint that answered."""
-    results: list[LabelResult]
 
 
 Status = Literal["loading", "ready", "stalled", "draining", "broken"]
