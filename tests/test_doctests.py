@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-PACKAGES = [ROOT / "app", ROOT / "client" / "bert_client", ROOT / "model", ROOT / "training"]
+PACKAGES = [ROOT / name for name in ("app", "client/bert_client", "client/bert_tables", "model", "training")]
 MODULES = [
     ".".join(file.relative_to(package.parent).with_suffix("").parts)
     for package in PACKAGES

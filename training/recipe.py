@@ -17,7 +17,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
-from bert_client.tables.dialect import Dialect
+from bert_tables.dialect import Dialect
 from model.config import BertConfig
 from training.errors import RecipeError
 

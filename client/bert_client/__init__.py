@@ -4,13 +4,10 @@
 ...     client.sentiment("A good film.").predictions[0].label
 'POSITIVE'
 
-`bert_client.tables` reads tables; `bert_client.wire` has the shapes of answers. Nothing here imports the service.
+`bert_client.wire` has the shapes of answers. Nothing here imports the service.
 """
 
 from __future__ import annotations
-
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
 
 from bert_client.errors import (
     BertServiceError,
@@ -24,25 +21,14 @@ from bert_client.errors import (
     UnavailableError,
     UnexpectedAnswerError,
 )
+from bert_client.http.async_client import AsyncBertClient
+from bert_client.http.client import BertClient
+from bert_client.http.retry import RetryPolicy
 from bert_client.results import FillMaskResult, LabelResult
 from bert_client.wire import LabelPrediction, Mask, TokenPrediction
-
-if TYPE_CHECKING:
-    from bert_client.http.async_client import AsyncBertClient
-    from bert_client.http.client import BertClient
-    from bert_client.http.retry import RetryPolicy
 
 __all__ = ["AsyncBertClient", "BertClient", "RetryPolicy"]
 __all__ += ["FillMaskResult", "LabelPrediction", "LabelResult", "Mask", "TokenPrediction"]
 __all__ += ["BertServiceError", "ConnectionFailedError", "ProblemError", "UnexpectedAnswerError"]
 __all__ += ["DeadlineExceededError", "InvalidInputError", "TooBusyError", "TooLargeError", "UnauthorizedError"]
 __all__ += ["UnavailableError"]
-
-_MODULES = {"AsyncBertClient": "http.async_client", "BertClient": "http.client", "RetryPolicy": "http.retry"}
-
-
-def __getattr__(name: str) -> Any:
-    """Import the clients at their first use: the service and training need the shapes and tables, but not httpx."""
-    if name not in _MODULES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)

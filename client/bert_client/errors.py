@@ -5,10 +5,6 @@ from __future__ import annotations
 from bert_client.wire import FieldProblem
 
 
-class TableError(Exception):
-    """A file cannot be read as a table. The message names the file, the place in it and what to do."""
-
-
 class BertServiceError(Exception):
     """Base of the errors that the clients raise."""
 
@@ -96,7 +92,7 @@ class InvalidInputError(ProblemError):
 
 
 class TooBusyError(ProblemError):
-    """The queue was full, or too many bytes were being received or sent, at every attempt."""
+    """The queue was full, or too many bytes were being received, at every attempt."""
 
 
 class UnavailableError(ProblemError):

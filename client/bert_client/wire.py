@@ -1,22 +1,13 @@
-"""Bodies of answers, as the client reads them. Of the operations and of errors, the service writes them too; those of
-tasks it has in `app.scheduling.results`."""
+"""Bodies of answers, or parts of them, as the client reads them. A test compares them with `docs/openapi.json`."""
 
 from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import Literal
-
-
-class _Documented:
-    """The OpenAPI document has the docstrings of the fields: pydantic reads this, and need not be installed here."""
-
-    __slots__ = ()
-    __pydantic_config__ = {"use_attribute_docstrings": True}  # noqa: RUF012 (pydantic looks for a dict)
 
 
 @dataclass(frozen=True, slots=True)
-class TokenPrediction(_Documented):
+class TokenPrediction:
     """A token that may stand in place of a mask."""
 
     score: float
@@ -30,7 +21,7 @@ class TokenPrediction(_Documented):
 
 
 @dataclass(frozen=True, slots=True)
-class Mask(_Documented):
+class Mask:
     """A mask of a text, and its predictions, most likely first."""
 
     position: int
@@ -47,7 +38,7 @@ class LabelPrediction:
 
 
 @dataclass(frozen=True, slots=True)
-class FillMaskResult(_Documented):
+class FillMaskResult:
     """The answer to a text."""
 
     masks: list[Mask]
@@ -59,7 +50,7 @@ class FillMaskResult(_Documented):
 
 
 @dataclass(frozen=True, slots=True)
-class LabelResult(_Documented):
+class LabelResult:
     """The answer to a text or pair."""
 
     predictions: list[LabelPrediction]
@@ -70,41 +61,8 @@ class LabelResult(_Documented):
     """Whether the text was cut to the model's limit."""
 
 
-Status = Literal["loading", "ready", "stalled", "draining", "broken"]
-
-
 @dataclass(frozen=True, slots=True)
-class Health:
-    """The state of the service."""
-
-    status: Literal["alive", "ready"]
-
-
-@dataclass(frozen=True, slots=True)
-class ModelInfo(_Documented):
-    """One loaded checkpoint."""
-
-    name: str
-    tasks: list[str]
-    """The tasks that it answers: fill-mask, next-sentence, sentiment."""
-    parameters: int
-    layers: int
-    hidden_size: int
-    heads: int
-    vocab_size: int
-    max_tokens: int
-    """Tokens of one input, special tokens included. A longer input is refused or cut."""
-    labels: list[str] | None
-    """Of sentiment, in the order of their ids."""
-    problem_type: str | None
-    """Of sentiment, as `config.json` has it: what the scores are."""
-    sha256: str
-    """SHA-256 of the file `model.safetensors`; if the weights are in several files, of `*.safetensors` in the order of
-    their names, one after another."""
-
-
-@dataclass(frozen=True, slots=True)
-class Limits(_Documented):
+class Limits:
     """What a request may carry (beyond it, the answer is 413 or 429), and how long it may take (504)."""
 
     max_batch_tokens: int
@@ -118,50 +76,12 @@ class Limits(_Documented):
 
 
 @dataclass(frozen=True, slots=True)
-class Info(_Documented):
-    """The service and the checkpoints that it has loaded."""
-
-    version: str
-    status: Status
-    device: str
-    dtype: str
-    threads: int
-    """CPU cores that compute."""
-    tokens_per_second: int
-    """Of full batches: measured at start-up, later on requests. 0 while loading."""
-    models: list[ModelInfo]
-    """Empty during loading."""
-    limits: Limits
-
-
-@dataclass(frozen=True, slots=True)
-class FieldProblem(_Documented):
+class FieldProblem:
     """A fault and its place in the body."""
 
     message: str
     loc: list[str | int]
     """Fields and indices from the body's root, such as `["inputs", 3]`; of a header, `["header", "…"]`."""
-
-
-@dataclass(frozen=True, slots=True)
-class Problem(_Documented):
-    """Why a request has no answer (RFC 9457)."""
-
-    type: str
-    """A URN that ends with `code`."""
-    title: str
-    """The kind of problem."""
-    status: int
-    detail: str
-    """This problem, in a sentence."""
-    code: str
-    """The kind of problem, for programs: `queue_full`, `text_too_long` and so on."""
-    request_id: str
-    """The service logs it with every error 500, and at level `debug` with every request."""
-    error: str
-    """The same as `detail`, for Hugging Face's clients."""
-    errors: list[FieldProblem]
-    """Faults that have a place in the body or the headers."""
 
 
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._:/+=-]{1,128}")

@@ -1,4 +1,4 @@
-"""The folder client/ as pip installs it: one package and one command, beside other packages of a program."""
+"""The folder client/ as pip installs it: two packages and one command, beside other packages of a program."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ import pytest
 
 CLIENT = Path(__file__).parents[2] / "client"
 PROJECT = tomllib.loads((CLIENT / "pyproject.toml").read_text())["project"]
+PACKAGES = ("bert_client", "bert_tables")
 
 
 def run(command: list[str], **options: object) -> subprocess.CompletedProcess[str]:
@@ -23,7 +24,8 @@ def run(command: list[str], **options: object) -> subprocess.CompletedProcess[st
 
 
 def test_distribution_works_beside_a_package_that_is_called_app(tmp_path: Path) -> None:
-    shutil.copytree(CLIENT / "bert_client", tmp_path / "bert_client")
+    for package in PACKAGES:
+        shutil.copytree(CLIENT / package, tmp_path / package)
     (tmp_path / "app").mkdir()
     (tmp_path / "app" / "__init__.py").write_text("OWN = 1\n")
     program = (
@@ -48,12 +50,12 @@ def test_distribution_is_built_by_pip_and_installed_into_an_empty_environment(tm
     assert done.returncode == 0, done.stderr
     (wheel,) = tmp_path.glob("bert_service_client-*.whl")
     names = zipfile.ZipFile(wheel).namelist()
-    assert {name.split("/")[0] for name in names if ".dist-info/" not in name} == {"bert_client"}
-    assert "bert_client/py.typed" in names
+    assert {name.split("/")[0] for name in names if ".dist-info/" not in name} == {*PACKAGES}
+    assert {f"{package}/py.typed" for package in PACKAGES} <= {*names}
     venv.create(tmp_path / "empty", with_pip=False)
     installed = next((tmp_path / "empty" / "lib").iterdir()) / "site-packages"
     done = run([*pip, "install", "--no-deps", "--target", str(installed), str(wheel)])
     assert done.returncode == 0, done.stderr
-    program = "from bert_client.tables import open_table; from bert_client import ProblemError"  # without httpx
+    program = "from bert_tables import open_table"  # without httpx
     done = run([str(tmp_path / "empty" / "bin" / "python"), "-c", program], cwd=tmp_path, env={})
     assert (done.returncode, done.stderr) == (0, "")

@@ -8,7 +8,7 @@ from typing import Any
 
 from pydantic.fields import FieldInfo
 
-from bert_client.tables.dialect import Dialect
+from bert_tables.dialect import Dialect
 from training.recipe import recipe_keys
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "recipe.md"

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from bert_client.tables import Dialect, TableError
+from bert_tables import Dialect, TableError
 from training.errors import RecipeError, SourceError
 from training.recipe import SourceConfig, apply_override, parse_recipe
 from training.sources.files import FORMATS

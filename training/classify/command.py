@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from textwrap import wrap
 
-from bert_client.tables import TableError
+from bert_tables import TableError
 from training.classify.arguments import Values, absolute, as_options, source_of, stated_values
 from training.classify.choice import check_label_column, choose_columns, find_columns
 from training.classify.columns import TableSurvey, survey_table

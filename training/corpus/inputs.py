@@ -12,7 +12,7 @@ from functools import partial
 
 import numpy as np
 
-from bert_client.tables.files import Progress
+from bert_tables.files import Progress
 from training.corpus.encode import NO_LABEL
 from training.corpus.shards import ShardInput
 from training.errors import RunError

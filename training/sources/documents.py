@@ -7,8 +7,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from bert_client.tables import TableError
-from bert_client.tables.files import Progress
+from bert_tables import TableError
+from bert_tables.files import Progress
 from training.errors import SourceError
 from training.recipe import CONTAINING, SourceConfig, source_name
 from training.sources.detokenize import differ, joined

@@ -7,8 +7,8 @@ from glob import escape, glob
 from itertools import chain
 from pathlib import Path
 
-from bert_client.tables import format_of
-from bert_client.tables.files import COMPRESSION_SUFFIXES, open_file
+from bert_tables import format_of
+from bert_tables.files import COMPRESSION_SUFFIXES, open_file
 from training.errors import MissingTextError, SourceError
 from training.recipe import SourceConfig
 from training.sources.tables import log_once

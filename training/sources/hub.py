@@ -12,8 +12,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TextIO
 
-from bert_client.tables import TableError
-from bert_client.tables.files import library
+from bert_tables import TableError
+from bert_tables.files import library
 from training.errors import SourceError
 from training.recipe import SourceConfig, source_name
 from training.sources.tables import columns_of, read_rows

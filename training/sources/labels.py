@@ -6,7 +6,7 @@ import math
 import re
 from collections.abc import Callable, Iterator, Mapping
 
-from bert_client.tables.files import Progress
+from bert_tables.files import Progress
 from training.errors import SourceError
 from training.recipe import MULTI_LABEL, REGRESSION, SINGLE_LABEL, FinetuneConfig, Recipe, SourceConfig, source_name
 from training.sources.documents import Document, documents

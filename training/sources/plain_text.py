@@ -7,8 +7,8 @@ import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from bert_client.tables import TableError
-from bert_client.tables.files import Progress, open_file, text_fault, text_lines
+from bert_tables import TableError
+from bert_tables.files import Progress, open_file, text_fault, text_lines
 
 MAX_CHARACTERS = 4_000_000
 """A longer document of plain text is read as several, to bound memory."""

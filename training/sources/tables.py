@@ -1,4 +1,4 @@
-"""Rows of a file with columns, in the words of a recipe: an adapter of `bert_client.tables`."""
+"""Rows of a file with columns, in the words of a recipe: an adapter of `bert_tables`."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from bert_client.tables import TableError, open_table
-from bert_client.tables.files import Progress
+from bert_tables import TableError, open_table
+from bert_tables.files import Progress
 from training.recipe import SourceConfig
 
 logger = logging.getLogger(__name__)
@@ -47,7 +47,7 @@ def read_rows(file: Path, form: str | None, source: SourceConfig, progress: Prog
 
 
 def in_recipe(message: str) -> str:
-    """A message of `bert_client.tables`, and the key of a source that states what the message asks for.
+    """A message of `bert_tables`, and the key of a source that states what the message asks for.
 
     >>> in_recipe("a.csv: state the delimiter")
     "a.csv: state the delimiter; the source's `table` states it"

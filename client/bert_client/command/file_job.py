@@ -14,7 +14,7 @@ from bert_client.command.output import RowWriter, open_output
 from bert_client.command.progress import Progress
 from bert_client.errors import BertServiceError, ProblemError
 from bert_client.results import FillMaskResult, LabelResult
-from bert_client.tables import Dialect, Row, Table, TableError, open_table
+from bert_tables import Dialect, Row, Table, TableError, open_table
 
 Result = FillMaskResult | LabelResult
 Ask = Callable[[Iterable[Any]], Iterator[Result | ProblemError]]

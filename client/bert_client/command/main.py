@@ -17,13 +17,13 @@ from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 
-from bert_client import tables
 from bert_client.command import file_job, output
 from bert_client.errors import BertServiceError, ConnectionFailedError, ProblemError, UnauthorizedError
 from bert_client.http.base import DEFAULT_URL, without_userinfo
 from bert_client.http.client import BertClient
 from bert_client.http.retry import RetryPolicy
 from bert_client.results import FillMaskResult, LabelResult
+from bert_tables import FORMATS, LINE, Dialect, TableError, format_of
 
 _CONTROLS = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]")
 
@@ -100,7 +100,7 @@ def run(arguments: Sequence[str], environ: Mapping[str, str]) -> int:
         return _fail(f"{error}; give --api-key or BERT_API_KEY", REFUSED)
     except BrokenPipeError:
         raise
-    except (BertServiceError, tables.TableError, OSError) as error:
+    except (BertServiceError, TableError, OSError) as error:
         return _fail(str(error), REFUSED)
     except KeyboardInterrupt:
         return INTERRUPTED
@@ -190,14 +190,14 @@ def _check_arguments(given: argparse.Namespace) -> None:
 
 def _job(given: argparse.Namespace) -> file_job.FileJob:
     """The job of `--file`. Raises ValueError if the arguments do not fit together."""
-    dialect = tables.Dialect(
+    dialect = Dialect(
         header=not given.no_header,
         delimiter=given.delimiter,
         quote=given.quote,
         escape=given.escape,
         encoding=given.encoding,
     )
-    form = given.format or tables.format_of(given.file, dialect)
+    form = given.format or format_of(given.file, dialect)
     if getattr(given, "top_k", None) is not None:
         raise ValueError("--top-k goes with texts")
     if form == "lines" and given.task == "next-sentence":
@@ -211,7 +211,7 @@ def _job(given: argparse.Namespace) -> file_job.FileJob:
     # Unlike pathlib's, these do not raise where a path may not be read; opening it does, with a message.
     if os.path.isfile(source) and os.path.exists(written) and os.path.samefile(source, written):  # noqa: PTH110, PTH113, PTH121
         raise ValueError(f"the output is the file that is read ({given.file}): write to another one")
-    named = None if given.output == "-" else tables.format_of(given.output)
+    named = None if given.output == "-" else format_of(given.output)
     target = "jsonl" if given.json else named or form
     pair_column = getattr(given, "pair_column", None)
     return file_job.FileJob(
@@ -276,8 +276,8 @@ def _common() -> argparse.ArgumentParser:
     files = common.add_argument_group("files")
     files.add_argument("--file", metavar="FILE", help=_FILE_HELP)
     files.add_argument("--output", default="-", metavar="FILE", help=_OUTPUT_HELP)
-    files.add_argument("--format", choices=tables.FORMATS, help="format of the input [by its name]")
-    files.add_argument("--column", default=tables.LINE, metavar="NAME", help=_COLUMN_HELP)
+    files.add_argument("--format", choices=FORMATS, help="format of the input [by its name]")
+    files.add_argument("--column", default=LINE, metavar="NAME", help=_COLUMN_HELP)
     files.add_argument("--prefix", default="", metavar="TEXT", help="prefix of the new columns")
     files.add_argument("--delimiter", metavar="CHARACTER", help="character between cells [detected]")
     files.add_argument("--no-header", action="store_true", help="the first row is data: columns have numbers")

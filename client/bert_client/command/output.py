@@ -20,8 +20,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO, TextIO
 
-from bert_client.tables import TableError, format_of
-from bert_client.tables.files import COMPRESSION_SUFFIXES
+from bert_tables import TableError, format_of
+from bert_tables.files import COMPRESSION_SUFFIXES
 
 FORMATS = ("csv", "tsv", "jsonl")
 RevisedLine = Callable[[dict[str, Any]], str | None]

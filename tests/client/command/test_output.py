@@ -17,7 +17,7 @@ import pytest
 
 from bert_client.command import output
 from bert_client.command.output import RevisedLine, RowWriter, has_output_suffix, open_output, written_rows
-from bert_client.tables import TableError
+from bert_tables import TableError
 
 ROWS = [{"text": text} for text in ("good", "bad\nfilm", "é", "so so")]
 OPTIONS = {"task": "sentiment", "column": ["text"]}

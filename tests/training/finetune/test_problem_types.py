@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import torch
 
+from app.inference.contract import BackendConfig, Kind, Part, Query
 from app.inference.torch_backend import TorchBackend
-from app.inference.types import BackendConfig, Kind, Part, Query
 from model import BertForSequenceClassification, PackedBatch, load_checkpoint
 from tests.app.backends import computed
 from tests.training.conftest import MakeRecipe

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from bert_client.tables.dialect import Dialect
+from bert_tables.dialect import Dialect
 from training.errors import RecipeError
 from training.recipe import SourceConfig, load_recipe
 

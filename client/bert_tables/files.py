@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, BinaryIO, cast
 
-from bert_client.errors import TableError
+from bert_tables.errors import TableError
 
 COMPRESSION_SUFFIXES = (".gz", ".xz", ".bz2", ".zst")
 READ_ERRORS = (OSError, EOFError, lzma.LZMAError, zlib.error)

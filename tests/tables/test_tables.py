@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from bert_client.tables import FORMATS, LINE, Dialect, Row, TableError, files, format_of, open_table
+from bert_tables import FORMATS, LINE, Dialect, Row, TableError, files, format_of, open_table
 
 Read = Callable[..., tuple[list[Row], list[str]]]
 
@@ -270,7 +270,7 @@ def test_row_long_cells_are_read(read: Read) -> None:
 def test_row_long_cells_are_read_in_a_new_process(tmp_path: Path, name: str) -> None:
     (tmp_path / name).write_text("text\n" + "x" * 200_000 + "\n")
     program = (
-        "import sys; from bert_client.tables import open_table\n"
+        "import sys; from bert_tables import open_table\n"
         "with open_table(sys.argv[1]) as table: print(*(len(row.cells['text']) for row in table.rows))"
     )
     done = subprocess.run([sys.executable, "-c", program, tmp_path / name], capture_output=True, text=True, check=True)
@@ -402,7 +402,7 @@ def test_quotation_mark_out_of_place_costs_its_row_only(read: Read, broken: str,
 def test_quotation_mark_that_is_never_closed_keeps_memory_bounded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("bert_client.tables.delimited.MAX_RECORD_CHARACTERS", 2**18)
+    monkeypatch.setattr("bert_tables.delimited.MAX_RECORD_CHARACTERS", 2**18)
     row = "1,good film and nothing else\n"
     (tmp_path / "a.csv").write_text('id,text\n2,"open\n' + row * 40_000)
     tracemalloc.start()
@@ -825,7 +825,7 @@ def test_open_table_reads_standard_input(monkeypatch: pytest.MonkeyPatch) -> Non
 
 def test_open_table_waits_for_a_pipe_that_does_not_block() -> None:
     program = (
-        "from bert_client.tables import open_table\n"
+        "from bert_tables import open_table\n"
         "with open_table('-') as table:\n"
         "    print(next(table.rows).cells['text'], flush=True)\n"
         "    print(*(row.cells['text'] for row in table.rows))"

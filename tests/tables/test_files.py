@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from bert_client.errors import TableError
-from bert_client.tables import open_table
-from bert_client.tables.files import open_file, text_lines
+from bert_tables import open_table
+from bert_tables.errors import TableError
+from bert_tables.files import open_file, text_lines
 
 
 def archive(*names: str) -> bytes:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from bert_client.errors import TableError
-from bert_client.tables.dialect import Dialect
-from bert_client.tables.reader import FORMATS, LINE, Row, Table, format_of, open_table
+from bert_tables.dialect import Dialect
+from bert_tables.errors import TableError
+from bert_tables.reader import FORMATS, LINE, Row, Table, format_of, open_table
 
 __all__ = ["FORMATS", "LINE", "Dialect", "Row", "Table", "TableError", "format_of", "open_table"]

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 
-from bert_client.tables.dialect import Dialect, reader_options
+from bert_tables.dialect import Dialect, reader_options
 
 MAX_RECORD_CHARACTERS = 2**24
 """A record of several lines with more characters has a quoted cell that never closes. Without this limit, one quotation

@@ -23,10 +23,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from bert_client.errors import TableError
-from bert_client.tables.delimited import LINE_END, Record, records, whole_rows_inside
-from bert_client.tables.dialect import DELIMITER_NAMES, Dialect, detect
-from bert_client.tables.files import (
+from bert_tables.delimited import LINE_END, Record, records, whole_rows_inside
+from bert_tables.dialect import DELIMITER_NAMES, Dialect, detect
+from bert_tables.errors import TableError
+from bert_tables.files import (
     COMPRESSION_SUFFIXES,
     READ_ERRORS,
     File,

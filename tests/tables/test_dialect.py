@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from bert_client.tables.dialect import Dialect
+from bert_tables.dialect import Dialect
 
 
 @pytest.mark.parametrize(
