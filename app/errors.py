@@ -1,4 +1,4 @@
-"""The errors of the service. `app.api.problems` maps each to an HTTP status and a code."""
+"""The errors of the service. `app.http.problems` maps each to an HTTP status and a code."""
 
 from __future__ import annotations
 
@@ -62,9 +62,9 @@ class InputError(ServiceError):
         super().__init__(message)
         self.faults = faults
 
-    def relocate(self, to: Callable[[Loc], Loc]) -> None:
-        """Change the paths, for a request of another shape."""
-        self.faults = [(reason, to(loc)) for reason, loc in self.faults]
+    def relocate(self, to: Callable[[Exception, Loc], tuple[Exception, Loc]]) -> None:
+        """Change errors and paths, for a request of another shape."""
+        self.faults = [to(reason, loc) for reason, loc in self.faults]
 
 
 class InvalidInputError(InputError):
@@ -73,6 +73,9 @@ class InvalidInputError(InputError):
     def __init__(self, faults: Sequence[tuple[Exception, Loc]]) -> None:
         """`faults`: of each text, the `model.errors.TextError` and the path."""
         super().__init__(str(faults[0][0]), faults)
+
+    def __str__(self) -> str:
+        return str(self.faults[0][0])
 
 
 class TooLargeError(ServiceError):
@@ -94,7 +97,7 @@ class QueueFullError(ServiceError):
 
 
 class TooManyBytesError(ServiceError):
-    """Bodies or answers of other requests leave no room for those of this one. Nothing was computed."""
+    """The bodies of other requests leave no room for the body of this one. Nothing was computed."""
 
     retry_after = 1
 
@@ -122,6 +125,9 @@ class DeadlineUnreachableError(DeadlineExceededError):
 
 class CallerGoneError(ServiceError):
     """The caller closed the connection before the answer was ready."""
+
+    def __init__(self) -> None:
+        super().__init__("the caller closed the connection")
 
 
 class UnavailableError(ServiceError):

@@ -18,9 +18,9 @@ from statistics import median
 
 import torch
 
+from app.inference.contract import BackendConfig, Head, Kind, Part, Query
 from app.inference.frames import read_batch, write_batch
 from app.inference.torch_backend import TorchBackend
-from app.inference.types import BackendConfig, Kind, Part, Query, Task
 from benchmarks import texts
 from model import (
     BertConfig,
@@ -79,7 +79,7 @@ def main() -> None:
     device, dtype = torch.device(backend.info.device), getattr(torch, backend.info.dtype)
     encoder.to(device, dtype)
     graphed = GraphedEncoder(encoder) if device.type == "cuda" else None
-    number = next(i for i, served in enumerate(backend.info.models.values()) if Task.SENTIMENT in served.tasks)
+    number = next(i for i, served in enumerate(backend.info.models.values()) if Head.LABELS in served.heads)
     peak = matmul_peak(device, dtype, 1.0)
     print(f"{options.preset}, texts of {length} tokens, {dtype} on {device}; peak {peak / 1e12:.1f} TFLOP/s")
     heads = ["batch", "texts/s served", "of peak", "encoder alone, texts/s", "of peak"]

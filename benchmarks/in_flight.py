@@ -17,10 +17,10 @@ from queue import SimpleQueue
 from types import SimpleNamespace
 from typing import Any
 
+from app.inference.contract import Kind, Part, Query
 from app.inference.frames import Batch, write_batch
 from app.inference.process_main import HEADER_BYTES, _serve, frame
 from app.inference.torch_backend import _packed
-from app.inference.types import Kind, Part, Query
 from model import Encoding
 
 LABELS = 2

@@ -25,9 +25,9 @@ from typing import Any
 import numpy as np
 import torch
 
+from app.inference.contract import BackendConfig, Head, Kind, Part, Query
 from app.inference.frames import read_batch, write_batch
 from app.inference.torch_backend import TorchBackend
-from app.inference.types import BackendConfig, Kind, Part, Query, Task
 from benchmarks import checkpoints, results, texts
 from model import Encoding, PackedBatch, load_checkpoint
 from model.inference.cpu_features import available_cpus, has_native_bfloat16
@@ -58,7 +58,7 @@ def _backend(directories: tuple[Path, Path], dtype: str, threads: int) -> TorchB
 def ours(directories: tuple[Path, Path], dtype: str, *, sort: bool = True, threads: int = 0) -> Scorer:
     """The backend that serves, given its largest batches."""
     backend = _backend(directories, dtype, threads)
-    number, served = next((i, m) for i, m in enumerate(backend.info.models.values()) if Task.SENTIMENT in m.tasks)
+    number, served = next((i, m) for i, m in enumerate(backend.info.models.values()) if Head.LABELS in m.heads)
     limit, labels = served.config.max_position_embeddings, len(served.config.labels)
 
     def score(given: Sequence[str]) -> list[list[float]]:

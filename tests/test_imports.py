@@ -45,17 +45,23 @@ def test_model_knows_neither_app_nor_training_nor_http(file: Path) -> None:
 @pytest.mark.parametrize("file", sources("client"), ids=name)
 def test_client_needs_httpx_only(file: Path) -> None:
     found = {module.partition(".")[0] for module in imports(file)}
-    assert found <= sys.stdlib_module_names | {"bert_client", "httpx"}
+    assert found <= sys.stdlib_module_names | {"bert_client", "bert_tables", "httpx"}
+
+
+@pytest.mark.parametrize("file", sources("client/bert_tables"), ids=name)
+def test_tables_need_the_standard_library_only(file: Path) -> None:
+    found = {module.partition(".")[0] for module in imports(file)}
+    assert found <= sys.stdlib_module_names | {"bert_tables"}
 
 
 @pytest.mark.parametrize("file", sources("app"), ids=name)
-def test_app_never_imports_training(file: Path) -> None:
-    assert "training" not in imports(file)
+def test_app_imports_neither_training_nor_the_client(file: Path) -> None:
+    assert not imports(file) & {"training", "bert_client", "bert_tables"}
 
 
 @pytest.mark.parametrize("file", sources("training"), ids=name)
-def test_training_never_imports_app(file: Path) -> None:
-    assert "app" not in imports(file)
+def test_training_never_imports_app_or_client(file: Path) -> None:
+    assert not imports(file) & {"app", "bert_client"}
 
 
 TRAINING_LAYERS = (
@@ -64,8 +70,11 @@ TRAINING_LAYERS = (
 )
 """From the bottom to the top: a package imports itself and those before it."""
 
-APP_LAYERS = ("errors", "settings", "observability", "inference", "scheduling", "api", "server", "cluster", "__main__")
-CLIENT_LAYERS = ("wire", "errors", "results", "tables", "http", "command", "__init__")
+APP_LAYERS = (
+    *("errors", "settings", "observability", "inference", "batching", "tasks", "http", "server", "cluster", "__main__"),
+)
+CLIENT_LAYERS = ("wire", "errors", "results", "http", "command", "__init__")
+TABLES_LAYERS = ("errors", "dialect", "delimited", "files", "reader", "__init__")
 MODEL_LAYERS = (
     *("errors", "timing", "config", "dropout", "packing", "attention", "bert", "heads", "files", "tokenizer_dir"),
     *("word_ids", "tokenizer", "checkpoint", "inference", "__init__"),
@@ -86,7 +95,13 @@ def layer(module: str) -> str:
     return [*module.split("."), "__init__"][1]
 
 
-LAYERS = {"app": APP_LAYERS, "client/bert_client": CLIENT_LAYERS, "training": TRAINING_LAYERS, "model": MODEL_LAYERS}
+LAYERS = {
+    "app": APP_LAYERS,
+    "client/bert_client": CLIENT_LAYERS,
+    "client/bert_tables": TABLES_LAYERS,
+    "training": TRAINING_LAYERS,
+    "model": MODEL_LAYERS,
+}
 
 
 @pytest.mark.parametrize(("package", "layers"), LAYERS.items(), ids=LAYERS)
@@ -102,8 +117,8 @@ def test_layers_import_downwards(package: str, layers: tuple[str, ...]) -> None:
 
 
 def test_protocols_are_adapters_that_only_the_application_knows() -> None:
-    knowing = {name(file) for file in sources("app") if "app.api.protocols" in imports(file)}
-    assert {file for file in knowing if not file.startswith("app/api/protocols/")} == {"app/api/application.py"}
+    knowing = {name(file) for file in sources("app") if "app.http.protocols" in imports(file)}
+    assert {file for file in knowing if not file.startswith("app/http/protocols/")} == {"app/http/application.py"}
 
 
 @pytest.mark.parametrize("package", LAYERS)
@@ -141,7 +156,7 @@ def loaded_by(statement: str) -> set[str]:
 
 
 @pytest.mark.parametrize(
-    "module", ["app.scheduling.scheduler", "app.server.main", "bert_client.http.client", "bert_client.command.main"]
+    "module", ["app.batching.engine", "app.server.main", "bert_client.http.client", "bert_client.command.main"]
 )
 def test_what_needs_no_tensors_loads_no_torch(module: str) -> None:
     assert "torch" not in loaded_by(f"import {module}")
@@ -159,7 +174,8 @@ sys.addaudithook(watch)
 
 @pytest.mark.parametrize(
     ("before", "module"),
-    [("", "model"), ("", "app.api.application"), ("import torch", "training.__main__")],  # CUDA's torch starts ldconfig
+    # CUDA's torch starts ldconfig.
+    [("", "model"), ("", "app.http.application"), ("import torch", "training.__main__")],
 )
 def test_importing_does_nothing_else(before: str, module: str) -> None:
     watched = f"{before}\n{WATCH}\nimport {module}"

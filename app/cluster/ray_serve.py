@@ -17,11 +17,10 @@ from fastapi import FastAPI
 from ray import serve
 from ray.serve.config import AutoscalingContext
 
-from app.api.application import create_app
-from app.api.auth import announce
+from app.http.application import create_app
+from app.http.auth import announce
 from app.inference.environment import set_defaults
 from app.observability.log_config import log_config
-from app.scheduling.lifecycle import Lifecycle
 from app.server import file_limits
 from app.settings import Settings
 
@@ -80,7 +79,7 @@ class BertService:
     def __serve_build_asgi_app__(self) -> FastAPI:
         """The app; its start-up ends once the models answer."""
         app = create_app(self._settings)
-        self._lifecycle: Lifecycle = app.state.lifecycle
+        self._lifecycle = app.service.lifecycle
         return app
 
     async def check_health(self) -> None:
@@ -99,15 +98,15 @@ class BertService:
 
     async def record_autoscaling_stats(self) -> dict[str, float]:
         """Seconds of waiting work, how busy the replica was since the last call, and the lag of its event loop."""
-        scheduler, backend = self._lifecycle.scheduler, self._lifecycle.current.backend
-        speed = scheduler.throughput.tokens_per_second
+        backend = self._lifecycle.engine.backend
+        speed = self._lifecycle.engine.throughput.tokens_per_second
         now = time.monotonic(), sum(computing for computing, _ in backend.process_seconds().values())
         (since, before), self._seen = self._seen, now
         seconds, computed = self._seen[0] - since, self._seen[1] - before  # less than 0 after a process was replaced
         if not (speed and seconds > 0):
             return {QUEUED_SECONDS: 0.0, BUSY: 0.0, LAG: 0.0}
         busy = max(computed / seconds / backend.info.processes, 0.0)
-        return {QUEUED_SECONDS: scheduler.queued_tokens / speed, BUSY: busy, LAG: self._lifecycle.event_loop_lag}
+        return {QUEUED_SECONDS: self._lifecycle.queued_tokens / speed, BUSY: busy, LAG: self._lifecycle.event_loop_lag}
 
 
 app = BertService.bind()  # type: ignore[attr-defined]  # the decorators make it a Deployment

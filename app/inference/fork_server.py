@@ -18,8 +18,8 @@ from multiprocessing.util import Finalize
 from typing import Any
 
 from app.errors import BackendDiedError, ProcessDiedError
+from app.inference.contract import BackendConfig, BackendInfo
 from app.inference.process_main import HEADER_BYTES, NUMBER_BYTES, explain_exit, frame, run_fork_server
-from app.inference.types import BackendConfig, BackendInfo
 
 _BLOCKED_SIGNALS = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}
 """Signals to the whole process group concern the HTTP process, which needs the others while it drains."""

@@ -1,7 +1,7 @@
 """A batch on its way to an inference process and back, in flat arrays: no lists of numbers, and no torch.
 
 A batch is int32: a head, four numbers for each part, then `lengths`, `seconds` and `counts` of each input, the
-positions of the outputs, the targets, the token ids. The answer is the seconds in float64, then float32: for each part
+positions of the outputs, the targets, the token ids. The reply is the seconds in float64, then float32: for each part
 the rows of its inputs, end to end; of words, the scores, then their token ids as int32 in the same bytes.
 """
 
@@ -15,7 +15,7 @@ from itertools import accumulate, chain, pairwise
 from math import isfinite
 
 from app.errors import InferenceError
-from app.inference.types import Answer, Kind, Part, Query, Words
+from app.inference.contract import Kind, ModelOutput, Part, Query, Words
 
 _HEAD, _PART = 5, 4
 _SECONDS = struct.Struct("<d")
@@ -95,22 +95,22 @@ def read_batch(frame: bytes | bytearray) -> Batch:
 
 
 def write_scores(seconds: float, scores: bytes) -> bytes:
-    """An answer as bytes."""
+    """The reply to a batch as bytes."""
     return _SECONDS.pack(seconds) + scores
 
 
-def read_scores(parts: Sequence[Part], frame: bytes) -> tuple[float, list[list[Answer | Exception]]]:
-    """The seconds that a batch took, and the answers to the inputs of each part. An input whose scores are not finite
+def read_scores(parts: Sequence[Part], frame: bytes) -> tuple[float, list[list[ModelOutput | Exception]]]:
+    """The seconds that a batch took, and the outputs of the inputs of each part. An input whose scores are not finite
     has an error."""
     data = memoryview(frame)[_SECONDS.size :]
     floats: memoryview[float] = data.cast("f")
     ints: memoryview[int] = data.cast("i")
     at = 0
-    found: list[list[Answer | Exception]] = []
+    found: list[list[ModelOutput | Exception]] = []
     for query, start, stop in parts:
         if query.kind is Kind.WORDS:
-            answers, at = _words(query, start, stop, floats, ints, at)
-            found.append([words if _is_finite(words.scores) else InferenceError(_NOT_FINITE) for words in answers])
+            outputs, at = _words(query, start, stop, floats, ints, at)
+            found.append([words if _is_finite(words.scores) else InferenceError(_NOT_FINITE) for words in outputs])
             continue
         first, at = at, at + query.labels * (stop - start)
         scores = list[float](floats[first:at])

@@ -29,8 +29,8 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from app.errors import BackendDiedError
+from app.inference.contract import BackendConfig, BackendInfo
 from app.inference.frames import read_batch, write_scores
-from app.inference.types import BackendConfig, BackendInfo
 
 if TYPE_CHECKING:
     from app.inference.torch_backend import TorchBackend

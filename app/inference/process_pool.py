@@ -16,9 +16,9 @@ from contextlib import suppress
 from typing import Any
 
 from app.errors import BackendDiedError, ProcessDiedError
+from app.inference.contract import BackendConfig, BackendInfo, BatchResult, Part
 from app.inference.fork_server import ForkServer, InferenceProcess
 from app.inference.frames import read_scores, write_batch
-from app.inference.types import BackendConfig, BackendInfo, BatchResult, Part
 
 logger = logging.getLogger(__name__)
 
@@ -83,14 +83,14 @@ class ProcessPool:
         self._free.remove(number)
         try:
             process = self._processes[number]
-            answer = await process.ask(batch)
+            reply = await process.ask(batch)
         except ProcessDiedError:
             if self._error is not None:
                 raise BackendDiedError(str(self._error)) from None
             raise
-        seconds, answers = read_scores(parts, answer)
+        seconds, outputs = read_scores(parts, reply)
         process.computed_seconds += seconds
-        return BatchResult(answers, seconds)
+        return BatchResult(outputs, seconds)
 
     async def aclose(self) -> None:
         """See `Backend.aclose`."""
@@ -102,6 +102,7 @@ class ProcessPool:
         for keeper in self._keepers:
             keeper.cancel()
         await asyncio.gather(*self._keepers, return_exceptions=True)
+        self._keepers.clear()  # a cancelled one has a traceback, which has this pool: a cycle would outlive `gc.freeze`
         for process in self._processes.values():
             process.close()
 

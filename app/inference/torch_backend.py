@@ -23,8 +23,8 @@ import torch
 from torch import Tensor, nn
 
 from app.errors import BackendDiedError, OutOfMemoryError, SettingsError
+from app.inference.contract import BackendConfig, BackendInfo, Head, Kind, Part, Query, ServedModel
 from app.inference.frames import Batch, PartOfBatch, read_batch, write_batch
-from app.inference.types import BackendConfig, BackendInfo, Kind, Part, Query, ServedModel, Task
 from model import (
     BertConfig,
     BertForPreTraining,
@@ -215,15 +215,15 @@ class TorchBackend:
             before = time.perf_counter()
             if before - began > POLICY.speed_seconds or count * length > self.info.max_useful_tokens:
                 break
-            self.run(_trial(number, served.tasks[-1], [served.tokenizer.cls_id] * length, count))
+            self.run(_trial(number, served.heads[-1], [served.tokenizer.cls_id] * length, count))
             best = max(best, count * length / (time.perf_counter() - before))
         return best
 
     def _check(self, number: int, name: str, served: ServedModel) -> None:
-        """One forward pass per task, so that a checkpoint that computes no numbers fails at the start."""
+        """One forward pass per head, so that a checkpoint that computes no numbers fails at the start."""
         ids = [served.tokenizer.cls_id, served.tokenizer.mask_id, served.tokenizer.sep_id]
-        for task in served.tasks:
-            scores = self.run(_trial(number, task, ids))
+        for head in served.heads:
+            scores = self.run(_trial(number, head, ids))
             if not all(map(math.isfinite, memoryview(scores).cast("f"))):
                 raise CheckpointError(
                     self._directories[name],
@@ -231,10 +231,10 @@ class TorchBackend:
                 )
 
 
-def _trial(encoder: int, task: Task, ids: list[int], count: int = 1) -> Batch:
+def _trial(encoder: int, head: Head, ids: list[int], count: int = 1) -> Batch:
     """A batch of equal texts whose second token is a mask."""
     encodings = [Encoding(array("i", ids), len(ids), [], truncated=False)] * count
-    if task is Task.FILL_MASK:
+    if head is Head.WORDS:
         query = Query(Kind.WORDS, encodings, masks=[(1,)] * count, top_k=1)
     else:
         query = Query(Kind.PROBABILITIES, encodings)
@@ -344,12 +344,12 @@ def _check_architectures(pretrained: Checkpoint, sentiment: Checkpoint) -> None:
 def _describe(checkpoint: Checkpoint) -> ServedModel:
     network = checkpoint.model
     if isinstance(network, BertForSequenceClassification):
-        tasks: tuple[Task, ...] = (Task.SENTIMENT,)
+        heads: tuple[Head, ...] = (Head.LABELS,)
     else:
-        tasks = (Task.FILL_MASK,) if network.next_sentence is None else (Task.FILL_MASK, Task.NEXT_SENTENCE)
+        heads = (Head.WORDS,) if network.next_sentence is None else (Head.WORDS, Head.NEXT_SENTENCE)
     parameters = sum(parameter.numel() for parameter in network.parameters())
     path = checkpoint.path.resolve()
-    return ServedModel(path.name, tasks, checkpoint.config, checkpoint.tokenizer, parameters, _sha256_of_weights(path))
+    return ServedModel(path.name, heads, checkpoint.config, checkpoint.tokenizer, parameters, _sha256_of_weights(path))
 
 
 def _sha256_of_weights(directory: Path) -> str:

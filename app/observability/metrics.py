@@ -55,8 +55,7 @@ class Metrics:
         requests = counter("bert_requests", "Task requests by task and HTTP status.", ["task", "status"])
         duration = histogram(
             "bert_request_duration_seconds",
-            "Time of a task request by task and HTTP status, from its head until its answer is written. An answer "
-            "above 200 KB is written as its caller reads.",
+            "Time of a task request by task and HTTP status, from its head until its answer is written.",
             ["task", "status"],
             buckets=_SECONDS,
         )
@@ -73,7 +72,7 @@ class Metrics:
         self._batch_tokens = histogram("bert_batch_tokens", "Tokens in one batch.", buckets=_TOKENS)
         self.refused = counter(
             "bert_requests_refused",
-            "Requests refused with 429: the queue was full or too long, or bodies or answers took too many bytes.",
+            "Requests refused with 429: the queue was full or too long, or bodies took too many bytes.",
         ).inc
         self.expired = counter(
             "bert_requests_expired",

@@ -43,19 +43,17 @@ def enabled() -> bool:
     return not isinstance(trace.get_tracer_provider(), trace.ProxyTracerProvider)
 
 
-def note_request(traced: bool, request_id: str, query: bytes) -> None:
-    """If requests are traced, set the request id on the current span, and remove the query, which may hold a caller's
-    text."""
-    if traced and (span := trace.get_current_span()).is_recording():
+def note_request(request_id: str, query: bytes) -> None:
+    """Set the request id on the current span, and remove the query, which may hold a caller's text."""
+    if (span := trace.get_current_span()).is_recording():
         span.set_attribute("bert.request_id", request_id)
         if query:
             span.set_attribute("url.query", "")
 
 
-def note_stages(traced: bool, stages: Mapping[str, float]) -> None:
-    """If requests are traced, add a child span per stage, given its seconds by name. The stages follow each other; the
-    last one ends now."""
-    if not traced or not trace.get_current_span().is_recording():
+def note_stages(stages: Mapping[str, float]) -> None:
+    """Add a child span per stage, given its seconds by name. The stages follow each other; the last one ends now."""
+    if not trace.get_current_span().is_recording():
         return
     tracer = trace.get_tracer("bert-service")
     at = time.time_ns() - sum(map(_nanoseconds, stages.values()))

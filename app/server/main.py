@@ -9,12 +9,11 @@ import socket
 
 import uvicorn
 
-from app.api.application import create_app
-from app.api.auth import announce
+from app.http.application import create_app
+from app.http.auth import announce
 from app.observability.log_config import log_config, log_fatal
-from app.scheduling.lifecycle import Lifecycle
-from app.server.draining_server import DrainingServer
-from app.server.http_protocol import BoundedProtocol
+from app.server.draining import DrainingServer
+from app.server.protocol import BoundedProtocol
 from app.settings import Settings
 
 EXIT_STARTUP_FAILED = 3
@@ -35,13 +34,13 @@ def run(settings: Settings) -> int:
         log_fatal(f"{place}: {reason}; set another host or port", settings.log_format)
         return EXIT_STARTUP_FAILED
     app = create_app(settings, serves_while_loading=True)
-    lifecycle: Lifecycle = app.state.lifecycle
+    lifecycle = app.service.lifecycle
     config = uvicorn.Config(
         app,
         http=BoundedProtocol,
         ws="none",
         lifespan="on",
-        access_log=False,  # `middleware` logs requests, with their ids
+        access_log=False,  # `RequestContext` logs requests, with their ids
         log_config=log_config(settings.log_format, settings.log_level),
         server_header=False,
         backlog=4096,

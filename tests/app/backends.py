@@ -10,9 +10,9 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from app.errors import BackendDiedError, ProcessDiedError
+from app.inference.contract import BackendConfig, BackendInfo, BatchResult, Kind, ModelOutput, Part, ServedModel, Words
 from app.inference.frames import read_batch, read_scores, write_batch, write_scores
 from app.inference.torch_backend import TorchBackend
-from app.inference.types import Answer, BackendConfig, BackendInfo, BatchResult, Kind, Part, ServedModel, Words
 from model import Encoding
 
 PATIENCE = 120  # seconds; only a hung test waits so long
@@ -27,8 +27,8 @@ class Asked(NamedTuple):
 
 def computed(
     backend: TorchBackend, encoder: str, parts: Sequence[Part]
-) -> tuple[float, list[list[Answer | Exception]]]:
-    """The seconds and the answers of a batch, by the way that it takes to an inference process and back."""
+) -> tuple[float, list[list[ModelOutput | Exception]]]:
+    """The seconds and the outputs of a batch, by the way that it takes to an inference process and back."""
     began = time.perf_counter()
     batch = read_batch(bytearray(write_batch(list(backend.info.models).index(encoder), parts)))
     return read_scores(parts, write_scores(time.perf_counter() - began, backend.run(batch)))
@@ -71,7 +71,7 @@ class FakeBackend:
         for asked in batch:
             if (error := self.fault(asked)) is not None:
                 raise error
-        return BatchResult([_answers(part) for part in parts], time.monotonic() - began)
+        return BatchResult([_outputs(part) for part in parts], time.monotonic() - began)
 
     def kill_hung(self, seconds: float) -> None:
         self.killed_hung = True
@@ -113,8 +113,8 @@ class ThreadBackend:
         await asyncio.to_thread(self._backend.load)
 
     async def run(self, encoder: str, parts: Sequence[Part]) -> BatchResult:
-        seconds, answers = await asyncio.to_thread(computed, self._backend, encoder, parts)
-        return BatchResult(answers, seconds)
+        seconds, outputs = await asyncio.to_thread(computed, self._backend, encoder, parts)
+        return BatchResult(outputs, seconds)
 
     def kill_hung(self, seconds: float) -> None:
         pass
@@ -126,7 +126,7 @@ class ThreadBackend:
         pass
 
 
-def _answers(part: Part) -> list[Answer | Exception]:
+def _outputs(part: Part) -> list[ModelOutput | Exception]:
     query = part.query
     if query.kind is not Kind.WORDS:
         return [[0.25, 0.75] for _ in range(part.inputs)]

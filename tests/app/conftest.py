@@ -7,7 +7,7 @@ import os
 import socket
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,13 +15,14 @@ from pathlib import Path
 import httpx
 import pytest
 import uvicorn
-from fastapi import FastAPI
 
-from app.api.application import create_app
-from app.inference.types import Backend, ServedModel, Task
-from app.scheduling.engine import Engine
-from app.server.http_protocol import BoundedProtocol
+from app.batching.lifecycle import Lifecycle
+from app.http.application import Application, create_app
+from app.inference.contract import Backend, Head, ServedModel
+from app.server.protocol import BoundedProtocol
 from app.settings import Settings
+from app.tasks import TASKS
+from app.tasks.task import Task
 from model import BertConfig, Tokenizer
 from tests.app.backends import PATIENCE, FakeBackend
 from tests.app.process import Process, running
@@ -37,11 +38,11 @@ def backend(tokenizer: Tokenizer) -> FakeBackend:
         max_position_embeddings=64,
         id2label={0: "NEGATIVE", 1: "POSITIVE"},
     )
-    both = (Task.FILL_MASK, Task.NEXT_SENTENCE)
+    both = (Head.WORDS, Head.NEXT_SENTENCE)
     fake = FakeBackend(
         {
             "pretrained": ServedModel("fake-pretrained", both, config, tokenizer, 1, "00"),
-            "sentiment": ServedModel("fake-sentiment", (Task.SENTIMENT,), config, tokenizer, 1, "ff"),
+            "sentiment": ServedModel("fake-sentiment", (Head.LABELS,), config, tokenizer, 1, "ff"),
         }
     )
     fake.gate.set()
@@ -69,23 +70,22 @@ def service(checkpoints: dict[str, str]) -> Iterator[Process]:
 class Service:
     """An app in its lifespan, and a client of it."""
 
-    app: FastAPI
+    app: Application
     client: httpx.AsyncClient
 
     @property
-    def engine(self) -> Engine:
-        engine: Engine = self.app.state.engine
-        return engine
+    def lifecycle(self) -> Lifecycle:
+        return self.app.service.lifecycle
 
     async def settled(self) -> None:
         """Wait until loading has ended."""
         async with asyncio.timeout(PATIENCE):
-            await self.engine.lifecycle.startup_finished.wait()
+            await self.lifecycle.startup_finished.wait()
 
     async def queued(self, requests: int) -> None:
         """Wait until so many requests are accepted and unanswered."""
         async with asyncio.timeout(PATIENCE):
-            while self.engine.scheduler.unanswered_requests != requests:  # noqa: ASYNC110 (an event only for tests)
+            while self.lifecycle.unanswered_requests != requests:  # noqa: ASYNC110 (an event only for tests)
                 await asyncio.sleep(0.002)
 
     async def metric(self, name: str) -> float:
@@ -102,8 +102,10 @@ def serve(backend: FakeBackend) -> Serve:
     """Serve a backend (the fake one) with some settings, loaded unless its loading is held."""
 
     @asynccontextmanager
-    async def start(computer: Backend = backend, **settings: object) -> AsyncIterator[Service]:
-        app = create_app(Settings.model_validate(settings), computer, serves_while_loading=True)
+    async def start(
+        computer: Backend = backend, tasks: Sequence[Task] = TASKS, **settings: object
+    ) -> AsyncIterator[Service]:
+        app = create_app(Settings.model_validate(settings), computer, tasks=tasks, serves_while_loading=True)
         transport = httpx.ASGITransport(app)
         async with (
             app.router.lifespan_context(app),

@@ -13,7 +13,7 @@ import yaml
 from prometheus_client.metrics_core import Metric
 from pydantic.fields import FieldInfo
 
-from app.api.problems import INTERNAL_ERROR, PROBLEM_TYPES, UNAVAILABLE_CODES
+from app.http.problems import INTERNAL_ERROR, PROBLEM_TYPES, UNAVAILABLE_CODES
 from app.observability.metrics import Metrics
 from app.settings import PREFIX, Settings
 from benchmarks import results

@@ -8,7 +8,7 @@ from typing import Any
 import kubernetes_validate
 import pytest
 
-from app.api.application import create_app
+from app.http.application import create_app
 from app.settings import Settings
 from tests.docs.commands import COMPOSE, DOCKERFILE, IMAGES, MANIFEST, container
 

@@ -146,7 +146,7 @@ def test_compose_profiles_are_those_of_the_table() -> None:
 
 def test_log_line_has_the_fields_of_the_example() -> None:
     (example,) = [json.loads(b.text) for b in blocks.of("json") if b.where.startswith("monitoring.md")]
-    record = logging.LogRecord("app.scheduling.scheduler", logging.WARNING, "", 0, example["message"], None, None)
+    record = logging.LogRecord("app.batching.engine", logging.WARNING, "", 0, example["message"], None, None)
     assert json.loads(JSONFormatter().format(record)) == example | {
         "time": json.loads(JSONFormatter().format(record))["time"]
     }

@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 
 from app.errors import OutOfMemoryError
+from app.inference.contract import Kind, Part, Query
 from app.inference.frames import Batch, read_scores, write_batch
 from app.inference.process_main import HEADER_BYTES, _serve, frame
-from app.inference.types import Kind, Part, Query
 from model import Encoding
 
 

@@ -3,27 +3,30 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import signal
 import socket
 import sys
 import time
+import weakref
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
+from unittest.mock import AsyncMock
 
 import pytest
 import pytest_asyncio
 import torch
 
 from app.errors import BackendDiedError, ProcessDiedError, SettingsError
+from app.inference.contract import BackendConfig, BatchResult, Head, Kind, Part, Query, Words
 from app.inference.fork_server import InferenceProcess
 from app.inference.frames import read_batch
 from app.inference.process_main import pickled
 from app.inference.process_pool import ProcessPool
 from app.inference.torch_backend import TorchBackend
-from app.inference.types import BackendConfig, BatchResult, Kind, Part, Query, Task, Words
 from model import Tokenizer
 from model.errors import CheckpointError
 from tests.app.backends import computed
@@ -123,7 +126,7 @@ async def test_process_pool_answers_as_the_models_in_this_process_do(
         Part(pair, 0, 1),
         Part(Query(Kind.WORDS, [text], masks=[(mask,)], top_k=2, targets=(5, 6)), 0, 1),
     ]
-    assert (await backend.run("pretrained", parts)).answers == computed(here, "pretrained", parts)[1]
+    assert (await backend.run("pretrained", parts)).outputs == computed(here, "pretrained", parts)[1]
     assert set(backend.info.models) == set(here.info.models)
     assert backend.info.models["pretrained"].config == here.info.models["pretrained"].config
     assert backend.info.models["pretrained"].tokenizer.encode("a good film") == tokenizer.encode("a good film")
@@ -136,7 +139,7 @@ async def test_process_pool_large_batch_and_large_answer_arrive_whole(pair: Proc
     text = tokenizer.encode("a [MASK]")
     masks = [(text.ids.index(tokenizer.mask_id),)] * 2000
     query = Query(Kind.WORDS, [text] * 2000, masks=masks, top_k=50)
-    ((*answers,),) = (await pair.run("pretrained", [Part(query, 0, 2000)])).answers
+    ((*answers,),) = (await pair.run("pretrained", [Part(query, 0, 2000)])).outputs
     assert len(answers) == 2000
     assert all(isinstance(answer, Words) and len(answer.scores) == 50 for answer in answers)
 
@@ -149,7 +152,7 @@ async def test_process_pool_batch_that_fails_leaves_the_process_alive(
     with pytest.raises(IndexError) as raised:
         await backend.run("sentiment", [part, bad])
     assert "in _compute" in "".join(raised.value.__notes__)  # where it happened, for the log
-    assert len((await backend.run("sentiment", [part])).answers) == 1
+    assert len((await backend.run("sentiment", [part])).outputs) == 1
 
 
 async def test_process_pool_names_checkpoint_and_device_that_cannot_be_used(pretrained: Path, tmp_path: Path) -> None:
@@ -190,7 +193,7 @@ async def test_process_pool_idle_process_that_ends_fails_no_batch(own_pair: Proc
     os.kill(pids[0], signal.SIGKILL)
     await until(lambda: len(pids_of(own_pair)) == 2 and pids_of(own_pair)[0] != pids[0])
     both = await asyncio.gather(*(own_pair.run("sentiment", [sentiment_part(tokenizer)]) for _ in range(2)))
-    assert [len(result.answers) for result in both] == [1, 1]
+    assert [len(result.outputs) for result in both] == [1, 1]
 
 
 @pytest.mark.parametrize("threads", [1, 2])
@@ -203,7 +206,7 @@ async def test_process_pool_loads_again_when_the_fork_server_ends(
         os.kill(first, signal.SIGKILL)
         await until(lambda: not pool.is_ready)
         asked = asyncio.create_task(pool.run("sentiment", [sentiment_part(tokenizer)]))
-        assert len((await asked).answers) == 1
+        assert len((await asked).outputs) == 1
         assert server_of(pool) != first
         await until(lambda: len(pids_of(pool)) == threads)
         assert len(pool._deaths) == 1
@@ -266,7 +269,7 @@ async def test_process_pool_hung_process_does_not_block_the_event_loop(
     asked = asyncio.create_task(own_pair.run("sentiment", [sentiment_part(tokenizer, "good " * 60)] * 20_000))
     await until(lambda: 0 not in own_pair._free)
     other = await own_pair.run("sentiment", [sentiment_part(tokenizer)])
-    assert len(other.answers) == 1
+    assert len(other.outputs) == 1
     assert not asked.done()
     os.kill(pids[0], signal.SIGKILL)
     with pytest.raises(ProcessDiedError):
@@ -283,6 +286,28 @@ async def test_process_pool_closing_ends_the_processes_without_an_alarm(pretrain
     for pid in pids:
         await until_gone(pid)
     assert not alarms
+
+
+@pytest.mark.usefixtures("without_torch")
+async def test_process_pool_that_was_closed_is_in_no_reference_cycle(
+    pretrained: Path, sentiment: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise a reload keeps it: it freezes all objects."""
+    pool = pool_of(pretrained, sentiment, threads=2)
+    await pool.load(ignore)
+    server, closed = pool._server, weakref.ref(pool)
+    assert server is not None
+    gc.collect()
+    gc.disable()
+    try:
+        with monkeypatch.context() as patch:  # closing does not wait, so its tasks do not see the processes' end
+            patch.setattr(server, "exit_reason", AsyncMock())
+            await pool.aclose()
+        del pool
+        await until(lambda: closed() is None)
+    finally:
+        gc.enable()
+        await server.exit_reason()
 
 
 async def test_process_pool_closing_fails_what_is_computed_and_what_waits(
@@ -378,7 +403,7 @@ async def test_process_pool_that_does_not_fork_computes_in_the_process_that_load
     os.kill(first, signal.SIGKILL)
     with pytest.raises(ProcessDiedError):
         await asked[0]
-    assert len((await asked[1]).answers) == 1
+    assert len((await asked[1]).outputs) == 1
     assert pids_of(backend) == [server_of(backend)] != [first]
     assert not told
     assert len(backend._deaths) == 1
@@ -412,7 +437,7 @@ async def test_process_pool_cancelled_batch_does_not_answer_the_next(
     await asyncio.wait(cancelled)
     for pid in pids_of(own_pair):
         os.kill(pid, signal.SIGCONT)
-    assert len((await own_pair.run("sentiment", [sentiment_part(tokenizer)])).answers) == 1
+    assert len((await own_pair.run("sentiment", [sentiment_part(tokenizer)])).outputs) == 1
     await until(lambda: len(own_pair._free) == 2)
 
 
@@ -433,7 +458,7 @@ async def test_process_pool_two_processes_answer_at_the_same_time_and_alike(
 
 
 def scores(result: BatchResult) -> list[float]:
-    return [answer[0] for (answer,) in result.answers if isinstance(answer, list)]
+    return [answer[0] for (answer,) in result.outputs if isinstance(answer, list)]
 
 
 async def test_process_pool_forks_share_memory(pair: ProcessPool, tokenizer: Tokenizer) -> None:
@@ -480,11 +505,11 @@ async def test_process_pool_only_a_lone_text_in_process_0_may_take_all_threads(
 
 
 async def test_logits_and_scores_of_one_batch_are_not_mixed_up(pair: ProcessPool) -> None:
-    name, served = next((n, model) for n, model in pair.info.models.items() if Task.SENTIMENT in model.tasks)
+    name, served = next((n, model) for n, model in pair.info.models.items() if Head.LABELS in model.heads)
     encoding = served.tokenizer.encode("good")
     kinds = (Kind.LOGITS, Kind.PROBABILITIES, Kind.LOGITS)
     result = await pair.run(name, [Part(Query(kind, [encoding], labels=2), 0, 1) for kind in kinds])
-    logits, scores, again = [answer for (answer,) in result.answers if isinstance(answer, list)]
+    logits, scores, again = [answer for (answer,) in result.outputs if isinstance(answer, list)]
     assert scores == pytest.approx(torch.tensor(logits).softmax(-1).tolist())
     assert logits == again != scores
 

@@ -20,9 +20,9 @@ from safetensors.torch import load_file, save_file
 
 from app.errors import BackendDiedError, OutOfMemoryError, SettingsError
 from app.inference import torch_backend
+from app.inference.contract import BackendConfig, Head, Kind, Part, Query, Words
 from app.inference.frames import read_batch, write_batch
 from app.inference.torch_backend import TorchBackend, _torch_errors
-from app.inference.types import BackendConfig, Kind, Part, Query, Task, Words
 from model import BertForPreTraining, PackedBatch, Tokenizer, load_checkpoint, save_checkpoint
 from model.errors import CheckpointError
 from model.inference import quantization
@@ -259,10 +259,10 @@ def test_checkpoint_that_computes_no_numbers_is_refused(save_pretrained: Any, se
         TorchBackend(BackendConfig(directory, sentiment, device="cpu")).load()
 
 
-def test_masked_lm_without_next_sentence_head_serves_one_task(save_pretrained: Any, sentiment: Path) -> None:
+def test_masked_lm_without_next_sentence_head_has_one_head(save_pretrained: Any, sentiment: Path) -> None:
     backend = TorchBackend(BackendConfig(save_pretrained(next_sentence=False), sentiment, device="cpu"))
     backend.load()
-    assert backend.info.models["pretrained"].tasks == (Task.FILL_MASK,)
+    assert backend.info.models["pretrained"].heads == (Head.WORDS,)
 
 
 def test_weights_in_several_files_have_one_hash(tmp_path: Path, pretrained: Path, sentiment: Path) -> None:
@@ -406,7 +406,7 @@ from app.inference import torch_backend as backends
 from app.errors import BackendDiedError, OutOfMemoryError
 from app.inference.torch_backend import TorchBackend
 from app.inference.frames import read_batch, write_batch
-from app.inference.types import BackendConfig, Kind, Part, Query
+from app.inference.contract import BackendConfig, Kind, Part, Query
 from model import Encoding
 
 backends.POLICY = replace(backends.POLICY, warm_up_seconds=float(sys.argv[3]))  # a busy machine may take its time

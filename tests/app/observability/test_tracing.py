@@ -18,8 +18,8 @@ from opentelemetry import trace
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
-from app.api.application import create_app
-from app.api.auth import announce
+from app.http.application import create_app
+from app.http.auth import announce
 from app.settings import Settings
 from tests.app.process import PATIENCE, WITHOUT_TORCH, running
 

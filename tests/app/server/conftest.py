@@ -15,13 +15,12 @@ from typing import Any
 import httpx
 import pytest
 import uvicorn
-from fastapi import FastAPI
+from prometheus_client import CollectorRegistry
 
-from app.api.application import create_app
-from app.scheduling.engine import Engine
-from app.scheduling.lifecycle import Lifecycle
-from app.server.draining_server import DrainingServer
-from app.server.http_protocol import BoundedProtocol
+from app.batching.lifecycle import Lifecycle
+from app.http.application import Application, create_app
+from app.server.draining import DrainingServer
+from app.server.protocol import BoundedProtocol
 from app.settings import Settings
 from tests.app.waiting import until
 
@@ -32,16 +31,16 @@ PATIENCE = 120
 class Served:
     """A server that runs, and a client of it."""
 
-    app: FastAPI
+    app: Application
     server: DrainingServer
     port: int
     client: httpx.AsyncClient
     serving: asyncio.Task[None]
 
     @property
-    def engine(self) -> Engine:
-        engine: Engine = self.app.state.engine
-        return engine
+    def metrics(self) -> CollectorRegistry:
+        """To read them also after the server's end."""
+        return self.app.service.metrics.registry
 
     @property
     def lifecycle(self) -> Lifecycle:
@@ -72,10 +71,11 @@ StartServer = Callable[..., AbstractAsyncContextManager[Served]]
 
 @pytest.fixture
 def start_server(backend: Any) -> StartServer:
-    """Start a server with some settings; it ends with the context."""
+    """Start a server with some settings; it ends with the context. `send_buffer_bytes`: how much of an unread answer
+    the kernel takes; by default, megabytes."""
 
     @asynccontextmanager
-    async def start(**settings: object) -> AsyncIterator[Served]:
+    async def start(*, send_buffer_bytes: int = 0, **settings: object) -> AsyncIterator[Served]:
         checked = Settings.model_validate({"drain_seconds": PATIENCE} | settings)
         app = create_app(checked, backend, serves_while_loading=True)
         config = uvicorn.Config(
@@ -87,12 +87,14 @@ def start_server(backend: Any) -> StartServer:
             timeout_keep_alive=checked.keep_alive_seconds,
             timeout_graceful_shutdown=1,
         )
-        server = DrainingServer(config, app.state.lifecycle, checked.drain_seconds)
+        server = DrainingServer(config, app.service.lifecycle, checked.drain_seconds)
         thresholds = gc.get_threshold()
         gc.freeze()  # the server collects garbage, which takes long among the objects of all tests
         limits = httpx.Limits(max_connections=200)
         with socket.create_server(("127.0.0.1", 0)) as listening:
             port = listening.getsockname()[1]
+            if send_buffer_bytes:
+                listening.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, send_buffer_bytes)
             serving = asyncio.create_task(server.serve([listening]))
             async with httpx.AsyncClient(
                 base_url=f"http://127.0.0.1:{port}", timeout=PATIENCE, limits=limits

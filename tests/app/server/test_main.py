@@ -291,7 +291,9 @@ def test_host_of_two_colons_listens_on_ipv4_and_ipv6_and_sigterm_exits_with_0(ch
         code, output = process.end()
     assert code == 0, output
     assert f"listening on http://[::]:{process.port}" in output
-    assert re.search(r"ready in \d+ s: tiny-pretrained \(fill-mask, next-sentence\), tiny-sentiment .*; cpu, ", output)
+    assert re.search(
+        r"ready in \d+ s: tiny-pretrained \(words, next sentence\), tiny-sentiment \(labels\); cpu, ", output
+    )
     assert "SIGTERM: draining; requests to answer: 0, within 25 s" in output
     assert "uvicorn" not in output
     assert "Traceback" not in output

@@ -13,8 +13,8 @@ import uvicorn
 from fastapi import FastAPI
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
-from app.server.draining_server import DrainingServer
-from app.server.http_protocol import BoundedProtocol
+from app.server.draining import DrainingServer
+from app.server.protocol import BoundedProtocol
 
 
 def names(source: Any, *objects: str) -> set[str]:

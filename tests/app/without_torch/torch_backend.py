@@ -7,12 +7,12 @@ from array import array
 from itertools import accumulate
 from pathlib import Path
 
+from app.inference.contract import BackendConfig, BackendInfo, Head, Kind, ServedModel
 from app.inference.frames import Batch
-from app.inference.types import BackendConfig, BackendInfo, Kind, ServedModel, Task
 from model import BertConfig, Tokenizer
 from model.errors import CheckpointError
 
-TASKS = {"pretrained": (Task.FILL_MASK, Task.NEXT_SENTENCE), "sentiment": (Task.SENTIMENT,)}
+HEADS = {"pretrained": (Head.WORDS, Head.NEXT_SENTENCE), "sentiment": (Head.LABELS,)}
 
 
 class TorchBackend:
@@ -53,4 +53,4 @@ def _served(name: str, directory: Path) -> ServedModel:
     if not file.exists():
         raise CheckpointError(file, "is missing")
     config = BertConfig.from_dict(json.loads(file.read_text()))
-    return ServedModel(directory.resolve().name, TASKS[name], config, Tokenizer.load(directory), 1, "0" * 64)
+    return ServedModel(directory.resolve().name, HEADS[name], config, Tokenizer.load(directory), 1, "0" * 64)

@@ -1,1 +1,0 @@
-"""The HTTP API: routes, schemas, admission, problem documents, pages."""

@@ -1,1 +1,0 @@
-"""The service's own paths: tasks, operations, pages."""

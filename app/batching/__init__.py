@@ -1,0 +1,1 @@
+"""Requests into batches: engine, queue, admission, the life of the service. Knows no torch and no HTTP."""

@@ -1,0 +1,1 @@
+"""The HTTP API: the way of a request, other protocols, problem documents, the OpenAPI document, pages."""

@@ -1,0 +1,150 @@
+"""What the service has, and what it knows of one request: the only two things of ours in the app and the ASGI scope."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Mapping, Sequence, Sized
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from ipaddress import ip_address
+from typing import Any, Protocol
+from urllib.parse import quote
+
+from starlette.types import Receive, Scope, Send
+
+from app.batching.admission import ByteBudget
+from app.batching.deadline import Deadline
+from app.batching.lifecycle import Lifecycle
+from app.observability.metrics import Metrics
+from app.observability.request_ids import request_id_of
+from app.settings import Settings
+from app.tasks.task import Task
+
+logger = logging.getLogger(__name__)
+
+CONTEXT = "bert.context"
+"""The key of a request's context in its ASGI scope."""
+BUFFERED_BYTES = 64 * 1024
+"""Uvicorn buffers this much of any body, so a body of this size needs no reservation."""
+
+
+class Route(Protocol):
+    """A path that answers a task."""
+
+    task: Task
+    binary: bool
+    """Whether bodies may also be `application/octet-stream` or have no media type."""
+
+    async def answer(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a request; an ASGI app. Raises errors of `app.errors`."""
+
+
+@dataclass(slots=True)
+class Service:
+    """What all requests share."""
+
+    settings: Settings
+    metrics: Metrics
+    lifecycle: Lifecycle
+    tasks: Sequence[Task]
+    routes: Mapping[str, Route] = field(default_factory=dict)
+    """Of the tasks, by their paths."""
+    is_traced: bool = False
+    """Whether spans are recorded."""
+    uploads: ByteBudget = field(init=False)
+    """Bytes of bodies that are being received."""
+    threads: ThreadPoolExecutor = field(init=False)
+    """For long texts."""
+
+    def __post_init__(self) -> None:
+        self.uploads = ByteBudget(self.settings.max_upload_bytes, free=BUFFERED_BYTES, what="bytes are being uploaded")
+        self.threads = ThreadPoolExecutor(max_workers=2, thread_name_prefix="tokenize")
+
+
+@dataclass(slots=True)
+class RequestContext:
+    """One request."""
+
+    service: Service
+    is_surplus: bool = False
+    """Whether its connection is one more than the limit."""
+    pipeline: Sized = ()
+    """Further requests of the same connection that wait."""
+    started: float = field(default_factory=time.perf_counter)
+    request_id: str = ""
+    route: Route | None = None
+    deadline: Deadline | None = None
+    """When it is answered with 504. Set once a task request is admitted."""
+    body_bytes: int = 0
+    """That its body may have."""
+    inputs: int = 0
+    tokens: int = 0
+    is_computed: bool = False
+    """Whether the model has begun with it."""
+    status: int = 0
+    """Of the answer; 0 until it begins."""
+    problem: str = ""
+    """The code of the error that answers it."""
+
+    def finish(self, scope: Scope) -> None:
+        """The answer is written: count, time and log the request. The path is quoted, so that it cannot add lines to
+        the log."""
+        seconds = time.perf_counter() - self.started
+        if self.route is not None:
+            self.service.metrics.answered(self.route.task.name, self.status, seconds)
+        if not logger.isEnabledFor(logging.DEBUG):
+            return
+        facts: dict[str, Any] = {
+            "client": _address(scope),
+            "method": scope["method"],
+            "path": quote(scope["path"]),
+            "status": self.status,
+            "milliseconds": round(seconds * 1000, 1),
+        }
+        if self.route is not None:
+            facts["task"] = self.route.task.name
+        if self.inputs:
+            facts |= {"inputs": self.inputs, "tokens": self.tokens}
+        if self.problem:
+            facts["problem"] = self.problem
+        line = " ".join(f"{name}={value}" for name, value in facts.items())
+        logger.debug("%s", line, extra={"request_id": self.request_id, "facts": facts})
+
+
+def logs_requests() -> bool:
+    """Whether each request is logged, which is so at the level `debug`."""
+    return logger.isEnabledFor(logging.DEBUG)
+
+
+def begin(service: Service, scope: Scope) -> RequestContext:
+    """The context of a request, which may have been refused or admitted by the HTTP protocol before."""
+    context: RequestContext | None = scope.get(CONTEXT)
+    if context is None:
+        context = scope[CONTEXT] = RequestContext(service)
+    context.request_id = request_id_of(scope["headers"])
+    if scope["method"] == "POST":
+        context.route = service.routes.get(_path_in_app(scope))
+    return context
+
+
+def context_of(scope: Scope) -> RequestContext:
+    """The context of a request."""
+    context: RequestContext = scope[CONTEXT]
+    return context
+
+
+def _address(scope: Scope) -> str:
+    """The caller's address, or `-` if a proxy's `X-Forwarded-For` gave something else."""
+    host, port = scope["client"] or ("", 0)
+    try:
+        return f"{ip_address(host.partition('%')[0])}:{port}"  # without the zone, which is arbitrary text
+    except ValueError:
+        return "-"
+
+
+def _path_in_app(scope: Scope) -> str:
+    """The path without the prefix under which the app is mounted."""
+    path: str = scope["path"]
+    root = scope.get("root_path", "").rstrip("/")
+    return path[len(root) :] if path.startswith(f"{root}/") else path

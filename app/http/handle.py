@@ -1,0 +1,254 @@
+"""The way of a task request, from top to bottom: admit, read, parse, compute, respond.
+
+It replaces FastAPI's own handling of a request. FastAPI still writes the OpenAPI document from the routes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import threading
+import time
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from concurrent.futures import CancelledError
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, TypeVar
+
+from fastapi import Response
+from fastapi.routing import APIRoute
+from pydantic_core import to_json
+from starlette.datastructures import Headers
+from starlette.types import Receive, Scope, Send
+
+from app import errors
+from app.batching.deadline import Deadline
+from app.http import openapi
+from app.http.context import RequestContext, Service, context_of
+from app.http.head import admit
+from app.http.invalid import parse
+from app.observability import tracing
+from app.tasks.schemas import Input
+from app.tasks.task import Question, Task, TaskResult, characters, encode_all, estimated_tokens
+from model.tokenizer import Encoding
+
+T = TypeVar("T")
+
+INLINE_CHARACTERS = 8192
+"""Inputs with fewer together are tokenized on the event loop, in 10 us for a sentence: handing them to a thread would
+cost the loop as much."""
+MAX_RESPONSE_BYTES = 2 * 1024 * 1024
+"""A text with 510 masks and 100 predictions each would be repeated 51,000 times. An answer of this size takes the event
+loop 20 ms."""
+_UNWATCHED_SECONDS = 0.05
+"""Of an answer, before its caller's connection is watched."""
+_NO_BODY = "the body did not arrive before the deadline; send a smaller one, or allow more time"
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A parsed request of any protocol: what it asks of a task, and how it wants the answer."""
+
+    inputs: Sequence[Input]
+    parameters: Mapping[str, Any]
+    """Arguments of `Task.question`."""
+    write: Callable[[TaskResult], Any]
+    """The results as a response, or as the JSON of one."""
+    locate: Callable[[Exception, errors.Loc], tuple[Exception, errors.Loc]] = lambda error, loc: (error, loc)
+    """What is wrong with an input, given with the path `inputs`, index, and its path in the body."""
+    timeout: float | None = None
+    """Seconds that the caller waits from now on, at most."""
+
+
+Parse = Callable[[bytes, Headers, int], Any]
+"""Parses a body, given the request's headers and the number of inputs that a request may have. Raises errors of
+`app.errors`."""
+
+
+class TaskRoute(APIRoute):
+    """`POST path`, answered by a task."""
+
+    def __init__(
+        self,
+        path: str,
+        task: Task,
+        to_call: Callable[[Any], Call],
+        *,
+        request: Any,
+        response: Any,
+        example: Any,
+        summary: str,
+        description: str = "",
+        tag: str = "tasks",
+        parse_body: Parse | None = None,
+        binary: bool = False,
+    ) -> None:
+        """Make a route.
+
+        Args:
+            to_call: what a body of the schema `request` asks.
+            request: schema of the body.
+            response: type of the response's body.
+            example: a response's body, for the OpenAPI document.
+            description: in the OpenAPI document; by default the docstring of `to_call`.
+            tag: group of operations in the OpenAPI document.
+            parse_body: by default, the body is JSON that fits the schema.
+            binary: bodies may also be `application/octet-stream` or have no media type, and so may answers.
+        """
+
+        def endpoint(body: Any) -> Call:
+            return to_call(body)
+
+        endpoint.__annotations__["body"] = request  # FastAPI documents it
+        super().__init__(
+            path,
+            endpoint,
+            methods=["POST"],
+            operation_id=path.strip("/").replace("/", "_").replace("-", "_"),
+            summary=summary,
+            description=description or inspect.getdoc(to_call),
+            tags=[tag],
+            response_model=None,
+            **openapi.task(response, example, binary=binary),
+        )
+        self.task = task
+        self.binary = binary
+        self.app = self.answer
+        self._to_call = to_call
+        self._parse = parse_body or (lambda body, _, max_inputs: parse(request, body, max_inputs))
+
+    async def answer(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """See `Route.answer`."""
+        context = context_of(scope)
+        service = context.service
+        deadline = context.deadline or admit(context, scope, binary=self.binary)  # or by the HTTP protocol
+        call: Call | None = None
+        try:
+            async with asyncio.timeout(deadline.remaining) as timer:
+                body = await _read(receive, context)
+                call = self._to_call(self._parse(body, Headers(scope=scope), service.settings.max_client_batch))
+                del body
+                if call.timeout is not None and call.timeout < deadline.remaining:
+                    deadline = Deadline.after(call.timeout, from_client=True)
+                    timer.reschedule(asyncio.get_running_loop().time() + call.timeout)
+                result = await cancel_on_disconnect(receive, compute(context, self.task, call, deadline))
+        except TimeoutError:
+            if not timer.expired():
+                raise
+            raise (errors.DeadlineExceededError() if call else errors.DeadlineExceededError(_NO_BODY)) from None
+        except errors.InputError as error:
+            if call is not None:
+                error.relocate(call.locate)
+            raise
+        context.inputs, context.tokens = len(result.results), result.tokens
+        await _respond(service, self.task, result, call)(scope, receive, send)
+
+
+async def _read(receive: Receive, context: RequestContext) -> bytes:
+    """The body.
+
+    Raises:
+        TooManyBytesError: too many bytes are being uploaded.
+        TooLargeError: the body exceeds the limit.
+        CallerGoneError: the caller disconnected.
+    """
+    limit, parts, size, more = context.service.settings.max_body_bytes, list[bytes](), 0, True
+    with context.service.uploads.reserve(context.body_bytes):
+        while more:
+            message = await receive()
+            if message["type"] == "http.disconnect":
+                raise errors.CallerGoneError
+            parts.append(message.get("body", b""))
+            size, more = size + len(parts[-1]), message.get("more_body", False)
+            if size > limit:
+                raise errors.TooLargeError(f"the body has more than {limit} bytes; send fewer or shorter inputs")
+    return b"".join(parts)
+
+
+async def compute(context: RequestContext, task: Task, call: Call, deadline: Deadline) -> TaskResult:
+    """The results of a task. Raises errors of `app.errors`."""
+    began = time.monotonic()
+    service = context.service
+    engine = service.lifecycle.loaded_engine()
+    encoder, served = engine.model_with(task.head, task.name)
+    question = task.question(served, call.inputs, **call.parameters)
+    longest = served.config.max_position_embeddings if question.is_computed else 0
+    request = engine.reserve([estimated_tokens(given, longest) for given in question.inputs], deadline)
+    try:
+        query = question.query(await _encode(service, question))
+        if (size := question.response_bytes(query)) > MAX_RESPONSE_BYTES:
+            raise errors.TooLargeError(
+                f"the answer would have {size} bytes, more than {MAX_RESPONSE_BYTES}; {question.split_advice}"
+            )
+        outputs = await engine.compute(request, encoder, query) if question.is_computed else []
+    finally:
+        engine.release(request)
+        context.is_computed = request.started < time.monotonic()
+    done = time.monotonic()
+    submitted, started = request.submitted or done, min(request.started, done)
+    stages = {"tokenize": submitted - began, "queue": started - submitted, "inference": done - started}
+    return TaskResult(served.name, question.results(query, outputs), sum(query.lengths), stages)
+
+
+async def _encode(service: Service, question: Question) -> list[Encoding]:
+    """The inputs tokenized: on the event loop if that is quick, otherwise in a thread."""
+    if sum(map(characters, question.inputs)) <= INLINE_CHARACTERS:
+        return encode_all(question)
+    has_ended = threading.Event()
+
+    def check_cancelled() -> None:
+        if has_ended.is_set():
+            raise CancelledError
+
+    encode = partial(encode_all, question, check_cancelled)
+    try:
+        return await asyncio.get_running_loop().run_in_executor(service.threads, encode)
+    finally:
+        has_ended.set()
+
+
+def _respond(service: Service, task: Task, result: TaskResult, call: Call) -> Response:
+    """The answer, with the time of each stage in `Server-Timing`."""
+    service.metrics.latency(task.name, result.stages)
+    if service.is_traced:
+        tracing.note_stages(result.stages)
+    answer = call.write(result)
+    if not isinstance(answer, Response):
+        answer = Response(to_json(answer), media_type="application/json")
+    answer.headers["Server-Timing"] = ", ".join(
+        f"{name};dur={seconds * 1000:.3f}" for name, seconds in result.stages.items()
+    )
+    return answer
+
+
+async def cancel_on_disconnect(receive: Receive, answer: Awaitable[T]) -> T:
+    """Await an answer, and cancel it if the caller disconnects first. The body must have been read before. An answer
+    that comes at once is not watched, because that would take as long as tokenizing a sentence.
+
+    Raises:
+        CallerGoneError: the caller disconnected.
+    """
+    task = asyncio.current_task()
+    assert task is not None
+    gone = False
+    watchers: list[asyncio.Task[None]] = []
+
+    async def watch() -> None:
+        nonlocal gone
+        while (await receive())["type"] != "http.disconnect":
+            pass
+        gone = True
+        task.cancel()
+
+    loop = asyncio.get_running_loop()
+    timer = loop.call_later(_UNWATCHED_SECONDS, lambda: watchers.append(loop.create_task(watch())))
+    try:
+        return await answer
+    except asyncio.CancelledError:
+        if gone and task.uncancel() == 0:
+            raise errors.CallerGoneError from None
+        raise
+    finally:
+        timer.cancel()
+        for watcher in watchers:
+            watcher.cancel()

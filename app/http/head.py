@@ -1,0 +1,118 @@
+"""The head of a task request: what is checked before its body is read.
+
+In an overload most requests are refused, so refusing has to be cheap: the HTTP protocol asks `refuse_early`, which
+answers without the app. `TaskRoute.answer` calls `admit` for all other requests, for instance those that are traced, or
+that a page of another origin sends: their refusals have to pass through the middleware. Without `refuse_early`, some 7%
+fewer requests are answered in time at ten times the load.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+
+from fastapi import Response
+from starlette.types import Scope
+
+from app import errors
+from app.batching.deadline import Deadline
+from app.http import problems
+from app.http.auth import check_key
+from app.http.context import RequestContext
+from app.observability.request_ids import request_id_of
+
+_MAX_TIMEOUT_DIGITS = 12
+"""Further digits of a timeout are ignored: Python refuses to parse thousands of them."""
+
+
+def refuse_early(context: RequestContext, target: bytes, scope: Scope) -> Response | None:
+    """Decide about `POST target` by its head: the refusal; or None, if it is admitted or the app has to decide."""
+    service = context.service
+    settings = service.settings
+    route = service.routes.get(str(target, "latin-1"))
+    if route is None or service.lifecycle.status != "ready" or settings.allowed_hosts:  # the app checks the host
+        return None
+    if settings.cors_origins and any(name == b"origin" for name, _ in scope["headers"]):  # for CORS
+        return None
+    try:
+        admit(context, scope, binary=route.binary)
+    except errors.ServiceError as error:
+        context.route, context.request_id = route, request_id_of(scope["headers"])
+        return problems.error_response(error, context)
+    except Exception:  # the app meets the same error, logs it and answers
+        return None
+    return None
+
+
+def admit(context: RequestContext, scope: Scope, *, binary: bool = False) -> Deadline:
+    """Check a request's head. Returns its deadline, and sets it and `body_bytes` in the context.
+
+    `binary`: the body may also be `application/octet-stream` or have no media type.
+
+    Raises:
+        UnauthorizedError: the API key is missing or invalid.
+        TooManyConnectionsError: the connection is one more than the limit.
+        UnavailableError: the service is loading, draining or broken.
+        InvalidRequestError: `X-Request-Timeout-Ms` is not a whole number above 0.
+        UnsupportedMediaTypeError: the body is not declared as JSON, or is compressed.
+        TooLargeError: the declared size exceeds the limit.
+        TooManyBytesError: too many bytes are being uploaded.
+        QueueFullError: the queue has no room for a body of this size.
+        DeadlineUnreachableError: the deadline that the caller asked for cannot be met.
+    """
+    service, settings = context.service, context.service.settings
+    headers = {name: str(value, "latin-1") for name, value in reversed(scope["headers"])}  # of several, the first
+    check_key(headers.get(b"authorization", ""), settings)
+    if context.is_surplus:
+        raise errors.TooManyConnectionsError
+    service.lifecycle.check_open()
+    deadline = _deadline(headers.get(b"x-request-timeout-ms"), settings.request_timeout_ms / 1000)
+    _check_media_type(headers, settings.cors_origins, binary=binary)
+    declared = _declared_bytes(headers.get(b"content-length", ""), settings.max_body_bytes)
+    context.body_bytes = settings.max_body_bytes if declared is None else declared
+    service.uploads.check(context.body_bytes)
+    service.lifecycle.engine.check_head(declared or 0, deadline)
+    context.deadline = deadline
+    return deadline
+
+
+def _deadline(given: str | None, limit: float) -> Deadline:
+    """The server's deadline, `limit` seconds from now, or the caller's own if that is sooner."""
+    if given is None:
+        return Deadline.after(limit)
+    given = given.strip().lstrip("0")
+    if not (given.isascii() and given.isdecimal()):
+        message = "must be a whole number of milliseconds, 1 or more"
+        raise errors.InvalidRequestError.at(message, "header", "X-Request-Timeout-Ms")
+    seconds = int(given[:_MAX_TIMEOUT_DIGITS]) / 1000
+    return Deadline.after(seconds, from_client=True) if seconds < limit else Deadline.after(limit)
+
+
+def _check_media_type(headers: Mapping[bytes, str], origins: Collection[str], *, binary: bool) -> None:
+    """Accept uncompressed JSON only, or also `binary` bodies.
+
+    Browsers send a body without a media type to other sites without a preflight, so a missing type is refused, or
+    accepted from allowed origins only.
+    """
+    for name, plain in ((b"content-encoding", "identity"), (b"transfer-encoding", "chunked")):
+        if name in headers and headers[name].strip().lower() != plain:
+            raise errors.UnsupportedMediaTypeError(
+                f"send the body uncompressed, with {name.decode().title()}: {plain} or without it"
+            )
+    media_type = headers.get(b"content-type", "").partition(";")[0].strip().lower()
+    if media_type == "application/json" or (media_type.startswith("application/") and media_type.endswith("+json")):
+        return
+    if not binary or media_type not in ("", "application/octet-stream"):
+        raise errors.UnsupportedMediaTypeError("send JSON with the header Content-Type: application/json")
+    origin = headers.get(b"origin")
+    if not (origin is None or origin in origins or "*" in origins):
+        raise errors.UnsupportedMediaTypeError(
+            "send JSON with the header Content-Type: application/json, or list this origin in BERT_CORS_ORIGINS"
+        )
+
+
+def _declared_bytes(given: str, limit: int) -> int | None:
+    """The `Content-Length`; None if there is none. Raises TooLargeError: it exceeds the limit."""
+    declared = int(given.lstrip("0") or "0") if given.isdecimal() else None
+    if declared is not None and declared > limit:
+        raise errors.TooLargeError(f"the body has {declared} bytes, the limit is {limit}; send fewer or shorter inputs")
+    return declared

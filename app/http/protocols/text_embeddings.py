@@ -1,0 +1,251 @@
+"""`POST /predict` and `/tokenize` as text-embeddings-inference has them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator, Discriminator, Field, StrictBool, Tag
+from pydantic.json_schema import SkipJsonSchema
+from starlette.datastructures import Headers
+from typing_extensions import TypeAliasType, TypedDict
+
+from app.errors import Loc, TooLargeError
+from app.http.handle import MAX_RESPONSE_BYTES, Call, TaskRoute
+from app.http.invalid import check_inputs, parse
+from app.http.native import as_sent, locate_one
+from app.http.protocols.hugging_face import predictions
+from app.inference.contract import Kind, ModelOutput, Query, ServedModel
+from app.tasks.labels import LabelPrediction
+from app.tasks.schemas import (
+    ALSO_TRUNCATION,
+    Input,
+    Items,
+    OneOrMany,
+    Strict,
+    TextPair,
+    Truncate,
+    as_list,
+    described,
+    with_examples,
+)
+from app.tasks.task import PREDICTION_BYTES, Question, Task, TaskResult
+from model.errors import TextTooLongError
+from model.tokenizer import Encoding
+
+TAG = {"name": "text-embeddings-inference", "description": "Classification and tokens in its shapes."}
+
+_CHARACTERS_PER_TOKEN = 4
+"""Of usual texts, at least."""
+_KEPT_ENDS = {None: None, "right": "head", "left": "tail"}
+
+TextList = TypeAliasType("TextList", Annotated[list[str], Field(min_length=1, max_length=2, fail_fast=True)])
+
+
+def _kind(value: object) -> str | None:
+    """A list whose first item is a list is a batch; a list of one or two texts is one input."""
+    if isinstance(value, list) and value:
+        return "many" if isinstance(value[0], list) else "pair" if len(value) <= 2 else None
+    return "string" if isinstance(value, str) else None
+
+
+def _lower(value: object) -> object:
+    """Ignores case: the clients of text-embeddings-inference send `Left`."""
+    return value.lower() if isinstance(value, str) else value
+
+
+PredictInputs = TypeAliasType(
+    "PredictInputs",
+    Annotated[
+        Annotated[str, Tag("string")]
+        | Annotated[TextList, Tag("pair")]
+        | Annotated[Items[TextList], Field(min_length=1), Tag("many")],
+        Discriminator(
+            _kind,
+            custom_error_type="inputs",
+            custom_error_message="Input should be a text, [text, text] for one pair, or a batch, "
+            "[[text] or [text, text], ...]",
+        ),
+    ],
+)
+
+
+class PredictRequest(Strict):
+    """One text, one pair, or many of both."""
+
+    model_config = with_examples(
+        {"inputs": "The movie was good."},
+        {"inputs": ["A good film", "I loved it."]},
+        {"inputs": [["I loved it."], ["A good film", "I loved it."]], "truncate": True},
+    )
+
+    inputs: PredictInputs = Field(
+        description="A text; `[text, text]`, which is one pair; or a batch, `[[text] or [text, text], ...]`."
+    )
+    truncate: Annotated[Truncate, ALSO_TRUNCATION] = None
+    truncation_direction: Annotated[Literal["left", "right"] | None, BeforeValidator(_lower)] = Field(
+        None, description="The end of a text at which it is cut. Default: as the loaded checkpoint says."
+    )
+    raw_scores: StrictBool | None = Field(None, description="Answer with logits instead of probabilities.")
+
+
+class TokenizeRequest(Strict):
+    """One text or many."""
+
+    model_config = with_examples({"inputs": "The movie was good.", "add_special_tokens": False})
+
+    inputs: OneOrMany[str] = Field(title="TokenizeInputs", description="One text or many.")
+    add_special_tokens: StrictBool | None = Field(None, description="Include `[CLS]` and `[SEP]`. Default: true.")
+    prompt_name: SkipJsonSchema[None] = None  # the model has no prompts; generators know no field that is only null
+
+
+PredictResponse = TypeAliasType("PredictResponse", list[LabelPrediction] | list[list[LabelPrediction]])
+
+
+@described
+class TextToken(TypedDict):
+    """A token of a text."""
+
+    id: int
+    """Its number in the vocabulary."""
+    text: str
+    """The part of the text that it stands for; of `[CLS]` and `[SEP]`, their names."""
+    special: bool
+    """Whether it was added to the text."""
+    start: int | None
+    """Index of its first character in the text; null if it was added."""
+    stop: int | None
+    """Index after its last character; null if it was added."""
+
+
+def _parse(body: bytes, _: Headers, max_inputs: int) -> PredictRequest:
+    asked = parse(PredictRequest, body, max(max_inputs, 2))  # a pair is a list of two
+    check_inputs(len(asked.inputs) if _is_batch(asked) else 1, max_inputs)
+    return asked
+
+
+def _is_batch(body: PredictRequest) -> bool:
+    return isinstance(body.inputs, list) and isinstance(body.inputs[0], list)
+
+
+def predict(body: PredictRequest) -> Call:
+    """The labels of one text or pair, highest score first; of a batch, a list of such lists."""
+    is_batch = _is_batch(body)
+    rows: list[Any] = as_list(body.inputs) if is_batch else [as_list(body.inputs)]
+
+    def locate(error: Exception, loc: Loc) -> tuple[Exception, Loc]:
+        if isinstance(error, TextTooLongError):
+            error = error.with_option("truncate")
+        _, row, *half = loc
+        return error, ("inputs", *([row] if is_batch else []), *(["text", "text_pair"].index(str(x)) for x in half))
+
+    return Call(
+        [TextPair(*row) if len(row) == 2 else row[0] for row in rows],
+        {
+            "truncate": bool(body.truncate),
+            "truncation": _KEPT_ENDS[body.truncation_direction],
+            "function_to_apply": "none" if body.raw_scores else None,
+        },
+        predictions if is_batch else lambda result: predictions(result)[0],
+        locate,
+    )
+
+
+def tokenize(body: TokenizeRequest) -> Call:
+    """The tokens of each text, as the sentiment model reads them, with their places in characters."""
+    is_list = isinstance(body.inputs, list)
+    texts: list[str] = as_list(body.inputs)
+    keep = slice(1, -1) if body.add_special_tokens is False else slice(None)
+
+    def write(result: TaskResult) -> list[list[TextToken]]:
+        return [tokens[keep] for tokens in result.results]
+
+    return Call(texts, {}, write, as_sent if is_list else locate_one)
+
+
+def tokenize_question(served: ServedModel, inputs: Sequence[Input]) -> TokenizeQuestion:
+    """See `Task.question`. Raises TooLargeError: the texts are so long that the answer would be too large, unless their
+    words are."""
+    size, most = sum(len(str(text)) for text in inputs), MAX_RESPONSE_BYTES // PREDICTION_BYTES * _CHARACTERS_PER_TOKEN
+    if size > most:
+        raise TooLargeError(
+            f"the texts have {size} characters, a request may have {most}; {TokenizeQuestion.split_advice}"
+        )
+    return TokenizeQuestion(inputs, served)
+
+
+@dataclass(slots=True)
+class TokenizeQuestion(Question):
+    """The tokens of whole texts; see `tokenize_question`."""
+
+    inputs: Sequence[Input]
+    served: ServedModel
+    split_advice = "send fewer or shorter texts"
+    is_computed = False
+
+    def encode(self, given: Input) -> Encoding:
+        """See `Question.encode`."""
+        return self.served.tokenizer.encode(str(given))
+
+    def query(self, encodings: list[Encoding]) -> Query:
+        """See `Question.query`."""
+        return Query(Kind.PROBABILITIES, encodings)
+
+    def response_bytes(self, query: Query) -> int:
+        """See `Question.response_bytes`."""
+        return sum(query.lengths) * PREDICTION_BYTES
+
+    def results(self, query: Query, _: Sequence[ModelOutput]) -> list[list[TextToken]]:
+        """See `Question.results`. The first and the last token are [CLS] and [SEP]."""
+        return [self._tokens(str(text), encoding) for text, encoding in zip(self.inputs, query.encodings, strict=True)]
+
+    def _tokens(self, text: str, encoding: Encoding) -> list[TextToken]:
+        last = len(encoding) - 1
+        tokens: list[TextToken] = []
+        for i, (token_id, (start, stop)) in enumerate(zip(encoding.ids, encoding.spans, strict=True)):
+            if i in (0, last):
+                name = self.served.tokenizer.token(token_id)
+                tokens.append({"id": token_id, "text": name, "special": True, "start": None, "stop": None})
+            else:
+                part = text[start:stop]
+                tokens.append({"id": token_id, "text": part, "special": False, "start": start, "stop": stop})
+        return tokens
+
+
+def routes(tasks: Sequence[Task]) -> list[TaskRoute]:
+    """`/predict` for the first task that takes texts and pairs, and `/tokenize`."""
+    classifier = next(task for task in tasks if task.inputs == "either")
+    tokenizer = Task(
+        name="tokenize",
+        description="",
+        operations=(),
+        request=TokenizeRequest,
+        response=list[list[TextToken]],
+        head=classifier.head,
+        inputs="text",
+        question=tokenize_question,
+    )
+    return [
+        TaskRoute(
+            "/predict",
+            classifier,
+            predict,
+            request=PredictRequest,
+            response=PredictResponse,
+            example=[{"label": "POSITIVE", "score": 0.98}, {"label": "NEGATIVE", "score": 0.02}],
+            summary="Classify texts",
+            tag=TAG["name"],
+            parse_body=_parse,
+        ),
+        TaskRoute(
+            "/tokenize",
+            tokenizer,
+            tokenize,
+            request=TokenizeRequest,
+            response=tokenizer.response,
+            example=[[{"id": 1509, "text": "movie", "special": False, "start": 4, "stop": 9}]],
+            summary="Tokenize texts",
+            tag=TAG["name"],
+        ),
+    ]

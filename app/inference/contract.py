@@ -1,0 +1,174 @@
+"""What an engine asks of the models, and what they answer: the seam between the queue and the tensors."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import IntEnum, StrEnum
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
+
+from app.errors import BackendDiedError
+from model.config import BertConfig
+from model.inference.cpu_features import available_cpus
+from model.tokenizer import Encoding, Tokenizer
+
+
+class Head(StrEnum):
+    """What a checkpoint has on top of its encoder."""
+
+    WORDS = "words"
+    NEXT_SENTENCE = "next sentence"
+    LABELS = "labels"
+
+
+class Kind(IntEnum):
+    """What is computed for an input."""
+
+    PROBABILITIES = 0
+    """Of the labels."""
+    LOGITS = 1
+    """Of the labels, as the model computes them."""
+    WORDS = 2
+    """The most probable words at each mask."""
+
+
+@dataclass(slots=True, eq=False)
+class Query:
+    """The inputs of one request, tokenized, and what is asked about each of them."""
+
+    kind: Kind
+    encodings: list[Encoding]
+    labels: int = 0
+    """Number of labels; 0 of words."""
+    masks: list[tuple[int, ...]] = field(default_factory=list)
+    """Words: the token indices of the masks of each input, ascending."""
+    top_k: int = 0
+    """Words: predictions per mask."""
+    targets: tuple[int, ...] = ()
+    """Words: the only token ids to score; empty for the whole vocabulary."""
+    lengths: array[int] = field(init=False)
+    """Tokens of each input."""
+
+    def __post_init__(self) -> None:
+        self.lengths = array("i", map(len, self.encodings))
+
+
+class Part(NamedTuple):
+    """Inputs of a query, one after another."""
+
+    query: Query
+    start: int
+    stop: int
+
+    @property
+    def inputs(self) -> int:
+        """How many."""
+        return self.stop - self.start
+
+
+class Words(NamedTuple):
+    """The words for the masks of an input: for one mask after the other, `top_k` of them, highest score first."""
+
+    scores: list[float]
+    token_ids: list[int]
+
+
+ModelOutput = list[float] | Words
+"""What is computed for an input: a score for each label, in the order of their ids; or words."""
+
+
+@dataclass(frozen=True, slots=True)
+class BatchResult:
+    """What a batch has given."""
+
+    outputs: Sequence[Sequence[ModelOutput | Exception]]
+    """For each part, in the order of its inputs. An exception concerns only the input in whose place it is."""
+    seconds: float
+    """That the inference process took, without the delays of the event loop."""
+
+
+@dataclass(frozen=True, slots=True)
+class ServedModel:
+    """One encoder with its heads, as the rest of the service sees it."""
+
+    name: str
+    heads: tuple[Head, ...]
+    config: BertConfig
+    tokenizer: Tokenizer
+    parameters: int
+    sha256: str
+    """Hash of the weight files, in hexadecimal."""
+
+
+@dataclass(frozen=True, slots=True)
+class BackendConfig:
+    """What a backend is to load, and how it is to compute."""
+
+    pretrained: Path
+    sentiment: Path
+    device: str = "auto"
+    dtype: str = "auto"
+    threads: int = field(default_factory=available_cpus)
+    logs: dict[str, Any] | None = None
+    """Configuration of the processes' logs, for `logging.config`."""
+
+
+@dataclass(slots=True)
+class BackendInfo:
+    """What a backend has loaded. Before that, `device` and `dtype` are as configured."""
+
+    device: str
+    dtype: str
+    threads: int
+    models: dict[str, ServedModel] = field(default_factory=dict)
+    """By the name of the encoder, which `Backend.run` takes."""
+    processes: int = 1
+    """That compute batches at the same time."""
+    in_flight: int = 1
+    """Batches that a process takes at a time: while a GPU computes one, the next is made ready."""
+    max_useful_tokens: int = 0
+    """Tokens of a batch; a larger one is computed no faster per token."""
+    tokens_per_second: float = 0.0
+    """Speed of large batches of short texts on the slowest model, all processes together."""
+
+
+class Backend(Protocol):
+    """Computes batches outside the event loop. Every method is called on the loop."""
+
+    info: BackendInfo
+    """Complete once `load` is done."""
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether a process runs. False before loading, and while the weights are loaded again because the process that
+        holds them has ended."""
+
+    def process_seconds(self) -> Mapping[int, tuple[float, float]]:
+        """Of each process by its number: the seconds that it has computed, and waited for a batch."""
+
+    async def load(self, on_death: Callable[[BackendDiedError], None]) -> None:
+        """Read the weights and compute something with each model. `on_death` is called if processes end later and
+        cannot be replaced.
+
+        Raises:
+            CheckpointError: a directory cannot be served; the message names it.
+            SettingsError: the device does not exist, or does not compute in this precision.
+            BackendDiedError: a process ended while it was loading.
+        """
+
+    async def run(self, encoder: str, parts: Sequence[Part]) -> BatchResult:
+        """The outputs of one forward pass.
+
+        Raises:
+            OutOfMemoryError: fewer inputs may fit.
+            ProcessDiedError: the process ended during this batch. Another one is started.
+            BackendDiedError: no further batch can succeed.
+        """
+
+    def kill_hung(self, seconds: float) -> None:
+        """Kill the processes that have computed their batch for longer than this, which raises ProcessDiedError."""
+
+    async def aclose(self) -> None:
+        """Kill the processes; batches that are being computed raise BackendDiedError."""

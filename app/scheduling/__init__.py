@@ -1,1 +1,0 @@
-"""From a text to its answer: tokenization, the queue, batches. Knows no torch and no HTTP."""

@@ -1,0 +1,327 @@
+"""uvicorn's httptools protocol plus read and write timeouts, limits on the head and on pipelined requests, and early
+refusals."""
+
+from __future__ import annotations
+
+import asyncio
+from types import SimpleNamespace
+from typing import Any, cast
+
+import uvicorn
+from fastapi import Response
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
+
+from app.http.context import CONTEXT, RequestContext, Service, logs_requests
+from app.http.head import refuse_early
+from app.observability import tracing
+from app.server import file_limits
+from app.server.h2c_upgrade import RAW_BODY_HEADERS, UpgradeFilter
+
+MAX_HEAD_BYTES = 64 * 1024
+MIN_WRITTEN_BYTES = 64 * 1024
+"""Bytes of an answer that must be written within the request timeout: the caller has to read."""
+MAX_UNREAD_BYTES = 128 * 1024 * 1024
+"""Of answers on all connections that their callers have not read. The connection whose answer is one too many is
+closed."""
+MIN_TIMEOUT_SECONDS = 1.0
+"""A shorter request timeout bounds the request, not the time to send its head or to read the answer."""
+MAX_HEADERS = 200
+"""Of a request: an empty one takes a hundred times its bytes in memory."""
+MAX_PIPELINED = 100
+"""Requests of one connection that may wait for the answers to earlier ones."""
+
+SPARE_CONNECTIONS = 64
+"""Above the limit, for health and metrics. A connection beyond them is closed at once."""
+MAX_IDLE_SURPLUS_SECONDS = 5
+"""Seconds until an idle connection above the limit is closed."""
+
+_ANSWERED_CYCLE: Any = SimpleNamespace(response_started=True, response_complete=True, message_event=asyncio.Event())
+"""A stand-in for uvicorn's cycle that tells it that a request is answered."""
+
+
+class BoundedProtocol(HttpToolsProtocol):
+    """Bounds what one connection can hold, because uvicorn has no such timeouts (uvicorn issue 157).
+
+    The connection is closed if
+
+    - a head is larger than `MAX_HEAD_BYTES` or `MAX_HEADERS`, or takes longer than the request timeout;
+    - the rest of a body takes longer than that, after its request was answered;
+    - less than `MIN_WRITTEN_BYTES` of an answer can be written within that time, because the caller does not read;
+    - the answers that callers do not read exceed `MAX_UNREAD_BYTES` with this one;
+    - more than `MAX_PIPELINED` requests wait for earlier ones;
+    - it is more than `SPARE_CONNECTIONS` above the limit of connections.
+
+    On a connection above the limit, the app refuses tasks, and the connection closes after its first answer. The
+    request's own deadline bounds a body that the app reads (`app.http.handle`).
+    """
+
+    def __init__(self, config: uvicorn.Config, *args: Any, **kwargs: Any) -> None:
+        super().__init__(config, *args, **kwargs)
+        self._service: Service = config.app.service  # type: ignore[union-attr]
+        self._app_sees_refusals = logs_requests() or tracing.enabled()
+        timeout_ms: int = self._service.settings.request_timeout_ms
+        self._timeout = max(timeout_ms / 1000, MIN_TIMEOUT_SECONDS)
+        self._max_connections = file_limits.max_connections(self._service.settings.max_connections, SPARE_CONNECTIONS)
+        self._is_surplus = False
+        """Whether it is one more connection than the limit."""
+        self.unread = 0
+        """Bytes of an answer that were left when its caller began to read more slowly than they are written; 0 once it
+        has read them."""
+        self._read_timer: asyncio.TimerHandle | None = None
+        self._write_timer: asyncio.TimerHandle | None = None
+        self._running_cycle: RequestResponseCycle | None = None
+        """The request that the app answers now; uvicorn's `cycle` is the last one that was received."""
+        self._upgrades = UpgradeFilter()
+        self._head_bytes = 0
+        """Received bytes of a head that is incomplete."""
+        self._in_head = True
+        self._in_request = False
+        self._raw_body = False
+        self._ignore_input = False
+        """The connection closes after the answers to the requests so far: what comes next is not a request, or the rest
+        of an unread body."""
+        self._draining_input = False
+        """All answers are written, and only what the caller still sends is waited for; see `_close_when_answered`."""
+        self._cycle_transport: Any = None
+        """What uvicorn's cycles write to."""
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """See `asyncio.Protocol`."""
+        super().connection_made(transport)
+        surplus = len(self.connections) - self._max_connections
+        if surplus > SPARE_CONNECTIONS:
+            transport.abort()
+            return
+        self._is_surplus = surplus > 0
+        if self._is_surplus:
+            self.timeout_keep_alive = min(self.timeout_keep_alive, MAX_IDLE_SURPLUS_SECONDS)
+        self._cycle_transport = SimpleNamespace(
+            write=transport.write, is_closing=self._is_closing, close=self._close_when_answered
+        )
+        self._keep_alive()  # a proxy may open a connection before it has a request for it
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """See `asyncio.Protocol`."""
+        self._stop_read_timeout()
+        self._stop_write_timeout()
+        self._unset_keepalive_if_required()  # the timer would keep this object until it fires
+        self.pipeline.clear()
+        if self._running_cycle is not None:  # uvicorn tells only the last request
+            self._running_cycle.disconnected = True
+            self._running_cycle.message_event.set()
+        super().connection_lost(exc)
+        # Break the reference cycles: after `gc.freeze()`, which a reload calls, they would never be collected.
+        self.cycle = self._running_cycle = self._cycle_transport = None  # type: ignore[assignment]
+
+    def data_received(self, data: bytes) -> None:
+        """See `asyncio.Protocol`."""
+        if self._ignore_input:
+            return
+        unfinished = 0
+        head_has_begun = self._in_head and self._in_request
+        expects_head = self._in_head or not self._in_request
+        data = self._upgrades.rename_headers(
+            data, in_head=expects_head, head_has_begun=head_has_begun, raw_body=self._raw_body
+        )
+        if expects_head:
+            end = data.find(b"\r\n\r\n")
+            head_bytes = (self._head_bytes if self._in_head else 0) + (len(data) if end < 0 else end)
+            if head_bytes > MAX_HEAD_BYTES:
+                self._reject(431)
+                return
+            unfinished = head_bytes if end < 0 else 0
+        super().data_received(data)
+        if self._in_head and not self._ignore_input:
+            self._start_read_timeout()
+            self._head_bytes = unfinished
+        elif self._is_idle() and self.timeout_keep_alive_task is None:
+            self._keep_alive()  # uvicorn stopped the timer at the first byte, but no request began
+
+    def send_400_response(self, msg: str) -> None:  # noqa: ARG002 (uvicorn's message is not used)
+        """Called by uvicorn for bytes that are no HTTP, and after an error of `on_header`."""
+        self._reject(431 if self._in_head and len(self.headers) >= MAX_HEADERS else 400)
+
+    def pause_writing(self) -> None:
+        """The caller reads its answer more slowly than it is written."""
+        super().pause_writing()
+        self._start_write_timeout()
+        self.unread = self.transport.get_write_buffer_size()
+        if sum(connection.unread for connection in cast("set[BoundedProtocol]", self.connections)) > MAX_UNREAD_BYTES:
+            self.transport.abort()
+
+    def resume_writing(self) -> None:
+        """The caller has read nearly all of it."""
+        super().resume_writing()
+        self.unread = 0
+        if not self._is_closing():
+            self._stop_write_timeout()
+
+    def timeout_keep_alive_handler(self) -> None:
+        """Close an idle connection; one whose answer is still being read is not idle."""
+        if self._write_timer is not None:
+            self._keep_alive()
+        else:
+            self._close_at_once()
+
+    def on_message_begin(self) -> None:
+        """The first byte of a request."""
+        super().on_message_begin()
+        self._in_head = self._in_request = True
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """Of the head; trailers are dropped, because there may be any number of them."""
+        if self._in_head:
+            if len(self.headers) >= MAX_HEADERS:
+                raise ValueError("too many headers")
+            super().on_header(name, value)
+
+    def on_headers_complete(self) -> None:
+        """The head is complete."""
+        self._in_head = False
+        self._raw_body = any(name in RAW_BODY_HEADERS for name, _ in self.headers)
+        self._stop_read_timeout()
+        if len(self.pipeline) >= MAX_PIPELINED:
+            self._close_at_once()
+            return
+        context = RequestContext(self._service, self._is_surplus, self.pipeline)
+        response = refuse_early(context, self.url, self.scope) if self._can_refuse() else None  # type: ignore[arg-type]
+        if response is None:
+            self._unset_keepalive_if_required()  # set if an earlier request of the same packet was refused
+            self.scope[CONTEXT] = context  # type: ignore[literal-required]
+            super().on_headers_complete()
+            self.cycle.transport = self._cycle_transport
+            return
+        self.cycle = _ANSWERED_CYCLE
+        self._write(response)
+        context.status = response.status_code
+        context.finish(self.scope)  # type: ignore[arg-type]
+        self.on_response_complete()
+
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
+        self._running_cycle = cycle
+        super()._start_asgi_task(cycle, app)
+
+    def on_message_complete(self) -> None:
+        """The body is complete."""
+        self._in_request = False
+        self._stop_read_timeout()
+        super().on_message_complete()
+
+    def on_response_complete(self) -> None:
+        """Called by the request's task."""
+        super().on_response_complete()
+        if self._ignore_input and not self.pipeline:
+            self._unset_keepalive_if_required()
+        elif self._in_request and not self._ignore_input:
+            self._start_read_timeout()
+
+    def _reject(self, status: int) -> None:
+        """Close the connection, because what came is no HTTP request. Requests that were received completely are
+        answered first."""
+        cycle: RequestResponseCycle | None = self.cycle
+        in_body = self._in_request and not self._in_head
+        if in_body:  # its request gets no answer, unless it was answered before
+            if self.pipeline:
+                self.pipeline.popleft()
+                cycle = self.pipeline[0][0] if self.pipeline else self._running_cycle
+            elif cycle is not None and not cycle.response_complete:
+                cycle.disconnected = True
+                cycle.message_event.set()
+        if cycle is not None and not (cycle.response_complete or cycle.disconnected):
+            cycle.keep_alive = False
+            self._ignore_input = True
+            self._stop_read_timeout()
+            return
+        if not in_body:
+            self._write(Response(status_code=status, headers={"Connection": "close"}))
+        self._ignore_input = True
+        self._close_when_answered()
+
+    def _write(self, response: Response) -> None:
+        headers = (*self.server_state.default_headers, *response.raw_headers)
+        head = b"".join(b"%s: %s\r\n" % header for header in headers)
+        self.transport.write(STATUS_LINE[response.status_code] + head + b"\r\n" + bytes(response.body))
+
+    def _can_refuse(self) -> bool:
+        """Whether this request can be answered here, before the app sees it."""
+        return (
+            not self._app_sees_refusals
+            and not self._is_surplus
+            and self.parser.get_method() == b"POST"
+            and self.parser.get_http_version() == "1.1"
+            and self.parser.should_keep_alive()
+            and (self.cycle is None or self.cycle.response_complete)
+            and self.timeout_keep_alive_task is None  # one per packet: thousands would block the event loop
+            and not self.flow.write_paused
+        )
+
+    def _is_idle(self) -> bool:
+        """Whether all requests are answered and none has begun."""
+        answered = self.cycle is not None and self.cycle.response_complete
+        return answered and not self._in_request and not self.transport.is_closing()
+
+    def _keep_alive(self) -> None:
+        self.timeout_keep_alive_task = self.loop.call_later(self.timeout_keep_alive, self.timeout_keep_alive_handler)
+
+    def _close_at_once(self) -> None:
+        """Close, and drop what the caller has not read."""
+        if self.transport.get_write_buffer_size():
+            self.transport.abort()
+        else:
+            self.transport.close()
+
+    def _close_when_answered(self) -> None:
+        """Close after the caller has read the answer; uvicorn has no timeout for a connection that is closing.
+
+        If the caller still sends, close our side only, and drop what it sends until it closes or the read timeout ends:
+        closing with unread input resets the connection, and the answer is lost.
+        """
+        if self._is_closing():
+            return
+        if self._in_request or self._ignore_input:
+            self._ignore_input = self._draining_input = True
+            self.pipeline.clear()
+            self.flow.resume_reading()
+            self.transport.write_eof()
+            self._start_read_timeout()
+        else:
+            self.transport.close()
+        if self._write_timer is None and self.transport.get_write_buffer_size():
+            self._start_write_timeout()
+
+    def _is_closing(self) -> bool:
+        return self._draining_input or self.transport.is_closing()
+
+    def _start_write_timeout(self) -> None:
+        self._stop_write_timeout()
+        unread = self.transport.get_write_buffer_size()
+        self._write_timer = self.loop.call_later(self._timeout, self._check_write_progress, unread)
+
+    def _check_write_progress(self, unread_before: int) -> None:
+        if unread_before - self.transport.get_write_buffer_size() < MIN_WRITTEN_BYTES:
+            self.transport.abort()
+        else:
+            self._start_write_timeout()
+
+    def _stop_write_timeout(self) -> None:
+        if self._write_timer is not None:
+            self._write_timer.cancel()
+            self._write_timer = None
+
+    def _start_read_timeout(self) -> None:
+        if self._read_timer is None:
+            self._read_timer = self.loop.call_later(self._timeout, self._end_of_read_timeout)
+
+    def _end_of_read_timeout(self) -> None:
+        self._read_timer = None
+        if (
+            self._draining_input and self._write_timer is not None
+        ):  # which closes if the caller does not read its answer
+            self._start_read_timeout()
+        else:
+            self._close_at_once()
+
+    def _stop_read_timeout(self) -> None:
+        if self._read_timer is not None:
+            self._read_timer.cancel()
+            self._read_timer = None

@@ -1,0 +1,227 @@
+"""Fill-mask: the most probable words for each `[MASK]` of a text."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from pydantic import Field, StrictInt
+from pydantic_core import to_json
+from typing_extensions import TypedDict  # pydantic needs this one before Python 3.12
+
+from app.errors import InvalidInputError
+from app.inference.contract import Head, Kind, ModelOutput, Query, ServedModel, Words
+from app.tasks.schemas import MAX_TOP_K, Input, OneOrMany, Parameters, Strict, Target, described, with_examples
+from app.tasks.task import PREDICTION_BYTES, Operation, Question, Task
+from model.errors import NoMaskError, TextError
+from model.tokenizer import Encoding
+
+DEFAULT_TOP_K = 5
+MAX_TARGETS = 100
+
+
+class FillMaskParameters(Parameters):
+    """Parameters of fill-mask."""
+
+    top_k: StrictInt | None = Field(
+        None, ge=1, le=MAX_TOP_K, description="Predictions per mask. Default: 5, or all of `targets` if there are any."
+    )
+    targets: list[Target] | None = Field(
+        None,
+        min_length=1,
+        max_length=MAX_TARGETS,
+        fail_fast=True,
+        description="Score only these words. Each must be a single token of the vocabulary.",
+    )
+
+
+class FillMaskRequest(Strict):
+    """Texts with one or more `[MASK]`."""
+
+    model_config = with_examples(
+        {"inputs": "The movie was [MASK] and I loved it."},
+        {"inputs": ["A [MASK] film.", "I [MASK] it."], "parameters": {"top_k": 2, "truncate": True}},
+        {"inputs": "The movie was [MASK].", "parameters": {"targets": ["good", "bad"]}},
+    )
+
+    inputs: OneOrMany[str] = Field(
+        title="FillMaskInputs", description="One text or many; each holds at least one `[MASK]`."
+    )
+    parameters: FillMaskParameters | None = None
+
+
+@described
+class TokenPrediction(TypedDict):
+    """A token that may stand in place of a mask."""
+
+    score: float
+    """Its probability over the whole vocabulary."""
+    token: int
+    """Its number in the vocabulary."""
+    token_str: str
+    """As the vocabulary writes it. A piece that joins the word before it begins with `##`."""
+    sequence: str
+    """The text with this one mask replaced."""
+
+
+@described
+class Mask(TypedDict):
+    """A mask of a text, and its predictions, most likely first."""
+
+    position: int
+    """Index of its token; [CLS] has 0."""
+    predictions: list[TokenPrediction]
+
+
+@described
+class FillMaskResult(TypedDict):
+    """The answer to a text."""
+
+    masks: list[Mask]
+    """One entry per `[MASK]`, in order."""
+    tokens: int
+    """Tokens that the model has read, special tokens included."""
+    truncated: bool
+    """Whether the text was cut to the model's limit."""
+
+
+@described
+class FillMaskResponse(TypedDict):
+    """One result per input, in the order of the inputs."""
+
+    model: str
+    """The checkpoint that answered."""
+    results: list[FillMaskResult]
+
+
+def fill_mask_question(
+    served: ServedModel,
+    inputs: Sequence[Input],
+    *,
+    top_k: int | None = None,
+    targets: Sequence[str] = (),
+    truncate: bool = False,
+) -> FillMaskQuestion:
+    """See `Task.question`. Raises InvalidInputError: a target is not a single token of the vocabulary."""
+    ids = _target_ids(served, targets)
+    words = len(ids) or served.tokenizer.vocab_size
+    return FillMaskQuestion(inputs, served, ids, min(top_k or len(ids) or DEFAULT_TOP_K, words), truncate)
+
+
+@dataclass(slots=True)
+class FillMaskQuestion(Question):
+    """See `fill_mask_question`."""
+
+    inputs: Sequence[Input]
+    served: ServedModel
+    targets: tuple[int, ...]
+    top_k: int
+    truncate: bool
+    split_advice = "lower top_k, or send fewer masks or fewer or shorter texts"
+
+    def encode(self, given: Input) -> Encoding:
+        """See `Question.encode`. A text without a mask has no answer, also if truncation removed the mask."""
+        encoding = self.served.tokenizer.encode(
+            str(given),
+            max_length=self.served.config.max_position_embeddings,
+            truncate=self.truncate,
+            truncation=self.served.config.truncation,
+        )
+        if encoding.masks_lost:
+            raise NoMaskError("a [MASK] lies beyond the model's limit and was lost by truncation; shorten the text")
+        if self.served.tokenizer.mask_id not in encoding.ids:
+            raise NoMaskError("the text holds no [MASK]: write the mask so, in capitals")
+        return encoding
+
+    def query(self, encodings: list[Encoding]) -> Query:
+        """See `Question.query`."""
+        mask_id = self.served.tokenizer.mask_id
+        masks = [tuple(i for i, token in enumerate(one.ids) if token == mask_id) for one in encodings]
+        return Query(Kind.WORDS, encodings, masks=masks, top_k=self.top_k, targets=self.targets)
+
+    def results(self, query: Query, outputs: Sequence[ModelOutput]) -> list[FillMaskResult]:
+        """See `Question.results`."""
+        results: list[FillMaskResult] = []
+        for text, encoding, positions, words in zip(self.inputs, query.encodings, query.masks, outputs, strict=True):
+            assert isinstance(words, Words)
+            masks: list[Mask] = [
+                {
+                    "position": position,
+                    "predictions": self._predictions(str(text), encoding.spans[position], words, number * self.top_k),
+                }
+                for number, position in enumerate(positions)
+            ]
+            results.append({"masks": masks, "tokens": len(encoding), "truncated": encoding.truncated})
+        return results
+
+    def response_bytes(self, query: Query) -> int:
+        """See `Question.response_bytes`. The text is repeated for each prediction."""
+        return self.top_k * sum(
+            (len(to_json(text)) + PREDICTION_BYTES) * len(positions)
+            for text, positions in zip(self.inputs, query.masks, strict=True)
+        )
+
+    def _predictions(self, text: str, span: tuple[int, int], words: Words, start: int) -> list[TokenPrediction]:
+        """The predictions for the mask at `span`, whose words begin at `start`."""
+        predictions: list[TokenPrediction] = []
+        for i in range(start, start + self.top_k):
+            token = self.served.tokenizer.token(words.token_ids[i])
+            predictions.append(
+                {
+                    "score": words.scores[i],
+                    "token": words.token_ids[i],
+                    "token_str": token,
+                    "sequence": fill(text, span, token),
+                }
+            )
+        return predictions
+
+
+def _target_ids(served: ServedModel, targets: Sequence[str]) -> tuple[int, ...]:
+    """Token ids in the caller's order, each once: "Good" and "good" may be the same token.
+
+    Raises:
+        InvalidInputError: a target is not a single token of the vocabulary.
+    """
+    ids: dict[int, None] = {}
+    for i, word in enumerate(targets):
+        try:
+            ids[served.tokenizer.target_id(word)] = None
+        except TextError as error:
+            raise InvalidInputError([(error, ("parameters", "targets", i))]) from error
+    return tuple(ids)
+
+
+def fill(text: str, span: tuple[int, int], token: str) -> str:
+    """A text with the mask at `span` replaced by a token; a `##` piece joins the word before it. The white space in
+    the span, which some checkpoints count as a part of the mask, stays.
+
+    >>> fill("I was walk [MASK] home", (11, 17), "##ing")
+    'I was walking home'
+    """
+    mask = text[slice(*span)].strip()
+    start = text.index(mask, span[0])
+    before, after = text[:start], text[start + len(mask) :]
+    if token.startswith("##") and len(token) > 2:
+        return before.rstrip() + token[2:] + after
+    return before + token + after
+
+
+_PREDICTION = {"score": 0.21, "token": 1523, "token_str": "good", "sequence": "The movie was good and I loved it."}
+_RESULT: dict[str, Any] = {
+    "masks": [{"position": 4, "predictions": [_PREDICTION]}],
+    "tokens": 11,
+    "truncated": False,
+}
+
+FILL_MASK = Task(
+    name="fill-mask",
+    description="The most probable words for each `[MASK]`, with their probability over the whole vocabulary.",
+    operations=[Operation("/fill-mask", "Fill in masked words", {"model": "pretrained", "results": [_RESULT]})],
+    request=FillMaskRequest,
+    response=FillMaskResponse,
+    head=Head.WORDS,
+    inputs="text",
+    question=fill_mask_question,
+)

@@ -1,0 +1,130 @@
+"""Tasks whose results are labels with scores. Results are dicts, because making and writing dataclasses takes four
+times as long."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from operator import itemgetter
+from typing import Any
+
+from typing_extensions import TypedDict  # pydantic needs this one before Python 3.12
+
+from app.errors import InvalidRequestError
+from app.inference.contract import Kind, ModelOutput, Query, ServedModel
+from app.tasks.schemas import Input, described
+from app.tasks.task import PREDICTION_BYTES, Question
+from model.tokenizer import Encoding
+
+
+class LabelPrediction(TypedDict):
+    """A label and its score: a probability; the number, of a regression; a logit, if raw scores were asked for."""
+
+    label: str
+    score: float
+
+
+@described
+class LabelResult(TypedDict):
+    """The answer to a text or pair."""
+
+    predictions: list[LabelPrediction]
+    """Most likely first."""
+    tokens: int
+    """Tokens that the model has read, special tokens included."""
+    truncated: bool
+    """Whether the text was cut to the model's limit."""
+
+
+@described
+class LabelResponse(TypedDict):
+    """One result per input, in the order of the inputs."""
+
+    model: str
+    """The checkpoint that answered."""
+    results: list[LabelResult]
+
+
+def example_response(model: str, **scores: float) -> dict[str, Any]:
+    """A response to one input, for the OpenAPI document."""
+    predictions = [{"label": label, "score": score} for label, score in scores.items()]
+    return {"model": model, "results": [{"predictions": predictions, "tokens": 11, "truncated": False}]}
+
+
+def label_question(
+    served: ServedModel,
+    inputs: Sequence[Input],
+    *,
+    labels: Sequence[str] | None = None,
+    top_k: int | None = None,
+    truncate: bool = False,
+    truncation: str | None = None,
+    function_to_apply: str | None = None,
+) -> LabelQuestion:
+    """See `Task.question`.
+
+    Args:
+        labels: by default the checkpoint's own.
+        top_k: labels to return; by default all.
+        truncation: see `Tokenizer.encode`; by default the checkpoint's own.
+        function_to_apply: `none` for logits as scores, or what the checkpoint computes its scores with.
+    """
+    if function_to_apply not in (None, "none", computed := served.config.score_function):
+        raise InvalidRequestError.at(
+            f"the loaded checkpoint's scores are computed with {computed!r}, not {function_to_apply!r}; leave this out",
+            *("parameters", "function_to_apply"),
+        )
+    return LabelQuestion(
+        inputs,
+        served,
+        labels or served.config.labels,
+        Kind.LOGITS if function_to_apply == "none" else Kind.PROBABILITIES,
+        top_k,
+        truncate,
+        truncation or served.config.truncation,
+    )
+
+
+@dataclass(slots=True)
+class LabelQuestion(Question):
+    """See `label_question`."""
+
+    inputs: Sequence[Input]
+    served: ServedModel
+    labels: Sequence[str]
+    kind: Kind
+    top_k: int | None
+    truncate: bool
+    truncation: str
+    split_advice = "lower top_k, or send fewer texts"
+
+    def encode(self, given: Input) -> Encoding:
+        """See `Question.encode`."""
+        text, text_pair = (given, None) if isinstance(given, str) else (given.text, given.text_pair)
+        return self.served.tokenizer.encode(
+            text,
+            text_pair,
+            max_length=self.served.config.max_position_embeddings,
+            truncate=self.truncate,
+            truncation=self.truncation,
+            spans=False,
+        )
+
+    def query(self, encodings: list[Encoding]) -> Query:
+        """See `Question.query`."""
+        return Query(self.kind, encodings, len(self.labels))
+
+    def results(self, query: Query, outputs: Sequence[ModelOutput]) -> list[LabelResult]:
+        """See `Question.results`."""
+        by_score: Any = itemgetter(1)
+        results: list[LabelResult] = []
+        for encoding, scores in zip(query.encodings, outputs, strict=True):
+            ranked: Any = sorted(zip(self.labels, scores, strict=True), key=by_score, reverse=True)[: self.top_k]
+            predictions: list[LabelPrediction] = [{"label": label, "score": score} for label, score in ranked]
+            results.append({"predictions": predictions, "tokens": len(encoding), "truncated": encoding.truncated})
+        return results
+
+    def response_bytes(self, query: Query) -> int:
+        """See `Question.response_bytes`."""
+        longest = max(len(label.encode()) for label in self.labels)
+        return len(query.encodings) * len(self.labels[: self.top_k]) * (PREDICTION_BYTES + longest)

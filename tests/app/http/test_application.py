@@ -1,0 +1,159 @@
+"""The whole app, and its OpenAPI document compared with its answers."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from contextlib import AsyncExitStack
+from typing import Any
+
+import pytest
+
+from app.http.application import create_app
+from app.inference.contract import BackendConfig
+from app.settings import Settings
+from model.errors import CheckpointError
+from tests.app.backends import ThreadBackend
+
+TASKS = ["/fill-mask", "/next-sentence", "/sentiment", "/hf/fill-mask", "/hf/text-classification"]
+TASKS += ["/predict", "/tokenize", "/v2/models/fill-mask/infer"]
+
+
+@pytest.fixture
+async def document(serve: Any) -> Any:
+    async with serve() as service:
+        return (await service.client.get("/openapi.json")).json()
+
+
+async def test_document_has_every_schema_that_it_refers_to(document: Any) -> None:
+    text = json.dumps(document)
+    names = {part.split('"')[0] for part in text.split('"#/components/schemas/')[1:]}
+    assert names <= set(document["components"]["schemas"])
+    assert {"Problem", "FieldProblem"} <= names
+
+
+@pytest.mark.parametrize("path", TASKS)
+async def test_document_has_every_status_of_the_tasks(document: Any, path: str) -> None:
+    responses = document["paths"][path]["post"]["responses"]
+    assert set(responses) == {"200", "400", "401", "404", "413", "415", "422", "429", "500", "503", "504"}
+    for status in set(responses) - {"200"}:
+        assert list(responses[status]["content"]) == ["application/problem+json"]
+
+
+@pytest.mark.parametrize("path", TASKS)
+async def test_document_examples_of_requests_are_answered(serve: Any, document: Any, path: str) -> None:
+    reference = document["paths"][path]["post"]["requestBody"]["content"]["application/json"]["schema"]["$ref"]
+    schema = document["components"]["schemas"][reference.rsplit("/", 1)[1]]
+    async with serve() as service:
+        for example in schema["examples"]:
+            answer = await service.client.post(path, json=example)
+            assert answer.status_code == 200, answer.text
+
+
+@pytest.mark.parametrize("path", TASKS)
+async def test_document_examples_of_answers_have_the_shape_of_real_ones(serve: Any, document: Any, path: str) -> None:
+    def shape(value: Any) -> Any:
+        if isinstance(value, dict):
+            return {key: shape(inner) for key, inner in value.items()}
+        return [shape(value[0])] if isinstance(value, list) else type(value)
+
+    operation = document["paths"][path]["post"]
+    reference = operation["requestBody"]["content"]["application/json"]["schema"]["$ref"]
+    example = document["components"]["schemas"][reference.rsplit("/", 1)[1]]["examples"][0]
+    async with serve() as service:
+        answer = await service.client.post(path, json=example)
+    assert shape(answer.json()) == shape(operation["responses"]["200"]["content"]["application/json"]["example"])
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status"),
+    [("GET", "/nowhere", 404), ("GET", "/fill-mask", 405), ("POST", "/info", 405), ("GET", "/fill-mask/", 404)],
+)
+async def test_unknown_path_or_method_is_a_problem_document(serve: Any, method: str, path: str, status: int) -> None:
+    async with serve() as service:
+        answer = await service.client.request(method, path)
+    assert answer.status_code == answer.json()["status"] == status
+    assert answer.headers["content-type"] == "application/problem+json"
+
+
+async def test_405_has_the_allowed_methods(serve: Any) -> None:
+    async with serve() as service:
+        answer = await service.client.get("/fill-mask")
+        served = await service.client.post("/info")
+    assert (answer.headers["allow"], served.headers["allow"]) == ("POST", "GET, HEAD")
+
+
+MUTATIONS: list[bytes] = [
+    b"",
+    b"null",
+    b"[]",
+    b"5",
+    b'"a"',
+    b"{}",
+    b"\xff",
+    b"{'inputs':'a'}",
+    b'{"inputs":NaN}',
+    b'{"inputs":"\\ud800"}',
+    b'{"inputs":"\\udc00 [MASK]"}',
+    b'{"inputs":' + b"[" * 10_000,
+    b'{"inputs":[[[]]]}',
+    b'{"inputs":1e999}',
+    b'{"inputs":"[MASK]","parameters":{"top_k":' + b"9" * 400 + b"}}",
+    b'{"inputs":"\\u0000"}',
+    b'{"inputs":" "}',
+    b'{"inputs":"' + b"x" * 1_000_000 + b'"}',
+    b'{"inputs":"' + b"[MASK] " * 10_000 + b'"}',
+    b'{"inputs":"' + "\u202e😀\u0301".encode() * 50 + b'"}',
+    b'{"inputs":"[CLS] [SEP] [PAD] [UNK]"}',
+    b'{"inputs":"[MASK]","parameters":{"targets":["\\u0000"]}}',
+    b'{"inputs":{"text":"","text_pair":""}}',
+    b'{"inputs":"[MASK]","parameters":{"targets":["[MASK]","[PAD]"]}}',
+    b'{"inputs":"' + b"[MASK] " * 10_000 + b'","parameters":{"truncate":true}}',
+    b'{"inputs":"[mask]"}',
+    b'{"inputs":"[MASK]\xc2\xa0[MASK]\xe2\x80\x8b[MASK]","parameters":{"top_k":100}}',
+    b"\xef\xbb\xbf{}",
+]
+
+
+@pytest.mark.parametrize("path", TASKS)
+async def test_app_answers_unusual_bodies_without_a_500(serve: Any, pretrained: Any, sentiment: Any, path: str) -> None:
+    backend = ThreadBackend(BackendConfig(pretrained, sentiment, device="cpu", dtype="float32", threads=1))
+    async with serve(backend) as service:
+        for body in MUTATIONS:
+            answer = await service.client.post(path, content=body, headers={"Content-Type": "application/json"})
+            assert answer.status_code in (200, 400, 413, 422), (body[:60], answer.text)
+            answer.json()
+
+
+# Under any ASGI server ------------------------------------------------------------------------------------------
+
+
+async def test_lifespan_waits_until_the_models_answer(backend: Any) -> None:
+    backend.may_load.clear()
+    app = create_app(Settings(), backend)
+    async with AsyncExitStack() as stack:
+        starting = asyncio.create_task(stack.enter_async_context(app.router.lifespan_context(app)))
+        await asyncio.sleep(0.05)
+        assert not starting.done()
+        backend.may_load.set()
+        await starting
+        assert app.service.lifecycle.status == "ready"
+    assert backend.closed
+
+
+async def test_lifespan_raises_if_the_models_cannot_be_loaded(backend: Any) -> None:
+    backend.load_error = CheckpointError("a folder", "no weights")
+    app = create_app(Settings(), backend)
+    with pytest.raises(CheckpointError, match="no weights"):
+        async with app.router.lifespan_context(app):
+            pass
+    assert backend.closed
+
+
+async def test_app_without_its_server_notices_a_batch_that_hangs(serve: Any, backend: Any) -> None:
+    async with serve() as service:
+        service.lifecycle._stall_seconds = 0.1
+        backend.gate.clear()
+        asked = await service.client.post("/sentiment", json={"inputs": "good"})
+        assert (asked.status_code, asked.json()["code"]) == (500, "inference_failed")  # its process was killed
+        assert asked.json()["errors"] == []

@@ -1,0 +1,330 @@
+"""Schemas of request bodies and their examples."""
+
+from __future__ import annotations
+
+import json
+from typing import Any, get_args
+
+import pytest
+from pydantic import BaseModel
+
+from app.errors import InvalidInputError, InvalidRequestError, NotJSONError, TooLargeError
+from app.http import invalid
+from app.http.protocols import hugging_face, open_inference, text_embeddings
+from app.tasks.fill_mask import FillMaskRequest
+from app.tasks.next_sentence import NextSentenceRequest
+from app.tasks.schemas import TextPair, as_list
+from app.tasks.sentiment import SentimentRequest
+
+REQUESTS = [
+    FillMaskRequest,
+    NextSentenceRequest,
+    SentimentRequest,
+    hugging_face.HuggingFaceFillMaskRequest,
+    hugging_face.HuggingFaceClassificationRequest,
+    open_inference.InferRequest,
+    text_embeddings.PredictRequest,
+    text_embeddings.TokenizeRequest,
+]
+
+
+def parse(schema: type[BaseModel], body: bytes) -> BaseModel:
+    return invalid.parse(schema, body, max_inputs=512)
+
+
+@pytest.mark.parametrize("schema", REQUESTS)
+def test_examples_fit_their_schema(schema: type[BaseModel]) -> None:
+    examples = schema.model_json_schema()["examples"]
+    assert examples
+    for example in examples:
+        parse(schema, json.dumps(example).encode())
+
+
+def nulls(schema: type[BaseModel]) -> dict[str, Any]:
+    """Null for each optional field."""
+    return {name: None for name, field in schema.model_fields.items() if not field.is_required()}
+
+
+def parameters_of(schema: type[BaseModel]) -> type[BaseModel]:
+    """The model of the field `parameters`."""
+    return next(kind for kind in get_args(schema.model_fields["parameters"].annotation) if kind is not type(None))
+
+
+TENSOR = {"name": "text", "datatype": "BYTES", "shape": [1], "data": ["a"]}
+
+
+@pytest.mark.parametrize(
+    ("path", "schema", "body"),
+    [
+        ("/fill-mask", FillMaskRequest, {"inputs": "a [MASK]"}),
+        ("/next-sentence", NextSentenceRequest, {"inputs": {"text": "a", "text_pair": "b"}}),
+        ("/sentiment", SentimentRequest, {"inputs": "a"}),
+        ("/hf/fill-mask", hugging_face.HuggingFaceFillMaskRequest, {"inputs": "a [MASK]"}),
+        ("/hf/text-classification", hugging_face.HuggingFaceClassificationRequest, {"inputs": "a"}),
+        ("/v2/models/sentiment/infer", open_inference.InferRequest, {"inputs": [TENSOR]}),
+        ("/predict", text_embeddings.PredictRequest, {"inputs": "a"}),
+        ("/tokenize", text_embeddings.TokenizeRequest, {"inputs": "a"}),
+    ],
+)
+async def test_optional_field_may_be_null(serve: Any, path: str, schema: type[BaseModel], body: dict[str, Any]) -> None:
+    bodies = [body, body | nulls(schema)]
+    if "parameters" in schema.model_fields:
+        bodies.append(body | {"parameters": nulls(parameters_of(schema))})
+    if schema is open_inference.InferRequest:
+        outputs = [{"name": name} | nulls(open_inference.RequestedOutput) for name in ("label", "score")]
+        bodies.append({"inputs": [nulls(open_inference.InputTensor) | TENSOR], "outputs": outputs})
+        bodies.append({"inputs": [TENSOR | {"parameters": nulls(open_inference.InputParameters)}]})
+        outputs = [output | {"parameters": nulls(open_inference.OutputParameters)} for output in outputs]
+        bodies.append({"inputs": [TENSOR], "outputs": outputs})
+    async with serve() as service:
+        first, *others = [await service.client.post(path, json=body) for body in bodies]
+    assert first.status_code == 200
+    assert [(answer.status_code, answer.json()) for answer in others] == [(200, first.json())] * len(others)
+
+
+@pytest.mark.parametrize(
+    ("body", "loc"),
+    [
+        ({}, ("inputs",)),
+        ({"inputs": []}, ("inputs",)),
+        ({"inputs": None}, ("inputs",)),
+        ({"inputs": 5}, ("inputs",)),
+        ({"inputs": {"text": "a"}}, ("inputs",)),
+        ({"inputs": ["a", 5]}, ("inputs", 1)),
+        ({"inputs": "a", "extra": 1}, ("extra",)),
+        ({"inputs": "a", "one": 1}, ("one",)),
+        ({"inputs": "a", "parameters": []}, ("parameters",)),
+        ({"inputs": "a", "parameters": {"topk": 5}}, ("parameters", "topk")),
+        ({"inputs": "a", "parameters": {"top_k": True}}, ("parameters", "top_k")),
+        ({"inputs": "a", "parameters": {"top_k": "5"}}, ("parameters", "top_k")),
+        ({"inputs": "a", "parameters": {"top_k": 5.0}}, ("parameters", "top_k")),
+        ({"inputs": "a", "parameters": {"top_k": 0}}, ("parameters", "top_k")),
+        ({"inputs": "a", "parameters": {"top_k": 101}}, ("parameters", "top_k")),
+        ({"inputs": "a", "parameters": {"top_k": 10**300}}, ("parameters", "top_k")),
+        ({"inputs": "a", "parameters": {"truncate": 1}}, ("parameters", "truncate")),
+        ({"inputs": "a", "parameters": {"truncate": "true"}}, ("parameters", "truncate")),
+        ({"inputs": "a", "parameters": {"targets": "good"}}, ("parameters", "targets")),
+        ({"inputs": "a", "parameters": {"targets": []}}, ("parameters", "targets")),
+        ({"inputs": "a", "parameters": {"targets": [""]}}, ("parameters", "targets", 0)),
+    ],
+)
+def test_parse_locates_invalid_fields(body: dict[str, Any], loc: tuple[str | int, ...]) -> None:
+    with pytest.raises(InvalidRequestError) as raised:
+        parse(FillMaskRequest, json.dumps(body).encode())
+    assert raised.value.errors[0].loc == loc
+
+
+@pytest.mark.parametrize(
+    ("body", "loc"),
+    [
+        ({"inputs": "a"}, ("inputs",)),
+        ({"inputs": {"text": "a"}}, ("inputs", "text_pair")),
+        ({"inputs": {"text": "a", "text_pair": 1}}, ("inputs", "text_pair")),
+        ({"inputs": [{"text": "a", "text_pair": "b", "c": "d"}]}, ("inputs", 0, "c")),
+        ({"inputs": {"text": "a", "text_pair": "b", "pair": "d"}}, ("inputs", "pair")),
+    ],
+)
+def test_parse_is_strict_in_pairs(body: dict[str, Any], loc: tuple[str | int, ...]) -> None:
+    with pytest.raises(InvalidRequestError) as raised:
+        parse(NextSentenceRequest, json.dumps(body).encode())
+    assert raised.value.errors[0].loc == loc
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"{",
+        b"inputs=a",
+        b"\xff\xfe",
+        b'{"inputs":"\xff"}',
+        b"[" * 60_000,
+        b'{"inputs":' + b'{"a":' * 5000 + b"1" + b"}" * 5001,
+        b'{"inputs":"a","parameters":{"top_k":' + b"9" * 5000 + b"}}",
+    ],
+)
+def test_parse_refuses_invalid_json(body: bytes) -> None:
+    with pytest.raises(NotJSONError):
+        parse(FillMaskRequest, body)
+
+
+def test_parse_says_that_a_body_is_empty() -> None:
+    with pytest.raises(NotJSONError, match="the body is empty; send JSON"):
+        parse(FillMaskRequest, b"\n")
+
+
+@pytest.mark.parametrize("literal", [b"NaN", b"Infinity", b"-Infinity", b"1e999"])
+def test_parse_refuses_nan_and_infinity(literal: bytes) -> None:
+    with pytest.raises((NotJSONError, InvalidRequestError)):
+        parse(FillMaskRequest, b'{"inputs":"a","parameters":{"top_k":' + literal + b"}}")
+
+
+def test_parse_errors_do_not_repeat_the_callers_text() -> None:
+    with pytest.raises(InvalidRequestError) as raised:
+        parse(NextSentenceRequest, b'{"inputs":"my secret"}')
+    assert "secret" not in repr(raised.value.errors) + str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("schema", "body", "locs"),
+    [
+        (FillMaskRequest, {"inputs": [1, "a", 2, "b", 3]}, [("inputs", 0), ("inputs", 2), ("inputs", 4)]),
+        (FillMaskRequest, {"inputs": ["a", *[1] * 500]}, [("inputs", i) for i in range(1, 101)]),
+        (SentimentRequest, {"inputs": [1] * 500}, [("inputs", i) for i in range(100)]),
+        (
+            SentimentRequest,
+            {"inputs": ["a", {"text": 1, "text_pair": 2}, {"text": "a"}, 5]},
+            [("inputs", 1, "text"), ("inputs", 1, "text_pair"), ("inputs", 2, "text_pair"), ("inputs", 3)],
+        ),
+        (
+            NextSentenceRequest,
+            {"inputs": ["a", {"text": "a", "text_pair": "b", "c": "d"}]},
+            [("inputs", 0), ("inputs", 1, "c")],
+        ),
+        (
+            text_embeddings.PredictRequest,
+            {"inputs": [["a"], [1], [], ["a"], 5]},
+            [("inputs", i, *r) for i, *r in ((1, 0), (2,), (4,))],
+        ),
+        (
+            open_inference.InferRequest,
+            {"inputs": [TENSOR | {"shape": [3], "data": [1, "a", 2]}]},
+            [("inputs", 0, "data", 0), ("inputs", 0, "data", 2)],
+        ),
+        (
+            FillMaskRequest,
+            {"inputs": [1, 2], "parameters": {"top_k": 0}},
+            [("inputs", 0), ("inputs", 1), ("parameters", "top_k")],
+        ),
+        (
+            FillMaskRequest,
+            {"inputs": "a", "parameters": {"targets": [1] * 9000}},
+            [("parameters", "targets", 0)],
+        ),
+        (
+            FillMaskRequest,
+            {"inputs": "a"} | dict.fromkeys(map(str, range(3000))),
+            [(str(i),) for i in range(100)],
+        ),
+    ],
+)
+def test_parse_names_up_to_a_hundred_faults(
+    schema: type[BaseModel], body: Any, locs: list[tuple[str | int, ...]]
+) -> None:
+    with pytest.raises(InvalidRequestError) as raised:
+        parse(schema, json.dumps(body).encode())
+    assert [error.loc for error in raised.value.errors] == locs
+
+
+@pytest.mark.parametrize(
+    ("inputs", "locs"),
+    [
+        ("\ud83d", [("inputs",)]),
+        (["a", "\ud83d", "b", "c\ude00"], [("inputs", 1), ("inputs", 3)]),
+        ([{"text": "a", "text_pair": "\ud83d"}, {"text": "a", "text_pair": "b"}], [("inputs", 0)]),
+        (["a"] * 5 + ["\ud83d"] * 500, [("inputs", i) for i in range(5, 105)]),
+    ],
+)
+def test_parse_names_inputs_with_half_of_a_surrogate_pair(inputs: Any, locs: list[tuple[str | int, ...]]) -> None:
+    with pytest.raises(InvalidInputError, match="half of a surrogate pair") as raised:
+        parse(SentimentRequest, json.dumps({"inputs": inputs}).encode())
+    assert [loc for _, loc in raised.value.faults] == locs
+
+
+def test_parse_refuses_too_many_inputs_unvalidated() -> None:
+    with pytest.raises(TooLargeError, match="513 inputs, one may carry 512"):
+        parse(FillMaskRequest, json.dumps({"inputs": [1] * 513}).encode())
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        b"[]," * 40_000 + b"1",
+        b"{}," * 40_000 + b"1",
+        b"1," * 40_000 + b"1",
+        b'"",' * 40_000 + b"1",
+        b'"a,b\\"",' * 40_000 + b'"c"',
+        b"[" * 40_000 + b"]" * 40_000,
+        b'{"a":' * 40_000 + b"1" + b"}" * 40_000,
+        b'"\\ud83d",' * 40_000 + b"1",
+    ],
+)
+def test_parse_refuses_very_many_values_unparsed(values: bytes) -> None:
+    for body in (b'{"inputs":"a","parameters":{"targets":[%s]}}', b'{"inputs":"\\ud83d","parameters":[%s]}'):
+        with pytest.raises(TooLargeError, match="the JSON has more than 3048 values; send at most 512 inputs"):
+            parse(FillMaskRequest, body % values)
+
+
+@pytest.mark.parametrize("schema", [open_inference.InferRequest, text_embeddings.TokenizeRequest])
+async def test_every_protocol_refuses_very_many_values(serve: Any, schema: type[BaseModel]) -> None:
+    path = "/tokenize" if schema is text_embeddings.TokenizeRequest else "/v2/models/sentiment/infer"
+    body = b'{"inputs":[%s1]}' % (b"[]," * 40_000)
+    async with serve() as service:
+        answer = await service.client.post(path, content=body, headers={"Content-Type": "application/json"})
+    assert (answer.status_code, answer.json()["code"]) == (413, "too_large")
+    assert answer.json()["detail"].startswith("the JSON has more than 3048 values;")
+
+
+@pytest.mark.parametrize(
+    "text", [",[{" * 40_000, '",' * 40_000, '\\",' * 40_000, "\\," * 40_000, '"' * 40_000 + "," * 40_000, "\\" * 5]
+)
+def test_parse_counts_no_values_within_texts(text: str) -> None:
+    for inputs in (text, [text, "a"], [f'a\\"{text[-100:]}'] * 512):
+        body = parse(FillMaskRequest, json.dumps({"inputs": inputs}).encode())
+        assert isinstance(body, FillMaskRequest)
+        assert body.inputs == inputs
+
+
+def test_parse_takes_as_many_pairs_as_a_request_may_carry() -> None:
+    pairs = [{"text": "a," * 100, "text_pair": "b"}] * 512
+    assert parse(SentimentRequest, json.dumps({"inputs": pairs}).encode())
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        ([], "Input should be an object"),
+        ({"inputs": ["a"], "parameters": 1}, "Input should be an object"),
+        ({"inputs": "a", "parameters": {"targets": "good"}}, "Input should be an array"),
+        ({"inputs": []}, "is empty: send at least one"),
+        ({"inputs": "a", "top_k": 1}, "belongs in parameters"),
+    ],
+)
+def test_parse_messages_use_json_types(body: Any, message: str) -> None:
+    with pytest.raises(InvalidRequestError) as raised:
+        parse(FillMaskRequest, json.dumps(body).encode())
+    assert raised.value.errors[0].message == message
+
+
+@pytest.mark.parametrize(
+    ("schema", "inputs", "message"),
+    [
+        (NextSentenceRequest, "a", 'must be {"text": …, "text_pair": …}'),
+        (SentimentRequest, ["a", 5], 'must be a text or {"text": …, "text_pair": …}'),
+        (
+            SentimentRequest,
+            {"text": "a", "text_pair": "b", "textpair": "c"},
+            "unknown field; did you mean text_pair?",
+        ),
+        (
+            open_inference.InferRequest,
+            [{"name": "text", "datatype": "FP32", "shape": [1]}],
+            "Input should be 'BYTES'",
+        ),
+        (
+            open_inference.InferRequest,
+            [{"name": "text", "datatype": "BYTES", "shape": [1] * 9}],
+            "Input should have at most 8 items, not 9",
+        ),
+    ],
+)
+def test_parse_messages_say_what_to_send(schema: type[BaseModel], inputs: Any, message: str) -> None:
+    with pytest.raises(InvalidRequestError) as raised:
+        parse(schema, json.dumps({"inputs": inputs}).encode())
+    assert raised.value.errors[0].message == message
+
+
+def test_texts_and_pairs_may_mix() -> None:
+    body = parse(SentimentRequest, b'{"inputs":["a",{"text":"b","text_pair":"c"}]}')
+    assert isinstance(body, SentimentRequest)
+    assert as_list(body.inputs) == ["a", TextPair(text="b", text_pair="c")]

@@ -1,0 +1,119 @@
+"""Problem documents: the table of types, and their shape."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from starlette.exceptions import HTTPException
+
+from app import errors
+from app.http.problems import INTERNAL_ERROR, PROBLEM_TYPES, problem_response, problem_type
+from model.errors import NoMaskError, TextError, UnknownTargetError
+
+FIELDS = {"type", "title", "status", "detail", "code", "request_id", "error", "errors"}
+
+
+def body_of(error: Exception) -> dict[str, Any]:
+    response = problem_response(error, "id-1", ["/fill-mask", "/sentiment"])
+    assert response.headers["content-type"] == "application/problem+json"
+    body: dict[str, Any] = json.loads(bytes(response.body))
+    assert response.status_code == body["status"]
+    assert set(body) == FIELDS
+    return body
+
+
+def subclasses(cls: type[Exception]) -> list[type[Exception]]:
+    return [found for sub in cls.__subclasses__() for found in (sub, *subclasses(sub))]
+
+
+@pytest.mark.parametrize("cls", subclasses(errors.ServiceError) + subclasses(TextError))
+def test_problem_types_list_every_error(cls: type[Exception]) -> None:
+    bases = {errors.InputError}
+    typed_otherwise = {errors.InvalidInputError, errors.ProcessDiedError, errors.TooManyConnectionsError}
+    assert (cls in PROBLEM_TYPES) is (cls not in bases | typed_otherwise)
+
+
+def test_codes_are_unique() -> None:
+    codes = [problem.code for problem in [*PROBLEM_TYPES.values(), INTERNAL_ERROR]]
+    assert len(codes) == len(set(codes))
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "code"),
+    [
+        (errors.NotJSONError("x"), 400, "not_json"),
+        (errors.UnauthorizedError("x"), 401, "unauthorized"),
+        (errors.TaskNotServedError("x"), 404, "task_not_served"),
+        (HTTPException(404), 404, "not_found"),
+        (HTTPException(405, headers={"Allow": "POST"}), 405, "method_not_allowed"),
+        (errors.TooLargeError("x"), 413, "too_large"),
+        (errors.UnsupportedMediaTypeError("x"), 415, "unsupported_media_type"),
+        (errors.InvalidRequestError([errors.FieldError("m", ("a", 0))]), 422, "invalid_request"),
+        (errors.InvalidInputError([(NoMaskError("x"), ("inputs", 0))]), 422, "no_mask"),
+        (errors.QueueFullError(7), 429, "queue_full"),
+        (errors.InferenceError(), 500, "inference_failed"),
+        (errors.UnavailableError("draining"), 503, "draining"),
+        (errors.UnavailableError("reloading"), 503, "reloading"),
+        (errors.DeadlineExceededError(), 504, "deadline_exceeded"),
+        (errors.DeadlineUnreachableError(7), 504, "deadline_unreachable"),
+    ],
+)
+def test_error_has_its_status_and_code(error: Exception, status: int, code: str) -> None:
+    body = body_of(error)
+    assert (body["status"], body["code"], body["request_id"]) == (status, code, "id-1")
+    assert body["error"] == body["detail"]
+
+
+def test_problem_has_the_path_of_an_invalid_field() -> None:
+    body = body_of(errors.InvalidInputError([(NoMaskError("no mask"), ("inputs", 3))]))
+    assert body["errors"] == [{"message": "no mask", "loc": ["inputs", 3]}]
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        errors.QueueFullError(7),
+        errors.UnavailableError("loading", retry_after=7),
+        errors.UnavailableError("reloading", retry_after=7),
+        errors.DeadlineUnreachableError(7),
+    ],
+)
+def test_problem_of_a_temporary_error_has_retry_after(error: Exception) -> None:
+    assert problem_response(error, "").headers["retry-after"] == "7"
+
+
+@pytest.mark.parametrize(
+    ("error", "detail"),
+    [
+        (HTTPException(404), "no such path; the tasks are POST /fill-mask, /sentiment"),
+        (HTTPException(405, headers={"Allow": "POST"}), "use POST"),
+        (HTTPException(405, headers={"Allow": "GET"}), "use GET, HEAD"),
+    ],
+)
+def test_problem_of_a_wrong_path_or_method_says_the_right_one(error: HTTPException, detail: str) -> None:
+    body = body_of(error)
+    assert (body["status"], body["detail"]) == (error.status_code, detail)
+
+
+def test_unauthorized_names_the_scheme() -> None:
+    assert problem_response(errors.UnauthorizedError("x"), "").headers["www-authenticate"] == "Bearer"
+
+
+def test_internal_error_does_not_show_its_message() -> None:
+    body = body_of(ValueError("SELECT secret"))
+    assert body["status"] == 500
+    assert "secret" not in json.dumps(body)
+
+
+def test_problem_detail_is_shortened() -> None:
+    body = body_of(errors.InvalidInputError([(UnknownTargetError("x" * 9999, ["x"] * 9999), ("parameters",))]))
+    assert len(body["detail"]) <= 500
+
+
+def test_problem_type_of_an_unlisted_subclass_is_its_parents() -> None:
+    class SpecialError(errors.TooLargeError):
+        pass
+
+    assert problem_type(SpecialError("x")).status == 413

@@ -1,0 +1,87 @@
+"""Texts into token ids, for any task."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from app.errors import InvalidInputError
+from app.inference.contract import ServedModel
+from app.tasks.labels import LabelQuestion, label_question
+from app.tasks.schemas import Input, TextPair
+from app.tasks.task import characters, encode_all, estimated_tokens
+from model.errors import EmptyTextError, TextTooLongError
+
+
+class Counting:
+    """A tokenizer that remembers what it has read."""
+
+    def __init__(self, tokenizer: Any) -> None:
+        self.encoded: list[str] = []
+        self._tokenizer = tokenizer
+
+    def encode(self, text: str, *others: Any, **options: Any) -> Any:
+        self.encoded.append(text)
+        return self._tokenizer.encode(text, *others, **options)
+
+
+def counting(served: ServedModel, inputs: Sequence[Input]) -> tuple[Counting, LabelQuestion]:
+    tokenizer: Any = Counting(served.tokenizer)
+    return tokenizer, label_question(replace(served, tokenizer=tokenizer), inputs)
+
+
+def test_encode_all_keeps_the_order_of_the_inputs(served: ServedModel) -> None:
+    encodings = encode_all(label_question(served, ["a", "a film", TextPair("a", "film")]))
+    assert [len(encoding) for encoding in encodings] == [3, 4, 5]
+
+
+def test_encode_all_names_all_inputs_without_an_answer(served: ServedModel) -> None:
+    inputs = ["", "good", "a " * 100, TextPair("good", " "), TextPair("", "good")]
+    with pytest.raises(InvalidInputError) as raised:
+        encode_all(label_question(served, inputs))
+    assert [(type(error), loc) for error, loc in raised.value.faults] == [
+        (EmptyTextError, ("inputs", 0)),
+        (TextTooLongError, ("inputs", 2)),
+        (EmptyTextError, ("inputs", 3, "text_pair")),
+        (EmptyTextError, ("inputs", 4, "text")),
+    ]
+    assert str(raised.value) == "the text is empty"
+
+
+def test_encode_all_errors_hold_no_frames(served: ServedModel) -> None:
+    """A frame holds the list of errors: a cycle, which is never collected after `gc.freeze()`."""
+    with pytest.raises(InvalidInputError) as raised:
+        encode_all(label_question(served, ["", ""]))
+    assert [error.__traceback__ for error, _ in raised.value.faults] == [None, None]
+
+
+def test_encode_all_ends_after_a_hundred_inputs_without_an_answer(served: ServedModel) -> None:
+    tokenizer, question = counting(served, [""] * 300)
+    with pytest.raises(InvalidInputError) as raised:
+        encode_all(question)
+    assert [loc for _, loc in raised.value.faults] == [("inputs", i) for i in range(100)]
+    assert len(tokenizer.encoded) == 100
+
+
+def test_encode_all_is_cancelled_between_two_inputs(served: ServedModel) -> None:
+    tokenizer, question = counting(served, ["a", "b", "c"])
+
+    def check_cancelled() -> None:
+        if len(tokenizer.encoded) == 2:
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        encode_all(question, check_cancelled)
+    assert tokenizer.encoded == ["a", "b"]
+
+
+@pytest.mark.parametrize(
+    ("given", "counted", "tokens"),
+    [("", 0, 0), ("abc", 3, 0), ("a" * 40, 40, 10), ("a" * 400, 400, 64), (TextPair("a" * 40, "b" * 8), 48, 12)],
+)
+def test_estimated_tokens_are_few_for_the_characters(given: Input, counted: int, tokens: int) -> None:
+    assert characters(given) == counted
+    assert estimated_tokens(given, 64) == tokens
