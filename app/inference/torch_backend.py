@@ -14,6 +14,7 @@ from array import array
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from itertools import accumulate
 from pathlib import Path
 from typing import NamedTuple
@@ -66,6 +67,8 @@ class ComputePolicy:
     min_int8_speedup: float = 1.2
     """The log recommends int8 if a linear layer is at least this many times as fast: the rest of the network gains
     nothing."""
+    heads_in_graph: bool = False
+    """Whether CUDA graphs compute the classifier's head too. Off until a GPU has run it."""
     masks_per_projection: int = 512
     """Masks that are projected onto the vocabulary together: 512 rows of 30,522 float32 are 60 MB."""
     speed_text_tokens: int = 32
@@ -181,13 +184,13 @@ class TorchBackend:
         name = list(self._networks)[batch.encoder]
         network = self._networks[name]
         packed, back = _packed(batch)
-        hidden = self._encoders[name](packed)
-        if hidden.is_cuda:
-            back = back.pin_memory().to(hidden.device, non_blocking=True)
-        hidden = hidden[back].float()  # (num_outputs, hidden)
+        rows = self._encoders[name](packed)
+        if rows.is_cuda:
+            back = back.pin_memory().to(rows.device, non_blocking=True)
+        rows = rows[back]
         if isinstance(network, BertForSequenceClassification):
-            return _class_scores(network, hidden, batch.parts)
-        return _pretraining_scores(network, hidden, batch)
+            return _class_scores(rows, batch.parts)
+        return _pretraining_scores(network, rows, batch)
 
     def _warm_up(self, threads: int, most: int, shortest: int = 1) -> None:
         """Compute batches of up to `most` tokens, of texts of at least `shortest` tokens, so that oneDNN makes its
@@ -254,10 +257,19 @@ def _packed(batch: Batch) -> tuple[PackedBatch, Tensor]:
     return packed, torch.from_numpy(outputs.argsort())
 
 
-def _class_scores(network: BertForSequenceClassification, hidden: Tensor, parts: Sequence[PartOfBatch]) -> Tensor:
-    """A row for each input: hidden (inputs, hidden) -> (inputs, labels)."""
+def _rows(network: Network, hidden: Tensor) -> Tensor:
+    """What is computed of each output position, whatever is asked: hidden (rows, hidden) -> a classifier's logits and
+    scores (rows, 2 * labels), or of another network the hidden states in float32."""
+    hidden = hidden.float()
+    if isinstance(network, BertForPreTraining):
+        return hidden
     logits = network.classifier(network.pooler(hidden))
-    scores = network.scores(logits)
+    return torch.cat([logits, network.scores(logits)], dim=-1)
+
+
+def _class_scores(rows: Tensor, parts: Sequence[PartOfBatch]) -> Tensor:
+    """A row for each input: (inputs, 2 * labels) -> (inputs, labels)."""
+    logits, scores = rows.chunk(2, dim=-1)  # of a copy: `rows` was indexed
     first = 0
     for part in parts:
         if part.kind is Kind.LOGITS:
@@ -392,11 +404,14 @@ def _drop_unused_rows(decoder: nn.Linear, vocab: Sequence[str]) -> None:
 
 @torch.inference_mode()
 def _encoder_of(network: Network) -> Callable[[PackedBatch], Tensor]:
-    """The function that computes a batch whose tensors are on the host."""
-    weight = network.encoder.embeddings.norm.weight
-    if can_use_varlen(weight.device, weight.dtype, network.config.head_dim):
-        return GraphedEncoder(network.encoder)
-    return lambda batch: network.encoder(batch.to(weight.device))
+    """The function that computes `_rows` of a batch whose tensors are on the host."""
+    weight, head = network.encoder.embeddings.norm.weight, partial(_rows, network)
+    if not can_use_varlen(weight.device, weight.dtype, network.config.head_dim):
+        return lambda batch: head(network.encoder(batch.to(weight.device)))
+    if POLICY.heads_in_graph:
+        return GraphedEncoder(network.encoder, head=head)
+    graphed = GraphedEncoder(network.encoder)
+    return lambda batch: head(graphed(batch))
 
 
 def _resolve_device(device: str) -> str:

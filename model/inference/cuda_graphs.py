@@ -32,15 +32,21 @@ class GraphedEncoder:
     """An encoder on a GPU, called with batches on the host. A batch that fits no graph is computed without."""
 
     def __init__(
-        self, encoder: BertEncoder, sizes: Sequence[int] = GRAPH_TOKENS, capture: Capture | None = None
+        self,
+        encoder: BertEncoder,
+        sizes: Sequence[int] = GRAPH_TOKENS,
+        capture: Capture | None = None,
+        head: Callable[[Tensor], Tensor] = lambda hidden: hidden,
     ) -> None:
         """
         Args:
             encoder: in evaluation mode, on the GPU.
             sizes: tokens of each graph.
             capture: runs a forward pass and returns its output and what repeats it. Tests on a CPU replace it.
+            head: what the graphs compute of the hidden states at the output positions: (rows, hidden) -> (rows, n)
         """
         self.encoder = encoder
+        self.head = head
         self.device = encoder.embeddings.norm.weight.device
         self.graphs: list[Graph] = []
         try:
@@ -51,9 +57,13 @@ class GraphedEncoder:
             self.graphs = []
 
     def __call__(self, batch: PackedBatch) -> Tensor:
-        """Final hidden states at the output positions, valid until the next call: (num_outputs, hidden)"""
+        """The head's rows for the output positions, valid until the next call: (num_outputs, n)"""
         graph = self.graph_for(batch)
-        return self.encoder(batch.to(self.device, non_blocking=True)) if graph is None else graph(batch)
+        return self.compute(batch.to(self.device, non_blocking=True)) if graph is None else graph(batch)
+
+    def compute(self, batch: PackedBatch) -> Tensor:
+        """The same without a graph, for a batch on the GPU."""
+        return self.head(self.encoder(batch))
 
     def graph_for(self, batch: PackedBatch) -> Graph | None:
         """The smallest graph that holds the batch."""
@@ -67,18 +77,18 @@ class GraphedEncoder:
         graphs: list[Graph] = []
         for size in sorted(sizes, reverse=True):
             try:
-                graphs.insert(0, Graph.capture(self.encoder, size, capture))
+                graphs.insert(0, Graph.capture(self, size, capture))
             except torch.OutOfMemoryError:
                 logger.warning("no memory for a CUDA graph of %d tokens", size)
         return graphs
 
     def _check(self) -> None:
-        """Raises RuntimeError if a graph does not compute what the encoder does."""
+        """Raises RuntimeError if a graph does not compute what the encoder and the head do."""
         positions = self.encoder.config.max_position_embeddings
         for graph in self.graphs:
             lengths = [min(graph.layout.tokens // part, positions) for part in (2, 4)]
             batch = PackedBatch.pack([[i % 7 for i in range(n)] for n in lengths], outputs=[[0], [0, 1]])
-            expected = self.encoder(batch.to(self.device))
+            expected = self.compute(batch.to(self.device))
             # In 16 bits rounding alone gives 0.02: a graph's products have other numbers of rows, so other kernels.
             if not (graph(batch) - expected).norm() < 0.1 * expected.norm():
                 raise RuntimeError(f"the graph of {graph.layout.tokens} tokens computes other numbers")
@@ -147,20 +157,20 @@ class Graph:
     def __init__(self, layout: Layout, host: Tensor, device: Tensor, out: Tensor, replay: Replay) -> None:
         """Use `capture` instead."""
         self.layout = layout
-        self.out = out  # (outputs, hidden)
+        self.out = out  # (outputs, n)
         self._host = host  # page-locked where the device is a GPU
         self._device = device
         self._replay = replay
         self._copied = torch.cuda.Event() if device.is_cuda else None
 
     @classmethod
-    def capture(cls, encoder: BertEncoder, tokens: int, capture: Capture) -> Graph:
-        """Record the encoder's forward pass over so many tokens."""
-        layout = Layout(tokens, encoder.config.max_position_embeddings)
+    def capture(cls, graphed: GraphedEncoder, tokens: int, capture: Capture) -> Graph:
+        """Record a forward pass over so many tokens."""
+        layout = Layout(tokens, graphed.encoder.config.max_position_embeddings)
         host = torch.zeros(sum(layout.sections), dtype=torch.int64)
         layout.write(host, PackedBatch.pack([[0]], outputs=[[0]]))
-        device = host.to(encoder.embeddings.norm.weight.device)
-        out, replay = capture(lambda: encoder(layout.read(device)))
+        device = host.to(graphed.device)
+        out, replay = capture(lambda: graphed.compute(layout.read(device)))
         return cls(layout, host.pin_memory() if device.is_cuda else host, device, out, replay)
 
     def __call__(self, batch: PackedBatch) -> Tensor:

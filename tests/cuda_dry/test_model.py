@@ -107,9 +107,20 @@ def run_once(work: Callable[[], Tensor]) -> tuple[Tensor, Replay]:
 @pytest.mark.parametrize("tokens", [32, 16_384])
 def test_graph_inputs_are_on_the_gpu(tokens: int) -> None:
     encoder = on_cuda(lambda: BertForPreTraining(CONFIG).encoder.eval(), torch.bfloat16)
-    graph = Graph.capture(encoder, tokens, run_once)
+    graph = Graph.capture(GraphedEncoder(encoder, [], run_once), tokens, run_once)
     out = graph(packed([[0], [0, 1], [0]]))
     assert (out.device.type, out.dtype, out.shape) == ("cuda", torch.bfloat16, (4, 64))
+
+
+@torch.inference_mode()
+def test_graph_with_a_head_computes_it_in_float32() -> None:
+    classifier = on_cuda(lambda: BertForSequenceClassification(CONFIG).eval())
+    encoder = on_cuda(lambda: BertForSequenceClassification(CONFIG).encoder.eval(), torch.bfloat16)
+    graphed = GraphedEncoder(
+        encoder, [], run_once, lambda hidden: classifier.classifier(classifier.pooler(hidden.float())).softmax(-1)
+    )
+    out = Graph.capture(graphed, 32, run_once)(packed([[0], [0], [0]]))
+    assert (out.device.type, out.dtype, out.shape) == ("cuda", torch.float32, (3, 2))
 
 
 @torch.inference_mode()

@@ -58,6 +58,20 @@ def test_graphed_encoder_equals_the_encoder(encoder: BertEncoder) -> None:
 
 
 @torch.inference_mode()
+def test_graphed_encoder_computes_a_head_in_the_graph_and_without(encoder: BertEncoder) -> None:
+    def head(hidden: Tensor) -> Tensor:
+        return torch.cat([hidden[:, :2], hidden[:, :2].softmax(-1)], dim=-1)
+
+    graphed = GraphedEncoder(encoder, [64], compute_again, head)
+    for tokens in (5, 66):
+        batch = PackedBatch.pack([[5, 6, 7], [7] * (tokens - 3)], outputs=[[0], [1]])
+        assert (graphed.graph_for(batch) is None) is (tokens > 64)
+        rows = graphed(batch)
+        assert rows.shape == (2, 4)
+        torch.testing.assert_close(rows, head(encoder(batch)))
+
+
+@torch.inference_mode()
 def test_graphed_encoder_computes_batches_that_fit_no_graph(encoder: BertEncoder) -> None:
     graphed = GraphedEncoder(encoder, [32], compute_again)
     for lengths, outputs in (([32], [[0]]), ([1] * 33, [[0]] * 33), ([5], [[0] * 33]), ([5], None)):
