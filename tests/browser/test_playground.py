@@ -179,6 +179,33 @@ def test_playground_shows_the_best_of_many_labels(open_page: OpenPage) -> None:
     assert "opinion" not in page.locator("main").inner_text().lower()
 
 
+def test_playground_lets_choose_among_tasks_of_the_same_labels(open_page: OpenPage) -> None:
+    def tell(route: Route) -> None:
+        told = route.fetch().json()
+        told["models"][-1]["tasks"].append("topics")
+        route.fulfill(json=told)
+
+    def answer(route: Route) -> None:
+        asked_about.append(route.request.post_data_json["inputs"])
+        route.continue_(url=route.request.url.replace("topics", "sentiment"))
+
+    asked_about: list[Any] = []
+    page = open_page("/docs")
+    page.route("**/topics", answer)
+    page.goto("/#sentiment")
+    answered(page)
+    assert not page.get_by_label("Task", exact=True).is_visible()  # there is one task
+    page.route("**/info", tell)
+    page.reload()
+    page.get_by_label("Task", exact=True).select_option("topics")
+    until(page, lambda: asked_about)
+    assert page.locator("#opinion").input_value() == asked_about[0]
+    assert "/topics" in page.locator("#curl").inner_text()
+    program = page.locator("#python").inner_text()
+    assert "httpx.post(" in program
+    compile(program, "program", "exec")
+
+
 def test_playground_shows_a_regression_as_numbers(open_page: OpenPage) -> None:
     page = open_page("/docs")
     serve_labels(page, {"STARS": 4.21, "LENGTH": -0.5}, "regression")

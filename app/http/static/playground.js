@@ -1,6 +1,6 @@
 // The three panels. User text enters the page as text nodes only.
 
-import { access, ask, curl, info, parameters, python } from "./service.js";
+import { access, ask, curl, httpx, info, parameters, python } from "./service.js";
 
 const MASK = "[MASK]";
 const MOST_BUTTONS = 2000; // a button for each word of a book takes seconds and much memory
@@ -150,7 +150,7 @@ const panels = {
     ...OPINIONS,
     isRegression: false, // its scores are numbers, not shares
     inputs: ([text]) => text,
-    python: ([text]) => python(panels.sentiment.task, text),
+    python: ([text]) => ([OPINIONS.task, TEXTS.task].includes(task()) ? python : httpx)(task(), text),
 
     // The panel speaks of opinions if the classifier has the labels of the shipped one, else of texts.
     adopt({ labels, problem_type, tasks }) {

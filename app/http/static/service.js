@@ -71,3 +71,12 @@ export function python(method, given) {
   const url = JSON.stringify(base.replace(/\/$/, ""));
   return `${imports}\n\nwith BertClient(${url}${key}) as bert:\n    print(bert.${method}(${literal(given)}${cut}))`;
 }
+
+// For a task that the client has no method for.
+export function httpx(task, inputs) {
+  const key = access.key ? `, headers={"Authorization": f"Bearer {os.environ['BERT_API_KEY']}"}` : "";
+  const imports = (key ? "import os\n\n" : "") + "import httpx";
+  const cut = parameters.truncate ? `, "parameters": {"truncate": True}` : "";
+  const body = `{"inputs": ${JSON.stringify(inputs)}${cut}}`;
+  return `${imports}\n\nprint(httpx.post(${JSON.stringify(base + task)}${key}, json=${body}).json())`;
+}
