@@ -101,8 +101,8 @@ class TooManyBytesError(ServiceError):
 
     retry_after = 1
 
-    def __init__(self, what: str) -> None:
-        super().__init__(f"too many {what}; try again in {self.retry_after} s")
+    def __init__(self) -> None:
+        super().__init__(f"too many bytes are being uploaded; try again in {self.retry_after} s")
 
 
 class DeadlineExceededError(ServiceError):
@@ -142,7 +142,7 @@ class UnavailableError(ServiceError):
 
 
 class TooManyConnectionsError(UnavailableError):
-    """The connection of the request is one more than the limit."""
+    """The connection of the request is above the limit."""
 
     def __init__(self) -> None:
         super().__init__("too_many_connections", retry_after=1)

@@ -93,8 +93,9 @@ class Admission:
         self._count(request, 1)
 
     def remove(self, request: QueuedRequest) -> None:
-        """Count a request no longer. Its tokens must be those with which it was added."""
+        """Count a request no longer; without effect the second time."""
         self._count(request, -1)
+        request.tokens = request.largest_item_tokens = 0
 
     def _count(self, request: QueuedRequest, by: int) -> None:
         group = self._groups[request.items.bit_length()]
@@ -117,17 +118,11 @@ class ByteBudget:
     """Bytes that all requests may hold together. A single request may exceed the limit, but only while no other holds
     bytes."""
 
-    def __init__(self, limit: int, *, free: int, what: str) -> None:
-        """Make a budget.
-
-        Args:
-            free: a request of at most so many bytes is not counted.
-            what: what the bytes are, for the error.
-        """
+    def __init__(self, limit: int, *, free: int) -> None:
+        """Make a budget. A request of at most `free` bytes is not counted."""
         self.reserved = 0
         self._limit = limit
         self._free = free
-        self._what = what
 
     def check(self, size: int) -> None:
         """Check that a request can hold `size` bytes now.
@@ -136,7 +131,7 @@ class ByteBudget:
             TooManyBytesError: others leave no room for them.
         """
         if size > self._free and self.reserved and self.reserved + size > self._limit:
-            raise errors.TooManyBytesError(self._what)
+            raise errors.TooManyBytesError
 
     def reserve(self, size: int) -> AbstractContextManager[None]:
         """Hold `size` bytes for a block. Raises what `check` raises."""

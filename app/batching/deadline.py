@@ -18,7 +18,7 @@ class Deadline:
 
     @classmethod
     def after(cls, seconds: float, *, from_client: bool = False) -> Deadline:
-        """So many seconds from now."""
+        """The point `seconds` from now."""
         return cls(time.monotonic() + seconds, from_client)
 
     @property

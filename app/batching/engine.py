@@ -1,7 +1,7 @@
 """An engine: one loaded backend with its queue, its slots and its measured speed.
 
 A batch starts the moment a process is free: without a timer and without polling. What has arrived by then shares a
-forward pass; an idle engine starts at once. Tensors are elsewhere.
+forward pass; an idle engine starts at once.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ MIN_TOKENS_TO_SPLIT = 256
 
 
 Outputs = Sequence[Sequence[ModelOutput | Exception]]
-"""Of each run of a batch, in the order of its inputs."""
+"""The outputs of each run of a batch, in the order of its inputs."""
 Fault = tuple[int, Exception]
 """The index of an output in its run, and the error in its place."""
 
@@ -170,15 +170,15 @@ class Engine:
         self._close_if_unused()
 
     async def compute(self, request: QueuedRequest, encoder: str, query: Query) -> list[ModelOutput]:
-        """Queue the inputs of a reservation, and wait for their outputs, in the order of the inputs.
+        """Queue the inputs of a reservation, and wait for their outputs, in the order of the inputs. The caller has to
+        cancel this at the deadline: inputs that are late are not computed.
 
         Raises:
             TooLargeError: the request would not fit into an empty queue.
             UnavailableError, QueueFullError, DeadlineExceededError, DeadlineUnreachableError: see `reserve`.
             InferenceError: an input failed.
         """
-        self.admission.remove(request)
-        request.tokens = request.largest_item_tokens = 0  # in case it is refused
+        self.admission.remove(request)  # the estimate; what is added below are the tokens
         request.submitted = time.monotonic()
         self._check(sum(query.lengths), request.items, request.deadline)
         request.fill(encoder, query)
@@ -195,8 +195,7 @@ class Engine:
         return [output for output in request.outputs if output is not None]
 
     def check_head(self, body_bytes: int, deadline: Deadline) -> None:
-        """Check that a request with a body of this size has a chance. Raises what `reserve` raises, or
-        TooLargeError."""
+        """Check that a request with a body of this size has a chance. Raises what `reserve` raises."""
         self._check_open()
         self.admission.check_head(body_bytes, self._queue.tokens, deadline)
 
@@ -270,7 +269,7 @@ class Engine:
             for run, fault in zip(batch, faults, strict=True):
                 if fault:
                     self._queue.withdraw(run.request)  # the request has failed as a whole
-            self._dispatch()
+            self._dispatch()  # before the results are delivered, so that the process does not wait for that
             self._deliver(batch, outputs, faults)
         except Exception as error:
             self.fail(error)

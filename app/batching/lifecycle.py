@@ -1,4 +1,4 @@
-"""The life of the service: loading, serving, reloading, draining, breaking. One state, and nothing of batches."""
+"""The life of the service: loading, serving, reloading, draining, breaking; and the watch for batches that hang."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ WATCH_SECONDS = 0.1
 KILL_GRACE_SECONDS = 5.0
 """Seconds in which a process that was killed ends, unless the system cannot end it."""
 LAG_WEIGHT = 0.02
-"""Of one look in the mean lag of the event loop, which so is the mean of some five seconds."""
+"""Weight of one sample in the moving average of the event loop's lag, which covers some five seconds."""
 CLOSE_PATIENCE_SECONDS = 10.0
 """Seconds that running batches have when the service closes."""
 MAX_TICK_SECONDS = 1.0
@@ -207,7 +207,8 @@ class Lifecycle:
         self.advance(State.BROKEN)
         explains_itself = isinstance(error, BertError | SettingsError | BackendDiedError)
         if self.has_loaded or not explains_itself:  # a failed load is the last line of the log anyway
-            trace = None if explains_itself and not hasattr(error, "__notes__") else error
+            has_traceback = hasattr(error, "__notes__")  # that of the inference process
+            trace = None if explains_itself and not has_traceback else error
             logger.critical("no further batch can succeed: %s", error, exc_info=trace)
 
     async def _watch(self) -> None:

@@ -18,7 +18,7 @@ class ThroughputPolicy:
     """Batch sizes are multiples of it. With steps of a factor of two, a small slowdown halved the batches, which
     made them slower still."""
     averaged_batches: int = 10
-    """The measured speed is an average over about so many batches, and is trusted after so many."""
+    """The measured speed is an average over about ten batches, and is trusted after as many."""
     uncalibrated_speed_factor: float = 4.0
     """Until then, requests are refused as if the speed were this many times the measured one: first batches are
     slow."""
@@ -53,9 +53,8 @@ class ThroughputPolicy:
 
 
 class Throughput:
-    """The measured speed: of one process, and of all together. A batch of less than half size counts only if it is
-    faster than the mean. A batch that is computed while processes are idle can raise the speed of all together, but not
-    lower it."""
+    """The measured speed: of one process, and of all together. Small batches, of less than half size, and
+    batches on a partly idle machine may only raise it: they are slow for other reasons."""
 
     def __init__(self, policy: ThroughputPolicy = ThroughputPolicy(), fixed_batch_tokens: int = 0) -> None:
         """`fixed_batch_tokens`: tokens of a full batch; 0 derives them from the measured speed."""
@@ -114,7 +113,7 @@ class Throughput:
         self.batch_tokens = int(min(wanted, self._memory_limit))
 
     def max_backlog(self, seconds: float) -> float:
-        """Tokens of unanswered requests, at most, so that a request with so many seconds left is answered in time."""
+        """Tokens of unanswered requests, at most, so that a request that has `seconds` left is answered in time."""
         if not self.tokens_per_second:
             return math.inf
         trusted = self._samples >= self.policy.averaged_batches
@@ -122,7 +121,7 @@ class Throughput:
         return speed * self.policy.max_queue_fraction * max(seconds, 0.0)
 
     def seconds_for(self, tokens: int) -> int:
-        """Whole seconds, from 1 to 60, until so many tokens are computed."""
+        """Whole seconds, from 1 to 60, until `tokens` are computed."""
         if not self.tokens_per_second:
             return 1
         return min(max(math.ceil(tokens / self.tokens_per_second), 1), 60)

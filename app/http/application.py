@@ -50,7 +50,7 @@ class Application(FastAPI):
             await super().__call__(scope, receive, send)
             return
         service = self.service
-        context, asked = begin(service, scope), scope
+        context, scope_as_sent = begin(service, scope), scope
         if scope["method"] == "HEAD":  # the server leaves the body out
             scope = dict(scope, method="GET")
 
@@ -67,7 +67,7 @@ class Application(FastAPI):
                 await send(message)
             finally:
                 if message["type"] == "http.response.body" and not message.get("more_body"):
-                    context.finish(asked)
+                    context.finish(scope_as_sent)
 
         try:
             check_host(scope, service.settings.allowed_hosts)
@@ -81,7 +81,7 @@ class Application(FastAPI):
 
 
 class ErrorMiddleware:
-    """Answers errors, inside CORS, so that browsers can read them."""
+    """Calls the route of a task, and answers all errors, inside CORS, so that browsers can read them."""
 
     def __init__(self, app: ASGIApp) -> None:
         self.app = app
@@ -154,7 +154,11 @@ def create_app(
             service.threads.shutdown(wait=False, cancel_futures=True)
 
     routes = [route for adapter in (native, *ADAPTERS) for route in adapter.routes(tasks)]
-    service.routes = {route.path: route for route in routes if isinstance(route, TaskRoute)}
+    for route in routes:
+        if isinstance(route, TaskRoute):
+            if route.path in service.routes:
+                raise ValueError(f"two tasks have the path {route.path}")
+            service.routes[route.path] = route
     app = Application(
         service,
         routes=routes,  # `include_router` would replace `TaskRoute.answer` by FastAPI's own handler

@@ -1,10 +1,10 @@
-"""What the service has, and what it knows of one request: the only two things of ours in the app and the ASGI scope."""
+"""`Service` and `RequestContext`: all that the app and the ASGI scope carry of ours."""
 
 from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Mapping, Sequence, Sized
+from collections.abc import Sequence, Sized
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from ipaddress import ip_address
@@ -48,7 +48,7 @@ class Service:
     metrics: Metrics
     lifecycle: Lifecycle
     tasks: Sequence[Task]
-    routes: Mapping[str, Route] = field(default_factory=dict)
+    routes: dict[str, Route] = field(default_factory=dict)
     """Of the tasks, by their paths."""
     is_traced: bool = False
     """Whether spans are recorded."""
@@ -58,7 +58,7 @@ class Service:
     """For long texts."""
 
     def __post_init__(self) -> None:
-        self.uploads = ByteBudget(self.settings.max_upload_bytes, free=BUFFERED_BYTES, what="bytes are being uploaded")
+        self.uploads = ByteBudget(self.settings.max_upload_bytes, free=BUFFERED_BYTES)
         self.threads = ThreadPoolExecutor(max_workers=2, thread_name_prefix="tokenize")
 
 
@@ -68,7 +68,7 @@ class RequestContext:
 
     service: Service
     is_surplus: bool = False
-    """Whether its connection is one more than the limit."""
+    """Whether its connection is above the limit."""
     pipeline: Sized = ()
     """Further requests of the same connection that wait."""
     started: float = field(default_factory=time.perf_counter)
@@ -80,8 +80,7 @@ class RequestContext:
     """That its body may have."""
     inputs: int = 0
     tokens: int = 0
-    is_computed: bool = False
-    """Whether the model has begun with it."""
+    computation_started: bool = False
     status: int = 0
     """Of the answer; 0 until it begins."""
     problem: str = ""
@@ -118,7 +117,7 @@ def logs_requests() -> bool:
 
 
 def begin(service: Service, scope: Scope) -> RequestContext:
-    """The context of a request, which may have been refused or admitted by the HTTP protocol before."""
+    """The context of a request: the HTTP protocol's, if it made one, or a new one."""
     context: RequestContext | None = scope.get(CONTEXT)
     if context is None:
         context = scope[CONTEXT] = RequestContext(service)

@@ -54,8 +54,8 @@ class Call:
     """Arguments of `Task.question`."""
     write: Callable[[TaskResult], Any]
     """The results as a response, or as the JSON of one."""
-    locate: Callable[[Exception, errors.Loc], tuple[Exception, errors.Loc]] = lambda error, loc: (error, loc)
-    """What is wrong with an input, given with the path `inputs`, index, and its path in the body."""
+    locate: Callable[[Exception, errors.Loc], tuple[Exception, errors.Loc]]
+    """Maps an error and its path (`inputs`, the index) to the path in the caller's body."""
     timeout: float | None = None
     """Seconds that the caller waits from now on, at most."""
 
@@ -118,7 +118,7 @@ class TaskRoute(APIRoute):
         self._parse = parse_body or (lambda body, _, max_inputs: parse(request, body, max_inputs))
 
     async def answer(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """See `Route.answer`."""
+        """Answer a request; an ASGI app. Raises errors of `app.errors`."""
         context = context_of(scope)
         service = context.service
         deadline = context.deadline or admit(context, scope, binary=self.binary)  # or by the HTTP protocol
@@ -172,7 +172,7 @@ async def compute(context: RequestContext, task: Task, call: Call, deadline: Dea
     engine = service.lifecycle.loaded_engine()
     encoder, served = engine.model_with(task.head, task.name)
     question = task.question(served, call.inputs, **call.parameters)
-    longest = served.config.max_position_embeddings if question.is_computed else 0
+    longest = served.config.max_position_embeddings if question.needs_model else 0
     request = engine.reserve([estimated_tokens(given, longest) for given in question.inputs], deadline)
     try:
         query = question.query(await _encode(service, question))
@@ -180,10 +180,10 @@ async def compute(context: RequestContext, task: Task, call: Call, deadline: Dea
             raise errors.TooLargeError(
                 f"the answer would have {size} bytes, more than {MAX_RESPONSE_BYTES}; {question.split_advice}"
             )
-        outputs = await engine.compute(request, encoder, query) if question.is_computed else []
+        outputs = await engine.compute(request, encoder, query) if question.needs_model else []
     finally:
         engine.release(request)
-        context.is_computed = request.started < time.monotonic()
+        context.computation_started = request.started < time.monotonic()
     done = time.monotonic()
     submitted, started = request.submitted or done, min(request.started, done)
     stages = {"tokenize": submitted - began, "queue": started - submitted, "inference": done - started}

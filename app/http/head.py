@@ -50,7 +50,7 @@ def admit(context: RequestContext, scope: Scope, *, binary: bool = False) -> Dea
 
     Raises:
         UnauthorizedError: the API key is missing or invalid.
-        TooManyConnectionsError: the connection is one more than the limit.
+        TooManyConnectionsError: the connection is above the limit.
         UnavailableError: the service is loading, draining or broken.
         InvalidRequestError: `X-Request-Timeout-Ms` is not a whole number above 0.
         UnsupportedMediaTypeError: the body is not declared as JSON, or is compressed.

@@ -73,7 +73,7 @@ class ModelInfo(TypedDict):
 
     name: str
     tasks: list[str]
-    """The tasks that it answers: fill-mask, next-sentence, sentiment."""
+    """The tasks that it answers, such as fill-mask, next-sentence, sentiment."""
     parameters: int
     layers: int
     hidden_size: int
@@ -82,9 +82,9 @@ class ModelInfo(TypedDict):
     max_tokens: int
     """Tokens of one input, special tokens included. A longer input is refused or cut."""
     labels: list[str] | None
-    """Of sentiment, in the order of their ids."""
+    """Of a classifier, in the order of their ids."""
     problem_type: str | None
-    """Of sentiment, as `config.json` has it: what the scores are."""
+    """Of a classifier, as `config.json` has it: what the scores are."""
     sha256: str
     """SHA-256 of the file `model.safetensors`; if the weights are in several files, of `*.safetensors` in the order of
     their names, one after another."""

@@ -112,7 +112,7 @@ def error_response(error: Exception, context: RequestContext) -> Response:
         metrics.refused()
     elif kind.status == 504:
         metrics.expired()
-    elif kind.status == 499 and not context.is_computed:
+    elif kind.status == 499 and not context.computation_started:
         metrics.cancelled()
     elif kind is INTERNAL_ERROR:
         logger.error("unhandled error", exc_info=error, extra={"request_id": context.request_id})
@@ -141,7 +141,7 @@ def problem_response(error: Exception, request_id: str, paths: Sequence[str] = (
 
 
 def install(app: FastAPI) -> None:
-    """Answer unknown paths and methods. `application.ErrorMiddleware` answers all other errors."""
+    """Answer unknown paths and methods. `application.answer_errors` answers all other errors."""
 
     async def handle(request: Request, error: Exception) -> Response:
         return error_response(error, context_of(request.scope))

@@ -23,7 +23,7 @@ from app.inference.frames import read_scores, write_batch
 logger = logging.getLogger(__name__)
 
 MAX_DEATHS, DEATH_WINDOW_SECONDS = 3, 60.0
-"""So many ends of processes within so many seconds are not the fault of single texts: no process is started again."""
+"""Three processes that end within a minute are not the fault of single texts: no process is started again."""
 _RESTART_PAUSE_SECONDS = 0.1
 """After a process that ended before it could compute. Forks may end a moment before their fork server does."""
 
@@ -143,6 +143,7 @@ class ProcessPool:
                 del self._processes[number]
                 process = await self._replace(number, server)
         except BackendDiedError as error:
+            await asyncio.sleep(0)  # until the batches of the process have failed with ProcessDiedError
             self._end(error)
         except Exception as error:
             self._end(BackendDiedError(f"an inference process ended, and none can be started in its place: {error}"))

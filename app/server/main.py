@@ -19,7 +19,7 @@ from app.settings import Settings
 EXIT_STARTUP_FAILED = 3
 """Exit code if the service cannot start; uvicorn uses the same."""
 EXIT_BACKEND_DIED = 4
-"""Exit code if an inference process ended while the service ran."""
+"""Exit code if inference processes ended while the service ran, and could not be replaced."""
 
 logger = logging.getLogger(__name__)
 

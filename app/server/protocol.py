@@ -58,6 +58,7 @@ class BoundedProtocol(HttpToolsProtocol):
     def __init__(self, config: uvicorn.Config, *args: Any, **kwargs: Any) -> None:
         super().__init__(config, *args, **kwargs)
         self._service: Service = config.app.service  # type: ignore[union-attr]
+        # At the level debug, each request is logged, and uvicorn sets the path only for the app.
         self._app_sees_refusals = logs_requests() or tracing.enabled()
         timeout_ms: int = self._service.settings.request_timeout_ms
         self._timeout = max(timeout_ms / 1000, MIN_TIMEOUT_SECONDS)

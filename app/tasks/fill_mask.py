@@ -223,5 +223,7 @@ FILL_MASK = Task(
     response=FillMaskResponse,
     head=Head.WORDS,
     inputs="text",
+    hugging_face="fill-mask",
+    results="words",
     question=fill_mask_question,
 )

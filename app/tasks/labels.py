@@ -69,7 +69,8 @@ def label_question(
         truncation: see `Tokenizer.encode`; by default the checkpoint's own.
         function_to_apply: `none` for logits as scores, or what the checkpoint computes its scores with.
     """
-    if function_to_apply not in (None, "none", computed := served.config.score_function):
+    computed = served.config.score_function
+    if function_to_apply not in (None, "none", computed):
         raise InvalidRequestError.at(
             f"the loaded checkpoint's scores are computed with {computed!r}, not {function_to_apply!r}; leave this out",
             *("parameters", "function_to_apply"),

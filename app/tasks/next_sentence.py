@@ -37,5 +37,6 @@ NEXT_SENTENCE = Task(
     response=LabelResponse,
     head=Head.NEXT_SENTENCE,
     inputs="pair",
+    results="labels",
     question=partial(label_question, labels=LABELS),
 )

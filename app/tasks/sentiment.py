@@ -1,4 +1,4 @@
-"""Sentiment, and the same under the name that other labels need: `/classify`."""
+"""The classifier: `/sentiment`, and `/classify` for other labels."""
 
 from __future__ import annotations
 
@@ -41,6 +41,7 @@ SENTIMENT = Task(
     response=LabelResponse,
     head=Head.LABELS,
     inputs="either",
+    results="labels",
     question=label_question,
     hugging_face="text-classification",
 )

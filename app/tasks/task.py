@@ -20,7 +20,7 @@ from model.errors import EmptyTextError, TextError
 from model.tokenizer import Encoding
 
 PREDICTION_BYTES = 100
-"""Of a prediction's or token's JSON, beside the text that it repeats."""
+"""Estimated bytes of a prediction's or token's JSON, beside the text that it repeats."""
 _CHARACTERS_PER_TOKEN = 4
 """A low estimate of tokens, for the room that a text gets before it is tokenized."""
 
@@ -41,8 +41,8 @@ class Question(ABC):
     inputs: Sequence[Input]
     split_advice: str
     """How a request gets a smaller answer."""
-    is_computed = True
-    """Whether a model is asked; else the tokens are the answer."""
+    needs_model = True
+    """Whether a model computes something; else the tokens are the answer."""
 
     @abstractmethod
     def encode(self, given: Input) -> Encoding:
@@ -58,7 +58,7 @@ class Question(ABC):
 
     @abstractmethod
     def response_bytes(self, query: Query) -> int:
-        """Bytes of the response, about."""
+        """Estimate the bytes of the response."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,11 +77,14 @@ class Task:
     head: Head
     """What computes it."""
     inputs: Literal["text", "pair", "either"]
+    results: Literal["words", "labels"]
+    """The shape of its results, which the protocols know: `question` takes the parameters of `fill_mask_question` or of
+    `label_question`."""
     question: Callable[..., Question]
     """`question(served, inputs, **parameters)`: what a request asks of a model. Raises InvalidInputError or
     InvalidRequestError: this model cannot do what a parameter asks for."""
     hugging_face: str = ""
-    """Its name in Hugging Face's clients, if it has another one there."""
+    """The method of Hugging Face's clients that asks it, with hyphens. Without one, its name is its path there."""
 
 
 @dataclass(slots=True)

@@ -10,7 +10,6 @@ from typing_extensions import TypeAliasType
 
 from app.http.handle import Call, TaskRoute
 from app.http.native import as_sent, locate_one
-from app.inference.contract import Head
 from app.tasks.fill_mask import FillMaskParameters, FillMaskRequest, TokenPrediction
 from app.tasks.labels import LabelPrediction
 from app.tasks.schemas import ALSO_TRUNCATION, Parameters, Truncate, as_list, given, with_examples
@@ -110,7 +109,7 @@ def routes(tasks: Sequence[Task]) -> list[TaskRoute]:
 def _route(task: Task) -> TaskRoute:
     name = task.hugging_face or task.name
     shape: dict[str, Any]
-    if task.head is Head.WORDS:
+    if task.results == "words":
         shape = {
             "to_call": fill_mask,
             "request": HuggingFaceFillMaskRequest,
@@ -124,5 +123,6 @@ def _route(task: Task) -> TaskRoute:
             "response": list[list[LabelPrediction]],
             "example": [_LABELS],
         }
-    summary = f"InferenceClient.{name.replace('-', '_')}"
+    method = task.hugging_face.replace("-", "_")
+    summary = f"InferenceClient.{method}" if method else task.operations[0].summary
     return TaskRoute(f"/hf/{name}", task, summary=summary, tag=TAG["name"], **shape)

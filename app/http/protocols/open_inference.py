@@ -30,7 +30,6 @@ from app.http import openapi, operations
 from app.http.context import Service, context_of
 from app.http.handle import Call, TaskRoute
 from app.http.invalid import check_inputs, parse
-from app.inference.contract import Head
 from app.tasks.schemas import MAX_TOP_K, Input, Items, Parameters, Strict, TextPair, given, with_examples
 from app.tasks.task import Task, TaskResult
 from model.tokenizer_dir import MASK
@@ -203,7 +202,7 @@ def _inputs(body: InferRequest, task: Task) -> Sequence[Input]:
     texts = columns["text"]
     if "text_pair" in columns:
         return [TextPair(*pair) for pair in zip(texts, columns["text_pair"], strict=True)]
-    if task.head is Head.WORDS:
+    if task.results == "words":
         masks = ((i, text.count(MASK)) for i, text in enumerate(texts))
         several = [
             FieldError(f"text {i} has {count} masks, this model takes one; see /fill-mask", ("inputs", 0, "data", i))
@@ -216,12 +215,12 @@ def _inputs(body: InferRequest, task: Task) -> Sequence[Input]:
 
 
 def _outputs(task: Task) -> list[str]:
-    return ["token_str" if task.head is Head.WORDS else "label", "score"]
+    return ["token_str" if task.results == "words" else "label", "score"]
 
 
 def _rows(task: Task, result: TaskResult) -> list[list[Any]]:
     """Of each text, its predictions."""
-    if task.head is Head.WORDS:
+    if task.results == "words":
         return [found["masks"][0]["predictions"] for found in result.results]
     return [found["predictions"] for found in result.results]
 
@@ -362,7 +361,7 @@ async def ready(request: Request) -> ServerReady:
 
 
 async def metadata(model: str, request: Request) -> ModelMetadata:
-    """The tensors of a model. `text_pair` is optional for `sentiment`."""
+    """The tensors of a model. `text_pair` is optional for models that take either."""
     service = _service(request)
     task = _task(model, service)
     with suppress(UnavailableError):  # while loading, answer as well

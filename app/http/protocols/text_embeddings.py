@@ -182,7 +182,7 @@ class TokenizeQuestion(Question):
     inputs: Sequence[Input]
     served: ServedModel
     split_advice = "send fewer or shorter texts"
-    is_computed = False
+    needs_model = False
 
     def encode(self, given: Input) -> Encoding:
         """See `Question.encode`."""
@@ -224,6 +224,7 @@ def routes(tasks: Sequence[Task]) -> list[TaskRoute]:
         response=list[list[TextToken]],
         head=classifier.head,
         inputs="text",
+        results="labels",
         question=tokenize_question,
     )
     return [

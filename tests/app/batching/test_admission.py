@@ -46,7 +46,7 @@ def tokens_ahead(admission: Admission, inputs: int) -> int:
 
 
 def test_byte_budget_refuses_bytes_beyond_the_limit_until_others_end() -> None:
-    budget = ByteBudget(300_000, free=65_536, what="bytes are being uploaded")
+    budget = ByteBudget(300_000, free=65_536)
     with budget.reserve(200_000):
         with pytest.raises(TooManyBytesError, match="too many bytes are being uploaded"), budget.reserve(100_001):
             raise AssertionError
@@ -59,7 +59,7 @@ def test_byte_budget_refuses_bytes_beyond_the_limit_until_others_end() -> None:
 
 
 def test_byte_budget_check_holds_nothing() -> None:
-    budget = ByteBudget(100, free=10, what="bytes")
+    budget = ByteBudget(100, free=10)
     budget.check(60)
     with budget.reserve(60):
         with pytest.raises(TooManyBytesError):
@@ -70,7 +70,7 @@ def test_byte_budget_check_holds_nothing() -> None:
 
 
 def test_byte_budget_is_free_again_after_an_error() -> None:
-    budget = ByteBudget(100, free=10, what="bytes")
+    budget = ByteBudget(100, free=10)
     with pytest.raises(ZeroDivisionError), budget.reserve(60):
         raise ZeroDivisionError
     assert budget.reserved == 0

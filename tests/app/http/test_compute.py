@@ -26,6 +26,7 @@ from app.errors import (
 from app.http import handle
 from app.http.context import RequestContext, Service
 from app.http.handle import MAX_RESPONSE_BYTES, Call, compute
+from app.http.native import as_sent
 from app.inference.contract import Kind
 from app.observability.metrics import Metrics
 from app.settings import Settings
@@ -67,7 +68,7 @@ async def ask(
     context: RequestContext | None = None,
     **parameters: object,
 ) -> TaskResult:
-    call = Call(inputs, parameters, write=lambda result: result.results)
+    call = Call(inputs, parameters, lambda result: result.results, as_sent)
     async with asyncio.timeout(PATIENCE):  # a test that fails ends
         return await compute(context or RequestContext(service), task, call, Deadline.after(seconds))
 
@@ -240,7 +241,7 @@ async def test_compute_cancelled_while_it_waits_for_a_thread_leaves_its_room(bac
         await asyncio.wait([asked])
         assert asked.cancelled()
         assert service.lifecycle.engine.admission.reserved_tokens == 0
-        assert not context.is_computed
+        assert not context.computation_started
         release.set()
         assert all(work.result() for work in busy)
     assert backend.batches == []
@@ -312,7 +313,7 @@ async def test_compute_tells_whether_the_model_has_begun_with_a_request_that_is_
         for task in (begun, waiting):
             task.cancel()
         await asyncio.wait([begun, waiting])
-        assert [context.is_computed for context in contexts] == [True, False]
+        assert [context.computation_started for context in contexts] == [True, False]
         assert (service.lifecycle.unanswered_requests, service.lifecycle.queued_tokens) == (0, 0)
 
 

@@ -17,5 +17,6 @@ TOPICS = Task(
     response=LabelResponse,
     head=Head.LABELS,
     inputs="either",
+    results="labels",
     question=label_question,
 )
