@@ -2,8 +2,20 @@
 
 from __future__ import annotations
 
-from bert_tables.dialect import Dialect
+from bert_tables.dialect import LINE, Dialect
 from bert_tables.errors import TableError
-from bert_tables.reader import FORMATS, LINE, Row, Table, format_of, open_table
+from bert_tables.missing import MISSING_WORDS, is_missing
+from bert_tables.reader import FORMATS, Row, Table, format_of, open_table
 
-__all__ = ["FORMATS", "LINE", "Dialect", "Row", "Table", "TableError", "format_of", "open_table"]
+__all__ = [
+    "FORMATS",
+    "LINE",
+    "MISSING_WORDS",
+    "Dialect",
+    "Row",
+    "Table",
+    "TableError",
+    "format_of",
+    "is_missing",
+    "open_table",
+]

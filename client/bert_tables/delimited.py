@@ -15,6 +15,9 @@ MAX_RECORD_CHARACTERS = 2**24
 """A record of several lines with more characters has a quoted cell that never closes. Without this limit, one quotation
 mark would bring the rest of a file into memory."""
 
+LONE_RETURN = "\ufdd0"
+"""A noncharacter for a carriage return that is a part of a cell: `csv` ends a row at a carriage return."""
+
 LINE_END = re.compile(r"\r\n|\r|\n")
 
 
@@ -56,6 +59,8 @@ def records(lines: Iterator[str], dialect: Dialect, skipped: int = 0) -> Iterato
             fault = _describe(error, source.number - len(source.record) + count, text, dialect)
             source.read_again(len(source.record) - count)
             cells = next(csv.reader(source.record[:count], **options), [])
+        if any(LONE_RETURN in line for line in source.record):
+            cells = [cell.replace(LONE_RETURN, "\r") for cell in cells]
         yield Record(source.number - count + 1, cells, count, fault)
 
 

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import codecs
 import csv
+import itertools
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 csv.field_size_limit(2**31 - 1)  # of the whole process; the default refuses a cell of over 128 KiB
+
+LINE = "text"
+"""The name of the only column of plain lines, and of a table that has one column and no header."""
 
 DELIMITER_NAMES = {",": "comma", ";": "semicolon", "\t": "tab", "|": "vertical bar"}
 """The delimiters that are detected."""
@@ -110,6 +114,10 @@ def _fit(dialect: Dialect, delimiter: str, beginning: Sequence[str]) -> tuple[bo
     rows = [row for row in csv.reader(beginning, **reader_options(chosen)) if row]
     if not rows:
         return False, 0.0
+    table = list(itertools.dropwhile(lambda row: len(row) == 1, rows))
+    is_titled = rows[0] != [LINE] and len(table) > 2 and 2 * len(table) > len(rows)
+    if is_titled and len(table[0]) > 2 and "" not in table[0]:
+        rows = table
     whole = [len(row) == len(rows[0]) and not has_split_quotes.search("\n".join(row)) for row in rows]
     return len(rows[0]) > 1, sum(whole) / len(whole)
 

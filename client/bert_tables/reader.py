@@ -14,17 +14,16 @@ from __future__ import annotations
 
 import csv
 import itertools
-import json
 import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Sequence, Set
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from bert_tables.delimited import LINE_END, Record, records, whole_rows_inside
-from bert_tables.dialect import DELIMITER_NAMES, Dialect, detect
+from bert_tables.delimited import LINE_END, LONE_RETURN, Record, records, whole_rows_inside
+from bert_tables.dialect import DELIMITER_NAMES, LINE, Dialect, detect
 from bert_tables.errors import TableError
 from bert_tables.files import (
     COMPRESSION_SUFFIXES,
@@ -37,6 +36,8 @@ from bert_tables.files import (
     text_fault,
     text_lines,
 )
+from bert_tables.header import find_header, find_second_header
+from bert_tables.json_lines import NOT_LINES, is_object, name_shape, raise_error, read_object
 
 _SUFFIXES = {
     "csv": (".csv",),
@@ -46,8 +47,6 @@ _SUFFIXES = {
     "lines": (".txt", ".text"),
 }
 FORMATS = tuple(_SUFFIXES)
-LINE = "text"
-"""The name of the only column of plain lines, and of a table that has one column and no header."""
 
 _DELIMITERS = {"csv": ",", "tsv": "\t"}
 _BEGINNING_LINES = 1000
@@ -147,7 +146,7 @@ def _check_lines(file: File) -> None:
     first = re.split(rb"[\r\n]", file.start, maxsplit=1)[0].decode("utf-8", "replace")
     rows = {delimiter: next(csv.reader([first], delimiter=delimiter), []) for delimiter in DELIMITER_NAMES}
     delimiter = next((delimiter for delimiter, row in rows.items() if len(row) > 1 and LINE in row), None)
-    if _is_json_object(first):
+    if is_object(first):
         what, form = "JSON lines", "jsonl"
     elif re.match(rb"\s*\[\s*\{\s*\"|\{\s*[\r\n]", file.start):
         what, form = "JSON", "jsonl"
@@ -177,48 +176,45 @@ def _table(file: File, form: str | None, dialect: Dialect, columns: Sequence[str
         )
         return Table(file.name, form, (LINE,), rows, warnings, file.size)
     if form == "jsonl":
-        if several := re.match(rb"\s*(?:(\[)|\{\s*[\r\n])", file.start):
-            what, command = ("is one JSON array, not an object per line", "jq -c '.[]'")
-            if not several[1]:
-                what, command = "has objects that are written over several lines", "jq -c ."
-            raise TableError(f"{file.name}: {what}; write one object per line ({command})")
-        rows = (_json_row(number, line, encoding) for number, line in enumerate(lines, 1) if not line.isspace())
+        start = file.head.decode(encoding, "replace").lstrip("\ufeff")
+        shape, lines = name_shape(start, lines, frozenset(columns or ()))
+        if shape:
+            raise TableError(f"{file.name}: {shape}")
+        numbered = ((number, line) for number, line in enumerate(lines, 1) if not line.isspace())
+        rows = (Row(number, *read_object(line, encoding)) for number, line in numbered)
         return Table(file.name, form, None, rows, warnings, file.size)
-    return _delimited(file, form, dialect, lines, encoding, warnings)
-
-
-def _json_row(number: int, line: str, encoding: str) -> Row:
-    fault = text_fault(line, encoding)
-    try:
-        cells = json.loads(line.encode("utf-8", "replace") if fault else line)
-    except json.JSONDecodeError as error:
-        return Row(number, {}, fault or f"the line is not JSON ({error.msg}, character {error.pos})")
-    except (ValueError, RecursionError) as error:
-        return Row(number, {}, fault or f"the line is not JSON ({error})")
-    if not isinstance(cells, dict):
-        return Row(number, {}, "the line is JSON, but not an object")
-    return Row(number, cells, fault)
+    return _delimited(file, form, dialect, lines, encoding, frozenset(columns or ()), warnings)
 
 
 # --- CSV and TSV ----------------------------------------------------------------------------------------------
 
 
 def _delimited(
-    file: File, form: str, dialect: Dialect, lines: Iterator[str], encoding: str, warnings: list[str]
+    file: File,
+    form: str,
+    dialect: Dialect,
+    lines: Iterator[str],
+    encoding: str,
+    asked: Set[str],
+    warnings: list[str],
 ) -> Table:
-    beginning, lines = _beginning(lines)
+    beginning, lines = _beginning(_joined_at_lone_returns(lines))
     skipped = 0
     if beginning and (stated := re.fullmatch(r"(?i)sep=([,;|\t])[\r\n]*", beginning[0])):  # Excel reads it
         dialect = replace(dialect, delimiter=dialect.delimiter or stated[1])
         skipped, beginning = 1, beginning[1:]
         next(lines)
-    if beginning and _is_json_object(beginning[0]):
+    if beginning and is_object(beginning[0]):
         raise TableError(f"{file.name}: holds JSON lines, not {form.upper()}; state the format jsonl")
+    if dialect.header is True and NOT_LINES.match(top := "".join(beginning[:3])) and '"' in top:
+        raise TableError(f"{file.name}: holds JSON, not {form.upper()}; state the format jsonl")
     complete, note = detect(dialect, _DELIMITERS[form], beginning)
     if note:
         warnings.append(f"{file.name}: {note}")
+    first_records = list(records(iter(beginning), complete, skipped)) if dialect.header is True else []
+    start = _start(file, first_records, asked, warnings)
     found = records(lines, complete, skipped)
-    columns, first = _header(file, found, complete, encoding)
+    columns, first = _header(file, found, complete, encoding, start)
     rows = _rows(file, columns, itertools.chain(first, found), complete, encoding, warnings)
     return Table(file.name, form, columns, rows, warnings, file.size)
 
@@ -234,31 +230,61 @@ def _beginning(lines: Iterator[str]) -> tuple[list[str], Iterator[str]]:
     except StopIteration:
         pass
     except TableError as error:
-        lines = _raise(error)
+        lines = raise_error(error)
     return beginning, itertools.chain(beginning, lines)
 
 
-def _raise(error: TableError) -> Iterator[str]:
-    yield from ()
-    raise error
+def _joined_at_lone_returns(lines: Iterator[str]) -> Iterator[str]:
+    """The lines of a file, joined at lone carriage returns if the first line ends in a line feed.
+
+    There, a carriage return is a part of a cell. `csv` would refuse it, so `LONE_RETURN` stands for it.
+    """
+    first = next(lines, "")
+    yield from filter(None, (first,))
+    if not first.endswith("\n"):
+        yield from lines
+        return
+    parts: list[str] = []
+    for line in lines:
+        if line.endswith("\r"):
+            parts.append(f"{line[:-1]}{LONE_RETURN}")
+        else:
+            yield "".join((*parts, line))
+            parts.clear()
+    if parts:
+        yield "".join(parts).removesuffix(LONE_RETURN)
 
 
-def _is_json_object(line: str) -> bool:
-    try:
-        return line.startswith("{") and isinstance(json.loads(line), dict)
-    except (ValueError, RecursionError):
-        return False
+def _start(file: File, first: list[Record], columns: Set[str], warnings: list[str]) -> int:
+    """The line of the header, or 0 if it is the first row.
+
+    Args:
+        first: The first records.
+        columns: The columns that will be read, if they are known.
+
+    Raises:
+        TableError: it cannot be told, or there are several.
+    """
+    start, note, doubt = find_header(first, columns)
+    rows = [row for row in first if row.number >= start and any(map(str.strip, row.cells))]
+    sure = doubt is not None
+    if not doubt and rows:
+        doubt, sure = find_second_header(rows[1:], rows[0].cells)
+    if doubt and sure:
+        raise TableError(f"{file.name}: {doubt}")
+    warnings.extend(f"{file.name}: {message}" for message in (note, doubt) if message)
+    return start
 
 
 def _header(
-    file: File, found: Iterator[Record], dialect: Dialect, encoding: str
+    file: File, found: Iterator[Record], dialect: Dialect, encoding: str, start: int
 ) -> tuple[tuple[str, ...], list[Record]]:
-    """The columns, and the records that were read for them but are rows."""
+    """The columns, and the records that were read for them but are rows. The header begins in line `start` or later."""
     if isinstance(dialect.header, tuple):
         return dialect.header, []
     blank: list[Record] = []
     for first in found:
-        if any(map(str.strip, first.cells)):
+        if first.number >= start and any(map(str.strip, first.cells)):
             break
         blank.append(first)
     else:
@@ -279,7 +305,9 @@ def _check_names(file: File, names: Sequence[str]) -> None:
     """Raise TableError if two columns have the same name."""
     counts = Counter(names)
     if duplicate := next((name for name in names if counts[name] > 1), None):
-        raise TableError(f"{file.name}: two columns are called {duplicate!r}; rename one")
+        raise TableError(
+            f"{file.name}: two columns are called {duplicate!r}; rename one, or delete the lines above the header"
+        )
 
 
 def _rows(
@@ -313,6 +341,8 @@ def _count_fault(cells: list[str], columns: tuple[str, ...], dialect: Dialect) -
     remedy = "quote a cell that holds a delimiter or a line end"
     if len(cells) > len(columns) and not any(cells[len(columns) :]):
         remedy = "it ends in a delimiter: if all rows do, let the header end in one too"
+    elif any("\r" in cell for cell in cells):
+        remedy = "its carriage returns end no row, because the header's line ends in a line feed: convert the line ends"
     elif any(dialect.quote and cell.startswith(f" {dialect.quote}") for cell in cells):
         remedy = "a quotation mark after a space is text: delete the spaces after the delimiters"
     return f"{counts}; {remedy}"
@@ -338,7 +368,8 @@ def _advice(table: Table) -> str:
         if name == default:
             return f"; quotation marks enclose the {name}: delete those around whole lines"
         return f"; the header has no {default} but a {name}: if it separates the columns, state the delimiter"
-    return f"; {_NO_HEADER}" if _is_data(table.columns) else ""
+    below = "if the header is a line below, delete the lines above it"
+    return f"; {_NO_HEADER}; {below}" if _is_data(table.columns) else ""
 
 
 def _is_data(columns: Sequence[str]) -> bool:

@@ -18,7 +18,8 @@ from typing import Any
 
 import pytest
 
-from bert_tables import FORMATS, LINE, Dialect, Row, TableError, files, format_of, open_table
+from bert_tables import FORMATS, LINE, MISSING_WORDS, Dialect, Row, TableError, files, format_of, is_missing, open_table
+from bert_tables.json_lines import name_shape
 
 Read = Callable[..., tuple[list[Row], list[str]]]
 
@@ -261,6 +262,30 @@ def test_row_ends_in_any_line_end(read: Read, end: str, name: str) -> None:
     assert cells(rows)[-3:] == [["good"], [""], ["bad"]]
 
 
+@pytest.mark.parametrize("end", ["\n", "\r\n"])
+def test_row_lone_return_is_a_part_of_a_cell_where_the_header_ends_in_a_line_feed(read: Read, end: str) -> None:
+    lines = ["id,text", "1,Great film.\rLoved it.", f'2,"a\rb{end}c"', "3,x", ""]
+    rows, _ = read(end.join(lines))
+    assert [(row.number, *row.cells.values()) for row in rows] == [
+        (2, "1", "Great film.\rLoved it."),
+        (3, "2", f"a\rb{end}c"),
+        (5, "3", "x"),
+    ]
+    assert all(row.fault is None for row in rows)
+    assert cells(read(f"text{end}Great film.\rLoved it.{end}bad\r")[0]) == [["Great film.\rLoved it."], ["bad"]]
+
+
+def test_row_lone_return_ends_rows_where_the_header_ends_in_one(read: Read) -> None:
+    rows, _ = read('id,text\r1,"good\r\nfilm"\r2,"a\rb\nc"\r3,x\n4,y\r\n5,z')
+    assert cells(rows) == [["1", "good\r\nfilm"], ["2", "a\rb\nc"], ["3", "x"], ["4", "y"], ["5", "z"]]
+
+
+def test_row_lone_returns_that_seem_to_end_rows_are_a_fault(read: Read) -> None:
+    rows, _ = read("id,text\n1,good\r2,bad\r3,so\n4,x\n")
+    assert [row.fault is None for row in rows] == [False, True]
+    assert "its carriage returns end no row" in (rows[0].fault or "")
+
+
 def test_row_long_cells_are_read(read: Read) -> None:
     (row,), _ = read("text,n\n" + "x" * 3_000_000 + ",1\n")
     assert len(row.cells["text"]) == 3_000_000
@@ -297,11 +322,98 @@ def test_row_json_that_cannot_be_read_has_a_fault(read: Read) -> None:
         ('[{"text": "a"},\n{"text": "b"}]', r"is one JSON array, not an object per line; write .*jq -c '.\[\]'"),
         ('\n [\n  {"text": "a"}\n]\n', "is one JSON array"),
         ('{\r\n  "text": "a"\r\n}\r\n', r"has objects that are written over several lines; write .*jq -c \."),
+        ('{"text":\n"a"}\n{"text":\n"b"}\n', r"has objects that are written over several lines; write .*jq -c \."),
+        ('{"data": [\n' + '{"text": "a"},\n' * 80_000 + "{}]}", "has objects that are written over several lines"),
+        ("[]", "is an empty JSON array"),
+        ("[1, 2]", "is one JSON array of numbers"),
+        ('["a", "b"]', r"is one JSON array of strings.*jq -c '.\[\] \| {text: .}'"),
+        ('[\n["a", 1],\n["b", 2]\n]', r"is one JSON array of arrays.*jq -c '.\[\] \| {text: .\[0\]}'"),
+        ('["a", 1]\n["a", 1]\n', r"has a JSON array per line.*jq -c '{text: .\[0\]}'"),
+        ('"a"\n"b"\n', "has a JSON string per line; write an object per line"),
+        ('{"data": [{"text": "a"}]}', r"is one object, with the rows in 'data'; .*jq -c '.\[\"data\"\]\[\]'"),
+        ('\n{\n"meta": {}, "rows": [\n{"text": "a"}\n]}\n', "is one object, with the rows in 'rows'"),
+        ('{"train": [{"text": "a"}], "test": [{"text": "b"}]}', "with the rows in 'train', 'test'"),
+        ('{"type": "FeatureCollection", "features": [{"properties": {"text": "a"}}]}', "with the rows in 'features'"),
+        ('{"text": ["a", "b"], "label": ["x", "y"]}', 'is one object of columns; .*orient="records", lines=True'),
+        ('{\n"text": ["a"],\n"label": ["x"]\n}', "is one object of columns"),
+        ('{"columns": ["text"], "index": [0], "data": [["a"]]}', "is one object of columns"),
+        ('{"text": {"0": "a"}, "label": {"0": "x"}}', "is one object of objects, as pandas writes a table; .*records"),
     ],
 )
 def test_open_table_json_that_is_not_lines_is_refused(read: Read, content: str, what: str, encoding: str) -> None:
     with pytest.raises(TableError, match=what):
         read(content.encode(encoding), "a.json")
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        '{"text": "a", "entities": [{"start": 0}]}',
+        '{"body": "a b", "entities": [{"start": 0}]}',
+        '{"text": "a", "label": ["x"], "meta": {"n": 1}}',
+        '{"text": null}',
+    ],
+)
+def test_open_table_one_object_that_may_be_a_row_is_read(read: Read, line: str) -> None:
+    assert read(line, "a.json") == ([Row(1, json.loads(line))], [])
+
+
+@pytest.mark.parametrize("line", ['{"data": [{"text": "a"}]}', '{"text": ["a"]}', '{"text": {"en": "a"}}'])
+def test_open_table_several_objects_are_rows_of_any_shape(read: Read, line: str) -> None:
+    assert [row.cells for row in read(f"{line}\n\n{line}\n", "a.jsonl")[0]] == [json.loads(line)] * 2
+
+
+def test_open_table_object_with_a_text_in_an_asked_column_is_a_row(read: Read) -> None:
+    line = '{"body": "a", "entities": [{"start": 0}]}'
+    assert read(line, "a.jsonl", columns=("body",))[0] == [Row(1, json.loads(line))]
+    with pytest.raises(TableError, match="with the rows in 'entities'"):
+        read(line, "a.jsonl", columns=("text",))
+
+
+def test_open_table_reads_no_second_json_line_before_the_first_is_delivered(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "a.jsonl")
+    reader = os.open(tmp_path / "a.jsonl", os.O_RDONLY | os.O_NONBLOCK)
+    writer = os.open(tmp_path / "a.jsonl", os.O_WRONLY)
+    os.write(writer, b'{"text": "a"}\n')
+    shape, lines = name_shape("", iter(lambda: os.read(reader, 14).decode(), ""), frozenset())
+    assert (shape, next(lines)) == (None, '{"text": "a"}\n')
+    os.close(writer)
+    os.close(reader)
+
+
+def test_row_of_json_may_end_in_a_comma(read: Read) -> None:
+    rows, _ = read('{"text": "a"},\n{"text": "b"} , \r\n{"text": "c"}\n', "a.ndjson")
+    assert [(row.cells, row.fault) for row in rows] == [({"text": letter}, None) for letter in "abc"]
+
+
+@pytest.mark.parametrize("between", ["", " ", ", "])
+def test_row_of_several_json_objects_has_a_fault(read: Read, between: str) -> None:
+    rows, _ = read(f'{{"text": "a"}}{between}{{"text": "b"}}\n{{"text": "c"}}\n', "a.jsonl")
+    fault = "the line has several objects; write one object per line (jq -c .)"
+    assert [row.fault for row in rows] == [fault, None]
+
+
+@pytest.mark.parametrize("content", ['[{"text": "a"}]', '[\n  {\n"text": "a"}]', '{\n  "text": "a"\n}'])
+def test_open_table_json_under_another_name_is_refused(read: Read, content: str) -> None:
+    with pytest.raises(TableError, match="holds JSON, not CSV; state the format jsonl"):
+        read(content, "a.csv")
+
+
+def test_row_of_a_table_without_a_header_may_begin_with_a_list(read: Read) -> None:
+    for cell in ('["pos"]', "[]", '[{"n": 1}]'):
+        content = f"{cell}\tgood\n{cell}\tbad\n"
+        rows, _ = read(content, "a.tsv", dialect=Dialect(header=False, quote=""))
+        assert cells(rows) == [[cell, "good"], [cell, "bad"]]
+
+
+def test_rows_of_json_before_a_cut_are_delivered_after_a_broken_row(tmp_path: Path) -> None:
+    for first in ('{"text": "a\n', '{"data": [{"text": "a"}]}\n'):
+        content = gzip.compress(first.encode() + os.urandom(3000).hex().encode())
+        (tmp_path / "a.jsonl.gz").write_bytes(content[: len(content) // 2])
+        with open_table(tmp_path / "a.jsonl.gz") as table:
+            assert next(table.rows).number == 1
+            with pytest.raises(TableError, match="the file is cut off after line 1"):
+                list(table.rows)
 
 
 @pytest.mark.parametrize(("name", "kind"), [("a.csv", "CSV"), ("a.tsv", "TSV")])
@@ -611,6 +723,101 @@ def test_delimiter_is_stated(read: Read, delimiter: str, character: str) -> None
     assert cells(read(content, "a.txt", dialect=Dialect(delimiter=delimiter))[0]) == [["a, b; c", "1"]]
 
 
+TABLE = "id,text,label\n1,good film,a\n2,bad,b\n3,so,a\n"
+
+
+@pytest.mark.parametrize(
+    ("above", "line"),
+    [
+        ("Reviews of May\n", 2),
+        ("Reviews of May\n\n", 3),
+        ('"Reviews, of May"\n', 2),
+        ("Reviews\nby our shop\nNote: none is left out\n\n", 5),
+        ("Reviews of May,,\n,,\n", 3),
+        ("Reviews of May,,\n", 2),
+        ("sep=,\nReviews\n", 3),
+    ],
+)
+@pytest.mark.parametrize("delimiter", [",", ";"])
+@pytest.mark.parametrize("below", ["", "Totals:\n"])
+def test_header_is_below_a_title(read: Read, above: str, line: int, delimiter: str, below: str) -> None:
+    content = above + TABLE
+    if delimiter == ";" and '"' not in above:
+        content = content.replace(",", ";")
+    rows, warnings = read(content + below)
+    assert rows[0] == Row(line + 1, {"id": "1", "text": "good film", "label": "a"})
+    assert [row.fault is None for row in rows] == [True] * 3 + [False] * bool(below)
+    assert f"a.csv: the table begins in line {line}; the lines above it are not read" in warnings
+
+
+def test_header_is_below_a_title_of_a_long_table_and_of_two_columns(read: Read) -> None:
+    rows, _ = read("Reviews\n\ntext,n\n" + "good film,1\n" * 3000)
+    assert (len(rows), rows[-1]) == (3000, Row(3003, {"text": "good film", "n": "1"}))
+    assert cells(read("My reviews\nid\ttext\n1\tgood\n", "a.tsv")[0]) == [["1", "good"]]
+
+
+@pytest.mark.parametrize(
+    ("content", "line"),
+    [
+        ("Reviews, of May\n" + TABLE, 2),
+        ("Reviews, of May, June, July\n" + TABLE, 2),
+        ("# by us\n# id, and, text\nid,text\n1,good\n2,bad\n3,so\n", 3),
+        ("Shop: A, B\n\n" + TABLE, 3),
+        ("Question,,Meta,\nid,text,label,date\n1,good,a,x\n2,bad,b,y\n", 2),
+    ],
+)
+def test_header_that_cannot_be_told_from_lines_above_is_an_error(read: Read, content: str, line: int) -> None:
+    with pytest.raises(TableError, match=f"a.csv: the table may begin in line {line}, .*: if line {line} is the head"):
+        read(content)
+    with pytest.raises(TableError, match="the table may begin"):
+        read(content, columns=("text",))
+
+
+@pytest.mark.parametrize(
+    ("content", "names"),
+    [
+        ("id,text\n1,good, really\n2,bad, really\n3,so, so\n", ("id", "text")),
+        ("text\ngood, really\nbad, no\nso, so\n", ("text",)),
+        ("text\ngood;fine;well\nbad;no;x\nso;so;so\n", ("text",)),
+        ("text,label\n1,good,a\n2,bad,b\n3,x,a\n", ("text", "label")),  # R's row numbers
+        ("name,text,\nanna,good,x\nbob,bad,y\n", ("name", "text", "3")),
+        ("id,text,note,more\n1,good,,\n2,bad,,\n3,so,,\n", ("id", "text", "note", "more")),
+        (",text\n0,good\n1,bad\n", ("1", "text")),
+        ("Totals\nten\n", ("Totals",)),
+    ],
+)
+def test_header_is_the_first_row_where_it_may_be(tmp_path: Path, content: str, names: tuple[str, ...]) -> None:
+    (tmp_path / "a.csv").write_text(content)
+    with open_table(tmp_path / "a.csv") as table:
+        assert table.columns == names
+
+
+def test_header_that_has_the_asked_columns_is_the_first_row(read: Read) -> None:
+    content = "Title\nbody,label\ngood,a\nbad,b\n"
+    assert len(read(content, columns=("Title",))[0]) == 3
+    assert len(read(content, columns=("body",))[0]) == 2
+
+
+@pytest.mark.parametrize("more", ["How old?,What?,Stars?\n", "How old?,What?,Stars?\nQ1,Q2,Q3\n"])
+def test_header_of_several_rows_is_an_error(read: Read, more: str) -> None:
+    lines = "line 2 looks like a further" if more.count("\n") == 1 else "lines 2 to 3 look like further"
+    with pytest.raises(TableError, match=rf"{lines} header .* 'age' has only numbers below: keep one header row"):
+        read(f"age,text,stars\n{more}31,good,5\n42,bad,1\n,so,3\n54,x,\n28,y,2.5\n")
+
+
+def test_header_of_several_rows_is_a_warning_where_one_column_has_numbers(read: Read) -> None:
+    rows, (warning,) = read("id,text\nx1,good\n2,bad\n3,so\n4,a\n")
+    assert len(rows) == 4
+    assert warning.startswith("a.csv: line 2 looks like a further header row, because the column 'id' has only numbers")
+
+
+@pytest.mark.parametrize(
+    "rows", ["NA,good,-\n2,bad,4\n3,so,1\n4,a,1\n", "x,good,1\n2,bad,4\n3,so,1\n4,a,1\n", "x,good,y\n2,bad,4\n"]
+)
+def test_header_of_one_row_gives_no_warning(read: Read, rows: str) -> None:
+    assert read(f"id,text,stars\n{rows}")[1] == []
+
+
 def test_header_needs_different_names(read: Read) -> None:
     with pytest.raises(TableError, match=r"a\.csv: two columns are called 'a'; rename one"):
         read("a,b,a\n1,2,3\n")
@@ -623,6 +830,17 @@ def test_header_needs_different_names(read: Read) -> None:
 def test_header_of_an_empty_file_is_an_error(read: Read, content: str, header: bool) -> None:
     with pytest.raises(TableError, match=r"a\.csv: is empty"):
         read(content, dialect=Dialect(header=header))
+
+
+@pytest.mark.parametrize(
+    ("value", "missing"),
+    [
+        *((value, True) for value in (None, "", " ", float("nan"), "\\N", " \\N ")),
+        *((value, False) for value in (*MISSING_WORDS, "\\n", "N", 0, False, [])),
+    ],
+)
+def test_is_missing_takes_no_word_for_a_missing_value(value: Any, missing: bool) -> None:
+    assert is_missing(value) == missing
 
 
 # --- encodings

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import itertools
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from bert_tables import TableError
+from bert_tables import MISSING_WORDS, TableError
 from bert_tables.files import Progress
 from training.errors import SourceError
 from training.recipe import CONTAINING, SourceConfig, source_name
@@ -121,6 +122,8 @@ class _SourceReader:
         self._skipped = 0
         self._first_skipped = ""
         """The place of the first row that was skipped, and why."""
+        self._words: Counter[tuple[str, str]] = Counter()
+        """Cells of texts and labels, by column and value, that may stand for a missing value."""
 
     def read(self, root: Path, progress: Progress | None, hub_cache: Path | None) -> Iterator[Document]:
         """All documents, up to the source's limit."""
@@ -152,6 +155,14 @@ class _SourceReader:
             log_once(
                 f"{source_name(self._source)}: {self._skipped:,} of {self._rows:,} rows have no text and are skipped "
                 f"(the first is {self._first_skipped})"
+            )
+        for (column, word), number in self._words.items():
+            remedy = "empty these cells"
+            if column == self._source.label:
+                remedy += f', or leave the label out with "{word}" = "" in finetune.labels'
+            log_once(
+                f"{source_name(self._source)}: {number:,} of {self._rows:,} rows have {word!r} in the column {column!r}"
+                f"; it is read as a value: if it means that there is none, {remedy}"
             )
         if self._plain_files >= MANY_FILES and characters < SHORT_DOCUMENT * count:
             log_once(
@@ -252,6 +263,9 @@ class _SourceReader:
             self._skip(f"{place}{reason}")
             return None
         label, group, domain = (name and cells.get(name) for name in self._others)
+        for name in filter(None, (*self._source.text, self._source.label)):
+            if isinstance(cell := cells.get(name), str) and (word := cell.strip()) in MISSING_WORDS:
+                self._words[name, word] += 1
         labels = labels_value(label, self._source.separator)
         return Document(tuple(fields), labels, label_value(group), label_value(domain), place)
 

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import functools
 import logging
-import math
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from bert_tables import TableError, open_table
+from bert_tables import TableError, is_missing, open_table
 from bert_tables.files import Progress
 from training.recipe import SourceConfig
 
@@ -62,7 +61,7 @@ def label_value(value: Any) -> str | None:
     >>> label_value(1.0), label_value(True), label_value(" pos "), label_value(float("nan"))
     ('1', 'true', 'pos', None)
     """
-    if _is_missing(value):
+    if is_missing(value):
         return None
     if isinstance(value, bool):  # as TOML and JSON write it
         return str(value).lower()
@@ -84,23 +83,18 @@ def labels_value(value: Any, separator: str | None = None) -> str | tuple[str, .
 
 
 def text_value(value: Any) -> str | None:
-    """A cell as text, empty for null and NaN; None if it is something else, such as a number.
+    """A cell as text, empty if it is missing; None if it is something else, such as a number.
 
     >>> text_value("good"), text_value(["One.", "Two."]), text_value(None), text_value(5)
     ('good', 'One.\\nTwo.', '', None)
     """
+    if is_missing(value):
+        return ""
     if isinstance(value, str):
         return value
-    if _is_missing(value):
-        return ""
     if isinstance(value, list) and all(isinstance(item, str) for item in value):
         return "\n".join(value)
     return None
-
-
-def _is_missing(value: Any) -> bool:
-    """Whether a cell is empty, null or NaN, which pandas writes for what is missing."""
-    return value is None or value == "" or (isinstance(value, float) and math.isnan(value))
 
 
 @functools.cache

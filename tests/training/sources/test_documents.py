@@ -154,6 +154,48 @@ def test_rows_whose_text_is_missing_or_no_text_are_skipped_and_counted(
         assert message.endswith(": 'text' is the int 5, not a text)")
 
 
+def test_words_for_a_missing_value_are_values_and_counted(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    write(tmp_path / "a.csv", "text,label\ngood,None\n\\N,pos\nbad,\\N\nso,None\nNULL,neg\n")
+    found = read(tmp_path, "a.csv", name="reviews", label="label")
+    assert [(document.text, document.label) for document in found] == [
+        ("good", "None"),
+        ("bad", None),
+        ("so", "None"),
+        ("NULL", "neg"),
+    ]
+    skipped, labels, text = caplog.messages
+    assert skipped.startswith("reviews: 1 of 5 rows have no text and are skipped")
+    assert labels == (
+        "reviews: 2 of 5 rows have 'None' in the column 'label'; it is read as a value: if it means that there is "
+        'none, empty these cells, or leave the label out with "None" = "" in finetune.labels'
+    )
+    assert text.startswith("reviews: 1 of 5 rows have 'NULL' in the column 'text'; it is read as a value: ")
+    assert text.endswith("empty these cells")
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        (
+            "a.csv",
+            "Reviews, of May\nid,text,n\n1,good,2\n2,bad,3\n",
+            "may begin in line 2, .* delete the lines above it",
+        ),
+        ("a.json", '{"data": [{"text": "a"}]}', "is one object, with the rows in 'data'; write one object per line"),
+    ],
+)
+def test_shape_that_is_no_table_is_an_error(tmp_path: Path, name: str, content: str, message: str) -> None:
+    write(tmp_path / name, content)
+    with pytest.raises(SourceError, match=message):
+        read(tmp_path, name)
+
+
+def test_title_above_the_header_is_not_read(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    write(tmp_path / "a.csv", "Reviews of May\n\nid,text,n\n1,good,2\n2,bad,3\n")
+    assert texts(tmp_path, "a.csv") == ["good", "bad"]
+    assert caplog.messages == [f"{tmp_path}/a.csv: the table begins in line 3; the lines above it are not read"]
+
+
 def test_rows_of_parquet_that_have_no_text_are_skipped_and_counted(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -425,7 +467,7 @@ def test_documents_are_streamed_not_collected(tmp_path: Path) -> None:
         ("a.jsonl", '{"body": "x", "id": 1}\n', r"line 1: no column 'text'; there are body, id; set text"),
         (
             "a.jsonl",
-            '{"text": {"x": 1}}\n',
+            '{"text": {"x": 1}}\n{"text": null}\n',
             r"holds no text; .* line 1: 'text' is the dict {'x': 1}, not a text",
         ),
         (

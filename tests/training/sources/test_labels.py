@@ -42,7 +42,7 @@ def test_labelled_value_of_a_csv_that_pandas_wrote_as_a_float_is_the_integer(tmp
         labels_of(tmp_path, {"1": "A", "2": "B"}, "1.5")
 
 
-@pytest.mark.parametrize("missing", [None, "", " ", float("nan")])
+@pytest.mark.parametrize("missing", [None, "", " ", float("nan"), "\\N"])
 def test_labelled_missing_label_is_an_error_unless_it_is_left_out(tmp_path: Path, missing: Any) -> None:
     message = r'a\.jsonl, line 1: has no label; fill it, remove the row, or leave .*"" = ""'
     with pytest.raises(SourceError, match=message):
