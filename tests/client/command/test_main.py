@@ -6,6 +6,7 @@ import csv
 import datetime
 import gzip
 import io
+import itertools
 import json
 import os
 import signal
@@ -15,7 +16,7 @@ import threading
 import time
 import zipfile
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -23,8 +24,9 @@ from typing import Any
 import pytest
 
 from bert_client.command import file_job
-from bert_client.command.file_job import FIRST_ROWS, PROCESS_ENDED
+from bert_client.command.file_job import FIRST_ROWS, PROCESS_ENDED, read_ahead
 from bert_client.command.main import run
+from bert_tables import Row
 from tests.client.echo import invalid_inputs, process_ended, serve
 from tests.ports import free_port
 
@@ -752,6 +754,108 @@ def test_bert_answers_before_a_signal_are_printed(holding: Holding, tmp_path: Pa
         finally:
             process.kill()
     assert process.returncode == 130
+
+
+@contextmanager
+def bert_on_a_pipe(url: str, *arguments: str) -> Iterator[subprocess.Popen[str]]:
+    """The command with the test's pipes as standard input and output. It is killed if the test hangs."""
+    command = [sys.executable, "-c", _INTERRUPTIBLE, "sentiment", "--url", url, "--file", "-", *arguments]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, cwd=ROOT, env=buffered(), stdin=pipe, stdout=pipe, text=True) as process:
+        guard = threading.Timer(PATIENCE, process.kill)
+        guard.start()
+        try:
+            yield process
+        finally:
+            guard.cancel()
+            process.kill()
+
+
+def write_line(process: subprocess.Popen[str], line: str) -> None:
+    assert process.stdin
+    process.stdin.write(line + "\n")
+    process.stdin.flush()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "line"), [([], "{}"), (["--format", "jsonl"], '{{"text": "{}"}}'), (["--json"], "{}")]
+)
+def test_bert_rows_of_a_pipe_are_answered_when_it_pauses(arguments: list[str], line: str) -> None:
+    with serve() as echo, bert_on_a_pipe(echo.url, *arguments) as process:
+        assert process.stdout
+        if not arguments:
+            write_line(process, "first")
+            assert process.stdout.readline().startswith("text\tlabel")
+            assert process.stdout.readline().startswith("first\tfirst\t1")
+        for texts in (["one"], ["two", "three"], [""], ["four"]):
+            for text in texts:
+                write_line(process, line.format(text))
+            for text in texts:  # the pipe is open, and each request has room for five more rows
+                assert text in process.stdout.readline()
+        process.communicate()
+    assert process.returncode == 0
+
+
+@pytest.mark.parametrize("given", [[], ["good"]])
+def test_bert_interrupt_while_it_waits_for_a_pipe_ends_it(given: list[str]) -> None:
+    with serve() as echo, bert_on_a_pipe(echo.url) as process:
+        assert process.stdout
+        write_line(process, "first")
+        assert process.stdout.readline().startswith("text")
+        assert process.stdout.readline().startswith("first")
+        for text in given:
+            write_line(process, text)
+            assert process.stdout.readline().startswith(text)
+        process.send_signal(signal.SIGINT)
+        process.wait(PATIENCE)  # while the pipe is open
+    assert process.returncode == 130
+
+
+def test_bert_file_is_sent_in_full_requests(tmp_path: Path, bert: Bert, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(file_job, "MAX_WAIT_SECONDS", PATIENCE)  # on a busy machine, the reader may wait
+    (tmp_path / "texts.txt").write_text("good\n" * 1000)
+    with serve() as echo:
+        code, out, _ = bert("--url", echo.url, "sentiment", "--file", str(tmp_path / "texts.txt"))
+    assert (code, out.count("good\tgood")) == (0, 1000)
+    assert echo.paths.count("/sentiment") == 1000 / echo.limits["max_client_batch"]
+
+
+def test_read_ahead_has_none_where_the_rows_pause() -> None:
+    paused = threading.Event()
+    first, second = Row(1, {"text": "a"}), Row(2, {"text": "b"})
+
+    def rows() -> Iterator[Row]:
+        yield first
+        assert paused.wait(PATIENCE)
+        yield second
+
+    found = []
+    for row in read_ahead(rows()):
+        found.append(row)
+        if row is None:
+            paused.set()
+    assert [row for row in found if row] == [first, second]
+    assert found[:2] == [first, None]
+
+
+def test_read_ahead_raises_the_error_of_the_rows_after_them() -> None:
+    def rows() -> Iterator[Row]:
+        yield Row(1, {})
+        raise MemoryError
+
+    ahead = read_ahead(rows())
+    assert next(ahead)
+    with pytest.raises(MemoryError):
+        list(ahead)
+
+
+def test_read_ahead_that_is_left_ends_its_thread() -> None:
+    ahead = read_ahead(Row(n, {}) for n in itertools.count())
+    assert next(ahead)
+    (reader,) = (thread for thread in threading.enumerate() if thread.name == "bert-reader")
+    ahead.close()  # type: ignore[attr-defined]
+    reader.join(PATIENCE)
+    assert not reader.is_alive()
 
 
 @pytest.mark.parametrize(
