@@ -27,7 +27,7 @@ from bert_client.command import file_job
 from bert_client.command.file_job import FIRST_ROWS, PROCESS_ENDED, read_ahead
 from bert_client.command.main import run
 from bert_tables import Row
-from tests.client.echo import invalid_inputs, process_ended, serve
+from tests.client.echo import CUT, invalid_inputs, problem_document, process_ended, serve
 from tests.ports import free_port
 
 ROOT = Path(__file__).parents[3]
@@ -1036,7 +1036,8 @@ def test_bert_job_that_is_refused_midway_goes_on(bert: Bert, tmp_path: Path) -> 
     source, target = tmp_path / "a.txt", tmp_path / "scored.tsv"
     source.write_text("".join(f"text {n}\n" for n in range(100)))
     command = ("sentiment", "--file", str(source), "--output", str(target), "--concurrency", "1")
-    with serve(lambda inputs: 500 if "text 60" in inputs else None) as echo:
+    broken = problem_document(500, "internal_error", "broken", {})
+    with serve(lambda inputs: broken if "text 60" in inputs else None) as echo:
         code, _, complaints = bert(*command, "--url", echo.url)
     assert (code, "56 rows are kept in" in complaints) == (1, True)
     with serve() as echo:
@@ -1045,6 +1046,48 @@ def test_bert_job_that_is_refused_midway_goes_on(bert: Bert, tmp_path: Path) -> 
     assert len(echo.paths) == 1 + 6
     rows = list(csv.DictReader(target.read_text().splitlines(), delimiter="\t"))
     assert [(row["text"], row["label"]) for row in rows] == [(f"text {n}", f"text {n}") for n in range(100)]
+
+
+def test_bert_job_through_a_gateway_that_misbehaves_has_all_answers(bert: Bert, tmp_path: Path) -> None:
+    """The gateway spoils the first answer to each request, and always refuses three texts."""
+    html = "<html>log in</html>"
+    ways = [(200, html), (200, '{"model": "m", "resu'), (200, ""), (302, html), (403, html), (413, html), (429, "")]
+    ways += [(500, html), (501, html), (502, html), (503, html), (504, html), (599, ""), CUT]
+    refused = {"text 50": (403, html), "text 111": (302, html), "text 299": (200, html)}
+    seen: dict[str, tuple[int, str]] = {}
+
+    def spoil(inputs: list[str]) -> tuple[int, str] | None:
+        if always := next((refused[one] for one in inputs if one in refused), None):
+            return always
+        if (key := "|".join(inputs)) in seen:
+            return None
+        seen[key] = ways[len(seen) % len(ways)]
+        return seen[key]
+
+    source, target = tmp_path / "a.txt", tmp_path / "scored.csv"
+    texts = [f"text {n}" for n in range(300)]
+    source.write_text("\n".join(texts))
+    with serve(spoil) as echo:
+        code, _, complaints = bert("sentiment", "--file", str(source), "--output", str(target), "--url", echo.url)
+    assert (code, complaints.partition(" error")[0]) == (0, "300 rows, 3 with an")
+    assert set(seen.values()) == set(ways)
+    rows = scored_rows(target)
+    assert [(text, label) for text, label, _ in rows] == [(one, "" if one in refused else one) for one in texts]
+    errors = [error for _, _, error in rows if error]
+    assert errors[:2] == ["the answer was 403 Forbidden", "the answer was 302 Found"]
+    assert errors[2].endswith("/sentiment does not answer as this service does")
+
+
+@pytest.mark.parametrize("refusal", [(200, "<html>"), 302, 403, 404, 502])
+def test_bert_job_at_a_wrong_address_ends_at_once(bert: Bert, tmp_path: Path, refusal: Any) -> None:
+    (tmp_path / "a.txt").write_text("good\n" * 3)
+    command = ("sentiment", "--file", str(tmp_path / "a.txt"), "--output", str(tmp_path / "scored.csv"))
+    with serve(lambda _: refusal) as echo:
+        echo.hides_info = True
+        code, _, complaint = bert(*command, "--url", echo.url)
+    assert code == 1
+    assert f"the answer was {refusal}" in complaint or "does not answer as this service does" in complaint
+    assert [file.name for file in tmp_path.iterdir()] == ["a.txt"]
 
 
 @pytest.fixture
@@ -1150,15 +1193,17 @@ def test_bert_rows_keep_their_error_if_the_service_is_away_when_they_are_sent_ag
     source, target = tmp_path / "a.txt", tmp_path / "scored.csv"
     source.write_text("\n".join(f"text {n}" for n in range(16)))
 
-    def refuse(inputs: list[str]) -> int | dict[str, object] | None:
+    broken = problem_document(500, "internal_error", "broken", {})
+
+    def refuse(inputs: list[str]) -> dict[str, object] | None:
         if "text 8" in inputs:
             return process_ended()
-        return 500 if len(inputs) == 1 else None
+        return broken if len(inputs) == 1 else None
 
     with serve(refuse) as echo:
         code, _, complaints = bert("sentiment", "--file", str(source), "--output", str(target), "--url", echo.url)
     assert (code, len(echo.paths)) == (0, 1 + 2 + 2)
-    assert "0 of 8 such rows have an answer now; stopped: 'the answer was 500" in complaints
+    assert "0 of 8 such rows have an answer now; stopped: 'broken (500" in complaints
     assert [error for _, _, error in scored_rows(target)] == [""] * 8 + [PROCESS_ENDED] * 8
 
 
@@ -1175,7 +1220,8 @@ def test_bert_columns_that_an_earlier_run_left_out_are_named(bert: Bert, tmp_pat
     rows = [{"text": f"text {n}", **({"late": 1} if n == 105 else {})} for n in range(130)]
     source.write_text("\n".join(map(json.dumps, rows)))
     command = ("sentiment", "--file", str(source), "--output", str(target), "--concurrency", "1")
-    with serve(lambda inputs: 500 if "text 120" in inputs else None) as echo:
+    broken = problem_document(500, "internal_error", "broken", {})
+    with serve(lambda inputs: broken if "text 120" in inputs else None) as echo:
         assert bert(*command, "--url", echo.url)[0] == 1
         echo.refuse = lambda _: None
         code, _, complaints = bert(*command, "--url", echo.url)
