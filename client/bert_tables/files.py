@@ -120,7 +120,7 @@ def open_file(name: str, progress: Progress | None = None) -> Iterator[File]:
         raw = io.BufferedReader(_CountingFile(0 if name == "-" else name, progress), 2**16)
     except OSError as error:
         raise TableError(f"{shown}: cannot be read ({error.strerror})") from error
-    with raw:
+    try:
         try:
             status = os.fstat(raw.fileno())
             head, content = raw.peek(1), cast("BinaryIO", raw)
@@ -133,6 +133,8 @@ def open_file(name: str, progress: Progress | None = None) -> Iterator[File]:
         except READ_ERRORS as error:
             raise TableError(f"{shown}: cannot be read ({error})") from error
         yield File(shown, content, head, status.st_size if stat.S_ISREG(status.st_mode) else None, content is not raw)
+    finally:
+        raw.raw.close()  # `raw.close` would wait for a thread that reads, and a pipe may never give more
 
 
 def text_lines(file: File, encoding: str, longest: int = -1) -> Iterator[str]:

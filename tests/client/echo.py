@@ -9,7 +9,9 @@ from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
-Refuse = Callable[[list[Any]], int | dict[str, Any] | None]
+Refuse = Callable[[list[Any]], int | tuple[int, str] | dict[str, Any] | None]
+CUT = (0, "")
+"""As a refusal: the connection ends without an answer."""
 
 LIMITS = {
     "max_batch_tokens": 4096,
@@ -38,8 +40,8 @@ def process_ended(detail: str = "the inference process ended") -> dict[str, Any]
 
 
 class Echo(ThreadingHTTPServer):
-    """Answers each request, or refuses it with what `refuse` returns: a status, in the manner of a firewall, or a
-    problem document."""
+    """Answers each request, or refuses it with what `refuse` returns: a status with or without the content, in
+    the manner of a gateway, or a problem document."""
 
     request_queue_size = 64
 
@@ -47,6 +49,7 @@ class Echo(ThreadingHTTPServer):
         super().__init__(("127.0.0.1", port), Handler)
         self.refuse = refuse
         self.limits = dict(LIMITS)
+        self.hides_info = False
         self.paths: list[str] = []
         """Targets of all requests. A client that uses this server as its proxy sends the whole address."""
 
@@ -65,13 +68,20 @@ class Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         self.server.paths.append(self.path)
+        if self.server.hides_info:
+            self.answer(404, "<html>not found</html>")
+            return
         self.answer(200, json.dumps({"status": "ready", "limits": self.server.limits}))
 
     def do_POST(self) -> None:
         self.server.paths.append(self.path)
         inputs = json.loads(self.rfile.read(int(self.headers["Content-Length"])))["inputs"]
         if refusal := self.server.refuse(inputs):
-            if isinstance(refusal, dict):
+            if refusal == CUT:
+                self.close_connection = True
+            elif isinstance(refusal, tuple):
+                self.answer(*refusal)
+            elif isinstance(refusal, dict):
                 self.answer(refusal["status"], json.dumps(refusal))
             else:
                 self.answer(refusal, "<html>refused</html>")

@@ -7,12 +7,15 @@ import sys
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
-from time import sleep
+from queue import Empty, SimpleQueue
+from threading import Event, Thread
+from time import monotonic, sleep
 from typing import Any, TextIO
 
 from bert_client.command.output import RowWriter, open_output
 from bert_client.command.progress import Progress
 from bert_client.errors import BertServiceError, ProblemError
+from bert_client.http.calls import FLUSH
 from bert_client.results import FillMaskResult, LabelResult
 from bert_tables import Dialect, Row, Table, TableError, open_table
 
@@ -24,6 +27,12 @@ LABEL_COLUMNS = ("label", "score", "truncated", "error")
 MASK_COLUMNS = ("words", "scores", "truncated", "error")
 FIRST_ROWS = 100
 """JSON lines have no header: so many rows tell the columns."""
+
+MAX_ROWS_AHEAD = 256
+"""Rows that are read before the client takes them, at most."""
+MAX_WAIT_SECONDS = 0.2
+"""A row that is read waits for others to fill its request as long as they come, and for this time in all if they do not
+come at once."""
 
 PROCESS_ENDED = "the inference process ended during the request of this row"
 """The error of such a row. At the end of the job, the rows with this error are sent again."""
@@ -105,7 +114,8 @@ def run(job: FileJob, ask: Ask) -> None:
         progress.warn(table.warnings)
         try:
             checked = (check_row(row, read, names.values(), one_is_enough=job.takes_half_pairs) for row in inputs)
-            for row, new in answer_rows(checked, read, ask, one_is_enough=job.takes_half_pairs):
+            ahead = read_ahead(checked, output.flush)
+            for row, new in answer_rows(ahead, read, ask, one_is_enough=job.takes_half_pairs):
                 failed = new["error"] is not None
                 output.add(row.cells, written(row.cells, new), failed=failed)
                 progress.count(failed=failed)
@@ -195,17 +205,90 @@ def check_row(row: Row, read: Collection[str], new: Collection[str], *, one_is_e
     return Row(row.number, row.cells, fault)
 
 
+class _Reader:
+    """A thread that reads rows, at most `MAX_ROWS_AHEAD` before they are taken."""
+
+    def __init__(self, rows: Iterable[Row]) -> None:
+        self._rows = rows
+        self._queue: SimpleQueue[Row | BaseException | None] = SimpleQueue()
+        self._has_room, self._closed = Event(), Event()
+        Thread(target=self._read, name="bert-reader", daemon=True).start()
+
+    def take(self, timeout: float | None) -> Row | None:
+        """The next row, or None at their end. Raises their error, and Empty after `timeout` seconds."""
+        item = self._queue.get(timeout=timeout)
+        if not self._has_room.is_set() and self._queue.qsize() <= MAX_ROWS_AHEAD // 2:  # threads switch slowly
+            self._has_room.set()
+        if isinstance(item, BaseException):
+            raise item
+        return item
+
+    def close(self) -> None:
+        """End the thread, at once or after the row that it waits for."""
+        self._closed.set()
+        self._has_room.set()
+
+    def _read(self) -> None:
+        end = None
+        try:
+            for row in self._rows:
+                self._queue.put(row)
+                if self._queue.qsize() >= MAX_ROWS_AHEAD:
+                    self._wait_for_room()
+                if self._closed.is_set():
+                    return
+        except BaseException as error:
+            end = error
+        self._queue.put(end)
+
+    def _wait_for_room(self) -> None:
+        self._has_room.clear()
+        if self._queue.qsize() >= MAX_ROWS_AHEAD and not self._closed.is_set():  # neither came before `clear`
+            self._has_room.wait()
+
+
+def read_ahead(rows: Iterable[Row], answered: Callable[[], object] = lambda: None) -> Iterator[Row | None]:
+    """The rows, which a thread reads, and None where the input pauses: when no row has been ready for
+    `MAX_WAIT_SECONDS` in all since the last None. A regular file has no pauses.
+
+    Args:
+        answered: Called after each None, when the rows before it are answered.
+    """
+    reader = _Reader(rows)
+    patience = None  # seconds; without a row that waits, there is nothing to send
+    try:
+        while True:
+            start = monotonic()
+            try:
+                row = reader.take(patience)
+            except Empty:
+                patience = None
+                yield None
+                answered()
+                continue
+            if row is None:
+                return
+            patience = MAX_WAIT_SECONDS if patience is None else max(patience - (monotonic() - start), 0)
+            yield row
+    finally:
+        reader.close()
+
+
 def answer_rows(
-    rows: Iterable[Row], read: tuple[str, ...], ask: Ask, *, one_is_enough: bool = False
+    rows: Iterable[Row | None], read: tuple[str, ...], ask: Ask, *, one_is_enough: bool = False
 ) -> Iterator[tuple[Row, dict[str, Any]]]:
     """Each row and its new cells. As many rows are in memory as the client has requests under way.
 
+    `rows`: a None sends the rows before it, and waits for their answers.
     `one_is_enough`: a pair with an empty text is one text.
     """
     waiting: deque[Row] = deque()
 
     def inputs() -> Iterator[Any]:
         for row in rows:
+            if row is None:
+                yield FLUSH
+                continue
             waiting.append(row)
             texts = tuple(row.cells.get(column) for column in read)
             if one_is_enough and not row.fault:

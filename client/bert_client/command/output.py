@@ -133,7 +133,7 @@ def _finite(value: Any) -> Any:
 
 
 class Stream:
-    """Standard output, a device or a named pipe: rows are written at once, and no later run adds to them."""
+    """Standard output, a device or a named pipe: no later run adds to its rows."""
 
     def __init__(self, stream: TextIO) -> None:
         self.rows = self.failed = 0
@@ -146,6 +146,10 @@ class Stream:
     def add(self, given: Mapping[str, Any], line: str, *, failed: bool) -> None:  # noqa: ARG002
         """Write the line of an input."""
         self._stream.write(line)
+
+    def flush(self) -> None:
+        """Pass all lines on."""
+        self._stream.flush()
 
     def revise(self, form: str, marker: str, revised_line: RevisedLine) -> None:
         """Do nothing: what is written cannot be changed."""
@@ -245,6 +249,9 @@ class PartialFile:
             self._waiting_size += len(line)
             if self._waiting_size > SAVE_CHARACTERS:
                 self._save()
+
+    def flush(self) -> None:
+        """Do nothing: a thread saves the lines."""
 
     def revise(self, form: str, marker: str, revised_line: RevisedLine) -> None:
         """Replace lines that hold a marker, when all are added.

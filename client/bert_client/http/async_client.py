@@ -110,13 +110,11 @@ class AsyncBertClient(BaseClient[httpx.AsyncBaseTransport, Callable[[float], Awa
         errors: list[Exception] = []
         try:
             async for chunk in self._chunks(call, _until_error(inputs, errors)):
-                if len(window) == self._concurrency:
+                while window and (chunk is None or len(window) == self._concurrency):
                     for outcome in await window.popleft():
                         yield outcome
-                window.append(asyncio.create_task(self._run(self._exchange.answer(call, chunk, failures))))
-            while window:
-                for outcome in await window.popleft():
-                    yield outcome
+                if chunk:
+                    window.append(asyncio.create_task(self._run(self._exchange.answer(call, chunk, failures))))
             if errors:
                 raise errors[0]
         finally:
@@ -124,13 +122,17 @@ class AsyncBertClient(BaseClient[httpx.AsyncBaseTransport, Callable[[float], Awa
                 task.cancel()
             await asyncio.gather(*window, return_exceptions=True)
 
-    async def _chunks(self, call: Call[T], inputs: AsyncIterable[Any]) -> AsyncIterator[Chunk]:
+    async def _chunks(self, call: Call[T], inputs: AsyncIterable[Any]) -> AsyncIterator[Chunk | None]:
+        """The inputs in chunks, and None in place of `FLUSH`."""
         chunker = Chunker(call.parameters)
         async for given in inputs:
+            if given is calls.FLUSH:
+                for chunk in chunker.rest():
+                    yield chunk
+                yield None
+                continue
             for chunk in chunker.push(calls.encode(given), await self._run(self._exchange.request_limits())):
                 yield chunk
-        for chunk in chunker.rest():
-            yield chunk
 
     async def _run(self, flow: Flow[T]) -> T:
         outcome: Outcome = None
@@ -163,8 +165,8 @@ class AsyncBertClient(BaseClient[httpx.AsyncBaseTransport, Callable[[float], Awa
         return http
 
 
-async def _until_error(inputs: Inputs[T], errors: list[Exception]) -> AsyncIterator[T]:
-    """The inputs. An error of a generator ends them, and is kept until those before it are answered."""
+async def _until_error(inputs: Inputs[Any], errors: list[Exception]) -> AsyncIterator[Any]:
+    """The inputs, then `FLUSH`. An error of a generator ends them, and is kept until those before it are answered."""
     try:
         if isinstance(inputs, AsyncIterable):
             async for given in inputs:
@@ -174,3 +176,4 @@ async def _until_error(inputs: Inputs[T], errors: list[Exception]) -> AsyncItera
                 yield given
     except Exception as error:
         errors.append(error)
+    yield calls.FLUSH

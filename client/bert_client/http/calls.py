@@ -27,6 +27,9 @@ PairInList = Pair | list[str] | Mapping[str, str]
 """By itself, a list would be several inputs."""
 Input = str | Pair
 InputInList = str | PairInList
+FLUSH = object()
+"""Among the inputs of a stream, it is not an input: all inputs before it are sent, and answered before the stream takes
+the next one. A stream ends with it."""
 MaskOutcome = FillMaskResult | ProblemError
 LabelOutcome = LabelResult | ProblemError
 

@@ -115,21 +115,24 @@ class BertClient(BaseClient[httpx.BaseTransport, Callable[[float], object]]):
         errors: list[Exception] = []
         try:
             for chunk in self._chunks(call, _until_error(inputs, errors)):
-                if len(window) == self._concurrency:
+                while window and (chunk is None or len(window) == self._concurrency):
                     yield from window.popleft().result()
-                window.append(self._run_in_thread(self._exchange.answer(call, chunk, failures), ended))
-            while window:
-                yield from window.popleft().result()
+                if chunk:
+                    window.append(self._run_in_thread(self._exchange.answer(call, chunk, failures), ended))
             if errors:
                 raise errors[0]
         finally:
             ended.set()
 
-    def _chunks(self, call: Call[T], inputs: Iterable[Any]) -> Iterator[Chunk]:
+    def _chunks(self, call: Call[T], inputs: Iterable[Any]) -> Iterator[Chunk | None]:
+        """The inputs in chunks, and None in place of `FLUSH`."""
         chunker = Chunker(call.parameters)
         for given in inputs:
-            yield from chunker.push(calls.encode(given), self._run(self._exchange.request_limits()))
-        yield from chunker.rest()
+            if given is calls.FLUSH:
+                yield from chunker.rest()
+                yield None
+            else:
+                yield from chunker.push(calls.encode(given), self._run(self._exchange.request_limits()))
 
     def _run_in_thread(self, flow: Flow[T], ended: threading.Event) -> Future[T]:
         """Run a flow in a thread for which a program that ends does not wait."""
@@ -176,10 +179,11 @@ class BertClient(BaseClient[httpx.BaseTransport, Callable[[float], object]]):
         return http
 
 
-def _until_error(inputs: Iterable[T], errors: list[Exception]) -> Iterator[T]:
-    """The inputs. An error of a generator ends them, and is kept until those before it are answered."""
+def _until_error(inputs: Iterable[Any], errors: list[Exception]) -> Iterator[Any]:
+    """The inputs, then `FLUSH`. An error of a generator ends them, and is kept until those before it are answered."""
     try:
         for given in inputs:  # noqa: UP028 (`yield from` would close the caller's file when the stream is left)
             yield given
     except Exception as error:
         errors.append(error)
+    yield calls.FLUSH

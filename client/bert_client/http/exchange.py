@@ -6,20 +6,24 @@ make a request fail, are written and tested once; `BertClient` and `AsyncBertCli
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Generator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import httpx
 
 from bert_client import errors
-from bert_client.errors import ConnectionFailedError, ProblemError, UnexpectedAnswerError
+from bert_client.errors import BertServiceError, ConnectionFailedError, ProblemError, UnexpectedAnswerError
 from bert_client.http.calls import CAUTIOUS_LIMITS, Call, Chunk, RequestLimits, encode, read_limits
 from bert_client.http.environment import trusted_certificates
-from bert_client.http.retry import CERTIFICATE_REFUSED, SLOW_ATTEMPTS, SLOW_SECONDS, RetryPolicy, pause_before_retry
+from bert_client.http.retry import CERTIFICATE_REFUSED, RetryPolicy, pause_before_retry
 from bert_client.wire import FieldProblem
 
 T = TypeVar("T")
+Read = Callable[[httpx.Response], T]
+"""Reads an answer with status 200. Raises UnexpectedAnswerError if it is not the service's."""
 
 _ERRORS: dict[int, type[ProblemError]] = {
     401: errors.UnauthorizedError,
@@ -29,14 +33,15 @@ _ERRORS: dict[int, type[ProblemError]] = {
     503: errors.UnavailableError,
     504: errors.DeadlineExceededError,
 }
-_STATUSES_WITHOUT_ANSWER = frozenset({200, 403, 405, 406, 418, 451, 504})
-"""A firewall refuses the words of an input (200 with a page, 4xx), or an input is too slow (504)."""
-_STATUSES_OF_AN_INPUT = _STATUSES_WITHOUT_ANSWER | {400, 413}
-"""One input may be the reason: as above, or because the service cannot read it (400) or it is too large (413)."""
-
-_STATUSES_OF_A_CLOSED_PATH = frozenset({403, 404})
-"""Answers to `/info` if a proxy does not let it through; the client then assumes `CAUTIOUS_LIMITS`. If instead the
-address is wrong, the requests with inputs fail too."""
+_STATUSES_OF_AN_INPUT = frozenset({400, 413, 504})
+"""One input may be the reason of the service's problem: it cannot be read, is too large, or takes too long."""
+_INFO = "/info"
+_FOREIGN_CODES = ("no_problem_document", "unexpected_answer")
+"""Codes of answers that are not the service's, but of a gateway, proxy or firewall, or of another service."""
+_FOREIGN_ATTEMPTS = 3
+"""After this many foreign answers, the inputs of the request may be the reason."""
+_SLOW_SECONDS = 5.0
+"""A foreign answer after this time may mean that the service takes too long for the inputs of the request."""
 
 _NOT_TLS = ("WRONG_VERSION_NUMBER", "record layer failure")
 """In OpenSSL's messages, if the answer is not TLS."""
@@ -53,6 +58,8 @@ class Send:
     path: str
     body: bytes | None = None
     request_id: str | None = None
+    max_foreign_answers: int = _FOREIGN_ATTEMPTS
+    """After this many, its inputs may be the reason."""
     is_divisible: bool = False
     """Whether it has several inputs."""
 
@@ -103,6 +110,8 @@ class Exchange:
 
     limits: RequestLimits | None = None
     """How much one request may carry; None until the service was asked, and if they may have changed."""
+    is_known: bool = False
+    """Whether some answer was the service's."""
     limits_end: float = 0.0
     """When the service is asked again: a time of the clock."""
 
@@ -110,13 +119,13 @@ class Exchange:
         """How much one request may carry now."""
         limits = self.limits  # `answer` may set it to None in another thread
         if limits is None or self.clock() >= self.limits_end:
-            try:
-                answer = yield from self._send_with_retries(Send("GET", "/info"), self.clock())
-                limits, is_ready = read_limits(answer)
-            except ProblemError as error:
-                if error.status not in _STATUSES_OF_A_CLOSED_PATH:
-                    raise
-                limits, is_ready = CAUTIOUS_LIMITS, True
+            found = yield from self._send_with_retries(Send("GET", _INFO), read_limits, self.clock())
+            if isinstance(found, ProblemError):
+                if not _is_foreign(found):
+                    raise found
+                # A proxy may hide `/info`. If the address is wrong, the requests with inputs fail too.
+                found = limits or CAUTIOUS_LIMITS, True
+            limits, is_ready = found
             self.limits, self.limits_end = limits, self.clock() + _LIMITS_SECONDS[is_ready]
         return limits
 
@@ -142,61 +151,122 @@ class Exchange:
         while groups:
             group = groups.pop()
             inputs = [encoded[i] for i in group]
-            send = Send("POST", call.path, call.body(inputs), call.request_id, is_divisible=len(inputs) > 1)
-            try:
-                response = yield from self._send_with_retries(send, last_answer)
-                outcomes |= zip(group, call.results(response, len(group)), strict=True)
-            except (ProblemError, UnexpectedAnswerError) as error:
-                problem = (
-                    error if isinstance(error, ProblemError) else ProblemError(200, "unexpected_answer", str(error))
-                )
-                if problem.status == 413:
-                    self.limits = None
-                if problem.status == 504 and self.clock() - start >= self.policy.deadline:
-                    raise
-                failed, rest = isolate(problem, inputs)
-                if failed and (problem.status in _STATUSES_WITHOUT_ANSWER or problem.ended_process):
-                    failures.count += 1
-                    if failures.count >= failures.limit:
-                        raise
-                if problem.status != 504:
-                    last_answer = self.clock()
-                outcomes |= {group[i]: fault.at(chunk.first + group[i]) for i, fault in failed.items()}
-                groups += [[group[i] for i in indices] for indices in rest]
-            else:
+            is_whole = len(inputs) == len(encoded)
+            send = Send(
+                "POST",
+                call.path,
+                call.body(inputs),
+                call.request_id,
+                # The whole request was tried several times before it is divided.
+                max_foreign_answers=_FOREIGN_ATTEMPTS if is_whole or (len(inputs) == 1 and self.is_known) else 1,
+                is_divisible=len(inputs) > 1,
+            )
+            read = functools.partial(call.results, count=len(inputs))
+            results = yield from self._send_with_retries(send, read, last_answer)
+            if not isinstance(results, ProblemError):
+                outcomes |= zip(group, results, strict=True)
                 last_answer = self.clock()
                 failures.count = 0
+                continue
+            problem = results
+            if problem.status == 413:
+                self.limits = None
+            if problem.status == 504 and self.clock() - start >= self.policy.deadline:
+                raise problem
+            failed, rest = isolate(problem, inputs)
+            if failed and (_is_foreign(problem) or problem.status == 504 or problem.ended_process):
+                failures.count += 1
+                if failures.count >= failures.limit or not (self.is_known or groups or rest):
+                    raise _raised(problem)
+            if problem.status != 504:
+                last_answer = self.clock()
+            outcomes |= {group[i]: fault.at(chunk.first + group[i]) for i, fault in failed.items()}
+            groups += [[group[i] for i in indices] for indices in rest]
         return [outcomes[i] for i in range(len(chunk.inputs))]
 
-    def _send_with_retries(self, send: Send, start: float) -> Flow[httpx.Response]:
-        """Send until there is an answer, or the policy allows no other attempt; `start` is a time of the clock."""
-        attempt = slow = 0
+    def _send_with_retries(self, send: Send, read: Read[T], start: float) -> Flow[T | ProblemError]:
+        """Send until there is an answer, or the policy allows no other attempt; `start` is a time of the clock.
+
+        A foreign answer is tried again as a busy service is. After a few attempts, the inputs may be its reason if the
+        service answers otherwise, or if it never has.
+
+        Returns:
+            What was read, or the problem whose reason may be the inputs.
+
+        Raises:
+            ProblemError: a foreign answer, also to a request without inputs, until the policy allows no other attempt.
+            ConnectionFailedError: the service gave no answer.
+        """
+        attempt = 0
         while True:
             attempt += 1
             sent = self.clock()
             reply = yield send
             assert reply is not None, "the outcome of Send is a response or an error"
-            if isinstance(reply, httpx.Response) and reply.is_success:
-                return reply
-            now, jitter = self.clock(), self.random()
-            slow += isinstance(reply, httpx.Response) and reply.status_code == 504 and now - sent >= SLOW_SECONDS
-            too_slow = send.is_divisible or slow >= SLOW_ATTEMPTS
-            pause = pause_before_retry(self.policy, reply, attempt, now - start, jitter, is_too_slow=too_slow)
+            found = None if isinstance(reply, httpx.RequestError) else self._read(reply, read)
+            is_foreign = isinstance(found, ProblemError) and _is_foreign(found)
+            self.is_known |= found is not None and not is_foreign
+            if found is not None and not isinstance(found, ProblemError):
+                return found
+            is_slow = send.is_divisible and self.clock() - sent >= _SLOW_SECONDS
+            enough = attempt >= min(1 if is_slow else send.max_foreign_answers, self.policy.attempts)
+            if found and is_foreign and enough and (yield from self._answers_otherwise(send, found)):
+                return found
+            elapsed, jitter = self.clock() - start, self.random()
+            pause = pause_before_retry(self.policy, reply, attempt, elapsed, jitter, is_ours=not is_foreign)
             if pause is not None:
                 yield Wait(pause)
-            elif isinstance(reply, httpx.Response):
-                raise problem_of(reply, self._through_proxy())
-            else:
-                message = f"{self.base_url}: {str(reply) or type(reply).__name__}{self._through_proxy()}"
-                if CERTIFICATE_REFUSED in message and (named := trusted_certificates()):
-                    message += f"; the trusted certificates are those of {'='.join(named)}"
-                if any(reason in message for reason in _NOT_TLS):
-                    message += f"; the {'service' if self.base_url.startswith('https') else 'proxy'} speaks http://"
-                raise ConnectionFailedError(message) from reply
+            elif isinstance(reply, httpx.RequestError):
+                raise self._connection_error(reply) from reply
+            elif found and not is_foreign:
+                return found
+            elif found:
+                raise _raised(found)
+
+    def _read(self, response: httpx.Response, read: Read[T]) -> T | ProblemError:
+        if not response.is_success:
+            return problem_of(response, self._through_proxy())
+        try:
+            return read(response)
+        except UnexpectedAnswerError as error:
+            problem = ProblemError(200, "unexpected_answer", str(error))
+            problem.__cause__ = error
+            return problem
+
+    def _answers_otherwise(self, send: Send, problem: ProblemError) -> Flow[bool]:
+        """Whether the service answers a request without inputs. Assumed if a proxy hides `/info`; and as long as no
+        answer was the service's, because a job at a wrong address does not wait. But a gateway says by a status above
+        500 that the service is away."""
+        if not self.is_known and problem.status > 500:
+            return False
+        if send.path == _INFO or not self.is_known or self.limits is CAUTIOUS_LIMITS:
+            return True
+        reply = yield Send("GET", _INFO)
+        with suppress(UnexpectedAnswerError):
+            return isinstance(reply, httpx.Response) and bool(read_limits(reply))
+        return False
+
+    def _connection_error(self, error: httpx.RequestError) -> ConnectionFailedError:
+        message = f"{self.base_url}: {str(error) or type(error).__name__}{self._through_proxy()}"
+        if CERTIFICATE_REFUSED in message and (named := trusted_certificates()):
+            message += f"; the trusted certificates are those of {'='.join(named)}"
+        if any(reason in message for reason in _NOT_TLS):
+            message += f"; the {'service' if self.base_url.startswith('https') else 'proxy'} speaks http://"
+        return ConnectionFailedError(message)
 
     def _through_proxy(self) -> str:
         variable = self.proxy_variable
         return f", through the proxy in {variable}; NO_PROXY lists hosts without a proxy" if variable else ""
+
+
+def _is_foreign(problem: ProblemError) -> bool:
+    return problem.code in _FOREIGN_CODES
+
+
+def _raised(error: BertServiceError) -> BaseException:
+    """The error as callers know it: an answer with status 200 that is not the service's is an UnexpectedAnswerError."""
+    cause = error.__cause__
+    return cause if isinstance(cause, UnexpectedAnswerError) else error
 
 
 def result_or_raise(outcome: T | ProblemError) -> T:
@@ -224,7 +294,7 @@ def isolate(error: ProblemError, inputs: Sequence[bytes]) -> tuple[dict[int, Pro
         return {i: faults[inputs[i]] for i in indices if inputs[i] in faults}, [rest] if rest else []
     if error.ended_process:
         return dict.fromkeys(indices, error), []
-    if error.status not in _STATUSES_OF_AN_INPUT:
+    if error.status not in _STATUSES_OF_AN_INPUT and not _is_foreign(error):
         raise error
     if len(inputs) > 1:
         middle = len(inputs) // 2

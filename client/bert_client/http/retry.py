@@ -8,13 +8,9 @@ from email.utils import parsedate_to_datetime
 
 import httpx
 
-_RETRIED_STATUSES = frozenset({408, 429, 502, 503, 520, 521, 522, 523, 524, 530})
-"""The service is busy or away; from 520 on, Cloudflare says so."""
+_BUSY_STATUSES = frozenset({408, 429, 503})
+"""Of the service's own problems: it is busy, loading or draining."""
 _RETRIED_ERRORS = (httpx.NetworkError, httpx.RemoteProtocolError, httpx.TimeoutException)
-SLOW_SECONDS = 5.0
-"""A proxy's 504 after this time may mean that the answer is slow. An earlier one means that it got no connection."""
-SLOW_ATTEMPTS = 3
-"""After this many slow 504, the input counts as too slow and is not sent again."""
 CERTIFICATE_REFUSED = "CERTIFICATE_VERIFY_FAILED"
 """In OpenSSL's messages. No other attempt would end otherwise."""
 
@@ -45,18 +41,18 @@ def pause_before_retry(
     elapsed: float,
     jitter: float,
     *,
-    is_too_slow: bool = False,
+    is_ours: bool = True,
 ) -> float | None:
     """Seconds to wait after a failed attempt, or None to give up.
 
     Args:
-        is_too_slow: Whether a 504 of a proxy means that the request is too slow, not that the service is away.
         attempt: Number of the attempt, from 1.
         elapsed: Seconds since the first attempt.
+        is_ours: Whether a response is the service's own. One of a proxy is always tried again.
         jitter: In [0, 1). It spreads callers that failed together: from half of the pause to all of it, and after the
             time that `Retry-After` asks for.
     """
-    if attempt >= policy.attempts or not _is_retried(reply, is_too_slow=is_too_slow):
+    if attempt >= policy.attempts or not _is_retried(reply, is_ours=is_ours):
         return None
     backoff = min(policy.first_pause * 2.0 ** min(attempt - 1, 100), policy.longest_pause)
     asked = retry_after(reply.headers.get("retry-after")) if isinstance(reply, httpx.Response) else 0.0
@@ -78,13 +74,10 @@ def retry_after(header: str | None, now: datetime | None = None) -> float:
     return max((then - (now or datetime.now(UTC))).total_seconds(), 0.0)
 
 
-def _is_retried(reply: httpx.Response | httpx.RequestError, *, is_too_slow: bool) -> bool:
+def _is_retried(reply: httpx.Response | httpx.RequestError, *, is_ours: bool) -> bool:
     if isinstance(reply, httpx.Response):
-        if reply.status_code != 504:
-            return reply.status_code in _RETRIED_STATUSES
-        # A proxy gives 504 for a service that is away, too. The service itself gives it for one that is too slow.
-        is_of_proxy = not reply.headers.get("content-type", "").startswith("application/problem+json")
-        return "retry-after" in reply.headers or (is_of_proxy and not is_too_slow)
+        is_busy = reply.status_code in _BUSY_STATUSES or (reply.status_code == 504 and "retry-after" in reply.headers)
+        return is_busy or not is_ours
     if isinstance(reply, httpx.ProxyError):  # such as "503 Service Unavailable", the answer to CONNECT
-        return str(reply).partition(" ")[0] in map(str, _RETRIED_STATUSES)
+        return str(reply).startswith("5")
     return isinstance(reply, _RETRIED_ERRORS) and CERTIFICATE_REFUSED not in str(reply)

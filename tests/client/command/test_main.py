@@ -6,6 +6,7 @@ import csv
 import datetime
 import gzip
 import io
+import itertools
 import json
 import os
 import signal
@@ -15,7 +16,7 @@ import threading
 import time
 import zipfile
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -23,9 +24,10 @@ from typing import Any
 import pytest
 
 from bert_client.command import file_job
-from bert_client.command.file_job import FIRST_ROWS, PROCESS_ENDED
+from bert_client.command.file_job import FIRST_ROWS, PROCESS_ENDED, read_ahead
 from bert_client.command.main import run
-from tests.client.echo import invalid_inputs, process_ended, serve
+from bert_tables import Row
+from tests.client.echo import CUT, invalid_inputs, problem_document, process_ended, serve
 from tests.ports import free_port
 
 ROOT = Path(__file__).parents[3]
@@ -754,6 +756,108 @@ def test_bert_answers_before_a_signal_are_printed(holding: Holding, tmp_path: Pa
     assert process.returncode == 130
 
 
+@contextmanager
+def bert_on_a_pipe(url: str, *arguments: str) -> Iterator[subprocess.Popen[str]]:
+    """The command with the test's pipes as standard input and output. It is killed if the test hangs."""
+    command = [sys.executable, "-c", _INTERRUPTIBLE, "sentiment", "--url", url, "--file", "-", *arguments]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, cwd=ROOT, env=buffered(), stdin=pipe, stdout=pipe, text=True) as process:
+        guard = threading.Timer(PATIENCE, process.kill)
+        guard.start()
+        try:
+            yield process
+        finally:
+            guard.cancel()
+            process.kill()
+
+
+def write_line(process: subprocess.Popen[str], line: str) -> None:
+    assert process.stdin
+    process.stdin.write(line + "\n")
+    process.stdin.flush()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "line"), [([], "{}"), (["--format", "jsonl"], '{{"text": "{}"}}'), (["--json"], "{}")]
+)
+def test_bert_rows_of_a_pipe_are_answered_when_it_pauses(arguments: list[str], line: str) -> None:
+    with serve() as echo, bert_on_a_pipe(echo.url, *arguments) as process:
+        assert process.stdout
+        if not arguments:
+            write_line(process, "first")
+            assert process.stdout.readline().startswith("text\tlabel")
+            assert process.stdout.readline().startswith("first\tfirst\t1")
+        for texts in (["one"], ["two", "three"], [""], ["four"]):
+            for text in texts:
+                write_line(process, line.format(text))
+            for text in texts:  # the pipe is open, and each request has room for five more rows
+                assert text in process.stdout.readline()
+        process.communicate()
+    assert process.returncode == 0
+
+
+@pytest.mark.parametrize("given", [[], ["good"]])
+def test_bert_interrupt_while_it_waits_for_a_pipe_ends_it(given: list[str]) -> None:
+    with serve() as echo, bert_on_a_pipe(echo.url) as process:
+        assert process.stdout
+        write_line(process, "first")
+        assert process.stdout.readline().startswith("text")
+        assert process.stdout.readline().startswith("first")
+        for text in given:
+            write_line(process, text)
+            assert process.stdout.readline().startswith(text)
+        process.send_signal(signal.SIGINT)
+        process.wait(PATIENCE)  # while the pipe is open
+    assert process.returncode == 130
+
+
+def test_bert_file_is_sent_in_full_requests(tmp_path: Path, bert: Bert, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(file_job, "MAX_WAIT_SECONDS", PATIENCE)  # on a busy machine, the reader may wait
+    (tmp_path / "texts.txt").write_text("good\n" * 1000)
+    with serve() as echo:
+        code, out, _ = bert("--url", echo.url, "sentiment", "--file", str(tmp_path / "texts.txt"))
+    assert (code, out.count("good\tgood")) == (0, 1000)
+    assert echo.paths.count("/sentiment") == 1000 / echo.limits["max_client_batch"]
+
+
+def test_read_ahead_has_none_where_the_rows_pause() -> None:
+    paused = threading.Event()
+    first, second = Row(1, {"text": "a"}), Row(2, {"text": "b"})
+
+    def rows() -> Iterator[Row]:
+        yield first
+        assert paused.wait(PATIENCE)
+        yield second
+
+    found = []
+    for row in read_ahead(rows()):
+        found.append(row)
+        if row is None:
+            paused.set()
+    assert [row for row in found if row] == [first, second]
+    assert found[:2] == [first, None]
+
+
+def test_read_ahead_raises_the_error_of_the_rows_after_them() -> None:
+    def rows() -> Iterator[Row]:
+        yield Row(1, {})
+        raise MemoryError
+
+    ahead = read_ahead(rows())
+    assert next(ahead)
+    with pytest.raises(MemoryError):
+        list(ahead)
+
+
+def test_read_ahead_that_is_left_ends_its_thread() -> None:
+    ahead = read_ahead(Row(n, {}) for n in itertools.count())
+    assert next(ahead)
+    (reader,) = (thread for thread in threading.enumerate() if thread.name == "bert-reader")
+    ahead.close()  # type: ignore[attr-defined]
+    reader.join(PATIENCE)
+    assert not reader.is_alive()
+
+
 @pytest.mark.parametrize(
     "arguments",
     [
@@ -932,7 +1036,8 @@ def test_bert_job_that_is_refused_midway_goes_on(bert: Bert, tmp_path: Path) -> 
     source, target = tmp_path / "a.txt", tmp_path / "scored.tsv"
     source.write_text("".join(f"text {n}\n" for n in range(100)))
     command = ("sentiment", "--file", str(source), "--output", str(target), "--concurrency", "1")
-    with serve(lambda inputs: 500 if "text 60" in inputs else None) as echo:
+    broken = problem_document(500, "internal_error", "broken", {})
+    with serve(lambda inputs: broken if "text 60" in inputs else None) as echo:
         code, _, complaints = bert(*command, "--url", echo.url)
     assert (code, "56 rows are kept in" in complaints) == (1, True)
     with serve() as echo:
@@ -941,6 +1046,48 @@ def test_bert_job_that_is_refused_midway_goes_on(bert: Bert, tmp_path: Path) -> 
     assert len(echo.paths) == 1 + 6
     rows = list(csv.DictReader(target.read_text().splitlines(), delimiter="\t"))
     assert [(row["text"], row["label"]) for row in rows] == [(f"text {n}", f"text {n}") for n in range(100)]
+
+
+def test_bert_job_through_a_gateway_that_misbehaves_has_all_answers(bert: Bert, tmp_path: Path) -> None:
+    """The gateway spoils the first answer to each request, and always refuses three texts."""
+    html = "<html>log in</html>"
+    ways = [(200, html), (200, '{"model": "m", "resu'), (200, ""), (302, html), (403, html), (413, html), (429, "")]
+    ways += [(500, html), (501, html), (502, html), (503, html), (504, html), (599, ""), CUT]
+    refused = {"text 50": (403, html), "text 111": (302, html), "text 299": (200, html)}
+    seen: dict[str, tuple[int, str]] = {}
+
+    def spoil(inputs: list[str]) -> tuple[int, str] | None:
+        if always := next((refused[one] for one in inputs if one in refused), None):
+            return always
+        if (key := "|".join(inputs)) in seen:
+            return None
+        seen[key] = ways[len(seen) % len(ways)]
+        return seen[key]
+
+    source, target = tmp_path / "a.txt", tmp_path / "scored.csv"
+    texts = [f"text {n}" for n in range(300)]
+    source.write_text("\n".join(texts))
+    with serve(spoil) as echo:
+        code, _, complaints = bert("sentiment", "--file", str(source), "--output", str(target), "--url", echo.url)
+    assert (code, complaints.partition(" error")[0]) == (0, "300 rows, 3 with an")
+    assert set(seen.values()) == set(ways)
+    rows = scored_rows(target)
+    assert [(text, label) for text, label, _ in rows] == [(one, "" if one in refused else one) for one in texts]
+    errors = [error for _, _, error in rows if error]
+    assert errors[:2] == ["the answer was 403 Forbidden", "the answer was 302 Found"]
+    assert errors[2].endswith("/sentiment does not answer as this service does")
+
+
+@pytest.mark.parametrize("refusal", [(200, "<html>"), 302, 403, 404, 500])
+def test_bert_job_at_a_wrong_address_ends_at_once(bert: Bert, tmp_path: Path, refusal: Any) -> None:
+    (tmp_path / "a.txt").write_text("good\n" * 3)
+    command = ("sentiment", "--file", str(tmp_path / "a.txt"), "--output", str(tmp_path / "scored.csv"))
+    with serve(lambda _: refusal) as echo:
+        echo.hides_info = True
+        code, _, complaint = bert(*command, "--url", echo.url)
+    assert code == 1
+    assert f"the answer was {refusal}" in complaint or "does not answer as this service does" in complaint
+    assert [file.name for file in tmp_path.iterdir()] == ["a.txt"]
 
 
 @pytest.fixture
@@ -1046,15 +1193,17 @@ def test_bert_rows_keep_their_error_if_the_service_is_away_when_they_are_sent_ag
     source, target = tmp_path / "a.txt", tmp_path / "scored.csv"
     source.write_text("\n".join(f"text {n}" for n in range(16)))
 
-    def refuse(inputs: list[str]) -> int | dict[str, object] | None:
+    broken = problem_document(500, "internal_error", "broken", {})
+
+    def refuse(inputs: list[str]) -> dict[str, object] | None:
         if "text 8" in inputs:
             return process_ended()
-        return 500 if len(inputs) == 1 else None
+        return broken if len(inputs) == 1 else None
 
     with serve(refuse) as echo:
         code, _, complaints = bert("sentiment", "--file", str(source), "--output", str(target), "--url", echo.url)
     assert (code, len(echo.paths)) == (0, 1 + 2 + 2)
-    assert "0 of 8 such rows have an answer now; stopped: 'the answer was 500" in complaints
+    assert "0 of 8 such rows have an answer now; stopped: 'broken (500" in complaints
     assert [error for _, _, error in scored_rows(target)] == [""] * 8 + [PROCESS_ENDED] * 8
 
 
@@ -1071,7 +1220,8 @@ def test_bert_columns_that_an_earlier_run_left_out_are_named(bert: Bert, tmp_pat
     rows = [{"text": f"text {n}", **({"late": 1} if n == 105 else {})} for n in range(130)]
     source.write_text("\n".join(map(json.dumps, rows)))
     command = ("sentiment", "--file", str(source), "--output", str(target), "--concurrency", "1")
-    with serve(lambda inputs: 500 if "text 120" in inputs else None) as echo:
+    broken = problem_document(500, "internal_error", "broken", {})
+    with serve(lambda inputs: broken if "text 120" in inputs else None) as echo:
         assert bert(*command, "--url", echo.url)[0] == 1
         echo.refuse = lambda _: None
         code, _, complaints = bert(*command, "--url", echo.url)

@@ -26,7 +26,6 @@ from bert_client.http.exchange import Exchange, FailureCounter, Outcome, Send
 from tests.client.echo import invalid_inputs, problem_document, process_ended
 
 Answer = Callable[[list[str]], Outcome]
-PAGE = httpx.Response(200, text="<html>refused</html>", request=httpx.Request("POST", "http://bert.example"))
 
 
 def perform(flow: Any, answer: Answer) -> tuple[Any, list[Any]]:
@@ -54,10 +53,14 @@ def ask(
     clock: Callable[[], float] = lambda: 0.0,
     failures: FailureCounter | None = None,
     attempts: int = 3,
+    is_known: bool = True,
 ) -> tuple[Any, list[Any]]:
     exchange = Exchange(RetryPolicy(attempts=attempts, deadline=100, first_pause=1), clock, random=lambda: 0.0)
     chunk = Chunk(first, [calls.encode(one) for one in inputs])
-    return perform(exchange.answer(calls.sentiment(), chunk, failures or FailureCounter()), answer)
+    exchange.is_known = is_known
+    flow = exchange.answer(calls.sentiment(), chunk, failures or FailureCounter())
+    outcomes, steps = perform(flow, lambda inputs: info("ready", 8) if inputs is None else answer(inputs))
+    return outcomes, [step for step in steps if step is not None]
 
 
 def ok(inputs: list[str]) -> httpx.Response:
@@ -69,6 +72,12 @@ def problem(status: int, code: str, *loc: str | int, **headers: str) -> httpx.Re
     faults = [{"message": "no", "loc": list(loc)}] if loc else []
     body = {"code": code, "detail": "no", "request_id": "r1", "errors": faults}
     return httpx.Response(status, json=body, headers={"content-type": "application/problem+json", **headers})
+
+
+def page(status: int) -> httpx.Response:
+    """A foreign answer."""
+    request = httpx.Request("POST", "http://bert.example/sentiment")
+    return httpx.Response(status, text="<html>refused</html>", request=request)
 
 
 def labels(outcomes: list[LabelResult | ProblemError]) -> list[str]:
@@ -100,13 +109,13 @@ def test_answer_last_attempt_raises_the_connection_error() -> None:
 def test_answer_of_a_wrong_path_says_which_address_to_give(reply: httpx.Response) -> None:
     reply.request = httpx.Request("POST", "http://bert/sentiment/sentiment")
     with pytest.raises(ProblemError, match=r"^http://bert/sentiment/sentiment: .*; give the address of the service"):
-        ask(["a"], lambda _: reply)
+        ask(["a"], lambda _: reply, is_known=False)
 
 
 def test_answer_redirect_says_where_to() -> None:
     reply = httpx.Response(308, headers={"Location": "https://bert.example/sentiment"})
     with pytest.raises(ProblemError, match=r"308 Permanent Redirect, to https://bert\.example/sentiment; give the"):
-        ask(["a"], lambda _: reply)
+        ask(["a"], lambda _: reply, is_known=False)
 
 
 def test_answer_error_does_not_repeat_the_index_in_the_request() -> None:
@@ -215,7 +224,7 @@ def test_answer_input_that_cannot_be_sent_costs_no_other() -> None:
     assert (labels(outcomes), steps) == (["invalid_input"], [])
 
 
-@pytest.mark.parametrize("reply", [problem(403, "x"), problem(406, "x"), problem(504, "x"), PAGE])
+@pytest.mark.parametrize("reply", [page(403), page(500), problem(504, "x"), page(200)])
 def test_failure_counter_raises_after_inputs_in_a_row(reply: httpx.Response) -> None:
     failures, asked = FailureCounter(), list[list[str]]()
 
@@ -231,15 +240,15 @@ def test_failure_counter_raises_after_inputs_in_a_row(reply: httpx.Response) -> 
     ask([None] * 3, answer, failures=failures)  # these are not sent and not counted
     with pytest.raises(UnexpectedAnswerError if reply.is_success else ProblemError):
         ask(["a"] * 500, answer, failures=failures)
-    assert len(asked) < 12
+    assert len(asked) < 15
 
 
 def test_failure_counter_ignores_invalid_inputs() -> None:
     failures = FailureCounter(limit=2)
-    ask(["a"], lambda _: problem(403, "x"), failures=failures)
+    ask(["a"], lambda _: page(403), failures=failures)
     ask(["", ""], lambda _: problem(422, "empty_text", "inputs", 0), failures=failures)
     with pytest.raises(ProblemError, match="403"):
-        ask(["b", "c"], lambda _: problem(403, "x"), failures=failures)
+        ask(["b", "c"], lambda _: page(403), failures=failures)
 
 
 def test_answer_request_is_not_repeated_if_all_inputs_are_wrong() -> None:
@@ -250,7 +259,7 @@ def test_answer_request_is_not_repeated_if_all_inputs_are_wrong() -> None:
 
 @pytest.mark.parametrize(
     ("status", "code"),
-    [(400, "not_json"), (403, "forbidden"), (406, "x"), (413, "too_large")],
+    [(400, "not_json"), (413, "too_large")],
 )
 def test_answer_unnamed_input_at_fault_is_found_by_halves(status: int, code: str) -> None:
     outcomes, _ = ask(list("abcdefg"), lambda inputs: problem(status, code) if "e" in inputs else ok(inputs), first=7)
@@ -258,9 +267,67 @@ def test_answer_unnamed_input_at_fault_is_found_by_halves(status: int, code: str
     assert outcomes[4].input_index == 11
 
 
+FOREIGN = [
+    *map(page, (200, 204, 400, 403, 404, 413, 429, 500, 501, 502, 503, 504, 525, 599)),
+    httpx.Response(302, headers={"Location": "https://login.example"}),
+    httpx.Response(200, text='{"model": "m", "resul', request=httpx.Request("POST", "http://bert.example")),
+]
+
+
+@pytest.mark.parametrize("reply", FOREIGN, ids=lambda reply: str(reply.status_code))
+def test_answer_foreign_answer_to_one_input_costs_no_other(reply: httpx.Response) -> None:
+    outcomes, _ = ask(list("abcdefg"), lambda inputs: reply if "e" in inputs else ok(inputs), first=7)
+    assert [isinstance(one, ProblemError) for one in outcomes] == [one == "e" for one in "abcdefg"]
+    assert outcomes[4].input_index == 11
+
+
+@pytest.mark.parametrize("reply", FOREIGN, ids=lambda reply: str(reply.status_code))
+def test_answer_foreign_answers_are_tried_again(reply: httpx.Response) -> None:
+    replies = iter([reply] * 2)
+    outcomes, steps = ask(["a", "b"], lambda inputs: next(replies, None) or ok(inputs))
+    assert labels(outcomes) == ["a", "b"]
+    assert steps == [["a", "b"], 0.5, ["a", "b"], 1.0, ["a", "b"]]
+
+
+@pytest.mark.parametrize("status", [502, 503, 504, 530])
+def test_answer_gateway_without_a_service_is_waited_for(status: int) -> None:
+    replies = iter([httpx.Response(status)] * 20)
+    outcomes, _ = ask(["a", "b"], lambda inputs: next(replies, None) or ok(inputs), attempts=1000, is_known=False)
+    assert labels(outcomes) == ["a", "b"]
+
+
+@pytest.mark.parametrize(
+    "reply", [reply for reply in FOREIGN if reply.status_code <= 500], ids=lambda reply: str(reply.status_code)
+)
+def test_answer_foreign_answers_before_any_of_the_service_are_raised_soon(reply: httpx.Response) -> None:
+    asked = []
+
+    def answer(inputs: list[str]) -> httpx.Response:
+        asked.append(inputs)
+        return reply
+
+    with pytest.raises((ProblemError, UnexpectedAnswerError)):
+        ask(["a", "b", "c"], answer, attempts=1000, is_known=False)
+    assert len(asked) == 3 + 4  # the whole request three times, each of its parts once
+
+
+def test_answer_foreign_answers_are_tried_until_the_deadline_while_the_service_is_away() -> None:
+    exchange = Exchange(RetryPolicy(attempts=7, first_pause=1), lambda: 0.0, random=lambda: 0.0, is_known=True)
+    chunk = Chunk(0, [calls.encode("a"), calls.encode("b")])
+    sent: list[Any] = []
+
+    def away(inputs: Any) -> httpx.Response:
+        sent.append(inputs)
+        return page(502)
+
+    with pytest.raises(ProblemError, match="502"):
+        perform(exchange.answer(calls.sentiment(), chunk, FailureCounter()), away)
+    assert [inputs for inputs in sent if inputs] == [["a", "b"]] * 7
+
+
 def test_problem_of_a_page_of_a_proxy() -> None:
-    page = httpx.Response(413, text="<html>too large</html>", headers={"X-Request-ID": "p"})
-    (outcome,), _ = ask(["a"], lambda _: page)
+    refusal = httpx.Response(413, text="<html>too large</html>", headers={"X-Request-ID": "p"})
+    (outcome,), _ = ask(["a"], lambda _: refusal)
     assert isinstance(outcome, TooLargeError)
     assert (outcome.code, outcome.request_id) == ("no_problem_document", "p")
     assert "413" in str(outcome)
@@ -274,11 +341,11 @@ def test_answer_slow_request_is_halved() -> None:
     assert [len(inputs) for inputs in steps] == [4, 2, 2]
 
 
-def test_answer_request_is_halved_and_repeated_while_a_proxy_gives_504() -> None:
+def test_answer_request_is_repeated_and_halved_while_a_proxy_gives_504() -> None:
     away = iter([True] * 4)
     outcomes, steps = ask(list("abcd"), lambda inputs: httpx.Response(504) if next(away, False) else ok(inputs))
     assert labels(outcomes) == list("abcd")
-    assert [step if isinstance(step, float) else len(step) for step in steps] == [4, 2, 1, 0.5, 1, 1.0, 1, 1, 2]
+    assert [step if isinstance(step, float) else len(step) for step in steps] == [4, 0.5, 4, 1.0, 4, 2, 1, 1, 2]
 
 
 def test_answer_input_too_slow_for_a_proxy_costs_no_other() -> None:
@@ -358,10 +425,10 @@ def info(status: str, max_client_batch: int) -> httpx.Response:
     return httpx.Response(200, json={"status": status, "limits": limits | {"max_client_batch": max_client_batch}})
 
 
-@pytest.mark.parametrize("status", [403, 404])
+@pytest.mark.parametrize("status", [200, 302, 403, 404])
 def test_request_limits_of_a_service_that_hides_them_are_small(status: int) -> None:
     exchange = Exchange(RetryPolicy(), lambda: 0.0, random=lambda: 0.0)
-    replies = iter([httpx.Response(status, request=httpx.Request("GET", "http://bert.example/info"))])
+    replies = iter([page(status)] * 3)
     for _ in range(2):
         assert perform(exchange.request_limits(), lambda _: next(replies))[0] == calls.CAUTIOUS_LIMITS
 

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from bert_client import AsyncBertClient, BertClient, InvalidInputError, LabelResult, ProblemError
-from bert_client.http.calls import PairDict
+from bert_client.http.calls import FLUSH, PairDict
 from tests.client.echo import serve
 
 pd = pytest.importorskip("pandas")
@@ -62,6 +62,39 @@ def test_client_stream_answers_what_a_generator_gave_before_its_error() -> None:
     with serve() as echo, BertClient(echo.url) as client, pytest.raises(LookupError, match="the database is away"):
         outcomes.extend(client.sentiment_stream(texts()))
     assert list(map(label, outcomes)) == ["good"] * 20
+
+
+def test_client_stream_answers_what_is_before_a_flush_before_it_takes_more() -> None:
+    answered: list[str] = []
+
+    def texts() -> Iterator[Any]:
+        for text in ("a", "b", "c"):
+            yield text
+            yield FLUSH
+            assert answered[-1:] == [text]
+        yield FLUSH
+
+    with serve() as echo, BertClient(echo.url) as client:
+        for outcome in client.sentiment_stream(texts()):
+            answered.append(label(outcome))  # noqa: PERF401 (the generator reads it)
+    assert answered == ["a", "b", "c"]
+
+
+async def test_async_client_stream_answers_what_is_before_a_flush_before_it_takes_more() -> None:
+    answered: list[str] = []
+
+    async def texts() -> AsyncIterator[Any]:
+        for text in ("a", "b", "c"):
+            yield text
+            yield FLUSH
+            assert answered[-1:] == [text]
+        yield FLUSH
+
+    with serve() as echo:
+        async with AsyncBertClient(echo.url) as client:
+            async for outcome in client.sentiment_stream(texts()):
+                answered.append(label(outcome))  # noqa: PERF401 (the generator reads it)
+    assert answered == ["a", "b", "c"]
 
 
 def test_client_stream_that_is_left_does_not_close_what_it_reads(tmp_path: Path) -> None:
