@@ -91,11 +91,20 @@ class ErrorMiddleware:
             await self.app(scope, receive, send)
             return
         context = context_of(scope)
-        if context.service.is_traced:  # FastAPI's router names the span
+        direct = context.route is not None and not context.service.is_traced  # else FastAPI's router names the span
+        await answer_errors(context.route.answer if direct and context.route else self.app, scope, receive, send)
+
+
+class TracingMiddleware:
+    """Completes the span of a request, outside CORS, which answers preflights."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self.app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and (context := context_of(scope)).service.is_traced:
             tracing.note_request(context.request_id, scope["query_string"])
-            await answer_errors(self.app, scope, receive, send)
-        else:
-            await answer_errors(context.route.answer if context.route else self.app, scope, receive, send)
+        await self.app(scope, receive, send)
 
 
 async def answer_errors(app: ASGIApp, scope: Scope, receive: Receive, send: Send) -> None:
@@ -187,6 +196,7 @@ def create_app(
             allow_private_network="*" not in settings.cors_origins,  # Chrome asks before it calls a local address
             expose_headers=["X-Request-ID", "Server-Timing", "Retry-After", "Inference-Header-Content-Length"],
         )
+    app.add_middleware(TracingMiddleware)  # outermost
     return app
 
 

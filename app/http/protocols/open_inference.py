@@ -38,6 +38,8 @@ TAG = {"name": "Open Inference Protocol", "description": "The same tasks in vers
 
 _invalid = InvalidRequestError.at
 _MAX_TENSORS = 2
+_MAX_TIMEOUT = 10**12
+"""Microseconds; a longer timeout is the same, and may be no float."""
 _HEADER_LENGTH = "Inference-Header-Content-Length"
 
 
@@ -249,7 +251,7 @@ def _route(task: Task) -> TaskRoute:
             given(body.parameters),
             lambda result: _response(task, body.id, _rows(task, result), is_binary),
             locate,
-            microseconds / 1e6 if microseconds else None,
+            min(microseconds, _MAX_TIMEOUT) / 1e6 if microseconds else None,
         )
 
     return TaskRoute(

@@ -94,10 +94,13 @@ async def lifespan_of(app: FastAPI) -> None:
 def test_requests_become_spans_with_their_stages(collector: Collector, checkpoints: dict[str, str]) -> None:
     collecting = {"OTEL_EXPORTER_OTLP_ENDPOINT": collector.url, "OTEL_SERVICE_NAME": "tested"}
     sent = {"traceparent": f"00-{TRACE_ID}-{CALLER}-01", "X-Request-ID": "order-1"}
-    with running(checkpoints | WITHOUT_TORCH | collecting) as process:
+    origin = "https://example.org"
+    preflight = {"Origin": origin, "Access-Control-Request-Method": "POST", "X-Request-ID": "order-0"}
+    with running(checkpoints | WITHOUT_TORCH | collecting | {"BERT_CORS_ORIGINS": origin}) as process:
         process.until_ready()
         with httpx.Client(base_url=process.url, timeout=PATIENCE) as client:
             client.get("/v2/health/live").raise_for_status()
+            client.options("/sentiment?a=secret", headers=preflight).raise_for_status()
             client.post("/sentiment?a=secret", json={"inputs": "a secret"}, headers=sent).raise_for_status()
             assert client.post("/hf/fill-mask", json={"inputs": "none"}).status_code == 422
             assert client.post("/fill-mask", content=b"x", headers={"Content-Type": "text/plain"}).is_error
@@ -107,6 +110,8 @@ def test_requests_become_spans_with_their_stages(collector: Collector, checkpoin
     assert {path for path, _ in collector.received} == {"/v1/traces"}
     spans = collector.spans()
     requests = {span.name: span for span in spans if span.kind == Span.SPAN_KIND_SERVER}
+    (asked,) = [requests.pop(name) for name in list(requests) if name.startswith("OPTIONS")]
+    assert attributes(asked)["bert.request_id"] == "order-0"
     assert set(requests) == {"POST /sentiment", "POST /hf/fill-mask", "POST /fill-mask"}  # no health check
     answered, refused = requests["POST /sentiment"], requests["POST /hf/fill-mask"]
     assert (answered.trace_id.hex(), answered.parent_span_id.hex()) == (TRACE_ID, CALLER)

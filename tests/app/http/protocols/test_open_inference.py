@@ -127,7 +127,7 @@ async def test_infer_timeout_can_only_shorten_the_deadline(serve: Any) -> None:
     async with serve() as service:
         engine = service.lifecycle.engine
         with patch.object(engine, "reserve", wraps=engine.reserve) as reserve:
-            for timeout in (20_000_000, 100_000_000, 2**64, 0, None):
+            for timeout in (20_000_000, 100_000_000, 10**310, 0, None):
                 body = tensor(data=["good"]) | {"parameters": {"timeout": timeout}}
                 answer = await service.client.post("/v2/models/sentiment/infer", json=body)
                 assert answer.status_code == 200
