@@ -91,8 +91,8 @@ class ErrorMiddleware:
             await self.app(scope, receive, send)
             return
         context = context_of(scope)
-        direct = context.route is not None and not context.service.is_traced  # else FastAPI's router names the span
-        await answer_errors(context.route.answer if direct and context.route else self.app, scope, receive, send)
+        route = None if context.service.is_traced else context.route  # FastAPI's router names the span
+        await answer_errors(route.answer if route else self.app, scope, receive, send)
 
 
 class TracingMiddleware:

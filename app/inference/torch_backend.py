@@ -258,8 +258,8 @@ def _packed(batch: Batch) -> tuple[PackedBatch, Tensor]:
 
 
 def _rows(network: Network, hidden: Tensor) -> Tensor:
-    """What is computed of each output position, whatever is asked: hidden (rows, hidden) -> a classifier's logits and
-    scores (rows, 2 * labels), or of another network the hidden states in float32."""
+    """The rows of a batch, one for each output position: hidden (rows, hidden) -> a classifier's logits and scores
+    (rows, 2 * labels), or another network's hidden states in float32."""
     hidden = hidden.float()
     if isinstance(network, BertForPreTraining):
         return hidden

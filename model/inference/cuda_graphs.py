@@ -165,7 +165,7 @@ class Graph:
 
     @classmethod
     def capture(cls, graphed: GraphedEncoder, tokens: int, capture: Capture) -> Graph:
-        """Record a forward pass over so many tokens."""
+        """Record a forward pass over a batch of this size."""
         layout = Layout(tokens, graphed.encoder.config.max_position_embeddings)
         host = torch.zeros(sum(layout.sections), dtype=torch.int64)
         layout.write(host, PackedBatch.pack([[0]], outputs=[[0]]))

@@ -210,7 +210,7 @@ async def test_compute_tokenizes_long_texts_beside_the_event_loop(backend: Any) 
     async with running(backend) as service:
         long = asyncio.create_task(ask(service, SENTIMENT, [LONG], truncate=True))
         assert await asyncio.to_thread(held.entered.wait, PATIENCE)
-        await ask(service, NEXT_SENTENCE, [TextPair("a", "b")])  # with the other tokenizer, meanwhile
+        await ask(service, NEXT_SENTENCE, [TextPair("a", "b")])  # uses the other tokenizer
         assert not long.done()
         held.gate.set()
         await long

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from app.tasks import TASKS
+import pytest
+
+from app.http.application import create_app
+from app.settings import Settings
+from app.tasks import SENTIMENT, TASKS
 from tests.app.tasks.topics import TOPICS
 
 
@@ -35,3 +39,8 @@ async def test_new_task_is_answered_in_every_protocol(serve: Any) -> None:
 async def test_new_task_is_not_part_of_the_service(serve: Any) -> None:
     async with serve() as service:
         assert (await service.client.post("/topics", json={"inputs": "good"})).status_code == 404
+
+
+def test_new_task_with_the_path_of_another_is_an_error(backend: Any) -> None:
+    with pytest.raises(ValueError, match="two tasks have the path /sentiment"):
+        create_app(Settings(), backend, tasks=(*TASKS, SENTIMENT))
