@@ -27,7 +27,6 @@ from training.examples.inspect import inspect
 from training.export.run import check_targets, export
 from training.finetune.distill import distill, load_teachers, with_earlier_distill
 from training.finetune.run import finetune, starting_point, train_teachers
-from training.pretrain.adapt import adapt
 from training.pretrain.run import load_pretrained, pretrain
 from training.recipe import Recipe, load_recipe
 from training.runtime.device import configure_process
@@ -42,7 +41,7 @@ STOPPED = 130
 def _prepare(recipe: Recipe) -> None:
     """The labelled texts first: a wrong label is found before the large text is prepared."""
     if _is_pretrained(recipe):
-        start, recipe = starting_point(recipe.model_copy(update={"adapt": None}))
+        start, recipe = starting_point(recipe)
         if recipe.finetune.train:
             prepare_labelled(recipe, start.tokenizer)
         return
@@ -81,9 +80,7 @@ def _all(recipe: Recipe) -> bool:
     if recipe.pretrain.start:
         load_pretrained(recipe.pretrain.start)
     if recipe.finetune.pretrained:
-        starting_point(recipe.model_copy(update={"adapt": None}))
-        if recipe.adapt:
-            load_pretrained(recipe.finetune.pretrained)
+        starting_point(recipe)
     if recipe.distill and recipe.distill.teacher:
         load_teachers(recipe)
     return all(COMMANDS[name][0](recipe) is not False for name in _stages(recipe))
@@ -105,7 +102,6 @@ def _stages(recipe: Recipe) -> list[str]:
     """The commands of `all`, in order."""
     return [
         *(("prepare",) if _is_pretrained(recipe) else ("tokenizer", "prepare", "pretrain")),
-        *(("adapt",) if recipe.adapt else ()),
         *(("distill",) if recipe.distill and recipe.finetune.train else ()),
         *(("finetune",) if recipe.finetune.train else ()),
         *("evaluate", "export"),
@@ -116,7 +112,6 @@ COMMANDS: dict[str, tuple[Callable[..., object], str]] = {
     "tokenizer": (make_tokenizer, "learn the vocabulary from the recipe's text"),
     "prepare": (_prepare, "write the token ids of the text to pretrain on and of the labelled texts"),
     "pretrain": (pretrain, "train the network on masked words and next sentences"),
-    "adapt": (adapt, "pretrain further on the classifier's texts; needs [adapt]"),
     "distill": (_distill, "let other classifiers label the texts; needs [distill]"),
     "finetune": (finetune, "train the classifier on labelled texts"),
     "evaluate": (_evaluate, "report on held-out text and test sets beside baselines"),
@@ -126,7 +121,7 @@ COMMANDS: dict[str, tuple[Callable[..., object], str]] = {
 }
 """Name -> function and its help. The function returns False if a signal ended it early."""
 
-PARALLEL = ("pretrain", "adapt", "finetune")
+PARALLEL = ("pretrain", "finetune")
 """Commands that `torchrun` may start in several processes."""
 
 

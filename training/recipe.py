@@ -151,8 +151,7 @@ class CorpusConfig(_Strict):
     heldout: tuple[SourceConfig, ...] = ()
     """Documents to evaluate on, never trained on. If absent, `heldout_fraction` of each source is held out."""
     heldout_fraction: Share = 0.01
-    """Share of documents to hold out; `adapt` applies it to the texts of `finetune.train`. A hash of the document
-    decides, so every run holds out the same ones."""
+    """Share of documents to hold out. A hash of the document decides, so every run holds out the same ones."""
 
 
 class ModelConfig(_Strict):
@@ -263,14 +262,6 @@ class PretrainConfig(_Strict):
         return self
 
 
-class AdaptConfig(_Strict):
-    """More pretraining on the classifier's texts before fine-tuning (Gururangan et al. 2020). Everything else is as in
-    `[pretrain]`, with a third of its learning rate."""
-
-    tokens: Positive
-    """Budget in tokens."""
-
-
 class DistillConfig(_Strict):
     """Soft labels from other classifiers (Hinton et al. 2015): `distill` writes their probabilities beside the prepared
     texts, and fine-tuning learns from them."""
@@ -293,7 +284,8 @@ class FinetuneConfig(_Strict):
     train: tuple[SourceConfig, ...] = ()
     """Labelled sources to train on."""
     test: tuple[SourceConfig, ...] = ()
-    """Labelled sources for the report. `finetune` leaves out their texts; `pretrain` and `adapt` do not."""
+    """Labelled sources for the report. `finetune` leaves out their texts, and so does `pretrain` with
+    `pretrain.start`."""
     pretrained: Path | None = None
     """Checkpoint directory to start from: pretrained, or a classifier, whose last layer is kept if it has the same
     labels. If absent, this run's own network."""
@@ -424,8 +416,6 @@ class Recipe(_Strict):
     corpus: CorpusConfig = CorpusConfig()
     model: ModelConfig = ModelConfig()
     pretrain: PretrainConfig = PretrainConfig()
-    adapt: AdaptConfig | None = None
-    """If absent, fine-tuning starts from the pretrained network, or from what this run has adapted before."""
     distill: DistillConfig | None = None
     """If absent, fine-tuning learns from labels only, or as an earlier `distill` of this run said."""
     finetune: FinetuneConfig = FinetuneConfig()
@@ -460,6 +450,12 @@ class Recipe(_Strict):
         """Positions of a network that this recipe makes."""
         return max(MIN_POSITIONS, self.pretrain.examples.longest, self.finetune.max_length)
 
+    @property
+    def left_out_of_corpus(self) -> tuple[SourceConfig, ...]:
+        """Sources whose texts are not pretrained on. A network that is trained on is often adapted to the classifier's
+        texts; one from random weights serves classifiers with any tests."""
+        return self.finetune.test if self.pretrain.start else ()
+
     def micro_tokens(self, stage: PretrainConfig | FinetuneConfig) -> int:
         """Tokens per forward pass of a process in a stage."""
         return min(self.micro_batch_tokens, stage.batch_tokens or self.micro_batch_tokens)
@@ -471,7 +467,7 @@ class Recipe(_Strict):
             ("finetune", self.finetune.max_length, self.finetune),
         )
         for stage, longest, config in stages:
-            if stage == "pretrain" and not (self.corpus.sources or self.adapt):
+            if stage == "pretrain" and not self.corpus.sources:
                 continue
             micro = self.micro_tokens(config)
             batch = config.batch_tokens or micro
@@ -509,6 +505,9 @@ class Recipe(_Strict):
 
 _RENAMED = {"gpu": "shipped"}
 """Recipes of version 0.2."""
+
+_GONE = {"adapt": "no such table since 0.3: pretrain.start trains a network on (docs/training.md, A trained start)"}
+"""Tables of version 0.2."""
 
 _OTHER_BUDGET = {"pretrain.minutes": "tokens", "pretrain.tokens": "minutes"}
 """An override of one budget replaces the other, because TOML has no value that unsets a key."""
@@ -612,6 +611,8 @@ def _message(error: ErrorDetails) -> str:
         return 'give a string; a value with a dot has quotation marks: "1.5" = ...'
     if error["type"] != "extra_forbidden":
         return error["msg"].removeprefix("Value error, ")
+    if not tables and name in _GONE:
+        return _GONE[str(name)]
     prefix = "source" if any(isinstance(table, int) for table in tables) else ".".join(map(str, tables))
     if prefix == "source" and name in Dialect.__dataclass_fields__:
         return f"no such key; did you mean table = {{ {name} = ... }}?"

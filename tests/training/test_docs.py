@@ -54,7 +54,7 @@ num_hidden_layers = 1
 SMALL_BUDGETS = {
     "pretrain.tokens=100_000_000": "pretrain.tokens=12_288",
     "pretrain.start=": "pretrain.tokens=1024 pretrain.start=",
-    "adapt.tokens=2_000_000": "adapt.tokens=2048",
+    "pretrain.tokens=2_000_000": "pretrain.tokens=1024",
     "pretrain.batch_tokens=8192": "pretrain.tokens=4096",
     "pretrain.batch_tokens=65_536": "pretrain.tokens=4096",
     "classify reviews.csv": "classify reviews.csv finetune.pretrained=model/weights/pretrained",

@@ -36,7 +36,7 @@ def trained(recipe_file: Path, data: Path, tmp_path_factory: pytest.TempPathFact
 def train_all(run: Path, recipe_file: Path, data: Path) -> None:
     torch.set_num_threads(1)
     places = ["--data", str(data), f"run={run}"]
-    changes = ["pretrain.tokens=5120", "adapt.tokens=512", "finetune.epochs=0.5"]
+    changes = ["pretrain.tokens=5120", "finetune.epochs=0.5"]
     with redirect_stdout(io.StringIO()) as printed:
         assert main(["all", str(recipe_file), *places, *changes]) == 0
     assert "| stories " in printed.getvalue()
@@ -95,7 +95,7 @@ def test_all_writes_cards_without_broken_links(trained: Path) -> None:
     for name in ("pretrained", "sentiment"):
         folder = trained / "export" / name
         card = (folder / "README.md").read_text()
-        assert "pretrain.tokens=5120 adapt.tokens=512 finetune.epochs=0.5\n" in card
+        assert "pretrain.tokens=5120 finetune.epochs=0.5\n" in card
         pictures = re.findall(r"\]\((\S+\.png)\)", card)
         assert pictures
         assert all((folder / file).is_file() for file in pictures)
@@ -107,7 +107,7 @@ def test_all_repeated_trains_nothing_again(trained: Path, recipe_file: Path, dat
 
     before = made()
     train_all(trained.parent, recipe_file, data)
-    assert len(before) >= 8
+    assert len(before) >= 6
     assert made() == before
 
 
@@ -129,12 +129,6 @@ def test_all_goes_from_prepared_text_to_an_export_where_the_text_is_not(
     assert "| stories " in printed.getvalue(), "held-out text is prepared"
     for name in ("pretrained", "sentiment"):
         load_checkpoint(tmp_path / "there" / "tiny" / "export" / name)
-
-
-def test_all_adapts_where_the_recipe_says_so(trained: Path) -> None:
-    assert (trained / "adapt" / "pretrained" / "model.safetensors").is_file()
-    (log,) = (trained / "finetune").glob("seed-*/log.jsonl")
-    assert log.is_file()
 
 
 def test_all_without_labelled_texts(
@@ -205,7 +199,6 @@ def test_all_refuses_to_overwrite_other_files_before_it_trains(
         (["pretrain", "quick", "pretrain.steps=3"], "pretrain.steps"),
         (["pretrain", "quick", "pretrain"], "not of the form key=value"),
         (["pretrain", "quick", "run=/nowhere"], "quick/tokenizer is missing; run tokenizer first"),
-        (["adapt", "quick", "run=/nowhere"], "the recipe has no [adapt]"),
         (["distill", "quick", "run=/nowhere"], "/nowhere/quick/pretrained is missing; run pretrain first"),
         (["finetune", "quick", "run=/nowhere"], "/nowhere/quick/pretrained is missing; run pretrain first"),
         (["evaluate", "quick", "run=/nowhere"], "has no trained model; run pretrain or finetune first"),
@@ -285,8 +278,7 @@ def test_command_line_tokenizer_and_prepare_end_with_what_they_made(
     [
         ("pretrain", [], "finetune"),
         ("pretrain", ["finetune.train=[]"], "evaluate"),
-        ("pretrain", ["adapt.tokens=512", "distill.teacher=large"], "adapt"),
-        ("adapt", ["adapt.tokens=512", "distill.teacher=large"], "distill"),
+        ("pretrain", ["distill.teacher=large"], "distill"),
         ("evaluate", [], "export"),
     ],
 )
@@ -322,7 +314,7 @@ def test_command_line_torchrun_is_refused_for_commands_of_one_process(
 ) -> None:
     monkeypatch.setenv("WORLD_SIZE", "2")
     assert main([command, "quick"]) == 1
-    assert f"{command} is for one process; torchrun is for pretrain, adapt, finetune" in capsys.readouterr().err
+    assert f"{command} is for one process; torchrun is for pretrain, finetune" in capsys.readouterr().err
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")

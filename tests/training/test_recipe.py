@@ -91,7 +91,7 @@ def test_budget_has_a_default_where_a_recipe_gives_none(tmp_path: Path) -> None:
 
 
 def test_overrides_of_text_keys_are_taken_literally(recipe_file: Path) -> None:
-    values = ["export.folder=7", "pretrain.start=1e5", "adapt.tokens=1"]
+    values = ["export.folder=7", "pretrain.start=1e5"]
     recipe = load_recipe(str(recipe_file), ["name=2024", "data=2024-01-31", "description=true", *values])
     assert (recipe.name, recipe.data, recipe.description) == ("2024", Path("2024-01-31"), "true")
     assert (recipe.export.folder, recipe.pretrain.start) == (Path("7"), Path("1e5"))
@@ -131,7 +131,8 @@ def test_unknown_key_names_the_key_that_may_be_meant(recipe_file: Path, override
         ("pretrain.examples.mask_fraction=0", r"mask_fraction: .*greater than 0"),
         ("pretrain.examples.final_mask_fraction=2", r"final_mask_fraction: .*less than or equal to 1"),
         ("model.hidden_size=200", "model: hidden_size is 200: give a multiple of 64, or less than 128"),
-        ("adapt=2000000", r"adapt: give a table, such as \[adapt\]"),
+        ("distill=2000000", r"distill: give a table, such as \[distill\]"),
+        ("adapt.tokens=5", r"adapt: no such table since 0\.3: pretrain\.start trains a network on"),
         ("pretrain.examples=5", r"pretrain\.examples: give a table, such as \[pretrain\.examples\]"),
         ("finetune.epochs=inf", r"finetune\.epochs: .*finite"),
         ("pretrain.tokens=true", r"pretrain\.tokens: give a number"),
@@ -200,9 +201,8 @@ def test_batch_tokens_that_do_not_fit_name_the_rule(recipe_file: Path, overrides
 def test_micro_batch_tokens_need_no_room_for_examples_of_pretraining_in_a_recipe_without_it(recipe_file: Path) -> None:
     longer = ["pretrain.examples.long_length=512", "micro_batch_tokens=256"]
     assert load_recipe(str(recipe_file), ["corpus.sources=[]", *longer]).micro_batch_tokens == 256
-    for changes in (longer, ["corpus.sources=[]", "adapt.tokens=512", *longer]):
-        with pytest.raises(RecipeError, match=r"pretrain: an example has up to 512 tokens, more than micro_batch"):
-            load_recipe(str(recipe_file), changes)
+    with pytest.raises(RecipeError, match=r"pretrain: an example has up to 512 tokens, more than micro_batch"):
+        load_recipe(str(recipe_file), longer)
 
 
 def test_batch_tokens_may_hold_several_micro_batches(recipe_file: Path) -> None:
@@ -245,7 +245,6 @@ def test_resolved_recipe_is_read_back_equal(recipe_file: Path, tmp_path: Path, b
     overrides = [
         budget,
         "pretrain.start=some/checkpoint",
-        "adapt.tokens=5",
         "distill.teacher=t",
         "export.folder=e",
     ]

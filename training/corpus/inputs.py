@@ -75,7 +75,7 @@ def _route(
     evaluated: str,
     threshold: int,
     held_out: Container[int],
-    tested: Container[int] = (),
+    tested: Container[int],
 ) -> Iterator[Routed]:
     """The part of each document: `<evaluated>/<source>` for groups below the threshold, else `train`.
 
@@ -93,8 +93,7 @@ def _route(
         else:
             yield f"{evaluated}/{name}" if is_held_out else "train", document, label
     if left_out:
-        also = "held out" if evaluated == "heldout" else "held out or tested on"
-        logger.info("%s: %s documents are %s, and not trained on", name, f"{left_out:,}", also)
+        logger.info("%s: %s documents are held out or tested on, and not trained on", name, f"{left_out:,}")
 
 
 # --- text to pretrain on -------------------------------------------------------------------------------------------
@@ -104,6 +103,7 @@ def pretraining_inputs(recipe: Recipe) -> Iterator[ShardInput]:
     """The shards of `corpus/`: parts `train` and `heldout/<source>`.
 
     A text that is held out is not trained on, also not as another document with other spacing or another group.
+    With `pretrain.start`, texts of `finetune.test` are in no part.
 
     Raises:
         SourceError: text that cannot be read.
@@ -116,7 +116,9 @@ def pretraining_inputs(recipe: Recipe) -> Iterator[ShardInput]:
     lowest = min((threshold for _, threshold in thresholds), default=0)  # all sources hold out what is below
     if any(source.group for source in config.sources):  # equal texts may have unequal hashes
         lowest = 0
-    held_out: set[int] = set()
+    tests = (read(source, progress=cutter.progress) for source in recipe.left_out_of_corpus)
+    tested = {value for document in itertools.chain.from_iterable(tests) for value in hashes(document)}
+    held_out = set(tested)
     for source, threshold in thresholds:
         for document in read(source) if threshold > lowest else ():
             text, group = hashes(document)
@@ -125,7 +127,7 @@ def pretraining_inputs(recipe: Recipe) -> Iterator[ShardInput]:
 
     for source, threshold in thresholds:
         found = ((document, NO_LABEL) for document in read(source, progress=cutter.progress))
-        routed = _route(found, source, "heldout", threshold, held_out)
+        routed = _route(found, source, "heldout", threshold, held_out, tested)
         yield from cutter.cut(routed, source, "lines" if source.lines == "sentence" else "paragraphs")
 
 
@@ -157,7 +159,7 @@ def labelled_inputs(recipe: Recipe) -> Iterator[ShardInput]:
         yield from cutter.cut(chosen, source, reading_of(source))
     for source in recipe.distill.sources if recipe.distill else ():
         unlabelled = documents(source, recipe.data, cutter.progress, recipe.hub_cache)
-        routed = _route(((document, NO_LABEL) for document in unlabelled), source, "dev", 0, held_out)
+        routed = _route(((document, NO_LABEL) for document in unlabelled), source, "dev", 0, held_out, tested)
         yield from cutter.cut(routed, source, reading_of(source))
     if fault := _lacking(recipe, trained):
         raise RunError(fault)

@@ -71,7 +71,7 @@ def prepare(recipe: Recipe, tokenizer: Tokenizer, *, heldout_only: bool = False)
         CorpusError: the sources hold no text, or the disk is full.
         RunError: another process works on the corpus, or a checkpoint needs it.
     """
-    sources = (*recipe.corpus.heldout, *recipe.corpus.sources)
+    sources = (*recipe.corpus.heldout, *recipe.corpus.sources, *recipe.left_out_of_corpus)
     settings = _corpus_settings(recipe)
     inputs = pretraining_inputs(recipe)
     if heldout_only:
@@ -165,7 +165,8 @@ def check_corpus_settings(recipe: Recipe) -> None:
 
 def _corpus_settings(recipe: Recipe) -> dict[str, Any]:
     sources = {name: source_settings(getattr(recipe.corpus, name)) for name in ("sources", "heldout")}
-    return recipe.corpus.model_dump(mode="json") | sources
+    left_out = {"left_out": source_settings(tested)} if (tested := recipe.left_out_of_corpus) else {}
+    return recipe.corpus.model_dump(mode="json") | sources | left_out
 
 
 def _prepare(
@@ -306,7 +307,7 @@ def _advice(part: str, counts: Counter[str], *, is_labelled: bool) -> Iterator[s
     if part.startswith("heldout") and documents < FEW_HELDOUT_DOCUMENTS:
         yield (
             f"only {documents} documents are held out, so figures on them are mostly chance; raise "
-            "corpus.heldout_fraction, or name more text as corpus.heldout (adapt does not read it)"
+            "corpus.heldout_fraction, or name more text as corpus.heldout"
         )
 
 

@@ -35,7 +35,6 @@ def write_card(recipe: Recipe, name: str, target: Path, weights: Mapping[str, st
     run = recipe.folder / "pretrain" if name == "pretrained" else chosen_folder(recipe)
     trained = _portable_recipe(read_resolved(run) or recipe)
     trained = trained.model_copy(update={"description": recipe.description, "limits": recipe.limits})
-    adapted = ""
     if name == "pretrained":
         task, title = "fill-mask", "BERT for masked words and next sentences"
         start, default_start = trained.pretrain.start, "random weights"
@@ -46,8 +45,6 @@ def write_card(recipe: Recipe, name: str, target: Path, weights: Mapping[str, st
         start, default_start = trained.finetune.pretrained, "this run's network"
         sources = trained.finetune.train + (trained.distill.sources if trained.distill else ())
         described = recipe.finetune.train + (recipe.distill.sources if recipe.distill else ())
-        if trained.adapt:
-            adapted = f", adapted on {trained.adapt.tokens:,} tokens of the texts to fine-tune on"
     notes = {source_name(source): source.note for source in described}
     arguments = shlex.join([trained.loaded or trained.name, *trained.overrides])
     card = _TEMPLATE.read_text(encoding="utf-8").format(
@@ -55,7 +52,7 @@ def write_card(recipe: Recipe, name: str, target: Path, weights: Mapping[str, st
         title=title,
         description=trained.description,
         command=f"python -m training all {arguments}",
-        start=(f"`{start}`" if start else default_start) + adapted,
+        start=f"`{start}`" if start else default_start,
         teachers=_teachers_line(trained) if name == "sentiment" else "",
         run=_run_line(run),
         resolved=RESOLVED,

@@ -37,7 +37,6 @@ from training.finetune.task import ClassificationLoss, classifier_from, keeps_la
 from training.loop.budget import budget_record
 from training.loop.checkpoint import FINISHED, TrainState, close_run, reopen_run, weights_hash
 from training.loop.trainer import TrainConfig, Trainer
-from training.pretrain.adapt import adapted, pretrained_folder
 from training.problems.base import Problem
 from training.problems.choose import PROBLEMS, problem_of
 from training.recipe import Recipe, with_earlier, write_resolved
@@ -106,7 +105,7 @@ def finetune(recipe: Recipe) -> bool:
     """
     recipe = with_earlier_distill(recipe)
     start, recipe = starting_point(recipe)
-    recipe = _with_earlier_stages(recipe, start.path)
+    recipe = _with_earlier_stages(recipe)
     target = recipe.folder / "sentiment"
     check_target(target)
     runs = [_Run(seed_folder(recipe, seed), seed) for seed in seeds_of(recipe)]
@@ -183,30 +182,22 @@ def _material(
         yield _with_budget(_Material(recipe, start, train, dev, problem, teacher, weight, dist, place, tuple(runs)))
 
 
-def _with_earlier_stages(recipe: Recipe, start: Path) -> Recipe:
-    """The recipe with the pretraining and adapting that the network had, for the model card."""
-    if start == recipe.folder / "adapt" / "pretrained":
-        # Runs of older commits have no other recipe of `adapt`.
-        recipe = with_earlier(recipe, recipe.folder / "adapt" / "pretrain", "adapt")
-        recipe = with_earlier(recipe, recipe.folder / "adapt", "adapt", "pretrain")
+def _with_earlier_stages(recipe: Recipe) -> Recipe:
+    """The recipe with the pretraining that the network had, for the model card."""
     if recipe.finetune.pretrained is None:
         recipe = with_earlier(recipe, recipe.folder / "pretrain", "tokenizer", "corpus", "model", "pretrain")
     return recipe
 
 
 def starting_point(recipe: Recipe) -> tuple[Checkpoint, Recipe]:
-    """The checkpoint that fine-tuning starts from: what this run adapted, else `finetune.pretrained`, else what it
-    pretrained; and the recipe with its labels in the order of a classifier to start from.
+    """The checkpoint that fine-tuning starts from: `finetune.pretrained`, else what this run pretrained; and the
+    recipe with its labels in the order of a classifier to start from.
 
     Raises:
         RunError: there is none, or it does not fit the recipe.
     """
     config = recipe.finetune
-    folder = adapted(recipe)
-    if folder is None:
-        if recipe.adapt is not None:
-            raise RunError(f"{recipe.folder / 'adapt'} has no adapted network; run adapt first, or leave out [adapt]")
-        folder = pretrained_folder(recipe)
+    folder = config.pretrained or recipe.folder / "pretrained"
     if not folder.is_dir():
         raise RunError(f"{folder} is missing; run pretrain first, or name a checkpoint as finetune.pretrained")
     logger.info("fine-tuning starts from %s", folder)

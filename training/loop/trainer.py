@@ -1,4 +1,4 @@
-"""The training loop of pretraining, adapting and fine-tuning.
+"""The training loop of pretraining and fine-tuning.
 
 What is trained comes in as a `TrainingLoss` and a stream of examples; the loop knows no text and no labels. Each rank
 runs this loop over its share of the micro-batches, and all ranks decide alike.

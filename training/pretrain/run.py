@@ -223,6 +223,6 @@ def open_heldout(recipe: Recipe) -> dict[str, PreparedText]:
         raise CorpusError(
             f"{folder} is empty, so the network cannot be evaluated. Set corpus.heldout_fraction above 0 for text of "
             "two documents or more (a blank line, or a row, ends one) of different groups, or name some as "
-            "corpus.heldout (adapt does not read it); then run prepare again"
+            "corpus.heldout; then run prepare again"
         )
     return parts

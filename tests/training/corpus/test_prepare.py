@@ -25,7 +25,7 @@ from training.corpus.inputs import pretraining_inputs
 from training.corpus.prepare import check_corpus_settings, entropy, prepare, prepare_labelled
 from training.corpus.reader import PreparedText, TextWindow
 from training.errors import CorpusError, RunError, SourceError
-from training.recipe import FinetuneConfig, Recipe, SourceConfig
+from training.recipe import FinetuneConfig, PretrainConfig, Recipe, SourceConfig
 from training.sources.documents import documents
 from training.sources.split import text_hash
 
@@ -235,6 +235,18 @@ def test_pretraining_inputs_leave_out_groups_of_heldout_sources(tmp_path: Path) 
     source = {"path": "a.jsonl", "group": "film"}
     train, heldout = parts_of(recipe(tmp_path, sources=[source], heldout=[source | {"path": "dev.jsonl"}]))
     assert (train, heldout) == ({"b is good", "b is bad"}, {"a is good"})
+
+
+def test_pretraining_inputs_of_a_network_that_is_trained_on_leave_out_texts_of_finetune_test(tmp_path: Path) -> None:
+    texts = [f"a text about {letter}" for letter in ascii_lowercase]
+    write_texts(tmp_path / "data" / "a.jsonl", texts)
+    (tmp_path / "data" / "test.jsonl").write_text(json.dumps({"body": " A  text about b", "label": 1}) + "\n")
+    made = recipe(tmp_path, sources=[{"path": "a.jsonl"}], heldout_fraction=0.3)
+    test = SourceConfig(path="test.jsonl", text="body", label="label")  # type: ignore[arg-type]
+    made = made.model_copy(update={"finetune": FinetuneConfig(test=(test,))})
+    assert set.union(*parts_of(made)) == set(texts)
+    made = made.model_copy(update={"pretrain": PretrainConfig(start=tmp_path)})
+    assert set.union(*parts_of(made)) == set(texts) - {"a text about b"}
 
 
 def test_prepare_leaves_documents_of_heldout_sources_out_of_train(root: Path) -> None:

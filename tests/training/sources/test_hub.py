@@ -219,6 +219,6 @@ def test_hub_cache_lets_a_run_stream_a_data_set_once(use_hub: UseHub, tmp_path: 
     )
     prepare(recipe, Tokenizer.load(make_tokenizer(recipe)))
     assert hub.opened == 1
-    prepare(recipe.inside("adapt"), Tokenizer.load(make_tokenizer(recipe.inside("adapt"))))
+    prepare(recipe.inside("again"), Tokenizer.load(make_tokenizer(recipe.inside("again"))))
     assert hub.opened == 1
-    assert not (recipe.folder / "adapt" / "hub").exists()
+    assert not (recipe.folder / "again" / "hub").exists()
