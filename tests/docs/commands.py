@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import itertools
+import json
 import re
 import shlex
 import tomllib
@@ -148,6 +149,15 @@ def _serve(arguments: list[str], _: dict[str, str]) -> None:
     assert (ROOT / arguments[1]).is_file()
 
 
+def _openapi_generator(arguments: list[str], _: dict[str, str]) -> None:
+    """Mappings name schemas of the document, or titles of unions in them; what follows `_` is the generator's."""
+    document = (ROOT / "docs" / "openapi.json").read_text(encoding="utf-8")
+    names = {*json.loads(document)["components"]["schemas"], *re.findall(r'"title": "(\w+)"', document)}
+    mapped = [value for option, value in itertools.pairwise(arguments) if option == "--schema-mappings"]
+    unknown = {name.partition("_")[0] for name in re.findall(r"(\w+)=", " ".join(mapped))} - names
+    assert not unknown, f"no schema {', '.join(sorted(unknown))}"
+
+
 def container() -> dict[str, Any]:
     """The one container of the manifest."""
     (deployment,) = [part for part in MANIFEST if part["kind"] == "Deployment"]
@@ -171,6 +181,7 @@ _PROGRAMS: dict[str, Callable[[list[str], dict[str, str]], None]] = {
     "helm": _helm,
     "kubectl": _kubectl,
     "make": _make,
+    "openapi-generator-cli": _openapi_generator,
     "pip": _pip,
     "pip-audit": _anything,
     "py-spy": _anything,

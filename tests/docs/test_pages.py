@@ -82,6 +82,7 @@ def test_commands_name_what_is_there(block: Block) -> None:
         ("docker compose up nobody", "nobody"),
         ("docker build --tag bert-service:cpu --build-arg TORCH=x .", "TORCH=x"),
         ("kubectl rollout status deployment/other", "deployment/other"),
+        ("openapi-generator-cli generate --schema-mappings TextPair=Object,Gone=Object", "no schema Gone"),
         ("rm -rf /", "teach"),
     ],
 )
