@@ -12,8 +12,8 @@ from typing_extensions import TypedDict  # pydantic needs this one before Python
 
 from app.errors import InvalidInputError
 from app.inference.contract import Head, Kind, ModelOutput, Query, ServedModel, Words
-from app.tasks.schemas import MAX_TOP_K, Input, OneOrMany, Parameters, Strict, Target, described, with_examples
-from app.tasks.task import PREDICTION_BYTES, Operation, Question, Task
+from app.tasks.schemas import MAX_TOP_K, Input, OneOrMany, Parameters, Reading, Strict, Target, described, with_examples
+from app.tasks.task import PREDICTION_BYTES, Operation, Question, Task, reading
 from model.errors import NoMaskError, TextError
 from model.tokenizer import Encoding
 
@@ -75,15 +75,11 @@ class Mask(TypedDict):
 
 
 @described
-class FillMaskResult(TypedDict):
+class FillMaskResult(Reading):
     """The answer to a text."""
 
     masks: list[Mask]
     """One entry per `[MASK]`, in order."""
-    tokens: int
-    """Tokens that the model has read, special tokens included."""
-    truncated: bool
-    """Whether the text was cut to the model's limit."""
 
 
 @described
@@ -152,7 +148,7 @@ class FillMaskQuestion(Question):
                 }
                 for number, position in enumerate(positions)
             ]
-            results.append({"masks": masks, "tokens": len(encoding), "truncated": encoding.truncated})
+            results.append({"masks": masks, **reading(encoding, self.served.tokenizer.unk_id)})
         return results
 
     def response_bytes(self, query: Query) -> int:

@@ -12,8 +12,8 @@ from typing_extensions import TypedDict  # pydantic needs this one before Python
 
 from app.errors import InvalidRequestError
 from app.inference.contract import Kind, ModelOutput, Query, ServedModel
-from app.tasks.schemas import Input, described
-from app.tasks.task import PREDICTION_BYTES, Question
+from app.tasks.schemas import Input, Reading, described
+from app.tasks.task import PREDICTION_BYTES, Question, reading
 from model.tokenizer import Encoding
 
 
@@ -25,15 +25,11 @@ class LabelPrediction(TypedDict):
 
 
 @described
-class LabelResult(TypedDict):
+class LabelResult(Reading):
     """The answer to a text or pair."""
 
     predictions: list[LabelPrediction]
     """Most likely first."""
-    tokens: int
-    """Tokens that the model has read, special tokens included."""
-    truncated: bool
-    """Whether the text was cut to the model's limit."""
 
 
 @described
@@ -118,11 +114,12 @@ class LabelQuestion(Question):
     def results(self, query: Query, outputs: Sequence[ModelOutput]) -> list[LabelResult]:
         """See `Question.results`."""
         by_score: Any = itemgetter(1)
+        unk_id = self.served.tokenizer.unk_id
         results: list[LabelResult] = []
         for encoding, scores in zip(query.encodings, outputs, strict=True):
             ranked: Any = sorted(zip(self.labels, scores, strict=True), key=by_score, reverse=True)[: self.top_k]
             predictions: list[LabelPrediction] = [{"label": label, "score": score} for label, score in ranked]
-            results.append({"predictions": predictions, "tokens": len(encoding), "truncated": encoding.truncated})
+            results.append({"predictions": predictions, **reading(encoding, unk_id)})
         return results
 
     def response_bytes(self, query: Query) -> int:

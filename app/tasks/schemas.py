@@ -7,7 +7,7 @@ which is the same as leaving it out. Unions have a name or a title, because clie
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, NotRequired, TypeVar
 
 from pydantic import (
     AliasChoices,
@@ -23,7 +23,7 @@ from pydantic import (
     with_config,
 )
 from pydantic_core import InitErrorDetails
-from typing_extensions import TypeAliasType
+from typing_extensions import TypeAliasType, TypedDict  # pydantic needs these before Python 3.12
 
 from app.errors import MAX_FAULTS
 
@@ -33,6 +33,20 @@ T = TypeVar("T")
 
 described = with_config(use_attribute_docstrings=True)
 """Decorates a TypedDict whose docstrings of fields are in the OpenAPI document."""
+
+
+@described
+class Reading(TypedDict):
+    """What the model has read of an input."""
+
+    tokens: int
+    """Tokens that the model has read, special tokens included."""
+    truncated: bool
+    """Whether the text was cut to the model's limit."""
+    unknown_tokens: NotRequired[int]
+    """Only there if most of the text is unknown: the number of its tokens that are `[UNK]`, because the vocabulary does
+    not have the word or its letters. The result says little about such a text."""
+
 
 UNION_TAGS = frozenset({"one", "many", "string", "pair"})
 """Branches of unions. pydantic adds them to the paths of errors, where they mean nothing to callers."""

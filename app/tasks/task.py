@@ -15,7 +15,7 @@ from pydantic import BaseModel
 
 from app.errors import MAX_FAULTS, InvalidInputError, Loc
 from app.inference.contract import Head, ModelOutput, Query
-from app.tasks.schemas import Input
+from app.tasks.schemas import Input, Reading
 from model.errors import EmptyTextError, TextError
 from model.tokenizer import Encoding
 
@@ -97,6 +97,15 @@ class TaskResult:
     """Of all inputs."""
     stages: dict[str, float]
     """Where the request's time went, in seconds: `tokenize`, `queue`, `inference`."""
+
+
+def reading(encoding: Encoding, unk_id: int) -> Reading:
+    """What the model has read of an input."""
+    unknown, tokens = encoding.ids.count(unk_id), len(encoding)
+    found: Reading = {"tokens": tokens, "truncated": encoding.truncated}
+    if 2 * unknown > tokens - 2:  # [CLS] and [SEP]
+        found["unknown_tokens"] = unknown
+    return found
 
 
 def characters(given: Input) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +47,8 @@ class FillMaskResult:
     """Tokens that the model has read, special tokens included."""
     truncated: bool
     """Whether the text was cut to the model's limit."""
+    unknown_tokens: int = field(default=0, kw_only=True)
+    """Number of tokens that are [UNK], if most of the text is unknown: the result says little about it. Else 0."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +61,8 @@ class LabelResult:
     """Tokens that the model has read, special tokens included."""
     truncated: bool
     """Whether the text was cut to the model's limit."""
+    unknown_tokens: int = field(default=0, kw_only=True)
+    """Number of tokens that are [UNK], if most of the text is unknown: the result says little about it. Else 0."""
 
 
 @dataclass(frozen=True, slots=True)

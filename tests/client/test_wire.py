@@ -23,8 +23,8 @@ def schema(shape: Any) -> Any:
 
 
 def without_texts(schemas: dict[str, Any]) -> dict[str, Any]:
-    """Schemas of properties, without the keywords that only people read."""
-    texts = ("title", "description", "examples")
+    """Schemas of properties, without defaults and the keywords that only people read."""
+    texts = ("title", "description", "examples", "default")
     return {name: {key: value for key, value in found.items() if key not in texts} for name, found in schemas.items()}
 
 

@@ -278,7 +278,8 @@ def read_limits(response: httpx.Response) -> tuple[RequestLimits, bool]:
 
 def _fill_mask_result(result: Any, model: str) -> FillMaskResult:
     masks = [wire.Mask(mask["position"], list(map(_token_prediction, mask["predictions"]))) for mask in result["masks"]]
-    return FillMaskResult(masks, result["tokens"], result["truncated"], model)
+    unknown = result.get("unknown_tokens", 0)
+    return FillMaskResult(masks, result["tokens"], result["truncated"], model, unknown_tokens=unknown)
 
 
 def _token_prediction(entry: Any) -> wire.TokenPrediction:
@@ -287,4 +288,5 @@ def _token_prediction(entry: Any) -> wire.TokenPrediction:
 
 def _label_result(result: Any, model: str) -> LabelResult:
     predictions = [wire.LabelPrediction(entry["label"], entry["score"]) for entry in result["predictions"]]
-    return LabelResult(predictions, result["tokens"], result["truncated"], model)
+    unknown = result.get("unknown_tokens", 0)
+    return LabelResult(predictions, result["tokens"], result["truncated"], model, unknown_tokens=unknown)

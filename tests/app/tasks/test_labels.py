@@ -39,6 +39,13 @@ def test_label_results_keep_the_order_of_the_inputs(served: ServedModel) -> None
     assert [result["tokens"] for result in results] == [3, 4]
 
 
+def test_label_results_say_when_most_of_the_text_is_unknown(served: ServedModel) -> None:
+    scores = [0.1, 0.9]
+    half, most = results_of(label_question(served, ["good \u0e01", "good \u0e01 \u0e02"]), scores, scores)
+    assert "unknown_tokens" not in half
+    assert most["unknown_tokens"] == 2
+
+
 def test_label_results_of_equal_scores_keep_the_order_of_the_labels(served: ServedModel) -> None:
     (result,) = results_of(label_question(served, ["a"]), [0.5, 0.5])
     assert [p["label"] for p in result["predictions"]] == ["NEGATIVE", "POSITIVE"]
