@@ -7,12 +7,13 @@ import sys
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from queue import Empty, SimpleQueue
 from threading import Event, Thread
 from time import monotonic, sleep
 from typing import Any, TextIO
 
-from bert_client.command.output import RowWriter, open_output
+from bert_client.command.output import OVERWRITE_ADVICE, RowWriter, StalePartialFileError, open_output
 from bert_client.command.progress import Progress
 from bert_client.errors import BertServiceError, ProblemError
 from bert_client.http.calls import FLUSH
@@ -61,6 +62,8 @@ class FileJob:
     dialect: Dialect
     question: Mapping[str, Any]
     """The task and its options, on which the answers depend."""
+    overwrite: bool = False
+    """Replace the target, and a partial file with which the job cannot go on."""
 
     @property
     def options(self) -> dict[str, Any]:
@@ -83,10 +86,21 @@ def run(job: FileJob, ask: Ask) -> None:
         BertServiceError: the service cannot be reached, or refuses for a reason that is not a single row.
         OSError: the output cannot be written.
     """
+    can_begin_again = job.overwrite and Path(job.source).is_file()  # else it cannot be read twice
+    try:
+        _run(job, ask, resume=can_begin_again or not job.overwrite)
+    except StalePartialFileError as error:
+        if not can_begin_again:
+            raise TableError(f"{error}; {OVERWRITE_ADVICE}") from error
+        sys.stderr.write(f"{error}; beginning again\n")
+        _run(job, ask, resume=False)
+
+
+def _run(job: FileJob, ask: Ask, *, resume: bool) -> None:
     progress = Progress(sys.stderr)
     with (
         open_table(job.source, format=job.source_format, dialect=job.dialect, progress=progress.read) as table,
-        open_output(job.target, job.options, sys.stderr) as output,
+        open_output(job.target, job.options, sys.stderr, overwrite=job.overwrite, resume=resume) as output,
     ):
         progress.size = table.size
         errors: list[TableError] = []

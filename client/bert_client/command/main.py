@@ -34,6 +34,7 @@ exit codes: 0 answered (rows of a file may have an `error`), 1 the service refus
 2 wrong usage, 3 the service cannot be reached, 130 interrupted"""
 _FILE_HELP = "answer every row of a CSV, TSV, JSONL, Parquet or text file, compressed or not; - is standard input"
 _OUTPUT_HELP = "output file; FILE.partial until complete, resumed by the same command [standard output]"
+_OVERWRITE_HELP = "replace an existing output, and FILE.partial if the job cannot go on with it (for scheduled jobs)"
 _COLUMN_HELP = "column or field to read: its name or its number [text]"
 
 INTERACTIVE_RETRY = RetryPolicy(attempts=3)
@@ -224,6 +225,7 @@ def _job(given: argparse.Namespace) -> file_job.FileJob:
         prefix=given.prefix,
         dialect=dialect,
         question={"task": given.task, "targets": getattr(given, "targets", None), "truncate": given.truncate},
+        overwrite=given.overwrite,
     )
 
 
@@ -276,6 +278,7 @@ def _common() -> argparse.ArgumentParser:
     files = common.add_argument_group("files")
     files.add_argument("--file", metavar="FILE", help=_FILE_HELP)
     files.add_argument("--output", default="-", metavar="FILE", help=_OUTPUT_HELP)
+    files.add_argument("--overwrite", action="store_true", help=_OVERWRITE_HELP)
     files.add_argument("--format", choices=FORMATS, help="format of the input [by its name]")
     files.add_argument("--column", default=LINE, metavar="NAME", help=_COLUMN_HELP)
     files.add_argument("--prefix", default="", metavar="TEXT", help="prefix of the new columns")

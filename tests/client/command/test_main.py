@@ -329,7 +329,7 @@ def test_bert_new_columns_are_those_of_the_first_rows(bert: Bert, tmp_path: Path
 
     def scored(*rows: dict[str, object]) -> list[list[str]]:
         source.write_text("\n".join(map(json.dumps, rows)))
-        code, _, complaints = bert("sentiment", "--file", str(source), "--output", str(target))
+        code, _, complaints = bert("sentiment", "--file", str(source), "--output", str(target), "--overwrite")
         assert (code, complaints.split(" rows")[0]) == (0, str(len(rows)))
         return list(csv.reader(target.read_text().splitlines()))
 
@@ -389,7 +389,7 @@ def test_bert_first_rows_may_be_broken(bert: Bert, tmp_path: Path) -> None:
     source.write_text("\n".join(lines))
     for output in ("-", "csv"):
         target = "-" if output == "-" else str(tmp_path / "out.csv")
-        code, printed, complaints = bert("sentiment", "--file", str(source), "--output", target)
+        code, printed, complaints = bert("sentiment", "--file", str(source), "--output", target, "--overwrite")
         rows = (
             [json.loads(line) for line in printed.splitlines()]
             if output == "-"
@@ -1088,6 +1088,73 @@ def test_bert_job_at_a_wrong_address_ends_at_once(bert: Bert, tmp_path: Path, re
     assert code == 1
     assert f"the answer was {refusal}" in complaint or "does not answer as this service does" in complaint
     assert [file.name for file in tmp_path.iterdir()] == ["a.txt"]
+
+
+def stop_job(bert: Bert, source: Path, target: Path) -> None:
+    """Answer the first 56 of 100 rows of a new file."""
+    source.write_text("".join(f"text {n}\n" for n in range(100)))
+    command = ("sentiment", "--file", str(source), "--output", str(target), "--concurrency", "1", "--overwrite")
+    broken = problem_document(500, "internal_error", "broken", {})
+    with serve(lambda inputs: broken if "text 60" in inputs else None) as echo:
+        code, _, complaints = bert(*command, "--url", echo.url)
+    assert (code, "56 rows are kept in" in complaints) == (1, True)
+
+
+@pytest.mark.parametrize(
+    ("change", "flags", "fault"),
+    [
+        ("input", (), "its 56 rows are not those that the input begins with"),
+        ("options", ("--truncate",), "has 56 rows of a command with another truncate (False, now True)"),
+        ("columns", ("--prefix", "our_"), "has 56 rows of a command with another prefix ('', now 'our_')"),
+        ("note", (), "is not a partial file of this command"),
+    ],
+)
+def test_bert_overwrite_replaces_a_stale_partial_file_and_an_old_output(
+    bert: Bert, tmp_path: Path, change: str, flags: tuple[str, ...], fault: str
+) -> None:
+    source, target = tmp_path / "a.txt", tmp_path / "scored.jsonl"
+    target.write_text("old\n")
+    stop_job(bert, source, target)
+    if change == "input":
+        source.write_text("new\n" * 3)
+    if change == "note":
+        Path(f"{target}.partial.json").unlink()
+    rows = source.read_text().splitlines()
+    with serve() as echo:
+        command = ("sentiment", "--file", str(source), "--output", str(target), *flags, "--url", echo.url)
+        code, _, complaint = bert(*command)
+        assert (code, complaint) == (1, f"bert: {target}: exists already; give --overwrite to replace it\n")
+        target.unlink()
+        code, _, complaints = bert(*command)
+        assert code == 1
+        assert complaints.endswith(f"bert: {target}.partial: {fault}; give --overwrite to begin again\n")
+        assert echo.paths == []
+        code, _, complaints = bert(*command, "--overwrite")
+    assert (code, f"{target}.partial: {fault}; beginning again\n" in complaints) == (0, True)
+    assert [json.loads(line)["text"] for line in target.read_text().splitlines()] == rows
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["a.txt", "scored.jsonl"]
+
+
+def test_bert_overwrite_goes_on_with_a_partial_file_that_fits(bert: Bert, tmp_path: Path) -> None:
+    source, target = tmp_path / "a.txt", tmp_path / "scored.csv"
+    stop_job(bert, source, target)
+    with serve() as echo:
+        command = ("sentiment", "--file", str(source), "--output", str(target), "--overwrite", "--url", echo.url)
+        code, _, complaints = bert(*command)
+    assert (code, f"{target}.partial: going on after 56 rows" in complaints) == (0, True)
+    assert len(scored_rows(target)) == 100
+
+
+def test_bert_overwrite_begins_again_with_a_pipe(bert: Bert, tmp_path: Path) -> None:
+    source, target, pipe = tmp_path / "a.txt", tmp_path / "scored.csv", tmp_path / "pipe.txt"
+    stop_job(bert, source, target)
+    os.mkfifo(pipe)
+    threading.Thread(target=pipe.write_bytes, args=(source.read_bytes(),)).start()
+    with serve() as echo:
+        command = ("sentiment", "--file", str(pipe), "--output", str(target), "--overwrite", "--url", echo.url)
+        code, _, complaints = bert(*command)
+    assert (code, complaints.partition(",")[0]) == (0, "100 rows")
+    assert len(scored_rows(target)) == 100
 
 
 @pytest.fixture
