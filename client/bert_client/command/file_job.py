@@ -78,8 +78,11 @@ class FileJob:
         return len(self.columns) == 2 and self.question["task"] in ("sentiment", "classify")
 
 
-def run(job: FileJob, ask: Ask) -> None:
+def run(job: FileJob, ask: Ask) -> bool:
     """Answer every row. A row without an answer gets the reason in the column `error`.
+
+    Returns:
+        Whether some row has an answer, or the file has no rows.
 
     Raises:
         TableError: the file is not a table, lacks a column, or cannot be read to its end; the rows before are answered.
@@ -88,15 +91,15 @@ def run(job: FileJob, ask: Ask) -> None:
     """
     can_begin_again = job.overwrite and Path(job.source).is_file()  # else it cannot be read twice
     try:
-        _run(job, ask, resume=can_begin_again or not job.overwrite)
+        return _run(job, ask, resume=can_begin_again or not job.overwrite)
     except StalePartialFileError as error:
         if not can_begin_again:
             raise TableError(f"{error}; {OVERWRITE_ADVICE}") from error
         sys.stderr.write(f"{error}; beginning again\n")
-        _run(job, ask, resume=False)
+        return _run(job, ask, resume=False)
 
 
-def _run(job: FileJob, ask: Ask, *, resume: bool) -> None:
+def _run(job: FileJob, ask: Ask, *, resume: bool) -> bool:
     progress = Progress(sys.stderr)
     with (
         open_table(job.source, format=job.source_format, dialect=job.dialect, progress=progress.read) as table,
@@ -130,9 +133,8 @@ def _run(job: FileJob, ask: Ask, *, resume: bool) -> None:
             checked = (check_row(row, read, names.values(), one_is_enough=job.takes_half_pairs) for row in inputs)
             ahead = read_ahead(checked, output.flush)
             for row, new in answer_rows(ahead, read, ask, one_is_enough=job.takes_half_pairs):
-                failed = new["error"] is not None
-                output.add(row.cells, written(row.cells, new), failed=failed)
-                progress.count(failed=failed)
+                output.add(row.cells, written(row.cells, new), failed=new["error"] is not None)
+                progress.count(new["error"])
                 progress.warn(table.warnings)
         finally:
             progress.end_line()
@@ -148,11 +150,12 @@ def _run(job: FileJob, ask: Ask, *, resume: bool) -> None:
 
             output.revise(job.target_format, PROCESS_ENDED, revised_line)
             resender.summarize()
-            progress.failed -= resender.answered
+            progress.count_errors(PROCESS_ENDED, -resender.answered)
     if writer.left_out:
         left_out = ", ".join(map(repr, sorted(writer.left_out)))
         sys.stderr.write(f"not written, as the first rows have no such column: {left_out}\n")
     progress.summarize()
+    return progress.failed < progress.rows or not progress.rows
 
 
 class Resender:
@@ -317,7 +320,8 @@ def answer_rows(
 def new_cells(outcome: Result | ProblemError) -> dict[str, Any]:
     """The cells that an answer adds to its row."""
     if isinstance(outcome, ProblemError):
-        return {"error": PROCESS_ENDED if outcome.ended_process else outcome.detail}
+        detail = outcome.detail.replace("set parameters.truncate to true", "give --truncate")
+        return {"error": PROCESS_ENDED if outcome.ended_process else detail}
     common = {"truncated": outcome.truncated, "error": None}
     if isinstance(outcome, FillMaskResult):
         best = [mask.predictions[0] for mask in outcome.masks]

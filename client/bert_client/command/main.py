@@ -8,7 +8,6 @@ import importlib.metadata
 import io
 import json
 import os
-import re
 import signal
 import sys
 import time
@@ -18,6 +17,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from bert_client.command import file_job, output
+from bert_client.command.output import printable
 from bert_client.errors import BertServiceError, ConnectionFailedError, ProblemError, UnauthorizedError
 from bert_client.http.base import DEFAULT_URL, without_userinfo
 from bert_client.http.client import BertClient
@@ -25,13 +25,11 @@ from bert_client.http.retry import RetryPolicy
 from bert_client.results import FillMaskResult, LabelResult
 from bert_tables import FORMATS, LINE, Dialect, TableError, format_of
 
-_CONTROLS = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]")
-
 REFUSED, UNREACHABLE, INTERRUPTED = 1, 3, 130
 
 _EPILOG = """\
-exit codes: 0 answered (rows of a file may have an `error`), 1 the service refused or a file cannot be used,
-2 wrong usage, 3 the service cannot be reached, 130 interrupted"""
+exit codes: 0 answered (some rows of a file may have an `error`), 1 the service refused, a file cannot be used or all
+its rows have an `error`, 2 wrong usage, 3 the service cannot be reached, 130 interrupted"""
 _FILE_HELP = "answer every row of a CSV, TSV, JSONL, Parquet or text file, compressed or not; - is standard input"
 _OUTPUT_HELP = "output file; FILE.partial until complete, resumed by the same command [standard output]"
 _OVERWRITE_HELP = "replace an existing output, and FILE.partial if the job cannot go on with it (for scheduled jobs)"
@@ -87,13 +85,9 @@ def run(arguments: Sequence[str], environ: Mapping[str, str]) -> int:
         )
     except ValueError as error:
         parser.error(str(error))
-    code = 0
     try:
         with client:
-            if job:
-                file_job.run(job, _ask(client, given))
-            else:
-                code = _answer_texts(client, given)
+            code = _answer_file(client, given, job) if job else _answer_texts(client, given)
         print(end="", flush=True)
     except ConnectionFailedError as error:
         return _fail(str(error), UNREACHABLE)
@@ -113,13 +107,8 @@ def run(arguments: Sequence[str], environ: Mapping[str, str]) -> int:
 
 
 def _fail(message: str, code: int) -> int:
-    print(f"bert: {_printable(message)}", file=sys.stderr)
+    print(f"bert: {printable(message)}", file=sys.stderr)
     return code
-
-
-def _printable(text: str) -> str:
-    """With control characters as escapes of JSON: a service could send those of the terminal."""
-    return _CONTROLS.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
 
 
 def _sleep_with_notice(url: str) -> Callable[[float], None]:
@@ -147,6 +136,11 @@ def _ask(client: BertClient, given: argparse.Namespace) -> file_job.Ask:
     return functools.partial(stream, **options)
 
 
+def _answer_file(client: BertClient, given: argparse.Namespace, job: file_job.FileJob) -> int:
+    """Answer the rows of a file. Returns the exit code."""
+    return 0 if file_job.run(job, _ask(client, given)) else REFUSED
+
+
 def _answer_texts(client: BertClient, given: argparse.Namespace) -> int:
     """Print the answers, and what is refused to standard error. Returns the exit code."""
     output.use_utf_8()
@@ -158,7 +152,7 @@ def _answer_texts(client: BertClient, given: argparse.Namespace) -> int:
             code = _fail(f"{place}{result.at(None)}", REFUSED)
             continue
         if given.json:
-            print(_printable(json.dumps(asdict(result), ensure_ascii=False)))
+            print(printable(json.dumps(asdict(result), ensure_ascii=False)))
             continue
         if len(inputs) > 1:
             print(text)
@@ -169,9 +163,9 @@ def _answer_texts(client: BertClient, given: argparse.Namespace) -> int:
 def _lines(result: FillMaskResult | LabelResult) -> list[str]:
     """A result for people."""
     if isinstance(result, LabelResult):
-        return [f"{entry.score:8.4f}  {_printable(entry.label)}" for entry in result.predictions]
+        return [f"{entry.score:8.4f}  {printable(entry.label)}" for entry in result.predictions]
     entries = [entry for mask in result.masks for entry in mask.predictions]
-    return [f"{entry.score:8.4f}  {_printable(entry.token_str):<16}  {_printable(entry.sequence)}" for entry in entries]
+    return [f"{entry.score:8.4f}  {printable(entry.token_str):<16}  {printable(entry.sequence)}" for entry in entries]
 
 
 def _check_arguments(given: argparse.Namespace) -> None:

@@ -33,8 +33,14 @@ SAVE_CHARACTERS = 2**20
 
 OVERWRITE_ADVICE = "give --overwrite to begin again"
 
+_CONTROLS = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]")
 _ERRORS = "backslashreplace"
 """A lone surrogate, which JSON can have and UTF-8 cannot, is written as JSON's escape."""
+
+
+def printable(text: str) -> str:
+    """With control characters as escapes of JSON: a service could send those of the terminal."""
+    return _CONTROLS.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
 
 
 def use_utf_8() -> None:

@@ -267,6 +267,32 @@ def test_bert_file_is_answered_row_by_row(bert: Bert, tmp_path: Path) -> None:
     assert rows[3]["review"] == 'b "c",\nd'
 
 
+def test_bert_last_lines_say_why_rows_failed_and_which_option_helps(bert: Bert, tmp_path: Path) -> None:
+    (tmp_path / "texts.txt").write_text("a " * 100 + "\n" + "a " * 200 + "\n\ngood\n")
+    code, _, complaints = bert("sentiment", "--file", str(tmp_path / "texts.txt"))
+    summary, long, empty = complaints.splitlines()
+    assert (code, summary.partition(" error")[0]) == (0, "4 rows, 3 with an")
+    assert long.startswith("  2 such as: the input has 102 tokens")
+    assert long.endswith("; shorten it or give --truncate")
+    assert empty == "  1 such as: the text is empty"
+
+
+def test_bert_job_in_which_every_row_failed_ends_with_1(bert: Bert, tmp_path: Path) -> None:
+    source, target = tmp_path / "texts.txt", tmp_path / "scored.csv"
+    command = ("sentiment", "--file", str(source), "--output", str(target), "--overwrite")
+    for content, expected in (("\n\n", 1), ("\ngood\n", 0), ("", 0)):
+        source.write_text(content)
+        assert bert(*command)[0] == expected
+
+
+def test_bert_exit_code_counts_the_rows_of_earlier_runs(bert: Bert, tmp_path: Path) -> None:
+    source, target = tmp_path / "a.txt", tmp_path / "scored.csv"
+    stop_job(bert, source, target)
+    with serve(lambda inputs: invalid_inputs(dict.fromkeys(range(len(inputs)), "no mask"))) as echo:
+        code, _, complaints = bert("sentiment", "--file", str(source), "--output", str(target), "--url", echo.url)
+    assert (code, "100 rows, 44 with an error" in complaints) == (0, True)
+
+
 def test_bert_truncate_cuts_long_texts(bert: Bert, tmp_path: Path) -> None:
     (tmp_path / "texts.txt").write_text("a " * 100)
     _, output, _ = bert("sentiment", "--file", str(tmp_path / "texts.txt"), "--truncate", "--json")
@@ -1019,14 +1045,17 @@ def test_bert_rows_that_are_broken_cost_no_request(bert: Bert, tmp_path: Path) -
     assert len(echo.paths) == 1 + 4  # /info, and 30 rows in requests of 8
 
 
-def test_bert_file_of_invalid_rows_costs_few_requests(bert: Bert, tmp_path: Path) -> None:
+def test_bert_file_of_invalid_rows_costs_few_requests(
+    bert: Bert, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(file_job, "MAX_WAIT_SECONDS", PATIENCE)  # on a busy machine, the reader may wait
     source, target = tmp_path / "a.txt", tmp_path / "scored.tsv"
     texts = [f"text {n}" for n in range(3000)]
     source.write_text("\n".join(texts))
     with serve(lambda inputs: invalid_inputs({i: f"{one}: no mask" for i, one in enumerate(inputs)})) as echo:
         echo.limits |= {"max_client_batch": 512, "max_batch_tokens": 65536, "max_queue_tokens": 1_000_000}
         code, _, complaints = bert("sentiment", "--file", str(source), "--output", str(target), "--url", echo.url)
-    assert (code, complaints.partition(" error")[0]) == (0, "3,000 rows, 3,000 with an")
+    assert (code, complaints.partition(" error")[0]) == (1, "3,000 rows, 3,000 with an")
     rows = csv.DictReader(target.read_text().splitlines(), delimiter="\t")
     assert [row["error"] for row in rows] == [f"{text}: no mask" for text in texts]
     assert len(echo.paths) == 1 + 5 * 6 + 5  # /info; five requests of 512 texts, and one of 440
@@ -1278,7 +1307,7 @@ def test_bert_rows_on_standard_output_keep_the_error_of_a_process_that_ended(ber
     (tmp_path / "a.txt").write_text("poison\n")
     with serve(lambda _: process_ended()) as echo:
         code, output, _ = bert("sentiment", "--file", str(tmp_path / "a.txt"), "--url", echo.url)
-    assert (code, output.splitlines()[1:]) == (0, [f"poison\t\t\t\t{PROCESS_ENDED}"])
+    assert (code, output.splitlines()[1:]) == (1, [f"poison\t\t\t\t{PROCESS_ENDED}"])
     assert len(echo.paths) == 2
 
 
