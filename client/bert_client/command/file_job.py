@@ -17,12 +17,14 @@ from bert_client.command.output import OVERWRITE_ADVICE, RowWriter, StalePartial
 from bert_client.command.progress import Progress
 from bert_client.errors import BertServiceError, ProblemError
 from bert_client.http.calls import FLUSH
-from bert_client.results import FillMaskResult, LabelResult
+from bert_client.results import FillMaskResult, LabelResult, Model
 from bert_tables import Dialect, Row, Table, TableError, open_table
 
 Result = FillMaskResult | LabelResult
 Ask = Callable[[Iterable[Any]], Iterator[Result | ProblemError]]
 """One of the client's streams."""
+FindModel = Callable[[], Model | None]
+"""Asks the service for the model of the task."""
 
 LABEL_COLUMNS = ("label", "score", "truncated", "error")
 MASK_COLUMNS = ("words", "scores", "truncated", "error")
@@ -78,8 +80,11 @@ class FileJob:
         return len(self.columns) == 2 and self.question["task"] in ("sentiment", "classify")
 
 
-def run(job: FileJob, ask: Ask) -> bool:
+def run(job: FileJob, ask: Ask, find_model: FindModel = lambda: None) -> bool:
     """Answer every row. A row without an answer gets the reason in the column `error`.
+
+    Args:
+        find_model: Called once, before the first row is sent.
 
     Returns:
         Whether some row has an answer, or the file has no rows.
@@ -91,15 +96,15 @@ def run(job: FileJob, ask: Ask) -> bool:
     """
     can_begin_again = job.overwrite and Path(job.source).is_file()  # else it cannot be read twice
     try:
-        return _run(job, ask, resume=can_begin_again or not job.overwrite)
+        return _run(job, ask, find_model, resume=can_begin_again or not job.overwrite)
     except StalePartialFileError as error:
         if not can_begin_again:
             raise TableError(f"{error}; {OVERWRITE_ADVICE}") from error
         sys.stderr.write(f"{error}; beginning again\n")
-        return _run(job, ask, resume=False)
+        return _run(job, ask, find_model, resume=False)
 
 
-def _run(job: FileJob, ask: Ask, *, resume: bool) -> bool:
+def _run(job: FileJob, ask: Ask, find_model: FindModel, *, resume: bool) -> bool:
     progress = Progress(sys.stderr)
     with (
         open_table(job.source, format=job.source_format, dialect=job.dialect, progress=progress.read) as table,
@@ -126,7 +131,8 @@ def _run(job: FileJob, ask: Ask, *, resume: bool) -> bool:
             ((_, new),) = answer_rows([Row(0, cells)], read, ask, one_is_enough=job.takes_half_pairs)
             return new
 
-        output.begin(writer.header(), list(names.values()), (writer.note_left_out(row.cells) for row in inputs))
+        given = (writer.note_left_out(row.cells) for row in inputs)
+        output.begin(writer.header(), list(names.values()), given, find_model())
         progress.begin(output.rows, output.failed)
         progress.warn(table.warnings)
         try:

@@ -138,7 +138,8 @@ def _ask(client: BertClient, given: argparse.Namespace) -> file_job.Ask:
 
 def _answer_file(client: BertClient, given: argparse.Namespace, job: file_job.FileJob) -> int:
     """Answer the rows of a file. Returns the exit code."""
-    return 0 if file_job.run(job, _ask(client, given)) else REFUSED
+    is_answered = file_job.run(job, _ask(client, given), functools.partial(client.model, given.task))
+    return 0 if is_answered else REFUSED
 
 
 def _answer_texts(client: BertClient, given: argparse.Namespace) -> int:

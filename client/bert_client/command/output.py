@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO, TextIO
 
+from bert_client.results import Model
 from bert_tables import TableError, format_of
 from bert_tables.files import COMPRESSION_SUFFIXES
 
@@ -151,7 +152,13 @@ class Stream:
         self.rows = self.failed = 0
         self._stream = stream
 
-    def begin(self, header: str, added: Sequence[str], inputs: Iterator[Mapping[str, Any]]) -> None:  # noqa: ARG002
+    def begin(
+        self,
+        header: str,
+        added: Sequence[str],  # noqa: ARG002
+        inputs: Iterator[Mapping[str, Any]],  # noqa: ARG002
+        model: Model | None = None,  # noqa: ARG002
+    ) -> None:
         """Write the header."""
         self._stream.write(header)
 
@@ -230,17 +237,21 @@ class PartialFile:
         self._stderr.write(f"{self._path}: going on after {rows:,} rows\n")
         return note
 
-    def begin(self, header: str, added: Sequence[str], inputs: Iterator[Mapping[str, Any]]) -> None:
+    def begin(
+        self, header: str, added: Sequence[str], inputs: Iterator[Mapping[str, Any]], model: Model | None = None
+    ) -> None:
         """Write the header. If an earlier run has written rows, take as many inputs from the iterator instead.
 
         Args:
             added: The columns of the answers.
+            model: The one that answers, if it is known.
 
         Raises:
             StalePartialFileError: these are not the inputs that the earlier run has answered, or it has written other
-                columns.
+                columns, or had another model.
         """
         note, inputs_hash = self._state.note, self._state.inputs_hash
+        self._check_model(note, model)
         self._header = header.encode("utf-8", _ERRORS)
         is_same = note.setdefault("added", list(added)) == list(added)
         if self.rows and not (is_same and self._beginning(len(self._header)) == self._header):
@@ -257,6 +268,17 @@ class PartialFile:
             self._write_note(note)
         self._was_begun = True
         self._saver.start()
+
+    def _check_model(self, note: dict[str, Any], model: Model | None) -> None:
+        """Compare the model with that of an earlier run, and note it, if the service tells its hash."""
+        if model is None or model.sha256 is None:
+            return
+        known = note.setdefault("model", {"name": model.name, "sha256": model.sha256})
+        if known["sha256"] != model.sha256:
+            raise StalePartialFileError(
+                f"{self._path}: has {self.rows:,} rows of another model ({known['name']!r}, sha256 "
+                f"{known['sha256'][:12]}; now {model.name!r}, {model.sha256[:12]})"
+            )
 
     def add(self, given: Mapping[str, Any], line: str, *, failed: bool) -> None:
         """Write the line of an input."""

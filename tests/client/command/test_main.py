@@ -1153,15 +1153,59 @@ def test_bert_overwrite_replaces_a_stale_partial_file_and_an_old_output(
         command = ("sentiment", "--file", str(source), "--output", str(target), *flags, "--url", echo.url)
         code, _, complaint = bert(*command)
         assert (code, complaint) == (1, f"bert: {target}: exists already; give --overwrite to replace it\n")
+        assert echo.paths == []
         target.unlink()
         code, _, complaints = bert(*command)
         assert code == 1
         assert complaints.endswith(f"bert: {target}.partial: {fault}; give --overwrite to begin again\n")
-        assert echo.paths == []
+        assert "/sentiment" not in echo.paths
         code, _, complaints = bert(*command, "--overwrite")
     assert (code, f"{target}.partial: {fault}; beginning again\n" in complaints) == (0, True)
     assert [json.loads(line)["text"] for line in target.read_text().splitlines()] == rows
     assert sorted(file.name for file in tmp_path.iterdir()) == ["a.txt", "scored.jsonl"]
+
+
+def test_bert_another_model_does_not_go_on_with_a_partial_file(bert: Bert, tmp_path: Path) -> None:
+    source, target = tmp_path / "a.txt", tmp_path / "scored.csv"
+    command = ("classify", "--file", str(source), "--output", str(target), "--concurrency", "1")
+    source.write_text("".join(f"text {n}\n" for n in range(20)))
+    broken = problem_document(500, "internal_error", "broken", {})
+    with serve(lambda inputs: broken if "text 10" in inputs else None) as echo:
+        echo.models = [{"name": "old", "tasks": ["sentiment"], "sha256": "a" * 64}]
+        assert bert(*command, "--url", echo.url)[0] == 1
+        echo.models = [{"name": "new", "tasks": ["sentiment"], "sha256": "b" * 64}]
+        code, _, complaints = bert(*command, "--url", echo.url)
+        fault = f"{target}.partial: has 8 rows of another model ('old', sha256 {'a' * 12}; now 'new', {'b' * 12})"
+        assert (code, complaints.splitlines()[-1]) == (1, f"bert: {fault}; give --overwrite to begin again")
+        echo.refuse = lambda _: None
+        code, _, complaints = bert(*command, "--url", echo.url, "--overwrite")
+    assert (code, f"{fault}; beginning again" in complaints) == (0, True)
+    assert len(scored_rows(target)) == 20
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        (None, "a"),
+        ("a", None),
+        ("a", "a"),
+    ],
+    ids=["older note", "older service", "same model"],
+)
+def test_bert_goes_on_if_the_model_is_the_same_or_unknown(
+    bert: Bert, tmp_path: Path, before: str | None, after: str | None
+) -> None:
+    source, target = tmp_path / "a.txt", tmp_path / "scored.csv"
+    command = ("sentiment", "--file", str(source), "--output", str(target), "--concurrency", "1")
+    source.write_text("".join(f"text {n}\n" for n in range(20)))
+    broken = problem_document(500, "internal_error", "broken", {})
+    with serve(lambda inputs: broken if "text 10" in inputs else None) as echo:
+        echo.models = [{"name": "m", "tasks": ["sentiment"], "sha256": before}]
+        assert bert(*command, "--url", echo.url)[0] == 1
+        echo.models = [{"name": "m", "tasks": ["sentiment"], "sha256": after}] if after else []
+        echo.refuse = lambda _: None
+        code, _, complaints = bert(*command, "--url", echo.url)
+    assert (code, "going on after 8 rows" in complaints) == (0, True)
 
 
 def test_bert_overwrite_goes_on_with_a_partial_file_that_fits(bert: Bert, tmp_path: Path) -> None:
