@@ -118,7 +118,9 @@ def _run(job: FileJob, ask: Ask, find_model: FindModel, *, resume: bool) -> bool
         first = _first_rows(table, rows, read, may_pause=may_pause)
         columns = table.columns or tuple(dict.fromkeys(name for row in first for name in row.cells))
         names = {name: _free_name(job.prefix + name, columns) for name in job.new_columns}
-        writer = RowWriter(job.target_format, (*columns, *names.values()) if columns else ())
+        delimiters = {"csv": table.delimiter if table.format == "csv" else ",", "tsv": "\t"}
+        delimiter = delimiters.get(job.target_format)
+        writer = RowWriter(delimiter, (*columns, *names.values()) if columns else ())
         inputs = itertools.chain(first, rows)
 
         def written(cells: dict[str, Any], new: dict[str, Any]) -> str:
@@ -154,7 +156,7 @@ def _run(job: FileJob, ask: Ask, find_model: FindModel, *, resume: bool) -> bool
                 new = resender.new_cells(cells) if cells.get(names["error"]) == PROCESS_ENDED else None
                 return None if new is None else written(cells, new)
 
-            output.revise(job.target_format, PROCESS_ENDED, revised_line)
+            output.revise(delimiter, PROCESS_ENDED, revised_line)
             resender.summarize()
             progress.count_errors(PROCESS_ENDED, -resender.answered)
     if writer.left_out:

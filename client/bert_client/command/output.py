@@ -62,17 +62,17 @@ class RowWriter:
     """Turns rows into lines of text.
 
     Args:
-        form: One of `FORMATS`.
+        delimiter: Of a CSV or TSV file; None for JSON lines.
         columns: Of a CSV or TSV file. Other columns of its rows are left out.
     """
 
-    def __init__(self, form: str, columns: Sequence[str]) -> None:
+    def __init__(self, delimiter: str | None, columns: Sequence[str]) -> None:
         self.left_out: set[str] = set()
         """Columns that were left out."""
-        self._is_json = form == "jsonl"
+        self._is_json = delimiter is None
         self._columns = columns
         self._line = ""
-        self._csv = csv.writer(self, delimiter="," if form == "csv" else "\t")
+        self._csv = csv.writer(self, delimiter=delimiter or ",")
 
     def header(self) -> str:
         """The first line, if the format has one."""
@@ -101,9 +101,9 @@ class RowWriter:
         self._line = line.removesuffix("\r\n") + "\n"
 
 
-def written_rows(lines: Iterable[str], form: str) -> Iterator[tuple[str, dict[str, Any]]]:
+def written_rows(lines: Iterable[str], delimiter: str | None) -> Iterator[tuple[str, dict[str, Any]]]:
     """The rows that a `RowWriter` has written, each as it is in the file and as cells. A header has no cells."""
-    if form == "jsonl":
+    if delimiter is None:
         for line in lines:
             yield line, json.loads(line)
         return
@@ -115,7 +115,7 @@ def written_rows(lines: Iterable[str], form: str) -> Iterator[tuple[str, dict[st
             yield line
 
     columns: list[str] = []
-    for record in csv.reader(noted(), delimiter="," if form == "csv" else "\t"):
+    for record in csv.reader(noted(), delimiter=delimiter):
         yield "".join(read), dict(zip(columns, record, strict=True)) if columns else {}
         columns = columns or record
         read.clear()
@@ -170,7 +170,7 @@ class Stream:
         """Pass all lines on."""
         self._stream.flush()
 
-    def revise(self, form: str, marker: str, revised_line: RevisedLine) -> None:
+    def revise(self, delimiter: str | None, marker: str, revised_line: RevisedLine) -> None:
         """Do nothing: what is written cannot be changed."""
 
 
@@ -291,20 +291,20 @@ class PartialFile:
     def flush(self) -> None:
         """Do nothing: a thread saves the lines."""
 
-    def revise(self, form: str, marker: str, revised_line: RevisedLine) -> None:
+    def revise(self, delimiter: str | None, marker: str, revised_line: RevisedLine) -> None:
         """Replace lines that hold a marker, when all are added.
 
         The new lines are in another file than those before, so an interrupt loses the new ones only.
 
         Args:
-            form: One of `FORMATS`.
+            delimiter: That of the `RowWriter`.
         """
         self.close()
         with self._open_text(self._path, "rt") as file:
             if not any(marker in line for line in file):
                 return
         with self._open_text(self._path, "rt") as file, self._open_text(self._revised, "wt") as revised:
-            for line, cells in written_rows(file, form):
+            for line, cells in written_rows(file, delimiter):
                 new = revised_line(cells) if marker in line else None
                 revised.write(line if new is None else new)
         with self._revised.open("ab") as written:

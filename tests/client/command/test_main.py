@@ -633,6 +633,41 @@ def test_bert_lines_that_seem_to_be_a_table_are_refused(bert: Bert, tmp_path: Pa
     assert (code, len(output.splitlines())) == (0, 1 + len(lines.splitlines()))
 
 
+@pytest.mark.parametrize(
+    ("source", "flags", "target", "delimiter"),
+    [
+        ("a.csv", (), "out.csv", ";"),
+        ("a.csv", ("--delimiter", ";"), "out.csv.gz", ";"),
+        ("a.csv", (), "out.tsv", "\t"),
+        ("a.tsv", (), "out.csv", ","),
+    ],
+)
+def test_bert_csv_output_has_the_delimiter_of_a_csv_input(
+    bert: Bert, tmp_path: Path, source: str, flags: tuple[str, ...], target: str, delimiter: str
+) -> None:
+    (tmp_path / source).write_text('id;text\n1;"a; b"\n2;c, d\n')
+    command = ("sentiment", "--file", str(tmp_path / source), "--output", str(tmp_path / target), *flags)
+    assert bert(*command)[0] == 0
+    content = (tmp_path / target).read_bytes()
+    text = (gzip.decompress(content) if target.endswith("gz") else content).decode()
+    rows = list(csv.reader(io.StringIO(text, newline=""), delimiter=delimiter))
+    assert [row[:3] for row in rows] == [["id", "text", "label"], ["1", "a; b", "POSITIVE"], ["2", "c, d", "POSITIVE"]]
+
+
+def test_bert_semicolon_file_goes_on_and_sends_rows_again(bert: Bert, tmp_path: Path, pauses: list[float]) -> None:
+    source, target = tmp_path / "a.csv", tmp_path / "scored.csv"
+    source.write_text("id;text\n" + "".join(f"{n};text {n}\n" for n in range(20)))
+    command = ("sentiment", "--file", str(source), "--output", str(target), "--concurrency", "1")
+    broken = problem_document(500, "internal_error", "broken", {})
+    with serve(lambda inputs: broken if "text 10" in inputs else None) as echo:
+        assert bert(*command, "--url", echo.url)[0] == 1
+        echo.refuse = lambda inputs: process_ended() if "text 12" in inputs and inputs[1:] else None
+        code, _, complaints = bert(*command, "--url", echo.url)
+    assert (code, "going on after 8 rows" in complaints, len(pauses)) == (0, True, 1)
+    rows = list(csv.DictReader(io.StringIO(target.read_text()), delimiter=";"))
+    assert [row["label"] for row in rows] == [f"text {n}" for n in range(20)]
+
+
 def test_bert_masks_of_a_file_are_filled(bert: Bert, tmp_path: Path) -> None:
     (tmp_path / "texts.tsv").write_text("text\nthe [MASK] was [MASK]\nno mask\n")
     _, output, _ = bert("fill-mask", "--file", str(tmp_path / "texts.tsv"), "--targets", "film")
