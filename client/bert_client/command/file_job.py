@@ -18,7 +18,7 @@ from bert_client.command.progress import Progress
 from bert_client.errors import BertServiceError, ProblemError
 from bert_client.http.calls import FLUSH
 from bert_client.results import FillMaskResult, LabelResult, Model
-from bert_tables import Dialect, Row, Table, TableError, open_table
+from bert_tables import Dialect, Row, Table, TableError, is_missing, open_table
 
 Result = FillMaskResult | LabelResult
 Ask = Callable[[Iterable[Any]], Iterator[Result | ProblemError]]
@@ -220,14 +220,21 @@ def check_row(row: Row, read: Collection[str], new: Collection[str], *, one_is_e
     `one_is_enough`: another text may be missing.
     """
     fault = row.fault
-    present = any(isinstance(row.cells.get(column), str) for column in read)
+    may_lack = one_is_enough and not all(is_missing(row.cells.get(column)) for column in read)
     for column in read:
-        is_missing = row.cells.get(column) is None and one_is_enough and present
-        if fault is None and not is_missing and not isinstance(row.cells.get(column), str):
-            fault = f"the field {column!r} is not {'text' if column in row.cells else 'there'}"
+        if fault is None and not (may_lack and is_missing(row.cells.get(column))):
+            fault = _text_fault(column, row.cells)
     if taken := next((name for name in new if name in row.cells), None):
         fault = fault or f"the field {taken!r} is not in the first rows, so the answers have its name: give --prefix"
     return Row(row.number, row.cells, fault)
+
+
+def _text_fault(column: str, cells: Mapping[str, Any]) -> str | None:
+    if column not in cells:
+        return f"the field {column!r} is not there"
+    if is_missing(cells[column]):
+        return f"the field {column!r} is empty"
+    return None if isinstance(cells[column], str) else f"the field {column!r} is not text"
 
 
 class _Reader:
@@ -317,7 +324,7 @@ def answer_rows(
             waiting.append(row)
             texts = tuple(row.cells.get(column) for column in read)
             if one_is_enough and not row.fault:
-                texts = tuple(text for text in texts if text and not text.isspace()) or texts
+                texts = tuple(text for text in texts if not is_missing(text))
             yield None if row.fault else texts[0] if len(texts) == 1 else texts  # None keeps the row's place
 
     for outcome in ask(inputs()):

@@ -166,7 +166,7 @@ def test_bert_works_where_only_httpx_is_installed(url: str) -> None:
     assert done.stdout.splitlines() == [
         "text\tlabel\tscore\ttruncated\terror",
         "good\tPOSITIVE\t0.75\tfalse\t",
-        "\t\t\t\tthe text is empty",
+        "\t\t\t\tthe field 'text' is empty",
         "bad\tPOSITIVE\t0.75\tfalse\t",
     ]
     assert done.stderr.startswith("3 rows, 1 with an error")
@@ -261,7 +261,7 @@ def test_bert_file_is_answered_row_by_row(bert: Bert, tmp_path: Path) -> None:
     assert [row["label"] for row in rows] == ["1", "0", "1", "0", "y", "0"]  # the file's own
     assert [row["predicted_label"] for row in rows] == ["POSITIVE", "", "", "POSITIVE", "", "POSITIVE"]
     assert [row["error"].split(",")[0] for row in rows] == [
-        *("", "the text is empty", "the input has 102 tokens", ""),
+        *("", "the field 'review' is empty", "the input has 102 tokens", ""),
         *("the row has 4 cells", ""),
     ]
     assert rows[3]["review"] == 'b "c",\nd'
@@ -274,7 +274,7 @@ def test_bert_last_lines_say_why_rows_failed_and_which_option_helps(bert: Bert, 
     assert (code, summary.partition(" error")[0]) == (0, "4 rows, 3 with an")
     assert long.startswith("  2 such as: the input has 102 tokens")
     assert long.endswith("; shorten it or give --truncate")
-    assert empty == "  1 such as: the text is empty"
+    assert empty == "  1 such as: the field 'text' is empty"
 
 
 def test_bert_job_in_which_every_row_failed_ends_with_1(bert: Bert, tmp_path: Path) -> None:
@@ -333,10 +333,27 @@ def test_bert_review_without_a_title_or_a_body_is_one_text(bert: Bert, tmp_path:
         ("b", None),
         ("a", None),
         ("b", None),
-        (" |", None),  # for the service to refuse
-        (None, "the field 'title' is not text"),
+        (None, "the field 'title' is empty"),
+        (None, "the field 'title' is empty"),
         (None, "the field 'title' is not text"),
     ]
+
+
+def test_bert_missing_text_is_not_sent(bert: Bert, tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("title,body\n\\N,good\n\\N,\\N\ngood, \nNA,-\n")
+    (tmp_path / "a.jsonl").write_text('{"text": NaN}\n{"text": " \\\\N "}\n{"text": null}\n{"text": ""}\n')
+    with serve() as echo:
+        columns = ("--column", "title", "--pair-column", "body", "--json", "--url", echo.url)
+        _, output, _ = bert("sentiment", "--file", str(tmp_path / "a.csv"), *columns)
+        assert [(row["label"], row["error"]) for row in map(json.loads, output.splitlines())] == [
+            ("good", None),
+            (None, "the field 'title' is empty"),
+            ("good", None),
+            ("NA|-", None),  # these may be answers
+        ]
+        code, output, _ = bert("sentiment", "--file", str(tmp_path / "a.jsonl"), "--url", echo.url)
+        assert (code, echo.paths.count("/sentiment")) == (1, 1)
+    assert {json.loads(line)["error"] for line in output.splitlines()} == {"the field 'text' is empty"}
 
 
 def test_bert_lone_surrogate_costs_its_row_only(bert: Bert, tmp_path: Path) -> None:
@@ -589,9 +606,9 @@ def test_bert_one_column_has_as_many_rows_out_as_in(bert: Bert, tmp_path: Path) 
     rows = list(csv.DictReader(io.StringIO(output)))
     assert [(row["text"], row["error"]) for row in rows] == [
         ("good", ""),
-        ("", "the text is empty"),
+        ("", "the field 'text' is empty"),
         ("bad", ""),
-        ("", "the text is empty"),
+        ("", "the field 'text' is empty"),
     ]
 
 
@@ -604,7 +621,7 @@ def test_bert_parquet_is_read_and_answered_as_json_lines(bert: Bert, tmp_path: P
     code, output, _ = bert("sentiment", "--file", str(tmp_path / "a.parquet"))
     first, second = map(json.loads, output.splitlines())
     assert (code, first["label"], first["when"]) == (0, "POSITIVE", "2024-01-02")
-    assert second["error"] == "the field 'text' is not text"
+    assert second["error"] == "the field 'text' is empty"
     rows = [{"text": b"good", "score": float("nan"), "mix": [float("inf")]}, {"text": b"\xff", "score": 1.5}]
     parquet.write_table(pyarrow.Table.from_pylist(rows), tmp_path / "bytes.parquet")
     _, output, _ = bert("sentiment", "--file", str(tmp_path / "bytes.parquet"), "--prefix", "our_")
@@ -1303,9 +1320,10 @@ def test_bert_rows_whose_request_ended_the_process_are_sent_again_one_by_one(
         "sending again, one by one, the rows whose request ended the inference process",
         "7 of 8 such rows have an answer now",
     ]
-    assert complaints.splitlines()[2].startswith("30 rows, 1 with an error")
+    assert complaints.splitlines()[2].startswith("30 rows, 2 with an error")
     expected = [(text, text, "") for text in texts]
     expected[11] = ("poison", "", PROCESS_ENDED)
+    expected[20] = ("", "", "the field 'text' is empty")
     assert scored_rows(target) == expected
     assert len(echo.paths) == 1 + 4 + 8  # /info, 30 rows in requests of 8, and 8 rows one by one
     assert pauses == [file_job.RESEND_PAUSE_SECONDS] * 2
