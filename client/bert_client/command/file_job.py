@@ -27,6 +27,8 @@ FindModel = Callable[[], Model | None]
 """Asks the service for the model of the task."""
 
 LABEL_COLUMNS = ("label", "score", "truncated", "error")
+SCORES = "scores"
+"""The field of all labels with their scores in JSON lines. A table has a column per label instead."""
 MASK_COLUMNS = ("words", "scores", "truncated", "error")
 FIRST_ROWS = 100
 """JSON lines have no header: so many rows tell the columns."""
@@ -58,7 +60,7 @@ class FileJob:
     columns: tuple[str, ...]
     """The column of the texts, or the two of the pairs; names or numbers."""
     new_columns: tuple[str, ...]
-    """`LABEL_COLUMNS` or `MASK_COLUMNS`."""
+    """`LABEL_COLUMNS` or `MASK_COLUMNS`; with all labels in JSON lines, also `SCORES`."""
     prefix: str
     """Before the names of the new columns."""
     dialect: Dialect
@@ -78,6 +80,11 @@ class FileJob:
     def takes_half_pairs(self) -> bool:
         """Whether a pair of which one text is empty is answered as one text: a review may lack a title or a body."""
         return len(self.columns) == 2 and self.question["task"] in ("sentiment", "classify")
+
+    @property
+    def writes_best_label(self) -> bool:
+        """Whether other labels of the model are left out."""
+        return self.question["task"] in ("sentiment", "classify") and not self.question["all_labels"]
 
 
 def run(job: FileJob, ask: Ask, find_model: FindModel = lambda: None) -> bool:
@@ -117,14 +124,19 @@ def _run(job: FileJob, ask: Ask, find_model: FindModel, *, resume: bool) -> bool
         may_pause = table.size is None and job.target_format == "jsonl"
         first = _first_rows(table, rows, read, may_pause=may_pause)
         columns = table.columns or tuple(dict.fromkeys(name for row in first for name in row.cells))
+        model = find_model()
         names = {name: _free_name(job.prefix + name, columns) for name in job.new_columns}
+        taken = (*columns, *names.values())
+        labels = {label: _free_name(job.prefix + label, taken) for label in _label_columns(job, model)}
+        added = [*names.values(), *labels.values()]
         delimiters = {"csv": table.delimiter if table.format == "csv" else ",", "tsv": "\t"}
         delimiter = delimiters.get(job.target_format)
-        writer = RowWriter(delimiter, (*columns, *names.values()) if columns else ())
+        writer = RowWriter(delimiter, (*columns, *added) if columns else ())
         inputs = itertools.chain(first, rows)
 
         def written(cells: dict[str, Any], new: dict[str, Any]) -> str:
             answer = {names[name]: _joined(new.get(name), job.target_format) for name in names}
+            answer |= {labels[label]: new.get(SCORES, {}).get(label) for label in labels}
             if new["error"] is not None:  # it may have cells of its own where answers are written
                 answer |= cells | {names["error"]: new["error"]}
             return writer.row(cells | answer)
@@ -134,11 +146,13 @@ def _run(job: FileJob, ask: Ask, find_model: FindModel, *, resume: bool) -> bool
             return new
 
         given = (writer.note_left_out(row.cells) for row in inputs)
-        output.begin(writer.header(), list(names.values()), given, find_model())
+        output.begin(writer.header(), added, given, model)
         progress.begin(output.rows, output.failed)
         progress.warn(table.warnings)
+        if job.writes_best_label and model and model.problem_type == "multi_label_classification":
+            sys.stderr.write("a text may have several labels: only the best is written; --all-labels writes all\n")
         try:
-            checked = (check_row(row, read, names.values(), one_is_enough=job.takes_half_pairs) for row in inputs)
+            checked = (check_row(row, read, added, one_is_enough=job.takes_half_pairs) for row in inputs)
             ahead = read_ahead(checked, output.flush)
             for row, new in answer_rows(ahead, read, ask, one_is_enough=job.takes_half_pairs):
                 output.add(row.cells, written(row.cells, new), failed=new["error"] is not None)
@@ -339,9 +353,24 @@ def new_cells(outcome: Result | ProblemError) -> dict[str, Any]:
         return {"error": PROCESS_ENDED if outcome.ended_process else detail}
     common = {"truncated": outcome.truncated, "error": None}
     if isinstance(outcome, FillMaskResult):
-        best = [mask.predictions[0] for mask in outcome.masks]
-        return {"words": [one.token_str for one in best], "scores": [round(one.score, 6) for one in best], **common}
-    return {"label": outcome.predictions[0].label, "score": round(outcome.predictions[0].score, 6), **common}
+        words = [mask.predictions[0] for mask in outcome.masks]
+        return {"words": [one.token_str for one in words], "scores": [round(one.score, 6) for one in words], **common}
+    scores = {one.label: round(one.score, 6) for one in outcome.predictions}
+    best = outcome.predictions[0].label
+    return {"label": best, "score": scores[best], SCORES: scores, **common}
+
+
+def _label_columns(job: FileJob, model: Model | None) -> list[str]:
+    """The labels that get a column each.
+
+    Raises:
+        TableError: the service does not tell its labels.
+    """
+    if not job.question["all_labels"] or job.target_format == "jsonl":
+        return []
+    if model is None or model.labels is None:
+        raise TableError("/info does not tell the labels, which become columns; write JSON lines (--json)")
+    return model.labels
 
 
 def _joined(cell: Any, form: str) -> Any:

@@ -132,7 +132,7 @@ def _ask(client: BertClient, given: argparse.Namespace) -> file_job.Ask:
     stream = getattr(client, f"{given.task.replace('-', '_')}_stream")
     options = {name: getattr(given, name) for name in given.options}
     if given.file and "top_k" in options:
-        options["top_k"] = 1
+        options["top_k"] = None if getattr(given, "all_labels", False) else 1
     return functools.partial(stream, **options)
 
 
@@ -178,6 +178,8 @@ def _check_arguments(given: argparse.Namespace) -> None:
     for number, text in enumerate(given.texts, 1):
         if any("\udc80" <= character <= "\udcff" for character in text):  # how Python reads other bytes
             raise ValueError(f"text {number} is not in the encoding of this terminal ({sys.getfilesystemencoding()})")
+    if given.texts and getattr(given, "all_labels", False):
+        raise ValueError("--all-labels goes with --file")
     if given.texts and given.output != "-":
         raise ValueError("--output goes with --file")
     if given.texts and given.task == "next-sentence" and len(given.texts) != 2:
@@ -195,7 +197,8 @@ def _job(given: argparse.Namespace) -> file_job.FileJob:
     )
     form = given.format or format_of(given.file, dialect)
     if getattr(given, "top_k", None) is not None:
-        raise ValueError("--top-k goes with texts")
+        advice = "; for the scores of all labels, give --all-labels" * hasattr(given, "all_labels")
+        raise ValueError(f"--top-k goes with texts{advice}")
     if form == "lines" and given.task == "next-sentence":
         raise ValueError("pairs need a file with two columns: CSV, TSV, JSONL or Parquet; see --format")
     if Path(given.output).suffix and not output.has_output_suffix(given.output):
@@ -209,17 +212,21 @@ def _job(given: argparse.Namespace) -> file_job.FileJob:
         raise ValueError(f"the output is the file that is read ({given.file}): write to another one")
     named = None if given.output == "-" else format_of(given.output)
     target = "jsonl" if given.json else named or form
+    target = {"lines": "tsv", "parquet": "jsonl"}.get(target, target) if target else "jsonl"
     pair_column = getattr(given, "pair_column", None)
+    all_labels = getattr(given, "all_labels", None) or None  # notes of older versions lack it
+    new_columns = file_job.MASK_COLUMNS if given.task == "fill-mask" else file_job.LABEL_COLUMNS
+    options = {"targets": getattr(given, "targets", None), "truncate": given.truncate, "all_labels": all_labels}
     return file_job.FileJob(
         source=given.file,
         target=given.output,
         source_format=given.format,
-        target_format={"lines": "tsv", "parquet": "jsonl"}.get(target, target) if target else "jsonl",
+        target_format=target,
         columns=(given.column, pair_column) if pair_column else (given.column,),
-        new_columns=file_job.MASK_COLUMNS if given.task == "fill-mask" else file_job.LABEL_COLUMNS,
+        new_columns=(*new_columns, file_job.SCORES) if all_labels and target == "jsonl" else new_columns,
         prefix=given.prefix,
         dialect=dialect,
-        question={"task": given.task, "targets": getattr(given, "targets", None), "truncate": given.truncate},
+        question={"task": given.task, **options},
         overwrite=given.overwrite,
     )
 
@@ -255,6 +262,7 @@ def _parser(environ: Mapping[str, str]) -> argparse.ArgumentParser:
     task.add_argument("--pair-column", default="text_pair", metavar="NAME", help="column of second texts [text_pair]")
     for name, summary in {"sentiment": "are texts positive or negative?", "classify": "which label fits?"}.items():
         task = add(name, summary, "a text", "top_k")
+        task.add_argument("--all-labels", action="store_true", help="with --file: the scores of all labels")
         task.add_argument("--pair-column", metavar="NAME", help="column of the body, if --column is the title")
     return parser
 

@@ -685,6 +685,72 @@ def test_bert_semicolon_file_goes_on_and_sends_rows_again(bert: Bert, tmp_path: 
     assert [row["label"] for row in rows] == [f"text {n}" for n in range(20)]
 
 
+def test_bert_all_labels_of_a_table_are_columns(bert: Bert, tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("text\ngood\n\n")
+    command = ("sentiment", "--file", str(tmp_path / "a.csv"), "--all-labels", "--prefix", "our_")
+    code, output, _ = bert(*command)
+    header, good, empty = csv.reader(output.splitlines())
+    assert (code, header[5:]) == (0, ["our_NEGATIVE", "our_POSITIVE"])
+    assert good == ["good", "POSITIVE", "0.75", "false", "", "0.25", "0.75"]
+    assert empty[4:] == ["the field 'text' is empty", "", ""]
+
+
+def test_bert_all_labels_in_json_lines_are_an_object(bert: Bert, tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("text\ngood\n\n")
+    command = ("classify", "--file", str(tmp_path / "a.csv"), "--all-labels", "--prefix", "our_", "--json")
+    code, output, _ = bert(*command)
+    good, empty = map(json.loads, output.splitlines())
+    assert (code, list(good)) == (0, ["text", "our_label", "our_score", "our_truncated", "our_error", "our_scores"])
+    assert (good["our_label"], good["our_scores"]) == ("POSITIVE", {"POSITIVE": 0.75, "NEGATIVE": 0.25})
+    assert empty["our_scores"] is None
+
+
+def test_bert_label_with_the_name_of_a_column_gets_another(bert: Bert, tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("text\nerror\n")
+    with serve() as echo:
+        echo.models = [{"name": "m", "tasks": ["sentiment"], "labels": ["text", "error"]}]
+        _, output, _ = bert("sentiment", "--file", str(tmp_path / "a.csv"), "--all-labels", "--url", echo.url)
+    assert list(csv.reader(output.splitlines())) == [
+        ["text", "label", "score", "truncated", "error", "predicted_text", "predicted_error"],
+        ["error", "error", "1", "false", "", "", "1"],
+    ]
+
+
+def test_bert_all_labels_of_a_service_that_does_not_tell_them_are_refused(bert: Bert, tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("text\ngood\n")
+    command = ("sentiment", "--file", str(tmp_path / "a.csv"), "--all-labels")
+    with serve() as echo:
+        code, _, complaint = bert(*command, "--url", echo.url)
+        assert (code, complaint) == (
+            1,
+            "bert: /info does not tell the labels, which become columns; write JSON lines (--json)\n",
+        )
+        code, output, _ = bert(*command, "--json", "--url", echo.url)
+    assert (code, json.loads(output)["scores"]) == (0, {"good": 1})
+
+
+@pytest.mark.parametrize(("flags", "notices"), [((), 1), (("--all-labels",), 0)])
+def test_bert_file_says_that_labels_of_a_multi_label_model_are_left_out(
+    bert: Bert, tmp_path: Path, flags: tuple[str, ...], notices: int
+) -> None:
+    (tmp_path / "a.csv").write_text("text\ngood\nbad\n")
+    with serve() as echo:
+        echo.models = [
+            {"name": "m", "tasks": ["sentiment"], "labels": ["A"], "problem_type": "multi_label_classification"}
+        ]
+        command = ("classify", "--file", str(tmp_path / "a.csv"), "--url", echo.url, *flags)
+        code, _, complaints = bert(*command)
+    assert (code, complaints.count("only the best is written; --all-labels writes all")) == (0, notices)
+
+
+def test_bert_top_k_with_a_file_names_all_labels(bert: Bert) -> None:
+    code, _, complaint = bert("sentiment", "--file", "a.csv", "--top-k", "2")
+    assert (code, "for the scores of all labels, give --all-labels" in complaint) == (2, True)
+    code, _, complaint = bert("fill-mask", "--file", "a.csv", "--top-k", "2")
+    assert (code, "--all-labels" in complaint) == (2, False)
+    assert bert("sentiment", "good", "--all-labels")[0] == 2
+
+
 def test_bert_masks_of_a_file_are_filled(bert: Bert, tmp_path: Path) -> None:
     (tmp_path / "texts.tsv").write_text("text\nthe [MASK] was [MASK]\nno mask\n")
     _, output, _ = bert("fill-mask", "--file", str(tmp_path / "texts.tsv"), "--targets", "film")
