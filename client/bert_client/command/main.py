@@ -16,7 +16,7 @@ from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 
-from bert_client.command import file_job, output
+from bert_client.command import file_job, inputs, output
 from bert_client.command.output import printable
 from bert_client.errors import BertServiceError, ConnectionFailedError, ProblemError, UnauthorizedError
 from bert_client.http.base import DEFAULT_URL, without_userinfo
@@ -30,8 +30,14 @@ REFUSED, UNREACHABLE, INTERRUPTED = 1, 3, 130
 _EPILOG = """\
 exit codes: 0 answered (some rows of a file may have an `error`), 1 the service refused, a file cannot be used or all
 its rows have an `error`, 2 wrong usage, 3 the service cannot be reached, 130 interrupted"""
-_FILE_HELP = "answer every row of a CSV, TSV, JSONL, Parquet or text file, compressed or not; - is standard input"
-_OUTPUT_HELP = "output file; FILE.partial until complete, resumed by the same command [standard output]"
+_FILE_HELP = (
+    "answer every row of CSV, TSV, JSONL, Parquet or text files, compressed or not, or of the files in folders; "
+    "- is standard input"
+)
+_OUTPUT_HELP = (
+    "output file, or a folder for several inputs; FILE.partial until complete, resumed by the same command "
+    "[standard output]"
+)
 _OVERWRITE_HELP = "replace an existing output, and FILE.partial if the job cannot go on with it (for scheduled jobs)"
 _COLUMN_HELP = "column or field to read: its name or its number [text]"
 
@@ -74,20 +80,20 @@ def run(arguments: Sequence[str], environ: Mapping[str, str]) -> int:
     given = parser.parse_args(arguments)
     try:
         _check_arguments(given)
-        job = _job(given) if given.file else None
+        jobs = _jobs(given) if given.file else []
         client = BertClient(
             given.url,
             api_key=given.api_key,
             timeout=given.timeout,
             concurrency=given.concurrency,
-            retry=FILE_RETRY if job else INTERACTIVE_RETRY,
-            sleep=_sleep_with_notice(without_userinfo(given.url)) if job else None,
+            retry=FILE_RETRY if jobs else INTERACTIVE_RETRY,
+            sleep=_sleep_with_notice(without_userinfo(given.url)) if jobs else None,
         )
     except ValueError as error:
         parser.error(str(error))
     try:
         with client:
-            code = _answer_file(client, given, job) if job else _answer_texts(client, given)
+            code = _answer_files(client, given, jobs) if jobs else _answer_texts(client, given)
         print(end="", flush=True)
     except ConnectionFailedError as error:
         return _fail(str(error), UNREACHABLE)
@@ -136,26 +142,44 @@ def _ask(client: BertClient, given: argparse.Namespace) -> file_job.Ask:
     return functools.partial(stream, **options)
 
 
-def _answer_file(client: BertClient, given: argparse.Namespace, job: file_job.FileJob) -> int:
-    """Answer the rows of a file. Returns the exit code."""
-    is_answered = file_job.run(job, _ask(client, given), functools.partial(client.model, given.task))
-    return 0 if is_answered else REFUSED
+def _answer_files(client: BertClient, given: argparse.Namespace, jobs: Sequence[file_job.FileJob]) -> int:
+    """Answer the rows of each file, also after a file that cannot be used. Returns the exit code."""
+    code = 0
+    in_folder = inputs.writes_folder(given.file, given.output)
+    for job in jobs:
+        if in_folder and not _begin_file(job):
+            continue
+        try:
+            is_answered = file_job.run(job, _ask(client, given), functools.partial(client.model, given.task))
+            code = code if is_answered else REFUSED
+        except TableError as error:
+            code = _fail(str(error), REFUSED)
+    return code
+
+
+def _begin_file(job: file_job.FileJob) -> bool:
+    """Say which file of several comes next, and make the folder of its output. Returns whether it is to be answered."""
+    target = Path(job.target)
+    is_done = not job.overwrite and target.is_file() and target.stat().st_size > 0
+    print(f"{job.source}:" + f" skipped, because {target} exists" * is_done, file=sys.stderr)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    return not is_done
 
 
 def _answer_texts(client: BertClient, given: argparse.Namespace) -> int:
     """Print the answers, and what is refused to standard error. Returns the exit code."""
     output.use_utf_8()
-    inputs = [tuple(given.texts)] if given.task == "next-sentence" else given.texts
+    texts = [tuple(given.texts)] if given.task == "next-sentence" else given.texts
     code = 0
-    for number, (text, result) in enumerate(zip(inputs, _ask(client, given)(inputs), strict=True), 1):
+    for number, (text, result) in enumerate(zip(texts, _ask(client, given)(texts), strict=True), 1):
         if isinstance(result, ProblemError):
-            place = f"text {number}: " if len(inputs) > 1 else ""
+            place = f"text {number}: " if len(texts) > 1 else ""
             code = _fail(f"{place}{result.at(None)}", REFUSED)
             continue
         if given.json:
             print(printable(json.dumps(asdict(result), ensure_ascii=False)))
             continue
-        if len(inputs) > 1:
+        if len(texts) > 1:
             print(text)
         print(*_lines(result), sep="\n")
     return code
@@ -186,48 +210,66 @@ def _check_arguments(given: argparse.Namespace) -> None:
         raise ValueError("next-sentence takes two texts")
 
 
-def _job(given: argparse.Namespace) -> file_job.FileJob:
-    """The job of `--file`. Raises ValueError if the arguments do not fit together."""
-    dialect = Dialect(
-        header=not given.no_header,
-        delimiter=given.delimiter,
-        quote=given.quote,
-        escape=given.escape,
-        encoding=given.encoding,
-    )
-    form = given.format or format_of(given.file, dialect)
+def _jobs(given: argparse.Namespace) -> list[file_job.FileJob]:
+    """The jobs of `--file`, one per file. Raises ValueError if the arguments do not fit together."""
+    if not inputs.writes_folder(given.file, given.output):
+        return [_job(given, given.file[0], given.output)]
+    jobs: dict[str, file_job.FileJob] = {}
+    for source, path in inputs.input_files(given.file, given.output):
+        target = str(Path(given.output, f"{path}.{_target_format(given, source, '-')}"))
+        if target in jobs:
+            raise ValueError(f"{jobs[target].source} and {source} have the same output {target}: rename one of them")
+        jobs[target] = _job(given, source, target)
+    return list(jobs.values())
+
+
+def _job(given: argparse.Namespace, source: str, target: str) -> file_job.FileJob:
+    """The job of a file. Raises ValueError if the arguments do not fit together."""
     if getattr(given, "top_k", None) is not None:
         advice = "; for the scores of all labels, give --all-labels" * hasattr(given, "all_labels")
         raise ValueError(f"--top-k goes with texts{advice}")
-    if form == "lines" and given.task == "next-sentence":
+    if given.task == "next-sentence" and (given.format or format_of(source, _dialect(given))) == "lines":
         raise ValueError("pairs need a file with two columns: CSV, TSV, JSONL or Parquet; see --format")
-    if Path(given.output).suffix and not output.has_output_suffix(given.output):
-        raise ValueError(
-            f"{given.output} cannot be written: end it in .csv, .tsv or .jsonl, or in one of these and .gz"
-        )
-    source = "/dev/stdin" if given.file == "-" else given.file
-    written = "/dev/stdout" if given.output == "-" else given.output
+    if Path(target).suffix and not output.has_output_suffix(target):
+        raise ValueError(f"{target} cannot be written: end it in .csv, .tsv or .jsonl, or in one of these and .gz")
+    read = "/dev/stdin" if source == "-" else source
+    written = "/dev/stdout" if target == "-" else target
     # Unlike pathlib's, these do not raise where a path may not be read; opening it does, with a message.
-    if os.path.isfile(source) and os.path.exists(written) and os.path.samefile(source, written):  # noqa: PTH110, PTH113, PTH121
-        raise ValueError(f"the output is the file that is read ({given.file}): write to another one")
-    named = None if given.output == "-" else format_of(given.output)
-    target = "jsonl" if given.json else named or form
-    target = {"lines": "tsv", "parquet": "jsonl"}.get(target, target) if target else "jsonl"
+    if os.path.isfile(read) and os.path.exists(written) and os.path.samefile(read, written):  # noqa: PTH110, PTH113, PTH121
+        raise ValueError(f"the output is the file that is read ({source}): write to another one")
+    target_format = _target_format(given, source, target)
     pair_column = getattr(given, "pair_column", None)
     all_labels = getattr(given, "all_labels", None) or None  # notes of older versions lack it
     new_columns = file_job.MASK_COLUMNS if given.task == "fill-mask" else file_job.LABEL_COLUMNS
     options = {"targets": getattr(given, "targets", None), "truncate": given.truncate, "all_labels": all_labels}
     return file_job.FileJob(
-        source=given.file,
-        target=given.output,
+        source=source,
+        target=target,
         source_format=given.format,
-        target_format=target,
+        target_format=target_format,
         columns=(given.column, pair_column) if pair_column else (given.column,),
-        new_columns=(*new_columns, file_job.SCORES) if all_labels and target == "jsonl" else new_columns,
+        new_columns=(*new_columns, file_job.SCORES) if all_labels and target_format == "jsonl" else new_columns,
         prefix=given.prefix,
-        dialect=dialect,
+        dialect=_dialect(given),
         question={"task": given.task, **options},
         overwrite=given.overwrite,
+    )
+
+
+def _target_format(given: argparse.Namespace, source: str, target: str) -> str:
+    """The format of `--json`, or that of the output's name, or that of the input."""
+    named = None if target == "-" else format_of(target)
+    found = "jsonl" if given.json else named or given.format or format_of(source, _dialect(given)) or "jsonl"
+    return {"lines": "tsv", "parquet": "jsonl"}.get(found, found)
+
+
+def _dialect(given: argparse.Namespace) -> Dialect:
+    return Dialect(
+        header=not given.no_header,
+        delimiter=given.delimiter,
+        quote=given.quote,
+        escape=given.escape,
+        encoding=given.encoding,
     )
 
 
@@ -279,7 +321,7 @@ def _common() -> argparse.ArgumentParser:
     common.add_argument("--truncate", action="store_true", help="cut texts that are too long")
     common.add_argument("--timeout", type=float, default=60.0, metavar="SECONDS", help="seconds for one request [60]")
     files = common.add_argument_group("files")
-    files.add_argument("--file", metavar="FILE", help=_FILE_HELP)
+    files.add_argument("--file", nargs="+", action="extend", metavar="FILE", help=_FILE_HELP)
     files.add_argument("--output", default="-", metavar="FILE", help=_OUTPUT_HELP)
     files.add_argument("--overwrite", action="store_true", help=_OVERWRITE_HELP)
     files.add_argument("--format", choices=FORMATS, help="format of the input [by its name]")

@@ -751,6 +751,65 @@ def test_bert_top_k_with_a_file_names_all_labels(bert: Bert) -> None:
     assert bert("sentiment", "good", "--all-labels")[0] == 2
 
 
+def test_bert_several_files_and_folders_become_files_of_a_folder(bert: Bert, tmp_path: Path) -> None:
+    data, out = tmp_path / "data", tmp_path / "out"
+    (data / "sub").mkdir(parents=True)
+    (data / "a.csv").write_text("text\ngood\n")
+    (data / "sub" / "a.jsonl").write_text('{"text": "good"}\n')
+    (tmp_path / "b.txt").write_text("good\n")
+    command = ("sentiment", "--file", str(tmp_path / "b.txt"), str(data), "--output", str(out))
+    code, output, complaints = bert(*command)
+    assert (code, output) == (0, "")
+    assert complaints.count("1 rows, 0 with an error") == 3
+    assert {str(file.relative_to(out)): file.read_text() for file in out.rglob("*.*")} == {
+        "a.csv": "text,label,score,truncated,error\ngood,POSITIVE,0.75,false,\n",
+        "b.tsv": "text\tlabel\tscore\ttruncated\terror\ngood\tPOSITIVE\t0.75\tfalse\t\n",
+        "sub/a.jsonl": '{"text": "good", "label": "POSITIVE", "score": 0.75, "truncated": false, "error": null}\n',
+    }
+
+
+def test_bert_file_of_several_that_cannot_be_read_leaves_the_others(bert: Bert, tmp_path: Path) -> None:
+    files = [tmp_path / name for name in ("a.csv", "b.csv", "c.csv")]
+    for file, column in zip(files, ("text", "body", "text"), strict=True):
+        file.write_text(f"{column}\ngood\n")
+    command = ("sentiment", "--file", *map(str, files), "--output", str(tmp_path / "out"))
+    code, _, complaints = bert(*command)
+    assert (code, f"bert: {files[1]}: it has no column 'text'" in complaints) == (1, True)
+    assert sorted(file.name for file in (tmp_path / "out").iterdir()) == ["a.csv", "c.csv"]
+    files[1].write_text("text\ngood\n")
+    code, _, complaints = bert(*command)
+    assert (code, complaints.count("rows/s"), complaints.count("skipped, because")) == (0, 1, 2)
+    assert f"{files[0]}: skipped, because {tmp_path}/out/a.csv exists\n" in complaints
+    code, _, complaints = bert(*command, "--overwrite")
+    assert (code, complaints.count("rows/s")) == (0, 3)
+
+
+def test_bert_files_with_the_same_output_are_refused(bert: Bert, tmp_path: Path) -> None:
+    for folder in ("x", "y"):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "a.csv").write_text("text\ngood\n")
+    code, _, complaint = bert(
+        *("sentiment", "--file", str(tmp_path / "x/a.csv"), "--file", str(tmp_path / "y/a.csv")),
+        *("--output", str(tmp_path / "out")),
+    )
+    assert (code, f"have the same output {tmp_path}/out/a.csv: rename one of them" in complaint) == (2, True)
+    assert not (tmp_path / "out").exists()
+
+
+def test_bert_job_of_several_files_goes_on_where_it_stopped(bert: Bert, tmp_path: Path) -> None:
+    files = [tmp_path / name for name in ("a.txt", "b.txt")]
+    for file in files:
+        file.write_text("".join(f"{file.stem} {n}\n" for n in range(20)))
+    command = ("sentiment", "--file", *map(str, files), "--output", f"{tmp_path}/out/", "--concurrency", "1")
+    broken = problem_document(500, "internal_error", "broken", {})
+    with serve(lambda inputs: broken if "b 10" in inputs else None) as echo:
+        assert bert(*command, "--url", echo.url)[0] == 1
+        echo.refuse = lambda _: None
+        code, _, complaints = bert(*command, "--url", echo.url)
+    assert (code, "b.tsv.partial: going on after 8 rows" in complaints) == (0, True)
+    assert [len((tmp_path / "out" / name).read_text().splitlines()) for name in ("a.tsv", "b.tsv")] == [21, 21]
+
+
 def test_bert_masks_of_a_file_are_filled(bert: Bert, tmp_path: Path) -> None:
     (tmp_path / "texts.tsv").write_text("text\nthe [MASK] was [MASK]\nno mask\n")
     _, output, _ = bert("fill-mask", "--file", str(tmp_path / "texts.tsv"), "--targets", "film")
