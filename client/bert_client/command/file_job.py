@@ -87,6 +87,35 @@ class FileJob:
         return self.question["task"] in ("sentiment", "classify") and not self.question["all_labels"]
 
 
+@dataclass(frozen=True, slots=True)
+class NewColumns:
+    """The columns that a job adds to its rows."""
+
+    names: Mapping[str, str]
+    """The name in the file of each of the job's new columns."""
+    labels: Mapping[str, str]
+    """The name of each label's column, if the labels have columns."""
+    target_format: str
+
+    @classmethod
+    def of(cls, job: FileJob, columns: Collection[str], model: Model | None) -> NewColumns:
+        """Give them names that the columns of the file do not have."""
+        names = {name: _free_name(job.prefix + name, columns) for name in job.new_columns}
+        taken = (*columns, *names.values())
+        labels = {label: _free_name(job.prefix + label, taken) for label in _label_columns(job, model)}
+        return cls(names, labels, job.target_format)
+
+    @property
+    def added(self) -> list[str]:
+        """All names, in order."""
+        return [*self.names.values(), *self.labels.values()]
+
+    def cells(self, new: Mapping[str, Any]) -> dict[str, Any]:
+        """The cells of a row, from those of `new_cells`."""
+        found = {column: _joined(new.get(name), self.target_format) for name, column in self.names.items()}
+        return found | {column: new.get(SCORES, {}).get(label) for label, column in self.labels.items()}
+
+
 def run(job: FileJob, ask: Ask, find_model: FindModel = lambda: None) -> bool:
     """Answer every row. A row without an answer gets the reason in the column `error`.
 
@@ -125,20 +154,17 @@ def _run(job: FileJob, ask: Ask, find_model: FindModel, *, resume: bool) -> bool
         first = _first_rows(table, rows, read, may_pause=may_pause)
         columns = table.columns or tuple(dict.fromkeys(name for row in first for name in row.cells))
         model = find_model()
-        names = {name: _free_name(job.prefix + name, columns) for name in job.new_columns}
-        taken = (*columns, *names.values())
-        labels = {label: _free_name(job.prefix + label, taken) for label in _label_columns(job, model)}
-        added = [*names.values(), *labels.values()]
+        new_columns = NewColumns.of(job, columns, model)
+        error_column, added = new_columns.names["error"], new_columns.added
         delimiters = {"csv": table.delimiter if table.format == "csv" else ",", "tsv": "\t"}
         delimiter = delimiters.get(job.target_format)
         writer = RowWriter(delimiter, (*columns, *added) if columns else ())
         inputs = itertools.chain(first, rows)
 
         def written(cells: dict[str, Any], new: dict[str, Any]) -> str:
-            answer = {names[name]: _joined(new.get(name), job.target_format) for name in names}
-            answer |= {labels[label]: new.get(SCORES, {}).get(label) for label in labels}
+            answer = new_columns.cells(new)
             if new["error"] is not None:  # it may have cells of its own where answers are written
-                answer |= cells | {names["error"]: new["error"]}
+                answer |= cells | {error_column: new["error"]}
             return writer.row(cells | answer)
 
         def ask_again(cells: dict[str, Any]) -> dict[str, Any]:
@@ -167,7 +193,7 @@ def _run(job: FileJob, ask: Ask, find_model: FindModel, *, resume: bool) -> bool
             resender = Resender(ask_again, sys.stderr)
 
             def revised_line(cells: dict[str, Any]) -> str | None:
-                new = resender.new_cells(cells) if cells.get(names["error"]) == PROCESS_ENDED else None
+                new = resender.new_cells(cells) if cells.get(error_column) == PROCESS_ENDED else None
                 return None if new is None else written(cells, new)
 
             output.revise(delimiter, PROCESS_ENDED, revised_line)
