@@ -17,7 +17,7 @@ class Model:
     labels: list[str] | None
     """None if it has none."""
     problem_type: str | None
-    """Such as `multi_label_classification`."""
+    """Such as `multi_label_classification`; None if the checkpoint does not tell."""
 
 
 @dataclass(frozen=True, slots=True)
