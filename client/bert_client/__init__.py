@@ -24,11 +24,11 @@ from bert_client.errors import (
 from bert_client.http.async_client import AsyncBertClient
 from bert_client.http.client import BertClient
 from bert_client.http.retry import RetryPolicy
-from bert_client.results import FillMaskResult, LabelResult
+from bert_client.results import FillMaskResult, LabelResult, Model
 from bert_client.wire import LabelPrediction, Mask, TokenPrediction
 
 __all__ = ["AsyncBertClient", "BertClient", "RetryPolicy"]
-__all__ += ["FillMaskResult", "LabelPrediction", "LabelResult", "Mask", "TokenPrediction"]
+__all__ += ["FillMaskResult", "LabelPrediction", "LabelResult", "Mask", "Model", "TokenPrediction"]
 __all__ += ["BertServiceError", "ConnectionFailedError", "ProblemError", "UnexpectedAnswerError"]
 __all__ += ["DeadlineExceededError", "InvalidInputError", "TooBusyError", "TooLargeError", "UnauthorizedError"]
 __all__ += ["UnavailableError"]

@@ -8,6 +8,19 @@ from bert_client import wire
 
 
 @dataclass(frozen=True, slots=True)
+class Model:
+    """A checkpoint that the service has loaded, as `/info` tells."""
+
+    name: str
+    sha256: str | None
+    """Of its weights; None if an older service does not tell."""
+    labels: list[str] | None
+    """None if it has none."""
+    problem_type: str | None
+    """Such as `multi_label_classification`; None if the checkpoint does not tell."""
+
+
+@dataclass(frozen=True, slots=True)
 class FillMaskResult(wire.FillMaskResult):
     """The answer to a text."""
 

@@ -83,6 +83,8 @@ class Table:
     """It grows while rows are read."""
     size: int | None
     """Bytes of the file; None for a pipe."""
+    delimiter: str | None = None
+    """Of a CSV or TSV file: stated or detected."""
 
     def column(self, address: str) -> str:
         """The name of a column. The address is its name or, if no column has that name, its number from 1.
@@ -216,7 +218,7 @@ def _delimited(
     found = records(lines, complete, skipped)
     columns, first = _header(file, found, complete, encoding, start)
     rows = _rows(file, columns, itertools.chain(first, found), complete, encoding, warnings)
-    return Table(file.name, form, columns, rows, warnings, file.size)
+    return Table(file.name, form, columns, rows, warnings, file.size, complete.delimiter)
 
 
 def _beginning(lines: Iterator[str]) -> tuple[list[str], Iterator[str]]:

@@ -50,6 +50,7 @@ class Echo(ThreadingHTTPServer):
         self.refuse = refuse
         self.limits = dict(LIMITS)
         self.hides_info = False
+        self.models: list[dict[str, Any]] = []
         self.paths: list[str] = []
         """Targets of all requests. A client that uses this server as its proxy sends the whole address."""
 
@@ -71,7 +72,8 @@ class Handler(BaseHTTPRequestHandler):
         if self.server.hides_info:
             self.answer(404, "<html>not found</html>")
             return
-        self.answer(200, json.dumps({"status": "ready", "limits": self.server.limits}))
+        info = {"status": "ready", "limits": self.server.limits, "models": self.server.models}
+        self.answer(200, json.dumps(info))
 
     def do_POST(self) -> None:
         self.server.paths.append(self.path)

@@ -669,6 +669,23 @@ def test_delimiter_is_detected(read: Read, delimiter: str, quoted: bool) -> None
     assert warnings == [f"a.csv: the header has no comma but a {name}: read as the delimiter"]
 
 
+@pytest.mark.parametrize(
+    ("name", "text", "stated", "delimiter"),
+    [
+        ("a.csv", "id;text\n1;good\n2;bad\n", None, ";"),
+        ("a.csv", "id^text\n1^good\n", "^", "^"),
+        ("a.tsv", "id\ttext\n1\tgood\n", None, "\t"),
+        ("a.txt", "good\n", None, None),
+    ],
+)
+def test_table_tells_its_delimiter(
+    tmp_path: Path, name: str, text: str, stated: str | None, delimiter: str | None
+) -> None:
+    (tmp_path / name).write_text(text)
+    with open_table(tmp_path / name, dialect=Dialect(delimiter=stated)) as table:
+        assert table.delimiter == delimiter
+
+
 def test_delimiter_comma_is_detected_in_a_tsv(read: Read) -> None:
     rows, warnings = read("text,label\ngood,1\n", "a.tsv")
     assert cells(rows) == [["good", "1"]]

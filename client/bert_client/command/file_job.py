@@ -7,23 +7,28 @@ import sys
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from queue import Empty, SimpleQueue
 from threading import Event, Thread
 from time import monotonic, sleep
 from typing import Any, TextIO
 
-from bert_client.command.output import RowWriter, open_output
+from bert_client.command.output import OVERWRITE_ADVICE, RowWriter, StalePartialFileError, open_output
 from bert_client.command.progress import Progress
 from bert_client.errors import BertServiceError, ProblemError
 from bert_client.http.calls import FLUSH
-from bert_client.results import FillMaskResult, LabelResult
-from bert_tables import Dialect, Row, Table, TableError, open_table
+from bert_client.results import FillMaskResult, LabelResult, Model
+from bert_tables import Dialect, Row, Table, TableError, is_missing, open_table
 
 Result = FillMaskResult | LabelResult
 Ask = Callable[[Iterable[Any]], Iterator[Result | ProblemError]]
 """One of the client's streams."""
+FindModel = Callable[[], Model | None]
+"""Asks the service for the model of the task."""
 
 LABEL_COLUMNS = ("label", "score", "truncated", "error")
+SCORES = "scores"
+"""The field of all labels with their scores in JSON lines. A table has a column per label instead."""
 MASK_COLUMNS = ("words", "scores", "truncated", "error")
 FIRST_ROWS = 100
 """JSON lines have no header: so many rows tell the columns."""
@@ -55,12 +60,14 @@ class FileJob:
     columns: tuple[str, ...]
     """The column of the texts, or the two of the pairs; names or numbers."""
     new_columns: tuple[str, ...]
-    """`LABEL_COLUMNS` or `MASK_COLUMNS`."""
+    """`LABEL_COLUMNS` or `MASK_COLUMNS`; with all labels in JSON lines, also `SCORES`."""
     prefix: str
     """Before the names of the new columns."""
     dialect: Dialect
     question: Mapping[str, Any]
     """The task and its options, on which the answers depend."""
+    overwrite: bool = False
+    """Replace the target, and a partial file with which the job cannot go on."""
 
     @property
     def options(self) -> dict[str, Any]:
@@ -74,19 +81,70 @@ class FileJob:
         """Whether a pair of which one text is empty is answered as one text: a review may lack a title or a body."""
         return len(self.columns) == 2 and self.question["task"] in ("sentiment", "classify")
 
+    @property
+    def writes_best_label(self) -> bool:
+        """Whether other labels of the model are left out."""
+        return self.question["task"] in ("sentiment", "classify") and not self.question["all_labels"]
 
-def run(job: FileJob, ask: Ask) -> None:
+
+@dataclass(frozen=True, slots=True)
+class NewColumns:
+    """The columns that a job adds to its rows."""
+
+    names: Mapping[str, str]
+    """The name in the file of each of the job's new columns."""
+    labels: Mapping[str, str]
+    """The name of each label's column, if the labels have columns."""
+    target_format: str
+
+    @classmethod
+    def of(cls, job: FileJob, columns: Collection[str], model: Model | None) -> NewColumns:
+        """Give them names that the columns of the file do not have."""
+        names = {name: _free_name(job.prefix + name, columns) for name in job.new_columns}
+        taken = (*columns, *names.values())
+        labels = {label: _free_name(job.prefix + label, taken) for label in _label_columns(job, model)}
+        return cls(names, labels, job.target_format)
+
+    @property
+    def added(self) -> list[str]:
+        """All names, in order."""
+        return [*self.names.values(), *self.labels.values()]
+
+    def cells(self, new: Mapping[str, Any]) -> dict[str, Any]:
+        """The cells of a row, from those of `new_cells`."""
+        found = {column: _joined(new.get(name), self.target_format) for name, column in self.names.items()}
+        return found | {column: new.get(SCORES, {}).get(label) for label, column in self.labels.items()}
+
+
+def run(job: FileJob, ask: Ask, find_model: FindModel = lambda: None) -> bool:
     """Answer every row. A row without an answer gets the reason in the column `error`.
+
+    Args:
+        find_model: Called once, before the first row is sent.
+
+    Returns:
+        Whether some row has an answer, or the file has no rows.
 
     Raises:
         TableError: the file is not a table, lacks a column, or cannot be read to its end; the rows before are answered.
         BertServiceError: the service cannot be reached, or refuses for a reason that is not a single row.
         OSError: the output cannot be written.
     """
+    can_begin_again = job.overwrite and Path(job.source).is_file()  # else it cannot be read twice
+    try:
+        return _run(job, ask, find_model, resume=can_begin_again or not job.overwrite)
+    except StalePartialFileError as error:
+        if not can_begin_again:
+            raise TableError(f"{error}; {OVERWRITE_ADVICE}") from error
+        sys.stderr.write(f"{error}; beginning again\n")
+        return _run(job, ask, find_model, resume=False)
+
+
+def _run(job: FileJob, ask: Ask, find_model: FindModel, *, resume: bool) -> bool:
     progress = Progress(sys.stderr)
     with (
         open_table(job.source, format=job.source_format, dialect=job.dialect, progress=progress.read) as table,
-        open_output(job.target, job.options, sys.stderr) as output,
+        open_output(job.target, job.options, sys.stderr, overwrite=job.overwrite, resume=resume) as output,
     ):
         progress.size = table.size
         errors: list[TableError] = []
@@ -95,30 +153,36 @@ def run(job: FileJob, ask: Ask) -> None:
         may_pause = table.size is None and job.target_format == "jsonl"
         first = _first_rows(table, rows, read, may_pause=may_pause)
         columns = table.columns or tuple(dict.fromkeys(name for row in first for name in row.cells))
-        names = {name: _free_name(job.prefix + name, columns) for name in job.new_columns}
-        writer = RowWriter(job.target_format, (*columns, *names.values()) if columns else ())
+        model = find_model()
+        new_columns = NewColumns.of(job, columns, model)
+        error_column, added = new_columns.names["error"], new_columns.added
+        delimiters = {"csv": table.delimiter if table.format == "csv" else ",", "tsv": "\t"}
+        delimiter = delimiters.get(job.target_format)
+        writer = RowWriter(delimiter, (*columns, *added) if columns else ())
         inputs = itertools.chain(first, rows)
 
         def written(cells: dict[str, Any], new: dict[str, Any]) -> str:
-            answer = {names[name]: _joined(new.get(name), job.target_format) for name in names}
+            answer = new_columns.cells(new)
             if new["error"] is not None:  # it may have cells of its own where answers are written
-                answer |= cells | {names["error"]: new["error"]}
+                answer |= cells | {error_column: new["error"]}
             return writer.row(cells | answer)
 
         def ask_again(cells: dict[str, Any]) -> dict[str, Any]:
             ((_, new),) = answer_rows([Row(0, cells)], read, ask, one_is_enough=job.takes_half_pairs)
             return new
 
-        output.begin(writer.header(), list(names.values()), (writer.note_left_out(row.cells) for row in inputs))
+        given = (writer.note_left_out(row.cells) for row in inputs)
+        output.begin(writer.header(), added, given, model)
         progress.begin(output.rows, output.failed)
         progress.warn(table.warnings)
+        if job.writes_best_label and model and model.problem_type == "multi_label_classification":
+            sys.stderr.write("a text may have several labels: only the best is written; --all-labels writes all\n")
         try:
-            checked = (check_row(row, read, names.values(), one_is_enough=job.takes_half_pairs) for row in inputs)
+            checked = (check_row(row, read, added, one_is_enough=job.takes_half_pairs) for row in inputs)
             ahead = read_ahead(checked, output.flush)
             for row, new in answer_rows(ahead, read, ask, one_is_enough=job.takes_half_pairs):
-                failed = new["error"] is not None
-                output.add(row.cells, written(row.cells, new), failed=failed)
-                progress.count(failed=failed)
+                output.add(row.cells, written(row.cells, new), failed=new["error"] is not None)
+                progress.count(new["error"])
                 progress.warn(table.warnings)
         finally:
             progress.end_line()
@@ -129,16 +193,17 @@ def run(job: FileJob, ask: Ask) -> None:
             resender = Resender(ask_again, sys.stderr)
 
             def revised_line(cells: dict[str, Any]) -> str | None:
-                new = resender.new_cells(cells) if cells.get(names["error"]) == PROCESS_ENDED else None
+                new = resender.new_cells(cells) if cells.get(error_column) == PROCESS_ENDED else None
                 return None if new is None else written(cells, new)
 
-            output.revise(job.target_format, PROCESS_ENDED, revised_line)
+            output.revise(delimiter, PROCESS_ENDED, revised_line)
             resender.summarize()
-            progress.failed -= resender.answered
+            progress.count_errors(PROCESS_ENDED, -resender.answered)
     if writer.left_out:
         left_out = ", ".join(map(repr, sorted(writer.left_out)))
         sys.stderr.write(f"not written, as the first rows have no such column: {left_out}\n")
     progress.summarize()
+    return progress.failed < progress.rows or not progress.rows
 
 
 class Resender:
@@ -195,14 +260,21 @@ def check_row(row: Row, read: Collection[str], new: Collection[str], *, one_is_e
     `one_is_enough`: another text may be missing.
     """
     fault = row.fault
-    present = any(isinstance(row.cells.get(column), str) for column in read)
+    may_lack = one_is_enough and not all(is_missing(row.cells.get(column)) for column in read)
     for column in read:
-        is_missing = row.cells.get(column) is None and one_is_enough and present
-        if fault is None and not is_missing and not isinstance(row.cells.get(column), str):
-            fault = f"the field {column!r} is not {'text' if column in row.cells else 'there'}"
+        if fault is None and not (may_lack and is_missing(row.cells.get(column))):
+            fault = _text_fault(column, row.cells)
     if taken := next((name for name in new if name in row.cells), None):
         fault = fault or f"the field {taken!r} is not in the first rows, so the answers have its name: give --prefix"
     return Row(row.number, row.cells, fault)
+
+
+def _text_fault(column: str, cells: Mapping[str, Any]) -> str | None:
+    if column not in cells:
+        return f"the field {column!r} is not there"
+    if is_missing(cells[column]):
+        return f"the field {column!r} is empty"
+    return None if isinstance(cells[column], str) else f"the field {column!r} is not text"
 
 
 class _Reader:
@@ -292,7 +364,7 @@ def answer_rows(
             waiting.append(row)
             texts = tuple(row.cells.get(column) for column in read)
             if one_is_enough and not row.fault:
-                texts = tuple(text for text in texts if text and not text.isspace()) or texts
+                texts = tuple(text for text in texts if not is_missing(text))
             yield None if row.fault else texts[0] if len(texts) == 1 else texts  # None keeps the row's place
 
     for outcome in ask(inputs()):
@@ -303,12 +375,28 @@ def answer_rows(
 def new_cells(outcome: Result | ProblemError) -> dict[str, Any]:
     """The cells that an answer adds to its row."""
     if isinstance(outcome, ProblemError):
-        return {"error": PROCESS_ENDED if outcome.ended_process else outcome.detail}
+        detail = outcome.detail.replace("set parameters.truncate to true", "give --truncate")
+        return {"error": PROCESS_ENDED if outcome.ended_process else detail}
     common = {"truncated": outcome.truncated, "error": None}
     if isinstance(outcome, FillMaskResult):
-        best = [mask.predictions[0] for mask in outcome.masks]
-        return {"words": [one.token_str for one in best], "scores": [round(one.score, 6) for one in best], **common}
-    return {"label": outcome.predictions[0].label, "score": round(outcome.predictions[0].score, 6), **common}
+        words = [mask.predictions[0] for mask in outcome.masks]
+        return {"words": [one.token_str for one in words], "scores": [round(one.score, 6) for one in words], **common}
+    scores = {one.label: round(one.score, 6) for one in outcome.predictions}
+    best = outcome.predictions[0].label
+    return {"label": best, "score": scores[best], SCORES: scores, **common}
+
+
+def _label_columns(job: FileJob, model: Model | None) -> list[str]:
+    """The labels that get a column each.
+
+    Raises:
+        TableError: the service does not tell its labels.
+    """
+    if not job.question["all_labels"] or job.target_format == "jsonl":
+        return []
+    if model is None or model.labels is None:
+        raise TableError("/info does not tell the labels, which become columns; write JSON lines (--json)")
+    return model.labels
 
 
 def _joined(cell: Any, form: str) -> Any:

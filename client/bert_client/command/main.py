@@ -8,7 +8,6 @@ import importlib.metadata
 import io
 import json
 import os
-import re
 import signal
 import sys
 import time
@@ -17,7 +16,8 @@ from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 
-from bert_client.command import file_job, output
+from bert_client.command import file_job, inputs, output
+from bert_client.command.output import printable
 from bert_client.errors import BertServiceError, ConnectionFailedError, ProblemError, UnauthorizedError
 from bert_client.http.base import DEFAULT_URL, without_userinfo
 from bert_client.http.client import BertClient
@@ -25,15 +25,20 @@ from bert_client.http.retry import RetryPolicy
 from bert_client.results import FillMaskResult, LabelResult
 from bert_tables import FORMATS, LINE, Dialect, TableError, format_of
 
-_CONTROLS = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]")
-
 REFUSED, UNREACHABLE, INTERRUPTED = 1, 3, 130
 
 _EPILOG = """\
-exit codes: 0 answered (rows of a file may have an `error`), 1 the service refused or a file cannot be used,
-2 wrong usage, 3 the service cannot be reached, 130 interrupted"""
-_FILE_HELP = "answer every row of a CSV, TSV, JSONL, Parquet or text file, compressed or not; - is standard input"
-_OUTPUT_HELP = "output file; FILE.partial until complete, resumed by the same command [standard output]"
+exit codes: 0 answered (some rows of a file may have an `error`), 1 the service refused, a file cannot be used or all
+its rows have an `error`, 2 wrong usage, 3 the service cannot be reached, 130 interrupted"""
+_FILE_HELP = (
+    "answer every row of CSV, TSV, JSONL, Parquet or text files, compressed or not, or of the files in folders; "
+    "- is standard input"
+)
+_OUTPUT_HELP = (
+    "output file, or a folder for several inputs; FILE.partial until complete, resumed by the same command "
+    "[standard output]"
+)
+_OVERWRITE_HELP = "replace an existing output, and FILE.partial if the job cannot go on with it (for scheduled jobs)"
 _COLUMN_HELP = "column or field to read: its name or its number [text]"
 
 INTERACTIVE_RETRY = RetryPolicy(attempts=3)
@@ -75,24 +80,20 @@ def run(arguments: Sequence[str], environ: Mapping[str, str]) -> int:
     given = parser.parse_args(arguments)
     try:
         _check_arguments(given)
-        job = _job(given) if given.file else None
+        jobs = _jobs(given) if given.file else []
         client = BertClient(
             given.url,
             api_key=given.api_key,
             timeout=given.timeout,
             concurrency=given.concurrency,
-            retry=FILE_RETRY if job else INTERACTIVE_RETRY,
-            sleep=_sleep_with_notice(without_userinfo(given.url)) if job else None,
+            retry=FILE_RETRY if jobs else INTERACTIVE_RETRY,
+            sleep=_sleep_with_notice(without_userinfo(given.url)) if jobs else None,
         )
     except ValueError as error:
         parser.error(str(error))
-    code = 0
     try:
         with client:
-            if job:
-                file_job.run(job, _ask(client, given))
-            else:
-                code = _answer_texts(client, given)
+            code = _answer_files(client, given, jobs) if jobs else _answer_texts(client, given)
         print(end="", flush=True)
     except ConnectionFailedError as error:
         return _fail(str(error), UNREACHABLE)
@@ -112,13 +113,8 @@ def run(arguments: Sequence[str], environ: Mapping[str, str]) -> int:
 
 
 def _fail(message: str, code: int) -> int:
-    print(f"bert: {_printable(message)}", file=sys.stderr)
+    print(f"bert: {printable(message)}", file=sys.stderr)
     return code
-
-
-def _printable(text: str) -> str:
-    """With control characters as escapes of JSON: a service could send those of the terminal."""
-    return _CONTROLS.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
 
 
 def _sleep_with_notice(url: str) -> Callable[[float], None]:
@@ -142,24 +138,48 @@ def _ask(client: BertClient, given: argparse.Namespace) -> file_job.Ask:
     stream = getattr(client, f"{given.task.replace('-', '_')}_stream")
     options = {name: getattr(given, name) for name in given.options}
     if given.file and "top_k" in options:
-        options["top_k"] = 1
+        options["top_k"] = None if getattr(given, "all_labels", False) else 1
     return functools.partial(stream, **options)
+
+
+def _answer_files(client: BertClient, given: argparse.Namespace, jobs: Sequence[file_job.FileJob]) -> int:
+    """Answer the rows of each file, also after a file that cannot be used. Returns the exit code."""
+    code = 0
+    in_folder = inputs.writes_folder(given.file, given.output)
+    for job in jobs:
+        if in_folder and not _begin_file(job):
+            continue
+        try:
+            is_answered = file_job.run(job, _ask(client, given), functools.partial(client.model, given.task))
+            code = code if is_answered else REFUSED
+        except TableError as error:
+            code = _fail(str(error), REFUSED)
+    return code
+
+
+def _begin_file(job: file_job.FileJob) -> bool:
+    """Say which file of several comes next, and make the folder of its output. Returns whether it is to be answered."""
+    target = Path(job.target)
+    is_done = not job.overwrite and target.is_file() and target.stat().st_size > 0
+    print(f"{job.source}:" + f" skipped, because {target} exists" * is_done, file=sys.stderr)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    return not is_done
 
 
 def _answer_texts(client: BertClient, given: argparse.Namespace) -> int:
     """Print the answers, and what is refused to standard error. Returns the exit code."""
     output.use_utf_8()
-    inputs = [tuple(given.texts)] if given.task == "next-sentence" else given.texts
+    texts = [tuple(given.texts)] if given.task == "next-sentence" else given.texts
     code = 0
-    for number, (text, result) in enumerate(zip(inputs, _ask(client, given)(inputs), strict=True), 1):
+    for number, (text, result) in enumerate(zip(texts, _ask(client, given)(texts), strict=True), 1):
         if isinstance(result, ProblemError):
-            place = f"text {number}: " if len(inputs) > 1 else ""
+            place = f"text {number}: " if len(texts) > 1 else ""
             code = _fail(f"{place}{result.at(None)}", REFUSED)
             continue
         if given.json:
-            print(_printable(json.dumps(asdict(result), ensure_ascii=False)))
+            print(printable(json.dumps(asdict(result), ensure_ascii=False)))
             continue
-        if len(inputs) > 1:
+        if len(texts) > 1:
             print(text)
         print(*_lines(result), sep="\n")
     return code
@@ -168,9 +188,9 @@ def _answer_texts(client: BertClient, given: argparse.Namespace) -> int:
 def _lines(result: FillMaskResult | LabelResult) -> list[str]:
     """A result for people."""
     if isinstance(result, LabelResult):
-        return [f"{entry.score:8.4f}  {_printable(entry.label)}" for entry in result.predictions]
+        return [f"{entry.score:8.4f}  {printable(entry.label)}" for entry in result.predictions]
     entries = [entry for mask in result.masks for entry in mask.predictions]
-    return [f"{entry.score:8.4f}  {_printable(entry.token_str):<16}  {_printable(entry.sequence)}" for entry in entries]
+    return [f"{entry.score:8.4f}  {printable(entry.token_str):<16}  {printable(entry.sequence)}" for entry in entries]
 
 
 def _check_arguments(given: argparse.Namespace) -> None:
@@ -182,48 +202,74 @@ def _check_arguments(given: argparse.Namespace) -> None:
     for number, text in enumerate(given.texts, 1):
         if any("\udc80" <= character <= "\udcff" for character in text):  # how Python reads other bytes
             raise ValueError(f"text {number} is not in the encoding of this terminal ({sys.getfilesystemencoding()})")
+    if given.texts and getattr(given, "all_labels", False):
+        raise ValueError("--all-labels goes with --file")
     if given.texts and given.output != "-":
         raise ValueError("--output goes with --file")
     if given.texts and given.task == "next-sentence" and len(given.texts) != 2:
         raise ValueError("next-sentence takes two texts")
 
 
-def _job(given: argparse.Namespace) -> file_job.FileJob:
-    """The job of `--file`. Raises ValueError if the arguments do not fit together."""
-    dialect = Dialect(
+def _jobs(given: argparse.Namespace) -> list[file_job.FileJob]:
+    """The jobs of `--file`, one per file. Raises ValueError if the arguments do not fit together."""
+    if not inputs.writes_folder(given.file, given.output):
+        return [_job(given, given.file[0], given.output)]
+    jobs: dict[str, file_job.FileJob] = {}
+    for source, path in inputs.input_files(given.file, given.output):
+        target = str(Path(given.output, f"{path}.{_target_format(given, source, '-')}"))
+        if target in jobs:
+            raise ValueError(f"{jobs[target].source} and {source} have the same output {target}: rename one of them")
+        jobs[target] = _job(given, source, target)
+    return list(jobs.values())
+
+
+def _job(given: argparse.Namespace, source: str, target: str) -> file_job.FileJob:
+    """The job of a file. Raises ValueError if the arguments do not fit together."""
+    if getattr(given, "top_k", None) is not None:
+        advice = "; for the scores of all labels, give --all-labels" * hasattr(given, "all_labels")
+        raise ValueError(f"--top-k goes with texts{advice}")
+    if given.task == "next-sentence" and (given.format or format_of(source, _dialect(given))) == "lines":
+        raise ValueError("pairs need a file with two columns: CSV, TSV, JSONL or Parquet; see --format")
+    if Path(target).suffix and not output.has_output_suffix(target):
+        raise ValueError(f"{target} cannot be written: end it in .csv, .tsv or .jsonl, or in one of these and .gz")
+    read = "/dev/stdin" if source == "-" else source
+    written = "/dev/stdout" if target == "-" else target
+    # Unlike pathlib's, these do not raise where a path may not be read; opening it does, with a message.
+    if os.path.isfile(read) and os.path.exists(written) and os.path.samefile(read, written):  # noqa: PTH110, PTH113, PTH121
+        raise ValueError(f"the output is the file that is read ({source}): write to another one")
+    target_format = _target_format(given, source, target)
+    pair_column = getattr(given, "pair_column", None)
+    all_labels = getattr(given, "all_labels", None) or None  # notes of older versions lack it
+    new_columns = file_job.MASK_COLUMNS if given.task == "fill-mask" else file_job.LABEL_COLUMNS
+    options = {"targets": getattr(given, "targets", None), "truncate": given.truncate, "all_labels": all_labels}
+    return file_job.FileJob(
+        source=source,
+        target=target,
+        source_format=given.format,
+        target_format=target_format,
+        columns=(given.column, pair_column) if pair_column else (given.column,),
+        new_columns=(*new_columns, file_job.SCORES) if all_labels and target_format == "jsonl" else new_columns,
+        prefix=given.prefix,
+        dialect=_dialect(given),
+        question={"task": given.task, **options},
+        overwrite=given.overwrite,
+    )
+
+
+def _target_format(given: argparse.Namespace, source: str, target: str) -> str:
+    """The format of `--json`, or that of the output's name, or that of the input."""
+    named = None if target == "-" else format_of(target)
+    found = "jsonl" if given.json else named or given.format or format_of(source, _dialect(given)) or "jsonl"
+    return {"lines": "tsv", "parquet": "jsonl"}.get(found, found)
+
+
+def _dialect(given: argparse.Namespace) -> Dialect:
+    return Dialect(
         header=not given.no_header,
         delimiter=given.delimiter,
         quote=given.quote,
         escape=given.escape,
         encoding=given.encoding,
-    )
-    form = given.format or format_of(given.file, dialect)
-    if getattr(given, "top_k", None) is not None:
-        raise ValueError("--top-k goes with texts")
-    if form == "lines" and given.task == "next-sentence":
-        raise ValueError("pairs need a file with two columns: CSV, TSV, JSONL or Parquet; see --format")
-    if Path(given.output).suffix and not output.has_output_suffix(given.output):
-        raise ValueError(
-            f"{given.output} cannot be written: end it in .csv, .tsv or .jsonl, or in one of these and .gz"
-        )
-    source = "/dev/stdin" if given.file == "-" else given.file
-    written = "/dev/stdout" if given.output == "-" else given.output
-    # Unlike pathlib's, these do not raise where a path may not be read; opening it does, with a message.
-    if os.path.isfile(source) and os.path.exists(written) and os.path.samefile(source, written):  # noqa: PTH110, PTH113, PTH121
-        raise ValueError(f"the output is the file that is read ({given.file}): write to another one")
-    named = None if given.output == "-" else format_of(given.output)
-    target = "jsonl" if given.json else named or form
-    pair_column = getattr(given, "pair_column", None)
-    return file_job.FileJob(
-        source=given.file,
-        target=given.output,
-        source_format=given.format,
-        target_format={"lines": "tsv", "parquet": "jsonl"}.get(target, target) if target else "jsonl",
-        columns=(given.column, pair_column) if pair_column else (given.column,),
-        new_columns=file_job.MASK_COLUMNS if given.task == "fill-mask" else file_job.LABEL_COLUMNS,
-        prefix=given.prefix,
-        dialect=dialect,
-        question={"task": given.task, "targets": getattr(given, "targets", None), "truncate": given.truncate},
     )
 
 
@@ -258,6 +304,7 @@ def _parser(environ: Mapping[str, str]) -> argparse.ArgumentParser:
     task.add_argument("--pair-column", default="text_pair", metavar="NAME", help="column of second texts [text_pair]")
     for name, summary in {"sentiment": "are texts positive or negative?", "classify": "which label fits?"}.items():
         task = add(name, summary, "a text", "top_k")
+        task.add_argument("--all-labels", action="store_true", help="with --file: the scores of all labels")
         task.add_argument("--pair-column", metavar="NAME", help="column of the body, if --column is the title")
     return parser
 
@@ -274,8 +321,9 @@ def _common() -> argparse.ArgumentParser:
     common.add_argument("--truncate", action="store_true", help="cut texts that are too long")
     common.add_argument("--timeout", type=float, default=60.0, metavar="SECONDS", help="seconds for one request [60]")
     files = common.add_argument_group("files")
-    files.add_argument("--file", metavar="FILE", help=_FILE_HELP)
+    files.add_argument("--file", nargs="+", action="extend", metavar="FILE", help=_FILE_HELP)
     files.add_argument("--output", default="-", metavar="FILE", help=_OUTPUT_HELP)
+    files.add_argument("--overwrite", action="store_true", help=_OVERWRITE_HELP)
     files.add_argument("--format", choices=FORMATS, help="format of the input [by its name]")
     files.add_argument("--column", default=LINE, metavar="NAME", help=_COLUMN_HELP)
     files.add_argument("--prefix", default="", metavar="TEXT", help="prefix of the new columns")

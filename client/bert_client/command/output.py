@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO, TextIO
 
+from bert_client.results import Model
 from bert_tables import TableError, format_of
 from bert_tables.files import COMPRESSION_SUFFIXES
 
@@ -31,8 +32,16 @@ SAVE_SECONDS = 2.0
 SAVE_CHARACTERS = 2**20
 """Lines with more characters are saved at once, to bound memory."""
 
+OVERWRITE_ADVICE = "give --overwrite to begin again"
+
+_CONTROLS = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]")
 _ERRORS = "backslashreplace"
 """A lone surrogate, which JSON can have and UTF-8 cannot, is written as JSON's escape."""
+
+
+def printable(text: str) -> str:
+    """With control characters as escapes of JSON: a service could send those of the terminal."""
+    return _CONTROLS.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
 
 
 def use_utf_8() -> None:
@@ -53,17 +62,17 @@ class RowWriter:
     """Turns rows into lines of text.
 
     Args:
-        form: One of `FORMATS`.
+        delimiter: Of a CSV or TSV file; None for JSON lines.
         columns: Of a CSV or TSV file. Other columns of its rows are left out.
     """
 
-    def __init__(self, form: str, columns: Sequence[str]) -> None:
+    def __init__(self, delimiter: str | None, columns: Sequence[str]) -> None:
         self.left_out: set[str] = set()
         """Columns that were left out."""
-        self._is_json = form == "jsonl"
+        self._is_json = delimiter is None
         self._columns = columns
         self._line = ""
-        self._csv = csv.writer(self, delimiter="," if form == "csv" else "\t")
+        self._csv = csv.writer(self, delimiter=delimiter or ",")
 
     def header(self) -> str:
         """The first line, if the format has one."""
@@ -92,9 +101,9 @@ class RowWriter:
         self._line = line.removesuffix("\r\n") + "\n"
 
 
-def written_rows(lines: Iterable[str], form: str) -> Iterator[tuple[str, dict[str, Any]]]:
+def written_rows(lines: Iterable[str], delimiter: str | None) -> Iterator[tuple[str, dict[str, Any]]]:
     """The rows that a `RowWriter` has written, each as it is in the file and as cells. A header has no cells."""
-    if form == "jsonl":
+    if delimiter is None:
         for line in lines:
             yield line, json.loads(line)
         return
@@ -106,7 +115,7 @@ def written_rows(lines: Iterable[str], form: str) -> Iterator[tuple[str, dict[st
             yield line
 
     columns: list[str] = []
-    for record in csv.reader(noted(), delimiter="," if form == "csv" else "\t"):
+    for record in csv.reader(noted(), delimiter=delimiter):
         yield "".join(read), dict(zip(columns, record, strict=True)) if columns else {}
         columns = columns or record
         read.clear()
@@ -132,6 +141,10 @@ def _finite(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
+class StalePartialFileError(TableError):
+    """The job cannot go on with the partial file."""
+
+
 class Stream:
     """Standard output, a device or a named pipe: no later run adds to its rows."""
 
@@ -139,7 +152,13 @@ class Stream:
         self.rows = self.failed = 0
         self._stream = stream
 
-    def begin(self, header: str, added: Sequence[str], inputs: Iterator[Mapping[str, Any]]) -> None:  # noqa: ARG002
+    def begin(
+        self,
+        header: str,
+        added: Sequence[str],  # noqa: ARG002
+        inputs: Iterator[Mapping[str, Any]],  # noqa: ARG002
+        model: Model | None = None,  # noqa: ARG002
+    ) -> None:
         """Write the header."""
         self._stream.write(header)
 
@@ -151,7 +170,7 @@ class Stream:
         """Pass all lines on."""
         self._stream.flush()
 
-    def revise(self, form: str, marker: str, revised_line: RevisedLine) -> None:
+    def revise(self, delimiter: str | None, marker: str, revised_line: RevisedLine) -> None:
         """Do nothing: what is written cannot be changed."""
 
 
@@ -164,12 +183,15 @@ class PartialFile:
 
     Args:
         options: Those of the command; with others it does not add to the file.
+        resume: Whether to add to the rows of an earlier run, or to replace them.
 
     Raises:
-        TableError: the file or its note is damaged, or of a command with other options.
+        StalePartialFileError: the file or its note is damaged, or of a command with other options.
     """
 
-    def __init__(self, file: BinaryIO, path: Path, options: Mapping[str, Any], stderr: TextIO) -> None:
+    def __init__(
+        self, file: BinaryIO, path: Path, options: Mapping[str, Any], stderr: TextIO, *, resume: bool = True
+    ) -> None:
         self._file = file
         self._path = path
         self._new_note = path.with_name(f"{path.name}.json.new")
@@ -179,7 +201,7 @@ class PartialFile:
         self._is_compressed = path.name.lower().endswith(".gz.partial")
         self._stderr = stderr
         note = {"options": json.loads(json.dumps(options)), "rows": 0, "failed": 0, "bytes": 0}
-        if path.stat().st_size and note_path(path).exists():
+        if resume and path.stat().st_size:
             note = self._read_note(note)
         self._state = _State(note, hashlib.blake2b(digest_size=16))
         self._header = b""
@@ -195,52 +217,68 @@ class PartialFile:
 
     def _read_note(self, expected: dict[str, Any]) -> dict[str, Any]:
         file = note_path(self._path)
+        if not file.exists():
+            raise StalePartialFileError(f"{self._path}: is not a partial file of this command")
         try:
             note: dict[str, Any] = json.loads(file.read_bytes())
             options, rows, size = note["options"], note["rows"], note["bytes"]
         except (ValueError, KeyError, TypeError) as error:
-            raise TableError(f"{file}: cannot be read ({error}); delete it and {self._path}") from error
+            raise StalePartialFileError(f"{file}: cannot be read ({error})") from error
         if not rows:
             return expected
         if self._path.stat().st_size < size:
-            raise TableError(f"{self._path}: is shorter than its note tells; delete it to begin again")
+            raise StalePartialFileError(f"{self._path}: is shorter than its note tells")
         for key, value in expected["options"].items():
             if options.get(key) != value:
-                raise TableError(
+                raise StalePartialFileError(
                     f"{self._path}: has {rows:,} rows of a command with another {key} "
-                    f"({options.get(key)!r}, now {value!r}); give that one to go on, or delete the file"
+                    f"({options.get(key)!r}, now {value!r})"
                 )
         self._stderr.write(f"{self._path}: going on after {rows:,} rows\n")
         return note
 
-    def begin(self, header: str, added: Sequence[str], inputs: Iterator[Mapping[str, Any]]) -> None:
+    def begin(
+        self, header: str, added: Sequence[str], inputs: Iterator[Mapping[str, Any]], model: Model | None = None
+    ) -> None:
         """Write the header. If an earlier run has written rows, take as many inputs from the iterator instead.
 
         Args:
             added: The columns of the answers.
+            model: The one that answers, if it is known.
 
         Raises:
-            TableError: these are not the inputs that the earlier run has answered, or it has written other columns.
+            StalePartialFileError: these are not the inputs that the earlier run has answered, or it has written other
+                columns, or had another model.
         """
         note, inputs_hash = self._state.note, self._state.inputs_hash
+        self._check_model(note, model)
         self._header = header.encode("utf-8", _ERRORS)
         is_same = note.setdefault("added", list(added)) == list(added)
         if self.rows and not (is_same and self._beginning(len(self._header)) == self._header):
-            raise TableError(
-                f"{self._path}: has other columns than this command writes, which the first rows of the input tell; "
-                "delete it to begin again"
+            raise StalePartialFileError(
+                f"{self._path}: has other columns than this command writes, which the first rows of the input tell"
             )
         for given in itertools.islice(inputs, self.rows):
             _update(inputs_hash, given)
         if self.rows and inputs_hash.hexdigest() != note["inputs"]:
-            raise TableError(
-                f"{self._path}: its {self.rows:,} rows are not those that the input begins with; "
-                "delete it to begin again"
+            raise StalePartialFileError(
+                f"{self._path}: its {self.rows:,} rows are not those that the input begins with"
             )
         if not self.rows:  # a kill from here on leaves a file that is known to be of this command
             self._write_note(note)
         self._was_begun = True
         self._saver.start()
+
+    def _check_model(self, note: dict[str, Any], model: Model | None) -> None:
+        """Compare the model with that of an earlier run, and note it, if the service tells its hash."""
+        if model is None or model.sha256 is None:
+            return
+        known = note.setdefault("model", {"name": model.name, "sha256": model.sha256})
+        if known["sha256"] != model.sha256:
+            raise StalePartialFileError(
+                f"{self._path}: has {self.rows:,} rows of another model ({known['name']!r}, sha256 "
+                f"{known['sha256'][:12]}; now {model.name!r}, {model.sha256[:12]})"
+            )
 
     def add(self, given: Mapping[str, Any], line: str, *, failed: bool) -> None:
         """Write the line of an input."""
@@ -253,20 +291,20 @@ class PartialFile:
     def flush(self) -> None:
         """Do nothing: a thread saves the lines."""
 
-    def revise(self, form: str, marker: str, revised_line: RevisedLine) -> None:
+    def revise(self, delimiter: str | None, marker: str, revised_line: RevisedLine) -> None:
         """Replace lines that hold a marker, when all are added.
 
         The new lines are in another file than those before, so an interrupt loses the new ones only.
 
         Args:
-            form: One of `FORMATS`.
+            delimiter: That of the `RowWriter`.
         """
         self.close()
         with self._open_text(self._path, "rt") as file:
             if not any(marker in line for line in file):
                 return
         with self._open_text(self._path, "rt") as file, self._open_text(self._revised, "wt") as revised:
-            for line, cells in written_rows(file, form):
+            for line, cells in written_rows(file, delimiter):
                 new = revised_line(cells) if marker in line else None
                 revised.write(line if new is None else new)
         with self._revised.open("ab") as written:
@@ -302,7 +340,7 @@ class PartialFile:
             with opened(self._path, "rb") as file:
                 return bytes(file.read(size))
         except (OSError, EOFError, zlib.error) as error:
-            raise TableError(f"{self._path}: cannot be read ({error}); delete it to begin again") from error
+            raise StalePartialFileError(f"{self._path}: cannot be read ({error})") from error
 
     def _end_saver(self) -> None:
         self._closed.set()
@@ -371,14 +409,21 @@ def note_path(partial: Path) -> Path:
 
 
 @contextmanager
-def open_output(name: str, options: Mapping[str, Any], stderr: TextIO) -> Iterator[Stream | PartialFile]:
+def open_output(
+    name: str, options: Mapping[str, Any], stderr: TextIO, *, overwrite: bool = False, resume: bool = True
+) -> Iterator[Stream | PartialFile]:
     """Open standard output (`-`), a device or pipe, or a file.
 
     A file gets its name when it is complete. Until then it is `NAME.partial`, with a note in `NAME.partial.json`, and a
     job with the same options goes on after its last row.
 
+    Args:
+        overwrite: Replace the file, if there is one that is not empty.
+        resume: Whether to go on with the partial file, or to replace it.
+
     Raises:
-        TableError: the partial file is of another command, or in use.
+        TableError: the file exists, or another process writes it.
+        StalePartialFileError: the job cannot go on with the partial file.
     """
     if name in ("-", "/dev/stdout"):
         use_utf_8()
@@ -391,12 +436,12 @@ def open_output(name: str, options: Mapping[str, Any], stderr: TextIO) -> Iterat
             yield Stream(stream)
         return
     path = path.resolve()
+    if not overwrite and path.exists() and path.stat().st_size:
+        raise TableError(f"{path}: exists already; give --overwrite to replace it")
     partial = path.with_name(f"{path.name}.partial")
-    if partial.exists() and partial.stat().st_size and not note_path(partial).exists():
-        raise TableError(f"{partial}: is not a partial file of this command; rename or delete it")
     with partial.open("ab") as file:
-        _lock(file, partial)
-        output = PartialFile(file, partial, options, stderr)
+        _lock(file, partial, stderr)
+        output = PartialFile(file, partial, options, stderr, resume=resume)
         try:
             yield output
             output.close()
@@ -414,7 +459,7 @@ def _flush(file: BinaryIO) -> None:
     os.fsync(file.fileno())
 
 
-def _lock(file: BinaryIO, partial: Path) -> None:
+def _lock(file: BinaryIO, partial: Path, stderr: TextIO) -> None:
     """Raise TableError if another process has the file open."""
     if sys.platform == "win32":
         return  # it has no such locks
@@ -424,3 +469,5 @@ def _lock(file: BinaryIO, partial: Path) -> None:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError as error:
         raise TableError(f"{partial}: another process is writing it") from error
+    except OSError as error:  # some network file systems have no locks
+        stderr.write(f"cannot lock {partial} ({error.strerror}): do not start a second job with this output\n")

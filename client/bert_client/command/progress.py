@@ -2,8 +2,18 @@
 
 from __future__ import annotations
 
+import re
 import time
+from collections import Counter
 from typing import TextIO
+
+from bert_client.command.output import printable
+
+SHOWN_ERRORS = 3
+"""Kinds of errors in the summary, the most frequent ones."""
+_MAX_KINDS = 1000
+_MAX_CHARACTERS = 300
+"""These two bound the memory for errors that hold a part of their row."""
 
 
 class Progress:
@@ -24,6 +34,8 @@ class Progress:
         self._visible = stream.isatty()
         self._bytes_read = 0
         self._earlier_rows = 0
+        self._errors: Counter[str] = Counter()
+        self._examples: dict[str, str] = {}
         self._warnings = 0
 
     def read(self, count: int) -> None:
@@ -32,17 +44,30 @@ class Progress:
 
     def begin(self, rows: int, failed: int) -> None:
         """Start with the rows of an earlier run."""
-        self.rows, self.failed, self._earlier_rows = rows, failed, rows
+        self.rows = self._earlier_rows = rows
+        self.count_errors("an error of an earlier run", failed)
 
-    def count(self, *, failed: bool) -> None:
-        """Add a row."""
+    def count(self, error: str | None) -> None:
+        """Add a row, which has an answer or an error."""
         self.rows += 1
-        self.failed += failed
+        if error is not None:
+            self.count_errors(error, 1)
         if self._visible and time.monotonic() - self._shown >= self._every:
             self._shown = time.monotonic()
             share = f"{self._bytes_read / self.size:4.0%} " if self.size else ""
             self._stream.write(f"\r{share}{self.rows:,} rows")
             self._stream.flush()
+
+    def count_errors(self, error: str, rows: int) -> None:
+        """Add rows to those with an error; with a negative number, rows that have an answer now.
+
+        Errors that differ in numbers only are of the same kind.
+        """
+        self.failed += rows
+        kind = re.sub(r"\d+", "0", error)[:_MAX_CHARACTERS]
+        if kind in self._examples or len(self._examples) < _MAX_KINDS:
+            self._examples.setdefault(kind, error[:_MAX_CHARACTERS])
+            self._errors[kind] += rows
 
     def warn(self, warnings: list[str]) -> None:
         """Write the warnings that are new in this list."""
@@ -55,6 +80,8 @@ class Progress:
         self._stream.write("\n" * self._visible)
 
     def summarize(self) -> None:
-        """Write what the job did."""
+        """Write what the job did, and the most frequent errors."""
         speed = (self.rows - self._earlier_rows) / max(time.monotonic() - self._start, 1e-6)
         self._stream.write(f"{self.rows:,} rows, {self.failed:,} with an error, {speed:,.0f} rows/s\n")
+        for kind, count in (+self._errors).most_common(SHOWN_ERRORS):
+            self._stream.write(f"  {min(count, self.failed):,} such as: {printable(self._examples[kind])}\n")

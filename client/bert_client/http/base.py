@@ -80,7 +80,7 @@ class BaseClient(Generic[Transport, Sleep]):
 
     def __getstate__(self) -> dict[str, Any]:
         """The options. A process that unpickles the client opens connections of its own."""
-        exchange = replace(self._exchange, limits=None)  # their end is a time of this machine's clock
+        exchange = replace(self._exchange, info=None)  # its end is a time of this machine's clock
         return {**self.__dict__, "_connections": {}, "_exchange": exchange}
 
     def _connect(self, client: Callable[..., Http], transport: Callable[..., Transport]) -> Http:

@@ -11,7 +11,7 @@ import httpx
 
 from bert_client import wire
 from bert_client.errors import InvalidInputError, ProblemError, UnexpectedAnswerError
-from bert_client.results import FillMaskResult, LabelResult
+from bert_client.results import FillMaskResult, LabelResult, Model
 from bert_client.wire import Limits
 
 
@@ -224,6 +224,21 @@ CAUTIOUS_LIMITS = RequestLimits(inputs=32, body_bytes=64 * 1024, tokens=4096)
 """For a service that does not tell its limits."""
 
 
+@dataclass(frozen=True, slots=True)
+class ServiceInfo:
+    """What `/info` tells."""
+
+    limits: RequestLimits
+    is_ready: bool
+    """Before, the service has not measured its speed."""
+    models: Mapping[str, Model]
+    """By task; empty while they are loaded."""
+
+
+HIDDEN_INFO = ServiceInfo(CAUTIOUS_LIMITS, is_ready=True, models={})
+"""For a service whose `/info` a proxy hides."""
+
+
 class Chunker:
     """Cuts a stream of inputs into chunks within the limits. An input that exceeds a limit by itself is a chunk."""
 
@@ -262,8 +277,8 @@ class Chunker:
 # --- answers ------------------------------------------------------------------------------------
 
 
-def read_limits(response: httpx.Response) -> tuple[RequestLimits, bool]:
-    """The limits in an answer of `/info`, and whether the service is ready: before, it has not measured its speed.
+def read_info(response: httpx.Response) -> ServiceInfo:
+    """What an answer of `/info` tells.
 
     Raises:
         UnexpectedAnswerError: the answer does not have the form of this service's.
@@ -271,9 +286,14 @@ def read_limits(response: httpx.Response) -> tuple[RequestLimits, bool]:
     try:
         info = response.json()
         limits = Limits(**{name: int(info["limits"][name]) for name in Limits.__slots__})
-        return RequestLimits.of(limits), info["status"] == "ready"
+        models = {task: _model(model) for model in info.get("models", []) for task in model["tasks"]}
+        return ServiceInfo(RequestLimits.of(limits), info["status"] == "ready", models)
     except (ValueError, KeyError, TypeError) as error:
         raise UnexpectedAnswerError(f"{response.url} does not tell limits as this service does") from error
+
+
+def _model(found: Any) -> Model:
+    return Model(found["name"], *map(found.get, ("sha256", "labels", "problem_type")))
 
 
 def _fill_mask_result(result: Any, model: str) -> FillMaskResult:

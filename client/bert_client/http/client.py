@@ -30,7 +30,7 @@ from bert_client.http.calls import (
     SentimentOptions,
 )
 from bert_client.http.exchange import FailureCounter, Flow, Outcome, Send, Wait, result_or_raise
-from bert_client.results import FillMaskResult, LabelResult
+from bert_client.results import FillMaskResult, LabelResult, Model
 
 T = TypeVar("T")
 
@@ -101,6 +101,10 @@ class BertClient(BaseClient[httpx.BaseTransport, Callable[[float], object]]):
 
     classify, classify_stream = sentiment, sentiment_stream
     """The same for labels of any kind, such as topics."""
+
+    def model(self, task: str) -> Model | None:
+        """The model that answers a task, such as `fill-mask`; None if the service does not tell."""
+        return self._run(self._exchange.model(task))
 
     def _answer(self, call: Call[T], inputs: Any) -> Any:
         if not calls.is_one_input(inputs, takes_pairs=call.takes_pairs):

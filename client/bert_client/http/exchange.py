@@ -9,16 +9,17 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Generator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 import httpx
 
 from bert_client import errors
 from bert_client.errors import BertServiceError, ConnectionFailedError, ProblemError, UnexpectedAnswerError
-from bert_client.http.calls import CAUTIOUS_LIMITS, Call, Chunk, RequestLimits, encode, read_limits
+from bert_client.http.calls import HIDDEN_INFO, Call, Chunk, RequestLimits, ServiceInfo, encode, read_info
 from bert_client.http.environment import trusted_certificates
 from bert_client.http.retry import CERTIFICATE_REFUSED, RetryPolicy, pause_before_retry
+from bert_client.results import Model
 from bert_client.wire import FieldProblem
 
 T = TypeVar("T")
@@ -45,8 +46,8 @@ _SLOW_SECONDS = 5.0
 
 _NOT_TLS = ("WRONG_VERSION_NUMBER", "record layer failure")
 """In OpenSSL's messages, if the answer is not TLS."""
-_LIMITS_SECONDS = {True: 60.0, False: 1.0}
-"""Seconds until the service is asked for its limits again, by whether it is ready. Another service may answer at its
+_INFO_SECONDS = {True: 60.0, False: 1.0}
+"""Seconds until the service is asked for `/info` again, by whether it is ready. Another service may answer at its
 address by then."""
 
 
@@ -108,26 +109,39 @@ class Exchange:
     proxy_variable: str | None = None
     """The variable of the environment that names the proxy in use, for messages."""
 
-    limits: RequestLimits | None = None
-    """How much one request may carry; None until the service was asked, and if they may have changed."""
+    info: ServiceInfo | None = None
+    """What the service tells; None until it was asked, and if the limits may have changed."""
     is_known: bool = False
     """Whether some answer was the service's."""
-    limits_end: float = 0.0
+    info_end: float = 0.0
     """When the service is asked again: a time of the clock."""
 
     def request_limits(self) -> Flow[RequestLimits]:
         """How much one request may carry now."""
-        limits = self.limits  # `answer` may set it to None in another thread
-        if limits is None or self.clock() >= self.limits_end:
-            found = yield from self._send_with_retries(Send("GET", _INFO), read_limits, self.clock())
+        info = yield from self._service_info()
+        return info.limits
+
+    def model(self, task: str) -> Flow[Model | None]:
+        """The model that answers a task; None if the service does not tell. Waits while the models are loaded."""
+        start = self.clock()
+        info = yield from self._service_info()
+        while not (info.models or info.is_ready) and self.clock() - start < self.policy.deadline:
+            yield Wait(_INFO_SECONDS[False])
+            info = yield from self._service_info()
+        return info.models.get("sentiment" if task == "classify" else task)
+
+    def _service_info(self) -> Flow[ServiceInfo]:
+        info = self.info  # `answer` may set it to None in another thread
+        if info is None or self.clock() >= self.info_end:
+            found = yield from self._send_with_retries(Send("GET", _INFO), read_info, self.clock())
             if isinstance(found, ProblemError):
                 if not _is_foreign(found):
                     raise found
                 # A proxy may hide `/info`. If the address is wrong, the requests with inputs fail too.
-                found = limits or CAUTIOUS_LIMITS, True
-            limits, is_ready = found
-            self.limits, self.limits_end = limits, self.clock() + _LIMITS_SECONDS[is_ready]
-        return limits
+                found = replace(info or HIDDEN_INFO, is_ready=True)
+            info = found
+            self.info, self.info_end = info, self.clock() + _INFO_SECONDS[info.is_ready]
+        return info
 
     def answer_one(self, call: Call[T], given: object) -> Flow[T]:
         """Ask for the result of an input that is not in a list. Raises what `answer` raises, and its error."""
@@ -170,7 +184,7 @@ class Exchange:
                 continue
             problem = results
             if problem.status == 413:
-                self.limits = None
+                self.info = None
             if problem.status == 504 and self.clock() - start >= self.policy.deadline:
                 raise problem
             failed, rest = isolate(problem, inputs)
@@ -239,11 +253,11 @@ class Exchange:
         500 that the service is away."""
         if not self.is_known and problem.status > 500:
             return False
-        if send.path == _INFO or not self.is_known or self.limits is CAUTIOUS_LIMITS:
+        if send.path == _INFO or not self.is_known or self.info == HIDDEN_INFO:
             return True
         reply = yield Send("GET", _INFO)
         with suppress(UnexpectedAnswerError):
-            return isinstance(reply, httpx.Response) and bool(read_limits(reply))
+            return isinstance(reply, httpx.Response) and bool(read_info(reply))
         return False
 
     def _connection_error(self, error: httpx.RequestError) -> ConnectionFailedError:

@@ -166,7 +166,7 @@ def test_bert_works_where_only_httpx_is_installed(url: str) -> None:
     assert done.stdout.splitlines() == [
         "text\tlabel\tscore\ttruncated\terror",
         "good\tPOSITIVE\t0.75\tfalse\t",
-        "\t\t\t\tthe text is empty",
+        "\t\t\t\tthe field 'text' is empty",
         "bad\tPOSITIVE\t0.75\tfalse\t",
     ]
     assert done.stderr.startswith("3 rows, 1 with an error")
@@ -261,10 +261,36 @@ def test_bert_file_is_answered_row_by_row(bert: Bert, tmp_path: Path) -> None:
     assert [row["label"] for row in rows] == ["1", "0", "1", "0", "y", "0"]  # the file's own
     assert [row["predicted_label"] for row in rows] == ["POSITIVE", "", "", "POSITIVE", "", "POSITIVE"]
     assert [row["error"].split(",")[0] for row in rows] == [
-        *("", "the text is empty", "the input has 102 tokens", ""),
+        *("", "the field 'review' is empty", "the input has 102 tokens", ""),
         *("the row has 4 cells", ""),
     ]
     assert rows[3]["review"] == 'b "c",\nd'
+
+
+def test_bert_last_lines_say_why_rows_failed_and_which_option_helps(bert: Bert, tmp_path: Path) -> None:
+    (tmp_path / "texts.txt").write_text("a " * 100 + "\n" + "a " * 200 + "\n\ngood\n")
+    code, _, complaints = bert("sentiment", "--file", str(tmp_path / "texts.txt"))
+    summary, long, empty = complaints.splitlines()
+    assert (code, summary.partition(" error")[0]) == (0, "4 rows, 3 with an")
+    assert long.startswith("  2 such as: the input has 102 tokens")
+    assert long.endswith("; shorten it or give --truncate")
+    assert empty == "  1 such as: the field 'text' is empty"
+
+
+def test_bert_job_in_which_every_row_failed_ends_with_1(bert: Bert, tmp_path: Path) -> None:
+    source, target = tmp_path / "texts.txt", tmp_path / "scored.csv"
+    command = ("sentiment", "--file", str(source), "--output", str(target), "--overwrite")
+    for content, expected in (("\n\n", 1), ("\ngood\n", 0), ("", 0)):
+        source.write_text(content)
+        assert bert(*command)[0] == expected
+
+
+def test_bert_exit_code_counts_the_rows_of_earlier_runs(bert: Bert, tmp_path: Path) -> None:
+    source, target = tmp_path / "a.txt", tmp_path / "scored.csv"
+    stop_job(bert, source, target)
+    with serve(lambda inputs: invalid_inputs(dict.fromkeys(range(len(inputs)), "no mask"))) as echo:
+        code, _, complaints = bert("sentiment", "--file", str(source), "--output", str(target), "--url", echo.url)
+    assert (code, "100 rows, 44 with an error" in complaints) == (0, True)
 
 
 def test_bert_truncate_cuts_long_texts(bert: Bert, tmp_path: Path) -> None:
@@ -307,10 +333,27 @@ def test_bert_review_without_a_title_or_a_body_is_one_text(bert: Bert, tmp_path:
         ("b", None),
         ("a", None),
         ("b", None),
-        (" |", None),  # for the service to refuse
-        (None, "the field 'title' is not text"),
+        (None, "the field 'title' is empty"),
+        (None, "the field 'title' is empty"),
         (None, "the field 'title' is not text"),
     ]
+
+
+def test_bert_missing_text_is_not_sent(bert: Bert, tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("title,body\n\\N,good\n\\N,\\N\ngood, \nNA,-\n")
+    (tmp_path / "a.jsonl").write_text('{"text": NaN}\n{"text": " \\\\N "}\n{"text": null}\n{"text": ""}\n')
+    with serve() as echo:
+        columns = ("--column", "title", "--pair-column", "body", "--json", "--url", echo.url)
+        _, output, _ = bert("sentiment", "--file", str(tmp_path / "a.csv"), *columns)
+        assert [(row["label"], row["error"]) for row in map(json.loads, output.splitlines())] == [
+            ("good", None),
+            (None, "the field 'title' is empty"),
+            ("good", None),
+            ("NA|-", None),  # these may be answers
+        ]
+        code, output, _ = bert("sentiment", "--file", str(tmp_path / "a.jsonl"), "--url", echo.url)
+        assert (code, echo.paths.count("/sentiment")) == (1, 1)
+    assert {json.loads(line)["error"] for line in output.splitlines()} == {"the field 'text' is empty"}
 
 
 def test_bert_lone_surrogate_costs_its_row_only(bert: Bert, tmp_path: Path) -> None:
@@ -329,7 +372,7 @@ def test_bert_new_columns_are_those_of_the_first_rows(bert: Bert, tmp_path: Path
 
     def scored(*rows: dict[str, object]) -> list[list[str]]:
         source.write_text("\n".join(map(json.dumps, rows)))
-        code, _, complaints = bert("sentiment", "--file", str(source), "--output", str(target))
+        code, _, complaints = bert("sentiment", "--file", str(source), "--output", str(target), "--overwrite")
         assert (code, complaints.split(" rows")[0]) == (0, str(len(rows)))
         return list(csv.reader(target.read_text().splitlines()))
 
@@ -389,7 +432,7 @@ def test_bert_first_rows_may_be_broken(bert: Bert, tmp_path: Path) -> None:
     source.write_text("\n".join(lines))
     for output in ("-", "csv"):
         target = "-" if output == "-" else str(tmp_path / "out.csv")
-        code, printed, complaints = bert("sentiment", "--file", str(source), "--output", target)
+        code, printed, complaints = bert("sentiment", "--file", str(source), "--output", target, "--overwrite")
         rows = (
             [json.loads(line) for line in printed.splitlines()]
             if output == "-"
@@ -563,9 +606,9 @@ def test_bert_one_column_has_as_many_rows_out_as_in(bert: Bert, tmp_path: Path) 
     rows = list(csv.DictReader(io.StringIO(output)))
     assert [(row["text"], row["error"]) for row in rows] == [
         ("good", ""),
-        ("", "the text is empty"),
+        ("", "the field 'text' is empty"),
         ("bad", ""),
-        ("", "the text is empty"),
+        ("", "the field 'text' is empty"),
     ]
 
 
@@ -578,7 +621,7 @@ def test_bert_parquet_is_read_and_answered_as_json_lines(bert: Bert, tmp_path: P
     code, output, _ = bert("sentiment", "--file", str(tmp_path / "a.parquet"))
     first, second = map(json.loads, output.splitlines())
     assert (code, first["label"], first["when"]) == (0, "POSITIVE", "2024-01-02")
-    assert second["error"] == "the field 'text' is not text"
+    assert second["error"] == "the field 'text' is empty"
     rows = [{"text": b"good", "score": float("nan"), "mix": [float("inf")]}, {"text": b"\xff", "score": 1.5}]
     parquet.write_table(pyarrow.Table.from_pylist(rows), tmp_path / "bytes.parquet")
     _, output, _ = bert("sentiment", "--file", str(tmp_path / "bytes.parquet"), "--prefix", "our_")
@@ -605,6 +648,166 @@ def test_bert_lines_that_seem_to_be_a_table_are_refused(bert: Bert, tmp_path: Pa
         assert (code, complaint in complaints) == (1, True), complaints
     code, output, _ = bert("sentiment", "--file", str(tmp_path / "a.txt"), "--format", "lines")
     assert (code, len(output.splitlines())) == (0, 1 + len(lines.splitlines()))
+
+
+@pytest.mark.parametrize(
+    ("source", "flags", "target", "delimiter"),
+    [
+        ("a.csv", (), "out.csv", ";"),
+        ("a.csv", ("--delimiter", ";"), "out.csv.gz", ";"),
+        ("a.csv", (), "out.tsv", "\t"),
+        ("a.tsv", (), "out.csv", ","),
+    ],
+)
+def test_bert_csv_output_has_the_delimiter_of_a_csv_input(
+    bert: Bert, tmp_path: Path, source: str, flags: tuple[str, ...], target: str, delimiter: str
+) -> None:
+    (tmp_path / source).write_text('id;text\n1;"a; b"\n2;c, d\n')
+    command = ("sentiment", "--file", str(tmp_path / source), "--output", str(tmp_path / target), *flags)
+    assert bert(*command)[0] == 0
+    content = (tmp_path / target).read_bytes()
+    text = (gzip.decompress(content) if target.endswith("gz") else content).decode()
+    rows = list(csv.reader(io.StringIO(text, newline=""), delimiter=delimiter))
+    assert [row[:3] for row in rows] == [["id", "text", "label"], ["1", "a; b", "POSITIVE"], ["2", "c, d", "POSITIVE"]]
+
+
+def test_bert_semicolon_file_goes_on_and_sends_rows_again(bert: Bert, tmp_path: Path, pauses: list[float]) -> None:
+    source, target = tmp_path / "a.csv", tmp_path / "scored.csv"
+    source.write_text("id;text\n" + "".join(f"{n};text {n}\n" for n in range(20)))
+    command = ("sentiment", "--file", str(source), "--output", str(target), "--concurrency", "1")
+    broken = problem_document(500, "internal_error", "broken", {})
+    with serve(lambda inputs: broken if "text 10" in inputs else None) as echo:
+        assert bert(*command, "--url", echo.url)[0] == 1
+        echo.refuse = lambda inputs: process_ended() if "text 12" in inputs and inputs[1:] else None
+        code, _, complaints = bert(*command, "--url", echo.url)
+    assert (code, "going on after 8 rows" in complaints, len(pauses)) == (0, True, 1)
+    rows = list(csv.DictReader(io.StringIO(target.read_text()), delimiter=";"))
+    assert [row["label"] for row in rows] == [f"text {n}" for n in range(20)]
+
+
+def test_bert_all_labels_of_a_table_are_columns(bert: Bert, tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("text\ngood\n\n")
+    command = ("sentiment", "--file", str(tmp_path / "a.csv"), "--all-labels", "--prefix", "our_")
+    code, output, _ = bert(*command)
+    header, good, empty = csv.reader(output.splitlines())
+    assert (code, header[5:]) == (0, ["our_NEGATIVE", "our_POSITIVE"])
+    assert good == ["good", "POSITIVE", "0.75", "false", "", "0.25", "0.75"]
+    assert empty[4:] == ["the field 'text' is empty", "", ""]
+
+
+def test_bert_all_labels_in_json_lines_are_an_object(bert: Bert, tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("text\ngood\n\n")
+    command = ("classify", "--file", str(tmp_path / "a.csv"), "--all-labels", "--prefix", "our_", "--json")
+    code, output, _ = bert(*command)
+    good, empty = map(json.loads, output.splitlines())
+    assert (code, list(good)) == (0, ["text", "our_label", "our_score", "our_truncated", "our_error", "our_scores"])
+    assert (good["our_label"], good["our_scores"]) == ("POSITIVE", {"POSITIVE": 0.75, "NEGATIVE": 0.25})
+    assert empty["our_scores"] is None
+
+
+def test_bert_label_with_the_name_of_a_column_gets_another(bert: Bert, tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("text\nerror\n")
+    with serve() as echo:
+        echo.models = [{"name": "m", "tasks": ["sentiment"], "labels": ["text", "error"]}]
+        _, output, _ = bert("sentiment", "--file", str(tmp_path / "a.csv"), "--all-labels", "--url", echo.url)
+    assert list(csv.reader(output.splitlines())) == [
+        ["text", "label", "score", "truncated", "error", "predicted_text", "predicted_error"],
+        ["error", "error", "1", "false", "", "", "1"],
+    ]
+
+
+def test_bert_all_labels_of_a_service_that_does_not_tell_them_are_refused(bert: Bert, tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("text\ngood\n")
+    command = ("sentiment", "--file", str(tmp_path / "a.csv"), "--all-labels")
+    with serve() as echo:
+        code, _, complaint = bert(*command, "--url", echo.url)
+        assert (code, complaint) == (
+            1,
+            "bert: /info does not tell the labels, which become columns; write JSON lines (--json)\n",
+        )
+        code, output, _ = bert(*command, "--json", "--url", echo.url)
+    assert (code, json.loads(output)["scores"]) == (0, {"good": 1})
+
+
+@pytest.mark.parametrize(("flags", "notices"), [((), 1), (("--all-labels",), 0)])
+def test_bert_file_says_that_labels_of_a_multi_label_model_are_left_out(
+    bert: Bert, tmp_path: Path, flags: tuple[str, ...], notices: int
+) -> None:
+    (tmp_path / "a.csv").write_text("text\ngood\nbad\n")
+    with serve() as echo:
+        echo.models = [
+            {"name": "m", "tasks": ["sentiment"], "labels": ["A"], "problem_type": "multi_label_classification"}
+        ]
+        command = ("classify", "--file", str(tmp_path / "a.csv"), "--url", echo.url, *flags)
+        code, _, complaints = bert(*command)
+    assert (code, complaints.count("only the best is written; --all-labels writes all")) == (0, notices)
+
+
+def test_bert_top_k_with_a_file_names_all_labels(bert: Bert) -> None:
+    code, _, complaint = bert("sentiment", "--file", "a.csv", "--top-k", "2")
+    assert (code, "for the scores of all labels, give --all-labels" in complaint) == (2, True)
+    code, _, complaint = bert("fill-mask", "--file", "a.csv", "--top-k", "2")
+    assert (code, "--all-labels" in complaint) == (2, False)
+    assert bert("sentiment", "good", "--all-labels")[0] == 2
+
+
+def test_bert_several_files_and_folders_become_files_of_a_folder(bert: Bert, tmp_path: Path) -> None:
+    data, out = tmp_path / "data", tmp_path / "out"
+    (data / "sub").mkdir(parents=True)
+    (data / "a.csv").write_text("text\ngood\n")
+    (data / "sub" / "a.jsonl").write_text('{"text": "good"}\n')
+    (tmp_path / "b.txt").write_text("good\n")
+    command = ("sentiment", "--file", str(tmp_path / "b.txt"), str(data), "--output", str(out))
+    code, output, complaints = bert(*command)
+    assert (code, output) == (0, "")
+    assert complaints.count("1 rows, 0 with an error") == 3
+    assert {str(file.relative_to(out)): file.read_text() for file in out.rglob("*.*")} == {
+        "a.csv": "text,label,score,truncated,error\ngood,POSITIVE,0.75,false,\n",
+        "b.tsv": "text\tlabel\tscore\ttruncated\terror\ngood\tPOSITIVE\t0.75\tfalse\t\n",
+        "sub/a.jsonl": '{"text": "good", "label": "POSITIVE", "score": 0.75, "truncated": false, "error": null}\n',
+    }
+
+
+def test_bert_file_of_several_that_cannot_be_read_leaves_the_others(bert: Bert, tmp_path: Path) -> None:
+    files = [tmp_path / name for name in ("a.csv", "b.csv", "c.csv")]
+    for file, column in zip(files, ("text", "body", "text"), strict=True):
+        file.write_text(f"{column}\ngood\n")
+    command = ("sentiment", "--file", *map(str, files), "--output", str(tmp_path / "out"))
+    code, _, complaints = bert(*command)
+    assert (code, f"bert: {files[1]}: it has no column 'text'" in complaints) == (1, True)
+    assert sorted(file.name for file in (tmp_path / "out").iterdir()) == ["a.csv", "c.csv"]
+    files[1].write_text("text\ngood\n")
+    code, _, complaints = bert(*command)
+    assert (code, complaints.count("rows/s"), complaints.count("skipped, because")) == (0, 1, 2)
+    assert f"{files[0]}: skipped, because {tmp_path}/out/a.csv exists\n" in complaints
+    code, _, complaints = bert(*command, "--overwrite")
+    assert (code, complaints.count("rows/s")) == (0, 3)
+
+
+def test_bert_files_with_the_same_output_are_refused(bert: Bert, tmp_path: Path) -> None:
+    for folder in ("x", "y"):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "a.csv").write_text("text\ngood\n")
+    code, _, complaint = bert(
+        *("sentiment", "--file", str(tmp_path / "x/a.csv"), "--file", str(tmp_path / "y/a.csv")),
+        *("--output", str(tmp_path / "out")),
+    )
+    assert (code, f"have the same output {tmp_path}/out/a.csv: rename one of them" in complaint) == (2, True)
+    assert not (tmp_path / "out").exists()
+
+
+def test_bert_job_of_several_files_goes_on_where_it_stopped(bert: Bert, tmp_path: Path) -> None:
+    files = [tmp_path / name for name in ("a.txt", "b.txt")]
+    for file in files:
+        file.write_text("".join(f"{file.stem} {n}\n" for n in range(20)))
+    command = ("sentiment", "--file", *map(str, files), "--output", f"{tmp_path}/out/", "--concurrency", "1")
+    broken = problem_document(500, "internal_error", "broken", {})
+    with serve(lambda inputs: broken if "b 10" in inputs else None) as echo:
+        assert bert(*command, "--url", echo.url)[0] == 1
+        echo.refuse = lambda _: None
+        code, _, complaints = bert(*command, "--url", echo.url)
+    assert (code, "b.tsv.partial: going on after 8 rows" in complaints) == (0, True)
+    assert [len((tmp_path / "out" / name).read_text().splitlines()) for name in ("a.tsv", "b.tsv")] == [21, 21]
 
 
 def test_bert_masks_of_a_file_are_filled(bert: Bert, tmp_path: Path) -> None:
@@ -1019,14 +1222,17 @@ def test_bert_rows_that_are_broken_cost_no_request(bert: Bert, tmp_path: Path) -
     assert len(echo.paths) == 1 + 4  # /info, and 30 rows in requests of 8
 
 
-def test_bert_file_of_invalid_rows_costs_few_requests(bert: Bert, tmp_path: Path) -> None:
+def test_bert_file_of_invalid_rows_costs_few_requests(
+    bert: Bert, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(file_job, "MAX_WAIT_SECONDS", PATIENCE)  # on a busy machine, the reader may wait
     source, target = tmp_path / "a.txt", tmp_path / "scored.tsv"
     texts = [f"text {n}" for n in range(3000)]
     source.write_text("\n".join(texts))
     with serve(lambda inputs: invalid_inputs({i: f"{one}: no mask" for i, one in enumerate(inputs)})) as echo:
         echo.limits |= {"max_client_batch": 512, "max_batch_tokens": 65536, "max_queue_tokens": 1_000_000}
         code, _, complaints = bert("sentiment", "--file", str(source), "--output", str(target), "--url", echo.url)
-    assert (code, complaints.partition(" error")[0]) == (0, "3,000 rows, 3,000 with an")
+    assert (code, complaints.partition(" error")[0]) == (1, "3,000 rows, 3,000 with an")
     rows = csv.DictReader(target.read_text().splitlines(), delimiter="\t")
     assert [row["error"] for row in rows] == [f"{text}: no mask" for text in texts]
     assert len(echo.paths) == 1 + 5 * 6 + 5  # /info; five requests of 512 texts, and one of 440
@@ -1090,6 +1296,117 @@ def test_bert_job_at_a_wrong_address_ends_at_once(bert: Bert, tmp_path: Path, re
     assert [file.name for file in tmp_path.iterdir()] == ["a.txt"]
 
 
+def stop_job(bert: Bert, source: Path, target: Path) -> None:
+    """Answer the first 56 of 100 rows of a new file."""
+    source.write_text("".join(f"text {n}\n" for n in range(100)))
+    command = ("sentiment", "--file", str(source), "--output", str(target), "--concurrency", "1", "--overwrite")
+    broken = problem_document(500, "internal_error", "broken", {})
+    with serve(lambda inputs: broken if "text 60" in inputs else None) as echo:
+        code, _, complaints = bert(*command, "--url", echo.url)
+    assert (code, "56 rows are kept in" in complaints) == (1, True)
+
+
+@pytest.mark.parametrize(
+    ("change", "flags", "fault"),
+    [
+        ("input", (), "its 56 rows are not those that the input begins with"),
+        ("options", ("--truncate",), "has 56 rows of a command with another truncate (False, now True)"),
+        ("columns", ("--prefix", "our_"), "has 56 rows of a command with another prefix ('', now 'our_')"),
+        ("note", (), "is not a partial file of this command"),
+    ],
+)
+def test_bert_overwrite_replaces_a_stale_partial_file_and_an_old_output(
+    bert: Bert, tmp_path: Path, change: str, flags: tuple[str, ...], fault: str
+) -> None:
+    source, target = tmp_path / "a.txt", tmp_path / "scored.jsonl"
+    target.write_text("old\n")
+    stop_job(bert, source, target)
+    if change == "input":
+        source.write_text("new\n" * 3)
+    if change == "note":
+        Path(f"{target}.partial.json").unlink()
+    rows = source.read_text().splitlines()
+    with serve() as echo:
+        command = ("sentiment", "--file", str(source), "--output", str(target), *flags, "--url", echo.url)
+        code, _, complaint = bert(*command)
+        assert (code, complaint) == (1, f"bert: {target}: exists already; give --overwrite to replace it\n")
+        assert echo.paths == []
+        target.unlink()
+        code, _, complaints = bert(*command)
+        assert code == 1
+        assert complaints.endswith(f"bert: {target}.partial: {fault}; give --overwrite to begin again\n")
+        assert "/sentiment" not in echo.paths
+        code, _, complaints = bert(*command, "--overwrite")
+    assert (code, f"{target}.partial: {fault}; beginning again\n" in complaints) == (0, True)
+    assert [json.loads(line)["text"] for line in target.read_text().splitlines()] == rows
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["a.txt", "scored.jsonl"]
+
+
+def test_bert_another_model_does_not_go_on_with_a_partial_file(bert: Bert, tmp_path: Path) -> None:
+    source, target = tmp_path / "a.txt", tmp_path / "scored.csv"
+    command = ("classify", "--file", str(source), "--output", str(target), "--concurrency", "1")
+    source.write_text("".join(f"text {n}\n" for n in range(20)))
+    broken = problem_document(500, "internal_error", "broken", {})
+    with serve(lambda inputs: broken if "text 10" in inputs else None) as echo:
+        echo.models = [{"name": "old", "tasks": ["sentiment"], "sha256": "a" * 64}]
+        assert bert(*command, "--url", echo.url)[0] == 1
+        echo.models = [{"name": "new", "tasks": ["sentiment"], "sha256": "b" * 64}]
+        code, _, complaints = bert(*command, "--url", echo.url)
+        fault = f"{target}.partial: has 8 rows of another model ('old', sha256 {'a' * 12}; now 'new', {'b' * 12})"
+        assert (code, complaints.splitlines()[-1]) == (1, f"bert: {fault}; give --overwrite to begin again")
+        echo.refuse = lambda _: None
+        code, _, complaints = bert(*command, "--url", echo.url, "--overwrite")
+    assert (code, f"{fault}; beginning again" in complaints) == (0, True)
+    assert len(scored_rows(target)) == 20
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        (None, "a"),
+        ("a", None),
+        ("a", "a"),
+    ],
+    ids=["older note", "older service", "same model"],
+)
+def test_bert_goes_on_if_the_model_is_the_same_or_unknown(
+    bert: Bert, tmp_path: Path, before: str | None, after: str | None
+) -> None:
+    source, target = tmp_path / "a.txt", tmp_path / "scored.csv"
+    command = ("sentiment", "--file", str(source), "--output", str(target), "--concurrency", "1")
+    source.write_text("".join(f"text {n}\n" for n in range(20)))
+    broken = problem_document(500, "internal_error", "broken", {})
+    with serve(lambda inputs: broken if "text 10" in inputs else None) as echo:
+        echo.models = [{"name": "m", "tasks": ["sentiment"], "sha256": before}]
+        assert bert(*command, "--url", echo.url)[0] == 1
+        echo.models = [{"name": "m", "tasks": ["sentiment"], "sha256": after}] if after else []
+        echo.refuse = lambda _: None
+        code, _, complaints = bert(*command, "--url", echo.url)
+    assert (code, "going on after 8 rows" in complaints) == (0, True)
+
+
+def test_bert_overwrite_goes_on_with_a_partial_file_that_fits(bert: Bert, tmp_path: Path) -> None:
+    source, target = tmp_path / "a.txt", tmp_path / "scored.csv"
+    stop_job(bert, source, target)
+    with serve() as echo:
+        command = ("sentiment", "--file", str(source), "--output", str(target), "--overwrite", "--url", echo.url)
+        code, _, complaints = bert(*command)
+    assert (code, f"{target}.partial: going on after 56 rows" in complaints) == (0, True)
+    assert len(scored_rows(target)) == 100
+
+
+def test_bert_overwrite_begins_again_with_a_pipe(bert: Bert, tmp_path: Path) -> None:
+    source, target, pipe = tmp_path / "a.txt", tmp_path / "scored.csv", tmp_path / "pipe.txt"
+    stop_job(bert, source, target)
+    os.mkfifo(pipe)
+    threading.Thread(target=pipe.write_bytes, args=(source.read_bytes(),)).start()
+    with serve() as echo:
+        command = ("sentiment", "--file", str(pipe), "--output", str(target), "--overwrite", "--url", echo.url)
+        code, _, complaints = bert(*command)
+    assert (code, complaints.partition(",")[0]) == (0, "100 rows")
+    assert len(scored_rows(target)) == 100
+
+
 @pytest.fixture
 def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """The pauses before rows that are sent again, none of which is waited for."""
@@ -1128,9 +1445,10 @@ def test_bert_rows_whose_request_ended_the_process_are_sent_again_one_by_one(
         "sending again, one by one, the rows whose request ended the inference process",
         "7 of 8 such rows have an answer now",
     ]
-    assert complaints.splitlines()[2].startswith("30 rows, 1 with an error")
+    assert complaints.splitlines()[2].startswith("30 rows, 2 with an error")
     expected = [(text, text, "") for text in texts]
     expected[11] = ("poison", "", PROCESS_ENDED)
+    expected[20] = ("", "", "the field 'text' is empty")
     assert scored_rows(target) == expected
     assert len(echo.paths) == 1 + 4 + 8  # /info, 30 rows in requests of 8, and 8 rows one by one
     assert pauses == [file_job.RESEND_PAUSE_SECONDS] * 2
@@ -1211,7 +1529,7 @@ def test_bert_rows_on_standard_output_keep_the_error_of_a_process_that_ended(ber
     (tmp_path / "a.txt").write_text("poison\n")
     with serve(lambda _: process_ended()) as echo:
         code, output, _ = bert("sentiment", "--file", str(tmp_path / "a.txt"), "--url", echo.url)
-    assert (code, output.splitlines()[1:]) == (0, [f"poison\t\t\t\t{PROCESS_ENDED}"])
+    assert (code, output.splitlines()[1:]) == (1, [f"poison\t\t\t\t{PROCESS_ENDED}"])
     assert len(echo.paths) == 2
 
 

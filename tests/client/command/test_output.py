@@ -16,7 +16,14 @@ from typing import Any
 import pytest
 
 from bert_client.command import output
-from bert_client.command.output import RevisedLine, RowWriter, has_output_suffix, open_output, written_rows
+from bert_client.command.output import (
+    RevisedLine,
+    RowWriter,
+    StalePartialFileError,
+    has_output_suffix,
+    open_output,
+    written_rows,
+)
 from bert_tables import TableError
 
 ROWS = [{"text": text} for text in ("good", "bad\nfilm", "é", "so so")]
@@ -33,14 +40,16 @@ def job(
     stop_after: int | None = None,
     error: BaseException | None = None,
     revised_line: RevisedLine | None = None,
+    overwrite: bool = False,
+    resume: bool = True,
     **options: Any,
 ) -> tuple[list[str], str]:
     """Write rows that are not yet there. The texts that were asked, and the messages."""
     stderr, asked = io.StringIO(), []
     inputs: Iterator[Mapping[str, Any]] = iter(rows)
-    writer = RowWriter("csv", ("text", "label"))
+    writer = RowWriter(",", ("text", "label"))
     try:
-        with open_output(str(path), OPTIONS | options, stderr) as target:
+        with open_output(str(path), OPTIONS | options, stderr, overwrite=overwrite, resume=resume) as target:
             target.begin(writer.header(), ["label"], inputs)
             for cells in inputs:
                 if stop_after is not None and len(asked) == stop_after:
@@ -48,7 +57,7 @@ def job(
                 asked.append(cells["text"])
                 target.add(cells, writer.row({**cells, "label": "A"}), failed=cells["text"] == "é")
             if revised_line:
-                target.revise("csv", "o", revised_line)
+                target.revise(",", "o", revised_line)
     except (StoppedError, KeyboardInterrupt):
         pass
     return asked, stderr.getvalue()
@@ -62,47 +71,47 @@ def names(folder: Path) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    ("form", "text"),
+    ("delimiter", "text"),
     [
-        ("csv", 'text,own,truncated,error\n"a, b","[""é"", {""d"": 1}]",true,\n'),
-        ("tsv", 'text\town\ttruncated\terror\na, b\t"[""é"", {""d"": 1}]"\ttrue\t\n'),
-        ("jsonl", '{"text": "a, b", "own": ["é", {"d": 1}], "truncated": true, "error": null}\n'),
+        (",", 'text,own,truncated,error\n"a, b","[""é"", {""d"": 1}]",true,\n'),
+        ("\t", 'text\town\ttruncated\terror\na, b\t"[""é"", {""d"": 1}]"\ttrue\t\n'),
+        (None, '{"text": "a, b", "own": ["é", {"d": 1}], "truncated": true, "error": null}\n'),
     ],
 )
-def test_row_writer_formats(form: str, text: str) -> None:
+def test_row_writer_formats(delimiter: str | None, text: str) -> None:
     cells = {"text": "a, b", "own": ["é", {"d": 1}], "truncated": True, "error": None}
-    writer = RowWriter(form, tuple(cells))
+    writer = RowWriter(delimiter, tuple(cells))
     assert writer.header() + writer.row(cells) == text
 
 
-@pytest.mark.parametrize("form", ["csv", "tsv"])
-@pytest.mark.parametrize("text", ["one\rtwo", "one\ntwo", "one\r\ntwo", 'a "b"', "a,b", "a\tb"])
-def test_row_writer_row_is_read_back_as_one(form: str, text: str) -> None:
-    writer = RowWriter(form, ("text", "label"))
+@pytest.mark.parametrize("delimiter", [",", "\t", ";"])
+@pytest.mark.parametrize("text", ["one\rtwo", "one\ntwo", "one\r\ntwo", 'a "b"', "a,b", "a\tb", "a;b"])
+def test_row_writer_row_is_read_back_as_one(delimiter: str, text: str) -> None:
+    writer = RowWriter(delimiter, ("text", "label"))
     written = writer.header() + "".join(writer.row({"text": cell, "label": "A"}) for cell in (text, "next"))
-    read = csv.DictReader(io.StringIO(written, newline=""), delimiter="," if form == "csv" else "\t")
+    read = csv.DictReader(io.StringIO(written, newline=""), delimiter=delimiter)
     assert [row["text"] for row in read] == [text, "next"]
 
 
-@pytest.mark.parametrize("form", ["csv", "tsv", "jsonl"])
-def test_written_rows_are_the_lines_and_cells_of_the_row_writer(form: str) -> None:
+@pytest.mark.parametrize("delimiter", [",", "\t", ";", None])
+def test_written_rows_are_the_lines_and_cells_of_the_row_writer(delimiter: str | None) -> None:
     rows = [{"text": text, "label": "A"} for text in ("one\rtwo", 'a "b",\n\n\tc', "\x85\u2028", "", "x" * 200_000)]
-    writer = RowWriter(form, ("text", "label"))
-    lines = [writer.header(), *map(writer.row, rows)][form == "jsonl" :]
-    read = list(written_rows(io.StringIO("".join(lines), newline=""), form))
+    writer = RowWriter(delimiter, ("text", "label"))
+    lines = [writer.header(), *map(writer.row, rows)][delimiter is None :]
+    read = list(written_rows(io.StringIO("".join(lines), newline=""), delimiter))
     assert [line for line, _ in read] == lines
     assert [cells for _, cells in read if cells] == rows
 
 
 def test_row_writer_columns_that_a_table_cannot_have_are_named() -> None:
-    writer = RowWriter("csv", ("a",))
+    writer = RowWriter(",", ("a",))
     assert [writer.row(cells) for cells in ({"a": 1}, {"a": 2, "late": 3}, {"later": 4})] == [
         "1\n",
         "2\n",
         '""\n',
     ]
     assert sorted(writer.left_out) == ["late", "later"]
-    assert RowWriter("jsonl", ("a",)).row({"b": 2}) == '{"b": 2}\n'
+    assert RowWriter(None, ("a",)).row({"b": 2}) == '{"b": 2}\n'
 
 
 @pytest.mark.parametrize(
@@ -126,7 +135,7 @@ def test_has_output_suffix_goes_by_the_suffix(name: str, writable: bool) -> None
 @pytest.mark.parametrize("name", ["out.csv", "out.csv.gz"])
 def test_output_has_its_name_when_it_is_complete(tmp_path: Path, name: str) -> None:
     path = tmp_path / name
-    path.write_text("old")
+    path.touch()  # as mktemp does
     assert job(path) == (["good", "bad\nfilm", "é", "so so"], "")
     content = path.read_bytes()
     written = (gzip.decompress(content) if name.endswith("gz") else content).decode()
@@ -150,9 +159,19 @@ def test_output_goes_on_after_an_error(tmp_path: Path, name: str, stop_after: in
     assert names(tmp_path) == [name]
 
 
+def test_output_that_exists_is_replaced_only_if_told_so(tmp_path: Path) -> None:
+    path = tmp_path / "out.csv"
+    path.write_text("old")
+    with pytest.raises(TableError, match=r"out\.csv: exists already; give --overwrite to replace it"):
+        job(path)
+    assert (names(tmp_path), path.read_text()) == (["out.csv"], "old")
+    job(path, overwrite=True)
+    assert (names(tmp_path), path.read_text()[:10]) == (["out.csv"], "text,label")
+
+
 def test_output_without_rows_leaves_nothing_after_an_error(tmp_path: Path) -> None:
     (tmp_path / "out.csv").write_text("old")
-    assert job(tmp_path / "out.csv", stop_after=0) == ([], "")
+    assert job(tmp_path / "out.csv", stop_after=0, overwrite=True) == ([], "")
     assert [file.read_text() for file in tmp_path.iterdir()] == ["old"]
 
 
@@ -216,7 +235,7 @@ def test_output_that_is_damaged_is_named(tmp_path: Path) -> None:
     job(tmp_path / "out.csv.gz", stop_after=2)
     partial = tmp_path / "out.csv.gz.partial"
     partial.write_bytes(partial.read_bytes()[:10] + b"\xff" * (partial.stat().st_size - 10))
-    with pytest.raises(TableError, match=r"out\.csv\.gz\.partial: cannot be read .*; delete it to begin again"):
+    with pytest.raises(TableError, match=r"out\.csv\.gz\.partial: cannot be read"):
         job(tmp_path / "out.csv.gz")
 
 
@@ -290,7 +309,7 @@ def test_output_note_without_a_partial_file_is_ignored(tmp_path: Path) -> None:
     job(tmp_path / "out.csv", stop_after=2)
     (tmp_path / "out.csv.partial").rename(tmp_path / "out.csv")  # killed before the note was deleted
     for _ in range(2):
-        assert len(job(tmp_path / "out.csv")[0]) == 4
+        assert len(job(tmp_path / "out.csv", overwrite=True)[0]) == 4
     assert names(tmp_path) == ["out.csv"]
 
 
@@ -305,13 +324,13 @@ def test_output_suffix_of_compression_may_be_in_capitals(tmp_path: Path) -> None
         (
             {"task": "fill-mask"},
             ROWS,
-            r"has 2 rows of a command with another task \('sentiment', now 'fill-mask'\); give",
+            r"has 2 rows of a command with another task \('sentiment', now 'fill-mask'\)",
         ),
         ({"column": ["body"]}, ROWS, r"another column \(\['text'\], now \['body'\]\)"),
         (
             {},
             [{"text": "new"}, *ROWS],
-            "its 2 rows are not those that the input begins with; delete it to begin again",
+            "its 2 rows are not those that the input begins with",
         ),
         ({}, ROWS[:1], "its 2 rows are not those that the input begins with"),
     ],
@@ -322,7 +341,7 @@ def test_output_of_another_command_is_left_alone(
     path = tmp_path / "out.csv"
     job(path, stop_after=2)
     before = {file.name: file.read_bytes() for file in tmp_path.iterdir()}
-    with pytest.raises(TableError, match=message):
+    with pytest.raises(StalePartialFileError, match=message):
         job(path, rows, **options)
     assert {file.name: file.read_bytes() for file in tmp_path.iterdir()} == before
     assert job(path)[0] == ["é", "so so"]
@@ -330,7 +349,7 @@ def test_output_of_another_command_is_left_alone(
 
 def test_output_partial_file_of_another_program_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "out.csv.partial").write_text("mine")
-    with pytest.raises(TableError, match=r"is not a partial file of this command; rename or delete it"):
+    with pytest.raises(TableError, match="is not a partial file of this command"):
         job(tmp_path / "out.csv")
     (tmp_path / "out.csv.partial.json").write_text("not a note")
     with pytest.raises(TableError, match=r"out\.csv\.partial\.json: cannot be read"):
@@ -341,7 +360,7 @@ def test_output_partial_file_of_another_program_is_left_alone(tmp_path: Path) ->
 def test_output_partial_file_that_lost_rows_is_an_error(tmp_path: Path) -> None:
     job(tmp_path / "out.csv", stop_after=2)
     (tmp_path / "out.csv.partial").write_text("text")
-    with pytest.raises(TableError, match="is shorter than its note tells; delete it to begin again"):
+    with pytest.raises(StalePartialFileError, match="is shorter than its note tells"):
         job(tmp_path / "out.csv")
     (tmp_path / "out.csv.partial").unlink()
     assert len(job(tmp_path / "out.csv")[0]) == 4
@@ -356,13 +375,27 @@ def test_output_two_processes_do_not_share_a_file(tmp_path: Path) -> None:
     assert path.read_text() == "text,label\n"
 
 
-def test_output_file_system_without_locks_is_no_other_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("code", [errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP])
+def test_output_file_system_without_locks_gives_a_warning(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int
+) -> None:
     def flock(*_: object) -> None:
-        raise OSError(errno.ENOLCK, "No locks available")
+        raise OSError(code, os.strerror(code))
 
     monkeypatch.setattr("fcntl.flock", flock)
-    with pytest.raises(OSError, match="No locks available"):
-        job(tmp_path / "out.csv")
+    asked, message = job(tmp_path / "out.csv")
+    assert (len(asked), message) == (
+        len(ROWS),
+        f"cannot lock {tmp_path}/out.csv.partial ({os.strerror(code)}): do not start a second job with this output\n",
+    )
+
+
+def test_output_partial_file_is_replaced_if_the_job_does_not_resume(tmp_path: Path) -> None:
+    path = tmp_path / "out.csv"
+    job(path, stop_after=3, task="fill-mask")
+    assert len(job(path, resume=False)[0]) == 4
+    assert path.read_text() == 'text,label\ngood,A\n"bad\nfilm",A\né,A\nso so,A\n'
+    assert names(tmp_path) == ["out.csv"]
 
 
 def test_output_link_stays_a_link_and_a_device_a_device(tmp_path: Path) -> None:
@@ -411,7 +444,7 @@ def test_output_lone_surrogate_is_written_as_jsons_escape(
         monkeypatch.setattr("sys.stdout", stdout)
         with open_output(name if name == "-" else str(tmp_path / name), {}, io.StringIO()) as target:
             target.begin("", [], iter(()))
-            target.add(lone, RowWriter("jsonl", ()).row(lone), failed=False)
+            target.add(lone, RowWriter(None, ()).row(lone), failed=False)
     content = written.read_bytes() or os.read(reader, 99) or (tmp_path / name).read_bytes()
     os.close(reader)
     content = gzip.decompress(content) if name.endswith(".gz") else content

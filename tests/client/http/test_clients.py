@@ -23,6 +23,7 @@ from bert_client import (
     FillMaskResult,
     InvalidInputError,
     LabelResult,
+    Model,
     ProblemError,
     RetryPolicy,
     TooBusyError,
@@ -401,3 +402,16 @@ def test_client_stream_ends_when_a_firewall_refuses_everything_later() -> None:
         with pytest.raises(ProblemError, match="403"):
             list(outcomes)
         assert len(echo.paths) < 200
+
+
+@pytest.mark.parametrize("task", ["sentiment", "classify"])
+def test_clients_tell_the_model_of_a_task(url: str, task: str) -> None:
+    async def ask() -> Model | None:
+        async with AsyncBertClient(url) as client:
+            return await client.model(task)
+
+    with BertClient(url) as client:
+        found = client.model(task)
+        assert client.model("no-such-task") is None
+    assert found == asyncio.run(ask())
+    assert found == Model("fake-sentiment", "ff", ["NEGATIVE", "POSITIVE"], None)

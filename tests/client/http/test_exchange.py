@@ -14,6 +14,7 @@ from bert_client import (
     DeadlineExceededError,
     InvalidInputError,
     LabelResult,
+    Model,
     ProblemError,
     RetryPolicy,
     TooBusyError,
@@ -423,6 +424,23 @@ def test_answer_other_problems_are_raised(status: int, code: str, loc: tuple[str
 def info(status: str, max_client_batch: int) -> httpx.Response:
     limits = dict.fromkeys(("max_batch_tokens", "max_queue_tokens", "max_body_bytes", "request_timeout_ms"), 1000)
     return httpx.Response(200, json={"status": status, "limits": limits | {"max_client_batch": max_client_batch}})
+
+
+def test_model_is_known_when_the_models_are_loaded() -> None:
+    model = {"name": "m", "tasks": ["fill-mask", "sentiment"], "sha256": "ab", "labels": ["A"]}
+    loaded = json.loads(info("warming", 1).content) | {"models": [model]}
+    replies = [info("loading", 1), info("loading", 1), httpx.Response(200, json=loaded)]
+    times = iter(float(n) for n in range(100))
+    exchange = Exchange(RetryPolicy(), lambda: next(times), random=lambda: 0.0)
+    found, steps = perform(exchange.model("classify"), lambda _: replies.pop(0))
+    assert found == Model("m", "ab", ["A"], None)
+    assert steps == [None, 1.0, None, 1.0, None]
+
+
+@pytest.mark.parametrize("reply", [page(404), info("ready", 1)], ids=["hidden", "older service"])
+def test_model_of_a_service_that_does_not_tell_is_unknown(reply: httpx.Response) -> None:
+    exchange = Exchange(RetryPolicy(), lambda: 0.0, random=lambda: 0.0)
+    assert perform(exchange.model("sentiment"), lambda _: reply)[0] is None
 
 
 @pytest.mark.parametrize("status", [200, 302, 403, 404])
