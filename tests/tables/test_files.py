@@ -99,6 +99,14 @@ def test_open_table_lines_may_be_markup(tmp_path: Path) -> None:
         assert [row.cells["text"] for row in table.rows] == ["<html>", "<b>good</b>"]
 
 
+def test_open_table_lines_with_labels_of_fasttext_are_refused_unless_lines_are_stated(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("__label__2 Great film\n")
+    with pytest.raises(TableError, match=r"a\.txt: has lines with labels of fastText"), open_table(tmp_path / "a.txt"):
+        pass
+    with open_table(tmp_path / "a.txt", format="lines") as table:
+        assert [row.cells["text"] for row in table.rows] == ["__label__2 Great film"]
+
+
 @pytest.mark.parametrize("compress", [gzip.compress, bz2.compress, lzma.compress])
 @pytest.mark.parametrize("name", ["a.csv", "a.csv.gz", "a.csv.zst"])
 def test_open_file_compression_is_known_by_its_first_bytes(
