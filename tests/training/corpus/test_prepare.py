@@ -498,7 +498,10 @@ def test_prepare_on_a_full_disk_says_what_to_do(root: Path, monkeypatch: pytest.
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(local_engine, "make_shard", full)
-    with pytest.raises(CorpusError, match=r"device\. Remove the cause, then run the same command again: it continues"):
+    with pytest.raises(
+        CorpusError,
+        match=r"device; free some space on its disk\. Remove the cause, then run the same",
+    ):
         prepare(recipe(root), TOKENIZER)
 
 
