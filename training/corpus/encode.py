@@ -48,7 +48,7 @@ class EncodedShard:
     cut_sentences: int = 0
     """Sentences cut because they are too long."""
     letters: int = 0
-    """Characters of the text other than white space."""
+    """Characters of the text other than spaces."""
     lost_letters: int = 0
     """Letters of words that become [UNK] and of sentences that are dropped."""
     long_word_letters: int = 0
@@ -176,7 +176,7 @@ def even_parts(continues: NDArray[np.bool_]) -> list[int]:
 
 
 def _letters(text: str) -> int:
-    return sum(map(len, text.split()))
+    return len(text) - text.count(" ")  # ten times as fast as a split at all white space
 
 
 def _starts(lengths: Counts) -> NDArray[np.int32]:

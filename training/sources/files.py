@@ -99,9 +99,11 @@ def _folders(top: Path) -> Iterator[Path]:
 
 def _real_files(folder: Path, found: Sequence[Path]) -> list[Path]:
     """The files without links to other ones of them."""
+    top, parents = folder.resolve(), {parent: parent.resolve() for parent in {file.parent for file in found}}
+    linked = {parent for parent, real in parents.items() if real != top / parent.relative_to(folder)}
     real: dict[Path, Path] = {}
-    for file in sorted(found, key=lambda file: file.resolve() != folder.resolve() / file.relative_to(folder)):
-        real.setdefault(file.resolve(), file)  # files without a link in their path come first
+    for file in sorted(found, key=lambda file: file.parent in linked or file.is_symlink()):  # links come last
+        real.setdefault(file.resolve() if file.is_symlink() else parents[file.parent] / file.name, file)
     if twice := sorted(str(file.relative_to(folder)) for file in set(found).difference(real.values())):
         log_once(f"{folder}: links to files that are read anyway are not read: {_shown(twice)}")
     return sorted(real.values())
