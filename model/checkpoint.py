@@ -22,7 +22,7 @@ from torch import Tensor
 
 from model.config import BertConfig
 from model.errors import CheckpointError, ConfigError
-from model.files import check_readable, file_names, read_json
+from model.files import check_readable, file_names, read_json, system_remedy
 from model.heads import BertForPreTraining, BertForSequenceClassification
 from model.tokenizer import Tokenizer
 
@@ -82,6 +82,10 @@ def load_checkpoint(directory: Path | str, *, dtype: torch.dtype = torch.float32
         raise CheckpointError(path, f"holds a PEFT adapter (adapter_config.json), not a whole model; {advice}")
     if "config.json" not in names and (found := [*path.glob("*/config.json"), *path.glob("snapshots/*/config.json")]):
         raise CheckpointError(path, f"has no config.json; did you mean {found[0].parent}?")
+    has_weights = any(name.endswith(".safetensors") for name in names)
+    if "config.json" not in names and not has_weights and (weights := _conversion(names, None)):
+        copied = "; copy its bert_config.json to config.json" * ("bert_config.json" in names)
+        raise CheckpointError(path, f"has no config.json{copied}, and no safetensors, but {weights}")
     values = read_json(path / "config.json")
     if _named(values) in _PRETRAINING:
         values = {name: value for name, value in values.items() if name not in _LABEL_FIELDS}
@@ -119,7 +123,7 @@ def save_checkpoint(
         _save_tensors(path / "model.safetensors", tensors)
         tokenizer.save(path, model.config.max_position_embeddings)
     except (OSError, SafetensorError) as error:
-        raise CheckpointError(path, f"cannot be written: {error}") from error
+        raise CheckpointError(path, f"cannot be written: {error}{system_remedy(error)}") from error
 
 
 def _save_tensors(file: Path, tensors: dict[str, Tensor]) -> None:
@@ -283,32 +287,58 @@ def _read_tensors(path: Path, named: str | None) -> tuple[Path, dict[str, Tensor
     raise CheckpointError(single, f"is missing; rename {others[0]} if it is the model" if others else "is missing")
 
 
-_CONVERTIBLE = {
-    "tf_model.h5": "'.', from_tf=True",
-    "model.ckpt.index": "'.', from_tf=True",
-    "bert_model.ckpt.index": "'bert_model.ckpt.index', from_tf=True, config='.'",
-    "flax_model.msgpack": "'.', from_flax=True",
-}
-"""Weight files of TensorFlow and Flax, and how `transformers` 4 loads them."""
+_PICKLE = re.compile(
+    r"(?!optimizer|scheduler|scaler|rng_state|training_args|openvino)[-=.\w]+\.(bin|pt|pth|ckpt)", re.ASCII
+)
+"""Weight files of torch, but no states of a trainer."""
+_TENSORFLOW_1 = re.compile(r"[-.\w]+\.ckpt[-\w]*\.(index|meta|data-\d+-of-\d+)", re.ASCII)
+_CONVERTIBLE = {"tf_model.h5": "'.', from_tf=True", "flax_model.msgpack": "'.', from_flax=True"}
+"""Weight files of TensorFlow 2 and Flax, and how `transformers` 4 loads them."""
+_FINAL_SUFFIXES = (".onnx", ".gguf", ".tflite", ".pb", ".mlmodel", ".ot", ".h5", ".npz", ".msgpack", ".xml")
+"""Of formats that are not converted back."""
 
 
 def _conversion(names: set[str], named: str | None) -> str | None:
     """A weight file that is not safetensors, and how to convert it; None if there is none."""
-    if pickles := sorted(name for name in names if re.fullmatch(r"pytorch_model[-.\w]*\.bin", name, re.ASCII)):
-        found = "pytorch_model.bin" if "pytorch_model.bin" in names else pickles[0]
-        pattern = re.sub(r"-\d+-of-", "-*-of-", found)
-        code = (
-            "import glob, torch; from safetensors.torch import save_file; save_file({name: tensor.clone().contiguous() "
-            f"for file in glob.glob('{pattern}') for name, tensor in torch.load(file, weights_only=True, "
-            "map_location='cpu').items()}, 'model.safetensors', {'format': 'pt'})"
-        )
-        return f'{found}; to convert it, run in this directory (no code in the file is executed): python -c "{code}"'
-    for found, source in _CONVERTIBLE.items():
-        if found in names:
-            code = f"import transformers as t; t.{named or 'CLASS'}.from_pretrained({source}).save_pretrained('.')"
-            which = "" if named else " (CLASS is the model's class, one of " + ", ".join(ARCHITECTURES) + ")"
-            return f'{found}; to convert it, run in this directory with transformers 4{which}: python -c "{code}"'
+    if pickles := sorted(filter(_PICKLE.fullmatch, names), key=_is_less_likely):
+        return f"{pickles[0]}; {_from_pickle(pickles[0])}"
+    sources = {name: source for name, source in _CONVERTIBLE.items() if name in names}
+    if parts := sorted(name for name in names if _TENSORFLOW_1.fullmatch(name)):
+        index = f"{parts[0].rpartition('.')[0]}.index"
+        if index not in names:
+            return f"{parts[0]}, a part of a checkpoint of TensorFlow; copy {index} too"
+        sources[index] = f"'{index}', from_tf=True, config='.'"
+    if sources:
+        found, source = next(iter(sources.items()))
+        code = f"import transformers as t; t.{named or 'CLASS'}.from_pretrained({source}).save_pretrained('.')"
+        which = "" if named else " (CLASS is the model's class, one of " + ", ".join(ARCHITECTURES) + ")"
+        return f'{found}; to convert it, run in this directory with transformers 4{which}: python -c "{code}"'
+    if final := sorted(name for name in names if name.lower().endswith(_FINAL_SUFFIXES)):
+        return f"{final[0]}, a format that cannot be converted; get the safetensors that it was made from"
     return None
+
+
+def _is_less_likely(name: str) -> tuple[bool, bool, str]:
+    return name != "pytorch_model.bin", not name.startswith(("pytorch_model", "model")), name
+
+
+def _from_pickle(name: str) -> str:
+    """How to convert a file that `torch.save` has written: the tensors, or a state of a trainer that has them. The name
+    of a module that wraps the model is left out of their names."""
+    pattern = re.sub(r"-\d+-of-", "-*-of-", name)
+    code = (
+        "import glob, re, torch; from safetensors.torch import save_file; "
+        f"files = [torch.load(file, weights_only=True, map_location='cpu') for file in glob.glob('{pattern}')]; "
+        "keys = ('state_dict', 'model_state_dict', 'model'); "
+        "states = [next((file[key] for key in keys if key in file), file) for file in files]; "
+        r"save_file({re.sub(r'^(\w+\.)*?(?=(bert|cls|classifier|encoder|embeddings|pooler)\.)', '', name): "
+        "each.clone().contiguous() for state in states for name, each in state.items() if torch.is_tensor(each)}, "
+        "'model.safetensors', {'format': 'pt'})"
+    )
+    return (
+        f'to convert it, run in this directory (no code in the file is executed): python -c "{code}"; if torch refuses '
+        "the file, call model.save_pretrained(DIRECTORY) in the program that made it"
+    )
 
 
 def _is_file_name(name: object) -> bool:
@@ -322,6 +352,8 @@ def _tensors_of(file: Path) -> Iterator[tuple[str, Tensor]]:
             for name in tensors.keys():  # noqa: SIM118 (`tensors` is not a mapping)
                 yield _current_name(name), tensors.get_tensor(name)
     except (OSError, SafetensorError, ValueError) as error:
+        if remedy := system_remedy(error):
+            raise CheckpointError(file, f"cannot be read: {error}{remedy}") from None
         raise CheckpointError(file, f"is truncated or corrupt: {error}; copy it again") from None
 
 

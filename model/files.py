@@ -2,12 +2,34 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
+import re
 from pathlib import Path
 from typing import Any
 
 from model.errors import CheckpointError
+
+_REMEDIES = {
+    errno.EACCES: f"check its permissions for the user id {os.geteuid()}",
+    errno.EPERM: f"check its permissions for the user id {os.geteuid()}",
+    errno.ENODEV: "its file system cannot map files into memory; copy it to a local disk",
+    errno.ENOSPC: "free some space on its disk",
+    errno.EDQUOT: "free some of the space that this user may use",
+    errno.EROFS: "its file system is read-only; choose another folder",
+    errno.EMFILE: "this process may not open more files; raise its limit (ulimit -n 65536)",
+    errno.EIO: "its disk or network file system fails; copy it to a local disk",
+    errno.ESTALE: "its network file system has lost it; run the command again",
+}
+
+
+def system_remedy(error: Exception) -> str:
+    """`; ` and what to do about an error of the operating system; "" if its text says enough. Libraries in Rust raise
+    errors without a number, but write it."""
+    written = re.search(r"\(os error (\d+)\)", str(error))
+    code = int(written[1]) if written else getattr(error, "errno", None)
+    return f"; {_REMEDIES[code]}" if code in _REMEDIES else ""
 
 
 def file_names(directory: Path) -> set[str]:
@@ -18,10 +40,12 @@ def file_names(directory: Path) -> set[str]:
     """
     try:
         return {file.name for file in directory.iterdir()}
-    except PermissionError as error:
-        raise CheckpointError(directory, _unreadable(error)) from None
-    except (OSError, ValueError):  # ValueError: the name contains a NUL
+    except (OSError, ValueError) as error:  # ValueError: the name contains a NUL
+        if isinstance(error, OSError) and system_remedy(error):
+            raise CheckpointError(directory, _unreadable(error)) from None
         advice = "to download a model, run: hf download OWNER/NAME --local-dir DIRECTORY"
+        if isinstance(error, NotADirectoryError):
+            advice = "give that of the model, which has config.json"
         raise CheckpointError(directory, f"is not a directory; {advice}") from None
 
 
@@ -54,4 +78,4 @@ def read_json(file: Path) -> dict[str, Any]:
 
 
 def _unreadable(error: OSError) -> str:
-    return f"cannot be read: {error.strerror}; check its permissions for the user id {os.geteuid()}"
+    return f"cannot be read: {error.strerror}{system_remedy(error)}"

@@ -345,6 +345,12 @@ class Tokenizer:
             return [token.id for token in self._rust.model.tokenize(word)]
         return self._tokenize_parts(text, [(0, len(text))], spans=False).ids.tolist()
 
+    def unknown_words(self, text: str) -> list[str]:
+        """The parts of a text that become [UNK]."""
+        half = self._tokenize_parts(text, [(0, len(text))], spans=True)
+        which = (i for i, token_id in enumerate(half.ids) if token_id == self.unk_id)
+        return [text[start:end] for start, end in half.spans(which)]
+
     def word_ids(self, typecode: str, limit: int) -> WordIds | None:
         """Token ids by word; see `WordIds`. Of added tokens, only `[UNK]` and single words are recognised. None if this
         tokenizer does not split texts like BERT's."""

@@ -74,7 +74,18 @@ APP_LAYERS = (
     *("errors", "settings", "observability", "inference", "batching", "tasks", "http", "server", "cluster", "__main__"),
 )
 CLIENT_LAYERS = ("wire", "errors", "results", "http", "command", "__init__")
-TABLES_LAYERS = ("errors", "dialect", "missing", "delimited", "header", "files", "json_lines", "reader", "__init__")
+TABLES_LAYERS = (
+    "errors",
+    "dialect",
+    "missing",
+    "cells",
+    "delimited",
+    "header",
+    "files",
+    "json_lines",
+    "reader",
+    "__init__",
+)
 MODEL_LAYERS = (
     *("errors", "timing", "config", "dropout", "packing", "attention", "bert", "heads", "files", "tokenizer_dir"),
     *("word_ids", "tokenizer", "checkpoint", "inference", "__init__"),

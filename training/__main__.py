@@ -17,6 +17,7 @@ import torch
 from tqdm.contrib.logging import logging_redirect_tqdm
 
 from model.errors import BertError
+from model.files import system_remedy
 from training.classify.arguments import add_arguments
 from training.classify.command import plan
 from training.corpus.prepare import prepare, prepare_labelled
@@ -144,8 +145,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         advice = "\nlower micro_batch_tokens, and give the run another name" * is_training
         print(f"error: {error}{advice}", file=sys.stderr)
         return 1
-    except (BertError, OSError) as error:
+    except BertError as error:
         print(f"error: {error}", file=sys.stderr)
+        return 1
+    except OSError as error:
+        print(f"error: {error}{system_remedy(error)}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         finished = False

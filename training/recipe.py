@@ -72,7 +72,9 @@ class SourceConfig(_Strict):
     name: str = ""
     """Name in reports and folders; if absent, that of the file or data set."""
     path: str | None = None
-    """A file, a directory or a glob, relative to the recipe's `data`."""
+    """A file, a directory or a glob, relative to the recipe's `data`. A file that symbolic links lead to is read once.
+    In a directory, a README or LICENSE beside other texts is not read, nor are the JSON files of the library
+    `datasets`."""
     hub: str | None = None
     """A data set of the Hugging Face hub, `owner/name` or `owner/name:config`. With `path` too, the hub is used only
     if no file is there."""
@@ -86,7 +88,7 @@ class SourceConfig(_Strict):
     begin a document. `fasttext`: one text per line, after its label (`__label__2 Great film`)."""
     table: Dialect = Dialect()
     """How CSV and TSV files are written, where that is not detected: `header` (true, false, or the columns' names),
-    `delimiter`, `quote`, `escape`; `encoding` is for any text."""
+    `delimiter`, `quote`, `escape`; `encoding` is that of any text that is not UTF-8."""
     text: Columns = ("text",)
     """Columns that hold the text, such as a review's title and body: names, or numbers from 1."""
     read: Literal["text", "pair", "both"] | None = None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bert_tables.cells import cell_label, cell_values, spelled
 from bert_tables.dialect import LINE, Dialect
 from bert_tables.errors import TableError
 from bert_tables.missing import MISSING_WORDS, is_missing
@@ -15,7 +16,10 @@ __all__ = [
     "Row",
     "Table",
     "TableError",
+    "cell_label",
+    "cell_values",
     "format_of",
     "is_missing",
     "open_table",
+    "spelled",
 ]

@@ -28,6 +28,9 @@ READ_ERRORS = (OSError, EOFError, lzma.LZMAError, zlib.error)
 MAX_LINE = 2**27
 """Characters of a line, so that a small compressed file does not fill the memory."""
 _MAX_LAYERS = 3
+_MIXED_FILE = 0.1
+"""Share of valid UTF-8 among the lines with other characters than ASCII. Below it, these lines are valid by chance: in
+GBK or KOI8-R, one word can be."""
 
 Progress = Callable[[int], object]
 """Called with each number of bytes that were read from a file, before decompression."""
@@ -50,6 +53,11 @@ _KINDS = (
         rb"ARROW1\x00|FEA1\x00|ORC[\x00-\x08\x0b\x0c\x0e-\x1f]|Obj\x01",
         "an Arrow, ORC or Avro file",
         "write it as Parquet",
+    ),
+    (
+        rb"\xff{4}.{3}\x00\x10\x00\x00\x00",
+        "an Arrow stream, as Dataset.save_to_disk writes it",
+        "write it as Parquet: datasets.load_from_disk(FOLDER).to_parquet(FILE), a DatasetDict split by split",
     ),
     (rb"SQLite format 3\x00", "an SQLite database", "export the table as CSV"),
     (rb"\x89HDF|\x93NUMPY|\x80[\x02-\x05]", "an array or a pickle", "write it as CSV, JSON lines or Parquet"),
@@ -141,6 +149,9 @@ def text_lines(file: File, encoding: str, longest: int = -1) -> Iterator[str]:
     """The lines of a file, with their ends. A byte that is not of the encoding becomes a lone surrogate, which
     `text_fault` finds.
 
+    An encoding that extends ASCII is that of the lines that are not valid UTF-8, because a folder, or a file made of
+    several, may have both. If the file begins with nearly no line that is UTF-8, it is the encoding of all lines.
+
     Args:
         longest: Characters of a line. A longer one comes in parts, to bound memory.
 
@@ -150,7 +161,8 @@ def text_lines(file: File, encoding: str, longest: int = -1) -> Iterator[str]:
     name = codecs.lookup(encoding).name
     wide = name.startswith(("utf-16", "utf-32"))
     errors = "surrogatepass" if wide else "surrogateescape"
-    text = io.TextIOWrapper(file.content, encoding, errors, newline="")
+    is_mixed = not wide and name != "utf-8" and _may_be_mixed(file.head, encoding)
+    text = io.TextIOWrapper(file.content, "utf-8" if is_mixed else encoding, errors, newline="")
     number, last = 0, ""
     try:
         for line in iter(partial(text.readline, longest if longest > 0 else MAX_LINE), ""):
@@ -160,6 +172,8 @@ def text_lines(file: File, encoding: str, longest: int = -1) -> Iterator[str]:
                 continue
             number += not last or last.endswith(("\n", "\r"))
             last = line
+            if is_mixed and not _is_unicode(line):
+                line = line.encode(errors=errors).decode(encoding, errors)
             if line := line.lstrip("\ufeff"):  # the byte order mark of a file that was appended
                 yield line
     except (*READ_ERRORS, UnicodeError) as error:
@@ -170,6 +184,25 @@ def text_lines(file: File, encoding: str, longest: int = -1) -> Iterator[str]:
     finally:
         if not file.content.closed:
             text.detach()  # else it closes the file
+
+
+def _may_be_mixed(head: bytes, encoding: str) -> bool:
+    """Whether lines of a file that begins with these bytes may be UTF-8, though another encoding is stated."""
+    ascii_bytes = bytes(range(128))
+    if ascii_bytes.decode(encoding, "replace") != ascii_bytes.decode():
+        return False
+    decoder = codecs.getincrementaldecoder("utf-8")("surrogateescape")  # the last bytes may be half a character
+    valid = [_is_unicode(line) for line in decoder.decode(head).splitlines() if not line.isascii()]
+    return sum(valid) >= _MIXED_FILE * len(valid)
+
+
+def _is_unicode(line: str) -> bool:
+    """Whether a line has no lone surrogate, which stands for a byte of another encoding."""
+    try:
+        line.encode()  # faster than a search for surrogates
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def damage(name: str, place: str, error: Exception) -> TableError:

@@ -48,6 +48,9 @@ _SUFFIXES = {
 }
 FORMATS = tuple(_SUFFIXES)
 
+FASTTEXT_LABEL = "__label__"
+"""What begins a label in a line of fastText."""
+
 _DELIMITERS = {"csv": ",", "tsv": "\t"}
 _BEGINNING_LINES = 1000
 _BEGINNING_CHARACTERS = 2**20
@@ -142,12 +145,20 @@ def open_table(
         yield _table(file, format or format_of(str(name), dialect), dialect or Dialect(), columns)
 
 
+def has_fasttext_label(line: str) -> bool:
+    """Whether a line begins with a label of fastText."""
+    return re.match(rf"\s*{FASTTEXT_LABEL}\S", line) is not None
+
+
 def _check_lines(file: File) -> None:
-    """Raise TableError if a file begins like JSON, or with a header that has the column `text`, though its name says
-    that it has plain lines."""
+    """Raise TableError if a file begins like JSON, with a label of fastText, or with a header that has the column
+    `text`, though its name says that it has plain lines."""
     first = re.split(rb"[\r\n]", file.start, maxsplit=1)[0].decode("utf-8", "replace")
     rows = {delimiter: next(csv.reader([first], delimiter=delimiter), []) for delimiter in DELIMITER_NAMES}
     delimiter = next((delimiter for delimiter, row in rows.items() if len(row) > 1 and LINE in row), None)
+    if has_fasttext_label(first):
+        remedy = "delete these, or state the format lines to read them as a part of the text"
+        raise TableError(f"{file.name}: has lines with labels of fastText ({FASTTEXT_LABEL}...); {remedy}")
     if is_object(first):
         what, form = "JSON lines", "jsonl"
     elif re.match(rb"\s*\[\s*\{\s*\"|\{\s*[\r\n]", file.start):

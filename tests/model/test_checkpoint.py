@@ -623,9 +623,34 @@ IN_PLACE: dict[str, tuple[Damage, str, str]] = {
         "but pytorch_model.bin; ",
     ),
     "settings of a trainer": (replaced("training_args.bin"), "model.safetensors", "^is missing$"),
+    "states of a trainer": (replaced("rng_state_0.pth"), "model.safetensors", "^is missing$"),
     "a name that would run a command": (replaced("pytorch_model$(id).bin"), "model.safetensors", "^is missing$"),
     "TensorFlow": (replaced("tf_model.h5"), "", rf"tf_model.h5.*with transformers 4: {CONVERT}\('.', from_tf=True\)"),
-    "TensorFlow 1": (replaced("model.ckpt.index"), "", r"but model.ckpt.index; .*\('.', from_tf=True\)"),
+    "TensorFlow 1": (
+        replaced("model.ckpt-7.index"),
+        "",
+        r"but model.ckpt-7.index; .*\('model.ckpt-7.index', from_tf=True, config='.'\)",
+    ),
+    "TensorFlow 1 without its index": (
+        replaced("model.ckpt.data-00000-of-00001"),
+        "",
+        "but model.ckpt.data-00000-of-00001, a part of .*; copy model.ckpt.index too",
+    ),
+    "TensorFlow 1 with its own config": (
+        lambda path: [
+            replaced("bert_model.ckpt.index")(path),
+            (path / "config.json").rename(path / "bert_config.json"),
+        ],
+        "",
+        "has no config.json; copy its bert_config.json to config.json, and no safetensors, but bert_model.ckpt.index; ",
+    ),
+    "ONNX": (replaced("model.onnx"), "", "but model.onnx, a format that cannot be converted; get the safetensors"),
+    "GGUF": (replaced("bert.Q4_K.gguf"), "", "but bert.Q4_K.gguf, a format that cannot be converted; get"),
+    "Lightning": (
+        replaced("epoch=3-step=9.ckpt"),
+        "",
+        r"glob\('epoch=3-step=9.ckpt'\).*; if torch refuses the file, call",
+    ),
     "TensorFlow 1 of Google": (
         replaced("bert_model.ckpt.index"),
         "",
@@ -711,12 +736,39 @@ def test_checkpoint_error_has_a_command_that_converts_a_pickle_with_all_heads(
     for i, name in enumerate(names):
         torch.save({key: tensors[key] for key in list(tensors)[i :: len(names)]}, directory / name)
     (directory / "model.safetensors").unlink()
-    command = refusal(directory).reason.split('python -c "')[1].removesuffix('"')
+    command = refusal(directory).reason.split('python -c "')[1].partition('"')[0]
     monkeypatch.chdir(directory)
     exec(command, {})  # as `python -c` does, but torch is loaded already
     found = load_checkpoint(directory).model.state_dict()
     assert found.keys() == expected.keys()
     assert all(torch.equal(tensor, found[name]) for name, tensor in expected.items())
+
+
+@pytest.mark.parametrize(("name", "key"), [("pytorch_model.bin", "state_dict"), ("model.pt", "model_state_dict")])
+@pytest.mark.parametrize("wrapper", ["", "model.", "module."])
+def test_checkpoint_error_has_a_command_that_converts_a_state_of_a_trainer(
+    directory: Path, monkeypatch: pytest.MonkeyPatch, name: str, key: str, wrapper: str
+) -> None:
+    expected = load_checkpoint(directory).model.state_dict()
+    tensors = load_file(directory / "model.safetensors")
+    prefix(tensors, wrapper)
+    torch.save({"epoch": 3, key: tensors, "optimizer": {"lr": torch.ones(1)}}, directory / name)
+    (directory / "model.safetensors").unlink()
+    command = re.search('python -c "(.*)"; if torch', refusal(directory).reason)
+    assert command is not None
+    monkeypatch.chdir(directory)
+    exec(command[1], {})
+    found = load_checkpoint(directory).model.state_dict()
+    assert all(torch.equal(tensor, found[name]) for name, tensor in expected.items())
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="needs a file system that cannot map files")
+def test_checkpoint_on_a_file_system_that_cannot_map_files_is_named(directory: Path) -> None:
+    (directory / "model.safetensors").unlink()
+    (directory / "model.safetensors").symlink_to("/proc/self/status")
+    error = refusal(directory)
+    assert error.path == directory / "model.safetensors"
+    assert error.reason.endswith("its file system cannot map files into memory; copy it to a local disk")
 
 
 @pytest.mark.parametrize("architecture", ["BertForPreTraining", "BertForMaskedLM"])
@@ -774,7 +826,7 @@ def test_checkpoint_error_names_a_missing_directory(path: str) -> None:
 
 
 def test_checkpoint_file_in_place_of_a_directory_is_an_error(directory: Path) -> None:
-    assert refusal(directory / "config.json").reason.startswith("is not a directory")
+    assert refusal(directory / "config.json").reason.startswith("is not a directory; give that of the model")
 
 
 @pytest.mark.parametrize("position", range(0, 400, 13))

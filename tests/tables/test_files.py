@@ -99,6 +99,14 @@ def test_open_table_lines_may_be_markup(tmp_path: Path) -> None:
         assert [row.cells["text"] for row in table.rows] == ["<html>", "<b>good</b>"]
 
 
+def test_open_table_lines_with_labels_of_fasttext_are_refused_unless_lines_are_stated(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("__label__2 Great film\n")
+    with pytest.raises(TableError, match=r"a\.txt: has lines with labels of fastText"), open_table(tmp_path / "a.txt"):
+        pass
+    with open_table(tmp_path / "a.txt", format="lines") as table:
+        assert [row.cells["text"] for row in table.rows] == ["__label__2 Great film"]
+
+
 @pytest.mark.parametrize("compress", [gzip.compress, bz2.compress, lzma.compress])
 @pytest.mark.parametrize("name", ["a.csv", "a.csv.gz", "a.csv.zst"])
 def test_open_file_compression_is_known_by_its_first_bytes(
@@ -155,3 +163,41 @@ def test_open_file_damaged_beginning_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "a.csv.gz").write_bytes(gzip.compress(b"text\n")[:10] + b"\xff" * 50)
     with pytest.raises(TableError, match=r"a\.csv\.gz: cannot be read"), open_table(tmp_path / "a.csv.gz"):
         pass
+
+
+def _read(file: Path, content: bytes, encoding: str) -> list[str]:
+    file.write_bytes(content)
+    with open_file(str(file)) as opened:
+        return list(text_lines(opened, encoding))
+
+
+@pytest.mark.parametrize(
+    ("encodings", "stated"),
+    [
+        (("utf-8", "windows-1252"), "windows-1252"),
+        (("windows-1252", "utf-8"), "windows-1252"),
+        (("utf-8",), "gbk"),
+        (("utf-8",), "utf-8-sig"),
+        (("gb18030",), "gb18030"),
+        (("utf-16",), "utf-16"),
+    ],
+)
+def test_text_lines_stated_encoding_is_for_lines_that_are_not_utf_8(
+    tmp_path: Path, encodings: tuple[str, ...], stated: str
+) -> None:
+    content = b"".join("caf\xe9 ol\xe9\n".encode(name) for name in encodings)
+    assert _read(tmp_path / "a.txt", content, stated) == ["caf\xe9 ol\xe9\n"] * len(encodings)
+
+
+@pytest.mark.parametrize(("encoding", "word"), [("gbk", "模"), ("koi8-r", "её")])
+def test_text_lines_word_that_is_utf_8_by_chance_is_of_the_stated_encoding(
+    tmp_path: Path, encoding: str, word: str
+) -> None:
+    lines = ["хорошо\n"] * 20 + [f"{word}\n"]
+    assert lines[-1].encode(encoding).decode()  # valid UTF-8
+    assert _read(tmp_path / "a.txt", "".join(lines).encode(encoding), encoding) == lines
+
+
+def test_text_lines_beginning_may_end_within_a_character(tmp_path: Path) -> None:
+    text = "a" + "\xe9" * 2**16
+    assert _read(tmp_path / "a.txt", text.encode(), "windows-1252") == [text]

@@ -9,12 +9,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from bert_tables import TableError, cell_values, spelled
+from bert_tables.reader import FASTTEXT_LABEL
 from training.classify.values import are_labels
 from training.errors import SourceError
 from training.recipe import SourceConfig
 from training.sources.files import files, format_of_file
-from training.sources.plain_text import FASTTEXT_LABEL, read_lines
-from training.sources.tables import label_value, read_rows
+from training.sources.plain_text import read_lines
+from training.sources.tables import read_rows
 
 MAX_VALUES = 1000
 """Different values of a column that are counted: a column with more does not hold labels."""
@@ -121,11 +123,11 @@ class _Counts:
         self._lists = 0
 
     def add(self, cell: Any) -> None:
-        value = json.dumps(cell, ensure_ascii=False, default=str) if isinstance(cell, list) else label_value(cell)
+        value, is_list = _counted(cell)
         if value is None:
             return
         self.rows += 1
-        self._lists += isinstance(cell, list)
+        self._lists += is_list
         if value in self._values or len(self._values) < MAX_VALUES:
             self._values[value] += 1
         else:
@@ -133,6 +135,17 @@ class _Counts:
 
     def column(self, name: str) -> Column:
         return Column(name, self.rows, dict(self._values.most_common()), self._has_more, self._lists)
+
+
+def _counted(cell: Any) -> tuple[str | None, bool]:
+    """A cell as a label, None if it is missing, and whether it is a list of several, which is counted as JSON."""
+    try:
+        values = cell_values(cell, "")
+    except TableError:  # only an error if the column is chosen
+        return json.dumps(cell, ensure_ascii=False, default=str), False
+    if len(values) > 1:
+        return json.dumps(values, ensure_ascii=False, default=str), True
+    return spelled(values[0]) if values else None, False
 
 
 def _is_prose(value: str) -> bool:

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from bert_tables import TableError, cell_label
 from training.classify.toml import inline
 from training.classify.values import natural_order, spellings, split
 from training.errors import SourceError
@@ -18,7 +19,7 @@ from training.sources.documents import documents
 from training.sources.files import files, format_of_file
 from training.sources.labels import canonical
 from training.sources.split import text_hash
-from training.sources.tables import label_value, read_rows, text_value
+from training.sources.tables import labels_value, read_rows, text_value
 
 MIN_TEXTS = 10
 """Texts that two labels need at least: with fewer, neither training nor figures mean anything."""
@@ -74,12 +75,15 @@ def _rows(source: SourceConfig) -> Iterator[tuple[str, str | None, str | None]]:
                 label = document.label
                 yield document.text, json.dumps(label) if isinstance(label, tuple) else label, None
             continue
-        for _, cells in read_rows(file, table, source, None):
+        for place, cells in read_rows(file, table, source, None):
             text = "\n".join((text_value(cells.get(name)) or "").strip() for name in source.text).strip()
-            cell = cells.get(source.label or "")
             if text:
-                label = json.dumps(cell) if isinstance(cell, list) else label_value(cell)
-                yield text, label, label_value(cells.get(source.group or ""))
+                try:
+                    label = labels_value(cells.get(source.label or ""), source.label or "")
+                    group = cell_label(cells.get(source.group or ""), source.group or "")
+                except TableError as error:
+                    raise SourceError(f"{place}: {error}") from error
+                yield text, json.dumps(label) if isinstance(label, tuple) else label, group
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,8 +9,8 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 
+from bert_tables import cell_label
 from training.sources.labels import canonical
-from training.sources.tables import label_value
 
 SEPARATORS = (";", "|", ",")
 MAX_LABELS = 200
@@ -31,8 +31,8 @@ def split(value: str, separator: str | None) -> list[str]:
     """
     if separator is None:
         return [canonical(value)]
-    items = json.loads(value) if separator == LIST and value.startswith("[") else value.split(separator)
-    return [canonical(label) for item in items if (label := label_value(item)) is not None]
+    items = value.split(separator) if separator != LIST else json.loads(value) if value.startswith("[") else [value]
+    return [canonical(label) for item in items if (label := cell_label(item, "")) is not None]
 
 
 def separator_of(values: Iterable[str]) -> str | None:

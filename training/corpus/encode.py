@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from model.tokenizer import Tokenizer
+from model.tokenizer_dir import MAX_WORD
 from training.corpus.sentences import split_sentences
 from training.sources.documents import Document
 from training.sources.labels import Target
@@ -46,6 +47,12 @@ class EncodedShard:
     """Sentences that are mostly [UNK]: dropped from pretraining text, kept in labelled text."""
     cut_sentences: int = 0
     """Sentences cut because they are too long."""
+    letters: int = 0
+    """Characters of the text other than spaces."""
+    lost_letters: int = 0
+    """Letters of words that become [UNK] and of sentences that are dropped."""
+    long_word_letters: int = 0
+    """Those of words that become [UNK] because they have more than `MAX_WORD` characters."""
 
 
 class ShardEncoder:
@@ -61,10 +68,13 @@ class ShardEncoder:
         """Pretraining text: the sentences of each document, or its lines if they are sentences already. Sentences
         without a token and documents without a sentence are left out."""
         sentences = [text.split("\n") if lines else split_sentences(text) for text in texts]
-        tokens, lengths = self._ids(list(itertools.chain.from_iterable(sentences)))
+        every_sentence = list(itertools.chain.from_iterable(sentences))
+        tokens, lengths = self._ids(every_sentence)
         document = np.repeat(np.arange(len(sentences)), [len(part) for part in sentences])  # (sentences,)
 
-        unknown = self._mostly_unknown(tokens, lengths)
+        unknown_tokens = self._unknown_tokens(tokens, lengths)
+        unknown = unknown_tokens > MAX_UNKNOWN * lengths
+        letters, lost, long_words = self._letters(every_sentence, unknown_tokens, dropped=unknown)
         kept = (lengths > 0) & ~unknown
         tokens, lengths, document = tokens[np.repeat(kept, lengths)], lengths[kept], document[kept]
 
@@ -81,22 +91,44 @@ class ShardEncoder:
             _starts(per_document[per_document > 0]),
             unknown_sentences=int(unknown.sum()),
             cut_sentences=len(cut),
+            letters=letters,
+            lost_letters=lost,
+            long_word_letters=long_words,
         )
 
     def encode_labelled(self, documents: Sequence[Document], labels: Sequence[Target]) -> EncodedShard:
         """Labelled text: each text column is one sentence, empty ones included, so all documents are kept."""
-        tokens, lengths = self._ids([field for document in documents for field in document.fields])
+        fields = [field for document in documents for field in document.fields]
+        tokens, lengths = self._ids(fields)
         columns = np.array([len(document.fields) for document in documents], np.int64)
-        unknown = int(self._mostly_unknown(tokens, lengths).sum())
-        column = label_column(labels)
-        return EncodedShard(tokens, _starts(lengths), _starts(columns), column, unknown_sentences=unknown)
+        unknown_tokens = self._unknown_tokens(tokens, lengths)
+        letters, lost, long_words = self._letters(fields, unknown_tokens, dropped=np.zeros(len(fields), np.bool_))
+        return EncodedShard(
+            tokens,
+            _starts(lengths),
+            _starts(columns),
+            label_column(labels),
+            unknown_sentences=int((unknown_tokens > MAX_UNKNOWN * lengths).sum()),
+            letters=letters,
+            lost_letters=lost,
+            long_word_letters=long_words,
+        )
 
-    def _mostly_unknown(self, tokens: NDArray[np.unsignedinteger], lengths: Counts) -> NDArray[np.bool_]:
-        """(sentences,) which ones are mostly [UNK]."""
+    def _unknown_tokens(self, tokens: NDArray[np.unsignedinteger], lengths: Counts) -> Counts:
+        """(sentences,) how many tokens are [UNK]."""
         sentence = np.repeat(np.arange(len(lengths)), lengths)  # (tokens,)
-        unknown_tokens = np.bincount(sentence[tokens == self._tokenizer.unk_id], minlength=len(lengths))
-        found: NDArray[np.bool_] = unknown_tokens > MAX_UNKNOWN * lengths
-        return found
+        return np.bincount(sentence[tokens == self._tokenizer.unk_id], minlength=len(lengths))
+
+    def _letters(
+        self, sentences: Sequence[str], unknown_tokens: Counts, *, dropped: NDArray[np.bool_]
+    ) -> tuple[int, int, int]:
+        """The three counts of letters in `EncodedShard`."""
+        lost = long_words = 0
+        for i in np.flatnonzero(unknown_tokens).tolist():
+            words = self._tokenizer.unknown_words(sentences[i])
+            lost += _letters(sentences[i]) if dropped[i] else sum(map(len, words))
+            long_words += sum(len(word) for word in words if len(word) > MAX_WORD)
+        return sum(map(_letters, sentences)), lost, long_words
 
     def _ids(self, sentences: Sequence[str]) -> tuple[NDArray[np.unsignedinteger], Counts]:
         """(tokens,) ids of all sentences end to end, and (sentences,) their lengths."""
@@ -141,6 +173,10 @@ def even_parts(continues: NDArray[np.bool_]) -> list[int]:
         begins = np.flatnonzero(~continues[ends[-1] + 1 : end + 1])
         ends.append(ends[-1] + 1 + int(begins[-1]) if end < total and len(begins) else end)
     return [int(length) for length in np.diff(ends)]
+
+
+def _letters(text: str) -> int:
+    return len(text) - text.count(" ")  # ten times as fast as a split at all white space
 
 
 def _starts(lengths: Counts) -> NDArray[np.int32]:

@@ -28,6 +28,7 @@ from numpy.typing import NDArray
 from tqdm import tqdm
 
 from model.tokenizer import Tokenizer
+from model.tokenizer_dir import MAX_WORD
 from training.corpus.encode import MAX_SENTENCE_TOKENS
 from training.corpus.engines.local import make_shards
 from training.corpus.fingerprint import changes, check_unused, file_hashes, source_settings, tokenizer_hash
@@ -41,7 +42,10 @@ from training.runtime.lock import check_idle, run_lock
 from training.sources.documents import documents
 from training.sources.files import size
 
-COUNTS = ("documents", "sentences", "tokens", "unknown_sentences", "cut_sentences")
+COUNTS = (
+    *("documents", "sentences", "tokens", "unknown_sentences", "cut_sentences"),
+    *("letters", "lost_letters", "long_word_letters"),
+)
 
 TRAINED_ON = "finetune/labelled.json"
 """File of a run with the fingerprint of the labelled text that its classifier was trained on."""
@@ -253,13 +257,17 @@ def _make(folder: Path, tokenizer: Tokenizer, finished: MadeShards, total: int |
         for shard_input, shard in finished:
             made[shard_input.part].append(shard)
             bar.update(shard_input.bytes_read - bar.n)
-    parts = {part: shards for part, shards in sorted(made.items()) if any(shard.tokens for shard in shards)}
-    for part, shards in parts.items():
-        _write_manifest(folder / part, part, shards, tokenizer)
-    write_json(folder / "manifest.json", {"parts": list(parts)})
+    parts = []
+    for part, shards in sorted(made.items()):
+        sources = _count_sources(part, shards)
+        if any(shard.tokens for shard in shards):
+            _write_manifest(folder / part, sources, shards, tokenizer)
+            parts.append(part)
+    write_json(folder / "manifest.json", {"parts": parts})
 
 
-def _write_manifest(folder: Path, part: str, shards: Sequence[Shard], tokenizer: Tokenizer) -> None:
+def _count_sources(part: str, shards: Sequence[Shard]) -> dict[str, Counter[str]]:
+    """The counts of each source, which are logged."""
     sources: dict[str, Counter[str]] = defaultdict(Counter)
     for shard in shards:
         sources[shard.source].update({key: getattr(shard, key) for key in COUNTS})
@@ -267,6 +275,12 @@ def _write_manifest(folder: Path, part: str, shards: Sequence[Shard], tokenizer:
         logger.info(f"{part}: {counts['documents']:,} documents, {counts['tokens']:,} tokens of {name}")
         for advice in _advice(part, counts, is_labelled="labels.npy" in shards[0].sizes):
             logger.warning("%s: %s", name, advice)
+    return sources
+
+
+def _write_manifest(
+    folder: Path, sources: dict[str, Counter[str]], shards: Sequence[Shard], tokenizer: Tokenizer
+) -> None:
     token_counts = count_tokens(folder, shards, tokenizer.vocab_size)
     token_counts[tokenizer.unk_id] = 0  # masked only where a text has nothing else
     manifest = {
@@ -284,31 +298,42 @@ def _write_manifest(folder: Path, part: str, shards: Sequence[Shard], tokenizer:
 def _advice(part: str, counts: Counter[str], *, is_labelled: bool) -> Iterator[str]:
     """What to do about text that will not teach what its owner expects (google-research/bert#125)."""
     documents, sentences = counts["documents"], counts["sentences"]
-    if not is_labelled and documents > 1 and sentences < 1.1 * documents:
+    if loss := _loss(counts, is_labelled=is_labelled):
+        yield loss
+    elif not is_labelled and documents > 1 and sentences < 1.1 * documents:
         yield (
             f"{documents} documents have only {sentences} sentences, and a document of one sentence teaches no next "
-            "sentence. In plain text a blank line ends a document: do not put one between sentences"
+            "sentence. In plain text a blank line ends a document: do not put one between sentences, and end those "
+            "without a full stop with a line break"
         )
     if counts["cut_sentences"] > 0.01 * sentences:
         yield (
             f"{counts['cut_sentences']} sentences have more than {MAX_SENTENCE_TOKENS} tokens and were cut, so pairs "
             "may be parts of one sentence; end sentences with a line break or a full stop and a space"
         )
-    if is_labelled and counts["unknown_sentences"] > 0.1 * sentences:  # augmenting puts some texts into capitals
-        yield (
-            f"{counts['unknown_sentences']} of {sentences} texts are mostly words that the network's vocabulary does "
-            "not have; start from a network that was pretrained on such text"
-        )
-    if not is_labelled and counts["unknown_sentences"] > 0.01 * sentences:
-        yield (
-            f"{counts['unknown_sentences']} sentences were dropped because most of their words are not in the "
-            "vocabulary; learn the tokenizer from this source too"
-        )
     if part.startswith("heldout") and documents < FEW_HELDOUT_DOCUMENTS:
         yield (
             f"only {documents} documents are held out, so figures on them are mostly chance; raise "
             "corpus.heldout_fraction, or name more text as corpus.heldout"
         )
+
+
+def _loss(counts: Counter[str], *, is_labelled: bool) -> str:
+    """How much of a source the vocabulary cannot spell, why, and what to do; "" if it is little."""
+    lost, letters = counts["lost_letters"], counts["letters"]
+    if lost <= (0.1 if is_labelled else 0.01) * letters:  # augmenting puts some labelled texts into capitals
+        return ""
+    dropped = "" if is_labelled else f" ({counts['unknown_sentences']:,} sentences, mostly [UNK], are dropped)"
+    if 2 * counts["long_word_letters"] > lost:
+        remedy = (
+            f"a word of more than {MAX_WORD} characters is [UNK]. A script without blanks between words, such as Thai, "
+            "needs a word segmenter that puts blanks into all texts first, those of requests too"
+        )
+    elif is_labelled:
+        remedy = "the network's vocabulary does not have them. Start from a network that was pretrained on such text"
+    else:
+        remedy = "the vocabulary does not have them. Learn the tokenizer from this source too"
+    return f"{lost / letters:.0%} of the letters become [UNK]{dropped}: {remedy}"
 
 
 def entropy(counts: NDArray[np.int64]) -> float:

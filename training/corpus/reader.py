@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from model.files import system_remedy
 from model.tokenizer import Tokenizer
 from training.corpus.fingerprint import tokenizer_hash
 from training.corpus.shards import Shard
@@ -62,7 +63,11 @@ class TextWindow:
         return np.concatenate(parts)
 
     def _load(self, shard: Shard, name: str) -> NDArray[Any]:
-        array = np.load(self._folder / shard.name / name, mmap_mode="r")
+        file = self._folder / shard.name / name
+        try:
+            array = np.load(file, mmap_mode="r")
+        except OSError as error:  # that of mapping names no file
+            raise CorpusError(f"{file}: cannot be read: {error.strerror or error}{system_remedy(error)}") from error
         return array.view(np.ndarray)  # slices of a `np.memmap` take several times as long
 
 

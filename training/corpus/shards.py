@@ -88,6 +88,10 @@ class Shard:
     """Bytes of each file."""
     crc32: dict[str, int]
     """Checksum of each file."""
+    letters: int = 0  # of shards that were made before, too
+    lost_letters: int = 0
+    long_word_letters: int = 0
+    """See `EncodedShard`."""
 
     def check_sizes(self, folder: Path) -> None:
         """Raise CorpusError if a file in `folder / name` is missing or has another length than was written."""
@@ -156,6 +160,9 @@ def _write(encoded: EncodedShard, corpus: Path, shard_input: ShardInput) -> Shar
         text_crc32=shard_input.crc32,
         sizes={name: len(content) for name, content in contents.items()},
         crc32={name: zlib.crc32(content) for name, content in contents.items()},
+        letters=encoded.letters,
+        lost_letters=encoded.lost_letters,
+        long_word_letters=encoded.long_word_letters,
     )
     write_json(unfinished / "shard.json", asdict(shard))
     unfinished.replace(final)

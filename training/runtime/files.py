@@ -9,6 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from model.files import system_remedy
 from training.errors import RunError
 
 FULL_BYTES = 2**20
@@ -35,11 +36,11 @@ def write_json(file: Path, values: Any) -> None:
 
 
 def reason(error: Exception, folder: Path) -> str:
-    """Why a file cannot be written to a folder. Torch and NumPy do not say that the disk is full."""
+    """Why a file cannot be written to a folder, and what to do. Torch and NumPy do not say that the disk is full."""
     with suppress(OSError):
         if shutil.disk_usage(folder).free < FULL_BYTES:
             return f"its disk is full ({error})"
-    return str(error)
+    return f"{error}{system_remedy(error)}"
 
 
 def write_tensors(file: Path, state: dict[str, Any]) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from bert_tables import MISSING_WORDS, TableError
+from bert_tables import MISSING_WORDS, TableError, cell_label
 from bert_tables.files import Progress
 from training.errors import SourceError
 from training.recipe import CONTAINING, SourceConfig, source_name
@@ -17,6 +17,7 @@ from training.sources.files import files, format_of_file
 from training.sources.hub import hub_place, hub_rows
 from training.sources.phrases import longest_containing
 from training.sources.plain_text import (
+    check_unlabelled,
     clean,
     fasttext_line,
     plain_texts,
@@ -30,7 +31,6 @@ from training.sources.tables import (
     Row,
     columns_of,
     in_recipe,
-    label_value,
     labels_value,
     log_once,
     read_rows,
@@ -182,6 +182,8 @@ class _SourceReader:
         numbered = read_lines(file, self._source.table.encoding, progress)
         if form == "fasttext":
             return self._of_fasttext(numbered, file)
+        if self._source.format == "auto":
+            numbered = check_unlabelled(numbered, file)
         lines = (line for _, line in numbered)
         if form == "wikitext":
             return _of_texts(wikitext_texts(lines), str(file))
@@ -262,12 +264,16 @@ class _SourceReader:
         if reason or not any(fields):
             self._skip(f"{place}{reason}")
             return None
-        label, group, domain = (name and cells.get(name) for name in self._others)
         for name in filter(None, (*self._source.text, self._source.label)):
             if isinstance(cell := cells.get(name), str) and (word := cell.strip()) in MISSING_WORDS:
                 self._words[name, word] += 1
-        labels = labels_value(label, self._source.separator)
-        return Document(tuple(fields), labels, label_value(group), label_value(domain), place)
+        try:
+            label, group, domain = (cells.get(name or "") for name in self._others)
+            labels = labels_value(label, self._source.label or "", self._source.separator)
+            group, domain = cell_label(group, self._source.group or ""), cell_label(domain, self._source.by or "")
+        except TableError as error:
+            raise SourceError(f"{place}: {error}") from error
+        return Document(tuple(fields), labels, group, domain, place)
 
     def _tidy(self, text: str) -> str:
         """A row's text, or that of a file which is one text."""

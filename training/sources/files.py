@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from glob import escape, glob
+from collections.abc import Iterator, Sequence
+from glob import glob
 from itertools import chain
 from pathlib import Path
 
@@ -20,6 +20,10 @@ TABLES = ("csv", "jsonl", "parquet", "tsv")
 _WIKITEXT_SUFFIXES = (".tokens", ".raw")
 """Of the files in which WikiText is published."""
 _MARKDOWN_SUFFIXES = (".md", ".markdown")
+_NOTES = ("readme", "license", "licence")
+"""Names, without suffix, of files that describe those beside them."""
+_DATASET_FILES = ("dataset_info.json", "dataset_infos.json", "dataset_dict.json", "state.json")
+"""What the library `datasets` writes beside the rows."""
 
 
 def size(sources: Sequence[SourceConfig], root: Path) -> int | None:
@@ -33,6 +37,8 @@ def size(sources: Sequence[SourceConfig], root: Path) -> int | None:
 def files(source: SourceConfig, root: Path) -> list[Path]:
     """The files of a source in the order they are read; none if it is to come from the hub.
 
+    A directory, or a pattern, gives each real file once; symbolic links that lead to a file a second time are logged.
+
     Raises:
         MissingTextError: a file does not exist.
         SourceError: all tables are empty.
@@ -43,20 +49,10 @@ def files(source: SourceConfig, root: Path) -> list[Path]:
     if place.is_file():
         return [place]
     is_folder = place.is_dir()
-    pattern = f"{escape(str(place))}/**/*" if is_folder else str(place)
-    names = glob(pattern, recursive=True)  # noqa: PTH207 (unlike pathlib's, it passes over hidden files)
-    found = [file for file in sorted(map(Path, names)) if file.is_file()]
-    if is_folder and source.format == "auto":
-        known = [file for file in found if _format_of_suffix(file)]
-        if any(_is_table(file, source) for file in known):  # Markdown beside tables describes them
-            known = [file for file in known if _inner_suffix(file) not in _MARKDOWN_SUFFIXES]
-        if known and len(known) < len(found):
-            suffixes = ", ".join(sorted({file.suffix or "none" for file in set(found).difference(known)})[:5])
-            log_once(
-                f"{place}: {len(found) - len(known)} of {len(found)} files have other suffixes ({suffixes}) and are "
-                "not read; set the source's `format`, or rename them"
-            )
-        found = known
+    folder = next(parent for parent in (place, *place.parents) if parent.is_dir())
+    parts = ("**", "*") if is_folder else place.relative_to(folder).parts
+    found = [file for file in sorted(_matches(folder, parts)) if file.is_file()]
+    found = _real_files(folder, _without_notes(folder, found, source) if is_folder else found)
     if empty := [file for file in found if not file.stat().st_size and _is_table(file, source)]:
         if len(empty) == len(found):
             raise SourceError(f"{place}: all its tables are empty")
@@ -70,6 +66,72 @@ def files(source: SourceConfig, root: Path) -> list[Path]:
             )
         raise MissingTextError(f"{place}: {reason}")
     return found
+
+
+def _matches(folder: Path, parts: Sequence[str]) -> Iterator[Path]:
+    """What is below a folder by the parts of a pattern. The folder's name is no pattern, and hidden names do not match
+    (they do with pathlib)."""
+    if "**" not in parts:
+        yield from (folder / name for name in glob(str(Path(*parts)), root_dir=folder))  # noqa: PTH207
+        return
+    before, after = parts[: parts.index("**")], parts[parts.index("**") + 1 :] or ("*",)
+    for top in _matches(folder, before) if before else [folder]:
+        for below in _folders(top):
+            yield from _matches(below, after)
+
+
+def _folders(top: Path) -> Iterator[Path]:
+    """A folder and those below it, each once: links come last, and lead neither back nor to a folder above."""
+    seen, passed = {*top.resolve().parents}, []
+    folders, links = [top], list[Path]()
+    while folders or links:
+        folder = (folders or links).pop(0)
+        if (real := folder.resolve()) in seen:
+            passed.append(str(folder.relative_to(top)))
+            continue
+        seen.add(real)
+        yield folder
+        for name in sorted(glob("*/", root_dir=folder)):  # noqa: PTH207
+            (links if (folder / name).is_symlink() else folders).append(folder / name)
+    if passed:
+        log_once(f"{top}: links to folders that are read anyway, or to one above, are not followed: {_shown(passed)}")
+
+
+def _real_files(folder: Path, found: Sequence[Path]) -> list[Path]:
+    """The files without links to other ones of them."""
+    top, parents = folder.resolve(), {parent: parent.resolve() for parent in {file.parent for file in found}}
+    linked = {parent for parent, real in parents.items() if real != top / parent.relative_to(folder)}
+    real: dict[Path, Path] = {}
+    for file in sorted(found, key=lambda file: file.parent in linked or file.is_symlink()):  # links come last
+        real.setdefault(file.resolve() if file.is_symlink() else parents[file.parent] / file.name, file)
+    if twice := sorted(str(file.relative_to(folder)) for file in set(found).difference(real.values())):
+        log_once(f"{folder}: links to files that are read anyway are not read: {_shown(twice)}")
+    return sorted(real.values())
+
+
+def _without_notes(folder: Path, found: Sequence[Path], source: SourceConfig) -> list[Path]:
+    """The files of a folder that are read: of a known format, and no descriptions of the others."""
+    kept = [file for file in found if file.name not in _DATASET_FILES]
+    if source.format == "auto":
+        known = [file for file in kept if _format_of_suffix(file)]
+        texts = [file for file in known if file.name.partition(".")[0].lower() not in _NOTES]
+        if any(_inner_suffix(file) not in _MARKDOWN_SUFFIXES for file in texts):
+            known = texts
+        if any(_is_table(file, source) for file in known):  # Markdown beside tables describes them
+            known = [file for file in known if _inner_suffix(file) not in _MARKDOWN_SUFFIXES]
+        kept = known or [file for file in kept if file.suffix == ".arrow"]  # refused with the remedy
+    if kept and len(kept) < len(found):
+        names = _shown(sorted({file.name for file in set(found).difference(kept)}))
+        log_once(
+            f"{folder}: {len(found) - len(kept)} of {len(found)} files are not read, because they describe the others "
+            f"or their suffix tells no format ({names}); give the path of one that is a text, or rename it"
+        )
+    return kept
+
+
+def _shown(names: Sequence[str]) -> str:
+    """The first names of a list."""
+    return ", ".join(names[:5]) + ", ..." * (len(names) > 5)
 
 
 def format_of_file(file: Path, source: SourceConfig) -> tuple[str, str | None]:

@@ -9,11 +9,10 @@ from pathlib import Path
 
 from bert_tables import TableError
 from bert_tables.files import Progress, open_file, text_fault, text_lines
+from bert_tables.reader import FASTTEXT_LABEL, has_fasttext_label
 
 MAX_CHARACTERS = 4_000_000
 """A longer document of plain text is read as several, to bound memory."""
-
-FASTTEXT_LABEL = "__label__"
 
 _BREAK = re.compile(r"(?:<br\s*/?>\s*)+", re.IGNORECASE)
 _SURROGATE = re.compile("[\ud800-\udfff]")
@@ -39,6 +38,15 @@ def read_lines(file: Path, encoding: str | None = None, progress: Progress | Non
             if fault := text_fault(line, chosen):
                 raise TableError(f"{file}, line {number}: {fault}")
             yield number, line
+
+
+def check_unlabelled(numbered: Iterable[tuple[int, str]], file: Path) -> Iterator[tuple[int, str]]:
+    """The lines, unless the first begins with a label of fastText. Raises TableError."""
+    for number, line in numbered:
+        if number == 1 and has_fasttext_label(line):
+            remedy = 'set the source\'s `format` to "fasttext", or to "text" to read labels as a part of the text'
+            raise TableError(f"{file}: has lines with labels of fastText; {remedy}")
+        yield number, line
 
 
 def plain_texts(lines: Iterable[str], separator: str = "\n") -> Iterator[str]:

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from bert_tables import TableError, is_missing, open_table
+from bert_tables import TableError, cell_label, cell_values, open_table, spelled
 from bert_tables.files import Progress
 from training.recipe import SourceConfig
 
@@ -55,46 +55,30 @@ def in_recipe(message: str) -> str:
     return f"{message}; the source's `{key}` states it" if "state " in message else message
 
 
-def label_value(value: Any) -> str | None:
-    """A cell as a label or group, without blanks around it; None if there is none.
+def labels_value(value: Any, name: str, separator: str | None = None) -> str | tuple[str, ...] | None:
+    """A cell as the labels of a text: a tuple if it is a list of several, or if a separator splits it.
 
-    >>> label_value(1.0), label_value(True), label_value(" pos "), label_value(float("nan"))
-    ('1', 'true', 'pos', None)
+    >>> [labels_value(cell, "label", ";") for cell in (1.0, ["new"], ["new", 2], "new; used", "")]
+    [('1',), ('new',), ('new', '2'), ('new', ' used'), None]
     """
-    if is_missing(value):
-        return None
-    if isinstance(value, bool):  # as TOML and JSON write it
-        return str(value).lower()
-    if isinstance(value, float) and value.is_integer():  # pandas writes 1 as 1.0 if another row has no label
-        return str(int(value))
-    return str(value).strip() or None
-
-
-def labels_value(value: Any, separator: str | None = None) -> str | tuple[str, ...] | None:
-    """A cell as the labels of a text: a tuple if it is a list, or if a separator splits it.
-
-    >>> labels_value(1.0), labels_value(["new", 2]), labels_value("new; used", ";"), labels_value("", ";")
-    ('1', ('new', '2'), ('new', ' used'), None)
-    """
-    if isinstance(value, list):
-        return tuple(label_value(item) or "" for item in value)
-    text = label_value(value)
+    if len(values := cell_values(value, name)) > 1:
+        return tuple(map(spelled, values))
+    text = cell_label(value, name)
     return tuple(text.split(separator)) if text and separator else text
 
 
 def text_value(value: Any) -> str | None:
-    """A cell as text, empty if it is missing; None if it is something else, such as a number.
+    """A cell as text, empty if it is missing; None if it is something else, such as a number. The elements of a list
+    are paragraphs.
 
     >>> text_value("good"), text_value(["One.", "Two."]), text_value(None), text_value(5)
     ('good', 'One.\\nTwo.', '', None)
     """
-    if is_missing(value):
-        return ""
-    if isinstance(value, str):
-        return value
-    if isinstance(value, list) and all(isinstance(item, str) for item in value):
-        return "\n".join(value)
-    return None
+    try:
+        values = cell_values(value, "")
+    except TableError:
+        return None
+    return "\n".join(values) if all(isinstance(item, str) for item in values) else None
 
 
 @functools.cache

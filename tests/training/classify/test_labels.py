@@ -112,6 +112,14 @@ def test_labels_of_lists_are_several(tmp_path: Path) -> None:
     assert found.counts.values == {"price": 15, "service": 15, "taste": 15}
 
 
+def test_labels_in_lists_of_one_element_are_one_label(tmp_path: Path) -> None:
+    rows = labelled([["pos"], "pos", ["neg"], ["neg", None], []] * 12)
+    (tmp_path / "tags.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    found = surveyed(tmp_path / "tags.jsonl")
+    assert (found.problem, found.separator) == (None, None)
+    assert found.counts.values == {"pos": 24, "neg": 24}
+
+
 @pytest.mark.parametrize(
     ("labels", "overrides"),
     [

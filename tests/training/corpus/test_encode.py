@@ -78,6 +78,7 @@ def test_encode_text_of_nothing_gives_empty_arrays() -> None:
 def test_encode_text_drops_and_counts_sentences_of_another_script() -> None:
     encoded = ShardEncoder(TOKENIZER).encode_text(["the film\nΑυτό είναι ξένο\nthe Αυτό", "Ξένο"], lines=True)
     assert encoded.unknown_sentences == 2
+    assert (encoded.letters, encoded.lost_letters, encoded.long_word_letters) == (7 + 13 + 7 + 4, 13 + 4 + 4, 0)
     assert encoded.document_starts.tolist() == [0, 2]
     assert encoded.sentence_starts.tolist() == [0, 2, 4]
 
@@ -141,4 +142,10 @@ def test_encode_labelled_counts_columns_of_another_script_and_keeps_them() -> No
     documents = [Document(("the film", "Ξένο κείμενο")), Document(("Ξένο the film", "")), Document(("Ξένο",))]
     encoded = ShardEncoder(TOKENIZER).encode_labelled(documents, [1, 0, 1])
     assert encoded.unknown_sentences == 2
+    assert (encoded.letters, encoded.lost_letters) == (7 + 11 + 11 + 4, 11 + 4 + 4)
     assert encoded.document_starts.tolist() == [0, 2, 4, 5]
+
+
+def test_encode_text_counts_letters_of_words_that_are_too_long() -> None:
+    encoded = ShardEncoder(TOKENIZER).encode_text([f"the film {'a' * 101} is {'a' * 100}"])
+    assert (encoded.letters, encoded.lost_letters, encoded.long_word_letters) == (210, 101, 101)

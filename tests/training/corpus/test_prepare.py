@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import random
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -509,7 +510,10 @@ def test_prepare_on_a_full_disk_says_what_to_do(root: Path, monkeypatch: pytest.
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(local_engine, "make_shard", full)
-    with pytest.raises(CorpusError, match=r"device\. Remove the cause, then run the same command again: it continues"):
+    with pytest.raises(
+        CorpusError,
+        match=r"device; free some space on its disk\. Remove the cause, then run the same",
+    ):
         prepare(recipe(root), TOKENIZER)
 
 
@@ -532,7 +536,26 @@ def test_prepare_warns_of_sentences_that_were_cut(root: Path, caplog: pytest.Log
 def test_prepare_warns_of_unknown_words(root: Path, caplog: pytest.LogCaptureFixture) -> None:
     write_texts(root / "data" / "b.jsonl", ["The film was good.", "Ξένο κείμενο είναι."])
     prepare(recipe(root, heldout_fraction=0), TOKENIZER)
-    assert "b: 1 sentences were dropped because most of their words are not in the vocabulary" in caplog.text
+    message = (
+        "b: 53% of the letters become [UNK] (1 sentences, mostly [UNK], are dropped): the vocabulary does not have"
+    )
+    assert message in caplog.text
+
+
+@pytest.mark.parametrize("is_labelled", [False, True])
+def test_prepare_warns_of_scripts_without_blanks_between_words(
+    root: Path, caplog: pytest.LogCaptureFixture, is_labelled: bool
+) -> None:
+    rows = [{"text": f"{'film' * 26} {'film' * 27} film {i}", "label": i % 2} for i in range(8)]
+    (root / "data" / "c.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    if is_labelled:
+        finetune = FinetuneConfig(train=(SourceConfig(path="c.jsonl", label="label"),), dev_fraction=0)
+        prepare_labelled(recipe(root).model_copy(update={"finetune": finetune}), TOKENIZER)
+    else:
+        with pytest.raises(CorpusError, match=r"corpus\.sources have no text to train on"):
+            prepare(recipe(root, sources=[{"path": "c.jsonl"}], heldout_fraction=0), TOKENIZER)
+    (advice,) = (record.getMessage() for record in caplog.records if record.levelname == "WARNING")
+    assert re.match(r"c: (98|100)% of the letters become \[UNK\].*: a word of more than 100 characters is", advice)
 
 
 def test_prepare_labelled_keeps_the_domain_and_the_group_of_each_text(tmp_path: Path) -> None:
@@ -556,7 +579,7 @@ def test_prepare_labelled_warns_of_words_that_the_network_does_not_know(
     (root / "data" / "c.jsonl").write_text("\n".join(map(json.dumps, rows)))
     finetune = FinetuneConfig(train=(SourceConfig(path="c.jsonl", label="label"),), dev_fraction=0)
     folder = prepare_labelled(recipe(root).model_copy(update={"finetune": finetune}), TOKENIZER)
-    assert "c: 1 of 2 texts are mostly words that the network's vocabulary does not have; start from" in caplog.text
+    assert "c: 41% of the letters become [UNK]: the network's vocabulary does not have them. Start from" in caplog.text
     assert PreparedText.open(folder / "train").documents == 2
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import resource
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +12,7 @@ from model.tokenizer import SPECIAL_TOKENS, Tokenizer
 from training.corpus import inputs, reader
 from training.corpus.prepare import prepare
 from training.corpus.reader import WINDOW_SHARDS, PreparedText
+from training.errors import CorpusError
 from training.recipe import Recipe
 
 LETTERS = "abcdefghij"
@@ -45,6 +47,16 @@ def test_window_maps_the_files_of_its_shards_only(text: PreparedText) -> None:
     assert not window.tokens(0, 1).flags.writeable
     del window
     assert mapped_files(text.folder) == before
+
+
+def test_window_that_may_not_open_more_files_names_the_file_and_the_remedy(text: PreparedText) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (0, hard))
+    try:
+        with pytest.raises(CorpusError, match=r"npy: cannot be read: Too many open files; .* raise its limit"):
+            text.window([0])
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 def test_window_offsets_have_the_size_of_the_window(text: PreparedText) -> None:

@@ -80,6 +80,42 @@ def test_lists_of_strings_are_paragraphs_and_labels_are_strings(tmp_path: Path) 
     ]
 
 
+@pytest.mark.parametrize(
+    ("cell", "message"),
+    [
+        ({"a": 1}, "is an object; write its values into columns of their own"),
+        ([["a", "b"]], "is a list in a list; write"),
+        (float("inf"), "is inf; write a finite number"),
+    ],
+)
+@pytest.mark.parametrize("key", ["label", "group", "by"])
+def test_cells_of_labels_and_groups_that_are_no_value_are_refused_by_name(
+    tmp_path: Path, key: str, cell: Any, message: str
+) -> None:
+    write(tmp_path / "a.jsonl", jsonl([{"text": "x", "odd": "a"}, {"text": "y", "odd": cell}]))
+    with pytest.raises(SourceError, match=rf"a\.jsonl, line 2: the field 'odd' {message}"):
+        read(tmp_path, "a.jsonl", **{key: "odd"})
+
+
+def test_cells_that_are_a_list_of_one_element_are_that_element(tmp_path: Path) -> None:
+    rows = [{"text": ["One."], "label": ["pos"], "group": [7]}, {"text": ["Two.", None], "label": [], "group": [None]}]
+    write(tmp_path / "a.jsonl", jsonl(rows))
+    found = read(tmp_path, "a.jsonl", label="label", group="group")
+    assert [(each.text, each.label, each.group) for each in found] == [("One.", "pos", "7"), ("Two.", None, None)]
+    write(tmp_path / "a.jsonl", jsonl([{"text": "x", "label": ["a", 2], "group": ["a", 2]}]))
+    assert [each.label for each in read(tmp_path, "a.jsonl", label="label")] == [("a", "2")]
+    with pytest.raises(SourceError, match=r"line 1: the field 'group' is a list of 2 elements, not one value"):
+        read(tmp_path, "a.jsonl", group="group")
+
+
+def test_cells_of_bytes_are_refused_by_name(tmp_path: Path) -> None:
+    pyarrow = pytest.importorskip("pyarrow")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    parquet.write_table(pyarrow.table({"text": ["x"], "label": [b"\xff"]}), tmp_path / "a.parquet")
+    with pytest.raises(SourceError, match=r"row 1: the field 'label' is bytes that are not UTF-8"):
+        read(tmp_path, "a.parquet", label="label")
+
+
 def test_a_field_may_be_longer_than_the_csv_default(tmp_path: Path) -> None:
     write(tmp_path / "a.csv", table(",", [{"text": "long " * 100_000}]))
     assert len(texts(tmp_path, "a.csv")[0]) == 499_999
@@ -339,6 +375,16 @@ def test_fasttext_lines_are_labelled_texts(tmp_path: Path, name: str) -> None:
         ("Bad __label__ here", "1", "line 3"),
         ("no label", None, "line 4"),
     ]
+
+
+@pytest.mark.parametrize("name", ["a.txt", "a.md"])
+def test_fasttext_lines_are_no_plain_text_unless_that_is_stated(tmp_path: Path, name: str) -> None:
+    write(tmp_path / name, "__label__2 Great film\n__label__1 Bad\n")
+    with pytest.raises(SourceError, match=r"has lines with labels of fastText; set the source's `format` to \"fastt"):
+        texts(tmp_path, name)
+    assert texts(tmp_path, name, format="text") == ["__label__2 Great film\n__label__1 Bad"]
+    write(tmp_path / name, "The prefix is __label__ in fastText\n")
+    assert len(texts(tmp_path, name)) == 1
 
 
 def test_fasttext_lines_without_text_are_skipped_and_counted(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -18,8 +18,63 @@ def test_directory_is_read_in_the_order_of_its_names_without_strangers(
     for name in ("b.txt", "a/z.jsonl", "README.md", ".hidden.txt", "b.txt.part"):
         write(tmp_path / "data" / name, jsonl([{"text": name}]) if name.endswith("jsonl") else name)
     assert texts(tmp_path, "data") == ["a/z.jsonl", "b.txt"]
-    message = f"{tmp_path / 'data'}: 2 of 4 files have other suffixes (.md, .part) and are not read; set"
-    assert [record.message.startswith(message) for record in caplog.records] == [True]
+    (message,) = (record.message for record in caplog.records)
+    assert message.startswith(f"{tmp_path / 'data'}: 2 of 4 files are not read, because")
+    assert "(README.md, b.txt.part)" in message
+
+
+def test_directory_links_that_lead_back_give_no_text_twice(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    for name in ("data/2024-05-01/a.csv", "other/b.csv", "data/c.csv"):
+        write(tmp_path / name, f"text\n{name}\n")
+    links = {"data/again.csv": "c.csv", "data/latest": "2024-05-01", "other/back": "../data", "data/up": ".."}
+    links |= {"data/data": ".", "data/here": ".", "data/0": "../other"}
+    for name, target in links.items():
+        (tmp_path / name).symlink_to(target)
+    expected = ["data/2024-05-01/a.csv", "data/c.csv", "other/b.csv"]
+    for pattern in ("data", "data/**/*.csv", "data/**"):
+        assert sorted(texts(tmp_path, pattern)) == expected
+    assert texts(tmp_path, "data/*/a.csv") == ["data/2024-05-01/a.csv"]
+    found = "\n".join(record.message for record in caplog.records)
+    assert "or to one above, are not followed: data, here, latest, up, 0/back\n" in found
+    assert "links to files that are read anyway are not read: again.csv\n" in found
+
+
+def test_directory_of_notes_only_is_read(tmp_path: Path) -> None:
+    for name in ("README.md", "deep/README.md", "deep/more.md"):
+        write(tmp_path / "data" / name, name)
+    assert texts(tmp_path, "data") == ["README.md", "deep/README.md", "deep/more.md"]
+    write(tmp_path / "data" / "LICENSE.txt", "license")
+    write(tmp_path / "data" / "a.txt", "a")
+    assert texts(tmp_path, "data") == ["a", "deep/more.md"]
+
+
+def test_directory_files_that_datasets_writes_beside_the_rows_are_not_read(tmp_path: Path) -> None:
+    for name in ("dataset_info.json", "state.json"):
+        write(tmp_path / "data" / name, '{\n  "a": 1\n}')
+    write(tmp_path / "data" / "a.jsonl", jsonl([{"text": "good"}]))
+    assert texts(tmp_path, "data") == texts(tmp_path, "data", format="jsonl") == ["good"]
+
+
+def test_directory_that_save_to_disk_wrote_is_refused_with_its_remedy(tmp_path: Path) -> None:
+    pyarrow = pytest.importorskip("pyarrow")
+    rows = pyarrow.table({"text": ["good"]})
+    write(tmp_path / "data" / "dataset_info.json", "{\n}")
+    with pyarrow.ipc.new_stream(tmp_path / "data" / "data-00000-of-00001.arrow", rows.schema) as stream:
+        stream.write_table(rows)
+    for path in ("data", "data/data-00000-of-00001.arrow"):
+        with pytest.raises(SourceError, match=r"00001\.arrow: is an Arrow stream, .*load_from_disk\(FOLDER\)\.to_parq"):
+            texts(tmp_path, path)
+
+
+def test_directory_stated_encoding_is_for_files_that_are_not_utf_8(tmp_path: Path) -> None:
+    for name, content in {
+        "a.csv": b"ASCII",
+        "b.csv": "caf\xe9".encode("latin-1"),
+        "c.csv": "na\xefve".encode(),
+    }.items():
+        write(tmp_path / "data" / name, b"text\n" + content + b"\n")
+    found = texts(tmp_path, "data", table={"encoding": "windows-1252"})
+    assert found == ["ASCII", "caf\xe9", "na\xefve"]
 
 
 def test_markdown_of_a_directory_is_read_unless_there_are_tables(tmp_path: Path) -> None:
@@ -57,7 +112,8 @@ def test_file_whose_name_looks_like_a_glob_is_read(tmp_path: Path) -> None:
     write(tmp_path / "a1.txt", "second")
     write(tmp_path / "Bücher [2]" / "a 1.txt", "third")
     assert texts(tmp_path, "a[1]*.txt") == ["first"]
-    assert texts(tmp_path, "Bücher [2]") == ["third"]
+    assert texts(tmp_path, "Bücher [2]") == texts(tmp_path, "Bücher [2]/a*.txt") == ["third"]
+    assert texts(tmp_path / "Bücher [2]", "*.txt") == texts(tmp_path / "Bücher [2]", "**/*.txt") == ["third"]
 
 
 def test_file_of_another_kind_says_what_to_do_with_it(tmp_path: Path) -> None:
