@@ -241,6 +241,7 @@ def test_bert_json_is_the_result_of_the_service_and_its_model(bert: Bert) -> Non
             "predictions": [{"label": "POSITIVE", "score": 0.75}],
             "tokens": tokens,
             "truncated": False,
+            "unknown_tokens": 0,
             "model": "fake-sentiment",
         }
         for tokens in (3, 4)
